@@ -1,0 +1,28 @@
+"""nextn: serving with multi-token prediction, exact by construction.
+
+`from nextn import LLM, SamplingParams` runs the engine in-process; `nextn serve` starts the server.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["LLM", "SamplingParams", "__version__"]
+
+if TYPE_CHECKING:
+    from nextn.engine.types import SamplingParams
+    from nextn.llm import LLM
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy: `import nextn` must not cost what `import torch` costs.
+    if name == "LLM":
+        from nextn.llm import LLM
+
+        return LLM
+    if name == "SamplingParams":
+        from nextn.engine.types import SamplingParams
+
+        return SamplingParams
+    raise AttributeError(f"module 'nextn' has no attribute {name!r}")

@@ -1,0 +1,177 @@
+"""Every option once: name, default, help. The CLI, the checks and docs/options.md come from here.
+
+Names are SGLang's where SGLang has the option; vLLM's and xLLM's spellings are aliases. An option of
+theirs that nextn does not honour is refused by name, see `REFUSED`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from dataclasses import dataclass
+from typing import Any
+
+EMBEDDED = "nextn-tiny"
+
+
+def option(default: Any, group: str, help: str, *aliases: str, choices: tuple[str, ...] = ()) -> Any:
+    meta = {"group": group, "help": help, "aliases": aliases, "choices": choices}
+    return dataclasses.field(default=default, metadata=meta)
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """What one engine needs. Frozen: what is found out at run time is kept elsewhere.
+
+    Raises ValueError from `check` naming the option (as on the command line) and the fix.
+    """
+
+    model_path: str = option(
+        EMBEDDED, "model", "checkpoint folder in DeepSeek's layout, or nextn-tiny, the model in the package", "--model"
+    )
+    load_format: str = option(
+        "auto", "model", "auto: safetensors; dummy: random weights", choices=("auto", "dummy")
+    )
+    dtype: str = option(
+        "auto",
+        "model",
+        "arithmetic; auto is float32, in which the plain torch ops are exact for any batch",
+        choices=("auto", "float32", "bfloat16"),
+    )
+    device: str = option("auto", "model", "auto: cpu, unless a CUDA device is there", choices=("auto", "cpu", "cuda"))
+    context_length: int | None = option(
+        None, "model", "longest prompt + output in tokens; default: the model's own", "--max-model-len"
+    )
+    random_seed: int = option(0, "model", "seed of dummy weights", "--seed")
+    threads: int | None = option(None, "model", "CPU threads of the engine; default: the cores it may use")
+
+    kv_cache_tokens: int | None = option(
+        None, "memory", "slots of the KV pool; default: 32768 on CPU, sized by --mem-fraction-static on GPU",
+        "--max-total-tokens",
+    )
+    mem_fraction_static: float = option(
+        0.85, "memory", "GPU: share of free memory for the KV pool after loading", "--max_memory_utilization",
+        "--gpu-memory-utilization",
+    )
+    page_size: int = option(16, "memory", "tokens in a page of the KV pool", "--block_size", "--block-size")
+    disable_radix_cache: bool = option(False, "memory", "keep no prefix cache")
+
+    chunked_prefill_size: int = option(
+        512, "scheduling", "token budget of one step, prompts and running requests together",
+        "--max_tokens_per_batch", "--max-num-batched-tokens",
+    )
+    max_running_requests: int = option(
+        64, "scheduling", "most requests in one step", "--max_seqs_per_batch", "--max-num-seqs"
+    )
+    check_integrity: bool = option(False, "scheduling", "recheck every bookkeeping structure after every step (debug)")
+
+    speculative_algorithm: str | None = option(
+        None,
+        "speculation",
+        "NEXTN (EAGLE is the same): draft with the checkpoint's own MTP layer; default: NEXTN when it has one",
+        choices=("NEXTN", "EAGLE", "NONE"),
+    )
+    speculative_num_steps: int | None = option(
+        None, "speculation", "drafts per step, 0 is off; default 2", "--num_speculative_tokens",
+        "--num-speculative-tokens",
+    )
+    speculative_eagle_topk: int = option(1, "speculation", "branches per depth; only chains (1) for now")
+    speculative_num_draft_tokens: int | None = option(
+        None, "speculation", "nodes verified per step, the root counted; in a chain: speculative-num-steps + 1"
+    )
+
+    def check(self) -> None:
+        def need(ok: bool, name: str, rule: str) -> None:
+            if not ok:
+                raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name)!r}: {rule}")
+
+        for field in dataclasses.fields(self):
+            choices, value = field.metadata["choices"], getattr(self, field.name)
+            need(not choices or value is None or value in choices, field.name, f"choose from {', '.join(choices)}")
+        for name in ("context_length", "threads", "kv_cache_tokens"):
+            need(getattr(self, name) is None or getattr(self, name) >= 1, name, "it must be at least 1")
+        need(0.05 <= self.mem_fraction_static <= 0.98, "mem_fraction_static", "it must be between 0.05 and 0.98")
+        need(1 <= self.page_size <= 1024, "page_size", "it must be between 1 and 1024")
+        need(self.chunked_prefill_size >= 16, "chunked_prefill_size", "it must be at least 16")
+        need(self.max_running_requests >= 1, "max_running_requests", "it must be at least 1")
+        need(
+            self.max_running_requests <= self.chunked_prefill_size * 7 // 8,
+            "max_running_requests",
+            "running requests may take 7/8 of a step's token budget at most; "
+            f"raise --chunked-prefill-size (now {self.chunked_prefill_size}) or lower it",
+        )
+        need(
+            self.speculative_num_steps is None or 0 <= self.speculative_num_steps <= 16,
+            "speculative_num_steps",
+            "it must be between 0 (off) and 16",
+        )
+        need(self.speculative_eagle_topk == 1, "speculative_eagle_topk", "only chains (1) are supported")
+        need(
+            self.speculative_num_draft_tokens is None
+            or self.speculative_num_draft_tokens == self.num_drafts + 1,
+            "speculative_num_draft_tokens",
+            f"a chain verifies --speculative-num-steps + 1 = {self.num_drafts + 1} tokens; leave it out",
+        )
+        need(
+            self.speculative_algorithm != "NONE" or not self.speculative_num_steps,
+            "speculative_num_steps",
+            "drafts need --speculative-algorithm NEXTN, not NONE",
+        )
+
+    @property
+    def num_drafts(self) -> int:
+        """Drafts per step that the options ask for; the model may have no MTP layer."""
+        if self.speculative_algorithm == "NONE":
+            return 0
+        return 2 if self.speculative_num_steps is None else self.speculative_num_steps
+
+
+@dataclass(frozen=True)
+class ServerConfig(EngineConfig):
+    """What the server needs besides."""
+
+    host: str = option("127.0.0.1", "server", "address to listen on")
+    port: int = option(30000, "server", "port to listen on; 0 picks a free one")
+    served_model_name: str | None = option(
+        None, "server", "model name in the API; default: the last part of --model-path"
+    )
+    max_queued_requests: int = option(512, "server", "beyond this many waiting requests: 503 with Retry-After")
+    enable_metrics: bool = option(True, "server", "serve /metrics (Prometheus)")
+    decode_log_interval: int = option(40, "server", "decode steps between two log lines; 0: none")
+    log_level: str = option(
+        "info", "server", "log level", choices=("debug", "info", "warning", "error")
+    )
+    shutdown_timeout: float = option(30.0, "server", "seconds that running requests get to finish on Ctrl-C")
+
+    def check(self) -> None:
+        super().check()
+        if not 0 <= self.port <= 65535:
+            raise ValueError(f"--port is {self.port}: it must be between 0 and 65535")
+        if self.max_queued_requests < 1:
+            raise ValueError(f"--max-queued-requests is {self.max_queued_requests}: it must be at least 1")
+        if self.decode_log_interval < 0:
+            raise ValueError(f"--decode-log-interval is {self.decode_log_interval}: it must be 0 or more")
+        if self.shutdown_timeout < 0:
+            raise ValueError(f"--shutdown-timeout is {self.shutdown_timeout}: it must be 0 or more")
+
+    @property
+    def model_name(self) -> str:
+        return self.served_model_name or os.path.basename(os.path.normpath(self.model_path))
+
+
+# Options of SGLang and vLLM that people will try. Saying so beats argparse's "unrecognized".
+REFUSED: dict[str, str] = {
+    "--tp-size": "one process per engine for now", "--tp": "one process per engine for now",
+    "--tensor-parallel-size": "one process per engine for now",
+    "--dp-size": "one process per engine for now", "--dp": "one process per engine for now",
+    "--ep-size": "one process per engine for now",
+    "--enable-dp-attention": "one process per engine for now",
+    "--quantization": "the checkpoint's own format decides (bf16, f32 or FP8 blocks)",
+    "--speculative-draft-model-path": "the checkpoint's own MTP layer drafts",
+    "--speculative-accept-threshold-single": "verification is exact",
+    "--speculative-accept-threshold-acc": "verification is exact",
+    "--tokenizer-path": "the tokenizer comes from --model-path",
+    "--attention-backend": "there is one backend for now",
+    "--trust-remote-code": "nextn never runs code from a checkpoint",
+    "--api-key": "put a proxy in front", "--chat-template": "it comes from the checkpoint's tokenizer",
+}

@@ -1,0 +1,157 @@
+"""What goes into the engine and what comes out of it: plain data, no torch.
+
+A `Request` lives from `Engine.add` to its last `Output`. Its one length axis:
+
+    tokens:  | prompt ........................ | output ............ root |  drafts
+    KV:      [0, cached)        in the radix tree, locked by this request
+             [cached, committed)  written by this request, true for good
+             [committed, reserved)  slots it may write in the next step; what was
+                                    rejected there is simply written over
+
+`committed == len(tokens) - 1` while decoding: the root's own KV entry is written by the step that
+verifies it. `scheduler` owns and moves these numbers; nobody else does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+MAX_STOP_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen. Every field is part of the choice's definition, see
+    `nextn.engine.sampler`; `seed` must be set by the time a request reaches the engine.
+
+    Raises ValueError from `check` with the field's name, its value and the range it must be in.
+    """
+
+    max_tokens: int = 128
+    min_tokens: int = 0
+    temperature: float = 1.0  # 0: greedy
+    top_k: int = -1  # -1 or 0: all
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    seed: int = 0
+    stream: int = 0  # which of `n` choices this is: an independent noise stream of the same seed
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+
+    def check(self, vocab_size: int | None = None) -> None:
+        def need(ok: bool, name: str, rule: str) -> None:
+            if not ok:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be {rule}")
+
+        need(self.max_tokens >= 1, "max_tokens", "at least 1")
+        need(0 <= self.min_tokens <= self.max_tokens, "min_tokens", "between 0 and max_tokens")
+        need(0.0 <= self.temperature <= 100.0, "temperature", "between 0 and 100")
+        need(self.top_k >= -1, "top_k", "-1 (all) or a positive count")
+        need(0.0 < self.top_p <= 1.0, "top_p", "in (0, 1]")
+        need(0.0 <= self.min_p <= 1.0, "min_p", "in [0, 1]")
+        need(0.0 < self.repetition_penalty <= 100.0, "repetition_penalty", "in (0, 100]")
+        need(-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", "in [-2, 2]")
+        need(-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", "in [-2, 2]")
+        need(0 <= self.seed < 2**64, "seed", "in [0, 2**64)")
+        need(len(self.stop_token_ids) <= MAX_STOP_TOKENS, "stop_token_ids", f"at most {MAX_STOP_TOKENS} ids")
+        top = vocab_size if vocab_size is not None else 2**31
+        need(all(0 <= t < top for t in self.stop_token_ids), "stop_token_ids", "ids inside the vocabulary")
+
+    def replace(self, **changes: object) -> SamplingParams:
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+
+@dataclass(slots=True)
+class SpecStats:
+    """What speculation did. Index j of the lists is draft depth j + 1."""
+
+    verify_steps: int = 0  # decode steps, with drafts or without
+    proposed: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    committed: int = 0  # tokens those steps committed, bonus included
+
+    def add(self, proposed: int, accepted: int, committed: int) -> None:
+        self.verify_steps += 1
+        self.committed += committed
+        while len(self.proposed) < proposed:
+            self.proposed.append(0)
+            self.accepted.append(0)
+        for j in range(proposed):
+            self.proposed[j] += 1
+            self.accepted[j] += j < accepted
+
+    def merge(self, other: SpecStats) -> None:
+        self.verify_steps += other.verify_steps
+        self.committed += other.committed
+        while len(self.proposed) < len(other.proposed):
+            self.proposed.append(0)
+            self.accepted.append(0)
+        for j, (p, a) in enumerate(zip(other.proposed, other.accepted, strict=True)):
+            self.proposed[j] += p
+            self.accepted[j] += a
+
+    @property
+    def accept_length(self) -> float:
+        """Committed tokens per verify step, bonus included; 0.0 before the first decode step."""
+        return self.committed / self.verify_steps if self.verify_steps else 0.0
+
+    @property
+    def accept_rates(self) -> list[float]:
+        """Per depth: drafts accepted / drafts proposed."""
+        return [a / p if p else 0.0 for a, p in zip(self.accepted, self.proposed, strict=True)]
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One sequence in the engine. `tokens` is prompt then output, committed only."""
+
+    rid: str
+    tokens: list[int]
+    params: SamplingParams
+    priority: int = 0  # larger goes first
+    num_prompt: int = 0
+    limit: int = 0  # len(tokens) at which it ends by length; set by the engine
+    order: int = 0  # arrival number; the youngest is retracted first
+    # KV bookkeeping: the scheduler's
+    pages: list[int] = field(default_factory=list)
+    cached: int = 0
+    committed: int = 0
+    lock: object = None  # the prefix cache's handle for [0, cached)
+    drafts: list[int] = field(default_factory=list)
+    # what users are told
+    first_cached: int = 0  # prompt tokens found in the cache at first admission
+    retractions: int = 0
+    spec: SpecStats = field(default_factory=SpecStats)
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def decoding(self) -> bool:
+        """True when only the root is missing from the KV cache."""
+        return self.committed == len(self.tokens) - 1 and self.num_output > 0
+
+
+@dataclass(slots=True)
+class Output:
+    """News of one request after a step. `finish_reason` None: more will come.
+
+    finish_reason: "stop" (an end token; it is not among `tokens`), "length", "abort" or "error".
+    `matched` is the stop token's id. `spec`, `cached_tokens` and `retractions` are set on the last.
+    `drafted[i]` is the depth at which tokens[i] had been drafted, 0 for the target's own choice.
+    """
+
+    rid: str
+    tokens: list[int]
+    drafted: list[int]
+    finish_reason: str | None = None
+    matched: int | None = None
+    error: str | None = None
+    spec: SpecStats | None = None
+    cached_tokens: int = 0
+    retractions: int = 0
