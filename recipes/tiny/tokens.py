@@ -58,7 +58,7 @@ def tokenizer_config() -> dict[str, object]:
         "add_bos_token": True, "add_eos_token": False, "bos_token": token(BOS), "eos_token": token(EOS),
         "pad_token": token(PAD), "unk_token": None, "clean_up_tokenization_spaces": False,
         "legacy": True, "model_max_length": 4096, "sp_model_kwargs": {},
-        "tokenizer_class": "LlamaTokenizerFast", "chat_template": CHAT_TEMPLATE,
+        "tokenizer_class": "PreTrainedTokenizerFast", "chat_template": CHAT_TEMPLATE,
     }
 
 
