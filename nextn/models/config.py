@@ -1,0 +1,254 @@
+"""The architecture of a checkpoint, from its config.json: DeepSeek-V3's keys, checked.
+
+    cfg = ModelConfig.from_folder("/models/DeepSeek-V3")
+
+Keys have DeepSeek's names. Absent keys have the defaults of transformers' DeepseekV3Config, except sizes,
+which are required, and n_routed_experts and num_nextn_predict_layers, which are 0. A value that nextn does
+not compute is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nextn.models.fields import Fields
+from nextn.models.files import checkpoint_folder, read_json
+from nextn.models.registry import architecture
+
+ROPE_KEYS = {
+    "type", "rope_type", "rope_theta", "factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
+    "original_max_position_embeddings", "partial_rotary_factor", "attention_factor", "truncate",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class YarnScaling:
+    """YaRN (arXiv 2309.00071) with DeepSeek's two mscales; with mscale_all_dim 0 the softmax scale stays."""
+
+    factor: float
+    original_max_position_embeddings: int
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 1.0
+    mscale_all_dim: float = 0.0
+
+
+@dataclass(frozen=True)
+class Fp8Blocks:
+    """Weights stored as e4m3 with one float32 scale for each block of [rows, columns]."""
+
+    weight_block_size: tuple[int, int] = (128, 128)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A DeepSeek-V3 architecture. In a dense-only model n_routed_experts is 0."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    moe_intermediate_size: int
+    first_k_dense_replace: int
+    n_routed_experts: int
+    n_shared_experts: int
+    num_experts_per_tok: int
+    n_group: int
+    topk_group: int
+    norm_topk_prob: bool
+    routed_scaling_factor: float
+    q_lora_rank: int | None  # None: queries come from one matrix, q_proj
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    max_position_embeddings: int
+    rope_theta: float
+    rope_scaling: YarnScaling | None
+    rope_interleave: bool
+    rms_norm_eps: float
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    num_nextn_predict_layers: int
+    tie_word_embeddings: bool
+    quantization: Fp8Blocks | None
+
+    @classmethod
+    def from_folder(cls, path: str | Path) -> ModelConfig:
+        """Reads config.json, and generation_config.json's end tokens where it is there.
+
+        Raises CheckpointError (a ValueError) for a missing or broken file, ValueError for what is in it.
+        """
+        folder = checkpoint_folder(path)
+        file = folder / "config.json"
+        generation = folder / "generation_config.json"
+        more = Fields(read_json(generation), str(generation)) if generation.exists() else None
+        return _parse(Fields(read_json(file), str(file)), more)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any], source: str = "config.json") -> ModelConfig:
+        """The same from a parsed config.json. Raises ValueError naming `source`, key, value and the fix."""
+        return _parse(Fields(data, source), None)
+
+    @property
+    def qk_head_dim(self) -> int:
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    @property
+    def latent_dim(self) -> int:
+        """Width of one token's entry in the KV pool, per layer."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+    def is_moe(self, layer: int) -> bool:
+        """Whether a layer has experts; NextN layers are num_hidden_layers, num_hidden_layers + 1, …"""
+        return self.n_routed_experts > 0 and layer >= self.first_k_dense_replace
+
+
+def _parse(f: Fields, generation: Fields | None) -> ModelConfig:
+    name = architecture(f.data, f.source)
+    f.only("hidden_act", "silu")
+    f.only("attention_bias", False)
+    heads = f.integer("num_attention_heads")
+    f.only("num_key_value_heads", heads, None)
+    layers = f.integer("num_hidden_layers")
+    vocab_size = f.integer("vocab_size")
+    rope_theta, rope_scaling = _rope(f)
+    rope_dim = f.integer("qk_rope_head_dim")
+    if rope_dim % 2:
+        raise f.error("qk_rope_head_dim", "it must be even")
+    eos = _token_ids(f, vocab_size, default=1)
+    if generation is not None:
+        eos += _token_ids(generation, vocab_size, default=None)
+    bos = f.get("bos_token_id", 0)
+    return ModelConfig(
+        architecture=name,
+        vocab_size=vocab_size,
+        hidden_size=f.integer("hidden_size"),
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=f.integer("intermediate_size"),
+        **_experts(f, layers),
+        q_lora_rank=None if f.get("q_lora_rank") is None else f.integer("q_lora_rank"),
+        kv_lora_rank=f.integer("kv_lora_rank"),
+        qk_nope_head_dim=f.integer("qk_nope_head_dim"),
+        qk_rope_head_dim=rope_dim,
+        v_head_dim=f.integer("v_head_dim"),
+        max_position_embeddings=f.integer("max_position_embeddings", 4096),
+        rope_theta=rope_theta,
+        rope_scaling=rope_scaling,
+        rope_interleave=f.boolean("rope_interleave", True),
+        rms_norm_eps=f.number("rms_norm_eps", 1e-6),
+        bos_token_id=None if bos is None else f.integer("bos_token_id", 0, least=0),
+        eos_token_ids=tuple(dict.fromkeys(eos)),
+        num_nextn_predict_layers=f.integer("num_nextn_predict_layers", 0, least=0),
+        tie_word_embeddings=f.boolean("tie_word_embeddings", False),
+        quantization=_quantization(f),
+    )
+
+
+def _experts(f: Fields, layers: int) -> dict[str, Any]:
+    """The MoE part of the config. Dense only: no experts, or every layer is among the first dense ones."""
+    routed = 0 if f.get("n_routed_experts", None) is None else f.integer("n_routed_experts", least=0)
+    dense = f.integer("first_k_dense_replace", 3, least=0)
+    if routed == 0 or dense >= layers:
+        return {
+            "moe_intermediate_size": 0, "first_k_dense_replace": layers, "n_routed_experts": 0,
+            "n_shared_experts": 0, "num_experts_per_tok": 0, "n_group": 1, "topk_group": 1,
+            "norm_topk_prob": True, "routed_scaling_factor": 1.0,
+        }  # fmt: skip
+    f.only("moe_layer_freq", 1)
+    f.only("scoring_func", "sigmoid")
+    f.only("topk_method", "noaux_tc")
+    shared = 0 if f.get("n_shared_experts", 1) is None else f.integer("n_shared_experts", 1, least=0)
+    groups, top_groups = f.integer("n_group", 8), f.integer("topk_group", 4)
+    top = f.integer("num_experts_per_tok", 8)
+    if routed % groups or routed // groups < 2:
+        raise f.error(
+            "n_group", f"it must cut the {routed} n_routed_experts into equal groups of two or more"
+        )
+    if top_groups > groups:
+        raise f.error("topk_group", f"it must be at most n_group, {groups}")
+    if top > top_groups * (routed // groups):
+        raise f.error(
+            "num_experts_per_tok", f"{top_groups} groups hold only {top_groups * (routed // groups)} experts"
+        )
+    return {
+        "moe_intermediate_size": f.integer("moe_intermediate_size"), "first_k_dense_replace": dense,
+        "n_routed_experts": routed, "n_shared_experts": shared, "num_experts_per_tok": top,
+        "n_group": groups, "topk_group": top_groups, "norm_topk_prob": f.boolean("norm_topk_prob", True),
+        "routed_scaling_factor": f.number("routed_scaling_factor", 2.5),
+    }  # fmt: skip
+
+
+def _rope(f: Fields) -> tuple[float, YarnScaling | None]:
+    """Theta and scaling: rope_theta + rope_scaling (DeepSeek) or rope_parameters (transformers 5)."""
+    f.only("partial_rotary_factor", None, 1)
+    theta = f.number("rope_theta", 10000.0)
+    old, new = f.table("rope_scaling"), f.table("rope_parameters")
+    readings = [(t.number("rope_theta", theta), _scaling(t)) for t in (old, new) if t is not None]
+    if len(readings) == 2 and readings[0] != readings[1]:
+        raise f.error("rope_parameters", f"it contradicts rope_scaling, {f.data['rope_scaling']!r}; keep one")
+    return readings[0] if readings else (theta, None)
+
+
+def _scaling(t: Fields) -> YarnScaling | None:
+    for key in t.data:
+        if key not in ROPE_KEYS:
+            raise t.error(key, f"supported keys: {', '.join(sorted(ROPE_KEYS))}")
+    kind = "rope_type" if "rope_type" in t.data else "type"
+    t.only(kind, "default", "yarn")
+    t.only("partial_rotary_factor", None, 1)
+    if t.get(kind, "default") == "default":
+        return None
+    t.only("attention_factor", None)
+    t.only("truncate", True)
+    mscale = t.number("mscale", 1.0)
+    all_dim = t.number("mscale_all_dim", 0.0, zero=True)
+    if ("mscale" not in t.data and all_dim != 0) or (mscale != 1 and all_dim == 0):
+        # DeepSeek's own code and transformers scale differently then
+        raise t.error(
+            "mscale", f"with mscale_all_dim {all_dim:g} its meaning is ambiguous; give both or neither"
+        )
+    factor = t.number("factor")
+    if factor < 1:
+        raise t.error("factor", "it must be at least 1")
+    return YarnScaling(
+        factor=factor,
+        original_max_position_embeddings=t.integer("original_max_position_embeddings"),
+        beta_fast=t.number("beta_fast", 32.0),
+        beta_slow=t.number("beta_slow", 1.0),
+        mscale=mscale,
+        mscale_all_dim=all_dim,
+    )
+
+
+def _quantization(f: Fields) -> Fp8Blocks | None:
+    t = f.table("quantization_config")
+    if t is None:
+        return None
+    t.get("quant_method")
+    t.only("quant_method", "fp8")
+    t.only("fmt", "e4m3")
+    t.only("activation_scheme", "dynamic")
+    block = t.get("weight_block_size")
+    if not (
+        isinstance(block, list)
+        and len(block) == 2
+        and all(isinstance(b, int) and not isinstance(b, bool) and b > 0 for b in block)
+    ):
+        raise t.error("weight_block_size", "supported: two positive integers, as in [128, 128]")
+    return Fp8Blocks((block[0], block[1]))
+
+
+def _token_ids(f: Fields, vocab_size: int, default: int | None) -> tuple[int, ...]:
+    value = f.get("eos_token_id", default)
+    ids = () if value is None else tuple(value) if isinstance(value, list) else (value,)
+    for i in ids:
+        if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < vocab_size:
+            raise f.error("eos_token_id", f"it must be one or a list of token ids below {vocab_size}")
+    return ids

@@ -1,0 +1,53 @@
+"""A checkpoint folder's small files: finding them, reading JSON, the error for what is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+SHOWN = 10
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be used; the message names the file and, where known, the tensor."""
+
+
+def first_names(names: Sequence[str]) -> str:
+    """The first 10 of `names` in one line, and how many there are besides."""
+    rest = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def checkpoint_folder(path: str | Path) -> Path:
+    """`path` as a Path. Raises CheckpointError when it is not a folder."""
+    folder = Path(path)
+    if not folder.exists():
+        raise CheckpointError(
+            f"{folder}: there is no such folder; --model-path must name a checkpoint folder"
+        )
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is a file; --model-path must name the folder that holds config.json")
+    return folder
+
+
+def contents(folder: Path) -> str:
+    """What is in `folder`, for messages."""
+    names = sorted(p.name for p in folder.iterdir())
+    return f"it holds {first_names(names)}" if names else "it is empty"
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises CheckpointError when there is no such file or it holds none."""
+    if not path.is_file():
+        raise CheckpointError(f"{path}: there is no such file in the folder; {contents(path.parent)}")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise CheckpointError(f"{path} cannot be read: {e.strerror}") from e
+    except ValueError as e:  # also UnicodeDecodeError
+        raise CheckpointError(f"{path} is not JSON: {e}") from e
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path} holds a JSON {type(data).__name__}; a JSON object is wanted")
+    return data
