@@ -1,0 +1,89 @@
+"""The engine: plan, run, commit. In one process, without a server around it.
+
+    engine = Engine(EngineConfig())
+    engine.add(Request("a", tokens, SamplingParams()))
+    while engine.has_work():
+        for output in engine.step(): ...
+"""
+
+from __future__ import annotations
+
+from nextn.config import EngineConfig
+from nextn.engine.build import build
+from nextn.engine.stats import EngineStats
+from nextn.engine.types import Output, Request
+
+
+class Engine:
+    """Raises ValueError (or its subclass CheckpointError) when the configuration or the checkpoint is
+    no good. Not thread-safe: one thread adds, steps and aborts."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        config.check()
+        built = build(config)
+        self.config = config
+        self.model_config = built.model.config
+        self.vocab_size = self.model_config.vocab_size
+        self.eos_token_ids = built.eos_ids
+        self.context_length = built.context_length
+        self.num_drafts = built.num_drafts
+        self.startup = built.startup
+        self._scheduler, self._executor = built.scheduler, built.executor
+        self._arrivals = 0
+
+    def add(self, request: Request) -> None:
+        """Queues a request. Its `tokens` are the prompt; the engine appends to them.
+
+        Raises ValueError for a prompt that is empty, too long or outside the vocabulary, for bad
+        sampling parameters, and for an id that is in use.
+        """
+        request.params.check(self.vocab_size)
+        n = len(request.tokens)
+        if n == 0:
+            raise ValueError("the prompt is empty; it needs at least one token")
+        if n >= self.context_length:
+            raise ValueError(
+                f"the prompt has {n} tokens, the context length is {self.context_length}; "
+                f"it must leave room for at least one more"
+            )
+        if min(request.tokens) < 0 or max(request.tokens) >= self.vocab_size:
+            raise ValueError(f"the prompt has token ids outside 0..{self.vocab_size - 1}")
+        if request.rid in self._scheduler.by_rid:
+            raise ValueError(f"request id {request.rid!r} is in use")
+        request.num_prompt = n
+        request.limit = min(n + request.params.max_tokens, self.context_length)
+        request.order = self._arrivals
+        self._arrivals += 1
+        self._scheduler.add(request)
+
+    def step(self) -> list[Output]:
+        """One step for whoever is next. [] when there is nothing to do or nothing to tell."""
+        plan = self._scheduler.plan()
+        if not plan.rows:
+            return []
+        result = self._executor.run(plan)
+        outputs = self._scheduler.commit(plan, result)
+        if self.config.check_integrity:
+            self.check_integrity()
+        return outputs
+
+    def abort(self, rid: str) -> bool:
+        """Ends a request without a word and frees its pages at once. False if there is none."""
+        return self._scheduler.abort(rid)
+
+    def has_work(self) -> bool:
+        return self._scheduler.has_work()
+
+    def stats(self) -> EngineStats:
+        return self._scheduler.snapshot()
+
+    def flush_cache(self) -> bool:
+        """Drops the prefix cache; False, and nothing done, while requests are in the engine."""
+        if self.has_work():
+            return False
+        self._scheduler.kv.flush()
+        return True
+
+    def check_integrity(self) -> None:
+        """AssertionError if any bookkeeping structure is not what it is from scratch."""
+        self._scheduler.check_integrity()

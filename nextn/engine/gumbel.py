@@ -1,0 +1,46 @@
+"""Gumbel noise as a function of (seed, stream, position, token id): the same wherever it is asked for.
+
+Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11). Key: the seed's two
+halves. Counter: (token id / 4, position, stream, 0); the four words are those of four token ids.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_MASK = 0xFFFFFFFF
+
+
+def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> Tensor:
+    """Ten rounds. Counters and keys: int64 tensors holding 32-bit words, broadcastable.
+    Returns [..., 4] int64 words in [0, 2**32)."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        # Below 2**64, so the low 64 bits of the int64 product are the product.
+        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        hi0, hi1 = (p0 >> 32) & _MASK, (p1 >> 32) & _MASK
+        c0, c1, c2, c3 = hi1 ^ c1 ^ k0, p1 & _MASK, hi0 ^ c3 ^ k1, p0 & _MASK
+        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
+    return torch.stack(torch.broadcast_tensors(c0, c1, c2, c3), dim=-1)
+
+
+def gumbel_noise(
+    seeds: list[int], streams: list[int], positions: list[int], vocab_size: int, device: torch.device
+) -> Tensor:
+    """[N, vocab_size] f32 standard Gumbel noise for N (seed, stream, position) triples."""
+
+    def column(values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)[:, None]
+
+    quarter = torch.arange(-(-vocab_size // 4), dtype=torch.int64, device=device)[None]
+    words = philox(
+        (quarter, column(positions), column(streams), torch.zeros_like(quarter)),
+        (column([s & _MASK for s in seeds]), column([s >> 32 for s in seeds])),
+    )
+    # In f64: in f32 the largest words would round to u = 1 and their noise to infinity.
+    uniform = (words.flatten(1)[:, :vocab_size].double() + 0.5) * 2.0**-32
+    return uniform.log_().neg_().log_().neg_().float()

@@ -1,0 +1,77 @@
+"""Runs a plan on one device: one ragged target forward, choose and verify, then the next drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nextn.engine.sampler import Choice, choose
+from nextn.kvcache.pool import KVPool
+from nextn.layers.batch import Span, build_batch
+from nextn.models.base import Model
+from nextn.ops.base import align
+from nextn.scheduler.plan import Plan, Row, RowResult, StepResult
+from nextn.speculative.drafter import Committed, Drafter
+from nextn.speculative.verify import accepted_drafts
+
+
+class Runner:
+    """An executor of one process. Others have the same `run`."""
+
+    def __init__(self, model: Model, pool: KVPool, drafter: Drafter) -> None:
+        self.model, self.pool, self.drafter = model, pool, drafter
+
+    @torch.inference_mode()
+    def run(self, plan: Plan) -> StepResult:
+        rows = plan.rows
+        spans = [Span(r.tokens, r.start, r.pages) for r in rows]
+        heads = self.model.config.num_attention_heads
+        batch = build_batch(spans, self.pool.page_size, heads, self.model.device)
+        hidden = self.model.forward(batch, self.pool)
+        chosen = self._choose(hidden, rows)
+        new = [c[: accepted_drafts(r.drafts, c) + 1] if r.chooses else [] for r, c in zip(rows, chosen, strict=True)]
+
+        def choose_draft(logits: Tensor, asked: Sequence[tuple[int, Sequence[int]]]) -> list[int]:
+            return choose(logits, [_choice(rows[i], (*new[i], *path)) for i, path in asked])
+
+        drafts = self.drafter.propose(hidden, _committed(rows, new), choose_draft)
+        return [RowResult(t, d) for t, d in zip(new, drafts, strict=True)]
+
+    def _choose(self, hidden: Tensor, rows: Sequence[Row]) -> list[list[int]]:
+        """The target's choices of every row: after the root and after each draft."""
+        index: list[int] = []
+        choices: list[Choice] = []
+        at = 0
+        for r in rows:
+            at += len(r.tokens)
+            if r.chooses:
+                index.extend(range(at - r.num_drafts - 1, at))
+                drafts = r.drafts
+                choices.extend(_choice(r, drafts[:j]) for j in range(r.num_drafts + 1))
+        if not index:
+            return [[] for _ in rows]
+        padded = index + [0] * (align(len(index)) - len(index))
+        picked = hidden.index_select(0, torch.tensor(padded, device=hidden.device))
+        tokens = iter(choose(self.model.logits(picked), choices))
+        return [[next(tokens) for _ in range(r.num_drafts + 1)] if r.chooses else [] for r in rows]
+
+
+def _choice(row: Row, path: Sequence[int]) -> Choice:
+    return Choice(row.params, row.history, path, row.num_prompt, row.end_ids)
+
+
+def _committed(rows: Sequence[Row], new: Sequence[list[int]]) -> list[Committed]:
+    out = []
+    at = 0
+    for r, tokens in zip(rows, new, strict=True):
+        # Rejected drafts are left out; what follows the last true position is the bonus token.
+        known = r.tokens[1 : len(r.tokens) - r.num_drafts]
+        following = [*known, *tokens] if r.chooses else [*r.tokens[1:], r.following]
+        # A request that ends with this step needs no drafts; nor may drafts outrun its limit.
+        ended = not r.end_ids.isdisjoint(tokens)
+        want = 0 if ended else max(0, min(r.draft_next, r.room - len(tokens) - 1))
+        out.append(Committed(r.start, at, following, r.pages, want))
+        at += len(r.tokens)
+    return out

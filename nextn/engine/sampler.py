@@ -1,0 +1,113 @@
+"""The one place where a token is chosen: plain decode, verification and drafting all come here.
+
+token_i = argmax(filter(logits_i) / T + G(seed, stream, i, .)), T = 0: argmax(filter(logits_i)).
+
+It depends on the tokens before i, the sampling parameters and i; not on drafts, batch or chunking.
+The drafter draws with the same noise (common random numbers), which keeps its guesses close to the
+target's choices at any temperature.
+
+Shapes: N choices, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nextn.engine.gumbel import gumbel_noise
+from nextn.engine.types import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What one choice depends on besides its logits. The token chosen becomes number `index`."""
+
+    params: SamplingParams
+    tokens: Sequence[int]  # committed tokens of the request
+    path: Sequence[int]  # drafts assumed accepted after them
+    num_prompt: int
+    end_ids: frozenset[int]  # what ends the request; forbidden before min_tokens
+
+    @property
+    def index(self) -> int:
+        return len(self.tokens) + len(self.path)
+
+
+def choose(logits: Tensor, choices: Sequence[Choice]) -> list[int]:
+    """logits [N or more, V] f32 (padding rows at the end are ignored; rows may be written over) ->
+    N token ids."""
+    logits = logits[: len(choices)]
+    _apply_penalties(logits, choices)
+    random = [i for i, c in enumerate(choices) if c.params.temperature > 0]
+    if random:
+        rows = torch.tensor(random, device=logits.device)
+        drawn = [choices[i] for i in random]
+        logits.index_copy_(0, rows, _perturb(logits.index_select(0, rows), drawn))
+    picked: list[int] = logits.argmax(dim=-1).tolist()
+    return picked
+
+
+def _apply_penalties(logits: Tensor, choices: Sequence[Choice]) -> None:
+    vocab = logits.shape[1]
+    for row, c in zip(logits, choices, strict=True):
+        p = c.params
+        if c.index - c.num_prompt < p.min_tokens and c.end_ids:
+            row[list(c.end_ids)] = float("-inf")
+        if p.repetition_penalty != 1.0:
+            seen = torch.from_numpy(np.unique(np.fromiter((*c.tokens, *c.path), dtype=np.int64)))
+            seen = seen.to(row.device)
+            values = row[seen]
+            row[seen] = torch.where(values > 0, values / p.repetition_penalty, values * p.repetition_penalty)
+        if p.frequency_penalty or p.presence_penalty:
+            output = np.fromiter((*c.tokens[c.num_prompt :], *c.path), dtype=np.int64)
+            counts = torch.from_numpy(np.bincount(output, minlength=vocab)).to(row.device)
+            row -= p.frequency_penalty * counts + p.presence_penalty * (counts > 0)
+
+
+def _perturb(logits: Tensor, choices: Sequence[Choice]) -> Tensor:
+    params = [c.params for c in choices]
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=logits.device)[:, None]
+
+    logits = logits / column([p.temperature for p in params])
+    logits = filter_logits(
+        logits, [p.top_k for p in params], [p.top_p for p in params], [p.min_p for p in params]
+    )
+    noise = gumbel_noise(
+        [p.seed for p in params], [p.stream for p in params], [c.index for c in choices],
+        logits.shape[1], logits.device,
+    )
+    return logits + noise
+
+
+def filter_logits(logits: Tensor, top_k: list[int], top_p: list[float], min_p: list[float]) -> Tensor:
+    """Sets to -inf what top-k, then top-p over what is left, then min-p exclude. [N, V] f32, already
+    divided by the temperature. Among equal logits the smaller token id ranks first. The best token
+    always stays."""
+    vocab = logits.shape[1]
+    rows = [
+        i for i, (k, p, m) in enumerate(zip(top_k, top_p, min_p, strict=True)) if 0 < k < vocab or p < 1.0 or m > 0.0
+    ]
+    if not rows:
+        return logits
+
+    def column(values: list[float]) -> Tensor:
+        picked = [values[i] for i in rows]
+        return torch.tensor(picked, dtype=torch.float32, device=logits.device)[:, None]
+
+    index = torch.tensor(rows, device=logits.device)
+    ordered, ids = logits.index_select(0, index).sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(vocab, device=logits.device)[None]
+    ordered = ordered.masked_fill(rank >= column([float(k) if k > 0 else float(vocab) for k in top_k]), float("-inf"))
+    probs = ordered.softmax(dim=-1)
+    before = probs.cumsum(dim=-1) - probs
+    drop = (before >= column(top_p)) | (probs < column(min_p) * probs[:, :1])
+    drop[:, 0] = False
+    ordered = ordered.masked_fill(drop, float("-inf"))
+    kept = torch.empty_like(ordered).scatter_(1, ids, ordered)
+    return logits.index_copy(0, index, kept)

@@ -1,0 +1,24 @@
+"""Figures of one engine, totals since it started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from nextn.engine.types import SpecStats
+
+
+@dataclass(slots=True)
+class EngineStats:
+    running: int = 0
+    waiting: int = 0
+    used_tokens: int = 0  # KV slots held by requests and by the prefix cache's locked part
+    total_tokens: int = 0
+    steps: int = 0
+    decode_steps: int = 0  # steps in which at least one request decoded
+    prompt_tokens: int = 0  # prompt tokens of admitted requests, cached ones included
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    finished: int = 0
+    aborted: int = 0
+    retracted: int = 0
+    spec: SpecStats = field(default_factory=SpecStats)

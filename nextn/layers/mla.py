@@ -1,0 +1,70 @@
+"""Multi-head latent attention (arXiv 2405.04434) in the absorbed form, over the paged latent cache.
+
+Shapes: T rows, C hidden, H heads, R kv_lora_rank, P rope width, N nope width, V value width.
+What is cached per token is [latent after its norm (R) | rotated key (P)]. The key half of kv_b_proj is
+folded into the query, its value half into the output, so every query (prompt, decode, verify) meets
+the cache in one and the same form: that is what makes a token's bits independent of how it got there.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nextn.layers.batch import Batch
+from nextn.layers.rotary import softmax_scale
+from nextn.models.config import ModelConfig
+from nextn.ops.base import Ops
+
+
+class MLA:
+    def __init__(self, cfg: ModelConfig, ops: Ops, dtype: torch.dtype, device: torch.device) -> None:
+        self.cfg, self.ops = cfg, ops
+        h, nope, rope = cfg.num_attention_heads, cfg.qk_nope_head_dim, cfg.qk_rope_head_dim
+        rank, value, hidden = cfg.kv_lora_rank, cfg.v_head_dim, cfg.hidden_size
+        self.q_in = cfg.q_lora_rank or h * (nope + rope)
+        self.scale = softmax_scale(cfg)
+
+        def empty(*shape: int) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        self.down = empty(self.q_in + rank + rope, hidden)  # q_a_proj (or q_proj) over kv_a_proj_with_mqa
+        if cfg.q_lora_rank:
+            self.q_norm = empty(cfg.q_lora_rank)
+            self.q_up = empty(h * (nope + rope), cfg.q_lora_rank)
+        self.kv_norm = empty(rank)
+        self.kv_up = empty(h, nope + value, rank)
+        self.key_up = self.kv_up[:, :nope]  # [H, N, R]
+        self.value_up = self.kv_up[:, nope:].transpose(1, 2)  # [H, R, V]
+        self.out = empty(hidden, h * value)
+
+    def targets(self, prefix: str) -> dict[str, Tensor]:
+        """Checkpoint name -> where that tensor goes."""
+        found = {
+            "kv_a_proj_with_mqa": self.down[self.q_in :],
+            "kv_a_layernorm": self.kv_norm,
+            "kv_b_proj": self.kv_up.view(-1, self.cfg.kv_lora_rank),
+            "o_proj": self.out,
+        }
+        if self.cfg.q_lora_rank:
+            found |= {"q_a_proj": self.down[: self.q_in], "q_a_layernorm": self.q_norm, "q_b_proj": self.q_up}
+        else:
+            found["q_proj"] = self.down[: self.q_in]
+        return {f"{prefix}{name}.weight": tensor for name, tensor in found.items()}
+
+    def forward(self, x: Tensor, batch: Batch, cos: Tensor, sin: Tensor, cache: Tensor) -> Tensor:
+        """x [T, C], cos and sin [T, P / 2], cache [slots, R + P] of this layer -> [T, C]."""
+        cfg, ops = self.cfg, self.ops
+        rank, nope, rope = cfg.kv_lora_rank, cfg.qk_nope_head_dim, cfg.qk_rope_head_dim
+        q, latent, key_rope = ops.linear(x, self.down).split((self.q_in, rank, rope), dim=-1)
+        if cfg.q_lora_rank:
+            q = ops.linear(ops.rms_norm(q, self.q_norm, cfg.rms_norm_eps), self.q_up)
+        q_nope, q_rope = q.unflatten(-1, (cfg.num_attention_heads, -1)).split((nope, rope), dim=-1)
+        # Queries and the shared key turn by the same angles: one call for all H + 1 heads.
+        turned = ops.rotate(torch.cat((q_rope, key_rope[:, None]), dim=1), cos, sin)
+        latent = ops.rms_norm(latent, self.kv_norm, cfg.rms_norm_eps)
+        ops.write_cache(cache, batch.slots, torch.cat((latent, turned[:, -1]), dim=-1))
+        absorbed = ops.heads_matmul(q_nope, self.key_up)
+        query = torch.cat((absorbed, turned[:, :-1]), dim=-1) * self.scale
+        mixed = ops.mla_attention(query, cache, batch.attention, rank)
+        return ops.linear(ops.heads_matmul(mixed, self.value_up).flatten(1), self.out)

@@ -1,0 +1,45 @@
+"""Rotary embedding tables, plain and YaRN (arXiv 2309.00071), as DeepSeek-V3 uses them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from nextn.models.config import ModelConfig
+
+
+def yarn_mscale(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+
+
+def rotary_tables(cfg: ModelConfig, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """cos and sin for positions 0..length-1, each [length, qk_rope_head_dim / 2] f32."""
+    dim, base = cfg.qk_rope_head_dim, cfg.rope_theta
+    freq = base ** -(torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+    gain = 1.0
+    yarn = cfg.rope_scaling
+    if yarn is not None:
+
+        def dim_of(rotations: float) -> float:
+            span = yarn.original_max_position_embeddings / (rotations * 2 * math.pi)
+            return dim * math.log(span) / (2 * math.log(base))
+
+        low = max(math.floor(dim_of(yarn.beta_fast)), 0)
+        high = min(math.ceil(dim_of(yarn.beta_slow)), dim - 1)
+        ramp = (torch.arange(dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)
+        keep = 1.0 - ramp.clamp(0, 1)
+        freq = freq / yarn.factor * (1 - keep) + freq * keep
+        gain = yarn_mscale(yarn.factor, yarn.mscale) / yarn_mscale(yarn.factor, yarn.mscale_all_dim)
+    angle = torch.arange(length, dtype=torch.float32)[:, None] * freq
+    return (angle.cos() * gain).to(device), (angle.sin() * gain).to(device)
+
+
+def softmax_scale(cfg: ModelConfig) -> float:
+    """1 / sqrt(query width), times mscale squared under YaRN."""
+    scale = (cfg.qk_nope_head_dim + cfg.qk_rope_head_dim) ** -0.5
+    yarn = cfg.rope_scaling
+    if yarn is not None and yarn.mscale_all_dim:
+        scale *= yarn_mscale(yarn.factor, yarn.mscale_all_dim) ** 2
+    return scale

@@ -1,0 +1,69 @@
+"""DeepSeek-V3: the target and its NextN module. Arithmetic only; loading is `nextn.models.loader`."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nextn.kvcache.pool import KVPool
+from nextn.layers.batch import Batch
+from nextn.layers.decoder import DecoderLayer
+from nextn.layers.rotary import rotary_tables
+from nextn.models.config import ModelConfig
+from nextn.models.nextn import NextN
+from nextn.ops.base import Ops
+
+
+class DeepseekV3:
+    """Weights are uninitialised until every entry of `targets()` has been filled."""
+
+    def __init__(
+        self, cfg: ModelConfig, ops: Ops, dtype: torch.dtype, device: torch.device, with_nextn: bool
+    ) -> None:
+        self.config, self.ops, self.dtype, self.device = cfg, ops, dtype, device
+        self.embedding = torch.empty(cfg.vocab_size, cfg.hidden_size, dtype=dtype, device=device)
+        self.layers = [DecoderLayer(cfg, i, ops, dtype, device) for i in range(cfg.num_hidden_layers)]
+        self.norm = torch.empty(cfg.hidden_size, dtype=dtype, device=device)
+        self.head = self.embedding if cfg.tie_word_embeddings else torch.empty_like(self.embedding)
+        # One module is reused at every depth, as the checkpoints we know are served.
+        self.nextn = NextN(cfg, cfg.num_hidden_layers, ops, dtype, device) if with_nextn else None
+        self.cos, self.sin = rotary_tables(cfg, cfg.max_position_embeddings, device)
+
+    def targets(self) -> dict[str, Tensor]:
+        """Checkpoint name -> where that tensor goes (views of the fused weights)."""
+        found = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm}
+        if not self.config.tie_word_embeddings:
+            found["lm_head.weight"] = self.head
+        for i, layer in enumerate(self.layers):
+            found |= layer.targets(f"model.layers.{i}.")
+        if self.nextn is not None:
+            found |= self.nextn.targets()
+        return found
+
+    @property
+    def can_draft(self) -> bool:
+        return self.nextn is not None
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in self.targets().values())
+
+    @property
+    def cache_width(self) -> int:
+        return self.config.kv_lora_rank + self.config.qk_rope_head_dim
+
+    def forward(self, batch: Batch, pool: KVPool) -> Tensor:
+        cos, sin = self.cos[batch.positions], self.sin[batch.positions]
+        x = self.embedding[batch.tokens]
+        for i, layer in enumerate(self.layers):
+            x = layer.forward(x, batch, cos, sin, pool.layer(i))
+        return self.ops.rms_norm(x, self.norm, self.config.rms_norm_eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.ops.linear(hidden, self.head).float()
+
+    def draft(self, batch: Batch, hidden: Tensor, pool: KVPool) -> Tensor:
+        assert self.nextn is not None
+        cos, sin = self.cos[batch.positions], self.sin[batch.positions]
+        embeds = self.embedding[batch.tokens]
+        return self.nextn.forward(hidden, embeds, batch, cos, sin, pool.layer(len(self.layers)))

@@ -1,0 +1,90 @@
+"""The contract of an op backend: what every backend computes, and to the bit.
+
+Shapes: T rows of the ragged batch (always a multiple of ROW_ALIGN, the tail is padding), C hidden,
+H heads, R kv_lora_rank, P qk_rope_head_dim, D = R + P, E experts, K experts per token, I expert width.
+
+**Row invariance.** Row t of every result is a function of row t of the inputs (and, in attention, of
+the cache slots it may see) and of nothing else: not of T, not of the other rows, not of how a
+sequence was cut into steps. A backend may ask that T is a multiple of ROW_ALIGN; it may not ask more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+ROW_ALIGN = 8  # rows of a batch come in multiples of this
+KV_BLOCK = 256  # attention sums over keys in absolute blocks of this many positions
+
+
+def align(n: int, to: int = ROW_ALIGN) -> int:
+    """Smallest multiple of `to` that is >= n. align(9) == 16, align(0) == 0."""
+    return -(-n // to) * to
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionGroup:
+    """Some requests' queries of one step, padded to one rectangle. B requests, Q queries, S keys.
+
+    rows: [B * Q] int64, row of the batch (padding queries repeat a real row)
+    slots: [B * S] int64, KV slot of each absolute position (padding positions: slot 0)
+    hidden: [B, Q, 1, S] bool, True where the query must not see the key
+    """
+
+    size: tuple[int, int, int]
+    rows: Tensor
+    slots: Tensor
+    hidden: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """All groups of a step. back: [T] int64, where in the groups' concatenated queries row t is."""
+
+    groups: Sequence[AttentionGroup]
+    back: Tensor
+
+
+class Ops(Protocol):
+    """See the module docstring for the shapes and for what row invariance asks."""
+
+    name: str
+
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [T, n_in], weight [n_out, n_in] -> [T, n_out]."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """Over the last axis."""
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotary embedding over adjacent pairs: x [T, heads, P], cos and sin [T, P / 2] f32."""
+
+    def swiglu_mlp(self, x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+        """x [T, C], gate_up [2 * I, C], down [C, I] -> [T, C]."""
+
+    def write_cache(self, cache: Tensor, slots: Tensor, entries: Tensor) -> None:
+        """cache [slots, D] <- entries [T, D] at slots [T] (padding rows: slot 0)."""
+
+    def mla_attention(self, q: Tensor, cache: Tensor, plan: Attention, rank: int) -> Tensor:
+        """Absorbed MLA: q [T, H, D] already scaled; keys are cache entries, values their first
+        `rank` columns. Returns [T, H, rank]."""
+
+    def heads_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x [T, H, n_in], weight [H, n_in, n_out] -> [T, H, n_out]."""
+
+    def route(
+        self, x: Tensor, gate: Tensor, bias: Tensor, groups: int, top_groups: int, top_k: int,
+        normalize: bool, scale: float,
+    ) -> tuple[Tensor, Tensor]:
+        """DeepSeek-V3's router (arXiv 2412.19437, 2.1.2): sigmoid scores; groups ranked by the sum
+        of their two best biased scores; top-k by biased score; weights from unbiased scores.
+        x [T, C], gate [E, C], bias [E] -> expert ids [T, K] int64, weights [T, K] f32."""
+
+    def experts(
+        self, x: Tensor, rows: int, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor
+    ) -> Tensor:
+        """Routed experts for the first `rows` rows (the others get zeros). gate_up [E, 2 * I, C],
+        down [E, C, I]; a token's experts are summed in the order of its ids. Returns [T, C]."""

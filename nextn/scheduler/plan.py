@@ -1,0 +1,53 @@
+"""A step's plan and its result: what the scheduler asks for and what the executor answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nextn.engine.types import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request's part of a step: `tokens` at positions start, start + 1, ...; the last
+    `num_drafts` of them are drafts.
+
+    chooses: the committed tokens end in this row, so the target chooses after the root and after
+    every draft. Otherwise it is a part of a prompt and `following` is the token after it.
+    """
+
+    rid: str
+    tokens: Sequence[int]
+    start: int
+    num_drafts: int
+    chooses: bool
+    following: int
+    pages: Sequence[int]  # covers everything this step may write, next drafts included
+    draft_next: int  # drafts wanted for the next step
+    room: int  # tokens the request may still get, this step's included
+    params: SamplingParams
+    history: Sequence[int]  # all committed tokens of the request
+    num_prompt: int
+    end_ids: frozenset[int]
+
+    @property
+    def drafts(self) -> Sequence[int]:
+        return self.tokens[len(self.tokens) - self.num_drafts :]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    rows: Sequence[Row]
+
+
+@dataclass(frozen=True, slots=True)
+class RowResult:
+    """tokens: what the step commits, [accepted drafts ..., bonus]; empty for a part of a prompt.
+    drafts: the proposals for the next step."""
+
+    tokens: list[int]
+    drafts: list[int]
+
+
+StepResult = list[RowResult]  # one per row, in the plan's order

@@ -1,0 +1,225 @@
+"""Who goes next: admission, chunked prefill, drafts under the token budget, retraction.
+
+Pure Python over `KVManager`; `plan` decides, `commit` books what came out. Every request in a step
+extends by one row of tokens: a prompt chunk, or its root and its drafts.
+
+Order everywhere: higher priority first, then older first. The last in that order is the one that is
+retracted when pages run out, so the first always gets on, and no two requests can starve each other.
+"""
+
+from __future__ import annotations
+
+import bisect
+
+from nextn.engine.stats import EngineStats
+from nextn.engine.types import Output, Request
+from nextn.kvcache.manager import KVManager
+from nextn.scheduler.plan import Plan, Row, RowResult, StepResult
+
+
+def rank(req: Request) -> tuple[int, int]:
+    return (-req.priority, req.order)
+
+
+class Scheduler:
+    def __init__(
+        self, kv: KVManager, *, token_budget: int, max_running: int, num_drafts: int, eos_ids: frozenset[int]
+    ) -> None:
+        self.kv = kv
+        self.token_budget, self.max_running = token_budget, max_running
+        self.num_drafts = num_drafts
+        self.eos_ids = eos_ids
+        self.waiting: list[Request] = []  # sorted by rank
+        self.running: list[Request] = []  # sorted by rank
+        self.by_rid: dict[str, Request] = {}
+        self.stats = EngineStats(total_tokens=kv.total_tokens)
+
+    # --- in and out -------------------------------------------------------------------------
+
+    def add(self, req: Request) -> None:
+        assert req.rid not in self.by_rid
+        self.by_rid[req.rid] = req
+        bisect.insort(self.waiting, req, key=rank)
+
+    def abort(self, rid: str) -> bool:
+        """Drops a request and frees its pages. False if there is none of that id."""
+        req = self.by_rid.pop(rid, None)
+        if req is None:
+            return False
+        if req in self.running:
+            self.running.remove(req)
+            self.kv.release(req)
+        else:
+            self.waiting.remove(req)
+        self.stats.aborted += 1
+        return True
+
+    def end_ids(self, req: Request) -> frozenset[int]:
+        stops = frozenset(req.params.stop_token_ids)
+        return stops if req.params.ignore_eos else self.eos_ids | stops
+
+    # --- plan -------------------------------------------------------------------------------
+
+    def plan(self) -> Plan:
+        rows: list[Row] = []
+        decoding = [r for r in self.running if r.decoding]
+        prefilling = [r for r in self.running if not r.decoding]
+        # While prompts wait, an eighth of the budget is theirs, however many requests decode.
+        share = self.token_budget // 8 if prefilling or self.waiting else 0
+        spare = self.token_budget - share - len(decoding)
+        assert spare >= 0, "max_running leaves every running request its root"
+        used = 0
+        for req in decoding:
+            if not req.pages:
+                continue  # retracted a moment ago to make room for an earlier one
+            drafts = req.drafts[: max(0, min(spare, req.limit - len(req.tokens) - 1))]
+            if self._row(req, [req.tokens[-1], *drafts], len(drafts), rows):
+                spare -= len(drafts)
+                used += 1 + len(drafts)
+        budget = self.token_budget - used
+        for req in prefilling:
+            if req in self.running and budget > 0:
+                budget -= self._extend(req, budget, rows)
+        while budget > 0 and self.waiting and len(self.running) < self.max_running:
+            if not self._admit(self.waiting[0]):
+                break
+            req = self.waiting.pop(0)
+            bisect.insort(self.running, req, key=rank)
+            budget -= self._extend(req, budget, rows)
+        return Plan(rows)
+
+    def _admit(self, req: Request) -> bool:
+        """Takes the request's cached prefix if the rest of it will fit beside what runs."""
+        first = req.num_output == 0 and req.retractions == 0
+        self.kv.admit(req)
+        promised = sum(self._pages_to_come(r) for r in self.running)
+        if self.running and self._pages_to_come(req) + promised > self.kv.available:
+            self.kv.release(req)
+            return False
+        if first:
+            req.first_cached = req.cached
+            self.stats.prompt_tokens += req.num_prompt
+            self.stats.cached_tokens += req.cached
+        return True
+
+    def _pages_to_come(self, req: Request) -> int:
+        """Pages that a running request will want before long: its prompt's rest and one more."""
+        ahead = min(len(req.tokens) + 1 + 2 * self.num_drafts, req.limit)
+        return max(0, self.kv.pages_for(ahead) + 1 - len(req.pages))
+
+    def _extend(self, req: Request, budget: int, rows: list[Row]) -> int:
+        """Plans the next chunk of what is not yet in the cache. Returns the tokens it takes."""
+        chunk = req.tokens[req.committed : req.committed + budget]
+        return len(chunk) if self._row(req, chunk, 0, rows) else 0
+
+    def _row(self, req: Request, tokens: list[int], num_drafts: int, rows: list[Row]) -> bool:
+        """Reserves the slots of a row and of the drafts after it and plans the row. When pages run
+        out, the last in order is retracted; False if that was this request itself."""
+        end = req.committed + len(tokens)
+        known = end - num_drafts
+        chooses = known == len(req.tokens)
+        room = req.limit - len(req.tokens)
+        draft_next = max(0, min(self.num_drafts, room - 2)) if chooses else 0
+        while not self.kv.reserve(req, min(end + max(0, draft_next - 1), max(req.limit, end))):
+            victim = self.running[-1]
+            self._retract(victim)
+            rows[:] = [r for r in rows if r.rid != victim.rid]
+            if victim is req:
+                return False
+        row = Row(
+            rid=req.rid, tokens=tokens, start=req.committed, num_drafts=num_drafts, chooses=chooses,
+            following=-1 if chooses else req.tokens[known], pages=req.pages, draft_next=draft_next,
+            room=room, params=req.params, history=req.tokens, num_prompt=req.num_prompt,
+            end_ids=self.end_ids(req),
+        )
+        rows.append(row)
+        return True
+
+    def _retract(self, req: Request) -> None:
+        """Gives its pages back, keeps its tokens; it resumes later with the same text."""
+        self.running.remove(req)
+        self.kv.release(req)
+        req.drafts = []
+        req.retractions += 1
+        self.stats.retracted += 1
+        bisect.insort(self.waiting, req, key=rank)
+
+    # --- commit -----------------------------------------------------------------------------
+
+    def commit(self, plan: Plan, result: StepResult) -> list[Output]:
+        outputs = []
+        decoded = False
+        for row, res in zip(plan.rows, result, strict=True):
+            req = self.by_rid.get(row.rid)
+            if req is None:  # aborted while the step ran
+                continue
+            decoded |= req.decoding
+            outputs += self._commit_row(req, row, res)
+        self.stats.steps += bool(plan.rows)
+        self.stats.decode_steps += decoded
+        return outputs
+
+    def _commit_row(self, req: Request, row: Row, res: RowResult) -> list[Output]:
+        decoding = req.decoding
+        accepted = max(0, len(res.tokens) - 1)
+        took, reason, matched = self._append(req, res.tokens, row.end_ids)
+        true_end = row.start + len(row.tokens) - row.num_drafts + accepted
+        self.kv.commit(req, min(true_end, len(req.tokens) - 1) - req.committed)
+        if decoding:
+            ended = reason == "stop"
+            for spec in (req.spec, self.stats.spec):
+                spec.add(row.num_drafts, min(accepted, took), took + ended)
+        self.stats.generated_tokens += took
+        if reason is None:
+            req.drafts = res.drafts
+            self.kv.trim(req, req.committed + 1)
+            if not row.chooses:
+                return []
+            if not decoding:
+                self.kv.share(req)
+        else:
+            self.running.remove(req)
+            self.kv.release(req)
+            del self.by_rid[req.rid]
+            self.stats.finished += 1
+        out = Output(req.rid, res.tokens[:took], [i + 1 if i < accepted else 0 for i in range(took)], reason, matched)
+        if reason is not None:
+            out.spec, out.cached_tokens, out.retractions = req.spec, req.first_cached, req.retractions
+        return [out]
+
+    def _append(
+        self, req: Request, tokens: list[int], end_ids: frozenset[int]
+    ) -> tuple[int, str | None, int | None]:
+        """Takes over committed tokens up to the request's end: (how many, finish reason, stop id)."""
+        for i, token in enumerate(tokens):
+            if token in end_ids and req.num_output >= req.params.min_tokens:
+                return i, "stop", token
+            req.tokens.append(token)
+            if len(req.tokens) >= req.limit:
+                return i + 1, "length", None
+        return len(tokens), None, None
+
+    # --- looking in -------------------------------------------------------------------------
+
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def snapshot(self) -> EngineStats:
+        s = self.stats
+        s.running, s.waiting, s.used_tokens = len(self.running), len(self.waiting), self.kv.used_tokens
+        return s
+
+    def check_integrity(self) -> None:
+        """Recomputes every bookkeeping structure from scratch; AssertionError if one is wrong."""
+        self.kv.check_integrity(self.running)
+        assert sorted(self.running, key=rank) == self.running
+        assert sorted(self.waiting, key=rank) == self.waiting
+        assert {r.rid for r in (*self.running, *self.waiting)} == set(self.by_rid)
+        assert len(self.running) <= self.max_running
+        for r in self.waiting:
+            assert not r.pages
+            assert r.committed == 0
+            assert not r.drafts
+        for r in self.running:
+            assert 0 <= r.cached <= r.committed < len(r.tokens) <= r.limit
+            assert len(r.drafts) <= self.num_drafts
