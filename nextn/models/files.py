@@ -46,7 +46,7 @@ def read_json(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as e:
         raise CheckpointError(f"{path} cannot be read: {e.strerror}") from e
-    except ValueError as e:  # also UnicodeDecodeError
+    except (ValueError, RecursionError) as e:  # UnicodeDecodeError is a ValueError
         raise CheckpointError(f"{path} is not JSON: {e}") from e
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} holds a JSON {type(data).__name__}; a JSON object is wanted")

@@ -1,0 +1,32 @@
+"""Random weights for --load-format dummy: any architecture runs without a checkpoint."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+
+def dummy_checkpoint(
+    expected: Mapping[str, tuple[int, ...]],
+    place: Callable[[str, Tensor], None],
+    seed: int,
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:
+    """Gives `place` every expected tensor once. A tensor depends on seed, name, shape and dtype only.
+
+    Scaled so that activations keep their size: norms are 1, routing biases 0, matrices [out, in]
+    normal(0, in**-0.5). Rows of the embedding are read, not summed, so they are normal(0, 1).
+    """
+    generator = torch.Generator()
+    for name, shape in expected.items():
+        if name.endswith("e_score_correction_bias"):
+            place(name, torch.zeros(shape, dtype=torch.float32))
+        elif len(shape) == 1:
+            place(name, torch.ones(shape, dtype=dtype))
+        else:
+            generator.manual_seed((seed + zlib.crc32(name.encode())) % 2**63)
+            std = 1.0 if name.endswith("embed_tokens.weight") else shape[-1] ** -0.5
+            place(name, torch.randn(shape, generator=generator).mul_(std).to(dtype))

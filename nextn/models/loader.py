@@ -1,0 +1,183 @@
+"""Loads a checkpoint's weights, one tensor at a time; nothing is left over and nothing is missing.
+
+    targets = model.targets()
+    load_checkpoint(
+        folder, expected_tensors(cfg, n), lambda name, tensor: targets[name].copy_(tensor),
+        quantization=cfg.quantization, shared=shared_tensors(cfg, n), skip_prefixes=nextn_prefixes(cfg, n),
+    )
+
+All headers are read and compared with what the model wants before the first tensor is. So a checkpoint that
+does not fit fails at once, with every fault in one message, and leaves no half-filled model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from nextn.models.config import Fp8Blocks, ModelConfig
+from nextn.models.files import CheckpointError, first_names
+from nextn.models.fp8 import SCALE_SUFFIX, dequantize, scale_shape
+from nextn.models.names import nextn_prefixes
+from nextn.models.safetensors_reader import TensorInfo
+from nextn.models.shards import Shards, open_shards
+
+__all__ = ["CheckpointError", "LoadReport", "load_checkpoint", "stored_nextn_layers"]
+
+PLAIN = ("F32", "BF16", "F16")
+FP8 = "F8_E4M3"
+LEFTOVERS = (".rotary_emb.inv_freq",)  # tables that old exporters saved; they follow from the config
+
+
+@dataclass(frozen=True)
+class LoadReport:
+    """What was read: files, tensors placed, their stored bytes (scales included), wall time."""
+
+    files: int
+    tensors: int
+    bytes: int
+    seconds: float
+
+
+@dataclass
+class _Faults:
+    """Why a checkpoint does not fit, each with the tensors it is true of."""
+
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    wrong_shape: list[str] = field(default_factory=list)
+    wrong_dtype: list[str] = field(default_factory=list)
+
+    def check(self, folder: Path) -> None:
+        kinds = {
+            "missing": self.missing,
+            "unexpected": self.unexpected,
+            "of the wrong shape": self.wrong_shape,
+            "of the wrong dtype": self.wrong_dtype,
+        }
+        parts = [f"{len(names)} {kind}: {first_names(names)}" for kind, names in kinds.items() if names]
+        if parts:
+            raise CheckpointError(f"{folder}: its tensors do not fit its config.json; {'; '.join(parts)}")
+
+
+def load_checkpoint(
+    folder: str | Path,
+    expected: Mapping[str, tuple[int, ...]],
+    place: Callable[[str, Tensor], object],
+    *,
+    quantization: Fp8Blocks | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    shared: Mapping[str, tuple[int, ...]] | None = None,
+    skip_prefixes: tuple[str, ...] = (),
+    progress: Callable[[int, int], None] | None = None,
+) -> LoadReport:
+    """Calls place(name, tensor) once for every name in `expected`, in file order.
+
+    A tensor is f32, bf16 or f16 as stored, on the CPU, and its memory is its own: `place` may keep it.
+    With `quantization`, FP8 block weights come dequantized to `dtype`.
+    shared: names and shapes that may be there and are not loaded. skip_prefixes: names that do not matter.
+    progress(done, total) in stored bytes is called after every tensor.
+    Raises CheckpointError: a broken file, or names missing, unexpected, or of a wrong shape or dtype.
+    """
+    begin = time.perf_counter()
+    shared = shared or {}
+    assert not expected.keys() & shared.keys(), "a tensor is either loaded or shared"
+    with open_shards(folder) as shards:
+        _compare(shards, expected, shared, skip_prefixes, quantization)
+        total = sum(_stored_bytes(shards, name) for name in expected)
+        done = 0
+        for file in shards.files:
+            for name in file.tensors:
+                if name not in expected:
+                    continue
+                place(name, _read(shards, name, quantization, dtype))
+                done += _stored_bytes(shards, name)
+                if progress is not None:
+                    progress(done, total)
+        return LoadReport(len(shards.files), len(expected), done, time.perf_counter() - begin)
+
+
+def stored_nextn_layers(folder: str | Path, cfg: ModelConfig) -> int:
+    """How many of the config's NextN modules the files really hold, counted from the first.
+
+    It can be fewer than num_nextn_predict_layers: transformers and many converters drop the modules and keep
+    the key. A module of which only some tensors are there counts, so that loading it names the others.
+    """
+    if cfg.num_nextn_predict_layers == 0:
+        return 0
+    with open_shards(folder) as shards:
+        for k, prefix in enumerate(nextn_prefixes(cfg)):
+            if not any(name.startswith(prefix) for name in shards.where):
+                return k
+    return cfg.num_nextn_predict_layers
+
+
+def _compare(
+    shards: Shards,
+    expected: Mapping[str, tuple[int, ...]],
+    shared: Mapping[str, tuple[int, ...]],
+    skip_prefixes: tuple[str, ...],
+    quantization: Fp8Blocks | None,
+) -> None:
+    """Raises CheckpointError with all that does not fit."""
+    faults = _Faults(missing=[name for name in expected if name not in shards.where])
+    for name in shards.where:
+        info = shards.info(name)
+        weight = name.removesuffix(SCALE_SUFFIX)
+        if name in expected or name in shared:
+            shape = expected[name] if name in expected else shared[name]
+            if info.shape != shape:
+                faults.wrong_shape.append(f"{name} is {list(info.shape)}, the config makes it {list(shape)}")
+            elif name in expected:
+                _check_dtype(shards, info, quantization, faults)
+        elif name.startswith(skip_prefixes) or name.endswith(LEFTOVERS):
+            continue
+        elif weight == name or not (weight in shards.where and _is_fp8(shards.info(weight), quantization)):
+            faults.unexpected.append(name)
+    faults.check(shards.folder)
+
+
+def _check_dtype(shards: Shards, info: TensorInfo, quantization: Fp8Blocks | None, faults: _Faults) -> None:
+    if info.dtype in PLAIN:
+        return
+    if not _is_fp8(info, quantization):
+        supported = ", ".join(PLAIN)
+        if info.dtype == FP8:
+            supported += f"; {FP8} for matrices, with quantization_config in config.json"
+        faults.wrong_dtype.append(f"{info.name} is {info.dtype} (supported: {supported})")
+        return
+    assert quantization is not None
+    scale = info.name + SCALE_SUFFIX
+    if scale not in shards.where:
+        faults.missing.append(scale)
+        return
+    found, shape = shards.info(scale), scale_shape(info.shape, quantization.weight_block_size)
+    if found.shape != shape:
+        faults.wrong_shape.append(
+            f"{scale} is {list(found.shape)}, its weight's blocks make it {list(shape)}"
+        )
+    elif found.dtype != "F32":
+        faults.wrong_dtype.append(f"{scale} is {found.dtype} (supported: F32)")
+
+
+def _is_fp8(info: TensorInfo, quantization: Fp8Blocks | None) -> bool:
+    return info.dtype == FP8 and quantization is not None and len(info.shape) == 2
+
+
+def _stored_bytes(shards: Shards, name: str) -> int:
+    names = (name, name + SCALE_SUFFIX) if shards.info(name).dtype == FP8 else (name,)
+    return sum(shards.info(n).end - shards.info(n).start for n in names)
+
+
+def _read(shards: Shards, name: str, quantization: Fp8Blocks | None, dtype: torch.dtype) -> Tensor:
+    stored = shards.where[name].read(name)
+    if shards.info(name).dtype != FP8:
+        return stored
+    assert quantization is not None
+    scale = name + SCALE_SUFFIX  # small, and possibly in another file
+    return dequantize(stored, shards.where[scale].read(scale), quantization.weight_block_size, dtype)

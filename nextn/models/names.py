@@ -1,0 +1,86 @@
+"""Every tensor of a DeepSeek-V3 checkpoint by name and shape. Weights are [out, in].
+
+NextN module k is layer num_hidden_layers + k: a decoder layer with four tensors of its own besides.
+"""
+
+from __future__ import annotations
+
+from nextn.models.config import ModelConfig
+
+Shapes = dict[str, tuple[int, ...]]
+
+
+def expected_tensors(cfg: ModelConfig, nextn_layers: int) -> Shapes:
+    """What must be loaded for the target and its first `nextn_layers` NextN modules."""
+    assert 0 <= nextn_layers <= cfg.num_nextn_predict_layers, nextn_layers
+    hidden, vocab = cfg.hidden_size, cfg.vocab_size
+    found: Shapes = {"model.embed_tokens.weight": (vocab, hidden)}
+    for i in range(cfg.num_hidden_layers + nextn_layers):
+        prefix = f"model.layers.{i}."
+        if i >= cfg.num_hidden_layers:
+            found[f"{prefix}enorm.weight"] = (hidden,)
+            found[f"{prefix}hnorm.weight"] = (hidden,)
+            found[f"{prefix}eh_proj.weight"] = (hidden, 2 * hidden)
+            found[f"{prefix}shared_head.norm.weight"] = (hidden,)
+        found |= {prefix + name: shape for name, shape in _decoder_layer(cfg, i).items()}
+    found["model.norm.weight"] = (hidden,)
+    if not cfg.tie_word_embeddings:
+        found["lm_head.weight"] = (vocab, hidden)
+    return found
+
+
+def shared_tensors(cfg: ModelConfig, nextn_layers: int) -> Shapes:
+    """Names that a checkpoint may hold besides: copies of the target's embedding and head."""
+    table = (cfg.vocab_size, cfg.hidden_size)
+    found: Shapes = {"lm_head.weight": table} if cfg.tie_word_embeddings else {}
+    for i in range(cfg.num_hidden_layers, cfg.num_hidden_layers + nextn_layers):
+        found[f"model.layers.{i}.embed_tokens.weight"] = table
+        found[f"model.layers.{i}.shared_head.head.weight"] = table
+    return found
+
+
+def nextn_prefixes(cfg: ModelConfig, first: int = 0) -> tuple[str, ...]:
+    """Prefixes of the NextN modules from number `first` on; those that are not loaded are skipped by them."""
+    return tuple(
+        f"model.layers.{cfg.num_hidden_layers + k}." for k in range(first, cfg.num_nextn_predict_layers)
+    )
+
+
+def _decoder_layer(cfg: ModelConfig, index: int) -> Shapes:
+    hidden = cfg.hidden_size
+    found: Shapes = {"input_layernorm.weight": (hidden,)}
+    found |= {f"self_attn.{name}.weight": shape for name, shape in _attention(cfg).items()}
+    found["post_attention_layernorm.weight"] = (hidden,)
+    if not cfg.is_moe(index):
+        return found | _mlp("mlp.", hidden, cfg.intermediate_size)
+    found["mlp.gate.weight"] = (cfg.n_routed_experts, hidden)
+    found["mlp.gate.e_score_correction_bias"] = (cfg.n_routed_experts,)
+    for e in range(cfg.n_routed_experts):
+        found |= _mlp(f"mlp.experts.{e}.", hidden, cfg.moe_intermediate_size)
+    if cfg.n_shared_experts:
+        found |= _mlp("mlp.shared_experts.", hidden, cfg.n_shared_experts * cfg.moe_intermediate_size)
+    return found
+
+
+def _attention(cfg: ModelConfig) -> Shapes:
+    heads, hidden, rank = cfg.num_attention_heads, cfg.hidden_size, cfg.kv_lora_rank
+    found: Shapes = {}
+    if cfg.q_lora_rank is None:
+        found["q_proj"] = (heads * cfg.qk_head_dim, hidden)
+    else:
+        found["q_a_proj"] = (cfg.q_lora_rank, hidden)
+        found["q_a_layernorm"] = (cfg.q_lora_rank,)
+        found["q_b_proj"] = (heads * cfg.qk_head_dim, cfg.q_lora_rank)
+    found["kv_a_proj_with_mqa"] = (cfg.latent_dim, hidden)
+    found["kv_a_layernorm"] = (rank,)
+    found["kv_b_proj"] = (heads * (cfg.qk_nope_head_dim + cfg.v_head_dim), rank)
+    found["o_proj"] = (hidden, heads * cfg.v_head_dim)
+    return found
+
+
+def _mlp(prefix: str, hidden: int, inner: int) -> Shapes:
+    return {
+        f"{prefix}gate_proj.weight": (inner, hidden),
+        f"{prefix}up_proj.weight": (inner, hidden),
+        f"{prefix}down_proj.weight": (hidden, inner),
+    }

@@ -1,0 +1,76 @@
+"""The safetensors files of a checkpoint folder: model.safetensors, or an index and its shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from nextn.models.files import CheckpointError, checkpoint_folder, contents, first_names, read_json
+from nextn.models.safetensors_reader import SafetensorsFile, TensorInfo
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class Shards:
+    """All files, open, their headers checked; `where` finds the file of a tensor."""
+
+    folder: Path
+    files: list[SafetensorsFile]
+    where: dict[str, SafetensorsFile]
+
+    def info(self, name: str) -> TensorInfo:
+        return self.where[name].tensors[name]
+
+
+@contextmanager
+def open_shards(path: str | Path) -> Iterator[Shards]:
+    """Opens every file of a checkpoint. Raises CheckpointError naming the file and the tensor."""
+    folder = checkpoint_folder(path)
+    indexed = _index(folder)
+    names = sorted(set(indexed.values())) if indexed is not None else [SINGLE]
+    with ExitStack() as stack:
+        files = [stack.enter_context(SafetensorsFile(folder / name)) for name in names]
+        where: dict[str, SafetensorsFile] = {}
+        for file in files:
+            for name in file.tensors:
+                if name in where:
+                    raise CheckpointError(
+                        f"{folder}: tensor {name} is in {where[name].path.name} and in {file.path.name}"
+                    )
+                where[name] = file
+        for name, file_name in (indexed or {}).items():
+            if name not in where or where[name].path.name != file_name:
+                raise CheckpointError(
+                    f"{folder / INDEX}: tensor {name} should be in {file_name}, which does not hold it"
+                )
+        yield Shards(folder, files, where)
+
+
+def _index(folder: Path) -> dict[str, str] | None:
+    """The index's map from tensor to file, every file of it present; None where the one file is all."""
+    index = folder / INDEX
+    if not index.exists():
+        if not (folder / SINGLE).is_file():
+            raise CheckpointError(
+                f"{folder}: neither {SINGLE} nor {INDEX} is in the folder; {contents(folder)}"
+            )
+        return None
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{index}: weight_map is {weight_map!r}; it must map tensor names to files")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or Path(file).name != file:
+            raise CheckpointError(
+                f"{index}: tensor {name} is in {file!r}; it must be the name of a file beside the index"
+            )
+    files = sorted(set(weight_map.values()))
+    absent = [name for name in files if not (folder / name).is_file()]
+    if absent:
+        raise CheckpointError(f"{index} names {len(absent)} missing file(s): {first_names(absent)}")
+    if (folder / SINGLE).exists() and SINGLE not in files:
+        raise CheckpointError(f"{folder} holds {SINGLE} and {INDEX}; remove the one that is out of date")
+    return weight_map
