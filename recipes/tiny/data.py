@@ -18,8 +18,16 @@ from pathlib import Path
 
 PACKAGES = ("numpy", "torch")
 # Tables, generated files and translations: no programmer wrote them line by line.
-SKIP_DIRS = ("site-packages", "encodings", "pydoc_data", "lib2to3", "__pycache__", "turtledemo",
-             "_vendor", "fx/passes/serialized_patterns")
+SKIP_DIRS = (
+    "site-packages",
+    "encodings",
+    "pydoc_data",
+    "lib2to3",
+    "__pycache__",
+    "turtledemo",
+    "_vendor",
+    "fx/passes/serialized_patterns",
+)
 SKIP_WORDS = ("cjkencodings", "_generated", "_meta_registrations", "keycodes")
 MAX_BYTES = 300_000
 MAX_DIGITS = 0.15  # a file with more digits than this is a table

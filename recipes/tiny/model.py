@@ -9,6 +9,8 @@ Shapes: B sequences, L positions, T = B*L tokens, C hidden size, H heads, E expe
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -64,10 +66,25 @@ def yarn_tables(cfg: TinyConfig, length: int) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding over adjacent pairs; x [..., L, heads, rope], cos/sin [L, rope/2]."""
+    """Rotary embedding over adjacent pairs; x [..., L, heads, rope], cos/sin [(...,) L, rope/2]."""
     a, b = x.float().unflatten(-1, (-1, 2)).unbind(-1)
-    c, s = cos[:, None], sin[:, None]
+    c, s = cos.unsqueeze(-2), sin.unsqueeze(-2)
     return torch.stack((a * c - b * s, a * s + b * c), dim=-1).flatten(-2).to(x.dtype)
+
+
+class Arithmetic:
+    """The dtype that matrices are multiplied in: bf16 to train, f32 to evaluate as it is served."""
+
+    dtype = torch.bfloat16
+
+    @staticmethod
+    @contextmanager
+    def use(dtype: torch.dtype) -> Iterator[None]:
+        before, Arithmetic.dtype = Arithmetic.dtype, dtype
+        try:
+            yield
+        finally:
+            Arithmetic.dtype = before
 
 
 class RMSNorm(nn.Module):
@@ -79,18 +96,18 @@ class RMSNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = x.float()
         y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps)
-        return (y * self.weight).to(torch.bfloat16)
+        return (y * self.weight).to(Arithmetic.dtype)
 
 
 class Linear(nn.Linear):
-    """No bias; multiplies in bf16, keeps the weight in f32."""
+    """No bias; multiplies in `Arithmetic.dtype`, keeps the weight in f32."""
 
     def __init__(self, n_in: int, n_out: int, scale: float = 1.0) -> None:
         super().__init__(n_in, n_out, bias=False)
         nn.init.normal_(self.weight, std=scale * n_in**-0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x.to(torch.bfloat16), self.weight.to(torch.bfloat16))
+        return F.linear(x.to(Arithmetic.dtype), self.weight.to(Arithmetic.dtype))
 
 
 class _Dispatch(torch.autograd.Function):
@@ -206,7 +223,8 @@ class Attention(nn.Module):
     def __init__(self, cfg: TinyConfig, out_scale: float) -> None:
         super().__init__()
         self.cfg = cfg
-        h, nope, rope, v = (cfg.num_attention_heads, cfg.qk_nope_head_dim, cfg.qk_rope_head_dim, cfg.v_head_dim)
+        h = cfg.num_attention_heads
+        nope, rope, v = cfg.qk_nope_head_dim, cfg.qk_rope_head_dim, cfg.v_head_dim
         self.q_a_proj = Linear(cfg.hidden_size, cfg.q_lora_rank)
         self.q_a_layernorm = RMSNorm(cfg.q_lora_rank, cfg.rms_norm_eps)
         self.q_b_proj = Linear(cfg.q_lora_rank, h * (nope + rope))
@@ -342,7 +360,7 @@ class Tiny(nn.Module):
         """tokens [B, L] -> (hidden after the final norm [B, L, C], embeddings [B, L, C])."""
         cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
         embeds = self.embed_tokens(tokens)
-        x = embeds.to(torch.bfloat16)
+        x = embeds.to(Arithmetic.dtype)
         for layer in self.layers:
             x = layer(x, cos, sin)
         return self.norm(x), embeds

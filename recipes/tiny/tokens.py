@@ -51,14 +51,28 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 def tokenizer_config() -> dict[str, object]:
     def token(content: str) -> dict[str, object]:
-        return {"__type": "AddedToken", "content": content, "lstrip": False, "normalized": True,
-                "rstrip": False, "single_word": False}
+        return {
+            "__type": "AddedToken",
+            "content": content,
+            "lstrip": False,
+            "normalized": True,
+            "rstrip": False,
+            "single_word": False,
+        }
 
     return {
-        "add_bos_token": True, "add_eos_token": False, "bos_token": token(BOS), "eos_token": token(EOS),
-        "pad_token": token(PAD), "unk_token": None, "clean_up_tokenization_spaces": False,
-        "legacy": True, "model_max_length": 4096, "sp_model_kwargs": {},
-        "tokenizer_class": "PreTrainedTokenizerFast", "chat_template": CHAT_TEMPLATE,
+        "add_bos_token": True,
+        "add_eos_token": False,
+        "bos_token": token(BOS),
+        "eos_token": token(EOS),
+        "pad_token": token(PAD),
+        "unk_token": None,
+        "clean_up_tokenization_spaces": False,
+        "legacy": True,
+        "model_max_length": 4096,
+        "sp_model_kwargs": {},
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "chat_template": CHAT_TEMPLATE,
     }
 
 
@@ -82,8 +96,10 @@ def prepare(work: Path, vocab_size: int) -> tuple[Tokenizer, dict[str, Tensor]]:
     tests = [s for s in stdlib if s not in lib]
     tok = train_tokenizer([s.text for s in lib] + [s.text for s in packages[::8]], vocab_size)
     streams = {
-        "lib": stream(tok, lib, 0), "tests": stream(tok, tests, 1),
-        "packages": stream(tok, packages, 2), "held_out": stream(tok, held, 3),
+        "lib": stream(tok, lib, 0),
+        "tests": stream(tok, tests, 1),
+        "packages": stream(tok, packages, 2),
+        "held_out": stream(tok, held, 3),
     }
     tok.save(str(tok_path))
     torch.save(streams, ids_path)

@@ -52,7 +52,7 @@ def batches(streams: dict[str, Tensor], length: int, seed: int) -> Iterator[Tens
 
 def losses(model: Tiny, tokens: Tensor, mtp_rows: int, depth: int) -> tuple[Tensor, list[float]]:
     """tokens [B, L] -> (loss to minimise, [main, depth 1, depth 2, ...] mean cross entropies)."""
-    b, length = tokens.shape
+    length = tokens.shape[1]
     hidden, embeds = model.trunk(tokens)
 
     def ce(x: Tensor, labels: Tensor) -> Tensor:
@@ -131,8 +131,16 @@ def main() -> None:
 
     def save() -> None:
         tmp = saved.with_suffix(".tmp")
-        torch.save({"model": model.state_dict(), "optimizers": [o.state_dict() for o in opts],
-                    "step": step, "elapsed": elapsed, "tokens": tokens_seen}, tmp)
+        torch.save(
+            {
+                "model": model.state_dict(),
+                "optimizers": [o.state_dict() for o in opts],
+                "step": step,
+                "elapsed": elapsed,
+                "tokens": tokens_seen,
+            },
+            tmp,
+        )
         tmp.replace(saved)
 
     log = (args.work / "log.jsonl").open("a")
@@ -159,8 +167,12 @@ def main() -> None:
         step += 1
         tokens_seen += tokens.numel()
         elapsed += time.monotonic() - begin
-        row: dict[str, object] = {"step": step, "elapsed": round(elapsed, 1), "tokens": tokens_seen,
-                                  "train": [round(p, 4) for p in parts]}
+        row: dict[str, object] = {
+            "step": step,
+            "elapsed": round(elapsed, 1),
+            "tokens": tokens_seen,
+            "train": [round(p, 4) for p in parts],
+        }
         if step % 100 == 0:
             row["held_out"] = [round(p, 4) for p in held_out_losses(model, streams["held_out"])]
         log.write(json.dumps(row) + "\n")
@@ -172,8 +184,11 @@ def main() -> None:
             last_save = time.monotonic()
     save()
     torch.save(model.state_dict(), args.work / "trunk.pt")
-    print(json.dumps({"steps": step, "tokens": tokens_seen,
-                      "held_out": held_out_losses(model, streams["held_out"])}))
+    print(
+        json.dumps(
+            {"steps": step, "tokens": tokens_seen, "held_out": held_out_losses(model, streams["held_out"])}
+        )
+    )
 
 
 if __name__ == "__main__":
