@@ -1,0 +1,112 @@
+"""The one choice: greedy, filters, penalties along the path, and its distribution."""
+
+import pytest
+import torch
+from nextn.engine.sampler import Choice, choose, filter_logits
+from nextn.engine.types import SamplingParams
+from scipy.stats import chisquare
+
+V = 32
+
+
+def choice(tokens=(1, 2), path=(), num_prompt=1, ends=frozenset(), **params):
+    return Choice(SamplingParams(**params), list(tokens), list(path), num_prompt, ends)
+
+
+def logits(seed=0, rows=1):
+    return torch.randn(rows, V, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def test_greedy_is_argmax_and_padding_rows_are_ignored():
+    x = logits(rows=8)
+    want = x[:3].argmax(-1).tolist()
+    assert choose(x.clone(), [choice(temperature=0)] * 3) == want
+
+
+def test_a_choice_does_not_depend_on_its_neighbours():
+    x = logits(rows=6)
+    cs = [
+        choice(temperature=0),
+        choice(seed=1),
+        choice(seed=2, top_k=5, path=(4,)),
+        choice(seed=3, top_p=0.7, temperature=0.5),
+        choice(seed=4, min_p=0.2, repetition_penalty=1.3),
+        choice(seed=5, frequency_penalty=0.5, presence_penalty=1.0, path=(3, 3)),
+    ]
+    together = choose(x.clone(), cs)
+    alone = [choose(x[i : i + 1].clone(), [c])[0] for i, c in enumerate(cs)]
+    assert together == alone
+
+
+def test_path_counts_like_committed_tokens():
+    """A choice after accepted drafts equals the plain choice at that position."""
+    for seed in range(30):
+        x = logits(seed)
+        kind = dict(seed=seed, frequency_penalty=1.0, repetition_penalty=1.5, top_k=8)
+        a = choose(x.clone(), [choice(tokens=(1, 2, 9, 4), path=(), **kind)])
+        b = choose(x.clone(), [choice(tokens=(1, 2), path=(9, 4), **kind)])
+        assert a == b
+
+
+def test_penalties_arithmetic():
+    x = torch.zeros(1, V)
+    x[0, 3], x[0, 4], x[0, 5] = 3.0, 2.5, -1.0
+    got = x.clone()
+    choose(got, [choice(tokens=(3, 5), path=(3,), num_prompt=1, temperature=0, repetition_penalty=2.0)])
+    assert got[0, 3] == 1.5
+    assert got[0, 5] == -2.0
+    got = x.clone()
+    # token 3 is in the prompt (not counted) and once on the path
+    choose(got, [choice(tokens=(3, 5), path=(3,), num_prompt=1, temperature=0, frequency_penalty=0.5, presence_penalty=0.25)])
+    assert got[0, 3] == 3.0 - 0.75
+    assert got[0, 5] == -1.75
+    assert got[0, 4] == 2.5
+
+
+def test_min_tokens_forbids_the_end():
+    x = torch.zeros(1, V)
+    x[0, 7] = 9.0
+    ends = frozenset({7})
+    assert choose(x.clone(), [choice(temperature=0, min_tokens=2, ends=ends, tokens=(1, 2), num_prompt=1)]) != [7]
+    assert choose(x.clone(), [choice(temperature=0, min_tokens=1, ends=ends, tokens=(1, 2), num_prompt=1)]) == [7]
+    # two outputs on the path: the minimum is reached there
+    assert choose(x.clone(), [choice(temperature=0, min_tokens=2, ends=ends, tokens=(1, 2), path=(5,), num_prompt=1)]) == [7]
+
+
+def test_filters_keep_what_they_must():
+    x = torch.tensor([[4.0, 3.0, 2.0, 1.0, 1.0, -5.0]])
+    p = x.softmax(-1)[0]
+    assert (filter_logits(x, [2], [1.0], [0.0]) > -1e30).sum() == 2
+    kept = filter_logits(x, [-1], [float(p[0] + p[1]) - 1e-4], [0.0])[0] > -1e30
+    assert kept.tolist() == [True, True, False, False, False, False]
+    kept = filter_logits(x, [-1], [float(p[0] + p[1]) + 1e-4], [0.0])[0] > -1e30
+    assert kept.tolist() == [True, True, True, False, False, False]
+    kept = filter_logits(x, [-1], [1.0], [float(p[2] / p[0]) - 1e-4])[0] > -1e30
+    assert kept.tolist() == [True, True, True, False, False, False]
+    # equal logits: the smaller id ranks first; the best always stays
+    kept = filter_logits(x, [4], [1.0], [0.0])[0] > -1e30
+    assert kept.tolist() == [True, True, True, True, False, False]
+    assert (filter_logits(x, [1], [1e-9], [1.0])[0] > -1e30).tolist() == [True] + [False] * 5
+
+
+@pytest.mark.parametrize(
+    "params", [{}, {"temperature": 0.6}, {"top_k": 6}, {"top_p": 0.8}, {"min_p": 0.1, "temperature": 1.5}]
+)
+def test_distribution_over_seeds(params):
+    """Chi-square of what 4,000 seeds choose against the filtered softmax."""
+    n = 4000
+    x = logits(3)
+    cs = [choice(seed=s * 7919 + 1, **params) for s in range(n)]
+    got = torch.bincount(torch.tensor(choose(x.expand(n, -1).clone(), cs)), minlength=V).double()
+    p = SamplingParams(**params)
+    want = filter_logits(x / p.temperature, [p.top_k], [p.top_p], [p.min_p])[0].double().softmax(-1) * n
+    assert got[want == 0].sum() == 0
+    big = want >= 5
+    observed, expected = got[big].tolist(), want[big].tolist()
+    rest = want[~big].sum().item()
+    if rest >= 5:
+        observed.append(got[~big].sum().item())
+        expected.append(rest)
+    else:
+        expected = (torch.tensor(expected) * (sum(observed) / sum(expected))).tolist()
+    assert chisquare(observed, expected).pvalue > 1e-3

@@ -1,0 +1,127 @@
+"""Row invariance of the reference ops: bits, not tolerances. And their arithmetic against plain formulas."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from nextn.layers.batch import Span, build_batch
+from nextn.ops.base import ROW_ALIGN
+from nextn.ops.probe import row_invariant
+from nextn.ops.reference import Reference
+
+CPU = torch.device("cpu")
+COUNTS = (8, 16, 24, 64, 256)
+
+
+def ops():
+    shapes = {(352, 256), (64, 100), (4096, 256), (256, 128)}
+    return Reference(blocked=not row_invariant(shapes, torch.float32, CPU))
+
+
+def rand(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("blocked", [False, True])
+@pytest.mark.parametrize(("n_out", "n_in"), [(352, 256), (64, 100), (4096, 256)])
+def test_linear_rows(n_out, n_in, blocked):
+    op = Reference(blocked=True) if blocked else ops()
+    w, x = rand(n_out, n_in), rand(256, n_in, seed=1)
+    full = op.linear(x, w)
+    torch.testing.assert_close(full, x @ w.t())
+    for n in COUNTS:
+        for start in (0, 8, 48):
+            part = x[start : start + n]
+            assert torch.equal(op.linear(part, w), full[start : start + len(part)])
+
+
+def test_norm_and_rotate_and_mlp_rows():
+    op = ops()
+    x = rand(256, 256)
+    weight = rand(256, seed=2)
+    gate_up, down = rand(256, 256, seed=3) / 16, rand(256, 128, seed=4) / 11
+    cos, sin = rand(256, 16, seed=5), rand(256, 16, seed=6)
+    full = (op.rms_norm(x, weight, 1e-6), op.swiglu_mlp(x, gate_up, down), op.rotate(x.view(256, 8, 32), cos, sin))
+    want = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
+    torch.testing.assert_close(full[0], want)
+    for n in COUNTS:
+        part = x[8 : 8 + n]
+        k = len(part)
+        assert torch.equal(op.rms_norm(part, weight, 1e-6), full[0][8 : 8 + k])
+        assert torch.equal(op.swiglu_mlp(part, gate_up, down), full[1][8 : 8 + k])
+        turned = op.rotate(part.view(k, 8, 32), cos[8 : 8 + k], sin[8 : 8 + k])
+        assert torch.equal(turned, full[2][8 : 8 + k])
+
+
+@pytest.mark.parametrize("heads", [1, 4, 6, 16])
+def test_attention_rows_do_not_depend_on_the_cut(heads):
+    """A sequence fed whole, in chunks, token by token and beside others: the same bits."""
+    op = ops()
+    page, rank, width, length = 4, 32, 48, 600
+    cache = rand(200 * page, width)
+    pages = (torch.randperm(199, generator=torch.Generator().manual_seed(1)) + 1)[: length // page].tolist()
+    other = list(range(1, 60))
+    q = rand(length, heads, width, seed=2) / 7
+
+    def run(spans, queries):
+        batch = build_batch(spans, page, heads, CPU)
+        padded = F.pad(queries, (0, 0, 0, 0, 0, len(batch.tokens) - len(queries)))
+        return op.mla_attention(padded, cache, batch.attention, rank)[: len(queries)]
+
+    whole = run([Span([0] * length, 0, pages)], q)
+    slots = torch.tensor([p * page + i for p in pages for i in range(page)])
+    for t in (0, 5, 255, 256, 257, 599):
+        keys = cache[slots[: t + 1]].double()
+        p = (q[t].double() @ keys.t()).softmax(-1)
+        torch.testing.assert_close(whole[t].double(), p @ keys[:, :rank], rtol=1e-4, atol=1e-5)
+    for cut in (1, 3, 17, 100, 256):
+        starts = [0, 254, 256, 480, 599] if cut < 17 else range(0, length, cut)
+        for start in starts:
+            n = min(cut, length - start)
+            alone = run([Span([0] * n, start, pages)], q[start : start + n])
+            assert torch.equal(alone, whole[start : start + n]), (cut, start)
+    spans = [Span([0] * 3, 10, other), Span([0], 599, pages), Span([0] * 2, 130, other), Span([0] * 40, 256, pages)]
+    mixed = run(spans, torch.cat((q[:3], q[599:600], q[:2], q[256:296])))
+    assert torch.equal(mixed[3], whole[599])
+    assert torch.equal(mixed[6:46], whole[256:296])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 64])
+def test_experts_rows(rows):
+    op = ops()
+    experts, top, inner, hidden = 8, 2, 128, 256
+    gate, bias = rand(experts, hidden) / 16, rand(experts, seed=1) / 10
+    gate_up, down = rand(experts, 2 * inner, hidden, seed=2) / 16, rand(experts, hidden, inner, seed=3) / 11
+    x = rand(64, hidden, seed=4)
+
+    def run(part):
+        padded = F.pad(part, (0, 0, 0, -len(part) % ROW_ALIGN))
+        ids, weights = op.route(padded, gate, bias, 4, 2, top, True, 2.5)
+        return ids, weights, op.experts(padded, len(part), ids, weights, gate_up, down)
+
+    ids, weights, full = run(x)
+    for start in {0, min(5, 64 - rows), 64 - rows}:
+        part = run(x[start : start + rows])[2]
+        assert torch.equal(part[:rows], full[start : start + rows])
+        assert (part[rows:] == 0).all()
+    t = 3
+    want = sum(
+        weights[t, k] * (F.silu(x[t] @ gate_up[e, :inner].t()) * (x[t] @ gate_up[e, inner:].t())) @ down[e].t()
+        for k, e in enumerate(ids[t].tolist())
+    )
+    torch.testing.assert_close(full[t], want)
+
+
+def test_route_limits_groups():
+    op = ops()
+    gate, bias = rand(8, 16), rand(8, seed=1)
+    x = rand(64, 16, seed=2)
+    ids, weights = op.route(x, gate, bias, 4, 2, 3, True, 1.5)
+    scores = (x @ gate.t()).sigmoid()
+    for t in range(64):
+        biased = scores[t] + bias
+        best = biased.view(4, 2).sum(-1).topk(2).indices.tolist()
+        allowed = [e for g in best for e in (2 * g, 2 * g + 1)]
+        want = sorted(allowed, key=lambda e: -biased[e].item())[:3]
+        assert ids[t].tolist() == want
+        w = scores[t][want]
+        torch.testing.assert_close(weights[t], w / w.sum() * 1.5)
