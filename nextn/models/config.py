@@ -200,10 +200,13 @@ def _scaling(t: Fields) -> YarnScaling | None:
     for key in t.data:
         if key not in ROPE_KEYS:
             raise t.error(key, f"supported keys: {', '.join(sorted(ROPE_KEYS))}")
-    kind = "rope_type" if "rope_type" in t.data else "type"
-    t.only(kind, "default", "yarn")
+    for key in ("rope_type", "type"):  # transformers writes both into what was DeepSeek's
+        t.only(key, "default", "yarn")
+    kind = t.get("rope_type", t.get("type", "default"))
+    if t.get("type", kind) != kind:
+        raise t.error("type", f"it contradicts rope_type, {kind!r}")
     t.only("partial_rotary_factor", None, 1)
-    if t.get(kind, "default") == "default":
+    if kind == "default":
         return None
     t.only("attention_factor", None)
     t.only("truncate", True)

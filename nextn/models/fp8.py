@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nextn.models.memory import fresh
+
 SCALE_SUFFIX = "_scale_inv"  # of the weight's own name
 
 
@@ -30,8 +32,8 @@ def dequantize(stored: Tensor, scale_inv: Tensor, block: tuple[int, int], dtype:
     rows, columns = block
     n, k = stored.shape
     assert scale_inv.shape == scale_shape((n, k), block), (stored.shape, scale_inv.shape, block)
-    out = torch.empty(n, k, dtype=dtype)
+    out = fresh((n, k), dtype)
     for b, start in enumerate(range(0, n, rows)):
         scale = scale_inv[b].repeat_interleave(columns)[:k]
-        out[start : start + rows] = stored[start : start + rows].float() * scale
+        out[start : start + rows] = stored[start : start + rows].float().mul_(scale)
     return out

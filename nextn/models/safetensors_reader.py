@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from nextn.models.files import CheckpointError
+from nextn.models.memory import fresh
 
 DTYPES = {
     "F32": torch.float32,
@@ -70,7 +71,7 @@ class SafetensorsFile:
     def read(self, name: str) -> Tensor:
         """One tensor, as stored; its dtype must be one of DTYPES."""
         info = self.tensors[name]
-        raw = torch.empty(info.end - info.start, dtype=torch.uint8)
+        raw = fresh((info.end - info.start,), torch.uint8)
         view = raw.numpy().data
         self._file.seek(self._data_start + info.start)
         done = 0
