@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from generate import generate, gumbel
 from model import Tiny
 from tokenizers import Tokenizer
@@ -29,6 +29,22 @@ class Rollouts:
     starts: Tensor
     ends: Tensor
     greedy: Tensor
+
+    def select(self, rows: Tensor) -> Rollouts:
+        return Rollouts(
+            self.tokens[rows], self.hidden[rows], self.starts[rows], self.ends[rows], self.greedy[rows]
+        )
+
+
+def join(parts: list[Rollouts]) -> Rollouts:
+    longest = max(p.tokens.shape[1] for p in parts)
+    return Rollouts(
+        torch.cat([F.pad(p.tokens, (0, longest - p.tokens.shape[1])) for p in parts]),
+        torch.cat([F.pad(p.hidden, (0, 0, 0, longest - p.hidden.shape[1])) for p in parts]),
+        torch.cat([p.starts for p in parts]),
+        torch.cat([p.ends for p in parts]),
+        torch.cat([p.greedy for p in parts]),
+    )
 
 
 class Prompts:

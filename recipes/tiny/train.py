@@ -41,12 +41,14 @@ def windows(stream: Tensor, length: int, generator: torch.Generator) -> Iterator
             yield torch.cat((torch.zeros(1, dtype=torch.long), piece))
 
 
-def batches(streams: dict[str, Tensor], length: int, seed: int) -> Iterator[Tensor]:
+def batches(
+    streams: dict[str, Tensor], length: int, seed: int, tokens_per_step: int = TOKENS_PER_STEP
+) -> Iterator[Tensor]:
     gen = torch.Generator().manual_seed(seed)
     sources = {k: windows(streams[k], length, gen) for k in MIX}
     weights = torch.tensor(list(MIX.values()))
     while True:
-        picks = torch.multinomial(weights, TOKENS_PER_STEP // length, replacement=True, generator=gen)
+        picks = torch.multinomial(weights, tokens_per_step // length, replacement=True, generator=gen)
         yield torch.stack([next(sources[list(MIX)[p]]) for p in picks.tolist()])
 
 

@@ -1,0 +1,185 @@
+"""Second stage of the recipe: the trunk unlearns loops, then the MTP module learns the trunk's choices.
+
+`python recipes/tiny/tune.py --minutes 20` goes from `build/tiny/trunk.pt` to `build/tiny/tuned.pt`:
+
+1. repetition (a quarter of the time): the trunk, on real text and its own loops -> quiet.pt
+2. rollouts (a quarter): continuations of training prompts, two thirds greedy, one third at T = 0.7
+3. distillation (a half): the MTP module alone, on those rollouts -> tuned.pt
+
+A part that was stopped starts over with the same command; finished parts are kept. Figures go to
+`build/tiny/tune.jsonl`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import distil
+import torch
+import train
+from evaluate import loops
+from export import load_weights
+from generate import frozen, read_prompts
+from model import Tiny, TinyConfig
+from prompts import OUT
+from repetition import FEWEST, UNLIKELIHOOD_WEIGHT, repeated_mask, unlikelihood
+from rollouts import Prompts, Rollouts, join, roll_out
+from tokens import prepare
+from torch import Tensor
+from tqdm import tqdm
+
+SHARES = {"repetition": 0.25, "rollouts": 0.25, "distillation": 0.5}
+NEW = 128
+REPETITION_SCALE = 0.1  # of the first stage's learning rates
+REAL_TOKENS, REAL_LENGTH = 4096, 512
+ROLLOUT_ROWS = 12
+REPETITION_PROMPTS, REPETITION_LONGEST = 64, 128
+ROLLOUT_PROMPTS, ROLLOUT_LONGEST = 128, 192
+DISTIL_ROWS = 16
+DISTIL_MUON_LR, DISTIL_ADAM_LR = 0.01, 1e-3
+
+
+class Clock:
+    """Share of a time budget that is spent, with a progress bar."""
+
+    def __init__(self, name: str, seconds: float) -> None:
+        self.seconds, self.begin = seconds, time.monotonic()
+        self.bar = tqdm(total=round(seconds), desc=name, unit="s", mininterval=5)
+
+    def spent(self, note: str = "") -> float:
+        elapsed = time.monotonic() - self.begin
+        self.bar.set_postfix_str(note, refresh=False)
+        self.bar.update(min(round(elapsed), self.bar.total) - self.bar.n)
+        return elapsed / self.seconds
+
+
+def set_rates(opts: list[torch.optim.Optimizer], base: list[list[float]], factor: float) -> None:
+    for o, rates in zip(opts, base, strict=True):
+        for g, rate in zip(o.param_groups, rates, strict=True):
+            g["lr"] = rate * factor
+
+
+def rates_of(opts: list[torch.optim.Optimizer]) -> list[list[float]]:
+    return [[g["lr"] for g in o.param_groups] for o in opts]
+
+
+def greedy_figures(model: Tiny, prompts: list[list[int]], held_out: Tensor) -> dict[str, float]:
+    """On held-out text: loss, share of looping greedy completions, share of repeated tokens."""
+    model.eval()
+    batch = roll_out(frozen(model), prompts, NEW, 0.0, 0)
+    rows = [r[e - NEW : e] for r, e in zip(batch.tokens.tolist(), batch.ends.tolist(), strict=True)]
+    return {
+        "held_out_loss": round(train.held_out_losses(model, held_out, rows=96)[0], 4),
+        "share_of_loops": sum(map(loops, rows)) / len(rows),
+        "share_of_repeated_tokens": round(repeated_mask(batch).sum().item() / (NEW * len(rows)), 4),
+    }
+
+
+def own_repetitions(model: Tiny, prompts: Prompts) -> Iterator[tuple[Tensor, Tensor]]:
+    """Endless (tokens, mask) of greedy completions that repeat themselves, rolled out afresh every
+    few batches by the model as it then is."""
+    while True:
+        model.eval()
+        batch = roll_out(frozen(model), prompts.take(REPETITION_PROMPTS, REPETITION_LONGEST), NEW, 0.0, 0)
+        model.train()
+        mask = repeated_mask(batch)
+        rows = mask.any(1).nonzero()[:, 0]
+        for pick in rows[torch.randperm(len(rows))].split(ROLLOUT_ROWS):
+            yield batch.tokens[pick].long(), mask[pick]
+
+
+def unlearn_loops(model: Tiny, streams: dict[str, Tensor], prompts: Prompts, seconds: float) -> int:
+    """Trains the trunk in place; returns the steps done."""
+    model.nextn.requires_grad_(False)
+    opts = train.optimizers(model, 0.02 * REPETITION_SCALE, REPETITION_SCALE)
+    base = rates_of(opts)
+    real = train.batches(streams, REAL_LENGTH, seed=3000, tokens_per_step=REAL_TOKENS)
+    own = own_repetitions(model, prompts)
+    clock, step, note = Clock("repetition", seconds), 0, ""
+    while (done := clock.spent(note)) < 1:
+        tokens, mask = next(own)
+        model.train()
+        set_rates(opts, base, min(1.0, 2 * (1 - done)))
+        loss, parts = train.losses(model, next(real), 0, 0)
+        penalty = unlikelihood(model, tokens, mask) / max(FEWEST, int(mask.sum()))
+        (loss + UNLIKELIHOOD_WEIGHT * penalty).backward()
+        for o in opts:
+            o.step()
+            o.zero_grad(set_to_none=True)
+        step += 1
+        note = f"step {step} loss {parts[0]:.2f} unlikelihood {penalty.item():.2f}"
+    model.nextn.requires_grad_(True)
+    return step
+
+
+def make_rollouts(model: Tiny, prompts: Prompts, seconds: float) -> Rollouts:
+    fast = frozen(model)
+    parts: list[Rollouts] = []
+    clock = Clock("rollouts", seconds)
+    while clock.spent(f"{len(parts) * ROLLOUT_PROMPTS * NEW} tokens") < 1 or not parts:
+        temperature = 0.7 if len(parts) % 3 == 2 else 0.0
+        parts.append(
+            roll_out(fast, prompts.take(ROLLOUT_PROMPTS, ROLLOUT_LONGEST), NEW, temperature, len(parts))
+        )
+    return join(parts)
+
+
+def distil_mtp(model: Tiny, rollouts: Rollouts, seconds: float, log: Path) -> int:
+    """Trains the MTP module in place; returns the steps done."""
+    opts = distil.optimizers(model, DISTIL_MUON_LR, DISTIL_ADAM_LR)
+    base = rates_of(opts)
+    gen = torch.Generator().manual_seed(0)
+    weights = torch.tensor(distil.DEPTH_WEIGHTS)
+    clock, step, note = Clock("distillation", seconds), 0, ""
+    model.train()
+    while (done := clock.spent(note)) < 1:
+        set_rates(opts, base, min(1.0, (step + 1) / 10, (1 - done) / 0.7))
+        pick = torch.randint(0, len(rollouts.ends), (DISTIL_ROWS,), generator=gen)
+        by_depth = distil.mtp_loss(model, rollouts.select(pick))
+        (by_depth * weights).sum().backward()
+        for o in opts:
+            o.step()
+            o.zero_grad(set_to_none=True)
+        step += 1
+        note = f"step {step} loss {by_depth[0].item():.2f}"
+        record(log, {"part": "distillation", "step": step, "loss": [round(x, 4) for x in by_depth.tolist()]})
+    return step
+
+
+def record(log: Path, row: dict[str, object]) -> None:
+    with log.open("a") as f:
+        f.write(json.dumps(row) + "\n")
+
+
+def main() -> None:
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--work", type=Path, default=Path("build/tiny"))
+    ap.add_argument("--minutes", type=float, default=20.0)
+    args = ap.parse_args()
+    work, log = args.work, args.work / "tune.jsonl"
+    torch.manual_seed(0)
+    tok, streams = prepare(work, TinyConfig().vocab_size)
+    seconds = {name: share * args.minutes * 60 for name, share in SHARES.items()}
+    held_out_prompts = [tok.encode(t).ids for t in read_prompts(OUT)]
+
+    if not (work / "quiet.pt").exists():
+        model = load_weights(work / "trunk.pt")
+        record(log, {"part": "before", **greedy_figures(model, held_out_prompts, streams["held_out"])})
+        steps = unlearn_loops(model, streams, Prompts(tok, streams, seed=11), seconds["repetition"])
+        figures = greedy_figures(model, held_out_prompts, streams["held_out"])
+        record(log, {"part": "repetition", "steps": steps, **figures})
+        torch.save(model.state_dict(), work / "quiet.pt")
+    model = load_weights(work / "quiet.pt")
+    rollouts = make_rollouts(model, Prompts(tok, streams, seed=12), seconds["rollouts"])
+    own = int((rollouts.ends - rollouts.starts).sum())
+    steps = distil_mtp(model, rollouts, seconds["distillation"], log)
+    record(log, {"part": "done", "rollout_tokens": own, "distillation_steps": steps})
+    torch.save(model.state_dict(), work / "tuned.pt")
+
+
+if __name__ == "__main__":
+    main()
