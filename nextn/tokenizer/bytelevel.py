@@ -1,0 +1,47 @@
+"""The bytes behind each entry of a byte-level BPE vocabulary.
+
+Such a vocabulary spells every byte as one printable character (0x20 is "Ġ", 0x0A is "Ċ"), so the text
+of a token sequence is the UTF-8 decoding of its tokens' bytes put together, and nothing else: no token
+changes the text of an earlier one. That is what makes exact text from a stream of tokens simple.
+"""
+
+from __future__ import annotations
+
+import tokenizers
+
+
+def byte_of_char() -> dict[str, int]:
+    """GPT-2's table: a printable Latin-1 byte stands for itself, the others follow from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in printable]
+    chars = [*printable, *range(0x100, 0x100 + len(others))]
+    return {chr(c): b for c, b in zip(chars, [*printable, *others], strict=True)}
+
+
+BYTE_OF_CHAR = byte_of_char()
+
+
+class TokenBytes(dict[int, bytes]):
+    """Token id -> bytes, looked up in the vocabulary on first use.
+
+    An added token that is not spelled in the byte alphabet ("<｜User｜>") is its own UTF-8. Ids that the
+    vocabulary lacks have no bytes, nor have special tokens with `skip_special_tokens`.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, skip_special_tokens: bool) -> None:
+        super().__init__()
+        self._backend = backend
+        if skip_special_tokens:
+            added = backend.get_added_tokens_decoder()
+            self.update({token_id: b"" for token_id, token in added.items() if token.special})
+
+    def __missing__(self, token_id: int) -> bytes:
+        token: str | None = self._backend.id_to_token(token_id)
+        if token is None:
+            data = b""
+        elif all(c in BYTE_OF_CHAR for c in token):
+            data = bytes([BYTE_OF_CHAR[c] for c in token])
+        else:
+            data = token.encode()
+        self[token_id] = data
+        return data

@@ -1,0 +1,139 @@
+"""Chat messages -> the prompt, by the checkpoint's own Jinja template, rendered as transformers does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+Message = Mapping[str, object]
+
+
+class ChatTemplate:
+    """Templates by name: "tool_use", if there, serves requests with tools and "default" all others.
+    `special_tokens` ("bos_token" -> its text, …) are visible in the template.
+
+    Templates write the BOS token themselves: encode what `render` gives without special tokens.
+    Raises ValueError for a template that is not valid Jinja.
+    """
+
+    def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
+        try:
+            self._templates = {name: ENVIRONMENT.from_string(text) for name, text in sources.items()}
+        except jinja2.TemplateError as e:
+            raise ValueError(f"the chat template is not valid: {e}") from e
+        self._special_tokens = dict(special_tokens)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        /,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        **extra: object,
+    ) -> str:
+        """The prompt as text. `extra` (chat_template_kwargs) is passed on to the template.
+
+        Raises ValueError for messages that are malformed, that have parts other than text, or that the
+        template refuses; then with the template's own message.
+        """
+        if "messages" in extra:
+            raise ValueError("messages cannot be given among the template's extra variables too")
+        variables = {
+            **self._special_tokens,
+            **extra,
+            "messages": plain_messages(messages),
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        template = self._choose(with_tools=tools is not None)
+        try:
+            return template.render(variables)
+        # A template is a program from the checkpoint: it fails on input it did not expect in any way.
+        except Exception as e:
+            raise ValueError(f"the chat template refused the messages: {e}") from e
+
+    def _choose(self, with_tools: bool) -> jinja2.Template:
+        for name in ("tool_use", "default") if with_tools else ("default",):
+            if name in self._templates:
+                return self._templates[name]
+        raise ValueError(f"no chat template is named default; there are {', '.join(sorted(self._templates))}")
+
+
+def plain_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
+    """Copies with every content as one string (or None); text parts are joined by a line break."""
+    if not messages:
+        raise ValueError("messages is empty; send at least one")
+    plain: list[dict[str, object]] = []
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise ValueError(f"messages[{i}] must be an object with a role")
+        plain.append({**message, "content": plain_content(message.get("content"), f"messages[{i}].content")})
+    return plain
+
+
+def plain_content(content: object, where: str) -> str | None:
+    if content is None or isinstance(content, str):
+        return content
+    if not isinstance(content, (list, tuple)):
+        raise ValueError(f"{where} must be a string or a list of text parts")
+    texts: list[str] = []
+    for i, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        if kind != "text":
+            raise ValueError(f"{where}[{i}] is of type {kind!r}; only 'text' parts are supported")
+        if not isinstance(part.get("text"), str):
+            raise ValueError(f"{where}[{i}].text must be a string")
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+class GenerationBlock(Extension):
+    """`{% generation %}…{% endgeneration %}`, the assistant's words in training: its body as it is."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        lineno = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=lineno)
+
+
+def raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def strftime_now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+def tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes HTML and sorts the keys; models were trained on neither."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def environment() -> ImmutableSandboxedEnvironment:
+    env = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationBlock]
+    )
+    env.filters["tojson"] = tojson
+    env.globals["raise_exception"] = raise_exception
+    env.globals["strftime_now"] = strftime_now
+    return env
+
+
+ENVIRONMENT = environment()

@@ -1,0 +1,74 @@
+"""The text of one choice while its tokens arrive.
+
+What `TextStream` gives does not depend on how the tokens were cut into pushes, so a step that commits
+four tokens and four steps that commit one send the same text and count the same tokens:
+
+- no stop string found: all `Piece.text` and `finish()` together are `Tokenizer.decode(all ids)`;
+- else: the text up to the stop string, and the tokens up to the one that completed it. Tokens are taken
+  one by one; after each the text of whole characters is searched, see `StopStrings`.
+
+A character whose bytes are spread over tokens is sent when it is whole. Bytes that cannot become a
+character are sent as U+FFFD, an unfinished character at the end by `finish`; it ends no stop string.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from nextn.tokenizer.stop import StopStrings
+from nextn.tokenizer.tokenizer import Tokenizer
+
+UTF8 = codecs.getincrementaldecoder("utf-8")
+
+
+class Piece(NamedTuple):
+    """What one push gave: `text` to send, how many of the pushed tokens belong to the answer (fewer than
+    pushed if a stop string was completed before the last), and that stop string."""
+
+    text: str
+    tokens_used: int
+    stopped: str | None
+
+
+class TextStream:
+    """Tokens in, text out, for one choice.
+
+    `include_stop` leaves the stop string in the text. Raises ValueError for an empty stop string.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        skip_special_tokens: bool = True,
+        include_stop: bool = False,
+    ) -> None:
+        self._bytes = tokenizer.token_bytes(skip_special_tokens)
+        self._utf8 = UTF8("replace")
+        self._stop = StopStrings(stop, include_stop) if stop else None
+        self.stopped: str | None = None  # the stop string that was found; no token is used after it
+
+    def push(self, token_ids: Sequence[int]) -> Piece:
+        if self.stopped is not None:
+            return Piece("", 0, self.stopped)
+        if self._stop is None:
+            data = b"".join([self._bytes[token_id] for token_id in token_ids])
+            return Piece(self._utf8.decode(data), len(token_ids), None)
+        texts: list[str] = []
+        for used, token_id in enumerate(token_ids, 1):
+            whole = self._utf8.decode(self._bytes[token_id])
+            text, stop = self._stop.push(whole)
+            texts.append(text)
+            if stop is not None:
+                self.stopped = stop
+                return Piece("".join(texts), used, stop)
+        return Piece("".join(texts), len(token_ids), None)
+
+    def finish(self) -> str:
+        """What was held back; "" after a stop string. Nothing may be pushed after it."""
+        if self.stopped is not None:
+            return ""
+        held = self._stop.rest() if self._stop else ""
+        return held + self._utf8.decode(b"", True)

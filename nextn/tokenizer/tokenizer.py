@@ -1,0 +1,122 @@
+"""A checkpoint's tokenizer, from tokenizer.json, tokenizer_config.json and the chat template alone.
+
+Byte-level BPE only (DeepSeek's kind; also Llama 3's, Qwen's and GLM's): there a token's bytes never depend on
+its neighbours, see `nextn.tokenizer.bytelevel`. Text is what the decoder gives: no "clean-up" of spaces.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import tokenizers
+
+from nextn.tokenizer import folder
+from nextn.tokenizer.bytelevel import TokenBytes
+from nextn.tokenizer.chat import ChatTemplate, Message
+
+
+class Tokenizer:
+    """Text <-> token ids, and chat messages -> token ids. Made by `from_folder`."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        special_tokens: Mapping[str, str],
+        chat_template: ChatTemplate | None,
+    ) -> None:
+        self._backend = backend
+        self._bytes = {skip: TokenBytes(backend, skip) for skip in (False, True)}
+        self.special_tokens = dict(special_tokens)  # "bos_token" -> "<｜begin▁of▁sentence｜>", …
+        self.chat_template = chat_template
+        self.vocab_size: int = backend.get_vocab_size()  # added tokens included; the model's may be larger
+
+    @classmethod
+    def from_folder(cls, path: str | os.PathLike[str]) -> Tokenizer:
+        """Raises ValueError that names the folder without tokenizer.json, or the file that is not right."""
+        root = Path(path)
+        file = root / folder.CONFIG
+        config = folder.read_config(file)
+        special_tokens = folder.read_special_tokens(config, file)
+        backend = folder.read_backend(root)
+        folder.add_bos(backend, config, special_tokens, file)
+        return cls(backend, special_tokens, folder.read_chat_template(root, config, special_tokens))
+
+    @property
+    def bos_token(self) -> str | None:
+        return self.special_tokens.get("bos_token")
+
+    @property
+    def eos_token(self) -> str | None:
+        return self.special_tokens.get("eos_token")
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._id(self.bos_token)
+
+    @property
+    def eos_token_id(self) -> int | None:
+        return self._id(self.eos_token)
+
+    def _id(self, token: str | None) -> int | None:
+        return None if token is None else self._backend.token_to_id(token)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """The ids; with `add_special_tokens` those that the checkpoint puts around a text (BOS) are added.
+
+        Raises ValueError for text that is not Unicode (a lone surrogate, from a JSON escape).
+        """
+        return self.encode_batch([text], add_special_tokens)[0]
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """Like `encode` for each text, on all cores."""
+        try:
+            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        except TypeError:
+            for text in texts:
+                check_unicode(text)
+            raise
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text; bytes that are not UTF-8 become U+FFFD, ids outside the vocabulary nothing."""
+        text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token_bytes(self, skip_special_tokens: bool = True) -> TokenBytes:
+        """The table id -> bytes of text; `decode` is the UTF-8 decoding of the bytes joined."""
+        return self._bytes[skip_special_tokens]
+
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        /,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        **extra: object,
+    ) -> str:
+        """The prompt of a chat as text, see `ChatTemplate.render`. ValueError if there is no template."""
+        if self.chat_template is None:
+            raise ValueError("this checkpoint has no chat template; send a prompt to /v1/completions instead")
+        return self.chat_template.render(messages, add_generation_prompt, tools, **extra)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        /,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        **extra: object,
+    ) -> list[int]:
+        """The prompt of a chat as ids: the template alone says where BOS goes."""
+        text = self.render_chat(messages, add_generation_prompt, tools, **extra)
+        return self.encode(text, add_special_tokens=False)
+
+
+def check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as e:
+        where = f"{text[e.start]!r} at character {e.start}"
+        raise ValueError(f"the text has half of a UTF-16 pair ({where}); send valid Unicode") from e
