@@ -1,0 +1,67 @@
+"""The `nextn` command: finds the subcommand's module, parses, runs.
+
+A command is a module with `HELP: str`, `add_arguments(parser)` and `run(args) -> exit code`. Its top level
+imports nothing heavy: what a command needs it imports in `run`, so that `nextn --help` is instant.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import nextn
+from nextn.cli.errors import CommandError
+
+COMMANDS: dict[str, str] = {
+    "serve": "nextn.cli.serve",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """One line on stderr and exit code 2 for a wrong command line; `--a_b` is `--a-b`; no abbreviations."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command. Returns its exit code; 2 for a user's mistake, 130 for Ctrl-C."""
+    words = [dashed(word) for word in (sys.argv[1:] if argv is None else argv)]
+    if not words or words[0] not in COMMANDS:
+        overview().parse_args(words)  # ends in help, version or an error
+    name = words[0]
+    command = importlib.import_module(COMMANDS[name])
+    parser = Parser(prog=f"nextn {name}", description=command.HELP, allow_abbrev=False)
+    command.add_arguments(parser)
+    args = parser.parse_args(words[1:])
+    try:
+        return int(command.run(args))
+    except CommandError as e:
+        print(f"nextn {name}: error: {e}", file=sys.stderr)
+        return e.exit_code
+    except KeyboardInterrupt:
+        return 130
+
+
+def overview() -> Parser:
+    parser = Parser(prog="nextn", description=(nextn.__doc__ or "").splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"nextn {nextn.__version__}")
+    commands = parser.add_subparsers(metavar="<command>", required=True)
+    for name, module in COMMANDS.items():
+        commands.add_parser(name, help=importlib.import_module(module).HELP)
+    return parser
+
+
+def dashed(word: str) -> str:
+    """An option's name with dashes for underscores; its value, and every other word, untouched.
+
+    >>> dashed("--max_tokens_per_batch=64")
+    '--max-tokens-per-batch=64'
+    """
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value

@@ -1,0 +1,11 @@
+"""The error a command ends with when it is the user's to mend."""
+
+from __future__ import annotations
+
+
+class CommandError(Exception):
+    """Its message is printed as one line on stderr; the command ends with `exit_code`."""
+
+    def __init__(self, message: str, exit_code: int = 2) -> None:
+        super().__init__(" ".join(message.split()))
+        self.exit_code = exit_code

@@ -1,0 +1,30 @@
+"""nextn serve: the HTTP server and its engine.
+
+nextn serve                                   # the embedded model on http://127.0.0.1:30000
+nextn serve --model-path /models/deepseek-v3 --port 8000 --speculative-num-steps 3
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from nextn.cli.errors import CommandError
+from nextn.cli.options import add_options, parse
+from nextn.config import ServerConfig
+
+HELP = "serve a model over HTTP, with the OpenAI API"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_options(parser, ServerConfig)
+
+
+def run(args: argparse.Namespace) -> int:
+    config = parse(args, ServerConfig)
+    from nextn.server.launch import serve
+    from nextn.server.supervisor import StartupError
+
+    try:
+        return serve(config)
+    except StartupError as e:
+        raise CommandError(str(e), 2 if e.mistake else 1) from e

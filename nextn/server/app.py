@@ -1,0 +1,138 @@
+"""The routes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+
+import nextn
+from nextn.server.errors import ApiError
+from nextn.server.generation import Generation
+from nextn.server.openai import Reply
+from nextn.server.protocol import ChatRequest, CommonRequest, CompletionRequest, parse
+from nextn.server.request_id import RequestId
+from nextn.server.responses import Model, ModelList
+from nextn.server.service import Service
+from nextn.server.sse import ClientGone, EventStream, unless_gone
+
+MAX_BODY = 32 * 2**20  # bytes
+
+
+def json(content: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+
+def make_app(service: Service) -> FastAPI:
+    app = FastAPI(title="nextn", version=nextn.__version__, docs_url=None, redoc_url=None)
+    app.add_middleware(RequestId)
+    add_error_handlers(app)
+    add_generation(app, service)
+    add_figures(app, service)
+    return app
+
+
+def add_generation(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/completions", openapi_extra=body_schema(CompletionRequest))
+    async def completions(request: Request) -> Response:
+        body = parse(await read_body(request), CompletionRequest)
+        return await answer(request, body, await service.completion(body))
+
+    @app.post("/v1/chat/completions", openapi_extra=body_schema(ChatRequest))
+    async def chat_completions(request: Request) -> Response:
+        body = parse(await read_body(request), ChatRequest)
+        return await answer(request, body, await service.chat(body))
+
+    async def answer(request: Request, body: CommonRequest, generation: Generation) -> Response:
+        reply = Reply(body, generation, service.config.model_name)
+        try:
+            if body.stream:
+                return await unless_gone(request.receive, EventStream(reply.chunks()).start())
+            whole = await unless_gone(request.receive, reply.whole())
+        except ClientGone:
+            return Response(status_code=499)
+        return Response(whole, media_type="application/json")
+
+
+def add_figures(app: FastAPI, service: Service) -> None:
+    config = service.config
+
+    @app.get("/health")
+    async def health() -> Response:
+        return json({"status": service.status}, 200 if service.status == "ok" else 503)
+
+    @app.get("/v1/models")
+    async def models() -> Response:
+        ready = service.engine.ready
+        length = ready.context_length if ready is not None else config.context_length
+        return json(ModelList([Model(config.model_name, service.created, length)]))
+
+    @app.get("/version")
+    async def version() -> Response:
+        return json({"version": nextn.__version__})
+
+    @app.get("/server_info")
+    @app.get("/get_server_info", include_in_schema=False)
+    async def server_info() -> Response:
+        metrics, ready = service.metrics, service.engine.ready
+        total = metrics.totals().spec
+        state = {
+            "avg_spec_accept_length": total.accept_length,
+            "spec_accept_rates": total.accept_rates,
+            "last_accept_length": metrics.interval.spec.accept_length,
+            "last_gen_throughput": metrics.interval.throughput,
+        }
+        return json(
+            {
+                **dataclasses.asdict(config),
+                "version": nextn.__version__,
+                "status": service.status,
+                "served_model_name": config.model_name,
+                "engine": ready.startup if ready is not None else None,
+                "internal_states": [state],
+            }
+        )
+
+    if config.enable_metrics:
+
+        @app.get("/metrics")
+        async def metrics() -> Response:
+            return Response(service.metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    @app.exception_handler(ApiError)
+    async def api_error(request: Request, error: ApiError) -> Response:
+        return Response(error.body, error.status, error.headers, "application/json")
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        headers = dict(error.headers or {})
+        return await api_error(request, ApiError(error.status_code, message, headers=headers))
+
+    @app.exception_handler(Exception)
+    async def bug(request: Request, error: Exception) -> Response:
+        return await api_error(request, ApiError(500, "internal error; see the server's log", "server_error"))
+
+
+async def read_body(request: Request) -> bytes:
+    """Raises ApiError 413 as soon as it is known to be too long."""
+    too_long = ApiError(413, f"the body is longer than {MAX_BODY} bytes")
+    if int(request.headers.get("content-length", 0)) > MAX_BODY:
+        raise too_long
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY:
+            raise too_long
+    return bytes(body)
+
+
+def body_schema(kind: type[CommonRequest]) -> dict[str, Any]:
+    schema = kind.model_json_schema()
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

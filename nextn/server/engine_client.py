@@ -1,0 +1,89 @@
+"""The HTTP process's side of the engine: sends requests, hands each answer to whoever waits for it.
+
+One engine process after another may stand behind it, see `nextn.server.supervisor`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import zmq.asyncio
+
+from nextn.engine.types import Output
+from nextn.server.errors import ApiError, bad_request, engine_dead
+from nextn.server.messages import Abort, Add, FromEngine, Ready, Rejected, StepNews, ToEngine, encode
+from nextn.server.metrics import Metrics
+
+
+class News(NamedTuple):
+    """What a waiter finds in its queue: an output of request `rid`, or why there will be none."""
+
+    rid: str
+    what: Output | ApiError
+
+
+@dataclass
+class EngineClient:
+    """The engine's figures go to `metrics`."""
+
+    metrics: Metrics
+    ready: Ready | None = None  # set while an engine is there to serve
+    waiters: dict[str, asyncio.Queue[News]] = field(default_factory=dict)  # by rid
+    socket: zmq.asyncio.Socket | None = None
+
+    @property
+    def active(self) -> int:
+        """Requests sent and not finished."""
+        return len(self.waiters)
+
+    def attach(self, ready: Ready, socket: zmq.asyncio.Socket) -> None:
+        self.ready, self.socket, self.metrics.stats = ready, socket, ready.stats
+
+    def detach(self, reason: str) -> None:
+        """The engine is gone: every waiter is told."""
+        self.ready = self.socket = None
+        self.metrics.engine_gone()
+        self.fail_all(engine_dead(reason))
+
+    def fail_all(self, error: ApiError) -> None:
+        """Every waiter is told; what the engine still says of these requests is dropped."""
+        for rid in list(self.waiters):
+            self._tell(rid, error, last=True)
+
+    def submit(self, requests: Sequence[Add], queue: asyncio.Queue[News]) -> None:
+        """Sends requests; their news come into `queue`. An engine must be there."""
+        assert self.ready is not None
+        for request in requests:
+            self.waiters[request.rid] = queue
+            self._send(request)
+
+    def abort(self, rid: str) -> bool:
+        """Ends a request and its news. False if it had ended already."""
+        if self.waiters.pop(rid, None) is None:
+            return False
+        self._send(Abort(rid))
+        return True
+
+    def _send(self, message: ToEngine) -> None:
+        if self.socket is not None:
+            # PAIR without a high-water mark: it is queued at once, the future is done.
+            self.socket.send(encode(message))
+
+    def receive(self, message: FromEngine) -> None:
+        if isinstance(message, StepNews):
+            self.metrics.on_step(message.stats, message.seconds)
+            for out in message.outputs:
+                self._tell(out.rid, out, last=out.finish_reason is not None)
+        elif isinstance(message, Rejected):
+            self._tell(message.rid, bad_request(message.message), last=True)
+
+    def _tell(self, rid: str, what: Output | ApiError, last: bool) -> None:
+        queue = self.waiters.get(rid)
+        if queue is None:
+            return  # aborted while this was under way
+        if last:
+            del self.waiters[rid]
+        queue.put_nowait(News(rid, what))

@@ -1,0 +1,167 @@
+"""The engine process: takes messages, steps, sends what came out. One `Engine`, one thread, no web.
+
+Started by `nextn.server.supervisor` with the spawn method. It ends on `Stop`, when its parent is gone, or
+with a traceback when a step fails: an engine whose bookkeeping is in doubt serves nobody.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import zmq
+
+from nextn.config import EngineConfig
+from nextn.engine.types import Request
+from nextn.server.messages import (
+    Abort,
+    Add,
+    Failed,
+    FromEngine,
+    Ready,
+    Rejected,
+    StepNews,
+    Stop,
+    ToEngine,
+    decode_to_engine,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from nextn.engine.engine import Engine
+
+log = logging.getLogger("nextn.engine")
+
+IDLE_MS = 500  # how often an idle engine looks whether its parent is still there
+PR_SET_PDEATHSIG = 1
+MakeEngine = Callable[[EngineConfig], "Engine"]
+
+
+def make_engine(config: EngineConfig) -> Engine:
+    from nextn.engine.engine import Engine
+
+    return Engine(config)
+
+
+def run(config: EngineConfig, address: str, parent: int, log_level: str, make: MakeEngine) -> None:
+    """The child's main function. `address`: the ipc:// socket that the parent listens on."""
+    die_with_parent(parent)
+    # Ctrl-C and a service manager's SIGTERM reach the whole group; the parent drains first, then says Stop.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    link = Link(address, parent)
+    try:
+        engine = make(config)
+    except Exception as e:
+        mistake = isinstance(e, (ValueError, OSError))
+        if not mistake:
+            traceback.print_exc()
+        link.send(Failed(str(e) or type(e).__name__, mistake))
+        link.close()
+        sys.exit(2)
+    link.send(
+        Ready(
+            engine.vocab_size, engine.context_length, engine.num_drafts, dict(engine.startup), engine.stats()
+        )
+    )
+    gc.collect()
+    gc.freeze()  # weights and modules need never be looked at again
+    try:
+        loop(engine, link)
+    except Exception:
+        log.critical("the engine failed and ends:\n%s", traceback.format_exc())
+        link.close()
+        sys.exit(1)
+    link.close()
+
+
+class Link:
+    """The engine's end of the socket."""
+
+    def __init__(self, address: str, parent: int) -> None:
+        self.parent = parent
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.PAIR)
+        self.socket.set_hwm(0)
+        self.socket.linger = 1000
+        self.socket.connect(address)
+
+    def send(self, message: FromEngine) -> None:
+        self.socket.send(encode(message))
+
+    def receive(self, wait: bool) -> list[ToEngine]:
+        """All messages that are there; with `wait` at least one, or Stop when the parent is gone."""
+        while wait and not self.socket.poll(IDLE_MS):
+            if os.getppid() != self.parent:
+                return [Stop()]
+        messages: list[ToEngine] = []
+        while True:
+            try:
+                messages.append(decode_to_engine(self.socket.recv(zmq.NOBLOCK)))
+            except zmq.Again:
+                break
+        return messages if os.getppid() == self.parent else [Stop()]
+
+    def close(self) -> None:
+        self.socket.close()
+        self.context.term()
+
+
+def loop(engine: Engine, link: Link) -> None:
+    requests: dict[str, Request] = {}
+    began = time.perf_counter()
+    while True:
+        aborted = False
+        idle = not engine.has_work()
+        messages = link.receive(wait=idle)
+        if idle:
+            began = time.perf_counter()
+        for message in messages:
+            if isinstance(message, Add):
+                add(engine, link, requests, message)
+            elif isinstance(message, Abort):
+                requests.pop(message.rid, None)
+                aborted |= engine.abort(message.rid)
+            else:
+                return
+        stepped = engine.has_work()
+        outputs = engine.step() if stepped else []
+        for out in outputs:
+            # On every output, not only the last: the server may end a request at a stop string.
+            request = requests[out.rid]
+            out.spec, out.cached_tokens = request.spec, request.first_cached
+            if out.finish_reason is not None:
+                del requests[out.rid]
+        if stepped or aborted:
+            now = time.perf_counter()
+            link.send(StepNews(outputs, engine.stats(), now - began))
+            began = now
+
+
+def add(engine: Engine, link: Link, requests: dict[str, Request], message: Add) -> None:
+    request = Request(message.rid, message.tokens, message.params)
+    try:
+        engine.add(request)
+    except Exception as e:
+        if not isinstance(e, ValueError):
+            log.exception("request %s could not be added", message.rid)
+        link.send(Rejected(message.rid, str(e) or type(e).__name__))
+    else:
+        requests[message.rid] = request
+
+
+def die_with_parent(parent: int) -> None:
+    """Linux: the kernel kills this process when its parent dies. Elsewhere the loop's look must do."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(0)

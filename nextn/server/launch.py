@@ -1,0 +1,194 @@
+"""From a configuration to a running server, and to its end.
+
+One asyncio loop in this process serves HTTP; the engine runs in a child. First Ctrl-C or SIGTERM: no new
+requests (503), running ones get --shutdown-timeout seconds, exit code 0. Second: the end, at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import uvicorn
+import uvloop
+
+import nextn
+from nextn.config import EMBEDDED, ServerConfig
+from nextn.server.app import make_app
+from nextn.server.engine_client import EngineClient
+from nextn.server.engine_process import MakeEngine, make_engine
+from nextn.server.errors import unavailable
+from nextn.server.messages import Ready
+from nextn.server.metrics import Metrics
+from nextn.server.service import Service
+from nextn.server.supervisor import EngineHandle, StartupError, Supervisor
+from nextn.tokenizer.tokenizer import Tokenizer
+
+log = logging.getLogger("nextn.server")
+
+SOCKET_PATH_LIMIT = 80  # a Unix socket's path may have about 100 bytes
+
+
+def serve(config: ServerConfig, make: MakeEngine = make_engine) -> int:
+    """Serves until it is told to end. Returns the exit code. `make` builds the engine, in its process.
+
+    Raises StartupError when the address is taken or the engine cannot be built.
+    """
+    config.check()
+    logging.basicConfig(
+        level=config.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s: %(message)s"
+    )
+    listener = listen(config.host, config.port)
+    with listener, private_folder() as folder:
+        return uvloop.run(Launch(config, listener, folder, make).run())
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its signal handlers: `Launch` has its own."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Launch:
+    """One run of the server."""
+
+    def __init__(self, config: ServerConfig, listener: socket.socket, folder: str, make: MakeEngine) -> None:
+        self.config, self.listener, self.folder = config, listener, folder
+        self.metrics = Metrics(config.decode_log_interval)
+        self.client = EngineClient(self.metrics)
+        self.supervisor = Supervisor(config, self.client, folder, config.log_level, make)
+        self.stopping = asyncio.Event()
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        handle = self.supervisor.launch()  # it loads while the rest of this process gets ready
+        try:
+            return await self._run(handle)
+        finally:
+            await self.supervisor.stop()
+
+    async def _run(self, handle: EngineHandle) -> int:
+        try:
+            tokenizer = Tokenizer.from_folder(tokenizer_folder(self.config.model_path))
+        except ValueError as e:
+            raise StartupError(str(e), True) from e
+        service = Service(self.config, self.client, self.metrics, tokenizer)
+        server = Server(
+            uvicorn.Config(
+                make_app(service), log_config=None, log_level="warning", access_log=False, lifespan="off",
+                timeout_graceful_shutdown=2, loop="none", http="httptools", ws="none",
+            )
+        )  # fmt: skip
+        serving = asyncio.create_task(server.serve(sockets=[self.listener]))
+        stopping = asyncio.create_task(self.stopping.wait())
+        starting = asyncio.create_task(handle.ready())
+        keeping: asyncio.Task[None] | None = None
+        try:
+            await asyncio.wait({starting, stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
+            if not stopping.done() and not serving.done():
+                ready = starting.result()
+                self.client.attach(ready, handle.socket)
+                keeping = asyncio.create_task(self.supervisor.keep(handle))
+                announce(self.config, ready, self.listener)
+                await asyncio.wait({stopping, serving, keeping}, return_when=asyncio.FIRST_COMPLETED)
+            if keeping is not None and keeping.done():
+                keeping.result()  # raises: it returns never
+            await self._drain(service)
+        finally:
+            for task in (keeping, starting, stopping):
+                if task is not None:
+                    task.cancel()
+            server.should_exit = True
+            await serving
+        return 0
+
+    async def _drain(self, service: Service) -> None:
+        service.draining = True
+        if self.client.active:
+            log.info("shutting down: %d requests may finish; Ctrl-C again ends at once", self.client.active)
+        deadline = asyncio.get_running_loop().time() + self.config.shutdown_timeout
+        while self.client.active and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.02)
+        self.metrics.aborted += self.client.active
+        self.client.fail_all(
+            unavailable("the server was shut down before this was finished", "shutting_down")
+        )
+
+    def _on_signal(self) -> None:
+        if self.stopping.is_set():
+            if self.supervisor.handle is not None:
+                self.supervisor.handle.process.kill()
+            shutil.rmtree(self.folder, ignore_errors=True)
+            os._exit(130)
+        self.stopping.set()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises StartupError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+    except OSError as e:
+        raise StartupError(
+            f"cannot listen on {host}:{port}: {e.strerror}; choose another --port", True
+        ) from e
+    return listener
+
+
+@contextlib.contextmanager
+def private_folder() -> Iterator[str]:
+    """A folder that only this user may enter, removed at the end."""
+    short = len(tempfile.gettempdir()) < SOCKET_PATH_LIMIT
+    folder = tempfile.mkdtemp(prefix="nextn-", dir=None if short else "/tmp")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def tokenizer_folder(model_path: str) -> Path:
+    """The checkpoint's folder. The fake model borrows the embedded one's tokenizer."""
+    if model_path == EMBEDDED or model_path.partition(":")[0] == "fake":
+        return Path(nextn.__file__).parent / "data" / EMBEDDED
+    return Path(model_path)
+
+
+def announce(config: ServerConfig, ready: Ready, listener: socket.socket) -> None:
+    """On stdout: what was allocated, and last the line that says where to go."""
+    print(f"nextn {nextn.__version__}")
+    for line in startup_lines(ready.startup):
+        print(f"  {line}")
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    mtp = f"MTP {ready.num_drafts} drafts" if ready.num_drafts else "no MTP"
+    url = f"http://{host}:{listener.getsockname()[1]}"
+    print(f"nextn is ready on {url} (model {config.model_name}, {mtp})", flush=True)
+
+
+def startup_lines(startup: Mapping[str, object]) -> Iterator[str]:
+    width = max(map(len, startup), default=0)
+    for name, value in startup.items():
+        words = [word for word in name.split("_") if word not in ("bytes", "seconds")]
+        shown = str(value)
+        if "bytes" in name and isinstance(value, int):
+            shown = f"{value / 2**20:.1f} MiB"
+        elif "seconds" in name and isinstance(value, float):
+            shown = f"{value:.1f} s"
+        yield f"{' '.join(words):{width}}  {shown}"

@@ -1,0 +1,71 @@
+"""What the HTTP process and the engine process say to each other: msgspec structs in MessagePack.
+
+`Request` objects stay in the engine process; the other side knows a request by its `rid`.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from nextn.engine.stats import EngineStats
+from nextn.engine.types import Output, SamplingParams
+
+
+class Add(msgspec.Struct, tag=True, array_like=True):
+    rid: str
+    tokens: list[int]
+    params: SamplingParams
+
+
+class Abort(msgspec.Struct, tag=True, array_like=True):
+    """The engine frees the pages before its next step; no news of the request follows."""
+
+    rid: str
+
+
+class Stop(msgspec.Struct, tag=True, array_like=True):
+    """The engine process ends."""
+
+
+ToEngine: TypeAlias = Add | Abort | Stop
+
+
+class Ready(msgspec.Struct, tag=True, array_like=True):
+    """The engine is loaded. `startup` is what it allocated, to be shown."""
+
+    vocab_size: int
+    context_length: int
+    num_drafts: int
+    startup: dict[str, object]
+    stats: EngineStats
+
+
+class Failed(msgspec.Struct, tag=True, array_like=True):
+    """The engine could not be loaded. `mistake`: the configuration or the checkpoint is no good."""
+
+    message: str
+    mistake: bool
+
+
+class Rejected(msgspec.Struct, tag=True, array_like=True):
+    """The engine did not take a request."""
+
+    rid: str
+    message: str
+
+
+class StepNews(msgspec.Struct, tag=True, array_like=True):
+    """After a step, or after aborts between steps. `seconds` that the engine was busy for it."""
+
+    outputs: list[Output]
+    stats: EngineStats
+    seconds: float
+
+
+FromEngine: TypeAlias = Ready | Failed | Rejected | StepNews
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode

@@ -1,0 +1,113 @@
+"""/metrics: the engine's figures and the latencies that requests saw, in Prometheus' format.
+
+Names are SGLang's with the prefix `nextn:`, and those of vLLM's `spec_decode` counters, which
+`vllm bench serve` reads. Totals go on over a restart of the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from nextn.engine.stats import EngineStats
+from nextn.engine.types import SpecStats
+from nextn.server.interval import DecodeInterval
+
+TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
+ITL_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
+E2E_BUCKETS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+
+TOTALS = ("prompt_tokens", "cached_tokens", "generated_tokens", "retracted")
+
+
+class Metrics:
+    """All figures of one server. `stats` is the engine's latest word, all zero while there is none."""
+
+    def __init__(self, log_steps: int) -> None:
+        self.stats = EngineStats()
+        self.interval = DecodeInterval(log_steps)
+        self.requests = 0  # choices sent to the engine
+        self.aborted = 0  # of them, given up by the client or at shutdown
+        self._before = EngineStats()  # of engines that are gone
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+
+        def histogram(name: str, help: str, buckets: Iterable[float]) -> Histogram:
+            return Histogram(f"nextn:{name}_seconds", help, buckets=tuple(buckets), registry=self.registry)
+
+        self.ttft = histogram("time_to_first_token", "from arrival to the first token", TTFT_BUCKETS)
+        self.itl = histogram(
+            "inter_token_latency", "time per token: a step's time shared by its tokens", ITL_BUCKETS
+        )
+        self.e2e = histogram("e2e_request_latency", "from arrival to the last token", E2E_BUCKETS)
+
+    def on_step(self, stats: EngineStats, seconds: float) -> None:
+        self.stats = stats
+        self.interval.update(stats, seconds)
+
+    def engine_gone(self) -> None:
+        """Keeps the totals of an engine that is gone; the next one counts from zero."""
+        self._before = self.totals()
+        self.stats = EngineStats()
+        self.interval.restart()
+
+    def totals(self) -> EngineStats:
+        """Over all engines that this server has had."""
+        spec = SpecStats()
+        spec.merge(self._before.spec)
+        spec.merge(self.stats.spec)
+        total = EngineStats(spec=spec)
+        for name in TOTALS:
+            setattr(total, name, getattr(self._before, name) + getattr(self.stats, name))
+        return total
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)
+
+    def collect(self) -> Iterable[Metric]:
+        """Called by prometheus_client when somebody reads /metrics."""
+        stats, total = self.stats, self.totals()
+        spec, last = total.spec, self.interval
+
+        def gauge(name: str, value: float, help: str) -> Metric:
+            return GaugeMetricFamily(f"nextn:{name}", help, value=value)
+
+        def counter(name: str, value: float, help: str) -> Metric:
+            return CounterMetricFamily(name, help, value=value)
+
+        def by_position(name: str, values: list[int], first: int, help: str) -> Metric:
+            family = CounterMetricFamily(name, help, labels=["position"])
+            for position, value in enumerate(values, first):
+                family.add_metric([str(position)], value)
+            return family
+
+        throughput = last.throughput if stats.running else 0.0
+        usage = stats.used_tokens / max(stats.total_tokens, 1)
+        hit_rate = total.cached_tokens / max(total.prompt_tokens, 1)
+        yield gauge("num_running_reqs", stats.running, "requests in the engine's batch")
+        yield gauge("num_queue_reqs", stats.waiting, "requests waiting for their turn")
+        yield gauge("num_used_tokens", stats.used_tokens, "KV slots in use")
+        yield gauge("max_total_num_tokens", stats.total_tokens, "KV slots there are")
+        yield gauge("token_usage", usage, "KV slots in use / there are")
+        yield gauge("gen_throughput", throughput, "generated tokens per second, last interval; 0 when idle")
+        yield gauge("cache_hit_rate", hit_rate, "prompt tokens found in the prefix cache / prompt tokens")
+        yield gauge("num_retracted_reqs", total.retracted, "requests put back because pages ran out, so far")
+        yield gauge("spec_accept_length", last.spec.accept_length, "tokens per verify step, last interval")
+        yield gauge("spec_accept_rate", last.accept_rate, "drafts accepted / proposed, last interval")
+        yield counter("nextn:prompt_tokens", total.prompt_tokens, "prompt tokens, cached ones included")
+        yield counter("nextn:cached_tokens", total.cached_tokens, "prompt tokens found in the prefix cache")
+        yield counter("nextn:generation_tokens", total.generated_tokens, "generated tokens")
+        yield counter("nextn:num_requests", self.requests, "choices asked for")
+        yield counter("nextn:num_aborted_requests", self.aborted, "choices given up by client or shutdown")
+        yield counter("nextn:spec_verify_steps", spec.verify_steps, "decode steps of requests")
+        yield by_position("nextn:spec_draft_tokens", spec.proposed, 1, "drafts proposed, by depth from 1")
+        yield by_position("nextn:spec_accepted_tokens", spec.accepted, 1, "drafts accepted, by depth from 1")
+        drafts = spec.proposed[0] if spec.proposed else 0
+        yield counter("vllm:spec_decode_num_drafts", drafts, "verify steps with drafts")
+        yield counter("vllm:spec_decode_num_draft_tokens", sum(spec.proposed), "drafts proposed")
+        yield counter("vllm:spec_decode_num_accepted_tokens", sum(spec.accepted), "drafts accepted")
+        yield by_position(
+            "vllm:spec_decode_num_accepted_tokens_per_pos", spec.accepted, 0, "drafts accepted, from 0"
+        )

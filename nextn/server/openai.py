@@ -1,0 +1,115 @@
+"""/v1/completions and /v1/chat/completions: a generation's deltas as OpenAI's answers and chunks."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+from msgspec import UNSET, UnsetType
+
+from nextn.engine.types import SpecStats
+from nextn.server.errors import bad_request
+from nextn.server.generation import Choice, Delta, Generation
+from nextn.server.protocol import ChatRequest, CommonRequest, CompletionRequest
+from nextn.server.responses import (
+    Answer,
+    ChatChoice,
+    ChatDelta,
+    CompletionChoice,
+    Message,
+    Usage,
+    encode,
+    usage,
+)
+from nextn.server.responses import Delta as ChatText
+
+Chunk = CompletionChoice | ChatDelta
+
+
+class Reply:
+    """How one endpoint words its answers."""
+
+    def __init__(self, request: CommonRequest, generation: Generation, model: str) -> None:
+        self.request, self.generation, self.model = request, generation, model
+        self.chat = isinstance(request, ChatRequest)
+        if isinstance(request, CompletionRequest) and request.return_draft_depths and request.stream:
+            raise bad_request("return_draft_depths is not supported with stream", "return_draft_depths")
+        self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex}"
+        self.created = int(time.time())
+
+    async def whole(self) -> bytes:
+        """The answer in one piece."""
+        async for delta in self.generation.deltas():
+            delta.choice.text.append(delta.text)
+        choices = self.generation.choices
+        name = "chat.completion" if self.chat else "text_completion"
+        told = [chat_choice(c) if self.chat else text_choice(c) for c in choices]
+        return encode(Answer(self.id, name, self.created, self.model, told, self._usage(choices)))
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """The answer in pieces, each the JSON of one event."""
+        options = self.request.stream_options
+        at_end = options is not None and (options.include_usage or options.continuous_usage_stats)
+        always = options is not None and options.continuous_usage_stats
+        name = "chat.completion.chunk" if self.chat else "text_completion"
+        word: Callable[[Delta], list[Chunk]] = ChatWording() if self.chat else text_chunks
+        deltas = self.generation.deltas()
+        try:
+            async for delta in deltas:
+                if not delta.text and delta.choice.finish_reason is None:
+                    continue
+                figures: Usage | UnsetType | None = UNSET
+                if at_end:
+                    figures = self._usage([delta.choice]) if always else None
+                for chunk in word(delta):
+                    yield encode(Answer(self.id, name, self.created, self.model, [chunk], figures))
+        finally:
+            await deltas.aclose()
+        if at_end:
+            figures = self._usage(self.generation.choices)
+            yield encode(Answer(self.id, name, self.created, self.model, [], figures))
+
+    def _usage(self, choices: Sequence[Choice]) -> Usage:
+        """A prompt counts once, however many choices it has."""
+        firsts = [c for c in choices if c.index % self.generation.n == 0] or choices[:1]
+        spec: SpecStats | None = None
+        if self.request.return_spec_tokens_details:
+            spec = SpecStats()
+            for choice in choices:
+                spec.merge(choice.spec)
+        return usage(
+            sum(c.prompt_tokens for c in firsts),
+            sum(c.completion_tokens for c in choices),
+            sum(c.cached_tokens for c in firsts),
+            spec,
+        )
+
+
+def text_choice(choice: Choice) -> CompletionChoice:
+    depths = UNSET if choice.depths is None else choice.depths
+    return CompletionChoice(choice.index, "".join(choice.text), choice.finish_reason, draft_depths=depths)
+
+
+def chat_choice(choice: Choice) -> ChatChoice:
+    return ChatChoice(choice.index, Message("assistant", "".join(choice.text)), choice.finish_reason)
+
+
+def text_chunks(delta: Delta) -> list[Chunk]:
+    return [CompletionChoice(delta.choice.index, delta.text, delta.choice.finish_reason)]
+
+
+class ChatWording:
+    """The first chunk of a choice gives the role, the next its text."""
+
+    def __init__(self) -> None:
+        self.begun: set[int] = set()
+
+    def __call__(self, delta: Delta) -> list[Chunk]:
+        index, chunks = delta.choice.index, list[Chunk]()
+        if index not in self.begun:
+            self.begun.add(index)
+            chunks.append(ChatDelta(index, ChatText(role="assistant", content="")))
+        text = ChatText(content=delta.text) if delta.text else ChatText()
+        chunks.append(ChatDelta(index, text, delta.choice.finish_reason))
+        return chunks

@@ -1,0 +1,152 @@
+"""What the endpoints share: the engine, the tokenizer, and the checks before a request goes in."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Sequence
+
+from nextn.config import ServerConfig
+from nextn.server.engine_client import EngineClient
+from nextn.server.errors import ApiError, bad_request, unavailable
+from nextn.server.generation import Generation
+from nextn.server.messages import Ready
+from nextn.server.metrics import Metrics
+from nextn.server.protocol import ChatRequest, CommonRequest, CompletionRequest, prompts
+from nextn.tokenizer.tokenizer import Tokenizer
+
+LONG_TEXT = 20_000  # characters; a longer text is tokenized in a thread
+COMPLETION_MAX_TOKENS = 16  # OpenAI's default
+
+
+class Service:
+    """`draining`: the server is shutting down and takes no more requests."""
+
+    def __init__(
+        self, config: ServerConfig, engine: EngineClient, metrics: Metrics, tokenizer: Tokenizer
+    ) -> None:
+        self.config, self.engine, self.metrics, self.tokenizer = config, engine, metrics, tokenizer
+        self.draining = False
+        self.created = int(time.time())
+
+    @property
+    def status(self) -> str:
+        if self.draining:
+            return "shutting down"
+        return "ok" if self.engine.ready is not None else "the engine is not running"
+
+    def open(self, request: CommonRequest) -> Ready:
+        """Raises ApiError when there is no engine to serve, or not this model."""
+        if self.draining:
+            raise unavailable("the server is shutting down", "shutting_down")
+        if request.model is not None and request.model != self.config.model_name:
+            message = (
+                f"the model {request.model!r} does not exist; this server has {self.config.model_name!r}"
+            )
+            raise ApiError(404, message, param="model", code="model_not_found")
+        if self.engine.ready is None:
+            raise unavailable("the engine is not running; it is being started", "engine_unavailable")
+        return self.engine.ready
+
+    async def completion(self, request: CompletionRequest) -> Generation:
+        self.open(request)
+        given = prompts(request.prompt)
+        texts = [p for p in given if isinstance(p, str)]
+        encoded = iter(await self._encode(texts))
+        ids = [next(encoded) if isinstance(p, str) else p for p in given]
+        return self._generation(
+            request, ids, request.max_tokens, COMPLETION_MAX_TOKENS, request.return_draft_depths
+        )
+
+    async def chat(self, request: ChatRequest) -> Generation:
+        self.open(request)
+        check_messages(request.messages)
+        messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in request.messages]
+        try:
+            text = self.tokenizer.render_chat(messages)
+        except ValueError as e:
+            raise bad_request(str(e), "messages") from e
+        (ids,) = await self._encode([text], add_special_tokens=False)
+        limit = request.max_completion_tokens
+        return self._generation(request, [ids], request.max_tokens if limit is None else limit, None)
+
+    async def _encode(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        if not texts:
+            return []
+        try:
+            if sum(map(len, texts)) < LONG_TEXT:
+                return self.tokenizer.encode_batch(texts, add_special_tokens)
+            return await asyncio.to_thread(self.tokenizer.encode_batch, texts, add_special_tokens)
+        except ValueError as e:
+            raise bad_request(str(e), "prompt") from e
+
+    def _generation(
+        self,
+        request: CommonRequest,
+        prompts: Sequence[list[int]],
+        max_tokens: int | None,
+        default: int | None,
+        keep_depths: bool = False,
+    ) -> Generation:
+        """Checks all that can be checked here. `default` None: as many tokens as there is room for."""
+        ready = self.open(request)  # again: tokenizing may have taken a while
+        choices = []
+        for tokens in prompts:
+            check_vocabulary(tokens, ready.vocab_size)
+            room = room_after(tokens, max_tokens, ready.context_length)
+            limit = min(default or room, room) if max_tokens is None else max_tokens
+            seed = secrets.randbits(64) if request.seed is None else request.seed
+            choices.append((tokens, request.sampling(limit, seed, ready.vocab_size)))
+        self._admit(len(choices) * request.n)
+        return Generation(self.engine, self.tokenizer, choices, request.n, request.stop, keep_depths)
+
+    def _admit(self, choices: int) -> None:
+        """Bounded admission: all of a request's choices or none."""
+        config, stats = self.config, self.metrics.stats
+        most = config.max_running_requests + config.max_queued_requests
+        if choices > most:
+            raise bad_request(
+                f"the request asks for {choices} choices; --max-running-requests + --max-queued-requests "
+                f"is {most}"
+            )
+        if self.engine.active + choices > most or stats.waiting >= config.max_queued_requests:
+            raise unavailable(
+                f"the queue is full ({stats.waiting} requests wait); try again later", "queue_full"
+            )
+
+
+def check_messages(messages: Sequence[dict[str, object]]) -> None:
+    for i, message in enumerate(messages):
+        if "tool_calls" in message or message.get("role") in ("tool", "function"):
+            raise bad_request(f"messages[{i}]: tools are not supported", "messages")
+        if not isinstance(message.get("role"), str):
+            raise bad_request(f"messages[{i}].role must be a string", "messages")
+        if message.get("content") is None:
+            raise bad_request(f"messages[{i}].content is missing", "messages")
+
+
+def check_vocabulary(tokens: list[int], vocab_size: int) -> None:
+    if not tokens:
+        raise bad_request("the prompt is empty", "prompt")
+    if min(tokens) < 0 or max(tokens) >= vocab_size:
+        wrong = next(token for token in tokens if not 0 <= token < vocab_size)
+        raise bad_request(f"prompt: token id {wrong} is outside the vocabulary 0..{vocab_size - 1}", "prompt")
+
+
+def room_after(tokens: list[int], max_tokens: int | None, context: int) -> int:
+    """Tokens that the context has left. Raises ApiError if that is none, or less than was asked for."""
+    length = len(tokens)
+    room = context - length
+    if room < 1:
+        message = f"the prompt has {length} tokens, the context length is {context}"
+        if room == 0:
+            message += "; that leaves no room for an answer"
+    elif max_tokens is not None and max_tokens > room:
+        message = (
+            f"the prompt has {length} tokens and max_tokens is {max_tokens}, {length + max_tokens} together; "
+            f"the context length is {context}"
+        )
+    else:
+        return room
+    raise ApiError(400, message, param="prompt", code="context_length_exceeded")

@@ -1,0 +1,162 @@
+"""Starts the engine process, notices its death at once, and starts another."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import time
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import zmq.asyncio
+
+from nextn.config import EngineConfig
+from nextn.server.engine_client import EngineClient
+from nextn.server.engine_process import MakeEngine, run
+from nextn.server.messages import Failed, FromEngine, Ready, Stop, decode_from_engine, encode
+
+log = logging.getLogger("nextn.server")
+
+FIRST_DELAY, LONGEST_DELAY = 0.5, 30.0  # seconds before a restart; doubled each time
+STABLE_SECONDS = 60.0  # an engine that lived this long starts the delays afresh
+LAST_WORDS_SECONDS = 0.5  # for messages of a dead engine that are still under way
+STOP_SECONDS = 2.0  # for an engine to end by itself; then it is killed
+
+
+class StartupError(Exception):
+    """The engine could not be started. `mistake`: the user's to mend, no traceback was printed."""
+
+    def __init__(self, message: str, mistake: bool) -> None:
+        super().__init__(message)
+        self.mistake = mistake
+
+
+class EngineHandle:
+    """One engine process and the socket to it. `died` is done when the process has ended."""
+
+    def __init__(self, config: EngineConfig, address: str, log_level: str, make: MakeEngine) -> None:
+        self.context = zmq.asyncio.Context()
+        self.socket = self.context.socket(zmq.PAIR)
+        self.socket.set_hwm(0)
+        self.socket.linger = 0
+        self.socket.bind(address)
+        spawn = multiprocessing.get_context("spawn")
+        # From the main thread: the kernel's parent-death signal means the thread that started the child.
+        self.process: BaseProcess = spawn.Process(
+            target=run, args=(config, address, os.getpid(), log_level, make), name="nextn-engine"
+        )
+        self.process.start()
+        loop = asyncio.get_running_loop()
+        self.died: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(self.process.sentinel, self._ended)
+
+    def _ended(self) -> None:
+        asyncio.get_running_loop().remove_reader(self.process.sentinel)
+        if not self.died.done():
+            self.died.set_result(None)
+
+    async def receive(self) -> FromEngine:
+        message: FromEngine = decode_from_engine(await self.socket.recv())
+        return message
+
+    async def ready(self) -> Ready:
+        """The engine's first message. Raises StartupError."""
+        first = asyncio.ensure_future(self.receive())
+        either: list[asyncio.Future[Any]] = [first, self.died]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not first.done():
+            await asyncio.wait({first}, timeout=LAST_WORDS_SECONDS)
+        if not first.done():
+            first.cancel()
+            raise StartupError(f"the engine process ended while starting ({self.how_it_ended()})", False)
+        message = first.result()
+        if isinstance(message, Failed):
+            raise StartupError(message.message, message.mistake)
+        assert isinstance(message, Ready)
+        return message
+
+    def how_it_ended(self) -> str:
+        self.process.join(1)
+        code = self.process.exitcode
+        return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+
+    async def stop(self) -> None:
+        """Asks the process to end, then kills it; closes the socket."""
+        if not self.died.done():
+            self.socket.send(encode(Stop()))
+            await asyncio.wait({self.died}, timeout=STOP_SECONDS)
+        self.kill()
+
+    def kill(self) -> None:
+        if not self.died.done():
+            self._ended()
+        if self.process.is_alive():
+            self.process.kill()
+        self.process.join()
+        self.socket.close()
+        self.context.term()
+
+
+class Supervisor:
+    """Keeps an engine behind `client`. `folder`: private, for the sockets."""
+
+    def __init__(
+        self, config: EngineConfig, client: EngineClient, folder: str, log_level: str, make: MakeEngine
+    ) -> None:
+        self.config, self.client, self.folder = config, client, folder
+        self.log_level, self.make = log_level, make
+        self.handle: EngineHandle | None = None
+        self._starts = 0
+
+    def launch(self) -> EngineHandle:
+        """Starts a process; it is not ready yet."""
+        address = f"ipc://{self.folder}/engine-{self._starts}"
+        self._starts += 1
+        self.handle = EngineHandle(self.config, address, self.log_level, self.make)
+        return self.handle
+
+    async def keep(self, handle: EngineHandle) -> None:
+        """Serves with `handle`, which is ready, and with its successors. Returns never."""
+        delay = FIRST_DELAY
+        while True:
+            began = time.monotonic()
+            await self._serve(handle)
+            if time.monotonic() - began > STABLE_SECONDS:
+                delay = FIRST_DELAY
+            how = handle.how_it_ended()
+            log.error("the engine process ended (%s); its requests fail; restart in %.1f s", how, delay)
+            while True:
+                handle.kill()
+                await asyncio.sleep(delay)
+                delay = min(2 * delay, LONGEST_DELAY)
+                handle = self.launch()
+                try:
+                    ready = await handle.ready()
+                except StartupError as e:
+                    log.error("the engine does not start again: %s; next try in %.1f s", e, delay)
+                    continue
+                self.client.attach(ready, handle.socket)
+                log.info("the engine is ready again")
+                break
+
+    async def _serve(self, handle: EngineHandle) -> None:
+        """Passes on the engine's messages until it dies; then every waiting request has been told."""
+
+        async def pump() -> None:
+            while True:
+                self.client.receive(await handle.receive())
+
+        pumping = asyncio.ensure_future(pump())
+        try:
+            await asyncio.wait({pumping, handle.died}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.client.detach("the engine died while it worked on this request")
+            pumping.cancel()
+        if pumping.done() and not pumping.cancelled():
+            pumping.result()  # raises what went wrong
+
+    async def stop(self) -> None:
+        if self.handle is not None:
+            await self.handle.stop()

@@ -1,0 +1,119 @@
+"""An engine without a model, for tests of the server: it answers with the tokens of a fixed text.
+
+Its dials are read from the environment, as the engine lives in a process of its own:
+
+    SCRIPT_TEXT      what every request is answered with, over and over (default: a few lines)
+    SCRIPT_STEP      seconds a step takes (default 0)
+    SCRIPT_RUN       tokens committed per step (default 3); all but the last count as drafted
+    SCRIPT_TOKENIZER folder of the tokenizer
+    SCRIPT_FAIL      "load": the engine cannot be built; "step": a step raises for a prompt of 13 tokens
+
+As a program it is `nextn serve` with this engine: python scripted_engine.py --port 0 …
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from nextn.config import EngineConfig
+from nextn.engine.stats import EngineStats
+from nextn.engine.types import Output, Request
+from nextn.tokenizer.tokenizer import Tokenizer
+
+TEXT = "def add(a, b):\n    return a + b\n\n\nclass Ключ:\n    pass  # €uro\n\n"
+EOS = 1
+
+
+class ScriptedEngine:
+    """Each step gives every running request the next SCRIPT_RUN tokens of the text. The seed is where in
+    the text a request begins, temperature 0 begins at its start."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.fail = os.environ.get("SCRIPT_FAIL", "")
+        if self.fail == "load":
+            raise ValueError("the checkpoint is no good")
+        self.config = config
+        self.text = Tokenizer.from_folder(os.environ["SCRIPT_TOKENIZER"]).encode(
+            os.environ.get("SCRIPT_TEXT", TEXT), add_special_tokens=False
+        )
+        self.seconds = float(os.environ.get("SCRIPT_STEP", "0"))
+        self.run = int(os.environ.get("SCRIPT_RUN", "3"))
+        self.vocab_size = 4096
+        self.context_length = config.context_length or 1024
+        self.num_drafts = self.run - 1
+        self.startup = {"weight_bytes": 2**20, "load_seconds": 0.5, "kv_tokens": 4096}
+        self.running: list[Request] = []
+        self.waiting: list[Request] = []
+        self.figures = EngineStats(total_tokens=4096)
+
+    def add(self, request: Request) -> None:
+        if request.tokens[0] == 7:
+            raise ValueError("a prompt may not begin with token 7 here")
+        request.num_prompt = len(request.tokens)
+        request.limit = min(request.num_prompt + request.params.max_tokens, self.context_length)
+        self.waiting.append(request)
+
+    def abort(self, rid: str) -> bool:
+        before = len(self.running) + len(self.waiting)
+        self.running = [r for r in self.running if r.rid != rid]
+        self.waiting = [r for r in self.waiting if r.rid != rid]
+        return len(self.running) + len(self.waiting) < before
+
+    def step(self) -> list[Output]:
+        time.sleep(self.seconds)
+        while self.waiting and len(self.running) < self.config.max_running_requests:
+            request = self.waiting.pop(0)
+            request.first_cached = request.num_prompt // 2
+            self.figures.prompt_tokens += request.num_prompt
+            self.figures.cached_tokens += request.first_cached
+            self.running.append(request)
+        outputs = [self._advance(request) for request in self.running]
+        self.running = [r for r, out in zip(self.running, outputs, strict=True) if out.finish_reason is None]
+        self.figures.steps += 1
+        self.figures.decode_steps += 1
+        return outputs
+
+    def _advance(self, request: Request) -> Output:
+        if self.fail == "step" and request.num_prompt == 13:
+            raise RuntimeError("a step went wrong")
+        params = request.params
+        begin = (params.seed + params.stream if params.temperature else 0) + request.num_output
+        took = min(self.run, request.limit - len(request.tokens))
+        tokens = [self.text[(begin + i) % len(self.text)] for i in range(took)]
+        request.tokens += tokens
+        for spec in (request.spec, self.figures.spec):
+            spec.add(self.num_drafts, took - 1, took)
+        self.figures.generated_tokens += took
+        done = len(request.tokens) >= request.limit
+        return Output(request.rid, tokens, [*range(1, took), 0], "length" if done else None)
+
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def stats(self) -> EngineStats:
+        figures = self.figures
+        figures.running, figures.waiting = len(self.running), len(self.waiting)
+        figures.used_tokens = sum(len(r.tokens) for r in self.running)
+        return figures
+
+
+def make(config: EngineConfig) -> ScriptedEngine:
+    return ScriptedEngine(config)
+
+
+def main() -> int:
+    from nextn import cli
+    from nextn.server import launch
+
+    serve = launch.serve
+    launch.serve = lambda config: serve(config, make)  # type: ignore[assignment,arg-type]
+    return cli.main(["serve", "--model-path", os.environ["SCRIPT_TOKENIZER"], *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    # The engine process imports `make` by its module's name, which must not be __main__.
+    import scripted_engine
+
+    sys.exit(scripted_engine.main())
