@@ -1,0 +1,43 @@
+# make demo   sets up and runs the main job on the embedded model
+# make test   sets up and runs the tests
+# make check  linters and types
+# make bench  the benchmark scripts, which write benchmarks/results/
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH := torch==2.13.0
+DEMO_ARGS ?=
+TEST_ARGS ?=
+
+.PHONY: setup demo test check bench clean
+.DELETE_ON_ERROR:
+
+setup: $(VENV)/.core
+
+# torch comes first and pinned, so that nothing else picks a build of it.
+$(VENV)/.core: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q $(TORCH) numpy
+	$(BIN)/python -m pip install -q -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	$(BIN)/python -m pip install -q -e '.[test,dev]'
+	@touch $@
+
+demo: $(VENV)/.core
+	$(BIN)/nextn demo $(DEMO_ARGS)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest $(TEST_ARGS)
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.core
+	$(BIN)/python benchmarks/mtp_speedup.py
+
+clean:
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

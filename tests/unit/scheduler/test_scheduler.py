@@ -1,0 +1,275 @@
+"""The scheduler against a scripted executor: every text comes out as if alone, nothing leaks.
+
+The script: the next token is a hash of all tokens before it. The executor also keeps what "is" in every
+KV slot, so that a wrong page, an overlap or a stale slot is caught as a wrong read.
+"""
+
+import random
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from nextn.engine.types import Request, SamplingParams
+from nextn.kvcache.manager import KVManager
+from nextn.kvcache.naive import NaiveCache
+from nextn.kvcache.radix import RadixCache
+from nextn.scheduler.plan import Plan, RowResult
+from nextn.scheduler.scheduler import Scheduler
+from nextn.speculative.verify import accepted_drafts
+
+VOCAB, EOS = 23, 0
+
+
+def script(tokens):
+    h = 17
+    for t in tokens:
+        h = (h * 31 + t + 1) % 1_000_003
+    return h % VOCAB
+
+
+def expected(prompt, max_tokens, limit, ignore_eos=False):
+    tokens = list(prompt)
+    while len(tokens) < min(len(prompt) + max_tokens, limit):
+        t = script(tokens)
+        if t == EOS and not ignore_eos:
+            break
+        tokens.append(t)
+    return tokens[len(prompt) :]
+
+
+class Executor:
+    """Answers plans; slots[s] is the token whose KV lies there."""
+
+    def __init__(self, page_size, skill, seed=0):
+        self.page_size, self.skill = page_size, skill
+        self.slots = {}
+        self.random = random.Random(seed)
+        self.largest = 0
+
+    def run(self, plan):
+        assert len({r.rid for r in plan.rows}) == len(plan.rows)
+        self.largest = max(self.largest, sum(len(r.tokens) for r in plan.rows))
+        written = set()
+        results = []
+        for r in plan.rows:
+            table = [p * self.page_size + i for p in r.pages for i in range(self.page_size)]
+            assert len(set(table)) == len(table)
+            assert min(r.pages) > 0
+            for i, t in enumerate(r.tokens):
+                slot = table[r.start + i]
+                assert slot not in written, "two rows write one slot"
+                written.add(slot)
+                self.slots[slot] = t
+            seen = [self.slots.get(s) for s in table[: r.start + len(r.tokens)]]
+            known = len(r.tokens) - r.num_drafts
+            assert seen[: r.start + known] == list(r.history[: r.start + known]), "the cache holds other tokens"
+            if not r.chooses:
+                assert r.following == r.history[r.start + known]
+                results.append(RowResult([], []))
+                continue
+            assert r.start + known == len(r.history)
+            assert r.num_drafts < max(1, r.room)
+            path = list(r.drafts)
+            choices = [script([*r.history, *path[:j]]) for j in range(len(path) + 1)]
+            new = choices[: accepted_drafts(path, choices) + 1]
+            drafts, text = [], [*r.history, *new]
+            want = max(0, min(r.draft_next, r.room - len(new) - 1))
+            assert r.start + known + len(new) - 1 + max(0, want - 1) <= len(table)
+            for _ in range(want):
+                t = script(text)
+                if self.random.random() > self.skill:
+                    t = (t + 1) % VOCAB
+                drafts.append(t)
+                text.append(t)
+            results.append(RowResult(new, drafts))
+        return results
+
+
+def make(pages=40, page_size=4, budget=32, running=4, drafts=2, radix=True, skill=0.7):
+    cache = RadixCache(page_size) if radix else NaiveCache()
+    kv = KVManager(pages + 1, page_size, cache)
+    sched = Scheduler(kv, token_budget=budget, max_running=running, num_drafts=drafts, eos_ids=frozenset({EOS}))
+    return sched, Executor(page_size, skill)
+
+
+def request(rid, prompt, order, limit, **params):
+    p = SamplingParams(**params)
+    r = Request(rid, list(prompt), p, num_prompt=len(prompt), order=order)
+    r.limit = min(len(prompt) + p.max_tokens, limit)
+    return r
+
+
+def drain(sched, executor, check=True):
+    got, reasons = {}, {}
+    steps = 0
+    while sched.has_work():
+        plan = sched.plan()
+        assert plan.rows, "work, but nothing planned"
+        if check:
+            sched.check_integrity()
+        for out in sched.commit(plan, executor.run(plan)):
+            got.setdefault(out.rid, []).extend(out.tokens)
+            assert len(out.drafted) == len(out.tokens)
+            if out.finish_reason:
+                reasons[out.rid] = out.finish_reason
+        if check:
+            sched.check_integrity()
+        steps += 1
+        assert steps < 5000
+    return got, reasons, steps
+
+
+@pytest.mark.parametrize("radix", [True, False])
+@pytest.mark.parametrize("drafts", [0, 1, 3])
+def test_texts_are_the_scripts(radix, drafts):
+    sched, ex = make(drafts=drafts, radix=radix)
+    rng = random.Random(1)
+    prompts = [[rng.randrange(1, VOCAB) for _ in range(rng.randrange(1, 60))] for _ in range(12)]
+    for i, p in enumerate(prompts):
+        sched.add(request(str(i), p, i, 120, max_tokens=rng.randrange(1, 50), ignore_eos=i % 2 == 0))
+    params = {r.rid: (r.params.max_tokens, r.params.ignore_eos) for r in sched.waiting}
+    got, reasons, _ = drain(sched, ex)
+    for i, p in enumerate(prompts):
+        most, ignore = params[str(i)]
+        want = expected(p, most, 120, ignore)
+        assert got.get(str(i), []) == want
+        assert reasons[str(i)] == ("length" if len(want) == min(most, 120 - len(p)) else "stop")
+    assert sched.kv.available == sched.kv.total_tokens // 4
+    assert ex.largest <= 32
+
+
+def test_accept_length_counts_the_bonus():
+    sched, ex = make(drafts=2, skill=1.0)
+    sched.add(request("a", [5], 0, 160, max_tokens=61, ignore_eos=True))
+    _, _, steps = drain(sched, ex)
+    # One step for the prompt, then 3 tokens a step: right drafts and the bonus.
+    assert steps == 1 + 20
+    assert sched.stats.spec.accept_length == 3.0
+    assert sched.stats.spec.proposed == [20, 20]
+    assert sched.stats.spec.accepted == [20, 20]
+
+
+def test_retraction_keeps_the_text():
+    sched, ex = make(pages=14, page_size=4, running=4, drafts=2)
+    prompts = [[i + 1] * 6 for i in range(4)]
+    for i, p in enumerate(prompts):
+        sched.add(request(str(i), p, i, 56, max_tokens=40, ignore_eos=True))
+    got, _, _ = drain(sched, ex)
+    assert sched.stats.retracted > 0
+    for i, p in enumerate(prompts):
+        assert got[str(i)] == expected(p, 40, 56, True)
+
+
+def test_prefill_is_chunked_beside_running_requests():
+    sched, ex = make(pages=200, budget=16, drafts=2)
+    sched.add(request("a", [3, 4], 0, 700, max_tokens=60, ignore_eos=True))
+    for _ in range(3):
+        plan = sched.plan()
+        sched.commit(plan, ex.run(plan))
+    sched.add(request("b", [7] * 100, 1, 700, max_tokens=2, ignore_eos=True))
+    mixed = 0
+    while "b" in sched.by_rid:
+        plan = sched.plan()
+        assert sum(len(r.tokens) for r in plan.rows) <= 16
+        mixed += {"a", "b"} == {r.rid for r in plan.rows}
+        sched.commit(plan, ex.run(plan))
+    assert mixed >= 6
+
+
+def test_a_hit_computes_only_the_rest():
+    sched, ex = make(pages=100, page_size=4)
+    prompt = [1 + i % 7 for i in range(41)]
+    for rid in ("a", "b"):
+        sched.add(request(rid, prompt, 0, 300, max_tokens=4, ignore_eos=True))
+        drain(sched, ex)
+    assert sched.stats.cached_tokens == 40
+    assert sched.stats.prompt_tokens == 82
+
+
+def test_priority_goes_first():
+    sched, ex = make(running=1)
+    sched.add(request("low", [1], 0, 100, max_tokens=3))
+    high = request("high", [2], 1, 100, max_tokens=3)
+    high.priority = 5
+    sched.add(high)
+    assert [r.rid for r in sched.plan().rows] == ["high"]
+
+
+def test_stop_tokens_and_min_tokens():
+    prompt = [4, 9]
+    text = expected(prompt, 30, 100, True)
+    stop = text[5]
+    first = text.index(stop)
+    sched, ex = make(drafts=3, skill=1.0)
+    sched.add(request("a", prompt, 0, 100, max_tokens=30, ignore_eos=True, stop_token_ids=(stop,)))
+    got, reasons, _ = drain(sched, ex)
+    assert got.get("a", []) == text[:first]
+    assert reasons["a"] == "stop"
+
+
+class Chaos(RuleBasedStateMachine):
+    """Random arrivals, aborts and steps over small pools."""
+
+    @initialize(
+        pages=st.integers(10, 40), page=st.sampled_from([1, 2, 4]), budget=st.sampled_from([8, 16, 40]),
+        running=st.integers(1, 6), drafts=st.integers(0, 3), radix=st.booleans(), skill=st.sampled_from([0.0, 0.6, 1.0]),
+    )
+    def start(self, pages, page, budget, running, drafts, radix, skill):
+        self.sched, self.ex = make(pages, page, budget, running, drafts, radix, skill)
+        self.limit = pages * page
+        self.want, self.got, self.count = {}, {}, 0
+
+    @rule(
+        prompt=st.lists(st.integers(1, 3), min_size=1, max_size=30), most=st.integers(1, 20),
+        priority=st.sampled_from([0, 0, 0, 1]), ignore=st.booleans(),
+    )
+    def add(self, prompt, most, priority, ignore):
+        prompt = prompt[: self.limit - 1]
+        rid = str(self.count)
+        req = request(rid, prompt, self.count, self.limit, max_tokens=most, ignore_eos=ignore)
+        req.priority = priority
+        self.sched.add(req)
+        self.want[rid] = expected(prompt, most, self.limit, ignore)
+        self.got[rid] = []
+        self.count += 1
+
+    @precondition(lambda self: self.sched.by_rid)
+    @rule(data=st.data())
+    def abort(self, data):
+        rid = data.draw(st.sampled_from(sorted(self.sched.by_rid)))
+        assert self.sched.abort(rid)
+        assert not self.sched.abort(rid)
+        del self.want[rid]
+
+    @rule(n=st.integers(1, 4))
+    def step(self, n):
+        for _ in range(n):
+            plan = self.sched.plan()
+            assert bool(plan.rows) == self.sched.has_work()
+            for out in self.sched.commit(plan, self.ex.run(plan)):
+                self.got[out.rid] += out.tokens
+                if out.finish_reason:
+                    assert self.got[out.rid] == self.want.pop(out.rid)
+
+    @invariant()
+    def integrity(self):
+        if hasattr(self, "sched"):
+            self.sched.check_integrity()
+
+    def teardown(self):
+        if hasattr(self, "sched"):
+            got, _, _ = drain(self.sched, self.ex, check=False)
+            for rid, tokens in self.want.items():
+                assert self.got[rid] + got.get(rid, []) == tokens
+            self.sched.check_integrity()
+            assert self.sched.kv.available * self.sched.kv.page_size == self.sched.kv.total_tokens
+
+
+Chaos.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None, derandomize=True)
+TestChaos = Chaos.TestCase
+
+
+def test_plan_is_empty_without_work():
+    sched, _ = make()
+    assert sched.plan() == Plan([])
