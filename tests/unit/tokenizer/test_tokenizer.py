@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import processors
 
 from nextn.tokenizer import Tokenizer
 
@@ -57,6 +58,7 @@ def test_decode_skips_special_tokens_and_unknown_ids(tokenizer: Tokenizer) -> No
 
 @given(st.lists(st.integers(0, 420)), st.booleans())
 @settings(derandomize=True, deadline=None)
+@example([0, 399, 1, 2, 128, 410], True)  # "<think>" is an added token, but not a special one
 def test_token_bytes_are_what_decode_decodes(tokenizer: Tokenizer, ids: list[int], skip: bool) -> None:
     table = tokenizer.token_bytes(skip)
     assert b"".join(table[i] for i in ids).decode(errors="replace") == tokenizer.decode(ids, skip)
@@ -70,6 +72,13 @@ def test_bos_from_the_config(make_folder: Any, add: bool | None) -> None:
         tok = Tokenizer.from_folder(make_folder(edit, config))
         assert tok.encode("def mean") == [0] * (add is True) + tok.encode("def mean", False)
     assert Tokenizer.from_folder(make_folder(None, config)).encode("")[:2] == [0]
+
+
+def test_a_post_processor_that_adds_bos_stays(make_folder: Any) -> None:
+    both = processors.TemplateProcessing(single=f"{BOS} $A {EOS}", special_tokens=[(BOS, 0), (EOS, 1)])
+    state = json.loads(both.__getstate__())
+    path = make_folder(lambda data: data.update(post_processor=state))
+    assert Tokenizer.from_folder(path).encode("") == [0, 1]
 
 
 def test_without_config(make_folder: Any) -> None:
