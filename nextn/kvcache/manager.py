@@ -1,0 +1,148 @@
+"""The KV manager: the one owner of a request's `pages`, `cached`, `committed` and `lock`.
+
+    req.pages:  | p0 ....... | ................... | ........... |
+    slots:      [0, cached)    the prefix cache's pages, locked by this request
+                [cached, committed)   its own, true for good
+                [committed, len(pages) * page_size)   its own, reserved: a step may write them
+
+A request goes `admit`, then `reserve` / `commit` / `trim` once a step and `share` whenever others may
+want what it has, then `release`. Every page has one owner at any time: the free list, the prefix cache,
+or one request. Not thread-safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nextn.engine.types import Request
+from nextn.kvcache.allocator import PageAllocator
+from nextn.kvcache.base import PrefixCache
+
+
+class KVManager:
+    def __init__(self, num_pages: int, page_size: int, prefix_cache: PrefixCache) -> None:
+        """num_pages counts the null page, as the pool does. prefix_cache: empty, of this page size."""
+        self.page_size = page_size
+        self._allocator = PageAllocator(num_pages)
+        self._cache = prefix_cache
+
+    # --- figures ------------------------------------------------------------------------------
+
+    def pages_for(self, length: int) -> int:
+        """Pages that cover `length` slots."""
+        return -(-length // self.page_size)
+
+    @property
+    def available(self) -> int:
+        """Pages that `reserve` could get: free, or cached and not locked."""
+        return self._allocator.num_free + self._cache.evictable
+
+    @property
+    def total_tokens(self) -> int:
+        """Slots of all pages but the null page."""
+        return self._allocator.capacity * self.page_size
+
+    @property
+    def used_tokens(self) -> int:
+        """Slots of the pages that live requests hold, whole pages counted. What the prefix cache keeps
+        for nobody is not in use: it can be had at any time."""
+        return (self._allocator.capacity - self.available) * self.page_size
+
+    # --- a request's life ---------------------------------------------------------------------
+
+    def admit(self, req: Request) -> None:
+        """Gives the request the cached prefix of its tokens and locks it. At least one token is left
+        to compute: committed <= len(tokens) - 1."""
+        assert req.lock is None, "admitted twice"
+        assert req.tokens
+        req.pages, req.lock = self._cache.match(req.tokens)
+        self._cache.lock(req.lock)
+        req.cached = req.committed = len(req.pages) * self.page_size
+
+    def reserve(self, req: Request, length: int) -> bool:
+        """Makes the request's pages cover `length` slots, evicting from the prefix cache if need be.
+        False, and nothing changed, if there are not enough."""
+        need = -(-length // self.page_size) - len(req.pages)
+        if need <= 0:
+            return True
+        assert req.lock is not None, "reserved before it was admitted"
+        short = need - self._allocator.num_free
+        if short > 0:
+            if short > self._cache.evictable:
+                return False
+            self._allocator.free(self._cache.evict(short))
+        pages = self._allocator.alloc(need)
+        assert pages is not None, "the prefix cache evicted less than it counted as evictable"
+        req.pages += pages
+        return True
+
+    def commit(self, req: Request, n: int) -> None:
+        """The next n slots are true now. The caller has appended their tokens, and one more: a slot is
+        known by its token and the one after it."""
+        committed = req.committed + n
+        assert n >= 0
+        assert committed <= len(req.pages) * self.page_size, "committed more than was reserved"
+        assert committed < len(req.tokens), "committed a slot whose successor is not known"
+        req.committed = committed
+
+    def trim(self, req: Request, length: int) -> None:
+        """Gives back the pages beyond those that cover `length` slots; committed slots stay."""
+        keep = -(-(length if length > req.committed else req.committed) // self.page_size)
+        if keep < len(req.pages):
+            self._allocator.free(req.pages[keep:])
+            del req.pages[keep:]
+
+    def share(self, req: Request) -> None:
+        """Puts the request's full committed pages into the prefix cache, so that others can use them.
+        Where the cache has the same page already, the request goes over to that one and its own is
+        freed: same tokens, same bits."""
+        assert req.lock is not None, "shared before it was admitted"
+        full, old = req.committed // self.page_size, req.cached // self.page_size
+        if full == old:
+            return
+        own = req.pages[:full]
+        held, lock = self._cache.insert(req.tokens, own)
+        assert len(held) in (0, full)
+        assert held[:old] == own[: min(old, len(held))]
+        if not held:
+            return
+        self._cache.lock(lock)  # before the unlock, so that no page is without a lock in between
+        self._cache.unlock(req.lock)
+        req.lock = lock
+        req.cached = full * self.page_size
+        self._allocator.free([mine for mine, theirs in zip(own, held, strict=True) if mine != theirs])
+        req.pages[:full] = held
+
+    def release(self, req: Request) -> None:
+        """Ends the request's hold on its pages, whatever the reason: what it committed is shared, the
+        rest freed. Its tokens stay, so it can be admitted again."""
+        self.share(req)
+        self._cache.unlock(req.lock)
+        self._allocator.free(req.pages[req.cached // self.page_size :])
+        req.pages = []  # a new list: a step's plan may still refer to the old one
+        req.cached = req.committed = 0
+        req.lock = None
+
+    def flush(self) -> None:
+        """Drops everything from the prefix cache that no request holds."""
+        self._allocator.free(self._cache.reset())
+
+    # --- checks -------------------------------------------------------------------------------
+
+    def check_integrity(self, requests: Sequence[Request]) -> None:
+        """`requests`: every request that is admitted and not released. Asserts, from scratch, that
+        each page has exactly one owner, that the locks are these requests', and that the cached part
+        of each is the prefix cache's own path of the same tokens."""
+        own: list[int] = []
+        for req in requests:
+            assert req.lock is not None, f"{req.rid} is not admitted"
+            assert 0 <= req.cached <= req.committed < len(req.tokens)
+            assert req.committed <= len(req.pages) * self.page_size
+            assert req.cached % self.page_size == 0
+            cached = req.cached // self.page_size
+            tokens, pages = self._cache.path(req.lock)
+            assert pages == req.pages[:cached], f"{req.rid} holds other pages than it has locked"
+            assert tokens == req.tokens[: req.cached + 1] or not cached
+            own += req.pages[cached:]
+        self._cache.check_integrity([req.lock for req in requests])
+        self._allocator.check_integrity([*own, *self._cache.pages()])
