@@ -1,9 +1,9 @@
 """The engine in-process, text in and text out.
 
-    from nextn import LLM, SamplingParams
-    llm = LLM()                                  # the embedded model, MTP on
-    for done in llm.generate(["import os\\n"], SamplingParams(max_tokens=64, temperature=0)):
-        print(done.text, done.spec.accept_length)
+from nextn import LLM, SamplingParams
+llm = LLM()                                  # the embedded model, MTP on
+for done in llm.generate(["import os\\n"], SamplingParams(max_tokens=64, temperature=0)):
+    print(done.text, done.spec.accept_length)
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class LLM:
         stop: Sequence[str] = (),
     ) -> list[Completion]:
         """Completes every prompt (text or token ids), all in one batch; results in the prompts' order."""
-        many = [prompts] if isinstance(prompts, str) else list(prompts)
+        many: list[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else list(prompts)
         params = sampling_params or SamplingParams()
         each = [params] * len(many) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(many):
@@ -103,6 +103,12 @@ class _Job:
         reason = "stop" if piece.stopped is not None else out.finish_reason
         assert reason is not None
         self.done = Completion(
-            self.prompt, self.text, self.tokens, self.drafted, reason, out.spec or SpecStats(), out.cached_tokens
+            self.prompt,
+            self.text,
+            self.tokens,
+            self.drafted,
+            reason,
+            out.spec or SpecStats(),
+            out.cached_tokens,
         )
         return out.finish_reason is None

@@ -45,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
         "architecture": cfg.architecture,
         "layers": f"{cfg.num_hidden_layers} ({cfg.num_hidden_layers - moe} dense, {moe} MoE)",
         "hidden size, heads": f"{cfg.hidden_size}, {cfg.num_attention_heads}",
-        "experts": f"{cfg.n_routed_experts} routed, {cfg.num_experts_per_tok} a token, {cfg.n_shared_experts} shared",
+        "experts": f"{cfg.n_routed_experts} routed, {cfg.num_experts_per_tok} a token, "
+        f"{cfg.n_shared_experts} shared",
         "vocabulary": f"{cfg.vocab_size}",
         "longest context": f"{cfg.max_position_embeddings}",
         "stored as": "FP8 blocks" if cfg.quantization else "plain",

@@ -93,7 +93,15 @@ def build(config: EngineConfig) -> Built:
         "prefix_cache": "off" if config.disable_radix_cache else "radix",
     }
     context = min(_context_length(config, cfg), slots)
-    return Built(model, Runner(model, pool, drafter), scheduler, frozenset(cfg.eos_token_ids), context, num_drafts, startup)
+    return Built(
+        model,
+        Runner(model, pool, drafter),
+        scheduler,
+        frozenset(cfg.eos_token_ids),
+        context,
+        num_drafts,
+        startup,
+    )
 
 
 def _device(name: str) -> torch.device:
@@ -107,9 +115,7 @@ def _device(name: str) -> torch.device:
 def _context_length(config: EngineConfig, cfg: ModelConfig) -> int:
     longest = cfg.max_position_embeddings
     if config.context_length is not None and config.context_length > longest:
-        raise ValueError(
-            f"--context-length is {config.context_length}: the model's own longest is {longest}"
-        )
+        raise ValueError(f"--context-length is {config.context_length}: the model's own longest is {longest}")
     return config.context_length or longest
 
 
@@ -149,8 +155,13 @@ def _model(config: EngineConfig, device: torch.device) -> Model:
         dummy_checkpoint(expected, place, config.random_seed, dtype)
     else:
         load_checkpoint(
-            folder, expected, place, quantization=cfg.quantization, dtype=dtype,
-            shared=shared_tensors(cfg, nextn), skip_prefixes=nextn_prefixes(cfg, nextn),
+            folder,
+            expected,
+            place,
+            quantization=cfg.quantization,
+            dtype=dtype,
+            shared=shared_tensors(cfg, nextn),
+            skip_prefixes=nextn_prefixes(cfg, nextn),
         )
     return model  # type: ignore[no-any-return]
 

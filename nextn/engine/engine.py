@@ -1,9 +1,9 @@
 """The engine: plan, run, commit. In one process, without a server around it.
 
-    engine = Engine(EngineConfig())
-    engine.add(Request("a", tokens, SamplingParams()))
-    while engine.has_work():
-        for output in engine.step(): ...
+engine = Engine(EngineConfig())
+engine.add(Request("a", tokens, SamplingParams()))
+while engine.has_work():
+    for output in engine.step(): ...
 """
 
 from __future__ import annotations

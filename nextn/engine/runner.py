@@ -31,7 +31,10 @@ class Runner:
         batch = build_batch(spans, self.pool.page_size, heads, self.model.device)
         hidden = self.model.forward(batch, self.pool)
         chosen = self._choose(hidden, rows)
-        new = [c[: accepted_drafts(r.drafts, c) + 1] if r.chooses else [] for r, c in zip(rows, chosen, strict=True)]
+        new = [
+            c[: accepted_drafts(r.drafts, c) + 1] if r.chooses else []
+            for r, c in zip(rows, chosen, strict=True)
+        ]
 
         def choose_draft(logits: Tensor, asked: Sequence[tuple[int, Sequence[int]]]) -> list[int]:
             return choose(logits, [_choice(rows[i], (*new[i], *path)) for i, path in asked])

@@ -79,8 +79,11 @@ def _perturb(logits: Tensor, choices: Sequence[Choice]) -> Tensor:
         logits, [p.top_k for p in params], [p.top_p for p in params], [p.min_p for p in params]
     )
     noise = gumbel_noise(
-        [p.seed for p in params], [p.stream for p in params], [c.index for c in choices],
-        logits.shape[1], logits.device,
+        [p.seed for p in params],
+        [p.stream for p in params],
+        [c.index for c in choices],
+        logits.shape[1],
+        logits.device,
     )
     return logits + noise
 
@@ -91,7 +94,9 @@ def filter_logits(logits: Tensor, top_k: list[int], top_p: list[float], min_p: l
     always stays."""
     vocab = logits.shape[1]
     rows = [
-        i for i, (k, p, m) in enumerate(zip(top_k, top_p, min_p, strict=True)) if 0 < k < vocab or p < 1.0 or m > 0.0
+        i
+        for i, (k, p, m) in enumerate(zip(top_k, top_p, min_p, strict=True))
+        if 0 < k < vocab or p < 1.0 or m > 0.0
     ]
     if not rows:
         return logits
@@ -103,7 +108,9 @@ def filter_logits(logits: Tensor, top_k: list[int], top_p: list[float], min_p: l
     index = torch.tensor(rows, device=logits.device)
     ordered, ids = logits.index_select(0, index).sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(vocab, device=logits.device)[None]
-    ordered = ordered.masked_fill(rank >= column([float(k) if k > 0 else float(vocab) for k in top_k]), float("-inf"))
+    ordered = ordered.masked_fill(
+        rank >= column([float(k) if k > 0 else float(vocab) for k in top_k]), float("-inf")
+    )
     probs = ordered.softmax(dim=-1)
     before = probs.cumsum(dim=-1) - probs
     drop = (before >= column(top_p)) | (probs < column(min_p) * probs[:, :1])

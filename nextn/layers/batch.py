@@ -65,13 +65,16 @@ def build_batch(spans: Sequence[Span], page_size: int, heads: int, device: torch
         tables.append(table)
         at += n
     attention = _plan_attention(spans, tables, positions, total, heads, device)
-    return Batch(
-        rows, *(torch.from_numpy(a).to(device) for a in (tokens, positions, slots)), attention
-    )
+    token_ids, places, cache_slots = (torch.from_numpy(a).to(device) for a in (tokens, positions, slots))
+    return Batch(rows, token_ids, places, cache_slots, attention)
 
 
 def _plan_attention(
-    spans: Sequence[Span], tables: Sequence[np.ndarray], positions: np.ndarray, total: int, heads: int,
+    spans: Sequence[Span],
+    tables: Sequence[np.ndarray],
+    positions: np.ndarray,
+    total: int,
+    heads: int,
     device: torch.device,
 ) -> Attention:
     """Groups short spans (decode, verify) by how many key blocks they see; cuts long ones (prefill)

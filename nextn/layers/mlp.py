@@ -14,9 +14,7 @@ from nextn.ops.base import Ops
 
 
 class MLP:
-    def __init__(
-        self, hidden: int, inner: int, ops: Ops, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, hidden: int, inner: int, ops: Ops, dtype: torch.dtype, device: torch.device) -> None:
         self.ops, self.inner = ops, inner
         self.gate_up = torch.empty(2 * inner, hidden, dtype=dtype, device=device)
         self.down = torch.empty(hidden, inner, dtype=dtype, device=device)
@@ -60,8 +58,14 @@ class MoE:
     def forward(self, x: Tensor, batch: Batch) -> Tensor:
         cfg, ops = self.cfg, self.ops
         ids, weights = ops.route(
-            x, self.gate, self.bias, cfg.n_group, cfg.topk_group, cfg.num_experts_per_tok,
-            cfg.norm_topk_prob, cfg.routed_scaling_factor,
+            x,
+            self.gate,
+            self.bias,
+            cfg.n_group,
+            cfg.topk_group,
+            cfg.num_experts_per_tok,
+            cfg.norm_topk_prob,
+            cfg.routed_scaling_factor,
         )
         routed = ops.experts(x, batch.rows, ids, weights, self.gate_up, self.down)
         return routed if self.shared is None else routed + self.shared.forward(x, batch)

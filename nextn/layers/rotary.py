@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from nextn.models.config import ModelConfig
+from nextn.models.config import ModelConfig, YarnScaling
 
 
 def yarn_mscale(factor: float, mscale: float) -> float:
@@ -17,12 +17,12 @@ def yarn_mscale(factor: float, mscale: float) -> float:
 def rotary_tables(cfg: ModelConfig, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """cos and sin for positions 0..length-1, each [length, qk_rope_head_dim / 2] f32."""
     dim, base = cfg.qk_rope_head_dim, cfg.rope_theta
-    freq = base ** -(torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+    freq: Tensor = base ** -(torch.arange(0, dim, 2, dtype=torch.float32) / dim)
     gain = 1.0
     yarn = cfg.rope_scaling
     if yarn is not None:
 
-        def dim_of(rotations: float) -> float:
+        def dim_of(rotations: float, yarn: YarnScaling = yarn) -> float:
             span = yarn.original_max_position_embeddings / (rotations * 2 * math.pi)
             return dim * math.log(span) / (2 * math.log(base))
 
@@ -38,7 +38,7 @@ def rotary_tables(cfg: ModelConfig, length: int, device: torch.device) -> tuple[
 
 def softmax_scale(cfg: ModelConfig) -> float:
     """1 / sqrt(query width), times mscale squared under YaRN."""
-    scale = (cfg.qk_nope_head_dim + cfg.qk_rope_head_dim) ** -0.5
+    scale: float = (cfg.qk_nope_head_dim + cfg.qk_rope_head_dim) ** -0.5
     yarn = cfg.rope_scaling
     if yarn is not None and yarn.mscale_all_dim:
         scale *= yarn_mscale(yarn.factor, yarn.mscale_all_dim) ** 2

@@ -34,22 +34,44 @@ def parse_acceptance(model_path: str) -> tuple[float, ...] | None:
     except ValueError:
         rates = (-1.0,)
     if not all(0.0 <= r <= 1.0 for r in rates):
-        raise ValueError(f"--model-path {model_path}: after 'fake:' come rates in [0, 1], such as fake:0.9,0.7")
+        raise ValueError(
+            f"--model-path {model_path}: after 'fake:' come rates in [0, 1], such as fake:0.9,0.7"
+        )
     return rates
 
 
 def fake_config() -> ModelConfig:
     return ModelConfig.from_dict(
         {
-            "architectures": ["DeepseekV3ForCausalLM"], "vocab_size": _VOCAB, "hidden_size": 6,
-            "num_hidden_layers": 1, "num_attention_heads": 8, "intermediate_size": 8,
-            "moe_intermediate_size": 8, "first_k_dense_replace": 1, "n_routed_experts": 8,
-            "n_shared_experts": 1, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
-            "norm_topk_prob": True, "routed_scaling_factor": 1.0, "scoring_func": "sigmoid",
-            "topk_method": "noaux_tc", "q_lora_rank": None, "kv_lora_rank": 1, "qk_nope_head_dim": 2,
-            "qk_rope_head_dim": 2, "v_head_dim": 2, "max_position_embeddings": _LENGTH,
-            "rope_theta": 10000.0, "rms_norm_eps": 1e-6, "bos_token_id": 0, "eos_token_id": 1,
-            "num_nextn_predict_layers": 1, "tie_word_embeddings": False,
+            "architectures": ["DeepseekV3ForCausalLM"],
+            "vocab_size": _VOCAB,
+            "hidden_size": 6,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 8,
+            "intermediate_size": 8,
+            "moe_intermediate_size": 8,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 8,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 1.0,
+            "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc",
+            "q_lora_rank": None,
+            "kv_lora_rank": 1,
+            "qk_nope_head_dim": 2,
+            "qk_rope_head_dim": 2,
+            "v_head_dim": 2,
+            "max_position_embeddings": _LENGTH,
+            "rope_theta": 10000.0,
+            "rms_norm_eps": 1e-6,
+            "bos_token_id": 0,
+            "eos_token_id": 1,
+            "num_nextn_predict_layers": 1,
+            "tie_word_embeddings": False,
         }
     )
 

@@ -76,8 +76,15 @@ class Ops(Protocol):
         """x [T, H, n_in], weight [H, n_in, n_out] -> [T, H, n_out]."""
 
     def route(
-        self, x: Tensor, gate: Tensor, bias: Tensor, groups: int, top_groups: int, top_k: int,
-        normalize: bool, scale: float,
+        self,
+        x: Tensor,
+        gate: Tensor,
+        bias: Tensor,
+        groups: int,
+        top_groups: int,
+        top_k: int,
+        normalize: bool,
+        scale: float,
     ) -> tuple[Tensor, Tensor]:
         """DeepSeek-V3's router (arXiv 2412.19437, 2.1.2): sigmoid scores; groups ranked by the sum
         of their two best biased scores; top-k by biased score; weights from unbiased scores.

@@ -78,8 +78,15 @@ class Reference:
         return self._bmm(x.transpose(0, 1), weight).transpose(0, 1)
 
     def route(
-        self, x: Tensor, gate: Tensor, bias: Tensor, groups: int, top_groups: int, top_k: int,
-        normalize: bool, scale: float,
+        self,
+        x: Tensor,
+        gate: Tensor,
+        bias: Tensor,
+        groups: int,
+        top_groups: int,
+        top_k: int,
+        normalize: bool,
+        scale: float,
     ) -> tuple[Tensor, Tensor]:
         scores = self.linear(x.float(), gate).sigmoid()
         biased = scores + bias

@@ -20,7 +20,9 @@ def _reference(shapes: set[tuple[int, int]], dtype: torch.dtype, device: torch.d
     if blocked:
         log.warning(
             "matrix products in %s on %s depend on the number of rows; running them in blocks of fixed "
-            "size, which is slower but exact", dtype, device.type,
+            "size, which is slower but exact",
+            dtype,
+            device.type,
         )
     return Reference(blocked)
 

@@ -127,9 +127,18 @@ class Scheduler:
             if victim is req:
                 return False
         row = Row(
-            rid=req.rid, tokens=tokens, start=req.committed, num_drafts=num_drafts, chooses=chooses,
-            following=-1 if chooses else req.tokens[known], pages=req.pages, draft_next=draft_next,
-            room=room, params=req.params, history=req.tokens, num_prompt=req.num_prompt,
+            rid=req.rid,
+            tokens=tokens,
+            start=req.committed,
+            num_drafts=num_drafts,
+            chooses=chooses,
+            following=-1 if chooses else req.tokens[known],
+            pages=req.pages,
+            draft_next=draft_next,
+            room=room,
+            params=req.params,
+            history=req.tokens,
+            num_prompt=req.num_prompt,
             end_ids=self.end_ids(req),
         )
         rows.append(row)
@@ -182,7 +191,8 @@ class Scheduler:
             self.kv.release(req)
             del self.by_rid[req.rid]
             self.stats.finished += 1
-        out = Output(req.rid, res.tokens[:took], [i + 1 if i < accepted else 0 for i in range(took)], reason, matched)
+        drafted = [i + 1 if i < accepted else 0 for i in range(took)]
+        out = Output(req.rid, res.tokens[:took], drafted, reason, matched)
         if reason is not None:
             out.spec, out.cached_tokens, out.retractions = req.spec, req.first_cached, req.retractions
         return [out]

@@ -76,7 +76,8 @@ class MTPDrafter:
                     Span(drafts[i][-1:], work[i].start + len(work[i].following) + depth - 1, work[i].pages)
                     for i in ends
                 ]
-                state = self.model.draft(self._batch(spans), self._take(state, list(ends.values())), self.pool)
+                state = self._take(state, list(ends.values()))
+                state = self.model.draft(self._batch(spans), state, self.pool)
                 ends = {i: r for r, i in enumerate(ends)}
         return drafts
 

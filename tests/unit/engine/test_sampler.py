@@ -57,7 +57,19 @@ def test_penalties_arithmetic():
     assert got[0, 5] == -2.0
     got = x.clone()
     # token 3 is in the prompt (not counted) and once on the path
-    choose(got, [choice(tokens=(3, 5), path=(3,), num_prompt=1, temperature=0, frequency_penalty=0.5, presence_penalty=0.25)])
+    choose(
+        got,
+        [
+            choice(
+                tokens=(3, 5),
+                path=(3,),
+                num_prompt=1,
+                temperature=0,
+                frequency_penalty=0.5,
+                presence_penalty=0.25,
+            )
+        ],
+    )
     assert got[0, 3] == 3.0 - 0.75
     assert got[0, 5] == -1.75
     assert got[0, 4] == 2.5
@@ -67,10 +79,16 @@ def test_min_tokens_forbids_the_end():
     x = torch.zeros(1, V)
     x[0, 7] = 9.0
     ends = frozenset({7})
-    assert choose(x.clone(), [choice(temperature=0, min_tokens=2, ends=ends, tokens=(1, 2), num_prompt=1)]) != [7]
-    assert choose(x.clone(), [choice(temperature=0, min_tokens=1, ends=ends, tokens=(1, 2), num_prompt=1)]) == [7]
+    assert choose(
+        x.clone(), [choice(temperature=0, min_tokens=2, ends=ends, tokens=(1, 2), num_prompt=1)]
+    ) != [7]
+    assert choose(
+        x.clone(), [choice(temperature=0, min_tokens=1, ends=ends, tokens=(1, 2), num_prompt=1)]
+    ) == [7]
     # two outputs on the path: the minimum is reached there
-    assert choose(x.clone(), [choice(temperature=0, min_tokens=2, ends=ends, tokens=(1, 2), path=(5,), num_prompt=1)]) == [7]
+    assert choose(
+        x.clone(), [choice(temperature=0, min_tokens=2, ends=ends, tokens=(1, 2), path=(5,), num_prompt=1)]
+    ) == [7]
 
 
 def test_filters_keep_what_they_must():

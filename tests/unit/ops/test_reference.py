@@ -40,7 +40,11 @@ def test_norm_and_rotate_and_mlp_rows():
     weight = rand(256, seed=2)
     gate_up, down = rand(256, 256, seed=3) / 16, rand(256, 128, seed=4) / 11
     cos, sin = rand(256, 16, seed=5), rand(256, 16, seed=6)
-    full = (op.rms_norm(x, weight, 1e-6), op.swiglu_mlp(x, gate_up, down), op.rotate(x.view(256, 8, 32), cos, sin))
+    full = (
+        op.rms_norm(x, weight, 1e-6),
+        op.swiglu_mlp(x, gate_up, down),
+        op.rotate(x.view(256, 8, 32), cos, sin),
+    )
     want = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
     torch.testing.assert_close(full[0], want)
     for n in COUNTS:
@@ -79,7 +83,12 @@ def test_attention_rows_do_not_depend_on_the_cut(heads):
             n = min(cut, length - start)
             alone = run([Span([0] * n, start, pages)], q[start : start + n])
             assert torch.equal(alone, whole[start : start + n]), (cut, start)
-    spans = [Span([0] * 3, 10, other), Span([0], 599, pages), Span([0] * 2, 130, other), Span([0] * 40, 256, pages)]
+    spans = [
+        Span([0] * 3, 10, other),
+        Span([0], 599, pages),
+        Span([0] * 2, 130, other),
+        Span([0] * 40, 256, pages),
+    ]
     mixed = run(spans, torch.cat((q[:3], q[599:600], q[:2], q[256:296])))
     assert torch.equal(mixed[3], whole[599])
     assert torch.equal(mixed[6:46], whole[256:296])
@@ -105,7 +114,9 @@ def test_experts_rows(rows):
         assert (part[rows:] == 0).all()
     t = 3
     want = sum(
-        weights[t, k] * (F.silu(x[t] @ gate_up[e, :inner].t()) * (x[t] @ gate_up[e, inner:].t())) @ down[e].t()
+        weights[t, k]
+        * (F.silu(x[t] @ gate_up[e, :inner].t()) * (x[t] @ gate_up[e, inner:].t()))
+        @ down[e].t()
         for k, e in enumerate(ids[t].tolist())
     )
     torch.testing.assert_close(full[t], want)

@@ -63,7 +63,9 @@ class Executor:
                 self.slots[slot] = t
             seen = [self.slots.get(s) for s in table[: r.start + len(r.tokens)]]
             known = len(r.tokens) - r.num_drafts
-            assert seen[: r.start + known] == list(r.history[: r.start + known]), "the cache holds other tokens"
+            assert seen[: r.start + known] == list(r.history[: r.start + known]), (
+                "the cache holds other tokens"
+            )
             if not r.chooses:
                 assert r.following == r.history[r.start + known]
                 results.append(RowResult([], []))
@@ -89,7 +91,9 @@ class Executor:
 def make(pages=40, page_size=4, budget=32, running=4, drafts=2, radix=True, skill=0.7):
     cache = RadixCache(page_size) if radix else NaiveCache()
     kv = KVManager(pages + 1, page_size, cache)
-    sched = Scheduler(kv, token_budget=budget, max_running=running, num_drafts=drafts, eos_ids=frozenset({EOS}))
+    sched = Scheduler(
+        kv, token_budget=budget, max_running=running, num_drafts=drafts, eos_ids=frozenset({EOS})
+    )
     return sched, Executor(page_size, skill)
 
 
@@ -212,8 +216,13 @@ class Chaos(RuleBasedStateMachine):
     """Random arrivals, aborts and steps over small pools."""
 
     @initialize(
-        pages=st.integers(10, 40), page=st.sampled_from([1, 2, 4]), budget=st.sampled_from([8, 16, 40]),
-        running=st.integers(1, 6), drafts=st.integers(0, 3), radix=st.booleans(), skill=st.sampled_from([0.0, 0.6, 1.0]),
+        pages=st.integers(10, 40),
+        page=st.sampled_from([1, 2, 4]),
+        budget=st.sampled_from([8, 16, 40]),
+        running=st.integers(1, 6),
+        drafts=st.integers(0, 3),
+        radix=st.booleans(),
+        skill=st.sampled_from([0.0, 0.6, 1.0]),
     )
     def start(self, pages, page, budget, running, drafts, radix, skill):
         self.sched, self.ex = make(pages, page, budget, running, drafts, radix, skill)
@@ -221,8 +230,10 @@ class Chaos(RuleBasedStateMachine):
         self.want, self.got, self.count = {}, {}, 0
 
     @rule(
-        prompt=st.lists(st.integers(1, 3), min_size=1, max_size=30), most=st.integers(1, 20),
-        priority=st.sampled_from([0, 0, 0, 1]), ignore=st.booleans(),
+        prompt=st.lists(st.integers(1, 3), min_size=1, max_size=30),
+        most=st.integers(1, 20),
+        priority=st.sampled_from([0, 0, 0, 1]),
+        ignore=st.booleans(),
     )
     def add(self, prompt, most, priority, ignore):
         prompt = prompt[: self.limit - 1]
