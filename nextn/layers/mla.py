@@ -16,6 +16,9 @@ from nextn.layers.rotary import softmax_scale
 from nextn.models.config import ModelConfig
 from nextn.ops.base import Ops
 
+# Of the two norms inside MLA. DeepSeek's code and transformers' leave it at this whatever rms_norm_eps says.
+LATENT_NORM_EPS = 1e-6
+
 
 class MLA:
     def __init__(self, cfg: ModelConfig, ops: Ops, dtype: torch.dtype, device: torch.device) -> None:
@@ -58,11 +61,11 @@ class MLA:
         rank, nope, rope = cfg.kv_lora_rank, cfg.qk_nope_head_dim, cfg.qk_rope_head_dim
         q, latent, key_rope = ops.linear(x, self.down).split((self.q_in, rank, rope), dim=-1)
         if cfg.q_lora_rank:
-            q = ops.linear(ops.rms_norm(q, self.q_norm, cfg.rms_norm_eps), self.q_up)
+            q = ops.linear(ops.rms_norm(q, self.q_norm, LATENT_NORM_EPS), self.q_up)
         q_nope, q_rope = q.unflatten(-1, (cfg.num_attention_heads, -1)).split((nope, rope), dim=-1)
         # Queries and the shared key turn by the same angles: one call for all H + 1 heads.
         turned = ops.rotate(torch.cat((q_rope, key_rope[:, None]), dim=1), cos, sin)
-        latent = ops.rms_norm(latent, self.kv_norm, cfg.rms_norm_eps)
+        latent = ops.rms_norm(latent, self.kv_norm, LATENT_NORM_EPS)
         ops.write_cache(cache, batch.slots, torch.cat((latent, turned[:, -1]), dim=-1))
         absorbed = ops.heads_matmul(q_nope, self.key_up)
         query = torch.cat((absorbed, turned[:, :-1]), dim=-1) * self.scale
