@@ -1,0 +1,69 @@
+"""The oracle nobody here wrote: transformers' DeepseekV3ForCausalLM, and random checkpoints to compare on.
+
+Written without nextn's loader and layers; only the names and shapes of a checkpoint come from nextn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from support.checkpoints import random_tensors, tiny_config
+from torch import Tensor
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+from transformers.utils import logging
+
+from nextn.models.config import ModelConfig
+from nextn.models.names import expected_tensors
+
+logging.set_verbosity_error()
+logging.disable_progress_bar()
+
+
+def random_checkpoint(changes: Mapping[str, Any], seed: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """(config.json, tensors) of `tiny_config` with `changes`; f32, one NextN layer unless changed.
+
+    Norms are not 1 and the routers' correction biases not 0, so that leaving one out shows. Logits have
+    a standard deviation of about 1.
+    """
+    config = tiny_config(**changes)
+    cfg = ModelConfig.from_dict(config)
+    tensors = random_tensors(expected_tensors(cfg, cfg.num_nextn_predict_layers), seed, torch.float32)
+    gen = torch.Generator().manual_seed(seed)
+    for name, tensor in tensors.items():
+        if tensor.dim() == 1:
+            spread = 0.1 if name.endswith("e_score_correction_bias") else 0.3
+            tensor += spread * torch.randn(tensor.shape, generator=gen)
+    if cfg.tie_word_embeddings:
+        tensors["model.embed_tokens.weight"] *= cfg.hidden_size**-0.5
+    return config, tensors
+
+
+def load_oracle(folder: Path, layers: int | None = None) -> DeepseekV3ForCausalLM:
+    """The checkpoint in transformers, f32, in its plainest implementations.
+
+    layers: build this many instead of num_hidden_layers; a NextN module's decoder layer is layer
+    num_hidden_layers, and transformers loads it as one more when asked for one more.
+    """
+    config = DeepseekV3Config.from_pretrained(folder)
+    if layers is not None:
+        config.num_hidden_layers = layers
+    model, info = DeepseekV3ForCausalLM.from_pretrained(
+        folder,
+        config=config,
+        dtype=torch.float32,
+        attn_implementation="eager",
+        experts_implementation="eager",
+        output_loading_info=True,
+    )
+    assert not info["missing_keys"], info["missing_keys"]
+    assert not info["mismatched_keys"], info["mismatched_keys"]
+    return model.eval()
+
+
+@torch.no_grad()
+def oracle_logits(model: DeepseekV3ForCausalLM, tokens: list[int]) -> Tensor:
+    """[len(tokens), vocab] f32."""
+    return model(torch.tensor([tokens]), use_cache=False).logits[0]
