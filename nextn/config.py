@@ -27,7 +27,10 @@ class EngineConfig:
     """
 
     model_path: str = option(
-        EMBEDDED, "model", "checkpoint folder in DeepSeek's layout, or nextn-tiny, the model in the package", "--model"
+        EMBEDDED,
+        "model",
+        "checkpoint folder in DeepSeek's layout, or nextn-tiny, the model in the package",
+        "--model",
     )
     load_format: str = option(
         "auto", "model", "auto: safetensors; dummy: random weights", choices=("auto", "dummy")
@@ -38,7 +41,9 @@ class EngineConfig:
         "arithmetic; auto is float32, in which the plain torch ops are exact for any batch",
         choices=("auto", "float32", "bfloat16"),
     )
-    device: str = option("auto", "model", "auto: cpu, unless a CUDA device is there", choices=("auto", "cpu", "cuda"))
+    device: str = option(
+        "auto", "model", "auto: cpu, unless a CUDA device is there", choices=("auto", "cpu", "cuda")
+    )
     context_length: int | None = option(
         None, "model", "longest prompt + output in tokens; default: the model's own", "--max-model-len"
     )
@@ -46,38 +51,60 @@ class EngineConfig:
     threads: int | None = option(None, "model", "CPU threads of the engine; default: the cores it may use")
 
     kv_cache_tokens: int | None = option(
-        None, "memory", "slots of the KV pool; default: 32768 on CPU, sized by --mem-fraction-static on GPU",
+        None,
+        "memory",
+        "slots of the KV pool; default: 32768 on CPU, sized by --mem-fraction-static on GPU",
         "--max-total-tokens",
     )
     mem_fraction_static: float = option(
-        0.85, "memory", "GPU: share of free memory for the KV pool after loading", "--max_memory_utilization",
+        0.85,
+        "memory",
+        "GPU: share of free memory for the KV pool after loading",
+        "--max_memory_utilization",
         "--gpu-memory-utilization",
     )
     page_size: int = option(16, "memory", "tokens in a page of the KV pool", "--block_size", "--block-size")
     disable_radix_cache: bool = option(False, "memory", "keep no prefix cache")
 
     chunked_prefill_size: int = option(
-        512, "scheduling", "token budget of one step, prompts and running requests together",
-        "--max_tokens_per_batch", "--max-num-batched-tokens",
+        512,
+        "scheduling",
+        "token budget of one step, prompts and running requests together",
+        "--max_tokens_per_batch",
+        "--max-num-batched-tokens",
+    )
+    prefill_attention: str = option(
+        "absorbed",
+        "scheduling",
+        "MLA form for prompts; naive takes fewer operations on long ones, and gives up identical text "
+        "between a prefix-cache hit or a retraction and a fresh run",
+        choices=("absorbed", "naive"),
     )
     max_running_requests: int = option(
         64, "scheduling", "most requests in one step", "--max_seqs_per_batch", "--max-num-seqs"
     )
-    check_integrity: bool = option(False, "scheduling", "recheck every bookkeeping structure after every step (debug)")
+    check_integrity: bool = option(
+        False, "scheduling", "recheck every bookkeeping structure after every step (debug)"
+    )
 
     speculative_algorithm: str | None = option(
         None,
         "speculation",
-        "NEXTN (EAGLE is the same): draft with the checkpoint's own MTP layer; default: NEXTN when it has one",
+        "NEXTN, EAGLE (the same): draft with the checkpoint's own MTP layer; default: NEXTN if it has one",
         choices=("NEXTN", "EAGLE", "NONE"),
     )
     speculative_num_steps: int | None = option(
-        None, "speculation", "drafts per step, 0 is off; default 2", "--num_speculative_tokens",
+        None,
+        "speculation",
+        "drafts per step, 0 is off; default 2",
+        "--num_speculative_tokens",
         "--num-speculative-tokens",
     )
     speculative_eagle_topk: int = option(1, "speculation", "branches per depth; only chains (1) for now")
     speculative_num_draft_tokens: int | None = option(
-        None, "speculation", "nodes verified per step, the root counted; in a chain: speculative-num-steps + 1"
+        None,
+        "speculation",
+        "nodes verified per step, the root counted; in a chain: speculative-num-steps + 1",
     )
 
     def check(self) -> None:
@@ -87,10 +114,18 @@ class EngineConfig:
 
         for field in dataclasses.fields(self):
             choices, value = field.metadata["choices"], getattr(self, field.name)
-            need(not choices or value is None or value in choices, field.name, f"choose from {', '.join(choices)}")
+            need(
+                not choices or value is None or value in choices,
+                field.name,
+                f"choose from {', '.join(choices)}",
+            )
         for name in ("context_length", "threads", "kv_cache_tokens"):
             need(getattr(self, name) is None or getattr(self, name) >= 1, name, "it must be at least 1")
-        need(0.05 <= self.mem_fraction_static <= 0.98, "mem_fraction_static", "it must be between 0.05 and 0.98")
+        need(
+            0.05 <= self.mem_fraction_static <= 0.98,
+            "mem_fraction_static",
+            "it must be between 0.05 and 0.98",
+        )
         need(1 <= self.page_size <= 1024, "page_size", "it must be between 1 and 1024")
         need(self.chunked_prefill_size >= 16, "chunked_prefill_size", "it must be at least 16")
         need(self.max_running_requests >= 1, "max_running_requests", "it must be at least 1")
@@ -135,12 +170,12 @@ class ServerConfig(EngineConfig):
     served_model_name: str | None = option(
         None, "server", "model name in the API; default: the last part of --model-path"
     )
-    max_queued_requests: int = option(512, "server", "beyond this many waiting requests: 503 with Retry-After")
+    max_queued_requests: int = option(
+        512, "server", "beyond this many waiting requests: 503 with Retry-After"
+    )
     enable_metrics: bool = option(True, "server", "serve /metrics (Prometheus)")
     decode_log_interval: int = option(40, "server", "decode steps between two log lines; 0: none")
-    log_level: str = option(
-        "info", "server", "log level", choices=("debug", "info", "warning", "error")
-    )
+    log_level: str = option("info", "server", "log level", choices=("debug", "info", "warning", "error"))
     shutdown_timeout: float = option(30.0, "server", "seconds that running requests get to finish on Ctrl-C")
 
     def check(self) -> None:
@@ -161,9 +196,11 @@ class ServerConfig(EngineConfig):
 
 # Options of SGLang and vLLM that people will try. Saying so beats argparse's "unrecognized".
 REFUSED: dict[str, str] = {
-    "--tp-size": "one process per engine for now", "--tp": "one process per engine for now",
+    "--tp-size": "one process per engine for now",
+    "--tp": "one process per engine for now",
     "--tensor-parallel-size": "one process per engine for now",
-    "--dp-size": "one process per engine for now", "--dp": "one process per engine for now",
+    "--dp-size": "one process per engine for now",
+    "--dp": "one process per engine for now",
     "--ep-size": "one process per engine for now",
     "--enable-dp-attention": "one process per engine for now",
     "--quantization": "the checkpoint's own format decides (bf16, f32 or FP8 blocks)",
@@ -173,5 +210,6 @@ REFUSED: dict[str, str] = {
     "--tokenizer-path": "the tokenizer comes from --model-path",
     "--attention-backend": "there is one backend for now",
     "--trust-remote-code": "nextn never runs code from a checkpoint",
-    "--api-key": "put a proxy in front", "--chat-template": "it comes from the checkpoint's tokenizer",
+    "--api-key": "put a proxy in front",
+    "--chat-template": "it comes from the checkpoint's tokenizer",
 }

@@ -17,6 +17,8 @@ from nextn.cli.errors import CommandError
 
 COMMANDS: dict[str, str] = {
     "serve": "nextn.cli.serve",
+    "generate": "nextn.cli.generate",
+    "inspect": "nextn.cli.inspect",
 }
 
 

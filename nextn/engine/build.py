@@ -95,7 +95,7 @@ def build(config: EngineConfig) -> Built:
     context = min(_context_length(config, cfg), slots)
     return Built(
         model,
-        Runner(model, pool, drafter),
+        Runner(model, pool, drafter, config.prefill_attention == "naive"),
         scheduler,
         frozenset(cfg.eos_token_ids),
         context,

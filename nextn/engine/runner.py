@@ -20,15 +20,16 @@ from nextn.speculative.verify import accepted_drafts
 class Runner:
     """An executor of one process. Others have the same `run`."""
 
-    def __init__(self, model: Model, pool: KVPool, drafter: Drafter) -> None:
+    def __init__(self, model: Model, pool: KVPool, drafter: Drafter, naive_prefill: bool = False) -> None:
         self.model, self.pool, self.drafter = model, pool, drafter
+        self.naive_prefill = naive_prefill
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
         rows = plan.rows
         spans = [Span(r.tokens, r.start, r.pages) for r in rows]
         heads = self.model.config.num_attention_heads
-        batch = build_batch(spans, self.pool.page_size, heads, self.model.device)
+        batch = build_batch(spans, self.pool.page_size, heads, self.model.device, self.naive_prefill)
         hidden = self.model.forward(batch, self.pool)
         chosen = self._choose(hidden, rows)
         new = [

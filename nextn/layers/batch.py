@@ -10,6 +10,7 @@ fed its first three tokens (page [9]); T is padded from 4 to 8 rows:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from nextn.ops.base import KV_BLOCK, ROW_ALIGN, Attention, AttentionGroup, align
 
+SHORT_SPAN = 2 * ROW_ALIGN  # spans up to this share a rectangle with their like
 SCORES_LIMIT = 1 << 23  # elements of one group's score matrix; bounds the memory of a long prefill
 
 
@@ -40,6 +42,8 @@ class Batch:
     positions: Tensor
     slots: Tensor
     attention: Attention
+    prompts: Attention | None = None  # long spans apart, for the naive form
+    in_prompts: Tensor | None = None  # [T] bool, rows that `prompts` answers for
 
 
 def slots_of(pages: Sequence[int], page_size: int, length: int) -> np.ndarray:
@@ -49,8 +53,11 @@ def slots_of(pages: Sequence[int], page_size: int, length: int) -> np.ndarray:
     return (table[:, None] * page_size + np.arange(page_size))[None].reshape(-1)[:length]
 
 
-def build_batch(spans: Sequence[Span], page_size: int, heads: int, device: torch.device) -> Batch:
-    """Lays the spans out one after another. Every span has at least one token."""
+def build_batch(
+    spans: Sequence[Span], page_size: int, heads: int, device: torch.device, prompts_apart: bool = False
+) -> Batch:
+    """Lays the spans out one after another. Every span has at least one token. prompts_apart: long
+    spans go into `Batch.prompts` instead of `Batch.attention`."""
     lengths = [len(s.tokens) for s in spans]
     rows = sum(lengths)
     total = align(rows)
@@ -64,55 +71,71 @@ def build_batch(spans: Sequence[Span], page_size: int, heads: int, device: torch
         slots[at : at + n] = table[span.start :]
         tables.append(table)
         at += n
-    attention = _plan_attention(spans, tables, positions, total, heads, device)
     token_ids, places, cache_slots = (torch.from_numpy(a).to(device) for a in (tokens, positions, slots))
-    return Batch(rows, token_ids, places, cache_slots, attention)
+    short, long = _members(spans, heads)
+
+    def plan(parts: Sequence[_Part]) -> Attention:
+        return _plan_attention(parts, tables, positions, heads, device)
+
+    if not (prompts_apart and long):
+        return Batch(rows, token_ids, places, cache_slots, plan([*short, *long]))
+    apart = np.zeros(total, dtype=bool)
+    for _, members in long:
+        for _, first, n in members:
+            apart[first : first + n] = True
+    return Batch(
+        rows, token_ids, places, cache_slots, plan(short), plan(long), torch.from_numpy(apart).to(device)
+    )
 
 
-def _plan_attention(
-    spans: Sequence[Span],
-    tables: Sequence[np.ndarray],
-    positions: np.ndarray,
-    total: int,
-    heads: int,
-    device: torch.device,
-) -> Attention:
+# Queries that share a rectangle: key blocks they see, and (span, first row, queries) of each.
+_Part = tuple[int, list[tuple[int, int, int]]]
+
+
+def _members(spans: Sequence[Span], heads: int) -> tuple[list[_Part], list[_Part]]:
     """Groups short spans (decode, verify) by how many key blocks they see; cuts long ones (prefill)
     into pieces of queries, each against only the keys it can see."""
-    # Queries come in multiples that make Q * heads a multiple of ROW_ALIGN.
-    quantum = ROW_ALIGN // np.gcd(ROW_ALIGN, heads)
-    short: dict[int, list[tuple[int, int, int]]] = {}  # key blocks -> [(span, first row, queries)]
-    pieces: list[tuple[int, list[tuple[int, int, int]]]] = []
+    short: dict[int, list[tuple[int, int, int]]] = {}
+    long: list[_Part] = []
     at = 0
     for i, span in enumerate(spans):
         n = len(span.tokens)
-        if n <= 2 * ROW_ALIGN:
+        if n <= SHORT_SPAN:
             short.setdefault(_blocks(span.start + n), []).append((i, at, n))
         else:
-            done = 0
-            while done < n:
-                room = SCORES_LIMIT // (heads * KV_BLOCK * _blocks(span.start + n))
-                take = min(n - done, max(align(room - int(quantum) + 1, int(quantum)), int(quantum), 16), 256)
-                pieces.append((_blocks(span.start + done + take), [(i, at + done, take)]))
-                done += take
+            room = SCORES_LIMIT // (heads * KV_BLOCK * _blocks(span.start + n))
+            step = min(max(room // ROW_ALIGN * ROW_ALIGN, SHORT_SPAN), 256)
+            for done in range(0, n, step):
+                take = min(step, n - done)
+                long.append((_blocks(span.start + done + take), [(i, at + done, take)]))
         at += n
+    return list(short.items()), long
+
+
+def _plan_attention(
+    parts: Sequence[_Part],
+    tables: Sequence[np.ndarray],
+    positions: np.ndarray,
+    heads: int,
+    device: torch.device,
+) -> Attention:
+    # Queries come in multiples that make Q * heads a multiple of ROW_ALIGN.
+    quantum = ROW_ALIGN // math.gcd(ROW_ALIGN, heads)
     groups = []
-    back = np.zeros(total, dtype=np.int64)
+    back = np.zeros(len(positions), dtype=np.int64)
     offset = 0
-    for blocks, members in [*short.items(), *pieces]:
+    for blocks, members in parts:
         b, s = len(members), blocks * KV_BLOCK
-        q = align(max(n for _, _, n in members), int(quantum))
+        q = align(max(n for _, _, n in members), quantum)
         row_index = np.zeros((b, q), dtype=np.int64)
         slot_index = np.zeros((b, s), dtype=np.int64)
-        last = np.zeros((b, q), dtype=np.int64)
         for j, (i, first, n) in enumerate(members):
             row_index[j, :n] = np.arange(first, first + n)
             row_index[j, n:] = first
             table = tables[i][:s]
             slot_index[j, : len(table)] = table
-            last[j] = positions[row_index[j]]
             back[first : first + n] = offset + j * q + np.arange(n)
-        hidden = np.arange(s) > last[:, :, None, None]
+        hidden = np.arange(s) > positions[row_index][:, :, None, None]
         groups.append(
             AttentionGroup(
                 (b, q, s),

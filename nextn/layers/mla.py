@@ -1,9 +1,11 @@
-"""Multi-head latent attention (arXiv 2405.04434) in the absorbed form, over the paged latent cache.
+"""Multi-head latent attention (arXiv 2405.04434) over the paged latent cache.
 
 Shapes: T rows, C hidden, H heads, R kv_lora_rank, P rope width, N nope width, V value width.
 What is cached per token is [latent after its norm (R) | rotated key (P)]. The key half of kv_b_proj is
 folded into the query, its value half into the output, so every query (prompt, decode, verify) meets
-the cache in one and the same form: that is what makes a token's bits independent of how it got there.
+the cache in one and the same form, the absorbed one: that is what makes a token's bits independent of
+how it got there. The naive form, which expands keys and values, takes fewer operations for long prompts;
+it serves them where --prefill-attention naive asks for it.
 """
 
 from __future__ import annotations
@@ -67,7 +69,17 @@ class MLA:
         turned = ops.rotate(torch.cat((q_rope, key_rope[:, None]), dim=1), cos, sin)
         latent = ops.rms_norm(latent, self.kv_norm, LATENT_NORM_EPS)
         ops.write_cache(cache, batch.slots, torch.cat((latent, turned[:, -1]), dim=-1))
-        absorbed = ops.heads_matmul(q_nope, self.key_up)
-        query = torch.cat((absorbed, turned[:, :-1]), dim=-1) * self.scale
-        mixed = ops.mla_attention(query, cache, batch.attention, rank)
-        return ops.linear(ops.heads_matmul(mixed, self.value_up).flatten(1), self.out)
+        mixed = self._absorbed(q_nope, turned[:, :-1], batch, cache)
+        if batch.prompts is not None and batch.in_prompts is not None:
+            query = torch.cat((q_nope, turned[:, :-1]), dim=-1) * self.scale
+            naive = ops.naive_attention(query, cache, batch.prompts, rank, self.key_up, self.value_up)
+            mixed = torch.where(batch.in_prompts[:, None, None], naive, mixed)
+        return ops.linear(mixed.flatten(1), self.out)
+
+    def _absorbed(self, q_nope: Tensor, q_rope: Tensor, batch: Batch, cache: Tensor) -> Tensor:
+        """q_nope [T, H, N], q_rope [T, H, P] -> [T, H, V]."""
+        ops, rank = self.ops, self.cfg.kv_lora_rank
+        if not batch.attention.groups:  # every row is a prompt's, and those go the naive way
+            return q_nope.new_zeros(*q_nope.shape[:2], self.cfg.v_head_dim)
+        query = torch.cat((ops.heads_matmul(q_nope, self.key_up), q_rope), dim=-1) * self.scale
+        return ops.heads_matmul(ops.mla_attention(query, cache, batch.attention, rank), self.value_up)

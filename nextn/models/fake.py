@@ -101,7 +101,10 @@ class FakeModel:
     def logits(self, hidden: Tensor) -> Tensor:
         words = hidden[:, :4].double()
         spoiled = hidden[:, 4].double()
-        best = (words @ torch.tensor([1.0, 31.0, 977.0, 7919.0], dtype=torch.float64) + spoiled).long()
+        best = (
+            words @ torch.tensor([1.0, 31.0, 977.0, 7919.0], dtype=torch.float64, device=words.device)
+            + spoiled
+        ).long()
         vocab = torch.arange(_VOCAB, dtype=torch.float64, device=hidden.device)
         logits = (((words[:, :1] + 1.37 * spoiled[:, None]) * 0.001 + 1.0) * (vocab + 1.0)).sin() * 2
         logits.scatter_(1, (best % _VOCAB)[:, None], 8.0)

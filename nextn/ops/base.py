@@ -72,6 +72,12 @@ class Ops(Protocol):
         """Absorbed MLA: q [T, H, D] already scaled; keys are cache entries, values their first
         `rank` columns. Returns [T, H, rank]."""
 
+    def naive_attention(
+        self, q: Tensor, cache: Tensor, plan: Attention, rank: int, key_up: Tensor, value_up: Tensor
+    ) -> Tensor:
+        """MLA with keys and values expanded: q [T, H, N + P] already scaled, key_up [H, N, R],
+        value_up [H, R, V] -> [T, H, V]. Fewer operations for long prompts; not row-invariant."""
+
     def heads_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         """x [T, H, n_in], weight [H, n_in, n_out] -> [T, H, n_out]."""
 
