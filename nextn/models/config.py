@@ -70,7 +70,6 @@ class ModelConfig:
     max_position_embeddings: int
     rope_theta: float
     rope_scaling: YarnScaling | None
-    rope_interleave: bool
     rms_norm_eps: float
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
@@ -113,6 +112,7 @@ def _parse(f: Fields, generation: Fields | None) -> ModelConfig:
     name = architecture(f.data, f.source)
     f.only("hidden_act", "silu")
     f.only("attention_bias", False)
+    f.only("rope_interleave", True)
     heads = f.integer("num_attention_heads")
     f.only("num_key_value_heads", heads, None)
     layers = f.integer("num_hidden_layers")
@@ -141,7 +141,6 @@ def _parse(f: Fields, generation: Fields | None) -> ModelConfig:
         max_position_embeddings=f.integer("max_position_embeddings", 4096),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
-        rope_interleave=f.boolean("rope_interleave", True),
         rms_norm_eps=f.number("rms_norm_eps", 1e-6),
         bos_token_id=None if bos is None else f.integer("bos_token_id", 0, least=0),
         eos_token_ids=tuple(dict.fromkeys(eos)),

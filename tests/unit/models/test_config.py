@@ -29,7 +29,7 @@ def test_all_fields():
         n_routed_experts=8, n_shared_experts=2, num_experts_per_tok=3, n_group=4, topk_group=2,
         norm_topk_prob=True, routed_scaling_factor=2.5, q_lora_rank=12, kv_lora_rank=10, qk_nope_head_dim=6,
         qk_rope_head_dim=4, v_head_dim=8, max_position_embeddings=256, rope_theta=10000.0,
-        rope_scaling=YarnScaling(4.0, 64, 32.0, 1.0, 1.0, 1.0), rope_interleave=True, rms_norm_eps=1e-6,
+        rope_scaling=YarnScaling(4.0, 64, 32.0, 1.0, 1.0, 1.0), rms_norm_eps=1e-6,
         bos_token_id=0, eos_token_ids=(1,), num_nextn_predict_layers=1, tie_word_embeddings=False,
         quantization=Fp8Blocks((128, 64)),
     )  # fmt: skip
@@ -76,8 +76,8 @@ def test_absent_keys_have_transformers_defaults():
     theirs = DeepseekV3Config()
     for name in (
         "first_k_dense_replace", "n_shared_experts", "num_experts_per_tok", "n_group", "topk_group",
-        "norm_topk_prob", "routed_scaling_factor", "max_position_embeddings", "rope_interleave",
-        "rms_norm_eps", "bos_token_id", "tie_word_embeddings",
+        "norm_topk_prob", "routed_scaling_factor", "max_position_embeddings", "rms_norm_eps",
+        "bos_token_id", "tie_word_embeddings",
     ):  # fmt: skip
         assert getattr(cfg, name) == getattr(theirs, name), name
     assert cfg.eos_token_ids == (theirs.eos_token_id,)
@@ -125,7 +125,6 @@ def test_optional_parts():
         tiny_config(q_lora_rank=None, n_shared_experts=None, bos_token_id=None, eos_token_id=None)
     )
     assert (cfg.q_lora_rank, cfg.n_shared_experts, cfg.bos_token_id, cfg.eos_token_ids) == (None, 0, None, ())
-    assert not ModelConfig.from_dict(tiny_config(rope_interleave=False)).rope_interleave
 
 
 def test_model_type_stands_in_for_architectures():
@@ -151,6 +150,7 @@ def test_generation_config_is_merged(tmp_path):
         ({"topk_method": "greedy"}, "topk_method is 'greedy'; supported: 'noaux_tc'"),
         ({"attention_bias": True}, "attention_bias is True; supported: False"),
         ({"attention_bias": 0}, "attention_bias is 0; supported: False"),
+        ({"rope_interleave": False}, "rope_interleave is False; supported: True"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported: 'silu'"),
         ({"num_key_value_heads": 1}, "num_key_value_heads is 1; supported: 2 or None"),
         ({"vocab_size": "48"}, "vocab_size is '48'; it must be an integer >= 1"),
