@@ -73,7 +73,7 @@ def greedy_figures(model: Tiny, prompts: list[list[int]], held_out: Tensor) -> d
     batch = roll_out(frozen(model), prompts, NEW, 0.0, 0)
     rows = [r[e - NEW : e] for r, e in zip(batch.tokens.tolist(), batch.ends.tolist(), strict=True)]
     return {
-        "held_out_loss": round(train.held_out_losses(model, held_out, rows=96)[0], 4),
+        "held_out_loss": round(train.held_out_losses(model, held_out)[0], 4),
         "share_of_loops": sum(map(loops, rows)) / len(rows),
         "share_of_repeated_tokens": round(repeated_mask(batch).sum().item() / (NEW * len(rows)), 4),
     }
