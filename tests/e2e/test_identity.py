@@ -1,0 +1,107 @@
+"""The identity matrix: on the embedded model, in f32, the text never depends on how it was computed.
+
+MTP off or 1, 2, 3 drafts; prompts whole or in chunks of 16 tokens; radix cache, none, or a pool so small
+that requests are retracted; one request at a time or all at once; T = 0 and seeded T = 1. Every
+combination must give the token ids of the plainest one.
+"""
+
+import itertools
+import random
+
+import pytest
+from nextn.bench.prompts import heldout_prompts
+from nextn.engine.types import Request, SamplingParams
+from nextn.llm import LLM
+
+TOKENS = 24
+CHUNKS = {"whole": {}, "chunks": {"chunked_prefill_size": 16, "max_running_requests": 4}}
+CACHES = {"radix": {}, "naive": {"disable_radix_cache": True}, "retracted": {"kv_cache_tokens": 320, "page_size": 4}}
+
+
+def work(llm):
+    """Four prompts greedily, the same four at T = 1, one with filters and penalties; 60 to 120 tokens each."""
+    texts = heldout_prompts(4)
+    prompts = [llm.tokenizer.encode(t)[:n] for t, n in zip(texts, (120, 60, 97, 80), strict=True)]
+    greedy = SamplingParams(max_tokens=TOKENS, temperature=0, ignore_eos=True)
+    hot = [SamplingParams(max_tokens=TOKENS, temperature=1.0, seed=i, ignore_eos=True) for i in range(4)]
+    fussy = SamplingParams(
+        max_tokens=TOKENS,
+        temperature=0.8,
+        seed=9,
+        top_k=40,
+        top_p=0.9,
+        min_p=0.02,
+        repetition_penalty=1.2,
+        frequency_penalty=0.3,
+        presence_penalty=0.2,
+        min_tokens=8,
+    )
+    return [*prompts, *prompts, prompts[0]], [greedy] * 4 + hot + [fussy]
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """One request at a time, no drafts, whole prompts, no prefix cache."""
+    llm = LLM(speculative_num_steps=0, disable_radix_cache=True)
+    prompts, params = work(llm)
+    return [llm.generate([p], s)[0].token_ids for p, s in zip(prompts, params, strict=True)]
+
+
+@pytest.mark.parametrize("drafts", [0, 1, 2, 3])
+@pytest.mark.parametrize(("chunk", "cache"), list(itertools.product(CHUNKS, CACHES)))
+def test_text_is_the_same(plain, drafts, chunk, cache):
+    llm = LLM(speculative_num_steps=drafts, check_integrity=True, **CHUNKS[chunk], **CACHES[cache])
+    prompts, params = work(llm)
+    together = [c.token_ids for c in llm.generate(prompts, params)]
+    assert together == plain
+    if cache == "retracted":
+        assert llm.engine.stats().retracted > 0
+    if drafts:
+        assert llm.engine.stats().spec.accept_length > 1.2
+    # One at a time, on whatever the first pass left in the prefix cache.
+    some = [1, 5, 8]
+    alone = [llm.generate([prompts[i]], params[i])[0].token_ids for i in some]
+    assert alone == [plain[i] for i in some]
+    if cache == "radix":
+        assert llm.engine.stats().cached_tokens > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_arrivals_and_departures(plain, seed):
+    """Requests come at random times in random order; some neighbours are aborted midway."""
+    rng = random.Random(seed)
+    llm = LLM(
+        speculative_num_steps=rng.choice([1, 2, 3]),
+        kv_cache_tokens=rng.choice([448, 1024]),
+        check_integrity=True,
+        chunked_prefill_size=rng.choice([24, 100]),
+        max_running_requests=rng.choice([3, 8, 16]),
+        page_size=rng.choice([1, 8, 16]),
+    )
+    prompts, params = work(llm)
+    jobs = [(f"r{i}", p, s) for i, (p, s) in enumerate(zip(prompts, params, strict=True))]
+    jobs += [(f"x{i}", prompts[i][:50], params[i]) for i in range(3)]
+    rng.shuffle(jobs)
+    got = {rid: [] for rid, _, _ in jobs}
+    engine = llm.engine
+    while jobs or engine.has_work():
+        while jobs and (rng.random() < 0.3 or not engine.has_work()):
+            rid, prompt, s = jobs.pop()
+            engine.add(Request(rid, list(prompt), s))
+        for out in engine.step():
+            got[out.rid] += out.tokens
+        if rng.random() < 0.1:
+            engine.abort(f"x{rng.randrange(3)}")
+    assert [got[f"r{i}"] for i in range(len(plain))] == plain
+    engine.check_integrity()
+    assert engine.stats().used_tokens == 0
+
+
+def test_page_size_and_seed(plain):
+    llm = LLM(page_size=1, speculative_num_steps=2)
+    prompts, params = work(llm)
+    assert [c.token_ids for c in llm.generate(prompts[4:6], params[4:6])] == plain[4:6]
+    other = llm.generate(prompts[4:5], params[4].replace(seed=77))[0].token_ids
+    assert other != plain[4]
+    stream = llm.generate(prompts[4:5], params[4].replace(stream=1))[0].token_ids
+    assert stream not in (plain[4], other)
