@@ -17,6 +17,7 @@ from nextn.cli.errors import CommandError
 
 COMMANDS: dict[str, str] = {
     "serve": "nextn.cli.serve",
+    "demo": "nextn.cli.demo",
     "generate": "nextn.cli.generate",
     "inspect": "nextn.cli.inspect",
 }

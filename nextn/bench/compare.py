@@ -1,0 +1,54 @@
+"""Whether texts that must be the same are: every text of a prompt against the first one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+AROUND = 60  # characters shown on either side of the first difference
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two texts of one prompt, and where they part."""
+
+    prompt: int
+    first: str
+    first_where: str
+    other: str
+    other_where: str
+
+    @property
+    def position(self) -> int:
+        """Of the first character that differs; the shorter text's length if it is the other's beginning."""
+        pairs = zip(self.first, self.other, strict=False)
+        same = min(len(self.first), len(self.other))
+        return next((i for i, (a, b) in enumerate(pairs) if a != b), same)
+
+    def __str__(self) -> str:
+        at = self.position
+        begin, end = max(0, at - AROUND), at + AROUND
+        return (
+            f"prompt {self.prompt} has two texts; they part at character {at}:\n"
+            f"  {self.first_where}: ...{self.first[begin:at]!r} | {self.first[at:end]!r}\n"
+            f"  {self.other_where}: ...{self.other[begin:at]!r} | {self.other[at:end]!r}"
+        )
+
+
+@dataclass
+class Texts:
+    """`compared` counts every text, the first of each prompt included."""
+
+    compared: int = 0
+    differences: list[Difference] = field(default_factory=list)
+    _first: dict[int, tuple[str, str]] = field(default_factory=dict)
+
+    def add(self, prompt: int, text: str, where: str) -> None:
+        """`where`: from which run it came, for people."""
+        self.compared += 1
+        first, first_where = self._first.setdefault(prompt, (text, where))
+        if text != first:
+            self.differences.append(Difference(prompt, first, first_where, text, where))
+
+    @property
+    def prompts(self) -> int:
+        return len(self._first)

@@ -1,0 +1,195 @@
+"""The main job, measured: one model without and with MTP, the same real prompts, the same text, sooner.
+
+Two servers run; while one is measured the other waits, which costs nothing. At each concurrency they take
+turns (without, with, without, with), so that a machine that slows down slows both. They keep no prefix
+cache: a prompt that comes again is as much work as the first time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from nextn.bench.acceptance import difference, read_spec
+from nextn.bench.client import Body, make_client, refusal, run_load
+from nextn.bench.compare import Texts
+from nextn.bench.errors import BenchError
+from nextn.bench.local_server import LocalServer
+from nextn.bench.machine import this_machine
+from nextn.bench.measure import Figures, figures
+from nextn.bench.progress import Progress
+from nextn.bench.prompts import heldout_prompts
+from nextn.bench.report import table, verdict, write_report
+from nextn.bench.results import Completion, Point, Results, Side
+from nextn.engine.types import SpecStats
+
+# Concurrency -> sixteenths of the prompts that are sent at it: what takes longest has fewest.
+SIXTEENTHS = {1: 3, 4: 6, 16: 16}
+SEEDED_EVERY = 3  # every third prompt is sampled, the others are greedy
+TEMPERATURE = 0.7
+WITHOUT, WITH = "without MTP", "with MTP"
+
+
+@dataclass(frozen=True)
+class Settings:
+    model_path: str
+    num_drafts: int
+    max_tokens: int  # of every completion: end tokens are ignored, so that all lengths are equal
+    num_prompts: int
+    rounds: int  # of each server at each concurrency
+    output_dir: Path
+    bar: bool
+
+    def bodies(self, concurrency: int) -> list[Body]:
+        """The requests at one concurrency: the first prompts of those at the next higher one."""
+        count = -(-self.num_prompts * SIXTEENTHS[concurrency] // 16)
+        return [self._body(i, prompt) for i, prompt in enumerate(heldout_prompts(count))]
+
+    def _body(self, index: int, prompt: str) -> Body:
+        seeded = index % SEEDED_EVERY == SEEDED_EVERY - 1
+        return {
+            "prompt": prompt,
+            "max_tokens": self.max_tokens,
+            "ignore_eos": True,
+            "temperature": TEMPERATURE if seeded else 0.0,
+            "seed": index,
+        }
+
+
+def run_demo(settings: Settings) -> int:
+    """The exit code: 0, or 1 when a text differs. Raises BenchError, ValueError for too many prompts."""
+    texts = 2 * settings.rounds * sum(len(settings.bodies(c)) for c in SIXTEENTHS)
+    out = settings.output_dir
+    out.mkdir(parents=True, exist_ok=True)
+    common = ["--model-path", settings.model_path, "--disable-radix-cache", "--speculative-num-steps"]
+    with (
+        ended_like_ctrl_c(),
+        LocalServer(WITHOUT, [*common, "0"], out / "server-without-mtp.log") as without,
+        LocalServer(WITH, [*common, str(settings.num_drafts)], out / "server-with-mtp.log") as with_mtp,
+        Progress(texts, settings.bar) as progress,
+    ):
+        servers = (without, with_mtp)
+        try:
+            progress.say(f"starting two servers on {settings.model_path}: {WITHOUT} and {WITH}")
+            for server in servers:
+                server.wait_ready()
+            results = asyncio.run(Demo(settings, servers, progress).run())
+        except BenchError:
+            for server in servers:
+                print(f"--- last lines of the server {server.name} ({server.log}):", file=sys.stderr)
+                print(*server.last_lines(), sep="\n", file=sys.stderr)
+            raise
+    files = write_report(results, out)
+    print(table(results))
+    print()
+    print(verdict(results))
+    print("the prefix cache was off in both servers, so that every round did all of its work")
+    print(f"written: {', '.join(map(str, files))}")
+    print(results.as_json())
+    return 1 if results.texts.differences else 0
+
+
+@contextlib.contextmanager
+def ended_like_ctrl_c() -> Iterator[None]:
+    """SIGTERM and a closed terminal raise KeyboardInterrupt too, so that nothing stays behind."""
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+class Demo:
+    """One run against two servers that are ready. `servers`: without and with MTP."""
+
+    def __init__(
+        self, settings: Settings, servers: tuple[LocalServer, LocalServer], progress: Progress
+    ) -> None:
+        self.settings, self.servers, self.progress = settings, servers, progress
+        self.texts = Texts()
+
+    async def run(self) -> Results:
+        begin = time.perf_counter()
+        bodies = self.settings.bodies(max(SIXTEENTHS))
+        first = bodies[0]
+        self.progress.now("warm-up")
+        for server in self.servers:
+            await run_load(server.url, [{**first, "max_tokens": 16}], 1)
+        points = [await self._point(concurrency) for concurrency in SIXTEENTHS]
+        with_mtp = self.servers[1]
+        completion = await self._completion(with_mtp, first)
+        return Results(
+            model=with_mtp.model,
+            engine=(await get(with_mtp.url, "/server_info"))["engine"],
+            num_drafts=self.settings.num_drafts,
+            max_tokens=self.settings.max_tokens,
+            temperature=TEMPERATURE,
+            sampled=sum(body["temperature"] > 0 for body in bodies),
+            machine=this_machine(),
+            points=points,
+            texts=self.texts,
+            completion=completion,
+            seconds=time.perf_counter() - begin,
+        )
+
+    async def _point(self, concurrency: int) -> Point:
+        bodies = self.settings.bodies(concurrency)
+        sides: dict[str, list[Figures]] = {WITHOUT: [], WITH: []}
+        spec = SpecStats()
+        for turn in range(1, self.settings.rounds + 1):
+            for server in self.servers:
+                where = f"concurrency {concurrency}, {server.name}"
+                self.progress.now(where)
+                before = await read_spec(server.url)
+                load = await run_load(server.url, bodies, concurrency, self.progress.advance)
+                if server.name == WITH:
+                    spec.merge(difference(await read_spec(server.url), before))
+                found = figures(load)
+                sides[server.name].append(found)
+                for index, reply in enumerate(load.replies):
+                    self.texts.add(index, reply.text, f"{where}, round {turn}")
+                self.progress.say(
+                    f"{where}, round {turn} of {self.settings.rounds}: {found.requests} texts in "
+                    f"{found.seconds:.1f} s, {found.output_throughput:.1f} tok/s"
+                )
+        return Point(concurrency, len(bodies), Side(sides[WITHOUT]), Side(sides[WITH]), spec)
+
+    async def _completion(self, server: LocalServer, body: Body) -> Completion:
+        """The first prompt once more, now token by token: its text is compared like the others."""
+        self.progress.now("one completion token by token")
+        answer = await post(server.url, "/v1/completions", {**body, "return_draft_depths": True})
+        choice = answer["choices"][0]
+        self.texts.add(0, choice["text"], f"{server.name}, with draft depths")
+        return Completion(body["prompt"], [(text, depth) for text, depth in choice["draft_depths"]])
+
+
+async def get(url: str, path: str) -> Any:
+    """The JSON that a server answers with. Raises BenchError."""
+    return await _json(url, "GET", path, None)
+
+
+async def post(url: str, path: str, body: Body) -> Any:
+    """The JSON that a server answers with. Raises BenchError."""
+    return await _json(url, "POST", path, body)
+
+
+async def _json(url: str, method: str, path: str, body: Body | None) -> Any:
+    try:
+        async with make_client(url) as client:
+            response = await client.request(method, path, json=body)
+            if response.status_code != 200:
+                raise BenchError(f"{method} {path}: {refusal(response.status_code, response.content)}")
+            return response.json()
+    except (httpx.HTTPError, ValueError) as e:
+        raise BenchError(f"{method} {url}{path}: {type(e).__name__}: {e}") from e

@@ -1,0 +1,75 @@
+"""`nextn serve` as a subprocess on a free port, for a measurement.
+
+with LocalServer("with MTP", ["--speculative-num-steps", "2"], Path("out/server.log")) as server:
+    server.wait_ready()
+    ... server.url ...
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from nextn.bench.errors import BenchError
+
+READY = re.compile(r"^nextn is ready on (http://\S+) \(model (.+), ", re.MULTILINE)
+START_SECONDS = 300.0
+STOP_SECONDS = 10.0
+LAST_LINES = 15
+
+
+class LocalServer:
+    """Started at once. `options`: those of `nextn serve`. What it prints goes to `log`.
+
+    It stays in this process's group, so that Ctrl-C in a terminal reaches it too.
+    """
+
+    def __init__(self, name: str, options: Sequence[str], log: Path) -> None:
+        self.name, self.log = name, log
+        self.url = self.model = ""
+        with log.open("wb") as out:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "nextn", "serve", "--port", "0", *options],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+            )
+
+    def wait_ready(self) -> None:
+        """Sets `url` and `model`. Raises BenchError when the server ends or takes too long."""
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            ended = self._process.poll()
+            if match := READY.search(self.log.read_text(errors="replace")):
+                self.url, self.model = match[1], match[2]
+                return
+            if ended is not None:
+                raise BenchError(f"the server {self.name} ended while starting (exit code {ended})")
+            if time.monotonic() > deadline:
+                raise BenchError(f"the server {self.name} was not ready after {START_SECONDS:.0f} s")
+            time.sleep(0.05)
+
+    def last_lines(self) -> list[str]:
+        return self.log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+
+    def stop(self) -> None:
+        """Ends it; after `STOP_SECONDS` by force."""
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            pass
+        finally:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> LocalServer:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()

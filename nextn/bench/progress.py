@@ -1,0 +1,35 @@
+"""What people see on stderr while a measurement runs: a bar, or plain lines where a bar would be noise."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+from tqdm import tqdm
+
+
+class Progress:
+    """`total` texts are to come. Without `bar` only what is said is shown."""
+
+    def __init__(self, total: int, bar: bool) -> None:
+        self._bar = tqdm(
+            total=total, unit="text", file=sys.stderr, disable=not bar, leave=False, dynamic_ncols=True
+        )
+
+    def now(self, what: str) -> None:
+        """What is being done."""
+        self._bar.set_description(what)
+
+    def advance(self) -> None:
+        """One more text is there."""
+        self._bar.update()
+
+    def say(self, line: str) -> None:
+        tqdm.write(line, file=sys.stderr)
+        sys.stderr.flush()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._bar.close()

@@ -1,0 +1,109 @@
+"""The demo's results for people: a table for the terminal, and a folder with a plot and a page."""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from pathlib import Path
+
+import jinja2
+
+from nextn.bench.plots import DARK, LIGHT, latency_against_throughput
+from nextn.bench.results import Point, Results
+
+TEMPLATE = Path(__file__).parent / "report.html.j2"
+DEPTH_COLOURS = 4  # the page has so many; deeper drafts take them in turn
+
+
+def heading(results: Results) -> list[str]:
+    """What was measured, and on what."""
+    engine, machine = results.engine, results.machine
+    drafts = "1 draft" if results.num_drafts == 1 else f"{results.num_drafts} drafts"
+    threads = "1 thread" if engine["threads"] == 1 else f"{engine['threads']} threads"
+    cores = "1 core" if machine.cores == 1 else f"{machine.cores} cores"
+    return [
+        f"{results.model}, {engine['dtype']} on {engine['device']}, {threads}; "
+        f"MTP with {drafts}; {results.max_tokens} new tokens a prompt",
+        f"{machine.cpu}, {cores}; torch {machine.torch}; Python {machine.python}",
+    ]
+
+
+def table(results: Results) -> str:
+    """Plain text, at most 100 columns for up to 5 drafts."""
+    side = "{:>6} {:>8} {:>8}"
+    row = "{:>11}  " + side + "  " + side + "  {:>6} {:>7}  {}"
+    names = [
+        f"{'':13}{'without MTP':^24}  {'with MTP':^24}          accept  drafts accepted",
+        row.format(
+            "concurrency", *("tok/s", "TTFT ms", "TPOT ms") * 2, "ratio", "length", "by depth: 1 2 ..."
+        ),
+    ]
+    body = [row.format(*cells(point)) for point in results.points]
+    rule = "─" * max(map(len, names + body))
+    return "\n".join([*heading(results), "", rule, *names, rule, *body, rule])
+
+
+def cells(point: Point) -> list[str]:
+    """One row of the table."""
+    sides = [
+        text
+        for side in (point.without, point.with_mtp)
+        for text in (f"{side.output_throughput:.1f}", f"{side.mean_ttft_ms:.0f}", f"{side.mean_tpot_ms:.1f}")
+    ]
+    rates = " ".join(f"{rate:.0%}" for rate in point.spec.accept_rates)
+    return [
+        f"{point.concurrency}",
+        *sides,
+        f"{point.ratio:.2f}x",
+        f"{point.spec.accept_length:.2f}",
+        rates,
+    ]
+
+
+def verdict(results: Results) -> str:
+    """Whether the texts are the same and how much sooner they came; the first difference, if there is one."""
+    texts = results.texts
+    ratios = ", ".join(f"{p.ratio:.2f}x at {p.concurrency}" for p in results.points)
+    lines = [
+        f"{texts.compared} texts of {texts.prompts} prompts compared, {len(texts.differences)} differ",
+        f"tok/s with MTP over without: {ratios} requests at once",
+    ]
+    if texts.differences:
+        lines.append(str(texts.differences[0]))
+    return "\n".join(lines)
+
+
+def write_report(results: Results, folder: Path) -> list[Path]:
+    """Writes results.json, a PNG and a self-contained page into `folder`; returns their paths."""
+    title = f"{results.model}: latency against throughput"
+    light, dark = (latency_against_throughput(title, results.points, p) for p in (LIGHT, DARK))
+    files: dict[str, bytes] = {
+        "latency-throughput.png": light,
+        "report.html": page(results, light, dark).encode(),
+        "results.json": results.as_json().encode() + b"\n",
+    }
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return [folder / name for name in files]
+
+
+def page(results: Results, light: bytes, dark: bytes) -> str:
+    """The HTML page; `light` and `dark` are PNG files."""
+    pieces = [
+        (text, depth, (depth - 1) % DEPTH_COLOURS + 1 if depth else 0)
+        for text, depth in results.completion.pieces
+    ]
+    counts = Counter(depth for _, depth, _ in pieces)
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        results=results,
+        heading=heading(results),
+        rows=[cells(point) for point in results.points],
+        best=max(point.ratio for point in results.points),
+        light=base64.b64encode(light).decode(),
+        dark=base64.b64encode(dark).decode(),
+        pieces=pieces,
+        legend=[
+            (depth, (depth - 1) % DEPTH_COLOURS + 1 if depth else 0, n) for depth, n in sorted(counts.items())
+        ],
+    )

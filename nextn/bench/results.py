@@ -1,0 +1,129 @@
+"""What the demo found, as plain data: the table, the plot, the page and results.json come from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from nextn.bench.compare import Texts
+from nextn.bench.machine import Machine
+from nextn.bench.measure import Figures
+from nextn.engine.types import SpecStats
+
+
+@dataclass(frozen=True)
+class Side:
+    """The rounds of one server at one concurrency. What stands for them is their median."""
+
+    rounds: list[Figures]
+
+    @property
+    def output_throughput(self) -> float:
+        return self._median(lambda f: f.output_throughput)
+
+    @property
+    def mean_ttft_ms(self) -> float:
+        return self._median(lambda f: f.ttft_ms.mean)
+
+    @property
+    def mean_tpot_ms(self) -> float:
+        return self._median(lambda f: f.tpot_ms.mean)
+
+    def _median(self, of: Callable[[Figures], float]) -> float:
+        return statistics.median(of(f) for f in self.rounds)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One concurrency. `spec`: what speculation did in all rounds of the side with MTP."""
+
+    concurrency: int
+    prompts: int
+    without: Side
+    with_mtp: Side
+    spec: SpecStats
+
+    @property
+    def ratio(self) -> float:
+        """Output tokens/s with MTP over without."""
+        return self.with_mtp.output_throughput / self.without.output_throughput
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One completion token by token: (its text, the depth it was drafted at; 0: the target's own)."""
+
+    prompt: str
+    pieces: list[tuple[str, int]]
+
+
+@dataclass(frozen=True)
+class Results:
+    model: str
+    engine: dict[str, Any]  # the server's start-up figures: dtype, device, threads, ...
+    num_drafts: int
+    max_tokens: int
+    temperature: float  # of the prompts that were sampled, with a seed; the others were greedy
+    sampled: int  # prompts
+    machine: Machine
+    points: list[Point]
+    texts: Texts
+    completion: Completion
+    seconds: float  # from the first warm-up request to the last text
+
+    def as_dict(self) -> dict[str, Any]:
+        differences = self.texts.differences
+        return {
+            "model": self.model,
+            "num_drafts": self.num_drafts,
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "sampled": self.sampled,
+            "points": [_point(p) for p in self.points],
+            "texts": {
+                "prompts": self.texts.prompts,
+                "compared": self.texts.compared,
+                "differ": len(differences),
+                "first_difference": dataclasses.asdict(differences[0]) if differences else None,
+            },
+            "machine": dataclasses.asdict(self.machine),
+            "engine": self.engine,
+            "seconds": self.seconds,
+        }
+
+    def as_json(self) -> str:
+        """On one line."""
+        return json.dumps(_rounded(self.as_dict()))
+
+
+def _point(point: Point) -> dict[str, Any]:
+    return {
+        "concurrency": point.concurrency,
+        "prompts": point.prompts,
+        "ratio": point.ratio,
+        "accept_length": point.spec.accept_length,
+        "acceptance": point.spec.accept_rates,
+        "without_mtp": _side(point.without),
+        "with_mtp": _side(point.with_mtp),
+    }
+
+
+def _side(side: Side) -> dict[str, Any]:
+    return {
+        "output_throughput": side.output_throughput,
+        "mean_ttft_ms": side.mean_ttft_ms,
+        "mean_tpot_ms": side.mean_tpot_ms,
+        "rounds": [dataclasses.asdict(f) for f in side.rounds],
+    }
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return round(value, 4)
+    if isinstance(value, dict):
+        return {k: _rounded(v) for k, v in value.items()}
+    return [_rounded(v) for v in value] if isinstance(value, list) else value
