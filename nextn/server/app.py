@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -28,7 +27,7 @@ def json(content: object, status: int = 200) -> Response:
 
 
 def make_app(service: Service) -> FastAPI:
-    app = FastAPI(title="nextn", version=nextn.__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(title="nextn", version=nextn.__version__, openapi_url=None)
     app.add_middleware(RequestId)
     add_error_handlers(app)
     add_generation(app, service)
@@ -37,12 +36,12 @@ def make_app(service: Service) -> FastAPI:
 
 
 def add_generation(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/completions", openapi_extra=body_schema(CompletionRequest))
+    @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         body = parse(await read_body(request), CompletionRequest)
         return await answer(request, body, await service.completion(body))
 
-    @app.post("/v1/chat/completions", openapi_extra=body_schema(ChatRequest))
+    @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         body = parse(await read_body(request), ChatRequest)
         return await answer(request, body, await service.chat(body))
@@ -76,7 +75,7 @@ def add_figures(app: FastAPI, service: Service) -> None:
         return json({"version": nextn.__version__})
 
     @app.get("/server_info")
-    @app.get("/get_server_info", include_in_schema=False)
+    @app.get("/get_server_info")
     async def server_info() -> Response:
         metrics, ready = service.metrics, service.engine.ready
         total = metrics.totals().spec
@@ -131,8 +130,3 @@ async def read_body(request: Request) -> bytes:
         if len(body) > MAX_BODY:
             raise too_long
     return bytes(body)
-
-
-def body_schema(kind: type[CommonRequest]) -> dict[str, Any]:
-    schema = kind.model_json_schema()
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}

@@ -6,7 +6,6 @@ One engine process after another may stand behind it, see `nextn.server.supervis
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,7 +13,17 @@ import zmq.asyncio
 
 from nextn.engine.types import Output
 from nextn.server.errors import ApiError, bad_request, engine_dead
-from nextn.server.messages import Abort, Add, FromEngine, Ready, Rejected, StepNews, ToEngine, encode
+from nextn.server.messages import (
+    Abort,
+    Add,
+    FromEngine,
+    NewRequest,
+    Ready,
+    Rejected,
+    StepNews,
+    ToEngine,
+    encode,
+)
 from nextn.server.metrics import Metrics
 
 
@@ -53,12 +62,12 @@ class EngineClient:
         for rid in list(self.waiters):
             self._tell(rid, error, last=True)
 
-    def submit(self, requests: Sequence[Add], queue: asyncio.Queue[News]) -> None:
+    def submit(self, requests: list[NewRequest], queue: asyncio.Queue[News]) -> None:
         """Sends requests; their news come into `queue`. An engine must be there."""
         assert self.ready is not None
         for request in requests:
             self.waiters[request.rid] = queue
-            self._send(request)
+        self._send(Add(requests))
 
     def abort(self, rid: str) -> bool:
         """Ends a request and its news. False if it had ended already."""

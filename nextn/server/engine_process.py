@@ -26,6 +26,7 @@ from nextn.server.messages import (
     Add,
     Failed,
     FromEngine,
+    NewRequest,
     Ready,
     Rejected,
     StepNews,
@@ -127,7 +128,8 @@ def loop(engine: Engine, link: Link) -> None:
             began = time.perf_counter()
         for message in messages:
             if isinstance(message, Add):
-                add(engine, link, requests, message)
+                for new in message.requests:
+                    add(engine, link, requests, new)
             elif isinstance(message, Abort):
                 requests.pop(message.rid, None)
                 aborted |= engine.abort(message.rid)
@@ -147,16 +149,16 @@ def loop(engine: Engine, link: Link) -> None:
             began = now
 
 
-def add(engine: Engine, link: Link, requests: dict[str, Request], message: Add) -> None:
-    request = Request(message.rid, message.tokens, message.params)
+def add(engine: Engine, link: Link, requests: dict[str, Request], new: NewRequest) -> None:
+    request = Request(new.rid, new.tokens, new.params)
     try:
         engine.add(request)
     except Exception as e:
         if not isinstance(e, ValueError):
-            log.exception("request %s could not be added", message.rid)
-        link.send(Rejected(message.rid, str(e) or type(e).__name__))
+            log.exception("request %s could not be added", new.rid)
+        link.send(Rejected(new.rid, str(e) or type(e).__name__))
     else:
-        requests[message.rid] = request
+        requests[new.rid] = request
 
 
 def die_with_parent(parent: int) -> None:

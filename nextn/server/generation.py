@@ -12,7 +12,7 @@ from typing import NamedTuple
 from nextn.engine.types import Output, SamplingParams, SpecStats
 from nextn.server.engine_client import EngineClient, News
 from nextn.server.errors import ApiError
-from nextn.server.messages import Add
+from nextn.server.messages import NewRequest
 from nextn.server.metrics import Metrics
 from nextn.tokenizer.stream import TextStream
 from nextn.tokenizer.tokenizer import Tokenizer
@@ -23,7 +23,7 @@ class Choice:
     """One of the texts asked for."""
 
     index: int
-    add: Add
+    request: NewRequest
     stream: TextStream
     text: list[str] = field(default_factory=list)
     depths: list[tuple[str, int]] | None = None  # per token: its text, the depth it was drafted at
@@ -35,7 +35,7 @@ class Choice:
 
     @property
     def prompt_tokens(self) -> int:
-        return len(self.add.tokens)
+        return len(self.request.tokens)
 
 
 class Delta(NamedTuple):
@@ -56,28 +56,29 @@ class Generation:
         prompts: Sequence[tuple[list[int], SamplingParams]],
         n: int,
         stop: Sequence[str],
+        arrival: float,
         keep_depths: bool = False,
     ) -> None:
         self.engine = engine
         self.metrics: Metrics = engine.metrics
         self.n = n
-        self.arrival = time.perf_counter()
+        self.arrival = arrival  # perf_counter
         self.choices: list[Choice] = []
         base = uuid.uuid4().hex
         for tokens, params in prompts:
             for i in range(n):
                 index = len(self.choices)
-                add = Add(f"{base}-{index}", tokens, params.replace(stream=i))
-                choice = Choice(index, add, TextStream(tokenizer, stop), last_news=self.arrival)
+                request = NewRequest(f"{base}-{index}", tokens, params.replace(stream=i))
+                choice = Choice(index, request, TextStream(tokenizer, stop), last_news=self.arrival)
                 choice.depths = [] if keep_depths else None
                 self.choices.append(choice)
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Runs the choices; raises ApiError. However it is left, nothing stays behind in the engine."""
-        running = {choice.add.rid: choice for choice in self.choices}
+        running = {choice.request.rid: choice for choice in self.choices}
         queue: asyncio.Queue[News] = asyncio.Queue()
         self.metrics.requests += len(running)
-        self.engine.submit([choice.add for choice in self.choices], queue)
+        self.engine.submit([choice.request for choice in self.choices], queue)
         try:
             while running:
                 rid, what = await queue.get()

@@ -13,10 +13,16 @@ from nextn.engine.stats import EngineStats
 from nextn.engine.types import Output, SamplingParams
 
 
-class Add(msgspec.Struct, tag=True, array_like=True):
+class NewRequest(msgspec.Struct, array_like=True):
     rid: str
     tokens: list[int]
     params: SamplingParams
+
+
+class Add(msgspec.Struct, tag=True, array_like=True):
+    """All choices of one HTTP request: one that is refused is told of before the others begin."""
+
+    requests: list[NewRequest]
 
 
 class Abort(msgspec.Struct, tag=True, array_like=True):

@@ -90,7 +90,7 @@ class CommonRequest(Body):
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = -1
+    top_k: Annotated[int, Field(lt=2**31)] = -1
     min_p: float = 0.0
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64, description="missing: drawn at random")] | None = None
     stop: Annotated[list[str], BeforeValidator(stop_strings)] = []
@@ -167,7 +167,7 @@ def parse(body: bytes, kind: type[Request]) -> Request:
 
 
 def refuse(data: dict[str, object], table: dict[str, tuple[object, ...]]) -> None:
-    for name in data.keys() & table.keys():
+    for name in sorted(data.keys() & table.keys()):
         # `is` for booleans, as 1 == True.
         if not any(data[name] == ok and type(data[name]) is type(ok) for ok in table[name]):
             raise bad_request(f"{name} is not supported; leave it out", name)

@@ -50,16 +50,18 @@ class Service:
         return self.engine.ready
 
     async def completion(self, request: CompletionRequest) -> Generation:
+        arrival = time.perf_counter()
         self.open(request)
         given = prompts(request.prompt)
         texts = [p for p in given if isinstance(p, str)]
         encoded = iter(await self._encode(texts))
         ids = [next(encoded) if isinstance(p, str) else p for p in given]
         return self._generation(
-            request, ids, request.max_tokens, COMPLETION_MAX_TOKENS, request.return_draft_depths
+            request, ids, request.max_tokens, COMPLETION_MAX_TOKENS, arrival, request.return_draft_depths
         )
 
     async def chat(self, request: ChatRequest) -> Generation:
+        arrival = time.perf_counter()
         self.open(request)
         check_messages(request.messages)
         messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in request.messages]
@@ -69,7 +71,8 @@ class Service:
             raise bad_request(str(e), "messages") from e
         (ids,) = await self._encode([text], add_special_tokens=False)
         limit = request.max_completion_tokens
-        return self._generation(request, [ids], request.max_tokens if limit is None else limit, None)
+        limit = request.max_tokens if limit is None else limit
+        return self._generation(request, [ids], limit, None, arrival)
 
     async def _encode(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         if not texts:
@@ -87,6 +90,7 @@ class Service:
         prompts: Sequence[list[int]],
         max_tokens: int | None,
         default: int | None,
+        arrival: float,
         keep_depths: bool = False,
     ) -> Generation:
         """Checks all that can be checked here. `default` None: as many tokens as there is room for."""
@@ -99,7 +103,7 @@ class Service:
             seed = secrets.randbits(64) if request.seed is None else request.seed
             choices.append((tokens, request.sampling(limit, seed, ready.vocab_size)))
         self._admit(len(choices) * request.n)
-        return Generation(self.engine, self.tokenizer, choices, request.n, request.stop, keep_depths)
+        return Generation(self.engine, self.tokenizer, choices, request.n, request.stop, arrival, keep_depths)
 
     def _admit(self, choices: int) -> None:
         """Bounded admission: all of a request's choices or none."""

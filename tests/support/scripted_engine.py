@@ -23,7 +23,6 @@ from nextn.engine.types import Output, Request
 from nextn.tokenizer.tokenizer import Tokenizer
 
 TEXT = "def add(a, b):\n    return a + b\n\n\nclass Ключ:\n    pass  # €uro\n\n"
-EOS = 1
 
 
 class ScriptedEngine:
@@ -35,12 +34,11 @@ class ScriptedEngine:
         if self.fail == "load":
             raise ValueError("the checkpoint is no good")
         self.config = config
-        self.text = Tokenizer.from_folder(os.environ["SCRIPT_TOKENIZER"]).encode(
-            os.environ.get("SCRIPT_TEXT", TEXT), add_special_tokens=False
-        )
+        tokenizer = Tokenizer.from_folder(os.environ["SCRIPT_TOKENIZER"])
+        self.text = tokenizer.encode(os.environ.get("SCRIPT_TEXT", TEXT), add_special_tokens=False)
         self.seconds = float(os.environ.get("SCRIPT_STEP", "0"))
         self.run = int(os.environ.get("SCRIPT_RUN", "3"))
-        self.vocab_size = 4096
+        self.vocab_size = tokenizer.vocab_size
         self.context_length = config.context_length or 1024
         self.num_drafts = self.run - 1
         self.startup = {"weight_bytes": 2**20, "load_seconds": 0.5, "kv_tokens": 4096}

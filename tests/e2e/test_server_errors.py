@@ -1,0 +1,104 @@
+"""Bad input of every kind: the status, OpenAI's shape, the message; and the server goes on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from support.server_process import ServerProcess
+
+
+def error_of(response: httpx.Response) -> dict[str, Any]:
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    return dict(body["error"])
+
+
+CASES: list[tuple[str, object, int, str]] = [
+    ("/v1/completions", {"prompt": "x" * 2000}, 400,
+     "the prompt has 2001 tokens, the context length is 1024"),
+    ("/v1/completions", {"prompt": "x" * 1023}, 400,
+     "the prompt has 1024 tokens, the context length is 1024; that leaves no room for an answer"),
+    ("/v1/completions", {"prompt": "x" * 999, "max_tokens": 25}, 400,
+     "the prompt has 1000 tokens and max_tokens is 25, 1025 together; the context length is 1024"),
+    ("/v1/completions", {"prompt": ""}, 400, "prompt is empty"),
+    ("/v1/completions", {}, 400, "prompt is missing"),
+    ("/v1/completions", {"prompt": [0, 258]}, 400, "prompt: token id 258 is outside the vocabulary 0..257"),
+    ("/v1/completions", {"prompt": [-1]}, 400, "prompt: token id -1 is outside"),
+    ("/v1/completions", {"prompt": [10**40]}, 400, "prompt: token id 1000"),
+    ("/v1/completions", {"prompt": "x", "temperature": -1}, 400, "temperature is -1.0"),
+    ("/v1/completions", {"prompt": "x", "max_tokens": 0}, 400, "max_tokens is 0"),
+    ("/v1/completions", {"prompt": "x", "max_tokens": "9"}, 400, "max_tokens: "),
+    ("/v1/completions", {"prompt": "x", "echo": True}, 400, "echo is not supported"),
+    ("/v1/completions", {"prompt": "x", "logprobs": 1}, 400, "logprobs is not supported"),
+    ("/v1/completions", {"prompt": "x", "stop": ["a"] * 17}, 400, "stop: it has 17 strings"),
+    ("/v1/completions", {"prompt": ["x"] * 600}, 400, "the request asks for 600 choices"),
+    ("/v1/completions", {"prompt": "x", "model": "gpt-4"}, 404, "the model 'gpt-4' does not exist"),
+    ("/v1/completions", {"prompt": [7]}, 400, "a prompt may not begin with token 7 here"),
+    ("/v1/completions", {"prompt": [[8], [7]], "stream": True}, 400, "a prompt may not begin with token 7"),
+    ("/v1/completions", {"prompt": "x", "stream": True, "return_draft_depths": True}, 400,
+     "return_draft_depths is not supported with stream"),
+    ("/v1/chat/completions", {"messages": []}, 400, "messages is empty"),
+    ("/v1/chat/completions", {"messages": "hi"}, 400, "messages: "),
+    ("/v1/chat/completions", {"messages": [{"role": "user"}]}, 400, "messages[0].content is missing"),
+    ("/v1/chat/completions", {"messages": [{"content": "x"}]}, 400, "messages[0].role must be a string"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400,
+     "messages[0].content[0] is of type 'image_url'"),
+    ("/v1/chat/completions", {"messages": [{"role": "tool", "content": "x"}]}, 400,
+     "messages[0]: tools are not supported"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, 400,
+     "tools is not supported"),
+    ("/v1/chat/completions",
+     {"messages": [{"role": "user", "content": "x"}], "response_format": {"type": "json_object"}}, 400,
+     "response_format is not supported"),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 2000}]}, 400,
+     "the prompt has 2008 tokens, the context length is 1024"),
+    ("/v1/nothing", {}, 404, "POST /v1/nothing: Not Found"),
+    ("/health", {}, 405, "POST /health: Method Not Allowed"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body", "status", "message"), CASES, ids=[c[3][:40] for c in CASES])
+def test_bad_input(scripted: ServerProcess, path: str, body: object, status: int, message: str) -> None:
+    response = httpx.post(scripted.url + path, json=body)
+    assert response.status_code == status, response.text
+    error = error_of(response)
+    assert error["message"].startswith(message)
+    assert error["type"] == "invalid_request_error"
+    assert scripted.metrics()["nextn:num_running_reqs"] == 0
+
+
+def test_codes(scripted: ServerProcess) -> None:
+    unknown = httpx.post(scripted.url + "/v1/completions", json={"prompt": "x", "model": "m"})
+    assert error_of(unknown)["code"] == "model_not_found"
+    long = httpx.post(scripted.url + "/v1/completions", json={"prompt": "x" * 2000})
+    assert error_of(long)["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b'{"prompt": "\\ud83d"}', b"[" * 10_000, b"\xff"])
+def test_not_json(scripted: ServerProcess, body: bytes) -> None:
+    response = httpx.post(scripted.url + "/v1/completions", content=body)
+    assert response.status_code == 400
+    assert "the body is not valid JSON" in error_of(response)["message"]
+
+
+def test_body_too_long(scripted: ServerProcess) -> None:
+    def parts() -> Any:
+        for _ in range(33):
+            yield b" " * 2**20
+
+    for content in (b" " * (32 * 2**20 + 1), parts()):
+        response = httpx.post(scripted.url + "/v1/completions", content=content, timeout=30)
+        assert response.status_code == 413
+        assert "longer than 33554432 bytes" in error_of(response)["message"]
+
+
+def test_openai_client_raises_its_own_errors(scripted: ServerProcess) -> None:
+    client = openai.OpenAI(base_url=scripted.url + "/v1", api_key="none", max_retries=0)
+    with pytest.raises(openai.BadRequestError, match="top_p is 7"):
+        client.completions.create(model="scripted", prompt="x", top_p=7)
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="gpt-4", prompt="x")

@@ -1,0 +1,231 @@
+"""What goes wrong: clients that leave, a full queue, an engine that dies, a server told to end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from support.server_process import ServerProcess, until
+
+StartServer = Callable[..., ServerProcess]
+LONG = {"prompt": "x", "max_tokens": 900, "temperature": 0}
+RUNNING, USED = "nextn:num_running_reqs", "nextn:num_used_tokens"
+
+
+def busy(server: ServerProcess) -> bool:
+    return server.metrics()[RUNNING] == 1
+
+
+def idle(server: ServerProcess) -> bool:
+    figures = server.metrics()
+    return figures[RUNNING] == figures[USED] == figures["nextn:num_queue_reqs"] == 0
+
+
+def in_background(*calls: Callable[[], object]) -> list[threading.Thread]:
+    threads = [threading.Thread(target=call, daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def test_client_that_leaves_a_stream(slow: ServerProcess) -> None:
+    aborted = slow.metrics()["nextn:num_aborted_requests_total"]
+    with httpx.stream("POST", slow.url + "/v1/completions", json=LONG | {"stream": True}) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        assert busy(slow)
+        assert slow.metrics()[USED] > 0
+    until(lambda: idle(slow), seconds=2)
+    assert slow.metrics()["nextn:num_aborted_requests_total"] == aborted + 1
+
+
+def test_clients_that_leave_without_a_word(slow: ServerProcess) -> None:
+    """One that does not stream, and one that waits for its stream's first token."""
+
+    def leave(seconds: float, stream: bool) -> None:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(slow.url + "/v1/completions", json=LONG | {"stream": stream}, timeout=seconds)
+
+    (first,) = in_background(lambda: leave(1, False))
+    until(lambda: busy(slow))
+    leave(0.3, True)
+    until(lambda: slow.metrics()["nextn:num_queue_reqs"] == 0, seconds=0.5)
+    first.join()
+    until(lambda: idle(slow), seconds=1)
+
+
+def test_queue_full(slow: ServerProcess) -> None:
+    def post() -> httpx.Response:
+        return httpx.post(slow.url + "/v1/completions", json=LONG | {"max_tokens": 90}, timeout=30)
+
+    answers: list[httpx.Response] = []
+    threads = in_background(lambda: answers.append(post()), lambda: answers.append(post()))
+    until(lambda: slow.metrics()["nextn:num_queue_reqs"] == 1)
+    refused = post()
+    assert refused.status_code == 503
+    assert refused.headers["retry-after"] == "1"
+    assert refused.json()["error"]["code"] == "queue_full"
+    for thread in threads:
+        thread.join()
+    assert [answer.status_code for answer in answers] == [200, 200]
+
+
+def test_decode_log_line(slow: ServerProcess) -> None:
+    body = {"prompt": "x", "max_tokens": 60}
+    assert httpx.post(slow.url + "/v1/completions", json=body, timeout=30).status_code == 200
+    figures = slow.metrics()
+    assert figures["nextn:spec_accept_length"] == 3
+    assert figures["nextn:spec_accept_rate"] == 1
+    assert figures["nextn:gen_throughput"] == 0  # nothing runs now
+    lines = [line for line in slow.stderr if "Decode batch" in line]
+    assert "#running-req: 1, #token: " in lines[-1]
+    assert "accept len: 3.00, accept rate: [1.00, 1.00], gen throughput (token/s): " in lines[-1]
+
+
+def test_engine_killed(start: StartServer) -> None:
+    """Streams get an error event, other requests a 500; then 503 until a new engine serves."""
+    server = start(SCRIPT_STEP="0.05").wait_ready()
+    client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+    stream = client.completions.create(model="scripted", prompt="x", max_tokens=900, stream=True)
+    next(stream)
+    answers: list[httpx.Response] = []
+    (waiting,) = in_background(
+        lambda: answers.append(httpx.post(server.url + "/v1/completions", json=LONG, timeout=30))
+    )
+    until(lambda: server.metrics()[RUNNING] == 2)
+    generated = server.metrics()["nextn:generation_tokens_total"]
+    os.kill(server.engine_pid(), signal.SIGKILL)
+    began = time.monotonic()
+    with pytest.raises(openai.APIError, match="the engine died"):
+        list(stream)
+    waiting.join()
+    assert time.monotonic() - began < 1
+    assert answers[0].status_code == 500
+    assert answers[0].json()["error"]["type"] == "engine_dead"
+    assert httpx.get(server.url + "/health").status_code == 503
+    refused = httpx.post(server.url + "/v1/completions", json=LONG)
+    assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+    until(lambda: httpx.get(server.url + "/health").status_code == 200)
+    assert httpx.post(server.url + "/v1/completions", json=LONG | {"max_tokens": 5}).status_code == 200
+    assert server.metrics()["nextn:generation_tokens_total"] >= generated + 5
+    assert any("the engine process ended (signal 9)" in line for line in server.stderr)
+
+
+def test_step_that_raises(start: StartServer) -> None:
+    server = start(SCRIPT_FAIL="step").wait_ready()
+    answer = httpx.post(server.url + "/v1/completions", json={"prompt": "x" * 12}, timeout=30)
+    assert answer.status_code == 500
+    assert answer.json()["error"]["type"] == "engine_dead"
+    until(lambda: httpx.get(server.url + "/health").status_code == 200)
+    assert httpx.post(server.url + "/v1/completions", json={"prompt": "x"}).status_code == 200
+    assert any("RuntimeError: a step went wrong" in line for line in server.stderr)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_shutdown_drains(start: StartServer, number: signal.Signals) -> None:
+    """The signal reaches the whole group, as on a terminal. What runs is finished; new requests get 503."""
+    server = start(SCRIPT_STEP="0.05").wait_ready()
+    answers: list[httpx.Response] = []
+    body = LONG | {"max_tokens": 60}
+    (running,) = in_background(
+        lambda: answers.append(httpx.post(server.url + "/v1/completions", json=body, timeout=30))
+    )
+    until(lambda: busy(server))
+    os.killpg(server.process.pid, number)
+    until(lambda: httpx.get(server.url + "/health").status_code == 503)
+    assert httpx.post(server.url + "/v1/completions", json=body).json()["error"]["code"] == "shutting_down"
+    running.join()
+    assert (answers[0].status_code, answers[0].json()["usage"]["completion_tokens"]) == (200, 60)
+    check_ended(server, 0)
+
+
+def test_shutdown_does_not_wait_for_ever(start: StartServer) -> None:
+    server = start("--shutdown-timeout", "0.3", SCRIPT_STEP="0.05").wait_ready()
+    with httpx.stream("POST", server.url + "/v1/completions", json=LONG | {"stream": True}) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        server.interrupt()
+        rest = [line for line in lines if line]
+    assert "the server was shut down before this was finished" in rest[-2]
+    assert rest[-1] == "data: [DONE]"
+    check_ended(server, 0)
+
+
+def test_second_interrupt_ends_at_once(start: StartServer) -> None:
+    server = start(SCRIPT_STEP="0.05").wait_ready()
+    with httpx.stream("POST", server.url + "/v1/completions", json=LONG | {"stream": True}) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        server.interrupt()
+        until(lambda: httpx.get(server.url + "/health").status_code == 503)
+        server.interrupt()
+        assert server.wait(2) == 130
+    check_ended(server, 130)
+
+
+def test_idle_server_ends_quickly(start: StartServer) -> None:
+    server = start().wait_ready()
+    began = time.monotonic()
+    server.interrupt()
+    check_ended(server, 0)
+    assert time.monotonic() - began < 3
+
+
+def check_ended(server: ServerProcess, code: int) -> None:
+    assert server.wait() == code
+    until(lambda: server.session() == [])
+    assert not any("Traceback" in line for line in server.stderr), server.stderr
+
+
+def test_engine_ends_with_its_server(start: StartServer) -> None:
+    server = start(SCRIPT_STEP="0.05").wait_ready()
+    assert server.engine_pid()
+    os.kill(server.process.pid, signal.SIGKILL)
+    until(lambda: server.session() == [])
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "told"),
+    [
+        ((), {"SCRIPT_FAIL": "load"}, "nextn serve: error: the checkpoint is no good"),
+        (("--model-path", "/no/such"), {}, "nextn serve: error: /no/such has no tokenizer.json"),
+        (("--host", "203.0.113.1"), {}, "nextn serve: error: cannot listen on 203.0.113.1:0: "),
+    ],
+)
+def test_start_that_fails(
+    start: StartServer, options: tuple[str, ...], environment: dict[str, str], told: str
+) -> None:
+    """One line, exit code 2, no restarts, nothing left."""
+    server = start(*options, **environment)
+    check_ended(server, 2)
+    assert len(server.stderr) == 1
+    assert server.stderr[0].startswith(told)
+    assert server.stdout == []
+
+
+def test_port_in_use(start: StartServer) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        server = start("--port", str(port))
+        check_ended(server, 2)
+    told = f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another --port"
+    assert server.stderr == [f"nextn serve: error: {told}"]
+
+
+def test_no_files_are_left(start: StartServer, tmp_path: Path) -> None:
+    server = start(TMPDIR=str(tmp_path)).wait_ready()
+    (folder,) = tmp_path.iterdir()
+    assert folder.stat().st_mode & 0o077 == 0
+    server.interrupt()
+    check_ended(server, 0)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,114 @@
+"""`nextn serve` as a process of its own, for tests.
+
+    with ServerProcess([...command...]) as server:
+        httpx.get(server.url + "/health")
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+import httpx
+
+SCRIPTED = str(Path(__file__).parent / "scripted_engine.py")
+READY = re.compile(r"nextn is ready on (http://\S+) \(model (\S+), ")
+
+
+class ServerProcess:
+    """Started at once; `wait_ready` gives the URL. Its output is in `stdout` and `stderr`, line by line."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, *command], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(environment or {})},
+            start_new_session=True,
+        )  # fmt: skip
+        self.stdout: list[str] = []
+        self.stderr: list[str] = []
+        self._ready = threading.Event()
+        self._readers = [
+            threading.Thread(target=self._read, args=(stream, lines), daemon=True)
+            for stream, lines in ((self.process.stdout, self.stdout), (self.process.stderr, self.stderr))
+        ]
+        for reader in self._readers:
+            reader.start()
+        self.url = self.model = ""
+
+    def _read(self, stream: IO[str], lines: list[str]) -> None:
+        with stream:
+            for line in stream:
+                lines.append(line.rstrip("\n"))
+                if match := READY.search(line):
+                    self.url, self.model = match[1], match[2]
+                    self._ready.set()
+        self._ready.set()
+
+    def wait_ready(self, timeout: float = 60) -> ServerProcess:
+        if not self._ready.wait(timeout) or not self.url:
+            self.kill()
+            raise AssertionError("the server did not start:\n" + "\n".join(self.stdout + self.stderr))
+        return self
+
+    def wait(self, timeout: float = 20) -> int:
+        """The exit code, when all output is read."""
+        code = self.process.wait(timeout)
+        for reader in self._readers:
+            reader.join(timeout)
+        return code
+
+    def interrupt(self) -> None:
+        """Ctrl-C: SIGINT to the whole process group."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.wait()
+
+    def engine_pid(self) -> int:
+        """The engine process: a child of the server that has multiprocessing's spawn on its command line."""
+        for pid in self.session():
+            if pid != self.process.pid and b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return pid
+        raise AssertionError("there is no engine process")
+
+    def session(self) -> list[int]:
+        """Every process of the server's session that still lives."""
+        found = []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(session) == self.process.pid and state != "Z":
+                found.append(int(stat.parent.name))
+        return found
+
+    def metrics(self) -> dict[str, float]:
+        lines = httpx.get(self.url + "/metrics").text.splitlines()
+        return {name: float(value) for name, _, value in (x.rpartition(" ") for x in lines if x[0] != "#")}
+
+    def __enter__(self) -> ServerProcess:
+        return self.wait_ready()
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.kill()
+
+
+def until(true: object, seconds: float = 10) -> None:
+    """Waits for a condition; AssertionError when it does not come."""
+    assert callable(true)
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)

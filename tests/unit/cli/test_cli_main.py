@@ -1,0 +1,85 @@
+"""The `nextn` command itself: dispatch, speed, exit codes; and its surface, pinned."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import nextn
+from nextn.cli import COMMANDS, main
+from nextn.cli.options import options_of
+from nextn.config import ServerConfig
+
+# A change here is a change that users see: it belongs into the CHANGELOG.
+SERVE_FLAGS = """
+--model-path --model --load-format --dtype --device --context-length --max-model-len --random-seed --seed
+--threads --kv-cache-tokens --max-total-tokens --mem-fraction-static --max-memory-utilization
+--gpu-memory-utilization --page-size --block-size --disable-radix-cache --chunked-prefill-size
+--max-tokens-per-batch --max-num-batched-tokens --prefill-attention --max-running-requests
+--max-seqs-per-batch --max-num-seqs
+--check-integrity --speculative-algorithm --speculative-num-steps --num-speculative-tokens
+--speculative-eagle-topk --speculative-num-draft-tokens --host --port --served-model-name
+--max-queued-requests --enable-metrics --decode-log-interval --log-level --shutdown-timeout
+"""
+
+
+def test_surface_of_serve() -> None:
+    assert [flag for option in options_of(ServerConfig) for flag in option.flags] == SERVE_FLAGS.split()
+
+
+def test_every_command_is_a_module_with_help() -> None:
+    assert "serve" in COMMANDS
+    program = (
+        "import importlib, sys\n"
+        "from nextn.cli import COMMANDS\n"
+        "for module in map(importlib.import_module, COMMANDS.values()):\n"
+        "    assert isinstance(module.HELP, str)\n"
+        "    assert callable(module.run) and callable(module.add_arguments)\n"
+        "heavy = {'torch', 'numpy', 'fastapi', 'zmq', 'tokenizers', 'matplotlib'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_http_process_does_without_torch() -> None:
+    program = "import sys, nextn.server.launch; assert not {'torch', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "nextn: error: "),
+        (["bake"], "nextn: error: argument <command>: invalid choice: 'bake'"),
+        (["serve", "--bake"], "nextn serve: error: unrecognized arguments: --bake"),
+        (["serve", "--tp-size", "2"], "nextn serve: error: --tp-size is not supported"),
+    ],
+)
+def test_wrong_commands_exit_2(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(words)
+    assert error.value.code == 2
+    assert capsys.readouterr().err.startswith(told)
+
+
+def test_values_out_of_range_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--max_num_seqs", "0"]) == 2
+    assert capsys.readouterr().err.startswith("nextn serve: error: --max-running-requests is 0")
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(["--version"])
+    assert error.value.code == 0
+    assert capsys.readouterr().out == f"nextn {nextn.__version__}\n"
+
+
+@pytest.mark.parametrize("module", ["nextn", "nextn.launch_server"])
+def test_modules_as_programs(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--help"], capture_output=True, text=True, check=True
+    )
+    assert ("--model-path" in done.stdout) == (module == "nextn.launch_server")
+    assert done.stderr == ""

@@ -1,0 +1,118 @@
+"""Options: every spelling, every refusal, and the documented table."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from nextn.cli import Parser, dashed
+from nextn.cli.errors import CommandError
+from nextn.cli.options import add_options, options_markdown, options_of, parse
+from nextn.config import REFUSED, EngineConfig, ServerConfig
+
+ROOT = Path(__file__).parents[3]
+
+
+def read(*words: str) -> ServerConfig:
+    parser = Parser(prog="nextn serve", allow_abbrev=False)
+    add_options(parser, ServerConfig)
+    return parse(parser.parse_args([dashed(word) for word in words]), ServerConfig)
+
+
+def test_nothing_given_is_the_default_config() -> None:
+    assert read() == ServerConfig()
+
+
+@pytest.mark.parametrize("option", list(options_of(ServerConfig)), ids=lambda o: o.name)
+def test_every_flag_sets_its_field(option: object) -> None:
+    value: dict[type, str] = {str: "nextn-tiny", int: "17", float: "0.5"}
+    special = {
+        "speculative_num_steps": "3", "speculative_eagle_topk": "1", "speculative_num_draft_tokens": "3",
+        "chunked_prefill_size": "600", "load_format": "dummy", "dtype": "float32", "device": "cpu",
+        "prefill_attention": "naive", "speculative_algorithm": "EAGLE", "log_level": "debug",
+    }  # fmt: skip
+    for flag in option.flags:
+        for name in (flag, "--" + flag[2:].replace("-", "_")):
+            if option.type is bool:
+                assert getattr(read(name), option.name) is True
+                assert getattr(read("--no-" + name[2:]), option.name) is False
+            else:
+                text = special.get(option.name, value[option.type])
+                assert getattr(read(name, text), option.name) == option.type(text)
+                assert read(f"{name}={text}") == read(name, text)
+
+
+@pytest.mark.parametrize("name", [*REFUSED, "--tp_size", "--api_key"])
+def test_refused_by_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([name], [name, "2"], [f"{name}=2"]):
+        with pytest.raises(SystemExit) as error:
+            read(*words)
+        assert error.value.code == 2
+        told = capsys.readouterr().err
+        assert told.count("\n") == 1
+        assert f"{name.replace('_', '-')} is not supported: {REFUSED[name.replace('_', '-')]}" in told
+
+
+def test_xllm_booleans() -> None:
+    assert read("--enable_prefix_cache", "false").disable_radix_cache is True
+    assert read("--enable_prefix_cache=true").disable_radix_cache is False
+    assert read("--enable_prefix_cache").disable_radix_cache is False
+    assert read("--enable_chunked_prefill", "true") == ServerConfig()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--enable_chunked_prefill", "false"], "--enable-chunked-prefill false is not supported"),
+        (["--enable_prefix_cache", "maybe"], "--enable-prefix-cache is 'maybe'"),
+        (["--port", "many"], "argument --port: invalid int value: 'many'"),
+        (["--dtype", "float8"], "argument --dtype: invalid choice"),
+        (["--mem-frac", "0.5"], "unrecognized arguments: --mem-frac"),
+        (["--nonsense"], "unrecognized arguments: --nonsense"),
+    ],
+)
+def test_wrong_command_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as error:
+        read(*words)
+    assert error.value.code == 2
+    line = capsys.readouterr().err
+    assert told in line
+    assert line.startswith("nextn serve: error: ")
+    assert line.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--port", "70000"], "--port is 70000: it must be between 0 and 65535"),
+        (["--page-size", "0"], "--page-size is 0"),
+        (["--speculative-algorithm", "NONE", "--speculative-num-steps", "2"], "--speculative-num-steps"),
+    ],
+)
+def test_values_out_of_range(words: list[str], told: str) -> None:
+    with pytest.raises(CommandError, match=told) as error:
+        read(*words)
+    assert error.value.exit_code == 2
+
+
+def test_engine_commands_take_engine_options_only() -> None:
+    parser = Parser(prog="nextn generate")
+    add_options(parser, EngineConfig)
+    assert type(parse(parser.parse_args(["--dtype", "float32"]), EngineConfig)) is EngineConfig
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--port", "1"])
+
+
+def test_help_shows_every_documented_flag() -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser, ServerConfig)
+    shown = parser.format_help()
+    assert all(flag in shown for option in options_of(ServerConfig) for flag in option.flags)
+    assert not any(f" {name} " in shown for name in REFUSED)
+
+
+def test_options_page_is_current() -> None:
+    page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+    assert page == options_markdown(), "run: python -m nextn.cli.options > docs/options.md"
