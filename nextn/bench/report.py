@@ -29,7 +29,7 @@ def heading(results: Results) -> list[str]:
 
 
 def table(results: Results) -> str:
-    """Plain text, at most 100 columns for up to 5 drafts."""
+    """Plain text, at most 100 columns for up to 4 drafts."""
     side = "{:>6} {:>8} {:>8}"
     row = "{:>11}  " + side + "  " + side + "  {:>6} {:>7}  {}"
     names = [

@@ -1,0 +1,133 @@
+"""`nextn demo --quick` as people run it: two real servers, real prompts, every text compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.checkpoints import random_tensors, tiny_config, write_checkpoint
+from support.small_tokenizer import write_small_tokenizer
+
+import nextn
+from nextn.models.config import ModelConfig
+from nextn.models.names import expected_tensors
+
+EMBEDDED = Path(nextn.__file__).parent / "data" / "nextn-tiny"
+DEMO = [sys.executable, "-m", "nextn", "demo", "--quick"]
+
+
+@pytest.fixture(scope="module")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights and a tokenizer of single bytes: its texts are noise, broken characters included."""
+    config = tiny_config(vocab_size=258, max_position_embeddings=4096)
+    tensors = random_tensors(expected_tensors(ModelConfig.from_dict(config), 1), dtype=torch.float32)
+    folder = write_checkpoint(tmp_path_factory.mktemp("model"), config, tensors)
+    return write_small_tokenizer(folder)
+
+
+def check_run(done: subprocess.CompletedProcess[str], out: Path) -> dict[str, Any]:
+    """The demo's JSON, after looking at all that it printed and wrote."""
+    assert done.returncode == 0, done.stderr
+    *lines, last = done.stdout.splitlines()
+    found: dict[str, Any] = json.loads(last)
+    assert json.loads((out / "results.json").read_text()) == found
+    assert (out / "latency-throughput.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert (out / "report.html").read_text().rstrip().endswith("</html>")
+    assert found["texts"] == {"prompts": 16, "compared": 51, "differ": 0, "first_difference": None}
+    assert "51 texts of 16 prompts compared, 0 differ" in lines
+    assert [p["concurrency"] for p in found["points"]] == [1, 4, 16]
+    for point in found["points"]:
+        assert point["ratio"] > 0
+        assert len(point["acceptance"]) == 2
+        assert 1 <= point["accept_length"] <= 3
+        for side in ("without_mtp", "with_mtp"):
+            (only,) = point[side]["rounds"]
+            assert only["output_tokens"] == point["prompts"] * found["max_tokens"]
+            assert 0 < point[side]["mean_tpot_ms"] < point[side]["mean_ttft_ms"] + only["seconds"] * 1000
+    assert "Traceback" not in done.stderr
+    return found
+
+
+def test_demo_on_a_small_model(small_model: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*DEMO, "--model-path", str(small_model), "--max-tokens", "16", "--output-dir", str(tmp_path)],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    found = check_run(done, tmp_path)
+    assert found["engine"]["dtype"] == "float32"
+    assert "concurrency 16, with MTP, round 1 of 1: 16 texts" in done.stderr
+    assert "\r" not in done.stderr  # no bar: stderr is not a terminal
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (EMBEDDED / "config.json").exists(), reason="the embedded model is not there")
+def test_demo_on_the_embedded_model(tmp_path: Path) -> None:
+    done = subprocess.run(DEMO, capture_output=True, text=True, timeout=280, cwd=tmp_path)
+    found = check_run(done, tmp_path / "nextn-demo")
+    assert found["model"] == "nextn-tiny"
+    assert all(point["accept_length"] > 1.5 for point in found["points"])
+
+
+def session(leader: int) -> list[int]:
+    """The processes of a session that still live."""
+    alive = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, of = stat.read_text().rpartition(")")[2].split()[:4]
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(of) == leader and state != "Z":
+            alive.append(int(stat.parent.name))
+    return alive
+
+
+@pytest.mark.parametrize(("number", "whole_group"), [("SIGINT", True), ("SIGTERM", False)])
+def test_interrupted_it_leaves_nothing_running(
+    number: str, whole_group: bool, small_model: Path, tmp_path: Path
+) -> None:
+    process = subprocess.Popen(
+        [*DEMO, "--model-path", str(small_model), "--max-tokens", "2000", "--output-dir", str(tmp_path)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        log = tmp_path / "server-with-mtp.log"
+        deadline = time.monotonic() + 60
+        while not (log.exists() and "nextn is ready" in log.read_text()):
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.05)
+        time.sleep(0.3)
+        assert len(session(process.pid)) >= 5  # the demo, two servers, two engines
+        (os.killpg if whole_group else os.kill)(process.pid, getattr(signal, number))
+        out, err = process.communicate(timeout=30)
+        assert process.returncode == 130
+        assert out == ""
+        assert "Traceback" not in err
+        deadline = time.monotonic() + 5
+        while left := session(process.pid):
+            assert time.monotonic() < deadline, left
+            time.sleep(0.05)
+    finally:
+        for pid in session(process.pid):
+            os.kill(pid, signal.SIGKILL)
+        process.communicate()
+
+
+def test_a_server_that_does_not_come_up(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*DEMO, "--model-path", str(tmp_path / "no-model"), "--output-dir", str(tmp_path / "out")],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "--- last lines of the server without MTP" in done.stderr
+    assert "no-model" in done.stderr.partition("--- last lines")[2]
+    assert done.stderr.splitlines()[-1].startswith("nextn demo: error: the server without MTP ended while")
+    assert done.stdout == ""

@@ -1,0 +1,45 @@
+"""Speculation's figures from /metrics: what the server's own page says, read back."""
+
+from __future__ import annotations
+
+import pytest
+
+from nextn.bench.acceptance import difference, parse_spec
+from nextn.bench.errors import BenchError
+from nextn.engine.stats import EngineStats
+from nextn.engine.types import SpecStats
+from nextn.server.metrics import Metrics
+
+SPEC = SpecStats(verify_steps=40, proposed=[40, 38], accepted=[30, 12], committed=81)
+
+
+def rendered(spec: SpecStats, requests: int) -> str:
+    metrics = Metrics(log_steps=0)
+    metrics.requests = requests
+    metrics.on_step(EngineStats(generated_tokens=spec.committed + requests, spec=spec), 0.1)
+    return metrics.render().decode()
+
+
+def test_what_the_server_says() -> None:
+    assert parse_spec(rendered(SPEC, requests=3)) == SPEC
+
+
+def test_more_than_nine_depths_keep_their_order() -> None:
+    deep = SpecStats(20, list(range(30, 18, -1)), list(range(12, 0, -1)), 60)
+    assert parse_spec(rendered(deep, requests=1)) == deep
+
+
+def test_difference_leaves_the_warm_up_out() -> None:
+    warm_up = SpecStats(10, [10], [10], 20)
+    total = SpecStats(10, [10], [10], 20)
+    total.merge(SPEC)
+    found = difference(total, warm_up)
+    assert found == SPEC
+    assert found.accept_length == pytest.approx(81 / 40)
+    assert found.accept_rates == pytest.approx([30 / 40, 12 / 38])
+    assert difference(total, SpecStats()) == total
+
+
+def test_another_server() -> None:
+    with pytest.raises(BenchError, match="nextn:spec_verify_steps_total"):
+        parse_spec("# TYPE up gauge\nup 1.0\n")

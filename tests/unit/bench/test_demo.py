@@ -1,0 +1,204 @@
+"""The demo's run with the servers and the client replaced: what is asked, what is compared, how it ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nextn.bench import demo
+from nextn.bench.client import Body, Load, Reply
+from nextn.bench.errors import BenchError
+from nextn.cli import main
+from nextn.engine.types import SpecStats
+
+Text = Callable[[str, Body], str]
+
+
+def honest(name: str, body: Body) -> str:
+    return f"{body['prompt']} {body['seed']} {body['temperature']}"
+
+
+class Servers:
+    """Stands in for LocalServer, its /metrics and the load client. Both servers answer with `text`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, text: Text = honest) -> None:
+        self.text = text
+        self.started: list[list[str]] = []
+        self.stopped: list[str] = []
+        self.loads: list[tuple[str, int, list[Body]]] = []  # server, concurrency, requests
+        self.verify_steps = {demo.WITHOUT: 0, demo.WITH: 0}
+        monkeypatch.setattr(demo, "LocalServer", self.local_server)
+        monkeypatch.setattr(demo, "read_spec", self.read_spec)
+        monkeypatch.setattr(demo, "run_load", self.run_load)
+        monkeypatch.setattr(demo, "get", self.get)
+        monkeypatch.setattr(demo, "post", self.post)
+
+    def local_server(self, name: str, options: Sequence[str], log: Path) -> Any:
+        self.started.append(list(options))
+        stopped = self.stopped
+
+        class Server:
+            url, model = name, "nextn-tiny"
+
+            def __init__(self) -> None:
+                self.name, self.log = name, log
+
+            def wait_ready(self) -> None:
+                pass
+
+            def last_lines(self) -> list[str]:
+                return [f"last words of {name}"]
+
+            def __enter__(self) -> Server:
+                return self
+
+            def __exit__(self, *_: object) -> None:
+                stopped.append(name)
+
+        return Server()
+
+    async def read_spec(self, url: str) -> SpecStats:
+        steps = self.verify_steps[url]
+        return SpecStats(steps, [steps], [steps // 2], steps + steps // 2)
+
+    async def run_load(
+        self, url: str, bodies: Sequence[Body], concurrency: int, on_reply: Callable[[], None] = lambda: None
+    ) -> Load:
+        self.loads.append((url, concurrency, list(bodies)))
+        self.verify_steps[url] += 100 * len(bodies)
+        seconds = len(bodies) / (concurrency if url == demo.WITHOUT else 2 * concurrency)
+        return Load([Reply(self.text(url, b), 9, 8, 1.0, (1.5, 2.5)) for b in bodies], seconds)
+
+    async def get(self, url: str, path: str) -> Any:
+        return {"engine": {"dtype": "float32", "device": "cpu", "threads": 2}}
+
+    async def post(self, url: str, path: str, body: Body) -> Any:
+        assert body["return_draft_depths"] is True
+        text = self.text(url, body)
+        return {"choices": [{"text": text, "draft_depths": [[text[:3], 0], [text[3:], 1]]}]}
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> demo.Settings:
+    return demo.Settings("nextn-tiny", 2, 8, 16, 2, tmp_path / "made", bar=False)
+
+
+def test_prompts_at_a_concurrency_are_the_first_of_those_at_the_next(settings: demo.Settings) -> None:
+    at = {c: settings.bodies(c) for c in (1, 4, 16)}
+    assert [len(bodies) for bodies in at.values()] == [3, 6, 16]
+    assert at[1] == at[4][:3] == at[16][:3]
+    assert at[4] == at[16][:6]
+
+
+def test_some_prompts_are_sampled_with_a_seed_of_their_own(settings: demo.Settings) -> None:
+    bodies = settings.bodies(16)
+    sampled = [b for b in bodies if b["temperature"] == 0.7]
+    assert len(sampled) == 5
+    assert {b["temperature"] for b in bodies if b not in sampled} == {0.0}
+    assert len({b["seed"] for b in sampled}) == 5
+    assert all(b["ignore_eos"] and b["max_tokens"] == 8 for b in bodies)
+    assert any(b in sampled for b in settings.bodies(1))
+
+
+def test_all_texts_the_same(
+    settings: demo.Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    servers = Servers(monkeypatch)
+    assert demo.run_demo(settings) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out.splitlines()[-1])
+    # 2 servers, 2 rounds, 3 + 6 + 16 prompts; and the one with draft depths.
+    assert found["texts"] == {"prompts": 16, "compared": 101, "differ": 0, "first_difference": None}
+    assert [p["ratio"] for p in found["points"]] == [2.0, 2.0, 2.0]
+    assert found["sampled"] == 5
+    # Two rounds with MTP of 3 prompts, 100 steps each; the warm-up's steps are not among them.
+    assert [p["accept_length"] for p in found["points"]] == [1.5, 1.5, 1.5]
+    for name in ("latency-throughput.png", "report.html", "results.json"):
+        assert (settings.output_dir / name).stat().st_size > 0
+        assert str(settings.output_dir / name) in out
+    assert "concurrency 16, with MTP, round 2 of 2: 16 texts" in err
+    assert [options[-2:] for options in servers.started] == [
+        ["--speculative-num-steps", "0"],
+        ["--speculative-num-steps", "2"],
+    ]
+    assert all("--disable-radix-cache" in options for options in servers.started)
+    assert sorted(servers.stopped) == [demo.WITH, demo.WITHOUT]
+
+
+def test_servers_take_turns_after_a_warm_up(settings: demo.Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    servers = Servers(monkeypatch)
+    demo.run_demo(settings)
+    order = [(url, concurrency, len(bodies)) for url, concurrency, bodies in servers.loads]
+    turns = [
+        (side, c, n)
+        for c, n in ((1, 3), (4, 6), (16, 16))
+        for _ in "12"
+        for side in (demo.WITHOUT, demo.WITH)
+    ]
+    assert order == [(demo.WITHOUT, 1, 1), (demo.WITH, 1, 1), *turns]
+    for (_, _, one), (_, _, other) in zip(servers.loads[2::2], servers.loads[3::2], strict=True):
+        assert one == other
+
+
+def test_a_text_that_differs_fails(
+    settings: demo.Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def spoiled(name: str, body: Body) -> str:
+        text = honest(name, body)
+        return text[:-1] + "?" if name == demo.WITH and body["seed"] == 5 else text
+
+    Servers(monkeypatch, spoiled)
+    assert demo.run_demo(settings) == 1
+    out = capsys.readouterr().out
+    found = json.loads(out.splitlines()[-1])["texts"]
+    assert found["differ"] == 4  # prompt 5, in both rounds at 4 and at 16
+    assert found["first_difference"]["other"].endswith("?")
+    assert "4 differ" in out
+    assert "prompt 5 has two texts" in out
+    assert "concurrency 4, with MTP, round 1" in out
+
+
+def test_a_difference_between_concurrencies_fails(
+    settings: demo.Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = Servers(monkeypatch)
+    # Both servers alike, but other texts once 16 requests are in flight.
+    servers.text = lambda name, body: f"{body['seed']} {servers.loads[-1][1] == 16}"
+    assert demo.run_demo(settings) == 1
+
+
+def test_a_failing_request_shows_the_servers_last_lines(
+    settings: demo.Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(name: str, body: Body) -> str:
+        raise BenchError("the engine died")
+
+    servers = Servers(monkeypatch, fail)
+    with pytest.raises(BenchError, match="the engine died"):
+        demo.run_demo(settings)
+    assert "last words of without MTP" in capsys.readouterr().err
+    assert len(servers.stopped) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--num-prompts", "65"], "65 prompts asked for; there are 64"),
+        (["--num-prompts", "0"], "0: it must be at least 1"),
+        (["--speculative-num-steps", "0"], "0: it must be at least 1"),
+    ],
+)
+def test_wrong_arguments(
+    words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code = main(["demo", "--output-dir", str(tmp_path / "made"), *words])
+    except SystemExit as e:
+        code = e.code
+    assert code == 2
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "made").exists()

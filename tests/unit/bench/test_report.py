@@ -1,0 +1,150 @@
+"""The table, the plot and the page."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import html.parser
+import json
+import re
+import struct
+from pathlib import Path
+
+from nextn.bench.plots import DARK, latency_against_throughput
+from nextn.bench.report import page, table, verdict, write_report
+from nextn.bench.results import Point, Results, Side
+from nextn.engine.types import SpecStats
+
+VOID = {"meta", "source", "img", "br"}
+
+
+def png_size(content: bytes) -> tuple[int, int]:
+    assert content.startswith(b"\x89PNG\r\n\x1a\n")
+    assert content.endswith(b"IEND\xaeB`\x82")
+    width, height = struct.unpack(">II", content[16:24])
+    return width, height
+
+
+class Page(html.parser.HTMLParser):
+    """Checks that tags are balanced; gathers texts by class and what is loaded from elsewhere."""
+
+    def __init__(self, content: str) -> None:
+        super().__init__()
+        self.open: list[tuple[str, str]] = []
+        self.found: list[tuple[str, str]] = []  # class, text
+        self.sources: list[str] = []
+        self.feed(content)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        named = dict(attrs)
+        self.sources += [v or "" for k, v in attrs if k in ("src", "srcset", "href")]
+        if tag not in VOID:
+            self.open.append((tag, named.get("class") or ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop()[0] == tag
+
+    def handle_data(self, data: str) -> None:
+        self.found.append((self.open[-1][1] if self.open else "", data))
+
+    def of(self, *classes: str) -> list[str]:
+        return [text for name, text in self.found if name in classes]
+
+
+def test_table_has_all_figures_in_100_columns(results: Results) -> None:
+    lines = table(results).splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "nextn-tiny, float32 on cpu, 2 threads; MTP with 2 drafts" in lines[0]
+    assert "AMD EPYC, 2 cores; torch 2.13.0" in lines[1]
+    rows = [line.split() for line in lines if line.strip()[:1].isdigit()]
+    assert rows[0] == ["1", "50.0", "51", "20.0", "75.0", "55", "12.9", "1.50x", "2.41", "81%", "60%"]
+    assert rows[1][:4] == ["16", "1268.5", "4200", "157.8"]
+
+
+def test_columns_are_under_their_names(results: Results) -> None:
+    names, *rows = [
+        line for line in table(results).splitlines() if "tok/s" in line or line.strip()[:1].isdigit()
+    ]
+    for heading in re.finditer(r"\S+( ms)?", names[:80]):
+        for row in rows:
+            assert row[heading.end() - 1] != " "
+
+
+def test_sides_stand_for_their_median(results: Results) -> None:
+    first = results.points[0].without.rounds[0]
+    rounds = [dataclasses.replace(first, output_throughput=x) for x in (10.0, 90.0, 20.0)]
+    side = Side(rounds)
+    assert side.output_throughput == 20.0
+    assert Point(1, 6, side, results.points[0].with_mtp, SpecStats()).ratio == 75.0 / 20.0
+
+
+def test_verdict(results: Results) -> None:
+    assert "64 texts of 32 prompts compared, 0 differ" in verdict(results)
+    assert "1.50x at 1, 1.05x at 16" in verdict(results)
+    results.texts.add(5, "text five", "with MTP, round 2")
+    assert "65 texts of 32 prompts compared, 1 differ" in verdict(results)
+    assert "part at character 5" in verdict(results)
+
+
+def test_json_is_one_line_with_every_figure(results: Results) -> None:
+    line = results.as_json()
+    assert "\n" not in line
+    found = json.loads(line)
+    assert [p["concurrency"] for p in found["points"]] == [1, 16]
+    one = found["points"][0]
+    assert (one["ratio"], one["accept_length"], one["acceptance"]) == (1.5, 2.41, [0.81, 0.6])
+    assert one["without_mtp"]["mean_tpot_ms"] == 20.0
+    assert one["with_mtp"]["rounds"][0]["ttft_ms"]["mean"] == 55.0
+    assert found["texts"] == {"prompts": 32, "compared": 64, "differ": 0, "first_difference": None}
+    assert found["machine"] == {"cpu": "AMD EPYC", "cores": 2, "python": "3.11.7", "torch": "2.13.0"}
+    results.texts.add(5, "other", "somewhere")
+    first = json.loads(results.as_json())["texts"]["first_difference"]
+    assert (first["prompt"], first["first"], first["other"]) == (5, "text 5", "other")
+
+
+def test_files(results: Results, tmp_path: Path) -> None:
+    files = write_report(results, tmp_path)
+    assert [f.name for f in files] == ["latency-throughput.png", "report.html", "results.json"]
+    width, height = png_size(files[0].read_bytes())
+    assert width > 1000
+    assert height > 500
+    assert json.loads(files[2].read_text()) == json.loads(results.as_json())
+    parsed = Page(files[1].read_text())
+    kinds = [source.partition(",")[0] for source in parsed.sources]
+    assert kinds == ["data:image/png;base64"] * 2  # and nothing from another host
+    for source in parsed.sources:
+        png_size(base64.b64decode(source.partition(",")[2], validate=True))
+
+
+def test_page(results: Results) -> None:
+    parsed = Page(page(results, b"light", b"dark"))
+    text = "".join(text for _, text in parsed.found)
+    assert "The same text, up to 1.50 times as fast" in text
+    assert "64 texts of 32 prompts compared, 0 differ." in text
+    assert "10 of the 32 prompts were sampled" in text
+    assert "def f(a):\n" in text
+    # Every token is there, unharmed; deeper drafts than there are colours take them in turn.
+    coloured = [found for found in parsed.found if found[0] in ("d0", "d1", "d2", "d3", "d4")]
+    legend, tokens = coloured[:5], coloured[5:]
+    assert tokens == [("d0", "    return"), ("d1", " a"), ("d2", " <b>"), ("d3", "&"), ("d3", "\n")]
+    assert [t for _, t in legend] == ["the target's own", *(f"drafted at depth {d}" for d in (1, 2, 3, 7))]
+
+
+def test_page_with_a_difference(results: Results) -> None:
+    results.texts.add(5, "text <5>", "with MTP, round 2")
+    text = "".join(text for _, text in Page(page(results, b"", b"")).found)
+    assert "Two texts where there should be one" in text
+    assert "times as fast" not in text
+    assert "'<5>'" in text
+
+
+def test_plot_takes_one_point_and_equal_points(results: Results) -> None:
+    png_size(latency_against_throughput("one", results.points[:1], DARK))
+
+
+def test_table_with_four_drafts(results: Results) -> None:
+    for p in results.points:
+        p.spec.proposed[:] = p.spec.accepted[:] = [100] * 4
+    assert max(map(len, table(results).splitlines())) <= 100
