@@ -1,0 +1,138 @@
+"""Chained NextN drafting, slow and plain: no KV cache, no batch, every step from scratch.
+
+Written from the papers' and the checkpoint's definition, apart from nextn's engine, layers and drafter.
+The target and the module's decoder layer are transformers' own; only the rule by which a token is picked
+from logits (`nextn.engine.sampler.choose`) is nextn's, and it is tested elsewhere.
+
+With committed tokens t_0 .. t_{n-1}, module inputs are pairs (state, token after it):
+
+    position   0        1       ...  n-2           n-1                  n
+    state      h_0      h_1     ...  h_{n-2}       out_{n-2}            out_{n-1}
+    token      t_1      t_2     ...  t_{n-1}       draft 1              draft 2
+    predicts   -        -            draft 1       draft 2              draft 3
+
+h: the target after its final norm; out: the module after its own (shared_head.norm). RoPE position: the
+state's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from parity.oracle import load_oracle
+from safetensors import safe_open
+from torch import Tensor
+from transformers import DeepseekV3Config
+
+from nextn.engine.sampler import Choice, choose
+from nextn.engine.types import SamplingParams
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step that chose tokens: drafts that were verified, and tokens committed, the bonus last."""
+
+    drafts: tuple[int, ...]
+    tokens: tuple[int, ...]
+
+    @property
+    def accepted(self) -> int:
+        return len(self.tokens) - 1
+
+
+class NextNReference:
+    """Every request goes to its limit: end tokens do not end it.
+
+    What it answers is a function of what is asked, so answers are kept: tests ask for the same text often.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        layers = DeepseekV3Config.from_pretrained(folder).num_hidden_layers
+        self.target = load_oracle(folder, layers + 1)
+        self.target.config.num_hidden_layers = layers  # it goes through this many in `forward`
+        self.block = self.target.model.layers[layers]
+        names = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
+        own = {name: f"model.layers.{layers}.{name}.weight" for name in names}
+        found: dict[str, Tensor] = {}
+        for file in folder.glob("*.safetensors"):
+            with safe_open(str(file), framework="pt") as f:
+                found |= {name: f.get_tensor(name).float() for name in own.values() if name in f.keys()}
+        self.enorm, self.hnorm, self.eh_proj, self.norm = (found[own[name]] for name in names)
+        self.eps = self.target.config.rms_norm_eps
+        self._hidden: dict[tuple[int, ...], Tensor] = {}
+        self._drafts: dict[tuple[object, ...], list[int]] = {}
+
+    @torch.no_grad()
+    def hidden(self, tokens: Sequence[int]) -> Tensor:
+        """[len(tokens), C], after the final norm."""
+        key = tuple(tokens)
+        if key not in self._hidden:
+            out = self.target.model(torch.tensor([tokens]), use_cache=False)
+            self._hidden[key] = out.last_hidden_state[0]
+        return self._hidden[key]
+
+    def module(self, states: Tensor, following: Sequence[int]) -> Tensor:
+        """states [L, C] at positions 0 .. L-1, the token after each -> the module's output [L, C]."""
+        embeds = self.target.model.embed_tokens(torch.tensor(following))
+        both = torch.cat((rms_norm(embeds, self.enorm, self.eps), rms_norm(states, self.hnorm, self.eps)), -1)
+        x = F.linear(both, self.eh_proj)[None]
+        positions = torch.arange(len(following))[None]
+        future = torch.full((len(following),) * 2, float("-inf")).triu(1)
+        x = self.block(
+            x,
+            attention_mask=future[None, None],
+            position_ids=positions,
+            position_embeddings=self.target.model.rotary_emb(x, positions),
+        )
+        return rms_norm(x[0], self.norm, self.eps)
+
+    @torch.no_grad()
+    def drafts(self, tokens: Sequence[int], num: int, params: SamplingParams) -> list[int]:
+        """The first `num` tokens drafted after the committed `tokens`."""
+        key = (*tokens, params.temperature, params.seed)
+        drafts = self._drafts.setdefault(key, [])
+        if len(drafts) < num:
+            drafts.clear()
+            states = self.hidden(tokens)[:-1]
+            for _ in range(num):
+                out = self.module(states, [*tokens[1:], *drafts])
+                drafts.append(self._pick(out[-1], tokens, drafts, params))
+                states = torch.cat((states, out[-1:]))
+        return drafts[:num]
+
+    @torch.no_grad()
+    def verify(self, tokens: Sequence[int], drafts: Sequence[int], params: SamplingParams) -> list[int]:
+        """What a step commits: drafts as long as each is the target's own choice, then that choice."""
+        new: list[int] = []
+        for i in range(len(drafts) + 1):
+            state = self.hidden([*tokens, *drafts[:i]])[-1]
+            new.append(self._pick(state, tokens, drafts[:i], params))
+            if i < len(drafts) and drafts[i] != new[-1]:
+                break
+        return new
+
+    def generate(self, prompt: Sequence[int], num_drafts: int, params: SamplingParams) -> list[Step]:
+        """params.max_tokens tokens, step by step; the first step is the prompt's and has no drafts."""
+        tokens = list(prompt)
+        limit = len(prompt) + params.max_tokens
+        steps: list[Step] = []
+        drafts: list[int] = []
+        while len(tokens) < limit:
+            new = self.verify(tokens, drafts, params)
+            steps.append(Step(tuple(drafts), tuple(new)))
+            tokens += new
+            num = max(0, min(num_drafts, limit - len(tokens) - 1))  # the step commits one more
+            drafts = self.drafts(tokens, num, params)
+        return steps
+
+    def _pick(self, state: Tensor, tokens: Sequence[int], path: Sequence[int], params: SamplingParams) -> int:
+        choice = Choice(params, tokens, path, num_prompt=0, end_ids=frozenset())
+        return choose(self.target.lm_head(state[None]), [choice])[0]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight

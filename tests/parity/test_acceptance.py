@@ -1,0 +1,132 @@
+"""Drafts and their acceptance, step by step, equal a slow cache-free reference of chained NextN.
+
+A wrong detail in drafting never changes a text, only how many drafts hold: it would show only here.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from parity.engine_steps import Trace, make_engine, run
+from parity.nextn_reference import NextNReference
+from parity.oracle import random_checkpoint
+from support.checkpoints import write_checkpoint
+from tokenizers import Tokenizer
+
+import nextn
+from nextn.engine.types import SamplingParams
+
+PACKAGE_DATA = Path(nextn.__file__).parent / "data"
+TINY = PACKAGE_DATA / "nextn-tiny"
+SAMPLING = {"greedy": 0.0, "seeded": 1.0}
+
+
+class Setup:
+    """A checkpoint, its reference and prompts; the engines are made by the tests."""
+
+    def __init__(self, folder: Path, prompts: list[list[int]], max_tokens: int) -> None:
+        self.folder, self.prompts, self.max_tokens = folder, prompts, max_tokens
+        self.reference = NextNReference(folder)
+        self.vocab_size = self.reference.target.config.vocab_size
+
+    def params(self, sampling: str) -> SamplingParams:
+        temperature = SAMPLING[sampling]
+        return SamplingParams(max_tokens=self.max_tokens, temperature=temperature, seed=5, ignore_eos=True)
+
+    def check(self, trace: Trace) -> None:
+        """Every step of a trace: its drafts follow from the tokens before it, and its tokens too."""
+        n = len(trace.prompt)
+        for step in trace.steps:
+            before = trace.tokens[:n]
+            if step.drafts:
+                assert list(step.drafts) == self.reference.drafts(before, len(step.drafts), trace.params), n
+            assert list(step.tokens) == self.reference.verify(before, step.drafts, trace.params), n
+            n += len(step.tokens)
+        assert n == len(trace.prompt) + trace.params.max_tokens
+
+
+@pytest.fixture(scope="module", params=["random", "tiny"])
+def setup(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Setup:
+    torch.set_num_threads(1)
+    if request.param == "tiny":
+        if not TINY.exists():
+            pytest.skip("nextn-tiny is not in the package yet")
+        tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
+        lines = (PACKAGE_DATA / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
+        texts = [json.loads(line)["prompt"] for line in lines[:3]]
+        prompts = [tokenizer.encode(t).ids[:n] for t, n in zip(texts, (9, 22, 40), strict=True)]
+        return Setup(TINY, prompts, max_tokens=32)
+    config, tensors = random_checkpoint({}, seed=3)
+    folder = write_checkpoint(tmp_path_factory.mktemp("random"), config, tensors)
+    rng = random.Random(0)
+    prompts = [rng.choices(range(config["vocab_size"]), k=k) for k in (1, 6, 37)]
+    return Setup(folder, prompts, max_tokens=40)
+
+
+@pytest.mark.parametrize("num_drafts", [1, 2, 3])
+@pytest.mark.parametrize("sampling", SAMPLING)
+def test_every_step_equals_the_reference(setup: Setup, num_drafts: int, sampling: str) -> None:
+    params = setup.params(sampling)
+    engine = make_engine(setup.folder, num_drafts)
+    traces = run(engine, {str(i): (prompt, params) for i, prompt in enumerate(setup.prompts)})
+    accepted = 0
+    for trace in traces.values():
+        assert trace.steps == setup.reference.generate(trace.prompt, num_drafts, params)
+        accepted += sum(s.accepted for s in trace.steps)
+    if sampling == "seeded" or setup.folder == TINY:
+        assert accepted > 0  # or nothing but refusals was compared
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize("shared", [16, 18], ids=["page boundary", "inside a page"])
+def test_prefix_cache_hit_equals_miss(setup: Setup, sampling: str, shared: int) -> None:
+    """The same prompt again, and one that leaves it after `shared` tokens (pages hold 4)."""
+    first = setup.prompts[2]
+    fork = first[:shared] + [(t + 1) % setup.vocab_size for t in first[shared : shared + 5]]
+    params = setup.params(sampling).replace(max_tokens=16)
+    warm = make_engine(setup.folder, 3)
+    run(warm, {"first": (first, params)})
+    cold = make_engine(setup.folder, 3, disable_radix_cache=True)
+    for prompt, cached in ((first, (len(first) - 1) // 4 * 4), (fork, (shared - 1) // 4 * 4)):
+        hit = run(warm, {"hit": (prompt, params)})["hit"]
+        miss = run(cold, {"miss": (prompt, params)})["miss"]
+        assert hit.last is not None
+        assert miss.last is not None
+        # A page's last drafter entry is made with the token after the page: of 16 shared tokens only 12 hold.
+        assert hit.last.cached_tokens == cached
+        assert miss.last.cached_tokens == 0
+        assert hit.steps == miss.steps
+        setup.check(hit)
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+def test_hit_on_generated_tokens(setup: Setup, sampling: str) -> None:
+    """A second turn: its prompt is the first one and what was generated, with drafts or without."""
+    params = setup.params(sampling)
+    engine = make_engine(setup.folder, 3)
+    first = run(engine, {"a": (setup.prompts[2], params)})["a"]
+    again = run(engine, {"b": (first.tokens[:-12], params.replace(max_tokens=12))})["b"]
+    assert again.last is not None
+    assert again.last.cached_tokens == (len(again.prompt) - 1) // 4 * 4
+    assert again.tokens == first.tokens
+    setup.check(again)
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+@pytest.mark.parametrize("radix", [True, False], ids=["radix", "naive"])
+def test_retraction(setup: Setup, sampling: str, radix: bool) -> None:
+    """A pool too small for all: whoever is retracted drafts as if nothing had happened."""
+    params = setup.params(sampling)
+    work = {f"{i}{again}": (prompt, params) for i, prompt in enumerate(setup.prompts) for again in "ab"}
+    longest = max(len(p) for p in setup.prompts) + setup.max_tokens
+    engine = make_engine(setup.folder, 3, kv_cache_tokens=longest + 12, disable_radix_cache=not radix)
+    traces = run(engine, work)
+    retracted = [t for t in traces.values() if t.last is not None and t.last.retractions]
+    assert retracted
+    assert any(s.drafts for t in retracted for s in t.steps)
+    for trace in traces.values():
+        setup.check(trace)
