@@ -3,8 +3,8 @@
 `python recipes/tiny/tune.py --minutes 20` goes from `build/tiny/trunk.pt` to `build/tiny/tuned.pt`:
 
 1. repetition (a quarter of the time): the trunk, on real text and its own loops -> quiet.pt
-2. rollouts (a quarter): continuations of training prompts, two thirds greedy, one third at T = 0.7
-3. distillation (a half): the MTP module alone, on those rollouts -> tuned.pt
+2. rollouts (a fifth): continuations of training prompts, two thirds greedy, one third at T = 0.7
+3. distillation (the rest): the MTP module alone, on those rollouts -> tuned.pt
 
 A part that was stopped starts over with the same command; finished parts are kept. Figures go to
 `build/tiny/tune.jsonl`.
@@ -32,15 +32,15 @@ from tokens import prepare
 from torch import Tensor
 from tqdm import tqdm
 
-SHARES = {"repetition": 0.25, "rollouts": 0.25, "distillation": 0.5}
+SHARES = {"repetition": 0.25, "rollouts": 0.2, "distillation": 0.55}
 NEW = 128
 REPETITION_SCALE = 0.1  # of the first stage's learning rates
-REAL_TOKENS, REAL_LENGTH = 4096, 512
+REAL_TOKENS, REAL_LENGTH = 3072, 512
 ROLLOUT_ROWS = 12
 REPETITION_PROMPTS, REPETITION_LONGEST = 64, 128
 ROLLOUT_PROMPTS, ROLLOUT_LONGEST = 128, 192
-DISTIL_ROWS = 16
-DISTIL_MUON_LR, DISTIL_ADAM_LR = 0.01, 1e-3
+DISTIL_ROWS = 8
+DISTIL_MUON_LR, DISTIL_ADAM_LR = 0.015, 1.5e-3
 
 
 class Clock:
@@ -88,7 +88,7 @@ def own_repetitions(model: Tiny, prompts: Prompts) -> Iterator[tuple[Tensor, Ten
         model.train()
         mask = repeated_mask(batch)
         rows = mask.any(1).nonzero()[:, 0]
-        for pick in rows[torch.randperm(len(rows))].split(ROLLOUT_ROWS):
+        for pick in rows[torch.randperm(len(rows))].split(ROLLOUT_ROWS) if len(rows) else ():
             yield batch.tokens[pick].long(), mask[pick]
 
 
