@@ -79,6 +79,7 @@ def run_demo(settings: Settings) -> int:
     ):
         servers = (without, with_mtp)
         try:
+            progress.now("start")
             progress.say(f"starting two servers on {settings.model_path}: {WITHOUT} and {WITH}")
             for server in servers:
                 server.wait_ready()

@@ -13,8 +13,9 @@ class Progress:
 
     def __init__(self, total: int, bar: bool) -> None:
         self._bar = tqdm(
-            total=total, unit="text", file=sys.stderr, disable=not bar, leave=False, dynamic_ncols=True
-        )
+            total=total, file=sys.stderr, disable=not bar, leave=False, dynamic_ncols=True,
+            bar_format="{desc} {bar} {n}/{total} texts, {elapsed}",
+        )  # fmt: skip
 
     def now(self, what: str) -> None:
         """What is being done."""
