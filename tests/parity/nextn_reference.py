@@ -60,7 +60,8 @@ class NextNReference:
         found: dict[str, Tensor] = {}
         for file in folder.glob("*.safetensors"):
             with safe_open(str(file), framework="pt") as f:
-                found |= {name: f.get_tensor(name).float() for name in own.values() if name in f.keys()}
+                here = set(f.keys()).intersection(own.values())
+                found |= {name: f.get_tensor(name).float() for name in here}
         self.enorm, self.hnorm, self.eh_proj, self.norm = (found[own[name]] for name in names)
         self.eps = self.target.config.rms_norm_eps
         self._hidden: dict[tuple[int, ...], Tensor] = {}

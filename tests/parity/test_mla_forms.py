@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import random
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -61,11 +62,9 @@ def naive_mla(cfg: ModelConfig, w: dict[str, Tensor], x: Tensor) -> Tensor:
     scale = (nope + dim) ** -0.5
     if cfg.rope_scaling is not None:  # mscale == mscale_all_dim == 1: no gain on the tables
         y = cfg.rope_scaling
-        # A frequency that turns less than beta_slow times in the original context is slowed down.
-        bounds = [
-            dim * math.log(y.original_max_position_embeddings / (b * 2 * math.pi)) / (2 * math.log(cfg.rope_theta))
-            for b in (y.beta_fast, y.beta_slow)
-        ]
+        # What turns more than beta_fast times in the original context stays, less than beta_slow slows down.
+        spans = [y.original_max_position_embeddings / (b * 2 * math.pi) for b in (y.beta_fast, y.beta_slow)]
+        bounds = [dim * math.log(s) / (2 * math.log(cfg.rope_theta)) for s in spans]
         low, high = max(math.floor(bounds[0]), 0), min(math.ceil(bounds[1]), dim - 1)
         for i in range(dim // 2):
             slow = min(max((i - low) / max(high - low, 0.001), 0.0), 1.0)
@@ -102,7 +101,7 @@ def test_absorbed_equals_naive(name: str, length: int) -> None:
     cos, sin = rotary_tables(cfg, length, CPU)
     got = []
     cuts = [0, length // 3, length - length // 4, length]
-    for start, end in zip(cuts, cuts[1:], strict=False):
+    for start, end in pairwise(cuts):
         if start == end:
             continue
         batch = build_batch([Span([0] * (end - start), start, pages)], PAGE, cfg.num_attention_heads, CPU)
