@@ -53,6 +53,14 @@ def test_insert_answers_with_the_pages_it_had():
     cache.check_integrity([])
 
 
+def test_insert_looks_no_further_than_the_pages_it_is_given():
+    cache = RadixCache(1)
+    insert(cache, "abcde", [1, 2, 3, 4])
+    assert insert(cache, "abcde", [7, 8]) == [1, 2]
+    assert insert(cache, "abcde", []) == []
+    cache.check_integrity([])
+
+
 def test_answers_are_copies():
     cache = RadixCache(1)
     given, text = [1, 2, 3], tokens("abcd")
