@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("nextn.engine")
 
 IDLE_MS = 500  # how often an idle engine looks whether its parent is still there
+PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PR_SET_PDEATHSIG = 1
 MakeEngine = Callable[[EngineConfig], "Engine"]
 
@@ -56,8 +57,9 @@ def run(config: EngineConfig, address: str, parent: int, log_level: str, make: M
     """The child's main function. `address`: the ipc:// socket that the parent listens on."""
     die_with_parent(parent)
     # Ctrl-C and a service manager's SIGTERM reach the whole group; the parent drains first, then says Stop.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in PARENTS_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENTS_SIGNALS)
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     link = Link(address, parent)
     try:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import multiprocessing
 import os
+import signal
 import time
+from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -14,7 +18,7 @@ import zmq.asyncio
 
 from nextn.config import EngineConfig
 from nextn.server.engine_client import EngineClient
-from nextn.server.engine_process import MakeEngine, run
+from nextn.server.engine_process import PARENTS_SIGNALS, MakeEngine, run
 from nextn.server.messages import Failed, FromEngine, Ready, Stop, decode_from_engine, encode
 
 log = logging.getLogger("nextn.server")
@@ -33,6 +37,18 @@ class StartupError(Exception):
         self.mistake = mistake
 
 
+@contextlib.contextmanager
+def held_back_signals() -> Iterator[None]:
+    """A child started in here begins with SIGINT and SIGTERM blocked, so that a Ctrl-C cannot hit it before
+    it ignores them; here they are delivered afterwards."""
+    resource_tracker.ensure_running()  # it would unblock them when it starts
+    signal.pthread_sigmask(signal.SIG_BLOCK, PARENTS_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENTS_SIGNALS)
+
+
 class EngineHandle:
     """One engine process and the socket to it. `died` is done when the process has ended."""
 
@@ -47,7 +63,8 @@ class EngineHandle:
         self.process: BaseProcess = spawn.Process(
             target=run, args=(config, address, os.getpid(), log_level, make), name="nextn-engine"
         )
-        self.process.start()
+        with held_back_signals():
+            self.process.start()
         loop = asyncio.get_running_loop()
         self.died: asyncio.Future[None] = loop.create_future()
         loop.add_reader(self.process.sentinel, self._ended)

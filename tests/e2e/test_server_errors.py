@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.server_process import ServerProcess
+
+from nextn.server.protocol import ChatRequest, CompletionRequest
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:
@@ -69,6 +74,32 @@ def test_bad_input(scripted: ServerProcess, path: str, body: object, status: int
     assert error["message"].startswith(message)
     assert error["type"] == "invalid_request_error"
     assert scripted.metrics()["nextn:num_running_reqs"] == 0
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 2**65) | st.floats(allow_nan=False) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=5,
+)
+fields = st.sampled_from(sorted({*CompletionRequest.model_fields, *ChatRequest.model_fields} - {"model"}))
+
+
+@pytest.fixture(scope="module")
+def http() -> Iterator[httpx.Client]:
+    with httpx.Client(timeout=30) as client:
+        yield client
+
+
+@settings(max_examples=80, deadline=None)
+@given(path=st.sampled_from(["completions", "chat/completions"]), body=st.dictionaries(fields, json_values))
+def test_hostile_bodies(scripted: ServerProcess, http: httpx.Client, path: str, body: dict[str, Any]) -> None:
+    """Whatever is in it, an answer or a 400; the engine lives on and nothing stays in it."""
+    base = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
+    response = http.post(f"{scripted.url}/v1/{path}", json=base | body)
+    assert response.status_code in (200, 400), response.text
+    if response.status_code == 400:
+        assert error_of(response)["message"]
+    assert http.get(scripted.url + "/health").status_code == 200
 
 
 def test_codes(scripted: ServerProcess) -> None:

@@ -119,6 +119,40 @@ def test_engine_killed(start: StartServer) -> None:
     assert any("the engine process ended (signal 9)" in line for line in server.stderr)
 
 
+def test_engine_that_does_not_start_again_at_first(start: StartServer, tmp_path: Path) -> None:
+    obstacle = tmp_path / "obstacle"
+    server = start(SCRIPT_FAIL=f"load-if {obstacle}").wait_ready()
+    obstacle.touch()
+    os.kill(server.engine_pid(), signal.SIGKILL)
+    until(lambda: any("does not start again: the checkpoint is no good" in line for line in server.stderr))
+    assert httpx.get(server.url + "/health").status_code == 503
+    obstacle.unlink()
+    until(lambda: httpx.get(server.url + "/health").status_code == 200)
+    server.interrupt()
+    check_ended(server, 0)
+
+
+def test_interrupt_while_the_engine_loads(start: StartServer) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = start("--port", str(port), SCRIPT_LOAD="30")
+    url = f"http://127.0.0.1:{port}"
+    until(lambda: answers(url), seconds=20)
+    assert httpx.get(url + "/health").status_code == 503
+    assert httpx.post(url + "/v1/completions", json=LONG).json()["error"]["code"] == "engine_unavailable"
+    server.interrupt()
+    check_ended(server, 0)
+    assert server.stdout == []
+
+
+def answers(url: str) -> bool:
+    try:
+        return bool(httpx.get(url + "/version").status_code)
+    except httpx.ConnectError:
+        return False
+
+
 def test_step_that_raises(start: StartServer) -> None:
     server = start(SCRIPT_FAIL="step").wait_ready()
     answer = httpx.post(server.url + "/v1/completions", json={"prompt": "x" * 12}, timeout=30)

@@ -6,7 +6,9 @@ Its dials are read from the environment, as the engine lives in a process of its
     SCRIPT_STEP      seconds a step takes (default 0)
     SCRIPT_RUN       tokens committed per step (default 3); all but the last count as drafted
     SCRIPT_TOKENIZER folder of the tokenizer
-    SCRIPT_FAIL      "load": the engine cannot be built; "step": a step raises for a prompt of 13 tokens
+    SCRIPT_LOAD      seconds the engine takes to be built (default 0)
+    SCRIPT_FAIL      "load": the engine cannot be built; "load-if <path>": the same while that file is there;
+                     "step": a step raises for a prompt of 13 tokens
 
 As a program it is `nextn serve` with this engine: python scripted_engine.py --port 0 …
 """
@@ -31,7 +33,9 @@ class ScriptedEngine:
 
     def __init__(self, config: EngineConfig) -> None:
         self.fail = os.environ.get("SCRIPT_FAIL", "")
-        if self.fail == "load":
+        time.sleep(float(os.environ.get("SCRIPT_LOAD", "0")))
+        how, _, path = self.fail.partition(" ")
+        if how == "load" or (how == "load-if" and os.path.exists(path)):
             raise ValueError("the checkpoint is no good")
         self.config = config
         tokenizer = Tokenizer.from_folder(os.environ["SCRIPT_TOKENIZER"])

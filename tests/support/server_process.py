@@ -1,7 +1,7 @@
 """`nextn serve` as a process of its own, for tests.
 
-    with ServerProcess([...command...]) as server:
-        httpx.get(server.url + "/health")
+with ServerProcess([...command...]) as server:
+    httpx.get(server.url + "/health")
 """
 
 from __future__ import annotations

@@ -1,0 +1,165 @@
+"""The server on real engines: a small model with random weights, and nextn-tiny where it is there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from support.checkpoints import tiny_config
+from support.server_process import ServerProcess, until
+from support.small_tokenizer import write_small_tokenizer
+
+import nextn
+
+DATA = Path(nextn.__file__).parent / "data"
+OPTIONS = ("--port", "0", "--threads", "1", "--check-integrity", "--kv-cache-tokens", "2048")
+
+
+def serve(model: str, *options: str) -> ServerProcess:
+    return ServerProcess(["-m", "nextn", "serve", "--model-path", model, *OPTIONS, *options])
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = write_small_tokenizer(tmp_path_factory.mktemp("checkpoint") / "random")
+    (folder / "config.json").write_text(json.dumps(tiny_config(vocab_size=258)))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def drafting(checkpoint: str) -> Iterator[ServerProcess]:
+    with serve(checkpoint, "--load-format", "dummy", "--speculative-num-steps", "3") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def plain(checkpoint: str) -> Iterator[ServerProcess]:
+    with serve(checkpoint, "--load-format", "dummy", "--speculative-num-steps", "0") as server:
+        yield server
+
+
+def complete(server: ServerProcess, **fields: Any) -> dict[str, Any]:
+    response = httpx.post(server.url + "/v1/completions", json=fields, timeout=60)
+    assert response.status_code == 200, response.text
+    answer = response.json()
+    return {"choices": answer["choices"], "usage": answer["usage"]}
+
+
+BODIES: list[dict[str, Any]] = [
+    {"prompt": "def f():", "max_tokens": 40, "temperature": 0},
+    {"prompt": "def f():", "max_tokens": 40, "seed": 1},
+    {"prompt": ["a", "b" * 50], "n": 2, "max_tokens": 20, "seed": 2, "top_k": 20, "top_p": 0.9},
+    {"prompt": "x", "max_tokens": 60, "seed": 3, "ignore_eos": True, "frequency_penalty": 0.5},
+    {"prompt": "y", "max_tokens": 100, "seed": 4, "stop": ["e", "a"]},
+    {"prompt": "z", "max_tokens": 100, "seed": 5, "stop_token_ids": list(range(100, 110)), "min_tokens": 5},
+]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: json.dumps(body)[:50])
+def test_drafting_changes_nothing(
+    drafting: ServerProcess, plain: ServerProcess, body: dict[str, Any]
+) -> None:
+    """Texts, finish reasons and usage, alone and beside others."""
+    expected = complete(plain, **body)
+    assert complete(drafting, **body) == expected
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda _: complete(drafting, **body), range(8)))
+    for answer in together:
+        assert answer["choices"] == expected["choices"]
+        assert answer["usage"]["completion_tokens"] == expected["usage"]["completion_tokens"]
+
+
+def test_sixteen_clients_stream(drafting: ServerProcess, plain: ServerProcess) -> None:
+    def text(client: openai.OpenAI, seed: int) -> str:
+        stream = client.completions.create(
+            model="random", prompt=f"# {seed}", seed=seed, max_tokens=30, stream=True
+        )
+        return "".join(chunk.choices[0].text for chunk in stream)
+
+    with (
+        openai.OpenAI(base_url=drafting.url + "/v1", api_key="none", max_retries=0) as client,
+        ThreadPoolExecutor(16) as pool,
+    ):
+        together = list(pool.map(lambda seed: text(client, seed), range(16)))
+    bodies = [{"prompt": f"# {seed}", "seed": seed, "max_tokens": 30} for seed in range(16)]
+    assert together == [complete(plain, **body)["choices"][0]["text"] for body in bodies]
+
+
+def test_figures_of_a_real_engine(drafting: ServerProcess) -> None:
+    answer = complete(drafting, prompt="q", max_tokens=50, ignore_eos=True, return_spec_tokens_details=True)
+    spec = answer["usage"]["spec_details"]
+    assert len(spec["proposed"]) == 3
+    assert spec["verify_steps"] * spec["accept_length"] == pytest.approx(49, abs=0.1)
+    figures = drafting.metrics()
+    assert figures["nextn:max_total_num_tokens"] == 2048
+    assert 1 <= figures["nextn:spec_accept_length"] <= 4
+    assert any(line.startswith("  kv draft") for line in drafting.stdout)
+    assert "MTP 3 drafts" in drafting.stdout[-1]
+
+
+def test_a_client_that_leaves_frees_its_pages(drafting: ServerProcess) -> None:
+    body = {"prompt": "x", "max_tokens": 200, "ignore_eos": True, "n": 8, "stream": True}
+    with httpx.stream("POST", drafting.url + "/v1/completions", json=body, timeout=30) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        assert drafting.metrics()["nextn:num_used_tokens"] > 0
+    until(lambda: drafting.metrics()["nextn:num_running_reqs"] == 0, seconds=2)
+    assert drafting.metrics()["nextn:num_used_tokens"] == 0
+
+
+def test_bad_checkpoints_are_one_line(tmp_path: Path) -> None:
+    write_small_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config(architectures=["LlamaForCausalLM"])))
+    server = serve(str(tmp_path))
+    assert server.wait(60) == 2
+    assert len(server.stderr) == 1
+    assert "LlamaForCausalLM" in server.stderr[0]
+
+
+@pytest.mark.skipif(not (DATA / "nextn-tiny").is_dir(), reason="the embedded model is not there")
+class TestEmbedded:
+    @pytest.fixture(scope="class")
+    def tiny(self) -> Iterator[ServerProcess]:
+        with serve("nextn-tiny") as server:
+            yield server
+
+    def test_it_writes_python(self, tiny: ServerProcess) -> None:
+        client = openai.OpenAI(base_url=tiny.url + "/v1", api_key="none", max_retries=0)
+        with client:
+            answer = client.completions.create(
+                model="nextn-tiny",
+                prompt="import os\nimport sys\n\n\ndef main(",
+                max_tokens=48,
+                temperature=0,
+            )
+            chat = client.chat.completions.create(
+                model="nextn-tiny", messages=[{"role": "user", "content": "class A:"}], max_tokens=16, seed=1
+            )
+        assert ":" in answer.choices[0].text
+        assert chat.usage is not None
+        assert 1 <= chat.usage.completion_tokens <= 16
+        info = httpx.get(tiny.url + "/server_info").json()
+        assert info["internal_states"][0]["avg_spec_accept_length"] > 1.5
+
+    def test_stop_strings_do_not_depend_on_drafts(self, tiny: ServerProcess) -> None:
+        prompt = "def add(a, b):\n    "
+        whole = complete(tiny, prompt=prompt, max_tokens=48, temperature=0)["choices"][0]["text"]
+        cut = complete(tiny, prompt=prompt, max_tokens=48, temperature=0, stop="\n")["choices"][0]
+        assert cut["text"] == whole.partition("\n")[0]
+
+    def test_a_second_time_comes_from_the_cache(self, tiny: ServerProcess) -> None:
+        body: dict[str, Any] = {"prompt": "x = 1\n" * 40, "max_tokens": 16, "temperature": 0}
+        first, second = complete(tiny, **body), complete(tiny, **body)
+        assert second["choices"] == first["choices"]
+        assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+    def test_fake_model_borrows_its_tokenizer(self) -> None:
+        with serve("fake:1,1") as server:
+            answer = complete(server, prompt="x", max_tokens=31, return_spec_tokens_details=True)
+        assert answer["usage"]["spec_details"]["accept_length"] == 3

@@ -1,0 +1,213 @@
+"""From outputs to text: nothing of it depends on how the engine cut its steps."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.small_tokenizer import write_small_tokenizer
+
+from nextn.engine.stats import EngineStats
+from nextn.engine.types import Output, SamplingParams, SpecStats
+from nextn.server.engine_client import EngineClient
+from nextn.server.errors import ApiError, engine_dead
+from nextn.server.generation import Generation
+from nextn.server.messages import Abort, Add, Ready, Rejected, StepNews, decode_to_engine
+from nextn.server.metrics import Metrics
+from nextn.server.openai import Reply
+from nextn.server.protocol import ChatRequest, CompletionRequest
+from nextn.tokenizer.tokenizer import Tokenizer
+
+TEXT = "héllo €uro, stop here"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.from_folder(write_small_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+class Socket:
+    """Stands for the socket to the engine process: keeps what was sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[Add | Abort] = []
+
+    def send(self, data: bytes) -> None:
+        self.sent.append(decode_to_engine(data))
+
+
+def client() -> EngineClient:
+    engine = EngineClient(Metrics(40))
+    engine.attach(Ready(258, 1024, 2, {}, EngineStats()), Socket())
+    return engine
+
+
+def generation(engine: EngineClient, tokenizer: Tokenizer, **options: Any) -> Generation:
+    options = {"n": 1, "stop": [], "arrival": 0.0, **options}
+    return Generation(engine, tokenizer, [([0, 5, 6], SamplingParams())], **options)
+
+
+def steps(rid: str, tokens: Sequence[int], cuts: Sequence[int], reason: str | None) -> list[StepNews]:
+    """The tokens as news, cut into runs of these lengths, the last run as long as is left."""
+    news, at = [], 0
+    for run in [*cuts, len(tokens)]:
+        part = list(tokens[at : at + run])
+        at += run
+        last = at >= len(tokens)
+        out = Output(
+            rid, part, [*range(1, len(part)), 0][: len(part)], reason if last else None, cached_tokens=2
+        )
+        out.spec = SpecStats(verify_steps=len(news) + 1, committed=at)
+        news.append(StepNews([out], EngineStats(), 0.1))
+        if last:
+            break
+    return news
+
+
+def run(engine: EngineClient, reply: Reply, news: Sequence[StepNews]) -> tuple[Any, list[Any]]:
+    """Plays the news; returns the whole answer, or the chunks when the request streams."""
+
+    async def play() -> Any:
+        async def whole() -> bytes:
+            return await reply.whole()
+
+        async def chunks() -> list[bytes]:
+            return [chunk async for chunk in reply.chunks()]
+
+        streaming = reply.request.stream
+        answer = asyncio.ensure_future(chunks() if streaming else whole())
+        await asyncio.sleep(0)
+        for message in news:
+            engine.receive(message)
+            await asyncio.sleep(0)
+        got = await answer
+        return [json.loads(chunk) for chunk in got] if streaming else json.loads(got)
+
+    return asyncio.run(play()), engine.socket.sent  # type: ignore[union-attr]
+
+
+cuts = st.lists(st.integers(1, 5), max_size=20)
+
+
+@settings(max_examples=60, deadline=None)
+@given(cuts=cuts, stop=st.sampled_from([[], ["stop"], ["€"], ["éllo", "o"], ["nowhere"]]))
+def test_answers_do_not_depend_on_the_cuts(tokenizer: Tokenizer, cuts: list[int], stop: list[str]) -> None:
+    tokens = tokenizer.encode(TEXT, add_special_tokens=False)
+    answers = []
+    for these in ([], cuts):
+        engine = client()
+        gen = generation(engine, tokenizer, stop=stop)
+        reply = Reply(CompletionRequest(prompt="x"), gen, "m")
+        answer, _ = run(engine, reply, steps(gen.choices[0].request.rid, tokens, these, "length"))
+        answers.append((answer["choices"], answer["usage"]))
+        assert engine.active == 0
+    assert answers[0] == answers[1]
+    (choice,), usage = answers[0]
+    ends = [TEXT.index(s) for s in stop if s in TEXT]
+    assert choice["text"] == TEXT[: min(ends, default=len(TEXT))]
+    assert choice["finish_reason"] == ("stop" if ends else "length")
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 2}
+
+
+@settings(max_examples=40, deadline=None)
+@given(cuts=cuts, chat=st.booleans())
+def test_chunks_add_up(tokenizer: Tokenizer, cuts: list[int], chat: bool) -> None:
+    tokens = tokenizer.encode(TEXT, add_special_tokens=False)
+    engine = client()
+    gen = generation(engine, tokenizer)
+    request: Any = (
+        ChatRequest(messages=[], stream=True) if chat else CompletionRequest(prompt="x", stream=True)
+    )
+    chunks, _ = run(engine, Reply(request, gen, "m"), steps(gen.choices[0].request.rid, tokens, cuts, "stop"))
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert [c["finish_reason"] for c in choices] == [None] * (len(choices) - 1) + ["stop"]
+    if chat:
+        assert choices[0]["delta"] == {"role": "assistant", "content": ""}
+        assert "".join(c["delta"].get("content", "") for c in choices) == TEXT
+    else:
+        assert "".join(c["text"] for c in choices) == TEXT
+        assert all(c["text"] or c["finish_reason"] for c in choices)
+
+
+def test_stop_string_ends_the_request_in_the_engine(tokenizer: Tokenizer) -> None:
+    engine = client()
+    gen = generation(engine, tokenizer, stop=["o"])
+    rid = gen.choices[0].request.rid
+    news = steps(rid, tokenizer.encode(TEXT, add_special_tokens=False), [8, 2], None)
+    answer, sent = run(engine, Reply(CompletionRequest(prompt="x"), gen, "m"), news)
+    assert answer["choices"][0]["text"] == "héll"
+    assert [type(message) for message in sent] == [Add, Abort]
+    assert engine.metrics.aborted == 0  # the client got all it asked for
+
+
+def test_unfinished_character_at_the_end(tokenizer: Tokenizer) -> None:
+    engine = client()
+    gen = generation(engine, tokenizer, keep_depths=True)
+    tokens = tokenizer.encode("a€", add_special_tokens=False)[:3]
+    request = CompletionRequest(prompt="x", return_draft_depths=True)
+    answer, _ = run(
+        engine, Reply(request, gen, "m"), steps(gen.choices[0].request.rid, tokens, [2], "length")
+    )
+    assert answer["choices"][0]["text"] == "a\ufffd"
+    assert answer["choices"][0]["draft_depths"] == [["a", 1], ["", 0], ["\ufffd", 0]]
+
+
+def test_an_end_without_a_token(tokenizer: Tokenizer) -> None:
+    engine = client()
+    gen = generation(engine, tokenizer)
+    news = [StepNews([Output(gen.choices[0].request.rid, [], [], "stop", 1)], EngineStats(), 0.1)]
+    answer, _ = run(engine, Reply(CompletionRequest(prompt="x"), gen, "m"), news)
+    assert answer["choices"][0] == {"index": 0, "text": "", "finish_reason": "stop", "logprobs": None}
+    assert answer["usage"]["completion_tokens"] == 0
+
+
+@pytest.mark.parametrize("cause", ["rejected", "dead"])
+def test_errors_end_all_choices(tokenizer: Tokenizer, cause: str) -> None:
+    engine = client()
+    gen = generation(engine, tokenizer, n=3)
+
+    async def play() -> None:
+        deltas = gen.deltas()
+        first = asyncio.ensure_future(anext(deltas))
+        await asyncio.sleep(0)
+        if cause == "rejected":
+            engine.receive(Rejected(gen.choices[1].request.rid, "no"))
+        else:
+            engine.fail_all(engine_dead("gone"))
+        await first
+
+    with pytest.raises(ApiError, match="no" if cause == "rejected" else "gone"):
+        asyncio.run(play())
+    assert engine.active == 0
+    sent = engine.socket.sent  # type: ignore[union-attr]
+    assert len(sent) == (3 if cause == "rejected" else 1)  # Add, and an Abort for each that went on
+
+
+def test_leaving_aborts(tokenizer: Tokenizer) -> None:
+    engine = client()
+    gen = generation(engine, tokenizer, n=2)
+
+    async def play() -> None:
+        working = asyncio.ensure_future(Reply(CompletionRequest(prompt="x"), gen, "m").whole())
+        await asyncio.sleep(0)
+        assert engine.active == 2
+        working.cancel()
+        await asyncio.wait([working])
+
+    asyncio.run(play())
+    assert engine.active == 0
+    assert engine.metrics.aborted == 2
+    sent = engine.socket.sent  # type: ignore[union-attr]
+    assert [m.rid for m in sent[1:]] == [c.request.rid for c in gen.choices]
+
+
+def test_noise_streams(tokenizer: Tokenizer) -> None:
+    prompts = [([1], SamplingParams(seed=5)), ([2], SamplingParams(seed=6))]
+    gen = Generation(client(), tokenizer, prompts, 2, [], 0.0)
+    got = [(c.index, c.request.tokens, c.request.params.seed, c.request.params.stream) for c in gen.choices]
+    assert got == [(0, [1], 5, 0), (1, [1], 5, 1), (2, [2], 6, 0), (3, [2], 6, 1)]

@@ -1,0 +1,137 @@
+"""Figures: intervals cut right, totals that outlive an engine, names as others scrape them."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from nextn.engine.stats import EngineStats
+from nextn.engine.types import SpecStats
+from nextn.server.interval import DecodeInterval, difference
+from nextn.server.metrics import Metrics
+
+
+def stats(steps: int, accepted: int, running: int = 1) -> EngineStats:
+    """After `steps` decode steps of one request with two drafts, `accepted` of them accepted in each."""
+    spec = SpecStats()
+    for _ in range(steps):
+        spec.add(2, accepted, accepted + 1)
+    return EngineStats(
+        running=running, used_tokens=32, total_tokens=64, decode_steps=steps, prompt_tokens=10,
+        cached_tokens=4, generated_tokens=spec.committed, spec=spec,
+    )  # fmt: skip
+
+
+def grown(before: EngineStats, steps: int, accepted: int, running: int = 1) -> EngineStats:
+    after = stats(before.decode_steps, 0, running)
+    after.spec = SpecStats()
+    after.spec.merge(before.spec)
+    for _ in range(steps):
+        after.spec.add(2, accepted, accepted + 1)
+    after.decode_steps += steps
+    after.generated_tokens = after.spec.committed
+    return after
+
+
+def test_difference() -> None:
+    early, late = stats(3, 1).spec, grown(stats(3, 1), 2, 2).spec
+    assert difference(late, early) == stats(2, 2).spec
+    assert difference(late, SpecStats()) == late
+    assert difference(late, late) == SpecStats(0, [0, 0], [0, 0], 0)
+
+
+def test_interval_is_the_last_one_not_the_lifetime(caplog: pytest.LogCaptureFixture) -> None:
+    interval = DecodeInterval(4)
+    first = stats(4, 0)
+    with caplog.at_level(logging.INFO, "nextn.decode"):
+        interval.update(first, 2.0)
+        assert (interval.spec.accept_length, interval.throughput) == (1.0, 2.0)
+        interval.update(grown(first, 2, 2), 0.5)
+        assert interval.spec.accept_length == 1.0  # not over yet
+        interval.update(grown(first, 4, 2), 0.5)
+    assert (interval.spec.accept_length, interval.throughput) == (3.0, 12.0)
+    assert interval.accept_rate == 1.0
+    assert caplog.messages[1] == (
+        "Decode batch, #running-req: 1, #token: 32, token usage: 0.50, accept len: 3.00, "
+        "accept rate: [1.00, 1.00], gen throughput (token/s): 12.0, #queue-req: 0"
+    )
+
+
+def test_an_idle_engine_shows_the_interval_so_far() -> None:
+    interval = DecodeInterval(40)
+    interval.update(stats(3, 1), 1.0)
+    assert interval.spec.accept_length == 0.0
+    interval.update(stats(3, 1, running=0), 0.0)
+    assert interval.spec.accept_length == 2.0
+
+
+def test_no_log_lines_when_none_are_wanted(caplog: pytest.LogCaptureFixture) -> None:
+    interval = DecodeInterval(0)
+    with caplog.at_level(logging.INFO, "nextn.decode"):
+        interval.update(stats(40, 1), 1.0)
+    assert interval.spec.accept_length == 2.0
+    assert caplog.messages == []
+
+
+def samples(metrics: Metrics) -> dict[tuple[str, str], float]:
+    families = text_string_to_metric_families(metrics.render().decode())
+    return {(s.name, s.labels.get("position", "")): s.value for family in families for s in family.samples}
+
+
+def test_names_and_values() -> None:
+    metrics = Metrics(4)
+    metrics.on_step(stats(4, 1), 1.0)
+    got = samples(metrics)
+    assert got["nextn:token_usage", ""] == 0.5
+    assert got["nextn:cache_hit_rate", ""] == 0.4
+    assert got["nextn:gen_throughput", ""] == 8
+    assert got["nextn:spec_accept_length", ""] == 2
+    assert got["nextn:spec_accept_rate", ""] == 0.5
+    # nextn counts depths from 1, vLLM from 0.
+    assert [got["nextn:spec_draft_tokens_total", p] for p in "12"] == [4, 4]
+    assert [got["nextn:spec_accepted_tokens_total", p] for p in "12"] == [4, 0]
+    assert [got["vllm:spec_decode_num_accepted_tokens_per_pos_total", p] for p in "01"] == [4, 0]
+    assert got["vllm:spec_decode_num_drafts_total", ""] == 4
+    assert got["vllm:spec_decode_num_draft_tokens_total", ""] == 8
+    assert got["vllm:spec_decode_num_accepted_tokens_total", ""] == 4
+
+
+def test_what_vllm_bench_reads() -> None:
+    """Its scraper takes lines that begin with vllm:spec_decode, tells them apart by substrings, and takes
+    the last word for the value: a _created sample would be counted."""
+    metrics = Metrics(4)
+    metrics.on_step(stats(4, 1), 1.0)
+    read = {
+        "num_drafts": 0,
+        "num_draft_tokens": 0,
+        "num_accepted_tokens_per_pos": 0,
+        "num_accepted_tokens": 0,
+    }
+    for line in metrics.render().decode().splitlines():
+        if line.startswith("vllm:spec_decode"):
+            name = next(name for name in read if name in line)
+            read[name] += int(float(line.split()[-1]))
+    assert list(read.values()) == [4, 8, 4, 4]
+
+
+def test_totals_outlive_an_engine() -> None:
+    metrics = Metrics(4)
+    metrics.on_step(stats(5, 2), 1.0)
+    metrics.engine_gone()
+    gone = samples(metrics)
+    assert gone["nextn:generation_tokens_total", ""] == 15
+    assert gone["nextn:num_running_reqs", ""] == gone["nextn:num_used_tokens", ""] == 0
+    metrics.on_step(stats(4, 1), 1.0)
+    both = samples(metrics)
+    assert both["nextn:generation_tokens_total", ""] == 23
+    assert both["nextn:spec_verify_steps_total", ""] == 9
+    assert both["nextn:prompt_tokens_total", ""] == 20
+    assert both["nextn:spec_accept_length", ""] == 2
+
+
+def test_no_decode_yet() -> None:
+    got = samples(Metrics(4))
+    assert got["nextn:spec_accept_length", ""] == 0
+    assert got["vllm:spec_decode_num_drafts_total", ""] == 0
