@@ -23,9 +23,7 @@ class NextN:
     ) -> None:
         self.cfg, self.ops, self.index = cfg, ops, index
         size = cfg.hidden_size
-        self.enorm, self.hnorm, self.norm = (
-            torch.empty(size, dtype=dtype, device=device) for _ in range(3)
-        )
+        self.enorm, self.hnorm, self.norm = (torch.empty(size, dtype=dtype, device=device) for _ in range(3))
         self.eh_proj = torch.empty(size, 2 * size, dtype=dtype, device=device)
         self.layer = DecoderLayer(cfg, index, ops, dtype, device)
 

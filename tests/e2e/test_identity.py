@@ -9,17 +9,22 @@ import itertools
 import random
 
 import pytest
+
 from nextn.bench.prompts import heldout_prompts
 from nextn.engine.types import Request, SamplingParams
 from nextn.llm import LLM
 
 TOKENS = 24
 CHUNKS = {"whole": {}, "chunks": {"chunked_prefill_size": 16, "max_running_requests": 4}}
-CACHES = {"radix": {}, "naive": {"disable_radix_cache": True}, "retracted": {"kv_cache_tokens": 320, "page_size": 4}}
+CACHES = {
+    "radix": {},
+    "naive": {"disable_radix_cache": True},
+    "retracted": {"kv_cache_tokens": 320, "page_size": 4},
+}
 
 
 def work(llm):
-    """Four prompts greedily, the same four at T = 1, one with filters and penalties; 60 to 120 tokens each."""
+    """Four prompts greedily, the same four at T = 1, one with filters and penalties."""
     texts = heldout_prompts(4)
     prompts = [llm.tokenizer.encode(t)[:n] for t, n in zip(texts, (120, 60, 97, 80), strict=True)]
     greedy = SamplingParams(max_tokens=TOKENS, temperature=0, ignore_eos=True)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from nextn.bench.prompts import heldout_prompts
 from nextn.engine.types import SamplingParams
 from nextn.llm import LLM

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from nextn.engine.gumbel import gumbel_noise, philox
 
 CPU = torch.device("cpu")

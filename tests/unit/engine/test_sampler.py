@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from scipy.stats import chisquare
+
 from nextn.engine.sampler import Choice, choose, filter_logits
 from nextn.engine.types import SamplingParams
-from scipy.stats import chisquare
 
 V = 32
 
@@ -42,7 +43,7 @@ def test_path_counts_like_committed_tokens():
     """A choice after accepted drafts equals the plain choice at that position."""
     for seed in range(30):
         x = logits(seed)
-        kind = dict(seed=seed, frequency_penalty=1.0, repetition_penalty=1.5, top_k=8)
+        kind = {"seed": seed, "frequency_penalty": 1.0, "repetition_penalty": 1.5, "top_k": 8}
         a = choose(x.clone(), [choice(tokens=(1, 2, 9, 4), path=(), **kind)])
         b = choose(x.clone(), [choice(tokens=(1, 2), path=(9, 4), **kind)])
         assert a == b

@@ -3,6 +3,7 @@
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from nextn.layers.batch import Span, build_batch, slots_of
 from nextn.ops.base import KV_BLOCK, ROW_ALIGN
 

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from support.checkpoints import tiny_config
+
 from nextn.layers.batch import Span, build_batch
 from nextn.layers.mla import MLA
 from nextn.layers.rotary import rotary_tables
 from nextn.models.config import ModelConfig
 from nextn.ops.reference import Reference
-from support.checkpoints import tiny_config
 
 CPU = torch.device("cpu")
 
@@ -18,7 +19,11 @@ def test_naive_equals_absorbed(q_lora_rank):
     gen = torch.Generator().manual_seed(0)
     mla = MLA(cfg, Reference(), torch.float32, CPU)
     for name, t in mla.targets("").items():
-        t.copy_(torch.ones(t.shape) if "norm" in name else torch.randn(t.shape, generator=gen) * t.shape[-1] ** -0.5)
+        t.copy_(
+            torch.ones(t.shape)
+            if "norm" in name
+            else torch.randn(t.shape, generator=gen) * t.shape[-1] ** -0.5
+        )
     cos, sin = rotary_tables(cfg, 700, CPU)
     pages = torch.randperm(300, generator=gen).add(1).tolist()
     spans = [

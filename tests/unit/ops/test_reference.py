@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+
 from nextn.layers.batch import Span, build_batch
 from nextn.ops.base import ROW_ALIGN
 from nextn.ops.probe import row_invariant

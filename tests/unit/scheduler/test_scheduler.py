@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
 from nextn.engine.types import Request, SamplingParams
 from nextn.kvcache.manager import KVManager
 from nextn.kvcache.naive import NaiveCache
@@ -192,7 +193,7 @@ def test_a_hit_computes_only_the_rest():
 
 
 def test_priority_goes_first():
-    sched, ex = make(running=1)
+    sched, _ = make(running=1)
     sched.add(request("low", [1], 0, 100, max_tokens=3))
     high = request("high", [2], 1, 100, max_tokens=3)
     high.priority = 5
