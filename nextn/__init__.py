@@ -11,8 +11,8 @@ __version__ = "0.1.0"
 __all__ = ["LLM", "SamplingParams", "__version__"]
 
 if TYPE_CHECKING:
-    from nextn.engine.types import SamplingParams
     from nextn.llm import LLM
+    from nextn.request import SamplingParams
 
 
 def __getattr__(name: str) -> Any:
@@ -22,7 +22,7 @@ def __getattr__(name: str) -> Any:
 
         return LLM
     if name == "SamplingParams":
-        from nextn.engine.types import SamplingParams
+        from nextn.request import SamplingParams
 
         return SamplingParams
     raise AttributeError(f"module 'nextn' has no attribute {name!r}")

@@ -16,7 +16,7 @@ from typing import Any
 from nextn.config import EMBEDDED, EngineConfig
 from nextn.engine.build import model_folder
 from nextn.engine.engine import Engine
-from nextn.engine.types import Output, Request, SamplingParams, SpecStats
+from nextn.request import Output, Request, SamplingParams, SpecStats
 from nextn.tokenizer.stream import TextStream
 from nextn.tokenizer.tokenizer import Tokenizer
 

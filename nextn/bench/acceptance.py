@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nextn.bench.client import make_client
 from nextn.bench.errors import BenchError
-from nextn.engine.types import SpecStats
+from nextn.request import SpecStats
 
 
 async def read_spec(url: str) -> SpecStats:

@@ -30,7 +30,7 @@ from nextn.bench.progress import Progress
 from nextn.bench.prompts import heldout_prompts
 from nextn.bench.report import table, verdict, write_report
 from nextn.bench.results import Completion, Point, Results, Side
-from nextn.engine.types import SpecStats
+from nextn.request import SpecStats
 
 # Concurrency -> sixteenths of the prompts that are sent at it: what takes longest has fewest.
 SIXTEENTHS = {1: 3, 4: 6, 16: 16}

@@ -12,7 +12,7 @@ from typing import Any
 from nextn.bench.compare import Texts
 from nextn.bench.machine import Machine
 from nextn.bench.measure import Figures
-from nextn.engine.types import SpecStats
+from nextn.request import SpecStats
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ def run(args: argparse.Namespace) -> int:
     prompts = [sys.stdin.read() if p == "-" else p for p in args.prompt]
     import dataclasses
 
-    from nextn.engine.types import SamplingParams
     from nextn.llm import LLM
+    from nextn.request import SamplingParams
 
     options = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     try:

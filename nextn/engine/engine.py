@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from nextn.config import EngineConfig
 from nextn.engine.build import build
-from nextn.engine.stats import EngineStats
-from nextn.engine.types import Output, Request
+from nextn.request import Output, Request
+from nextn.scheduler.stats import EngineStats
 
 
 class Engine:

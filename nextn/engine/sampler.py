@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from nextn.engine.gumbel import gumbel_noise
-from nextn.engine.types import SamplingParams
+from nextn.request import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

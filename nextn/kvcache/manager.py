@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nextn.engine.types import Request
 from nextn.kvcache.allocator import PageAllocator
 from nextn.kvcache.base import PrefixCache
+from nextn.request import Request
 
 
 class KVManager:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nextn.engine.types import SamplingParams
+from nextn.request import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

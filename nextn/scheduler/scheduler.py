@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import bisect
 
-from nextn.engine.stats import EngineStats
-from nextn.engine.types import Output, Request
 from nextn.kvcache.manager import KVManager
+from nextn.request import Output, Request
 from nextn.scheduler.plan import Plan, Row, RowResult, StepResult
+from nextn.scheduler.stats import EngineStats
 
 
 def rank(req: Request) -> tuple[int, int]:

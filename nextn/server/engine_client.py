@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import zmq.asyncio
 
-from nextn.engine.types import Output
+from nextn.request import Output
 from nextn.server.errors import ApiError, bad_request, engine_dead
 from nextn.server.messages import (
     Abort,

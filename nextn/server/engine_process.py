@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from nextn.config import EngineConfig
-from nextn.engine.types import Request
+from nextn.request import Request
 from nextn.server.messages import (
     Abort,
     Add,

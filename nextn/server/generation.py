@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from nextn.engine.types import Output, SamplingParams, SpecStats
+from nextn.request import Output, SamplingParams, SpecStats
 from nextn.server.engine_client import EngineClient, News
 from nextn.server.errors import ApiError
 from nextn.server.messages import NewRequest

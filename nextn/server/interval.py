@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from nextn.engine.stats import EngineStats
-from nextn.engine.types import SpecStats
+from nextn.request import SpecStats
+from nextn.scheduler.stats import EngineStats
 
 log = logging.getLogger("nextn.decode")
 

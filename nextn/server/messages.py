@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from nextn.engine.stats import EngineStats
-from nextn.engine.types import Output, SamplingParams
+from nextn.request import Output, SamplingParams
+from nextn.scheduler.stats import EngineStats
 
 
 class NewRequest(msgspec.Struct, array_like=True):

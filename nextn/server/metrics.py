@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from nextn.engine.stats import EngineStats
-from nextn.engine.types import SpecStats
+from nextn.request import SpecStats
+from nextn.scheduler.stats import EngineStats
 from nextn.server.interval import DecodeInterval
 
 TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 from msgspec import UNSET, UnsetType
 
-from nextn.engine.types import SpecStats
+from nextn.request import SpecStats
 from nextn.server.errors import bad_request
 from nextn.server.generation import Choice, Delta, Generation
 from nextn.server.protocol import ChatRequest, CommonRequest, CompletionRequest

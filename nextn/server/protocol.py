@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 import pydantic_core
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from nextn.engine.types import SamplingParams
+from nextn.request import SamplingParams
 from nextn.server.errors import bad_request
 
 MAX_CHOICES = 128

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from nextn.engine.types import SpecStats
+from nextn.request import SpecStats
 
 encode = msgspec.json.Encoder().encode
 

@@ -66,6 +66,7 @@ class EngineHandle:
         with held_back_signals():
             self.process.start()
         loop = asyncio.get_running_loop()
+        self.listens = False
         self.died: asyncio.Future[None] = loop.create_future()
         loop.add_reader(self.process.sentinel, self._ended)
 
@@ -92,6 +93,7 @@ class EngineHandle:
         if isinstance(message, Failed):
             raise StartupError(message.message, message.mistake)
         assert isinstance(message, Ready)
+        self.listens = True
         return message
 
     def how_it_ended(self) -> str:
@@ -100,8 +102,8 @@ class EngineHandle:
         return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
 
     async def stop(self) -> None:
-        """Asks the process to end, then kills it; closes the socket."""
-        if not self.died.done():
+        """Asks the process to end, then kills it; closes the socket. One that loads would not listen."""
+        if self.listens and not self.died.done():
             self.socket.send(encode(Stop()))
             await asyncio.wait({self.died}, timeout=STOP_SECONDS)
         self.kill()

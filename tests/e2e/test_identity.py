@@ -11,8 +11,8 @@ import random
 import pytest
 
 from nextn.bench.prompts import heldout_prompts
-from nextn.engine.types import Request, SamplingParams
 from nextn.llm import LLM
+from nextn.request import Request, SamplingParams
 
 TOKENS = 24
 CHUNKS = {"whole": {}, "chunks": {"chunked_prefill_size": 16, "max_running_requests": 4}}

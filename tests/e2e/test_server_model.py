@@ -122,44 +122,53 @@ def test_bad_checkpoints_are_one_line(tmp_path: Path) -> None:
     assert "LlamaForCausalLM" in server.stderr[0]
 
 
-@pytest.mark.skipif(not (DATA / "nextn-tiny").is_dir(), reason="the embedded model is not there")
-class TestEmbedded:
-    @pytest.fixture(scope="class")
-    def tiny(self) -> Iterator[ServerProcess]:
-        with serve("nextn-tiny") as server:
-            yield server
+embedded = pytest.mark.skipif(not (DATA / "nextn-tiny").is_dir(), reason="the embedded model is not there")
 
-    def test_it_writes_python(self, tiny: ServerProcess) -> None:
-        client = openai.OpenAI(base_url=tiny.url + "/v1", api_key="none", max_retries=0)
-        with client:
-            answer = client.completions.create(
-                model="nextn-tiny",
-                prompt="import os\nimport sys\n\n\ndef main(",
-                max_tokens=48,
-                temperature=0,
-            )
-            chat = client.chat.completions.create(
-                model="nextn-tiny", messages=[{"role": "user", "content": "class A:"}], max_tokens=16, seed=1
-            )
-        assert ":" in answer.choices[0].text
-        assert chat.usage is not None
-        assert 1 <= chat.usage.completion_tokens <= 16
-        info = httpx.get(tiny.url + "/server_info").json()
-        assert info["internal_states"][0]["avg_spec_accept_length"] > 1.5
 
-    def test_stop_strings_do_not_depend_on_drafts(self, tiny: ServerProcess) -> None:
-        prompt = "def add(a, b):\n    "
-        whole = complete(tiny, prompt=prompt, max_tokens=48, temperature=0)["choices"][0]["text"]
-        cut = complete(tiny, prompt=prompt, max_tokens=48, temperature=0, stop="\n")["choices"][0]
-        assert cut["text"] == whole.partition("\n")[0]
+@pytest.fixture(scope="module")
+def tiny() -> Iterator[ServerProcess]:
+    with serve("nextn-tiny") as server:
+        yield server
 
-    def test_a_second_time_comes_from_the_cache(self, tiny: ServerProcess) -> None:
-        body: dict[str, Any] = {"prompt": "x = 1\n" * 40, "max_tokens": 16, "temperature": 0}
-        first, second = complete(tiny, **body), complete(tiny, **body)
-        assert second["choices"] == first["choices"]
-        assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
-    def test_fake_model_borrows_its_tokenizer(self) -> None:
-        with serve("fake:1,1") as server:
-            answer = complete(server, prompt="x", max_tokens=31, return_spec_tokens_details=True)
-        assert answer["usage"]["spec_details"]["accept_length"] == 3
+@embedded
+def test_nextn_tiny_writes_python(tiny: ServerProcess) -> None:
+    client = openai.OpenAI(base_url=tiny.url + "/v1", api_key="none", max_retries=0)
+    with client:
+        answer = client.completions.create(
+            model="nextn-tiny",
+            prompt="import os\nimport sys\n\n\ndef main(",
+            max_tokens=48,
+            temperature=0,
+        )
+        chat = client.chat.completions.create(
+            model="nextn-tiny", messages=[{"role": "user", "content": "class A:"}], max_tokens=16, seed=1
+        )
+    assert ":" in answer.choices[0].text
+    assert chat.usage is not None
+    assert 1 <= chat.usage.completion_tokens <= 16
+    info = httpx.get(tiny.url + "/server_info").json()
+    assert info["internal_states"][0]["avg_spec_accept_length"] > 1.5
+
+
+@embedded
+def test_a_stop_string_cuts_the_same_text(tiny: ServerProcess) -> None:
+    prompt = "def add(a, b):\n    "
+    whole = complete(tiny, prompt=prompt, max_tokens=48, temperature=0)["choices"][0]["text"]
+    cut = complete(tiny, prompt=prompt, max_tokens=48, temperature=0, stop="\n")["choices"][0]
+    assert cut["text"] == whole.partition("\n")[0]
+
+
+@embedded
+def test_a_second_time_comes_from_the_cache(tiny: ServerProcess) -> None:
+    body: dict[str, Any] = {"prompt": "x = 1\n" * 40, "max_tokens": 16, "temperature": 0}
+    first, second = complete(tiny, **body), complete(tiny, **body)
+    assert second["choices"] == first["choices"]
+    assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+@embedded
+def test_fake_model_borrows_its_tokenizer() -> None:
+    with serve("fake:1,1") as server:
+        answer = complete(server, prompt="x", max_tokens=31, return_spec_tokens_details=True)
+    assert answer["usage"]["spec_details"]["accept_length"] == 3

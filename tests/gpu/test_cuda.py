@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from nextn.bench.prompts import heldout_prompts
-from nextn.engine.types import SamplingParams
 from nextn.llm import LLM
 from nextn.ops.probe import row_invariant
+from nextn.request import SamplingParams
 
 pytestmark = [
     pytest.mark.gpu,

@@ -11,7 +11,7 @@ from parity.nextn_reference import Step
 from nextn.config import EngineConfig
 from nextn.engine.engine import Engine
 from nextn.engine.runner import Runner
-from nextn.engine.types import Output, Request, SamplingParams
+from nextn.request import Output, Request, SamplingParams
 from nextn.scheduler.plan import Plan, StepResult
 
 

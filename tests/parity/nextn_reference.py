@@ -29,7 +29,7 @@ from torch import Tensor
 from transformers import DeepseekV3Config
 
 from nextn.engine.sampler import Choice, choose
-from nextn.engine.types import SamplingParams
+from nextn.request import SamplingParams
 
 
 @dataclass(frozen=True)

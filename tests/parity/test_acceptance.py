@@ -18,7 +18,7 @@ from support.checkpoints import write_checkpoint
 from tokenizers import Tokenizer
 
 import nextn
-from nextn.engine.types import SamplingParams
+from nextn.request import SamplingParams
 
 PACKAGE_DATA = Path(nextn.__file__).parent / "data"
 TINY = PACKAGE_DATA / "nextn-tiny"

@@ -13,7 +13,7 @@ from scipy import stats
 from support.checkpoints import write_checkpoint
 from torch import Tensor
 
-from nextn.engine.types import SamplingParams
+from nextn.request import SamplingParams
 
 VOCAB = 16
 PROMPT = [3, 14, 15, 9, 2]

@@ -20,8 +20,8 @@ import sys
 import time
 
 from nextn.config import EngineConfig
-from nextn.engine.stats import EngineStats
-from nextn.engine.types import Output, Request
+from nextn.request import Output, Request
+from nextn.scheduler.stats import EngineStats
 from nextn.tokenizer.tokenizer import Tokenizer
 
 TEXT = "def add(a, b):\n    return a + b\n\n\nclass Ключ:\n    pass  # €uro\n\n"

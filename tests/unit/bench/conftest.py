@@ -8,7 +8,7 @@ from nextn.bench.compare import Texts
 from nextn.bench.machine import Machine
 from nextn.bench.measure import Figures, Spread
 from nextn.bench.results import Completion, Point, Results, Side
-from nextn.engine.types import SpecStats
+from nextn.request import SpecStats
 
 
 def one_round(throughput: float, ttft: float, tpot: float) -> Figures:

@@ -6,8 +6,8 @@ import pytest
 
 from nextn.bench.acceptance import difference, parse_spec
 from nextn.bench.errors import BenchError
-from nextn.engine.stats import EngineStats
-from nextn.engine.types import SpecStats
+from nextn.request import SpecStats
+from nextn.scheduler.stats import EngineStats
 from nextn.server.metrics import Metrics
 
 SPEC = SpecStats(verify_steps=40, proposed=[40, 38], accepted=[30, 12], committed=81)

@@ -13,7 +13,7 @@ from nextn.bench import demo
 from nextn.bench.client import Body, Load, Reply
 from nextn.bench.errors import BenchError
 from nextn.cli import main
-from nextn.engine.types import SpecStats
+from nextn.request import SpecStats
 
 Text = Callable[[str, Body], str]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from nextn.bench.plots import DARK, latency_against_throughput
 from nextn.bench.report import page, table, verdict, write_report
 from nextn.bench.results import Point, Results, Side
-from nextn.engine.types import SpecStats
+from nextn.request import SpecStats
 
 VOID = {"meta", "source", "img", "br"}
 

@@ -5,7 +5,7 @@ import torch
 from scipy.stats import chisquare
 
 from nextn.engine.sampler import Choice, choose, filter_logits
-from nextn.engine.types import SamplingParams
+from nextn.request import SamplingParams
 
 V = 32
 

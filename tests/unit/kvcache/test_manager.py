@@ -2,10 +2,10 @@
 
 import pytest
 
-from nextn.engine.types import Request, SamplingParams
 from nextn.kvcache.manager import KVManager
 from nextn.kvcache.naive import NaiveCache
 from nextn.kvcache.radix import RadixCache
+from nextn.request import Request, SamplingParams
 
 
 def make(pages=8, page_size=2, radix=True):

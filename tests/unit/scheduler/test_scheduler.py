@@ -11,10 +11,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nextn.engine.types import Request, SamplingParams
 from nextn.kvcache.manager import KVManager
 from nextn.kvcache.naive import NaiveCache
 from nextn.kvcache.radix import RadixCache
+from nextn.request import Request, SamplingParams
 from nextn.scheduler.plan import Plan, RowResult
 from nextn.scheduler.scheduler import Scheduler
 from nextn.speculative.verify import accepted_drafts

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.small_tokenizer import write_small_tokenizer
 
-from nextn.engine.stats import EngineStats
-from nextn.engine.types import Output, SamplingParams, SpecStats
+from nextn.request import Output, SamplingParams, SpecStats
+from nextn.scheduler.stats import EngineStats
 from nextn.server.engine_client import EngineClient
 from nextn.server.errors import ApiError, engine_dead
 from nextn.server.generation import Generation

@@ -7,8 +7,8 @@ import logging
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from nextn.engine.stats import EngineStats
-from nextn.engine.types import SpecStats
+from nextn.request import SpecStats
+from nextn.scheduler.stats import EngineStats
 from nextn.server.interval import DecodeInterval, difference
 from nextn.server.metrics import Metrics
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nextn.engine.types import SamplingParams
+from nextn.request import SamplingParams
 from nextn.server.errors import ApiError
 from nextn.server.protocol import (
     REFUSED_IN_CHAT,

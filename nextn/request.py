@@ -9,7 +9,7 @@ A `Request` lives from `Engine.add` to its last `Output`. Its one length axis:
                                     rejected there is simply written over
 
 `committed == len(tokens) - 1` while decoding: the root's own KV entry is written by the step that
-verifies it. `scheduler` owns and moves these numbers; nobody else does.
+verifies it. `kvcache.manager` moves these numbers when the scheduler says so; nobody else does.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Request:
     num_prompt: int = 0
     limit: int = 0  # len(tokens) at which it ends by length; set by the engine
     order: int = 0  # arrival number; the youngest is retracted first
-    # KV bookkeeping: the scheduler's
+    # KV bookkeeping: the KV manager's; drafts: the scheduler's
     pages: list[int] = field(default_factory=list)
     cached: int = 0
     committed: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nextn.engine.types import SpecStats
+from nextn.request import SpecStats
 
 
 @dataclass(slots=True)
