@@ -10,11 +10,9 @@ import asyncio
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -35,8 +33,6 @@ from nextn.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger("nextn.server")
 
-SOCKET_PATH_LIMIT = 80  # a Unix socket's path may have about 100 bytes
-
 
 def serve(config: ServerConfig, make: MakeEngine = make_engine) -> int:
     """Serves until it is told to end. Returns the exit code. `make` builds the engine, in its process.
@@ -48,8 +44,8 @@ def serve(config: ServerConfig, make: MakeEngine = make_engine) -> int:
         level=config.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s: %(message)s"
     )
     listener = listen(config.host, config.port)
-    with listener, private_folder() as folder:
-        return uvloop.run(Launch(config, listener, folder, make).run())
+    with listener:
+        return uvloop.run(Launch(config, listener, make).run())
 
 
 class Server(uvicorn.Server):
@@ -63,11 +59,11 @@ class Server(uvicorn.Server):
 class Launch:
     """One run of the server."""
 
-    def __init__(self, config: ServerConfig, listener: socket.socket, folder: str, make: MakeEngine) -> None:
-        self.config, self.listener, self.folder = config, listener, folder
+    def __init__(self, config: ServerConfig, listener: socket.socket, make: MakeEngine) -> None:
+        self.config, self.listener = config, listener
         self.metrics = Metrics(config.decode_log_interval)
         self.client = EngineClient(self.metrics)
-        self.supervisor = Supervisor(config, self.client, folder, config.log_level, make)
+        self.supervisor = Supervisor(config, self.client, config.log_level, make)
         self.stopping = asyncio.Event()
 
     async def run(self) -> int:
@@ -130,8 +126,7 @@ class Launch:
     def _on_signal(self) -> None:
         if self.stopping.is_set():
             if self.supervisor.handle is not None:
-                self.supervisor.handle.process.kill()
-            shutil.rmtree(self.folder, ignore_errors=True)
+                self.supervisor.handle.kill()
             os._exit(130)
         self.stopping.set()
 
@@ -151,17 +146,6 @@ def listen(host: str, port: int) -> socket.socket:
             f"cannot listen on {host}:{port}: {e.strerror}; choose another --port", True
         ) from e
     return listener
-
-
-@contextlib.contextmanager
-def private_folder() -> Iterator[str]:
-    """A folder that only this user may enter, removed at the end."""
-    short = len(tempfile.gettempdir()) < SOCKET_PATH_LIMIT
-    folder = tempfile.mkdtemp(prefix="nextn-", dir=None if short else "/tmp")
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def tokenizer_folder(model_path: str) -> Path:

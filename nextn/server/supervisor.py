@@ -7,7 +7,9 @@ import contextlib
 import logging
 import multiprocessing
 import os
+import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
@@ -26,6 +28,7 @@ log = logging.getLogger("nextn.server")
 FIRST_DELAY, LONGEST_DELAY = 0.5, 30.0  # seconds before a restart; doubled each time
 STABLE_SECONDS = 60.0  # an engine that lived this long starts the delays afresh
 LAST_WORDS_SECONDS = 0.5  # for messages of a dead engine that are still under way
+SOCKET_PATH_LIMIT = 80  # a Unix socket's path may have about 100 bytes
 STOP_SECONDS = 2.0  # for an engine to end by itself; then it is killed
 
 
@@ -49,10 +52,22 @@ def held_back_signals() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENTS_SIGNALS)
 
 
-class EngineHandle:
-    """One engine process and the socket to it. `died` is done when the process has ended."""
+def private_folder() -> str:
+    """A new folder with a path short enough for a Unix socket in it."""
+    short = len(tempfile.gettempdir()) < SOCKET_PATH_LIMIT
+    return tempfile.mkdtemp(prefix="nextn-", dir=None if short else "/tmp")
 
-    def __init__(self, config: EngineConfig, address: str, log_level: str, make: MakeEngine) -> None:
+
+class EngineHandle:
+    """One engine process and the socket to it. `died` is done when the process has ended.
+
+    The socket lies in a folder that only this user may enter; it goes as soon as both ends are connected,
+    so nothing is left however the server ends.
+    """
+
+    def __init__(self, config: EngineConfig, log_level: str, make: MakeEngine) -> None:
+        self.folder = private_folder()
+        address = f"ipc://{self.folder}/engine"
         self.context = zmq.asyncio.Context()
         self.socket = self.context.socket(zmq.PAIR)
         self.socket.set_hwm(0)
@@ -81,6 +96,12 @@ class EngineHandle:
 
     async def ready(self) -> Ready:
         """The engine's first message. Raises StartupError."""
+        try:
+            return await self._ready()
+        finally:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    async def _ready(self) -> Ready:
         first = asyncio.ensure_future(self.receive())
         either: list[asyncio.Future[Any]] = [first, self.died]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -116,24 +137,20 @@ class EngineHandle:
         self.process.join()
         self.socket.close()
         self.context.term()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Supervisor:
-    """Keeps an engine behind `client`. `folder`: private, for the sockets."""
+    """Keeps an engine behind `client`."""
 
-    def __init__(
-        self, config: EngineConfig, client: EngineClient, folder: str, log_level: str, make: MakeEngine
-    ) -> None:
-        self.config, self.client, self.folder = config, client, folder
+    def __init__(self, config: EngineConfig, client: EngineClient, log_level: str, make: MakeEngine) -> None:
+        self.config, self.client = config, client
         self.log_level, self.make = log_level, make
         self.handle: EngineHandle | None = None
-        self._starts = 0
 
     def launch(self) -> EngineHandle:
         """Starts a process; it is not ready yet."""
-        address = f"ipc://{self.folder}/engine-{self._starts}"
-        self._starts += 1
-        self.handle = EngineHandle(self.config, address, self.log_level, self.make)
+        self.handle = EngineHandle(self.config, self.log_level, self.make)
         return self.handle
 
     async def keep(self, handle: EngineHandle) -> None:
