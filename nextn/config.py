@@ -9,9 +9,19 @@ from __future__ import annotations
 import dataclasses
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 EMBEDDED = "nextn-tiny"
+FAKE = "fake"  # the model of scripted logits, nextn.models.fake
+
+
+def model_folder(model_path: str) -> Path:
+    """Where a model lies. The embedded model's name stands for its folder in the package; so does the
+    fake model's, which borrows its tokenizer."""
+    if model_path == EMBEDDED or model_path.partition(":")[0] == FAKE:
+        return Path(__file__).parent / "data" / EMBEDDED
+    return Path(model_path)
 
 
 def option(default: Any, group: str, help: str, *aliases: str, choices: tuple[str, ...] = ()) -> Any:

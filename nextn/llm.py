@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nextn.config import EMBEDDED, EngineConfig
-from nextn.engine.build import model_folder
+from nextn.config import EMBEDDED, EngineConfig, model_folder
 from nextn.engine.engine import Engine
 from nextn.request import Output, Request, SamplingParams, SpecStats
 from nextn.tokenizer.stream import TextStream

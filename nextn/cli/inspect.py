@@ -10,7 +10,7 @@ import argparse
 import math
 
 from nextn.cli.errors import CommandError
-from nextn.config import EMBEDDED
+from nextn.config import EMBEDDED, model_folder
 
 HELP = "show a checkpoint's architecture, sizes and MTP layer"
 
@@ -22,7 +22,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from nextn.engine.build import model_folder
     from nextn.models.config import ModelConfig
     from nextn.models.loader import stored_nextn_layers
     from nextn.models.names import expected_tensors

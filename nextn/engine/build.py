@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nextn.config import EMBEDDED, EngineConfig
+from nextn.config import EngineConfig, model_folder
 from nextn.engine.runner import Runner
 from nextn.kvcache.manager import KVManager
 from nextn.kvcache.naive import NaiveCache
@@ -44,14 +44,6 @@ class Built:
     context_length: int
     num_drafts: int
     startup: Mapping[str, object]
-
-
-def model_folder(model_path: str) -> Path:
-    """Where a model lies; the embedded model's name stands for its folder in the package, also for
-    the fake model, which borrows its tokenizer."""
-    if model_path == EMBEDDED or parse_acceptance(model_path) is not None:
-        return Path(__file__).parent.parent / "data" / EMBEDDED
-    return Path(model_path)
 
 
 def build(config: EngineConfig) -> Built:

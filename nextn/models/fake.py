@@ -13,11 +13,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nextn.config import FAKE
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Batch
 from nextn.models.config import ModelConfig
 
-PREFIX = "fake"
 DEFAULT_ACCEPTANCE = (0.85, 0.75, 0.65)
 _VOCAB, _LENGTH = 4096, 4096
 
@@ -25,12 +25,12 @@ _VOCAB, _LENGTH = 4096, 4096
 def parse_acceptance(model_path: str) -> tuple[float, ...] | None:
     """`fake` or `fake:0.9,0.7` -> acceptance by depth (the last one goes for all beyond); None if
     it names another model. ValueError for numbers outside [0, 1]."""
-    if model_path == PREFIX:
+    if model_path == FAKE:
         return DEFAULT_ACCEPTANCE
-    if not model_path.startswith(PREFIX + ":"):
+    if not model_path.startswith(FAKE + ":"):
         return None
     try:
-        rates = tuple(float(x) for x in model_path[len(PREFIX) + 1 :].split(","))
+        rates = tuple(float(x) for x in model_path[len(FAKE) + 1 :].split(","))
     except ValueError:
         rates = (-1.0,)
     if not all(0.0 <= r <= 1.0 for r in rates):

@@ -14,13 +14,12 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import uvicorn
 import uvloop
 
 import nextn
-from nextn.config import EMBEDDED, ServerConfig
+from nextn.config import ServerConfig, model_folder
 from nextn.server.app import make_app
 from nextn.server.engine_client import EngineClient
 from nextn.server.engine_process import MakeEngine, make_engine
@@ -78,7 +77,7 @@ class Launch:
 
     async def _run(self, handle: EngineHandle) -> int:
         try:
-            tokenizer = Tokenizer.from_folder(tokenizer_folder(self.config.model_path))
+            tokenizer = Tokenizer.from_folder(model_folder(self.config.model_path))
         except ValueError as e:
             raise StartupError(str(e), True) from e
         service = Service(self.config, self.client, self.metrics, tokenizer)
@@ -146,13 +145,6 @@ def listen(host: str, port: int) -> socket.socket:
             f"cannot listen on {host}:{port}: {e.strerror}; choose another --port", True
         ) from e
     return listener
-
-
-def tokenizer_folder(model_path: str) -> Path:
-    """The checkpoint's folder. The fake model borrows the embedded one's tokenizer."""
-    if model_path == EMBEDDED or model_path.partition(":")[0] == "fake":
-        return Path(nextn.__file__).parent / "data" / EMBEDDED
-    return Path(model_path)
 
 
 def announce(config: ServerConfig, ready: Ready, listener: socket.socket) -> None:
