@@ -1,4 +1,4 @@
-"""A load client for OpenAI's /v1/completions: so many streams at once, each timed chunk by chunk.
+"""The load client: so many streams at once, each timed chunk by chunk.
 
 loaded = await run_load("http://127.0.0.1:30000", bodies, concurrency=16)
 """
@@ -8,16 +8,16 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 
-from nextn.bench.errors import BenchError
+from nextn.bench.apis import COMPLETIONS, Api, Body
+from nextn.bench.errors import BenchError, RequestError
 
 SILENCE_SECONDS = 300.0  # a server that sends nothing for so long is taken for dead
-Body = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Reply:
     completion_tokens: int
     sent: float
     arrivals: tuple[float, ...]  # of each chunk that brought text or the end; at least one
+    counts: tuple[int, ...] = ()  # tokens there were at each arrival, where the API says; else empty
 
     @property
     def ttft(self) -> float:
@@ -47,24 +48,38 @@ class Reply:
 
     @property
     def gaps(self) -> list[float]:
-        """Times between chunks. A chunk has as many tokens as the server committed in one step."""
-        return [b - a for a, b in zip(self.arrivals, self.arrivals[1:], strict=False)]
+        """Times between chunks. A chunk has as many tokens as the server committed in one step; where the
+        API says how many, each token has its share of the gap, as in bench_serving."""
+        gaps = [b - a for a, b in zip(self.arrivals, self.arrivals[1:], strict=False)]
+        if not self.counts:
+            return gaps
+        new = [b - a for a, b in zip(self.counts, self.counts[1:], strict=False)]
+        return [gap / n for gap, n in zip(gaps, new, strict=True) for _ in range(n)]
 
 
 @dataclass(frozen=True)
 class Load:
-    """What came of one load. `replies` are in the order of the requests."""
+    """What came of one load. `outcomes` are in the order of the requests."""
 
-    replies: list[Reply]
+    outcomes: Sequence[Reply | RequestError]
     seconds: float  # from the first request sent to the last chunk received
 
+    @property
+    def replies(self) -> list[Reply]:
+        return [o for o in self.outcomes if isinstance(o, Reply)]
 
-def make_client(url: str) -> httpx.AsyncClient:
+    @property
+    def failures(self) -> list[RequestError]:
+        return [o for o in self.outcomes if isinstance(o, RequestError)]
+
+
+def make_client(url: str, silence: float = SILENCE_SECONDS, api_key: str | None = None) -> httpx.AsyncClient:
     """No proxy and no limit on connections. The caller closes it."""
     return httpx.AsyncClient(
         base_url=url,
-        timeout=httpx.Timeout(SILENCE_SECONDS, connect=10.0),
+        timeout=httpx.Timeout(silence, connect=10.0),
         limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+        headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
         trust_env=False,
     )
 
@@ -74,56 +89,104 @@ async def run_load(
 ) -> Load:
     """Sends every body, in order, with `concurrency` in flight as long as there are so many left.
 
-    Raises BenchError for the first request that fails; the others are then given up.
+    Raises RequestError for the first request that fails; the others are then given up.
     """
-    replies: dict[int, Reply] = {}
-    todo = iter(enumerate(bodies))
-
     async with make_client(url) as client:
 
-        async def work() -> None:
-            for index, body in todo:
-                replies[index] = await stream_completion(client, body)
-                on_reply()
+        async def one(index: int) -> Reply:
+            reply = await stream(client, bodies[index])
+            on_reply()
+            return reply
 
-        begin = time.perf_counter()
-        workers = [asyncio.ensure_future(work()) for _ in range(concurrency)]
+        return await timed(one, [0.0] * len(bodies), concurrency)
+
+
+async def measure_load(
+    client: httpx.AsyncClient,
+    api: Api,
+    bodies: Sequence[Body],
+    arrivals: Sequence[float],
+    concurrency: int | None,
+    on_outcome: Callable[[], None] = lambda: None,
+) -> Load:
+    """Sends body i `arrivals[i]` seconds from now, or later if `concurrency` are in flight (None: no limit).
+
+    A request that fails is an outcome like another; nothing is raised for it.
+    """
+
+    async def one(index: int) -> Reply | RequestError:
         try:
-            await asyncio.gather(*workers)
+            return await stream(client, bodies[index], api)
+        except RequestError as failure:
+            return failure
         finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
-        seconds = time.perf_counter() - begin
-    return Load([replies[i] for i in range(len(bodies))], seconds)
+            on_outcome()
+
+    return await timed(one, arrivals, concurrency)
 
 
-async def stream_completion(client: httpx.AsyncClient, body: Body) -> Reply:
-    """Raises BenchError when the answer is an error, breaks off or cannot be read."""
-    asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
-    texts: list[str] = []
+async def timed(
+    one: Callable[[int], Coroutine[Any, Any, Reply | RequestError]],
+    arrivals: Sequence[float],
+    concurrency: int | None,
+) -> Load:
+    """Runs `one(i)` for every arrival. What one raises ends them all."""
+    turns = asyncio.Semaphore(concurrency or max(len(arrivals), 1))
+    begin = time.perf_counter()
+
+    async def at(index: int, arrival: float) -> Reply | RequestError:
+        if (wait := begin + arrival - time.perf_counter()) > 0:
+            await asyncio.sleep(wait)
+        async with turns:
+            return await one(index)
+
+    tasks = [asyncio.ensure_future(at(i, arrival)) for i, arrival in enumerate(arrivals)]
+    try:
+        outcomes = await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return Load(outcomes, time.perf_counter() - begin)
+
+
+async def stream(client: httpx.AsyncClient, body: Body, api: Api = COMPLETIONS) -> Reply:
+    """Raises RequestError when the answer is an error, breaks off or cannot be read."""
+    where = f"POST {client.base_url.join(api.path)}"
+    text = ""
     arrivals: list[float] = []
-    usage: dict[str, Any] | None = None
+    counts: list[int] = []
+    prompt_tokens = completion_tokens = None
+    ended = False
     sent = time.perf_counter()
     try:
-        async with client.stream("POST", "/v1/completions", json=asked) as response:
+        async with client.stream("POST", api.path, json=api.streamed(body)) as response:
             if response.status_code != 200:
-                raise BenchError(refusal(response.status_code, await response.aread()))
+                raise refusal(response.status_code, await response.aread())
             async for data in events(response.aiter_bytes()):
                 now = time.perf_counter()
                 chunk = json.loads(data)
                 if "error" in chunk:
-                    raise BenchError(refusal(response.status_code, data))
-                usage = chunk.get("usage") or usage
-                for choice in chunk["choices"]:
-                    if choice["text"] or choice["finish_reason"]:
-                        texts.append(choice["text"])
-                        arrivals.append(now)
-    except (httpx.HTTPError, ValueError, KeyError) as e:
-        raise BenchError(f"POST {client.base_url}/v1/completions: {type(e).__name__}: {e}") from e
-    if usage is None or not arrivals:
-        raise BenchError(f"POST {client.base_url}/v1/completions: the stream ended before the completion did")
-    return Reply("".join(texts), usage["prompt_tokens"], usage["completion_tokens"], sent, tuple(arrivals))
+                    raise refusal(response.status_code, data)
+                news = api.read(chunk)
+                if news.prompt_tokens is not None:
+                    prompt_tokens = news.prompt_tokens
+                if news.completion_tokens is not None:
+                    completion_tokens = news.completion_tokens
+                ended = ended or news.ends
+                new = news.text != text if news.cumulative else news.text != ""
+                text = news.text if news.cumulative else text + news.text
+                if new or news.ends:
+                    arrivals.append(now)
+                    if api.counts:
+                        counts.append(completion_tokens or 0)
+    except httpx.HTTPError as e:
+        raise RequestError(type(e).__name__, f"{where}: {type(e).__name__}: {e}") from e
+    except (ValueError, KeyError, TypeError, IndexError) as e:
+        raise RequestError("unreadable answer", f"{where}: unreadable answer: {type(e).__name__}: {e}") from e
+    if prompt_tokens is None or completion_tokens is None or not ended:
+        raise RequestError("broken stream", f"{where}: the stream ended before the completion did")
+    return Reply(text, prompt_tokens, completion_tokens, sent, tuple(arrivals), tuple(counts))
 
 
 async def events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -141,10 +204,32 @@ async def events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             yield data
 
 
-def refusal(status: int, body: bytes) -> str:
-    """The server's own words for an error, if it has any."""
+def refusal(status: int, body: bytes) -> RequestError:
+    """With the server's own words, if it has any. An error in the midst of a stream has status 200."""
     try:
         words = json.loads(body)["error"]["message"]
     except (ValueError, KeyError, TypeError):
         words = body[:200].decode(errors="replace")
-    return f"the server answered with an error ({status}): {words}"
+    kind = f"HTTP {status}" if status != 200 else "error in the stream"
+    return RequestError(kind, f"the server answered with an error ({status}): {words}")
+
+
+async def get(url: str, path: str, api_key: str | None = None) -> Any:
+    """The JSON that a server answers with. Raises BenchError."""
+    return await _json(url, "GET", path, None, api_key)
+
+
+async def post(url: str, path: str, body: Body) -> Any:
+    """The JSON that a server answers with. Raises BenchError."""
+    return await _json(url, "POST", path, body, None)
+
+
+async def _json(url: str, method: str, path: str, body: Body | None, api_key: str | None) -> Any:
+    try:
+        async with make_client(url, api_key=api_key) as client:
+            response = await client.request(method, path, json=body)
+            if response.status_code != 200:
+                raise BenchError(f"{method} {path}: {refusal(response.status_code, response.content)}")
+            return response.json()
+    except (httpx.HTTPError, ValueError) as e:
+        raise BenchError(f"{method} {url}{path}: {type(e).__name__}: {e}") from e

@@ -8,22 +8,17 @@ cache: a prompt that comes again is as much work as the first time.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import signal
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import httpx
 
 from nextn.bench.acceptance import difference, read_spec
-from nextn.bench.client import Body, make_client, refusal, run_load
+from nextn.bench.apis import Body
+from nextn.bench.client import get, post, run_load
 from nextn.bench.compare import Texts
 from nextn.bench.errors import BenchError
-from nextn.bench.local_server import LocalServer
+from nextn.bench.local_server import LocalServer, ended_like_ctrl_c
 from nextn.bench.machine import this_machine
 from nextn.bench.measure import Figures, figures
 from nextn.bench.progress import Progress
@@ -99,18 +94,6 @@ def run_demo(settings: Settings) -> int:
     return 1 if results.texts.differences else 0
 
 
-@contextlib.contextmanager
-def ended_like_ctrl_c() -> Iterator[None]:
-    """SIGTERM and a closed terminal raise KeyboardInterrupt too, so that nothing stays behind."""
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
-
-
 class Demo:
     """One run against two servers that are ready. `servers`: without and with MTP."""
 
@@ -173,24 +156,3 @@ class Demo:
         choice = answer["choices"][0]
         self.texts.add(0, choice["text"], f"{server.name}, with draft depths")
         return Completion(body["prompt"], [(text, depth) for text, depth in choice["draft_depths"]])
-
-
-async def get(url: str, path: str) -> Any:
-    """The JSON that a server answers with. Raises BenchError."""
-    return await _json(url, "GET", path, None)
-
-
-async def post(url: str, path: str, body: Body) -> Any:
-    """The JSON that a server answers with. Raises BenchError."""
-    return await _json(url, "POST", path, body)
-
-
-async def _json(url: str, method: str, path: str, body: Body | None) -> Any:
-    try:
-        async with make_client(url) as client:
-            response = await client.request(method, path, json=body)
-            if response.status_code != 200:
-                raise BenchError(f"{method} {path}: {refusal(response.status_code, response.content)}")
-            return response.json()
-    except (httpx.HTTPError, ValueError) as e:
-        raise BenchError(f"{method} {url}{path}: {type(e).__name__}: {e}") from e

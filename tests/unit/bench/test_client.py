@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nextn.bench.client import events, make_client, run_load, stream_completion
+from nextn.bench.client import events, make_client, run_load, stream
 from nextn.bench.errors import BenchError
 
 Answer = Callable[[dict[str, Any], asyncio.StreamWriter], Awaitable[None]]
@@ -144,7 +144,7 @@ async def hang_up(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
 async def test_failures_say_what_happened(answer: Answer, told: str) -> None:
     async with serving(answer) as url, make_client(url) as client:
         with pytest.raises(BenchError) as failure:
-            await stream_completion(client, {"prompt": "p"})
+            await stream(client, {"prompt": "p"})
     assert told in str(failure.value)
 
 

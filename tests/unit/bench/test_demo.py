@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from nextn.bench import demo
-from nextn.bench.client import Body, Load, Reply
+from nextn.bench.apis import Body
+from nextn.bench.client import Load, Reply
 from nextn.bench.errors import BenchError
 from nextn.cli import main
 from nextn.request import SpecStats
