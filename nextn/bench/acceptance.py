@@ -1,11 +1,17 @@
-"""What speculation did during a load: the difference of two readings of the server's /metrics."""
+"""What speculation did during a load: the difference of two readings of the server's counters.
+
+nextn's counters, else vLLM's. A server with neither may know SGLang's mean since it started, which is not
+of this load: it is reported, and marked.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from nextn.bench.client import make_client
+from nextn.bench.client import get, make_client
 from nextn.bench.errors import BenchError
 from nextn.request import SpecStats
 
@@ -61,3 +67,71 @@ def difference(after: SpecStats, before: SpecStats) -> SpecStats:
         accepted=less(after.accepted, before.accepted),
         committed=after.committed - before.committed,
     )
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What is known about it. `length`: tokens per verify step, None if nothing was drafted."""
+
+    length: float | None
+    by_position: list[float]  # drafts accepted / proposed, by depth
+    source: str  # whose figures these are
+    lifetime: bool = False  # of all that the server has done, warm-up included
+
+
+async def read_counters(url: str, api_key: str | None) -> tuple[str, SpecStats] | None:
+    """Whose counters they are, and their totals; None where there are none that we know."""
+    try:
+        async with make_client(url, api_key=api_key) as client:
+            response = await client.get("/metrics")
+            response.raise_for_status()
+            text = response.text
+            return ("nextn", parse_spec(text)) if "nextn:spec_" in text else ("vllm", parse_vllm(text))
+    except (httpx.HTTPError, ValueError, BenchError):
+        return None
+
+
+def parse_vllm(metrics: str) -> SpecStats:
+    """vLLM's counters, all engines together. Raises BenchError when they are not there.
+
+    It counts drafts, not proposals by depth: every draft proposes at every depth.
+    """
+    totals: dict[str, float] = {}
+    accepted: dict[int, float] = {}
+    for family in text_string_to_metric_families(metrics):
+        for sample in family.samples:
+            name = sample.name.removeprefix("vllm:spec_decode_").removesuffix("_total")
+            if name == "num_accepted_tokens_per_pos":
+                position = int(sample.labels["position"])
+                accepted[position] = accepted.get(position, 0) + sample.value
+            else:
+                totals[name] = totals.get(name, 0) + sample.value
+    if "num_drafts" not in totals or "num_accepted_tokens" not in totals:
+        raise BenchError("/metrics has no vllm:spec_decode_num_drafts")
+    drafts = int(totals["num_drafts"])
+    return SpecStats(
+        verify_steps=drafts,
+        proposed=[drafts] * len(accepted),
+        accepted=[int(accepted[position]) for position in sorted(accepted)],
+        committed=drafts + int(totals["num_accepted_tokens"]),
+    )
+
+
+async def acceptance_since(
+    url: str, before: tuple[str, SpecStats] | None, api_key: str | None
+) -> Acceptance | None:
+    """Since `before`, a result of `read_counters`. None when the server does not say."""
+    after = await read_counters(url, api_key)
+    if before is not None and after is not None:
+        found = difference(after[1], before[1])
+        drafted = any(found.proposed)
+        return Acceptance(
+            found.accept_length if drafted else None, found.accept_rates if drafted else [], after[0]
+        )
+    try:
+        info = await get(url, "/server_info", api_key)
+        state = info["decode"][0] if "decode" in info else info
+        length = state["internal_states"][0]["avg_spec_accept_length"]
+    except (BenchError, KeyError, IndexError, TypeError):
+        return None
+    return Acceptance(float(length), [], "sglang", lifetime=True) if length else None

@@ -1,6 +1,7 @@
 """Figures of a load: throughput and latencies, in bench_serving's terms.
 
-TTFT: time to first token. TPOT: time per output token after the first, (latency - TTFT) / (tokens - 1).
+E2E: from sent to the last chunk. TTFT: time to first token. TPOT: time per output token after the first,
+(E2E - TTFT) / (tokens - 1).
 ITL: inter-token latency, the time between two chunks of a stream; with drafts a chunk has several tokens.
 """
 
@@ -20,29 +21,48 @@ class Spread:
 
     mean: float
     median: float
+    std: float
+    p90: float
+    p95: float
     p99: float
+    max: float
 
     @staticmethod
     def of(seconds: Sequence[float]) -> Spread:
         """All zero when there is nothing to measure."""
-        if not seconds:
-            return Spread(0.0, 0.0, 0.0)
-        ms = np.asarray(seconds) * 1000.0
-        return Spread(float(ms.mean()), float(np.median(ms)), float(np.percentile(ms, 99)))
+        ms = np.asarray(seconds if len(seconds) else [0.0]) * 1000.0
+        p90, p95, p99 = np.percentile(ms, (90, 95, 99)).tolist()
+        return Spread(
+            float(ms.mean()), float(np.median(ms)), float(ms.std()), p90, p95, p99, float(ms.max())
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one load."""
+    """Of one load: of the requests that succeeded."""
 
     requests: int
     seconds: float
     input_tokens: int
     output_tokens: int
     output_throughput: float  # tokens/s over the whole load, prompts' time included
+    concurrency: float  # requests in flight, on average
+    e2e_ms: Spread
     ttft_ms: Spread
     tpot_ms: Spread
     itl_ms: Spread
+
+    @property
+    def request_throughput(self) -> float:
+        return self.requests / self.seconds
+
+    @property
+    def input_throughput(self) -> float:
+        return self.input_tokens / self.seconds
+
+    @property
+    def total_throughput(self) -> float:
+        return self.input_throughput + self.output_throughput
 
 
 def figures(load: Load) -> Figures:
@@ -54,6 +74,8 @@ def figures(load: Load) -> Figures:
         input_tokens=sum(r.prompt_tokens for r in replies),
         output_tokens=output,
         output_throughput=output / load.seconds,
+        concurrency=sum(r.latency for r in replies) / load.seconds,
+        e2e_ms=Spread.of([r.latency for r in replies]),
         ttft_ms=Spread.of([r.ttft for r in replies]),
         tpot_ms=Spread.of([r.tpot for r in replies if r.tpot is not None]),
         itl_ms=Spread.of([gap for r in replies for gap in r.gaps]),

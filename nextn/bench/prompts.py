@@ -10,7 +10,11 @@ HELDOUT = Path(__file__).parent.parent / "data" / "heldout.jsonl"
 
 def heldout_prompts(count: int) -> list[str]:
     """The first `count` of them. Raises ValueError when there are fewer."""
-    lines = HELDOUT.read_text(encoding="utf-8").splitlines()
-    if count > len(lines):
-        raise ValueError(f"{count} prompts asked for; there are {len(lines)} held-out prompts")
-    return [json.loads(line)["prompt"] for line in lines[:count]]
+    prompts = all_heldout_prompts()
+    if count > len(prompts):
+        raise ValueError(f"{count} prompts asked for; there are {len(prompts)} held-out prompts")
+    return prompts[:count]
+
+
+def all_heldout_prompts() -> list[str]:
+    return [json.loads(line)["prompt"] for line in HELDOUT.read_text(encoding="utf-8").splitlines()]

@@ -18,6 +18,7 @@ from nextn.cli.errors import CommandError
 COMMANDS: dict[str, str] = {
     "serve": "nextn.cli.serve",
     "demo": "nextn.cli.demo",
+    "bench": "nextn.cli.bench",
     "generate": "nextn.cli.generate",
     "inspect": "nextn.cli.inspect",
 }

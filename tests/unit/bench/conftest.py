@@ -12,8 +12,10 @@ from nextn.request import SpecStats
 
 
 def one_round(throughput: float, ttft: float, tpot: float) -> Figures:
-    spreads = [Spread(mean, mean, mean) for mean in (ttft, tpot, tpot)]
-    return Figures(6, 10.0, 900, 768, throughput, *spreads)
+    spreads = [
+        Spread(mean, mean, 0.0, mean, mean, mean, mean) for mean in (ttft + 127 * tpot, ttft, tpot, tpot)
+    ]
+    return Figures(6, 10.0, 900, 768, throughput, 1.0, *spreads)
 
 
 def point(

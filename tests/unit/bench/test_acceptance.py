@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nextn.bench.acceptance import difference, parse_spec
+from nextn.bench.acceptance import difference, parse_spec, parse_vllm
 from nextn.bench.errors import BenchError
 from nextn.request import SpecStats
 from nextn.scheduler.stats import EngineStats
@@ -43,3 +43,27 @@ def test_difference_leaves_the_warm_up_out() -> None:
 def test_another_server() -> None:
     with pytest.raises(BenchError, match="nextn:spec_verify_steps_total"):
         parse_spec("# TYPE up gauge\nup 1.0\n")
+
+
+def test_vllm_counters_of_several_engines() -> None:
+    lines = ["# TYPE vllm:spec_decode_num_drafts counter"]
+    for engine, drafts, first, second in ((0, 40, 30, 12), (1, 10, 5, 3)):
+        labels = f'engine="{engine}",model_name="m"'
+        lines += [
+            f"vllm:spec_decode_num_drafts_total{{{labels}}} {drafts}.0",
+            f"vllm:spec_decode_num_draft_tokens_total{{{labels}}} {2 * drafts}.0",
+            f"vllm:spec_decode_num_accepted_tokens_total{{{labels}}} {first + second}.0",
+            f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{{labels},position="0"}} {first}.0',
+            f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{{labels},position="1"}} {second}.0',
+        ]
+    found = parse_vllm("\n".join(lines) + "\n")
+    assert found == SpecStats(50, [50, 50], [35, 15], 100)
+    assert found.accept_length == 2.0
+    assert found.accept_rates == pytest.approx([0.7, 0.3])
+    with pytest.raises(BenchError, match="vllm:spec_decode_num_drafts"):
+        parse_vllm("# TYPE up gauge\nup 1.0\n")
+
+
+def test_our_own_page_in_vllm_s_names() -> None:
+    found = parse_vllm(rendered(SPEC, requests=3))
+    assert (found.verify_steps, found.accepted) == (40, [30, 12])

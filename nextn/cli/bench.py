@@ -1,0 +1,187 @@
+"""nextn bench: measuring instruments.
+
+nextn bench serve                                       # a server of its own, the embedded model, real code
+nextn bench serve --max-concurrency 4 -- --speculative-num-steps 3
+nextn bench serve --base-url http://127.0.0.1:8000 --backend vllm --tokenizer DIR --dataset-name random
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from nextn.cli.demo import positive
+from nextn.cli.errors import CommandError
+from nextn.config import EMBEDDED
+
+HELP = "measure a server under load"
+SERVE_HELP = "send a load to a server and report throughput, latencies and acceptance as bench_serving does"
+# The same as in nextn.bench, which is too heavy to import for --help; a test compares them.
+BACKENDS = ("nextn", "sglang", "sglang-oai", "sglang-oai-chat", "vllm")
+DATASETS = ("code", "random", "random-ids", "sharegpt", "custom", "generated-shared-prefix")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(metavar="<command>", dest="bench_command", required=True)
+    serve = commands.add_parser("serve", help=SERVE_HELP, description=SERVE_HELP, allow_abbrev=False)
+    add_server(serve.add_argument_group("server"))
+    add_load(serve.add_argument_group("load"))
+    add_dataset(serve.add_argument_group("dataset"))
+    add_output(serve.add_argument_group("output"))
+    serve.add_argument(
+        "server_options", nargs="*", metavar="-- OPTION",
+        help="after --: options of `nextn serve`, for the server that the benchmark starts",
+    )  # fmt: skip
+
+
+def add_server(group: Any) -> None:
+    group.add_argument("--backend", choices=BACKENDS, default="nextn", help="API to speak (default: nextn)")
+    group.add_argument("--base-url", metavar="URL", help="a server that runs; default: one is started")
+    group.add_argument("--host", help="with --port, the same as --base-url (default: 127.0.0.1)")
+    group.add_argument("--port", type=positive, help="port of a server that runs on --host")
+    group.add_argument(
+        "--model-path", "--model", metavar="DIR",
+        help=f"checkpoint folder: what the started server serves (default: {EMBEDDED}), and the tokenizer",
+    )  # fmt: skip
+    group.add_argument(
+        "--tokenizer", metavar="DIR", help="folder with tokenizer.json, if it is not the model's"
+    )
+    group.add_argument(
+        "--served-model-name", metavar="NAME", help="model named in requests; default: the server's first"
+    )
+
+
+def add_load(group: Any) -> None:
+    group.add_argument(
+        "--request-rate", type=float, default=float("inf"), metavar="RATE",
+        help="requests/s, Poisson arrivals (default: inf, all at once)",
+    )  # fmt: skip
+    group.add_argument("--max-concurrency", type=positive, metavar="N", help="most requests in flight")
+    group.add_argument(
+        "--warmup-requests", type=not_negative, default=1, metavar="N",
+        help="sent before, not measured (default: 1)",
+    )  # fmt: skip
+    group.add_argument("--disable-ignore-eos", action="store_true", help="let an end token end a completion")
+    group.add_argument(
+        "--extra-request-body", metavar="JSON", help="an object whose fields are put into every request"
+    )
+    group.add_argument(
+        "--timeout", type=float, default=3600.0, metavar="SECONDS",
+        help="a request that hears nothing for so long has failed (default: 3600)",
+    )  # fmt: skip
+    group.add_argument(
+        "--seed", type=not_negative, default=1, help="of prompts, lengths and arrivals (default: 1)"
+    )
+
+
+def add_dataset(group: Any) -> None:
+    group.add_argument(
+        "--dataset-name", choices=DATASETS, default="code", help="(default: code, held-out Python)"
+    )
+    group.add_argument("--dataset-path", type=Path, metavar="FILE", help="of sharegpt, custom, random")
+    group.add_argument("--num-prompts", type=positive, metavar="N", help="(default: 64; custom: all)")
+    counts = (
+        ("--output-len", 128, "output tokens of code, and of custom where a line does not say"),
+        ("--random-input-len", 1024, "longest prompt of random and random-ids"),
+        ("--random-output-len", 1024, "longest output of random and random-ids"),
+        ("--gsp-num-groups", 64, "generated-shared-prefix: groups of prompts that begin alike"),
+        ("--gsp-prompts-per-group", 16, "generated-shared-prefix: prompts in each"),
+        ("--gsp-system-prompt-len", 2048, "generated-shared-prefix: tokens they share"),
+        ("--gsp-question-len", 128, "generated-shared-prefix: tokens of their own"),
+        ("--gsp-output-len", 256, "generated-shared-prefix: output tokens"),
+    )
+    for flag, default, text in counts:
+        group.add_argument(
+            flag, type=positive, default=default, metavar="N", help=f"{text} (default: {default})"
+        )
+    group.add_argument(
+        "--random-range-ratio", type=float, default=0.0, metavar="R",
+        help="lengths of random and random-ids are uniform from R times the longest on (default: 0)",
+    )  # fmt: skip
+    group.add_argument("--sharegpt-output-len", type=positive, metavar="N", help="default: as in the file")
+    group.add_argument(
+        "--sharegpt-context-len", type=positive, metavar="N", help="leave longer conversations out"
+    )
+
+
+def add_output(group: Any) -> None:
+    group.add_argument("--output-file", type=Path, metavar="FILE", help="JSONL, one line is added")
+    group.add_argument("--output-details", action="store_true", help="with every request's times and text")
+    group.add_argument(
+        "--goodput", nargs="+", default=[], metavar="NAME:MS",
+        help="count requests within these: ttft, tpot, e2el",
+    )  # fmt: skip
+    group.add_argument("--plot", type=Path, metavar="FILE", help="PNG: latencies, requests in flight")
+    group.add_argument("--disable-tqdm", action="store_true", help="no progress bar, also in a terminal")
+
+
+def run(args: argparse.Namespace) -> int:
+    from nextn.bench.datasets import Options
+    from nextn.bench.errors import BenchError
+    from nextn.bench.serve import Settings, run_serve
+
+    base_url = url_of(args)
+    if base_url is not None and args.server_options:
+        raise CommandError(
+            f"{args.server_options[0]}: options after -- are for a server that is started here"
+        )
+    fields = {name: getattr(args, name) for name in Options.__dataclass_fields__ if hasattr(args, name)}
+    settings = Settings(
+        dataset=Options(name=args.dataset_name, path=args.dataset_path, **fields),
+        backend=args.backend,
+        base_url=base_url,
+        api_key=os.environ.get("OPENAI_API_KEY"),
+        model_path=args.model_path or EMBEDDED,
+        server_options=args.server_options,
+        served_model_name=args.served_model_name,
+        tokenizer=args.tokenizer or args.model_path,
+        request_rate=args.request_rate,
+        max_concurrency=args.max_concurrency,
+        warmup_requests=args.warmup_requests,
+        ignore_eos=not args.disable_ignore_eos,
+        extra_request_body=extra_body(args.extra_request_body),
+        goodput=args.goodput,
+        silence=args.timeout,
+        output_file=args.output_file,
+        output_details=args.output_details,
+        plot=args.plot,
+        bar=sys.stderr.isatty() and not args.disable_tqdm,
+    )
+    try:
+        return run_serve(settings)
+    except BenchError as e:
+        raise CommandError(str(e), 1) from e
+    except (ValueError, OSError) as e:
+        raise CommandError(str(e)) from e
+
+
+def url_of(args: argparse.Namespace) -> str | None:
+    if args.base_url is not None and (args.host or args.port):
+        raise CommandError("--base-url says where the server is; leave --host and --port out")
+    if args.host and not args.port:
+        raise CommandError("--host needs --port")
+    url = f"http://{args.host or '127.0.0.1'}:{args.port}" if args.port else args.base_url
+    if url is None and args.backend == "sglang":
+        raise CommandError("--backend sglang needs --base-url: `nextn serve` does not speak /generate")
+    return None if url is None else str(url)
+
+
+def extra_body(text: str | None) -> dict[str, Any] | None:
+    try:
+        body = None if text is None else json.loads(text)
+    except ValueError as e:
+        raise CommandError(f"--extra-request-body is not JSON: {e}") from e
+    if body is not None and not isinstance(body, dict):
+        raise CommandError("--extra-request-body must be a JSON object")
+    return body
+
+
+def not_negative(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value}: it must not be negative")
+    return value
