@@ -116,6 +116,24 @@ def dequantized(stored: Tensor, scale_inv: Tensor) -> Tensor:
     return stored.float() * every[: stored.shape[0], : stored.shape[1]]
 
 
+def test_two_threads(tmp_path: Path) -> None:
+    """Sizes at which the products are really shared out among threads."""
+    sizes = {
+        "vocab_size": 2000, "hidden_size": 256, "intermediate_size": 700, "moe_intermediate_size": 200,
+        "kv_lora_rank": 96, "q_lora_rank": 160, "num_hidden_layers": 2, "v_head_dim": 48,
+    }  # fmt: skip
+    config, tensors = random_checkpoint(sizes, seed=23)
+    model = load_ours(write_checkpoint(tmp_path, config, tensors))
+    tokens = prompt(2000, 200)
+    torch.set_num_threads(2)
+    try:
+        whole = paged_logits(model, tokens, chunk=200, page_size=4, seed=1)
+        for chunk in (67, 128):
+            assert torch.equal(paged_logits(model, tokens, chunk, page_size=4, seed=2, company=True), whole)
+    finally:
+        torch.set_num_threads(1)
+
+
 @pytest.mark.parametrize("sharded", [False, True])
 def test_files_written_by_transformers(tmp_path: Path, sharded: bool) -> None:
     """Config, weights and index as transformers writes them; only the model's size is ours."""
