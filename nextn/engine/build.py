@@ -23,7 +23,7 @@ from nextn.models.config import ModelConfig
 from nextn.models.dummy import dummy_checkpoint
 from nextn.models.fake import FakeModel, parse_acceptance
 from nextn.models.loader import load_checkpoint, stored_nextn_layers
-from nextn.models.names import expected_tensors, nextn_prefixes, shared_tensors
+from nextn.models.names import expected_tensors, nextn_prefixes, product_shapes, shared_tensors
 from nextn.models.registry import model_class
 from nextn.ops.registry import make_ops
 from nextn.scheduler.scheduler import Scheduler
@@ -134,8 +134,7 @@ def _model(config: EngineConfig, device: torch.device) -> Model:
     dtype = DTYPES[config.dtype]
     nextn = _nextn_layers(config, cfg, folder)
     expected = expected_tensors(cfg, nextn)
-    shapes = {s for s in expected.values() if len(s) == 2}
-    ops = make_ops(shapes, dtype, device)
+    ops = make_ops(product_shapes(cfg), dtype, device)
     model = model_class(cfg.architecture)(cfg, ops, dtype, device, nextn > 0)
     targets: dict[str, Tensor] = model.targets()
     assert {n: tuple(t.shape) for n, t in targets.items()} == expected
