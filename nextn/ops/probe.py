@@ -1,4 +1,4 @@
-"""Which matrix products are row-invariant on this machine? Measured once at start-up, in milliseconds.
+"""Which matrix products are row-invariant on this machine? Measured once at start-up, in a fraction of a second.
 
 With MKL, for one, a row's bits do not move with the number of rows in multiples of 8, but for very narrow
 results they do move with the row's place among its neighbours.
@@ -18,7 +18,7 @@ from nextn.ops.base import ROW_ALIGN
 # direct: one product for all rows. blocks: products of ROW_ALIGN rows each. sums: multiply and add up.
 Mode = Literal["direct", "blocks", "sums"]
 Shape = tuple[int, int]  # (n_out, n_in) of a weight
-OPERATIONS = 1 << 30  # most multiply-adds of one probe; wider weights are probed on their first columns
+OPERATIONS = 1 << 27  # most multiply-adds of one probe; wider weights are probed on their first columns
 
 
 def product_modes(shapes: Iterable[Shape], dtype: torch.dtype, device: torch.device) -> Mapping[Shape, Mode]:
@@ -30,7 +30,7 @@ def product_modes(shapes: Iterable[Shape], dtype: torch.dtype, device: torch.dev
         probed = max(1, min(n_out, OPERATIONS // (256 * n_in)))
         weight = torch.randn(probed, n_in, generator=gen).to(device, dtype)
         x = torch.randn(264, n_in, generator=gen).to(device, dtype)
-        if _invariant(x, weight, (8, 16, 24, 64, 72, 256)):
+        if _invariant(x, weight, (8, 16, 24, 72, 256)):
             modes[n_out, n_in] = "direct"
         else:
             modes[n_out, n_in] = "blocks" if _invariant(x, weight, (8,)) else "sums"
@@ -51,7 +51,7 @@ def _invariant(x: Tensor, weight: Tensor, sizes: tuple[int, ...]) -> bool:
         if not torch.equal(same, want[:1].expand_as(same)):
             return False
         for n in sizes:
-            for start in (0, 1, 3, 6):
+            for start in (0, 1, 3, 6) if n <= 16 else (5,):
                 if not torch.equal(product(x[start : start + n]), want[start : start + n]):
                     return False
     return True

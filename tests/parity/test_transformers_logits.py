@@ -48,7 +48,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "narrow heads": {  # so narrow that MKL's products depend on a row's place
         "hidden_size": 50, "num_attention_heads": 3, "num_key_value_heads": 3, "q_lora_rank": 10,
-        "kv_lora_rank": 10, "qk_nope_head_dim": 5, "qk_rope_head_dim": 6, "v_head_dim": 8, "n_routed_experts": 8,
+        "kv_lora_rank": 10, "qk_nope_head_dim": 5, "qk_rope_head_dim": 6, "v_head_dim": 8,
     },
     "tied embeddings, six heads": {
         "tie_word_embeddings": True, "num_attention_heads": 6, "num_key_value_heads": 6, "hidden_size": 72,
