@@ -24,6 +24,12 @@ def model_folder(model_path: str) -> Path:
     return Path(model_path)
 
 
+def usable_cores() -> int:
+    """Cores that this process may run on; where the system does not say (macOS), all there are."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
 def option(default: Any, group: str, help: str, *aliases: str, choices: tuple[str, ...] = ()) -> Any:
     meta = {"group": group, "help": help, "aliases": aliases, "choices": choices}
     return dataclasses.field(default=default, metadata=meta)

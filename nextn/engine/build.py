@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nextn.config import EngineConfig, model_folder
+from nextn.config import EngineConfig, model_folder, usable_cores
 from nextn.engine.runner import Runner
 from nextn.kvcache.manager import KVManager
 from nextn.kvcache.naive import NaiveCache
@@ -49,7 +48,7 @@ class Built:
 def build(config: EngineConfig) -> Built:
     """Raises ValueError for options that do not go together or that the model cannot honour."""
     device = _device(config.device)
-    torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+    torch.set_num_threads(config.threads or usable_cores())
     begin = time.perf_counter()
     model = _model(config, device)
     seconds = time.perf_counter() - begin
@@ -116,7 +115,9 @@ def _pages(config: EngineConfig, bytes_per_token: int, device: torch.device) -> 
     if tokens is None and device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         tokens = int(free * config.mem_fraction_static) // bytes_per_token
-    pages = (tokens or CPU_KV_TOKENS) // config.page_size
+    elif tokens is None:
+        tokens = CPU_KV_TOKENS
+    pages = tokens // config.page_size
     if pages < 1:
         raise ValueError(
             f"the KV pool would hold {tokens} tokens, less than one page of {config.page_size}; "
