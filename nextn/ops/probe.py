@@ -1,4 +1,4 @@
-"""Which matrix products are row-invariant on this machine? Measured once at start-up, in a fraction of a second.
+"""Which matrix products are row-invariant on this machine? Measured once at start-up, within a second.
 
 With MKL, for one, a row's bits do not move with the number of rows in multiples of 8, but for very narrow
 results they do move with the row's place among its neighbours.
