@@ -127,7 +127,7 @@ class Service:
 
 def check_messages(messages: Sequence[dict[str, object]]) -> None:
     for i, message in enumerate(messages):
-        if "tool_calls" in message or message.get("role") in ("tool", "function"):
+        if message.get("tool_calls") or message.get("role") in ("tool", "function"):
             raise bad_request(f"messages[{i}]: tools are not supported", "messages")
         if not isinstance(message.get("role"), str):
             raise bad_request(f"messages[{i}].role must be a string", "messages")

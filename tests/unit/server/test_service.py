@@ -1,4 +1,4 @@
-"""What is checked before a request's prompts are looked at."""
+"""What is checked before a request goes to the engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nextn.server.errors import ApiError
 from nextn.server.messages import Ready
 from nextn.server.metrics import Metrics
 from nextn.server.protocol import CompletionRequest
-from nextn.server.service import Service
+from nextn.server.service import Service, check_messages
 
 
 class NoTokenizer:
@@ -29,3 +29,12 @@ async def test_too_many_choices_cost_nothing(prompt: object, n: int) -> None:
     with pytest.raises(ApiError, match=f"asks for {11 * n} choices; .* is 10") as error:
         await service.completion(CompletionRequest(prompt=[prompt] * 11, n=n))
     assert error.value.status == 400
+
+
+def test_an_answer_goes_back_as_a_message() -> None:
+    """openai's model_dump() writes out the fields that an answer did not have."""
+    said = {"role": "assistant", "content": "hi", "refusal": None, "function_call": None}
+    for nothing in (None, []):
+        check_messages([{**said, "tool_calls": nothing}])
+    with pytest.raises(ApiError, match=r"messages\[0\]: tools are not supported"):
+        check_messages([{**said, "tool_calls": [{"id": "a"}]}])
