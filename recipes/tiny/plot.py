@@ -56,7 +56,8 @@ def main() -> None:
         right.plot(values, color=COLOURS[d + 1], lw=1.5, label=LABELS[d + 1])
     second = [i for i, r in enumerate(tune) if r["step"] == 1][-1]
     right.axvline(second, color="grey", ls=":", lw=1)
-    right.text(second, right.get_ylim()[1], "second round: T = 0.7 only ", ha="right", va="top", fontsize=8, rotation=90)
+    corner = {"ha": "right", "va": "top", "fontsize": 8, "rotation": 90}
+    right.text(second, right.get_ylim()[1], "second round: T = 0.7 only ", **corner)
     right.set(xlabel="step", ylabel="cross entropy to the target's softmax", title="Distillation")
     right.legend(frameon=False)
     for ax in (left, right):

@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from model import MoE, Tiny, TinyConfig, head_loss
+from head_loss import head_loss
+from model import MoE, Tiny, TinyConfig
 from tokens import prepare
 from torch import Tensor
 from tqdm import tqdm
