@@ -64,7 +64,11 @@ class EngineConfig:
         None, "model", "longest prompt + output in tokens; default: the model's own", "--max-model-len"
     )
     random_seed: int = option(0, "model", "seed of dummy weights", "--seed")
-    threads: int | None = option(None, "model", "CPU threads of the engine; default: the cores it may use")
+    threads: int | None = option(
+        None,
+        "model",
+        "CPU threads of the engine; default: the cores it may use less one, which is the HTTP process's",
+    )
 
     kv_cache_tokens: int | None = option(
         None,

@@ -48,7 +48,8 @@ class Built:
 def build(config: EngineConfig) -> Built:
     """Raises ValueError for options that do not go together or that the model cannot honour."""
     device = _device(config.device)
-    torch.set_num_threads(config.threads or usable_cores())
+    # A core that is taken away from one thread stops all of them at the next barrier, so one is left over.
+    torch.set_num_threads(config.threads or max(1, usable_cores() - 1))
     begin = time.perf_counter()
     model = _model(config, device)
     seconds = time.perf_counter() - begin
