@@ -24,6 +24,12 @@ def model_folder(model_path: str) -> Path:
     return Path(model_path)
 
 
+def usable_cores() -> int:
+    """Cores that this process may run on; where the system does not say (macOS), all there are."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
 def option(default: Any, group: str, help: str, *aliases: str, choices: tuple[str, ...] = ()) -> Any:
     meta = {"group": group, "help": help, "aliases": aliases, "choices": choices}
     return dataclasses.field(default=default, metadata=meta)
@@ -58,7 +64,11 @@ class EngineConfig:
         None, "model", "longest prompt + output in tokens; default: the model's own", "--max-model-len"
     )
     random_seed: int = option(0, "model", "seed of dummy weights", "--seed")
-    threads: int | None = option(None, "model", "CPU threads of the engine; default: the cores it may use")
+    threads: int | None = option(
+        None,
+        "model",
+        "CPU threads of the engine; default: the cores it may use less one, which is the HTTP process's",
+    )
 
     kv_cache_tokens: int | None = option(
         None,

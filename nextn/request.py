@@ -30,7 +30,7 @@ class SamplingParams:
 
     max_tokens: int = 128
     min_tokens: int = 0
-    temperature: float = 1.0  # 0: greedy
+    temperature: float = 1.0  # 0 (below 1e-5): greedy
     top_k: int = -1  # -1 or 0: all
     top_p: float = 1.0
     min_p: float = 0.0

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
-import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
+
+from nextn.config import usable_cores
 
 
 @dataclass(frozen=True)
@@ -18,10 +19,9 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    affinity = getattr(os, "sched_getaffinity", None)
     return Machine(
         cpu=cpu_model(),
-        cores=len(affinity(0)) if affinity else os.cpu_count() or 1,
+        cores=usable_cores(),
         python=platform.python_version(),
         torch=importlib.metadata.version("torch"),
     )

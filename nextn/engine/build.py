@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nextn.config import EngineConfig, model_folder
+from nextn.config import EngineConfig, model_folder, usable_cores
 from nextn.engine.runner import Runner
 from nextn.kvcache.manager import KVManager
 from nextn.kvcache.naive import NaiveCache
@@ -23,7 +22,7 @@ from nextn.models.config import ModelConfig
 from nextn.models.dummy import dummy_checkpoint
 from nextn.models.fake import FakeModel, parse_acceptance
 from nextn.models.loader import load_checkpoint, stored_nextn_layers
-from nextn.models.names import expected_tensors, nextn_prefixes, shared_tensors
+from nextn.models.names import expected_tensors, nextn_prefixes, product_shapes, shared_tensors
 from nextn.models.registry import model_class
 from nextn.ops.registry import make_ops
 from nextn.scheduler.scheduler import Scheduler
@@ -49,7 +48,8 @@ class Built:
 def build(config: EngineConfig) -> Built:
     """Raises ValueError for options that do not go together or that the model cannot honour."""
     device = _device(config.device)
-    torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+    # A core that is taken away from one thread stops all of them at the next barrier, so one is left over.
+    torch.set_num_threads(config.threads or max(1, usable_cores() - 1))
     begin = time.perf_counter()
     model = _model(config, device)
     seconds = time.perf_counter() - begin
@@ -116,7 +116,9 @@ def _pages(config: EngineConfig, bytes_per_token: int, device: torch.device) -> 
     if tokens is None and device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         tokens = int(free * config.mem_fraction_static) // bytes_per_token
-    pages = (tokens or CPU_KV_TOKENS) // config.page_size
+    elif tokens is None:
+        tokens = CPU_KV_TOKENS
+    pages = tokens // config.page_size
     if pages < 1:
         raise ValueError(
             f"the KV pool would hold {tokens} tokens, less than one page of {config.page_size}; "
@@ -134,8 +136,7 @@ def _model(config: EngineConfig, device: torch.device) -> Model:
     dtype = DTYPES[config.dtype]
     nextn = _nextn_layers(config, cfg, folder)
     expected = expected_tensors(cfg, nextn)
-    shapes = {s for s in expected.values() if len(s) == 2}
-    ops = make_ops(shapes, dtype, device)
+    ops = make_ops(product_shapes(cfg), dtype, device)
     model = model_class(cfg.architecture)(cfg, ops, dtype, device, nextn > 0)
     targets: dict[str, Tensor] = model.targets()
     assert {n: tuple(t.shape) for n, t in targets.items()} == expected

@@ -1,6 +1,6 @@
 """The one place where a token is chosen: plain decode, verification and drafting all come here.
 
-token_i = argmax(filter(logits_i) / T + G(seed, stream, i, .)), T = 0: argmax(filter(logits_i)).
+token_i = argmax(filter(logits_i) / T + G(seed, stream, i, .)), T < 1e-5: argmax(filter(logits_i)).
 
 It depends on the tokens before i, the sampling parameters and i; not on drafts, batch or chunking.
 The drafter draws with the same noise (common random numbers), which keeps its guesses close to the
@@ -20,6 +20,9 @@ from torch import Tensor
 
 from nextn.engine.gumbel import gumbel_noise
 from nextn.request import SamplingParams
+
+# Dividing by much less overflows f32, and noise would only decide between logits that are all but equal.
+GREEDY_BELOW = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ def choose(logits: Tensor, choices: Sequence[Choice]) -> list[int]:
     N token ids."""
     logits = logits[: len(choices)]
     _apply_penalties(logits, choices)
-    random = [i for i, c in enumerate(choices) if c.params.temperature > 0]
+    random = [i for i, c in enumerate(choices) if c.params.temperature >= GREEDY_BELOW]
     if random:
         rows = torch.tensor(random, device=logits.device)
         drawn = [choices[i] for i in random]

@@ -6,6 +6,7 @@ NextN module k is layer num_hidden_layers + k: a decoder layer with four tensors
 from __future__ import annotations
 
 from nextn.models.config import ModelConfig
+from nextn.ops.base import KV_BLOCK
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -44,6 +45,33 @@ def nextn_prefixes(cfg: ModelConfig, first: int = 0) -> tuple[str, ...]:
     return tuple(
         f"model.layers.{cfg.num_hidden_layers + k}." for k in range(first, cfg.num_nextn_predict_layers)
     )
+
+
+def product_shapes(cfg: ModelConfig) -> set[tuple[int, int]]:
+    """(n_out, n_in) of every matrix product of the model as it is computed: gate and up projection
+    as one, the two that read the attention's input as one, and those of absorbed attention per head."""
+    hidden, heads, rank = cfg.hidden_size, cfg.num_attention_heads, cfg.kv_lora_rank
+    queries = heads * cfg.qk_head_dim
+    found = {
+        ((cfg.q_lora_rank or queries) + cfg.latent_dim, hidden),
+        (queries, cfg.q_lora_rank or queries),
+        (hidden, heads * cfg.v_head_dim),
+        (rank, cfg.qk_nope_head_dim),
+        (cfg.v_head_dim, rank),
+        (KV_BLOCK, cfg.latent_dim),
+        (rank, KV_BLOCK),
+        (cfg.vocab_size, hidden),
+        (hidden, 2 * hidden),
+        (2 * cfg.intermediate_size, hidden),
+        (hidden, cfg.intermediate_size),
+    }
+    if cfg.n_routed_experts:
+        inner = cfg.moe_intermediate_size
+        found |= {(cfg.n_routed_experts, hidden), (2 * inner, hidden), (hidden, inner)}
+        if cfg.n_shared_experts:
+            shared = inner * cfg.n_shared_experts
+            found |= {(2 * shared, hidden), (hidden, shared)}
+    return found
 
 
 def _decoder_layer(cfg: ModelConfig, index: int) -> Shapes:

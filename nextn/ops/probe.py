@@ -1,31 +1,57 @@
-"""Is a matrix product row-invariant on this machine? Measured once at start-up, in milliseconds."""
+"""Which matrix products are row-invariant on this machine? Measured once at start-up, within a second.
+
+With MKL, for one, a row's bits do not move with the number of rows in multiples of 8, but for very narrow
+results they do move with the row's place among its neighbours.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from nextn.ops.base import ROW_ALIGN
 
+# direct: one product for all rows. blocks: products of ROW_ALIGN rows each. sums: multiply and add up.
+Mode = Literal["direct", "blocks", "sums"]
+Shape = tuple[int, int]  # (n_out, n_in) of a weight
+OPERATIONS = 1 << 27  # most multiply-adds of one probe; wider weights are probed on their first columns
 
-def row_invariant(shapes: set[tuple[int, int]], dtype: torch.dtype, device: torch.device) -> bool:
-    """True when `F.linear` gives a row the same bits in batches of 8, 16, 24, 64, 72 and 256 rows, at
-    any place in the batch, for weights of these (n_out, n_in) shapes; and `torch.bmm` likewise."""
+
+def product_modes(shapes: Iterable[Shape], dtype: torch.dtype, device: torch.device) -> Mapping[Shape, Mode]:
+    """For every shape the cheapest mode that gives a row the same bits at any place in a batch of any
+    (aligned) size, in `F.linear` and in `torch.bmm`."""
     gen = torch.Generator().manual_seed(0)
-    for n_out, n_in in sorted(shapes):
-        n_out = min(n_out, 8192)  # the columns repeat long before; keeps the probe short
-        weight = torch.randn(n_out, n_in, generator=gen).to(device, dtype)
-        x = torch.randn(256, n_in, generator=gen).to(device, dtype)
-        batched = weight.t()[None].expand(2, -1, -1)
-        want = torch.cat([F.linear(part, weight) for part in x.split(ROW_ALIGN)])
-        for m in (16, 24, 64, 72, 256):
-            for start in (0, 8, 40):
-                if start + m > 256:
-                    continue
-                part, expected = x[start : start + m], want[start : start + m]
-                if not torch.equal(F.linear(part, weight), expected):
-                    return False
-                twice = torch.bmm(part[None].expand(2, -1, -1), batched)
-                if not torch.equal(twice[1], twice[0]):
+    modes: dict[Shape, Mode] = {}
+    for n_out, n_in in sorted(set(shapes)):
+        probed = max(1, min(n_out, OPERATIONS // (256 * n_in)))
+        weight = torch.randn(probed, n_in, generator=gen).to(device, dtype)
+        x = torch.randn(264, n_in, generator=gen).to(device, dtype)
+        if _invariant(x, weight, (8, 16, 24, 72, 256)):
+            modes[n_out, n_in] = "direct"
+        else:
+            modes[n_out, n_in] = "blocks" if _invariant(x, weight, (8,)) else "sums"
+    return modes
+
+
+def _invariant(x: Tensor, weight: Tensor, sizes: tuple[int, ...]) -> bool:
+    rows = torch.stack([weight.t()] * 3)  # [3, n_in, n_out]
+    columns = torch.stack([weight] * 3).transpose(1, 2)  # the same, laid out as a transposed weight
+    products: list[Callable[[Tensor], Tensor]] = [
+        lambda a: F.linear(a, weight),
+        lambda a: torch.bmm(a.expand(3, -1, -1), rows)[2],
+        lambda a: torch.bmm(a.expand(3, -1, -1), columns)[2],
+    ]
+    for product in products:
+        want = torch.cat([product(part) for part in x.split(ROW_ALIGN)])
+        same = product(x[:1].expand(ROW_ALIGN, -1).contiguous())
+        if not torch.equal(same, want[:1].expand_as(same)):
+            return False
+        for n in sizes:
+            for start in (0, 1, 3, 6) if n <= 16 else (5,):
+                if not torch.equal(product(x[start : start + n]), want[start : start + n]):
                     return False
     return True

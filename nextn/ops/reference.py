@@ -2,13 +2,15 @@
 
 Row invariance in f32 on CPU rests on one property of the BLAS behind torch: a matrix product with a
 multiple of ROW_ALIGN rows accumulates every row in the same order whatever their number. That is
-measured at start-up, not believed (`nextn.ops.probe`); where it does not hold, `blocked` makes every
-product out of products of exactly ROW_ALIGN rows.
+measured at start-up, not believed (`nextn.ops.probe`); shapes for which it does not hold are computed out
+of products of exactly ROW_ALIGN rows, or, the narrowest, by multiplying and adding up.
 
 Shapes are those of `nextn.ops.base`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -16,25 +18,34 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nextn.ops.base import KV_BLOCK, ROW_ALIGN, Attention
+from nextn.ops.probe import Mode, Shape
 
 
 class Reference:
     name = "reference"
 
-    def __init__(self, blocked: bool = False) -> None:
-        self.blocked = blocked
+    def __init__(self, modes: Mapping[Shape, Mode] | None = None) -> None:
+        """modes: from `product_modes`; a shape that is not in it goes the direct way."""
+        self.modes = {shape: mode for shape, mode in (modes or {}).items() if mode != "direct"}
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        if not self.blocked or x.shape[0] <= ROW_ALIGN:
+        mode = self.modes.get((weight.shape[0], weight.shape[1]))
+        if mode is None or (mode == "blocks" and x.shape[0] <= ROW_ALIGN):
             return F.linear(x, weight)
-        return torch.cat([F.linear(part, weight) for part in x.split(ROW_ALIGN)])
+        if mode == "blocks":
+            return torch.cat([F.linear(part, weight) for part in x.split(ROW_ALIGN)])
+        return torch.cat([(part[:, None] * weight).sum(-1) for part in x.split(ROW_ALIGN)])
 
     def _bmm(self, a: Tensor, b: Tensor) -> Tensor:
-        """a [B, M, K] @ b [B, K, N], M a multiple of ROW_ALIGN."""
-        if not self.blocked:
+        """a [B, M, K] @ b [B, K, N], M a multiple of ROW_ALIGN; a weight of shape (N, K) in `modes`."""
+        mode = self.modes.get((b.shape[2], b.shape[1]))
+        if mode is None:
             return torch.bmm(a, b)
-        parts = [torch.cat([m @ w for m in x.split(ROW_ALIGN)]) for x, w in zip(a, b, strict=True)]
-        return torch.stack(parts)
+        parts = a.split(ROW_ALIGN, dim=1)
+        if mode == "blocks":
+            return torch.cat([torch.bmm(part, b) for part in parts], dim=1)
+        columns = b.transpose(1, 2)[:, None]
+        return torch.cat([(part[:, :, None] * columns).sum(-1) for part in parts], dim=1)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, eps)
@@ -104,7 +115,8 @@ class Reference:
         normalize: bool,
         scale: float,
     ) -> tuple[Tensor, Tensor]:
-        scores = self.linear(x.float(), gate).sigmoid()
+        # Not `sigmoid`: its vector body and its scalar tail differ in the last bit.
+        scores = self.linear(x.float(), gate).neg_().exp_().add_(1.0).reciprocal_()
         biased = scores + bias
         if top_groups < groups:
             grouped = biased.unflatten(-1, (groups, -1))

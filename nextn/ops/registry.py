@@ -8,33 +8,31 @@ from collections.abc import Callable
 import torch
 
 from nextn.ops.base import Ops
+from nextn.ops.probe import Shape, product_modes
 
 log = logging.getLogger("nextn.ops")
 
 
-def _reference(shapes: set[tuple[int, int]], dtype: torch.dtype, device: torch.device) -> Ops:
-    from nextn.ops.probe import row_invariant
+def _reference(shapes: set[Shape], dtype: torch.dtype, device: torch.device) -> Ops:
     from nextn.ops.reference import Reference
 
-    blocked = not row_invariant(shapes, dtype, device)
-    if blocked:
+    modes = product_modes(shapes, dtype, device)
+    slow = {shape: mode for shape, mode in modes.items() if mode != "direct"}
+    if slow:
         log.warning(
-            "matrix products in %s on %s depend on the number of rows; running them in blocks of fixed "
-            "size, which is slower but exact",
-            dtype,
-            device.type,
-        )
-    return Reference(blocked)
+            "matrix products of %d of %d shapes in %s on %s depend on their neighbours; they are computed "
+            "in small pieces, which is slower but exact: %s",
+            len(slow), len(modes), dtype, device.type, slow,
+        )  # fmt: skip
+    return Reference(modes)
 
 
-Factory = Callable[[set[tuple[int, int]], torch.dtype, torch.device], Ops]
+Factory = Callable[[set[Shape], torch.dtype, torch.device], Ops]
 FACTORIES: dict[str, Factory] = {"reference": _reference}
 
 
-def make_ops(
-    shapes: set[tuple[int, int]], dtype: torch.dtype, device: torch.device, name: str = "auto"
-) -> Ops:
-    """The backend for weights of these (n_out, n_in) shapes; `auto` takes the fastest there is.
+def make_ops(shapes: set[Shape], dtype: torch.dtype, device: torch.device, name: str = "auto") -> Ops:
+    """The backend for products with weights of these (n_out, n_in) shapes; `auto` takes the fastest there is.
 
     Raises ValueError for a name that is not in FACTORIES.
     """

@@ -8,6 +8,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 import nextn
 from nextn.server.errors import ApiError
@@ -113,6 +114,10 @@ def add_error_handlers(app: FastAPI) -> None:
         message = f"{request.method} {request.url.path}: {error.detail}"
         headers = dict(error.headers or {})
         return await api_error(request, ApiError(error.status_code, message, headers=headers))
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=499)  # in the middle of its body; nobody is told
 
     @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> Response:

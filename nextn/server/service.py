@@ -53,6 +53,7 @@ class Service:
         arrival = time.perf_counter()
         self.open(request)
         given = prompts(request.prompt)
+        self._check_count(len(given) * request.n)  # first: a body has room for millions of prompts
         texts = [p for p in given if isinstance(p, str)]
         encoded = iter(await self._encode(texts))
         ids = [next(encoded) if isinstance(p, str) else p for p in given]
@@ -107,22 +108,26 @@ class Service:
 
     def _admit(self, choices: int) -> None:
         """Bounded admission: all of a request's choices or none."""
-        config, stats = self.config, self.metrics.stats
-        most = config.max_running_requests + config.max_queued_requests
+        most, stats = self._check_count(choices), self.metrics.stats
+        if self.engine.active + choices > most or stats.waiting >= self.config.max_queued_requests:
+            raise unavailable(
+                f"the queue is full ({stats.waiting} requests wait); try again later", "queue_full"
+            )
+
+    def _check_count(self, choices: int) -> int:
+        """The most choices that there is ever room for. Raises ApiError when these are more."""
+        most = self.config.max_running_requests + self.config.max_queued_requests
         if choices > most:
             raise bad_request(
                 f"the request asks for {choices} choices; --max-running-requests + --max-queued-requests "
                 f"is {most}"
             )
-        if self.engine.active + choices > most or stats.waiting >= config.max_queued_requests:
-            raise unavailable(
-                f"the queue is full ({stats.waiting} requests wait); try again later", "queue_full"
-            )
+        return most
 
 
 def check_messages(messages: Sequence[dict[str, object]]) -> None:
     for i, message in enumerate(messages):
-        if "tool_calls" in message or message.get("role") in ("tool", "function"):
+        if message.get("tool_calls") or message.get("role") in ("tool", "function"):
             raise bad_request(f"messages[{i}]: tools are not supported", "messages")
         if not isinstance(message.get("role"), str):
             raise bad_request(f"messages[{i}].role must be a string", "messages")

@@ -53,7 +53,11 @@ def main() -> None:
     tune = [r for r in read(args.work / "tune.jsonl") if r["part"] == "distillation"]
     for d in range(3):
         values = smooth([r["loss"][d] for r in tune], 0.9)
-        right.plot([r["step"] for r in tune], values, color=COLOURS[d + 1], lw=1.5, label=LABELS[d + 1])
+        right.plot(values, color=COLOURS[d + 1], lw=1.5, label=LABELS[d + 1])
+    second = [i for i, r in enumerate(tune) if r["step"] == 1][-1]
+    right.axvline(second, color="grey", ls=":", lw=1)
+    corner = {"ha": "right", "va": "top", "fontsize": 8, "rotation": 90}
+    right.text(second, right.get_ylim()[1], "second round: T = 0.7 only ", **corner)
     right.set(xlabel="step", ylabel="cross entropy to the target's softmax", title="Distillation")
     right.legend(frameon=False)
     for ax in (left, right):

@@ -1,6 +1,6 @@
 """Trains the trunk and the MTP module of `nextn-tiny` together. First of the recipe's two stages.
 
-`python recipes/tiny/train.py --minutes 80` goes from nothing to `build/tiny/trunk.pt`; stopped, it
+`python recipes/tiny/train.py --minutes 95` goes from nothing to `build/tiny/trunk.pt`; stopped, it
 goes on where it was with the same command. `make -C recipes/tiny` runs every stage.
 
 The schedule is a share of the time given, not of a number of steps: warm up, hold, then fall to
@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from model import MoE, Tiny, TinyConfig, head_loss
+from head_loss import head_loss
+from model import MoE, Tiny, TinyConfig
 from tokens import prepare
 from torch import Tensor
 from tqdm import tqdm
@@ -111,7 +112,7 @@ def schedule(done: float) -> float:
 def main() -> None:
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--work", type=Path, default=Path("build/tiny"))
-    ap.add_argument("--minutes", type=float, default=80.0)
+    ap.add_argument("--minutes", type=float, default=95.0)
     ap.add_argument("--muon-lr", type=float, default=0.02)
     ap.add_argument("--adam-scale", type=float, default=1.0)
     args = ap.parse_args()

@@ -1,10 +1,11 @@
 """Second stage of the recipe: the trunk unlearns loops, then the MTP module learns the trunk's choices.
 
-`python recipes/tiny/tune.py --minutes 20` goes from `build/tiny/trunk.pt` to `build/tiny/tuned.pt`:
+`python recipes/tiny/tune.py --minutes 14` goes from `build/tiny/trunk.pt` to `build/tiny/tuned.pt`:
 
-1. repetition (a quarter of the time): the trunk, on real text and its own loops -> quiet.pt
-2. rollouts (a fifth): continuations of training prompts, two thirds greedy, one third at T = 0.7
-3. distillation (the rest): the MTP module alone, on those rollouts -> tuned.pt
+1. repetition (21 % of the time): the trunk, on real text and its own loops -> quiet.pt
+2. a first round (64 %): rollouts of training prompts, two thirds greedy, one third at T = 0.7, then
+   distillation of the MTP module alone on them -> distilled.pt
+3. a second round (15 %): fresh rollouts, all at T = 0.7, and distillation at a third of the rates -> tuned.pt
 
 A part that was stopped starts over with the same command; finished parts are kept. Figures go to
 `build/tiny/tune.jsonl`.
@@ -16,6 +17,7 @@ import argparse
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import distil
@@ -32,7 +34,7 @@ from tokens import prepare
 from torch import Tensor
 from tqdm import tqdm
 
-SHARES = {"repetition": 0.25, "rollouts": 0.2, "distillation": 0.55}
+REPETITION_SHARE = 0.21
 NEW = 128
 REPETITION_SCALE = 0.1  # of the first stage's learning rates
 REAL_TOKENS, REAL_LENGTH = 3072, 512
@@ -40,7 +42,25 @@ ROLLOUT_ROWS = 12
 REPETITION_PROMPTS, REPETITION_LONGEST = 64, 128
 ROLLOUT_PROMPTS, ROLLOUT_LONGEST = 128, 192
 DISTIL_ROWS = 8
-DISTIL_MUON_LR, DISTIL_ADAM_LR = 0.015, 1.5e-3
+
+
+@dataclass(frozen=True)
+class Round:
+    """Rollouts, then distillation on them. One rollout batch in `sampled_one_in` is drawn at T = 0.7."""
+
+    weights: str  # written at its end
+    rollouts_share: float  # of the time
+    distillation_share: float
+    sampled_one_in: int
+    muon_lr: float
+    adam_lr: float
+    seed: int
+
+
+ROUNDS = (
+    Round("distilled.pt", 0.17, 0.47, 3, 0.015, 1.5e-3, seed=12),
+    Round("tuned.pt", 0.04, 0.11, 1, 0.005, 5e-4, seed=13),
+)
 
 
 class Clock:
@@ -116,21 +136,20 @@ def unlearn_loops(model: Tiny, streams: dict[str, Tensor], prompts: Prompts, sec
     return step
 
 
-def make_rollouts(model: Tiny, prompts: Prompts, seconds: float) -> Rollouts:
+def make_rollouts(model: Tiny, prompts: Prompts, turn: Round, seconds: float) -> Rollouts:
     fast = frozen(model)
     parts: list[Rollouts] = []
     clock = Clock("rollouts", seconds)
     while clock.spent(f"{len(parts) * ROLLOUT_PROMPTS * NEW} tokens") < 1 or not parts:
-        temperature = 0.7 if len(parts) % 3 == 2 else 0.0
-        parts.append(
-            roll_out(fast, prompts.take(ROLLOUT_PROMPTS, ROLLOUT_LONGEST), NEW, temperature, len(parts))
-        )
+        temperature = 0.7 if (len(parts) + 1) % turn.sampled_one_in == 0 else 0.0
+        seed = 100 * turn.seed + len(parts)
+        parts.append(roll_out(fast, prompts.take(ROLLOUT_PROMPTS, ROLLOUT_LONGEST), NEW, temperature, seed))
     return join(parts)
 
 
-def distil_mtp(model: Tiny, rollouts: Rollouts, seconds: float, log: Path) -> int:
+def distil_mtp(model: Tiny, rollouts: Rollouts, turn: Round, seconds: float, log: Path) -> int:
     """Trains the MTP module in place; returns the steps done."""
-    opts = distil.optimizers(model, DISTIL_MUON_LR, DISTIL_ADAM_LR)
+    opts = distil.optimizers(model, turn.muon_lr, turn.adam_lr)
     base = rates_of(opts)
     gen = torch.Generator().manual_seed(0)
     weights = torch.tensor(distil.DEPTH_WEIGHTS)
@@ -146,7 +165,8 @@ def distil_mtp(model: Tiny, rollouts: Rollouts, seconds: float, log: Path) -> in
             o.zero_grad(set_to_none=True)
         step += 1
         note = f"step {step} loss {by_depth[0].item():.2f}"
-        record(log, {"part": "distillation", "step": step, "loss": [round(x, 4) for x in by_depth.tolist()]})
+        losses = [round(x, 4) for x in by_depth.tolist()]
+        record(log, {"part": "distillation", "round": turn.weights, "step": step, "loss": losses})
     return step
 
 
@@ -158,27 +178,33 @@ def record(log: Path, row: dict[str, object]) -> None:
 def main() -> None:
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--work", type=Path, default=Path("build/tiny"))
-    ap.add_argument("--minutes", type=float, default=20.0)
+    ap.add_argument("--minutes", type=float, default=14.0)
     args = ap.parse_args()
     work, log = args.work, args.work / "tune.jsonl"
     torch.manual_seed(0)
     tok, streams = prepare(work, TinyConfig().vocab_size)
-    seconds = {name: share * args.minutes * 60 for name, share in SHARES.items()}
+    seconds = args.minutes * 60
     held_out_prompts = [tok.encode(t).ids for t in read_prompts(OUT)]
 
     if not (work / "quiet.pt").exists():
         model = load_weights(work / "trunk.pt")
         record(log, {"part": "before", **greedy_figures(model, held_out_prompts, streams["held_out"])})
-        steps = unlearn_loops(model, streams, Prompts(tok, streams, seed=11), seconds["repetition"])
+        steps = unlearn_loops(model, streams, Prompts(tok, streams, seed=11), REPETITION_SHARE * seconds)
         figures = greedy_figures(model, held_out_prompts, streams["held_out"])
         record(log, {"part": "repetition", "steps": steps, **figures})
         torch.save(model.state_dict(), work / "quiet.pt")
-    model = load_weights(work / "quiet.pt")
-    rollouts = make_rollouts(model, Prompts(tok, streams, seed=12), seconds["rollouts"])
-    own = int((rollouts.ends - rollouts.starts).sum())
-    steps = distil_mtp(model, rollouts, seconds["distillation"], log)
-    record(log, {"part": "done", "rollout_tokens": own, "distillation_steps": steps})
-    torch.save(model.state_dict(), work / "tuned.pt")
+    latest = work / "quiet.pt"
+    for turn in ROUNDS:
+        if not (work / turn.weights).exists():
+            model = load_weights(latest)
+            rollouts = make_rollouts(
+                model, Prompts(tok, streams, turn.seed), turn, turn.rollouts_share * seconds
+            )
+            own = int((rollouts.ends - rollouts.starts).sum())
+            steps = distil_mtp(model, rollouts, turn, turn.distillation_share * seconds, log)
+            record(log, {"part": "round", "round": turn.weights, "rollout_tokens": own, "steps": steps})
+            torch.save(model.state_dict(), work / turn.weights)
+        latest = work / turn.weights
 
 
 if __name__ == "__main__":

@@ -102,6 +102,21 @@ def test_random_arrivals_and_departures(plain, seed):
     assert engine.stats().used_tokens == 0
 
 
+def test_across_a_block_of_keys():
+    """Attention adds up by blocks of 256 keys; here one begins amid drafts and chunks."""
+    tokens = []
+    llm = LLM(speculative_num_steps=0, disable_radix_cache=True)
+    for text in heldout_prompts(12):
+        tokens += llm.tokenizer.encode(text)
+    prompts = [tokens[i : i + n] for i, n in ((0, 251), (300, 254), (600, 256), (500, 507))]
+    params = [
+        SamplingParams(max_tokens=12, temperature=i % 2, seed=i, ignore_eos=True) for i in range(len(prompts))
+    ]
+    alone = [llm.generate([p], s)[0].token_ids for p, s in zip(prompts, params, strict=True)]
+    together = LLM(speculative_num_steps=3, chunked_prefill_size=96, max_running_requests=8)
+    assert [c.token_ids for c in together.generate(prompts, params)] == alone
+
+
 def test_page_size_and_seed(plain):
     llm = LLM(page_size=1, speculative_num_steps=2)
     prompts, params = work(llm)

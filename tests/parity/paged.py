@@ -14,7 +14,7 @@ from nextn.layers.batch import Span, build_batch
 from nextn.models.config import ModelConfig
 from nextn.models.deepseek_v3 import DeepseekV3
 from nextn.models.loader import load_checkpoint
-from nextn.models.names import expected_tensors, nextn_prefixes, shared_tensors
+from nextn.models.names import expected_tensors, nextn_prefixes, product_shapes, shared_tensors
 from nextn.ops.registry import make_ops
 
 CPU = torch.device("cpu")
@@ -25,7 +25,7 @@ def load_ours(folder: Path) -> DeepseekV3:
     """The target alone, f32."""
     cfg = ModelConfig.from_folder(folder)
     expected = expected_tensors(cfg, 0)
-    ops = make_ops({s for s in expected.values() if len(s) == 2}, F32, CPU)
+    ops = make_ops(product_shapes(cfg), F32, CPU)
     model = DeepseekV3(cfg, ops, F32, CPU, with_nextn=False)
     targets = model.targets()
     load_checkpoint(

@@ -10,7 +10,6 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
 from parity.engine_steps import Trace, make_engine, run
 from parity.nextn_reference import NextNReference
 from parity.oracle import random_checkpoint
@@ -51,7 +50,6 @@ class Setup:
 
 @pytest.fixture(scope="module", params=["random", "tiny"])
 def setup(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Setup:
-    torch.set_num_threads(1)
     if request.param == "tiny":
         if not TINY.exists():
             pytest.skip("nextn-tiny is not in the package yet")

@@ -25,7 +25,6 @@ LEAST = 1e-3  # p-value; the seeds are fixed, so a test passes always or never
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tensor]:
     """A small model's folder; its logits after PROMPT and after each token of every pair: [V, V, 3, V]."""
-    torch.set_num_threads(1)
     sizes = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2}
     config, tensors = random_checkpoint(sizes, seed=12)
     folder = write_checkpoint(tmp_path_factory.mktemp("distribution"), config, tensors)

@@ -46,6 +46,10 @@ CASES: dict[str, dict[str, Any]] = {
         "intermediate_size": 33, "moe_intermediate_size": 13, "q_lora_rank": 13, "kv_lora_rank": 17,
         "qk_nope_head_dim": 5, "qk_rope_head_dim": 6, "v_head_dim": 15, "n_routed_experts": 12,
     },
+    "narrow heads": {  # so narrow that MKL's products depend on a row's place
+        "hidden_size": 50, "num_attention_heads": 3, "num_key_value_heads": 3, "q_lora_rank": 10,
+        "kv_lora_rank": 10, "qk_nope_head_dim": 5, "qk_rope_head_dim": 6, "v_head_dim": 8,
+    },
     "tied embeddings, six heads": {
         "tie_word_embeddings": True, "num_attention_heads": 6, "num_key_value_heads": 6, "hidden_size": 72,
         "kv_lora_rank": 30, "v_head_dim": 20,
@@ -114,6 +118,24 @@ def test_fp8_blocks_with_partial_edges(tmp_path: Path) -> None:
 def dequantized(stored: Tensor, scale_inv: Tensor) -> Tensor:
     every = scale_inv.repeat_interleave(128, 0).repeat_interleave(128, 1)
     return stored.float() * every[: stored.shape[0], : stored.shape[1]]
+
+
+def test_two_threads(tmp_path: Path) -> None:
+    """Sizes at which the products are really shared out among threads."""
+    sizes = {
+        "vocab_size": 2000, "hidden_size": 256, "intermediate_size": 700, "moe_intermediate_size": 200,
+        "kv_lora_rank": 96, "q_lora_rank": 160, "num_hidden_layers": 2, "v_head_dim": 48,
+    }  # fmt: skip
+    config, tensors = random_checkpoint(sizes, seed=23)
+    model = load_ours(write_checkpoint(tmp_path, config, tensors))
+    tokens = prompt(2000, 200)
+    torch.set_num_threads(2)
+    try:
+        whole = paged_logits(model, tokens, chunk=200, page_size=4, seed=1)
+        for chunk in (67, 128):
+            assert torch.equal(paged_logits(model, tokens, chunk, page_size=4, seed=2, company=True), whole)
+    finally:
+        torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("sharded", [False, True])

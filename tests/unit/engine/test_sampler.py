@@ -24,6 +24,15 @@ def test_greedy_is_argmax_and_padding_rows_are_ignored():
     assert choose(x.clone(), [choice(temperature=0)] * 3) == want
 
 
+@pytest.mark.parametrize("filters", [{}, {"top_p": 0.9}, {"top_k": 2}, {"min_p": 0.1}])
+@pytest.mark.parametrize("temperature", [1e-6, 1e-30, 1e-38, 1e-45, 1e-300])
+def test_next_to_no_temperature_is_greedy(temperature, filters):
+    """Divided by it, logits are infinite or, as it is 0 in f32, not numbers."""
+    for seed in range(5):
+        x = logits(seed)
+        assert choose(x.clone(), [choice(temperature=temperature, **filters)]) == x.argmax(-1).tolist()
+
+
 def test_a_choice_does_not_depend_on_its_neighbours():
     x = logits(rows=6)
     cs = [

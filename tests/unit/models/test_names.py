@@ -102,6 +102,6 @@ def test_counts_of_deepseek_v3():
 @pytest.mark.parametrize("changes", CASES.values(), ids=CASES.keys())
 def test_the_model_takes_exactly_these(changes):
     cfg = ModelConfig.from_dict(tiny_config(**changes))
-    model = model_class(cfg.architecture)(cfg, Reference(False), torch.float32, torch.device("cpu"), 1)
+    model = model_class(cfg.architecture)(cfg, Reference(), torch.float32, torch.device("cpu"), 1)
     targets = {name: tuple(t.shape) for name, t in model.targets().items()}
     assert targets == expected_tensors(cfg, 1)

@@ -6,33 +6,58 @@ import torch.nn.functional as F
 
 from nextn.layers.batch import Span, build_batch
 from nextn.ops.base import ROW_ALIGN
-from nextn.ops.probe import row_invariant
+from nextn.ops.probe import product_modes
 from nextn.ops.reference import Reference
 
 CPU = torch.device("cpu")
 COUNTS = (8, 16, 24, 64, 256)
 
 
+SHAPES = {(352, 256), (64, 100), (4096, 256), (256, 128), (256, 256), (8, 256), (8, 50), (3, 16), (10, 256)}
+
+
 def ops():
-    shapes = {(352, 256), (64, 100), (4096, 256), (256, 128)}
-    return Reference(blocked=not row_invariant(shapes, torch.float32, CPU))
+    return Reference(product_modes(SHAPES, torch.float32, CPU))
 
 
 def rand(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("blocked", [False, True])
-@pytest.mark.parametrize(("n_out", "n_in"), [(352, 256), (64, 100), (4096, 256)])
-def test_linear_rows(n_out, n_in, blocked):
-    op = Reference(blocked=True) if blocked else ops()
+@pytest.mark.parametrize("mode", ["probed", "blocks", "sums"])
+@pytest.mark.parametrize(("n_out", "n_in"), [(352, 256), (64, 100), (8, 50), (3, 16), (10, 256)])
+def test_linear_rows(n_out, n_in, mode):
+    op = ops() if mode == "probed" else Reference({(n_out, n_in): mode})
+    if mode == "blocks" and product_modes({(n_out, n_in)}, torch.float32, CPU)[n_out, n_in] == "sums":
+        pytest.skip("blocks are not enough for this shape here")
     w, x = rand(n_out, n_in), rand(256, n_in, seed=1)
     full = op.linear(x, w)
-    torch.testing.assert_close(full, x @ w.t())
+    torch.testing.assert_close(full, x @ w.t(), rtol=1e-4, atol=1e-4)
+    batched = op._bmm(x.expand(2, -1, -1), w.t().expand(2, -1, -1))
+    torch.testing.assert_close(batched[1], full)
     for n in COUNTS:
-        for start in (0, 8, 48):
+        for start in (0, 8, 48, 1, 3):
             part = x[start : start + n]
-            assert torch.equal(op.linear(part, w), full[start : start + len(part)])
+            n = len(part) // ROW_ALIGN * ROW_ALIGN
+            assert torch.equal(op.linear(part[:n], w), full[start : start + n])
+            assert torch.equal(op._bmm(part[None, :n], w.t()[None])[0], batched[0, start : start + n])
+
+
+def test_the_vocabulary_is_row_invariant_too():
+    op, w, x = ops(), rand(4096, 256), rand(64, 256, seed=1)
+    assert torch.equal(op.linear(x[8:16], w), op.linear(x, w)[8:16])
+
+
+@pytest.mark.parametrize("experts", [4, 6, 10, 256])
+def test_equal_rows_are_routed_equally(experts):
+    """Bits of a row's scores do not depend on where it stands in the batch."""
+    op = Reference(product_modes({(experts, 32)}, torch.float32, CPU))
+    gate, bias = rand(experts, 32), torch.zeros(experts)
+    for seed in range(50):
+        x = rand(1, 32, seed=seed).expand(8, -1).contiguous()
+        ids, weights = op.route(x, gate, bias, 1, 1, 2, True, 1.0)
+        assert (ids == ids[0]).all()
+        assert (weights == weights[0]).all()
 
 
 def test_norm_and_rotate_and_mlp_rows():
