@@ -23,7 +23,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
         settings = Settings(
-            model_path=EMBEDDED, num_drafts=2, max_tokens=128, num_prompts=32, rounds=3, output_dir=out,
+            model_path=EMBEDDED, num_drafts=2, max_tokens=128, num_prompts=32, rounds=2, output_dir=out,
             bar=sys.stderr.isatty(),
         )  # fmt: skip
         code = run_demo(settings)

@@ -28,7 +28,7 @@ from nextn.bench.results import Completion, Point, Results, Side
 from nextn.request import SpecStats
 
 # Concurrency -> sixteenths of the prompts that are sent at it: what takes longest has fewest.
-SIXTEENTHS = {1: 3, 4: 6, 16: 16}
+SIXTEENTHS = {1: 6, 4: 8, 16: 16}
 SEEDED_EVERY = 3  # every third prompt is sampled, the others are greedy
 TEMPERATURE = 0.7
 WITHOUT, WITH = "without MTP", "with MTP"

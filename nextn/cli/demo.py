@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--num-prompts", type=positive, metavar="N",
-        help="held-out prompts at concurrency 16; 3/8 of them at 4, 3/16 at 1 (default: 32; quick: 16)",
+        help="held-out prompts at concurrency 16; half of them at 4, 3/8 at 1 (default: 32; quick: 16)",
     )  # fmt: skip
     parser.add_argument(
         "--output-dir", type=Path, default=Path("nextn-demo"), metavar="DIR",

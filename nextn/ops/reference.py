@@ -36,6 +36,13 @@ class Reference:
             return torch.cat([F.linear(part, weight) for part in x.split(ROW_ALIGN)])
         return torch.cat([(part[:, None] * weight).sum(-1) for part in x.split(ROW_ALIGN)])
 
+    def _linear_out(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
+        """out <- linear(x, weight), without a copy where the product goes the direct way."""
+        if (weight.shape[0], weight.shape[1]) in self.modes:
+            out.copy_(self.linear(x, weight))
+        else:
+            torch.mm(x, weight.t(), out=out)
+
     def _bmm(self, a: Tensor, b: Tensor) -> Tensor:
         """a [B, M, K] @ b [B, K, N], M a multiple of ROW_ALIGN; a weight of shape (N, K) in `modes`."""
         mode = self.modes.get((b.shape[2], b.shape[1]))
@@ -146,11 +153,15 @@ class Reference:
         source = np.zeros(int(padded.sum()), dtype=np.int64)
         source[place] = np.arange(flat.size) // top_k
         gathered = x.index_select(0, torch.from_numpy(source).to(x.device))
+        # Per expert two products and nothing else: everything between is done once for all rows.
+        sizes, used_ids = padded.tolist(), used.tolist()
+        hidden = gathered.new_empty(len(source), 2 * width)
+        for e, x_e, h_e in zip(used_ids, gathered.split(sizes), hidden.split(sizes), strict=True):
+            self._linear_out(x_e, gate_up[e], h_e)
+        hidden = F.silu(hidden[:, :width]).mul_(hidden[:, width:])
         outs = torch.empty_like(gathered)
-        for e, start, n in zip(used.tolist(), starts.tolist(), padded.tolist(), strict=True):
-            h = self.linear(gathered[start : start + n], gate_up[e])
-            h = F.silu(h[:, :width]).mul_(h[:, width:])
-            outs[start : start + n] = self.linear(h, down[e])
+        for e, h_e, o_e in zip(used_ids, hidden.split(sizes), outs.split(sizes), strict=True):
+            self._linear_out(h_e, down[e], o_e)
         mine = outs.index_select(0, torch.from_numpy(place).to(x.device)).view(rows, top_k, -1)
         mixed = mine[:, 0] * weights[:rows, 0, None]
         for k in range(1, top_k):

@@ -41,8 +41,8 @@ def check_run(done: subprocess.CompletedProcess[str], out: Path) -> dict[str, An
     assert json.loads((out / "results.json").read_text()) == found
     assert (out / "latency-throughput.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert (out / "report.html").read_text().rstrip().endswith("</html>")
-    assert found["texts"] == {"prompts": 16, "compared": 51, "differ": 0, "first_difference": None}
-    assert "51 texts of 16 prompts compared, 0 differ" in lines
+    assert found["texts"] == {"prompts": 16, "compared": 61, "differ": 0, "first_difference": None}
+    assert "61 texts of 16 prompts compared, 0 differ" in lines
     assert [p["concurrency"] for p in found["points"]] == [1, 4, 16]
     for point in found["points"]:
         assert point["ratio"] > 0

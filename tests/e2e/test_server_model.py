@@ -137,7 +137,7 @@ def test_nextn_tiny_writes_python(tiny: ServerProcess) -> None:
     with client:
         answer = client.completions.create(
             model="nextn-tiny",
-            prompt="import os\nimport sys\n\n\ndef main(",
+            prompt="class Reader:\n    def __init__(self, path):\n        self.path = path\n\n    def read",
             max_tokens=48,
             temperature=0,
         )

@@ -90,9 +90,9 @@ def settings(tmp_path: Path) -> demo.Settings:
 
 def test_prompts_at_a_concurrency_are_the_first_of_those_at_the_next(settings: demo.Settings) -> None:
     at = {c: settings.bodies(c) for c in (1, 4, 16)}
-    assert [len(bodies) for bodies in at.values()] == [3, 6, 16]
-    assert at[1] == at[4][:3] == at[16][:3]
-    assert at[4] == at[16][:6]
+    assert [len(bodies) for bodies in at.values()] == [6, 8, 16]
+    assert at[1] == at[4][:6] == at[16][:6]
+    assert at[4] == at[16][:8]
 
 
 def test_some_prompts_are_sampled_with_a_seed_of_their_own(settings: demo.Settings) -> None:
@@ -112,11 +112,11 @@ def test_all_texts_the_same(
     assert demo.run_demo(settings) == 0
     out, err = capsys.readouterr()
     found = json.loads(out.splitlines()[-1])
-    # 2 servers, 2 rounds, 3 + 6 + 16 prompts; and the one with draft depths.
-    assert found["texts"] == {"prompts": 16, "compared": 101, "differ": 0, "first_difference": None}
+    # 2 servers, 2 rounds, 6 + 8 + 16 prompts; and the one with draft depths.
+    assert found["texts"] == {"prompts": 16, "compared": 121, "differ": 0, "first_difference": None}
     assert [p["ratio"] for p in found["points"]] == [2.0, 2.0, 2.0]
     assert found["sampled"] == 5
-    # Two rounds with MTP of 3 prompts, 100 steps each; the warm-up's steps are not among them.
+    # Two rounds with MTP of 6 prompts, 100 steps each; the warm-up's steps are not among them.
     assert [p["accept_length"] for p in found["points"]] == [1.5, 1.5, 1.5]
     for name in ("latency-throughput.png", "report.html", "results.json"):
         assert (settings.output_dir / name).stat().st_size > 0
@@ -136,7 +136,7 @@ def test_servers_take_turns_after_a_warm_up(settings: demo.Settings, monkeypatch
     order = [(url, concurrency, len(bodies)) for url, concurrency, bodies in servers.loads]
     turns = [
         (side, c, n)
-        for c, n in ((1, 3), (4, 6), (16, 16))
+        for c, n in ((1, 6), (4, 8), (16, 16))
         for _ in "12"
         for side in (demo.WITHOUT, demo.WITH)
     ]
@@ -150,16 +150,16 @@ def test_a_text_that_differs_fails(
 ) -> None:
     def spoiled(name: str, body: Body) -> str:
         text = honest(name, body)
-        return text[:-1] + "?" if name == demo.WITH and body["seed"] == 5 else text
+        return text[:-1] + "?" if name == demo.WITH and body["seed"] == 6 else text
 
     Servers(monkeypatch, spoiled)
     assert demo.run_demo(settings) == 1
     out = capsys.readouterr().out
     found = json.loads(out.splitlines()[-1])["texts"]
-    assert found["differ"] == 4  # prompt 5, in both rounds at 4 and at 16
+    assert found["differ"] == 4  # prompt 6, in both rounds at 4 and at 16
     assert found["first_difference"]["other"].endswith("?")
     assert "4 differ" in out
-    assert "prompt 5 has two texts" in out
+    assert "prompt 6 has two texts" in out
     assert "concurrency 4, with MTP, round 1" in out
 
 

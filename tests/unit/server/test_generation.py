@@ -94,7 +94,7 @@ def run(engine: EngineClient, reply: Reply, news: Sequence[StepNews]) -> tuple[A
 cuts = st.lists(st.integers(1, 5), max_size=20)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(cuts=cuts, stop=st.sampled_from([[], ["stop"], ["€"], ["éllo", "o"], ["nowhere"]]))
 def test_answers_do_not_depend_on_the_cuts(tokenizer: Tokenizer, cuts: list[int], stop: list[str]) -> None:
     tokens = tokenizer.encode(TEXT, add_special_tokens=False)
@@ -114,7 +114,7 @@ def test_answers_do_not_depend_on_the_cuts(tokenizer: Tokenizer, cuts: list[int]
     assert usage["prompt_tokens_details"] == {"cached_tokens": 2}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(cuts=cuts, chat=st.booleans())
 def test_chunks_add_up(tokenizer: Tokenizer, cuts: list[int], chat: bool) -> None:
     tokens = tokenizer.encode(TEXT, add_special_tokens=False)
