@@ -94,6 +94,19 @@ class SpecStats:
             self.proposed[j] += p
             self.accepted[j] += a
 
+    def since(self, earlier: SpecStats) -> SpecStats:
+        """What happened after `earlier`. Depths that it had not seen count from zero."""
+
+        def less(now: list[int], then: list[int]) -> list[int]:
+            return [n - t for n, t in zip(now, then + [0] * (len(now) - len(then)), strict=True)]
+
+        return SpecStats(
+            verify_steps=self.verify_steps - earlier.verify_steps,
+            proposed=less(self.proposed, earlier.proposed),
+            accepted=less(self.accepted, earlier.accepted),
+            committed=self.committed - earlier.committed,
+        )
+
     @property
     def accept_length(self) -> float:
         """Committed tokens per verify step, bonus included; 0.0 before the first decode step."""

@@ -55,20 +55,6 @@ def parse_spec(metrics: str) -> SpecStats:
         raise BenchError(f"/metrics has no {e.args[0][0]}; is it a nextn server?") from e
 
 
-def difference(after: SpecStats, before: SpecStats) -> SpecStats:
-    """What happened in between. Depths that `before` had not seen count from zero."""
-
-    def less(now: list[int], then: list[int]) -> list[int]:
-        return [n - t for n, t in zip(now, then + [0] * (len(now) - len(then)), strict=True)]
-
-    return SpecStats(
-        verify_steps=after.verify_steps - before.verify_steps,
-        proposed=less(after.proposed, before.proposed),
-        accepted=less(after.accepted, before.accepted),
-        committed=after.committed - before.committed,
-    )
-
-
 @dataclass(frozen=True)
 class Acceptance:
     """What is known about it. `length`: tokens per verify step, None if nothing was drafted."""
@@ -123,7 +109,7 @@ async def acceptance_since(
     """Since `before`, a result of `read_counters`. None when the server does not say."""
     after = await read_counters(url, api_key)
     if before is not None and after is not None:
-        found = difference(after[1], before[1])
+        found = after[1].since(before[1])
         drafted = any(found.proposed)
         return Acceptance(
             found.accept_length if drafted else None, found.accept_rates if drafted else [], after[0]

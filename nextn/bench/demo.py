@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from nextn.bench.acceptance import difference, read_spec
+from nextn.bench.acceptance import read_spec
 from nextn.bench.apis import Body
 from nextn.bench.client import get, post, run_load
 from nextn.bench.compare import Texts
@@ -138,7 +138,7 @@ class Demo:
                 before = await read_spec(server.url)
                 load = await run_load(server.url, bodies, concurrency, self.progress.advance)
                 if server.name == WITH:
-                    spec.merge(difference(await read_spec(server.url), before))
+                    spec.merge((await read_spec(server.url)).since(before))
                 found = figures(load)
                 sides[server.name].append(found)
                 for index, reply in enumerate(load.replies):

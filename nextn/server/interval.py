@@ -33,7 +33,7 @@ class DecodeInterval:
     def _begin(self, stats: EngineStats) -> None:
         self._decode_steps = stats.decode_steps
         self._generated = stats.generated_tokens
-        self._spec = difference(stats.spec, SpecStats())
+        self._spec = stats.spec.since(SpecStats())
         self._seconds = 0.0
 
     def update(self, stats: EngineStats, seconds: float) -> None:
@@ -48,7 +48,7 @@ class DecodeInterval:
             self._measure(stats)
 
     def _measure(self, stats: EngineStats) -> None:
-        self.spec = difference(stats.spec, self._spec)
+        self.spec = stats.spec.since(self._spec)
         self.throughput = (stats.generated_tokens - self._generated) / max(self._seconds, 1e-9)
 
     @property
@@ -64,15 +64,3 @@ class DecodeInterval:
             f"token usage: {usage:.2f}, accept len: {self.spec.accept_length:.2f}, accept rate: [{rates}], "
             f"gen throughput (token/s): {self.throughput:.1f}, #queue-req: {stats.waiting}"
         )
-
-
-def difference(later: SpecStats, earlier: SpecStats) -> SpecStats:
-    """What happened between two readings of one growing SpecStats."""
-    before = [*zip(earlier.proposed, earlier.accepted, strict=True)]
-    before += [(0, 0)] * (len(later.proposed) - len(before))
-    return SpecStats(
-        later.verify_steps - earlier.verify_steps,
-        [p - q for p, (q, _) in zip(later.proposed, before, strict=True)],
-        [a - b for a, (_, b) in zip(later.accepted, before, strict=True)],
-        later.committed - earlier.committed,
-    )

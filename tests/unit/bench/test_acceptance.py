@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nextn.bench.acceptance import difference, parse_spec, parse_vllm
+from nextn.bench.acceptance import parse_spec, parse_vllm
 from nextn.bench.errors import BenchError
 from nextn.request import SpecStats
 from nextn.scheduler.stats import EngineStats
@@ -33,11 +33,11 @@ def test_difference_leaves_the_warm_up_out() -> None:
     warm_up = SpecStats(10, [10], [10], 20)
     total = SpecStats(10, [10], [10], 20)
     total.merge(SPEC)
-    found = difference(total, warm_up)
+    found = total.since(warm_up)
     assert found == SPEC
     assert found.accept_length == pytest.approx(81 / 40)
     assert found.accept_rates == pytest.approx([30 / 40, 12 / 38])
-    assert difference(total, SpecStats()) == total
+    assert total.since(SpecStats()) == total
 
 
 def test_another_server() -> None:

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nextn.request import SpecStats
 from nextn.scheduler.stats import EngineStats
-from nextn.server.interval import DecodeInterval, difference
+from nextn.server.interval import DecodeInterval
 from nextn.server.metrics import Metrics
 
 
@@ -37,9 +37,9 @@ def grown(before: EngineStats, steps: int, accepted: int, running: int = 1) -> E
 
 def test_difference() -> None:
     early, late = stats(3, 1).spec, grown(stats(3, 1), 2, 2).spec
-    assert difference(late, early) == stats(2, 2).spec
-    assert difference(late, SpecStats()) == late
-    assert difference(late, late) == SpecStats(0, [0, 0], [0, 0], 0)
+    assert late.since(early) == stats(2, 2).spec
+    assert late.since(SpecStats()) == late
+    assert late.since(late) == SpecStats(0, [0, 0], [0, 0], 0)
 
 
 def test_interval_is_the_last_one_not_the_lifetime(caplog: pytest.LogCaptureFixture) -> None:
