@@ -16,7 +16,7 @@ from pathlib import Path
 from nextn.bench.acceptance import read_spec
 from nextn.bench.apis import Body
 from nextn.bench.client import get, post, run_load
-from nextn.bench.compare import Texts
+from nextn.bench.texts import Texts
 from nextn.bench.errors import BenchError
 from nextn.bench.local_server import LocalServer, ended_like_ctrl_c
 from nextn.bench.machine import this_machine

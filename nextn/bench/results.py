@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nextn.bench.compare import Texts
+from nextn.bench.texts import Texts
 from nextn.bench.machine import Machine
 from nextn.bench.measure import Figures
 from nextn.request import SpecStats

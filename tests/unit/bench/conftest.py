@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nextn.bench.compare import Texts
+from nextn.bench.texts import Texts
 from nextn.bench.machine import Machine
 from nextn.bench.measure import Figures, Spread
 from nextn.bench.results import Completion, Point, Results, Side

@@ -1,4 +1,4 @@
-"""nextn bench: measuring instruments.
+"""nextn bench serve: a load against a server, reported as bench_serving does.
 
 nextn bench serve                                       # a server of its own, the embedded model, real code
 nextn bench serve --max-concurrency 4 -- --speculative-num-steps 3
@@ -18,21 +18,18 @@ from nextn.cli.demo import positive
 from nextn.cli.errors import CommandError
 from nextn.config import EMBEDDED
 
-HELP = "measure a server under load"
-SERVE_HELP = "send a load to a server and report throughput, latencies and acceptance as bench_serving does"
+HELP = "send a load to a server and report throughput, latencies and acceptance as bench_serving does"
 # The same as in nextn.bench, which is too heavy to import for --help; a test compares them.
 BACKENDS = ("nextn", "sglang", "sglang-oai", "sglang-oai-chat", "vllm")
 DATASETS = ("code", "random", "random-ids", "sharegpt", "custom", "generated-shared-prefix")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    commands = parser.add_subparsers(metavar="<command>", dest="bench_command", required=True)
-    serve = commands.add_parser("serve", help=SERVE_HELP, description=SERVE_HELP, allow_abbrev=False)
-    add_server(serve.add_argument_group("server"))
-    add_load(serve.add_argument_group("load"))
-    add_dataset(serve.add_argument_group("dataset"))
-    add_output(serve.add_argument_group("output"))
-    serve.add_argument(
+    add_server(parser.add_argument_group("server"))
+    add_load(parser.add_argument_group("load"))
+    add_dataset(parser.add_argument_group("dataset"))
+    add_output(parser.add_argument_group("output"))
+    parser.add_argument(
         "server_options", nargs="*", metavar="-- OPTION",
         help="after --: options of `nextn serve`, for the server that the benchmark starts",
     )  # fmt: skip

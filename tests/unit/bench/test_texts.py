@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nextn.bench.compare import Difference, Texts
+from nextn.bench.texts import Difference, Texts
 
 
 def test_same_texts() -> None:
