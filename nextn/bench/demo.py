@@ -16,7 +16,6 @@ from pathlib import Path
 from nextn.bench.acceptance import read_spec
 from nextn.bench.apis import Body
 from nextn.bench.client import get, post, run_load
-from nextn.bench.texts import Texts
 from nextn.bench.errors import BenchError
 from nextn.bench.local_server import LocalServer, ended_like_ctrl_c
 from nextn.bench.machine import this_machine
@@ -25,6 +24,7 @@ from nextn.bench.progress import Progress
 from nextn.bench.prompts import heldout_prompts
 from nextn.bench.report import table, verdict, write_report
 from nextn.bench.results import Completion, Point, Results, Side
+from nextn.bench.texts import Texts
 from nextn.request import SpecStats
 
 # Concurrency -> sixteenths of the prompts that are sent at it: what takes longest has fewest.

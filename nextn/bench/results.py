@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nextn.bench.texts import Texts
 from nextn.bench.machine import Machine
 from nextn.bench.measure import Figures
+from nextn.bench.texts import Texts
 from nextn.request import SpecStats
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from nextn.bench.texts import Texts
 from nextn.bench.machine import Machine
 from nextn.bench.measure import Figures, Spread
 from nextn.bench.results import Completion, Point, Results, Side
+from nextn.bench.texts import Texts
 from nextn.request import SpecStats
 
 
