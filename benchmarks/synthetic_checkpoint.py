@@ -6,7 +6,8 @@
 Greedy text walks a fixed permutation of the vocabulary; the NextN layer drafts it right at the rate of
 --acceptance (synthetic/walk.py says how). Every engine does the full work of a model of this size and accepts
 at a known rate. The folder has DeepSeek's own format: config.json, bf16 safetensors in shards with an
-index, tokenizer. It is written tensor by tensor, under another name until it is complete. The last line is JSON.
+index, tokenizer. It is written tensor by tensor, under another name until it is complete. The last line is
+JSON.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ def _write_json(file: Path, content: object) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", type=Path, required=True, help="folder to write; it must not exist")
     parser.add_argument("--size", choices=sorted(PRESETS), default="1b", help="default: 1b")
     parser.add_argument(

@@ -54,7 +54,11 @@ def code_prompts(tokenizer: Tokenizer, count: int = 32) -> list[list[int]]:
     return found
 
 
-def random_prompts(vocab_size: int, bos: int, special: int, count: int = 32, seed: int = 0) -> list[list[int]]:
+def random_prompts(
+    vocab_size: int, bos: int, special: int, count: int = 32, seed: int = 0
+) -> list[list[int]]:
     """`bos`, then ids from `special` on."""
     draw = random.Random(seed)
-    return [[bos, *(draw.randrange(special, vocab_size) for _ in range(PREFILL_TOKENS - 1))] for _ in range(count)]
+    return [
+        [bos, *(draw.randrange(special, vocab_size) for _ in range(PREFILL_TOKENS - 1))] for _ in range(count)
+    ]

@@ -16,12 +16,12 @@ from nextn.bench.machine import Machine
 CASES = ("prefill", "single", "batch8", "batch32")
 
 
-def report(
-    found: Mapping[Variant, Found], reference: Variant, ends: frozenset[int]
-) -> dict[str, Any]:
+def report(found: Mapping[Variant, Found], reference: Variant, ends: frozenset[int]) -> dict[str, Any]:
     """engines, the best of ours against the best of the peers', and acceptance against each peer's."""
     done = {v: f for v, f in found.items() if f.error is None}
-    agreements = {v: _agreement(done[reference], f, ends) for v, f in done.items()} if reference in done else {}
+    agreements = (
+        {v: _agreement(done[reference], f, ends) for v, f in done.items()} if reference in done else {}
+    )
     counted = {v: f for v, f in done.items() if v in agreements and agreements[v].comparable}
     return {
         "engines": {str(v): _engine(f, agreements.get(v)) for v, f in found.items()},
@@ -69,7 +69,7 @@ def _best(found: Mapping[Variant, Found]) -> dict[str, Any]:
 
 
 def _acceptance(found: Mapping[Variant, Found]) -> list[dict[str, Any]]:
-    """Ours against every peer that tells depths apart, with the same drafts, in its format where we have it."""
+    """Ours against every peer that tells depths apart: the same drafts, and its format where we have it."""
     answer: list[dict[str, Any]] = []
     for peer, theirs in found.items():
         mine = [v for v in found if v.engine == OURS and v.drafts == peer.drafts and found[v].spec]
@@ -92,7 +92,9 @@ def _acceptance(found: Mapping[Variant, Found]) -> list[dict[str, Any]]:
 
 
 def table(result: Mapping[str, Any]) -> list[str]:
-    lines = [f"{'':28}{'prefill':>9}{'single':>9}{'batch 8':>9}{'batch 32':>9}   texts as {result['reference']}"]
+    lines = [
+        f"{'':28}{'prefill':>9}{'single':>9}{'batch 8':>9}{'batch 32':>9}   texts as {result['reference']}"
+    ]
     for name, engine in result["engines"].items():
         if "error" in engine:
             lines.append(f"{name:28}failed: {engine['error'].splitlines()[0]}")

@@ -33,11 +33,17 @@ INSTALL = "benchmarks/peers/install.sh"
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default=EMBEDDED, help="checkpoint folder; default: the embedded model")
     parser.add_argument("--dir", type=Path, default=Path(".peers"), help=f"as given to {INSTALL}")
-    parser.add_argument("--engines", help="engine[:dtype][:mtpK],...; default: all, without and with --drafts")
-    parser.add_argument("--drafts", type=int, default=2, help="MTP drafts a step where --engines says nothing")
+    parser.add_argument(
+        "--engines", help="engine[:dtype][:mtpK],...; default: all, without and with --drafts"
+    )
+    parser.add_argument(
+        "--drafts", type=int, default=2, help="MTP drafts a step where --engines says nothing"
+    )
     parser.add_argument("--threads", type=int, default=min(2, usable_cores()))
     parser.add_argument("--rounds", type=int, help="turns of every engine; default 3, 1 if --quick")
     parser.add_argument("--prompts", choices=("code", "random"), help="default: code for the embedded model")

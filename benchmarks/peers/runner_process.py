@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import tempfile
@@ -13,6 +15,9 @@ from typing import Any
 
 from protocol import Options, Reply
 
+ANSWER_SECONDS = 1800.0  # an engine that compiles takes minutes to start
+END_SECONDS = 20.0  # after a polite request
+
 
 class RunnerFailed(RuntimeError):
     """The engine ended or reported an error; the message has the end of what it printed."""
@@ -21,23 +26,29 @@ class RunnerFailed(RuntimeError):
 class RunnerProcess:
     """A process group of its own, so that an engine's workers are frozen and ended with it."""
 
-    def __init__(self, python: Path, script: Path, options: Options, env: Mapping[str, str]) -> None:
-        """Returns once the model is loaded. Raises RunnerFailed."""
-        self._log = tempfile.TemporaryFile("w+b")
+    def __init__(
+        self, python: Path, script: Path, options: Options, env: Mapping[str, str],
+        most_seconds: float = ANSWER_SECONDS,
+    ) -> None:  # fmt: skip
+        """Returns once the model is loaded. RunnerFailed, also after most_seconds without an answer."""
+        self._most_seconds = most_seconds
+        self._log = tempfile.TemporaryFile("w+b")  # noqa: SIM115  open as long as the process is
         self._process = subprocess.Popen(
             [str(python), str(script), *options.arguments()],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True,
             env={**os.environ, **env}, start_new_session=True,
         )  # fmt: skip
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
         hello = self._read()
         self.engine: str = hello["engine"]
         self.settings: dict[str, Any] = hello["settings"]
 
     def generate(self, prompts: Sequence[Sequence[int]], max_tokens: int) -> Reply:
         """Raises RunnerFailed, also when the reply has fewer tokens than asked for."""
-        assert self._process.stdin is not None
         try:
-            print(json.dumps({"prompts": prompts, "max_tokens": max_tokens}), file=self._process.stdin, flush=True)
+            print(json.dumps({"prompts": prompts, "max_tokens": max_tokens}), file=self._stdin, flush=True)
         except BrokenPipeError:
             raise self._failed("it ended") from None
         answer = self._read()
@@ -59,30 +70,25 @@ class RunnerProcess:
 
     def end(self) -> None:
         """Ends the whole group. A second call does nothing."""
-        assert self._process.stdin is not None and self._process.stdout is not None
         if self._log.closed:
             return
-        try:
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             self.thaw()
             os.killpg(self._process.pid, signal.SIGTERM)
-            self._process.wait(20)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            pass
-        try:
+            self._process.wait(END_SECONDS)
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self._process.wait()
-        try:
-            self._process.stdin.close()
-        except BrokenPipeError:
-            pass
-        self._process.stdout.close()
+        with contextlib.suppress(BrokenPipeError):
+            self._stdin.close()
+        self._stdout.close()
         self._log.close()
 
     def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        # A reply is one line and the only one to come, so nothing is left in a buffer that select cannot see.
+        if not select.select([self._stdout], [], [], self._most_seconds)[0]:
+            raise self._failed(f"it did not answer in {self._most_seconds:.0f} s")
+        line = self._stdout.readline()
         if not line:
             raise self._failed("it ended")
         answer: dict[str, Any] = json.loads(line)
