@@ -29,17 +29,20 @@ class Level:
 
 
 def make_levels(concurrencies: Sequence[int], rates: Sequence[float], num_prompts: int | None) -> list[Level]:
-    """One of the two is empty. Without `num_prompts`: two rounds of what is in flight, or ten seconds'
-    arrivals, and at least 8. Raises ValueError."""
+    """In ascending order; one of the two is empty. Without `num_prompts`: two rounds of what is in flight, or
+    ten seconds' arrivals, and at least 8. Raises ValueError."""
     for name, values in (("--concurrency", concurrencies), ("--request-rate", rates)):
         for value in values:
             if not (value > 0 and math.isfinite(value)):
                 raise ValueError(f"{name} {value}: every value must be above 0")
             if values.count(value) > 1:
                 raise ValueError(f"{name} has {value:g} twice")
+    most = max(concurrencies, default=0)
+    if num_prompts is not None and num_prompts < most:
+        raise ValueError(f"--num-prompts is {num_prompts}; --concurrency {most} needs {most} at least")
     return [
-        *(Level(num_prompts or max(8, 2 * c), concurrency=c) for c in concurrencies),
-        *(Level(num_prompts or max(8, math.ceil(10 * r)), request_rate=r) for r in rates),
+        *(Level(num_prompts or max(8, 2 * c), concurrency=c) for c in sorted(concurrencies)),
+        *(Level(num_prompts or max(8, math.ceil(10 * r)), request_rate=r) for r in sorted(rates)),
     ]
 
 

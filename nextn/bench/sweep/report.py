@@ -53,8 +53,8 @@ def page(results: Results, pictures: dict[str, bytes]) -> str:
             "title": scenario.title,
             "source": f"{scenario.source}; {prompts_of(rows)}.",
             "header": header,
-            "body": [[cell.strip("*") for cell in cells] for cells in body],
-            "words": [name in ("side", "by depth") for name in header],
+            "body": body,
+            "words": [name in ("side", "by depth, %") for name in header],
             "failures": failures(results, rows),
             "plots": [
                 (kind, coded[f"{scenario.name}-{kind}.png"], coded[f"{scenario.name}-{kind}-dark.png"])

@@ -62,7 +62,7 @@ def pairs(results: Results, rows: Sequence[Row]) -> tuple[list[str], list[list[s
     """Two sides: a row for each load, as published."""
     base, other = (side.name for side in results.sides)
     axis = rows[0].level.axis
-    header = [axis, base, other, "ratio", "accept length", "by depth", "TTFT ms", "TPOT ms"]
+    header = [axis, base, other, "ratio", "accept length", "by depth, %", "TTFT ms", "TPOT ms"]
     body = []
     for row in rows:
         a, b = (cell.median for cell in row.cells)
@@ -78,7 +78,7 @@ def pairs(results: Results, rows: Sequence[Row]) -> tuple[list[str], list[list[s
 def groups(results: Results, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     """More sides: at each load a row for each side, and the best of them."""
     header = [
-        rows[0].level.axis, "side", "tok/s", "ratio", "accept length", "by depth", "TTFT ms", "TPOT ms",
+        rows[0].level.axis, "side", "tok/s", "ratio", "accept length", "by depth, %", "TTFT ms", "TPOT ms",
     ]  # fmt: skip
     body = []
     for row in rows:
@@ -88,20 +88,18 @@ def groups(results: Results, rows: Sequence[Row]) -> tuple[list[str], list[list[
                 f"{row.level.value:g}", side.name, f"{median.output_throughput:.1f}", f"{row.ratio(i):.2f}x",
                 *acceptance(cell), f"{median.mean_ttft_ms:.0f}", f"{median.mean_tpot_ms:.1f}",
             ])  # fmt: skip
-        best = results.sides[row.best].name
-        body.append(
-            [f"{row.level.value:g}", f"**best: {best}**", "", f"**{row.ratio(row.best):.2f}x**", *[""] * 4]
-        )
+        best = f"best: {results.sides[row.best].name}"
+        body.append([f"{row.level.value:g}", best, "", f"{row.ratio(row.best):.2f}x", *[""] * 4])
     return header, body
 
 
 def acceptance(cell: Cell) -> tuple[str, str]:
-    """Accept length, and what was accepted at depth 1, 2, ..."""
+    """Accept length, and percent of drafts accepted at depth 1, 2, ..."""
     length = cell.accept_length
     if length is None:
         return NOTHING, NOTHING
     mark = " (lifetime)" if cell.spec is None else ""
-    return f"{length:.2f}{mark}", " ".join(f"{rate:.0%}" for rate in cell.accept_rates) or NOTHING
+    return f"{length:.2f}{mark}", " ".join(f"{100 * rate:.0f}" for rate in cell.accept_rates) or NOTHING
 
 
 def failures(results: Results, rows: Sequence[Row]) -> list[str]:
@@ -116,7 +114,7 @@ def failures(results: Results, rows: Sequence[Row]) -> list[str]:
 def aligned(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
     """A Markdown table in columns: figures to the right, words to the left."""
     widths = [max(map(len, column)) for column in zip(header, *body, strict=True)]
-    left = [name in ("side", "by depth") for name in header]
+    left = [name in ("side", "by depth, %") for name in header]
 
     def line(cells: Sequence[str]) -> str:
         padded = (
