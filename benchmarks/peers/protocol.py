@@ -21,10 +21,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Spec:
-    """What speculation did in one call. proposed[j], accepted[j]: drafts of depth j + 1 (an engine that does
-    not tell depths apart counts all as depth 1 and sets by_depth to False)."""
+    """What speculation did in one call.
 
-    proposed: list[int]
+    accepted[j]: drafts of depth j + 1. Rates are per verify step, not per draft proposed: at the end of a text
+    vLLM drafts as many as ever and nextn only as many as there is room for. An engine that does not tell depths
+    apart (by_depth False) gives the number of its drafts for `steps` and one sum for `accepted`.
+    """
+
+    steps: int
     accepted: list[int]
     by_depth: bool = True
 
