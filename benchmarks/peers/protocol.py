@@ -23,9 +23,9 @@ from typing import Any
 class Spec:
     """What speculation did in one call.
 
-    accepted[j]: drafts of depth j + 1. Rates are per verify step, not per draft proposed: at the end of a text
-    vLLM drafts as many as ever and nextn only as many as there is room for. An engine that does not tell depths
-    apart (by_depth False) gives the number of its drafts for `steps` and one sum for `accepted`.
+    accepted[j]: drafts of depth j + 1. Rates are per verify step, not per draft proposed: at the end of a
+    text vLLM drafts as many as ever, nextn only as many as there is room for. An engine that does not tell
+    depths apart (by_depth False) gives the number of its drafts for `steps`, and one sum for `accepted`.
     """
 
     steps: int
