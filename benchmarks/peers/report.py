@@ -42,7 +42,9 @@ def _agreement(reference: Found, found: Found, ends: frozenset[int]) -> Agreemen
 
 def _engine(found: Found, agreed: Agreement | None) -> dict[str, Any]:
     if found.error is not None:
-        return {"engine": found.engine, "error": found.error}
+        # The whole of it has been told when it happened; its end says most.
+        first, *more = found.error.splitlines()
+        return {"engine": found.engine, "error": f"{first}: {more[-1]}" if more else first}
     return {
         "engine": found.engine,
         "settings": found.settings,
@@ -97,7 +99,7 @@ def table(result: Mapping[str, Any]) -> list[str]:
     ]
     for name, engine in result["engines"].items():
         if "error" in engine:
-            lines.append(f"{name:28}failed: {engine['error'].splitlines()[0]}")
+            lines.append(f"{name:28}failed: {engine['error']}")
             continue
         speeds = "".join(f"{engine['tok_s'][case]:9.0f}" for case in CASES)
         agreed = engine["agreement"]

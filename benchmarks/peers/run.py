@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> int:
     config = ModelConfig.from_folder(folder)
     tokenizer = Tokenizer.from_folder(folder)
     variants = [v for v in args.variants if interpreter(v.engine, args.dir)]
-    missing = {v.engine: f"{INSTALL} {v.engine} {args.dir.name}" for v in args.variants if v not in variants}
+    missing = {v.engine: f"{INSTALL} {v.engine}" for v in args.variants if v not in variants}
     # f32 without drafts is what every other variant's texts are held against.
     mine = [v for v in variants if v.engine == OURS]
     reference = min(mine, key=lambda v: (v.drafts, v.dtype != "float32"), default=Variant(OURS, "float32", 0))

@@ -168,7 +168,7 @@ def test_report_of_peers(peers: Path) -> None:
         Variant("nextn", "bfloat16", 2): found_of(150.0, text, spec_of(100, [90, 70])),
         Variant("vllm", "bfloat16", 2): found_of(120.0, text, spec_of(200, [181, 150])),
         Variant("llamacpp", "bfloat16", 0): found_of(500.0, [3] * 20),
-        Variant("transformers", "bfloat16", 0): found_of(0.0, text, error="it ended\nImportError"),
+        Variant("transformers", "bfloat16", 0): found_of(0.0, text, error="it ended\nTraceback\nImportError"),
     }
     result = report(found, reference, frozenset({1}))
     # A peer that computes something else is no peer, however fast.
@@ -176,7 +176,7 @@ def test_report_of_peers(peers: Path) -> None:
     assert result["best"]["single"]["peer"] == "vllm:bfloat16:mtp2"
     assert result["best"]["single"]["ratio"] == 1.25
     assert "single_without_mtp" not in result["best"]
-    assert result["engines"]["transformers:bfloat16"]["error"] == "it ended\nImportError"
+    assert result["engines"]["transformers:bfloat16"]["error"] == "it ended: ImportError"
     (acceptance,) = result["acceptance"]
     assert (acceptance["ours"], acceptance["peer"]) == ("nextn:bfloat16:mtp2", "vllm:bfloat16:mtp2")
     assert acceptance["agrees"]
@@ -185,7 +185,7 @@ def test_report_of_peers(peers: Path) -> None:
     assert "llamacpp is missing; install it with: install.sh llamacpp" in lines
     assert "0% of prompts,   0% of tokens: not comparable" in lines
     assert "single                1.25 x the best peer" in lines
-    assert "failed: it ended" in lines
+    assert "failed: it ended: ImportError" in lines
     assert lines.count("agrees") == 2
 
 
