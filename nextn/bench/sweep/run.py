@@ -154,7 +154,7 @@ class Comparison:
             samples = salted(samples, f"{salt}.{turn.serial}", self.maker)
             first = turn.serial * len(samples)
         bodies = [side.body(s, settings.temperature, i) for i, s in enumerate(samples[: level.prompts])]
-        arrivals = poisson_arrivals(len(bodies), level.request_rate, settings.seed + turn.serial)
+        arrivals = poisson_arrivals(len(bodies), level.request_rate, settings.seed)
         with self.last_lines(turn.side):
             url, key = side.target.url, side.target.api_key
             before = await read_counters(url, key)

@@ -27,14 +27,15 @@ def heading(results: Results) -> list[str]:
     rounds = "1 round" if results.rounds == 1 else f"medians of {results.rounds} rounds"
     sampled = "greedy" if results.temperature == 0 else f"temperature {results.temperature:g}, seeded"
     fresh = (
-        "no side keeps a prefix cache"
+        "no side keeps a prefix cache: every round does all of its work"
         if results.salt is None
         else f"in every round the prompts begin with a new line (salt {results.salt}): no cache knows them"
     )
     return [
         *sides,
         f"{results.machine.line}; client and servers started here on the same machine",
-        f"taking turns, {rounds}; {sampled}, end tokens ignored; {fresh}",
+        f"taking turns, {rounds}; {sampled}, end tokens ignored",
+        fresh,
         ratio_is(results),
     ]
 

@@ -150,11 +150,11 @@ def test_acceptance_is_of_the_loads_alone(
 
 
 def test_arrivals_at_a_rate(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert compare(tmp_path, *SMALL, "--request-rate", "2,0.5", "--rounds", "1") == 0
+    assert compare(tmp_path, *SMALL, "--request-rate", "2,0.5", "--rounds", "2") == 0
     loads = world.loads[2:]
-    assert [concurrency for _, concurrency, _, _ in loads] == [None] * 4
-    slow, fast = loads[0][3], loads[2][3]
-    assert slow == loads[1][3]
+    assert [concurrency for _, concurrency, _, _ in loads] == [None] * 8
+    slow, fast = loads[0][3], loads[4][3]
+    assert slow == loads[1][3] == loads[2][3]  # in every round the same
     assert slow[0] == fast[0] == 0.0
     assert slow[-1] > fast[-1] > 0
     points = json.loads(capsys.readouterr().out.splitlines()[-1])["scenarios"][0]["points"]
