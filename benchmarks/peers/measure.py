@@ -48,6 +48,8 @@ def measure(
                 if found[variant].error is not None:
                     continue
                 say(f"round {turn + 1} of {rounds}: {variant}")
+                # Before it runs: an engine may poll while it waits, and that is not a neighbour's doing.
+                found[variant].idle &= wait_until_idle(most_wait)
                 try:
                     runner = kept.pop(variant, None)
                     if runner is None:
@@ -55,7 +57,6 @@ def measure(
                     else:
                         runner.thaw()
                     try:
-                        found[variant].idle &= wait_until_idle(most_wait)
                         _take_turn(runner, cases, found[variant], first=turn == 0)
                     except BaseException:
                         runner.end()
