@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.small_tokenizer import write_small_tokenizer
 
 from nextn.bench.datasets import Sample
-from nextn.bench.sweep.contestant import Contestant, salted
+from nextn.bench.errors import BenchError
+from nextn.bench.sweep import contestant as module
+from nextn.bench.sweep.contestant import Contestant, meet, salted
 from nextn.bench.sweep.sides import SideSpec
 from nextn.bench.target import Target
 from nextn.config import EMBEDDED, model_folder
@@ -75,3 +78,34 @@ def test_whether_a_prompt_may_be_cached() -> None:
     keeps = Contestant(side.spec, side.target, {"disable_radix_cache": False}, None)
     none = Contestant(side.spec, side.target, {"disable_radix_cache": True}, None)
     assert (keeps.caches_prompts, none.caches_prompts) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("backend", "pages", "context", "ours"),
+    [
+        ("nextn", {"/v1/models": {"data": [{"id": "m", "max_model_len": 512}]},
+                   "/server_info": {"engine": {}, "disable_radix_cache": True}}, 512, True),
+        ("vllm", {"/v1/models": {"data": [{"id": "m"}]}}, None, False),
+        ("sglang", {"/server_info": {"disable_radix_cache": True}}, None, False),
+    ],
+)  # fmt: skip
+async def test_meeting_a_server(
+    backend: str, pages: dict[str, Any], context: int | None, ours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def get(url: str, path: str, key: str | None = None) -> Any:
+        if path not in pages:
+            raise BenchError("404")
+        return pages[path]
+
+    async def find_target(url: str, model: None, tokenizer: str | None, key: str | None) -> Target:
+        return Target(url, "m" if backend != "sglang" else None, None, key)
+
+    monkeypatch.setattr(module, "get", get)
+    monkeypatch.setattr(module, "find_target", find_target)
+    met = await meet(SideSpec("it", url="http://h", backend=backend), "http://h", None, None)
+    assert (met.context, bool(met.info)) == (context, ours)
+
+
+async def test_nobody_there() -> None:
+    with pytest.raises(BenchError, match=r"the side it: no server at http://127\.0\.0\.1:9\?"):
+        await meet(SideSpec("it", url="http://127.0.0.1:9"), "http://127.0.0.1:9", None, None)
