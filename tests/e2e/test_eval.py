@@ -1,4 +1,4 @@
-"""`nextn eval` as people run it, without a network: two servers on the embedded model, their scores compared."""
+"""`nextn eval` as people run it, without a network: two servers on the embedded model, scores compared."""
 
 from __future__ import annotations
 
