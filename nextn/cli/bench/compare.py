@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from nextn.cli.bench.serve import not_negative
+from nextn.cli.bench.arguments import not_negative
 from nextn.cli.demo import positive
 from nextn.cli.errors import CommandError
 from nextn.config import EMBEDDED

@@ -19,6 +19,7 @@ from support.small_tokenizer import write_small_tokenizer
 from nextn.bench.apis import BACKENDS
 from nextn.bench.datasets import DATASETS
 from nextn.cli import main
+from nextn.cli.bench import arguments
 from nextn.cli.bench import serve as command
 
 GAP = 0.03  # seconds between the chunks of a scripted stream
@@ -109,7 +110,7 @@ def run(scripted: Scripted, *options: str, num_prompts: int = 3) -> int:
 
 def test_names_are_the_same_on_the_command_line() -> None:
     assert tuple(BACKENDS) == command.BACKENDS
-    assert DATASETS == command.DATASETS
+    assert DATASETS == arguments.DATASETS
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
