@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from protocol import Options, Reply, Spec
 from runner_process import RunnerFailed, RunnerProcess
 from variants import Variant, environment, interpreter
 
+ATTEMPTS = 3
 KEEP_FREE = 0.4  # of the memory; a runner is ended after its turn rather than frozen when less is left
 
 
@@ -90,16 +92,27 @@ def _take_turn(runner: RunnerProcess, cases: Sequence[Case], found: Found, first
     for case in cases:
         # Shapes that an engine sees for the first time may make it compile or grow.
         runner.generate(case.calls[0], min(case.max_tokens, 8))
-        once = [runner.generate(call, 1) for call in case.calls]
-        full: list[Reply] = []
-        if case.prefill:
-            speed = prefill_speed(PREFILL_TOKENS, once)
-        else:
-            full = [runner.generate(call, case.max_tokens) for call in case.calls]
-            speed = decode_speed(once, full)
+        once, full, speed = _measured(runner, case)
         found.speeds.setdefault(case.name, []).append(speed)
         if first:
             found.texts[case.name] = [tokens for reply in full or once for tokens in reply.tokens]
             specs += [reply.spec for reply in full]
     if first:
         found.spec = added(specs)
+
+
+def _measured(runner: RunnerProcess, case: Case) -> tuple[list[Reply], list[Reply], float]:
+    """The replies with one token and with all (none of a prefill case), and the tokens/s. Measured again when
+    a neighbour took so much that they contradict each other; raises ValueError when that goes on."""
+    for _ in range(ATTEMPTS - 1):
+        with contextlib.suppress(ValueError):
+            return _measured_once(runner, case)
+    return _measured_once(runner, case)
+
+
+def _measured_once(runner: RunnerProcess, case: Case) -> tuple[list[Reply], list[Reply], float]:
+    once = [runner.generate(call, 1) for call in case.calls]
+    if case.prefill:
+        return once, [], prefill_speed(PREFILL_TOKENS, once)
+    full = [runner.generate(call, case.max_tokens) for call in case.calls]
+    return once, full, decode_speed(once, full)

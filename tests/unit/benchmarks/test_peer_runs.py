@@ -143,6 +143,35 @@ def test_turns_medians_and_failures(fake: Path, monkeypatch: pytest.MonkeyPatch,
     assert not ours.idle
 
 
+class Disturbed:
+    """Replies whose times contradict each other, `times` times."""
+
+    def __init__(self, times: int) -> None:
+        self.times = times
+
+    def generate(self, prompts, max_tokens: int):
+        from protocol import Reply
+
+        seconds = 0.01 * max_tokens
+        if max_tokens > 1 and self.times:
+            self.times -= 1
+            seconds = 0.001
+        return Reply(seconds, [[5] * max_tokens for _ in prompts])
+
+
+@pytest.mark.parametrize("times", [0, 1, 2, 3])
+def test_what_a_neighbour_disturbed_is_measured_again(peers: Path, times: int) -> None:
+    from cases import Case
+    from measure import _measured
+
+    case = Case("single", (((1, 2),),), 11)
+    if times == 3:
+        with pytest.raises(ValueError, match="not idle"):
+            _measured(Disturbed(times), case)
+    else:
+        assert _measured(Disturbed(times), case)[2] == pytest.approx(100.0)
+
+
 def spec_of(steps: int, accepted: list[int]):
     from protocol import Spec
 
