@@ -12,6 +12,7 @@ import os
 import sys
 from pathlib import Path
 
+from nextn.cli.bench.serve import not_negative
 from nextn.cli.demo import positive
 from nextn.cli.errors import CommandError
 from nextn.config import EMBEDDED
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--limit", type=positive, metavar="N", help="first N documents of each task")
     parser.add_argument(
-        "--num-fewshot", type=int, metavar="N", help="examples before each; default: the task's"
+        "--num-fewshot", type=not_negative, metavar="N", help="examples before each; default: the task's"
     )
     parser.add_argument(
         "--num-concurrent", type=positive, default=16, metavar="N", help="requests at once (default: 16)"
