@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from nextn.cli.bench.serve import not_negative
+from nextn.cli.bench.arguments import not_negative
 from nextn.cli.demo import positive
 from nextn.cli.errors import CommandError
 from nextn.config import EMBEDDED
