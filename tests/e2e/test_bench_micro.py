@@ -27,7 +27,7 @@ HEADLINE = (
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     threads = torch.get_num_threads()
     monkeypatch.setattr(run, "QUICK", Effort(rounds=3, steps=3, seconds=0.0))
-    monkeypatch.setattr(run, "make_ceilings", functools.partial(make_ceilings, dram=1 << 24, square=64))
+    monkeypatch.setattr(run, "make_ceilings", functools.partial(make_ceilings, dram=1 << 24, squares=(64,)))
     yield
     torch.set_num_threads(threads)
 

@@ -2,11 +2,13 @@
 
 Read bandwidth: torch has no op made to read memory and nothing else, and which of those that come close is
 the fastest differs from machine to machine; so three are timed and the best median counts. Operations:
-oneDNN's bf16 product (F.linear), square and of 256 rows, the best median; and f32.
+products by F.linear, square of several sizes and of 256 rows, in bf16 (oneDNN) and in f32, the best median
+of each.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +23,7 @@ from nextn.bench.micro.op_work import Work, linear
 CPU0 = Path("/sys/devices/system/cpu/cpu0/cache")
 FALLBACK = {2: 1 << 20, 3: 32 << 20}  # bytes, where the system does not say
 DRAM = 256 << 20  # bytes that are read, at least; eight times the last cache if that is more
-SQUARE = 1024
+SQUARES = (512, 1024, 2048)
 NARROW = (256, 4096, 2048)  # rows, n_out, n_in
 
 
@@ -47,8 +49,8 @@ class Ceilings:
 
     read: list[Case]
     caches: dict[str, Case]  # "l2", "l3": the same read from a buffer of half that cache
-    bf16: list[Case]
-    f32: Case
+    bf16: list[Case]  # the last one: NARROW, the shape of the headline linear at 256 rows
+    f32: list[Case]
     sizes: dict[str, int] = field(default_factory=dict)  # bytes of what is read, by name
 
     @property
@@ -62,12 +64,9 @@ class Ceilings:
         fast, slow = np.percentile(best.samples, (10, 90)).tolist()
         return float(slow / fast)
 
-    @property
-    def bf16_flops_per_s(self) -> float:
-        return max(case.flops_per_s for case in self.bf16)
-
     def flops_per_s(self, dtype: torch.dtype) -> float:
-        return self.bf16_flops_per_s if dtype is torch.bfloat16 else self.f32.flops_per_s
+        """The peak in bf16, or else in f32."""
+        return max(case.flops_per_s for case in (self.bf16 if dtype is torch.bfloat16 else self.f32))
 
     def as_dict(self) -> dict[str, object]:
         """GB/s and GFLOP/s, decimal."""
@@ -75,12 +74,12 @@ class Ceilings:
             "read_gb_s": {c.name: c.bytes_per_s / 1e9 for c in self.read},
             "cache_gb_s": {name: c.bytes_per_s / 1e9 for name, c in self.caches.items()},
             "bf16_gflop_s": {c.name: c.flops_per_s / 1e9 for c in self.bf16},
-            "f32_gflop_s": {self.f32.name: self.f32.flops_per_s / 1e9},
+            "f32_gflop_s": {c.name: c.flops_per_s / 1e9 for c in self.f32},
             "bytes_read": self.sizes,
         }
 
 
-def make_ceilings(dram: int | None = None, square: int = SQUARE) -> Ceilings:
+def make_ceilings(dram: int | None = None, squares: Sequence[int] = SQUARES) -> Ceilings:
     """dram: bytes of the buffer that is read."""
     l2, l3 = cache_bytes(2), cache_bytes(3)
     dram = max(DRAM, 8 * l3) if dram is None else dram
@@ -96,16 +95,18 @@ def make_ceilings(dram: int | None = None, square: int = SQUARE) -> Ceilings:
     for name, size in (("l2", l2), ("l3", l3)):
         part = buffer[: min(size // 2, dram) // 4]
         caches[name] = Case(name, Work(part.numel() * 4, 0), [part.sum])
-    bf16 = [
-        product("square", square, square, square, torch.bfloat16),
-        product("256 rows", *NARROW, torch.bfloat16),
-    ]
+    shapes = [*((n, n, n) for n in squares), NARROW]
+    bf16, f32 = ([product(*shape, dtype) for shape in shapes] for dtype in (torch.bfloat16, torch.float32))
     sizes = {"dram": dram} | {name: case.work.bytes for name, case in caches.items()}
-    return Ceilings(read, caches, bf16, product("square", square, square, square, torch.float32), sizes)
+    return Ceilings(read, caches, bf16, f32, sizes)
 
 
-def product(name: str, rows: int, n_out: int, n_in: int, dtype: torch.dtype) -> Case:
+def product(rows: int, n_out: int, n_in: int, dtype: torch.dtype) -> Case:
     gen = torch.Generator().manual_seed(0)
     x: Tensor = torch.randn(rows, n_in, generator=gen).to(dtype)
     weight: Tensor = torch.randn(n_out, n_in, generator=gen).to(dtype)
-    return Case(name, linear(rows, n_out, n_in, dtype.itemsize), [lambda: F.linear(x, weight)])
+    return Case(
+        f"{rows} rows, {n_out}x{n_in}",
+        linear(rows, n_out, n_in, dtype.itemsize),
+        [lambda: F.linear(x, weight)],
+    )

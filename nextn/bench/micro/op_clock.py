@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -22,12 +23,24 @@ class OpClock:
         self.ops = ops
         self._timed = {name: self._timer(name, getattr(ops, name)) for name in NAMES}
         self.reset()
+        self.cost = self._cost()
+        self.reset()
 
     def reset(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
         self.calls: dict[str, int] = defaultdict(int)
-        self.experts = 0  # that were read, each counted once in each call
+        self._routed: list[Tensor] = []  # the expert ids of each call, counted when the step is over
         self._inside = False
+
+    @property
+    def experts(self) -> int:
+        """That were read, each counted once in each call."""
+        return sum(len(ids.unique()) for ids in self._routed)
+
+    @property
+    def own(self) -> float:
+        """Seconds that the timers themselves took, outside of what they timed."""
+        return self.cost * sum(self.calls.values())
 
     @property
     def total(self) -> float:
@@ -42,6 +55,18 @@ class OpClock:
         for name in self._timed:
             del vars(self.ops)[name]
 
+    def _cost(self) -> float:
+        """Seconds of a timer around nothing, besides what it takes for nothing's own time."""
+        nothing = self._timer("nothing", lambda *args: None)
+        rounds = []
+        for _ in range(20):
+            self.reset()
+            begin = time.perf_counter()
+            for _ in range(100):
+                nothing(0, 0, 0)
+            rounds.append((time.perf_counter() - begin - self.total) / 100)
+        return statistics.median(rounds)
+
     def _timer(self, name: str, op: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any) -> Any:
             if self._inside:
@@ -55,7 +80,7 @@ class OpClock:
             return result
 
         def counted(x: Tensor, rows: int, ids: Tensor, *rest: Tensor) -> Any:
-            self.experts += len(ids[:rows].unique())
+            self._routed.append(ids[:rows])
             return timed(x, rows, ids, *rest)
 
         return counted if name == "experts" else timed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from matplotlib.axes import Axes
 
 from nextn.bench.micro.results import Micro, OpFigures
@@ -74,8 +75,16 @@ def ceilings(axes: Axes, micro: Micro, palette: Palette) -> None:
     left, right = axes.get_xlim()
     right *= 4  # room for what the lines are called
     for name, peak, style in (
-        ("float32", micro.ceilings.f32.flops_per_s / 1e9, "-" if micro.dtype == "float32" else "--"),
-        ("bf16", micro.ceilings.bf16_flops_per_s / 1e9, "-" if micro.dtype == "bfloat16" else "--"),
+        (
+            "float32",
+            micro.ceilings.flops_per_s(torch.float32) / 1e9,
+            "-" if micro.dtype == "float32" else "--",
+        ),
+        (
+            "bf16",
+            micro.ceilings.flops_per_s(torch.bfloat16) / 1e9,
+            "-" if micro.dtype == "bfloat16" else "--",
+        ),
     ):
         ridge = peak / read
         axes.plot(

@@ -1,7 +1,7 @@
 """Whole steps of the engine: one row (decode), k + 1 rows (verify), a prompt's chunk.
 
 A step is one call of Engine.step: plan, run, commit. Every second one runs with its ops timed
-(`op_clock`); the overhead is what a plain step takes more than the ops of the timed one after it:
+(`op_clock`): its overhead is its own time less that of its ops, and less what the timers cost. That is
 Python, batch building, small tensor glue between ops, the choice of tokens, bookkeeping.
 """
 
@@ -37,6 +37,7 @@ class Samples:
 
     plain: list[float] = field(default_factory=list)  # seconds
     in_ops: list[float] = field(default_factory=list)  # seconds of the timed step
+    overhead: list[float] = field(default_factory=list)  # seconds of the timed step
     ends: list[int] = field(default_factory=list)  # positions in the cache, the step's own included
     committed: list[int] = field(default_factory=list)
     experts: list[int] = field(default_factory=list)
@@ -104,7 +105,7 @@ class StepBench:
                     break
                 if n % BETWEEN == 0:
                     self.look()
-                    length += committed(engine)
+                    length += timed(engine)[1]
                 plain, took = timed(engine)
                 samples.plain.append(plain)
                 samples.ends.append(length + drafts)
@@ -148,14 +149,13 @@ class StepBench:
         extended, end = statistics.mean(samples.committed), round(statistics.median(samples.ends))
         step = Step(rows, end, chosen, statistics.mean(samples.experts), engine.num_drafts, extended)
         size = model_of(engine).dtype.itemsize
-        pairs = zip(samples.plain, samples.in_ops, strict=True)
         return StepFigures(
             name=name,
             rows=rows,
             end=end,
             seconds=statistics.median(samples.plain),
             in_ops=statistics.median(samples.in_ops),
-            overhead=statistics.median(plain - ops for plain, ops in pairs),
+            overhead=statistics.median(samples.overhead),
             committed=extended,
             work=step_work(engine.model_config, step, size),
             ops={op: statistics.median(seconds) for op, seconds in samples.ops.items()},
@@ -171,20 +171,17 @@ def timed(engine: Engine) -> tuple[float, int]:
     return time.perf_counter() - begin, sum(len(out.tokens) for out in outputs)
 
 
-def committed(engine: Engine) -> int:
-    return timed(engine)[1]
-
-
 def timed_ops(engine: Engine, clock: OpClock, samples: Samples) -> int:
     """One step with its ops timed; the tokens that it committed."""
     clock.reset()
     with clock:
-        took = committed(engine)
+        seconds, took = timed(engine)
     samples.in_ops.append(clock.total)
+    samples.overhead.append(seconds - clock.total - clock.own)
     samples.experts.append(clock.experts)
     samples.calls = dict(clock.calls)
-    for op, seconds in clock.seconds.items():
-        samples.ops.setdefault(op, []).append(seconds)
+    for op, spent in clock.seconds.items():
+        samples.ops.setdefault(op, []).append(spent)
     return took
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
+import torch
+
+from nextn.bench.micro.clock import Case
 from nextn.bench.micro.results import Micro, OpFigures
 
 BUSY = 1.5  # slow reads over fast ones, from which on the figures are in doubt
@@ -45,29 +48,24 @@ def summary(micro: Micro) -> str:
 
 def ceilings(micro: Micro) -> str:
     found = micro.ceilings
-    chosen = (found.read_bytes_per_s, found.bf16_flops_per_s)
-    rows = [
-        (
-            f"read from memory, {case.name}",
-            f"{case.bytes_per_s / 1e9:.1f} GB/s",
-            mark(case.bytes_per_s, chosen),
-        )
-        for case in found.read
-    ]
-    rows += [
-        (f"read from {name.upper()}", f"{case.bytes_per_s / 1e9:.1f} GB/s", "")
-        for name, case in found.caches.items()
-    ]
-    rows += [
-        (f"oneDNN bf16, {case.name}", f"{case.flops_per_s / 1e9:.1f} GFLOP/s", mark(case.flops_per_s, chosen))
-        for case in found.bf16
-    ]
-    rows.append((f"float32, {found.f32.name}", f"{found.f32.flops_per_s / 1e9:.1f} GFLOP/s", ""))
+    read = found.read_bytes_per_s
+    rows = [(f"read from memory, {c.name}", gb_s(c), mark(c.bytes_per_s, read)) for c in found.read]
+    rows += [(f"read from {name.upper()}", gb_s(case), "") for name, case in found.caches.items()]
+    kinds = (("oneDNN bf16", torch.bfloat16, found.bf16), ("float32", torch.float32, found.f32))
+    for name, dtype, cases in kinds:
+        for case in cases:
+            reached = case.flops_per_s
+            measured = f"{reached / 1e9:.1f} GFLOP/s"
+            rows.append((f"{name}, {case.name}", measured, mark(reached, found.flops_per_s(dtype))))
     return table(("ceiling", "measured", ""), rows)
 
 
-def mark(value: float, chosen: Iterable[float]) -> str:
-    return "the ceiling" if value in chosen else ""
+def gb_s(case: Case) -> str:
+    return f"{case.bytes_per_s / 1e9:.1f} GB/s"
+
+
+def mark(value: float, ceiling: float) -> str:
+    return "the ceiling" if value == ceiling else ""
 
 
 def steps(micro: Micro) -> str:

@@ -75,6 +75,7 @@ def test_op_clock_counts_the_outer_op_and_leaves_no_trace() -> None:
     assert not set(NAMES) & set(vars(ops))
     ops.linear(x, weight)
     assert clock.calls["linear"] == 1
+    assert 0 < clock.own == clock.cost * 3 < 1e-3
     clock.reset()
     assert (clock.total, clock.experts, dict(clock.calls)) == (0, 0, {})
 
@@ -105,14 +106,17 @@ def test_cache_sizes(tmp_path: Path) -> None:
 
 
 def test_ceilings() -> None:
-    found = make_ceilings(dram=1 << 16, square=16)
-    cases = [*found.read, *found.caches.values(), *found.bf16[:1], found.f32]
+    found = make_ceilings(dram=1 << 16, squares=(8, 16))
+    cases = [*found.read, *found.caches.values(), *found.bf16[:2], *found.f32[:2]]
     for case in cases:
         case.sample()
         case.sample()
     assert {case.work.bytes for case in found.read} == {1 << 16}
-    assert found.f32.work.flops == 2 * 16**3
+    assert [case.work.flops for case in found.f32[:2]] == [2 * 8**3, 2 * 16**3]
     assert found.read_bytes_per_s == max(case.bytes_per_s for case in found.read) > 0
     assert found.unrest >= 1
     assert found.sizes["dram"] == 1 << 16
-    assert found.flops_per_s(torch.float32) == found.f32.flops_per_s
+    for case in (found.bf16[2], found.f32[2]):
+        case.samples.append(1e9)
+    for dtype, of in ((torch.float32, found.f32), (torch.bfloat16, found.bf16)):
+        assert found.flops_per_s(dtype) == max(case.flops_per_s for case in of) > 0
