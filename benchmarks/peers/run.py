@@ -15,6 +15,7 @@ import argparse
 import dataclasses
 import datetime
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,8 @@ def main(argv: list[str] | None = None) -> int:
         prompts = code_prompts(tokenizer)
     else:
         prompts = random_prompts(config.vocab_size, config.bos_token_id or 0, special=16)
+    # The engines are process groups of their own: ended, not left behind, when this is.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     begin = datetime.datetime.now(datetime.timezone.utc)
     found = measure(
         variants, cases(prompts, args.quick), str(folder), args.dir, args.threads, args.rounds, args.max_wait,
