@@ -1,7 +1,8 @@
 """Timing: cases in turns, so that what disturbs the machine disturbs all of them; medians.
 
 Every round takes one sample of each case. A sample is a burst of calls, long enough for the clock, over
-copies of the weights in turns. The first call of each case is not counted; the garbage collector is off.
+copies of the weights in turns. One call before each sample is not counted: it pays for what the case
+before it left behind. The garbage collector is off.
 """
 
 from __future__ import annotations
@@ -90,6 +91,8 @@ def measure(
             if n >= FEWEST and time.perf_counter() - begin > seconds:
                 break
             told(n, rounds)
-            for case, count, turn in zip(cases, counts, every, strict=True):
+            for case, count, cost, turn in zip(cases, counts, costs, every, strict=True):
                 if n % turn == 0:
+                    if cost < DEAR:
+                        case.burst(1)
                     case.sample(count)
