@@ -15,7 +15,7 @@ from typing import Any
 
 from nextn.config import EMBEDDED, EngineConfig, model_folder
 from nextn.engine.engine import Engine
-from nextn.request import Output, Request, SamplingParams, SpecStats
+from nextn.request import Output, Request, SamplingParams, SpecStats, TokenLogprob
 from nextn.tokenizer.stream import TextStream
 from nextn.tokenizer.tokenizer import Tokenizer
 
@@ -24,7 +24,8 @@ from nextn.tokenizer.tokenizer import Tokenizer
 class Completion:
     """What came of one prompt. token_ids end before the end token; with a stop string they include
     the token that completed it, while `text` ends before it. drafted[i]: at which depth token_ids[i]
-    had been drafted, 0 for the target's own choice."""
+    had been drafted, 0 for the target's own choice. Where the sampling params ask for them, logprobs[i] is
+    token_ids[i]'s and prompt_logprobs[i] prompt_token_ids[i]'s, None for the first."""
 
     prompt_token_ids: list[int]
     text: str
@@ -33,6 +34,8 @@ class Completion:
     finish_reason: str  # "stop" or "length"
     spec: SpecStats
     cached_tokens: int
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
 
 
 class LLM:
@@ -86,8 +89,9 @@ class _Job:
         self.prompt, self.stream = prompt, stream
         self.tokens: list[int] = []
         self.drafted: list[int] = []
+        self.logprobs: list[TokenLogprob] | None = None
+        self.prompt_logprobs: list[TokenLogprob | None] | None = None
         self.text = ""
-        self.spec = SpecStats()
         self.done: Completion | None = None
 
     def take(self, out: Output) -> bool:
@@ -96,6 +100,10 @@ class _Job:
         self.text += piece.text
         self.tokens += out.tokens[: piece.tokens_used]
         self.drafted += out.drafted[: piece.tokens_used]
+        if out.logprobs is not None:
+            self.logprobs = self.logprobs or []
+            self.logprobs += out.logprobs[: piece.tokens_used]
+        self.prompt_logprobs = out.prompt_logprobs or self.prompt_logprobs
         if out.finish_reason is None and piece.stopped is None:
             return False
         self.text += self.stream.finish()
@@ -109,5 +117,7 @@ class _Job:
             reason,
             out.spec or SpecStats(),
             out.cached_tokens,
+            self.logprobs,
+            self.prompt_logprobs,
         )
         return out.finish_reason is None

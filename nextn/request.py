@@ -16,14 +16,16 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 MAX_STOP_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen. Every field is part of the choice's definition, see
-    `nextn.engine.sampler`; `seed` must be set by the time a request reaches the engine.
+    """How the next token is chosen, and what is told of it. Every field but the log-probabilities' is part
+    of the choice's definition, see `nextn.engine.sampler`; `seed` must be set by the time a request reaches
+    the engine. With max_tokens 0 a request ends when its prompt has been read.
 
     Raises ValueError from `check` with the field's name, its value and the range it must be in.
     """
@@ -41,13 +43,16 @@ class SamplingParams:
     stream: int = 0  # which of `n` choices this is: an independent noise stream of the same seed
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    # Log-probabilities to be told, and how many of the most likely tokens beside each; None: none
+    logprobs: int | None = None  # of the output
+    prompt_logprobs: int | None = None  # of the prompt; such a request is never served from the prefix cache
 
     def check(self, vocab_size: int | None = None) -> None:
         def need(ok: bool, name: str, rule: str) -> None:
             if not ok:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be {rule}")
 
-        need(self.max_tokens >= 1, "max_tokens", "at least 1")
+        need(self.max_tokens >= 0, "max_tokens", "at least 0")
         need(0 <= self.min_tokens <= self.max_tokens, "min_tokens", "between 0 and max_tokens")
         need(0.0 <= self.temperature <= 100.0, "temperature", "between 0 and 100")
         need(self.top_k >= -1, "top_k", "-1 (all) or a positive count")
@@ -60,9 +65,22 @@ class SamplingParams:
         need(len(self.stop_token_ids) <= MAX_STOP_TOKENS, "stop_token_ids", f"at most {MAX_STOP_TOKENS} ids")
         top = vocab_size if vocab_size is not None else 2**31
         need(all(0 <= t < top for t in self.stop_token_ids), "stop_token_ids", "ids inside the vocabulary")
+        need(self.logprobs is None or self.logprobs >= 0, "logprobs", "None or at least 0")
+        need(
+            self.prompt_logprobs is None or self.prompt_logprobs >= 0, "prompt_logprobs", "None or at least 0"
+        )
 
     def replace(self, **changes: object) -> SamplingParams:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+
+class TokenLogprob(NamedTuple):
+    """Of the token at one position: log_softmax of the target's raw logits in f32, before temperature,
+    penalties and filters. `top`: the most likely tokens as (id, logprob), best first, as many as were asked
+    for; the token itself may be among them or not."""
+
+    logprob: float
+    top: list[tuple[int, float]]
 
 
 @dataclass(slots=True)
@@ -136,6 +154,7 @@ class Request:
     lock: object = None  # the prefix cache's handle for [0, cached)
     drafts: list[int] = field(default_factory=list)
     # what users are told
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # [i]: of token i + 1; so far
     first_cached: int = 0  # prompt tokens found in the cache at first admission
     retractions: int = 0
     spec: SpecStats = field(default_factory=SpecStats)
@@ -157,6 +176,9 @@ class Output:
     finish_reason: "stop" (an end token; it is not among `tokens`), "length", "abort" or "error".
     `matched` is the stop token's id. `spec`, `cached_tokens` and `retractions` are set on the last.
     `drafted[i]` is the depth at which tokens[i] had been drafted, 0 for the target's own choice.
+
+    Where they were asked for: logprobs[i] is tokens[i]'s, `matched_logprob` the stop token's, and
+    `prompt_logprobs` is set on the first output, one for each prompt token, None for the first of them.
     """
 
     rid: str
@@ -168,3 +190,6 @@ class Output:
     spec: SpecStats | None = None
     cached_tokens: int = 0
     retractions: int = 0
+    logprobs: list[TokenLogprob] | None = None
+    matched_logprob: TokenLogprob | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -18,11 +17,10 @@ from pathlib import Path
 from types import TracebackType
 
 from nextn.bench.errors import BenchError
+from nextn.bench.logged_process import LoggedProcess
 
 READY = re.compile(r"^nextn is ready on (http://\S+) \(model (.+), ", re.MULTILINE)
 START_SECONDS = 300.0
-STOP_SECONDS = 10.0
-LAST_LINES = 15
 
 
 class LocalServer:
@@ -34,13 +32,7 @@ class LocalServer:
     def __init__(self, name: str, options: Sequence[str], log: Path) -> None:
         self.name, self.log = name, log
         self.url = self.model = ""
-        with log.open("wb") as out:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "nextn", "serve", "--port", "0", *options],
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-            )
+        self._process = LoggedProcess([sys.executable, "-m", "nextn", "serve", "--port", "0", *options], log)
 
     def wait_ready(self) -> None:
         """Sets `url` and `model`. Raises BenchError when the server ends or takes too long."""
@@ -57,18 +49,10 @@ class LocalServer:
             time.sleep(0.05)
 
     def last_lines(self) -> list[str]:
-        return self.log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+        return self._process.last_lines()
 
     def stop(self) -> None:
-        """Ends it; after `STOP_SECONDS` by force."""
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            self._process.kill()
-            self._process.wait()
+        self._process.stop()
 
     def __enter__(self) -> LocalServer:
         return self

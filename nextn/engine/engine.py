@@ -41,10 +41,10 @@ class Engine:
         n = len(request.tokens)
         if n == 0:
             raise ValueError("the prompt is empty; it needs at least one token")
-        if n >= self.context_length:
+        if n + min(1, request.params.max_tokens) > self.context_length:
             raise ValueError(
                 f"the prompt has {n} tokens, the context length is {self.context_length}; "
-                f"it must leave room for at least one more"
+                f"it must leave room for at least one more, unless max_tokens is 0"
             )
         if min(request.tokens) < 0 or max(request.tokens) >= self.vocab_size:
             raise ValueError(f"the prompt has token ids outside 0..{self.vocab_size - 1}")

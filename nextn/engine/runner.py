@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from nextn.engine.logprobs import Asked, prompt_logprobs, token_logprobs
 from nextn.engine.sampler import Choice, choose
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span, build_batch
 from nextn.models.base import Model
 from nextn.ops.base import align
+from nextn.request import TokenLogprob
 from nextn.scheduler.plan import Plan, Row, RowResult, StepResult
 from nextn.speculative.drafter import Committed, Drafter
 from nextn.speculative.verify import accepted_drafts
@@ -31,7 +33,7 @@ class Runner:
         heads = self.model.config.num_attention_heads
         batch = build_batch(spans, self.pool.page_size, heads, self.model.device, self.naive_prefill)
         hidden = self.model.forward(batch, self.pool)
-        chosen = self._choose(hidden, rows)
+        chosen, raw = self._choose(hidden, rows)
         new = [
             c[: accepted_drafts(r.drafts, c) + 1] if r.chooses else []
             for r, c in zip(rows, chosen, strict=True)
@@ -40,11 +42,17 @@ class Runner:
         def choose_draft(logits: Tensor, asked: Sequence[tuple[int, Sequence[int]]]) -> list[int]:
             return choose(logits, [_choice(rows[i], (*new[i], *path)) for i, path in asked])
 
+        told = _output_logprobs(raw, rows, new)
+        scored = prompt_logprobs(self.model, hidden, _asked_of_prompts(rows))
         drafts = self.drafter.propose(hidden, _committed(rows, new), choose_draft)
-        return [RowResult(t, d) for t, d in zip(new, drafts, strict=True)]
+        return [
+            RowResult(t, d, o, [next(scored) for _ in r.scores])
+            for r, t, d, o in zip(rows, new, drafts, told, strict=True)
+        ]
 
-    def _choose(self, hidden: Tensor, rows: Sequence[Row]) -> list[list[int]]:
-        """The target's choices of every row: after the root and after each draft."""
+    def _choose(self, hidden: Tensor, rows: Sequence[Row]) -> tuple[list[list[int]], Tensor | None]:
+        """The target's choices of every row: after the root and after each draft. And a copy of the logits
+        of those rows that want log-probabilities, as `choose` may write over them."""
         index: list[int] = []
         choices: list[Choice] = []
         at = 0
@@ -55,15 +63,47 @@ class Runner:
                 drafts = r.drafts
                 choices.extend(_choice(r, drafts[:j]) for j in range(r.num_drafts + 1))
         if not index:
-            return [[] for _ in rows]
+            return [[] for _ in rows], None
         padded = index + [0] * (align(len(index)) - len(index))
         picked = hidden.index_select(0, torch.tensor(padded, device=hidden.device))
-        tokens = iter(choose(self.model.logits(picked), choices))
-        return [[next(tokens) for _ in range(r.num_drafts + 1)] if r.chooses else [] for r in rows]
+        logits = self.model.logits(picked)
+        wanted = [i for i, c in enumerate(choices) if c.params.logprobs is not None]
+        raw = logits[wanted] if wanted else None
+        tokens = iter(choose(logits, choices))
+        return [[next(tokens) for _ in range(r.num_drafts + 1)] if r.chooses else [] for r in rows], raw
 
 
 def _choice(row: Row, path: Sequence[int]) -> Choice:
     return Choice(row.params, row.history, path, row.num_prompt, row.end_ids)
+
+
+def _output_logprobs(
+    raw: Tensor | None, rows: Sequence[Row], new: Sequence[list[int]]
+) -> list[list[TokenLogprob] | None]:
+    """Of the tokens that each row commits. `raw`: see `Runner._choose`."""
+    if raw is None:
+        return [None] * len(rows)
+    asked: list[Asked] = []
+    at = 0
+    for r, tokens in zip(rows, new, strict=True):
+        if r.chooses and r.params.logprobs is not None:
+            asked += [Asked(at + i, token, r.params.logprobs) for i, token in enumerate(tokens)]
+            at += r.num_drafts + 1
+    told = iter(token_logprobs(raw, asked))
+    return [
+        [next(told) for _ in tokens] if r.chooses and r.params.logprobs is not None else None
+        for r, tokens in zip(rows, new, strict=True)
+    ]
+
+
+def _asked_of_prompts(rows: Sequence[Row]) -> list[Asked]:
+    asked: list[Asked] = []
+    at = 0
+    for r in rows:
+        after = [*r.tokens[1:], r.following] if r.scores else ()
+        asked += [Asked(at + i, after[i], r.params.prompt_logprobs or 0) for i in r.scores]
+        at += len(r.tokens)
+    return asked
 
 
 def _committed(rows: Sequence[Row], new: Sequence[list[int]]) -> list[Committed]:

@@ -50,12 +50,12 @@ class KVManager:
 
     # --- a request's life ---------------------------------------------------------------------
 
-    def admit(self, req: Request) -> None:
-        """Gives the request the cached prefix of its tokens and locks it. At least one token is left
-        to compute: committed <= len(tokens) - 1."""
+    def admit(self, req: Request, most: int | None = None) -> None:
+        """Gives the request the cached prefix of its tokens, of `most` slots at most, and locks it. At
+        least one token is left to compute: committed <= len(tokens) - 1."""
         assert req.lock is None, "admitted twice"
         assert req.tokens
-        req.pages, req.lock = self._cache.match(req.tokens)
+        req.pages, req.lock = self._cache.match(req.tokens if most is None else req.tokens[: most + 1])
         self._cache.lock(req.lock)
         req.cached = req.committed = len(req.pages) * self.page_size
 

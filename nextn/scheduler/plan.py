@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from nextn.request import SamplingParams
+from nextn.request import SamplingParams, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +15,7 @@ class Row:
 
     chooses: the committed tokens end in this row, so the target chooses after the root and after
     every draft. Otherwise it is a part of a prompt and `following` is the token after it.
+    scores: indices into `tokens`, of a prompt whose log-probabilities are wanted: the token after each.
     """
 
     rid: str
@@ -30,6 +31,7 @@ class Row:
     history: Sequence[int]  # all committed tokens of the request
     num_prompt: int
     end_ids: frozenset[int]
+    scores: range = range(0)
 
     @property
     def drafts(self) -> Sequence[int]:
@@ -44,10 +46,13 @@ class Plan:
 @dataclass(frozen=True, slots=True)
 class RowResult:
     """tokens: what the step commits, [accepted drafts ..., bonus]; empty for a part of a prompt.
-    drafts: the proposals for the next step."""
+    drafts: the proposals for the next step. logprobs: of `tokens`, None if not wanted. prompt_logprobs: one
+    for each of the row's `scores`."""
 
     tokens: list[int]
     drafts: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
 StepResult = list[RowResult]  # one per row, in the plan's order

@@ -91,7 +91,7 @@ class Scheduler:
     def _admit(self, req: Request) -> bool:
         """Takes the request's cached prefix if the rest of it will fit beside what runs."""
         first = req.num_output == 0 and req.retractions == 0
-        self.kv.admit(req)
+        self.kv.admit(req, most=self._unscored(req))
         promised = sum(self._pages_to_come(r) for r in self.running)
         if self.running and self._pages_to_come(req) + promised > self.kv.available:
             self.kv.release(req)
@@ -101,6 +101,18 @@ class Scheduler:
             self.stats.prompt_tokens += req.num_prompt
             self.stats.cached_tokens += req.cached
         return True
+
+    def _unscored(self, req: Request) -> int | None:
+        """The first position whose logits are still wanted, and so must be computed; None: none is."""
+        scored = len(req.prompt_logprobs)
+        return None if req.params.prompt_logprobs is None or scored == req.num_prompt - 1 else scored
+
+    def _scores(self, req: Request, end: int) -> range:
+        """Of a row that ends at position `end`: where the next token's logits are wanted."""
+        unscored = self._unscored(req)
+        if unscored is None:
+            return range(0)
+        return range(unscored - req.committed, min(end, req.num_prompt - 1) - req.committed)
 
     def _pages_to_come(self, req: Request) -> int:
         """Pages that a running request will want before long: its prompt's rest and one more."""
@@ -140,6 +152,7 @@ class Scheduler:
             history=req.tokens,
             num_prompt=req.num_prompt,
             end_ids=self.end_ids(req),
+            scores=self._scores(req, end),
         )
         rows.append(row)
         return True
@@ -170,6 +183,8 @@ class Scheduler:
 
     def _commit_row(self, req: Request, row: Row, res: RowResult) -> list[Output]:
         decoding = req.decoding
+        first = req.num_output == 0
+        req.prompt_logprobs += res.prompt_logprobs
         accepted = max(0, len(res.tokens) - 1)
         took, reason, matched = self._append(req, res.tokens, row.end_ids)
         true_end = row.start + len(row.tokens) - row.num_drafts + accepted
@@ -193,6 +208,11 @@ class Scheduler:
             self.stats.finished += 1
         drafted = [i + 1 if i < accepted else 0 for i in range(took)]
         out = Output(req.rid, res.tokens[:took], drafted, reason, matched)
+        if res.logprobs is not None:
+            out.logprobs = res.logprobs[:took]
+            out.matched_logprob = None if matched is None else res.logprobs[took]
+        if first and req.params.prompt_logprobs is not None:
+            out.prompt_logprobs = [None, *req.prompt_logprobs]
         if reason is not None:
             out.spec, out.cached_tokens, out.retractions = req.spec, req.first_cached, req.retractions
         return [out]
@@ -201,6 +221,8 @@ class Scheduler:
         self, req: Request, tokens: list[int], end_ids: frozenset[int]
     ) -> tuple[int, str | None, int | None]:
         """Takes over committed tokens up to the request's end: (how many, finish reason, stop id)."""
+        if tokens and len(req.tokens) >= req.limit:  # nothing but the prompt was asked for
+            return 0, "length", None
         for i, token in enumerate(tokens):
             if token in end_ids and req.num_output >= req.params.min_tokens:
                 return i, "stop", token

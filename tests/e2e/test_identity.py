@@ -1,8 +1,9 @@
-"""The identity matrix: on the embedded model, in f32, the text never depends on how it was computed.
+"""The identity matrix: on the embedded model, in f32, the text never depends on how it was computed. Nor do
+the log-probabilities, which some of the requests ask for.
 
 MTP off or 1, 2, 3 drafts; prompts whole or in chunks of 16 tokens; radix cache, none, or a pool so small
 that requests are retracted; one request at a time or all at once; T = 0 and seeded T = 1. Every
-combination must give the token ids of the plainest one.
+combination must give the token ids and log-probabilities of the plainest one, to the bit.
 """
 
 import itertools
@@ -15,6 +16,7 @@ from nextn.llm import LLM
 from nextn.request import Request, SamplingParams
 
 TOKENS = 24
+ASKED = {1: {"logprobs": 3}, 2: {"logprobs": 0, "prompt_logprobs": 2}, 6: {"logprobs": 1}, 8: {"logprobs": 2}}
 CHUNKS = {"whole": {}, "chunks": {"chunked_prefill_size": 16, "max_running_requests": 4}}
 CACHES = {
     "radix": {},
@@ -41,24 +43,45 @@ def work(llm):
         presence_penalty=0.2,
         min_tokens=8,
     )
-    return [*prompts, *prompts, prompts[0]], [greedy] * 4 + hot + [fussy]
+    params = [greedy] * 4 + hot + [fussy]
+    for i, changes in ASKED.items():
+        params[i] = params[i].replace(**changes)
+    return [*prompts, *prompts, prompts[0]], params
+
+
+def told(done):
+    return [(c.token_ids, c.logprobs, c.prompt_logprobs) for c in done]
 
 
 def with_retractions(engine, prompts, params):
     """All at once in a small pool; besides, every fifth step the last in order has to go."""
-    got = {str(i): [] for i in range(len(prompts))}
+    got = {str(i): Heard() for i in range(len(prompts))}
     for rid, prompt, p in zip(got, prompts, params, strict=True):
         engine.add(Request(rid, list(prompt), p))
     steps = 0
     while engine.has_work():
         for out in engine.step():
-            got[out.rid] += out.tokens
+            got[out.rid].take(out)
         steps += 1
         scheduler = engine._scheduler
         if steps % 5 == 0 and len(scheduler.running) > 1:
             scheduler._retract(scheduler.running[-1])
             engine.check_integrity()
-    return list(got.values())
+    return [heard.told for heard in got.values()]
+
+
+class Heard:
+    """What an engine said of one request."""
+
+    def __init__(self):
+        self.told = ([], None, None)
+
+    def take(self, out):
+        tokens, logprobs, prompt = self.told
+        if out.logprobs is not None:
+            logprobs = (logprobs or []) + out.logprobs
+        assert prompt is None or out.prompt_logprobs is None
+        self.told = (tokens + out.tokens, logprobs, out.prompt_logprobs or prompt)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +89,16 @@ def plain():
     """One request at a time, no drafts, whole prompts, no prefix cache."""
     llm = LLM(speculative_num_steps=0, disable_radix_cache=True)
     prompts, params = work(llm)
-    return [llm.generate([p], s)[0].token_ids for p, s in zip(prompts, params, strict=True)]
+    return [told(llm.generate([p], s))[0] for p, s in zip(prompts, params, strict=True)]
+
+
+def test_what_was_asked_for_is_told(plain):
+    for i, (tokens, logprobs, prompt) in enumerate(plain):
+        assert (logprobs is not None) == (i in ASKED)
+        assert (prompt is not None) == (i == 2)
+        assert logprobs is None or len(logprobs) == len(tokens)
+    # Greedily, the token is the most likely one; with penalties it may not be.
+    assert all(top[0] == (token, p) for token, (p, top) in zip(*plain[1][:2], strict=True))
 
 
 @pytest.mark.parametrize("drafts", [0, 1, 2, 3])
@@ -78,13 +110,13 @@ def test_text_is_the_same(plain, drafts, chunk, cache):
         together = with_retractions(llm.engine, prompts, params)
         assert llm.engine.stats().retracted >= 4
     else:
-        together = [c.token_ids for c in llm.generate(prompts, params)]
+        together = told(llm.generate(prompts, params))
     assert together == plain
     if drafts:
         assert llm.engine.stats().spec.accept_length > 1.2
     # One at a time, on whatever the first pass left in the prefix cache.
     some = [1, 5, 8]
-    alone = [llm.generate([prompts[i]], params[i])[0].token_ids for i in some]
+    alone = [told(llm.generate([prompts[i]], params[i]))[0] for i in some]
     assert alone == [plain[i] for i in some]
     if cache == "radix":
         assert llm.engine.stats().cached_tokens > 0
@@ -106,17 +138,17 @@ def test_random_arrivals_and_departures(plain, seed):
     jobs = [(f"r{i}", p, s) for i, (p, s) in enumerate(zip(prompts, params, strict=True))]
     jobs += [(f"x{i}", prompts[i][:50], params[i]) for i in range(3)]
     rng.shuffle(jobs)
-    got = {rid: [] for rid, _, _ in jobs}
+    got = {rid: Heard() for rid, _, _ in jobs}
     engine = llm.engine
     while jobs or engine.has_work():
         while jobs and (rng.random() < 0.3 or not engine.has_work()):
             rid, prompt, s = jobs.pop()
             engine.add(Request(rid, list(prompt), s))
         for out in engine.step():
-            got[out.rid] += out.tokens
+            got[out.rid].take(out)
         if rng.random() < 0.1:
             engine.abort(f"x{rng.randrange(3)}")
-    assert [got[f"r{i}"] for i in range(len(plain))] == plain
+    assert [got[f"r{i}"].told for i in range(len(plain))] == plain
     engine.check_integrity()
     assert engine.stats().used_tokens == 0
 
@@ -139,8 +171,8 @@ def test_across_a_block_of_keys():
 def test_page_size_and_seed(plain):
     llm = LLM(page_size=1, speculative_num_steps=2)
     prompts, params = work(llm)
-    assert [c.token_ids for c in llm.generate(prompts[4:6], params[4:6])] == plain[4:6]
+    assert told(llm.generate(prompts[4:6], params[4:6])) == plain[4:6]
     other = llm.generate(prompts[4:5], params[4].replace(seed=77))[0].token_ids
-    assert other != plain[4]
+    assert other != plain[4][0]
     stream = llm.generate(prompts[4:5], params[4].replace(stream=1))[0].token_ids
-    assert stream not in (plain[4], other)
+    assert stream not in (plain[4][0], other)

@@ -1,0 +1,106 @@
+"""What is measured: an engine, a number format and a number of MTP drafts, written "vllm:bfloat16:mtp1"."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+OURS = "nextn"
+DTYPES = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """dtypes: the first is the default. ready: below the engine's folder, there once it is installed."""
+
+    dtypes: tuple[str, ...]
+    mtp: bool
+    ready: str
+
+
+ENGINES = {
+    OURS: Engine(("float32", "bfloat16"), mtp=True, ready=""),
+    "transformers": Engine(("bfloat16", "float32"), mtp=False, ready="bin/python"),
+    "llamacpp": Engine(("bfloat16",), mtp=True, ready="build/bin/llama-server"),
+    "vllm": Engine(("bfloat16",), mtp=True, ready="bin/python"),
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    engine: str
+    dtype: str
+    drafts: int  # MTP drafts a step; 0: off
+
+    def __str__(self) -> str:
+        return f"{self.engine}:{self.dtype}" + (f":mtp{self.drafts}" if self.drafts else "")
+
+    @staticmethod
+    def parse(text: str) -> Variant:
+        """engine[:dtype][:mtpK]. Raises ValueError for what there is not."""
+        name, *rest = text.split(":")
+        engine = ENGINES.get(name)
+        if engine is None:
+            raise ValueError(f"--engines {text}: there is no engine {name!r}; choose from {', '.join(ENGINES)}")
+        dtype, drafts = engine.dtypes[0], 0
+        for part in rest:
+            if part in engine.dtypes:
+                dtype = part
+            elif engine.mtp and part.startswith("mtp") and part[3:].isdigit():
+                drafts = int(part[3:])
+            else:
+                able = ", ".join((*engine.dtypes, *(["mtpK"] if engine.mtp else [])))
+                raise ValueError(f"--engines {text}: {name} cannot do {part!r}; it can do {able}")
+        return Variant(name, dtype, drafts)
+
+    @property
+    def script(self) -> Path:
+        return HERE / f"runner_{self.engine}.py"
+
+
+def default_variants(drafts: int) -> list[Variant]:
+    """Every engine in every format it is asked in, without MTP and with `drafts`."""
+    found: list[Variant] = []
+    for name, engine in ENGINES.items():
+        for dtype in engine.dtypes if name == OURS else engine.dtypes[:1]:
+            found.append(Variant(name, dtype, 0))
+            if engine.mtp:
+                found.append(Variant(name, dtype, drafts))
+    return found
+
+
+def interpreter(engine: str, folder: Path) -> Path | None:
+    """The Python that runs an engine, or None if install.sh has not installed it below `folder`."""
+    if engine == OURS:
+        return Path(sys.executable)
+    home = folder / engine
+    return home / "bin" / "python" if (home / ENGINES[engine].ready).exists() else None
+
+
+def environment(engine: str, folder: Path, threads: int, cores: list[int]) -> dict[str, str]:
+    """The variables an engine's process is started with, besides what it inherits."""
+    found = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
+    more = _MORE.get(engine)
+    return found | (more(folder / engine, cores[:threads]) if more else {})
+
+
+def _vllm(home: Path, cores: list[int]) -> Mapping[str, str]:
+    """As vLLM's CPU guide has it. Left alone it would keep one core for its scheduler. Its MLA kernel for
+    CPUs takes DeepSeek's own 512 + 64 dimensions only, so attention runs on unpacked keys and values."""
+    preload = [*sorted(home.glob("tcmalloc/**/libtcmalloc_minimal.so.4")), home / "lib" / "libiomp5.so"]
+    return {
+        "LD_PRELOAD": ":".join(str(library) for library in preload if library.exists()),
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+        "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_MLA_DISABLE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "PATH": f"{home / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
+    }
+
+
+_MORE: dict[str, Callable[[Path, list[int]], Mapping[str, str]]] = {"vllm": _vllm}

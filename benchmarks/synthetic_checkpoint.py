@@ -1,0 +1,99 @@
+"""Writes a DeepSeek-V3 checkpoint of any size, without training, in which speculation is real.
+
+    python benchmarks/synthetic_checkpoint.py --output DIR                    # --size 1b, --acceptance 0.9
+    python benchmarks/synthetic_checkpoint.py --output DIR --size 69m --num-hidden-layers 4
+
+Greedy text walks a fixed permutation of the vocabulary; the NextN layer drafts it right at the rate of
+--acceptance (synthetic/walk.py says how). Every engine does the full work of a model of this size and accepts
+at a known rate. The folder has DeepSeek's own format: config.json, bf16 safetensors in shards with an
+index, tokenizer. It is written tensor by tensor, under another name until it is complete. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from synthetic.shard_writer import tensor_bytes, write_shards
+from synthetic.sizes import PRESETS, Dimensions, bytes_per_token, checkpoint_tensors, parameters
+from synthetic.vocabulary import embedded_folder, tokenizer_json
+from synthetic.walk import Walk
+from tqdm import tqdm
+
+
+def write_checkpoint(
+    output: Path, size: Dimensions, acceptance: float, seed: int = 0, shard_bytes: int = 500_000_000,
+    bar: bool = False,
+) -> dict[str, int | float | str]:  # fmt: skip
+    """Writes the folder `output` and returns its figures. It is there complete or not at all.
+
+    Raises ValueError for an output that exists and for dimensions that do not go together.
+    """
+    if output.exists():
+        raise ValueError(f"--output {output} exists; name a new folder, or remove it first")
+    cfg = size.check()
+    vocabulary, special = tokenizer_json(size.vocab_size)
+    walk = Walk(cfg, special, acceptance, seed)
+    shapes = checkpoint_tensors(cfg)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
+    try:
+        folder.chmod(0o755)
+        total = sum(tensor_bytes(name, shape) for name, shape in shapes.items())
+        with tqdm(total=total, unit="B", unit_scale=True, disable=not bar, file=sys.stderr) as progress:
+            written = write_shards(folder, shapes, walk.tensor, shard_bytes, progress.update)
+        _write_json(folder / "config.json", size.config_json())
+        _write_json(folder / "generation_config.json", {"bos_token_id": 0, "eos_token_id": 1})
+        _write_json(folder / "tokenizer.json", vocabulary)
+        shutil.copyfile(embedded_folder() / "tokenizer_config.json", folder / "tokenizer_config.json")
+        folder.rename(output)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return {
+        "output": str(output),
+        "parameters": parameters(cfg),
+        "bytes_per_token": bytes_per_token(cfg),
+        "bytes": written,
+        "acceptance": acceptance,
+        "seed": seed,
+    }
+
+
+def _write_json(file: Path, content: object) -> None:
+    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True, help="folder to write; it must not exist")
+    parser.add_argument("--size", choices=sorted(PRESETS), default="1b", help="default: 1b")
+    parser.add_argument(
+        "--acceptance", type=float, default=0.9, help="probability that a draft is right, per depth"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--shard-mb", type=int, default=500, help="largest shard, in MB")
+    dimensions = parser.add_argument_group("dimensions", "in place of the size's own")
+    for field in dataclasses.fields(Dimensions):
+        dimensions.add_argument(f"--{field.name.replace('_', '-')}", type=int, metavar="N")
+    args = parser.parse_args(argv)
+    names = [field.name for field in dataclasses.fields(Dimensions)]
+    changes = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    try:
+        done = write_checkpoint(
+            args.output, dataclasses.replace(PRESETS[args.size], **changes), args.acceptance, args.seed,
+            args.shard_mb * 1_000_000, bar=sys.stderr.isatty(),
+        )  # fmt: skip
+    except ValueError as e:
+        parser.error(str(e))
+    print(json.dumps(done))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

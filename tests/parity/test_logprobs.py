@@ -1,0 +1,38 @@
+"""Log-probabilities of the embedded model against transformers' logits, the prompt's and the output's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from parity.oracle import load_oracle, oracle_logits
+
+from nextn.bench.prompts import heldout_prompts
+from nextn.config import EMBEDDED, model_folder
+from nextn.llm import LLM
+from nextn.request import SamplingParams
+
+TOP = 5
+
+
+def test_logprobs_are_those_of_transformers() -> None:
+    llm = LLM(threads=1, chunked_prefill_size=64, max_running_requests=4)
+    params = SamplingParams(
+        max_tokens=12, temperature=1.0, seed=3, top_k=9, repetition_penalty=1.3, ignore_eos=True,
+        logprobs=TOP, prompt_logprobs=TOP,
+    )  # fmt: skip
+    oracle = load_oracle(model_folder(EMBEDDED))
+    for done in llm.generate(heldout_prompts(3), params):
+        tokens = [*done.prompt_token_ids, *done.token_ids]
+        expected = oracle_logits(oracle, tokens).log_softmax(-1)
+        assert done.prompt_logprobs is not None
+        assert done.logprobs is not None
+        first, *told = [*done.prompt_logprobs, *done.logprobs]
+        assert first is None
+        assert len(told) == len(tokens) - 1
+        for row, token, logprob in zip(expected, tokens[1:], told, strict=False):
+            assert logprob is not None
+            assert logprob.logprob == pytest.approx(row[token].item(), abs=2e-4)
+            best, _ = row.topk(TOP)
+            assert [p for _, p in logprob.top] == pytest.approx(best.tolist(), abs=2e-4)
+            ids = torch.tensor([i for i, _ in logprob.top])
+            assert row[ids].tolist() == pytest.approx(best.tolist(), abs=2e-4)
