@@ -70,7 +70,9 @@ def _write_json(file: Path, content: object) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", type=Path, required=True, help="folder to write; it must not exist")
     parser.add_argument("--size", choices=sorted(PRESETS), default="1b", help="default: 1b")
     parser.add_argument(

@@ -16,9 +16,11 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent
 TARGET = SOURCE.parent / "nextn" / "ops" / "cpu" / "lib"
-FLAGS = """-std=c++17 -O3 -fPIC -shared -fvisibility=hidden -fno-math-errno -ffp-contract=off -pthread
--Wall -Wextra -Wno-psabi -Wno-uninitialized -Wno-maybe-uninitialized""".split()
-AVX512 = "-mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma".split()
+FLAGS = [
+    "-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-math-errno", "-ffp-contract=off",
+    "-pthread", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-uninitialized", "-Wno-maybe-uninitialized",
+]  # fmt: skip
+AVX512 = ["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma"]
 LEVELS: dict[str, list[str]] = {
     "portable": [],
     "avx2": ["-mavx2", "-mfma"],

@@ -52,7 +52,12 @@ def start(options: Options) -> tuple[str, Mapping[str, Any], Generate]:
         )
         return Reply(seconds, [list(d.outputs[0].token_ids) for d in done], spec if options.drafts else None)
 
-    settings = {"dtype": options.dtype, "threads": options.threads, "drafts": options.drafts, "compiled": True}
+    settings = {
+        "dtype": options.dtype,
+        "threads": options.threads,
+        "drafts": options.drafts,
+        "compiled": True,
+    }
     return f"vLLM {vllm.__version__}", settings, generate
 
 

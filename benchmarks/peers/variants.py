@@ -45,7 +45,9 @@ class Variant:
         name, *rest = text.split(":")
         engine = ENGINES.get(name)
         if engine is None:
-            raise ValueError(f"--engines {text}: there is no engine {name!r}; choose from {', '.join(ENGINES)}")
+            raise ValueError(
+                f"--engines {text}: there is no engine {name!r}; choose from {', '.join(ENGINES)}"
+            )
         dtype, drafts = engine.dtypes[0], 0
         for part in rest:
             if part in engine.dtypes:

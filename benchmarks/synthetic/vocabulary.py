@@ -27,7 +27,9 @@ def tokenizer_json(vocab_size: int) -> tuple[dict[str, Any], int]:
     special = len(found["added_tokens"])
     alphabet = len(model["vocab"]) - len(merges)
     if vocab_size < alphabet:
-        raise ValueError(f"--vocab-size is {vocab_size}; {special} special tokens and 256 bytes need {alphabet}")
+        raise ValueError(
+            f"--vocab-size is {vocab_size}; {special} special tokens and 256 bytes need {alphabet}"
+        )
     # In this tokenizer ids are in the order of training: special tokens, bytes, then one for each merge.
     model["merges"] = merges[: vocab_size - alphabet]
     model["vocab"] = {token: i for token, i in model["vocab"].items() if i < vocab_size}
@@ -36,7 +38,9 @@ def tokenizer_json(vocab_size: int) -> tuple[dict[str, Any], int]:
             return found, special
         model["vocab"]["".join(pair)] = len(model["vocab"])
         model["merges"].append(list(pair))
-    raise ValueError(f"--vocab-size is {vocab_size}; there are {len(model['vocab'])} tokens to be made at most")
+    raise ValueError(
+        f"--vocab-size is {vocab_size}; there are {len(model['vocab'])} tokens to be made at most"
+    )
 
 
 def _new_pairs(vocab: dict[str, int], special: int) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""The weights of DeepSeek-V3 for the native kernels: which tensor of a checkpoint goes where in which panel."""
+"""DeepSeek-V3's weights for the native kernels: which tensor of a checkpoint goes where in which panel."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from nextn.ops.cpu.weights import PackedWeight, norm_weight, padded
 class NativeWeights:
     """Zeros until `place` has been called for every tensor.
 
-    quantize: "w8a16" keeps the layers' matrices in int8. fp8: names that the checkpoint stores in e4m3 blocks;
-    a matrix whose parts are all among them stays in e4m3, and those names are in `as_stored`.
+    quantize: "w8a16" keeps the layers' matrices in int8. fp8: names that the checkpoint stores in e4m3
+    blocks; a matrix whose parts are all among them stays in e4m3, and those names are in `as_stored`.
     """
 
     def __init__(
@@ -153,7 +153,9 @@ class NativeWeights:
         bias = torch.zeros(padded(experts, 16))
         self._plain.append(bias)
         self._places[f"{prefix}gate.e_score_correction_bias"] = partial(_copy, bias[:experts])
-        gate_up, down = self._mlp([f"{prefix}experts.{e}." for e in range(experts)], cfg.moe_intermediate_size)
+        gate_up, down = self._mlp(
+            [f"{prefix}experts.{e}." for e in range(experts)], cfg.moe_intermediate_size
+        )
         found = FeedForward(
             gate=gate.struct, bias=bias.data_ptr(), gate_up=gate_up, down=down, experts=experts,
             groups=cfg.n_group, top_groups=cfg.topk_group, top_k=cfg.num_experts_per_tok,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import CDLL, POINTER, Structure, c_float, c_int, c_int32, c_int64, c_uint32, c_uint64, c_void_p
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "lib"
@@ -109,7 +109,7 @@ class NoLibrary(Exception):
     """The native kernels cannot be used here; the text says why."""
 
 
-@lru_cache(maxsize=None)
+@cache
 def library(level: str | None = None) -> CDLL:
     """The kernels at `level`, or at the best level that is built and that this machine runs.
 
