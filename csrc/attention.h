@@ -128,7 +128,11 @@ inline void attend_block(const Span& span, const Cache& cache, const uint16_t* q
                          int n, int block, Scratch& s, float* const* out, Softmax* found) {
     const int begin = block * KEYS, end = span.start + span.rows;
     const int count = end - begin < KEYS ? end - begin : KEYS;
-    for (int j = 0; j < count; ++j) s.keys[j] = cache.entry(span, begin + j);
+    for (int j = 0; j < count;) {  // page by page: a division for each key would cost as much as its scores
+        const uint16_t* entry = cache.entry(span, begin + j);
+        const int rest = cache.page - (begin + j) % cache.page, upto = j + rest < count ? j + rest : count;
+        for (; j < upto; ++j, entry += cache.width) s.keys[j] = entry;
+    }
     for (int j = count; j < ((count + 3) & ~3); ++j) s.keys[j] = s.keys[count - 1];
     const uint16_t* queries[QUERIES] = {};
     for (int i = 0; i < n; ++i) queries[i] = q + (int64_t(span.first) * heads + from + i) * cache.width;

@@ -33,7 +33,24 @@ inline void philox(uint32_t c0, uint32_t c1, uint32_t c2, uint64_t seed, uint32_
 }
 
 inline float gumbel(uint32_t word) { return float(-std::log(-std::log((double(word) + 0.5) * 0x1p-32))); }
-constexpr float MOST_NOISE = 23.f;  // -log(-log(1 - 2**-33)) is 22.87
+
+// Which words can win at all? A token that lies d below the best logit needs noise above `lead` + d, where lead
+// is how far the best sum so far is above the best logit; noise grows with the word. So most tokens are turned
+// down by one comparison, and only the others pay for two logarithms.
+struct Bar {
+    static constexpr int STEPS = 24;  // noise is below 23
+    uint32_t least[STEPS + 1];        // for d in [i, i + 1)
+    void raise(float lead) {
+        for (int i = 0; i <= STEPS; ++i) {
+            // A little too low, which costs a logarithm now and then.
+            const double u = std::exp(-std::exp(-(double(lead) + i - 1e-3))) * 0x1p32 - 2.;
+            least[i] = i == STEPS && lead + i > 23.f ? 0xffffffffu : u <= 0. ? 0u : uint32_t(u);
+        }
+    }
+    bool can_win(float below, uint32_t word) const {
+        return below < float(STEPS) ? word >= least[int(below)] : word >= least[STEPS];
+    }
+};
 
 inline int argmax(const float* z, int n) {
     int best = 0;
@@ -79,17 +96,24 @@ inline int choose(float* z, int n, const NxSampling& s, std::vector<int32_t>& or
     int best = greedy;
     uint32_t words[4];
     philox(uint32_t(greedy / 4), s.index, s.stream, s.seed, words);
-    float value = z[greedy] + gumbel(words[greedy % 4]);
+    const float top = z[greedy];
+    float value = top + gumbel(words[greedy % 4]);
+    Bar bar;
+    bar.raise(value - top);
     for (int i = 0; i < n; i += 4) {
         const int end = i + 4 < n ? i + 4 : n;
-        bool can = false;
-        for (int j = i; j < end; ++j) can |= z[j] + MOST_NOISE >= value;
-        if (!can) continue;
+        bool open = false;
+        for (int j = i; j < end; ++j) open |= z[j] != -INFINITY;
+        if (!open) continue;
         philox(uint32_t(i / 4), s.index, s.stream, s.seed, words);
         for (int j = i; j < end; ++j) {
-            if (z[j] + MOST_NOISE < value) continue;
+            if (z[j] == -INFINITY || !bar.can_win(top - z[j], words[j - i])) continue;
             const float v = z[j] + gumbel(words[j - i]);
-            if (v > value || (v == value && j < best)) { value = v; best = j; }
+            if (v > value || (v == value && j < best)) {
+                value = v;
+                best = j;
+                bar.raise(value - top);
+            }
         }
     }
     return best;
