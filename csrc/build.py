@@ -12,6 +12,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parent
@@ -45,19 +46,23 @@ def build(target: Path = TARGET, extra: list[str] | None = None) -> list[Path]:
     cxx = compiler().split()
     x86 = platform.machine().lower() in ("x86_64", "amd64")
     target.mkdir(parents=True, exist_ok=True)
-    done: list[Path] = []
-    for level, flags in LEVELS.items() if x86 else (("portable", []),):
+    levels = LEVELS if x86 else {"portable": []}
+
+    def one(level: str) -> Path | None:
         library = target / f"libnextn_{level}.so"
         part = library.with_suffix(".part")
-        command = [*cxx, *FLAGS, *flags, *(extra or []), str(SOURCE / "nextn.cpp"), "-o", str(part)]
+        command = [*cxx, *FLAGS, *levels[level], *(extra or []), str(SOURCE / "nextn.cpp"), "-o", str(part)]
         found = subprocess.run(command, capture_output=True, text=True)
         if found.returncode == 0:
             part.replace(library)
-            done.append(library)
-        elif level == "portable":
+            return library
+        if level == "portable":
             raise NoCompiler(f"{' '.join(command)} failed:\n{found.stderr[-2000:]}")
-        else:  # an older compiler that does not know the level
-            library.unlink(missing_ok=True)
+        library.unlink(missing_ok=True)  # an older compiler that does not know the level
+        return None
+
+    with ThreadPoolExecutor() as threads:
+        done = [library for library in threads.map(one, levels) if library]
     return done
 
 

@@ -68,7 +68,7 @@ struct Engine {
     FeedForwardBuffers mlp;
 
     Engine(const NxModel& m, int threads, int layers_given)
-        : pool(threads), model(m), layers(m.layer, m.layer + layers_given), scratch(size_t(threads)) {}
+        : pool(threads), model(m), layers(m.layer, m.layer + layers_given), scratch(size_t(pool.threads())) {}
 
     template <class T> static T* room(std::vector<T>& v, int64_t n) {
         if (int64_t(v.size()) < n) v.resize(size_t(n));

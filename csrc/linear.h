@@ -145,6 +145,7 @@ inline void rows_by_panel(const Rows& x, int from, int to, const NxWeight& w, co
 // All rows against all panels, in pieces of panel x row block for the pool.
 template <class Done>
 inline void product_all(Pool& pool, const Rows& x, int rows, const NxWeight& w, const Done& done) {
+    if (rows <= 0) return;
     const int wide = panels(w);
     int pieces = (rows + 95) / 96;  // a panel stays in the cache from one piece to the next
     if (wide >= 8 * pool.threads()) pieces = 1 + (rows - 1) / 1024;
