@@ -91,7 +91,8 @@ inline void filter(float* z, int n, const NxSampling& s, int best, std::vector<i
 inline int choose(float* z, int n, const NxSampling& s, std::vector<int32_t>& order) {
     const int greedy = argmax(z, n);
     if (s.temperature < 1e-5f) return greedy;
-    for (int i = 0; i < n; ++i) z[i] /= s.temperature;
+    if (!std::isfinite(z[greedy])) return greedy;
+    for (int i = 0; i < n; ++i) z[i] = z[i] == z[i] ? z[i] / s.temperature : -INFINITY;  // sorting needs an order
     filter(z, n, s, greedy, order);
     int best = greedy;
     uint32_t words[4];

@@ -70,8 +70,7 @@ def test_far_from_the_best(level: str, gap: float) -> None:
 
 
 def test_greedy_takes_the_first_of_equals(level: str) -> None:
-    z = logits(4, 50)
-    z[:, 10:] = z[:, 10:].clamp(max=2.0)
+    z = logits(4, 50, spread=1.0)
     z[0, [31, 12, 49]] = 9.0
     z[1, [0, 49]] = 9.0
     z[2] = 1.5
@@ -112,7 +111,7 @@ def test_mixed_rows(level: str) -> None:
         for i in range(7)
     ]
     got = draw(z.clone(), asked)
-    assert got == sampler.draw(z.clone(), asked)
+    assert got == sampler.draw(z[:7].clone(), asked)
     assert got == [draw(z[i : i + 1].clone(), [asked[i]])[0] for i in range(7)]
     assert draw(z.clone(), []) == []
 
