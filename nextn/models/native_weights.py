@@ -70,8 +70,10 @@ class NativeWeights:
         if kind is None:
             kind = self._kind
             if self.cfg.quantization is not None and kind == BF16 and self._fp8.issuperset(names):
-                kind, block = E4M3, self.cfg.quantization.weight_block_size[1]
-                self.as_stored |= frozenset(names)
+                width = self.cfg.quantization.weight_block_size[1]
+                if width % 2 == 0:  # the kernels read inputs in pairs: no pair may lie in two blocks
+                    kind, block = E4M3, width
+                    self.as_stored |= frozenset(names)
         self.packed.append(PackedWeight(n_out, n_in, kind, members, block))
         return self.packed[-1]
 

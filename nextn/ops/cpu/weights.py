@@ -19,11 +19,12 @@ def padded(n: int, to: int) -> int:
 class PackedWeight:
     """`members` weights of one shape, one after another (heads, experts), or a single one.
 
-    n_out, n_in: of one of them. block: inputs of one scale (e4m3); int8 has one scale for each output.
+    n_out, n_in: of one of them. block: inputs of one scale (e4m3; even); int8 has one scale for each output.
     What is never placed is zero.
     """
 
     def __init__(self, n_out: int, n_in: int, kind: int = BF16, members: int = 1, block: int = 0) -> None:
+        assert kind != E4M3 or (block > 0 and block % 2 == 0), block
         self.shape, self.kind, self.members = (n_out, n_in), kind, members
         outs, ins = padded(n_out, 16), n_in if kind == F32 else padded(n_in, 2)
         self.block = ins if kind == INT8 else block
