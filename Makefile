@@ -1,5 +1,6 @@
 # make demo   sets up and runs the main job on the embedded model
 # make test   sets up and runs the tests
+# make test-native  the native kernels under the sanitizers, and their tests
 # make check  linters and types
 # make bench  the benchmark scripts, which write benchmarks/results/
 PYTHON ?= python3
@@ -9,7 +10,7 @@ TORCH := torch==2.13.0
 DEMO_ARGS ?=
 TEST_ARGS ?=
 
-.PHONY: setup demo test check bench clean
+.PHONY: setup demo test test-native check bench clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.core
@@ -30,6 +31,9 @@ demo: $(VENV)/.core
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest $(TEST_ARGS)
+
+test-native: $(VENV)/.dev
+	$(BIN)/python -m pytest -rs tests/native tests/unit/ops/cpu tests/parity/test_native_model.py $(TEST_ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -54,11 +54,25 @@ class EngineConfig:
     dtype: str = option(
         "auto",
         "model",
-        "arithmetic; auto is float32, in which the plain torch ops are exact for any batch",
+        "arithmetic; auto is bfloat16 with the native CPU kernels, float32 with plain torch: what is exact "
+        "for any batch",
         choices=("auto", "float32", "bfloat16"),
     )
     device: str = option(
         "auto", "model", "auto: cpu, unless a CUDA device is there", choices=("auto", "cpu", "cuda")
+    )
+    kernel_backend: str = option(
+        "auto",
+        "model",
+        "cpu: the native kernels; reference: plain torch; auto: cpu where they are built and can serve",
+        choices=("auto", "cpu", "reference"),
+    )
+    quantization: str | None = option(
+        None,
+        "model",
+        "w8a16: the layers' matrices in int8, one scale for each output, at load (native kernels); default: "
+        "as the checkpoint stores them (bf16, f32 or FP8 blocks)",
+        choices=("w8a16",),
     )
     context_length: int | None = option(
         None, "model", "longest prompt + output in tokens; default: the model's own", "--max-model-len"
@@ -67,7 +81,7 @@ class EngineConfig:
     threads: int | None = option(
         None,
         "model",
-        "CPU threads of the engine; default: the cores it may use less one, which is the HTTP process's",
+        "CPU threads of the engine; default: the cores it may use (with plain torch one less)",
     )
 
     kv_cache_tokens: int | None = option(
@@ -223,7 +237,6 @@ REFUSED: dict[str, str] = {
     "--dp": "one process per engine for now",
     "--ep-size": "one process per engine for now",
     "--enable-dp-attention": "one process per engine for now",
-    "--quantization": "the checkpoint's own format decides (bf16, f32 or FP8 blocks)",
     "--speculative-draft-model-path": "the checkpoint's own MTP layer drafts",
     "--speculative-accept-threshold-single": "verification is exact",
     "--speculative-accept-threshold-acc": "verification is exact",

@@ -2,6 +2,7 @@
 
 nextn inspect
 nextn inspect --model-path /models/DeepSeek-V3
+nextn inspect --machine
 """
 
 from __future__ import annotations
@@ -19,14 +20,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model-path", "--model", default=EMBEDDED, help=f"checkpoint folder (default: {EMBEDDED})"
     )
+    parser.add_argument(
+        "--machine", action="store_true", help="show what this machine can run instead: cores, kernels, GPU"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
+    rows = machine() if args.machine else checkpoint(args.model_path)
+    width = max(map(len, rows))
+    for name, value in rows.items():
+        print(f"{name:<{width}}  {value}")
+    return 0
+
+
+def machine() -> dict[str, str]:
+    import torch
+
+    from nextn.bench.machine import this_machine
+    from nextn.ops.cpu.library import NoLibrary, machine_level
+
+    found = this_machine()
+    try:
+        kernels = "native, {} ({})".format(*machine_level())
+    except NoLibrary as e:
+        kernels = f"plain torch; the native ones cannot be used: {e}"
+    cuda = torch.cuda.is_available()
+    return {
+        "CPU": found.cpu,
+        "cores to use": f"{found.cores}",
+        "CPU kernels": kernels,
+        "GPU": torch.cuda.get_device_name() if cuda else "none that torch can use",
+        "torch, Python": f"{found.torch}, {found.python}",
+    }
+
+
+def checkpoint(model_path: str) -> dict[str, str]:
     from nextn.models.config import ModelConfig
     from nextn.models.loader import stored_nextn_layers
     from nextn.models.names import expected_tensors
 
-    folder = model_folder(args.model_path)
+    folder = model_folder(model_path)
     try:
         cfg = ModelConfig.from_folder(folder)
         stored = stored_nextn_layers(folder, cfg)
@@ -39,8 +72,8 @@ def run(args: argparse.Namespace) -> int:
     target = count(0)
     moe = sum(cfg.is_moe(i) for i in range(cfg.num_hidden_layers))
     idle = (cfg.n_routed_experts - cfg.num_experts_per_tok) * 3 * cfg.hidden_size * cfg.moe_intermediate_size
-    rows = {
-        "model": args.model_path,
+    return {
+        "model": model_path,
         "architecture": cfg.architecture,
         "layers": f"{cfg.num_hidden_layers} ({cfg.num_hidden_layers - moe} dense, {moe} MoE)",
         "hidden size, heads": f"{cfg.hidden_size}, {cfg.num_attention_heads}",
@@ -55,7 +88,3 @@ def run(args: argparse.Namespace) -> int:
         "KV cache a token": f"{cfg.latent_dim * cfg.num_hidden_layers} values"
         + (f" + {cfg.latent_dim} for drafting" if stored else ""),
     }
-    width = max(map(len, rows))
-    for name, value in rows.items():
-        print(f"{name:<{width}}  {value}")
-    return 0

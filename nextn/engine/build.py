@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from nextn.config import EngineConfig, model_folder, usable_cores
+from nextn.config import EngineConfig, usable_cores
+from nextn.engine.model import make_model
 from nextn.engine.runner import Runner
+from nextn.engine.sampler import draw
 from nextn.kvcache.manager import KVManager
 from nextn.kvcache.naive import NaiveCache
 from nextn.kvcache.pool import KVPool
 from nextn.kvcache.radix import RadixCache
 from nextn.models.base import Model
 from nextn.models.config import ModelConfig
-from nextn.models.dummy import dummy_checkpoint
-from nextn.models.fake import FakeModel, parse_acceptance
-from nextn.models.loader import load_checkpoint, stored_nextn_layers
-from nextn.models.names import expected_tensors, nextn_prefixes, product_shapes, shared_tensors
-from nextn.models.registry import model_class
-from nextn.ops.registry import make_ops
+from nextn.ops.cpu.draw import draw as native_draw
 from nextn.scheduler.scheduler import Scheduler
 from nextn.speculative.drafter import Drafter, MTPDrafter, NoDrafter
 
-log = logging.getLogger("nextn.engine")
-
 CPU_KV_TOKENS = 32768
-DTYPES = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -48,10 +39,11 @@ class Built:
 def build(config: EngineConfig) -> Built:
     """Raises ValueError for options that do not go together or that the model cannot honour."""
     device = _device(config.device)
-    # A core that is taken away from one thread stops all of them at the next barrier, so one is left over.
+    # A core that is taken away from one of torch's threads stops all of them at the next barrier, so one is
+    # left over. The native kernels wait for nobody (csrc/pool.h).
     torch.set_num_threads(config.threads or max(1, usable_cores() - 1))
     begin = time.perf_counter()
-    model = _model(config, device)
+    model, kernels = make_model(config, device, config.threads or usable_cores())
     seconds = time.perf_counter() - begin
     cfg = model.config
     num_drafts = config.num_drafts if model.can_draft else 0
@@ -75,7 +67,8 @@ def build(config: EngineConfig) -> Built:
         "architecture": cfg.architecture,
         "device": device.type,
         "dtype": str(model.dtype).removeprefix("torch."),
-        "threads": torch.get_num_threads(),
+        "kernels": kernels,
+        "threads": config.threads or usable_cores() if kernels == "cpu" else torch.get_num_threads(),
         "weight_bytes": model.weight_bytes,
         "load_seconds": round(seconds, 3),
         "kv_tokens": slots,
@@ -87,7 +80,7 @@ def build(config: EngineConfig) -> Built:
     context = min(_context_length(config, cfg), slots)
     return Built(
         model,
-        Runner(model, pool, drafter, config.prefill_attention == "naive"),
+        Runner(model, pool, drafter, native_draw if kernels == "cpu" else draw),
         scheduler,
         frozenset(cfg.eos_token_ids),
         context,
@@ -125,55 +118,3 @@ def _pages(config: EngineConfig, bytes_per_token: int, device: torch.device) -> 
             "raise --kv-cache-tokens or --mem-fraction-static"
         )
     return pages
-
-
-def _model(config: EngineConfig, device: torch.device) -> Model:
-    acceptance = parse_acceptance(config.model_path)
-    if acceptance is not None:
-        return FakeModel(acceptance, device)
-    folder = model_folder(config.model_path)
-    cfg = ModelConfig.from_folder(folder)
-    dtype = DTYPES[config.dtype]
-    nextn = _nextn_layers(config, cfg, folder)
-    expected = expected_tensors(cfg, nextn)
-    ops = make_ops(product_shapes(cfg), dtype, device)
-    model = model_class(cfg.architecture)(cfg, ops, dtype, device, nextn > 0)
-    targets: dict[str, Tensor] = model.targets()
-    assert {n: tuple(t.shape) for n, t in targets.items()} == expected
-
-    def place(name: str, tensor: Tensor) -> None:
-        targets[name].copy_(tensor)
-
-    if config.load_format == "dummy":
-        dummy_checkpoint(expected, place, config.random_seed, dtype)
-    else:
-        load_checkpoint(
-            folder,
-            expected,
-            place,
-            quantization=cfg.quantization,
-            dtype=dtype,
-            shared=shared_tensors(cfg, nextn),
-            skip_prefixes=nextn_prefixes(cfg, nextn),
-        )
-    return model  # type: ignore[no-any-return]
-
-
-def _nextn_layers(config: EngineConfig, cfg: ModelConfig, folder: Path) -> int:
-    """1 if drafts are wanted and there is a module to make them, else 0.
-
-    Raises ValueError when drafts were asked for by name and the checkpoint has no module.
-    """
-    if config.num_drafts == 0:
-        return 0
-    dummy = config.load_format == "dummy"
-    stored = cfg.num_nextn_predict_layers if dummy else stored_nextn_layers(folder, cfg)
-    asked = config.speculative_algorithm is not None or config.speculative_num_steps is not None
-    if stored == 0 and asked:
-        raise ValueError(
-            f"--speculative-algorithm NEXTN: {folder} has no NextN layer to draft with; "
-            "use --speculative-num-steps 0"
-        )
-    if stored > 1:
-        log.info("the checkpoint has %d NextN layers; the first drafts at every depth", stored)
-    return min(stored, 1)

@@ -14,11 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nextn.models.base import Model
-from nextn.ops.base import align
+from nextn.models.base import Model, take
 from nextn.request import TokenLogprob
 
-ROWS = 64  # at a time: bounds the memory, 64 rows of 129,280 logits are 32 MiB; a multiple of ROW_ALIGN
+ROWS = 64  # at a time: bounds the memory, 64 rows of 129,280 logits are 32 MiB
 
 
 class Asked(NamedTuple):
@@ -60,6 +59,5 @@ def prompt_logprobs(model: Model, hidden: Tensor, asked: Sequence[Asked]) -> Ite
     at a time."""
     for begin in range(0, len(asked), ROWS):
         some = asked[begin : begin + ROWS]
-        index = [a.row for a in some] + [0] * (align(len(some)) - len(some))
-        logits = model.logits(hidden.index_select(0, torch.tensor(index, device=hidden.device)))
+        logits = model.logits(take(model, hidden, [a.row for a in some]))
         yield from token_logprobs(logits, [a._replace(row=i) for i, a in enumerate(some)])

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from nextn.engine.logprobs import Asked, prompt_logprobs, token_logprobs
-from nextn.engine.sampler import Choice, choose
+from nextn.engine.sampler import Choice, Draw, choose, draw
 from nextn.kvcache.pool import KVPool
-from nextn.layers.batch import Span, build_batch
-from nextn.models.base import Model
-from nextn.ops.base import align
+from nextn.layers.batch import Span
+from nextn.models.base import Model, take
 from nextn.request import TokenLogprob
 from nextn.scheduler.plan import Plan, Row, RowResult, StepResult
 from nextn.speculative.drafter import Committed, Drafter
@@ -22,17 +21,15 @@ from nextn.speculative.verify import accepted_drafts
 class Runner:
     """An executor of one process. Others have the same `run`."""
 
-    def __init__(self, model: Model, pool: KVPool, drafter: Drafter, naive_prefill: bool = False) -> None:
-        self.model, self.pool, self.drafter = model, pool, drafter
-        self.naive_prefill = naive_prefill
+    def __init__(self, model: Model, pool: KVPool, drafter: Drafter, draw: Draw = draw) -> None:
+        """draw: what chooses among logits; a backend may bring its own."""
+        self.model, self.pool, self.drafter, self.draw = model, pool, drafter, draw
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
         rows = plan.rows
         spans = [Span(r.tokens, r.start, r.pages) for r in rows]
-        heads = self.model.config.num_attention_heads
-        batch = build_batch(spans, self.pool.page_size, heads, self.model.device, self.naive_prefill)
-        hidden = self.model.forward(batch, self.pool)
+        hidden = self.model.forward(self.model.batch(spans, self.pool.page_size), self.pool)
         chosen, raw = self._choose(hidden, rows)
         new = [
             c[: accepted_drafts(r.drafts, c) + 1] if r.chooses else []
@@ -40,7 +37,7 @@ class Runner:
         ]
 
         def choose_draft(logits: Tensor, asked: Sequence[tuple[int, Sequence[int]]]) -> list[int]:
-            return choose(logits, [_choice(rows[i], (*new[i], *path)) for i, path in asked])
+            return choose(logits, [_choice(rows[i], (*new[i], *path)) for i, path in asked], self.draw)
 
         told = _output_logprobs(raw, rows, new)
         scored = prompt_logprobs(self.model, hidden, _asked_of_prompts(rows))
@@ -64,12 +61,10 @@ class Runner:
                 choices.extend(_choice(r, drafts[:j]) for j in range(r.num_drafts + 1))
         if not index:
             return [[] for _ in rows], None
-        padded = index + [0] * (align(len(index)) - len(index))
-        picked = hidden.index_select(0, torch.tensor(padded, device=hidden.device))
-        logits = self.model.logits(picked)
+        logits = self.model.logits(take(self.model, hidden, index))
         wanted = [i for i, c in enumerate(choices) if c.params.logprobs is not None]
         raw = logits[wanted] if wanted else None
-        tokens = iter(choose(logits, choices))
+        tokens = iter(choose(logits, choices, self.draw))
         return [[next(tokens) for _ in range(r.num_drafts + 1)] if r.chooses else [] for r in rows], raw
 
 

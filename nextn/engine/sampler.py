@@ -11,8 +11,9 @@ Shapes: N choices, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +24,22 @@ from nextn.request import SamplingParams
 
 # Dividing by much less overflows f32, and noise would only decide between logits that are all but equal.
 GREEDY_BELOW = 1e-5
+
+
+class Drawn(NamedTuple):
+    """What a choice depends on besides its penalized logits."""
+
+    seed: int
+    stream: int
+    position: int  # of the token to choose
+    temperature: float
+    top_p: float
+    min_p: float
+    top_k: int
+
+
+# Penalized logits [N, V] f32, which may be written over, and N draws -> N token ids.
+Draw = Callable[[Tensor, Sequence[Drawn]], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +56,44 @@ class Choice:
     def index(self) -> int:
         return len(self.tokens) + len(self.path)
 
+    @property
+    def penalized(self) -> bool:
+        """Do the logits change before the draw?"""
+        p = self.params
+        early = p.min_tokens > 0 and self.index - self.num_prompt < p.min_tokens
+        return early or p.repetition_penalty != 1.0 or bool(p.frequency_penalty or p.presence_penalty)
 
-def choose(logits: Tensor, choices: Sequence[Choice]) -> list[int]:
-    """logits [N or more, V] f32 (padding rows at the end are ignored; rows may be written over) ->
-    N token ids."""
-    logits = logits[: len(choices)]
-    _apply_penalties(logits, choices)
-    random = [i for i, c in enumerate(choices) if c.params.temperature >= GREEDY_BELOW]
+    @property
+    def drawn(self) -> Drawn:
+        p = self.params
+        return Drawn(p.seed, p.stream, self.index, p.temperature, p.top_p, p.min_p, p.top_k)
+
+
+def draw(logits: Tensor, draws: Sequence[Drawn]) -> list[int]:
+    """`Draw` in plain torch."""
+    random = [i for i, d in enumerate(draws) if d.temperature >= GREEDY_BELOW]
     if random:
         rows = torch.tensor(random, device=logits.device)
-        drawn = [choices[i] for i in random]
-        logits.index_copy_(0, rows, _perturb(logits.index_select(0, rows), drawn))
+        logits.index_copy_(0, rows, _perturb(logits.index_select(0, rows), [draws[i] for i in random]))
     picked: list[int] = logits.argmax(dim=-1).tolist()
     return picked
 
 
+def choose(logits: Tensor, choices: Sequence[Choice], draw: Draw = draw) -> list[int]:
+    """logits [N or more, V] f32 (padding rows at the end are ignored; rows may be written over) ->
+    N token ids."""
+    logits = logits[: len(choices)]
+    _apply_penalties(logits, choices)
+    return draw(logits, [c.drawn for c in choices])
+
+
 def _apply_penalties(logits: Tensor, choices: Sequence[Choice]) -> None:
     vocab = logits.shape[1]
-    for row, c in zip(logits, choices, strict=True):
+    for i, c in enumerate(choices):
         p = c.params
+        if not c.penalized:
+            continue
+        row = logits[i]
         if c.index - c.num_prompt < p.min_tokens and c.end_ids:
             row[list(c.end_ids)] = float("-inf")
         if p.repetition_penalty != 1.0:
@@ -71,20 +107,18 @@ def _apply_penalties(logits: Tensor, choices: Sequence[Choice]) -> None:
             row -= p.frequency_penalty * counts + p.presence_penalty * (counts > 0)
 
 
-def _perturb(logits: Tensor, choices: Sequence[Choice]) -> Tensor:
-    params = [c.params for c in choices]
-
+def _perturb(logits: Tensor, draws: Sequence[Drawn]) -> Tensor:
     def column(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=logits.device)[:, None]
 
-    logits = logits / column([p.temperature for p in params])
+    logits = logits / column([d.temperature for d in draws])
     logits = filter_logits(
-        logits, [p.top_k for p in params], [p.top_p for p in params], [p.min_p for p in params]
+        logits, [d.top_k for d in draws], [d.top_p for d in draws], [d.min_p for d in draws]
     )
     noise = gumbel_noise(
-        [p.seed for p in params],
-        [p.stream for p in params],
-        [c.index for c in choices],
+        [d.seed for d in draws],
+        [d.stream for d in draws],
+        [d.position for d in draws],
         logits.shape[1],
         logits.device,
     )

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from nextn.kvcache.pool import KVPool
-from nextn.layers.batch import Batch
+from nextn.layers.batch import Span
 from nextn.models.config import ModelConfig
+from nextn.ops.base import align
 
 
 class Model(Protocol):
     config: ModelConfig
     device: torch.device
-    dtype: torch.dtype
+    dtype: torch.dtype  # of the KV cache
+    row_align: int  # `logits` and `draft` take rows in multiples of this
 
     @property
     def can_draft(self) -> bool:
@@ -29,12 +32,24 @@ class Model(Protocol):
     def cache_width(self) -> int:
         """Elements of one KV cache entry of one layer."""
 
-    def forward(self, batch: Batch, pool: KVPool) -> Tensor:
+    def batch(self, spans: Sequence[Span], page_size: int) -> Any:
+        """The spans laid out one after another, as `forward` and `draft` want them. T rows: those of the
+        spans, padded to a multiple of row_align."""
+
+    def forward(self, batch: Any, pool: KVPool) -> Tensor:
         """Runs the target over the batch and writes its KV entries. Returns hidden [T, C], normed."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden [N, C], N a multiple of ROW_ALIGN -> [N, vocab] f32."""
+        """hidden [N, C], N a multiple of row_align -> [N, vocab] f32."""
 
-    def draft(self, batch: Batch, hidden: Tensor, pool: KVPool) -> Tensor:
-        """A NextN step. batch.tokens[t] is the token AFTER the row's position, hidden [T, C] the
-        state at it. Writes the module's own KV entries. Returns [T, C], to be put into `logits`."""
+    def draft(self, batch: Any, hidden: Tensor, pool: KVPool) -> Tensor:
+        """A NextN step. The batch's tokens are those AFTER the rows' positions, hidden [T, C] the
+        states at them. Writes the module's own KV entries. Returns [T, C], to be put into `logits`."""
+
+
+def take(model: Model, rows: Tensor, index: list[int]) -> Tensor:
+    """rows[index], padded with row 0 to as many rows as the model wants."""
+    padded = index + [0] * (align(len(index), model.row_align) - len(index))
+    if padded == list(range(rows.shape[0])):
+        return rows
+    return rows.index_select(0, torch.tensor(padded, device=rows.device))

@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from nextn.kvcache.pool import KVPool
-from nextn.layers.batch import Batch
+from nextn.layers.batch import Batch, Span, build_batch
 from nextn.layers.decoder import DecoderLayer
 from nextn.layers.rotary import rotary_tables
 from nextn.models.config import ModelConfig
 from nextn.models.nextn import NextN
-from nextn.ops.base import Ops
+from nextn.ops.base import ROW_ALIGN, Ops
 
 
 class DeepseekV3:
-    """Weights are uninitialised until every entry of `targets()` has been filled."""
+    """Weights are uninitialised until every entry of `targets()` has been filled.
+
+    naive_prompts: long spans are attended to in MLA's naive form.
+    """
+
+    row_align = ROW_ALIGN
 
     def __init__(
-        self, cfg: ModelConfig, ops: Ops, dtype: torch.dtype, device: torch.device, with_nextn: bool
+        self,
+        cfg: ModelConfig,
+        ops: Ops,
+        dtype: torch.dtype,
+        device: torch.device,
+        with_nextn: bool,
+        naive_prompts: bool = False,
     ) -> None:
+        self.naive_prompts = naive_prompts
         self.config, self.ops, self.dtype, self.device = cfg, ops, dtype, device
         self.embedding = torch.empty(cfg.vocab_size, cfg.hidden_size, dtype=dtype, device=device)
         self.layers = [DecoderLayer(cfg, i, ops, dtype, device) for i in range(cfg.num_hidden_layers)]
@@ -51,6 +65,10 @@ class DeepseekV3:
     @property
     def cache_width(self) -> int:
         return self.config.kv_lora_rank + self.config.qk_rope_head_dim
+
+    def batch(self, spans: Sequence[Span], page_size: int) -> Batch:
+        heads = self.config.num_attention_heads
+        return build_batch(spans, page_size, heads, self.device, self.naive_prompts)
 
     def forward(self, batch: Batch, pool: KVPool) -> Tensor:
         cos, sin = self.cos[batch.positions], self.sin[batch.positions]

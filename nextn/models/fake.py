@@ -10,13 +10,16 @@ Shapes: T rows, hidden [T, 6] f32: four 16-bit words of the hash, "spoiled", dra
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from nextn.config import FAKE
 from nextn.kvcache.pool import KVPool
-from nextn.layers.batch import Batch
+from nextn.layers.batch import Batch, Span, build_batch
 from nextn.models.config import ModelConfig
+from nextn.ops.base import ROW_ALIGN
 
 DEFAULT_ACCEPTANCE = (0.85, 0.75, 0.65)
 _VOCAB, _LENGTH = 4096, 4096
@@ -80,6 +83,7 @@ class FakeModel:
     weight_bytes = 0
     cache_width = 1
     can_draft = True
+    row_align = ROW_ALIGN
 
     def __init__(self, acceptance: tuple[float, ...], device: torch.device) -> None:
         self.config, self.device, self.dtype = fake_config(), device, torch.float32
@@ -87,6 +91,9 @@ class FakeModel:
         gen = torch.Generator().manual_seed(7)
         self._factor = torch.randint(1, 2**40, (_LENGTH + 1,), generator=gen).to(device)
         self._factor[0] = 0  # the drafter's cache never holds token 0, so the hash leaves it out
+
+    def batch(self, spans: Sequence[Span], page_size: int) -> Batch:
+        return build_batch(spans, page_size, self.config.num_attention_heads, self.device)
 
     def forward(self, batch: Batch, pool: KVPool) -> Tensor:
         cache = pool.layer(0)

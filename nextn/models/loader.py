@@ -13,7 +13,7 @@ does not fit fails at once, with every fault in one message, and leaves no half-
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from nextn.models.names import nextn_prefixes
 from nextn.models.safetensors_reader import TensorInfo
 from nextn.models.shards import Shards, open_shards
 
-__all__ = ["CheckpointError", "LoadReport", "load_checkpoint", "stored_nextn_layers"]
+__all__ = ["CheckpointError", "LoadReport", "fp8_names", "load_checkpoint", "stored_nextn_layers"]
 
 PLAIN = ("F32", "BF16", "F16")
 FP8 = "F8_E4M3"
@@ -68,19 +68,21 @@ class _Faults:
 def load_checkpoint(
     folder: str | Path,
     expected: Mapping[str, tuple[int, ...]],
-    place: Callable[[str, Tensor], object],
+    place: Callable[..., object],
     *,
     quantization: Fp8Blocks | None = None,
     dtype: torch.dtype = torch.bfloat16,
     shared: Mapping[str, tuple[int, ...]] | None = None,
     skip_prefixes: tuple[str, ...] = (),
     progress: Callable[[int, int], None] | None = None,
+    as_stored: Collection[str] = (),
 ) -> LoadReport:
     """Calls place(name, tensor) once for every name in `expected`, in file order.
 
     A tensor is f32, bf16 or f16 as stored, on the CPU, and its memory is its own: `place` may keep it.
     With `quantization`, FP8 block weights come dequantized to `dtype`.
     shared: names and shapes that may be there and are not loaded. skip_prefixes: names that do not matter.
+    as_stored: FP8 names that come undequantized, as place(name, e4m3 [N, K], scale [N, blocks of K] f32).
     progress(done, total) in stored bytes is called after every tensor.
     Raises CheckpointError: a broken file, or names missing, unexpected, or of a wrong shape or dtype.
     """
@@ -95,7 +97,11 @@ def load_checkpoint(
             for name in file.tensors:
                 if name not in expected:
                     continue
-                place(name, _read(shards, name, quantization, dtype))
+                if name in as_stored:
+                    assert quantization is not None
+                    place(name, *_read_blocks(shards, name, quantization))
+                else:
+                    place(name, _read(shards, name, quantization, dtype))
                 done += _stored_bytes(shards, name)
                 if progress is not None:
                     progress(done, total)
@@ -115,6 +121,14 @@ def stored_nextn_layers(folder: str | Path, cfg: ModelConfig) -> int:
             if not any(name.startswith(prefix) for name in shards.where):
                 return k
     return cfg.num_nextn_predict_layers
+
+
+def fp8_names(folder: str | Path, quantization: Fp8Blocks | None) -> frozenset[str]:
+    """The matrices that the files hold in e4m3 blocks."""
+    if quantization is None:
+        return frozenset()
+    with open_shards(folder) as shards:
+        return frozenset(name for name in shards.where if _is_fp8(shards.info(name), quantization))
 
 
 def _compare(
@@ -181,3 +195,11 @@ def _read(shards: Shards, name: str, quantization: Fp8Blocks | None, dtype: torc
     assert quantization is not None
     scale = name + SCALE_SUFFIX  # small, and possibly in another file
     return dequantize(stored, shards.where[scale].read(scale), quantization.weight_block_size, dtype)
+
+
+def _read_blocks(shards: Shards, name: str, quantization: Fp8Blocks) -> tuple[Tensor, Tensor]:
+    """The stored matrix [N, K] and a row of block scales for each of its rows."""
+    stored = shards.where[name].read(name)
+    scale = shards.where[name + SCALE_SUFFIX].read(name + SCALE_SUFFIX)
+    rows = quantization.weight_block_size[0]
+    return stored, scale.repeat_interleave(rows, 0)[: stored.shape[0]]

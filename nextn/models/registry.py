@@ -6,8 +6,11 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-SUPPORTED: dict[str, str] = {
-    "DeepseekV3ForCausalLM": "nextn.models.deepseek_v3:DeepseekV3",
+SUPPORTED: dict[str, dict[str, str]] = {  # by the kernels that compute it
+    "DeepseekV3ForCausalLM": {
+        "reference": "nextn.models.deepseek_v3:DeepseekV3",
+        "cpu": "nextn.models.native:NativeDeepseekV3",
+    },
 }
 MODEL_TYPES: dict[str, str] = {"deepseek_v3": "DeepseekV3ForCausalLM"}  # for a config without `architectures`
 
@@ -32,9 +35,9 @@ def architecture(config: Mapping[str, Any], source: str = "config.json") -> str:
     raise ValueError(f"{source}: {found}: not supported; supported are {', '.join(SUPPORTED)}")
 
 
-def model_class(name: str) -> Any:
-    """The class that implements a supported architecture."""
+def model_class(name: str, kernels: str = "reference") -> Any:
+    """The class that implements a supported architecture on these kernels."""
     if name not in SUPPORTED:
         raise ValueError(f"architecture {name!r} is not supported; supported are {', '.join(SUPPORTED)}")
-    module, attribute = SUPPORTED[name].split(":")
+    module, attribute = SUPPORTED[name][kernels].split(":")
     return getattr(importlib.import_module(module), attribute)

@@ -12,13 +12,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from nextn.kvcache.pool import KVPool
-from nextn.layers.batch import Batch, Span, build_batch
-from nextn.models.base import Model
-from nextn.ops.base import align
+from nextn.layers.batch import Span
+from nextn.models.base import Model, take
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +52,9 @@ class MTPDrafter:
 
     def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> list[list[int]]:
         drafts: list[list[int]] = [[] for _ in work]
-        batch = self._batch([Span(w.following, w.start, w.pages) for w in work])
+        batch = self.model.batch([Span(w.following, w.start, w.pages) for w in work], self.pool.page_size)
         index = [w.first_row + i for w in work for i in range(len(w.following))]
-        state = self.model.draft(batch, self._take(hidden, index), self.pool)
+        state = self.model.draft(batch, take(self.model, hidden, index), self.pool)
         # Row of `state` that ends each request's run.
         ends, row = {}, -1
         for i, w in enumerate(work):
@@ -65,7 +63,7 @@ class MTPDrafter:
                 ends[i] = row
         depth = 0
         while ends:
-            state = self._take(state, list(ends.values()))
+            state = take(self.model, state, list(ends.values()))
             tokens = choose(self.model.logits(state), [(i, drafts[i]) for i in ends])
             for i, token in zip(ends, tokens, strict=True):
                 drafts[i].append(token)
@@ -76,16 +74,7 @@ class MTPDrafter:
                     Span(drafts[i][-1:], work[i].start + len(work[i].following) + depth - 1, work[i].pages)
                     for i in ends
                 ]
-                state = self._take(state, list(ends.values()))
-                state = self.model.draft(self._batch(spans), state, self.pool)
+                state = take(self.model, state, list(ends.values()))
+                state = self.model.draft(self.model.batch(spans, self.pool.page_size), state, self.pool)
                 ends = {i: r for r, i in enumerate(ends)}
         return drafts
-
-    def _batch(self, spans: Sequence[Span]) -> Batch:
-        heads = self.model.config.num_attention_heads
-        return build_batch(spans, self.pool.page_size, heads, self.model.device)
-
-    def _take(self, rows: Tensor, index: list[int]) -> Tensor:
-        """rows[index], padded to a multiple of ROW_ALIGN with row 0."""
-        padded = index + [0] * (align(len(index)) - len(index))
-        return rows.index_select(0, torch.tensor(padded, device=rows.device))

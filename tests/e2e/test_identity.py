@@ -1,7 +1,7 @@
-"""The identity matrix: on the embedded model, in f32, the text never depends on how it was computed. Nor do
-the log-probabilities, which some of the requests ask for.
+"""The identity matrix: on the embedded model, the text never depends on how it was computed. Nor do the
+log-probabilities, which some of the requests ask for, and each of which depends on all logits of its position.
 
-MTP off or 1, 2, 3 drafts; prompts whole or in chunks of 16 tokens; radix cache, none, or a pool so small
+Native kernels (bf16) or plain torch (f32); MTP off or 1, 2, 3 drafts; prompts whole or in chunks of 16 tokens; radix cache, none, or a pool so small
 that requests are retracted; one request at a time or all at once; T = 0 and seeded T = 1. Every
 combination must give the token ids and log-probabilities of the plainest one, to the bit.
 """
@@ -13,6 +13,7 @@ import pytest
 
 from nextn.bench.prompts import heldout_prompts
 from nextn.llm import LLM
+from nextn.ops.cpu.library import NoLibrary, library
 from nextn.request import Request, SamplingParams
 
 TOKENS = 24
@@ -84,10 +85,21 @@ class Heard:
         self.told = (tokens + out.tokens, logprobs, out.prompt_logprobs or prompt)
 
 
+@pytest.fixture(scope="module", params=["cpu", "reference"])
+def backend(request):
+    """--kernel-backend."""
+    if request.param == "cpu":
+        try:
+            library()
+        except NoLibrary as e:
+            pytest.skip(f"no native kernels: {e}")
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def plain():
+def plain(backend):
     """One request at a time, no drafts, whole prompts, no prefix cache."""
-    llm = LLM(speculative_num_steps=0, disable_radix_cache=True)
+    llm = LLM(kernel_backend=backend, speculative_num_steps=0, disable_radix_cache=True)
     prompts, params = work(llm)
     return [told(llm.generate([p], s))[0] for p, s in zip(prompts, params, strict=True)]
 
@@ -103,8 +115,14 @@ def test_what_was_asked_for_is_told(plain):
 
 @pytest.mark.parametrize("drafts", [0, 1, 2, 3])
 @pytest.mark.parametrize(("chunk", "cache"), list(itertools.product(CHUNKS, CACHES)))
-def test_text_is_the_same(plain, drafts, chunk, cache):
-    llm = LLM(speculative_num_steps=drafts, check_integrity=True, **CHUNKS[chunk], **CACHES[cache])
+def test_text_is_the_same(plain, backend, drafts, chunk, cache):
+    llm = LLM(
+        kernel_backend=backend,
+        speculative_num_steps=drafts,
+        check_integrity=True,
+        **CHUNKS[chunk],
+        **CACHES[cache],
+    )
     prompts, params = work(llm)
     if cache == "retracted":
         together = with_retractions(llm.engine, prompts, params)
@@ -123,10 +141,11 @@ def test_text_is_the_same(plain, drafts, chunk, cache):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_random_arrivals_and_departures(plain, seed):
+def test_random_arrivals_and_departures(plain, backend, seed):
     """Requests come at random times in random order; some neighbours are aborted midway."""
     rng = random.Random(seed)
     llm = LLM(
+        kernel_backend=backend,
         speculative_num_steps=rng.choice([1, 2, 3]),
         kv_cache_tokens=rng.choice([448, 1024]),
         check_integrity=True,
@@ -153,26 +172,36 @@ def test_random_arrivals_and_departures(plain, seed):
     assert engine.stats().used_tokens == 0
 
 
-def test_across_a_block_of_keys():
+def test_across_a_block_of_keys(backend):
     """Attention adds up by blocks of 256 keys; here one begins amid drafts and chunks."""
     tokens = []
-    llm = LLM(speculative_num_steps=0, disable_radix_cache=True)
+    llm = LLM(kernel_backend=backend, speculative_num_steps=0, disable_radix_cache=True)
     for text in heldout_prompts(12):
         tokens += llm.tokenizer.encode(text)
     prompts = [tokens[i : i + n] for i, n in ((0, 251), (300, 254), (600, 256), (500, 507))]
     params = [
-        SamplingParams(max_tokens=12, temperature=i % 2, seed=i, ignore_eos=True) for i in range(len(prompts))
+        SamplingParams(max_tokens=12, temperature=i % 2, seed=i, ignore_eos=True, logprobs=2)
+        for i in range(len(prompts))
     ]
-    alone = [llm.generate([p], s)[0].token_ids for p, s in zip(prompts, params, strict=True)]
-    together = LLM(speculative_num_steps=3, chunked_prefill_size=96, max_running_requests=8)
-    assert [c.token_ids for c in together.generate(prompts, params)] == alone
+    alone = [told(llm.generate([p], s))[0] for p, s in zip(prompts, params, strict=True)]
+    together = LLM(
+        kernel_backend=backend, speculative_num_steps=3, chunked_prefill_size=96, max_running_requests=8
+    )
+    assert told(together.generate(prompts, params)) == alone
 
 
-def test_page_size_and_seed(plain):
-    llm = LLM(page_size=1, speculative_num_steps=2)
+def test_page_size_and_seed(plain, backend):
+    llm = LLM(kernel_backend=backend, page_size=1, speculative_num_steps=2)
     prompts, params = work(llm)
     assert told(llm.generate(prompts[4:6], params[4:6])) == plain[4:6]
     other = llm.generate(prompts[4:5], params[4].replace(seed=77))[0].token_ids
     assert other != plain[4][0]
     stream = llm.generate(prompts[4:5], params[4].replace(stream=1))[0].token_ids
     assert stream not in (plain[4][0], other)
+
+
+def test_threads(plain, backend):
+    """Of the native kernels: any number gives the same bits. Torch's shares out no product this small."""
+    llm = LLM(kernel_backend=backend, threads=3 if backend == "cpu" else 1)
+    prompts, params = work(llm)
+    assert told(llm.generate(prompts, params)) == plain

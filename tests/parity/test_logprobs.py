@@ -15,7 +15,7 @@ TOP = 5
 
 
 def test_logprobs_are_those_of_transformers() -> None:
-    llm = LLM(threads=1, chunked_prefill_size=64, max_running_requests=4)
+    llm = LLM(threads=1, chunked_prefill_size=64, max_running_requests=4, dtype="float32")
     params = SamplingParams(
         max_tokens=12, temperature=1.0, seed=3, top_k=9, repetition_penalty=1.3, ignore_eos=True,
         logprobs=TOP, prompt_logprobs=TOP,

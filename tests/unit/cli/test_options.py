@@ -31,7 +31,8 @@ def test_every_flag_sets_its_field(option: object) -> None:
     special = {
         "speculative_num_steps": "3", "speculative_eagle_topk": "1", "speculative_num_draft_tokens": "3",
         "chunked_prefill_size": "600", "load_format": "dummy", "dtype": "float32", "device": "cpu",
-        "prefill_attention": "naive", "speculative_algorithm": "EAGLE", "log_level": "debug",
+        "prefill_attention": "naive", "kernel_backend": "reference", "quantization": "w8a16",
+        "speculative_algorithm": "EAGLE", "log_level": "debug",
     }  # fmt: skip
     for flag in option.flags:
         for name in (flag, "--" + flag[2:].replace("-", "_")):

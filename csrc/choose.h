@@ -1,0 +1,123 @@
+// The choice of a token: argmax(filter(logits / T) + G(seed, stream, index, .)), the definition of
+// nextn.engine.sampler, without probabilities where no filter asks for them.
+//
+// G: Gumbel noise from Philox4x32-10 (Salmon et al., SC'11), keyed by the seed, counted by (token id / 4,
+// index, stream): the noise of nextn.engine.gumbel.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+extern "C" {
+struct NxSampling {
+    uint64_t seed;
+    uint32_t stream, index;
+    float temperature;  // below 1e-5: greedy
+    float top_p, min_p;
+    int32_t top_k;      // 0: all
+};
+}
+
+namespace {
+
+inline void philox(uint32_t c0, uint32_t c1, uint32_t c2, uint64_t seed, uint32_t out[4]) {
+    uint32_t c3 = 0, k0 = uint32_t(seed), k1 = uint32_t(seed >> 32);
+    for (int round = 0; round < 10; ++round) {
+        const uint64_t p0 = uint64_t(c0) * 0xD2511F53u, p1 = uint64_t(c2) * 0xCD9E8D57u;
+        const uint32_t n0 = uint32_t(p1 >> 32) ^ c1 ^ k0, n2 = uint32_t(p0 >> 32) ^ c3 ^ k1;
+        c0 = n0; c1 = uint32_t(p1); c2 = n2; c3 = uint32_t(p0);
+        k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
+    }
+    out[0] = c0; out[1] = c1; out[2] = c2; out[3] = c3;
+}
+
+inline float gumbel(uint32_t word) { return float(-std::log(-std::log((double(word) + 0.5) * 0x1p-32))); }
+
+// Which words can win at all? A token that lies d below the best logit needs noise above `lead` + d, where lead
+// is how far the best sum so far is above the best logit; noise grows with the word. So most tokens are turned
+// down by one comparison, and only the others pay for two logarithms.
+struct Bar {
+    static constexpr int STEPS = 24;  // noise is below 23
+    uint32_t least[STEPS + 1];        // for d in [i, i + 1)
+    void raise(float lead) {
+        for (int i = 0; i <= STEPS; ++i) {
+            // A little too low, which costs a logarithm now and then.
+            const double u = std::exp(-std::exp(-(double(lead) + i - 1e-3))) * 0x1p32 - 2.;
+            least[i] = i == STEPS && lead + i > 23.f ? 0xffffffffu : u <= 0. ? 0u : uint32_t(u);
+        }
+    }
+    bool can_win(float below, uint32_t word) const {
+        return below < float(STEPS) ? word >= least[int(below)] : word >= least[STEPS];
+    }
+};
+
+inline int argmax(const float* z, int n) {
+    int best = 0;
+    for (int i = 1; i < n; ++i) if (z[i] > z[best]) best = i;
+    return best;
+}
+
+// Writes -infinity over what top-k, then top-p over what is left, then min-p exclude.
+inline void filter(float* z, int n, const NxSampling& s, int best, std::vector<int32_t>& order) {
+    const int k = s.top_k > 0 && s.top_k < n ? s.top_k : n;
+    if (k == n && s.top_p >= 1.f && s.min_p <= 0.f) return;
+    order.resize(size_t(n));
+    for (int i = 0; i < n; ++i) order[i] = i;
+    const auto before = [z](int32_t a, int32_t b) { return z[a] != z[b] ? z[a] > z[b] : a < b; };
+    // Sorted as far as it is needed: first the top-k, or a piece that grows until it holds top-p's mass.
+    if (k < n) std::nth_element(order.begin(), order.begin() + k, order.end(), before);
+    const float top = z[best];
+    double total = 0.;
+    for (int i = 0; i < k; ++i) total += std::exp(double(z[order[i]] - top));
+    int kept = 0, sorted = 0;
+    double mass = 0.;
+    while (kept < k) {
+        if (kept == sorted) {
+            const int upto = std::min(k, sorted ? 4 * sorted : 256);
+            if (upto < k) std::nth_element(order.begin() + sorted, order.begin() + upto, order.begin() + k, before);
+            std::sort(order.begin() + sorted, order.begin() + upto, before);
+            sorted = upto;
+        }
+        const double p = std::exp(double(z[order[kept]] - top)) / total;
+        if (kept && (mass >= double(s.top_p) || p < double(s.min_p) / total)) break;
+        mass += p;
+        ++kept;
+    }
+    for (int i = kept; i < n; ++i) z[order[i]] = -INFINITY;
+}
+
+// Writes over the logits of a row that is sampled.
+inline int choose(float* z, int n, const NxSampling& s, std::vector<int32_t>& order) {
+    const int greedy = argmax(z, n);
+    if (s.temperature < 1e-5f) return greedy;
+    if (!std::isfinite(z[greedy])) return greedy;
+    for (int i = 0; i < n; ++i) z[i] = z[i] == z[i] ? z[i] / s.temperature : -INFINITY;  // sorting needs an order
+    filter(z, n, s, greedy, order);
+    int best = greedy;
+    uint32_t words[4];
+    philox(uint32_t(greedy / 4), s.index, s.stream, s.seed, words);
+    const float top = z[greedy];
+    float value = top + gumbel(words[greedy % 4]);
+    Bar bar;
+    bar.raise(value - top);
+    for (int i = 0; i < n; i += 4) {
+        const int end = i + 4 < n ? i + 4 : n;
+        bool open = false;
+        for (int j = i; j < end; ++j) open |= z[j] != -INFINITY;
+        if (!open) continue;
+        philox(uint32_t(i / 4), s.index, s.stream, s.seed, words);
+        for (int j = i; j < end; ++j) {
+            if (z[j] == -INFINITY || !bar.can_win(top - z[j], words[j - i])) continue;
+            const float v = z[j] + gumbel(words[j - i]);
+            if (v > value || (v == value && j < best)) {
+                value = v;
+                best = j;
+                bar.raise(value - top);
+            }
+        }
+    }
+    return best;
+}
+
+}  // namespace

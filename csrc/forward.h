@@ -1,0 +1,286 @@
+// A step of the model: rows through all decoder layers, or through the NextN module. One call, no allocation
+// once the buffers have grown to the largest batch.
+#pragma once
+#include "attention.h"
+#include "linear.h"
+#include "moe.h"
+#include "norm.h"
+
+extern "C" {
+struct NxLayer {
+    const float* attention_norm;  // norms: f32, zero up to the next multiple of 32
+    NxWeight down;                // queries' latent (or queries) over keys' and values' latent and rotary key
+    const float* q_norm;          // null: queries are not compressed
+    NxWeight q_up;
+    const float* kv_norm;
+    NxWeight key_up, value_up;    // one for each head
+    NxWeight out;
+    const float* mlp_norm;
+    NxFeedForward mlp;
+};
+
+struct NxModel {
+    int32_t hidden, heads, nope, rope, rank, value, q_in;
+    int32_t layers;               // of the target; layer number `layers` is the NextN module's
+    float eps, latent_eps, scale; // scale: of attention's scores
+    const uint16_t* embedding;    // [vocab, hidden] bf16
+    const float *cosine, *sine;   // [positions, rope / 2]
+    const NxLayer* layer;
+    const float* norm;
+    NxWeight head;
+    const float *enorm, *hnorm, *next_norm;  // the NextN module's
+    NxWeight eh_proj;
+    uint16_t* cache;              // [layers + 1, slots, width] bf16
+    int64_t layer_elements;       // of the cache
+    int32_t width, page;
+};
+
+struct NxBatch {
+    int32_t rows, spans;
+    const int32_t* tokens;
+    const int32_t* span;      // [spans][4]: first row, rows, start position, first place in pages
+    const int32_t* pages;
+    const uint64_t* tree;     // null, or [rows]: which rows of its span a row sees
+};
+}
+
+namespace {
+
+// What fits into the buffers on the stack; nextn.models.native refuses models beyond.
+constexpr int MOST_HIDDEN = 16384, MOST_LATENT = 8192, MOST_RANK = 1024;
+
+inline int64_t wide(int64_t n) { return (n + 31) / 32 * 32; }
+
+inline void copy_padded(const float* from, int n, float* to) {
+    memcpy(to, from, size_t(n) * 4);
+    for (int64_t i = n; i < wide(n); ++i) to[i] = 0.f;
+}
+
+struct Engine {
+    Pool pool;
+    const NxModel model;
+    std::vector<NxLayer> layers;
+    std::vector<Scratch> scratch;
+    std::vector<Span> spans;
+    std::vector<int32_t> position;
+    std::vector<float> x, h, a, q, absorbed, parts;
+    std::vector<uint16_t> h16, q_latent, q_nope, query, mixed, values;
+    FeedForwardBuffers mlp;
+
+    Engine(const NxModel& m, int threads, int layers_given)
+        : pool(threads), model(m), layers(m.layer, m.layer + layers_given), scratch(size_t(pool.threads())) {}
+
+    template <class T> static T* room(std::vector<T>& v, int64_t n) {
+        if (int64_t(v.size()) < n) v.resize(size_t(n));
+        return v.data();
+    }
+
+    // Small batches are not worth waking anybody for.
+    template <class Task> void each_row(int rows, const Task& task) {
+        if (rows < 16) for (int i = 0; i < rows; ++i) task(i);
+        else pool.for_each((rows + 7) / 8, [&](int t, int) {
+            for (int i = 8 * t; i < rows && i < 8 * t + 8; ++i) task(i);
+        });
+    }
+
+    void lay_out(const NxBatch& b) {
+        spans.clear();
+        room(position, b.rows);
+        for (int i = 0; i < b.spans; ++i) {
+            const int32_t* s = b.span + 4 * i;
+            spans.push_back({s[0], s[1], s[2], b.pages + s[3], b.tree ? b.tree + s[0] : nullptr});
+            for (int r = 0; r < s[1]; ++r) position[s[0] + r] = b.tree ? s[2] + depth(b.tree[s[0] + r]) : s[2] + r;
+        }
+    }
+
+    // A node of a tree stands as many positions after the root as it has ancestors.
+    static int depth(uint64_t seen) { return __builtin_popcountll(seen) - 1; }
+
+    void attend(const NxLayer& l, int index, int rows) {
+        const NxModel& m = model;
+        const int64_t c = wide(m.hidden), latent = m.rank + m.rope;
+        const int64_t down = l.down.n_out;
+        const Cache cache{m.cache + index * m.layer_elements, m.width, m.page};
+        float* xs = x.data();
+        uint16_t* hs = room(h16, rows * c);
+        each_row(rows, [&](int i) { norm_bf16(xs + i * c, l.attention_norm, m.hidden, m.eps, hs + i * c); });
+        float* as = room(a, rows * wide(down));
+        product_all(pool, {reinterpret_cast<uint32_t*>(hs), c / 2}, rows, l.down,
+                    [&](int i, int n0, int n, const float* v) { put(as + i * wide(down) + n0, v, n); });
+
+        // Queries: their latent through its norm, if they have one, and what is cached of this row.
+        const int64_t q_latent_wide = wide(m.q_in);
+        uint16_t* ql = l.q_norm ? room(q_latent, rows * q_latent_wide) : nullptr;
+        each_row(rows, [&](int i) {
+            float* row = as + i * wide(down);
+            if (ql) {
+                alignas(64) float copy[MOST_LATENT];
+                copy_padded(row, m.q_in, copy);
+                norm_bf16(copy, l.q_norm, m.q_in, m.latent_eps, ql + i * q_latent_wide);
+            }
+            alignas(64) float key[MOST_RANK];
+            copy_padded(row + m.q_in, m.rank, key);
+            uint16_t* entry = slot(cache, i);
+            alignas(64) uint16_t normed[MOST_RANK];
+            norm_bf16(key, l.kv_norm, m.rank, m.latent_eps, normed);
+            memcpy(entry, normed, size_t(m.rank) * 2);
+            const int64_t at = int64_t(position[i]) * (m.rope / 2);
+            rotate(row + m.q_in + m.rank, m.cosine + at, m.sine + at, m.rope, 1.f, entry + m.rank);
+            for (int64_t j = latent; j < m.width; ++j) entry[j] = 0;
+        });
+        const float* qs = as;
+        int64_t q_stride = wide(down);
+        if (ql) {
+            q_stride = wide(l.q_up.n_out);
+            float* to = room(q, rows * q_stride);
+            product_all(pool, {reinterpret_cast<uint32_t*>(ql), q_latent_wide / 2}, rows, l.q_up,
+                        [&](int i, int n0, int n, const float* v) { put(to + i * q_stride + n0, v, n); });
+            qs = to;
+        }
+
+        // Absorb: each head's query meets the latent through its own half of kv_b_proj.
+        const int64_t nope = wide(m.nope), vectors = int64_t(rows) * m.heads;
+        uint16_t* qn = room(q_nope, vectors * nope);
+        uint16_t* qy = room(query, vectors * m.width);
+        each_row(rows, [&](int i) {
+            const int64_t at = int64_t(position[i]) * (m.rope / 2);
+            for (int head = 0; head < m.heads; ++head) {
+                const float* from = qs + i * q_stride + int64_t(head) * (m.nope + m.rope);
+                uint16_t* to = qn + (int64_t(head) * rows + i) * nope;
+                for (int j = 0; j < m.nope; ++j) to[j] = float_bf16(from[j]);
+                if (m.nope & 1) to[m.nope] = 0;
+                uint16_t* whole = qy + (int64_t(i) * m.heads + head) * m.width;
+                rotate(from + m.nope, m.cosine + at, m.sine + at, m.rope, m.scale, whole + m.rank);
+                for (int64_t j = latent; j < m.width; ++j) whole[j] = 0;
+            }
+        });
+        const vf scale = splat(m.scale);
+        const int key_panels = panels(l.key_up);
+        pool.for_each(m.heads * key_panels, [&](int t, int) {
+            const int head = t / key_panels, p = t % key_panels;
+            rows_by_panel({reinterpret_cast<uint32_t*>(qn + int64_t(head) * rows * nope), nope / 2}, 0, rows, l.key_up,
+                          panel_of(l.key_up, p, head), [&](int i, int n0, int n, const float* v) {
+                              uint16_t* to = qy + (int64_t(i) * m.heads + head) * m.width + n0;
+                              alignas(64) uint16_t half[PANEL];
+                              for (int j = 0; j < n; j += 16) store_bf16(half + j, mul(load(v + j), scale));
+                              memcpy(to, half, size_t(n < m.rank - n0 ? n : m.rank - n0) * 2);
+                          });
+        });
+
+        const int rank = int(wide(m.rank));
+        uint16_t* mx = room(mixed, vectors * rank);
+        attention(pool, spans.data(), int(spans.size()), cache, qy, m.heads, rank, scratch, parts, mx);
+
+        const int64_t flat = wide(int64_t(m.heads) * m.value);
+        uint16_t* vs = room(values, rows * flat);
+        const int value_panels = panels(l.value_up);
+        pool.for_each(m.heads * value_panels, [&](int t, int) {
+            const int head = t / value_panels, p = t % value_panels;
+            rows_by_panel({reinterpret_cast<uint32_t*>(mx + int64_t(head) * rank), int64_t(m.heads) * rank / 2}, 0,
+                          rows, l.value_up, panel_of(l.value_up, p, head), [&](int i, int n0, int n, const float* v) {
+                              alignas(64) uint16_t half[PANEL];
+                              put_bf16(half, v, n);
+                              memcpy(vs + i * flat + int64_t(head) * m.value + n0, half,
+                                     size_t(n < m.value - n0 ? n : m.value - n0) * 2);
+                          });
+        });
+        product_all(pool, {reinterpret_cast<uint32_t*>(vs), flat / 2}, rows, l.out,
+                    [&](int i, int n0, int n, const float* v) {
+                        for (int j = 0; j < n; j += 16)
+                            store(xs + i * c + n0 + j, add(load(xs + i * c + n0 + j), load(v + j)));
+                    });
+    }
+
+    uint16_t* slot(const Cache& cache, int row) const {
+        // Spans come in the order of their rows.
+        size_t i = 0, step = spans.size();
+        while (step > 1) {
+            const size_t half = step / 2;
+            if (spans[i + half].first <= row) i += half;
+            step -= half;
+        }
+        return cache.entry(spans[i], spans[i].start + row - spans[i].first);
+    }
+
+    void decoder_layer(int index, int rows) {
+        const NxLayer& l = layers[index];
+        const int64_t c = wide(model.hidden);
+        attend(l, index, rows);
+        float* hs = room(h, rows * c);
+        uint16_t* half = room(h16, rows * c);
+        each_row(rows, [&](int i) {
+            norm_f32(x.data() + i * c, l.mlp_norm, model.hidden, model.eps, hs + i * c);
+            put_bf16(half + i * c, hs + i * c, model.hidden);
+        });
+        feed_forward(pool, l.mlp, hs, half, rows, c, x.data(), mlp);
+    }
+
+    void put_rows(int rows, const float* norm, float* out) {
+        const int64_t c = wide(model.hidden);
+        float* hs = room(h, rows * c);
+        each_row(rows, [&](int i) {
+            norm_f32(x.data() + i * c, norm, model.hidden, model.eps, hs + i * c);
+            memcpy(out + int64_t(i) * model.hidden, hs + i * c, size_t(model.hidden) * 4);
+        });
+    }
+
+    // out [rows, hidden] f32, normed.
+    void forward(const NxBatch& b, float* out) {
+        lay_out(b);
+        const int64_t c = wide(model.hidden);
+        float* xs = room(x, b.rows * c);
+        each_row(b.rows, [&](int i) { embed(b.tokens[i], xs + i * c); });
+        for (int l = 0; l < model.layers; ++l) decoder_layer(l, b.rows);
+        put_rows(b.rows, model.norm, out);
+    }
+
+    void embed(int32_t token, float* to) const {
+        const uint16_t* row = model.embedding + int64_t(token) * model.hidden;
+        for (int j = 0; j < model.hidden; ++j) to[j] = bf16_float(row[j]);
+        for (int64_t j = model.hidden; j < wide(model.hidden); ++j) to[j] = 0.f;
+    }
+
+    // hidden [rows, hidden] f32, the state at each position; tokens: those after them. out as hidden.
+    void draft(const NxBatch& b, const float* hidden, float* out) {
+        lay_out(b);
+        const NxModel& m = model;
+        const int64_t c = wide(m.hidden), both = wide(2 * int64_t(m.hidden));
+        float* xs = room(x, b.rows * c);
+        float* hs = room(h, b.rows * c);
+        uint16_t* in = room(h16, b.rows * both);
+        each_row(b.rows, [&](int i) {
+            alignas(64) uint16_t half[MOST_HIDDEN];
+            float* row = hs + i * c;
+            embed(b.tokens[i], row);
+            norm_bf16(row, m.enorm, m.hidden, m.eps, half);
+            memcpy(in + i * both, half, size_t(m.hidden) * 2);
+            for (int64_t j = m.hidden; j < c; ++j) row[j] = 0.f;
+            memcpy(row, hidden + int64_t(i) * m.hidden, size_t(m.hidden) * 4);
+            norm_bf16(row, m.hnorm, m.hidden, m.eps, half);
+            memcpy(in + i * both + m.hidden, half, size_t(m.hidden) * 2);
+        });
+        product_all(pool, {reinterpret_cast<uint32_t*>(in), both / 2}, b.rows, m.eh_proj,
+                    [&](int i, int n0, int n, const float* v) { put(xs + i * c + n0, v, n); });
+        for (int i = 0; i < b.rows; ++i)
+            for (int64_t j = m.hidden; j < c; ++j) xs[i * c + j] = 0.f;
+        decoder_layer(m.layers, b.rows);
+        put_rows(b.rows, m.next_norm, out);
+    }
+
+    // out [rows, vocab] f32.
+    void logits(const float* hidden, int rows, int vocab, float* out) {
+        const int64_t c = wide(model.hidden);
+        uint16_t* in = room(h16, rows * c);
+        each_row(rows, [&](int i) {
+            const float* row = hidden + int64_t(i) * model.hidden;
+            for (int j = 0; j < model.hidden; ++j) in[i * c + j] = float_bf16(row[j]);
+            if (model.hidden & 1) in[i * c + model.hidden] = 0;
+        });
+        product_all(pool, {reinterpret_cast<uint32_t*>(in), c / 2}, rows, model.head,
+                    [&](int i, int n0, int n, const float* v) {
+                        put(out + int64_t(i) * vocab + n0, v, n < vocab - n0 ? n : vocab - n0);
+                    });
+    }
+};
+
+}  // namespace

@@ -1,0 +1,108 @@
+// The library's interface: plain C, called through ctypes with data pointers (nextn.ops.cpu.library). One
+// engine is used by one thread at a time. Nothing here checks what Python has checked.
+#include <new>
+
+#include "choose.h"
+#include "forward.h"
+#include "pack.h"
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#if defined(_WIN32)
+#define NX_API extern "C" __declspec(dllexport)
+#else
+#define NX_API extern "C" __attribute__((visibility("default")))
+#endif
+
+// 3: AVX512 with BF16, 2: AVX512, 1: AVX2, 0: any; what this machine can run.
+NX_API int nx_machine_level() {
+#if defined(__x86_64__) && defined(__GNUC__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
+        return __builtin_cpu_supports("avx512bf16") ? 3 : 2;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return 1;
+#endif
+    return 0;
+}
+
+NX_API int nx_interface() { return 1; }
+
+NX_API void nx_advise(void* p, int64_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+    const uintptr_t page = uintptr_t(1) << 21, from = (uintptr_t(p) + page - 1) & ~(page - 1);
+    const uintptr_t to = (uintptr_t(p) + uintptr_t(bytes)) & ~(page - 1);
+    if (to > from) madvise(reinterpret_cast<void*>(from), to - from, MADV_HUGEPAGE);
+#endif
+}
+
+NX_API void nx_pack(const void* src, int rows, int columns, int64_t ld, int transposed, void* dst, int n_out, int n_in,
+                    int kind, int first, int interleave) {
+    if (kind == F32)
+        pack_rows(static_cast<const uint32_t*>(src), rows, columns, ld, transposed, static_cast<uint32_t*>(dst), n_out,
+                  n_in, kind, first, interleave);
+    else if (kind == BF16)
+        pack_rows(static_cast<const uint16_t*>(src), rows, columns, ld, transposed, static_cast<uint16_t*>(dst), n_out,
+                  n_in, kind, first, interleave);
+    else
+        pack_rows(static_cast<const uint8_t*>(src), rows, columns, ld, transposed, static_cast<uint8_t*>(dst), n_out,
+                  n_in, kind, first, interleave);
+}
+
+NX_API void* nx_pool_new(int threads) { return new (std::nothrow) Pool(threads); }
+NX_API void nx_pool_free(void* pool) { delete static_cast<Pool*>(pool); }
+
+// y [rows, n_out] f32 <- x [rows, n_in] (bf16, or f32 for an f32 weight) times the weight; one product.
+NX_API void nx_linear(void* pool, const void* x, int rows, const NxWeight* w, float* y) {
+    const int64_t words = w->kind == F32 ? w->n_in : w->n_in / 2;
+    product_all(*static_cast<Pool*>(pool), {static_cast<const uint32_t*>(x), words}, rows, *w,
+                [&](int i, int n0, int n, const float* v) { put(y + int64_t(i) * w->n_out + n0, v, n); });
+}
+
+NX_API void nx_attention(void* pool, const NxBatch* b, uint16_t* cache, int width, int page, const uint16_t* q,
+                         int heads, int rank, uint16_t* out) {
+    std::vector<Span> spans;
+    for (int i = 0; i < b->spans; ++i) {
+        const int32_t* s = b->span + 4 * i;
+        spans.push_back({s[0], s[1], s[2], b->pages + s[3], b->tree ? b->tree + s[0] : nullptr});
+    }
+    Pool& threads = *static_cast<Pool*>(pool);
+    std::vector<Scratch> scratch(size_t(threads.threads()));
+    std::vector<float> parts;
+    attention(threads, spans.data(), b->spans, {cache, width, page}, q, heads, rank, scratch, parts, out);
+}
+
+// x [rows, stride] f32 += feed-forward of h [rows, stride] f32 and its bf16 copy. ids, weights: the router's.
+NX_API void nx_feed_forward(void* pool, const NxFeedForward* f, const float* h, const uint16_t* h16, int rows,
+                            int64_t stride, float* x, int32_t* ids, float* weights) {
+    FeedForwardBuffers b;
+    feed_forward(*static_cast<Pool*>(pool), *f, h, h16, rows, stride, x, b);
+    if (ids) std::copy(b.ids.begin(), b.ids.end(), ids);
+    if (weights) std::copy(b.weights.begin(), b.weights.end(), weights);
+}
+
+NX_API void nx_norm(const float* x, const float* weight, int rows, int n, int64_t stride, float eps, float* y) {
+    for (int i = 0; i < rows; ++i) norm_f32(x + i * stride, weight, n, eps, y + i * stride);
+}
+
+NX_API void* nx_engine_new(const NxModel* model, int threads, int layers) {
+    return new (std::nothrow) Engine(*model, threads, layers);
+}
+NX_API void nx_engine_free(void* engine) { delete static_cast<Engine*>(engine); }
+NX_API void nx_forward(void* engine, const NxBatch* batch, float* out) {
+    static_cast<Engine*>(engine)->forward(*batch, out);
+}
+NX_API void nx_draft(void* engine, const NxBatch* batch, const float* hidden, float* out) {
+    static_cast<Engine*>(engine)->draft(*batch, hidden, out);
+}
+NX_API void nx_logits(void* engine, const float* hidden, int rows, int vocab, float* out) {
+    static_cast<Engine*>(engine)->logits(hidden, rows, vocab, out);
+}
+
+// tokens [rows] <- the choices; sampled rows of the logits [rows, vocab] are written over.
+NX_API void nx_choose(float* logits, int rows, int vocab, const NxSampling* sampling, int32_t* tokens) {
+    std::vector<int32_t> order;
+    for (int i = 0; i < rows; ++i) tokens[i] = choose(logits + int64_t(i) * vocab, vocab, sampling[i], order);
+}

@@ -1,0 +1,40 @@
+// Row-wise pieces between the products: RMS norm, rotary embedding. One row is one thread's work.
+#pragma once
+#include "simd.h"
+
+namespace {
+
+// 1 / sqrt(mean(x^2) + eps) of n values; the rest of the last 16 are zeros.
+inline float inverse_rms(const float* x, int n, float eps) {
+    vf a = zero(), b = zero();
+    int c = 0;
+    for (; c + 32 <= n; c += 32) {
+        a = fma(load(x + c), load(x + c), a);
+        b = fma(load(x + c + 16), load(x + c + 16), b);
+    }
+    for (; c < n; c += 16) a = fma(load(x + c), load(x + c), a);
+    return 1.f / std::sqrt(sum(add(a, b)) / float(n) + eps);
+}
+
+// Weights are f32 and, like x, zero up to the next multiple of 16.
+inline void norm_bf16(const float* x, const float* weight, int n, float eps, uint16_t* y) {
+    const vf scale = splat(inverse_rms(x, n, eps));
+    for (int c = 0; c < n; c += 16) store_bf16(y + c, mul(mul(load(x + c), scale), load(weight + c)));
+}
+
+inline void norm_f32(const float* x, const float* weight, int n, float eps, float* y) {
+    const vf scale = splat(inverse_rms(x, n, eps));
+    for (int c = 0; c < n; c += 16) store(y + c, mul(mul(load(x + c), scale), load(weight + c)));
+}
+
+// Adjacent pairs turn by the angles whose cosines and sines are given, each n / 2; times `scale`.
+inline void rotate(const float* x, const float* cosine, const float* sine, int n, float scale, uint16_t* y) {
+    for (int i = 0; i < n / 2; ++i) {
+        const float a = x[2 * i], b = x[2 * i + 1], c = cosine[i], s = sine[i];
+        const float real = a * c - b * s, imaginary = a * s + b * c;
+        y[2 * i] = float_bf16(real * scale);
+        y[2 * i + 1] = float_bf16(imaginary * scale);
+    }
+}
+
+}  // namespace

@@ -1,0 +1,107 @@
+// A pool of threads for loops of independent tasks: for_each(n, task) calls task(i, thread) for every i < n.
+//
+// Whoever is free takes the next i, the caller included. A worker that the system has put aside holds nobody
+// up: it is waited for only while it is inside a task. So two engines on the same cores slow each other by
+// what they use and not by waiting in barriers. Workers spin for a moment after a loop, then sleep.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+inline void breathe() {
+#if defined(__x86_64__)
+    _mm_pause();
+#else
+    std::this_thread::yield();
+#endif
+}
+
+class Pool {
+  public:
+    explicit Pool(int threads) {
+        for (int t = 1; t < threads; ++t) workers_.emplace_back([this, t] { work(t); });
+    }
+    ~Pool() {
+        {
+            std::lock_guard<std::mutex> hold(lock_);
+            stop_.store(true);
+        }
+        wake_.notify_all();
+        for (auto& w : workers_) w.join();
+    }
+    Pool(const Pool&) = delete;
+    Pool& operator=(const Pool&) = delete;
+
+    int threads() const { return int(workers_.size()) + 1; }
+
+    template <class Task> void for_each(int n, const Task& task) {
+        if (n <= 1 || workers_.empty()) {
+            for (int i = 0; i < n; ++i) task(i, 0);
+            return;
+        }
+        call_ = [](const void* t, int i, int thread) { (*static_cast<const Task*>(t))(i, thread); };
+        task_ = &task;
+        count_ = n;
+        next_.store(0);  // opens the loop: from here on workers may take from it
+        epoch_.fetch_add(1);
+        if (sleeping_.load() > 0) {
+            std::lock_guard<std::mutex> hold(lock_);
+            wake_.notify_all();
+        }
+        take(0);
+        next_.store(CLOSED);
+        for (int spins = 0; busy_.load() != 0; ++spins)
+            if (spins < 4096) breathe(); else std::this_thread::yield();
+    }
+
+  private:
+    static constexpr int CLOSED = 1 << 30;
+    static constexpr int SPINS = 4000;  // about 50 us: longer than the pause between two loops of a step
+
+    void take(int thread) {
+        for (int i; (i = next_.fetch_add(1)) < CLOSED && i < count_;) call_(task_, i, thread);
+    }
+
+    // A loop's fields are read only after next_ gave an index below its count, and they are written only
+    // while next_ is CLOSED and nobody is busy: `busy_` goes up before the first index is taken.
+    void work(int thread) {
+        uint32_t seen = 0;
+        while (!stop_.load()) {
+            int spins = 0;
+            while (epoch_.load() == seen && spins < SPINS) { breathe(); ++spins; }
+            if (epoch_.load() == seen) {
+                std::unique_lock<std::mutex> hold(lock_);
+                sleeping_.fetch_add(1);
+                wake_.wait(hold, [&] { return stop_.load() || epoch_.load() != seen; });
+                sleeping_.fetch_sub(1);
+                continue;
+            }
+            seen = epoch_.load();
+            busy_.fetch_add(1);
+            take(thread);
+            busy_.fetch_sub(1);
+        }
+    }
+
+    void (*call_)(const void*, int, int) = nullptr;
+    const void* task_ = nullptr;
+    int count_ = 0;
+    alignas(64) std::atomic<int> next_{CLOSED};
+    alignas(64) std::atomic<uint32_t> epoch_{0};
+    alignas(64) std::atomic<int> busy_{0};
+    std::atomic<int> sleeping_{0};
+    std::atomic<bool> stop_{false};
+    std::mutex lock_;
+    std::condition_variable wake_;
+    std::vector<std::thread> workers_;
+};
+
+}  // namespace

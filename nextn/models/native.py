@@ -1,0 +1,122 @@
+"""DeepSeek-V3 on the native CPU kernels: the model of `nextn.models.deepseek_v3`, with one call a step.
+
+The residual stream, norms, router and softmax are f32; what products and attention read is bf16; their
+sums are f32. A row has the same bits whatever is beside it (csrc/linear.h, csrc/attention.h).
+"""
+
+from __future__ import annotations
+
+import weakref
+from array import array
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nextn.kvcache.pool import KVPool
+from nextn.layers.batch import Span
+from nextn.layers.mla import LATENT_NORM_EPS
+from nextn.layers.rotary import rotary_tables, softmax_scale
+from nextn.models.config import ModelConfig
+from nextn.models.native_weights import NativeWeights
+from nextn.ops.cpu.library import Model, NxBatch, library
+from nextn.ops.cpu.weights import padded
+
+WIDEST = {  # buffers in csrc/forward.h and csrc/moe.h
+    "hidden_size": 16384, "q_lora_rank": 8192, "kv_lora_rank": 1024, "n_routed_experts": 1024
+}  # fmt: skip
+
+
+class NativeBatch:
+    """A ragged batch as the kernels read it: tokens, pages, and (first row, rows, start, place in pages)
+    of each span."""
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        tokens, table, pages = array("i"), array("i"), array("i")
+        for span in spans:
+            table.extend((len(tokens), len(span.tokens), span.start, len(pages)))
+            tokens.extend(span.tokens)
+            pages.extend(span.pages)
+        self.rows = len(tokens)
+        self._kept = tokens, table, pages
+        addresses = (a.buffer_info()[0] for a in self._kept)
+        self.struct = NxBatch(len(tokens), len(spans), *addresses, None)
+
+
+class NativeDeepseekV3:
+    """`place` every tensor of the checkpoint before the first step.
+
+    Raises ValueError for a model that is wider than the kernels' buffers.
+    """
+
+    dtype = torch.bfloat16  # of the cache
+    device = torch.device("cpu")
+    row_align = 1
+
+    def __init__(
+        self,
+        cfg: ModelConfig,
+        with_nextn: bool,
+        threads: int,
+        quantize: str | None = None,
+        fp8: Collection[str] = (),
+    ) -> None:
+        for name, most in WIDEST.items():
+            if (getattr(cfg, name) or 0) > most:
+                raise ValueError(f"{name} is {getattr(cfg, name)}: the native kernels take at most {most}")
+        self.config, self.threads, self.can_draft = cfg, threads, with_nextn
+        self.cache_width = padded(cfg.latent_dim, 32)
+        self.weights = w = NativeWeights(cfg, with_nextn, quantize, fp8)
+        self.place = w.place
+        self._tables = rotary_tables(cfg, cfg.max_position_embeddings, self.device)
+        self._model = Model(
+            hidden=cfg.hidden_size, heads=cfg.num_attention_heads, nope=cfg.qk_nope_head_dim,
+            rope=cfg.qk_rope_head_dim, rank=cfg.kv_lora_rank, value=cfg.v_head_dim,
+            q_in=cfg.q_lora_rank or cfg.num_attention_heads * cfg.qk_head_dim, layers=cfg.num_hidden_layers,
+            eps=cfg.rms_norm_eps, latent_eps=LATENT_NORM_EPS, scale=softmax_scale(cfg),
+            embedding=w.embedding.data_ptr(), cosine=self._tables[0].data_ptr(),
+            sine=self._tables[1].data_ptr(), layer=w.layers, norm=w.norm, head=w.head,
+            width=self.cache_width,
+        )  # fmt: skip
+        if with_nextn:
+            self._model.enorm, self._model.hnorm, self._model.next_norm = w.enorm, w.hnorm, w.next_norm
+            self._model.eh_proj = w.eh_proj
+        self._engine: Any = None
+        self._pool: KVPool | None = None
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.weights.bytes
+
+    def batch(self, spans: Sequence[Span], page_size: int) -> NativeBatch:
+        return NativeBatch(spans)
+
+    def forward(self, batch: NativeBatch, pool: KVPool) -> Tensor:
+        out = torch.empty(batch.rows, self.config.hidden_size)
+        library().nx_forward(self._on(pool), batch.struct, out.data_ptr())
+        return out
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        rows = hidden.contiguous()
+        out = torch.empty(rows.shape[0], self.config.vocab_size)
+        library().nx_logits(self._engine, rows.data_ptr(), rows.shape[0], out.shape[1], out.data_ptr())
+        return out
+
+    def draft(self, batch: NativeBatch, hidden: Tensor, pool: KVPool) -> Tensor:
+        rows = hidden.contiguous()
+        out = torch.empty_like(rows)
+        library().nx_draft(self._on(pool), batch.struct, rows.data_ptr(), out.data_ptr())
+        return out
+
+    def _on(self, pool: KVPool) -> Any:
+        """The kernels' engine over this pool's memory."""
+        if pool is not self._pool:
+            self._pool = pool
+            self._model.cache, self._model.page = pool.data.data_ptr(), pool.page_size
+            self._model.layer_elements = pool.data.stride(0)
+            self._engine = library().nx_engine_new(self._model, self.threads, len(self.weights.layers))
+            if not self._engine:
+                raise MemoryError("no memory for the native kernels' engine")
+            weakref.finalize(self, library().nx_engine_free, self._engine)
+        return self._engine

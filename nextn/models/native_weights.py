@@ -1,0 +1,174 @@
+"""DeepSeek-V3's weights for the native kernels: which tensor of a checkpoint goes where in which panel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nextn.models.config import ModelConfig
+from nextn.ops.cpu.library import BF16, E4M3, F32, INT8, FeedForward, Layer
+from nextn.ops.cpu.weights import PackedWeight, norm_weight, padded
+
+
+class NativeWeights:
+    """Zeros until `place` has been called for every tensor.
+
+    quantize: "w8a16" keeps the layers' matrices in int8. fp8: names that the checkpoint stores in e4m3
+    blocks; a matrix whose parts are all among them stays in e4m3, and those names are in `as_stored`.
+    """
+
+    def __init__(
+        self, cfg: ModelConfig, with_nextn: bool, quantize: str | None, fp8: Collection[str] = ()
+    ) -> None:
+        self.cfg, self._fp8 = cfg, frozenset(fp8)
+        self._kind = INT8 if quantize == "w8a16" else BF16
+        self.as_stored: frozenset[str] = frozenset()
+        self._places: dict[str, Callable[..., None]] = {}
+        self.packed: list[PackedWeight] = []
+        self._plain: list[Tensor] = []  # norms and biases: kept, for the kernels hold pointers to them
+        hidden, vocab = cfg.hidden_size, cfg.vocab_size
+        self.embedding = torch.zeros(vocab, hidden, dtype=torch.bfloat16)
+        head = self._matrix(vocab, hidden, kind=BF16)
+        self.head = head.struct
+        embed = "model.embed_tokens.weight"
+        self._places[embed] = partial(_copy, self.embedding)
+        if cfg.tie_word_embeddings:
+            self._places[embed] = partial(self._tied, head)
+        else:
+            self._places["lm_head.weight"] = head.place
+        self.norm = self._vector("model.norm.weight", hidden)
+        count = cfg.num_hidden_layers + with_nextn
+        self.layers = (Layer * count)(*(self._layer(i) for i in range(count)))
+        if with_nextn:
+            prefix = f"model.layers.{cfg.num_hidden_layers}."
+            self.enorm, self.hnorm = (self._vector(f"{prefix}{n}.weight", hidden) for n in ("enorm", "hnorm"))
+            self.next_norm = self._vector(f"{prefix}shared_head.norm.weight", hidden)
+            eh_proj = self._matrix(hidden, 2 * hidden, kind=BF16)
+            self._places[f"{prefix}eh_proj.weight"] = eh_proj.place
+            self.eh_proj = eh_proj.struct
+
+    @property
+    def bytes(self) -> int:
+        return self.embedding.numel() * 2 + sum(w.bytes for w in self.packed)
+
+    def place(self, name: str, tensor: Tensor, scale: Tensor | None = None) -> None:
+        """Takes over one tensor. scale: of one in `as_stored`, a row of block scales for each output."""
+        if scale is None:
+            self._places[name](tensor)
+        else:
+            self._places[name](tensor, scale=scale)
+
+    def _matrix(
+        self, n_out: int, n_in: int, names: Collection[str] = (), kind: int | None = None, members: int = 1
+    ) -> PackedWeight:
+        """names: the checkpoint's, of all that goes into it."""
+        block = 0
+        if kind is None:
+            kind = self._kind
+            if self.cfg.quantization is not None and kind == BF16 and self._fp8.issuperset(names):
+                width = self.cfg.quantization.weight_block_size[1]
+                if width % 2 == 0:  # the kernels read inputs in pairs: no pair may lie in two blocks
+                    kind, block = E4M3, width
+                    self.as_stored |= frozenset(names)
+        self.packed.append(PackedWeight(n_out, n_in, kind, members, block))
+        return self.packed[-1]
+
+    def _vector(self, name: str, n: int) -> int:
+        """Address of a norm's weight."""
+        weight = norm_weight(n)
+        self._plain.append(weight)
+        self._places[name] = partial(_copy, weight[:n])
+        return weight.data_ptr()
+
+    def _tied(self, head: PackedWeight, tensor: Tensor) -> None:
+        self.embedding.copy_(tensor)
+        head.place(tensor)
+
+    def _layer(self, index: int) -> Layer:
+        cfg, prefix = self.cfg, f"model.layers.{index}."
+        at = f"{prefix}self_attn."
+        heads, rank, value = cfg.num_attention_heads, cfg.kv_lora_rank, cfg.v_head_dim
+        queries = heads * cfg.qk_head_dim
+        q_in = cfg.q_lora_rank or queries
+        q_down = f"{at}{'q_a_proj' if cfg.q_lora_rank else 'q_proj'}.weight"
+        kv_down, out_name = f"{at}kv_a_proj_with_mqa.weight", f"{at}o_proj.weight"
+        down = self._matrix(q_in + cfg.latent_dim, cfg.hidden_size, (q_down, kv_down))
+        self._places[q_down] = down.place
+        self._places[kv_down] = partial(down.place, first=q_in)
+        out = self._matrix(cfg.hidden_size, heads * value, (out_name,))
+        self._places[out_name] = out.place
+        # The two halves of kv_b_proj are read per head, one of them transposed: they stay bf16.
+        key_up = self._matrix(rank, cfg.qk_nope_head_dim, kind=BF16, members=heads)
+        value_up = self._matrix(value, rank, kind=BF16, members=heads)
+        self._places[f"{at}kv_b_proj.weight"] = partial(self._place_kv_up, key_up, value_up)
+        layer = Layer(
+            attention_norm=self._vector(f"{prefix}input_layernorm.weight", cfg.hidden_size),
+            down=down.struct,
+            kv_norm=self._vector(f"{at}kv_a_layernorm.weight", rank),
+            key_up=key_up.struct,
+            value_up=value_up.struct,
+            out=out.struct,
+            mlp_norm=self._vector(f"{prefix}post_attention_layernorm.weight", cfg.hidden_size),
+            mlp=self._moe(f"{prefix}mlp.") if cfg.is_moe(index) else FeedForward(),
+        )
+        if cfg.q_lora_rank:
+            name = f"{at}q_b_proj.weight"
+            q_up = self._matrix(queries, cfg.q_lora_rank, (name,))
+            self._places[name] = q_up.place
+            layer.q_norm = self._vector(f"{at}q_a_layernorm.weight", cfg.q_lora_rank)
+            layer.q_up = q_up.struct
+        if not cfg.is_moe(index):
+            layer.mlp.shared_gate_up, layer.mlp.shared_down = self._mlp(
+                (f"{prefix}mlp.",), cfg.intermediate_size
+            )
+        return layer
+
+    def _place_kv_up(self, key_up: PackedWeight, value_up: PackedWeight, tensor: Tensor) -> None:
+        nope, value = self.cfg.qk_nope_head_dim, self.cfg.v_head_dim
+        both = tensor.view(self.cfg.num_attention_heads, nope + value, self.cfg.kv_lora_rank)
+        for head, one in enumerate(both):
+            key_up.place(one[:nope], member=head, transposed=True)
+            value_up.place(one[nope:], member=head)
+
+    def _mlp(self, prefixes: Collection[str], inner: int) -> tuple[Any, Any]:
+        """(gate and up interleaved, down) of the blocks with these prefixes, one after another."""
+        hidden, members = self.cfg.hidden_size, len(prefixes)
+        ups = [f"{p}{side}_proj.weight" for p in prefixes for side in ("gate", "up")]
+        downs = [f"{p}down_proj.weight" for p in prefixes]
+        gate_up = self._matrix(2 * padded(inner, 16), hidden, ups, members=members)
+        down = self._matrix(hidden, inner, downs, members=members)
+        for i, name in enumerate(ups):
+            self._places[name] = partial(gate_up.place, member=i // 2, first=i % 2, interleave=2)
+        for i, name in enumerate(downs):
+            self._places[name] = partial(down.place, member=i)
+        return gate_up.struct, down.struct
+
+    def _moe(self, prefix: str) -> FeedForward:
+        cfg = self.cfg
+        experts = cfg.n_routed_experts
+        gate = self._matrix(experts, cfg.hidden_size, kind=F32)
+        self._places[f"{prefix}gate.weight"] = gate.place
+        bias = torch.zeros(padded(experts, 16))
+        self._plain.append(bias)
+        self._places[f"{prefix}gate.e_score_correction_bias"] = partial(_copy, bias[:experts])
+        gate_up, down = self._mlp(
+            [f"{prefix}experts.{e}." for e in range(experts)], cfg.moe_intermediate_size
+        )
+        found = FeedForward(
+            gate=gate.struct, bias=bias.data_ptr(), gate_up=gate_up, down=down, experts=experts,
+            groups=cfg.n_group, top_groups=cfg.topk_group, top_k=cfg.num_experts_per_tok,
+            normalize=cfg.norm_topk_prob, scale=cfg.routed_scaling_factor,
+        )  # fmt: skip
+        if cfg.n_shared_experts:
+            found.shared_gate_up, found.shared_down = self._mlp(
+                (f"{prefix}shared_experts.",), cfg.moe_intermediate_size * cfg.n_shared_experts
+            )
+        return found
+
+
+def _copy(to: Tensor, tensor: Tensor) -> None:
+    to.copy_(tensor)

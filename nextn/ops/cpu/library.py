@@ -1,0 +1,154 @@
+"""The native CPU kernels (csrc/), called through ctypes with data pointers.
+
+One library for each instruction set level lies in lib/; the best that this machine can run is loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import CDLL, POINTER, Structure, c_float, c_int, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from functools import cache
+from pathlib import Path
+
+FOLDER = Path(__file__).parent / "lib"
+LEVELS = ("portable", "avx2", "avx512", "avx512bf16")  # by nx_machine_level
+INTERFACE = 1  # nx_interface of a library that fits this file
+F32, BF16, E4M3, INT8 = range(4)
+
+
+class Weight(Structure):
+    """NxWeight of csrc/linear.h."""
+
+    _fields_ = (
+        ("data", c_void_p), ("scales", c_void_p), ("n_out", c_int32), ("n_in", c_int32), ("kind", c_int32),
+        ("block", c_int32), ("stride", c_int64), ("scale_stride", c_int64),
+    )  # fmt: skip
+
+
+class FeedForward(Structure):
+    """NxFeedForward of csrc/moe.h."""
+
+    _fields_ = (
+        ("gate", Weight), ("bias", c_void_p), ("gate_up", Weight), ("down", Weight),
+        ("shared_gate_up", Weight), ("shared_down", Weight), ("experts", c_int32), ("groups", c_int32),
+        ("top_groups", c_int32), ("top_k", c_int32), ("normalize", c_int32), ("scale", c_float),
+    )  # fmt: skip
+
+
+class Layer(Structure):
+    """NxLayer of csrc/forward.h."""
+
+    _fields_ = (
+        ("attention_norm", c_void_p), ("down", Weight), ("q_norm", c_void_p), ("q_up", Weight),
+        ("kv_norm", c_void_p), ("key_up", Weight), ("value_up", Weight), ("out", Weight),
+        ("mlp_norm", c_void_p), ("mlp", FeedForward),
+    )  # fmt: skip
+
+
+class Model(Structure):
+    """NxModel of csrc/forward.h."""
+
+    _fields_ = (
+        ("hidden", c_int32), ("heads", c_int32), ("nope", c_int32), ("rope", c_int32), ("rank", c_int32),
+        ("value", c_int32), ("q_in", c_int32), ("layers", c_int32), ("eps", c_float),
+        ("latent_eps", c_float), ("scale", c_float), ("embedding", c_void_p), ("cosine", c_void_p),
+        ("sine", c_void_p), ("layer", POINTER(Layer)), ("norm", c_void_p), ("head", Weight),
+        ("enorm", c_void_p), ("hnorm", c_void_p), ("next_norm", c_void_p), ("eh_proj", Weight),
+        ("cache", c_void_p), ("layer_elements", c_int64), ("width", c_int32), ("page", c_int32),
+    )  # fmt: skip
+
+
+class NxBatch(Structure):
+    """NxBatch of csrc/forward.h."""
+
+    _fields_ = (
+        ("rows", c_int32), ("spans", c_int32), ("tokens", c_void_p), ("span", c_void_p),
+        ("pages", c_void_p), ("tree", c_void_p),
+    )  # fmt: skip
+
+
+class Sampling(Structure):
+    """NxSampling of csrc/choose.h."""
+
+    _fields_ = (
+        ("seed", c_uint64), ("stream", c_uint32), ("index", c_uint32), ("temperature", c_float),
+        ("top_p", c_float), ("min_p", c_float), ("top_k", c_int32),
+    )  # fmt: skip
+
+
+_SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
+    "nx_machine_level": (c_int, ()),
+    "nx_interface": (c_int, ()),
+    "nx_advise": (None, (c_void_p, c_int64)),
+    "nx_pack": (
+        None,
+        (c_void_p, c_int, c_int, c_int64, c_int, c_void_p, c_int, c_int, c_int, c_int, c_int),
+    ),
+    "nx_pool_new": (c_void_p, (c_int,)),
+    "nx_pool_free": (None, (c_void_p,)),
+    "nx_linear": (None, (c_void_p, c_void_p, c_int, POINTER(Weight), c_void_p)),
+    "nx_attention": (
+        None,
+        (c_void_p, POINTER(NxBatch), c_void_p, c_int, c_int, c_void_p, c_int, c_int, c_void_p),
+    ),
+    "nx_feed_forward": (
+        None,
+        (c_void_p, POINTER(FeedForward), c_void_p, c_void_p, c_int, c_int64, c_void_p, c_void_p, c_void_p),
+    ),
+    "nx_norm": (None, (c_void_p, c_void_p, c_int, c_int, c_int64, c_float, c_void_p)),
+    "nx_engine_new": (c_void_p, (POINTER(Model), c_int, c_int)),
+    "nx_engine_free": (None, (c_void_p,)),
+    "nx_forward": (None, (c_void_p, POINTER(NxBatch), c_void_p)),
+    "nx_draft": (None, (c_void_p, POINTER(NxBatch), c_void_p, c_void_p)),
+    "nx_logits": (None, (c_void_p, c_void_p, c_int, c_int, c_void_p)),
+    "nx_choose": (None, (c_void_p, c_int, c_int, POINTER(Sampling), c_void_p)),
+}
+
+
+class NoLibrary(Exception):
+    """The native kernels cannot be used here; the text says why."""
+
+
+@cache
+def library(level: str | None = None) -> CDLL:
+    """The kernels at `level`, or at the best level that is built and that this machine runs.
+
+    Raises NoLibrary.
+    """
+    if level is None:
+        level = machine_level()[0]
+    path = FOLDER / f"libnextn_{level}.so"
+    if not path.exists():
+        raise NoLibrary("they were not built when nextn was installed (no C++17 compiler then?)")
+    return _open(path)
+
+
+def machine_level() -> tuple[str, str]:
+    """(the best level that is built and that this machine runs, why it is that). Raises NoLibrary."""
+    portable = FOLDER / "libnextn_portable.so"
+    if not portable.exists():
+        raise NoLibrary("they were not built when nextn was installed (no C++17 compiler then?)")
+    able = LEVELS[: _open(portable).nx_machine_level() + 1]
+    built = [name for name in able if (FOLDER / f"libnextn_{name}.so").exists()]
+    reason = f"the CPU can run {', '.join(able)}"
+    if built[-1] != able[-1]:
+        reason += f"; the compiler that built nextn did not know {able[-1]}"
+    return built[-1], reason
+
+
+def _open(path: Path) -> CDLL:
+    try:
+        lib = CDLL(str(path))
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(lib, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as e:
+        raise NoLibrary(f"{path.name} cannot be loaded: {e}") from e
+    if lib.nx_interface() != INTERFACE:
+        raise NoLibrary(f"{path.name} was built from other sources than this nextn; install it again")
+    return lib
+
+
+def pointer(array: object) -> c_void_p:
+    """Of a ctypes array or structure."""
+    return ctypes.cast(ctypes.byref(array), c_void_p)  # type: ignore[arg-type]

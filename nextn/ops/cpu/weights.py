@@ -1,0 +1,105 @@
+"""Weights as the native kernels read them: packed into panels (csrc/linear.h), in bf16, e4m3, int8 or f32."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nextn.ops.cpu.library import BF16, E4M3, F32, INT8, Weight, library
+
+STORED = {F32: torch.float32, BF16: torch.bfloat16, E4M3: torch.uint8, INT8: torch.int8}
+SLACK = 4096  # bytes behind the last panel that a prefetch may ask for
+
+
+def padded(n: int, to: int) -> int:
+    """Smallest multiple of `to` that is >= n."""
+    return -(-n // to) * to
+
+
+class PackedWeight:
+    """`members` weights of one shape, one after another (heads, experts), or a single one.
+
+    n_out, n_in: of one of them. block: inputs of one scale (e4m3; even); int8 has one scale for each output.
+    What is never placed is zero.
+    """
+
+    def __init__(self, n_out: int, n_in: int, kind: int = BF16, members: int = 1, block: int = 0) -> None:
+        assert kind != E4M3 or (block > 0 and block % 2 == 0), block
+        self.shape, self.kind, self.members = (n_out, n_in), kind, members
+        outs, ins = padded(n_out, 16), n_in if kind == F32 else padded(n_in, 2)
+        self.block = ins if kind == INT8 else block
+        size = torch.empty((), dtype=STORED[kind]).element_size()
+        self.stride = outs * ins * size
+        self.data = torch.zeros(members * self.stride + SLACK, dtype=torch.uint8)
+        library().nx_advise(self.data.data_ptr(), self.data.numel())
+        self.scales: Tensor | None = None
+        blocks = 0
+        if kind in (E4M3, INT8):
+            blocks = -(-ins // self.block)
+            self.scales = torch.zeros(members, outs * blocks)
+        self.struct = Weight(
+            self.data.data_ptr(),
+            None if self.scales is None else self.scales.data_ptr(),
+            outs,
+            ins,
+            kind,
+            self.block,
+            self.stride,
+            outs * blocks,
+        )
+
+    @property
+    def bytes(self) -> int:
+        """That hold weights and scales."""
+        scales = 0 if self.scales is None else self.scales.numel() * 4
+        return self.members * self.stride + scales
+
+    def place(
+        self,
+        weight: Tensor,
+        *,
+        scale: Tensor | None = None,
+        member: int = 0,
+        first: int = 0,
+        transposed: bool = False,
+        interleave: int = 1,
+    ) -> None:
+        """Puts weight [rows, n_in] ([n_in, rows] if transposed) at outputs first, first + 1, ...
+
+        interleave 2: rows go in groups of 16 to every other group, `first` (0 or 1) being the first one.
+        scale [rows, blocks] f32: of e4m3, whose weight is the stored bytes; int8 makes its own.
+        """
+        if self.kind == INT8:
+            assert not transposed
+            weight = weight.float()
+            scale = weight.abs().amax(1, keepdim=True).clamp_(min=1e-30) / 127
+            weight = torch.round(weight / scale).to(torch.int8)
+        elif self.kind == E4M3:
+            assert weight.dtype == torch.float8_e4m3fn, weight.dtype
+            assert scale is not None
+            weight = weight.view(torch.uint8)
+        weight = weight.to(STORED[self.kind]).contiguous()
+        rows, columns = weight.shape[::-1] if transposed else weight.shape
+        assert columns == self.shape[1], (weight.shape, self.shape)
+        library().nx_pack(
+            weight.data_ptr(), rows, columns, weight.shape[1], transposed,
+            self.data.data_ptr() + member * self.stride, self.struct.n_out, self.struct.n_in, self.kind,
+            first, interleave,
+        )  # fmt: skip
+        if scale is not None:
+            self._place_scales(scale.float(), member, first, interleave)
+
+    def _place_scales(self, scale: Tensor, member: int, first: int, interleave: int) -> None:
+        assert self.scales is not None
+        outs, blocks = int(self.struct.n_out), scale.shape[1]
+        row = torch.arange(scale.shape[0])
+        n = first + row if interleave == 1 else first * 16 + row // 16 * 16 * interleave + row % 16
+        begin = n // 64 * 64
+        width = (outs - begin).clamp(max=64)
+        at = (begin * blocks + n - begin)[:, None] + width[:, None] * torch.arange(blocks)
+        self.scales[member][at] = scale
+
+
+def norm_weight(n: int) -> Tensor:
+    """[n up to a multiple of 32] f32 zeros, of which the first n are the weight's."""
+    return torch.zeros(padded(n, 32))

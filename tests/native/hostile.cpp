@@ -1,0 +1,327 @@
+// The native kernels on hostile shapes, for the sanitizers: tests/native/test_sanitizers.py builds this with
+// nextn.cpp in it and runs it. What comes out is compared only where two ways must agree to the bit; that the
+// numbers are right is for tests/unit/ops/cpu.
+//
+// Every buffer has exactly the size that the interface asks for, so that a step too far is seen.
+#include "../../csrc/nextn.cpp"
+
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+
+namespace {
+
+std::mt19937 random_bits(1);
+
+void must(bool holds, const char* what) {
+    if (holds) return;
+    std::fprintf(stderr, "hostile: %s\n", what);
+    std::exit(1);
+}
+
+std::vector<float> floats(int64_t n) {
+    std::normal_distribution<float> normal;
+    std::vector<float> v(static_cast<size_t>(n));
+    for (float& x : v) x = normal(random_bits);
+    return v;
+}
+
+std::vector<uint16_t> halves(int64_t n, float scale = 1.f) {
+    std::vector<uint16_t> v(static_cast<size_t>(n));
+    size_t i = 0;
+    for (float x : floats(n)) v[i++] = float_bf16(x * scale);
+    return v;
+}
+
+template <class T> bool same(const std::vector<T>& a, const std::vector<T>& b) {
+    return a.size() == b.size() && (a.empty() || !memcmp(a.data(), b.data(), a.size() * sizeof(T)));
+}
+
+int up(int n, int to) { return (n + to - 1) / to * to; }
+
+struct Matrix {  // a random weight, packed into memory of exactly its size
+    std::vector<uint8_t> data;
+    std::vector<float> scales;
+    NxWeight w{};
+
+    Matrix() = default;
+    Matrix(int n_out, int n_in, int kind, int members = 1, int block = 0) {
+        const int bytes = int(element_bytes(kind)), outs = up(n_out, 16), ins = kind == F32 ? n_in : up(n_in, 2);
+        if (kind == INT8) block = ins;
+        const int blocks = kind == E4M3 || kind == INT8 ? (ins + block - 1) / block : 0;
+        data.assign(size_t(members) * outs * ins * bytes, 0);
+        if (blocks) {
+            scales = floats(int64_t(members) * outs * blocks);
+            for (float& s : scales) s = 0.01f;
+        }
+        w = {data.data(), blocks ? scales.data() : nullptr, outs, ins, kind, block, int64_t(outs) * ins * bytes,
+             int64_t(outs) * blocks};
+        for (int m = 0; m < members; ++m) {
+            const std::vector<float> f = floats(int64_t(n_out) * n_in);
+            std::vector<uint8_t> source(size_t(n_out) * n_in * bytes);
+            for (size_t i = 0; i < f.size(); ++i) {
+                const float x = f[i] / std::sqrt(float(n_in));
+                const uint16_t half = float_bf16(x);
+                if (kind == F32) memcpy(source.data() + 4 * i, &x, 4);
+                else if (kind == BF16) memcpy(source.data() + 2 * i, &half, 2);
+                else source[i] = uint8_t(int(f[i] * 20.f)) & (kind == E4M3 ? 0xf7 : 0xff);
+            }
+            nx_pack(source.data(), n_out, n_in, n_in, 0, data.data() + m * w.stride, outs, ins, kind, 0, 1);
+        }
+    }
+};
+
+void linears(void* pool) {
+    for (int kind : {F32, BF16, E4M3, INT8})
+        for (int n_out : {1, 16, 63, 64, 65, 200})
+            for (int n_in : {1, 2, 31, 64, 129}) {
+                const Matrix m(n_out, n_in, kind, 1, 14);
+                for (int rows : {0, 1, 5, 6, 7, 97}) {
+                    const std::vector<float> f = floats(int64_t(rows) * m.w.n_in);
+                    const std::vector<uint16_t> h = halves(int64_t(rows) * m.w.n_in);
+                    const void* x = kind == F32 ? static_cast<const void*>(f.data()) : h.data();
+                    std::vector<float> y(size_t(rows) * m.w.n_out), one(size_t(m.w.n_out));
+                    nx_linear(pool, x, rows, &m.w, y.data());
+                    if (!rows) continue;
+                    nx_linear(pool, x, 1, &m.w, one.data());
+                    must(!memcmp(one.data(), y.data(), one.size() * 4), "a row's bits depend on its company");
+                }
+            }
+    // Packing: transposed, interleaved, and in parts.
+    std::vector<uint16_t> source = halves(37 * 9), to(size_t(96) * 10);
+    nx_pack(source.data(), 37, 9, 37, 1, to.data(), 48, 10, BF16, 0, 1);
+    nx_pack(source.data(), 37, 9, 9, 0, to.data(), 96, 10, BF16, 1, 2);
+    nx_pack(source.data(), 37, 9, 9, 0, to.data(), 96, 10, BF16, 59, 1);
+    nx_pack(source.data(), 0, 9, 9, 0, to.data(), 96, 10, BF16, 0, 1);
+}
+
+struct Batch {
+    std::vector<int32_t> tokens, span, pages;
+    std::vector<uint64_t> tree;
+    NxBatch b{};
+
+    // lengths: (start, rows) of each span. Pages lie backwards and apart.
+    Batch(const std::vector<std::pair<int, int>>& lengths, int page, bool as_tree) {
+        int next = 0;
+        for (auto [start, rows] : lengths) next += (start + rows + page - 1) / page;
+        for (auto [start, rows] : lengths) {
+            for (int32_t n : {int(tokens.size()), rows, start, int(pages.size())}) span.push_back(n);
+            for (int i = 0; i < (start + rows + page - 1) / page; ++i) pages.push_back(next--);
+            for (int i = 0; i < rows; ++i) {
+                tokens.push_back((i * 7 + start) % 40);
+                if (as_tree) tree.push_back(i ? tree[tree.size() - size_t(i)] | uint64_t(1) << i : 1);
+            }
+        }
+        b = {int(tokens.size()), int(lengths.size()), tokens.data(), span.data(), pages.data(),
+             as_tree ? tree.data() : nullptr};
+    }
+
+    int slots(int page) const { return (int(pages.size()) + 1) * page; }
+};
+
+const std::vector<std::vector<std::pair<int, int>>> LENGTHS = {
+    {}, {{0, 0}}, {{0, 1}}, {{3, 1}}, {{4, 1}}, {{255, 1}}, {{256, 1}}, {{254, 5}, {0, 0}, {15, 1}, {16, 2}},
+    {{0, 19}, {511, 2}}, {{0, 64}},
+};
+
+void attentions(void* pool, void* alone) {
+    for (int page : {1, 4, 16})
+        for (bool as_tree : {false, true})
+            for (const auto& lengths : LENGTHS)
+                for (int heads : {1, 5}) {
+                    Batch batch(lengths, page, as_tree);
+                    std::vector<uint16_t> cache = halves(int64_t(batch.slots(page)) * 64);
+                    const std::vector<uint16_t> q = halves(int64_t(batch.b.rows) * heads * 64, 0.3f);
+                    std::vector<uint16_t> out(size_t(batch.b.rows) * heads * 32), again = out;
+                    nx_attention(pool, &batch.b, cache.data(), 64, page, q.data(), heads, 32, out.data());
+                    nx_attention(alone, &batch.b, cache.data(), 64, page, q.data(), heads, 32, again.data());
+                    must(same(out, again), "attention's bits depend on the number of threads");
+                }
+}
+
+struct Block {
+    Matrix gate, gate_up, down, shared_gate_up, shared_down;
+    std::vector<float> bias;
+    NxFeedForward f{};
+
+    Block(int hidden, int inner, int experts, int shared, int groups, int kind) {
+        const int open = groups > 1 ? groups / 2 : 1;
+        f.experts = experts, f.groups = groups, f.top_groups = open, f.top_k = experts ? 2 : 0;
+        f.normalize = 1, f.scale = 2.5f;
+        if (experts) {
+            gate = Matrix(experts, hidden, F32);
+            bias = floats(experts);
+            gate_up = Matrix(2 * up(inner, 16), hidden, kind, experts, 32);
+            down = Matrix(hidden, inner, kind, experts, 32);
+            f.gate = gate.w, f.gate_up = gate_up.w, f.down = down.w, f.bias = bias.data();
+        }
+        if (shared) {
+            shared_gate_up = Matrix(2 * up(shared, 16), hidden, kind, 1, 32);
+            shared_down = Matrix(hidden, shared, kind, 1, 32);
+            f.shared_gate_up = shared_gate_up.w, f.shared_down = shared_down.w;
+        }
+    }
+};
+
+void feed_forwards(void* pool, void* alone) {
+    for (int kind : {BF16, E4M3, INT8})
+        for (auto [hidden, inner, experts, shared, groups] : std::vector<std::array<int, 5>>{
+                 {33, 13, 5, 39, 1}, {64, 32, 64, 0, 8}, {70, 0, 0, 17, 1}, {1, 1, 2, 1, 1}, {16, 3, 1024, 3, 2}}) {
+            const Block block(hidden, inner, experts, shared, groups, kind);
+            const int64_t stride = up(hidden, 32);
+            for (int rows : {0, 1, 3, 50}) {
+                std::vector<float> h(size_t(rows * stride)), x = h;
+                std::vector<uint16_t> h16(h.size());
+                for (int i = 0; i < rows; ++i)
+                    for (int c = 0; c < hidden; ++c) {
+                        h[size_t(i * stride + c)] = floats(1)[0];
+                        h16[size_t(i * stride + c)] = float_bf16(h[size_t(i * stride + c)]);
+                    }
+                std::vector<float> y = x, weights(size_t(rows) * block.f.top_k);
+                std::vector<int32_t> ids(weights.size());
+                nx_feed_forward(pool, &block.f, h.data(), h16.data(), rows, stride, x.data(), ids.data(),
+                                weights.data());
+                nx_feed_forward(alone, &block.f, h.data(), h16.data(), rows, stride, y.data(), nullptr, nullptr);
+                must(same(x, y), "the feed-forward's bits depend on the number of threads");
+            }
+        }
+}
+
+// Two layers and a NextN module of odd sizes. A sequence fed whole must equal the same fed in two parts.
+void models(int threads, int kind, bool compressed) {
+    const int hidden = 45, heads = 3, nope = 5, rope = 6, rank = 17, value = 7, q_rank = 13, vocab = 41, page = 4;
+    const int queries = heads * (nope + rope), q_in = compressed ? q_rank : queries, width = 32, positions = 320;
+    std::vector<Block> blocks;
+    blocks.emplace_back(hidden, 0, 0, 37, 1, kind);
+    blocks.emplace_back(hidden, 11, 6, 22, 3, kind);
+    blocks.emplace_back(hidden, 11, 6, 0, 1, kind);
+    const std::vector<float> ones(64, 1.f);
+    std::vector<float> scale(64, 0.f);
+    std::copy_n(ones.begin(), hidden, scale.begin());
+    std::vector<float> q_scale(32, 0.f), kv_scale(32, 0.f);
+    std::fill_n(q_scale.begin(), q_rank, 1.f);
+    std::fill_n(kv_scale.begin(), rank, 1.f);
+    const Matrix down(q_in + rank + rope, hidden, kind, 1, 32), q_up(queries, q_rank, kind, 1, 32),
+        key_up(rank, nope, BF16, heads), value_up(value, rank, BF16, heads), out(hidden, heads * value, kind, 1, 32),
+        head(vocab, hidden, BF16), eh_proj(hidden, 2 * hidden, BF16);
+    std::vector<NxLayer> layers;
+    for (const Block& block : blocks)
+        layers.push_back({scale.data(), down.w, compressed ? q_scale.data() : nullptr, q_up.w, kv_scale.data(),
+                          key_up.w, value_up.w, out.w, scale.data(), block.f});
+    const std::vector<uint16_t> embedding = halves(vocab * hidden);
+    const std::vector<float> cosine = floats(positions * rope / 2), sine = floats(positions * rope / 2);
+    Batch whole({{0, 270}, {0, 9}, {3, 0}}, page, false);
+    const int slots = whole.slots(page);
+    std::vector<uint16_t> cache(size_t(3) * slots * width), other = cache;
+    NxModel model{hidden, heads, nope, rope, rank, value, q_in, 2, 1e-6f, 1e-6f, 0.3f, embedding.data(),
+                  cosine.data(), sine.data(), layers.data(), scale.data(), head.w, scale.data(), scale.data(),
+                  scale.data(), eh_proj.w, cache.data(), int64_t(slots) * width, width, page};
+    void* engine = nx_engine_new(&model, threads, 3);
+    model.cache = other.data();
+    void* second = nx_engine_new(&model, 1, 3);
+
+    const int rows = whole.b.rows;
+    std::vector<float> got(size_t(rows) * hidden), drafted = got, part(size_t(rows) * hidden);
+    nx_forward(engine, &whole.b, got.data());
+    nx_draft(engine, &whole.b, got.data(), drafted.data());
+    for (int at : {0, 251}) {  // 251 rows, then 19, of the first request alone
+        int32_t span[4] = {0, at ? 19 : 251, at, 0};
+        NxBatch some{span[1], 1, whole.tokens.data() + at, span, whole.pages.data(), nullptr};
+        const size_t floats_in = size_t(span[1]) * hidden;
+        nx_forward(second, &some, part.data());
+        must(!memcmp(part.data(), got.data() + size_t(at) * hidden, floats_in * 4), "bits depend on chunks");
+        nx_draft(second, &some, got.data() + size_t(at) * hidden, part.data());
+        must(!memcmp(part.data(), drafted.data() + size_t(at) * hidden, floats_in * 4), "drafts depend on chunks");
+    }
+    std::vector<float> logits(size_t(rows) * vocab);
+    nx_logits(engine, got.data(), rows, vocab, logits.data());
+    nx_logits(engine, got.data(), 0, vocab, logits.data());
+    for (float z : logits) must(std::isfinite(z), "a logit is not finite");
+
+    for (const auto& lengths : LENGTHS)
+        if (lengths.empty() || lengths[0].first + lengths[0].second < 300)
+            for (bool as_tree : {false, true}) {
+                Batch batch({lengths.begin(), lengths.begin() + (lengths.size() > 1 ? 1 : int(lengths.size()))}, page,
+                            as_tree);
+                std::vector<float> x(size_t(batch.b.rows) * hidden), y = x;
+                nx_forward(engine, &batch.b, x.data());
+                nx_draft(engine, &batch.b, x.data(), y.data());
+            }
+    nx_engine_free(engine);
+    nx_engine_free(second);
+}
+
+void choices() {
+    for (int vocab : {1, 3, 4, 5, 257, 3000}) {
+        for (float temperature : {0.f, 1e-4f, 1.f, 100.f})
+            for (int top_k : {0, 1, 2, 300, 100000})
+                for (float top_p : {0.f, 0.5f, 1.f}) {
+                    std::vector<float> z = floats(3 * vocab);
+                    for (int i = 0; i < vocab; i += 2) z[size_t(vocab + i)] = NAN;
+                    for (int i = 0; i < vocab; ++i) z[size_t(2 * vocab + i)] = i % 3 ? -INFINITY : INFINITY;
+                    const NxSampling s{~uint64_t(0), ~0u, ~0u, temperature, top_p, top_p / 10.f, top_k};
+                    const NxSampling all[3] = {s, s, s};
+                    int32_t tokens[3];
+                    nx_choose(z.data(), 3, vocab, all, tokens);
+                    for (int t : tokens) must(t >= 0 && t < vocab, "a token outside of the vocabulary");
+                }
+    }
+    nx_choose(nullptr, 0, 7, nullptr, nullptr);
+}
+
+// Many short loops, with pauses long enough for the workers to fall asleep in some.
+void pools(int threads, int loops) {
+    void* handle = nx_pool_new(threads);
+    Pool& pool = *static_cast<Pool*>(handle);
+    for (int i = 0; i < loops; ++i) {
+        const int n = i % 37;
+        std::vector<int> done(size_t(n), 0);
+        pool.for_each(n, [&](int t, int thread) {
+            must(thread >= 0 && thread < pool.threads(), "a thread's number is out of range");
+            done[size_t(t)] += t + 1;
+        });
+        for (int t = 0; t < n; ++t) must(done[size_t(t)] == t + 1, "a task was left out or done twice");
+        if (i % 100 == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    nx_pool_free(handle);
+}
+
+void several_pools_at_once(int loops) {
+    std::vector<std::thread> users;
+    for (int i = 0; i < 3; ++i) users.emplace_back([i, loops] { pools(2 + i, loops); });
+    for (auto& u : users) u.join();
+    for (int threads : {0, 1, 2, 17}) nx_pool_free(nx_pool_new(threads));  // gone before they have worked
+}
+
+}  // namespace
+
+#if defined(__SANITIZE_THREAD__)
+constexpr int LOOPS = 500, MOST_THREADS = 3;  // it makes every access to memory a call
+#else
+constexpr int LOOPS = 2000, MOST_THREADS = 9;
+#endif
+
+int main() {
+    several_pools_at_once(LOOPS);
+    void* alone = nx_pool_new(1);
+    for (int threads = 2; threads <= MOST_THREADS; threads += 7) {
+        void* pool = nx_pool_new(threads);
+        linears(pool);
+        attentions(pool, alone);
+        feed_forwards(pool, alone);
+        nx_pool_free(pool);
+    }
+    nx_pool_free(alone);
+    models(0, BF16, true);
+    models(2, E4M3, true);
+    models(7, INT8, false);
+    choices();
+    must(nx_machine_level() >= 0 && nx_interface() > 0, "the library knows itself");
+    std::vector<uint8_t> memory(3 << 20);
+    nx_advise(memory.data(), int64_t(memory.size()));
+    nx_advise(memory.data(), 0);
+    std::puts("all shapes ran");
+    return 0;
+}

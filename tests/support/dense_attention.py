@@ -1,0 +1,68 @@
+"""Attention over a paged latent cache, dense and in f64: what the native kernel is held against."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nextn.layers.batch import Span
+from nextn.ops.base import KV_BLOCK
+
+
+def paged(lengths: Sequence[tuple[int, int]], page: int, seed: int = 0) -> tuple[list[Span], int]:
+    """Spans of (start, rows) with shuffled pages of their own, and how many slots the pool has."""
+    need = [-(-(start + rows) // page) for start, rows in lengths]
+    pages = random.Random(seed).sample(range(sum(need) + 5), sum(need))
+    spans = []
+    for (start, rows), n in zip(lengths, need, strict=True):
+        spans.append(Span([0] * rows, start, pages[:n]))
+        pages = pages[n:]
+    return spans, (sum(need) + 5) * page
+
+
+def entries(slots: int, rank: int, width: int, seed: int = 0) -> Tensor:
+    """[slots, width] bf16. Every column is used: what is beyond `rank` is the rotary part."""
+    gen = torch.Generator().manual_seed(seed)
+    return torch.randn(slots, width, generator=gen).bfloat16()
+
+
+def dense_attention(
+    cache: Tensor, page: int, spans: Sequence[Span], q: Tensor, rank: int, tree: Sequence[int] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Shapes of `native_kernels.attention` -> (result in f64, largest error that rounding explains).
+
+    The kernel rounds a key's weight, exp(score - best score of its block of keys), to bf16, and so does
+    this. Where f32 and f64 scores round apart, a weight is off by 2**-8 of itself: a few keys may be.
+    """
+    outs, bounds = [], []
+    row = 0
+    for span in spans:
+        rows, length = len(span.tokens), span.start + len(span.tokens)
+        slots = (torch.tensor(span.pages)[:, None] * page + torch.arange(page)).flatten()[:length]
+        keys = cache[slots].double()
+        position = torch.arange(length)
+        for r in range(rows):
+            seen = position <= span.start + r
+            if tree is not None:
+                bits = torch.tensor([bool(tree[row] >> i & 1) for i in range(rows)])
+                seen = torch.cat((torch.ones(span.start, dtype=torch.bool), bits))
+            scores = (q[row].double() @ keys.T).masked_fill(~seen, -torch.inf)
+            weights = torch.zeros_like(scores)
+            top = scores.amax(-1, keepdim=True)
+            for block in range(0, length, KV_BLOCK):
+                part = scores[:, block : block + KV_BLOCK]
+                best = part.amax(-1, keepdim=True).clamp(min=-1e30)
+                rounded = (part - best).exp().float().bfloat16().double()
+                weights[:, block : block + KV_BLOCK] = rounded * (best - top).exp()
+            weights /= weights.sum(-1, keepdim=True)
+            out = weights @ keys[:, :rank]
+            # A tenth of a per cent of the weights may round apart, at least four of them, and the result is
+            # rounded to bf16.
+            apart = max(4, length // 1000) * (weights[..., None] * keys[:, :rank].abs()).amax(1)
+            outs.append(out)
+            bounds.append(2.0**-8 * (apart + out.abs()) + 1e-5)
+            row += 1
+    return torch.stack(outs), torch.stack(bounds)

@@ -1,0 +1,202 @@
+"""Calls single native kernels on tensors, at any instruction set level.
+
+with at_level("avx2"), Pool(threads=2) as pool:
+    y = linear(pool, x, weight)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+
+import pytest
+import torch
+from torch import Tensor
+
+from nextn.layers.batch import Span
+from nextn.models.native import NativeBatch
+from nextn.ops.cpu import library as native
+from nextn.ops.cpu.library import BF16, E4M3, F32, FeedForward, NoLibrary, library
+from nextn.ops.cpu.weights import PackedWeight, padded
+
+HALF = 2.0**-9  # largest relative error of rounding to bf16
+SINGLE = 2.0**-24  # and to f32
+
+
+def built_levels() -> tuple[str, ...]:
+    """The levels that are built and that this machine runs."""
+    try:
+        able = native.LEVELS[: library("portable").nx_machine_level() + 1]
+    except NoLibrary as e:
+        if any(shutil.which(name) for name in ("c++", "g++", "clang++")):
+            raise
+        pytest.skip(f"no native kernels and no C++ compiler to build them with: {e}")
+    return tuple(name for name in able if (native.FOLDER / f"libnextn_{name}.so").exists())
+
+
+@contextmanager
+def at_level(name: str) -> Iterator[None]:
+    """Inside, `library()` is the library of this level. Skips the test where it cannot run."""
+    if name not in built_levels():
+        pytest.skip(f"no kernels for {name} here: the machine or the compiler does not know it")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "machine_level", lambda: (name, "asked for by a test"))
+        library.cache_clear()
+        yield
+    library.cache_clear()
+
+
+class Pool:
+    """A native pool of threads."""
+
+    def __init__(self, threads: int = 1) -> None:
+        self._library = library()
+        self.handle = self._library.nx_pool_new(threads)
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._library.nx_pool_free(self.handle)
+
+
+def widened(x: Tensor, to: int, dtype: torch.dtype) -> Tensor:
+    """x [rows, n] with zeros behind every row, up to a multiple of `to`."""
+    return torch.nn.functional.pad(x, (0, padded(x.shape[1], to) - x.shape[1])).to(dtype).contiguous()
+
+
+def linear(pool: Pool, x: Tensor, weight: PackedWeight) -> Tensor:
+    """x [rows, n_in] -> [rows, n_out] f32."""
+    x = x.float().contiguous() if weight.kind == F32 else widened(x, 2, torch.bfloat16)
+    y = torch.full((x.shape[0], weight.struct.n_out), torch.nan)
+    library().nx_linear(pool.handle, x.data_ptr(), x.shape[0], weight.struct, y.data_ptr())
+    return y[:, : weight.shape[0]]
+
+
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [rows, n] f32, weight [n] -> [rows, n] f32."""
+    wide = widened(x, 32, torch.float32)
+    scale = widened(weight[None], 32, torch.float32)
+    y = torch.full_like(wide, torch.nan)
+    library().nx_norm(
+        wide.data_ptr(), scale.data_ptr(), len(x), x.shape[1], wide.shape[1], eps, y.data_ptr()
+    )
+    return y[:, : x.shape[1]]
+
+
+def attention(
+    pool: Pool,
+    cache: Tensor,
+    page: int,
+    spans: Sequence[Span],
+    q: Tensor,
+    rank: int,
+    tree: Sequence[int] | None = None,
+) -> Tensor:
+    """cache [slots, width] bf16, q [T, H, width] bf16, scaled -> [T, H, rank] f32, rank a multiple of 32.
+
+    tree: for each row which rows of its span it sees, as bits.
+    """
+    batch = NativeBatch(spans)
+    seen = (ctypes.c_uint64 * batch.rows)(*(tree or [0] * batch.rows))
+    batch.struct.tree = ctypes.addressof(seen) if tree is not None else None
+    out = torch.full((batch.rows, q.shape[1], rank), torch.nan, dtype=torch.bfloat16)
+    library().nx_attention(
+        pool.handle, batch.struct, cache.data_ptr(), cache.shape[1], page, q.data_ptr(), q.shape[1], rank,
+        out.data_ptr(),
+    )  # fmt: skip
+    return out.float()
+
+
+class FeedForwardBlock:
+    """Random weights of a feed-forward block, plain (bf16 values in f64) and packed in bf16 or e4m3 kind.
+
+    gate [E, C], bias [E], ups [E, 2, I, C], downs [E, C, I]; shared_up [2, S, C], shared_down [C, S].
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        inner: int,
+        experts: int,
+        shared_inner: int,
+        *,
+        groups: int = 1,
+        top_groups: int = 1,
+        top_k: int = 0,
+        normalize: bool = True,
+        scale: float = 2.5,
+        seed: int = 0,
+    ) -> None:
+        gen = torch.Generator().manual_seed(seed)
+
+        def random(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=gen).mul_(shape[-1] ** -0.5).bfloat16().double()
+
+        self.hidden, self.top_k, self.groups, self.top_groups = hidden, top_k, groups, top_groups
+        self.normalize, self.scale, self.experts = normalize, scale, experts
+        self.stride = padded(hidden, 32)
+        self._kept: list[PackedWeight] = []
+        self.struct = FeedForward(
+            experts=experts, groups=groups, top_groups=top_groups, top_k=top_k, normalize=normalize,
+            scale=scale,
+        )  # fmt: skip
+        if experts:
+            self.gate = random(experts, hidden).float()
+            self.bias = torch.randn(experts, generator=gen) * 0.1
+            self.ups, self.downs = random(experts, 2, inner, hidden), random(experts, hidden, inner)
+            gate = PackedWeight(experts, hidden, F32)
+            gate.place(self.gate)
+            self._kept.append(gate)
+            self._bias = widened(self.bias[None], 16, torch.float32)
+            self.struct.gate, self.struct.bias = gate.struct, self._bias.data_ptr()
+            self.struct.gate_up, self.struct.down = self._packed(self.ups, self.downs)
+        if shared_inner:
+            self.shared_up, self.shared_down = random(2, shared_inner, hidden), random(hidden, shared_inner)
+            self.struct.shared_gate_up, self.struct.shared_down = self._packed(
+                self.shared_up[None], self.shared_down[None]
+            )
+        self.shared_inner = shared_inner
+
+    def _packed(self, ups: Tensor, downs: Tensor) -> tuple[object, object]:
+        members, _, inner, hidden = ups.shape
+        gate_up = PackedWeight(2 * padded(inner, 16), hidden, BF16, members)
+        down = PackedWeight(hidden, inner, BF16, members)
+        for i in range(members):
+            gate_up.place(ups[i, 0], member=i, first=0, interleave=2)
+            gate_up.place(ups[i, 1], member=i, first=1, interleave=2)
+            down.place(downs[i], member=i)
+        self._kept += [gate_up, down]
+        return gate_up.struct, down.struct
+
+    def rows(self, count: int, seed: int = 1) -> Tensor:
+        """[count, C] f32 normed rows."""
+        return torch.randn(count, self.hidden, generator=torch.Generator().manual_seed(seed))
+
+    def run(self, pool: Pool, h: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """h [rows, C], x [rows, C] the residual stream (zeros) -> (x + block(h), ids, weights)."""
+        rows = len(h)
+        wide, half = widened(h, 32, torch.float32), widened(h, 32, torch.bfloat16)
+        out = torch.zeros_like(wide) if x is None else widened(x, 32, torch.float32)
+        ids = torch.full((rows, self.top_k), -1, dtype=torch.int32)
+        weights = torch.full((rows, self.top_k), torch.nan)
+        library().nx_feed_forward(
+            pool.handle, self.struct, wide.data_ptr(), half.data_ptr(), rows, self.stride, out.data_ptr(),
+            ids.data_ptr(), weights.data_ptr(),
+        )  # fmt: skip
+        return out[:, : self.hidden], ids, weights
+
+
+def e4m3(weight: Tensor, block: tuple[int, int]) -> tuple[PackedWeight, Tensor]:
+    """(packed in e4m3, the same in f64) of weight [N, K] with a scale per block of [rows, columns]."""
+    n, k = weight.shape
+    rows, columns = block
+    scales = torch.rand(-(-n // rows), -(-k // columns), generator=torch.Generator().manual_seed(n)) + 0.5
+    stored = weight.to(torch.float8_e4m3fn)
+    by_row = scales.repeat_interleave(rows, 0)[:n].contiguous()
+    packed = PackedWeight(n, k, E4M3, block=columns)
+    packed.place(stored, scale=by_row)
+    return packed, stored.double() * by_row.double().repeat_interleave(columns, 1)[:, :k]

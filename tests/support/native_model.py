@@ -1,0 +1,119 @@
+"""NativeDeepseekV3 and the plain-torch model it is held against, over pools of the test's making."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nextn.kvcache.pool import KVPool
+from nextn.layers.batch import Span
+from nextn.models.config import ModelConfig
+from nextn.models.deepseek_v3 import DeepseekV3
+from nextn.models.native import NativeDeepseekV3
+from nextn.models.names import expected_tensors
+from nextn.ops.reference import Reference
+
+CPU = torch.device("cpu")
+
+
+def native_model(
+    config: Mapping[str, Any], tensors: Mapping[str, Tensor], threads: int = 1, **options: Any
+) -> NativeDeepseekV3:
+    """With its NextN module."""
+    cfg = ModelConfig.from_dict(config)
+    model = NativeDeepseekV3(cfg, True, threads, **options)
+    for name in expected_tensors(cfg, 1):
+        model.place(name, tensors[name])
+    return model
+
+
+def reference_model(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> DeepseekV3:
+    """f32, with what the native model holds in bf16 rounded to bf16: matrices, not the router's or norms."""
+    cfg = ModelConfig.from_dict(config)
+    model = DeepseekV3(cfg, Reference(), torch.float32, CPU, with_nextn=True)
+    for name, target in model.targets().items():
+        tensor = tensors[name].float()
+        exact = tensor.dim() == 1 or name.endswith("mlp.gate.weight")
+        target.copy_(tensor if exact else tensor.bfloat16().float())
+    return model
+
+
+Steps = Callable[[Sequence[Span], KVPool], tuple[Tensor, Tensor, Tensor]]
+
+
+@torch.inference_mode()
+def step(model: Any, spans: Sequence[Span], pool: KVPool) -> tuple[Tensor, Tensor, Tensor]:
+    """(hidden, logits, the NextN module's output) of all rows. The token after each is made up from it."""
+    batch = model.batch(spans, pool.page_size)
+    rows = sum(len(s.tokens) for s in spans)
+    hidden = model.forward(batch, pool)
+    vocab = model.config.vocab_size
+    after = [Span([(t * 5 + 1) % vocab for t in s.tokens], s.start, s.pages) for s in spans]
+    drafted = model.draft(model.batch(after, pool.page_size), hidden, pool)
+    return hidden[:rows], model.logits(hidden)[:rows], drafted[:rows]
+
+
+def pool_for(model: Any, pages: int, page_size: int, seed: int) -> KVPool:
+    """Full of garbage: nothing but what a test writes may count."""
+    layers = model.config.num_hidden_layers + 1
+    pool = KVPool(layers, pages, page_size, model.cache_width, model.dtype, CPU)
+    pool.data.normal_(0, 50, generator=torch.Generator().manual_seed(seed))
+    return pool
+
+
+def feed(
+    model: Any, prompts: Sequence[Sequence[int]], cuts: Sequence[Sequence[int]], page_size: int = 4, seed: int = 0
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Per prompt what `step` gives for its rows. cuts: of each prompt, the tokens it goes forward by in each
+    step; prompts stand side by side in a step in an order that changes."""
+    rng = random.Random(seed)
+    need = [-(-len(p) // page_size) for p in prompts]
+    pages = rng.sample(range(1, 2 * sum(need) + 1), sum(need))
+    tables = []
+    for n in need:
+        tables.append(pages[:n])
+        pages = pages[n:]
+    pool = pool_for(model, 2 * sum(need) + 1, page_size, seed)
+    found: list[list[tuple[Tensor, ...]]] = [[] for _ in prompts]
+    done, left = [0] * len(prompts), [list(c) for c in cuts]
+    while any(left):
+        order = [i for i, c in enumerate(left) if c]
+        rng.shuffle(order)
+        spans = []
+        for i in order:
+            n = left[i].pop(0)
+            spans.append(Span(prompts[i][done[i] : done[i] + n], done[i], tables[i]))
+            done[i] += n
+        row = 0
+        results = step(model, spans, pool)
+        for i, span in zip(order, spans, strict=True):
+            upto = row + len(span.tokens)
+            found[i].append(tuple(r[row:upto].clone() for r in results))
+            row = upto
+    assert done == [len(p) for p in prompts]
+    return [tuple(map(torch.cat, zip(*parts, strict=True))) for parts in found]  # type: ignore[misc]
+
+
+def whole(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    return [[len(p)] for p in prompts]
+
+
+def in_chunks(prompts: Sequence[Sequence[int]], most: int, seed: int) -> list[list[int]]:
+    """Random cuts of up to `most` tokens."""
+    rng = random.Random(seed)
+    cuts = []
+    for p in prompts:
+        left, cut = len(p), []
+        while left:
+            cut.append(min(left, rng.randint(1, most)))
+            left -= cut[-1]
+        cuts.append(cut)
+    return cuts
+
+
+in_single_tokens = partial(in_chunks, most=1, seed=0)

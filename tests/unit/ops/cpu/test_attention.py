@@ -1,0 +1,164 @@
+"""Paged latent attention against a dense one in f64, and its bits in any company."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.dense_attention import dense_attention, entries, paged
+from support.native_kernels import Pool, at_level, attention, built_levels
+from torch import Tensor
+
+from nextn.layers.batch import Span
+
+
+def queries(rows: int, heads: int, width: int, sharp: float = 1.0, seed: int = 0) -> Tensor:
+    """[rows, heads, width] bf16, scaled so that scores have a standard deviation of `sharp`."""
+    gen = torch.Generator().manual_seed(seed + rows)
+    return (torch.randn(rows, heads, width, generator=gen) * sharp * width**-0.5).bfloat16()
+
+
+def check(
+    pool: Pool,
+    lengths: list[tuple[int, int]],
+    *,
+    page: int = 4,
+    heads: int = 3,
+    rank: int = 64,
+    width: int = 96,
+    sharp: float = 1.0,
+    tree: list[int] | None = None,
+) -> Tensor:
+    """lengths: (start, rows) of each span."""
+    spans, slots = paged(lengths, page, seed=len(lengths))
+    cache = entries(slots, rank, width)
+    q = queries(sum(rows for _, rows in lengths), heads, width, sharp)
+    got = attention(pool, cache, page, spans, q, rank, tree)
+    want, bound = dense_attention(cache, page, spans, q, rank, tree)
+    assert ((got - want).abs() <= bound).all()
+    return got
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        [(0, 1)],
+        [(0, 5)],
+        [(2, 3), (0, 1), (17, 4)],
+        [(255, 1)],  # the last key of a block
+        [(256, 1)],  # the first of another
+        [(250, 12)],
+        [(511, 2), (700, 1), (0, 9)],
+        [(0, 300)],
+        [(260, 40), (31, 1), (100, 3)],
+    ],
+    ids=str,
+)
+def test_against_dense(pool: Pool, lengths: list[tuple[int, int]]) -> None:
+    check(pool, lengths)
+
+
+@pytest.mark.parametrize("page", [1, 3, 16, 256])
+def test_page_sizes(pool: Pool, page: int) -> None:
+    check(pool, [(page - 1, 2), (2 * page - 1, 1), (2 * page, 1), (0, 3)], page=page)
+
+
+@pytest.mark.parametrize(("heads", "rank", "width"), [(1, 32, 32), (16, 32, 64), (17, 96, 96), (5, 512, 576)])
+def test_shapes(pool: Pool, heads: int, rank: int, width: int) -> None:
+    check(pool, [(0, 3), (30, 1), (260, 2)], heads=heads, rank=rank, width=width)
+
+
+@pytest.mark.parametrize("sharp", [0.0, 10.0, 60.0])
+def test_flat_and_sharp_scores(pool: Pool, sharp: float) -> None:
+    """All keys alike, and one key that takes all: blocks then lie beyond what exp can tell apart."""
+    check(pool, [(0, 4), (600, 2)], sharp=sharp)
+
+
+def tree_mask(rows: int, seed: int) -> list[int]:
+    """A random tree: each node sees itself and what its parent sees."""
+    rng = random.Random(seed)
+    seen = [1]
+    for i in range(1, rows):
+        seen.append(seen[rng.randrange(i)] | 1 << i)
+    return seen
+
+
+@pytest.mark.parametrize("start", [0, 3, 250, 254, 256, 600])
+def test_trees(pool: Pool, start: int) -> None:
+    for rows, seed in ((1, 0), (8, 1), (13, 2), (64, 3)):
+        check(pool, [(start, rows)], tree=tree_mask(rows, seed))
+
+
+def test_trees_beside_each_other(pool: Pool) -> None:
+    trees = [tree_mask(n, n) for n in (5, 1, 9)]
+    check(pool, [(254, 5), (10, 1), (0, 9)], tree=[mask for tree in trees for mask in tree])
+
+
+def test_a_chain_is_a_tree(pool: Pool) -> None:
+    chain = [(2 << i) - 1 for i in range(6)]
+    for start in (0, 253, 300):
+        assert torch.equal(check(pool, [(start, 6)], tree=chain), check(pool, [(start, 6)]))
+
+
+def test_hidden_rows_do_not_count(pool: Pool) -> None:
+    """Keys that a node does not see may hold anything finite."""
+    spans, slots = paged([(254, 4)], 4)
+    cache, q = entries(slots, 32, 64), queries(4, 2, 64)
+    tree = [1, 0b11, 0b101, 0b1001]
+    before = attention(pool, cache, 4, spans, q, 32, tree)
+    hidden = spans[0].pages[256 // 4] * 4 + 256 % 4  # row 2
+    cache[hidden] = 3e4
+    after = attention(pool, cache, 4, spans, q, 32, tree)
+    assert torch.equal(after[[0, 1, 3]], before[[0, 1, 3]])
+    assert not torch.equal(after[2], before[2])
+
+
+def test_what_is_not_in_the_context_may_be_nan(pool: Pool) -> None:
+    spans, slots = paged([(250, 3), (6, 2)], 4)
+    cache, q = entries(slots, 32, 64), queries(5, 3, 64)
+    before = attention(pool, cache, 4, spans, q, 32)
+    mine = {s.pages[p // 4] * 4 + p % 4 for s in spans for p in range(s.start + len(s.tokens))}
+    cache[[slot for slot in range(slots) if slot not in mine]] = torch.nan
+    assert torch.equal(attention(pool, cache, 4, spans, q, 32), before)
+
+
+def test_nothing(pool: Pool) -> None:
+    cache = entries(8, 32, 32)
+    assert attention(pool, cache, 4, [], queries(0, 2, 32), 32).shape == (0, 2, 32)
+    spans = [Span([], 3, [0]), Span([0], 1, [1]), Span([], 0, [])]
+    got = attention(pool, cache, 4, spans, queries(1, 2, 32), 32)
+    alone = attention(pool, cache, 4, spans[1:2], queries(1, 2, 32), 32)
+    assert torch.equal(got, alone)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    heads=st.sampled_from([1, 2, 5, 16]),
+    lengths=st.lists(st.tuples(st.integers(0, 560), st.integers(1, 30)), min_size=1, max_size=4),
+    threads=st.sampled_from([1, 2, 5, 30]),
+    page=st.sampled_from([1, 4, 16]),
+    seed=st.integers(0, 100),
+)
+def test_a_query_has_the_same_bits_in_any_company(
+    heads: int, lengths: list[tuple[int, int]], threads: int, page: int, seed: int
+) -> None:
+    """All spans at once on some threads; each in two parts, then row by row, on one thread and on many."""
+    with at_level(built_levels()[seed % len(built_levels())]), Pool(threads) as pool, Pool(1) as one:
+        spans, slots = paged(lengths, page, seed)
+        cache = entries(slots, 32, 64, seed)
+        q = queries(sum(rows for _, rows in lengths), heads, 64, seed=seed)
+        together = attention(pool, cache, page, spans, q, 32)
+        row = 0
+        for span in spans:
+            n = len(span.tokens)
+            mine, want = q[row : row + n], together[row : row + n]
+            cut = seed % n
+            for which in (one, pool):
+                parts = [(0, cut), (cut, n)] if cut else [(0, n)]
+                for a, b in (*parts, (0, 1), (n - 1, n)):
+                    part = Span([0] * (b - a), span.start + a, span.pages)
+                    assert torch.equal(attention(which, cache, page, [part], mine[a:b], 32), want[a:b])
+            row += n
