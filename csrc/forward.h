@@ -66,6 +66,7 @@ struct Engine {
     std::vector<float> x, h, a, q, absorbed, parts;
     std::vector<uint16_t> h16, q_latent, q_nope, query, mixed, values;
     FeedForwardBuffers mlp;
+    int64_t experts = 0;  // that were read; a measurement's, not a step's
 
     Engine(const NxModel& m, int threads, int layers_given)
         : pool(threads), model(m), layers(m.layer, m.layer + layers_given), scratch(size_t(pool.threads())) {}
@@ -213,6 +214,13 @@ struct Engine {
             put_bf16(half + i * c, hs + i * c, model.hidden);
         });
         feed_forward(pool, l.mlp, hs, half, rows, c, x.data(), mlp);
+        experts += int64_t(mlp.assignment.used.size());
+    }
+
+    int64_t take_experts() {
+        const int64_t found = experts;
+        experts = 0;
+        return found;
     }
 
     void put_rows(int rows, const float* norm, float* out) {

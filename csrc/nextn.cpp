@@ -5,6 +5,7 @@
 #include "choose.h"
 #include "forward.h"
 #include "pack.h"
+#include "read.h"
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -54,6 +55,10 @@ NX_API void nx_pack(const void* src, int rows, int columns, int64_t ld, int tran
 NX_API void* nx_pool_new(int threads) { return new (std::nothrow) Pool(threads); }
 NX_API void nx_pool_free(void* pool) { delete static_cast<Pool*>(pool); }
 
+NX_API uint64_t nx_read(void* pool, const void* p, int64_t bytes) {
+    return read_all(*static_cast<Pool*>(pool), static_cast<const uint8_t*>(p), bytes);
+}
+
 // y [rows, n_out] f32 <- x [rows, n_in] (bf16, or f32 for an f32 weight) times the weight; one product.
 NX_API void nx_linear(void* pool, const void* x, int rows, const NxWeight* w, float* y) {
     const int64_t words = w->kind == F32 ? w->n_in : w->n_in / 2;
@@ -91,6 +96,8 @@ NX_API void* nx_engine_new(const NxModel* model, int threads, int layers) {
     return new (std::nothrow) Engine(*model, threads, layers);
 }
 NX_API void nx_engine_free(void* engine) { delete static_cast<Engine*>(engine); }
+// Experts whose weights were read since the last call, each counted once in each layer's pass.
+NX_API int64_t nx_engine_experts(void* engine) { return static_cast<Engine*>(engine)->take_experts(); }
 NX_API void nx_forward(void* engine, const NxBatch* batch, float* out) {
     static_cast<Engine*>(engine)->forward(*batch, out);
 }

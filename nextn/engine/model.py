@@ -37,7 +37,7 @@ def make_model(config: EngineConfig, device: torch.device, threads: int) -> tupl
     cfg = ModelConfig.from_folder(folder)
     nextn = _nextn_layers(config, cfg, folder)
     expected = expected_tensors(cfg, nextn)
-    kernels = _kernels(config, device)
+    kernels = choose_kernels(config, device)
     model: Any
     if kernels == "cpu":
         dummy = config.load_format == "dummy"
@@ -72,7 +72,7 @@ def make_model(config: EngineConfig, device: torch.device, threads: int) -> tupl
     return model, kernels
 
 
-def _kernels(config: EngineConfig, device: torch.device) -> str:
+def choose_kernels(config: EngineConfig, device: torch.device) -> str:
     """ "cpu" where the native kernels can do what the options ask for; `auto` says why it chose."""
     asked = config.kernel_backend
     obstacle = None

@@ -109,6 +109,10 @@ class NativeDeepseekV3:
         library().nx_draft(self._on(pool), batch.struct, rows.data_ptr(), out.data_ptr())
         return out
 
+    def experts_read(self) -> int:
+        """Experts whose weights were read since the last call, each counted once in each layer's pass."""
+        return int(library().nx_engine_experts(self._engine)) if self._engine else 0
+
     def _on(self, pool: KVPool) -> Any:
         """The kernels' engine over this pool's memory."""
         if pool is not self._pool:

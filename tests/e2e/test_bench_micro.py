@@ -15,12 +15,13 @@ from nextn.bench.micro import run
 from nextn.bench.micro.ceilings import make_ceilings
 from nextn.bench.micro.run import Effort
 from nextn.cli import main
-from nextn.ops.registry import FACTORIES
+from nextn.ops.cpu.library import NoLibrary, library
 
 HEADLINE = (
     "read_gb_s", "onednn_gflop_s", "linear_1row_bw_frac", "linear_4row_over_1row",
     "linear_256row_over_onednn", "step_1row_bw_frac", "step_overhead_ms",
 )  # fmt: skip
+BOTH = ("cpu", "reference")
 
 
 @pytest.fixture
@@ -32,10 +33,63 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.usefixtures("_hasty")
-def test_micro(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def _kernels() -> None:
+    try:
+        library()
+    except NoLibrary as e:
+        pytest.skip(f"no native kernels: {e}")
+
+
+@pytest.mark.usefixtures("_hasty", "_kernels")
+def test_native(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The default where the kernels are built."""
     folder = tmp_path / "out"
     assert main(["bench", "micro", "--quick", "--threads", "1", "--output-dir", str(folder)]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert tuple(found)[: len(HEADLINE)] == HEADLINE
+    assert all(math.isfinite(found[key]) and found[key] > 0 for key in HEADLINE[:-1])
+    assert (found["backend"], found["dtype"], found["linear_dtype"]) == ("cpu", "bfloat16", "bfloat16")
+    assert "native read" in found["ceilings"]["read_gb_s"]
+    rows = [1, 2, 4, 8, 64, 256]
+    dtypes = ["bfloat16", "float8_e4m3fn", "int8"]
+    native = [(dtype, n, "cpu") for dtype in dtypes for n in rows]
+    told = [(one["dtype"], one["rows"], one["backend"]) for one in found["linear"]]
+    assert told == native + [("bfloat16", n, "reference") for n in rows]
+    assert found["linear_1row_bw_frac"] == found["linear"][0]["bw_frac"]
+    assert found["reference"]["linear_1row_bw_frac"] == found["linear"][18]["bw_frac"]
+    uses = {name: {(op["op"], op["what"]) for op in found["ops"] if op["backend"] == name} for name in BOTH}
+    assert uses["cpu"] < uses["reference"]
+    assert ("feed_forward", "router and routed experts") in uses["cpu"]
+    by_case = {}
+    for op in found["ops"]:  # the same case, so the same work
+        case = (op["op"], op["what"], op["shape"], op["rows"])
+        assert by_case.setdefault(case, op["bytes"]) == op["bytes"]
+    steps = {one["name"]: one for one in found["steps"]}
+    assert list(steps) == ["decode", "verify 2 drafts", "prefill 512"]
+    decode, verify = steps["decode"], steps["verify 2 drafts"]
+    assert {op: one["calls"] for op, one in decode["ops"].items()} == {"forward": 1, "logits": 1, "draw": 1}
+    assert {op: one["calls"] for op, one in verify["ops"].items()} == {
+        "forward": 1, "logits": 3, "draft": 2, "draw": 3
+    }  # fmt: skip
+    assert decode["experts"] == 11 * 2  # layers, experts of a token
+    assert 11 * 2 + 2 * 2 < verify["experts"] <= 13 * 8
+    assert 11 * 2 < steps["prefill 512"]["experts"] <= 11 * 8
+    assert found["step_1row_bw_frac"] == decode["bw_frac"]
+    assert (decode["dtype"], found["reference"]["step"]["dtype"]) == ("bfloat16", "float32")
+    assert found["reference"]["step_1row_bw_frac"] == found["reference"]["step"]["bw_frac"]
+    tables = (folder / "micro.md").read_text()
+    assert "| decode, reference, float32 " in tables
+    assert "## Backends side by side" in tables
+    assert "| linear headline 4096x2048, int8 " in tables
+    assert (folder / "roofline.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+@pytest.mark.usefixtures("_hasty")
+def test_plain_torch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "out"
+    command = ["bench", "micro", "--quick", "--threads", "1", "--kernel-backend", "reference"]
+    assert main([*command, "--output-dir", str(folder)]) == 0
     out = capsys.readouterr().out
     found = json.loads(out.splitlines()[-1])
     assert tuple(found)[: len(HEADLINE)] == HEADLINE
@@ -47,10 +101,10 @@ def test_micro(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(math.isfinite(value) and value >= 0 for value in positive)
     assert all(value > 0 for value in positive[: len(HEADLINE) - 1])
     assert math.isfinite(found["step_overhead_ms"])
-    backends = list(FACTORIES)
-    assert (found["backend"], found["dtype"], found["linear_dtype"]) == (backends[-1], "float32", "bfloat16")
-    assert [one["rows"] for one in found["linear"]] == [1, 2, 4, 8, 64, 256] * len(backends)
-    assert {one["backend"] for one in found["ops"]} == set(backends)
+    assert (found["backend"], found["dtype"], found["linear_dtype"]) == ("reference", "float32", "bfloat16")
+    assert [one["rows"] for one in found["linear"]] == [1, 2, 4, 8, 64, 256]
+    assert {one["backend"] for one in found["ops"]} == {"reference"}
+    assert found["reference"] is None
     steps = {one["name"]: one for one in found["steps"]}
     assert list(steps) == ["decode", "verify 2 drafts", "prefill 512"]
     decode, verify = steps["decode"], steps["verify 2 drafts"]
@@ -67,7 +121,7 @@ def test_micro(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for text in (
         "## Ceilings",
         "the ceiling",
-        "| decode ",
+        "| decode, float32 ",
         "| overhead ",
         "| linear head 4096x256, float32 ",
     ):

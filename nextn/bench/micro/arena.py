@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from nextn.bench.micro.native_pool import large
 from nextn.models.config import ModelConfig
 from nextn.ops.base import align
 
@@ -23,7 +24,8 @@ class Arena:
         gen = torch.Generator().manual_seed(0)
         numbers = torch.empty(min(size, PATTERN) // 2, dtype=torch.bfloat16)
         pattern = numbers.normal_(0, 0.02, generator=gen).view(torch.uint8)
-        self.data = pattern.repeat(-(-size // pattern.nbytes))
+        self.data = large(-(-size // pattern.nbytes) * pattern.nbytes)
+        self.data.view(-1, pattern.nbytes).copy_(pattern)
 
     def sets(self, dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[list[Tensor]]:
         """As many sets of tensors of these shapes as there is room for, up to MOST, one after another; they
@@ -44,8 +46,8 @@ class Arena:
 
 
 def arena_bytes(cfg: ModelConfig, last_cache: int, least: int) -> int:
-    """Four times the last cache; more if `least`, or the model's largest piece in f32, is more."""
+    """Eight times the last cache; more if `least`, or the model's largest piece in f32, is more."""
     experts = 3 * cfg.n_routed_experts * cfg.moe_intermediate_size
     dense = max(cfg.vocab_size, 3 * cfg.intermediate_size, 2 * cfg.hidden_size)
     largest = 4 * cfg.hidden_size * max(experts, dense)
-    return max(4 * last_cache, least, largest + 4 * LINE)
+    return max(8 * last_cache, least, largest + 4 * LINE)

@@ -12,18 +12,21 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nextn.bench.micro import op_work
 from nextn.bench.micro.arena import Arena
 from nextn.bench.micro.clock import Case
 from nextn.bench.micro.op_work import Work
+from nextn.bench.micro.routing import Routing
 from nextn.layers.batch import Span, build_batch
 from nextn.models.config import ModelConfig
 from nextn.ops.base import Attention, Ops, align
 
 LINEAR = (4096, 2048)  # (n_out, n_in) of the headline figures
 HEADLINE = "headline"
+ROUTED = "router and routed experts"
 ROWS = (1, 2, 4, 8, 64, 256)
 CONTEXT = 1024  # positions that attention sees, the model's longest permitting
 PAGE = 16
@@ -31,7 +34,8 @@ PAGE = 16
 
 @dataclass(frozen=True)
 class OpCase:
-    """op: a method of nextn.ops.base.Ops. what: which of its uses in the model."""
+    """op: a method of nextn.ops.base.Ops, or `feed_forward`: route and experts. what: which of its uses in
+    the model."""
 
     case: Case
     op: str
@@ -40,6 +44,18 @@ class OpCase:
     rows: int
     backend: str
     dtype: torch.dtype
+
+
+def product_uses(cfg: ModelConfig) -> Iterator[tuple[str, int, int]]:
+    """(what, n_out, n_in) of a model's products that are linear."""
+    hidden, queries = cfg.hidden_size, cfg.num_attention_heads * cfg.qk_head_dim
+    yield "attention down", (cfg.q_lora_rank or queries) + cfg.latent_dim, hidden
+    if cfg.q_lora_rank:
+        yield "query up", queries, cfg.q_lora_rank
+    yield "attention out", hidden, cfg.num_attention_heads * cfg.v_head_dim
+    yield "head", cfg.vocab_size, hidden
+    if cfg.num_nextn_predict_layers:
+        yield "eh_proj", hidden, 2 * hidden
 
 
 @dataclass(frozen=True)
@@ -64,15 +80,8 @@ class Bench:
         return [self.linear(rows, HEADLINE, *LINEAR) for rows in counts]
 
     def linears(self, rows: int) -> Iterator[OpCase]:
-        cfg, hidden = self.cfg, self.cfg.hidden_size
-        queries = cfg.num_attention_heads * cfg.qk_head_dim
-        yield self.linear(rows, "attention down", (cfg.q_lora_rank or queries) + cfg.latent_dim, hidden)
-        if cfg.q_lora_rank:
-            yield self.linear(rows, "query up", queries, cfg.q_lora_rank)
-        yield self.linear(rows, "attention out", hidden, cfg.num_attention_heads * cfg.v_head_dim)
-        yield self.linear(rows, "head", cfg.vocab_size, hidden)
-        if cfg.num_nextn_predict_layers:
-            yield self.linear(rows, "eh_proj", hidden, 2 * hidden)
+        for what, n_out, n_in in product_uses(self.cfg):
+            yield self.linear(rows, what, n_out, n_in)
 
     def linear(self, rows: int, what: str, n_out: int, n_in: int) -> OpCase:
         x = self.input(rows, n_in)
@@ -156,6 +165,28 @@ class Bench:
         work = op_work.experts(rows, hidden, inner, top_k, distinct, self.size)
         shape = f"{distinct} of {count} {hidden}x{inner}"
         yield self.made("experts", "routed", shape, rows, work, calls)
+        yield self.routed(rows)
+
+    def routed(self, rows: int) -> OpCase:
+        """The router and its experts; every pass over the arena with other rows and so other experts."""
+        cfg, ops = self.cfg, self.ops
+        count, inner, hidden = cfg.n_routed_experts, cfg.moe_intermediate_size, cfg.hidden_size
+        routing, bias = Routing(cfg, rows), torch.zeros(count)
+        sets = self.weights((count, 2 * inner, hidden), (count, hidden, inner))
+        gates = [routing.gate.clone() for _ in sets]
+
+        def block(x: Tensor, gate: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+            ids, weights = ops.route(
+                x, gate, bias, cfg.n_group, cfg.topk_group, cfg.num_experts_per_tok, cfg.norm_topk_prob,
+                cfg.routed_scaling_factor,
+            )  # fmt: skip
+            return ops.experts(x, rows, ids, weights, gate_up, down)
+
+        inputs = [F.pad(x, (0, 0, 0, align(rows) - rows)).to(self.dtype) for x in routing.inputs]
+        calls = [
+            partial(block, x, gate, *pair) for x in inputs for gate, pair in zip(gates, sets, strict=True)
+        ]
+        return self.made("feed_forward", ROUTED, routing.shape, rows, routing.work(self.size), calls)
 
     def mlp(self, rows: int, what: str, inner: int) -> OpCase:
         hidden = self.cfg.hidden_size

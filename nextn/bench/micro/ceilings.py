@@ -1,7 +1,8 @@
 """The two ceilings of this machine, with the engine's own number of threads.
 
-Read bandwidth: torch has no op made to read memory and nothing else, and which of those that come close is
-the fastest differs from machine to machine; so three are timed and the best median counts. Operations:
+Read bandwidth: three of torch's ops that come close to reading memory and nothing else, and, where the
+native library is built, its read; which is the fastest differs from machine to machine, so all are timed
+and the best median counts. What they read lies in large pages, like the native weights. Operations:
 products by F.linear, square of several sizes and of 256 rows, in bf16 (oneDNN) and in f32, the best median
 of each.
 """
@@ -17,7 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nextn.bench.micro.clock import Case
+from nextn.bench.micro.clock import NATIVE, Case
+from nextn.bench.micro.native_pool import NativePool, large
 from nextn.bench.micro.op_work import Work, linear
 
 CPU0 = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -65,8 +67,8 @@ class Ceilings:
         return float(slow / fast)
 
     def flops_per_s(self, dtype: torch.dtype) -> float:
-        """The peak in bf16, or else in f32."""
-        return max(case.flops_per_s for case in (self.bf16 if dtype is torch.bfloat16 else self.f32))
+        """The peak in f32, or else in bf16, in which weights of one byte are computed too."""
+        return max(case.flops_per_s for case in (self.f32 if dtype is torch.float32 else self.bf16))
 
     def as_dict(self) -> dict[str, object]:
         """GB/s and GFLOP/s, decimal."""
@@ -79,11 +81,13 @@ class Ceilings:
         }
 
 
-def make_ceilings(dram: int | None = None, squares: Sequence[int] = SQUARES) -> Ceilings:
+def make_ceilings(
+    pool: NativePool | None, dram: int | None = None, squares: Sequence[int] = SQUARES
+) -> Ceilings:
     """dram: bytes of the buffer that is read."""
     l2, l3 = cache_bytes(2), cache_bytes(3)
     dram = max(DRAM, 8 * l3) if dram is None else dram
-    buffer = torch.ones(dram // 4)
+    buffer = large(dram).view(torch.float32).fill_(1.0)
     integers, halves = buffer.view(torch.int64), buffer.chunk(2)
     moved = Work(buffer.numel() * 4, 0)
     read = [
@@ -91,6 +95,8 @@ def make_ceilings(dram: int | None = None, squares: Sequence[int] = SQUARES) -> 
         Case("dot of two float32 halves", moved, [lambda: torch.dot(*halves)]),
         Case("sum of int64", moved, [lambda: integers.sum()]),
     ]
+    if pool is not None:
+        read.append(Case("native read", moved, [lambda: pool.read(buffer)], team=NATIVE))
     caches = {}
     for name, size in (("l2", l2), ("l3", l3)):
         part = buffer[: min(size // 2, dram) // 4]

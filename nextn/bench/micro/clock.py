@@ -11,7 +11,7 @@ import contextlib
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from nextn.bench.micro.op_work import Work
@@ -19,17 +19,21 @@ from nextn.bench.micro.op_work import Work
 BURST = 2e-3  # seconds that a sample should take at least
 LONGEST = 1000  # calls of a burst
 DEAR = 20e-3  # a case whose sample takes n times as long is measured in every nth round
+SWITCH = 8e-3  # seconds until the threads of one team sleep, which spin for a while after their work
+TORCH, NATIVE = "torch", "native"  # teams of threads
 FEWEST = 3  # rounds, whatever the time says
 
 
 @dataclass
 class Case:
-    """Something to time. `calls` do the same on different copies; they are called in turns."""
+    """Something to time. `calls` do the same on different copies; they are called in turns. team: whose
+    threads compute it."""
 
     name: str
     work: Work
     calls: Sequence[Callable[[], object]]
     samples: list[float] = field(default_factory=list)  # seconds of one call
+    team: str = TORCH
     _next: int = 0
 
     def burst(self, count: int) -> float:
@@ -91,8 +95,19 @@ def measure(
             if n >= FEWEST and time.perf_counter() - begin > seconds:
                 break
             told(n, rounds)
-            for case, count, cost, turn in zip(cases, counts, costs, every, strict=True):
-                if n % turn == 0:
-                    if cost < DEAR:
-                        case.burst(1)
-                    case.sample(count)
+            chosen = [i for i, turn in enumerate(every) if n % turn == 0]
+            for i, case in zip(chosen, by_team(cases[i] for i in chosen), strict=True):
+                if costs[i] < DEAR:
+                    case.burst(1)
+                case.sample(counts[i])
+
+
+def by_team(cases: Iterable[Case]) -> Iterator[Case]:
+    """The cases as they come, with a pause wherever the next one is another team's: threads that spin,
+    waiting for more of their own work, would take its cores."""
+    last = None
+    for case in cases:
+        if last not in (None, case.team):
+            time.sleep(SWITCH)
+        last = case.team
+        yield case

@@ -27,6 +27,11 @@ def linear(rows: int, n_out: int, n_in: int, size: int) -> Work:
     return Work(size * (n_out * n_in + rows * (n_in + n_out)), 2 * rows * n_out * n_in)
 
 
+def packed_linear(rows: int, n_out: int, n_in: int, stored: int, size: int) -> Work:
+    """stored: bytes of the weight as it is kept, scales included. size: of an element of the rows."""
+    return Work(stored + size * rows * (n_in + n_out), 2 * rows * n_out * n_in)
+
+
 def rms_norm(rows: int, width: int, size: int) -> Work:
     """Per element: square, add, two multiplications."""
     return Work(size * (2 * rows * width + width), 4 * rows * width)
@@ -82,7 +87,7 @@ def route(rows: int, hidden: int, experts: int, top_k: int, size: int) -> Work:
     return Work(moved, 2 * rows * hidden * experts)
 
 
-def experts(rows: int, hidden: int, inner: int, top_k: int, distinct: int, size: int) -> Work:
-    """`distinct`: experts that at least one row wants; each one's weights are read once."""
-    moved = size * (3 * distinct * hidden * inner + 2 * rows * hidden) + 12 * rows * top_k
+def experts(rows: int, hidden: int, inner: int, top_k: int, distinct: float, size: int) -> Work:
+    """`distinct`: experts that at least one row wants, a mean perhaps; each one's weights are read once."""
+    moved = round(size * (3 * distinct * hidden * inner + 2 * rows * hidden)) + 12 * rows * top_k
     return Work(moved, 6 * rows * top_k * hidden * inner)

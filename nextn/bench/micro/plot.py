@@ -8,8 +8,11 @@ from matplotlib.axes import Axes
 from nextn.bench.micro.results import Micro, OpFigures
 from nextn.bench.plots import LIGHT, Palette, blank, dress, png
 
-MARKERS = {"linear": "o", "experts": "s", "swiglu_mlp": "^", "mla_attention": "D", "heads_matmul": "v"}
-COLORS = ("#0a5fc4", "#8a5a00", "#1a7f37", "#8250df", "#bf3989", "#57606a")
+MARKERS = {
+    "linear": "o", "experts": "s", "swiglu_mlp": "^", "mla_attention": "D", "heads_matmul": "v",
+    "feed_forward": "s",
+}  # fmt: skip
+COLORS = ("#0a5fc4", "#8a5a00", "#1a7f37", "#8250df", "#bf3989", "#57606a", "#cf222e", "#0f8b8d")
 
 
 def roofline_plot(micro: Micro, palette: Palette = LIGHT) -> bytes:
@@ -38,7 +41,7 @@ def roofline_plot(micro: Micro, palette: Palette = LIGHT) -> bytes:
         )  # fmt: skip
     ceilings(axes, micro, palette)
     axes.set_title(
-        f"{micro.model}: {micro.backend} ops in {micro.dtype}, threads {micro.threads}, {micro.machine.cpu}",
+        f"{micro.model}: {micro.backend} in {micro.dtype}, threads {micro.threads}, {micro.machine.cpu}",
         loc="left", fontsize=11, color=palette.text, pad=12,
     )  # fmt: skip
     axes.set_xlabel("operations per byte", color=palette.text)
@@ -62,6 +65,8 @@ def curves(micro: Micro) -> dict[str, list[OpFigures]]:
             label = f"linear {op.shape}, {op.dtype}"
         elif op.op == "experts":
             label = "experts (routed)"
+        elif op.op == "feed_forward":
+            label = "router and routed experts"
         elif uses.setdefault(op.op, op.what) == op.what:
             label = f"{op.op} {op.shape} ({op.what})"
         else:

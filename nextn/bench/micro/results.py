@@ -15,6 +15,11 @@ from nextn.bench.micro.ceilings import Ceilings
 from nextn.bench.micro.steps import StepFigures
 from nextn.bench.results import rounded
 
+OF_BACKEND = (
+    "linear_1row_bw_frac", "linear_4row_over_1row", "linear_256row_over_onednn", "step_1row_bw_frac",
+    "step_overhead_ms",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class OpFigures:
@@ -41,7 +46,7 @@ class OpFigures:
 class Micro:
     model: str
     dtype: str  # of the engine's steps
-    backend: str  # that the engine runs
+    backend: str  # that the engine runs: "cpu" (native) or "reference"
     threads: int
     quick: bool
     machine: Machine
@@ -49,13 +54,13 @@ class Micro:
     headline: list[OpFigures]  # the linear of the headline figures
     ops: list[OpFigures]
     steps: list[StepFigures]
-    step_dtype: torch.dtype
+    reference: StepFigures | None  # the step of one row on plain torch, where the engine runs another backend
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
         """The keys up to `seconds` are the headline figures; others read them by name."""
         return {
-            **self.figures(),
+            **self.figures(self.backend, self.steps[0]),
             "model": self.model,
             "backend": self.backend,
             "dtype": self.dtype,
@@ -66,6 +71,7 @@ class Micro:
             "machine": dataclasses.asdict(self.machine),
             "seconds": self.seconds,
             "ceilings": self.ceilings.as_dict(),
+            "reference": self.reference_figures(),
             "linear": [dataclasses.asdict(op) for op in self.headline],
             "steps": [self.step(step) for step in self.steps],
             "ops": [dataclasses.asdict(op) for op in self.ops],
@@ -75,11 +81,19 @@ class Micro:
         """On one line."""
         return json.dumps(rounded(self.as_dict()), allow_nan=False)
 
-    def figures(self) -> dict[str, float]:
-        """Of the engine's backend: the headline linear, weights out of the cache; the step of one row.
-        At 256 rows it is held against oneDNN's product of the same shape, not against the peak."""
-        linear = {op.rows: op for op in self.headline if op.backend == self.backend}
-        same_shape, step = self.ceilings.bf16[-1].flops_per_s / 1e9, self.steps[0]
+    def reference_figures(self) -> dict[str, Any] | None:
+        """The same figures of plain torch, as it serves where nothing else can."""
+        if self.reference is None:
+            return None
+        found = self.figures("reference", self.reference)
+        return {key: found[key] for key in OF_BACKEND} | {"step": self.step(self.reference)}
+
+    def figures(self, backend: str, step: StepFigures) -> dict[str, float]:
+        """The headline linear, weights out of the cache; the step of one row. At 256 rows it is held
+        against oneDNN's product of the same shape, not against the peak."""
+        dtype = self.headline[0].dtype
+        linear = {op.rows: op for op in self.headline if (op.backend, op.dtype) == (backend, dtype)}
+        same_shape = self.ceilings.bf16[-1].flops_per_s / 1e9
         return {
             "read_gb_s": self.ceilings.read_bytes_per_s / 1e9,
             "onednn_gflop_s": self.ceilings.flops_per_s(torch.bfloat16) / 1e9,
@@ -91,16 +105,18 @@ class Micro:
         }
 
     def step(self, step: StepFigures) -> dict[str, Any]:
-        read, peak = self.ceilings.read_bytes_per_s, self.ceilings.flops_per_s(self.step_dtype)
+        read, peak = self.ceilings.read_bytes_per_s, self.ceilings.flops_per_s(step.dtype)
         work, seconds = step.work, step.seconds
         return {
             "name": step.name,
+            "dtype": str(step.dtype).removeprefix("torch."),
             "rows": step.rows,
             "context": step.end,
             "ms": seconds * 1e3,
             "ms_in_ops": step.in_ops * 1e3,
             "overhead_ms": step.overhead * 1e3,
             "tokens": step.committed,
+            "experts": step.experts,
             "bytes": work.bytes,
             "flops": work.flops,
             "gb_s": work.bytes / seconds / 1e9,

@@ -1,4 +1,4 @@
-"""`nextn bench micro`: both ceilings, every op of every backend, whole steps; in one process, in turns.
+"""`nextn bench micro`: both ceilings, ops and kernels of every backend, whole steps; one process, in turns.
 
 Order: ceilings and ops in rounds (clock.py), then steps with looks at the read ceiling between them
 (steps.py). What is reported is the median over all rounds.
@@ -17,15 +17,17 @@ import torch
 from nextn.bench.machine import this_machine
 from nextn.bench.micro.arena import Arena, arena_bytes
 from nextn.bench.micro.cases import CONTEXT, LINEAR, Bench, OpCase
-from nextn.bench.micro.ceilings import cache_bytes, make_ceilings
-from nextn.bench.micro.clock import Case, measure
+from nextn.bench.micro.ceilings import Ceilings, cache_bytes, make_ceilings
+from nextn.bench.micro.clock import NATIVE, Case, measure
+from nextn.bench.micro.native_cases import NativeBench
+from nextn.bench.micro.native_pool import NativePool, native_pool
 from nextn.bench.micro.plot import roofline_plot
 from nextn.bench.micro.results import Micro, op_figures
-from nextn.bench.micro.steps import StepBench
+from nextn.bench.micro.steps import StepBench, StepFigures
 from nextn.bench.micro.tables import report, summary
 from nextn.bench.progress import Progress
 from nextn.config import FAKE, EngineConfig, model_folder, usable_cores
-from nextn.engine.build import DTYPES
+from nextn.engine.model import DTYPES, choose_kernels
 from nextn.models.config import ModelConfig
 from nextn.models.names import product_shapes
 from nextn.ops.registry import FACTORIES, make_ops
@@ -75,12 +77,20 @@ def run_micro(settings: Settings) -> int:
 def find(settings: Settings, effort: Effort, progress: Progress) -> Micro:
     begin = time.perf_counter()
     config = on_cpu(settings.config)
-    torch.set_num_threads(config.threads or max(1, usable_cores() - 1))
+    backend = choose_kernels(config, torch.device("cpu"))
+    native = backend == "cpu"
+    # All cores for the native kernels, as in the engine (nextn.engine.build); what they are held against gets
+    # as many.
+    threads = config.threads or (usable_cores() if native else max(1, usable_cores() - 1))
+    config = dataclasses.replace(config, threads=threads)
+    torch.set_num_threads(threads)
+    pool = native_pool(threads)
     cfg = ModelConfig.from_folder(model_folder(config.model_path))
-    dtype = DTYPES[config.dtype]
+    dtype = torch.bfloat16 if native else DTYPES[config.dtype]
     progress.now("ceilings and ops")
-    ceilings = make_ceilings()
-    headline, ops = all_cases(cfg, dtype, torch.bfloat16 if config.dtype == "auto" else dtype)
+    ceilings = make_ceilings(pool)
+    linear_dtype = torch.bfloat16 if config.dtype == "auto" else dtype
+    headline, ops = all_cases(cfg, dtype, linear_dtype, pool if native else None)
     turns = in_turns([*ceilings.read, ceilings.bf16[-1], *(h.case for h in headline)], [o.case for o in ops])
     with torch.inference_mode():
         measure(
@@ -90,27 +100,40 @@ def find(settings: Settings, effort: Effort, progress: Progress) -> Micro:
             lambda n, of: progress.advance(),
         )
     progress.now("steps")
-    steps = StepBench(config, ceilings, effort.steps, effort.seconds / 3).run()
+    steps, plain = steps_of(config, native, ceilings, effort)
     return Micro(
         model=config.model_path,
         dtype=str(dtype).removeprefix("torch."),
-        backend=next(reversed(FACTORIES)),
-        threads=torch.get_num_threads(),
+        backend=backend,
+        threads=threads,
         quick=settings.quick,
         machine=this_machine(),
         ceilings=ceilings,
         headline=op_figures(headline, ceilings),
         ops=op_figures(ops, ceilings),
         steps=steps,
-        step_dtype=dtype,
+        reference=plain,
         seconds=time.perf_counter() - begin,
     )
 
 
+def steps_of(
+    config: EngineConfig, native: bool, ceilings: Ceilings, effort: Effort
+) -> tuple[list[StepFigures], StepFigures | None]:
+    """The engine's steps, and beside those of native kernels plain torch's step of one row."""
+    seconds = effort.seconds / 3
+    steps = StepBench(config, ceilings, effort.steps, seconds).run()
+    if not native:
+        return steps, None
+    plain = dataclasses.replace(config, kernel_backend="reference", quantization=None)
+    return steps, StepBench(plain, ceilings, effort.steps, seconds).run_decode()
+
+
 def in_turns(often: Sequence[Case], others: Sequence[Case]) -> list[Case]:
-    """One round: all of `often` before every one of OFTEN parts of the others."""
+    """One round: all of `often` before every one of OFTEN parts of the others, each time torch's cases
+    first."""
     parts = [others[i::OFTEN] for i in range(OFTEN)]
-    return [case for part in parts for case in (*often, *part)]
+    return [case for part in parts for case in sorted((*often, *part), key=lambda one: one.team == NATIVE)]
 
 
 def on_cpu(config: EngineConfig) -> EngineConfig:
@@ -122,14 +145,19 @@ def on_cpu(config: EngineConfig) -> EngineConfig:
 
 
 def all_cases(
-    cfg: ModelConfig, dtype: torch.dtype, linear_dtype: torch.dtype
+    cfg: ModelConfig, dtype: torch.dtype, linear_dtype: torch.dtype, pool: NativePool | None
 ) -> tuple[list[OpCase], list[OpCase]]:
-    """Of every backend there is: the linear of the headline figures, and all ops of the model."""
+    """The linear of the headline figures, and all ops of the model: of every backend of ops, and of the
+    native kernels if there is a pool for them."""
     last = cache_bytes(3)
     arena = Arena(arena_bytes(cfg, last, 4 * LINEAR[0] * LINEAR[1]))
     end = min(CONTEXT, cfg.max_position_embeddings)
     cpu = torch.device("cpu")
-    headline, ops = [], []
+    headline: list[OpCase] = []
+    ops: list[OpCase] = []
+    if pool is not None:
+        native = NativeBench(pool, cfg, arena, end)
+        headline, ops = native.headline(), native.cases()
     for name in FACTORIES:
         linear = make_ops({LINEAR}, linear_dtype, cpu, name)
         headline += Bench(linear, cfg, linear_dtype, arena, end).headline()

@@ -1,8 +1,9 @@
 """Whole steps of the engine: one row (decode), k + 1 rows (verify), a prompt's chunk.
 
-A step is one call of Engine.step: plan, run, commit. Every second one runs with its ops timed
-(`op_clock`): its overhead is its own time less that of its ops, and less what the timers cost. That is
-Python, batch building, small tensor glue between ops, the choice of tokens, bookkeeping.
+A step is one call of Engine.step: plan, run, commit. Every second one runs with its ops timed, or, of a
+native model, its calls (`op_clock`): its overhead is its own time less theirs, and less what the timers
+cost. That is Python, batch building, small tensor glue in between, bookkeeping, and in plain torch the choice
+of tokens.
 """
 
 from __future__ import annotations
@@ -14,16 +15,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 
+from nextn.bench.micro.call_clock import CallClock
 from nextn.bench.micro.ceilings import Ceilings
-from nextn.bench.micro.clock import quiet
-from nextn.bench.micro.op_clock import OpClock
+from nextn.bench.micro.clock import NATIVE, SWITCH, by_team, quiet
+from nextn.bench.micro.native_work import native_step_work
+from nextn.bench.micro.op_clock import NativeClock, OpClock
 from nextn.bench.micro.op_work import Work
 from nextn.bench.micro.step_work import Step, step_work
 from nextn.bench.prompts import all_heldout_prompts
 from nextn.config import EngineConfig, model_folder
 from nextn.engine.engine import Engine
 from nextn.models.config import ModelConfig
+from nextn.models.native import NativeDeepseekV3
 from nextn.request import Request, SamplingParams
 from nextn.tokenizer import Tokenizer
 
@@ -56,6 +61,8 @@ class StepFigures:
     in_ops: float
     overhead: float
     committed: float  # tokens, mean
+    experts: float  # that were read, each counted once in each layer's pass, mean
+    dtype: torch.dtype
     work: Work
     ops: dict[str, float]  # op -> seconds of a step
     calls: dict[str, int]  # op -> calls in a step
@@ -83,6 +90,10 @@ class StepBench:
                 found.insert(1, self.decode(engine))
         return found
 
+    def run_decode(self) -> StepFigures:
+        """The step of one row alone."""
+        return self.decode(Engine(dataclasses.replace(self.config, speculative_num_steps=0)))
+
     def decode(self, engine: Engine) -> StepFigures:
         """One request, one row and its drafts a step."""
         drafts = engine.num_drafts
@@ -97,7 +108,7 @@ class StepBench:
         while not any(out.tokens for out in engine.step()):
             pass
         length = len(prompt) + 1
-        samples, clock = Samples(), OpClock(model_of(engine).ops)
+        samples, clock = Samples(), clock_of(engine)
         begin = time.perf_counter()
         with quiet():
             for n in range(self.steps):
@@ -119,7 +130,7 @@ class StepBench:
         """One request's prompt, as long as a step may be, from nothing to its first token."""
         rows = min(self.config.chunked_prefill_size, engine.context_length - 1)
         params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
-        samples, clock = Samples(), OpClock(model_of(engine).ops)
+        samples, clock = Samples(), clock_of(engine)
         begin = time.perf_counter()
         with quiet():
             for n in range(max(3, self.steps // 8)):
@@ -138,8 +149,9 @@ class StepBench:
 
     def look(self) -> None:
         """At the read ceiling. It leaves nothing of the model in the caches."""
-        for case in self.ceilings.read:
+        for case in by_team(sorted(self.ceilings.read, key=lambda case: case.team == NATIVE)):
             case.sample()
+        time.sleep(SWITCH)
 
     def prompt(self, length: int, start: int) -> list[int]:
         text = self.text[start % len(self.text) :] + self.text[: start % len(self.text)]
@@ -148,7 +160,11 @@ class StepBench:
     def figures(self, engine: Engine, name: str, rows: int, chosen: int, samples: Samples) -> StepFigures:
         extended, end = statistics.mean(samples.committed), round(statistics.median(samples.ends))
         step = Step(rows, end, chosen, statistics.mean(samples.experts), engine.num_drafts, extended)
-        size = model_of(engine).dtype.itemsize
+        model = model_of(engine)
+        if isinstance(model, NativeDeepseekV3):
+            work = native_step_work(model, step)
+        else:
+            work = step_work(engine.model_config, step, model.dtype.itemsize)
         return StepFigures(
             name=name,
             rows=rows,
@@ -157,7 +173,9 @@ class StepBench:
             in_ops=statistics.median(samples.in_ops),
             overhead=statistics.median(samples.overhead),
             committed=extended,
-            work=step_work(engine.model_config, step, size),
+            experts=step.experts,
+            dtype=model.dtype,
+            work=work,
             ops={op: statistics.median(seconds) for op, seconds in samples.ops.items()},
             calls=samples.calls,
             steps=len(samples.plain),
@@ -171,7 +189,7 @@ def timed(engine: Engine) -> tuple[float, int]:
     return time.perf_counter() - begin, sum(len(out.tokens) for out in outputs)
 
 
-def timed_ops(engine: Engine, clock: OpClock, samples: Samples) -> int:
+def timed_ops(engine: Engine, clock: CallClock, samples: Samples) -> int:
     """One step with its ops timed; the tokens that it committed."""
     clock.reset()
     with clock:
@@ -186,11 +204,16 @@ def timed_ops(engine: Engine, clock: OpClock, samples: Samples) -> int:
 
 
 def model_of(engine: Engine) -> Any:
-    """Raises ValueError for one that is not made of ops."""
+    """Raises ValueError for one that computes nothing."""
     model = engine._executor.model
-    if not hasattr(model, "ops"):
+    if not isinstance(model, NativeDeepseekV3) and not hasattr(model, "ops"):
         raise ValueError(f"--model-path {engine.config.model_path} has no arithmetic to measure")
     return model
+
+
+def clock_of(engine: Engine) -> CallClock:
+    model = model_of(engine)
+    return NativeClock(engine._executor) if isinstance(model, NativeDeepseekV3) else OpClock(model.ops)
 
 
 def tokens_of_text(config: EngineConfig) -> list[int]:

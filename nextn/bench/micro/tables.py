@@ -17,7 +17,7 @@ def report(micro: Micro) -> str:
     backends = list(dict.fromkeys(op.backend for op in micro.ops))
     parts = [
         f"# nextn bench micro: {micro.model}",
-        f"{micro.machine.line}; threads {micro.threads}; ops {micro.backend} in {micro.dtype}"
+        f"{micro.machine.line}; threads {micro.threads}; backend {micro.backend} in {micro.dtype}"
         + ("; --quick" if micro.quick else ""),
         "## Ceilings",
         ceilings(micro),
@@ -30,7 +30,7 @@ def report(micro: Micro) -> str:
         *(op_table(micro, backend) for backend in backends),
     ]
     if len(backends) > 1:
-        parts += ["## Backends side by side", side_by_side(micro.ops, backends)]
+        parts += ["## Backends side by side", side_by_side([*micro.headline, *micro.ops], backends)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -70,9 +70,13 @@ def mark(value: float, ceiling: float) -> str:
 
 def steps(micro: Micro) -> str:
     rows = []
-    for one in map(micro.step, micro.steps):
+    shown = [(one.name, one) for one in micro.steps]
+    if micro.reference is not None:
+        shown.append((f"{micro.reference.name}, reference", micro.reference))
+    for name, figures in shown:
+        one = micro.step(figures)
         cells = (
-            one["name"], str(one["rows"]), str(one["context"]), f"{one['ms']:.2f}",
+            f"{name}, {one['dtype']}", str(one["rows"]), str(one["context"]), f"{one['ms']:.2f}",
             f"{one['overhead_ms']:.2f}", f"{one['bytes'] / 1e6:.1f}", f"{one['gb_s']:.1f}",
             percent(one["bw_frac"]), percent(one["flop_frac"]), percent(one["roofline"]),
         )  # fmt: skip
@@ -119,7 +123,7 @@ def side_by_side(ops: Sequence[OpFigures], backends: Sequence[str]) -> str:
     """Microseconds of every op in each backend."""
     cells: dict[tuple[str, str, int], dict[str, float]] = {}
     for op in ops:
-        cells.setdefault((f"{op.op} {op.what}", op.shape, op.rows), {})[op.backend] = op.us
+        cells.setdefault((f"{op.op} {op.what}, {op.dtype}", op.shape, op.rows), {})[op.backend] = op.us
     rows = [
         (name, shape, str(count), *(f"{us[b]:.1f}" if b in us else "" for b in backends))
         for (name, shape, count), us in cells.items()

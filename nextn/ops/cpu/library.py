@@ -86,6 +86,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     ),
     "nx_pool_new": (c_void_p, (c_int,)),
     "nx_pool_free": (None, (c_void_p,)),
+    "nx_read": (c_uint64, (c_void_p, c_void_p, c_int64)),
     "nx_linear": (None, (c_void_p, c_void_p, c_int, POINTER(Weight), c_void_p)),
     "nx_attention": (
         None,
@@ -98,6 +99,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "nx_norm": (None, (c_void_p, c_void_p, c_int, c_int, c_int64, c_float, c_void_p)),
     "nx_engine_new": (c_void_p, (POINTER(Model), c_int, c_int)),
     "nx_engine_free": (None, (c_void_p,)),
+    "nx_engine_experts": (c_int64, (c_void_p,)),
     "nx_forward": (None, (c_void_p, POINTER(NxBatch), c_void_p)),
     "nx_draft": (None, (c_void_p, POINTER(NxBatch), c_void_p, c_void_p)),
     "nx_logits": (None, (c_void_p, c_void_p, c_int, c_int, c_void_p)),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nextn.bench.micro.arena import MOST, Arena, arena_bytes
-from nextn.bench.micro.cases import Bench
+from nextn.bench.micro.cases import ROUTED, Bench
 from nextn.bench.micro.op_clock import NAMES
 from nextn.config import EMBEDDED, model_folder
 from nextn.models.config import ModelConfig
@@ -22,7 +22,9 @@ def test_every_op_runs_at_every_number_of_rows(dtype: torch.dtype) -> None:
     arena = Arena(arena_bytes(CFG, 1 << 20, 0))
     rows = (1, 3, 64)
     found = Bench(Reference(), CFG, dtype, arena, end=64).cases(rows)
-    assert {(one.op, one.rows) for one in found} == {(name, n) for name in NAMES for n in rows}
+    assert {(one.op, one.rows) for one in found} == {
+        (name, n) for name in (*NAMES, "feed_forward") for n in rows
+    }
     for one in found:
         result = one.case.calls[0]()
         first = result[1] if isinstance(result, tuple) else result
@@ -33,7 +35,9 @@ def test_every_op_runs_at_every_number_of_rows(dtype: torch.dtype) -> None:
             assert first.shape[0] >= one.rows
         assert one.case.work.bytes > 0
     uses = {(one.op, one.what) for one in found}
-    assert {("linear", "head"), ("linear", "eh_proj"), ("swiglu_mlp", "dense")} < uses
+    assert {
+        ("linear", "head"), ("linear", "eh_proj"), ("swiglu_mlp", "dense"), ("feed_forward", ROUTED)
+    } < uses  # fmt: skip
     order = [(one.op, one.what, one.rows) for one in found]
     assert len(set(order)) == len(order)
     assert order[: len(rows)] == [("linear", "attention down", n) for n in rows]
@@ -55,7 +59,7 @@ def test_the_arena() -> None:
 
 
 def test_the_arena_does_not_fit_into_the_cache() -> None:
-    assert arena_bytes(CFG, 1 << 30, 0) == 4 << 30
+    assert arena_bytes(CFG, 1 << 30, 0) == 8 << 30
     largest = 4 * CFG.hidden_size * CFG.vocab_size
     assert arena_bytes(CFG, 0, 0) >= largest
     assert arena_bytes(CFG, 0, 1 << 40) == 1 << 40

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from nextn.bench.micro.call_clock import CallClock
 from nextn.bench.micro.ceilings import FALLBACK, cache_bytes, make_ceilings
-from nextn.bench.micro.clock import FEWEST, Case, measure, quiet
+from nextn.bench.micro.clock import FEWEST, NATIVE, SWITCH, Case, by_team, measure, quiet
 from nextn.bench.micro.op_clock import NAMES, OpClock
 from nextn.bench.micro.op_work import Work
 from nextn.bench.micro.run import OFTEN, in_turns
@@ -60,6 +61,42 @@ def test_headline_cases_come_often() -> None:
     assert len(order) == OFTEN + 6
 
 
+def test_native_cases_come_after_those_of_torch() -> None:
+    often = [Case("n", Work(1, 1), [], team=NATIVE), Case("t", Work(1, 1), [])]
+    others = [Case("N", Work(1, 1), [], team=NATIVE)] * OFTEN
+    assert [case.name for case in in_turns(often, others)] == ["t", "n", "N"] * OFTEN
+
+
+def test_a_pause_between_teams(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    monkeypatch.setattr("nextn.bench.micro.clock.time.sleep", seen.append)
+    torch_case, native = Case("t", Work(1, 1), []), Case("n", Work(1, 1), [], team=NATIVE)
+    for case in by_team([torch_case, torch_case, native, native, torch_case]):
+        seen.append(case.name)
+    assert seen == ["t", "t", SWITCH, "n", "n", SWITCH, "t"]
+
+
+def test_call_clock_puts_back_what_the_instance_held() -> None:
+    class Thing:
+        def __init__(self) -> None:
+            self.draw = lambda n: n + 1
+
+        def forward(self, n: int) -> int:
+            return self.draw(n) * 2
+
+    thing = Thing()
+    held = thing.draw
+    clock = CallClock([(thing, "forward"), (thing, "draw")])
+    with clock:
+        assert thing.forward(1) == 4
+        assert thing.draw(1) == 2
+    assert clock.calls == {"forward": 1, "draw": 1}  # the draw inside forward is forward's
+    assert vars(thing) == {"draw": held}
+    with clock:
+        thing.draw(1)
+    assert clock.calls["draw"] == 2
+
+
 def test_op_clock_counts_the_outer_op_and_leaves_no_trace() -> None:
     ops, x, weight = Reference(), torch.ones(8, 4), torch.ones(6, 4)
     clock = OpClock(ops)
@@ -106,7 +143,7 @@ def test_cache_sizes(tmp_path: Path) -> None:
 
 
 def test_ceilings() -> None:
-    found = make_ceilings(dram=1 << 16, squares=(8, 16))
+    found = make_ceilings(None, dram=1 << 16, squares=(8, 16))
     cases = [*found.read, *found.caches.values(), *found.bf16[:2], *found.f32[:2]]
     for case in cases:
         case.sample()
@@ -118,5 +155,5 @@ def test_ceilings() -> None:
     assert found.sizes["dram"] == 1 << 16
     for case in (found.bf16[2], found.f32[2]):
         case.samples.append(1e9)
-    for dtype, of in ((torch.float32, found.f32), (torch.bfloat16, found.bf16)):
+    for dtype, of in ((torch.float32, found.f32), (torch.bfloat16, found.bf16), (torch.int8, found.bf16)):
         assert found.flops_per_s(dtype) == max(case.flops_per_s for case in of) > 0

@@ -13,6 +13,11 @@ def test_linear() -> None:
     assert op_work.linear(2, 8, 6, 4) == Work(4 * (48 + 28), 192)
 
 
+def test_packed_linear() -> None:
+    # the weight's own bytes, whatever they are, and 2 rows * (6 in + 8 out) of 2 bytes
+    assert op_work.packed_linear(2, 8, 6, 70, 2) == Work(70 + 2 * 28, 192)
+
+
 def test_row_ops() -> None:
     assert op_work.rms_norm(3, 10, 2) == Work(2 * (60 + 10), 120)
     # 3 rows, 2 heads of 4: read and written in bf16; cos and sin, 2 f32 each, for every row
@@ -43,6 +48,8 @@ def test_heads_and_experts() -> None:
     assert op_work.route(2, 6, 8, 2, 2) == Work(4 * 56 + 24 + 48, 192)
     # 3 experts of 3 * 6 * 4 are read; 2 rows * 2 experts compute
     assert op_work.experts(2, 6, 4, 2, 3, 2) == Work(2 * (216 + 24) + 48, 2 * 4 * 72)
+    # with 2.5 experts on average
+    assert op_work.experts(2, 6, 4, 2, 2.5, 2) == Work(2 * (180 + 24) + 48, 2 * 4 * 72)
 
 
 def test_the_roofline() -> None:

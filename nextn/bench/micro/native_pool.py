@@ -1,0 +1,57 @@
+"""The native kernels' threads, memory like their weights', and a call that costs little besides itself."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nextn.ops.cpu.library import NoLibrary, library
+
+
+class NativePool:
+    """Threads for single kernels. `handle` is good as long as this lives. Raises NoLibrary."""
+
+    def __init__(self, threads: int) -> None:
+        self.library = library()
+        self.handle: Any = self.library.nx_pool_new(threads)
+        if not self.handle:
+            raise MemoryError("no memory for a pool of threads")
+        weakref.finalize(self, self.library.nx_pool_free, self.handle)
+
+    def read(self, data: Tensor) -> int:
+        """Reads all of it; the sum of its bits as 64-bit words or, in the portable library, pairs of
+        32-bit words."""
+        return int(self.library.nx_read(self.handle, data.data_ptr(), data.nbytes))
+
+
+def native_pool(threads: int) -> NativePool | None:
+    """None where the kernels are not built."""
+    try:
+        return NativePool(threads)
+    except NoLibrary:
+        return None
+
+
+class NativeCall:
+    """A kernel with its arguments. kept: what the pointers among them point into, result last."""
+
+    __slots__ = ("arguments", "function", "kept")
+
+    def __init__(self, function: Callable[..., object], arguments: tuple[object, ...], *kept: object) -> None:
+        self.function, self.arguments, self.kept = function, arguments, kept
+
+    def __call__(self) -> None:
+        self.function(*self.arguments)
+
+
+def large(size: int) -> Tensor:
+    """[size] uint8, uninitialised; in large pages, as the native weights are, where there is a library."""
+    data = torch.empty(size, dtype=torch.uint8)
+    with contextlib.suppress(NoLibrary):
+        library().nx_advise(data.data_ptr(), size)
+    return data
