@@ -30,8 +30,10 @@ class PackedWeight:
         self.block = ins if kind == INT8 else block
         size = torch.empty((), dtype=STORED[kind]).element_size()
         self.stride = outs * ins * size
-        self.data = torch.zeros(members * self.stride + SLACK, dtype=torch.uint8)
+        # Large pages must be asked for before the first touch.
+        self.data = torch.empty(members * self.stride + SLACK, dtype=torch.uint8)
         library().nx_advise(self.data.data_ptr(), self.data.numel())
+        self.data.zero_()
         self.scales: Tensor | None = None
         blocks = 0
         if kind in (E4M3, INT8):
