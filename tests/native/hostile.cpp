@@ -225,6 +225,7 @@ void models(int threads, int kind, bool compressed) {
     const int rows = whole.b.rows;
     std::vector<float> got(size_t(rows) * hidden), drafted = got, part(size_t(rows) * hidden);
     nx_forward(engine, &whole.b, got.data());
+    must(nx_engine_experts(engine) > 0 && nx_engine_experts(engine) == 0, "experts are counted once");
     nx_draft(engine, &whole.b, got.data(), drafted.data());
     for (int at : {0, 251}) {  // 251 rows, then 19, of the first request alone
         int32_t span[4] = {0, at ? 19 : 251, at, 0};
@@ -295,6 +296,17 @@ void several_pools_at_once(int loops) {
     for (int threads : {0, 1, 2, 17}) nx_pool_free(nx_pool_new(threads));  // gone before they have worked
 }
 
+// Of exactly `bytes` bytes; what is behind the last 512 is left out.
+void reads() {
+    void* pool = nx_pool_new(3);
+    for (int64_t bytes : {0, 1, 511, 512, 513, 70000, (2 << 20) + 512, 5 << 20}) {
+        std::vector<uint8_t> memory(static_cast<size_t>(bytes));
+        for (size_t i = 0; i < memory.size(); i += 8) memory[i] = 1;
+        must(nx_read(pool, memory.data(), bytes) == uint64_t(bytes / 512 * 64), "a read adds up");
+    }
+    nx_pool_free(pool);
+}
+
 }  // namespace
 
 #if defined(__SANITIZE_THREAD__)
@@ -322,6 +334,7 @@ int main() {
     std::vector<uint8_t> memory(3 << 20);
     nx_advise(memory.data(), int64_t(memory.size()));
     nx_advise(memory.data(), 0);
+    reads();
     std::puts("all shapes ran");
     return 0;
 }

@@ -79,9 +79,10 @@ def quiet() -> Iterator[None]:
 def measure(
     cases: Sequence[Case], rounds: int, seconds: float, told: Callable[[int, int], None] = lambda n, of: None
 ) -> None:
-    """Puts samples into every case: `rounds` of them, fewer when `seconds` are over, FEWEST at least; of a
-    dear case fewer still. told(n, of): round n of so many begins."""
+    """Puts samples into every case: `rounds` of them, fewer when `seconds` are over (finding out how many
+    calls a sample needs is in them), FEWEST at least; of a dear case fewer still. told(n, of): round n of so many begins."""
     with quiet():
+        begin = time.perf_counter()
         counts, costs = [], []
         for case in cases:
             case.burst(1)
@@ -90,7 +91,6 @@ def measure(
             counts.append(count)
             costs.append(once * count)
         every = [max(1, min(int(cost / DEAR), rounds // FEWEST)) for cost in costs]
-        begin = time.perf_counter()
         for n in range(rounds):
             if n >= FEWEST and time.perf_counter() - begin > seconds:
                 break

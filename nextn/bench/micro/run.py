@@ -44,7 +44,7 @@ class Effort:
 
 
 OFTEN = 4  # samples in a round of what the headline figures come from
-QUICK = Effort(rounds=7, steps=24, seconds=12.0)
+QUICK = Effort(rounds=7, steps=24, seconds=11.0)
 FULL = Effort(rounds=41, steps=120, seconds=90.0)
 
 
