@@ -2,7 +2,7 @@
 
 nextn bench micro --quick                                    # under 40 s; the last line is JSON
 nextn bench micro --output-dir micro --threads 2             # JSON, Markdown tables, a roofline
-nextn bench micro --model-path DIR --dtype bfloat16
+nextn bench micro --model-path DIR --kernel-backend reference --dtype bfloat16
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--disable-tqdm", action="store_true", help="no progress bar, also in a terminal")
     add_options(parser, EngineConfig)
     parser.epilog = (
-        "step_overhead_ms: a whole engine step's time at one row less the sum of the time in its ops. "
-        "--dtype is of the ops and steps and, unless it is auto, of the linear of the headline figures, "
-        "which is bfloat16 otherwise."
+        "step_overhead_ms: a whole engine step's time at one row less the sum of the time in its ops, or in "
+        "the native model's calls. The figures are of the backend that the engine would run; "
+        "--kernel-backend reference measures plain torch alone. --dtype is of the ops and steps and, unless "
+        "it is auto, of the linear of the headline figures, which is bfloat16 otherwise."
     )
 
 
