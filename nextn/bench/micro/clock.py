@@ -80,7 +80,8 @@ def measure(
     cases: Sequence[Case], rounds: int, seconds: float, told: Callable[[int, int], None] = lambda n, of: None
 ) -> None:
     """Puts samples into every case: `rounds` of them, fewer when `seconds` are over (finding out how many
-    calls a sample needs is in them), FEWEST at least; of a dear case fewer still. told(n, of): round n of so many begins."""
+    calls a sample needs is in them), FEWEST at least; of a dear case fewer still. told(n, of): round n of
+    so many begins."""
     with quiet():
         begin = time.perf_counter()
         counts, costs = [], []
