@@ -21,8 +21,8 @@ from torch import Tensor
 
 from nextn.models.config import ModelConfig
 from nextn.models.fp8 import dequantize
-from nextn.models.native import NativeDeepseekV3
 from nextn.models.names import expected_tensors
+from nextn.models.native import NativeDeepseekV3
 from nextn.ops.cpu.library import E4M3
 
 BOUND = 0.02
@@ -98,7 +98,7 @@ def test_two_key_blocks_against_f32() -> None:
 
 
 def test_garbage_in_a_checkpoint_shows() -> None:
-    """The bound can fail: swap two experts, forget a norm, or take the halves of eh_proj in the wrong order."""
+    """The bound can fail: swap two experts, forget a norm, or take the halves of eh_proj the wrong way."""
     config, tensors = random_checkpoint(OPEN, seed=0)
     prompt = tokens(48, 60)
     want = feed(reference_model(config, tensors), [prompt], [[60]])[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,8 +14,8 @@ from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
 from nextn.models.config import ModelConfig
 from nextn.models.deepseek_v3 import DeepseekV3
-from nextn.models.native import NativeDeepseekV3
 from nextn.models.names import expected_tensors
+from nextn.models.native import NativeDeepseekV3
 from nextn.ops.reference import Reference
 
 CPU = torch.device("cpu")
@@ -43,9 +43,6 @@ def reference_model(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
     return model
 
 
-Steps = Callable[[Sequence[Span], KVPool], tuple[Tensor, Tensor, Tensor]]
-
-
 @torch.inference_mode()
 def step(model: Any, spans: Sequence[Span], pool: KVPool) -> tuple[Tensor, Tensor, Tensor]:
     """(hidden, logits, the NextN module's output) of all rows. The token after each is made up from it."""
@@ -67,8 +64,12 @@ def pool_for(model: Any, pages: int, page_size: int, seed: int) -> KVPool:
 
 
 def feed(
-    model: Any, prompts: Sequence[Sequence[int]], cuts: Sequence[Sequence[int]], page_size: int = 4, seed: int = 0
-) -> list[tuple[Tensor, Tensor, Tensor]]:
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    cuts: Sequence[Sequence[int]],
+    page_size: int = 4,
+    seed: int = 0,
+) -> list[tuple[Tensor, ...]]:
     """Per prompt what `step` gives for its rows. cuts: of each prompt, the tokens it goes forward by in each
     step; prompts stand side by side in a step in an order that changes."""
     rng = random.Random(seed)
@@ -96,7 +97,7 @@ def feed(
             found[i].append(tuple(r[row:upto].clone() for r in results))
             row = upto
     assert done == [len(p) for p in prompts]
-    return [tuple(map(torch.cat, zip(*parts, strict=True))) for parts in found]  # type: ignore[misc]
+    return [tuple(map(torch.cat, zip(*parts, strict=True))) for parts in found]
 
 
 def whole(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
