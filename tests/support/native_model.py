@@ -56,10 +56,14 @@ def step(model: Any, spans: Sequence[Span], pool: KVPool) -> tuple[Tensor, Tenso
 
 
 def pool_for(model: Any, pages: int, page_size: int, seed: int) -> KVPool:
-    """Full of garbage: nothing but what a test writes may count."""
+    """Full of what must not count: of the native model NaN, of the other (which multiplies by zero what a row
+    does not see) large numbers."""
     layers = model.config.num_hidden_layers + 1
     pool = KVPool(layers, pages, page_size, model.cache_width, model.dtype, CPU)
-    pool.data.normal_(0, 50, generator=torch.Generator().manual_seed(seed))
+    if isinstance(model, NativeDeepseekV3):
+        pool.data.fill_(torch.nan)
+    else:
+        pool.data.normal_(0, 50, generator=torch.Generator().manual_seed(seed))
     return pool
 
 
