@@ -6,7 +6,8 @@
 Greedy text walks a fixed permutation of the vocabulary; the NextN layer drafts it right at the rate of
 --acceptance (synthetic/walk.py says how). Every engine does the full work of a model of this size and accepts
 at a known rate. The folder has DeepSeek's own format: config.json, bf16 safetensors in shards with an
-index, tokenizer. It is written tensor by tensor, under another name until it is complete. The last line is JSON.
+index, tokenizer. It is written tensor by tensor, under another name until it is complete. The last line is
+JSON.
 """
 
 from __future__ import annotations

@@ -25,6 +25,8 @@ def main(llama_cpp: Path, model: Path, out: Path) -> None:
     get_model_class("DeepseekV3ForCausalLM")
 
     class DeepseekV3WithMtp(glm_lite):  # type: ignore[misc, valid-type]
+        model_arch = glm_lite.model_arch
+
         def set_vocab(self) -> None:
             deepseek.DeepseekV2Model.set_vocab(self)
 

@@ -21,8 +21,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Spec:
-    """What speculation did in one call. proposed[j], accepted[j]: drafts of depth j + 1 (an engine that does
-    not tell depths apart counts all as depth 1 and sets by_depth to False)."""
+    """What speculation did in one call.
+
+    proposed[j], accepted[j]: drafts of depth j + 1 that were verified, and that held. Only their ratio can
+    be compared: at the end of a text nextn proposes as many as there is room for, while vLLM proposes, and
+    counts as accepted, drafts beyond it. An engine that does not tell depths apart adds all up as depth 1 and
+    sets by_depth to False.
+    """
 
     proposed: list[int]
     accepted: list[int]

@@ -51,7 +51,7 @@ def start(options: Options) -> tuple[str, Mapping[str, Any], Generate]:
         status, answer = post(port, "/completion", body)
         if status != 200:
             raise RuntimeError(f"llama-server answered {status}: {answer}")
-        return answer
+        return dict(answer)
 
     pool = ThreadPoolExecutor(SLOTS)
 

@@ -35,7 +35,8 @@ def start(options: Options) -> tuple[str, Mapping[str, Any], Generate]:
                 if out.spec is not None:
                     spec.merge(out.spec)
         seconds = time.perf_counter() - begin
-        return Reply(seconds, list(tokens.values()), Spec(spec.proposed, spec.accepted))
+        found = Spec(spec.proposed, spec.accepted) if options.drafts else None
+        return Reply(seconds, list(tokens.values()), found)
 
     settings = {key: engine.startup[key] for key in ("dtype", "threads", "drafts")}
     return f"nextn {nextn.__version__}", settings, generate

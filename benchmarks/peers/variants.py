@@ -87,7 +87,7 @@ def environment(engine: str, folder: Path, threads: int, cores: list[int]) -> di
     """The variables an engine's process is started with, besides what it inherits."""
     found = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     more = _MORE.get(engine)
-    return found | (more(folder / engine, cores[:threads]) if more else {})
+    return {**found, **(more(folder / engine, cores[:threads]) if more else {})}
 
 
 def _vllm(home: Path, cores: list[int]) -> Mapping[str, str]:

@@ -46,7 +46,7 @@ def write_shards(
                 tensor = make(name, shapes[name])
                 assert tensor.dtype == file_dtype(name), name
                 assert tuple(tensor.shape) == shapes[name], name
-                out.write(memoryview(tensor.contiguous().view(torch.uint8).numpy().reshape(-1)))
+                out.write(tensor.contiguous().view(torch.uint8).numpy().reshape(-1).data)
                 wrote(size)
     total = sum(sum(sizes.values()) for sizes in shards)
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}

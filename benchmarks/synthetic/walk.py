@@ -125,4 +125,5 @@ class Walk:
         return weight.bfloat16()
 
     def _generator(self, name: str) -> torch.Generator:
-        return torch.Generator().manual_seed((self.seed * 2**32 + zlib.crc32(name.encode())) % 2**63)
+        # torch's CPU generator looks at the lower 32 bits only.
+        return torch.Generator().manual_seed(zlib.crc32(f"{self.seed} {name}".encode()))

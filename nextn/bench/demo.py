@@ -8,7 +8,6 @@ cache: a prompt that comes again is as much work as the first time.
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ from pathlib import Path
 from nextn.bench.acceptance import read_spec
 from nextn.bench.apis import Body
 from nextn.bench.client import get, post, run_load
-from nextn.bench.errors import BenchError
 from nextn.bench.local_server import LocalServer, ended_like_ctrl_c
 from nextn.bench.machine import this_machine
 from nextn.bench.measure import Figures, figures
@@ -24,6 +22,7 @@ from nextn.bench.progress import Progress
 from nextn.bench.prompts import heldout_prompts
 from nextn.bench.report import table, verdict, write_report
 from nextn.bench.results import Completion, Point, Results, Side
+from nextn.bench.servers import last_lines_on_error
 from nextn.bench.texts import Texts
 from nextn.request import SpecStats
 
@@ -73,17 +72,12 @@ def run_demo(settings: Settings) -> int:
         Progress(texts, settings.bar) as progress,
     ):
         servers = (without, with_mtp)
-        try:
+        with last_lines_on_error(*servers):
             progress.now("start")
             progress.say(f"starting two servers on {settings.model_path}: {WITHOUT} and {WITH}")
             for server in servers:
                 server.wait_ready()
             results = asyncio.run(Demo(settings, servers, progress).run())
-        except BenchError:
-            for server in servers:
-                print(f"--- last lines of the server {server.name} ({server.log}):", file=sys.stderr)
-                print(*server.last_lines(), sep="\n", file=sys.stderr)
-            raise
     files = write_report(results, out)
     print(table(results))
     print()

@@ -17,6 +17,12 @@ class Machine:
     python: str
     torch: str
 
+    @property
+    def line(self) -> str:
+        """For people."""
+        cores = "1 core" if self.cores == 1 else f"{self.cores} cores"
+        return f"{self.cpu}, {cores}; torch {self.torch}; Python {self.python}"
+
 
 def this_machine() -> Machine:
     return Machine(

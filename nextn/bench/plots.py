@@ -6,6 +6,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
@@ -27,8 +28,7 @@ DARK = Palette("#161b22", "#e6edf3", "#30363d", "#e0a33e", "#6cb6ff")
 
 def latency_against_throughput(title: str, points: Sequence[Point], palette: Palette = LIGHT) -> bytes:
     """Two curves over concurrency, whose points are labelled with it. Down and to the right is better."""
-    figure = Figure(figsize=(8, 4.8), dpi=160, facecolor=palette.background, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = blank(palette)
     axes = figure.add_subplot(facecolor=palette.background)
     curves = (
         ("without MTP", palette.without, "o", (0, 9), [p.without for p in points]),
@@ -49,6 +49,22 @@ def latency_against_throughput(title: str, points: Sequence[Point], palette: Pal
     axes.margins(0.1, 0.16)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
+    dress(axes, palette)
+    axes.legend(
+        frameon=False, labelcolor=palette.text, loc="upper left", title="numbers: requests at once",
+        title_fontproperties={"size": 9}, alignment="left",
+    ).get_title().set_color(palette.text)  # fmt: skip
+    return png(figure)
+
+
+def blank(palette: Palette) -> Figure:
+    figure = Figure(figsize=(8, 4.8), dpi=160, facecolor=palette.background, layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def dress(axes: Axes, palette: Palette) -> None:
+    """Grid, ticks and edges that stay behind what is drawn."""
     axes.grid(color=palette.grid, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=palette.text, length=0)
@@ -56,10 +72,9 @@ def latency_against_throughput(title: str, points: Sequence[Point], palette: Pal
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color(palette.grid)
-    axes.legend(
-        frameon=False, labelcolor=palette.text, loc="upper left", title="numbers: requests at once",
-        title_fontproperties={"size": 9}, alignment="left",
-    ).get_title().set_color(palette.text)  # fmt: skip
+
+
+def png(figure: Figure) -> bytes:
     out = io.BytesIO()
     figure.savefig(out, format="png")
     return out.getvalue()

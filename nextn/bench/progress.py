@@ -9,12 +9,12 @@ from tqdm import tqdm
 
 
 class Progress:
-    """`total` texts are to come. Without `bar` only what is said is shown."""
+    """`total` texts (or other units) are to come. Without `bar` only what is said is shown."""
 
-    def __init__(self, total: int, bar: bool) -> None:
+    def __init__(self, total: int, bar: bool, unit: str = "texts") -> None:
         self._bar = tqdm(
             total=total, file=sys.stderr, disable=not bar, leave=False, dynamic_ncols=True,
-            bar_format="{desc} {bar} {n}/{total} texts, {elapsed}",
+            bar_format=f"{{desc}} {{bar}} {{n}}/{{total}} {unit}, {{elapsed}}",
         )  # fmt: skip
 
     def now(self, what: str) -> None:
@@ -22,7 +22,7 @@ class Progress:
         self._bar.set_description(what)
 
     def advance(self) -> None:
-        """One more text is there."""
+        """One more is there."""
         self._bar.update()
 
     def say(self, line: str) -> None:

@@ -6,8 +6,7 @@ import base64
 from collections import Counter
 from pathlib import Path
 
-import jinja2
-
+from nextn.bench.pages import render
 from nextn.bench.plots import DARK, LIGHT, latency_against_throughput
 from nextn.bench.results import Point, Results
 
@@ -20,11 +19,10 @@ def heading(results: Results) -> list[str]:
     engine, machine = results.engine, results.machine
     drafts = "1 draft" if results.num_drafts == 1 else f"{results.num_drafts} drafts"
     threads = "1 thread" if engine["threads"] == 1 else f"{engine['threads']} threads"
-    cores = "1 core" if machine.cores == 1 else f"{machine.cores} cores"
     return [
         f"{results.model}, {engine['dtype']} on {engine['device']}, {threads}; "
         f"MTP with {drafts}; {results.max_tokens} new tokens a prompt",
-        f"{machine.cpu}, {cores}; torch {machine.torch}; Python {machine.python}",
+        machine.line,
     ]
 
 
@@ -94,8 +92,8 @@ def page(results: Results, light: bytes, dark: bytes) -> str:
         for text, depth in results.completion.pieces
     ]
     counts = Counter(depth for _, depth, _ in pieces)
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+    return render(
+        TEMPLATE,
         results=results,
         heading=heading(results),
         rows=[cells(point) for point in results.points],

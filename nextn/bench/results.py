@@ -33,6 +33,10 @@ class Side:
     def mean_tpot_ms(self) -> float:
         return self._median(lambda f: f.tpot_ms.mean)
 
+    @property
+    def mean_e2e_ms(self) -> float:
+        return self._median(lambda f: f.e2e_ms.mean)
+
     def _median(self, of: Callable[[Figures], float]) -> float:
         return statistics.median(of(f) for f in self.rounds)
 
@@ -97,7 +101,7 @@ class Results:
 
     def as_json(self) -> str:
         """On one line."""
-        return json.dumps(_rounded(self.as_dict()))
+        return json.dumps(rounded(self.as_dict()))
 
 
 def _point(point: Point) -> dict[str, Any]:
@@ -121,9 +125,10 @@ def _side(side: Side) -> dict[str, Any]:
     }
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
+    """Every float in it to four places."""
     if isinstance(value, float):
         return round(value, 4)
     if isinstance(value, dict):
-        return {k: _rounded(v) for k, v in value.items()}
-    return [_rounded(v) for v in value] if isinstance(value, list) else value
+        return {k: rounded(v) for k, v in value.items()}
+    return [rounded(v) for v in value] if isinstance(value, list) else value

@@ -30,6 +30,7 @@ from nextn.bench.local_server import LocalServer, ended_like_ctrl_c
 from nextn.bench.measure import figures
 from nextn.bench.outcome import Outcome
 from nextn.bench.progress import Progress
+from nextn.bench.servers import last_lines_on_error
 from nextn.bench.target import Target, find_target
 from nextn.tokenizer import Tokenizer
 
@@ -88,13 +89,10 @@ def server(settings: Settings) -> Iterator[str]:
     with (
         tempfile.TemporaryDirectory(prefix="nextn-bench-") as folder,
         LocalServer("of the benchmark", options, Path(folder) / "server.log") as own,
+        last_lines_on_error(own),
     ):
-        try:
-            own.wait_ready()
-            yield own.url
-        except BenchError:
-            print("--- last lines of the server:", *own.last_lines(), sep="\n", file=sys.stderr)
-            raise
+        own.wait_ready()
+        yield own.url
 
 
 async def measure(settings: Settings, url: str, slos: dict[str, float]) -> Outcome:

@@ -19,6 +19,7 @@ COMMANDS: dict[str, str] = {
     "serve": "nextn.cli.serve",
     "demo": "nextn.cli.demo",
     "bench": "nextn.cli.bench",
+    "eval": "nextn.cli.eval",
     "generate": "nextn.cli.generate",
     "inspect": "nextn.cli.inspect",
 }

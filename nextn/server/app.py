@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 import nextn
+from nextn.config import model_folder
 from nextn.server.errors import ApiError
 from nextn.server.generation import Generation
 from nextn.server.openai import Reply
@@ -96,6 +97,13 @@ def add_figures(app: FastAPI, service: Service) -> None:
                 "internal_states": [state],
             }
         )
+
+    @app.get("/model_info")
+    @app.get("/get_model_info")
+    async def model_info() -> Response:
+        """Where bench_serving finds the tokenizer."""
+        folder = str(model_folder(config.model_path))
+        return json({"model_path": folder, "tokenizer_path": folder, "is_generation": True})
 
     if config.enable_metrics:
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from nextn.request import Output, SamplingParams, SpecStats
 from nextn.server.engine_client import EngineClient, News
 from nextn.server.errors import ApiError
+from nextn.server.logprobs import Entry, LogprobStream
 from nextn.server.messages import NewRequest
 from nextn.server.metrics import Metrics
 from nextn.tokenizer.stream import TextStream
@@ -27,6 +28,10 @@ class Choice:
     stream: TextStream
     text: list[str] = field(default_factory=list)
     depths: list[tuple[str, int]] | None = None  # per token: its text, the depth it was drafted at
+    echo: str | None = None  # the prompt's text, if the answer begins with it
+    logprobs: LogprobStream | None = None
+    entries: list[Entry] = field(default_factory=list)
+    sent: int = 0  # characters
     completion_tokens: int = 0
     cached_tokens: int = 0
     finish_reason: str | None = None
@@ -39,10 +44,12 @@ class Choice:
 
 
 class Delta(NamedTuple):
-    """More of a choice's text. After the last one its `finish_reason` is set."""
+    """More of a choice's text, and the log-probabilities that go with it. After the last one the choice's
+    `finish_reason` is set."""
 
     choice: Choice
     text: str
+    entries: list[Entry]
 
 
 class Generation:
@@ -58,19 +65,24 @@ class Generation:
         stop: Sequence[str],
         arrival: float,
         keep_depths: bool = False,
+        echo: Sequence[str] | None = None,
     ) -> None:
-        self.engine = engine
+        """`echo`: the prompts' texts, which the answers begin with."""
+        self.engine, self.tokenizer = engine, tokenizer
         self.metrics: Metrics = engine.metrics
         self.n = n
         self.arrival = arrival  # perf_counter
         self.choices: list[Choice] = []
         base = uuid.uuid4().hex
-        for tokens, params in prompts:
+        for number, (tokens, params) in enumerate(prompts):
             for i in range(n):
                 index = len(self.choices)
                 request = NewRequest(f"{base}-{index}", tokens, params.replace(stream=i))
                 choice = Choice(index, request, TextStream(tokenizer, stop), last_news=self.arrival)
                 choice.depths = [] if keep_depths else None
+                choice.echo = None if echo is None else echo[number]
+                if params.logprobs is not None:
+                    choice.logprobs = LogprobStream(tokenizer)
                 self.choices.append(choice)
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
@@ -87,18 +99,21 @@ class Generation:
                     raise what
                 if choice is None:
                     continue  # it ended at a stop string; this was under way
+                before = choice.completion_tokens
                 text = self._take(choice, what)
+                entries = self._take_logprobs(choice, what, choice.completion_tokens - before)
                 if choice.finish_reason is not None:
                     del running[rid]
                     self.engine.abort(rid)  # a stop string ends a request that the engine would go on with
                     self.metrics.e2e.observe(choice.last_news - self.arrival)
-                yield Delta(choice, text)
+                yield Delta(choice, text, entries)
         finally:
             for rid in running:
                 self.metrics.aborted += self.engine.abort(rid)
 
     def _take(self, choice: Choice, out: Output) -> str:
         """Brings the choice up to date; returns the text to send."""
+        first = choice.last_news == self.arrival
         self._observe(choice, len(out.tokens))
         choice.cached_tokens = out.cached_tokens
         choice.spec = out.spec or choice.spec
@@ -116,7 +131,26 @@ class Generation:
             if choice.depths and rest:
                 last, depth = choice.depths[-1]
                 choice.depths[-1] = last + rest, depth
+        if first and choice.echo is not None:
+            text = choice.echo + text
+        choice.sent += len(text)
         return text
+
+    def _take_logprobs(self, choice: Choice, out: Output, used: int) -> list[Entry]:
+        """The entries to send; `used` of the output's tokens belong to the answer."""
+        stream = choice.logprobs
+        if stream is None:
+            return []
+        if out.prompt_logprobs is not None and choice.echo is not None:
+            stream.push_prompt(choice.echo, choice.request.tokens, out.prompt_logprobs)
+        stream.push(out.tokens[:used], (out.logprobs or [])[:used])
+        entries = stream.take(choice.sent)
+        if choice.finish_reason is None or choice.stream.stopped is not None:
+            return entries
+        # Scoring clients count on max_tokens entries after the prompt's, an end token among them.
+        if choice.echo is not None and out.matched is not None and out.matched_logprob is not None:
+            stream.push([out.matched], [out.matched_logprob])
+        return entries + stream.rest()
 
     def _push_one_by_one(
         self, choice: Choice, depths: list[tuple[str, int]], out: Output

@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 from nextn.request import SpecStats
 from nextn.server.errors import bad_request
 from nextn.server.generation import Choice, Delta, Generation
+from nextn.server.logprobs import chat_logprobs, completion_logprobs
 from nextn.server.protocol import ChatRequest, CommonRequest, CompletionRequest
 from nextn.server.responses import (
     Answer,
@@ -23,6 +24,7 @@ from nextn.server.responses import (
     usage,
 )
 from nextn.server.responses import Delta as ChatText
+from nextn.tokenizer.tokenizer import Tokenizer
 
 Chunk = CompletionChoice | ChatDelta
 
@@ -42,9 +44,11 @@ class Reply:
         """The answer in one piece."""
         async for delta in self.generation.deltas():
             delta.choice.text.append(delta.text)
+            delta.choice.entries += delta.entries
         choices = self.generation.choices
         name = "chat.completion" if self.chat else "text_completion"
-        told = [chat_choice(c) if self.chat else text_choice(c) for c in choices]
+        word = chat_choice if self.chat else text_choice
+        told = [word(choice, self.generation.tokenizer) for choice in choices]
         return encode(Answer(self.id, name, self.created, self.model, told, self._usage(choices)))
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
@@ -53,7 +57,8 @@ class Reply:
         at_end = options is not None and (options.include_usage or options.continuous_usage_stats)
         always = options is not None and options.continuous_usage_stats
         name = "chat.completion.chunk" if self.chat else "text_completion"
-        word: Callable[[Delta], list[Chunk]] = ChatWording() if self.chat else text_chunks
+        tokenizer = self.generation.tokenizer
+        word: Callable[[Delta], list[Chunk]] = ChatWording(tokenizer) if self.chat else TextWording(tokenizer)
         deltas = self.generation.deltas()
         try:
             async for delta in deltas:
@@ -86,23 +91,31 @@ class Reply:
         )
 
 
-def text_choice(choice: Choice) -> CompletionChoice:
+def text_choice(choice: Choice, tokenizer: Tokenizer) -> CompletionChoice:
     depths = UNSET if choice.depths is None else choice.depths
-    return CompletionChoice(choice.index, "".join(choice.text), choice.finish_reason, draft_depths=depths)
+    told = None if choice.logprobs is None else completion_logprobs(choice.entries, tokenizer)
+    return CompletionChoice(choice.index, "".join(choice.text), choice.finish_reason, told, depths)
 
 
-def chat_choice(choice: Choice) -> ChatChoice:
-    return ChatChoice(choice.index, Message("assistant", "".join(choice.text)), choice.finish_reason)
+def chat_choice(choice: Choice, tokenizer: Tokenizer) -> ChatChoice:
+    told = None if choice.logprobs is None else chat_logprobs(choice.entries, tokenizer)
+    return ChatChoice(choice.index, Message("assistant", "".join(choice.text)), choice.finish_reason, told)
 
 
-def text_chunks(delta: Delta) -> list[Chunk]:
-    return [CompletionChoice(delta.choice.index, delta.text, delta.choice.finish_reason)]
+class TextWording:
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def __call__(self, delta: Delta) -> list[Chunk]:
+        told = completion_logprobs(delta.entries, self.tokenizer) if delta.entries else None
+        return [CompletionChoice(delta.choice.index, delta.text, delta.choice.finish_reason, told)]
 
 
 class ChatWording:
     """The first chunk of a choice gives the role, the next its text."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
         self.begun: set[int] = set()
 
     def __call__(self, delta: Delta) -> list[Chunk]:
@@ -111,5 +124,6 @@ class ChatWording:
             self.begun.add(index)
             chunks.append(ChatDelta(index, ChatText(role="assistant", content="")))
         text = ChatText(content=delta.text) if delta.text else ChatText()
-        chunks.append(ChatDelta(index, text, delta.choice.finish_reason))
+        told = chat_logprobs(delta.entries, self.tokenizer) if delta.entries else None
+        chunks.append(ChatDelta(index, text, delta.choice.finish_reason, told))
         return chunks

@@ -16,6 +16,7 @@ from nextn.server.errors import bad_request
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
+MAX_LOGPROBS = 20
 
 # Field -> the values at which it asks for nothing; null is always one. Other engines' fields included.
 REFUSED: dict[str, tuple[object, ...]] = {
@@ -23,7 +24,6 @@ REFUSED: dict[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
     "prompt_logprobs": (),
-    "top_logprobs": (0,),
     "logprob_token_ids": ([],),
     "return_token_ids": (False,),
     "structured_outputs": (),
@@ -55,10 +55,10 @@ REFUSED: dict[str, tuple[object, ...]] = {
     "input_ids": (),
     "vllm_xargs": ({},),
 }
-REFUSED_IN_COMPLETIONS = REFUSED | {"echo": (False,), "logprobs": (), "best_of": (1,), "suffix": ("",)}
+REFUSED_IN_COMPLETIONS = REFUSED | {"top_logprobs": (0,), "best_of": (1,), "suffix": ("",)}
 REFUSED_IN_CHAT = REFUSED | {
     "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},), "logprobs": (False,), "modalities": (["text"],), "audio": (),
+    "response_format": ({"type": "text"},), "modalities": (["text"],), "audio": (),
     "web_search_options": (), "prediction": (), "chat_template": (), "chat_template_kwargs": ({},),
     "continue_final_message": (False,), "add_generation_prompt": (True,), "documents": ([],),
     "echo": (False,), "reasoning_effort": ("none",), "best_of": (1,),
@@ -107,8 +107,20 @@ class CommonRequest(Body):
         bool, Field(description="usage gets spec_details: what speculation did")
     ] = False
 
+    @property
+    def echoes(self) -> bool:
+        """Does the answer begin with the prompt?"""
+        return False
+
+    @property
+    def tops(self) -> int | None:
+        """How many of the most likely tokens are told with each log-probability; None: none is told."""
+        return None
+
     def sampling(self, max_tokens: int, seed: int, vocab_size: int) -> SamplingParams:
         """Checked parameters of the first choice. Raises ApiError naming the field."""
+        if max_tokens == 0 and not self.echoes:
+            raise bad_request("max_tokens is 0; it must be at least 1, or 0 with echo", "max_tokens")
         params = SamplingParams(
             max_tokens=max_tokens,
             min_tokens=self.min_tokens,
@@ -122,6 +134,8 @@ class CommonRequest(Body):
             seed=seed % 2**64,
             ignore_eos=self.ignore_eos,
             stop_token_ids=tuple(self.stop_token_ids),
+            logprobs=self.tops,
+            prompt_logprobs=self.tops if self.echoes else None,
         )
         try:
             params.check(vocab_size)
@@ -132,16 +146,38 @@ class CommonRequest(Body):
 
 class CompletionRequest(CommonRequest):
     prompt: Any  # checked by `prompts`: a union's errors would name every branch
-    max_tokens: int | None = None
+    max_tokens: Annotated[int, Field(description="0, with echo: the prompt alone")] | None = None
+    echo: Annotated[bool, Field(description="the answer begins with the prompt")] = False
+    logprobs: (
+        Annotated[
+            int,
+            Field(ge=0, le=MAX_LOGPROBS, description="with so many of the most likely tokens beside each"),
+        ]
+        | None
+    ) = None
     return_draft_depths: Annotated[
         bool, Field(description="choices get draft_depths: [text, depth it was drafted at] per token")
     ] = False
+
+    @property
+    def echoes(self) -> bool:
+        return self.echo
+
+    @property
+    def tops(self) -> int | None:
+        return self.logprobs
 
 
 class ChatRequest(CommonRequest):
     messages: list[dict[str, Any]]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
+
+    @property
+    def tops(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
 
 
 Request = TypeVar("Request", CompletionRequest, ChatRequest)
@@ -163,6 +199,8 @@ def parse(body: bytes, kind: type[Request]) -> Request:
         raise first_error(e) from e
     if request.stream_options is not None and not request.stream:
         raise bad_request("stream_options is only allowed when stream is true", "stream_options")
+    if isinstance(request, ChatRequest) and request.top_logprobs and not request.logprobs:
+        raise bad_request("top_logprobs is only allowed when logprobs is true", "top_logprobs")
     return request
 
 

@@ -43,11 +43,38 @@ def usage(prompt: int, completion: int, cached: int, spec: SpecStats | None) -> 
     return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached), details)
 
 
+class CompletionLogprobs(msgspec.Struct):
+    """Index i of every list is token i. `top_logprobs[i]` holds the token itself too."""
+
+    text_offset: list[int]  # characters of the choice's text before the token
+    token_logprobs: list[float | None]  # None: the first token of a prompt
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class TopLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ChatLogprob(msgspec.Struct):
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(msgspec.Struct):
+    content: list[ChatLogprob]
+    refusal: None = None
+
+
 class CompletionChoice(msgspec.Struct):
     index: int
     text: str
     finish_reason: str | None = None
-    logprobs: None = None
+    logprobs: CompletionLogprobs | None = None
     draft_depths: list[tuple[str, int]] | UnsetType = UNSET
 
 
@@ -61,7 +88,7 @@ class ChatChoice(msgspec.Struct):
     index: int
     message: Message
     finish_reason: str | None
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class Delta(msgspec.Struct):
@@ -73,7 +100,7 @@ class ChatDelta(msgspec.Struct):
     index: int
     delta: Delta
     finish_reason: str | None = None
-    logprobs: None = None
+    logprobs: ChatLogprobs | None = None
 
 
 class Answer(msgspec.Struct):

@@ -57,8 +57,15 @@ class Service:
         texts = [p for p in given if isinstance(p, str)]
         encoded = iter(await self._encode(texts))
         ids = [next(encoded) if isinstance(p, str) else p for p in given]
+        echo = given if request.echo else None
         return self._generation(
-            request, ids, request.max_tokens, COMPLETION_MAX_TOKENS, arrival, request.return_draft_depths
+            request,
+            ids,
+            request.max_tokens,
+            COMPLETION_MAX_TOKENS,
+            arrival,
+            request.return_draft_depths,
+            echo,
         )
 
     async def chat(self, request: ChatRequest) -> Generation:
@@ -93,8 +100,10 @@ class Service:
         default: int | None,
         arrival: float,
         keep_depths: bool = False,
+        echo: Sequence[str | list[int]] | None = None,
     ) -> Generation:
-        """Checks all that can be checked here. `default` None: as many tokens as there is room for."""
+        """Checks all that can be checked here. `default` None: as many tokens as there is room for. `echo`:
+        the prompts as they were given, if the answers begin with them."""
         ready = self.open(request)  # again: tokenizing may have taken a while
         choices = []
         for tokens in prompts:
@@ -104,7 +113,12 @@ class Service:
             seed = secrets.randbits(64) if request.seed is None else request.seed
             choices.append((tokens, request.sampling(limit, seed, ready.vocab_size)))
         self._admit(len(choices) * request.n)
-        return Generation(self.engine, self.tokenizer, choices, request.n, request.stop, arrival, keep_depths)
+        texts = None
+        if echo is not None:
+            texts = [p if isinstance(p, str) else self.tokenizer.decode(p) for p in echo]
+        return Generation(
+            self.engine, self.tokenizer, choices, request.n, request.stop, arrival, keep_depths, texts
+        )
 
     def _admit(self, choices: int) -> None:
         """Bounded admission: all of a request's choices or none."""
@@ -147,6 +161,8 @@ def room_after(tokens: list[int], max_tokens: int | None, context: int) -> int:
     """Tokens that the context has left. Raises ApiError if that is none, or less than was asked for."""
     length = len(tokens)
     room = context - length
+    if room == max_tokens == 0:
+        return room
     if room < 1:
         message = f"the prompt has {length} tokens, the context length is {context}"
         if room == 0:

@@ -45,3 +45,21 @@ class TokenBytes(dict[int, bytes]):
             data = token.encode()
         self[token_id] = data
         return data
+
+
+class TokenNames(dict[int, str]):
+    """Token id -> how an answer names the token, no two of them alike: its text; where its bytes are not
+    UTF-8 by themselves, "bytes:\\xe2\\x82"; where the tokenizer has no such id, "token_id:4099"."""
+
+    def __init__(self, token_bytes: TokenBytes) -> None:
+        super().__init__()
+        self._bytes = token_bytes
+
+    def __missing__(self, token_id: int) -> str:
+        data = self._bytes[token_id]
+        try:
+            name = data.decode() or f"token_id:{token_id}"
+        except UnicodeDecodeError:
+            name = "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+        self[token_id] = name
+        return name

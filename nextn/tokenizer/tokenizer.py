@@ -13,7 +13,7 @@ from pathlib import Path
 import tokenizers
 
 from nextn.tokenizer import folder
-from nextn.tokenizer.bytelevel import TokenBytes
+from nextn.tokenizer.bytelevel import TokenBytes, TokenNames
 from nextn.tokenizer.chat import ChatTemplate, Message
 
 
@@ -28,6 +28,7 @@ class Tokenizer:
     ) -> None:
         self._backend = backend
         self._bytes = {skip: TokenBytes(backend, skip) for skip in (False, True)}
+        self.token_names = TokenNames(self._bytes[False])
         self.special_tokens = dict(special_tokens)  # "bos_token" -> "<｜begin▁of▁sentence｜>", …
         self.chat_template = chat_template
         self.vocab_size: int = backend.get_vocab_size()  # added tokens included; the model's may be larger

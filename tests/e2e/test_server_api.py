@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -17,8 +18,9 @@ PROMPT = "def f():"  # 8 tokens and BOS
 
 
 @pytest.fixture(scope="module")
-def client(scripted: ServerProcess) -> openai.OpenAI:
-    return openai.OpenAI(base_url=scripted.url + "/v1", api_key="none", max_retries=0)
+def client(scripted: ServerProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=scripted.url + "/v1", api_key="none", max_retries=0) as made:
+        yield made
 
 
 def post(server: ServerProcess, path: str, body: object, **options: Any) -> httpx.Response:

@@ -36,3 +36,18 @@ def test_logprobs_are_those_of_transformers() -> None:
             assert [p for _, p in logprob.top] == pytest.approx(best.tolist(), abs=2e-4)
             ids = torch.tensor([i for i, _ in logprob.top])
             assert row[ids].tolist() == pytest.approx(best.tolist(), abs=2e-4)
+
+
+def test_a_stop_string_cuts_them_with_the_tokens() -> None:
+    llm = LLM(threads=1)
+    params = SamplingParams(max_tokens=40, temperature=0, logprobs=1, ignore_eos=True)
+    (prompt,) = heldout_prompts(1)
+    (whole,) = llm.generate([prompt], params)
+    (cut,) = llm.generate([prompt], params, stop=["\n"])
+    assert cut.logprobs is not None
+    assert whole.logprobs is not None
+    assert 0 < len(cut.token_ids) == len(cut.logprobs) < 40
+    assert cut.logprobs == whole.logprobs[: len(cut.logprobs)]
+    (silent,) = llm.generate([prompt], params.replace(logprobs=None))
+    assert silent.logprobs is silent.prompt_logprobs is None
+    assert silent.token_ids == whole.token_ids

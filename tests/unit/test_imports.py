@@ -22,7 +22,8 @@ BELOW = {
     "tokenizer": set(),
     "llm": {"engine", "tokenizer"},
     "server": {"engine", "scheduler.stats", "tokenizer", "models"},
-    "bench": {"tokenizer", "engine"},
+    "bench": {"tokenizer", "engine", "models", "layers", "ops"},
+    "eval": {"bench", "tokenizer"},
     "utils": {"bench.logged_process"},
 }
 ENGINE = ("ops", "kvcache", "layers", "models", "speculative", "scheduler", "engine")

@@ -8,6 +8,9 @@ import importlib
 HELP = "measure a server, the engine or its parts"
 COMMANDS: dict[str, str] = {
     "serve": "nextn.cli.bench.serve",
+    "compare": "nextn.cli.bench.compare",
+    "offline": "nextn.cli.bench.offline",
+    "micro": "nextn.cli.bench.micro",
 }
 
 

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from nextn.cli.bench.arguments import add_dataset, dataset_of, not_negative
 from nextn.cli.demo import positive
 from nextn.cli.errors import CommandError
 from nextn.config import EMBEDDED
@@ -21,7 +22,6 @@ from nextn.config import EMBEDDED
 HELP = "send a load to a server and report throughput, latencies and acceptance as bench_serving does"
 # The same as in nextn.bench, which is too heavy to import for --help; a test compares them.
 BACKENDS = ("nextn", "sglang", "sglang-oai", "sglang-oai-chat", "vllm")
-DATASETS = ("code", "random", "random-ids", "sharegpt", "custom", "generated-shared-prefix")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,36 +75,6 @@ def add_load(group: Any) -> None:
     )
 
 
-def add_dataset(group: Any) -> None:
-    group.add_argument(
-        "--dataset-name", choices=DATASETS, default="code", help="(default: code, held-out Python)"
-    )
-    group.add_argument("--dataset-path", type=Path, metavar="FILE", help="of sharegpt, custom, random")
-    group.add_argument("--num-prompts", type=positive, metavar="N", help="(default: 64; custom: all)")
-    counts = (
-        ("--output-len", 128, "output tokens of code, and of custom where a line does not say"),
-        ("--random-input-len", 1024, "longest prompt of random and random-ids"),
-        ("--random-output-len", 1024, "longest output of random and random-ids"),
-        ("--gsp-num-groups", 64, "generated-shared-prefix: groups of prompts that begin alike"),
-        ("--gsp-prompts-per-group", 16, "generated-shared-prefix: prompts in each"),
-        ("--gsp-system-prompt-len", 2048, "generated-shared-prefix: tokens they share"),
-        ("--gsp-question-len", 128, "generated-shared-prefix: tokens of their own"),
-        ("--gsp-output-len", 256, "generated-shared-prefix: output tokens"),
-    )
-    for flag, default, text in counts:
-        group.add_argument(
-            flag, type=positive, default=default, metavar="N", help=f"{text} (default: {default})"
-        )
-    group.add_argument(
-        "--random-range-ratio", type=float, default=0.0, metavar="R",
-        help="lengths of random and random-ids are uniform from R times the longest on (default: 0)",
-    )  # fmt: skip
-    group.add_argument("--sharegpt-output-len", type=positive, metavar="N", help="default: as in the file")
-    group.add_argument(
-        "--sharegpt-context-len", type=positive, metavar="N", help="leave longer conversations out"
-    )
-
-
 def add_output(group: Any) -> None:
     group.add_argument("--output-file", type=Path, metavar="FILE", help="JSONL, one line is added")
     group.add_argument("--output-details", action="store_true", help="with every request's times and text")
@@ -117,7 +87,6 @@ def add_output(group: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from nextn.bench.datasets import Options
     from nextn.bench.errors import BenchError
     from nextn.bench.serve import Settings, run_serve
 
@@ -126,9 +95,8 @@ def run(args: argparse.Namespace) -> int:
         raise CommandError(
             f"{args.server_options[0]}: options after -- are for a server that is started here"
         )
-    fields = {name: getattr(args, name) for name in Options.__dataclass_fields__ if hasattr(args, name)}
     settings = Settings(
-        dataset=Options(name=args.dataset_name, path=args.dataset_path, **fields),
+        dataset=dataset_of(args, args.seed),
         backend=args.backend,
         base_url=base_url,
         api_key=os.environ.get("OPENAI_API_KEY"),
@@ -175,10 +143,3 @@ def extra_body(text: str | None) -> dict[str, Any] | None:
     if body is not None and not isinstance(body, dict):
         raise CommandError("--extra-request-body must be a JSON object")
     return body
-
-
-def not_negative(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{value}: it must not be negative")
-    return value

@@ -48,6 +48,8 @@ def test_spread() -> None:
     assert (spread.mean, spread.median, spread.p90, spread.p95, spread.p99, spread.max) == pytest.approx(
         (50, 50, 90, 95, 99, 100)
     )
+    assert spread.std == pytest.approx(850**0.5)  # of 0 .. n - 1: sqrt((n² - 1) / 12), all of them counted
+    assert Spread.of([0.002, 0.004, 0.009]).p90 == pytest.approx(8.0)  # 4 + (9 - 4) * 0.8
     assert Spread.of([]) == Spread(*[0.0] * 7)
 
 
@@ -85,7 +87,7 @@ def test_goodput() -> None:
     load = Load([REPLY, fast, RequestError("HTTP 503", "full")], 2.0)
     for slos, good in (
         (["ttft:200"], 1), (["ttft:600"], 2), (["ttft:50"], 0), (["tpot:150"], 1), (["e2el:400"], 0),
-        (["ttft:600", "e2el:1000"], 1),
+        (["ttft:600", "e2el:1000"], 1), (["ttft:500"], 2), (["ttft:499.9"], 1), (["tpot:250"], 2),
     ):  # fmt: skip
         assert goodput(load, parse_slos(slos)) == pytest.approx(good / 2.0)
     # One token has no time per further token that could be too long.

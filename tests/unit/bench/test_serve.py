@@ -1,4 +1,7 @@
-"""`nextn bench serve` against small scripted servers: every backend, counters, failures, exit codes."""
+"""`nextn bench serve` against small scripted servers: every backend, counters, failures, exit codes.
+
+That latencies are right is in test_known_latencies.py.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from support.small_tokenizer import write_small_tokenizer
 from nextn.bench.apis import BACKENDS
 from nextn.bench.datasets import DATASETS
 from nextn.cli import main
+from nextn.cli.bench import arguments
 from nextn.cli.bench import serve as command
 
 GAP = 0.03  # seconds between the chunks of a scripted stream
@@ -106,7 +110,7 @@ def run(scripted: Scripted, *options: str, num_prompts: int = 3) -> int:
 
 def test_names_are_the_same_on_the_command_line() -> None:
     assert tuple(BACKENDS) == command.BACKENDS
-    assert DATASETS == command.DATASETS
+    assert DATASETS == arguments.DATASETS
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -128,9 +132,6 @@ def test_backends(
     native = backend == "sglang"
     # Three chunks: two gaps; the native API says that the second one brought two tokens.
     assert [len(itls) for itls in first["itls"]] == [3 if native else 2] * 3
-    assert first["median_itl_ms"] == pytest.approx(GAP * 1000 / (2 if native else 1), rel=0.2)
-    assert first["median_tpot_ms"] == pytest.approx(2 * GAP * 1000 / 3, rel=0.2)
-    assert first["median_e2e_latency_ms"] == pytest.approx(first["median_ttft_ms"] + 2 * GAP * 1000, rel=0.2)
     path, body, _ = scripted.asked[1]  # the first is the warm-up
     assert path == BACKENDS[backend].path
     assert body["stream"] is True

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
 import pytest
 
-from nextn.config import ServerConfig
+from nextn.config import ServerConfig, model_folder
 from nextn.server.app import make_app
 from nextn.server.engine_client import EngineClient
 from nextn.server.metrics import Metrics
@@ -33,3 +34,16 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body(path: str) -> None
 
     await app(scope, receive, send)
     assert sent[0]["status"] == 499
+
+
+@pytest.mark.parametrize("path", ["/model_info", "/get_model_info"])
+@pytest.mark.parametrize(
+    ("model", "folder"), [("nextn-tiny", str(model_folder("nextn-tiny"))), ("a/b", "a/b")]
+)
+async def test_bench_serving_finds_the_tokenizer(path: str, model: str, folder: str) -> None:
+    metrics = Metrics(40)
+    config = ServerConfig(model_path=model)
+    app = make_app(Service(config, EngineClient(metrics), metrics, None))  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+        info = (await client.get(path)).json()
+    assert info == {"model_path": folder, "tokenizer_path": folder, "is_generation": True}

@@ -138,6 +138,9 @@ def test_ranges_are_the_engines(fields: dict[str, Any], message: str) -> None:
 def test_max_tokens_zero() -> None:
     with pytest.raises(ApiError, match="max_tokens is 0; it must be at least 1"):
         params(completion(), max_tokens=0)
+    assert params(completion(echo=True), max_tokens=0).max_tokens == 0
+    with pytest.raises(ApiError, match="max_tokens is -1; it must be at least 0"):
+        params(completion(echo=True), max_tokens=-1)
 
 
 @pytest.mark.parametrize("name", REFUSED_IN_COMPLETIONS)
@@ -161,8 +164,50 @@ def check_refused(name: str, table: dict[str, tuple[object, ...]], make: Any) ->
 def test_true_is_not_one() -> None:
     with pytest.raises(ApiError, match="best_of is not supported"):
         completion(best_of=True)
-    with pytest.raises(ApiError, match="logprobs is not supported"):
-        completion(logprobs=0)
+    with pytest.raises(ApiError, match="logprobs: Input should be a valid integer"):
+        completion(logprobs=True)
+    with pytest.raises(ApiError, match="logprobs: Input should be a valid boolean"):
+        chat(logprobs=1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "asked"),
+    [({}, (None, None)), ({"logprobs": 0}, (0, None)), ({"logprobs": 20, "echo": True}, (20, 20)),
+     ({"echo": True}, (None, None))],
+)  # fmt: skip
+def test_logprobs_of_completions(fields: dict[str, Any], asked: object) -> None:
+    got = params(completion(**fields))
+    assert (got.logprobs, got.prompt_logprobs) == asked
+
+
+@pytest.mark.parametrize(
+    ("fields", "asked"),
+    [({}, None), ({"logprobs": False}, None), ({"logprobs": True}, 0), ({"top_logprobs": 0}, None),
+     ({"logprobs": True, "top_logprobs": 20}, 20)],
+)  # fmt: skip
+def test_logprobs_of_chats(fields: dict[str, Any], asked: object) -> None:
+    got = params(chat(**fields))
+    assert (got.logprobs, got.prompt_logprobs) == (asked, None)
+
+
+@pytest.mark.parametrize(
+    ("make", "fields", "param"),
+    [
+        (completion, {"logprobs": 21}, "logprobs"),
+        (completion, {"logprobs": -1}, "logprobs"),
+        (completion, {"logprobs": 1.5}, "logprobs"),
+        (completion, {"top_logprobs": 1}, "top_logprobs"),
+        (completion, {"echo": 1}, "echo"),
+        (chat, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        (chat, {"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        (chat, {"top_logprobs": 1}, "top_logprobs"),
+    ],
+)
+def test_bad_logprobs_are_named(make: Any, fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as error:
+        make(**fields)
+    assert told(error.value)["param"] == param
+    assert told(error.value)["message"].startswith(param)
 
 
 @pytest.mark.parametrize(

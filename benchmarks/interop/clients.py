@@ -1,0 +1,209 @@
+"""The load clients: the command of each for one load, and its figures under our names.
+
+All read the same prompts from one JSONL file, in which each finds the fields it knows. What a client calls
+by one of our names but defines otherwise stands under another key here; README.md has the table.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nextn.bench.prompts import heldout_prompts
+
+Figures = dict[str, float]
+
+SGLANG_SEED = 1
+SHUFFLED = ".shuffled.jsonl"
+
+# vLLM's command line asks for the metadata of a package named vllm; its CPU build is named otherwise.
+VLLM_BENCH_SERVE = """\
+from vllm.benchmarks.serve import add_cli_args, main
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = FlexibleArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
+
+
+@dataclass(frozen=True)
+class Load:
+    """`concurrency` streams of `prompts` completions of `tokens` tokens each."""
+
+    prompts: int
+    concurrency: int
+    tokens: int
+
+    def write(self, path: Path) -> None:
+        """To `path`, and beside it in the order that sglang's shuffle turns into this one."""
+        lines = [self.line(text) for text in heldout_prompts(self.prompts)]
+        path.write_text("".join(lines), encoding="utf-8")
+        order = list(range(self.prompts))
+        random.Random(SGLANG_SEED).shuffle(order)
+        for place, line in zip(order, list(lines), strict=True):
+            lines[place] = line
+        path.with_suffix(SHUFFLED).write_text("".join(lines), encoding="utf-8")
+
+    def line(self, text: str) -> str:
+        turns = [{"content": text}, {"content": text}]
+        fields = {
+            "prompt": text, "output_len": self.tokens, "output_tokens": self.tokens,
+            "output_tokens_count": self.tokens, "conversations": turns,
+        }  # fmt: skip
+        return json.dumps(fields) + "\n"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server, and the folder that the client works in."""
+
+    url: str
+    model: str
+    tokenizer: Path
+    dataset: Path
+    folder: Path
+
+    @property
+    def result(self) -> Path:
+        """What the client writes."""
+        return self.folder / "result.json"
+
+
+@dataclass(frozen=True)
+class Client:
+    """`module`: that the environment must have, to say that it is installed; None: our own."""
+
+    name: str
+    module: str | None
+    words: Callable[[Load, Target], list[str]]  # after the interpreter
+    read: Callable[[Path], Figures]
+
+    def interpreter(self, envs: Path) -> Path:
+        return Path(sys.executable) if self.module is None else envs / self.name / "bin" / "python"
+
+
+def nextn_words(load: Load, target: Target) -> list[str]:
+    return [
+        "-m", "nextn", "bench", "serve", "--base-url", target.url, "--dataset-name", "custom",
+        "--dataset-path", str(target.dataset), "--num-prompts", str(load.prompts),
+        "--max-concurrency", str(load.concurrency), "--warmup-requests", "0",
+        "--output-file", str(target.result), "--output-details",
+    ]  # fmt: skip
+
+
+def read_nextn(path: Path) -> Figures:
+    found = json.loads(path.read_text())
+    gaps = [gap for gaps in found["itls"] for gap in gaps]
+    return bench_serving_figures(found) | {
+        "e2e_ms": found["mean_e2e_latency_ms"],
+        "itl_chunk_ms": found["mean_itl_ms"],
+        "itl_token_ms": 1000 * sum(gaps) / sum(tokens - 1 for tokens in found["output_lens"]),
+        **optional(accept_length=found["accept_length"]),
+    }
+
+
+def sglang_words(load: Load, target: Target) -> list[str]:
+    return [
+        "-m", "sglang.benchmark.serving", "--backend", "sglang-oai", "--base-url", target.url,
+        "--tokenizer", str(target.tokenizer), "--dataset-name", "custom",
+        "--dataset-path", str(target.dataset.with_suffix(SHUFFLED)), "--num-prompts", str(load.prompts),
+        "--sharegpt-output-len", str(load.tokens), "--max-concurrency", str(load.concurrency),
+        "--seed", str(SGLANG_SEED), "--warmup-requests", "0", "--output-file", str(target.result),
+        "--output-details", "--disable-tqdm",
+    ]  # fmt: skip
+
+
+def read_sglang(path: Path) -> Figures:
+    """It counts a chunk's tokens with the tokenizer and gives each its share of the gap. Its accept length is
+    of all that the server has done."""
+    found = json.loads(path.read_text())
+    return bench_serving_figures(found) | {
+        "e2e_ms": found["mean_e2e_latency_ms"],
+        "itl_token_ms": found["mean_itl_ms"],
+        **optional(accept_length=found["accept_length"]),
+    }
+
+
+def vllm_words(load: Load, target: Target) -> list[str]:
+    return [
+        "-c", VLLM_BENCH_SERVE, "--backend", "openai", "--base-url", target.url, "--model", target.model,
+        "--tokenizer", str(target.tokenizer), "--dataset-name", "custom",
+        "--dataset-path", str(target.dataset), "--num-prompts", str(load.prompts),
+        "--custom-output-len", str(load.tokens), "--skip-chat-template", "--disable-shuffle",
+        "--ignore-eos", "--temperature", "0", "--max-concurrency", str(load.concurrency),
+        "--num-warmups", "0", "--ready-check-timeout-sec", "0",
+        "--percentile-metrics", "ttft,tpot,itl,e2el", "--save-result",
+        "--result-dir", str(target.folder), "--result-filename", target.result.name, "--disable-tqdm",
+    ]  # fmt: skip
+
+
+def read_vllm(path: Path) -> Figures:
+    """Its accept length leaves out the steps that had no drafts, at the end of a request."""
+    found = json.loads(path.read_text())
+    return bench_serving_figures(found) | {
+        "e2e_ms": found["mean_e2el_ms"],
+        "itl_chunk_ms": found["mean_itl_ms"],
+        **optional(accept_length=found.get("spec_decode_acceptance_length")),
+    }
+
+
+def guidellm_words(load: Load, target: Target) -> list[str]:
+    backend = {
+        "kind": "openai_http", "target": target.url, "model": target.model,
+        "request_format": "/v1/completions", "extras": {"body": {"temperature": 0}},
+    }  # fmt: skip
+    return [
+        "-m", "guidellm", "run", "--backend", json.dumps(backend),
+        "--profile", f"kind=concurrent,streams={load.concurrency}",
+        "--constraint", f"kind=max_requests,count={load.prompts}",
+        "--tokenizer", f"kind=huggingface_auto,model={target.tokenizer}",
+        "--data", f"kind=json_file,path={target.dataset}",
+        "--output", f"kind=json,path={target.result}", "--disable-console",
+    ]  # fmt: skip
+
+
+def read_guidellm(path: Path) -> Figures:
+    """Its ITL is (E2E - TTFT) / (tokens - 1), which is TPOT to the others; its TPOT is E2E / tokens."""
+    metrics = json.loads(path.read_text())["benchmarks"][0]["metrics"]
+
+    def of(name: str, kind: str = "mean") -> float:
+        return float(metrics[name]["successful"][kind])
+
+    return {
+        "requests": metrics["request_totals"]["successful"],
+        "input_tokens": of("prompt_token_count", "total_sum"),
+        "output_tokens": of("output_token_count", "total_sum"),
+        "output_throughput": of("output_tokens_per_second"),
+        "e2e_ms": 1000 * of("request_latency"),
+        "ttft_ms": of("time_to_first_token_ms"),
+        "tpot_ms": of("inter_token_latency_ms"),
+    }
+
+
+def bench_serving_figures(found: dict[str, Any]) -> Figures:
+    """What bench_serving's descendants call alike."""
+    return {
+        "requests": found["completed"],
+        "input_tokens": found["total_input_tokens"],
+        "output_tokens": found["total_output_tokens"],
+        "output_throughput": found["output_throughput"],
+        "ttft_ms": found["mean_ttft_ms"],
+        "tpot_ms": found["mean_tpot_ms"],
+    }
+
+
+def optional(**figures: float | None) -> Figures:
+    return {name: value for name, value in figures.items() if value is not None}
+
+
+CLIENTS = (
+    Client("nextn", None, nextn_words, read_nextn),
+    Client("sglang", "sglang", sglang_words, read_sglang),
+    Client("vllm", "vllm", vllm_words, read_vllm),
+    Client("guidellm", "guidellm", guidellm_words, read_guidellm),
+)

@@ -1,0 +1,146 @@
+"""What was found, as one JSON object and as a table for people."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from figures import Agreement, agreement, best, compare_acceptance
+from measure import Found
+from variants import OURS, Variant
+
+from nextn.bench.machine import Machine
+
+CASES = ("prefill", "single", "batch8", "batch32")
+
+
+def report(found: Mapping[Variant, Found], reference: Variant, ends: frozenset[int]) -> dict[str, Any]:
+    """engines, the best of ours against the best of the peers', and acceptance against each peer's."""
+    done = {v: f for v, f in found.items() if f.error is None}
+    agreements = (
+        {v: _agreement(done[reference], f, ends) for v, f in done.items()} if reference in done else {}
+    )
+    counted = {v: f for v, f in done.items() if v in agreements and agreements[v].comparable}
+    return {
+        "engines": {str(v): _engine(f, agreements.get(v)) for v, f in found.items()},
+        "reference": str(reference),
+        "best": _best(counted),
+        "acceptance": _acceptance(counted),
+    }
+
+
+def _agreement(reference: Found, found: Found, ends: frozenset[int]) -> Agreement:
+    names = [name for name in CASES if name != "prefill" and name in reference.texts]
+    return agreement(
+        [text for name in names for text in reference.texts[name]],
+        [text for name in names for text in found.texts[name]],
+        ends,
+    )
+
+
+def _engine(found: Found, agreed: Agreement | None) -> dict[str, Any]:
+    if found.error is not None:
+        # The whole of it has been told when it happened; its end says most.
+        first, *more = found.error.splitlines()
+        return {"engine": found.engine, "error": f"{first}: {more[-1]}" if more else first}
+    return {
+        "engine": found.engine,
+        "settings": found.settings,
+        "tok_s": {name: found.median(name) for name in CASES},
+        "rounds": found.speeds,
+        "idle": found.idle,
+        "spec": dataclasses.asdict(found.spec) if found.spec else None,
+        "agreement": dataclasses.asdict(agreed) if agreed else None,
+        "comparable": agreed.comparable if agreed else None,
+    }
+
+
+def _best(found: Mapping[Variant, Found]) -> dict[str, Any]:
+    """By measure: every case with each engine at its best, single stream also without MTP."""
+    measures = {name: (name, list(found)) for name in CASES}
+    measures["single_without_mtp"] = ("single", [v for v in found if not v.drafts])
+    answer: dict[str, Any] = {}
+    for measure, (case, variants) in measures.items():
+        speeds = {str(v): speed for v in variants if (speed := found[v].median(case)) is not None}
+        pair = best(speeds, {str(v): v.engine == OURS for v in variants})
+        if pair:
+            answer[measure] = {**dataclasses.asdict(pair), "ratio": pair.ratio}
+    return answer
+
+
+def _acceptance(found: Mapping[Variant, Found]) -> list[dict[str, Any]]:
+    """Ours against every peer that tells depths apart: the same drafts, and its format where we have it."""
+    answer: list[dict[str, Any]] = []
+    for peer, theirs in found.items():
+        mine = [v for v in found if v.engine == OURS and v.drafts == peer.drafts and found[v].spec]
+        if peer.engine == OURS or not peer.drafts or theirs.spec is None or not mine:
+            continue
+        ours = min(mine, key=lambda v: v.dtype != peer.dtype)
+        ours_spec = found[ours].spec
+        assert ours_spec is not None
+        depths = compare_acceptance(ours_spec, theirs.spec)
+        if depths:
+            answer.append(
+                {
+                    "ours": str(ours),
+                    "peer": str(peer),
+                    "depths": [dataclasses.asdict(d) for d in depths],
+                    "agrees": all(d.agrees for d in depths),
+                }
+            )
+    return answer
+
+
+def table(result: Mapping[str, Any]) -> list[str]:
+    lines = [
+        f"{'':28}{'prefill':>9}{'single':>9}{'batch 8':>9}{'batch 32':>9}   texts as {result['reference']}"
+    ]
+    for name, engine in result["engines"].items():
+        if "error" in engine:
+            lines.append(f"{name:28}failed: {engine['error']}")
+            continue
+        speeds = "".join(f"{engine['tok_s'][case]:9.0f}" for case in CASES)
+        agreed = engine["agreement"]
+        note = "unknown: the reference is missing"
+        if agreed:
+            note = f"{agreed['equal']:4.0%} of prompts, {agreed['tokens']:4.0%} of tokens"
+            note += "" if engine["comparable"] else ": not comparable"
+        lines.append(f"{name:28}{speeds}   {note}")
+    lines += [f"{name} is missing; install it with: {how}" for name, how in result.get("missing", {}).items()]
+    for measure, pair in result["best"].items():
+        lines.append(
+            f"{measure:20} {pair['ratio']:5.2f} x the best peer "
+            f"({pair['ours']} {pair['our_speed']:.0f}, {pair['peer']} {pair['peer_speed']:.0f} tok/s)"
+        )
+    for pair in result["acceptance"]:
+        for d in pair["depths"]:
+            verdict = "agrees" if d["agrees"] else "DIFFERS"
+            lines.append(
+                f"acceptance at depth {d['depth']}: {pair['ours']} {d['ours']:.3f}, {pair['peer']} "
+                f"{d['theirs']:.3f}, standard error {d['error']:.3f}: {verdict}"
+            )
+    if not all(e.get("idle", True) for e in result["engines"].values()):
+        lines.append("the machine was not idle: these figures are a trial")
+    return lines
+
+
+def file_name(model: str, machine: Machine, date: str) -> str:
+    """theme_hardware_date, the model being part of the theme."""
+    return f"peers-{_slug(model)}_{_slug(machine.cpu)}-{machine.cores}c_{date}.json"
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def rounded(value: Any) -> Any:
+    """Floats to four significant digits or more, through lists and objects."""
+    if isinstance(value, float):
+        return round(value, 4) if abs(value) < 100 else round(value, 1)
+    if isinstance(value, Mapping):
+        return {k: rounded(v) for k, v in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [rounded(v) for v in value]
+    return value

@@ -1,0 +1,137 @@
+"""`nextn bench micro`: both ceilings, every op of every backend, whole steps; in one process, in turns.
+
+Order: ceilings and ops in rounds (clock.py), then steps with looks at the read ceiling between them
+(steps.py). What is reported is the median over all rounds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from nextn.bench.machine import this_machine
+from nextn.bench.micro.arena import Arena, arena_bytes
+from nextn.bench.micro.cases import CONTEXT, LINEAR, Bench, OpCase
+from nextn.bench.micro.ceilings import cache_bytes, make_ceilings
+from nextn.bench.micro.clock import Case, measure
+from nextn.bench.micro.plot import roofline_plot
+from nextn.bench.micro.results import Micro, op_figures
+from nextn.bench.micro.steps import StepBench
+from nextn.bench.micro.tables import report, summary
+from nextn.bench.progress import Progress
+from nextn.config import FAKE, EngineConfig, model_folder, usable_cores
+from nextn.engine.build import DTYPES
+from nextn.models.config import ModelConfig
+from nextn.models.names import product_shapes
+from nextn.ops.registry import FACTORIES, make_ops
+
+
+@dataclass(frozen=True)
+class Effort:
+    """rounds: of ceilings and ops. steps: pairs of each kind. seconds: after which each of the two parts ends
+    early."""
+
+    rounds: int
+    steps: int
+    seconds: float
+
+
+OFTEN = 4  # samples in a round of what the headline figures come from
+QUICK = Effort(rounds=7, steps=24, seconds=12.0)
+FULL = Effort(rounds=41, steps=120, seconds=90.0)
+
+
+@dataclass(frozen=True)
+class Settings:
+    config: EngineConfig
+    quick: bool = False
+    output_dir: Path | None = None
+    bar: bool = False
+
+
+def run_micro(settings: Settings) -> int:
+    """Prints tables and, as the last line, JSON. Raises ValueError for what cannot be measured; OSError."""
+    if settings.output_dir is not None:
+        settings.output_dir.mkdir(parents=True, exist_ok=True)
+    effort = QUICK if settings.quick else FULL
+    with Progress(effort.rounds, settings.bar, "rounds") as progress:
+        micro = find(settings, effort, progress)
+    print(summary(micro), end="\n\n")
+    if settings.output_dir is not None:
+        folder = settings.output_dir
+        (folder / "micro.json").write_text(micro.as_json() + "\n", encoding="utf-8")
+        (folder / "micro.md").write_text(report(micro), encoding="utf-8")
+        (folder / "roofline.png").write_bytes(roofline_plot(micro))
+        print(f"written to {folder}: micro.json, micro.md, roofline.png", end="\n\n")
+    print(micro.as_json())
+    return 0
+
+
+def find(settings: Settings, effort: Effort, progress: Progress) -> Micro:
+    begin = time.perf_counter()
+    config = on_cpu(settings.config)
+    torch.set_num_threads(config.threads or max(1, usable_cores() - 1))
+    cfg = ModelConfig.from_folder(model_folder(config.model_path))
+    dtype = DTYPES[config.dtype]
+    progress.now("ceilings and ops")
+    ceilings = make_ceilings()
+    headline, ops = all_cases(cfg, dtype, torch.bfloat16 if config.dtype == "auto" else dtype)
+    turns = in_turns([*ceilings.read, ceilings.bf16[-1], *(h.case for h in headline)], [o.case for o in ops])
+    with torch.inference_mode():
+        measure(
+            [*ceilings.caches.values(), *ceilings.bf16[:-1], *ceilings.f32, *turns],
+            effort.rounds,
+            effort.seconds,
+            lambda n, of: progress.advance(),
+        )
+    progress.now("steps")
+    steps = StepBench(config, ceilings, effort.steps, effort.seconds / 3).run()
+    return Micro(
+        model=config.model_path,
+        dtype=str(dtype).removeprefix("torch."),
+        backend=next(reversed(FACTORIES)),
+        threads=torch.get_num_threads(),
+        quick=settings.quick,
+        machine=this_machine(),
+        ceilings=ceilings,
+        headline=op_figures(headline, ceilings),
+        ops=op_figures(ops, ceilings),
+        steps=steps,
+        step_dtype=dtype,
+        seconds=time.perf_counter() - begin,
+    )
+
+
+def in_turns(often: Sequence[Case], others: Sequence[Case]) -> list[Case]:
+    """One round: all of `often` before every one of OFTEN parts of the others."""
+    parts = [others[i::OFTEN] for i in range(OFTEN)]
+    return [case for part in parts for case in (*often, *part)]
+
+
+def on_cpu(config: EngineConfig) -> EngineConfig:
+    if config.device == "cuda":
+        raise ValueError("--device cuda: bench micro measures the CPU; leave it out")
+    if config.model_path.partition(":")[0] == FAKE:
+        raise ValueError(f"--model-path {config.model_path} has no arithmetic to measure")
+    return dataclasses.replace(config, device="cpu")
+
+
+def all_cases(
+    cfg: ModelConfig, dtype: torch.dtype, linear_dtype: torch.dtype
+) -> tuple[list[OpCase], list[OpCase]]:
+    """Of every backend there is: the linear of the headline figures, and all ops of the model."""
+    last = cache_bytes(3)
+    arena = Arena(arena_bytes(cfg, last, 4 * LINEAR[0] * LINEAR[1]))
+    end = min(CONTEXT, cfg.max_position_embeddings)
+    cpu = torch.device("cpu")
+    headline, ops = [], []
+    for name in FACTORIES:
+        linear = make_ops({LINEAR}, linear_dtype, cpu, name)
+        headline += Bench(linear, cfg, linear_dtype, arena, end).headline()
+        ops += Bench(make_ops(product_shapes(cfg), dtype, cpu, name), cfg, dtype, arena, end).cases()
+    return headline, ops

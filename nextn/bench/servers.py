@@ -1,0 +1,22 @@
+"""What a measurement's own servers have in common."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+from nextn.bench.errors import BenchError
+from nextn.bench.local_server import LocalServer
+
+
+@contextlib.contextmanager
+def last_lines_on_error(*servers: LocalServer) -> Iterator[None]:
+    """A BenchError that passes through shows on stderr what `servers` said last."""
+    try:
+        yield
+    except BenchError:
+        for server in servers:
+            print(f"--- last lines of the server {server.name} ({server.log}):", file=sys.stderr)
+            print(*server.last_lines(), sep="\n", file=sys.stderr)
+        raise

@@ -1,0 +1,57 @@
+"""Arguments that several of `nextn bench` take: the dataset."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from nextn.cli.demo import positive
+
+# The same as in nextn.bench, which is too heavy to import for --help; a test compares them.
+DATASETS = ("code", "random", "random-ids", "sharegpt", "custom", "generated-shared-prefix")
+
+
+def add_dataset(group: Any) -> None:
+    group.add_argument(
+        "--dataset-name", choices=DATASETS, default="code", help="(default: code, held-out Python)"
+    )
+    group.add_argument("--dataset-path", type=Path, metavar="FILE", help="of sharegpt, custom, random")
+    group.add_argument("--num-prompts", type=positive, metavar="N", help="(default: 64; custom: all)")
+    counts = (
+        ("--output-len", 128, "output tokens of code, and of custom where a line does not say"),
+        ("--random-input-len", 1024, "longest prompt of random and random-ids"),
+        ("--random-output-len", 1024, "longest output of random and random-ids"),
+        ("--gsp-num-groups", 64, "generated-shared-prefix: groups of prompts that begin alike"),
+        ("--gsp-prompts-per-group", 16, "generated-shared-prefix: prompts in each"),
+        ("--gsp-system-prompt-len", 2048, "generated-shared-prefix: tokens they share"),
+        ("--gsp-question-len", 128, "generated-shared-prefix: tokens of their own"),
+        ("--gsp-output-len", 256, "generated-shared-prefix: output tokens"),
+    )
+    for flag, default, text in counts:
+        group.add_argument(
+            flag, type=positive, default=default, metavar="N", help=f"{text} (default: {default})"
+        )
+    group.add_argument(
+        "--random-range-ratio", type=float, default=0.0, metavar="R",
+        help="lengths of random and random-ids are uniform from R times the longest on (default: 0)",
+    )  # fmt: skip
+    group.add_argument("--sharegpt-output-len", type=positive, metavar="N", help="default: as in the file")
+    group.add_argument(
+        "--sharegpt-context-len", type=positive, metavar="N", help="leave longer conversations out"
+    )
+
+
+def dataset_of(args: argparse.Namespace, seed: int) -> Any:
+    """A nextn.bench.datasets.Options. seed: of prompts and lengths."""
+    from nextn.bench.datasets import Options
+
+    given = {name: getattr(args, name) for name in Options.__dataclass_fields__ if hasattr(args, name)}
+    return Options(**given | {"name": args.dataset_name, "path": args.dataset_path, "seed": seed})
+
+
+def not_negative(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{value}: it must not be negative")
+    return value

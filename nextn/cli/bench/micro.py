@@ -1,0 +1,43 @@
+"""nextn bench micro: every op and whole steps against the ceilings of this machine.
+
+nextn bench micro --quick                                    # under 40 s; the last line is JSON
+nextn bench micro --output-dir micro --threads 2             # JSON, Markdown tables, a roofline
+nextn bench micro --model-path DIR --dtype bfloat16
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from nextn.cli.errors import CommandError
+from nextn.cli.options import add_options, parse
+from nextn.config import EngineConfig
+
+HELP = "measure every op and whole steps against this machine's read bandwidth and peak arithmetic"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, under 40 s on two cores")
+    parser.add_argument(
+        "--output-dir", type=Path, metavar="DIR", help="write micro.json, micro.md and roofline.png"
+    )
+    parser.add_argument("--disable-tqdm", action="store_true", help="no progress bar, also in a terminal")
+    add_options(parser, EngineConfig)
+    parser.epilog = (
+        "step_overhead_ms: a whole engine step's time at one row less the sum of the time in its ops. "
+        "--dtype is of the ops and steps and, unless it is auto, of the linear of the headline figures, "
+        "which is bfloat16 otherwise."
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    config = parse(args, EngineConfig)
+    from nextn.bench.micro.run import Settings, run_micro
+
+    bar = sys.stderr.isatty() and not args.disable_tqdm
+    try:
+        return run_micro(Settings(config, args.quick, args.output_dir, bar))
+    except (ValueError, OSError) as e:
+        raise CommandError(str(e)) from e

@@ -1,0 +1,49 @@
+"""nextn bench offline: throughput of the engine in-process, as bench_offline_throughput reports it.
+
+nextn bench offline                                          # 64 prompts of held-out code, the embedded model
+nextn bench offline --num-prompts 256 --output-len 64 --speculative-num-steps 0
+nextn bench offline --model-path DIR --dataset-name random --random-input-len 512 --random-output-len 128
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from nextn.cli.bench.arguments import add_dataset, dataset_of
+from nextn.cli.errors import CommandError
+from nextn.cli.options import UNSET, add_options, parse
+from nextn.config import EngineConfig
+
+HELP = "run a load on the engine in-process and report throughput and acceptance"
+SEED = 1  # of prompts and lengths, as in bench serve
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_dataset(parser.add_argument_group("dataset"))
+    group = parser.add_argument_group("run")
+    group.add_argument("--disable-ignore-eos", action="store_true", help="let an end token end a completion")
+    group.add_argument("--skip-warmup", action="store_true", help="measure from the first step on")
+    group.add_argument("--output-file", type=Path, metavar="FILE", help="JSONL, one line is added")
+    group.add_argument("--disable-tqdm", action="store_true", help="no progress bar, also in a terminal")
+    add_options(parser, EngineConfig)
+    parser.epilog = f"--seed is of prompts and lengths too (there, default: {SEED})."
+
+
+def run(args: argparse.Namespace) -> int:
+    config = parse(args, EngineConfig)
+    from nextn.bench.offline import Settings, run_offline
+
+    settings = Settings(
+        config=config,
+        dataset=dataset_of(args, SEED if args.random_seed is UNSET else config.random_seed),
+        ignore_eos=not args.disable_ignore_eos,
+        warmup=not args.skip_warmup,
+        output_file=args.output_file,
+        bar=sys.stderr.isatty() and not args.disable_tqdm,
+    )
+    try:
+        return run_offline(settings)
+    except (ValueError, OSError) as e:
+        raise CommandError(str(e)) from e

@@ -1,0 +1,161 @@
+"""nextn eval: lm-eval on a server without MTP and on one with it, task by task, scores side by side.
+
+Both servers run; while one answers, the other waits, which costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nextn.bench.acceptance import read_counters
+from nextn.bench.client import get
+from nextn.bench.errors import BenchError
+from nextn.bench.local_server import LocalServer, ended_like_ctrl_c
+from nextn.bench.machine import this_machine
+from nextn.bench.target import find_target
+from nextn.eval.results import Results, Run, TaskResult
+from nextn.eval.table import WITH, WITHOUT, table, verdict
+from nextn.tokenizer import Tokenizer
+
+DEFAULT_LENGTH = 2048  # of the context, where a server does not say
+
+
+@dataclass(frozen=True)
+class Settings:
+    tasks: Sequence[str]
+    model_path: str
+    num_drafts: int
+    server_options: Sequence[str]  # of the servers that are started here
+    base_urls: Sequence[str]  # of servers that run: none, one, or without MTP and with it
+    tokenizer: str | None
+    api_key: str | None
+    limit: int | None
+    num_fewshot: int | None
+    concurrency: int
+    include_path: Path | None
+    output_dir: Path
+    bars: bool
+
+
+class Side(NamedTuple):
+    """A server that is ready."""
+
+    name: str
+    url: str
+    model: str
+    tokenizer: Tokenizer
+    max_length: int
+
+
+def run_eval(settings: Settings) -> int:
+    """The exit code: 0, or 1 when a score differs. Raises ValueError for what the user must mend, BenchError
+    when a server or a request fails."""
+    try:
+        from nextn.eval.harness import Harness, load_tasks, quiet
+    except ModuleNotFoundError as e:
+        raise ValueError(f"nextn eval needs lm-eval ({e}); run: pip install 'nextn[eval]'") from e
+    out = settings.output_dir
+    out.mkdir(parents=True, exist_ok=True)
+    log = out / "lm-eval.log"
+    log.write_text("")
+    say(f"loading {', '.join(settings.tasks)}")
+    with quiet(log, settings.bars):
+        manager = load_tasks(settings.tasks, settings.include_path)
+    harness = Harness(manager, settings.limit, settings.num_fewshot, settings.concurrency)
+    with ended_like_ctrl_c(), servers(settings) as urls:
+        sides = [asyncio.run(find_side(settings, *named)) for named in urls.items()]
+        tasks = []
+        for name in settings.tasks:
+            runs = []
+            for side in sides:
+                say(f"{name}, {side.name} …")
+                before = asyncio.run(read_counters(side.url, settings.api_key))
+                with quiet(log, settings.bars):
+                    run = harness.run(name, side.url, side.model, side.tokenizer, side.max_length)
+                after = asyncio.run(read_counters(side.url, settings.api_key))
+                runs.append(dataclasses.replace(run, accept_length=accept_length(before, after)))
+                say(f"{name}, {side.name}: {scores(name, run)}, {run.seconds:.1f} s")
+            tasks.append(TaskResult(name, runs))
+    results = Results(sides[-1].model, [side.name for side in sides], tasks, record(settings))
+    (out / "results.json").write_text(json.dumps(results.record(), indent=1) + "\n")
+    (out / "table.md").write_text(table(results, whole=True), encoding="utf-8")
+    print(table(results, whole=False))
+    print(verdict(results))
+    print(f"written: {out / 'table.md'}, {out / 'results.json'}")
+    return 1 if results.differ else 0
+
+
+@contextlib.contextmanager
+def servers(settings: Settings) -> Iterator[dict[str, str]]:
+    """Name -> URL of the servers: those that run, or two that live as long as this."""
+    if settings.base_urls:
+        urls = [url.rstrip("/").removesuffix("/v1") for url in settings.base_urls]
+        names = [WITHOUT, WITH] if len(urls) == 2 else ["score"]
+        yield dict(zip(names, urls, strict=True))
+        return
+    out = settings.output_dir
+    options = ["--model-path", settings.model_path, *settings.server_options, "--speculative-num-steps"]
+    say(f"starting two servers on {settings.model_path}: {WITHOUT} and {WITH}")
+    with (
+        LocalServer(WITHOUT, [*options, "0"], out / "server-without-mtp.log") as without,
+        LocalServer(WITH, [*options, str(settings.num_drafts)], out / "server-with-mtp.log") as with_mtp,
+    ):
+        both = (without, with_mtp)
+        try:
+            for server in both:
+                server.wait_ready()
+            yield {server.name: server.url for server in both}
+        except BenchError:
+            for server in both:
+                print(f"--- last lines of the server {server.name} ({server.log}):", file=sys.stderr)
+                print(*server.last_lines(), sep="\n", file=sys.stderr)
+            raise
+
+
+async def find_side(settings: Settings, name: str, url: str) -> Side:
+    """Raises BenchError for a server that does not answer, ValueError where there is no tokenizer for it."""
+    try:
+        served = (await get(url, "/v1/models", settings.api_key))["data"][0]
+        model, length = str(served["id"]), served.get("max_model_len")
+    except (KeyError, IndexError, TypeError) as e:
+        raise BenchError(f"GET {url}/v1/models: no list of models; is it an OpenAI-compatible server?") from e
+    tokenizer = (await find_target(url, model, settings.tokenizer, settings.api_key)).tokenizer
+    if tokenizer is None:
+        raise ValueError(
+            f"the tokenizer of {model} is not on this machine; name its folder with --tokenizer DIR"
+        )
+    return Side(name, url, model, tokenizer, length or DEFAULT_LENGTH)
+
+
+def accept_length(before: Any, after: Any) -> float | None:
+    """Tokens per verify step between two readings of a server's counters: the drafts that held, and one."""
+    if before is None or after is None:
+        return None
+    spec = after[1].since(before[1])
+    return 1 + sum(spec.accepted) / spec.verify_steps if any(spec.proposed) else None
+
+
+def scores(task: str, run: Run) -> str:
+    return ", ".join(f"{metric} {value:.4f}" for (name, metric), value in run.scores.items() if name == task)
+
+
+def record(settings: Settings) -> dict[str, Any]:
+    return {
+        "num_drafts": None if settings.base_urls else settings.num_drafts,
+        "limit": settings.limit,
+        "num_fewshot": settings.num_fewshot,
+        "concurrency": settings.concurrency,
+        "machine": dataclasses.asdict(this_machine()),
+    }
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

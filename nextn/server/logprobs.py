@@ -1,0 +1,97 @@
+"""Log-probabilities on their way out: which go with which text, and how the two endpoints word them.
+
+They are cut as the text is: after a stop string, the tokens that begin in it are left out. A token goes out
+with the text that it begins in, so an answer's chunks together tell what the whole answer tells.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from nextn.request import TokenLogprob
+from nextn.server.responses import ChatLogprob, ChatLogprobs, CompletionLogprobs, TopLogprob
+from nextn.tokenizer.tokenizer import Tokenizer
+
+UTF8 = codecs.getincrementaldecoder("utf-8")
+
+
+class Entry(NamedTuple):
+    """One token of an answer. `offset`: characters of the text before it; a token that begins within a
+    character has that character's."""
+
+    token: int
+    offset: int
+    logprob: TokenLogprob | None  # None: the first token of a prompt
+
+
+class LogprobStream:
+    """Tokens and their log-probabilities in, entries out, for one choice."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._bytes = tokenizer.token_bytes()
+        self._utf8 = UTF8("replace")
+        self._length = 0  # characters of the tokens so far
+        self._held: deque[Entry] = deque()
+
+    def push_prompt(self, text: str, tokens: list[int], logprobs: Sequence[TokenLogprob | None]) -> None:
+        """A prompt that the answer begins with. `text`: what is sent of it."""
+        spelled = self._tokenizer.token_bytes(skip_special_tokens=False)
+        for token, logprob in zip(tokens, logprobs, strict=True):
+            self._held.append(Entry(token, min(self._length, len(text)), logprob))
+            data = self._bytes[token]
+            # A special token has no text, unless the prompt spells it out.
+            if not data and text.startswith(name := spelled[token].decode(errors="replace"), self._length):
+                self._length += len(name)
+            else:
+                self._length += len(self._utf8.decode(data))
+        self._utf8.reset()  # an unfinished character at the prompt's end was sent as U+FFFD
+        self._length = len(text)
+
+    def push(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob]) -> None:
+        for token, logprob in zip(tokens, logprobs, strict=True):
+            self._held.append(Entry(token, self._length, logprob))
+            self._length += len(self._utf8.decode(self._bytes[token]))
+
+    def take(self, sent: int) -> list[Entry]:
+        """The entries that go out now that `sent` characters of the text have gone out."""
+        taken = []
+        while self._held and self._held[0].offset < sent:
+            taken.append(self._held.popleft())
+        return taken
+
+    def rest(self) -> list[Entry]:
+        """What is left when the text ended by itself: tokens without a character of their own too."""
+        rest = list(self._held)
+        self._held.clear()
+        return rest
+
+
+def completion_logprobs(entries: Sequence[Entry], tokenizer: Tokenizer) -> CompletionLogprobs:
+    names = tokenizer.token_names
+    tops: list[dict[str, float] | None] = []
+    for token, _, logprob in entries:
+        if logprob is None:
+            tops.append(None)
+        else:
+            top = {names[i]: p for i, p in logprob.top}
+            tops.append(top | {names[token]: logprob.logprob})
+    return CompletionLogprobs(
+        [e.offset for e in entries],
+        [None if e.logprob is None else e.logprob.logprob for e in entries],
+        [names[e.token] for e in entries],
+        tops,
+    )
+
+
+def chat_logprobs(entries: Sequence[Entry], tokenizer: Tokenizer) -> ChatLogprobs:
+    names, data = tokenizer.token_names, tokenizer.token_bytes(skip_special_tokens=False)
+    content = []
+    for token, _, logprob in entries:
+        assert logprob is not None, "a chat's answer does not begin with its prompt"
+        top = [TopLogprob(names[i], p, list(data[i])) for i, p in logprob.top]
+        content.append(ChatLogprob(names[token], logprob.logprob, list(data[token]), top))
+    return ChatLogprobs(content)

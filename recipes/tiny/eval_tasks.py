@@ -1,0 +1,148 @@
+"""Makes the two tasks of `nextn eval` from the held-out files.
+
+`python recipes/tiny/eval_tasks.py` writes into `nextn/data/eval/`, JSON lines with a "split" of "test" or
+"fewshot" (other files than the test's):
+
+- `next_line.jsonl`: {"source", "line", "context", "choices", "answer"}: which of four lines comes next; the
+  other three are lines of the same file, of like length, indented like the real one;
+- `rest_of_line.jsonl`: {"source", "line", "context", "target"}: a line cut after a word; how it goes on.
+
+A context begins at a function's def line. What is chosen depends on the files and the tokenizer alone; the
+shipped tasks were cut from CPython 3.11.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import random
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from data import Source, load
+from tokenizers import Tokenizer
+
+DATA = Path(__file__).parents[2] / "nextn" / "data"
+TEST, FEWSHOT = 100, 5
+MOST_PER_FILE = 8
+MIN_TOKENS, MAX_TOKENS = 40, 200  # of a context
+MIN_CHARS, MAX_CHARS = 14, 70  # of a line without its indentation
+CHOICES = 4
+LIKE = 12  # characters by which a wrong line may be longer or shorter
+LEAST_REST = 6  # characters
+
+
+@dataclass(frozen=True)
+class Place:
+    """A one-line statement in a function: `context` is the text from its def line up to it."""
+
+    source: str
+    line: int
+    context: str
+    text: str  # without the line end
+
+
+def statements(source: Source) -> list[tuple[int, int]]:
+    """(first line of the function, line), of every statement in a function that takes a line by itself."""
+    found: dict[int, int] = {}
+    for function in ast.walk(ast.parse(source.text)):
+        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        for node in ast.walk(function):
+            if not isinstance(node, ast.stmt) or node.lineno != node.end_lineno:
+                continue
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                continue  # a docstring
+            # Inner functions come later, so the outermost one's first line stays.
+            found.setdefault(node.lineno, function.lineno)
+    return sorted((first, line) for line, first in found.items())
+
+
+def places(source: Source, tok: Tokenizer) -> Iterator[Place]:
+    lines = source.text.splitlines()
+    for first, line in statements(source):
+        text = lines[line - 1]
+        context = "\n".join(lines[first - 1 : line - 1]) + "\n"
+        if not MIN_CHARS <= len(text.strip()) <= MAX_CHARS or "#" in text or ";" in text:
+            continue
+        if MIN_TOKENS <= len(tok.encode(context).ids) <= MAX_TOKENS:
+            yield Place(source.name, line, context, text)
+
+
+def next_line(place: Place, source: Source, rng: random.Random) -> dict[str, object] | None:
+    """The task at this place, or None if the file has not enough lines that could stand there."""
+    real = place.text.strip()
+    lines = source.text.splitlines()
+    pool = {lines[line - 1].strip() for _, line in statements(source)}
+    seen = {line.strip() for line in place.context.splitlines()} | {real}
+    like = sorted(w for w in pool - seen if abs(len(w) - len(real)) <= LIKE and len(w) >= MIN_CHARS)
+    if len(like) < CHOICES - 1:
+        return None
+    choices = [real, *rng.sample(like, CHOICES - 1)]
+    rng.shuffle(choices)
+    indentation = place.text[: len(place.text) - len(place.text.lstrip())]
+    return {
+        "source": place.source,
+        "line": place.line,
+        "context": place.context,
+        "choices": [indentation + choice for choice in choices],
+        "answer": choices.index(real),
+    }
+
+
+def rest_of_line(place: Place, source: Source, rng: random.Random) -> dict[str, object] | None:
+    """The task at this place, or None if the line has no word in its middle to be cut after."""
+    cuts = [m.end() for m in re.finditer(r"\w+", place.text)]
+    middle = len(place.text) - len(place.text.lstrip()) + 4
+    cuts = [cut for cut in cuts if middle <= cut <= len(place.text) - LEAST_REST]
+    if not cuts:
+        return None
+    cut = rng.choice(cuts)
+    return {
+        "source": place.source,
+        "line": place.line,
+        "context": place.context + place.text[:cut],
+        "target": place.text[cut:].rstrip(),
+    }
+
+
+def make(name: str, files: list[Source], tok: Tokenizer) -> list[dict[str, object]]:
+    """The documents of one task, the files in turn, so that the first few are of many files. The last files
+    are the few-shot examples'."""
+    task = {"next_line": next_line, "rest_of_line": rest_of_line}[name]
+    pools = []
+    for source in files:
+        rng = random.Random(zlib.crc32(f"{name}:{source.name}".encode()))
+        found = list(places(source, tok))
+        rng.shuffle(found)
+        made = [doc for place in found if (doc := task(place, source, rng)) is not None]
+        if made:
+            pools.append(made[:MOST_PER_FILE])
+    examples, tests = pools[-FEWSHOT:], pools[:-FEWSHOT]
+    chosen = [pool[turn] for turn in range(MOST_PER_FILE) for pool in tests if turn < len(pool)][:TEST]
+    return [{"split": "test", **doc} for doc in chosen] + [
+        {"split": "fewshot", **pool[0]} for pool in examples
+    ]
+
+
+def main() -> None:
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--tokenizer", type=Path, default=DATA / "nextn-tiny" / "tokenizer.json")
+    ap.add_argument("--out", type=Path, default=DATA / "eval")
+    args = ap.parse_args()
+    tok = Tokenizer.from_file(str(args.tokenizer))
+    files = load()[2]
+    for name in ("next_line", "rest_of_line"):
+        docs = make(name, files, tok)
+        out = args.out / f"{name}.jsonl"
+        out.write_text("".join(json.dumps(doc) + "\n" for doc in docs), encoding="utf-8")
+        sources = len({doc["source"] for doc in docs})
+        print(f"{out}: {len(docs)} documents from {sources} files")
+
+
+if __name__ == "__main__":
+    main()

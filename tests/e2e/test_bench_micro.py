@@ -1,0 +1,81 @@
+"""`nextn bench micro` on the embedded model, with as few samples as it can do with: structure, no timings."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from nextn.bench.micro import run
+from nextn.bench.micro.ceilings import make_ceilings
+from nextn.bench.micro.run import Effort
+from nextn.cli import main
+from nextn.ops.registry import FACTORIES
+
+HEADLINE = (
+    "read_gb_s", "onednn_gflop_s", "linear_1row_bw_frac", "linear_4row_over_1row",
+    "linear_256row_over_onednn", "step_1row_bw_frac", "step_overhead_ms",
+)  # fmt: skip
+
+
+@pytest.fixture
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(run, "QUICK", Effort(rounds=3, steps=3, seconds=0.0))
+    monkeypatch.setattr(run, "make_ceilings", functools.partial(make_ceilings, dram=1 << 24, squares=(64,)))
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("_hasty")
+def test_micro(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "out"
+    assert main(["bench", "micro", "--quick", "--threads", "1", "--output-dir", str(folder)]) == 0
+    out = capsys.readouterr().out
+    found = json.loads(out.splitlines()[-1])
+    assert tuple(found)[: len(HEADLINE)] == HEADLINE
+    positive = [found[key] for key in HEADLINE[:-1]]
+    positive += [found["unrest"], *found["ceilings"]["read_gb_s"].values()]
+    for one in (*found["linear"], *found["ops"], *found["steps"]):
+        positive += [one["gb_s"], one["bw_frac"], one["bytes"]]
+        assert one["gb_s"] == pytest.approx(one["bw_frac"] * found["read_gb_s"], rel=0.01, abs=0.01)
+    assert all(math.isfinite(value) and value >= 0 for value in positive)
+    assert all(value > 0 for value in positive[: len(HEADLINE) - 1])
+    assert math.isfinite(found["step_overhead_ms"])
+    backends = list(FACTORIES)
+    assert (found["backend"], found["dtype"], found["linear_dtype"]) == (backends[-1], "float32", "bfloat16")
+    assert [one["rows"] for one in found["linear"]] == [1, 2, 4, 8, 64, 256] * len(backends)
+    assert {one["backend"] for one in found["ops"]} == set(backends)
+    steps = {one["name"]: one for one in found["steps"]}
+    assert list(steps) == ["decode", "verify 2 drafts", "prefill 512"]
+    decode, verify = steps["decode"], steps["verify 2 drafts"]
+    assert (decode["rows"], decode["tokens"], verify["rows"]) == (1, 1.0, 3)
+    assert 1 <= verify["tokens"] <= 3
+    assert verify["bytes"] > decode["bytes"]
+    # 12 layers: down, query up and out of each, and the head
+    assert decode["ops"]["linear"]["calls"] == 3 * 12 + 1
+    assert decode["ops"]["experts"]["calls"] == 11
+    assert found["step_1row_bw_frac"] == decode["bw_frac"]
+    assert json.loads((folder / "micro.json").read_text()) == found
+    assert (folder / "roofline.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    tables = (folder / "micro.md").read_text()
+    for text in (
+        "## Ceilings",
+        "the ceiling",
+        "| decode ",
+        "| overhead ",
+        "| linear head 4096x256, float32 ",
+    ):
+        assert text in tables
+
+
+def test_what_cannot_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "micro", "--model-path", "fake"]) == 2
+    assert "has no arithmetic to measure" in capsys.readouterr().err
+    assert main(["bench", "micro", "--device", "cuda"]) == 2
+    assert "bench micro measures the CPU" in capsys.readouterr().err
