@@ -16,7 +16,7 @@ TEST_ARGS ?=
 setup: $(VENV)/.core
 
 # torch comes first and pinned, so that nothing else picks a build of it.
-$(VENV)/.core: pyproject.toml
+$(VENV)/.core: pyproject.toml hatch_build.py $(wildcard csrc/*)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q $(TORCH) numpy
 	$(BIN)/python -m pip install -q -e .

@@ -1,6 +1,6 @@
 // The library's interface: plain C, called through ctypes with data pointers (nextn.ops.cpu.library). One
 // engine is used by one thread at a time. Nothing here checks what Python has checked.
-#include <new>
+#include <utility>
 
 #include "choose.h"
 #include "forward.h"
@@ -52,7 +52,16 @@ NX_API void nx_pack(const void* src, int rows, int columns, int64_t ld, int tran
                   n_in, kind, first, interleave);
 }
 
-NX_API void* nx_pool_new(int threads) { return new (std::nothrow) Pool(threads); }
+// Nothing may be thrown through C: null says that there is no memory, or that the system gives no more threads.
+template <class T, class... Args> static void* made(Args&&... args) {
+    try {
+        return new T(std::forward<Args>(args)...);
+    } catch (...) {
+        return nullptr;
+    }
+}
+
+NX_API void* nx_pool_new(int threads) { return made<Pool>(threads); }
 NX_API void nx_pool_free(void* pool) { delete static_cast<Pool*>(pool); }
 
 NX_API uint64_t nx_read(void* pool, const void* p, int64_t bytes) {
@@ -93,7 +102,7 @@ NX_API void nx_norm(const float* x, const float* weight, int rows, int n, int64_
 }
 
 NX_API void* nx_engine_new(const NxModel* model, int threads, int layers) {
-    return new (std::nothrow) Engine(*model, threads, layers);
+    return made<Engine>(*model, threads, layers);
 }
 NX_API void nx_engine_free(void* engine) { delete static_cast<Engine*>(engine); }
 // Experts whose weights were read since the last call, each counted once in each layer's pass.

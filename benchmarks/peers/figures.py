@@ -78,8 +78,13 @@ def added(specs: Iterable[Spec | None]) -> Spec | None:
     found = [s for s in specs if s is not None]
     if not found:
         return None
-    accepted = [sum(depth) for depth in zip(*(s.accepted for s in found), strict=True)]
-    return Spec(sum(s.steps for s in found), accepted, all(s.by_depth for s in found))
+    depths = max(len(s.proposed) for s in found)
+    proposed, accepted = [0] * depths, [0] * depths
+    for s in found:
+        for j, (p, a) in enumerate(zip(s.proposed, s.accepted, strict=True)):
+            proposed[j] += p
+            accepted[j] += a
+    return Spec(proposed, accepted, all(s.by_depth for s in found))
 
 
 @dataclass(frozen=True)
@@ -94,13 +99,14 @@ class Depth:
 
 
 def compare_acceptance(ours: Spec, theirs: Spec) -> list[Depth]:
-    """Depth by depth, accepted drafts per verify step. Empty where an engine does not tell depths apart or
-    has verified nothing."""
-    n, m = ours.steps, theirs.steps
-    if not (ours.by_depth and theirs.by_depth and n and m):
+    """Depth by depth: accepted drafts over proposed ones, all drafts of that depth counted."""
+    if not (ours.by_depth and theirs.by_depth):
         return []
     found: list[Depth] = []
-    for depth, (a, b) in enumerate(zip(ours.accepted, theirs.accepted, strict=True), 1):
+    rows = zip(ours.proposed, ours.accepted, theirs.proposed, theirs.accepted, strict=False)
+    for depth, (n, a, m, b) in enumerate(rows, 1):
+        if not (n and m):
+            continue
         pooled = (a + b) / (n + m)
         error = math.sqrt(pooled * (1 - pooled) * (1 / n + 1 / m))
         difference = abs(a / n - b / m)

@@ -23,12 +23,13 @@ from typing import Any
 class Spec:
     """What speculation did in one call.
 
-    accepted[j]: drafts of depth j + 1. Rates are per verify step, not per draft proposed: at the end of a
-    text vLLM drafts as many as ever, nextn only as many as there is room for. An engine that does not tell
-    depths apart (by_depth False) gives the number of its drafts for `steps`, and one sum for `accepted`.
+    proposed[j], accepted[j]: drafts of depth j + 1 that were verified, and that held. Only their ratio can
+    be compared: at the end of a text nextn proposes as many as there is room for, while vLLM proposes, and
+    counts as accepted, drafts beyond it. An engine that does not tell depths apart adds all up as depth 1 and
+    sets by_depth to False.
     """
 
-    steps: int
+    proposed: list[int]
     accepted: list[int]
     by_depth: bool = True
 

@@ -61,7 +61,7 @@ def start(options: Options) -> tuple[str, Mapping[str, Any], Generate]:
         seconds = time.perf_counter() - begin
         proposed = sum(d["timings"].get("draft_n", 0) for d in done)
         accepted = sum(d["timings"].get("draft_n_accepted", 0) for d in done)
-        spec = Spec(proposed, [accepted], by_depth=False) if options.drafts else None
+        spec = Spec([proposed], [accepted], by_depth=False) if options.drafts else None
         return Reply(seconds, [d["tokens"] for d in done], spec)
 
     # The server says on stderr what it is built from; the version file lies beside its sources.

@@ -35,9 +35,7 @@ def start(options: Options) -> tuple[str, Mapping[str, Any], Generate]:
                 if out.spec is not None:
                     spec.merge(out.spec)
         seconds = time.perf_counter() - begin
-        # A depth that was never reached is missing from the counts.
-        accepted = spec.accepted + [0] * (options.drafts - len(spec.accepted))
-        found = Spec(spec.verify_steps, accepted) if options.drafts else None
+        found = Spec(spec.proposed, spec.accepted) if options.drafts else None
         return Reply(seconds, list(tokens.values()), found)
 
     settings = {key: engine.startup[key] for key in ("dtype", "threads", "drafts")}

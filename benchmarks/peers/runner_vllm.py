@@ -46,8 +46,10 @@ def start(options: Options) -> tuple[str, Mapping[str, Any], Generate]:
         done = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
         seconds = time.perf_counter() - begin
         steps, accepted = counted()
-        gained = [now - then for now, then in zip(accepted, accepted_before, strict=True)]
-        spec = Spec(steps - steps_before, gained)
+        spec = Spec(
+            [steps - steps_before] * options.drafts,
+            [now - then for now, then in zip(accepted, accepted_before, strict=True)],
+        )
         return Reply(seconds, [list(d.outputs[0].token_ids) for d in done], spec if options.drafts else None)
 
     settings = {

@@ -98,6 +98,7 @@ class NativeDeepseekV3:
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
+        assert self._engine, "hidden states come from a step"
         rows = hidden.contiguous()
         out = torch.empty(rows.shape[0], self.config.vocab_size)
         library().nx_logits(self._engine, rows.data_ptr(), rows.shape[0], out.shape[1], out.data_ptr())
@@ -121,6 +122,6 @@ class NativeDeepseekV3:
             self._model.layer_elements = pool.data.stride(0)
             self._engine = library().nx_engine_new(self._model, self.threads, len(self.weights.layers))
             if not self._engine:
-                raise MemoryError("no memory for the native kernels' engine")
+                raise MemoryError(f"the system gives no memory or no {self.threads} threads for the kernels")
             weakref.finalize(self, library().nx_engine_free, self._engine)
         return self._engine

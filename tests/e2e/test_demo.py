@@ -62,7 +62,7 @@ def test_demo_on_a_small_model(small_model: Path, tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     found = check_run(done, tmp_path)
-    assert found["engine"]["dtype"] == "float32"
+    assert found["engine"]["device"] == "cpu"
     assert "concurrency 16, with MTP, round 1 of 1: 16 texts" in done.stderr
     assert "\r" not in done.stderr  # no bar: stderr is not a terminal
 

@@ -1,9 +1,10 @@
 """The identity matrix: on the embedded model, the text never depends on how it was computed. Nor do the
-log-probabilities, which some of the requests ask for, and each of which depends on all logits of its position.
+log-probabilities, which some of the requests ask for: each depends on all logits of its position.
 
-Native kernels (bf16) or plain torch (f32); MTP off or 1, 2, 3 drafts; prompts whole or in chunks of 16 tokens; radix cache, none, or a pool so small
-that requests are retracted; one request at a time or all at once; T = 0 and seeded T = 1. Every
-combination must give the token ids and log-probabilities of the plainest one, to the bit.
+Native kernels (bf16) or plain torch (f32); MTP off or 1, 2, 3 drafts; prompts whole or in chunks of 16
+tokens; radix cache, none, or a pool so small that requests are retracted; one request at a time or all at
+once; T = 0 and seeded T = 1. Every combination must give the token ids and log-probabilities of the plainest
+one on the same kernels, to the bit.
 """
 
 import itertools

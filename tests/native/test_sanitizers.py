@@ -56,7 +56,9 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     running = {}
     for name, flags in SANITIZERS.items():
         command = [*compiler, *FLAGS, *flags]
-        found = subprocess.run([*command, str(empty), "-o", str(folder / "empty")], capture_output=True, text=True)
+        found = subprocess.run(
+            [*command, str(empty), "-o", str(folder / "empty")], capture_output=True, text=True
+        )
         if found.returncode != 0:
             pytest.skip(f"{compiler[0]} cannot build for the sanitizer of {name}: {found.stderr[-300:]}")
         command += [*level_flags(build, name), str(HERE / "hostile.cpp"), "-o", str(folder / name)]

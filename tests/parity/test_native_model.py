@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from parity.oracle import random_checkpoint
 from support.checkpoints import quantize_tensors
 from support.native_kernels import at_level, built_levels
@@ -21,8 +23,8 @@ from torch import Tensor
 
 from nextn.models.config import ModelConfig
 from nextn.models.fp8 import dequantize
-from nextn.models.native import NativeDeepseekV3
 from nextn.models.names import expected_tensors
+from nextn.models.native import NativeDeepseekV3
 from nextn.ops.cpu.library import E4M3
 
 BOUND = 0.02
@@ -98,7 +100,7 @@ def test_two_key_blocks_against_f32() -> None:
 
 
 def test_garbage_in_a_checkpoint_shows() -> None:
-    """The bound can fail: swap two experts, forget a norm, or take the halves of eh_proj in the wrong order."""
+    """The bound can fail: swap two experts, forget a norm, or take the halves of eh_proj the wrong way."""
     config, tensors = random_checkpoint(OPEN, seed=0)
     prompt = tokens(48, 60)
     want = feed(reference_model(config, tensors), [prompt], [[60]])[0]
@@ -128,6 +130,45 @@ def test_bits_do_not_depend_on_cuts_company_and_threads(name: str, level: str) -
                 assert_equal(feed(model, prompts, cuts, page_size, seed=threads), want)
         short = prompts[:3]
         assert_equal(feed(model, short, in_single_tokens(short), seed=9), want[:3])
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(
+    widths=st.lists(st.integers(1, 70), min_size=9, max_size=9),
+    heads=st.integers(1, 6),
+    experts=st.sampled_from([(0, 1, 1, 0), (2, 1, 1, 1), (6, 3, 2, 4), (10, 5, 5, 3), (33, 1, 1, 8)]),
+    shared=st.integers(0, 2),
+    compressed=st.booleans(),
+    quantize=st.sampled_from([None, "w8a16"]),
+    seed=st.integers(0, 99),
+)
+def test_bits_of_any_model(
+    widths: list[int],
+    heads: int,
+    experts: tuple[int, int, int, int],
+    shared: int,
+    compressed: bool,
+    quantize: str | None,
+    seed: int,
+) -> None:
+    """experts: their number, groups, open groups, and how many a token has."""
+    hidden, vocab, inner, expert_inner, q_rank, rank, nope, rope, value = widths
+    count, groups, top_groups, top_k = experts
+    changes = {
+        "hidden_size": hidden, "vocab_size": vocab + 1, "intermediate_size": inner,
+        "moe_intermediate_size": expert_inner, "q_lora_rank": q_rank if compressed else None,
+        "kv_lora_rank": rank, "qk_nope_head_dim": nope, "qk_rope_head_dim": rope + rope % 2,
+        "v_head_dim": value, "num_attention_heads": heads, "num_key_value_heads": heads,
+        "n_routed_experts": count, "n_group": groups, "topk_group": top_groups, "n_shared_experts": shared,
+        "num_experts_per_tok": top_k, "num_hidden_layers": 2,
+    }  # fmt: skip
+    config, tensors = random_checkpoint(changes, seed)
+    prompts = [tokens(vocab + 1, n, seed) for n in (20, 3)]
+    want = one_at_a_time(native_model(config, tensors, quantize=quantize), prompts)
+    model = native_model(config, tensors, threads=2, quantize=quantize)
+    assert_equal(feed(model, prompts, in_chunks(prompts, 7, seed), seed=seed), want)
+    for values in want:
+        assert all(t.isfinite().all() for t in values)
 
 
 def test_bits_of_a_long_prompt() -> None:

@@ -81,9 +81,7 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = widened(x, 32, torch.float32)
     scale = widened(weight[None], 32, torch.float32)
     y = torch.full_like(wide, torch.nan)
-    library().nx_norm(
-        wide.data_ptr(), scale.data_ptr(), len(x), x.shape[1], wide.shape[1], eps, y.data_ptr()
-    )
+    library().nx_norm(wide.data_ptr(), scale.data_ptr(), len(x), x.shape[1], wide.shape[1], eps, y.data_ptr())
     return y[:, : x.shape[1]]
 
 

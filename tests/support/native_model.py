@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,8 +14,8 @@ from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
 from nextn.models.config import ModelConfig
 from nextn.models.deepseek_v3 import DeepseekV3
-from nextn.models.native import NativeDeepseekV3
 from nextn.models.names import expected_tensors
+from nextn.models.native import NativeDeepseekV3
 from nextn.ops.reference import Reference
 
 CPU = torch.device("cpu")
@@ -43,9 +43,6 @@ def reference_model(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
     return model
 
 
-Steps = Callable[[Sequence[Span], KVPool], tuple[Tensor, Tensor, Tensor]]
-
-
 @torch.inference_mode()
 def step(model: Any, spans: Sequence[Span], pool: KVPool) -> tuple[Tensor, Tensor, Tensor]:
     """(hidden, logits, the NextN module's output) of all rows. The token after each is made up from it."""
@@ -59,16 +56,24 @@ def step(model: Any, spans: Sequence[Span], pool: KVPool) -> tuple[Tensor, Tenso
 
 
 def pool_for(model: Any, pages: int, page_size: int, seed: int) -> KVPool:
-    """Full of garbage: nothing but what a test writes may count."""
+    """Full of what must not count: of the native model NaN, of the other (which multiplies by zero what a row
+    does not see) large numbers."""
     layers = model.config.num_hidden_layers + 1
     pool = KVPool(layers, pages, page_size, model.cache_width, model.dtype, CPU)
-    pool.data.normal_(0, 50, generator=torch.Generator().manual_seed(seed))
+    if isinstance(model, NativeDeepseekV3):
+        pool.data.fill_(torch.nan)
+    else:
+        pool.data.normal_(0, 50, generator=torch.Generator().manual_seed(seed))
     return pool
 
 
 def feed(
-    model: Any, prompts: Sequence[Sequence[int]], cuts: Sequence[Sequence[int]], page_size: int = 4, seed: int = 0
-) -> list[tuple[Tensor, Tensor, Tensor]]:
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    cuts: Sequence[Sequence[int]],
+    page_size: int = 4,
+    seed: int = 0,
+) -> list[tuple[Tensor, ...]]:
     """Per prompt what `step` gives for its rows. cuts: of each prompt, the tokens it goes forward by in each
     step; prompts stand side by side in a step in an order that changes."""
     rng = random.Random(seed)
@@ -96,7 +101,7 @@ def feed(
             found[i].append(tuple(r[row:upto].clone() for r in results))
             row = upto
     assert done == [len(p) for p in prompts]
-    return [tuple(map(torch.cat, zip(*parts, strict=True))) for parts in found]  # type: ignore[misc]
+    return [tuple(map(torch.cat, zip(*parts, strict=True))) for parts in found]
 
 
 def whole(prompts: Sequence[Sequence[int]]) -> list[list[int]]:

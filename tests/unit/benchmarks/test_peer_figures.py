@@ -75,21 +75,21 @@ def test_agreement_needs_a_text() -> None:
         agreement([[1]], [[1]], frozenset({1}))
 
 
-def test_specs_add_up_depth_by_depth() -> None:
+def test_specs_add_up_over_depths() -> None:
     from figures import added
     from protocol import Spec
 
     assert added([]) is None
     assert added([None, None]) is None
-    assert added([Spec(4, [3, 2]), None, Spec(5, [1, 0])]) == Spec(9, [4, 2])
-    assert added([Spec(4, [3], by_depth=False), Spec(1, [1])]) == Spec(5, [4], by_depth=False)
+    assert added([Spec([4], [3]), None, Spec([5, 2], [1, 1])]) == Spec([9, 2], [4, 1])
+    assert added([Spec([4], [3], by_depth=False), Spec([1], [1])]) == Spec([5], [4], by_depth=False)
 
 
 def test_acceptance_agrees_within_its_error() -> None:
     from figures import compare_acceptance
     from protocol import Spec
 
-    (one, two) = compare_acceptance(Spec(400, [360, 200]), Spec(400, [350, 320]))
+    (one, two) = compare_acceptance(Spec([400, 300], [360, 150]), Spec([400, 300], [350, 240]))
     # Pooled 0.8875: sqrt(0.8875 * 0.1125 * 2 / 400) = 0.02234.
     assert (one.depth, one.ours, one.theirs) == (1, 0.9, 0.875)
     assert one.error == pytest.approx(0.02234, abs=1e-5)
@@ -101,8 +101,8 @@ def test_acceptance_of_an_engine_that_adds_depths_up_is_not_compared() -> None:
     from figures import compare_acceptance
     from protocol import Spec
 
-    assert compare_acceptance(Spec(4, [3]), Spec(4, [3], by_depth=False)) == []
-    assert compare_acceptance(Spec(0, [0]), Spec(4, [3])) == []
+    assert compare_acceptance(Spec([4], [3]), Spec([4], [3], by_depth=False)) == []
+    assert compare_acceptance(Spec([0], [0]), Spec([4], [3])) == []
 
 
 def test_best_against_best() -> None:

@@ -30,7 +30,7 @@ def start(options):
         short = prompts[0][0] == 15
         time.sleep(0.001 * max_tokens)
         tokens = [[p[-1] + i + 1 for i in range(max_tokens - short)] for p in prompts]
-        return Reply(0.001 * max_tokens, tokens, Spec(10, [9, 6]) if options.drafts else None)
+        return Reply(0.001 * max_tokens, tokens, Spec([10, 8], [9, 6]) if options.drafts else None)
     return "fake 1", {{"drafts": options.drafts, "variable": os.environ.get("SET_FOR_IT")}}, generate
 
 serve(start)
@@ -62,7 +62,7 @@ def test_a_runner_answers_whatever_its_engine_prints(fake: Path) -> None:
         reply = runner.generate([[1, 2], [7]], 3)
         assert reply.tokens == [[3, 4, 5], [8, 9, 10]]
         assert reply.seconds == pytest.approx(0.003)
-        assert reply.spec == Spec(10, [9, 6])
+        assert reply.spec == Spec([10, 8], [9, 6])
         runner.freeze()
         runner.thaw()
         assert runner.generate([[1]], 1).tokens == [[2]]
@@ -136,8 +136,8 @@ def test_turns_medians_and_failures(fake: Path, monkeypatch: pytest.MonkeyPatch,
     assert ours.texts == theirs.texts
     assert ours.spec is None
     assert theirs.spec is not None
-    assert (theirs.spec.steps, theirs.spec.accepted) == (
-        40,
+    assert (theirs.spec.proposed, theirs.spec.accepted) == (
+        [40, 32],
         [36, 24],
     )  # two single streams and two batches, of one round
     assert not ours.idle
@@ -172,10 +172,10 @@ def test_what_a_neighbour_disturbed_is_measured_again(peers: Path, times: int) -
         assert _measured(Disturbed(times), case)[2] == pytest.approx(100.0)
 
 
-def spec_of(steps: int, accepted: list[int]):
+def spec_of(proposed: list[int], accepted: list[int]):
     from protocol import Spec
 
-    return Spec(steps, accepted)
+    return Spec(proposed, accepted)
 
 
 def found_of(speed: float, text: list[int], spec=None, error: str | None = None):
@@ -194,8 +194,8 @@ def test_report_of_peers(peers: Path) -> None:
     reference = Variant("nextn", "float32", 0)
     found = {
         reference: found_of(100.0, text),
-        Variant("nextn", "bfloat16", 2): found_of(150.0, text, spec_of(100, [90, 70])),
-        Variant("vllm", "bfloat16", 2): found_of(120.0, text, spec_of(200, [181, 150])),
+        Variant("nextn", "bfloat16", 2): found_of(150.0, text, spec_of([100, 90], [90, 70])),
+        Variant("vllm", "bfloat16", 2): found_of(120.0, text, spec_of([200, 200], [181, 160])),
         Variant("llamacpp", "bfloat16", 0): found_of(500.0, [3] * 20),
         Variant("transformers", "bfloat16", 0): found_of(0.0, text, error="it ended\nTraceback\nImportError"),
     }

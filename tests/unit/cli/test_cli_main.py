@@ -14,7 +14,8 @@ from nextn.config import ServerConfig
 
 # A change here is a change that users see: it belongs into the CHANGELOG.
 SERVE_FLAGS = """
---model-path --model --load-format --dtype --device --kernel-backend --quantization --context-length --max-model-len --random-seed --seed
+--model-path --model --load-format --dtype --device --kernel-backend --quantization
+--context-length --max-model-len --random-seed --seed
 --threads --kv-cache-tokens --max-total-tokens --mem-fraction-static --max-memory-utilization
 --gpu-memory-utilization --page-size --block-size --disable-radix-cache --chunked-prefill-size
 --max-tokens-per-batch --max-num-batched-tokens --prefill-attention --max-running-requests

@@ -25,7 +25,9 @@ def test_unsupported_is_named_with_the_supported(config, name):
 
 
 def test_class_is_imported_when_asked_for(monkeypatch):
-    monkeypatch.setitem(registry.SUPPORTED, "Fraction", {"reference": "fractions:Fraction", "cpu": "decimal:Decimal"})
+    monkeypatch.setitem(
+        registry.SUPPORTED, "Fraction", {"reference": "fractions:Fraction", "cpu": "decimal:Decimal"}
+    )
     assert registry.model_class("Fraction").__name__ == "Fraction"
     assert registry.model_class("Fraction", "cpu").__name__ == "Decimal"
     with pytest.raises(ValueError, match="'Nobody' is not supported; supported are DeepseekV3ForCausalLM"):

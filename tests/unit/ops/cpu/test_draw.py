@@ -107,7 +107,13 @@ def test_mixed_rows(level: str) -> None:
     """Greedy, sampled and filtered rows side by side; more logits than draws."""
     z = logits(9, 333)
     asked = [
-        drawn(i, position=i, temperature=(0.0, 1.0, 0.7)[i % 3], top_k=(0, 5)[i % 2], top_p=(1.0, 0.5)[i // 3 % 2])
+        drawn(
+            i,
+            position=i,
+            temperature=(0.0, 1.0, 0.7)[i % 3],
+            top_k=(0, 5)[i % 2],
+            top_p=(1.0, 0.5)[i // 3 % 2],
+        )
         for i in range(7)
     ]
     got = draw(z.clone(), asked)
@@ -129,7 +135,12 @@ def test_distribution(level: str, filters: dict[str, float]) -> None:
     assert not counts[want == 0].any()
     here = want > 0
     assert (~here).any() == bool(filters)
-    assert stats.chisquare(counts[here].numpy(), (want[here].double() / want[here].double().sum() * n).numpy()).pvalue > 1e-3
+    assert (
+        stats.chisquare(
+            counts[here].numpy(), (want[here].double() / want[here].double().sum() * n).numpy()
+        ).pvalue
+        > 1e-3
+    )
 
 
 def test_not_a_number_does_no_harm(level: str) -> None:

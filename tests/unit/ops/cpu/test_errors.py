@@ -103,7 +103,9 @@ def test_not_built(folder: Path) -> None:
         machine_level()
     with pytest.raises(ValueError, match=r"--kernel-backend cpu: .* not built when nextn was installed"):
         made(folder, kernel_backend="cpu")
-    with pytest.raises(ValueError, match="--quantization w8a16 needs the native kernels: they were not built"):
+    with pytest.raises(
+        ValueError, match="--quantization w8a16 needs the native kernels: they were not built"
+    ):
         made(folder, quantization="w8a16")
     assert made(folder) == "reference"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from support.native_kernels import HALF, SINGLE, FeedForwardBlock, Pool, widened
@@ -11,7 +13,7 @@ from nextn.ops.cpu.library import library
 from nextn.ops.cpu.weights import padded
 
 ROWS = (0, 1, 2, 7, 40)
-SIZES = {
+SIZES: dict[str, dict[str, Any]] = {
     "one group": {"top_k": 3},
     "groups": {"groups": 4, "top_groups": 2, "top_k": 3},
     "groups of two, all open": {"groups": 6, "top_groups": 6, "top_k": 5},
