@@ -41,7 +41,7 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 
 bench: $(VENV)/.core
-	$(BIN)/python benchmarks/mtp_speedup.py
+	$(BIN)/python benchmarks/record.py
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from figures import Agreement, agreement, best, compare_acceptance
 from measure import Found
 from variants import OURS, Variant
 
-from nextn.bench.machine import Machine
+from nextn.bench.machine import Machine, slug
 
 CASES = ("prefill", "single", "batch8", "batch32")
 
@@ -128,11 +127,7 @@ def table(result: Mapping[str, Any]) -> list[str]:
 
 def file_name(model: str, machine: Machine, date: str) -> str:
     """theme_hardware_date, the model being part of the theme."""
-    return f"peers-{_slug(model)}_{_slug(machine.cpu)}-{machine.cores}c_{date}.json"
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    return f"peers-{slug(model)}_{machine.slug}_{date}.json"
 
 
 def rounded(value: Any) -> Any:

@@ -63,9 +63,14 @@ class LocalServer:
 
 @contextlib.contextmanager
 def ended_like_ctrl_c() -> Iterator[None]:
-    """SIGTERM and a closed terminal raise KeyboardInterrupt too, so that nothing stays behind."""
+    """SIGTERM and a closed terminal end the run as Ctrl-C does, so that nothing stays behind."""
+
+    def interrupt(number: int, frame: object) -> None:
+        # Not raised here: asyncio has a handler of its own for Ctrl-C, which ends the tasks in good order.
+        signal.raise_signal(signal.SIGINT)
+
     numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, signal.default_int_handler) for number in numbers]
+    before = [signal.signal(number, interrupt) for number in numbers]
     try:
         yield
     finally:

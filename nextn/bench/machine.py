@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,15 @@ class Machine:
         """For people."""
         cores = "1 core" if self.cores == 1 else f"{self.cores} cores"
         return f"{self.cpu}, {cores}; torch {self.torch}; Python {self.python}"
+
+    @property
+    def slug(self) -> str:
+        """For names of files."""
+        return slug(f"{self.cpu} {self.cores}c")
+
+
+def slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def this_machine() -> Machine:

@@ -1,0 +1,78 @@
+"""Runs instruments of `nextn` and keeps what they found in benchmarks/results/, by theme, hardware and date.
+
+python benchmarks/record.py                   # all: about twenty minutes on two quiet cores
+python benchmarks/record.py demo micro        # some
+
+The files are theme_hardware_date: the JSON that the command prints last, its Markdown table, its plots. The
+peers and the other benchmark clients have scripts of their own (benchmarks/peers, benchmarks/interop).
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from nextn.bench.machine import this_machine
+
+RESULTS = Path(__file__).parent / "results"
+COMPARE = ["bench", "compare", "--output-dir"]
+# theme -> (command, whose last word is followed by a folder; options after it)
+THEMES: dict[str, tuple[list[str], list[str]]] = {
+    "demo": (["demo", "--output-dir"], []),
+    "micro": (["bench", "micro", "--output-dir"], []),
+    "compare-code": (COMPARE, ["--concurrency", "1,2,4,8,16"]),
+    "compare-scenarios": (
+        COMPARE,
+        ["--num-steps", "0,2", "--scale", "0.05", "--scenario", "random", "sharegpt", "translation",
+         "generation", "summarization"],
+    ),
+    "compare-reference": (
+        COMPARE,
+        ["--side", "plain torch=--kernel-backend reference --speculative-num-steps 0",
+         "--side", "plain torch, MTP=--kernel-backend reference --speculative-num-steps 2",
+         "--side", "native=--speculative-num-steps 0", "--side", "native, MTP=--speculative-num-steps 2",
+         "--concurrency", "1,16"],
+    ),
+    "eval": (["eval", "--output-dir"], []),
+    "offline": (["bench", "offline", "--output-file"], []),
+}  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("themes", nargs="*", metavar="THEME", help=f"of {', '.join(THEMES)}; default: all")
+    args = parser.parse_args()
+    unknown = set(args.themes) - set(THEMES)
+    if unknown:
+        parser.error(f"{', '.join(sorted(unknown))}: there are {', '.join(THEMES)}")
+    return max(record(theme) for theme in args.themes or THEMES)
+
+
+def record(theme: str) -> int:
+    """The command's exit code."""
+    name = f"{theme}_{this_machine().slug}_{datetime.date.today()}"
+    command, options = THEMES[theme]
+    with tempfile.TemporaryDirectory() as temporary:
+        out = Path(temporary) / ("out.jsonl" if command[-1] == "--output-file" else "out")
+        print(f"--- {' '.join(['nextn', *command[:-1], *options])}", flush=True)
+        run = subprocess.run(
+            [sys.executable, "-m", "nextn", *command, str(out), *options], stdout=subprocess.PIPE, text=True
+        )
+        print(run.stdout, end="", flush=True)
+        if run.returncode == 0:
+            RESULTS.mkdir(exist_ok=True)
+            (RESULTS / f"{name}.json").write_text(run.stdout.rstrip().splitlines()[-1] + "\n")
+            for plot in sorted(out.rglob("*.png")) if out.is_dir() else ():
+                shutil.copy(plot, RESULTS / f"{name}_{plot.name}")
+            for table in sorted(out.glob("*.md")) if out.is_dir() else ():
+                shutil.copy(table, RESULTS / f"{name}.md")
+    return run.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
