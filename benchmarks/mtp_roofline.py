@@ -34,7 +34,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="folder for the result")
     args = parser.parse_args()
     depths = [0, *map(int, args.depths.split(","))]
-    ceilings = make_ceilings(squares=())
+    ceilings = make_ceilings(None, squares=())
     found: dict[int, list[StepFigures]] = {k: [] for k in depths}
     for _ in range(args.rounds):
         for k in depths:
