@@ -210,6 +210,11 @@ inline void attention(Pool& pool, const Span* spans, int count, const Cache& cac
     }
     if (int64_t(parts.size()) < size) parts.resize(size_t(size));
     const std::vector<Task>&tasks = whole, &pieces = cut;
+    int64_t cost = 0;  // entries are read once for 16 queries
+    for (int i = 0; i < count; ++i)
+        cost += int64_t(spans[i].start + spans[i].rows) * cache.width * 2 * ((spans[i].rows * heads + QUERIES - 1) / QUERIES);
+    // Scores, exponentials and mixing take several times what the reading takes.
+    cost *= 4;
     pool.for_each(int(tasks.size()), [&](int t, int thread) {
         const Task& task = tasks[t];
         const Span& s = spans[task.span];
@@ -224,7 +229,7 @@ inline void attention(Pool& pool, const Span* spans, int count, const Cache& cac
         }
         for (int i = 0; i < task.n; ++i)
             finish(acc + i * rank, state[i], rank, out + (int64_t(s.first) * heads + task.from + i) * rank);
-    });
+    }, cost);
     if (pieces.empty()) return;
     pool.for_each(int(pieces.size()), [&](int t, int thread) {
         const Task& task = pieces[t];
@@ -235,7 +240,7 @@ inline void attention(Pool& pool, const Span* spans, int count, const Cache& cac
         attend_block(spans[task.span], cache, q, heads, rank, task.from, task.n, task.block, scratch[thread], to,
                      found);
         memcpy(base, found, sizeof(Softmax) * size_t(task.n));
-    });
+    }, cost);
     for (size_t t = 0; t < pieces.size();) {
         const Task& first = pieces[t];
         alignas(64) float acc[1024];

@@ -166,7 +166,7 @@ struct Engine {
                               for (int j = 0; j < n; j += 16) store_bf16(half + j, mul(load(v + j), scale));
                               memcpy(to, half, size_t(n < m.rank - n0 ? n : m.rank - n0) * 2);
                           });
-        });
+        }, m.heads * product_cost(l.key_up, rows));
 
         const int rank = int(wide(m.rank));
         uint16_t* mx = room(mixed, vectors * rank);
@@ -184,7 +184,7 @@ struct Engine {
                               memcpy(vs + i * flat + int64_t(head) * m.value + n0, half,
                                      size_t(n < m.value - n0 ? n : m.value - n0) * 2);
                           });
-        });
+        }, m.heads * product_cost(l.value_up, rows));
         product_all(pool, {reinterpret_cast<uint32_t*>(vs), flat / 2}, rows, l.out,
                     [&](int i, int n0, int n, const float* v) {
                         for (int j = 0; j < n; j += 16)

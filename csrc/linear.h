@@ -46,6 +46,11 @@ struct Panel {
     int first;    // first output
 };
 
+// Of `rows` against one such weight, for Pool::for_each: it is read once, and worked on for every six rows.
+inline int64_t product_cost(const NxWeight& w, int64_t rows) {
+    return int64_t(w.n_out) * w.n_in * element_bytes(w.kind) * ((rows + ROWS - 1) / ROWS);
+}
+
 inline int panels(const NxWeight& w) { return (w.n_out + PANEL - 1) / PANEL; }
 
 inline Panel panel_of(const NxWeight& w, int p, int member = 0) {
@@ -154,7 +159,7 @@ inline void product_all(Pool& pool, const Rows& x, int rows, const NxWeight& w, 
         const int p = task / pieces, from = (task % pieces) * per;
         const int to = from + per < rows ? from + per : rows;
         if (from < to) rows_by_panel(x, from, to, w, panel_of(w, p), done);
-    });
+    }, product_cost(w, rows));
 }
 
 inline void put(float* y, const float* values, int n) { memcpy(y, values, size_t(n) * 4); }

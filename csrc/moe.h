@@ -140,6 +140,7 @@ inline void feed_forward(Pool& pool, const NxFeedForward& f, const float* h, con
 
     const int ups = routed ? panels(f.gate_up) : 0, shared_ups = shared ? panels(f.shared_gate_up) : 0;
     const int used = int(a.used.size());
+    const int64_t busy = std::max<int64_t>(used, int64_t(rows) * k / ROWS);  // passes over an expert
     pool.for_each(used * ups + shared_ups, [&](int task, int) {
         if (task >= used * ups) {
             rows_by_panel({reinterpret_cast<const uint32_t*>(h16), stride / 2}, 0, rows, f.shared_gate_up,
@@ -153,7 +154,7 @@ inline void feed_forward(Pool& pool, const NxFeedForward& f, const float* h, con
                       f.gate_up, panel_of(f.gate_up, task % ups, a.used[e]), [&](int i, int n0, int n, const float* v) {
                           gated(v, n, b.inner.data() + i * inner + n0 / 2);
                       });
-    });
+    }, busy * (routed ? product_cost(f.gate_up, 1) : 0) + (shared ? product_cost(f.shared_gate_up, rows) : 0));
 
     const NxWeight& any = routed ? f.down : f.shared_down;
     b.partial.resize(size_t(pool.threads()));
@@ -182,7 +183,7 @@ inline void feed_forward(Pool& pool, const NxFeedForward& f, const float* h, con
                 float* to = x + i * stride + first + c;
                 store(to, add(load(to), sum));
             }
-    });
+    }, busy * (routed ? product_cost(f.down, 1) : 0) + (shared ? product_cost(f.shared_down, rows) : 0));
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // A pool of threads for loops of independent tasks: for_each(n, task) calls task(i, thread) for every i < n.
 //
-// Whoever is free takes the next i, the caller included. A worker that the system has put aside holds nobody
+// Every thread has a run of the tasks of its own, so that it reads on where it stopped; who is done with his takes
+// from the others', the caller included. A worker that the system has put aside holds nobody
 // up: it is waited for only while it is inside a task. So two engines on the same cores slow each other by
 // what they use and not by waiting in barriers. Workers spin for a moment after a loop, then sleep.
 #pragma once
@@ -26,8 +27,8 @@ inline void breathe() {
 
 class Pool {
   public:
-    explicit Pool(int threads) {
-        for (int t = 1; t < threads; ++t) workers_.emplace_back([this, t] { work(t); });
+    explicit Pool(int threads) : count_(threads > 1 ? threads : 1), runs_(new Run[size_t(count_)]) {
+        for (int t = 1; t < count_; ++t) workers_.emplace_back([this, t] { work(t); });
     }
     ~Pool() {
         {
@@ -40,24 +41,30 @@ class Pool {
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
 
-    int threads() const { return int(workers_.size()) + 1; }
+    int threads() const { return count_; }
 
-    template <class Task> void for_each(int n, const Task& task) {
-        if (n <= 1 || workers_.empty()) {
+    // cost: bytes that the loop reads, or as much work as that. Below WORTH the caller does it alone: two cores
+    // take about a microsecond to pass a loop to each other.
+    static constexpr int64_t WORTH = 96 << 10;
+
+    template <class Task> void for_each(int n, const Task& task, int64_t cost = WORTH) {
+        if (n <= 1 || count_ == 1 || cost < WORTH) {
             for (int i = 0; i < n; ++i) task(i, 0);
             return;
         }
         call_ = [](const void* t, int i, int thread) { (*static_cast<const Task*>(t))(i, thread); };
         task_ = &task;
-        count_ = n;
-        next_.store(0);  // opens the loop: from here on workers may take from it
+        const int all = count_;
+        for (int t = 0; t < all; ++t) runs_[t].end = int(int64_t(n) * (t + 1) / all);
+        // Opens the loop: from here on workers may take from it.
+        for (int t = 0; t < all; ++t) runs_[t].next.store(int(int64_t(n) * t / all));
         epoch_.fetch_add(1);
         if (sleeping_.load() > 0) {
             std::lock_guard<std::mutex> hold(lock_);
             wake_.notify_all();
         }
         take(0);
-        next_.store(CLOSED);
+        for (int t = 0; t < all; ++t) runs_[t].next.store(CLOSED);
         for (int spins = 0; busy_.load() != 0; ++spins)
             if (spins < 4096) breathe(); else std::this_thread::yield();
     }
@@ -66,12 +73,21 @@ class Pool {
     static constexpr int CLOSED = 1 << 30;
     static constexpr int SPINS = 4000;  // about 50 us: longer than the pause between two loops of a step
 
+    struct alignas(64) Run {
+        std::atomic<int> next{CLOSED};
+        int end = 0;
+    };
+
     void take(int thread) {
-        for (int i; (i = next_.fetch_add(1)) < CLOSED && i < count_;) call_(task_, i, thread);
+        const int all = count_;
+        for (int t = 0; t < all; ++t) {
+            Run& run = runs_[(thread + t) % all];
+            for (int i; (i = run.next.fetch_add(1)) < CLOSED && i < run.end;) call_(task_, i, thread);
+        }
     }
 
-    // A loop's fields are read only after next_ gave an index below its count, and they are written only
-    // while next_ is CLOSED and nobody is busy: `busy_` goes up before the first index is taken.
+    // A loop's fields are read only after a run gave an index that is not CLOSED, and they are written only while all
+    // runs are CLOSED and nobody is busy: `busy_` goes up before the first index is taken.
     void work(int thread) {
         uint32_t seen = 0;
         while (!stop_.load()) {
@@ -91,10 +107,10 @@ class Pool {
         }
     }
 
+    const int count_;
     void (*call_)(const void*, int, int) = nullptr;
     const void* task_ = nullptr;
-    int count_ = 0;
-    alignas(64) std::atomic<int> next_{CLOSED};
+    std::unique_ptr<Run[]> runs_;
     alignas(64) std::atomic<uint32_t> epoch_{0};
     alignas(64) std::atomic<int> busy_{0};
     std::atomic<int> sleeping_{0};
