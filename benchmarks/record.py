@@ -67,7 +67,8 @@ def record(theme: str) -> int:
         if run.returncode == 0:
             RESULTS.mkdir(exist_ok=True)
             (RESULTS / f"{name}.json").write_text(run.stdout.rstrip().splitlines()[-1] + "\n")
-            for plot in sorted(out.rglob("*.png")) if out.is_dir() else ():
+            plots = [p for p in sorted(out.rglob("*.png")) if not p.stem.endswith("-dark")]
+            for plot in plots:
                 shutil.copy(plot, RESULTS / f"{name}_{plot.name}")
             for table in sorted(out.glob("*.md")) if out.is_dir() else ():
                 shutil.copy(table, RESULTS / f"{name}.md")
