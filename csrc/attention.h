@@ -15,6 +15,7 @@ namespace {
 
 constexpr int KEYS = 256;   // positions of a block; nextn.ops.base.KV_BLOCK
 constexpr int QUERIES = 16; // query vectors (a row's head) worked on together
+constexpr int MOST_RANK = 1024;  // of the latent, in buffers on the stack
 
 struct Span {           // of one request: rows [first, first + rows) at positions start, start + 1, ...
     int32_t first, rows, start;
@@ -218,7 +219,7 @@ inline void attention(Pool& pool, const Span* spans, int count, const Cache& cac
     pool.for_each(int(tasks.size()), [&](int t, int thread) {
         const Task& task = tasks[t];
         const Span& s = spans[task.span];
-        alignas(64) float acc[QUERIES * 1024], part[QUERIES * 1024];
+        alignas(64) float acc[QUERIES * MOST_RANK], part[QUERIES * MOST_RANK];
         Softmax state[QUERIES] = {}, found[QUERIES];
         float* to[QUERIES];
         for (int i = 0; i < task.n; ++i) to[i] = part + i * rank;
@@ -243,7 +244,7 @@ inline void attention(Pool& pool, const Span* spans, int count, const Cache& cac
     }, cost);
     for (size_t t = 0; t < pieces.size();) {
         const Task& first = pieces[t];
-        alignas(64) float acc[1024];
+        alignas(64) float acc[MOST_RANK];
         size_t next = t;
         while (next < pieces.size() && pieces[next].span == first.span && pieces[next].from == first.from) ++next;
         for (int i = 0; i < first.n; ++i) {

@@ -46,8 +46,8 @@ struct NxBatch {
 
 namespace {
 
-// What fits into the buffers on the stack; nextn.models.native refuses models beyond.
-constexpr int MOST_HIDDEN = 16384, MOST_LATENT = 8192, MOST_RANK = 1024;
+// What fits into the buffers on the stack, MOST_RANK besides; nextn.models.native refuses models beyond.
+constexpr int MOST_HIDDEN = 16384, MOST_LATENT = 8192;
 
 inline int64_t wide(int64_t n) { return (n + 31) / 32 * 32; }
 

@@ -134,7 +134,9 @@ class EngineConfig:
         "--num_speculative_tokens",
         "--num-speculative-tokens",
     )
-    speculative_eagle_topk: int = option(1, "speculation", "branches per depth; only chains (1) for now")
+    speculative_eagle_topk: int = option(
+        1, "speculation", "branches per depth; only chains (1) are supported"
+    )
     speculative_num_draft_tokens: int | None = option(
         None,
         "speculation",
@@ -230,18 +232,18 @@ class ServerConfig(EngineConfig):
 
 # Options of SGLang and vLLM that people will try. Saying so beats argparse's "unrecognized".
 REFUSED: dict[str, str] = {
-    "--tp-size": "one process per engine for now",
-    "--tp": "one process per engine for now",
-    "--tensor-parallel-size": "one process per engine for now",
-    "--dp-size": "one process per engine for now",
-    "--dp": "one process per engine for now",
-    "--ep-size": "one process per engine for now",
-    "--enable-dp-attention": "one process per engine for now",
+    "--tp-size": "an engine is one process",
+    "--tp": "an engine is one process",
+    "--tensor-parallel-size": "an engine is one process",
+    "--dp-size": "an engine is one process",
+    "--dp": "an engine is one process",
+    "--ep-size": "an engine is one process",
+    "--enable-dp-attention": "an engine is one process",
     "--speculative-draft-model-path": "the checkpoint's own MTP layer drafts",
     "--speculative-accept-threshold-single": "verification is exact",
     "--speculative-accept-threshold-acc": "verification is exact",
     "--tokenizer-path": "the tokenizer comes from --model-path",
-    "--attention-backend": "there is one backend for now",
+    "--attention-backend": "--kernel-backend chooses the kernels",
     "--trust-remote-code": "nextn never runs code from a checkpoint",
     "--api-key": "put a proxy in front",
     "--chat-template": "it comes from the checkpoint's tokenizer",

@@ -20,6 +20,7 @@ from nextn.bench.client import get
 from nextn.bench.errors import BenchError
 from nextn.bench.local_server import LocalServer, ended_like_ctrl_c
 from nextn.bench.machine import this_machine
+from nextn.bench.servers import last_lines_on_error
 from nextn.bench.target import find_target
 from nextn.eval.results import Results, Run, TaskResult
 from nextn.eval.table import WITH, WITHOUT, table, verdict
@@ -109,15 +110,10 @@ def servers(settings: Settings) -> Iterator[dict[str, str]]:
         LocalServer(WITH, [*options, str(settings.num_drafts)], out / "server-with-mtp.log") as with_mtp,
     ):
         both = (without, with_mtp)
-        try:
+        with last_lines_on_error(*both):
             for server in both:
                 server.wait_ready()
             yield {server.name: server.url for server in both}
-        except BenchError:
-            for server in both:
-                print(f"--- last lines of the server {server.name} ({server.log}):", file=sys.stderr)
-                print(*server.last_lines(), sep="\n", file=sys.stderr)
-            raise
 
 
 async def find_side(settings: Settings, name: str, url: str) -> Side:
