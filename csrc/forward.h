@@ -30,6 +30,9 @@ struct NxModel {
     NxWeight head;
     const float *enorm, *hnorm, *next_norm;  // the NextN module's
     NxWeight eh_proj;
+    NxWeight draft_head;          // the drafter's: the head, or a coarser copy of it, or of some of its rows
+    const int32_t* draft_ids;     // null: all rows; else the token of each of its rows
+    int32_t draft_vocab;          // rows of draft_head
     uint16_t* cache;              // [layers + 1, slots, width] bf16
     int64_t layer_elements;       // of the cache
     int32_t width, page;
@@ -66,7 +69,7 @@ struct Engine {
     std::vector<float> x, h, a, q, absorbed, parts;
     std::vector<uint16_t> h16, q_latent, q_nope, query, mixed, values;
     FeedForwardBuffers mlp;
-    int64_t experts = 0;  // that were read; a measurement's, not a step's
+    int64_t expert_bytes = 0;  // that were read; a measurement's, not a step's
 
     Engine(const NxModel& m, int threads, int layers_given)
         : pool(threads), model(m), layers(m.layer, m.layer + layers_given), scratch(size_t(pool.threads())) {}
@@ -214,12 +217,15 @@ struct Engine {
             put_bf16(half + i * c, hs + i * c, model.hidden);
         });
         feed_forward(pool, l.mlp, hs, half, rows, c, x.data(), mlp);
-        experts += int64_t(mlp.assignment.used.size());
+        const NxFeedForward& f = l.mlp;
+        if (f.gate.data)
+            expert_bytes += int64_t(mlp.assignment.used.size()) *
+                            (f.gate_up.stride + f.down.stride + 4 * (f.gate_up.scale_stride + f.down.scale_stride));
     }
 
-    int64_t take_experts() {
-        const int64_t found = experts;
-        experts = 0;
+    int64_t take_expert_bytes() {
+        const int64_t found = expert_bytes;
+        expert_bytes = 0;
         return found;
     }
 
@@ -275,8 +281,7 @@ struct Engine {
         put_rows(b.rows, m.next_norm, out);
     }
 
-    // out [rows, vocab] f32.
-    void logits(const float* hidden, int rows, int vocab, float* out) {
+    Rows head_input(const float* hidden, int rows) {
         const int64_t c = wide(model.hidden);
         uint16_t* in = room(h16, rows * c);
         each_row(rows, [&](int i) {
@@ -284,10 +289,27 @@ struct Engine {
             for (int j = 0; j < model.hidden; ++j) in[i * c + j] = float_bf16(row[j]);
             if (model.hidden & 1) in[i * c + model.hidden] = 0;
         });
-        product_all(pool, {reinterpret_cast<uint32_t*>(in), c / 2}, rows, model.head,
-                    [&](int i, int n0, int n, const float* v) {
-                        put(out + int64_t(i) * vocab + n0, v, n < vocab - n0 ? n : vocab - n0);
-                    });
+        return {reinterpret_cast<uint32_t*>(in), c / 2};
+    }
+
+    // out [rows, vocab] f32.
+    void logits(const float* hidden, int rows, int vocab, float* out) {
+        product_all(pool, head_input(hidden, rows), rows, model.head, [&](int i, int n0, int n, const float* v) {
+            put(out + int64_t(i) * vocab + n0, v, n < vocab - n0 ? n : vocab - n0);
+        });
+    }
+
+    // The same of the drafter's head; -infinity where it has no row for a token.
+    void draft_logits(const float* hidden, int rows, int vocab, float* out) {
+        const int32_t* ids = model.draft_ids;
+        const int count = model.draft_vocab;
+        if (ids) std::fill(out, out + int64_t(rows) * vocab, -INFINITY);
+        product_all(pool, head_input(hidden, rows), rows, model.draft_head, [&](int i, int n0, int n, const float* v) {
+            float* to = out + int64_t(i) * vocab;
+            if (n > count - n0) n = count - n0;
+            if (ids) for (int j = 0; j < n; ++j) to[ids[n0 + j]] = v[j];
+            else put(to + n0, v, n);
+        });
     }
 };
 

@@ -29,7 +29,7 @@ NX_API int nx_machine_level() {
     return 0;
 }
 
-NX_API int nx_interface() { return 1; }
+NX_API int nx_interface() { return 2; }
 
 NX_API void nx_advise(void* p, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
@@ -105,8 +105,8 @@ NX_API void* nx_engine_new(const NxModel* model, int threads, int layers) {
     return made<Engine>(*model, threads, layers);
 }
 NX_API void nx_engine_free(void* engine) { delete static_cast<Engine*>(engine); }
-// Experts whose weights were read since the last call, each counted once in each layer's pass.
-NX_API int64_t nx_engine_experts(void* engine) { return static_cast<Engine*>(engine)->take_experts(); }
+// Of experts whose weights were read since the last call, each counted once in each layer's pass.
+NX_API int64_t nx_engine_expert_bytes(void* engine) { return static_cast<Engine*>(engine)->take_expert_bytes(); }
 NX_API void nx_forward(void* engine, const NxBatch* batch, float* out) {
     static_cast<Engine*>(engine)->forward(*batch, out);
 }
@@ -115,6 +115,9 @@ NX_API void nx_draft(void* engine, const NxBatch* batch, const float* hidden, fl
 }
 NX_API void nx_logits(void* engine, const float* hidden, int rows, int vocab, float* out) {
     static_cast<Engine*>(engine)->logits(hidden, rows, vocab, out);
+}
+NX_API void nx_draft_logits(void* engine, const float* hidden, int rows, int vocab, float* out) {
+    static_cast<Engine*>(engine)->draft_logits(hidden, rows, vocab, out);
 }
 
 // tokens [rows] <- the choices; sampled rows of the logits [rows, vocab] are written over.

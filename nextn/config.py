@@ -137,6 +137,19 @@ class EngineConfig:
     speculative_eagle_topk: int = option(
         1, "speculation", "branches per depth; only chains (1) are supported"
     )
+    speculative_draft_model_quantization: str | None = option(
+        None,
+        "speculation",
+        "weights of the drafter, whose guesses are verified: w8a16 holds them in int8 (native kernels; texts "
+        "stay the same), unquant as the checkpoint does; default: w8a16 where they are too large for a cache",
+        choices=("w8a16", "unquant"),
+    )
+    speculative_token_map: str | None = option(
+        None,
+        "speculation",
+        "file of the token ids that may be drafted (.pt, .npy or .json: a list, as FR-Spec's); the drafter's "
+        "head has rows for these only (texts stay the same)",
+    )
     speculative_num_draft_tokens: int | None = option(
         None,
         "speculation",

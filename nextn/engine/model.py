@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,14 @@ from nextn.models.dummy import dummy_checkpoint
 from nextn.models.fake import FakeModel, parse_acceptance
 from nextn.models.loader import fp8_names, load_checkpoint, stored_nextn_layers
 from nextn.models.names import expected_tensors, nextn_prefixes, product_shapes, shared_tensors
+from nextn.models.native_weights import Drafting
 from nextn.models.registry import model_class
+from nextn.models.token_map import read_token_map
 from nextn.ops.cpu.library import NoLibrary, library, machine_level
 from nextn.ops.registry import make_ops
+
+# Bytes of bf16 weights that a CPU's caches may hold.
+CACHED = 64 << 20
 
 log = logging.getLogger("nextn.engine")
 
@@ -37,19 +43,22 @@ def make_model(config: EngineConfig, device: torch.device, threads: int) -> tupl
     cfg = ModelConfig.from_folder(folder)
     nextn = _nextn_layers(config, cfg, folder)
     expected = expected_tensors(cfg, nextn)
+    token_map = config.speculative_token_map
+    allowed = read_token_map(Path(token_map), cfg.vocab_size) if token_map and nextn else None
     kernels = choose_kernels(config, device)
     model: Any
     if kernels == "cpu":
         dummy = config.load_format == "dummy"
         stored = frozenset() if dummy else fp8_names(folder, cfg.quantization)
         native = model_class(cfg.architecture, "cpu")
-        model = native(cfg, nextn > 0, threads, config.quantization, stored)
+        drafting = Drafting(_coarse_drafts(config, cfg), allowed)
+        model = native(cfg, nextn > 0, threads, config.quantization, stored, drafting)
         place, dtype, as_stored = model.place, torch.float32, model.weights.as_stored
     else:
         dtype, as_stored = DTYPES[config.dtype], frozenset()
         ops = make_ops(product_shapes(cfg), dtype, device)
         naive = config.prefill_attention == "naive"
-        model = model_class(cfg.architecture)(cfg, ops, dtype, device, nextn > 0, naive)
+        model = model_class(cfg.architecture)(cfg, ops, dtype, device, nextn > 0, naive, allowed)
         targets: dict[str, Tensor] = model.targets()
         assert {n: tuple(t.shape) for n, t in targets.items()} == expected
 
@@ -72,6 +81,19 @@ def make_model(config: EngineConfig, device: torch.device, threads: int) -> tupl
     return model, kernels
 
 
+def _coarse_drafts(config: EngineConfig, cfg: ModelConfig) -> bool:
+    """Are the native drafter's weights held in int8? By default where a draft reads them from memory: half
+    the bytes are half the time there. In a cache, widening them would cost more than it saves."""
+    asked = config.speculative_draft_model_quantization
+    if asked is not None:
+        return asked == "w8a16"
+    prefix = f"model.layers.{cfg.num_hidden_layers}."
+    module = sum(
+        math.prod(shape) for name, shape in expected_tensors(cfg, 1).items() if name.startswith(prefix)
+    )
+    return 2 * (module + cfg.vocab_size * cfg.hidden_size) > CACHED
+
+
 def choose_kernels(config: EngineConfig, device: torch.device) -> str:
     """ "cpu" where the native kernels can do what the options ask for; `auto` says why it chose."""
     asked = config.kernel_backend
@@ -90,6 +112,11 @@ def choose_kernels(config: EngineConfig, device: torch.device) -> str:
     if asked == "cpu" and obstacle:
         raise ValueError(f"--kernel-backend cpu: the native kernels cannot serve: {obstacle}")
     if asked == "reference" or obstacle:
+        if config.speculative_draft_model_quantization == "w8a16":
+            raise ValueError(
+                "--speculative-draft-model-quantization w8a16 needs the native kernels: "
+                f"{obstacle or '--kernel-backend is reference'}"
+            )
         if config.quantization:
             raise ValueError(
                 f"--quantization {config.quantization} needs the native kernels: "

@@ -36,15 +36,21 @@ class Model(Protocol):
         """The spans laid out one after another, as `forward` and `draft` want them. T rows: those of the
         spans, padded to a multiple of row_align."""
 
+    # What the next four return may be written over by the next call of the same one.
+
     def forward(self, batch: Any, pool: KVPool) -> Tensor:
         """Runs the target over the batch and writes its KV entries. Returns hidden [T, C], normed."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [N, C], N a multiple of row_align -> [N, vocab] f32."""
 
+    def draft_logits(self, hidden: Tensor) -> Tensor:
+        """The same of the drafter's head: the target's, or one with coarser weights, or of some tokens
+        only; -infinity for the others. May share its memory with `logits`."""
+
     def draft(self, batch: Any, hidden: Tensor, pool: KVPool) -> Tensor:
         """A NextN step. The batch's tokens are those AFTER the rows' positions, hidden [T, C] the
-        states at them. Writes the module's own KV entries. Returns [T, C], to be put into `logits`."""
+        states at them. Writes the module's own KV entries. Returns [T, C], to be put into `draft_logits`."""
 
 
 def take(model: Model, rows: Tensor, index: list[int]) -> Tensor:

@@ -19,7 +19,7 @@ from nextn.ops.base import ROW_ALIGN, Ops
 class DeepseekV3:
     """Weights are uninitialised until every entry of `targets()` has been filled.
 
-    naive_prompts: long spans are attended to in MLA's naive form.
+    naive_prompts: long spans are attended to in MLA's naive form. draft_tokens: those that may be drafted.
     """
 
     row_align = ROW_ALIGN
@@ -32,6 +32,7 @@ class DeepseekV3:
         device: torch.device,
         with_nextn: bool,
         naive_prompts: bool = False,
+        draft_tokens: Sequence[int] | None = None,
     ) -> None:
         self.naive_prompts = naive_prompts
         self.config, self.ops, self.dtype, self.device = cfg, ops, dtype, device
@@ -41,6 +42,7 @@ class DeepseekV3:
         self.head = self.embedding if cfg.tie_word_embeddings else torch.empty_like(self.embedding)
         # One module is reused at every depth, as the checkpoints we know are served.
         self.nextn = NextN(cfg, cfg.num_hidden_layers, ops, dtype, device) if with_nextn else None
+        self.draft_tokens = None if draft_tokens is None else torch.tensor(draft_tokens, device=device)
         self.cos, self.sin = rotary_tables(cfg, cfg.max_position_embeddings, device)
 
     def targets(self) -> dict[str, Tensor]:
@@ -79,6 +81,15 @@ class DeepseekV3:
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.ops.linear(hidden, self.head).float()
+
+    def draft_logits(self, hidden: Tensor) -> Tensor:
+        if self.draft_tokens is None:
+            return self.logits(hidden)
+        logits = hidden.new_full(
+            (hidden.shape[0], self.config.vocab_size), float("-inf"), dtype=torch.float32
+        )
+        some = self.ops.linear(hidden, self.head[self.draft_tokens]).float()
+        return logits.index_copy_(1, self.draft_tokens, some)
 
     def draft(self, batch: Batch, hidden: Tensor, pool: KVPool) -> Tensor:
         assert self.nextn is not None

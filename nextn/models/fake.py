@@ -117,6 +117,9 @@ class FakeModel:
         logits.scatter_(1, (best % _VOCAB)[:, None], 8.0)
         return logits.float()
 
+    def draft_logits(self, hidden: Tensor) -> Tensor:
+        return self.logits(hidden)
+
     def _hash(self, batch: Batch, cache: Tensor, shift: int) -> Tensor:
         """[T] int64: of the cached tokens each row may see; entry s counts as token s + shift."""
         parts = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from array import array
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from nextn.layers.batch import Span
 from nextn.layers.mla import LATENT_NORM_EPS
 from nextn.layers.rotary import rotary_tables, softmax_scale
 from nextn.models.config import ModelConfig
-from nextn.models.native_weights import NativeWeights
+from nextn.models.native_weights import Drafting, NativeWeights
 from nextn.ops.cpu.library import Model, NxBatch, library
 from nextn.ops.cpu.weights import padded
 
@@ -61,13 +61,14 @@ class NativeDeepseekV3:
         threads: int,
         quantize: str | None = None,
         fp8: Collection[str] = (),
+        drafting: Drafting = Drafting(),  # noqa: B008
     ) -> None:
         for name, most in WIDEST.items():
             if (getattr(cfg, name) or 0) > most:
                 raise ValueError(f"{name} is {getattr(cfg, name)}: the native kernels take at most {most}")
         self.config, self.threads, self.can_draft = cfg, threads, with_nextn
         self.cache_width = padded(cfg.latent_dim, 32)
-        self.weights = w = NativeWeights(cfg, with_nextn, quantize, fp8)
+        self.weights = w = NativeWeights(cfg, with_nextn, quantize, fp8, drafting)
         self.place = w.place
         self._tables = rotary_tables(cfg, cfg.max_position_embeddings, self.device)
         self._model = Model(
@@ -81,9 +82,14 @@ class NativeDeepseekV3:
         )  # fmt: skip
         if with_nextn:
             self._model.enorm, self._model.hnorm, self._model.next_norm = w.enorm, w.hnorm, w.next_norm
-            self._model.eh_proj = w.eh_proj
+            self._model.eh_proj, self._model.draft_head = w.eh_proj, w.draft_head
+            self._model.draft_vocab = len(drafting.tokens or range(cfg.vocab_size))
+            if drafting.tokens is not None:
+                self._draft_ids = array("i", drafting.tokens)
+                self._model.draft_ids = self._draft_ids.buffer_info()[0]
         self._engine: Any = None
         self._pool: KVPool | None = None
+        self._rooms: dict[str, Tensor] = {}
 
     @property
     def weight_bytes(self) -> int:
@@ -93,26 +99,40 @@ class NativeDeepseekV3:
         return NativeBatch(spans)
 
     def forward(self, batch: NativeBatch, pool: KVPool) -> Tensor:
-        out = torch.empty(batch.rows, self.config.hidden_size)
+        out = self._room("forward", batch.rows, self.config.hidden_size)
         library().nx_forward(self._on(pool), batch.struct, out.data_ptr())
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
+        return self._logits(library().nx_logits, hidden)
+
+    def draft_logits(self, hidden: Tensor) -> Tensor:
+        return self._logits(library().nx_draft_logits, hidden)
+
+    def _logits(self, head: Callable[..., None], hidden: Tensor) -> Tensor:
         assert self._engine, "hidden states come from a step"
         rows = hidden.contiguous()
-        out = torch.empty(rows.shape[0], self.config.vocab_size)
-        library().nx_logits(self._engine, rows.data_ptr(), rows.shape[0], out.shape[1], out.data_ptr())
+        out = self._room("logits", rows.shape[0], self.config.vocab_size)
+        head(self._engine, rows.data_ptr(), rows.shape[0], out.shape[1], out.data_ptr())
         return out
 
     def draft(self, batch: NativeBatch, hidden: Tensor, pool: KVPool) -> Tensor:
         rows = hidden.contiguous()
-        out = torch.empty_like(rows)
+        out = self._room("draft", *rows.shape)  # read before it is written where `rows` lies there too
         library().nx_draft(self._on(pool), batch.struct, rows.data_ptr(), out.data_ptr())
         return out
 
-    def experts_read(self) -> int:
-        """Experts whose weights were read since the last call, each counted once in each layer's pass."""
-        return int(library().nx_engine_experts(self._engine)) if self._engine else 0
+    def expert_bytes_read(self) -> int:
+        """Of experts whose weights were read since the last call, each counted once in each layer's pass."""
+        return int(library().nx_engine_expert_bytes(self._engine)) if self._engine else 0
+
+    def _room(self, name: str, rows: int, width: int) -> Tensor:
+        """[rows, width] f32 to write a result into; the same memory the next time, so that a step allocates
+        nothing once its buffers have grown."""
+        room = self._rooms.get(name)
+        if room is None or room.shape[0] < rows:
+            self._rooms[name] = room = torch.empty(rows, width)
+        return room[:rows]
 
     def _on(self, pool: KVPool) -> Any:
         """The kernels' engine over this pool's memory."""

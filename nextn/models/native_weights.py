@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,18 @@ from nextn.ops.cpu.library import BF16, E4M3, F32, INT8, FeedForward, Layer
 from nextn.ops.cpu.weights import PackedWeight, norm_weight, padded
 
 
+@dataclass(frozen=True)
+class Drafting:
+    """How a NextN module makes its guesses. Nothing here changes a text: guesses are verified.
+
+    int8: its matrices, and a copy of the head, in int8: half the bytes of a draft.
+    tokens: ids that may be drafted, in any order: the copy of the head has rows for no others.
+    """
+
+    int8: bool = False
+    tokens: tuple[int, ...] | None = None
+
+
 class NativeWeights:
     """Zeros until `place` has been called for every tensor.
 
@@ -22,10 +35,16 @@ class NativeWeights:
     """
 
     def __init__(
-        self, cfg: ModelConfig, with_nextn: bool, quantize: str | None, fp8: Collection[str] = ()
+        self,
+        cfg: ModelConfig,
+        with_nextn: bool,
+        quantize: str | None,
+        fp8: Collection[str] = (),
+        drafting: Drafting = Drafting(),
     ) -> None:
         self.cfg, self._fp8 = cfg, frozenset(fp8)
         self._kind = INT8 if quantize == "w8a16" else BF16
+        self._coarse = False  # what is not stored in one byte already goes into int8
         self.as_stored: frozenset[str] = frozenset()
         self._places: dict[str, Callable[..., None]] = {}
         self.packed: list[PackedWeight] = []
@@ -36,20 +55,35 @@ class NativeWeights:
         self.head = head.struct
         embed = "model.embed_tokens.weight"
         self._places[embed] = partial(_copy, self.embedding)
+        self._heads: list[Callable[[Tensor], None]] = [head.place]
         if cfg.tie_word_embeddings:
-            self._places[embed] = partial(self._tied, head)
+            self._places[embed] = self._place_tied
         else:
-            self._places["lm_head.weight"] = head.place
+            self._places["lm_head.weight"] = self._place_heads
         self.norm = self._vector("model.norm.weight", hidden)
-        count = cfg.num_hidden_layers + with_nextn
-        self.layers = (Layer * count)(*(self._layer(i) for i in range(count)))
+        layers = [self._layer(i) for i in range(cfg.num_hidden_layers)]
         if with_nextn:
-            prefix = f"model.layers.{cfg.num_hidden_layers}."
-            self.enorm, self.hnorm = (self._vector(f"{prefix}{n}.weight", hidden) for n in ("enorm", "hnorm"))
-            self.next_norm = self._vector(f"{prefix}shared_head.norm.weight", hidden)
-            eh_proj = self._matrix(hidden, 2 * hidden, kind=BF16)
-            self._places[f"{prefix}eh_proj.weight"] = eh_proj.place
-            self.eh_proj = eh_proj.struct
+            self._drafter(drafting)
+            self._coarse = drafting.int8
+            layers.append(self._layer(cfg.num_hidden_layers))
+        self.layers = (Layer * len(layers))(*layers)
+
+    def _drafter(self, drafting: Drafting) -> None:
+        """The NextN module but for its decoder layer."""
+        hidden, prefix = self.cfg.hidden_size, f"model.layers.{self.cfg.num_hidden_layers}."
+        kind = INT8 if drafting.int8 else BF16
+        self.enorm, self.hnorm = (self._vector(f"{prefix}{n}.weight", hidden) for n in ("enorm", "hnorm"))
+        self.next_norm = self._vector(f"{prefix}shared_head.norm.weight", hidden)
+        eh_proj = self._matrix(hidden, 2 * hidden, kind=kind)
+        self._places[f"{prefix}eh_proj.weight"] = eh_proj.place
+        self.eh_proj = eh_proj.struct
+        self.draft_head, self.draft_tokens = self.head, drafting.tokens
+        if drafting.int8 or drafting.tokens is not None:
+            rows = slice(None) if drafting.tokens is None else list(drafting.tokens)
+            count = self.cfg.vocab_size if drafting.tokens is None else len(drafting.tokens)
+            head = self._matrix(count, hidden, kind=kind)
+            self._heads.append(lambda tensor: head.place(tensor[rows]))
+            self.draft_head = head.struct
 
     @property
     def bytes(self) -> int:
@@ -74,6 +108,8 @@ class NativeWeights:
                 if width % 2 == 0:  # the kernels read inputs in pairs: no pair may lie in two blocks
                     kind, block = E4M3, width
                     self.as_stored |= frozenset(names)
+            if kind == BF16 and self._coarse:
+                kind = INT8
         self.packed.append(PackedWeight(n_out, n_in, kind, members, block))
         return self.packed[-1]
 
@@ -84,9 +120,13 @@ class NativeWeights:
         self._places[name] = partial(_copy, weight[:n])
         return weight.data_ptr()
 
-    def _tied(self, head: PackedWeight, tensor: Tensor) -> None:
+    def _place_heads(self, tensor: Tensor) -> None:
+        for place in self._heads:
+            place(tensor)
+
+    def _place_tied(self, tensor: Tensor) -> None:
         self.embedding.copy_(tensor)
-        head.place(tensor)
+        self._place_heads(tensor)
 
     def _layer(self, index: int) -> Layer:
         cfg, prefix = self.cfg, f"model.layers.{index}."

@@ -64,7 +64,7 @@ class MTPDrafter:
         depth = 0
         while ends:
             state = take(self.model, state, list(ends.values()))
-            tokens = choose(self.model.logits(state), [(i, drafts[i]) for i in ends])
+            tokens = choose(self.model.draft_logits(state), [(i, drafts[i]) for i in ends])
             for i, token in zip(ends, tokens, strict=True):
                 drafts[i].append(token)
             depth += 1

@@ -225,7 +225,7 @@ void models(int threads, int kind, bool compressed) {
     const int rows = whole.b.rows;
     std::vector<float> got(size_t(rows) * hidden), drafted = got, part(size_t(rows) * hidden);
     nx_forward(engine, &whole.b, got.data());
-    must(nx_engine_experts(engine) > 0 && nx_engine_experts(engine) == 0, "experts are counted once");
+    must(nx_engine_expert_bytes(engine) > 0 && nx_engine_expert_bytes(engine) == 0, "experts are counted once");
     nx_draft(engine, &whole.b, got.data(), drafted.data());
     for (int at : {0, 251}) {  // 251 rows, then 19, of the first request alone
         int32_t span[4] = {0, at ? 19 : 251, at, 0};

@@ -48,11 +48,11 @@ def step(model: Any, spans: Sequence[Span], pool: KVPool) -> tuple[Tensor, Tenso
     """(hidden, logits, the NextN module's output) of all rows. The token after each is made up from it."""
     batch = model.batch(spans, pool.page_size)
     rows = sum(len(s.tokens) for s in spans)
-    hidden = model.forward(batch, pool)
+    hidden = model.forward(batch, pool).clone()
     vocab = model.config.vocab_size
     after = [Span([(t * 5 + 1) % vocab for t in s.tokens], s.start, s.pages) for s in spans]
-    drafted = model.draft(model.batch(after, pool.page_size), hidden, pool)
-    return hidden[:rows], model.logits(hidden)[:rows], drafted[:rows]
+    drafted = model.draft(model.batch(after, pool.page_size), hidden, pool).clone()
+    return hidden[:rows], model.logits(hidden)[:rows].clone(), drafted[:rows]
 
 
 def pool_for(model: Any, pages: int, page_size: int, seed: int) -> KVPool:

@@ -27,8 +27,9 @@ class CallClock:
         self._inside = False
 
     @property
-    def experts(self) -> int:
-        """That were read since `reset`, each counted once in each layer's call."""
+    def experts(self) -> float:
+        """That were read since `reset`, each counted once in each layer's call; in experts of the target
+        where the drafter's have fewer bytes."""
         raise AssertionError("a clock of no model")
 
     @property

@@ -24,7 +24,7 @@ def native_step_work(model: NativeDeepseekV3, step: Step) -> Work:
         passes = [step.extended] + [1.0] * (step.drafts - 1)
         nextn = layer_bytes(model, weights.layers[cfg.num_hidden_layers])
         for depth, rows in enumerate(passes):
-            moved += nextn + weight_bytes(weights.eh_proj) + 3 * norms + head
+            moved += nextn + weight_bytes(weights.eh_proj) + 3 * norms + weight_bytes(weights.draft_head)
             moved += 2 * (step.end + depth) * cfg.latent_dim + 2 * rows * hidden
     return Work(round(moved + step.experts * expert_bytes(model)), step_work(cfg, step, 2).flops)
 
@@ -41,10 +41,10 @@ def layer_bytes(model: NativeDeepseekV3, layer: Layer) -> int:
 
 
 def expert_bytes(model: NativeDeepseekV3) -> float:
-    """Of one routed expert, the mean over the layers; 0 without."""
+    """Of one routed expert of the target, the mean over the layers; 0 without."""
     sizes = [
         weight_bytes(layer.mlp.gate_up) + weight_bytes(layer.mlp.down)
-        for layer in model.weights.layers
+        for layer in model.weights.layers[: model.config.num_hidden_layers]
         if layer.mlp.experts
     ]
     return sum(sizes) / len(sizes) if sizes else 0.0

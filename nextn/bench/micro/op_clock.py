@@ -8,12 +8,13 @@ from typing import Any
 from torch import Tensor
 
 from nextn.bench.micro.call_clock import CallClock
+from nextn.bench.micro.native_work import expert_bytes
 from nextn.engine.runner import Runner
 from nextn.models.native import NativeDeepseekV3
 from nextn.ops.base import Ops
 
 NAMES = tuple(name for name, value in vars(Ops).items() if callable(value) and not name.startswith("_"))
-NATIVE = ("forward", "logits", "draft")  # of the model; and the choice of tokens
+NATIVE = ("forward", "logits", "draft", "draft_logits")  # of the model; and the choice of tokens
 
 
 class OpClock(CallClock):
@@ -50,11 +51,12 @@ class NativeClock(CallClock):
 
     def reset(self) -> None:
         super().reset()
-        self._experts: int | None = None
-        self.model.experts_read()
+        self._experts: float | None = None
+        self.model.expert_bytes_read()
 
     @property
-    def experts(self) -> int:
+    def experts(self) -> float:
         if self._experts is None:
-            self._experts = self.model.experts_read()
+            size = expert_bytes(self.model)
+            self._experts = self.model.expert_bytes_read() / size if size else 0.0
         return self._experts

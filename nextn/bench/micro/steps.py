@@ -45,7 +45,7 @@ class Samples:
     overhead: list[float] = field(default_factory=list)  # seconds of the timed step
     ends: list[int] = field(default_factory=list)  # positions in the cache, the step's own included
     committed: list[int] = field(default_factory=list)
-    experts: list[int] = field(default_factory=list)
+    experts: list[float] = field(default_factory=list)
     ops: dict[str, list[float]] = field(default_factory=dict)  # seconds in each op, by name
     calls: dict[str, int] = field(default_factory=dict)
 

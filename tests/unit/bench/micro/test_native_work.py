@@ -76,4 +76,4 @@ def test_weights() -> None:
 def test_an_expert() -> None:
     model = NativeDeepseekV3(CFG, False, 1)
     assert expert_bytes(model) == 2 * 3 * CFG.hidden_size * CFG.moe_intermediate_size
-    assert model.experts_read() == 0  # before the first step
+    assert model.expert_bytes_read() == 0  # before the first step

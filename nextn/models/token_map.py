@@ -1,0 +1,38 @@
+"""The file of a draft vocabulary: which tokens the drafter may guess (FR-Spec, arXiv 2502.14856).
+
+A list of token ids, the most frequent ones of a corpus: a .pt file as SGLang reads it, .npy or .json.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+
+import numpy as np
+import torch
+
+
+def read_token_map(path: Path, vocab_size: int) -> tuple[int, ...]:
+    """The ids, in the file's order. Raises ValueError for a file that is none, or not of this vocabulary."""
+    try:
+        if path.suffix == ".pt":
+            found = torch.load(path, weights_only=True, map_location="cpu")
+        elif path.suffix == ".npy":
+            found = np.load(path, allow_pickle=False)
+        else:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        ids = np.asarray(found)
+    except (OSError, ValueError, RuntimeError, pickle.UnpicklingError) as e:
+        raise ValueError(f"--speculative-token-map {path} cannot be read: {e}") from e
+    if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
+        raise ValueError(f"--speculative-token-map {path} holds no list of token ids")
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= vocab_size:
+        wrong = low if low < 0 else high
+        raise ValueError(
+            f"--speculative-token-map {path} has token id {wrong}; the model's are 0..{vocab_size - 1}"
+        )
+    if len(np.unique(ids)) < ids.size:
+        raise ValueError(f"--speculative-token-map {path} names a token twice")
+    return tuple(ids.tolist())

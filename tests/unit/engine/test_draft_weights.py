@@ -1,0 +1,81 @@
+"""A coarser or smaller drafter guesses a little worse; what it never does is change a text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from nextn.bench.prompts import all_heldout_prompts
+from nextn.config import EMBEDDED, EngineConfig, model_folder
+from nextn.engine.build import build
+from nextn.engine.model import choose_kernels
+from nextn.llm import LLM
+from nextn.models.native import NativeDeepseekV3
+from nextn.ops.cpu.library import INT8
+from nextn.request import SamplingParams
+from nextn.tokenizer import Tokenizer
+
+PROMPTS = all_heldout_prompts()[:6]
+GREEDY, SEEDED = SamplingParams(max_tokens=48, temperature=0), SamplingParams(max_tokens=48, seed=3)
+NATIVE = choose_kernels(EngineConfig(), torch.device("cpu")) == "cpu"
+needs_kernels = pytest.mark.skipif(not NATIVE, reason="no native kernels here")
+
+
+def texts(**options: object) -> tuple[list[list[int]], float]:
+    """(tokens of every prompt, accept length), greedy and seeded."""
+    llm = LLM(threads=1, **options)
+    done = [c for p in (GREEDY, SEEDED) for c in llm.generate(PROMPTS, p)]
+    steps = sum(c.spec.verify_steps for c in done)
+    return [c.token_ids for c in done], sum(c.spec.committed for c in done) / steps
+
+
+@pytest.fixture(scope="module")
+def plain() -> tuple[list[list[int]], float]:
+    return texts(speculative_num_steps=3)
+
+
+@needs_kernels
+def test_an_int8_drafter(plain: tuple[list[list[int]], float]) -> None:
+    found, length = texts(speculative_num_steps=3, speculative_draft_model_quantization="w8a16")
+    assert found == plain[0]
+    assert length == pytest.approx(plain[1], rel=0.05)
+
+
+@needs_kernels
+def test_the_drafter_alone_is_in_int8() -> None:
+    built = build(EngineConfig(threads=1, speculative_draft_model_quantization="w8a16"))
+    model = built.model
+    assert isinstance(model, NativeDeepseekV3)
+    weights, nextn = model.weights, model.config.num_hidden_layers
+    drafters = weights.layers[nextn]
+    for weight in (weights.eh_proj, weights.draft_head, drafters.down, drafters.out, drafters.mlp.gate_up):
+        assert weight.kind == INT8
+    for weight in (weights.head, *(layer.down for layer in weights.layers[:nextn])):
+        assert weight.kind != INT8
+
+
+@pytest.mark.parametrize("kernels", ["reference", pytest.param("cpu", marks=needs_kernels)])
+def test_a_draft_vocabulary(plain: tuple[list[list[int]], float], tmp_path: Path, kernels: str) -> None:
+    """Of the tokens that the texts are made of: as good as the whole. Of one token: no draft holds."""
+    tokenizer = Tokenizer.from_folder(model_folder(EMBEDDED))
+    wanted = sorted({t for ids in plain[0] for t in ids} | set(tokenizer.encode("".join(PROMPTS))))
+    options = {"speculative_num_steps": 3, "kernel_backend": kernels, "dtype": "float32"}
+    if kernels == "cpu":
+        options["dtype"] = "auto"
+    whole, length = plain if kernels == "cpu" else texts(**options)
+    for ids, least, most in ((wanted, 0.97 * length, 2 * length), ([wanted[0]], 1.0, 1.2)):
+        path = tmp_path / "map.json"
+        path.write_text(json.dumps(ids))
+        found, got = texts(**options, speculative_token_map=str(path))
+        assert found == whole
+        assert least <= got <= most
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match=r"--speculative-draft-model-quantization w8a16 needs the native"):
+        build(EngineConfig(kernel_backend="reference", speculative_draft_model_quantization="w8a16"))
+    with pytest.raises(ValueError, match=r"--speculative-token-map nowhere.json cannot be read"):
+        build(EngineConfig(speculative_token_map="nowhere.json"))

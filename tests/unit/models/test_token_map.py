@@ -1,0 +1,50 @@
+"""The file of a draft vocabulary: every format, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nextn.models.token_map import read_token_map
+
+IDS = [7, 0, 99, 3]
+
+
+def test_every_format(tmp_path: Path) -> None:
+    torch.save(torch.tensor(IDS), tmp_path / "tensor.pt")
+    torch.save(IDS, tmp_path / "list.pt")
+    np.save(tmp_path / "ids.npy", np.array(IDS))
+    (tmp_path / "ids.json").write_text(json.dumps(IDS))
+    for path in tmp_path.iterdir():
+        assert read_token_map(path, 100) == tuple(IDS), path.name
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[1, 100]", r"token id 100; the model's are 0..99"),
+        ("[-1, 5]", "token id -1"),
+        ("[5, 5]", "names a token twice"),
+        ("[]", "no list of token ids"),
+        ("[[1], [2]]", "no list of token ids"),
+        ("[1.5]", "no list of token ids"),
+        ("{", "cannot be read"),
+    ],
+)
+def test_refusals(tmp_path: Path, text: str, complaint: str) -> None:
+    path = tmp_path / "map.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=complaint):
+        read_token_map(path, 100)
+
+
+def test_no_file_and_no_pickle(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_token_map(tmp_path / "none.json", 100)
+    torch.save({"a": Path("x")}, tmp_path / "code.pt")
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_token_map(tmp_path / "code.pt", 100)
