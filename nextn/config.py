@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nextn.request import MAX_DRAFTS
+
 EMBEDDED = "nextn-tiny"
 FAKE = "fake"  # the model of scripted logits, nextn.models.fake
 
@@ -185,9 +187,9 @@ class EngineConfig:
             f"raise --chunked-prefill-size (now {self.chunked_prefill_size}) or lower it",
         )
         need(
-            self.speculative_num_steps is None or 0 <= self.speculative_num_steps <= 16,
+            self.speculative_num_steps is None or 0 <= self.speculative_num_steps <= MAX_DRAFTS,
             "speculative_num_steps",
-            "it must be between 0 (off) and 16",
+            f"it must be between 0 (off) and {MAX_DRAFTS}",
         )
         need(self.speculative_eagle_topk == 1, "speculative_eagle_topk", "only chains (1) are supported")
         need(

@@ -19,6 +19,32 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 MAX_STOP_TOKENS = 64
+MAX_DRAFTS = 16  # a step, in depth
+VERIFY_MODES = ("exact", "rejection", "block", "typical")
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeParams:
+    """What one request asks of speculation; None: what the engine does by default."""
+
+    num_steps: int | None = None  # draft depth; 0: no drafts
+    verify: str | None = None  # one of VERIFY_MODES
+    accept_threshold_single: float | None = None  # of `typical`
+    accept_threshold_acc: float | None = None
+
+    def check(self) -> None:
+        """Raises ValueError with the field's name, its value and what it must be."""
+
+        def need(ok: bool, name: str, rule: str) -> None:
+            if not ok:
+                raise ValueError(f"speculative.{name} is {getattr(self, name)!r}; it must be {rule}")
+
+        steps = self.num_steps
+        need(steps is None or 0 <= steps <= MAX_DRAFTS, "num_steps", f"between 0 (off) and {MAX_DRAFTS}")
+        need(self.verify in (None, *VERIFY_MODES), "verify", f"one of {', '.join(VERIFY_MODES)}")
+        for name in ("accept_threshold_single", "accept_threshold_acc"):
+            value = getattr(self, name)
+            need(value is None or 0.0 <= value <= 1.0, name, "between 0 and 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +69,7 @@ class SamplingParams:
     stream: int = 0  # which of `n` choices this is: an independent noise stream of the same seed
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
+    speculative: SpeculativeParams = SpeculativeParams()
     # Log-probabilities to be told, and how many of the most likely tokens beside each; None: none
     logprobs: int | None = None  # of the output
     prompt_logprobs: int | None = None  # of the prompt; such a request is never served from the prefix cache
@@ -65,6 +92,7 @@ class SamplingParams:
         need(len(self.stop_token_ids) <= MAX_STOP_TOKENS, "stop_token_ids", f"at most {MAX_STOP_TOKENS} ids")
         top = vocab_size if vocab_size is not None else 2**31
         need(all(0 <= t < top for t in self.stop_token_ids), "stop_token_ids", "ids inside the vocabulary")
+        self.speculative.check()
         need(self.logprobs is None or self.logprobs >= 0, "logprobs", "None or at least 0")
         need(
             self.prompt_logprobs is None or self.prompt_logprobs >= 0, "prompt_logprobs", "None or at least 0"

@@ -58,6 +58,11 @@ class Scheduler:
         stops = frozenset(req.params.stop_token_ids)
         return stops if req.params.ignore_eos else self.eos_ids | stops
 
+    def depth(self, req: Request) -> int:
+        """Drafts that the request is to get in a step; none where nothing can draft."""
+        asked = req.params.speculative.num_steps
+        return self.num_drafts if asked is None else asked * (self.num_drafts > 0)
+
     # --- plan -------------------------------------------------------------------------------
 
     def plan(self) -> Plan:
@@ -116,7 +121,7 @@ class Scheduler:
 
     def _pages_to_come(self, req: Request) -> int:
         """Pages that a running request will want before long: its prompt's rest and one more."""
-        ahead = min(len(req.tokens) + 1 + 2 * self.num_drafts, req.limit)
+        ahead = min(len(req.tokens) + 1 + 2 * self.depth(req), req.limit)
         return max(0, self.kv.pages_for(ahead) + 1 - len(req.pages))
 
     def _extend(self, req: Request, budget: int, rows: list[Row]) -> int:
@@ -131,7 +136,7 @@ class Scheduler:
         known = end - num_drafts
         chooses = known == len(req.tokens)
         room = req.limit - len(req.tokens)
-        draft_next = max(0, min(self.num_drafts, room - 2)) if chooses else 0
+        draft_next = max(0, min(self.depth(req), room - 2)) if chooses else 0
         while not self.kv.reserve(req, min(end + max(0, draft_next - 1), max(req.limit, end))):
             victim = self.running[-1]
             self._retract(victim)
@@ -254,4 +259,4 @@ class Scheduler:
             assert not r.drafts
         for r in self.running:
             assert 0 <= r.cached <= r.committed < len(r.tokens) <= r.limit
-            assert len(r.drafts) <= self.num_drafts
+            assert len(r.drafts) <= self.depth(r)
