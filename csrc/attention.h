@@ -4,7 +4,9 @@
 // key of every head, and its first R columns are the value. Keys are taken in absolute blocks of 256
 // positions: scores, maximum, exponentials, their sum and the weighted values of a block depend on the
 // query and the block alone, and blocks are combined from the first to the last. So a query's bits depend
-// neither on who computes which block nor on the queries beside it.
+// neither on who computes which block nor on the queries beside it. A node of a draft tree is a span of its own,
+// whose last keys lie in slots that are listed: it meets the same keys at the same positions as it would in a
+// chain, so its bits do not depend on the tree either.
 //
 // (Block-wise softmax: Milakov and Gimelshein, arXiv 1805.02867.)
 #pragma once
@@ -20,13 +22,15 @@ constexpr int MOST_RANK = 1024;  // of the latent, in buffers on the stack
 struct Span {           // of one request: rows [first, first + rows) at positions start, start + 1, ...
     int32_t first, rows, start;
     const int32_t* pages;
-    const uint64_t* tree;  // null: causal. Else for each row which of the span's rows it sees, itself included
+    int32_t fork;         // from this position on slots are path's, one for each; INT32_MAX: all are the pages'
+    const int32_t* path;
 };
 
 struct Cache {
     uint16_t* data;  // [slots, width] bf16
     int32_t width, page;
     uint16_t* entry(const Span& s, int position) const {
+        if (position >= s.fork) return data + int64_t(s.path[position - s.fork]) * width;
         return data + (int64_t(s.pages[position / page]) * page + position % page) * width;
     }
 };
@@ -34,12 +38,6 @@ struct Cache {
 struct Softmax {  // of one query over one block
     float top, total;
 };
-
-inline bool sees(const Span& s, int row, int position) {
-    if (position < s.start) return true;
-    if (s.tree) return s.tree[row] >> (position - s.start) & 1;
-    return position <= s.start + row;
-}
 
 struct Scratch {
     alignas(64) float scores[QUERIES][KEYS];
@@ -129,21 +127,22 @@ inline void attend_block(const Span& span, const Cache& cache, const uint16_t* q
                          int n, int block, Scratch& s, float* const* out, Softmax* found) {
     const int begin = block * KEYS, end = span.start + span.rows;
     const int count = end - begin < KEYS ? end - begin : KEYS;
-    for (int j = 0; j < count;) {  // page by page: a division for each key would cost as much as its scores
+    int j = 0;
+    for (const int paged = span.fork - begin < count ? span.fork - begin : count; j < paged;) {
+        // Page by page: a division for each key would cost as much as its scores.
         const uint16_t* entry = cache.entry(span, begin + j);
-        const int rest = cache.page - (begin + j) % cache.page, upto = j + rest < count ? j + rest : count;
+        const int rest = cache.page - (begin + j) % cache.page, upto = j + rest < paged ? j + rest : paged;
         for (; j < upto; ++j, entry += cache.width) s.keys[j] = entry;
     }
-    for (int j = count; j < ((count + 3) & ~3); ++j) s.keys[j] = s.keys[count - 1];
+    for (; j < count; ++j) s.keys[j] = cache.entry(span, begin + j);
+    for (; j < ((count + 3) & ~3); ++j) s.keys[j] = s.keys[count - 1];
     const uint16_t* queries[QUERIES] = {};
     for (int i = 0; i < n; ++i) queries[i] = q + (int64_t(span.first) * heads + from + i) * cache.width;
     score_block(queries, n, count, cache.width / 2, s);
     for (int i = 0; i < n; ++i) {
         const int row = (from + i) / heads;
         int open = count;
-        if (span.tree) {
-            for (int j = 0; j < count; ++j) if (!sees(span, row, begin + j)) s.scores[i][j] = -INFINITY;
-        } else if (span.start + row + 1 - begin < count) {
+        if (span.start + row + 1 - begin < count) {
             open = span.start + row + 1 - begin;
             if (open < 0) open = 0;
         }
@@ -223,7 +222,7 @@ inline void attention(Pool& pool, const Span* spans, int count, const Cache& cac
         Softmax state[QUERIES] = {}, found[QUERIES];
         float* to[QUERIES];
         for (int i = 0; i < task.n; ++i) to[i] = part + i * rank;
-        const int last = s.tree ? s.start + s.rows - 1 : s.start + (task.from + task.n - 1) / heads;
+        const int last = s.start + (task.from + task.n - 1) / heads;
         for (int b = 0; b * KEYS <= last; ++b) {
             attend_block(s, cache, q, heads, rank, task.from, task.n, b, scratch[thread], to, found);
             for (int i = 0; i < task.n; ++i) combine(acc + i * rank, state[i], to[i], found[i], rank);

@@ -41,13 +41,22 @@ struct NxModel {
 struct NxBatch {
     int32_t rows, spans;
     const int32_t* tokens;
-    const int32_t* span;      // [spans][4]: first row, rows, start position, first place in pages
+    const int32_t* span;      // [spans][6]: first row, rows, start position, first place in pages, fork, first
+                              // place in paths; see Span
     const int32_t* pages;
-    const uint64_t* tree;     // null, or [rows]: which rows of its span a row sees
+    const int32_t* paths;     // slots
 };
 }
 
 namespace {
+
+inline void spans_of(const NxBatch& b, std::vector<Span>& to) {
+    to.clear();
+    for (int i = 0; i < b.spans; ++i) {
+        const int32_t* s = b.span + 6 * i;
+        to.push_back({s[0], s[1], s[2], b.pages + s[3], s[4], b.paths + s[5]});
+    }
+}
 
 // What fits into the buffers on the stack, MOST_RANK besides; nextn.models.native refuses models beyond.
 constexpr int MOST_HIDDEN = 16384, MOST_LATENT = 8192;
@@ -88,17 +97,11 @@ struct Engine {
     }
 
     void lay_out(const NxBatch& b) {
-        spans.clear();
+        spans_of(b, spans);
         room(position, b.rows);
-        for (int i = 0; i < b.spans; ++i) {
-            const int32_t* s = b.span + 4 * i;
-            spans.push_back({s[0], s[1], s[2], b.pages + s[3], b.tree ? b.tree + s[0] : nullptr});
-            for (int r = 0; r < s[1]; ++r) position[s[0] + r] = b.tree ? s[2] + depth(b.tree[s[0] + r]) : s[2] + r;
-        }
+        for (const Span& s : spans)
+            for (int r = 0; r < s.rows; ++r) position[s.first + r] = s.start + r;
     }
-
-    // A node of a tree stands as many positions after the root as it has ancestors.
-    static int depth(uint64_t seen) { return __builtin_popcountll(seen) - 1; }
 
     void attend(const NxLayer& l, int index, int rows) {
         const NxModel& m = model;

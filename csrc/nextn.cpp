@@ -29,7 +29,7 @@ NX_API int nx_machine_level() {
     return 0;
 }
 
-NX_API int nx_interface() { return 2; }
+NX_API int nx_interface() { return 3; }
 
 NX_API void nx_advise(void* p, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
@@ -78,10 +78,7 @@ NX_API void nx_linear(void* pool, const void* x, int rows, const NxWeight* w, fl
 NX_API void nx_attention(void* pool, const NxBatch* b, uint16_t* cache, int width, int page, const uint16_t* q,
                          int heads, int rank, uint16_t* out) {
     std::vector<Span> spans;
-    for (int i = 0; i < b->spans; ++i) {
-        const int32_t* s = b->span + 4 * i;
-        spans.push_back({s[0], s[1], s[2], b->pages + s[3], b->tree ? b->tree + s[0] : nullptr});
-    }
+    spans_of(*b, spans);
     Pool& threads = *static_cast<Pool*>(pool);
     std::vector<Scratch> scratch(size_t(threads.threads()));
     std::vector<float> parts;

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nextn.request import MAX_DRAFTS
+from nextn.draft import MAX_DRAFTS, MAX_TOPK, Shape, tree_size
 
 EMBEDDED = "nextn-tiny"
 FAKE = "fake"  # the model of scripted logits, nextn.models.fake
@@ -137,7 +137,7 @@ class EngineConfig:
         "--num-speculative-tokens",
     )
     speculative_eagle_topk: int = option(
-        1, "speculation", "branches per depth; only chains (1) are supported"
+        1, "speculation", "branches that a draft keeps at each depth; 1: a chain, more: a tree"
     )
     speculative_draft_model_quantization: str | None = option(
         None,
@@ -155,7 +155,8 @@ class EngineConfig:
     speculative_num_draft_tokens: int | None = option(
         None,
         "speculation",
-        "nodes verified per step, the root counted; in a chain: speculative-num-steps + 1",
+        "nodes verified per step, the root counted: of a tree the likeliest; in a chain always "
+        "speculative-num-steps + 1; default of a tree: topk * num-steps + 1",
     )
 
     def check(self) -> None:
@@ -191,13 +192,21 @@ class EngineConfig:
             "speculative_num_steps",
             f"it must be between 0 (off) and {MAX_DRAFTS}",
         )
-        need(self.speculative_eagle_topk == 1, "speculative_eagle_topk", "only chains (1) are supported")
-        need(
-            self.speculative_num_draft_tokens is None
-            or self.speculative_num_draft_tokens == self.num_drafts + 1,
-            "speculative_num_draft_tokens",
-            f"a chain verifies --speculative-num-steps + 1 = {self.num_drafts + 1} tokens; leave it out",
-        )
+        topk, steps, nodes = self.speculative_eagle_topk, self.num_drafts, self.speculative_num_draft_tokens
+        need(1 <= topk <= MAX_TOPK, "speculative_eagle_topk", f"it must be between 1 and {MAX_TOPK}")
+        if nodes is not None and steps:
+            most = tree_size(topk, steps) + 1
+            need(
+                topk > 1 or nodes == most,
+                "speculative_num_draft_tokens",
+                f"a chain verifies --speculative-num-steps + 1 = {most} tokens; leave it out",
+            )
+            need(
+                steps < nodes <= most,
+                "speculative_num_draft_tokens",
+                f"a tree of --speculative-eagle-topk {topk} and --speculative-num-steps {steps} has at "
+                f"most {most} nodes, its root counted, and needs {steps + 1} to be that deep",
+            )
         need(
             self.speculative_algorithm != "NONE" or not self.speculative_num_steps,
             "speculative_num_steps",
@@ -210,6 +219,13 @@ class EngineConfig:
         if self.speculative_algorithm == "NONE":
             return 0
         return 2 if self.speculative_num_steps is None else self.speculative_num_steps
+
+    @property
+    def draft_shape(self) -> Shape:
+        """Of the drafts that the options ask for."""
+        topk, steps = self.speculative_eagle_topk, self.num_drafts
+        nodes = self.speculative_num_draft_tokens or topk * steps + 1
+        return Shape(topk, nodes - 1)
 
 
 @dataclass(frozen=True)

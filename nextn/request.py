@@ -18,8 +18,9 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from nextn.draft import MAX_DRAFTS, NO_DRAFT, Draft
+
 MAX_STOP_TOKENS = 64
-MAX_DRAFTS = 16  # a step, in depth
 VERIFY_MODES = ("exact", "rejection", "block", "typical")
 
 
@@ -175,12 +176,12 @@ class Request:
     num_prompt: int = 0
     limit: int = 0  # len(tokens) at which it ends by length; set by the engine
     order: int = 0  # arrival number; the youngest is retracted first
-    # KV bookkeeping: the KV manager's; drafts: the scheduler's
+    # KV bookkeeping: the KV manager's; draft: the scheduler's
     pages: list[int] = field(default_factory=list)
     cached: int = 0
     committed: int = 0
     lock: object = None  # the prefix cache's handle for [0, cached)
-    drafts: list[int] = field(default_factory=list)
+    draft: Draft = NO_DRAFT
     # what users are told
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # [i]: of token i + 1; so far
     first_cached: int = 0  # prompt tokens found in the cache at first admission

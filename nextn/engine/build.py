@@ -53,13 +53,15 @@ def build(config: EngineConfig) -> Built:
     pool = KVPool(layers, pages + 1, config.page_size, model.cache_width, model.dtype, device)
     cache = NaiveCache() if config.disable_radix_cache else RadixCache(config.page_size)
     kv = KVManager(pages + 1, config.page_size, cache)
-    drafter: Drafter = MTPDrafter(model, pool) if num_drafts else NoDrafter()
+    shape = config.draft_shape
+    drafter: Drafter = MTPDrafter(model, pool, shape) if num_drafts else NoDrafter()
     scheduler = Scheduler(
         kv,
         token_budget=config.chunked_prefill_size,
         max_running=config.max_running_requests,
         num_drafts=num_drafts,
         eos_ids=frozenset(cfg.eos_token_ids),
+        shape=shape,
     )
     slots = pages * config.page_size
     startup: dict[str, object] = {
@@ -75,9 +77,17 @@ def build(config: EngineConfig) -> Built:
         "kv_bytes_target": slots * cfg.num_hidden_layers * entry,
         "kv_bytes_draft": slots * (layers - cfg.num_hidden_layers) * entry,
         "drafts": num_drafts,
+        "draft_topk": shape.topk if num_drafts else 0,
+        "draft_tokens": shape.size(num_drafts) + 1 if num_drafts else 0,
         "prefix_cache": "off" if config.disable_radix_cache else "radix",
     }
-    context = min(_context_length(config, cfg), slots)
+    # A tree takes slots past a request's end.
+    context = min(_context_length(config, cfg), slots - (shape.beyond if num_drafts else 0))
+    if context < 1:
+        raise ValueError(
+            f"the KV pool holds {slots} tokens, too few for trees, which take {shape.beyond} of them; "
+            "raise --kv-cache-tokens or lower --speculative-eagle-topk or --speculative-num-draft-tokens"
+        )
     return Built(
         model,
         Runner(model, pool, drafter, native_draw if kernels == "cpu" else draw),

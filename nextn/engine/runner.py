@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from nextn.engine.logprobs import Asked, prompt_logprobs, token_logprobs
-from nextn.engine.sampler import Choice, Draw, choose, draw
+from nextn.engine.sampler import Choice, Draw, choose, draw, rank
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
 from nextn.models.base import Model, take
 from nextn.request import TokenLogprob
 from nextn.scheduler.plan import Plan, Row, RowResult, StepResult
 from nextn.speculative.drafter import Committed, Drafter
-from nextn.speculative.verify import accepted_drafts
+from nextn.speculative.verify import accepted_path
 
 
 class Runner:
@@ -28,44 +28,65 @@ class Runner:
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
         rows = plan.rows
-        spans = [Span(r.tokens, r.start, r.pages) for r in rows]
+        spans = [Span(r.tokens, r.start, r.pages, r.draft.paths()) for r in rows]
         hidden = self.model.forward(self.model.batch(spans, self.pool.page_size), self.pool)
         chosen, raw = self._choose(hidden, rows)
+        accepted = [accepted_path(r.draft, c) if r.chooses else [] for r, c in zip(rows, chosen, strict=True)]
         new = [
-            c[: accepted_drafts(r.drafts, c) + 1] if r.chooses else []
-            for r, c in zip(rows, chosen, strict=True)
+            [c[0], *(c[node + 1] for node in path)] if r.chooses else []
+            for r, c, path in zip(rows, chosen, accepted, strict=True)
         ]
+        self._compact(rows, accepted)
 
-        def choose_draft(logits: Tensor, asked: Sequence[tuple[int, Sequence[int]]]) -> list[int]:
-            return choose(logits, [_choice(rows[i], (*new[i], *path)) for i, path in asked], self.draw)
+        def choose_draft(
+            logits: Tensor, asked: Sequence[tuple[int, Sequence[int]]], k: int
+        ) -> list[list[tuple[int, float]]]:
+            choices = [_choice(rows[i], (*new[i], *path)) for i, path in asked]
+            if k > 1:
+                return rank(logits, choices, k)
+            return [[(token, 0.0)] for token in choose(logits, choices, self.draw)]
 
-        told = _output_logprobs(raw, rows, new)
+        told = _output_logprobs(raw, rows, new, accepted)
         scored = prompt_logprobs(self.model, hidden, _asked_of_prompts(rows))
-        drafts = self.drafter.propose(hidden, _committed(rows, new), choose_draft)
+        drafts = self.drafter.propose(hidden, _committed(rows, new, accepted), choose_draft)
         return [
             RowResult(t, d, o, [next(scored) for _ in r.scores])
             for r, t, d, o in zip(rows, new, drafts, told, strict=True)
         ]
 
     def _choose(self, hidden: Tensor, rows: Sequence[Row]) -> tuple[list[list[int]], Tensor | None]:
-        """The target's choices of every row: after the root and after each draft. And a copy of the logits
-        of those rows that want log-probabilities, as `choose` may write over them."""
+        """The target's choices of every row: after the root and after each node of its draft. And a copy of
+        the logits of those rows that want log-probabilities, as `choose` may write over them."""
         index: list[int] = []
         choices: list[Choice] = []
         at = 0
         for r in rows:
             at += len(r.tokens)
             if r.chooses:
-                index.extend(range(at - r.num_drafts - 1, at))
-                drafts = r.drafts
-                choices.extend(_choice(r, drafts[:j]) for j in range(r.num_drafts + 1))
+                index.extend(range(at - len(r.draft) - 1, at))
+                draft = r.draft
+                for node in range(-1, len(draft)):
+                    choices.append(_choice(r, [draft.tokens[i] for i in draft.path(node)]))
         if not index:
             return [[] for _ in rows], None
         logits = self.model.logits(take(self.model, hidden, index))
         wanted = [i for i, c in enumerate(choices) if c.params.logprobs is not None]
         raw = logits[wanted] if wanted else None
         tokens = iter(choose(logits, choices, self.draw))
-        return [[next(tokens) for _ in range(r.num_drafts + 1)] if r.chooses else [] for r in rows], raw
+        return [[next(tokens) for _ in range(len(r.draft) + 1)] if r.chooses else [] for r in rows], raw
+
+    def _compact(self, rows: Sequence[Row], accepted: Sequence[list[int]]) -> None:
+        """Moves the target's cache entries of accepted nodes to the slots of their positions. In a chain they
+        lie there already."""
+        source: list[int] = []
+        target: list[int] = []
+        for r, path in zip(rows, accepted, strict=True):
+            for depth, node in enumerate(path, start=1):
+                if node + 1 != depth:
+                    source.append(self.pool.slot(r.pages, r.start + node + 1))
+                    target.append(self.pool.slot(r.pages, r.start + depth))
+        if source:
+            self.pool.move(source, target, self.model.config.num_hidden_layers)
 
 
 def _choice(row: Row, path: Sequence[int]) -> Choice:
@@ -73,17 +94,20 @@ def _choice(row: Row, path: Sequence[int]) -> Choice:
 
 
 def _output_logprobs(
-    raw: Tensor | None, rows: Sequence[Row], new: Sequence[list[int]]
+    raw: Tensor | None, rows: Sequence[Row], new: Sequence[list[int]], accepted: Sequence[list[int]]
 ) -> list[list[TokenLogprob] | None]:
     """Of the tokens that each row commits. `raw`: see `Runner._choose`."""
     if raw is None:
         return [None] * len(rows)
     asked: list[Asked] = []
     at = 0
-    for r, tokens in zip(rows, new, strict=True):
+    for r, tokens, path in zip(rows, new, accepted, strict=True):
         if r.chooses and r.params.logprobs is not None:
-            asked += [Asked(at + i, token, r.params.logprobs) for i, token in enumerate(tokens)]
-            at += r.num_drafts + 1
+            chosen_at = (0, *(node + 1 for node in path))
+            asked += [
+                Asked(at + i, token, r.params.logprobs) for i, token in zip(chosen_at, tokens, strict=True)
+            ]
+            at += len(r.draft) + 1
     told = iter(token_logprobs(raw, asked))
     return [
         [next(told) for _ in tokens] if r.chooses and r.params.logprobs is not None else None
@@ -101,16 +125,19 @@ def _asked_of_prompts(rows: Sequence[Row]) -> list[Asked]:
     return asked
 
 
-def _committed(rows: Sequence[Row], new: Sequence[list[int]]) -> list[Committed]:
+def _committed(
+    rows: Sequence[Row], new: Sequence[list[int]], accepted: Sequence[list[int]]
+) -> list[Committed]:
     out = []
     at = 0
-    for r, tokens in zip(rows, new, strict=True):
-        # Rejected drafts are left out; what follows the last true position is the bonus token.
-        known = r.tokens[1 : len(r.tokens) - r.num_drafts]
-        following = [*known, *tokens] if r.chooses else [*r.tokens[1:], r.following]
+    for r, tokens, path in zip(rows, new, accepted, strict=True):
+        # Rejected guesses are left out; what follows the last true position is the bonus token.
+        known = r.known
+        following = [*r.tokens[1:known], *tokens] if r.chooses else [*r.tokens[1:], r.following]
+        true = [*range(at, at + known), *(at + known + node for node in path)]
         # A request that ends with this step needs no drafts; nor may drafts outrun its limit.
         ended = not r.end_ids.isdisjoint(tokens)
         want = 0 if ended else max(0, min(r.draft_next, r.room - len(tokens) - 1))
-        out.append(Committed(r.start, at, following, r.pages, want))
+        out.append(Committed(r.start, true, following, r.pages, want))
         at += len(r.tokens)
     return out

@@ -71,12 +71,19 @@ class Choice:
 
 def draw(logits: Tensor, draws: Sequence[Drawn]) -> list[int]:
     """`Draw` in plain torch."""
-    random = [i for i, d in enumerate(draws) if d.temperature >= GREEDY_BELOW]
-    if random:
-        rows = torch.tensor(random, device=logits.device)
-        logits.index_copy_(0, rows, _perturb(logits.index_select(0, rows), [draws[i] for i in random]))
+    _perturb_random(logits, draws)
     picked: list[int] = logits.argmax(dim=-1).tolist()
     return picked
+
+
+def rank(logits: Tensor, choices: Sequence[Choice], k: int) -> list[list[tuple[int, float]]]:
+    """As `choose`, the k best of each, best first, with the log-softmax of what they are best in: noise that
+    the target will see too says more about its choice than the probabilities before the noise."""
+    logits = logits[: len(choices)]
+    _apply_penalties(logits, choices)
+    _perturb_random(logits, [c.drawn for c in choices])
+    best, ids = (t.tolist() for t in logits.log_softmax(dim=-1).topk(min(k, logits.shape[1]), dim=-1))
+    return [list(zip(i, b, strict=True)) for i, b in zip(ids, best, strict=True)]
 
 
 def choose(logits: Tensor, choices: Sequence[Choice], draw: Draw = draw) -> list[int]:
@@ -105,6 +112,14 @@ def _apply_penalties(logits: Tensor, choices: Sequence[Choice]) -> None:
             output = np.fromiter((*c.tokens[c.num_prompt :], *c.path), dtype=np.int64)
             counts = torch.from_numpy(np.bincount(output, minlength=vocab)).to(row.device)
             row -= p.frequency_penalty * counts + p.presence_penalty * (counts > 0)
+
+
+def _perturb_random(logits: Tensor, draws: Sequence[Drawn]) -> None:
+    """Of the rows that are sampled: filter(logits / T) + noise, in place."""
+    random = [i for i, d in enumerate(draws) if d.temperature >= GREEDY_BELOW]
+    if random:
+        rows = torch.tensor(random, device=logits.device)
+        logits.index_copy_(0, rows, _perturb(logits.index_select(0, rows), [draws[i] for i in random]))
 
 
 def _perturb(logits: Tensor, draws: Sequence[Drawn]) -> Tensor:

@@ -7,6 +7,8 @@ and takes the writes of padding rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -22,6 +24,15 @@ class KVPool:
     def layer(self, index: int) -> Tensor:
         """[slots, width]; a view."""
         return self.data[index]
+
+    def slot(self, pages: Sequence[int], at: int) -> int:
+        """Number `at` of the slots that a page table covers."""
+        return pages[at // self.page_size] * self.page_size + at % self.page_size
+
+    def move(self, source: Sequence[int], target: Sequence[int], layers: int) -> None:
+        """Copies entries from slots to slots in the first `layers` layers; reads all before it writes any."""
+        index = torch.tensor([source, target], device=self.data.device)
+        self.data[:layers].index_copy_(1, index[1], self.data[:layers].index_select(1, index[0]))
 
     @property
     def bytes(self) -> int:

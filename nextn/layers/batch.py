@@ -6,6 +6,12 @@ fed its first three tokens (page [9]); T is padded from 4 to 8 rows:
     tokens     a5  b0  b1  b2  0 0 0 0
     positions   5   0   1   2  0 0 0 0
     slots      2*4+1  9*4+0  9*4+1  9*4+2  0 0 0 0        page 0 belongs to nobody
+
+A span may be a tree: the root a5 of request A and three drafts, x and y after it, z after y. Its rows lie in
+slots one after another, in the order of the rows, and each sees its own ancestors and nothing else:
+
+    tokens     a5  x   y   z        paths    [0]  [0, 1]  [0, 2]  [0, 2, 3]
+    positions   5   6   6   7        seen by z: positions 0..4, then the slots of a5, y and z
 """
 
 from __future__ import annotations
@@ -13,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,11 +33,14 @@ SCORES_LIMIT = 1 << 23  # elements of one group's score matrix; bounds the memor
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A run of tokens of one request at positions start, start + 1, ..."""
+    """A run of tokens of one request at positions start, start + 1, ..., or, with `paths`, nodes of a tree:
+    paths[i] are the slots of row i's positions start, start + 1, ..., counted from the request's slot
+    `start`, its own the last."""
 
     tokens: Sequence[int]
     start: int
-    pages: Sequence[int]  # page table; covers start + len(tokens) slots
+    pages: Sequence[int]  # page table; covers all slots that are named
+    paths: Sequence[Sequence[int]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +68,19 @@ def build_batch(
 ) -> Batch:
     """Lays the spans out one after another. Every span has at least one token. prompts_apart: long
     spans go into `Batch.prompts` instead of `Batch.attention`."""
-    lengths = [len(s.tokens) for s in spans]
-    rows = sum(lengths)
+    runs = [run for span in spans for run in _runs(span, page_size)]
+    rows = sum(run.n for run in runs)
     total = align(rows)
     tokens, positions, slots = (np.zeros(total, dtype=np.int64) for _ in range(3))
-    tables = []
+    tokens[:rows] = [token for span in spans for token in span.tokens]
     at = 0
-    for span, n in zip(spans, lengths, strict=True):
-        table = slots_of(span.pages, page_size, span.start + n)
-        tokens[at : at + n] = span.tokens
-        positions[at : at + n] = np.arange(span.start, span.start + n)
-        slots[at : at + n] = table[span.start :]
-        tables.append(table)
-        at += n
+    for run in runs:
+        positions[at : at + run.n] = np.arange(run.start, run.start + run.n)
+        slots[at : at + run.n] = run.table[run.start :]
+        at += run.n
+    tables = [run.table for run in runs]
     token_ids, places, cache_slots = (torch.from_numpy(a).to(device) for a in (tokens, positions, slots))
-    short, long = _members(spans, heads)
+    short, long = _members(runs, heads)
 
     def plan(parts: Sequence[_Part]) -> Attention:
         return _plan_attention(parts, tables, positions, heads, device)
@@ -88,26 +96,45 @@ def build_batch(
     )
 
 
-# Queries that share a rectangle: key blocks they see, and (span, first row, queries) of each.
+class _Run(NamedTuple):
+    """n rows at positions start, start + 1, ...; table [start + n]: the slot of each position they see."""
+
+    n: int
+    start: int
+    table: np.ndarray
+
+
+def _runs(span: Span, page_size: int) -> list[_Run]:
+    """A span as runs: itself, or, of a tree, each node for itself."""
+    n, start = len(span.tokens), span.start
+    if span.paths is None:
+        return [_Run(n, start, slots_of(span.pages, page_size, start + n))]
+    table = slots_of(span.pages, page_size, start + 1 + max(max(path) for path in span.paths))
+    return [
+        _Run(1, start + len(path) - 1, np.concatenate((table[:start], table[start + np.asarray(path)])))
+        for path in span.paths
+    ]
+
+
+# Queries that share a rectangle: key blocks they see, and (run, first row, queries) of each.
 _Part = tuple[int, list[tuple[int, int, int]]]
 
 
-def _members(spans: Sequence[Span], heads: int) -> tuple[list[_Part], list[_Part]]:
+def _members(runs: Sequence[_Run], heads: int) -> tuple[list[_Part], list[_Part]]:
     """Groups short spans (decode, verify) by how many key blocks they see; cuts long ones (prefill)
     into pieces of queries, each against only the keys it can see."""
     short: dict[int, list[tuple[int, int, int]]] = {}
     long: list[_Part] = []
     at = 0
-    for i, span in enumerate(spans):
-        n = len(span.tokens)
+    for i, (n, start, _) in enumerate(runs):
         if n <= SHORT_SPAN:
-            short.setdefault(_blocks(span.start + n), []).append((i, at, n))
+            short.setdefault(_blocks(start + n), []).append((i, at, n))
         else:
-            room = SCORES_LIMIT // (heads * KV_BLOCK * _blocks(span.start + n))
+            room = SCORES_LIMIT // (heads * KV_BLOCK * _blocks(start + n))
             step = min(max(room // ROW_ALIGN * ROW_ALIGN, SHORT_SPAN), 256)
             for done in range(0, n, step):
                 take = min(step, n - done)
-                long.append((_blocks(span.start + done + take), [(i, at + done, take)]))
+                long.append((_blocks(start + done + take), [(i, at + done, take)]))
         at += n
     return list(short.items()), long
 

@@ -27,21 +27,32 @@ WIDEST = {  # buffers in csrc/forward.h and csrc/moe.h
     "hidden_size": 16384, "q_lora_rank": 8192, "kv_lora_rank": 1024, "n_routed_experts": 1024
 }  # fmt: skip
 
+NO_FORK = 2**31 - 1
+
 
 class NativeBatch:
-    """A ragged batch as the kernels read it: tokens, pages, and (first row, rows, start, place in pages)
-    of each span."""
+    """A ragged batch as the kernels read it: tokens, and (first row, rows, start, place in pages, fork, place
+    in paths) of each span (csrc/attention.h). Each node of a tree is a span of its own."""
 
-    def __init__(self, spans: Sequence[Span]) -> None:
-        tokens, table, pages = array("i"), array("i"), array("i")
+    def __init__(self, spans: Sequence[Span], page_size: int) -> None:
+        tokens, table, pages, paths = array("i"), array("i"), array("i"), array("i")
         for span in spans:
-            table.extend((len(tokens), len(span.tokens), span.start, len(pages)))
+            if span.paths is None:
+                table.extend((len(tokens), len(span.tokens), span.start, len(pages), NO_FORK, 0))
+            else:
+                start = span.start
+                for i, path in enumerate(span.paths):
+                    end = start + len(path) - 1
+                    table.extend((len(tokens) + i, 1, end, len(pages), start, len(paths)))
+                    for p in path:
+                        at = start + p
+                        paths.append(span.pages[at // page_size] * page_size + at % page_size)
             tokens.extend(span.tokens)
             pages.extend(span.pages)
         self.rows = len(tokens)
-        self._kept = tokens, table, pages
+        self._kept = tokens, table, pages, paths
         addresses = (a.buffer_info()[0] for a in self._kept)
-        self.struct = NxBatch(len(tokens), len(spans), *addresses, None)
+        self.struct = NxBatch(len(tokens), len(table) // 6, *addresses)
 
 
 class NativeDeepseekV3:
@@ -96,7 +107,7 @@ class NativeDeepseekV3:
         return self.weights.bytes
 
     def batch(self, spans: Sequence[Span], page_size: int) -> NativeBatch:
-        return NativeBatch(spans)
+        return NativeBatch(spans, page_size)
 
     def forward(self, batch: NativeBatch, pool: KVPool) -> Tensor:
         out = self._room("forward", batch.rows, self.config.hidden_size)

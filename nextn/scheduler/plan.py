@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from nextn.draft import Draft
 from nextn.request import SamplingParams, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One request's part of a step: `tokens` at positions start, start + 1, ...; the last
-    `num_drafts` of them are drafts.
+    """One request's part of a step: `tokens` in slots start, start + 1, ...; the last of them are the nodes
+    of `draft`, the others stand at positions of the same numbers.
 
     chooses: the committed tokens end in this row, so the target chooses after the root and after
     every draft. Otherwise it is a part of a prompt and `following` is the token after it.
@@ -21,11 +22,11 @@ class Row:
     rid: str
     tokens: Sequence[int]
     start: int
-    num_drafts: int
+    draft: Draft
     chooses: bool
     following: int
     pages: Sequence[int]  # covers everything this step may write, next drafts included
-    draft_next: int  # drafts wanted for the next step
+    draft_next: int  # depth of the draft wanted for the next step
     room: int  # tokens the request may still get, this step's included
     params: SamplingParams
     history: Sequence[int]  # all committed tokens of the request
@@ -34,8 +35,9 @@ class Row:
     scores: range = range(0)
 
     @property
-    def drafts(self) -> Sequence[int]:
-        return self.tokens[len(self.tokens) - self.num_drafts :]
+    def known(self) -> int:
+        """How many of `tokens` are no guesses."""
+        return len(self.tokens) - len(self.draft)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +48,11 @@ class Plan:
 @dataclass(frozen=True, slots=True)
 class RowResult:
     """tokens: what the step commits, [accepted drafts ..., bonus]; empty for a part of a prompt.
-    drafts: the proposals for the next step. logprobs: of `tokens`, None if not wanted. prompt_logprobs: one
+    draft: the proposal for the next step. logprobs: of `tokens`, None if not wanted. prompt_logprobs: one
     for each of the row's `scores`."""
 
     tokens: list[int]
-    drafts: list[int]
+    draft: Draft
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import bisect
 
+from nextn.draft import NO_DRAFT, Draft, Shape
 from nextn.kvcache.manager import KVManager
 from nextn.request import Output, Request
 from nextn.scheduler.plan import Plan, Row, RowResult, StepResult
@@ -23,11 +24,19 @@ def rank(req: Request) -> tuple[int, int]:
 
 class Scheduler:
     def __init__(
-        self, kv: KVManager, *, token_budget: int, max_running: int, num_drafts: int, eos_ids: frozenset[int]
+        self,
+        kv: KVManager,
+        *,
+        token_budget: int,
+        max_running: int,
+        num_drafts: int,
+        eos_ids: frozenset[int],
+        shape: Shape = Shape(),  # noqa: B008
     ) -> None:
+        """num_drafts: depth of a draft where a request asks for none of its own; 0: nothing can draft."""
         self.kv = kv
         self.token_budget, self.max_running = token_budget, max_running
-        self.num_drafts = num_drafts
+        self.num_drafts, self.shape = num_drafts, shape
         self.eos_ids = eos_ids
         self.waiting: list[Request] = []  # sorted by rank
         self.running: list[Request] = []  # sorted by rank
@@ -59,7 +68,7 @@ class Scheduler:
         return stops if req.params.ignore_eos else self.eos_ids | stops
 
     def depth(self, req: Request) -> int:
-        """Drafts that the request is to get in a step; none where nothing can draft."""
+        """How deep a draft the request is to get in a step; 0 where nothing can draft."""
         asked = req.params.speculative.num_steps
         return self.num_drafts if asked is None else asked * (self.num_drafts > 0)
 
@@ -77,10 +86,10 @@ class Scheduler:
         for req in decoding:
             if not req.pages:
                 continue  # retracted a moment ago to make room for an earlier one
-            drafts = req.drafts[: max(0, min(spare, req.limit - len(req.tokens) - 1))]
-            if self._row(req, [req.tokens[-1], *drafts], len(drafts), rows):
-                spare -= len(drafts)
-                used += 1 + len(drafts)
+            draft = req.draft.cut(max(0, spare), req.limit - len(req.tokens) - 1)
+            if self._row(req, [req.tokens[-1], *draft.tokens], draft, rows):
+                spare -= len(draft)
+                used += 1 + len(draft)
         budget = self.token_budget - used
         for req in prefilling:
             if req in self.running and budget > 0:
@@ -121,23 +130,27 @@ class Scheduler:
 
     def _pages_to_come(self, req: Request) -> int:
         """Pages that a running request will want before long: its prompt's rest and one more."""
-        ahead = min(len(req.tokens) + 1 + 2 * self.depth(req), req.limit)
+        steps = self.depth(req)
+        ahead = min(len(req.tokens) + 1 + 2 * steps, req.limit)
+        ahead += min(self.shape.beyond, self.shape.size(steps) + self.shape.scratch(steps))
         return max(0, self.kv.pages_for(ahead) + 1 - len(req.pages))
 
     def _extend(self, req: Request, budget: int, rows: list[Row]) -> int:
         """Plans the next chunk of what is not yet in the cache. Returns the tokens it takes."""
         chunk = req.tokens[req.committed : req.committed + budget]
-        return len(chunk) if self._row(req, chunk, 0, rows) else 0
+        return len(chunk) if self._row(req, chunk, NO_DRAFT, rows) else 0
 
-    def _row(self, req: Request, tokens: list[int], num_drafts: int, rows: list[Row]) -> bool:
-        """Reserves the slots of a row and of the drafts after it and plans the row. When pages run
+    def _row(self, req: Request, tokens: list[int], draft: Draft, rows: list[Row]) -> bool:
+        """Reserves the slots of a row and of the drafting after it and plans the row. When pages run
         out, the last in order is retracted; False if that was this request itself."""
         end = req.committed + len(tokens)
-        known = end - num_drafts
+        known = end - len(draft)
         chooses = known == len(req.tokens)
         room = req.limit - len(req.tokens)
         draft_next = max(0, min(self.depth(req), room - 2)) if chooses else 0
-        while not self.kv.reserve(req, min(end + max(0, draft_next - 1), max(req.limit, end))):
+        drafting = known + draft.depth + self.shape.scratch(draft_next)
+        length = max(end, min(drafting, max(req.limit, end) + self.shape.beyond))
+        while not self.kv.reserve(req, length):
             victim = self.running[-1]
             self._retract(victim)
             rows[:] = [r for r in rows if r.rid != victim.rid]
@@ -147,7 +160,7 @@ class Scheduler:
             rid=req.rid,
             tokens=tokens,
             start=req.committed,
-            num_drafts=num_drafts,
+            draft=draft,
             chooses=chooses,
             following=-1 if chooses else req.tokens[known],
             pages=req.pages,
@@ -166,7 +179,7 @@ class Scheduler:
         """Gives its pages back, keeps its tokens; it resumes later with the same text."""
         self.running.remove(req)
         self.kv.release(req)
-        req.drafts = []
+        req.draft = NO_DRAFT
         req.retractions += 1
         self.stats.retracted += 1
         bisect.insort(self.waiting, req, key=rank)
@@ -192,15 +205,15 @@ class Scheduler:
         req.prompt_logprobs += res.prompt_logprobs
         accepted = max(0, len(res.tokens) - 1)
         took, reason, matched = self._append(req, res.tokens, row.end_ids)
-        true_end = row.start + len(row.tokens) - row.num_drafts + accepted
+        true_end = row.start + row.known + accepted
         self.kv.commit(req, min(true_end, len(req.tokens) - 1) - req.committed)
         if decoding:
             ended = reason == "stop"
             for spec in (req.spec, self.stats.spec):
-                spec.add(row.num_drafts, min(accepted, took), took + ended)
+                spec.add(row.draft.depth, min(accepted, took), took + ended)
         self.stats.generated_tokens += took
         if reason is None:
-            req.drafts = res.drafts
+            req.draft = res.draft
             self.kv.trim(req, req.committed + 1)
             if not row.chooses:
                 return []
@@ -256,7 +269,7 @@ class Scheduler:
         for r in self.waiting:
             assert not r.pages
             assert r.committed == 0
-            assert not r.drafts
+            assert not len(r.draft)
         for r in self.running:
             assert 0 <= r.cached <= r.committed < len(r.tokens) <= r.limit
-            assert len(r.drafts) <= self.depth(r)
+            assert len(r.draft) <= self.shape.size(self.depth(r))

@@ -1,9 +1,11 @@
-"""The MTP drafter: keeps the NextN layer's cache true, and chains it to propose the next drafts.
+"""The MTP drafter: keeps the NextN layer's cache true, and grows the next draft on it.
 
 After a step committed m tokens of a request, its NextN layer runs over those m positions with the
 target's true hidden states (draft extend), which writes over whatever earlier guesses had left there.
-The last of these rows predicts the first draft; each further draft feeds back the layer's own output
-and its own last guess, one position on. Nothing here can change a text, only how many drafts hold.
+The last of these rows predicts the first guesses; each further depth feeds back the layer's own output
+and its own last guesses, one position on. Nothing here can change a text, only how many drafts hold.
+
+While a draft grows, what is grown on gets slots behind the committed ones, `topk` of them a depth.
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ from typing import Protocol
 
 from torch import Tensor
 
+from nextn.draft import NO_DRAFT, Draft, Shape
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
 from nextn.models.base import Model, take
+from nextn.speculative.tree import Growing
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,57 +28,96 @@ class Committed:
     """What a step settled for one request: positions start .. start + len(following) - 1 are true."""
 
     start: int
-    first_row: int  # row of `hidden` that holds position `start`
+    rows: Sequence[int]  # of `hidden`, those of these positions
     following: Sequence[int]  # following[i]: the token after position start + i
     pages: Sequence[int]
-    want: int  # drafts to propose
+    want: int  # depth of the draft to propose
 
 
-# (index into the step's requests, drafts so far) per row, logits -> one token per row
-ChooseDraft = Callable[[Tensor, Sequence[tuple[int, Sequence[int]]]], list[int]]
+# (index into the step's requests, guesses so far) per row, logits, k -> the k best (token, log-probability)
+# of each row, best first. The log-probability may be left at 0 when k is 1.
+ChooseDraft = Callable[[Tensor, Sequence[tuple[int, Sequence[int]]], int], list[list[tuple[int, float]]]]
 
 
 class Drafter(Protocol):
-    def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> list[list[int]]:
-        """hidden [T, C] of the target's step -> the drafts of each request, at most `want` long."""
+    def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> list[Draft]:
+        """hidden [T, C] of the target's step -> the draft of each request, at most `want` deep."""
 
 
 class NoDrafter:
     """Speculation off: the same step, without drafts."""
 
-    def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> list[list[int]]:
-        return [[] for _ in work]
+    def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> list[Draft]:
+        return [NO_DRAFT for _ in work]
 
 
 class MTPDrafter:
-    def __init__(self, model: Model, pool: KVPool) -> None:
-        self.model, self.pool = model, pool
+    def __init__(self, model: Model, pool: KVPool, shape: Shape) -> None:
+        self.model, self.pool, self.shape = model, pool, shape
 
-    def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> list[list[int]]:
-        drafts: list[list[int]] = [[] for _ in work]
-        batch = self.model.batch([Span(w.following, w.start, w.pages) for w in work], self.pool.page_size)
-        index = [w.first_row + i for w in work for i in range(len(w.following))]
-        state = self.model.draft(batch, take(self.model, hidden, index), self.pool)
-        # Row of `state` that ends each request's run.
-        ends, row = {}, -1
+    def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> list[Draft]:
+        state = self._extend(hidden, work)
+        growing: dict[int, _Grown] = {}
+        last = -1  # row of `state` that ends a request's run
         for i, w in enumerate(work):
-            row += len(w.following)
+            last += len(w.following)
             if w.want:
-                ends[i] = row
+                growing[i] = _Grown(w, self.shape.topk, last)
         depth = 0
-        while ends:
-            state = take(self.model, state, list(ends.values()))
-            tokens = choose(self.model.draft_logits(state), [(i, drafts[i]) for i in ends])
-            for i, token in zip(ends, tokens, strict=True):
-                drafts[i].append(token)
+        left = list(growing.items())
+        while left:
+            state = take(self.model, state, [row for _, g in left for row in g.rows])
+            asked = [(i, g.tree.path(node)) for i, g in left for node in g.tree.frontier]
+            guesses = iter(choose(self.model.draft_logits(state), asked, self.shape.topk))
+            for _, g in left:
+                g.grow([next(guesses) for _ in g.tree.frontier])
+            first = 0  # row of `state` of a request's first node
+            for _, g in left:
+                g.rows, first = [first + row for row in g.rows], first + g.count
             depth += 1
-            ends = {i: r for r, i in enumerate(ends) if work[i].want > depth}
-            if ends:
-                spans = [
-                    Span(drafts[i][-1:], work[i].start + len(work[i].following) + depth - 1, work[i].pages)
-                    for i in ends
-                ]
-                state = take(self.model, state, list(ends.values()))
-                state = self.model.draft(self.model.batch(spans, self.pool.page_size), state, self.pool)
-                ends = {i: r for r, i in enumerate(ends)}
-        return drafts
+            left = [(i, g) for i, g in left if g.work.want > depth]
+            if left:
+                batch = self.model.batch([g.span() for _, g in left], self.pool.page_size)
+                state = take(self.model, state, [row for _, g in left for row in g.rows])
+                state = self.model.draft(batch, state, self.pool)
+                row = 0
+                for _, g in left:
+                    g.rows = list(range(row, row + len(g.tree.frontier)))
+                    row += len(g.tree.frontier)
+        return [
+            growing[i].tree.best(self.shape.size(w.want)) if w.want else NO_DRAFT for i, w in enumerate(work)
+        ]
+
+    def _extend(self, hidden: Tensor, work: Sequence[Committed]) -> Tensor:
+        batch = self.model.batch([Span(w.following, w.start, w.pages) for w in work], self.pool.page_size)
+        rows = [row for w in work for row in w.rows]
+        return self.model.draft(batch, take(self.model, hidden, rows), self.pool)
+
+
+class _Grown:
+    """One request's tree, where its nodes' cache entries lie, and where in `state` its frontier is."""
+
+    def __init__(self, work: Committed, topk: int, row: int) -> None:
+        self.work, self.tree = work, Growing(topk)
+        self.rows = [row]  # of `state`, one for each node of the frontier
+        self.count = 1  # of them, before the last `grow`
+        self.slots: dict[int, list[int]] = {-1: []}  # of the entries on a node's path, from the first free
+
+    def grow(self, children: Sequence[Sequence[tuple[int, float]]]) -> None:
+        """Afterwards `rows` are those that the new frontier grew from, counted from this request's first."""
+        before = {node: at for at, node in enumerate(self.tree.frontier)}
+        self.count = len(before)
+        self.tree.grow(children)
+        self.rows = [before[self.tree.parents[node]] for node in self.tree.frontier]
+
+    def span(self) -> Span:
+        """The frontier, to be drafted after."""
+        tree, w = self.tree, self.work
+        tokens = [tree.tokens[node] for node in tree.frontier]
+        start, used = w.start + len(w.following), len(self.slots) - 1
+        if tree.topk == 1:
+            self.slots[tree.frontier[0]] = []
+            return Span(tokens, start + used, w.pages)
+        for at, node in enumerate(tree.frontier):
+            self.slots[node] = [*self.slots[tree.parents[node]], used + at]
+        return Span(tokens, start, w.pages, [self.slots[node] for node in tree.frontier])

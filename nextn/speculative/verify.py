@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nextn.draft import Draft
 
-def accepted_drafts(drafts: Sequence[int], choices: Sequence[int]) -> int:
-    """How many leading drafts equal the target's choices. choices[j] is the target's choice given the
-    root and drafts[:j], so len(choices) == len(drafts) + 1 and choices[n] is the bonus token.
 
-    >>> accepted_drafts([5, 6, 7], [5, 6, 9, 1])   # commits 5, 6 and the bonus 9
-    2
+def accepted_path(draft: Draft, choices: Sequence[int]) -> list[int]:
+    """The nodes, from the root's child down, that equal the target's choices. choices[0] is the choice after
+    the root, choices[i + 1] the one after node i; the last one on the path is the bonus token.
+
+    >>> accepted_path(Draft([5, 6, 7]), [5, 6, 9, 1])             # commits 5, 6 and the bonus 9
+    [0, 1]
+    >>> accepted_path(Draft([5, 6, 7], [-1, -1, 1]), [6, 0, 7, 8])   # commits 6, 7 and the bonus 8
+    [1, 2]
     """
-    assert len(choices) == len(drafts) + 1
-    n = 0
-    while n < len(drafts) and drafts[n] == choices[n]:
-        n += 1
-    return n
+    assert len(choices) == len(draft) + 1
+    path: list[int] = []
+    last = -1
+    for node, token in enumerate(draft.tokens):  # children come after their parents
+        if draft.parent(node) == last and token == choices[last + 1]:
+            path.append(node)
+            last = node
+    return path

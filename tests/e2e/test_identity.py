@@ -1,10 +1,10 @@
 """The identity matrix: on the embedded model, the text never depends on how it was computed. Nor do the
 log-probabilities, which some of the requests ask for: each depends on all logits of its position.
 
-Native kernels (bf16) or plain torch (f32); MTP off or 1, 2, 3 drafts; prompts whole or in chunks of 16
-tokens; radix cache, none, or a pool so small that requests are retracted; one request at a time or all at
-once; T = 0 and seeded T = 1. Every combination must give the token ids and log-probabilities of the plainest
-one on the same kernels, to the bit.
+Native kernels (bf16) or plain torch (f32); MTP off or 1, 2, 3 drafts in a chain, or trees; prompts whole or
+in chunks of 16 tokens; radix cache, none, or a pool so small that requests are retracted; one request at a
+time or all at once; T = 0 and seeded T = 1. Every combination must give the token ids and log-probabilities
+of the plainest one on the same kernels, to the bit.
 """
 
 import itertools
@@ -49,6 +49,14 @@ def work(llm):
     for i, changes in ASKED.items():
         params[i] = params[i].replace(**changes)
     return [*prompts, *prompts, prompts[0]], params
+
+
+def speculation(drafts):
+    """A chain so deep, or a tree of (steps, topk, nodes and root)."""
+    if isinstance(drafts, int):
+        return {"speculative_num_steps": drafts}
+    names = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
+    return dict(zip(names, drafts, strict=True))
 
 
 def told(done):
@@ -114,13 +122,13 @@ def test_what_was_asked_for_is_told(plain):
     assert all(top[0] == (token, p) for token, (p, top) in zip(*plain[1][:2], strict=True))
 
 
-@pytest.mark.parametrize("drafts", [0, 1, 2, 3])
+@pytest.mark.parametrize("drafts", [0, 1, 2, 3, (2, 3, 8), (4, 2, 7)])
 @pytest.mark.parametrize(("chunk", "cache"), list(itertools.product(CHUNKS, CACHES)))
 def test_text_is_the_same(plain, backend, drafts, chunk, cache):
     llm = LLM(
         kernel_backend=backend,
-        speculative_num_steps=drafts,
         check_integrity=True,
+        **speculation(drafts),
         **CHUNKS[chunk],
         **CACHES[cache],
     )
@@ -147,7 +155,7 @@ def test_random_arrivals_and_departures(plain, backend, seed):
     rng = random.Random(seed)
     llm = LLM(
         kernel_backend=backend,
-        speculative_num_steps=rng.choice([1, 2, 3]),
+        **speculation(rng.choice([1, 2, 3, (3, 2, 6), (2, 4, 12)])),
         kv_cache_tokens=rng.choice([448, 1024]),
         check_integrity=True,
         chunked_prefill_size=rng.choice([24, 100]),
@@ -185,10 +193,11 @@ def test_across_a_block_of_keys(backend):
         for i in range(len(prompts))
     ]
     alone = [told(llm.generate([p], s))[0] for p, s in zip(prompts, params, strict=True)]
-    together = LLM(
-        kernel_backend=backend, speculative_num_steps=3, chunked_prefill_size=96, max_running_requests=8
-    )
-    assert told(together.generate(prompts, params)) == alone
+    for drafts in (3, (4, 3, 12)):
+        together = LLM(
+            kernel_backend=backend, chunked_prefill_size=96, max_running_requests=8, **speculation(drafts)
+        )
+        assert told(together.generate(prompts, params)) == alone
 
 
 def test_page_size_and_seed(plain, backend):

@@ -98,24 +98,28 @@ void linears(void* pool) {
 }
 
 struct Batch {
-    std::vector<int32_t> tokens, span, pages;
-    std::vector<uint64_t> tree;
+    std::vector<int32_t> tokens, span, pages, paths;
     NxBatch b{};
 
-    // lengths: (start, rows) of each span. Pages lie backwards and apart.
+    // lengths: (start, rows) of each span; as a tree every row is a span of its own, whose path is all rows before
+    // it. Pages lie backwards and apart.
     Batch(const std::vector<std::pair<int, int>>& lengths, int page, bool as_tree) {
         int next = 0;
         for (auto [start, rows] : lengths) next += (start + rows + page - 1) / page;
         for (auto [start, rows] : lengths) {
-            for (int32_t n : {int(tokens.size()), rows, start, int(pages.size())}) span.push_back(n);
+            const int first = int(tokens.size()), place = int(pages.size());
             for (int i = 0; i < (start + rows + page - 1) / page; ++i) pages.push_back(next--);
-            for (int i = 0; i < rows; ++i) {
-                tokens.push_back((i * 7 + start) % 40);
-                if (as_tree) tree.push_back(i ? tree[tree.size() - size_t(i)] | uint64_t(1) << i : 1);
+            for (int i = 0; i < rows; ++i) tokens.push_back((i * 7 + start) % 40);
+            if (!as_tree) {
+                for (int32_t n : {first, rows, start, place, INT32_MAX, 0}) span.push_back(n);
+                continue;
             }
+            for (int i = 0; i < rows; ++i)
+                for (int32_t n : {first + i, 1, start + i, place, start, int(paths.size())}) span.push_back(n);
+            for (int i = 0; i < rows; ++i)
+                paths.push_back(pages[size_t(place + (start + i) / page)] * page + (start + i) % page);
         }
-        b = {int(tokens.size()), int(lengths.size()), tokens.data(), span.data(), pages.data(),
-             as_tree ? tree.data() : nullptr};
+        b = {int(tokens.size()), int(span.size() / 6), tokens.data(), span.data(), pages.data(), paths.data()};
     }
 
     int slots(int page) const { return (int(pages.size()) + 1) * page; }
@@ -228,7 +232,7 @@ void models(int threads, int kind, bool compressed) {
     must(nx_engine_expert_bytes(engine) > 0 && nx_engine_expert_bytes(engine) == 0, "experts are counted once");
     nx_draft(engine, &whole.b, got.data(), drafted.data());
     for (int at : {0, 251}) {  // 251 rows, then 19, of the first request alone
-        int32_t span[4] = {0, at ? 19 : 251, at, 0};
+        int32_t span[6] = {0, at ? 19 : 251, at, 0, INT32_MAX, 0};
         NxBatch some{span[1], 1, whole.tokens.data() + at, span, whole.pages.data(), nullptr};
         const size_t floats_in = size_t(span[1]) * hidden;
         nx_forward(second, &some, part.data());

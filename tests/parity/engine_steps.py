@@ -45,7 +45,7 @@ class Recorder:
         self.inner, self.steps = inner, steps
 
     def run(self, plan: Plan) -> StepResult:
-        rows = [(r.rid, tuple(r.drafts)) for r in plan.rows]
+        rows = [(r.rid, tuple(r.draft.tokens)) for r in plan.rows]
         result = self.inner.run(plan)
         for (rid, drafts), res in zip(rows, result, strict=True):
             if res.tokens:

@@ -28,8 +28,10 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import DeepseekV3Config
 
-from nextn.engine.sampler import Choice, choose
+from nextn.draft import Draft, Shape
+from nextn.engine.sampler import Choice, choose, rank
 from nextn.request import SamplingParams
+from nextn.speculative.tree import Growing
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class NextNReference:
     """
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         layers = DeepseekV3Config.from_pretrained(folder).num_hidden_layers
         self.target = load_oracle(folder, layers + 1)
         self.target.config.num_hidden_layers = layers  # it goes through this many in `forward`
@@ -104,6 +107,21 @@ class NextNReference:
                 drafts.append(self._pick(out[-1], tokens, drafts, params))
                 states = torch.cat((states, out[-1:]))
         return drafts[:num]
+
+    @torch.no_grad()
+    def tree(self, tokens: Sequence[int], steps: int, shape: Shape, params: SamplingParams) -> Draft:
+        """The tree drafted after the committed `tokens`: every node's path through the module by itself."""
+        growing = Growing(shape.topk)
+        for _ in range(steps):
+            children = []
+            for node in growing.frontier:
+                path, states = growing.path(node), self.hidden(tokens)[:-1]
+                for j in range(len(path) + 1):
+                    states = torch.cat((states, self.module(states, [*tokens[1:], *path[:j]])[-1:]))
+                choice = Choice(params, tokens, path, num_prompt=0, end_ids=frozenset())
+                children += rank(self.target.lm_head(states[-1:]), [choice], shape.topk)
+            growing.grow(children)
+        return growing.best(shape.size(steps))
 
     @torch.no_grad()
     def verify(self, tokens: Sequence[int], drafts: Sequence[int], params: SamplingParams) -> list[int]:

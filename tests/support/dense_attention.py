@@ -30,7 +30,7 @@ def entries(slots: int, rank: int, width: int, seed: int = 0) -> Tensor:
 
 
 def dense_attention(
-    cache: Tensor, page: int, spans: Sequence[Span], q: Tensor, rank: int, tree: Sequence[int] | None = None
+    cache: Tensor, page: int, spans: Sequence[Span], q: Tensor, rank: int
 ) -> tuple[Tensor, Tensor]:
     """Shapes of `native_kernels.attention` -> (result in f64, largest error that rounding explains).
 
@@ -40,16 +40,12 @@ def dense_attention(
     outs, bounds = [], []
     row = 0
     for span in spans:
-        rows, length = len(span.tokens), span.start + len(span.tokens)
-        slots = (torch.tensor(span.pages)[:, None] * page + torch.arange(page)).flatten()[:length]
-        keys = cache[slots].double()
-        position = torch.arange(length)
-        for r in range(rows):
-            seen = position <= span.start + r
-            if tree is not None:
-                bits = torch.tensor([bool(tree[row] >> i & 1) for i in range(rows)])
-                seen = torch.cat((torch.ones(span.start, dtype=torch.bool), bits))
-            scores = (q[row].double() @ keys.T).masked_fill(~seen, -torch.inf)
+        slots = (torch.tensor(span.pages)[:, None] * page + torch.arange(page)).flatten()
+        for r in range(len(span.tokens)):
+            path = list(range(r + 1)) if span.paths is None else list(span.paths[r])
+            seen = torch.cat((slots[: span.start], slots[[span.start + p for p in path]]))
+            keys, length = cache[seen].double(), len(seen)
+            scores = q[row].double() @ keys.T
             weights = torch.zeros_like(scores)
             top = scores.amax(-1, keepdim=True)
             for block in range(0, length, KV_BLOCK):

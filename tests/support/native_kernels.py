@@ -6,7 +6,6 @@ with at_level("avx2"), Pool(threads=2) as pool:
 
 from __future__ import annotations
 
-import ctypes
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -92,15 +91,9 @@ def attention(
     spans: Sequence[Span],
     q: Tensor,
     rank: int,
-    tree: Sequence[int] | None = None,
 ) -> Tensor:
-    """cache [slots, width] bf16, q [T, H, width] bf16, scaled -> [T, H, rank] f32, rank a multiple of 32.
-
-    tree: for each row which rows of its span it sees, as bits.
-    """
-    batch = NativeBatch(spans)
-    seen = (ctypes.c_uint64 * batch.rows)(*(tree or [0] * batch.rows))
-    batch.struct.tree = ctypes.addressof(seen) if tree is not None else None
+    """cache [slots, width] bf16, q [T, H, width] bf16, scaled -> [T, H, rank] f32, rank a multiple of 32."""
+    batch = NativeBatch(spans, page)
     out = torch.full((batch.rows, q.shape[1], rank), torch.nan, dtype=torch.bfloat16)
     library().nx_attention(
         pool.handle, batch.struct, cache.data_ptr(), cache.shape[1], page, q.data_ptr(), q.shape[1], rank,

@@ -10,7 +10,7 @@ import nextn
 
 ROOT = Path(nextn.__file__).parent
 # Every room may import itself and those named here.
-LEAVES = {"config", "request"}
+LEAVES = {"config", "request", "draft"}
 BELOW = {
     "ops": set(),
     "kvcache": set(),

@@ -74,7 +74,7 @@ class NativeBench:
             return
         heads, rank, width = cfg.num_attention_heads, padded(cfg.kv_lora_rank, 32), padded(cfg.latent_dim, 32)
         pages = range(1, 1 + align(end, PAGE) // PAGE)
-        batch = NativeBatch([Span([0] * rows, end - rows, list(pages))])
+        batch = NativeBatch([Span([0] * rows, end - rows, list(pages))], PAGE)
         q = (self.random(rows, heads * width) * width**-0.5).bfloat16()
         out = torch.empty(rows, heads, rank, dtype=torch.bfloat16)
         caches = self.arena.sets(torch.bfloat16, (PAGE * (len(pages) + 1), width))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent / "lib"
 LEVELS = ("portable", "avx2", "avx512", "avx512bf16")  # by nx_machine_level
-INTERFACE = 2  # nx_interface of a library that fits this file
+INTERFACE = 3  # nx_interface of a library that fits this file
 F32, BF16, E4M3, INT8 = range(4)
 
 
@@ -64,7 +64,7 @@ class NxBatch(Structure):
 
     _fields_ = (
         ("rows", c_int32), ("spans", c_int32), ("tokens", c_void_p), ("span", c_void_p),
-        ("pages", c_void_p), ("tree", c_void_p),
+        ("pages", c_void_p), ("paths", c_void_p),
     )  # fmt: skip
 
 

@@ -11,15 +11,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from nextn.draft import NO_DRAFT, Shape, tree_size
 from nextn.kvcache.manager import KVManager
 from nextn.kvcache.naive import NaiveCache
 from nextn.kvcache.radix import RadixCache
 from nextn.request import Request, SamplingParams
 from nextn.scheduler.plan import Plan, RowResult
 from nextn.scheduler.scheduler import Scheduler
-from nextn.speculative.verify import accepted_drafts
+from nextn.speculative.tree import Growing
+from nextn.speculative.verify import accepted_path
 
 VOCAB, EOS = 23, 0
+CHAINS = Shape()
 
 
 def script(tokens):
@@ -42,8 +45,8 @@ def expected(prompt, max_tokens, limit, ignore_eos=False):
 class Executor:
     """Answers plans; slots[s] is the token whose KV lies there."""
 
-    def __init__(self, page_size, skill, seed=0):
-        self.page_size, self.skill = page_size, skill
+    def __init__(self, page_size, skill, seed=0, shape=CHAINS):
+        self.page_size, self.skill, self.shape = page_size, skill, shape
         self.slots = {}
         self.random = random.Random(seed)
         self.largest = 0
@@ -63,39 +66,60 @@ class Executor:
                 written.add(slot)
                 self.slots[slot] = t
             seen = [self.slots.get(s) for s in table[: r.start + len(r.tokens)]]
-            known = len(r.tokens) - r.num_drafts
+            known = r.known
             assert seen[: r.start + known] == list(r.history[: r.start + known]), (
                 "the cache holds other tokens"
             )
             if not r.chooses:
                 assert r.following == r.history[r.start + known]
-                results.append(RowResult([], []))
+                results.append(RowResult([], NO_DRAFT))
                 continue
             assert r.start + known == len(r.history)
-            assert r.num_drafts < max(1, r.room)
-            path = list(r.drafts)
-            choices = [script([*r.history, *path[:j]]) for j in range(len(path) + 1)]
-            new = choices[: accepted_drafts(path, choices) + 1]
-            drafts, text = [], [*r.history, *new]
+            assert r.draft.depth < max(1, r.room)
+            assert list(r.tokens[known:]) == list(r.draft.tokens)
+            above = [[r.draft.tokens[i] for i in r.draft.path(n)] for n in range(-1, len(r.draft))]
+            choices = [script([*r.history, *tokens]) for tokens in above]
+            path = accepted_path(r.draft, choices)
+            new = [choices[0], *(choices[n + 1] for n in path)]
+            # Accepted entries go where their positions are; then the drafter writes behind them.
+            moved = [self.slots[table[r.start + 1 + n]] for n in path]
+            for depth, token in enumerate(moved, start=1):
+                self.slots[table[r.start + depth]] = token
             want = max(0, min(r.draft_next, r.room - len(new) - 1))
-            assert r.start + known + len(new) - 1 + max(0, want - 1) <= len(table)
-            for _ in range(want):
-                t = script(text)
-                if self.random.random() > self.skill:
-                    t = (t + 1) % VOCAB
-                drafts.append(t)
-                text.append(t)
-            results.append(RowResult(new, drafts))
+            free = r.start + known + len(path)
+            assert free + self.shape.scratch(want) <= len(table)
+            for slot in table[free : free + self.shape.scratch(want)]:
+                self.slots[slot] = "guess"
+            results.append(RowResult(new, self.draft([*r.history, *new], want)))
         return results
 
+    def draft(self, text, want):
+        """The script's token is the best guess with a probability of `skill`, else the last one."""
+        tree = Growing(self.shape.topk)
+        for _ in range(want):
+            children = []
+            for node in tree.frontier:
+                t = script([*text, *tree.path(node)])
+                guesses = [(t + i) % VOCAB for i in range(self.shape.topk)]
+                if self.random.random() > self.skill:
+                    guesses = guesses[::-1] if len(guesses) > 1 else [(t + 1) % VOCAB]
+                children.append([(g, -1.0 - i) for i, g in enumerate(guesses)])
+            tree.grow(children)
+        return tree.best(self.shape.size(want)) if want else NO_DRAFT
 
-def make(pages=40, page_size=4, budget=32, running=4, drafts=2, radix=True, skill=0.7):
+
+def make(pages=40, page_size=4, budget=32, running=4, drafts=2, radix=True, skill=0.7, shape=CHAINS):
     cache = RadixCache(page_size) if radix else NaiveCache()
     kv = KVManager(pages + 1, page_size, cache)
     sched = Scheduler(
-        kv, token_budget=budget, max_running=running, num_drafts=drafts, eos_ids=frozenset({EOS})
+        kv,
+        token_budget=budget,
+        max_running=running,
+        num_drafts=drafts,
+        eos_ids=frozenset({EOS}),
+        shape=shape,
     )
-    return sched, Executor(page_size, skill)
+    return sched, Executor(page_size, skill, shape=shape)
 
 
 def request(rid, prompt, order, limit, **params):
@@ -126,9 +150,13 @@ def drain(sched, executor, check=True):
 
 
 @pytest.mark.parametrize("radix", [True, False])
-@pytest.mark.parametrize("drafts", [0, 1, 3])
-def test_texts_are_the_scripts(radix, drafts):
-    sched, ex = make(drafts=drafts, radix=radix)
+@pytest.mark.parametrize(
+    ("drafts", "shape"),
+    [(0, CHAINS), (1, CHAINS), (3, CHAINS), (1, Shape(3, 3)), (3, Shape(2, 6)), (4, Shape(3, 12))],
+    ids=str,
+)
+def test_texts_are_the_scripts(radix, drafts, shape):
+    sched, ex = make(drafts=drafts, radix=radix, shape=shape)
     rng = random.Random(1)
     prompts = [[rng.randrange(1, VOCAB) for _ in range(rng.randrange(1, 60))] for _ in range(12)]
     for i, p in enumerate(prompts):
@@ -222,11 +250,15 @@ class Chaos(RuleBasedStateMachine):
         budget=st.sampled_from([8, 16, 40]),
         running=st.integers(1, 6),
         drafts=st.integers(0, 3),
+        topk=st.sampled_from([1, 1, 2, 3]),
         radix=st.booleans(),
         skill=st.sampled_from([0.0, 0.6, 1.0]),
     )
-    def start(self, pages, page, budget, running, drafts, radix, skill):
-        self.sched, self.ex = make(pages, page, budget, running, drafts, radix, skill)
+    def start(self, pages, page, budget, running, drafts, topk, radix, skill):
+        shape = Shape(topk, min(2 * topk, tree_size(topk, drafts)))
+        # As the engine does it: a request may fill the pool but for what its trees take besides.
+        beyond = 0 if topk == 1 else max(shape.nodes, shape.scratch(drafts))
+        self.sched, self.ex = make(pages + beyond, page, budget, running, drafts, radix, skill, shape)
         self.limit = pages * page
         self.want, self.got, self.count = {}, {}, 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -30,14 +31,15 @@ def check(
     rank: int = 64,
     width: int = 96,
     sharp: float = 1.0,
-    tree: list[int] | None = None,
+    trees: dict[int, list[list[int]]] | None = None,
 ) -> Tensor:
-    """lengths: (start, rows) of each span."""
+    """lengths: (start, rows) of each span. trees: the paths of those that are trees."""
     spans, slots = paged(lengths, page, seed=len(lengths))
+    spans = [replace(s, paths=(trees or {}).get(i)) for i, s in enumerate(spans)]
     cache = entries(slots, rank, width)
     q = queries(sum(rows for _, rows in lengths), heads, width, sharp)
-    got = attention(pool, cache, page, spans, q, rank, tree)
-    want, bound = dense_attention(cache, page, spans, q, rank, tree)
+    got = attention(pool, cache, page, spans, q, rank)
+    want, bound = dense_attention(cache, page, spans, q, rank)
     assert ((got - want).abs() <= bound).all()
     return got
 
@@ -77,43 +79,54 @@ def test_flat_and_sharp_scores(pool: Pool, sharp: float) -> None:
     check(pool, [(0, 4), (600, 2)], sharp=sharp)
 
 
-def tree_mask(rows: int, seed: int) -> list[int]:
-    """A random tree: each node sees itself and what its parent sees."""
+def tree_paths(rows: int, seed: int) -> list[list[int]]:
+    """A random tree: each node's path is its parent's and itself."""
     rng = random.Random(seed)
-    seen = [1]
+    paths = [[0]]
     for i in range(1, rows):
-        seen.append(seen[rng.randrange(i)] | 1 << i)
-    return seen
+        paths.append([*paths[rng.randrange(i)], i])
+    return paths
 
 
 @pytest.mark.parametrize("start", [0, 3, 250, 254, 256, 600])
 def test_trees(pool: Pool, start: int) -> None:
-    for rows, seed in ((1, 0), (8, 1), (13, 2), (64, 3)):
-        check(pool, [(start, rows)], tree=tree_mask(rows, seed))
+    for rows, seed in ((1, 0), (8, 1), (13, 2), (80, 3)):
+        check(pool, [(start, rows)], trees={0: tree_paths(rows, seed)})
 
 
-def test_trees_beside_each_other(pool: Pool) -> None:
-    trees = [tree_mask(n, n) for n in (5, 1, 9)]
-    check(pool, [(254, 5), (10, 1), (0, 9)], tree=[mask for tree in trees for mask in tree])
+def test_trees_beside_chains(pool: Pool) -> None:
+    check(pool, [(254, 5), (10, 3), (0, 9)], trees={0: tree_paths(5, 5), 2: tree_paths(9, 9)})
 
 
-def test_a_chain_is_a_tree(pool: Pool) -> None:
-    chain = [(2 << i) - 1 for i in range(6)]
-    for start in (0, 253, 300):
-        assert torch.equal(check(pool, [(start, 6)], tree=chain), check(pool, [(start, 6)]))
+@pytest.mark.parametrize("start", [0, 5, 250, 253, 300])
+def test_a_node_has_the_bits_it_would_have_in_a_chain(pool: Pool, start: int) -> None:
+    """Its path's entries copied to the slots of a chain: a block of keys may begin anywhere among them."""
+    rows, page = 12, 4
+    (span,), slots = paged([(start, rows)], page)
+    cache, q = entries(slots, 64, 96), queries(rows, 3, 96)
+    paths = tree_paths(rows, start)
+    tree = attention(pool, cache, page, [replace(span, paths=paths)], q, 64)
+
+    def slot(at: int) -> int:
+        return span.pages[at // page] * page + at % page
+
+    for i, path in enumerate(paths):
+        moved = cache.clone()
+        for depth, p in enumerate(path):
+            moved[slot(start + depth)] = cache[slot(start + p)]
+        alone = Span([0], start + len(path) - 1, span.pages)
+        assert torch.equal(attention(pool, moved, page, [alone], q[i : i + 1], 64)[0], tree[i])
 
 
-def test_hidden_rows_do_not_count(pool: Pool) -> None:
-    """Keys that a node does not see may hold anything finite."""
-    spans, slots = paged([(254, 4)], 4)
+def test_rows_beside_the_path_do_not_count(pool: Pool) -> None:
+    (span,), slots = paged([(254, 4)], 4)
     cache, q = entries(slots, 32, 64), queries(4, 2, 64)
-    tree = [1, 0b11, 0b101, 0b1001]
-    before = attention(pool, cache, 4, spans, q, 32, tree)
-    hidden = spans[0].pages[256 // 4] * 4 + 256 % 4  # row 2
-    cache[hidden] = 3e4
-    after = attention(pool, cache, 4, spans, q, 32, tree)
+    tree = [replace(span, paths=[[0], [0, 1], [0, 2], [0, 3]])]
+    before = attention(pool, cache, 4, tree, q, 32)
+    cache[span.pages[256 // 4] * 4 + 256 % 4] = torch.nan  # row 2
+    after = attention(pool, cache, 4, tree, q, 32)
     assert torch.equal(after[[0, 1, 3]], before[[0, 1, 3]])
-    assert not torch.equal(after[2], before[2])
+    assert after[2].isnan().any()
 
 
 def test_what_is_not_in_the_context_may_be_nan(pool: Pool) -> None:

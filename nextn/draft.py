@@ -1,0 +1,105 @@
+"""A request's draft: a tree of guessed tokens under its root, of which a chain is the one-branch case. Pure.
+
+Worked example: the drafter thinks "x" or "y" follows the root, and after "y" comes "z":
+
+    tokens   x   y   z           the row that is verified: root x y z, at slots 0 1 2 3 from the root's
+    parents -1  -1   1           paths: [0] [0 1] [0 2] [0 2 3]
+
+If the target chooses y after the root and w after y, then y is accepted, w is the bonus, and y's cache entry
+goes from slot 2 to slot 1, where its position says it belongs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+MAX_DRAFTS = 16  # deepest
+MAX_TOPK = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Nodes come with parents before children, in a tree the likelier before the less likely: cutting off
+    the end leaves a tree."""
+
+    tokens: Sequence[int] = ()
+    parents: Sequence[int] | None = None  # each node's parent, -1 for the root; None: a chain
+    confidence: Sequence[float] | None = None  # log-probability of each node's path, by the drafter
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def parent(self, node: int) -> int:
+        return node - 1 if self.parents is None else self.parents[node]
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from the root's child down to `node`; [] for -1, the root itself."""
+        found = []
+        while node >= 0:
+            found.append(node)
+            node = self.parent(node)
+        return found[::-1]
+
+    @property
+    def depth(self) -> int:
+        """Of the deepest node; 0 without nodes."""
+        if self.parents is None:
+            return len(self.tokens)
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return max(depths, default=0)
+
+    def paths(self) -> list[list[int]] | None:
+        """Of the row [root, nodes ...] to verify, as `nextn.layers.batch.Span` has them; None: a chain."""
+        if self.parents is None:
+            return None
+        paths = [[0]]
+        for node, parent in enumerate(self.parents):
+            paths.append([*paths[parent + 1], node + 1])
+        return paths
+
+    def cut(self, nodes: int, depth: int) -> Draft:
+        """The first `nodes` of those nodes that are no deeper than `depth`."""
+        if self.parents is None:
+            keep = list(range(min(nodes, depth, len(self.tokens))))
+        else:
+            keep = [i for i in range(len(self.tokens)) if len(self.path(i)) <= depth][: max(0, nodes)]
+        if len(keep) == len(self.tokens):
+            return self
+        place = {-1: -1} | {old: new for new, old in enumerate(keep)}
+        return Draft(
+            [self.tokens[i] for i in keep],
+            None if self.parents is None else [place[self.parents[i]] for i in keep],
+            None if self.confidence is None else [self.confidence[i] for i in keep],
+        )
+
+
+NO_DRAFT = Draft()
+
+
+class Shape(NamedTuple):
+    """Of the trees that an engine drafts: one for all of its requests, whatever the depth each asks for."""
+
+    topk: int = 1
+    nodes: int = 0  # most nodes of a tree, the root not counted; of no account for chains
+
+    def size(self, steps: int) -> int:
+        """Nodes of a draft of that depth."""
+        return steps if self.topk == 1 else min(self.nodes, tree_size(self.topk, steps))
+
+    def scratch(self, steps: int) -> int:
+        """Slots that the drafter writes while it drafts so deep: every depth but the last is grown on."""
+        return max(0, steps - 1) * self.topk
+
+    @property
+    def beyond(self) -> int:
+        """Slots past a request's last position that its trees may take: a tree is wider than it is deep."""
+        return 0 if self.topk == 1 else max(self.nodes, self.scratch(MAX_DRAFTS))
+
+
+def tree_size(topk: int, steps: int) -> int:
+    """Nodes that a tree may have: topk children of the root, and topk * topk at each further depth."""
+    return topk + (steps - 1) * topk * topk if steps > 0 else 0

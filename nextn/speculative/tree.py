@@ -1,0 +1,56 @@
+"""Growing a draft: which guesses to grow on, and which of them to verify. Pure.
+
+Trees are grown as EAGLE-2 grows them (arXiv 2406.16858), in SGLang's terms: at each depth the `topk`
+likeliest of all topk x topk children are kept to grow on, and of all nodes seen the num_draft_tokens - 1
+likeliest are verified. How likely a node is: the product of the drafter's probabilities along its path.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+from nextn.draft import Draft
+
+
+class Growing:
+    """A tree while it is drafted. `frontier`: the nodes to draft after, best first."""
+
+    def __init__(self, topk: int) -> None:
+        self.topk = topk
+        self.tokens: list[int] = []
+        self.parents: list[int] = []
+        self.scores: list[float] = []
+        self.frontier: list[int] = [-1]
+
+    def grow(self, children: Sequence[Sequence[tuple[int, float]]]) -> None:
+        """children[j]: (token, log-probability) of the best guesses after frontier node j."""
+        first = len(self.tokens)
+        for parent, guesses in zip(self.frontier, children, strict=True):
+            before = self.scores[parent] if parent >= 0 else 0.0
+            for token, confidence in guesses:
+                self.tokens.append(token)
+                self.parents.append(parent)
+                self.scores.append(before + min(confidence, 0.0))
+        # Among equals the earlier one, which may be an ancestor of the later one.
+        new = range(first, len(self.tokens))
+        self.frontier = heapq.nlargest(self.topk, new, key=lambda i: (self.scores[i], -i))
+
+    def path(self, node: int) -> list[int]:
+        """Tokens from the root's child down to `node`."""
+        found = []
+        while node >= 0:
+            found.append(self.tokens[node])
+            node = self.parents[node]
+        return found[::-1]
+
+    def best(self, nodes: int) -> Draft:
+        """The likeliest `nodes`. A parent is at least as likely as its children and comes before them."""
+        order = range(len(self.tokens))
+        keep = heapq.nlargest(nodes, order, key=lambda i: (self.scores[i], -i))
+        place = {-1: -1} | {old: new for new, old in enumerate(keep)}
+        parents = [place[self.parents[i]] for i in keep]
+        chain = all(parent == i - 1 for i, parent in enumerate(parents))
+        return Draft(
+            [self.tokens[i] for i in keep], None if chain else parents, [self.scores[i] for i in keep]
+        )

@@ -1,0 +1,84 @@
+"""Draft trees, node by node, equal those of a slow cache-free reference; what is accepted follows from them.
+
+A path that saw a sibling's cache entry, or a position that is off by one, would show here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from parity.engine_steps import make_engine
+from parity.nextn_reference import NextNReference
+from parity.oracle import random_checkpoint
+from support.checkpoints import write_checkpoint
+from tokenizers import Tokenizer
+
+from nextn.config import EMBEDDED, model_folder
+from nextn.draft import Draft, Shape
+from nextn.request import Request, SamplingParams
+
+PROMPTS = {"short": "import os\n", "longer": "def area(width, height):\n    return width * height\n\n\ndef "}
+SHAPES = {(2, 3, 7), (3, 2, 12), (4, 4, 10)}  # topk, steps, nodes and root
+
+
+@pytest.fixture(scope="module", params=["random", "tiny"])
+def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> NextNReference:
+    if request.param == "tiny":
+        return NextNReference(model_folder(EMBEDDED))
+    config, tensors = random_checkpoint({}, seed=3)
+    return NextNReference(write_checkpoint(tmp_path_factory.mktemp("random"), config, tensors))
+
+
+def prompts(folder: Path) -> dict[str, list[int]]:
+    if folder == model_folder(EMBEDDED):
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        return {name: tokenizer.encode(text).ids for name, text in PROMPTS.items()}
+    return {"one": [5], "some": [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "seeded"])
+@pytest.mark.parametrize(("topk", "steps", "nodes"), sorted(SHAPES))
+def test_every_tree(reference: NextNReference, temperature: float, topk: int, steps: int, nodes: int) -> None:
+    engine = make_engine(
+        reference.folder, steps, speculative_eagle_topk=topk, speculative_num_draft_tokens=nodes
+    )
+    params = SamplingParams(max_tokens=14, temperature=temperature, seed=5, ignore_eos=True)
+    for rid, prompt in prompts(reference.folder).items():
+        engine.add(Request(rid, prompt, params))
+    wide = accepted = 0
+    while engine.has_work():
+        plan = engine._scheduler.plan()
+        result = engine._executor.run(plan)
+        for row, res in zip(plan.rows, result, strict=True):
+            if not row.chooses:
+                continue
+            paths = [[row.draft.tokens[i] for i in row.draft.path(n)] for n in range(len(row.draft))]
+            for length in range(1, len(res.tokens)):
+                assert res.tokens[:length] in paths
+            assert res.tokens not in paths  # whatever could be accepted was
+            assert res.tokens == reference.verify(row.history, res.tokens[:-1], params)
+            accepted += len(res.tokens) - 1
+            text = [*row.history, *res.tokens]
+            deep = min(steps, row.room - len(res.tokens) - 1)
+            if deep > 0:
+                want = reference.tree(text, deep, Shape(topk, nodes - 1), params)
+                assert alike(res.draft, want)
+                wide += res.draft.parents is not None
+        engine._scheduler.commit(plan, result)
+        engine.check_integrity()
+    assert wide
+    assert accepted or reference.folder != model_folder(EMBEDDED)
+
+
+def alike(a: Draft, b: Draft) -> bool:
+    """The same nodes, up to the order of those that are as good as equally likely."""
+    assert a.confidence is not None
+    assert b.confidence is not None
+    ours, theirs = (
+        {tuple(d.tokens[i] for i in d.path(n)): c for n, c in enumerate(d.confidence or ())} for d in (a, b)
+    )
+    least = min(ours.values())
+    return all(
+        abs(ours.get(path, least) - theirs.get(path, least)) < 1e-3 for path in ours.keys() | theirs.keys()
+    )

@@ -1,0 +1,47 @@
+"""Which shapes of drafts may be asked for."""
+
+from __future__ import annotations
+
+import pytest
+
+from nextn.config import EngineConfig
+from nextn.draft import Shape
+
+
+def config(steps: int | None, topk: int = 1, nodes: int | None = None) -> EngineConfig:
+    return EngineConfig(
+        speculative_num_steps=steps, speculative_eagle_topk=topk, speculative_num_draft_tokens=nodes
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "shape"),
+    [
+        ((3, 1, 4), Shape(1, 3)),
+        ((3, 2), Shape(2, 6)),
+        ((1, 4, 5), Shape(4, 4)),
+        ((3, 2, 11), Shape(2, 10)),
+        ((3, 2, 4), Shape(2, 3)),
+    ],
+)
+def test_shapes(asked: tuple[int, ...], shape: Shape) -> None:
+    asks = config(*asked)
+    asks.check()
+    assert asks.draft_shape == shape
+
+
+@pytest.mark.parametrize(
+    ("asked", "complaint"),
+    [
+        ((3, 1, 5), r"--speculative-num-draft-tokens is 5: a chain verifies .* = 4 tokens"),
+        ((3, 2, 12), r"--speculative-num-draft-tokens is 12: .* has at most 11 nodes"),
+        ((3, 2, 3), r"--speculative-num-draft-tokens is 3: .* needs 4 to be that deep"),
+        ((1, 2, 4), r"has at most 3 nodes"),
+        ((2, 0), r"--speculative-eagle-topk is 0: it must be between 1 and 32"),
+        ((2, 33), r"--speculative-eagle-topk is 33"),
+        ((17,), r"--speculative-num-steps is 17"),
+    ],
+)
+def test_refusals(asked: tuple[int, ...], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        config(*asked).check()
