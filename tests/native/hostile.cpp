@@ -221,7 +221,7 @@ void models(int threads, int kind, bool compressed) {
     std::vector<uint16_t> cache(size_t(3) * slots * width), other = cache;
     NxModel model{hidden, heads, nope, rope, rank, value, q_in, 2, 1e-6f, 1e-6f, 0.3f, embedding.data(),
                   cosine.data(), sine.data(), layers.data(), scale.data(), head.w, scale.data(), scale.data(),
-                  scale.data(), eh_proj.w, cache.data(), int64_t(slots) * width, width, page};
+                  scale.data(), eh_proj.w, head.w, nullptr, vocab, cache.data(), int64_t(slots) * width, width, page};
     void* engine = nx_engine_new(&model, threads, 3);
     model.cache = other.data();
     void* second = nx_engine_new(&model, 1, 3);
@@ -244,6 +244,25 @@ void models(int threads, int kind, bool compressed) {
     nx_logits(engine, got.data(), rows, vocab, logits.data());
     nx_logits(engine, got.data(), 0, vocab, logits.data());
     for (float z : logits) must(std::isfinite(z), "a logit is not finite");
+    std::vector<float> guesses(logits.size());
+    nx_draft_logits(engine, got.data(), rows, vocab, guesses.data());
+    must(same(logits, guesses), "the drafter's head is the target's here");
+
+    // A draft vocabulary: three tokens, of which the last is the vocabulary's.
+    const Matrix small(3, hidden, INT8);
+    const std::vector<int32_t> ids = {5, 0, vocab - 1};
+    NxModel choosy = model;
+    choosy.draft_head = small.w;
+    choosy.draft_ids = ids.data();
+    choosy.draft_vocab = 3;
+    void* third = nx_engine_new(&choosy, threads, 3);
+    nx_draft_logits(third, got.data(), rows, vocab, guesses.data());
+    for (size_t i = 0; i < guesses.size(); ++i) {
+        const int token = int(i % size_t(vocab));
+        const bool open = std::find(ids.begin(), ids.end(), token) != ids.end();
+        must(open ? std::isfinite(guesses[i]) : guesses[i] == -INFINITY, "a token outside of the draft vocabulary");
+    }
+    nx_engine_free(third);
 
     for (const auto& lengths : LENGTHS)
         if (lengths.empty() || lengths[0].first + lengths[0].second < 300)
