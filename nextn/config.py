@@ -152,6 +152,12 @@ class EngineConfig:
         "file of the token ids that may be drafted (.pt, .npy or .json: a list, as FR-Spec's); the drafter's "
         "head has rows for these only (texts stay the same)",
     )
+    speculative_simulate_accept_length: float | None = option(
+        None,
+        "speculation",
+        "for benchmarks on dummy weights: accept drafts by lot, so that a step commits this many tokens on "
+        "average (seeded by the request); the texts are then NOT the model's",
+    )
     speculative_num_draft_tokens: int | None = option(
         None,
         "speculation",
@@ -191,6 +197,12 @@ class EngineConfig:
             self.speculative_num_steps is None or 0 <= self.speculative_num_steps <= MAX_DRAFTS,
             "speculative_num_steps",
             f"it must be between 0 (off) and {MAX_DRAFTS}",
+        )
+        simulated = self.speculative_simulate_accept_length
+        need(
+            simulated is None or 1 <= simulated <= self.num_drafts + 1,
+            "speculative_simulate_accept_length",
+            f"it must be between 1 and --speculative-num-steps + 1 = {self.num_drafts + 1}",
         )
         topk, steps, nodes = self.speculative_eagle_topk, self.num_drafts, self.speculative_num_draft_tokens
         need(1 <= topk <= MAX_TOPK, "speculative_eagle_topk", f"it must be between 1 and {MAX_TOPK}")

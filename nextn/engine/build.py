@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,6 +55,12 @@ def build(config: EngineConfig) -> Built:
     cache = NaiveCache() if config.disable_radix_cache else RadixCache(config.page_size)
     kv = KVManager(pages + 1, config.page_size, cache)
     shape = config.draft_shape
+    simulated = config.speculative_simulate_accept_length
+    if simulated is not None:
+        logging.getLogger("nextn.engine").warning(
+            "--speculative-simulate-accept-length %g: drafts are accepted by lot; texts are NOT the model's",
+            simulated,
+        )
     drafter: Drafter = MTPDrafter(model, pool, shape) if num_drafts else NoDrafter()
     scheduler = Scheduler(
         kv,
@@ -77,6 +84,7 @@ def build(config: EngineConfig) -> Built:
         "kv_bytes_target": slots * cfg.num_hidden_layers * entry,
         "kv_bytes_draft": slots * (layers - cfg.num_hidden_layers) * entry,
         "drafts": num_drafts,
+        "simulated_accept_length": simulated,
         "draft_topk": shape.topk if num_drafts else 0,
         "draft_tokens": shape.size(num_drafts) + 1 if num_drafts else 0,
         "prefix_cache": "off" if config.disable_radix_cache else "radix",
@@ -90,7 +98,7 @@ def build(config: EngineConfig) -> Built:
         )
     return Built(
         model,
-        Runner(model, pool, drafter, native_draw if kernels == "cpu" else draw),
+        Runner(model, pool, drafter, native_draw if kernels == "cpu" else draw, simulated),
         scheduler,
         frozenset(cfg.eos_token_ids),
         context,

@@ -15,15 +15,24 @@ from nextn.models.base import Model, take
 from nextn.request import TokenLogprob
 from nextn.scheduler.plan import Plan, Row, RowResult, StepResult
 from nextn.speculative.drafter import Committed, Drafter
+from nextn.speculative.simulate import simulated_path
 from nextn.speculative.verify import accepted_path
 
 
 class Runner:
     """An executor of one process. Others have the same `run`."""
 
-    def __init__(self, model: Model, pool: KVPool, drafter: Drafter, draw: Draw = draw) -> None:
-        """draw: what chooses among logits; a backend may bring its own."""
+    def __init__(
+        self,
+        model: Model,
+        pool: KVPool,
+        drafter: Drafter,
+        draw: Draw = draw,
+        accept_length: float | None = None,
+    ) -> None:
+        """draw: what chooses among logits; a backend may bring its own. accept_length: simulated."""
         self.model, self.pool, self.drafter, self.draw = model, pool, drafter, draw
+        self.accept_length = accept_length
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
@@ -31,9 +40,9 @@ class Runner:
         spans = [Span(r.tokens, r.start, r.pages, r.draft.paths()) for r in rows]
         hidden = self.model.forward(self.model.batch(spans, self.pool.page_size), self.pool)
         chosen, raw = self._choose(hidden, rows)
-        accepted = [accepted_path(r.draft, c) if r.chooses else [] for r, c in zip(rows, chosen, strict=True)]
+        accepted = [self._accept(r, c) if r.chooses else [] for r, c in zip(rows, chosen, strict=True)]
         new = [
-            [c[0], *(c[node + 1] for node in path)] if r.chooses else []
+            [*(r.draft.tokens[node] for node in path), c[path[-1] + 1 if path else 0]] if r.chooses else []
             for r, c, path in zip(rows, chosen, accepted, strict=True)
         ]
         self._compact(rows, accepted)
@@ -53,6 +62,11 @@ class Runner:
             RowResult(t, d, o, [next(scored) for _ in r.scores])
             for r, t, d, o in zip(rows, new, drafts, told, strict=True)
         ]
+
+    def _accept(self, row: Row, choices: Sequence[int]) -> list[int]:
+        if self.accept_length is None:
+            return accepted_path(row.draft, choices)
+        return simulated_path(row.draft, self.accept_length, row.params, len(row.history))
 
     def _choose(self, hidden: Tensor, rows: Sequence[Row]) -> tuple[list[list[int]], Tensor | None]:
         """The target's choices of every row: after the root and after each node of its draft. And a copy of

@@ -22,7 +22,8 @@ SERVE_FLAGS = """
 --max-seqs-per-batch --max-num-seqs
 --check-integrity --speculative-algorithm --speculative-num-steps --num-speculative-tokens
 --speculative-eagle-topk --speculative-draft-model-quantization
---speculative-token-map --speculative-num-draft-tokens --host --port --served-model-name
+--speculative-token-map --speculative-simulate-accept-length --speculative-num-draft-tokens
+--host --port --served-model-name
 --max-queued-requests --enable-metrics --decode-log-interval --log-level --shutdown-timeout
 """
 

@@ -33,7 +33,7 @@ def test_every_flag_sets_its_field(option: object) -> None:
         "chunked_prefill_size": "600", "load_format": "dummy", "dtype": "float32", "device": "cpu",
         "prefill_attention": "naive", "kernel_backend": "reference", "quantization": "w8a16",
         "speculative_algorithm": "EAGLE", "log_level": "debug",
-        "speculative_draft_model_quantization": "w8a16",
+        "speculative_draft_model_quantization": "w8a16", "speculative_simulate_accept_length": "1.5",
     }  # fmt: skip
     for flag in option.flags:
         for name in (flag, "--" + flag[2:].replace("-", "_")):

@@ -1,0 +1,66 @@
+"""nextn token-map: a draft vocabulary from a corpus, for --speculative-token-map.
+
+nextn token-map --model-path /models/DeepSeek-V3 --size 32768 --output hot.json corpus/*.txt
+nextn serve --model-path /models/DeepSeek-V3 --speculative-token-map hot.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from nextn.cli.errors import CommandError
+from nextn.config import EMBEDDED, model_folder
+
+HELP = "find a corpus' most frequent tokens, the only ones the drafter then guesses among"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model-path", "--model", default=EMBEDDED, help=f"checkpoint folder (default: {EMBEDDED})"
+    )
+    parser.add_argument("--size", type=int, default=32768, help="tokens to keep (default: 32768)")
+    parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
+    parser.add_argument(
+        "corpus", type=Path, nargs="+", help="text files (.jsonl: the `text` or `prompt` of each line)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    from nextn.tokenizer import Tokenizer
+    from nextn.tokenizer.frequency import frequent_tokens
+
+    try:
+        tokenizer = Tokenizer.from_folder(model_folder(args.model_path))
+        found = frequent_tokens(tokenizer, texts(args.corpus), args.size)
+    except (OSError, ValueError) as e:
+        raise CommandError(str(e)) from e
+    part = args.output.with_name(args.output.name + ".part")
+    part.write_text(json.dumps(found.ids) + "\n", encoding="utf-8")
+    os.replace(part, args.output)
+    print(
+        f"{len(found.ids)} of {tokenizer.vocab_size} tokens make {found.covered:.2%} of the corpus' "
+        f"{found.tokens:,}; written to {args.output}"
+    )
+    return 0
+
+
+def texts(paths: list[Path]) -> Iterator[str]:
+    """Raises ValueError that names the file and line that is not right."""
+    for path in paths:
+        with path.open(encoding="utf-8") as lines:
+            if path.suffix != ".jsonl":
+                yield lines.read()
+                continue
+            for number, line in enumerate(lines, start=1):
+                try:
+                    record = json.loads(line)
+                except ValueError as e:
+                    raise ValueError(f"{path}, line {number}: no JSON ({e})") from e
+                text = record.get("text", record.get("prompt")) if isinstance(record, dict) else None
+                if not isinstance(text, str):
+                    raise ValueError(f"{path}, line {number}: no `text` or `prompt`")
+                yield text

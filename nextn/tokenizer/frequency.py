@@ -1,0 +1,36 @@
+"""Which tokens a corpus is made of: a draft vocabulary for FR-Spec (arXiv 2502.14856)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from nextn.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class FrequentTokens:
+    ids: list[int]  # ascending
+    tokens: int  # of the corpus
+    covered: float  # share of the corpus that these tokens make
+
+
+def frequent_tokens(tokenizer: Tokenizer, texts: Iterable[str], size: int) -> FrequentTokens:
+    """The `size` most frequent tokens of the texts; among equally frequent ones the smaller id. The end token
+    is always one of them: a draft that cannot end a text is wrong at every end.
+
+    Raises ValueError for texts without a token, and for a size below 2.
+    """
+    if size < 2:
+        raise ValueError(f"a draft vocabulary of {size} tokens is too small; give at least 2")
+    counts: Counter[int] = Counter()
+    for text in texts:
+        counts.update(tokenizer.encode(text, add_special_tokens=False))
+    total = counts.total()
+    if not total:
+        raise ValueError("the corpus has no tokens")
+    end = tokenizer.eos_token_id
+    ranked = sorted((token for token in counts if token != end), key=lambda token: (-counts[token], token))
+    chosen = ranked[: size if end is None else size - 1] + ([] if end is None else [end])
+    return FrequentTokens(sorted(chosen), total, sum(counts[token] for token in chosen) / total)
