@@ -22,6 +22,7 @@ COMMANDS: dict[str, str] = {
     "eval": "nextn.cli.eval",
     "generate": "nextn.cli.generate",
     "inspect": "nextn.cli.inspect",
+    "export-mtp": "nextn.cli.export_mtp",
 }
 
 

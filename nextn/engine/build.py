@@ -64,6 +64,7 @@ def build(config: EngineConfig) -> Built:
         shape=shape,
     )
     slots = pages * config.page_size
+    other_drafter = num_drafts and config.speculative_draft_model_path is not None
     startup: dict[str, object] = {
         "model": config.model_path,
         "architecture": cfg.architecture,
@@ -79,6 +80,7 @@ def build(config: EngineConfig) -> Built:
         "drafts": num_drafts,
         "draft_topk": shape.topk if num_drafts else 0,
         "draft_tokens": shape.size(num_drafts) + 1 if num_drafts else 0,
+        **({"draft_model": config.speculative_draft_model_path} if other_drafter else {}),
         "prefix_cache": "off" if config.disable_radix_cache else "radix",
     }
     # A tree takes slots past a request's end.
