@@ -46,8 +46,8 @@ def build(config: EngineConfig) -> Built:
     model, kernels = make_model(config, device, config.threads or usable_cores())
     seconds = time.perf_counter() - begin
     cfg = model.config
-    num_drafts = config.num_drafts if model.can_draft else 0
-    layers = cfg.num_hidden_layers + (num_drafts > 0)
+    num_drafts = config.num_drafts if model.nextn_layers else 0
+    layers = cfg.num_hidden_layers + (model.nextn_layers if num_drafts else 0)
     entry = model.cache_width * torch.empty((), dtype=model.dtype).element_size()
     pages = _pages(config, layers * entry, device)
     pool = KVPool(layers, pages + 1, config.page_size, model.cache_width, model.dtype, device)

@@ -71,13 +71,13 @@ def make_model(config: EngineConfig, device: torch.device, threads: int) -> tupl
             stored = stored - set(nextn_tensors(cfg, nextn)) | draft.fp8_names(cfg, nextn)
         native = model_class(cfg.architecture, "cpu")
         drafting = Drafting(_coarse_drafts(config, cfg), allowed)
-        model = native(cfg, nextn > 0, threads, config.quantization, stored, drafting)
+        model = native(cfg, nextn, threads, config.quantization, stored, drafting)
         place, dtype, as_stored = model.place, torch.float32, model.weights.as_stored
     else:
         dtype, as_stored = DTYPES[config.dtype], frozenset()
         ops = make_ops(product_shapes(cfg), dtype, device)
         naive = config.prefill_attention == "naive"
-        model = model_class(cfg.architecture)(cfg, ops, dtype, device, nextn > 0, naive, allowed)
+        model = model_class(cfg.architecture)(cfg, ops, dtype, device, nextn, naive, allowed)
         targets: dict[str, Tensor] = model.targets()
         assert {n: tuple(t.shape) for n, t in targets.items()} == expected
 
