@@ -3,8 +3,8 @@
     export_mtp("/models/DeepSeek-V3", "/models/DeepSeek-V3-NextN")
 
 Names and config.json are those of SGLang's export: module k is model.layers.{k}., architectures is
-DeepseekV3ForCausalLMNextN. SGLang reads the folder too, it has room for several modules (xLLM's names have
-it for one), and FP8 blocks stay what they are.
+DeepseekV3ForCausalLMNextN. SGLang loads these names, they have room for several modules (xLLM's have it for
+one), and FP8 blocks stay what they are.
 """
 
 from __future__ import annotations
