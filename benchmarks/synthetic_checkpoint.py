@@ -17,14 +17,16 @@ import dataclasses
 import json
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 
-from synthetic.shard_writer import tensor_bytes, write_shards
+import torch
 from synthetic.sizes import PRESETS, Dimensions, bytes_per_token, checkpoint_tensors, parameters
 from synthetic.vocabulary import embedded_folder, tokenizer_json
 from synthetic.walk import Walk
 from tqdm import tqdm
+
+from nextn.models.new_folder import new_folder
+from nextn.models.shard_writer import TensorSpec, write_shards
 
 
 def write_checkpoint(
@@ -35,27 +37,20 @@ def write_checkpoint(
 
     Raises ValueError for an output that exists and for dimensions that do not go together.
     """
-    if output.exists():
-        raise ValueError(f"--output {output} exists; name a new folder, or remove it first")
     cfg = size.check()
     vocabulary, special = tokenizer_json(size.vocab_size)
     walk = Walk(cfg, special, acceptance, seed)
-    shapes = checkpoint_tensors(cfg)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
-    try:
-        folder.chmod(0o755)
-        total = sum(tensor_bytes(name, shape) for name, shape in shapes.items())
+    specs = {name: TensorSpec(s, file_dtype(name)) for name, s in checkpoint_tensors(cfg).items()}
+    with new_folder(output) as folder:
+        total = sum(spec.bytes for spec in specs.values())
         with tqdm(total=total, unit="B", unit_scale=True, disable=not bar, file=sys.stderr) as progress:
-            written = write_shards(folder, shapes, walk.tensor, shard_bytes, progress.update)
+            written = write_shards(
+                folder, specs, lambda name: walk.tensor(name, specs[name].shape), shard_bytes, progress.update
+            )
         _write_json(folder / "config.json", size.config_json())
         _write_json(folder / "generation_config.json", {"bos_token_id": 0, "eos_token_id": 1})
         _write_json(folder / "tokenizer.json", vocabulary)
         shutil.copyfile(embedded_folder() / "tokenizer_config.json", folder / "tokenizer_config.json")
-        folder.rename(output)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
     return {
         "output": str(output),
         "parameters": parameters(cfg),
@@ -64,6 +59,11 @@ def write_checkpoint(
         "acceptance": acceptance,
         "seed": seed,
     }
+
+
+def file_dtype(name: str) -> torch.dtype:
+    """bf16, the routers' correction biases f32."""
+    return torch.float32 if name.endswith("e_score_correction_bias") else torch.bfloat16
 
 
 def _write_json(file: Path, content: object) -> None:

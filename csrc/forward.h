@@ -1,4 +1,4 @@
-// A step of the model: rows through all decoder layers, or through the NextN module. One call, no allocation
+// A step of the model: rows through all decoder layers, or through a NextN module. One call, no allocation
 // once the buffers have grown to the largest batch.
 #pragma once
 #include "attention.h"
@@ -19,21 +19,25 @@ struct NxLayer {
     NxFeedForward mlp;
 };
 
+struct NxNextN {                  // a NextN module but for its decoder layer
+    const float *enorm, *hnorm, *norm;
+    NxWeight eh_proj;
+};
+
 struct NxModel {
     int32_t hidden, heads, nope, rope, rank, value, q_in;
-    int32_t layers;               // of the target; layer number `layers` is the NextN module's
+    int32_t layers;               // of the target; layer number `layers` + k is NextN module k's
     float eps, latent_eps, scale; // scale: of attention's scores
     const uint16_t* embedding;    // [vocab, hidden] bf16
     const float *cosine, *sine;   // [positions, rope / 2]
     const NxLayer* layer;
     const float* norm;
     NxWeight head;
-    const float *enorm, *hnorm, *next_norm;  // the NextN module's
-    NxWeight eh_proj;
+    const NxNextN* nextn;         // one for each layer behind the target's
     NxWeight draft_head;          // the drafter's: the head, or a coarser copy of it, or of some of its rows
     const int32_t* draft_ids;     // null: all rows; else the token of each of its rows
     int32_t draft_vocab;          // rows of draft_head
-    uint16_t* cache;              // [layers + 1, slots, width] bf16
+    uint16_t* cache;              // [layers and NextN modules, slots, width] bf16
     int64_t layer_elements;       // of the cache
     int32_t width, page;
 };
@@ -72,6 +76,7 @@ struct Engine {
     Pool pool;
     const NxModel model;
     std::vector<NxLayer> layers;
+    std::vector<NxNextN> nextn;
     std::vector<Scratch> scratch;
     std::vector<Span> spans;
     std::vector<int32_t> position;
@@ -81,7 +86,8 @@ struct Engine {
     int64_t expert_bytes = 0;  // that were read; a measurement's, not a step's
 
     Engine(const NxModel& m, int threads, int layers_given)
-        : pool(threads), model(m), layers(m.layer, m.layer + layers_given), scratch(size_t(pool.threads())) {}
+        : pool(threads), model(m), layers(m.layer, m.layer + layers_given),
+          nextn(m.nextn, m.nextn + (layers_given - m.layers)), scratch(size_t(pool.threads())) {}
 
     template <class T> static T* room(std::vector<T>& v, int64_t n) {
         if (int64_t(v.size()) < n) v.resize(size_t(n));
@@ -257,10 +263,11 @@ struct Engine {
         for (int64_t j = model.hidden; j < wide(model.hidden); ++j) to[j] = 0.f;
     }
 
-    // hidden [rows, hidden] f32, the state at each position; tokens: those after them. out as hidden.
-    void draft(const NxBatch& b, const float* hidden, float* out) {
+    // NextN module k. hidden [rows, hidden] f32, the state at each position; tokens: those after them. out as hidden.
+    void draft(const NxBatch& b, const float* hidden, int k, float* out) {
         lay_out(b);
         const NxModel& m = model;
+        const NxNextN& own = nextn[k];
         const int64_t c = wide(m.hidden), both = wide(2 * int64_t(m.hidden));
         float* xs = room(x, b.rows * c);
         float* hs = room(h, b.rows * c);
@@ -269,19 +276,19 @@ struct Engine {
             alignas(64) uint16_t half[MOST_HIDDEN];
             float* row = hs + i * c;
             embed(b.tokens[i], row);
-            norm_bf16(row, m.enorm, m.hidden, m.eps, half);
+            norm_bf16(row, own.enorm, m.hidden, m.eps, half);
             memcpy(in + i * both, half, size_t(m.hidden) * 2);
             for (int64_t j = m.hidden; j < c; ++j) row[j] = 0.f;
             memcpy(row, hidden + int64_t(i) * m.hidden, size_t(m.hidden) * 4);
-            norm_bf16(row, m.hnorm, m.hidden, m.eps, half);
+            norm_bf16(row, own.hnorm, m.hidden, m.eps, half);
             memcpy(in + i * both + m.hidden, half, size_t(m.hidden) * 2);
         });
-        product_all(pool, {reinterpret_cast<uint32_t*>(in), both / 2}, b.rows, m.eh_proj,
+        product_all(pool, {reinterpret_cast<uint32_t*>(in), both / 2}, b.rows, own.eh_proj,
                     [&](int i, int n0, int n, const float* v) { put(xs + i * c + n0, v, n); });
         for (int i = 0; i < b.rows; ++i)
             for (int64_t j = m.hidden; j < c; ++j) xs[i * c + j] = 0.f;
-        decoder_layer(m.layers, b.rows);
-        put_rows(b.rows, m.next_norm, out);
+        decoder_layer(m.layers + k, b.rows);
+        put_rows(b.rows, own.norm, out);
     }
 
     Rows head_input(const float* hidden, int rows) {

@@ -29,7 +29,7 @@ NX_API int nx_machine_level() {
     return 0;
 }
 
-NX_API int nx_interface() { return 3; }
+NX_API int nx_interface() { return 4; }
 
 NX_API void nx_advise(void* p, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
@@ -107,8 +107,8 @@ NX_API int64_t nx_engine_expert_bytes(void* engine) { return static_cast<Engine*
 NX_API void nx_forward(void* engine, const NxBatch* batch, float* out) {
     static_cast<Engine*>(engine)->forward(*batch, out);
 }
-NX_API void nx_draft(void* engine, const NxBatch* batch, const float* hidden, float* out) {
-    static_cast<Engine*>(engine)->draft(*batch, hidden, out);
+NX_API void nx_draft(void* engine, const NxBatch* batch, const float* hidden, int module, float* out) {
+    static_cast<Engine*>(engine)->draft(*batch, hidden, module, out);
 }
 NX_API void nx_logits(void* engine, const float* hidden, int rows, int vocab, float* out) {
     static_cast<Engine*>(engine)->logits(hidden, rows, vocab, out);

@@ -126,8 +126,16 @@ class EngineConfig:
     speculative_algorithm: str | None = option(
         None,
         "speculation",
-        "NEXTN, EAGLE (the same): draft with the checkpoint's own MTP layer; default: NEXTN if it has one",
+        "NEXTN, EAGLE (the same): draft with an MTP layer; default: NEXTN if there is one",
         choices=("NEXTN", "EAGLE", "NONE"),
+    )
+    speculative_draft_model_path: str | None = option(
+        None,
+        "speculation",
+        "folder to take the MTP layer from, in place of --model-path: written by nextn export-mtp, SGLang's "
+        "or xLLM's export, or a whole checkpoint; not read with speculation off",
+        "--speculative-draft-model",
+        "--draft_model",
     )
     speculative_num_steps: int | None = option(
         None,
@@ -282,7 +290,6 @@ REFUSED: dict[str, str] = {
     "--dp": "an engine is one process",
     "--ep-size": "an engine is one process",
     "--enable-dp-attention": "an engine is one process",
-    "--speculative-draft-model-path": "the checkpoint's own MTP layer drafts",
     "--speculative-accept-threshold-single": "verification is exact",
     "--speculative-accept-threshold-acc": "verification is exact",
     "--tokenizer-path": "the tokenizer comes from --model-path",

@@ -23,6 +23,7 @@ COMMANDS: dict[str, str] = {
     "generate": "nextn.cli.generate",
     "inspect": "nextn.cli.inspect",
     "token-map": "nextn.cli.token_map",
+    "export-mtp": "nextn.cli.export_mtp",
 }
 
 

@@ -47,8 +47,8 @@ def build(config: EngineConfig) -> Built:
     model, kernels = make_model(config, device, config.threads or usable_cores())
     seconds = time.perf_counter() - begin
     cfg = model.config
-    num_drafts = config.num_drafts if model.can_draft else 0
-    layers = cfg.num_hidden_layers + (num_drafts > 0)
+    num_drafts = config.num_drafts if model.nextn_layers else 0
+    layers = cfg.num_hidden_layers + (model.nextn_layers if num_drafts else 0)
     entry = model.cache_width * torch.empty((), dtype=model.dtype).element_size()
     pages = _pages(config, layers * entry, device)
     pool = KVPool(layers, pages + 1, config.page_size, model.cache_width, model.dtype, device)
@@ -71,6 +71,7 @@ def build(config: EngineConfig) -> Built:
         shape=shape,
     )
     slots = pages * config.page_size
+    other_drafter = num_drafts and config.speculative_draft_model_path is not None
     startup: dict[str, object] = {
         "model": config.model_path,
         "architecture": cfg.architecture,
@@ -87,6 +88,7 @@ def build(config: EngineConfig) -> Built:
         "simulated_accept_length": simulated,
         "draft_topk": shape.topk if num_drafts else 0,
         "draft_tokens": shape.size(num_drafts) + 1 if num_drafts else 0,
+        **({"draft_model": config.speculative_draft_model_path} if other_drafter else {}),
         "prefix_cache": "off" if config.disable_radix_cache else "radix",
     }
     # A tree takes slots past a request's end.

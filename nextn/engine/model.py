@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 from pathlib import Path
@@ -13,10 +14,17 @@ from torch import Tensor
 from nextn.config import EngineConfig, model_folder
 from nextn.models.base import Model
 from nextn.models.config import ModelConfig
+from nextn.models.draft_folder import OPTION, DraftFolder
 from nextn.models.dummy import dummy_checkpoint
 from nextn.models.fake import FakeModel, parse_acceptance
 from nextn.models.loader import fp8_names, load_checkpoint, stored_nextn_layers
-from nextn.models.names import expected_tensors, nextn_prefixes, product_shapes, shared_tensors
+from nextn.models.names import (
+    expected_tensors,
+    nextn_prefixes,
+    nextn_tensors,
+    product_shapes,
+    shared_tensors,
+)
 from nextn.models.native_weights import Drafting
 from nextn.models.registry import model_class
 from nextn.models.token_map import read_token_map
@@ -38,10 +46,19 @@ def make_model(config: EngineConfig, device: torch.device, threads: int) -> tupl
     """
     acceptance = parse_acceptance(config.model_path)
     if acceptance is not None:
+        if config.num_drafts and config.speculative_draft_model_path is not None:
+            raise ValueError(
+                f"{OPTION}: --model-path {config.model_path} scripts its own drafts; leave it out"
+            )
         return FakeModel(acceptance, device), "reference"
     folder = model_folder(config.model_path)
-    cfg = ModelConfig.from_folder(folder)
-    nextn = _nextn_layers(config, cfg, folder)
+    cfg = target = ModelConfig.from_folder(folder)
+    draft = _draft_folder(config, target)
+    if draft is None:
+        own = nextn = _nextn_layers(config, target, folder)
+    else:
+        own, nextn = 0, 1
+        cfg = dataclasses.replace(target, num_nextn_predict_layers=draft.layers)
     expected = expected_tensors(cfg, nextn)
     token_map = config.speculative_token_map
     allowed = read_token_map(Path(token_map), cfg.vocab_size) if token_map and nextn else None
@@ -50,15 +67,17 @@ def make_model(config: EngineConfig, device: torch.device, threads: int) -> tupl
     if kernels == "cpu":
         dummy = config.load_format == "dummy"
         stored = frozenset() if dummy else fp8_names(folder, cfg.quantization)
+        if draft is not None:
+            stored = stored - set(nextn_tensors(cfg, nextn)) | draft.fp8_names(cfg, nextn)
         native = model_class(cfg.architecture, "cpu")
         drafting = Drafting(_coarse_drafts(config, cfg), allowed)
-        model = native(cfg, nextn > 0, threads, config.quantization, stored, drafting)
+        model = native(cfg, nextn, threads, config.quantization, stored, drafting)
         place, dtype, as_stored = model.place, torch.float32, model.weights.as_stored
     else:
         dtype, as_stored = DTYPES[config.dtype], frozenset()
         ops = make_ops(product_shapes(cfg), dtype, device)
         naive = config.prefill_attention == "naive"
-        model = model_class(cfg.architecture)(cfg, ops, dtype, device, nextn > 0, naive, allowed)
+        model = model_class(cfg.architecture)(cfg, ops, dtype, device, nextn, naive, allowed)
         targets: dict[str, Tensor] = model.targets()
         assert {n: tuple(t.shape) for n, t in targets.items()} == expected
 
@@ -67,17 +86,19 @@ def make_model(config: EngineConfig, device: torch.device, threads: int) -> tupl
 
     if config.load_format == "dummy":
         dummy_checkpoint(expected, place, config.random_seed, dtype)
-    else:
-        load_checkpoint(
-            folder,
-            expected,
-            place,
-            quantization=cfg.quantization,
-            dtype=dtype,
-            shared=shared_tensors(cfg, nextn),
-            skip_prefixes=nextn_prefixes(cfg, nextn),
-            as_stored=as_stored,
-        )
+        return model, kernels
+    load_checkpoint(
+        folder,
+        expected_tensors(target, own),
+        place,
+        quantization=target.quantization,
+        dtype=dtype,
+        shared=shared_tensors(target, own),
+        skip_prefixes=nextn_prefixes(target, own),
+        as_stored=as_stored,
+    )
+    if draft is not None:
+        draft.load(cfg, nextn, place, dtype, as_stored)
     return model, kernels
 
 
@@ -87,10 +108,7 @@ def _coarse_drafts(config: EngineConfig, cfg: ModelConfig) -> bool:
     asked = config.speculative_draft_model_quantization
     if asked is not None:
         return asked == "w8a16"
-    prefix = f"model.layers.{cfg.num_hidden_layers}."
-    module = sum(
-        math.prod(shape) for name, shape in expected_tensors(cfg, 1).items() if name.startswith(prefix)
-    )
+    module = sum(math.prod(shape) for shape in nextn_tensors(cfg, 1).values())
     return 2 * (module + cfg.vocab_size * cfg.hidden_size) > CACHED
 
 
@@ -128,6 +146,18 @@ def choose_kernels(config: EngineConfig, device: torch.device) -> str:
     return "cpu"
 
 
+def _draft_folder(config: EngineConfig, target: ModelConfig) -> DraftFolder | None:
+    """Where drafts are to come from, if not from the target's own folder. Raises ValueError."""
+    path = config.speculative_draft_model_path
+    if path is None or config.num_drafts == 0:
+        return None
+    if config.load_format == "dummy":
+        raise ValueError(f"{OPTION} {path}: its weights are not read with --load-format dummy; leave one out")
+    draft = DraftFolder.open(model_folder(path), target)
+    log.info("drafts come from the NextN layer in %s", draft.folder)
+    return draft
+
+
 def _nextn_layers(config: EngineConfig, cfg: ModelConfig, folder: Path) -> int:
     """1 if drafts are wanted and there is a module to make them, else 0.
 
@@ -141,7 +171,7 @@ def _nextn_layers(config: EngineConfig, cfg: ModelConfig, folder: Path) -> int:
     if stored == 0 and asked:
         raise ValueError(
             f"--speculative-algorithm NEXTN: {folder} has no NextN layer to draft with; "
-            "use --speculative-num-steps 0"
+            f"use {OPTION}, or --speculative-num-steps 0"
         )
     if stored > 1:
         log.info("the checkpoint has %d NextN layers; the first drafts at every depth", stored)

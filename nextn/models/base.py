@@ -21,8 +21,9 @@ class Model(Protocol):
     row_align: int  # `logits` and `draft` take rows in multiples of this
 
     @property
-    def can_draft(self) -> bool:
-        """Was a NextN module loaded?"""
+    def nextn_layers(self) -> int:
+        """How many NextN modules were loaded. Module k's entries are in layer num_hidden_layers + k of the
+        pool."""
 
     @property
     def weight_bytes(self) -> int:
@@ -48,9 +49,10 @@ class Model(Protocol):
         """The same of the drafter's head: the target's, or one with coarser weights, or of some tokens
         only; -infinity for the others. May share its memory with `logits`."""
 
-    def draft(self, batch: Any, hidden: Tensor, pool: KVPool) -> Tensor:
-        """A NextN step. The batch's tokens are those AFTER the rows' positions, hidden [T, C] the
-        states at them. Writes the module's own KV entries. Returns [T, C], to be put into `draft_logits`."""
+    def draft(self, batch: Any, hidden: Tensor, pool: KVPool, layer: int = 0) -> Tensor:
+        """A step of NextN module `layer`. The batch's tokens are those AFTER the rows' positions, hidden
+        [T, C] the states at them. Writes the module's own KV entries. Returns [T, C], to be put into
+        `draft_logits`."""
 
 
 def take(model: Model, rows: Tensor, index: list[int]) -> Tensor:

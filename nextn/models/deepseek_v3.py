@@ -1,4 +1,4 @@
-"""DeepSeek-V3: the target and its NextN module. Arithmetic only; loading is `nextn.models.loader`."""
+"""DeepSeek-V3: the target and its NextN modules. Arithmetic only; loading is `nextn.models.loader`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class DeepseekV3:
         ops: Ops,
         dtype: torch.dtype,
         device: torch.device,
-        with_nextn: bool,
+        nextn_layers: int,
         naive_prompts: bool = False,
         draft_tokens: Sequence[int] | None = None,
     ) -> None:
@@ -40,8 +40,8 @@ class DeepseekV3:
         self.layers = [DecoderLayer(cfg, i, ops, dtype, device) for i in range(cfg.num_hidden_layers)]
         self.norm = torch.empty(cfg.hidden_size, dtype=dtype, device=device)
         self.head = self.embedding if cfg.tie_word_embeddings else torch.empty_like(self.embedding)
-        # One module is reused at every depth, as the checkpoints we know are served.
-        self.nextn = NextN(cfg, cfg.num_hidden_layers, ops, dtype, device) if with_nextn else None
+        first = cfg.num_hidden_layers
+        self.nextn = [NextN(cfg, first + k, ops, dtype, device) for k in range(nextn_layers)]
         self.draft_tokens = None if draft_tokens is None else torch.tensor(draft_tokens, device=device)
         self.cos, self.sin = rotary_tables(cfg, cfg.max_position_embeddings, device)
 
@@ -52,13 +52,13 @@ class DeepseekV3:
             found["lm_head.weight"] = self.head
         for i, layer in enumerate(self.layers):
             found |= layer.targets(f"model.layers.{i}.")
-        if self.nextn is not None:
-            found |= self.nextn.targets()
+        for module in self.nextn:
+            found |= module.targets()
         return found
 
     @property
-    def can_draft(self) -> bool:
-        return self.nextn is not None
+    def nextn_layers(self) -> int:
+        return len(self.nextn)
 
     @property
     def weight_bytes(self) -> int:
@@ -91,8 +91,8 @@ class DeepseekV3:
         some = self.ops.linear(hidden, self.head[self.draft_tokens]).float()
         return logits.index_copy_(1, self.draft_tokens, some)
 
-    def draft(self, batch: Batch, hidden: Tensor, pool: KVPool) -> Tensor:
-        assert self.nextn is not None
+    def draft(self, batch: Batch, hidden: Tensor, pool: KVPool, layer: int = 0) -> Tensor:
+        module = self.nextn[layer]
         cos, sin = self.cos[batch.positions], self.sin[batch.positions]
         embeds = self.embedding[batch.tokens]
-        return self.nextn.forward(hidden, embeds, batch, cos, sin, pool.layer(len(self.layers)))
+        return module.forward(hidden, embeds, batch, cos, sin, pool.layer(len(self.layers) + layer))

@@ -82,7 +82,7 @@ def fake_config() -> ModelConfig:
 class FakeModel:
     weight_bytes = 0
     cache_width = 1
-    can_draft = True
+    nextn_layers = 1
     row_align = ROW_ALIGN
 
     def __init__(self, acceptance: tuple[float, ...], device: torch.device) -> None:
@@ -100,7 +100,8 @@ class FakeModel:
         cache.index_copy_(0, batch.slots, batch.tokens[:, None].float())
         return self._pack(self._hash(batch, cache, shift=0), depth=None, batch=batch)
 
-    def draft(self, batch: Batch, hidden: Tensor, pool: KVPool) -> Tensor:
+    def draft(self, batch: Batch, hidden: Tensor, pool: KVPool, layer: int = 0) -> Tensor:
+        assert layer == 0, layer
         cache = pool.layer(1)
         cache.index_copy_(0, batch.slots, batch.tokens[:, None].float())
         return self._pack(self._hash(batch, cache, shift=1), depth=hidden[:, 5] + 1, batch=batch)

@@ -20,15 +20,13 @@ def first_names(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def checkpoint_folder(path: str | Path) -> Path:
-    """`path` as a Path. Raises CheckpointError when it is not a folder."""
+def checkpoint_folder(path: str | Path, option: str = "--model-path") -> Path:
+    """`path` as a Path. Raises CheckpointError naming the `option` it came from when it is not a folder."""
     folder = Path(path)
     if not folder.exists():
-        raise CheckpointError(
-            f"{folder}: there is no such folder; --model-path must name a checkpoint folder"
-        )
+        raise CheckpointError(f"{folder}: there is no such folder; {option} must name a checkpoint folder")
     if not folder.is_dir():
-        raise CheckpointError(f"{folder} is a file; --model-path must name the folder that holds config.json")
+        raise CheckpointError(f"{folder} is a file; {option} must name the folder that holds config.json")
     return folder
 
 

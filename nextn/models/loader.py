@@ -27,7 +27,15 @@ from nextn.models.names import nextn_prefixes
 from nextn.models.safetensors_reader import TensorInfo
 from nextn.models.shards import Shards, open_shards
 
-__all__ = ["CheckpointError", "LoadReport", "fp8_names", "load_checkpoint", "stored_nextn_layers"]
+__all__ = [
+    "FP8",
+    "CheckpointError",
+    "LoadReport",
+    "compare",
+    "fp8_names",
+    "load_checkpoint",
+    "stored_nextn_layers",
+]
 
 PLAIN = ("F32", "BF16", "F16")
 FP8 = "F8_E4M3"
@@ -90,7 +98,7 @@ def load_checkpoint(
     shared = shared or {}
     assert not expected.keys() & shared.keys(), "a tensor is either loaded or shared"
     with open_shards(folder) as shards:
-        _compare(shards, expected, shared, skip_prefixes, quantization)
+        compare(shards, expected, shared, skip_prefixes, quantization)
         total = sum(_stored_bytes(shards, name) for name in expected)
         done = 0
         for file in shards.files:
@@ -131,14 +139,14 @@ def fp8_names(folder: str | Path, quantization: Fp8Blocks | None) -> frozenset[s
         return frozenset(name for name in shards.where if _is_fp8(shards.info(name), quantization))
 
 
-def _compare(
+def compare(
     shards: Shards,
     expected: Mapping[str, tuple[int, ...]],
     shared: Mapping[str, tuple[int, ...]],
     skip_prefixes: tuple[str, ...],
     quantization: Fp8Blocks | None,
 ) -> None:
-    """Raises CheckpointError with all that does not fit."""
+    """Raises CheckpointError with all that does not fit; the arguments are `load_checkpoint`'s."""
     faults = _Faults(missing=[name for name in expected if name not in shards.where])
     for name in shards.where:
         info = shards.info(name)

@@ -16,17 +16,27 @@ def expected_tensors(cfg: ModelConfig, nextn_layers: int) -> Shapes:
     assert 0 <= nextn_layers <= cfg.num_nextn_predict_layers, nextn_layers
     hidden, vocab = cfg.hidden_size, cfg.vocab_size
     found: Shapes = {"model.embed_tokens.weight": (vocab, hidden)}
-    for i in range(cfg.num_hidden_layers + nextn_layers):
-        prefix = f"model.layers.{i}."
-        if i >= cfg.num_hidden_layers:
-            found[f"{prefix}enorm.weight"] = (hidden,)
-            found[f"{prefix}hnorm.weight"] = (hidden,)
-            found[f"{prefix}eh_proj.weight"] = (hidden, 2 * hidden)
-            found[f"{prefix}shared_head.norm.weight"] = (hidden,)
-        found |= {prefix + name: shape for name, shape in _decoder_layer(cfg, i).items()}
+    for i in range(cfg.num_hidden_layers):
+        found |= _under(f"model.layers.{i}.", _decoder_layer(cfg, i))
+    found |= nextn_tensors(cfg, nextn_layers)
     found["model.norm.weight"] = (hidden,)
     if not cfg.tie_word_embeddings:
         found["lm_head.weight"] = (vocab, hidden)
+    return found
+
+
+def nextn_tensors(cfg: ModelConfig, nextn_layers: int) -> Shapes:
+    """The part of `expected_tensors` that belongs to the NextN modules."""
+    hidden = cfg.hidden_size
+    found: Shapes = {}
+    for i in range(cfg.num_hidden_layers, cfg.num_hidden_layers + nextn_layers):
+        own: Shapes = {
+            "enorm.weight": (hidden,),
+            "hnorm.weight": (hidden,),
+            "eh_proj.weight": (hidden, 2 * hidden),
+            "shared_head.norm.weight": (hidden,),
+        }
+        found |= _under(f"model.layers.{i}.", own | _decoder_layer(cfg, i))
     return found
 
 
@@ -45,6 +55,12 @@ def nextn_prefixes(cfg: ModelConfig, first: int = 0) -> tuple[str, ...]:
     return tuple(
         f"model.layers.{cfg.num_hidden_layers + k}." for k in range(first, cfg.num_nextn_predict_layers)
     )
+
+
+def target_prefixes(cfg: ModelConfig) -> tuple[str, ...]:
+    """Prefixes of what belongs to no NextN module."""
+    layers = (f"model.layers.{i}." for i in range(cfg.num_hidden_layers))
+    return (*layers, "model.embed_tokens.", "model.norm.", "lm_head.")
 
 
 def product_shapes(cfg: ModelConfig) -> set[tuple[int, int]]:
@@ -72,6 +88,10 @@ def product_shapes(cfg: ModelConfig) -> set[tuple[int, int]]:
             shared = inner * cfg.n_shared_experts
             found |= {(2 * shared, hidden), (hidden, shared)}
     return found
+
+
+def _under(prefix: str, shapes: Shapes) -> Shapes:
+    return {prefix + name: shape for name, shape in shapes.items()}
 
 
 def _decoder_layer(cfg: ModelConfig, index: int) -> Shapes:

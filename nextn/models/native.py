@@ -68,7 +68,7 @@ class NativeDeepseekV3:
     def __init__(
         self,
         cfg: ModelConfig,
-        with_nextn: bool,
+        nextn_layers: int,
         threads: int,
         quantize: str | None = None,
         fp8: Collection[str] = (),
@@ -77,9 +77,9 @@ class NativeDeepseekV3:
         for name, most in WIDEST.items():
             if (getattr(cfg, name) or 0) > most:
                 raise ValueError(f"{name} is {getattr(cfg, name)}: the native kernels take at most {most}")
-        self.config, self.threads, self.can_draft = cfg, threads, with_nextn
+        self.config, self.threads, self.nextn_layers = cfg, threads, nextn_layers
         self.cache_width = padded(cfg.latent_dim, 32)
-        self.weights = w = NativeWeights(cfg, with_nextn, quantize, fp8, drafting)
+        self.weights = w = NativeWeights(cfg, nextn_layers, quantize, fp8, drafting)
         self.place = w.place
         self._tables = rotary_tables(cfg, cfg.max_position_embeddings, self.device)
         self._model = Model(
@@ -91,9 +91,8 @@ class NativeDeepseekV3:
             sine=self._tables[1].data_ptr(), layer=w.layers, norm=w.norm, head=w.head,
             width=self.cache_width,
         )  # fmt: skip
-        if with_nextn:
-            self._model.enorm, self._model.hnorm, self._model.next_norm = w.enorm, w.hnorm, w.next_norm
-            self._model.eh_proj, self._model.draft_head = w.eh_proj, w.draft_head
+        if nextn_layers:
+            self._model.nextn, self._model.draft_head = w.nextn, w.draft_head
             self._model.draft_vocab = len(drafting.tokens or range(cfg.vocab_size))
             if drafting.tokens is not None:
                 self._draft_ids = array("i", drafting.tokens)
@@ -127,10 +126,11 @@ class NativeDeepseekV3:
         head(self._engine, rows.data_ptr(), rows.shape[0], out.shape[1], out.data_ptr())
         return out
 
-    def draft(self, batch: NativeBatch, hidden: Tensor, pool: KVPool) -> Tensor:
+    def draft(self, batch: NativeBatch, hidden: Tensor, pool: KVPool, layer: int = 0) -> Tensor:
+        assert 0 <= layer < self.nextn_layers, layer
         rows = hidden.contiguous()
         out = self._room("draft", *rows.shape)  # read before it is written where `rows` lies there too
-        library().nx_draft(self._on(pool), batch.struct, rows.data_ptr(), out.data_ptr())
+        library().nx_draft(self._on(pool), batch.struct, rows.data_ptr(), layer, out.data_ptr())
         return out
 
     def expert_bytes_read(self) -> int:

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from nextn.models.config import ModelConfig
-from nextn.ops.cpu.library import BF16, E4M3, F32, INT8, FeedForward, Layer
+from nextn.ops.cpu.library import BF16, E4M3, F32, INT8, FeedForward, Layer, NextN
 from nextn.ops.cpu.weights import PackedWeight, norm_weight, padded
 
 
 @dataclass(frozen=True)
 class Drafting:
-    """How a NextN module makes its guesses. Nothing here changes a text: guesses are verified.
+    """How NextN modules make their guesses. Nothing here changes a text: guesses are verified.
 
-    int8: its matrices, and a copy of the head, in int8: half the bytes of a draft.
+    int8: their matrices, and a copy of the head, in int8: half the bytes of a draft.
     tokens: ids that may be drafted, in any order: the copy of the head has rows for no others.
     """
 
@@ -37,7 +37,7 @@ class NativeWeights:
     def __init__(
         self,
         cfg: ModelConfig,
-        with_nextn: bool,
+        nextn_layers: int,
         quantize: str | None,
         fp8: Collection[str] = (),
         drafting: Drafting = Drafting(),
@@ -62,21 +62,28 @@ class NativeWeights:
             self._places["lm_head.weight"] = self._place_heads
         self.norm = self._vector("model.norm.weight", hidden)
         layers = [self._layer(i) for i in range(cfg.num_hidden_layers)]
-        if with_nextn:
-            self._drafter(drafting)
+        if nextn_layers:
+            self._draft_head(drafting)
             self._coarse = drafting.int8
-            layers.append(self._layer(cfg.num_hidden_layers))
+        numbers = range(cfg.num_hidden_layers, cfg.num_hidden_layers + nextn_layers)
+        layers += (self._layer(i) for i in numbers)
+        self.nextn = (NextN * nextn_layers)(*(self._module(i) for i in numbers))
         self.layers = (Layer * len(layers))(*layers)
 
-    def _drafter(self, drafting: Drafting) -> None:
-        """The NextN module but for its decoder layer."""
-        hidden, prefix = self.cfg.hidden_size, f"model.layers.{self.cfg.num_hidden_layers}."
-        kind = INT8 if drafting.int8 else BF16
-        self.enorm, self.hnorm = (self._vector(f"{prefix}{n}.weight", hidden) for n in ("enorm", "hnorm"))
-        self.next_norm = self._vector(f"{prefix}shared_head.norm.weight", hidden)
-        eh_proj = self._matrix(hidden, 2 * hidden, kind=kind)
+    def _module(self, index: int) -> NextN:
+        """A NextN module but for its decoder layer."""
+        hidden, prefix = self.cfg.hidden_size, f"model.layers.{index}."
+        eh_proj = self._matrix(hidden, 2 * hidden, kind=INT8 if self._coarse else BF16)
         self._places[f"{prefix}eh_proj.weight"] = eh_proj.place
-        self.eh_proj = eh_proj.struct
+        return NextN(
+            enorm=self._vector(f"{prefix}enorm.weight", hidden),
+            hnorm=self._vector(f"{prefix}hnorm.weight", hidden),
+            norm=self._vector(f"{prefix}shared_head.norm.weight", hidden),
+            eh_proj=eh_proj.struct,
+        )
+
+    def _draft_head(self, drafting: Drafting) -> None:
+        hidden, kind = self.cfg.hidden_size, INT8 if drafting.int8 else BF16
         self.draft_head, self.draft_tokens = self.head, drafting.tokens
         if drafting.int8 or drafting.tokens is not None:
             rows = slice(None) if drafting.tokens is None else list(drafting.tokens)

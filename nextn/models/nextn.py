@@ -1,4 +1,4 @@
-"""The NextN (MTP) module: from a hidden state and the token after it, the token after that.
+"""A NextN (MTP) module: from a hidden state and the token after it, the token after that.
 
 x_i = eh_proj([enorm(embed(t_{i+1})) | hnorm(h_i)]), one decoder layer at position i, then
 shared_head.norm (arXiv 2412.19437, 2.2; embedding first, as DeepSeek's checkpoints have it). h_i is the

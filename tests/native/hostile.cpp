@@ -210,6 +210,7 @@ void models(int threads, int kind, bool compressed) {
     const Matrix down(q_in + rank + rope, hidden, kind, 1, 32), q_up(queries, q_rank, kind, 1, 32),
         key_up(rank, nope, BF16, heads), value_up(value, rank, BF16, heads), out(hidden, heads * value, kind, 1, 32),
         head(vocab, hidden, BF16), eh_proj(hidden, 2 * hidden, BF16);
+    const NxNextN module{scale.data(), scale.data(), scale.data(), eh_proj.w};
     std::vector<NxLayer> layers;
     for (const Block& block : blocks)
         layers.push_back({scale.data(), down.w, compressed ? q_scale.data() : nullptr, q_up.w, kv_scale.data(),
@@ -220,8 +221,8 @@ void models(int threads, int kind, bool compressed) {
     const int slots = whole.slots(page);
     std::vector<uint16_t> cache(size_t(3) * slots * width), other = cache;
     NxModel model{hidden, heads, nope, rope, rank, value, q_in, 2, 1e-6f, 1e-6f, 0.3f, embedding.data(),
-                  cosine.data(), sine.data(), layers.data(), scale.data(), head.w, scale.data(), scale.data(),
-                  scale.data(), eh_proj.w, head.w, nullptr, vocab, cache.data(), int64_t(slots) * width, width, page};
+                  cosine.data(), sine.data(), layers.data(), scale.data(), head.w, &module, head.w, nullptr,
+                  vocab, cache.data(), int64_t(slots) * width, width, page};
     void* engine = nx_engine_new(&model, threads, 3);
     model.cache = other.data();
     void* second = nx_engine_new(&model, 1, 3);
@@ -230,14 +231,14 @@ void models(int threads, int kind, bool compressed) {
     std::vector<float> got(size_t(rows) * hidden), drafted = got, part(size_t(rows) * hidden);
     nx_forward(engine, &whole.b, got.data());
     must(nx_engine_expert_bytes(engine) > 0 && nx_engine_expert_bytes(engine) == 0, "experts are counted once");
-    nx_draft(engine, &whole.b, got.data(), drafted.data());
+    nx_draft(engine, &whole.b, got.data(), 0, drafted.data());
     for (int at : {0, 251}) {  // 251 rows, then 19, of the first request alone
         int32_t span[6] = {0, at ? 19 : 251, at, 0, INT32_MAX, 0};
         NxBatch some{span[1], 1, whole.tokens.data() + at, span, whole.pages.data(), nullptr};
         const size_t floats_in = size_t(span[1]) * hidden;
         nx_forward(second, &some, part.data());
         must(!memcmp(part.data(), got.data() + size_t(at) * hidden, floats_in * 4), "bits depend on chunks");
-        nx_draft(second, &some, got.data() + size_t(at) * hidden, part.data());
+        nx_draft(second, &some, got.data() + size_t(at) * hidden, 0, part.data());
         must(!memcmp(part.data(), drafted.data() + size_t(at) * hidden, floats_in * 4), "drafts depend on chunks");
     }
     std::vector<float> logits(size_t(rows) * vocab);
@@ -271,7 +272,7 @@ void models(int threads, int kind, bool compressed) {
                             as_tree);
                 std::vector<float> x(size_t(batch.b.rows) * hidden), y = x;
                 nx_forward(engine, &batch.b, x.data());
-                nx_draft(engine, &batch.b, x.data(), y.data());
+                nx_draft(engine, &batch.b, x.data(), 0, y.data());
             }
     nx_engine_free(engine);
     nx_engine_free(second);

@@ -20,7 +20,8 @@ HERE = Path(__file__).parent
 FLAGS = ["-std=c++17", "-g1", "-O1", "-fno-omit-frame-pointer", "-ffp-contract=off", "-pthread", "-Wno-psabi"]
 SANITIZERS = {
     "addresses": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
-    "threads": ["-fsanitize=thread,undefined", "-fno-sanitize-recover=undefined"],
+    # The check of virtual tables reads memory from within the sanitizer, which then reports a race of its own.
+    "threads": ["-fsanitize=thread,undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=undefined"],
 }
 
 

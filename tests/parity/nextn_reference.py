@@ -52,14 +52,15 @@ class NextNReference:
     What it answers is a function of what is asked, so answers are kept: tests ask for the same text often.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, module: int = 0) -> None:
+        """module: which of the checkpoint's NextN modules."""
         self.folder = folder
         layers = DeepseekV3Config.from_pretrained(folder).num_hidden_layers
-        self.target = load_oracle(folder, layers + 1)
+        self.target = load_oracle(folder, layers + module + 1)
         self.target.config.num_hidden_layers = layers  # it goes through this many in `forward`
-        self.block = self.target.model.layers[layers]
+        self.block = self.target.model.layers[layers + module]
         names = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
-        own = {name: f"model.layers.{layers}.{name}.weight" for name in names}
+        own = {name: f"model.layers.{layers + module}.{name}.weight" for name in names}
         found: dict[str, Tensor] = {}
         for file in folder.glob("*.safetensors"):
             with safe_open(str(file), framework="pt") as f:

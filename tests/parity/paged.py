@@ -26,7 +26,7 @@ def load_ours(folder: Path) -> DeepseekV3:
     cfg = ModelConfig.from_folder(folder)
     expected = expected_tensors(cfg, 0)
     ops = make_ops(product_shapes(cfg), F32, CPU)
-    model = DeepseekV3(cfg, ops, F32, CPU, with_nextn=False)
+    model = DeepseekV3(cfg, ops, F32, CPU, nextn_layers=0)
     targets = model.targets()
     load_checkpoint(
         folder,

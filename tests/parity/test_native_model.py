@@ -235,7 +235,7 @@ def native_model_fp8(
     config: dict[str, Any], stored: dict[str, Tensor], plain: dict[str, Tensor], names: list[str]
 ) -> Any:
     cfg = ModelConfig.from_dict(config)
-    model = NativeDeepseekV3(cfg, True, 1, fp8=names)
+    model = NativeDeepseekV3(cfg, 1, 1, fp8=names)
     rows = cfg.quantization.weight_block_size[0]  # type: ignore[union-attr]
     for name in expected_tensors(cfg, 1):
         if name in model.weights.as_stored:

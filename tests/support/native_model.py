@@ -24,10 +24,10 @@ CPU = torch.device("cpu")
 def native_model(
     config: Mapping[str, Any], tensors: Mapping[str, Tensor], threads: int = 1, **options: Any
 ) -> NativeDeepseekV3:
-    """With its NextN module."""
+    """With its NextN modules."""
     cfg = ModelConfig.from_dict(config)
-    model = NativeDeepseekV3(cfg, True, threads, **options)
-    for name in expected_tensors(cfg, 1):
+    model = NativeDeepseekV3(cfg, cfg.num_nextn_predict_layers, threads, **options)
+    for name in expected_tensors(cfg, cfg.num_nextn_predict_layers):
         model.place(name, tensors[name])
     return model
 
@@ -35,7 +35,7 @@ def native_model(
 def reference_model(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> DeepseekV3:
     """f32, with what the native model holds in bf16 rounded to bf16: matrices, not the router's or norms."""
     cfg = ModelConfig.from_dict(config)
-    model = DeepseekV3(cfg, Reference(), torch.float32, CPU, with_nextn=True)
+    model = DeepseekV3(cfg, Reference(), torch.float32, CPU, cfg.num_nextn_predict_layers)
     for name, target in model.targets().items():
         tensor = tensors[name].float()
         exact = tensor.dim() == 1 or name.endswith("mlp.gate.weight")
@@ -58,7 +58,7 @@ def step(model: Any, spans: Sequence[Span], pool: KVPool) -> tuple[Tensor, Tenso
 def pool_for(model: Any, pages: int, page_size: int, seed: int) -> KVPool:
     """Full of what must not count: of the native model NaN, of the other (which multiplies by zero what a row
     does not see) large numbers."""
-    layers = model.config.num_hidden_layers + 1
+    layers = model.config.num_hidden_layers + model.nextn_layers
     pool = KVPool(layers, pages, page_size, model.cache_width, model.dtype, CPU)
     if isinstance(model, NativeDeepseekV3):
         pool.data.fill_(torch.nan)

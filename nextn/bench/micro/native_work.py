@@ -23,8 +23,9 @@ def native_step_work(model: NativeDeepseekV3, step: Step) -> Work:
     if step.drafts:
         passes = [step.extended] + [1.0] * (step.drafts - 1)
         nextn = layer_bytes(model, weights.layers[cfg.num_hidden_layers])
+        nextn += weight_bytes(weights.nextn[0].eh_proj)
         for depth, rows in enumerate(passes):
-            moved += nextn + weight_bytes(weights.eh_proj) + 3 * norms + weight_bytes(weights.draft_head)
+            moved += nextn + 3 * norms + weight_bytes(weights.draft_head)
             moved += 2 * (step.end + depth) * cfg.latent_dim + 2 * rows * hidden
     return Work(round(moved + step.experts * expert_bytes(model)), step_work(cfg, step, 2).flops)
 

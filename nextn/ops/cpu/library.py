@@ -12,7 +12,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent / "lib"
 LEVELS = ("portable", "avx2", "avx512", "avx512bf16")  # by nx_machine_level
-INTERFACE = 3  # nx_interface of a library that fits this file
+INTERFACE = 4  # nx_interface of a library that fits this file
 F32, BF16, E4M3, INT8 = range(4)
 
 
@@ -45,6 +45,12 @@ class Layer(Structure):
     )  # fmt: skip
 
 
+class NextN(Structure):
+    """NxNextN of csrc/forward.h."""
+
+    _fields_ = (("enorm", c_void_p), ("hnorm", c_void_p), ("norm", c_void_p), ("eh_proj", Weight))
+
+
 class Model(Structure):
     """NxModel of csrc/forward.h."""
 
@@ -53,8 +59,7 @@ class Model(Structure):
         ("value", c_int32), ("q_in", c_int32), ("layers", c_int32), ("eps", c_float),
         ("latent_eps", c_float), ("scale", c_float), ("embedding", c_void_p), ("cosine", c_void_p),
         ("sine", c_void_p), ("layer", POINTER(Layer)), ("norm", c_void_p), ("head", Weight),
-        ("enorm", c_void_p), ("hnorm", c_void_p), ("next_norm", c_void_p), ("eh_proj", Weight),
-        ("draft_head", Weight), ("draft_ids", c_void_p), ("draft_vocab", c_int32),
+        ("nextn", POINTER(NextN)), ("draft_head", Weight), ("draft_ids", c_void_p), ("draft_vocab", c_int32),
         ("cache", c_void_p), ("layer_elements", c_int64), ("width", c_int32), ("page", c_int32),
     )  # fmt: skip
 
@@ -102,7 +107,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "nx_engine_free": (None, (c_void_p,)),
     "nx_engine_expert_bytes": (c_int64, (c_void_p,)),
     "nx_forward": (None, (c_void_p, POINTER(NxBatch), c_void_p)),
-    "nx_draft": (None, (c_void_p, POINTER(NxBatch), c_void_p, c_void_p)),
+    "nx_draft": (None, (c_void_p, POINTER(NxBatch), c_void_p, c_int, c_void_p)),
     "nx_logits": (None, (c_void_p, c_void_p, c_int, c_int, c_void_p)),
     "nx_draft_logits": (None, (c_void_p, c_void_p, c_int, c_int, c_void_p)),
     "nx_choose": (None, (c_void_p, c_int, c_int, POINTER(Sampling), c_void_p)),

@@ -20,7 +20,8 @@ SERVE_FLAGS = """
 --gpu-memory-utilization --page-size --block-size --disable-radix-cache --chunked-prefill-size
 --max-tokens-per-batch --max-num-batched-tokens --prefill-attention --max-running-requests
 --max-seqs-per-batch --max-num-seqs
---check-integrity --speculative-algorithm --speculative-num-steps --num-speculative-tokens
+--check-integrity --speculative-algorithm --speculative-draft-model-path --speculative-draft-model
+--draft-model --speculative-num-steps --num-speculative-tokens
 --speculative-eagle-topk --speculative-draft-model-quantization
 --speculative-token-map --speculative-simulate-accept-length --speculative-num-draft-tokens
 --host --port --served-model-name

@@ -51,7 +51,13 @@ def test_the_drafter_alone_is_in_int8() -> None:
     assert isinstance(model, NativeDeepseekV3)
     weights, nextn = model.weights, model.config.num_hidden_layers
     drafters = weights.layers[nextn]
-    for weight in (weights.eh_proj, weights.draft_head, drafters.down, drafters.out, drafters.mlp.gate_up):
+    for weight in (
+        weights.nextn[0].eh_proj,
+        weights.draft_head,
+        drafters.down,
+        drafters.out,
+        drafters.mlp.gate_up,
+    ):
         assert weight.kind == INT8
     for weight in (weights.head, *(layer.down for layer in weights.layers[:nextn])):
         assert weight.kind != INT8

@@ -1,0 +1,160 @@
+"""A folder that a NextN layer is taken from in place of the target's own: --speculative-draft-model-path.
+
+    draft = DraftFolder.open("/models/DeepSeek-V3-NextN", cfg)
+    draft.load(cfg, 1, place, torch.float32)
+
+Three ways to name the tensors of module k are read. For a target with N layers:
+
+    whole checkpoint             model.layers.{N+k}.X
+    nextn export-mtp, SGLang     model.layers.{k}.X
+    xLLM, one module             model.X for the module's own tensors, model.layers.0.X for its decoder layer
+
+Embedding and head are the target's. Where the folder repeats them, their shapes are checked and they stay
+unread. What the folder's config.json says of num_hidden_layers and first_k_dense_replace is not the module's:
+each exporter puts something else there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from nextn.models.config import Fp8Blocks, ModelConfig
+from nextn.models.files import CheckpointError, checkpoint_folder, first_names, read_json
+from nextn.models.loader import LoadReport, fp8_names, load_checkpoint
+from nextn.models.names import nextn_tensors, shared_tensors, target_prefixes
+from nextn.models.shards import open_shards
+
+OPTION = "--speculative-draft-model-path"
+EXPORTED = ("DeepseekV3ForCausalLMNextN", "DeepseekMTPForCausalLM")  # SGLang's and xLLM's names of a drafter
+OWN = ("embed_tokens", "shared_head", "enorm", "hnorm", "eh_proj")  # a module's tensors outside its layer
+MARK = re.compile(r"model\.(?:layers\.(\d+)\.)?(?:enorm|hnorm|eh_proj)\.weight")
+SAME = (  # what the module computes with, and the target's configuration supplies
+    "hidden_size", "vocab_size", "num_attention_heads", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
+    "qk_rope_head_dim", "v_head_dim", "n_routed_experts", "n_shared_experts", "moe_intermediate_size",
+    "num_experts_per_tok", "n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor", "rope_theta",
+    "rope_scaling", "rms_norm_eps",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DraftFolder:
+    """first: number of the folder's first NextN layer, None in xLLM's layout. layers: how many there are."""
+
+    folder: Path
+    target_layers: int
+    first: int | None
+    layers: int
+    quantization: Fp8Blocks | None
+
+    @classmethod
+    def open(cls, path: str | Path, target: ModelConfig) -> DraftFolder:
+        """Reads names and config.json. Raises CheckpointError or ValueError for what does not fit the target,
+        naming the folder, and key and both values of every difference."""
+        folder = checkpoint_folder(path, OPTION)
+        cfg = _config(folder / "config.json", target)
+        with open_shards(folder) as shards:
+            first, layers = _found(folder, shards.where, target.num_hidden_layers)
+        return cls(folder, target.num_hidden_layers, first, layers, cfg.quantization)
+
+    def stored_name(self, name: str) -> str:
+        """What the folder calls a tensor of the target's NextN modules.
+
+        >>> DraftFolder(Path(), 61, 0, 1, None).stored_name("model.layers.61.enorm.weight")
+        'model.layers.0.enorm.weight'
+        """
+        _, _, number, rest = name.split(".", 3)
+        module = int(number) - self.target_layers
+        assert 0 <= module < self.layers, name
+        if self.first is not None:
+            return f"model.layers.{self.first + module}.{rest}"
+        return f"model.{rest}" if rest.split(".")[0] in OWN else f"model.layers.0.{rest}"
+
+    def fp8_names(self, target: ModelConfig, layers: int) -> frozenset[str]:
+        """The target's names of the matrices of its first modules that lie here in the target's own kind of
+        e4m3 blocks. Others are dequantized as they are loaded."""
+        if self.quantization != target.quantization:
+            return frozenset()
+        stored = fp8_names(self.folder, self.quantization)
+        return frozenset(n for n in nextn_tensors(target, layers) if self.stored_name(n) in stored)
+
+    def load(
+        self,
+        target: ModelConfig,
+        layers: int,
+        place: Callable[..., object],
+        dtype: torch.dtype,
+        as_stored: Collection[str] = (),
+    ) -> LoadReport:
+        """`load_checkpoint` of the first modules, under the target's names."""
+        wanted = {self.stored_name(n): (n, shape) for n, shape in nextn_tensors(target, layers).items()}
+        table = (target.vocab_size, target.hidden_size)
+        shared = {"model.embed_tokens.weight": table, "lm_head.weight": table}
+        for name in shared_tensors(target, layers).keys() - shared.keys():
+            shared[self.stored_name(name)] = table
+        return load_checkpoint(
+            self.folder,
+            {stored: shape for stored, (_, shape) in wanted.items()},
+            lambda stored, *tensors: place(wanted[stored][0], *tensors),
+            quantization=self.quantization,
+            dtype=dtype,
+            shared=shared,
+            skip_prefixes=self._skipped(target, layers),
+            as_stored=[stored for stored, (name, _) in wanted.items() if name in as_stored],
+        )
+
+    def _skipped(self, target: ModelConfig, layers: int) -> tuple[str, ...]:
+        """A whole checkpoint's other tensors, and modules that are not used."""
+        if self.first is None:
+            return ()
+        unused = (f"model.layers.{self.first + k}." for k in range(layers, self.layers))
+        return (*unused, *(target_prefixes(target) if self.first else ()))
+
+
+def _config(file: Path, target: ModelConfig) -> ModelConfig:
+    """The folder's config.json, read as if it were of a checkpoint like the target's."""
+    data = read_json(file)
+    named = data.get("architectures")
+    if isinstance(named, list) and any(name in EXPORTED for name in named):
+        data["architectures"] = [target.architecture]
+    data["num_hidden_layers"] = target.num_hidden_layers
+    data["first_k_dense_replace"] = target.first_k_dense_replace
+    if not data.get("quantization_config"):  # xLLM writes ""
+        data.pop("quantization_config", None)
+    cfg = ModelConfig.from_dict(data, str(file))
+    keys = SAME if target.is_moe(target.num_hidden_layers) else (*SAME, "intermediate_size")
+    apart = [
+        f"{key} is {getattr(cfg, key)!r}, the target's is {getattr(target, key)!r}"
+        for key in keys
+        if getattr(cfg, key) != getattr(target, key)
+    ]
+    if apart:
+        raise CheckpointError(f"{file}: the NextN layer does not fit the target: {'; '.join(apart)}")
+    return cfg
+
+
+def _found(folder: Path, names: Iterable[str], target_layers: int) -> tuple[int | None, int]:
+    """(first layer, how many) of the folder's NextN modules."""
+    matches = [m for m in map(MARK.fullmatch, names) if m]
+    numbers = sorted({int(m[1]) for m in matches if m[1] is not None})
+    if not matches:
+        raise CheckpointError(
+            f"{folder} has no NextN layer; its tensors are {first_names(sorted(names))}. {OPTION} must name "
+            "a folder written by nextn export-mtp, or a checkpoint with such a layer"
+        )
+    if not numbers:
+        return None, 1
+    first = numbers[0]
+    if first not in (0, target_layers):
+        raise CheckpointError(
+            f"{folder}: its NextN layer is layer {first}, of a model with num_hidden_layers {first}; the "
+            f"target's num_hidden_layers is {target_layers}"
+        )
+    count = 0
+    while first + count in numbers:
+        count += 1
+    return first, count

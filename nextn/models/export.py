@@ -1,0 +1,168 @@
+"""Writes a checkpoint's NextN layers to a folder of their own, for --speculative-draft-model-path.
+
+    export_mtp("/models/DeepSeek-V3", "/models/DeepSeek-V3-NextN")
+
+Names and config.json are those of SGLang's export: module k is model.layers.{k}., architectures is
+DeepseekV3ForCausalLMNextN. SGLang loads these names, they have room for several modules (xLLM's have it for
+one), and FP8 blocks stay what they are.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nextn.models.config import ModelConfig
+from nextn.models.files import CheckpointError, checkpoint_folder, read_json
+from nextn.models.fp8 import SCALE_SUFFIX, dequantize
+from nextn.models.loader import FP8, compare, stored_nextn_layers
+from nextn.models.names import expected_tensors, nextn_tensors, shared_tensors, target_prefixes
+from nextn.models.new_folder import new_folder
+from nextn.models.safetensors_reader import DTYPES
+from nextn.models.shard_writer import TensorSpec, write_shards
+from nextn.models.shards import Shards, open_shards
+
+ARCHITECTURE = "DeepseekV3ForCausalLMNextN"
+NOT_COPIED = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf")  # weights, in whatever form
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What was written: NextN layers, tensors (scales included), their bytes."""
+
+    layers: int
+    tensors: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A tensor of the new folder: what it will be, and which of the checkpoint's it comes from."""
+
+    spec: TensorSpec
+    name: str
+    dequantized: bool = False
+
+
+def export_mtp(
+    input_dir: str | Path,
+    output_dir: str | Path,
+    *,
+    dequantize: bool = False,
+    with_shared: bool = False,
+    shard_bytes: int = 5_000_000_000,
+    progress: Callable[[int, int], None] | None = None,
+) -> ExportReport:
+    """Reads and writes tensor by tensor. `output_dir` is there complete, or not at all.
+
+    dequantize: FP8 blocks become bf16; without it they are copied. with_shared: also the modules' copies of
+    embedding and head, which come from the target where the checkpoint left them out. progress(done, total)
+    in written bytes is called after every tensor.
+    Raises ValueError (CheckpointError for what is wrong with the checkpoint), and OSError.
+    """
+    folder = checkpoint_folder(input_dir, "--input-dir")
+    cfg = ModelConfig.from_folder(folder)
+    layers = stored_nextn_layers(folder, cfg)
+    if layers == 0:
+        raise CheckpointError(f"{folder} has no NextN layer to export")
+    with open_shards(folder) as shards, new_folder(Path(output_dir)) as new:
+        sources = _sources(shards, cfg, layers, dequantize, with_shared)
+        total = sum(source.spec.bytes for source in sources.values())
+        done = 0
+
+        def wrote(size: int) -> None:
+            nonlocal done
+            done += size
+            if progress is not None:
+                progress(done, total)
+
+        specs = {name: source.spec for name, source in sources.items()}
+        write_shards(new, specs, lambda name: _read(shards, sources[name], cfg), shard_bytes, wrote)
+        for file in sorted(folder.iterdir()):
+            if _is_copied(file):
+                shutil.copyfile(file, new / file.name)
+        data = _config(read_json(folder / "config.json"), cfg, layers, dequantize)
+        text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+        (new / "config.json").write_text(text, encoding="utf-8")
+    return ExportReport(layers, len(sources), total)
+
+
+def _sources(
+    shards: Shards, cfg: ModelConfig, layers: int, to_bf16: bool, with_shared: bool
+) -> dict[str, _Source]:
+    """By new name, in the files' order. Raises CheckpointError for what does not fit."""
+    own, repeated = nextn_tensors(cfg, layers), shared_tensors(cfg, layers)
+    origins = {_new_name(name, cfg): name for name in own}
+    if with_shared:
+        origins |= _tables(shards, cfg, layers)
+    shapes = expected_tensors(cfg, layers) | repeated
+    needed = {name: shapes[name] for name in origins.values()}
+    rest = {name: shape for name, shape in repeated.items() if name not in needed}
+    compare(shards, needed, rest, target_prefixes(cfg), cfg.quantization)
+    place = {name: i for i, name in enumerate(n for file in shards.files for n in file.tensors)}
+    found: dict[str, _Source] = {}
+    for new, name in sorted(origins.items(), key=lambda pair: place[pair[1]]):
+        info = shards.info(name)
+        blocks = info.dtype == FP8
+        dtype = torch.bfloat16 if blocks and to_bf16 else DTYPES[info.dtype]
+        found[new] = _Source(TensorSpec(info.shape, dtype), name, blocks and to_bf16)
+        if blocks and not to_bf16:
+            scale = shards.info(name + SCALE_SUFFIX)
+            found[new + SCALE_SUFFIX] = _Source(TensorSpec(scale.shape, DTYPES[scale.dtype]), scale.name)
+    return found
+
+
+def _tables(shards: Shards, cfg: ModelConfig, layers: int) -> dict[str, str]:
+    """New name of every module's embedding and head -> whose contents."""
+    embed = "model.embed_tokens.weight"
+    head = embed if cfg.tie_word_embeddings else "lm_head.weight"
+    found: dict[str, str] = {}
+    for k in range(cfg.num_hidden_layers, cfg.num_hidden_layers + layers):
+        for end, main in (("embed_tokens.weight", embed), ("shared_head.head.weight", head)):
+            name = f"model.layers.{k}.{end}"
+            found[_new_name(name, cfg)] = name if name in shards.where else main
+    return found
+
+
+def _new_name(name: str, cfg: ModelConfig) -> str:
+    """Modules are counted from 0, not behind the target's layers."""
+    _, _, number, rest = name.split(".", 3)
+    return f"model.layers.{int(number) - cfg.num_hidden_layers}.{rest}"
+
+
+def _read(shards: Shards, source: _Source, cfg: ModelConfig) -> Tensor:
+    stored = shards.where[source.name].read(source.name)
+    if not source.dequantized:
+        return stored
+    assert cfg.quantization is not None
+    scale = source.name + SCALE_SUFFIX
+    block = cfg.quantization.weight_block_size
+    return dequantize(stored, shards.where[scale].read(scale), block, torch.bfloat16)
+
+
+def _is_copied(file: Path) -> bool:
+    """Tokenizer, generation_config.json, license, the code that config.json's auto_map names."""
+    name = file.name
+    special = name == "config.json" or name.lower().startswith("readme") or name.startswith(".")
+    return file.is_file() and not special and not name.endswith(NOT_COPIED)
+
+
+def _config(data: dict[str, Any], cfg: ModelConfig, layers: int, to_bf16: bool) -> dict[str, Any]:
+    """The checkpoint's config.json, of a model that is the NextN layers alone."""
+    moe = cfg.is_moe(cfg.num_hidden_layers)
+    data |= {
+        "architectures": [ARCHITECTURE],
+        "num_hidden_layers": layers,
+        "num_nextn_predict_layers": layers,
+        "first_k_dense_replace": 0 if moe else layers,
+    }
+    if to_bf16:
+        data.pop("quantization_config", None)
+    return data
