@@ -20,12 +20,13 @@ class PromptTokensDetails(msgspec.Struct):
 
 
 class SpecDetails(msgspec.Struct):
-    """Per request; index j of the lists is draft depth j + 1."""
+    """Of all choices together; the lists are those of `SpecStats`."""
 
     verify_steps: int
     accept_length: float
     proposed: list[int]
     accepted: list[int]
+    histogram: list[int]
 
 
 class Usage(msgspec.Struct):
@@ -39,7 +40,8 @@ class Usage(msgspec.Struct):
 def usage(prompt: int, completion: int, cached: int, spec: SpecStats | None) -> Usage:
     details: SpecDetails | UnsetType = UNSET
     if spec is not None:
-        details = SpecDetails(spec.verify_steps, round(spec.accept_length, 4), spec.proposed, spec.accepted)
+        length = round(spec.accept_length, 4)
+        details = SpecDetails(spec.verify_steps, length, spec.proposed, spec.accepted, spec.histogram)
     return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached), details)
 
 
