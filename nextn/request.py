@@ -47,6 +47,11 @@ class SpeculativeParams:
             value = getattr(self, name)
             need(value is None or 0.0 <= value <= 1.0, name, "between 0 and 1")
 
+    def or_else(self, defaults: SpeculativeParams) -> SpeculativeParams:
+        """These, and where they are None the defaults."""
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return dataclasses.replace(defaults, **{name: v for name, v in own.items() if v is not None})
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:

@@ -14,6 +14,7 @@ import nextn
 from nextn.config import model_folder
 from nextn.server.errors import ApiError
 from nextn.server.generation import Generation
+from nextn.server.internal_state import in_force, set_internal_state
 from nextn.server.openai import Reply
 from nextn.server.protocol import ChatRequest, CommonRequest, CompletionRequest, parse
 from nextn.server.request_id import RequestId
@@ -33,6 +34,7 @@ def make_app(service: Service) -> FastAPI:
     app.add_middleware(RequestId)
     add_error_handlers(app)
     add_generation(app, service)
+    add_control(app, service)
     add_figures(app, service)
     return app
 
@@ -57,6 +59,12 @@ def add_generation(app: FastAPI, service: Service) -> None:
         except ClientGone:
             return Response(status_code=499)
         return Response(whole, media_type="application/json")
+
+
+def add_control(app: FastAPI, service: Service) -> None:
+    @app.post("/set_internal_state")
+    async def internal_state(request: Request) -> Response:
+        return json(await set_internal_state(service, await read_body(request)))
 
 
 def add_figures(app: FastAPI, service: Service) -> None:
@@ -86,6 +94,7 @@ def add_figures(app: FastAPI, service: Service) -> None:
             "spec_accept_rates": total.accept_rates,
             "last_accept_length": metrics.interval.spec.accept_length,
             "last_gen_throughput": metrics.interval.throughput,
+            **in_force(service),
         }
         return json(
             {

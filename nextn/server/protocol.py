@@ -1,4 +1,4 @@
-"""Request bodies of the OpenAI API: which fields there are, what is refused, what it becomes for the engine.
+"""Request bodies, and those of the OpenAI API: which fields there are, what is refused, what becomes of them.
 
 A field that is known and cannot be honoured is an error that names it, unless it is at its default. Keys
 that nobody knows are tolerated: gateways add their own.
@@ -6,12 +6,13 @@ that nobody knows are tolerated: gateways add their own.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import pydantic_core
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from nextn.request import SamplingParams
+from nextn.request import SamplingParams, SpeculativeParams
 from nextn.server.errors import bad_request
 
 MAX_CHOICES = 128
@@ -75,7 +76,36 @@ def stop_strings(value: object) -> object:
 
 
 class Body(BaseModel):
+    """What one endpoint takes, to be read with `parse`."""
+
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+    refused: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+
+    def check(self) -> None:
+        """Raises ApiError for fields that do not go together."""
+
+
+class Speculative(Body):
+    """`SpeculativeParams`, which has the ranges."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    num_steps: int | None = None
+    verify: str | None = None
+    accept_threshold_single: float | None = None
+    accept_threshold_acc: float | None = None
+
+    @property
+    def params(self) -> SpeculativeParams:
+        return SpeculativeParams(**self.model_dump())
+
+
+def false_is_off(value: object) -> object:
+    if value is False:
+        return {"num_steps": 0}
+    if not isinstance(value, dict):
+        raise ValueError("it must be an object or false")
+    return value
 
 
 class StreamOptions(Body):
@@ -103,9 +133,14 @@ class CommonRequest(Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
+    speculative: Annotated[Speculative, BeforeValidator(false_is_off)] = Speculative()
     return_spec_tokens_details: Annotated[
         bool, Field(description="usage gets spec_details: what speculation did")
     ] = False
+
+    def check(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise bad_request("stream_options is only allowed when stream is true", "stream_options")
 
     @property
     def echoes(self) -> bool:
@@ -134,6 +169,7 @@ class CommonRequest(Body):
             seed=seed % 2**64,
             ignore_eos=self.ignore_eos,
             stop_token_ids=tuple(self.stop_token_ids),
+            speculative=self.speculative.params,
             logprobs=self.tops,
             prompt_logprobs=self.tops if self.echoes else None,
         )
@@ -145,6 +181,8 @@ class CommonRequest(Body):
 
 
 class CompletionRequest(CommonRequest):
+    refused = REFUSED_IN_COMPLETIONS
+
     prompt: Any  # checked by `prompts`: a union's errors would name every branch
     max_tokens: Annotated[int, Field(description="0, with echo: the prompt alone")] | None = None
     echo: Annotated[bool, Field(description="the answer begins with the prompt")] = False
@@ -169,22 +207,29 @@ class CompletionRequest(CommonRequest):
 
 
 class ChatRequest(CommonRequest):
+    refused = REFUSED_IN_CHAT
+
     messages: list[dict[str, Any]]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
 
+    def check(self) -> None:
+        super().check()
+        if self.top_logprobs and not self.logprobs:
+            raise bad_request("top_logprobs is only allowed when logprobs is true", "top_logprobs")
+
     @property
     def tops(self) -> int | None:
         return self.top_logprobs if self.logprobs else None
 
 
-Request = TypeVar("Request", CompletionRequest, ChatRequest)
+Kind = TypeVar("Kind", bound=Body)
 
 
-def parse(body: bytes, kind: type[Request]) -> Request:
-    """A request from its JSON. Raises ApiError saying what is wrong with which field."""
+def parse(body: bytes, kind: type[Kind]) -> Kind:
+    """A body from its JSON. Raises ApiError saying what is wrong with which field."""
     try:
         data = pydantic_core.from_json(body, allow_inf_nan=False)
     except ValueError as e:
@@ -192,19 +237,16 @@ def parse(body: bytes, kind: type[Request]) -> Request:
     if not isinstance(data, dict):
         raise bad_request(f"the body must be a JSON object, not {json_type(data)}")
     data = {name: value for name, value in data.items() if value is not None}
-    refuse(data, REFUSED_IN_CHAT if kind is ChatRequest else REFUSED_IN_COMPLETIONS)
+    refuse(data, kind.refused)
     try:
         request = kind.model_validate(data)
     except ValidationError as e:
         raise first_error(e) from e
-    if request.stream_options is not None and not request.stream:
-        raise bad_request("stream_options is only allowed when stream is true", "stream_options")
-    if isinstance(request, ChatRequest) and request.top_logprobs and not request.logprobs:
-        raise bad_request("top_logprobs is only allowed when logprobs is true", "top_logprobs")
+    request.check()
     return request
 
 
-def refuse(data: dict[str, object], table: dict[str, tuple[object, ...]]) -> None:
+def refuse(data: Mapping[str, object], table: Mapping[str, tuple[object, ...]]) -> None:
     for name in sorted(data.keys() & table.keys()):
         # `is` for booleans, as 1 == True.
         if not any(data[name] == ok and type(data[name]) is type(ok) for ok in table[name]):
@@ -217,6 +259,8 @@ def first_error(error: ValidationError) -> Exception:
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "missing":
         return bad_request(f"{where} is missing", where)
+    if first["type"] == "extra_forbidden":
+        return bad_request(f"{where} is not known; leave it out", where)
     return bad_request(f"{where}: {message} (got {shortened(first['input'])})", where)
 
 

@@ -28,6 +28,7 @@ class Service:
     ) -> None:
         self.config, self.engine, self.metrics, self.tokenizer = config, engine, metrics, tokenizer
         self.draining = False
+        self.changing = asyncio.Lock()  # held while the engine's defaults are read, changed and sent
         self.created = int(time.time())
 
     @property
@@ -36,18 +37,23 @@ class Service:
             return "shutting down"
         return "ok" if self.engine.ready is not None else "the engine is not running"
 
-    def open(self, request: CommonRequest) -> Ready:
-        """Raises ApiError when there is no engine to serve, or not this model."""
+    def check_open(self) -> Ready:
+        """Raises ApiError when there is no engine to serve."""
         if self.draining:
             raise unavailable("the server is shutting down", "shutting_down")
+        if self.engine.ready is None:
+            raise unavailable("the engine is not running; it is being started", "engine_unavailable")
+        return self.engine.ready
+
+    def open(self, request: CommonRequest) -> Ready:
+        """The same, and when it is not this model."""
+        ready = self.check_open()
         if request.model is not None and request.model != self.config.model_name:
             message = (
                 f"the model {request.model!r} does not exist; this server has {self.config.model_name!r}"
             )
             raise ApiError(404, message, param="model", code="model_not_found")
-        if self.engine.ready is None:
-            raise unavailable("the engine is not running; it is being started", "engine_unavailable")
-        return self.engine.ready
+        return ready
 
     async def completion(self, request: CompletionRequest) -> Generation:
         arrival = time.perf_counter()
