@@ -12,11 +12,13 @@ from starlette.requests import ClientDisconnect
 
 import nextn
 from nextn.config import model_folder
+from nextn.server.body import parse
 from nextn.server.errors import ApiError
-from nextn.server.generation import Generation
 from nextn.server.internal_state import in_force, set_internal_state
+from nextn.server.native import NativeReply
+from nextn.server.native_protocol import GenerateRequest
 from nextn.server.openai import Reply
-from nextn.server.protocol import ChatRequest, CommonRequest, CompletionRequest, parse
+from nextn.server.protocol import ChatRequest, CommonRequest, CompletionRequest
 from nextn.server.request_id import RequestId
 from nextn.server.responses import Model, ModelList
 from nextn.server.service import Service
@@ -40,18 +42,27 @@ def make_app(service: Service) -> FastAPI:
 
 
 def add_generation(app: FastAPI, service: Service) -> None:
+    name = service.config.model_name
+
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         body = parse(await read_body(request), CompletionRequest)
-        return await answer(request, body, await service.completion(body))
+        return await answer(request, body, Reply(body, await service.completion(body), name))
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         body = parse(await read_body(request), ChatRequest)
-        return await answer(request, body, await service.chat(body))
+        return await answer(request, body, Reply(body, await service.chat(body), name))
 
-    async def answer(request: Request, body: CommonRequest, generation: Generation) -> Response:
-        reply = Reply(body, generation, service.config.model_name)
+    @app.post("/generate")
+    async def generate(request: Request) -> Response:
+        body = parse(await read_body(request), GenerateRequest)
+        generation, asked = await service.generate(body)
+        return await answer(request, body, NativeReply(body, asked, generation))
+
+    async def answer(
+        request: Request, body: CommonRequest | GenerateRequest, reply: Reply | NativeReply
+    ) -> Response:
         try:
             if body.stream:
                 return await unless_gone(request.receive, EventStream(reply.chunks()).start())

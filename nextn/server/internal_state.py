@@ -12,8 +12,8 @@ import logging
 from pydantic import ConfigDict
 
 from nextn.request import SpeculativeParams
+from nextn.server.body import Body, parse
 from nextn.server.errors import bad_request
-from nextn.server.protocol import Body, parse
 from nextn.server.service import Service
 
 log = logging.getLogger("nextn.server")

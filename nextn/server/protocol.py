@@ -1,18 +1,13 @@
-"""Request bodies, and those of the OpenAI API: which fields there are, what is refused, what becomes of them.
-
-A field that is known and cannot be honoured is an error that names it, unless it is at its default. Keys
-that nobody knows are tolerated: gateways add their own.
-"""
+"""Request bodies of the OpenAI API: which fields there are, what is refused, what becomes of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, TypeVar
 
-import pydantic_core
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from nextn.request import SamplingParams, SpeculativeParams
+from nextn.server.body import Body, json_type
 from nextn.server.errors import bad_request
 
 MAX_CHOICES = 128
@@ -52,6 +47,8 @@ REFUSED: dict[str, tuple[object, ...]] = {
     "session_params": ({},),
     "return_hidden_states": (False,),
     "priority": (0,),
+    "cache_salt": ("",),
+    "extra_key": ("",),
     "prompt_embeds": (),
     "input_ids": (),
     "vllm_xargs": ({},),
@@ -66,6 +63,9 @@ REFUSED_IN_CHAT = REFUSED | {
 }  # fmt: skip
 
 
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**64, description="missing: drawn at random")]
+
+
 def stop_strings(value: object) -> object:
     strings = [value] if isinstance(value, str) else value
     if not isinstance(strings, list) or not all(isinstance(s, str) and s for s in strings):
@@ -73,16 +73,6 @@ def stop_strings(value: object) -> object:
     if len(strings) > MAX_STOP_STRINGS:
         raise ValueError(f"it has {len(strings)} strings; {MAX_STOP_STRINGS} are allowed")
     return strings
-
-
-class Body(BaseModel):
-    """What one endpoint takes, to be read with `parse`."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
-    refused: ClassVar[Mapping[str, tuple[object, ...]]] = {}
-
-    def check(self) -> None:
-        """Raises ApiError for fields that do not go together."""
 
 
 class Speculative(Body):
@@ -108,32 +98,57 @@ def false_is_off(value: object) -> object:
     return value
 
 
+SpeculativeField = Annotated[Speculative, BeforeValidator(false_is_off)]
+
+
 class StreamOptions(Body):
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
-class CommonRequest(Body):
-    """What both endpoints take. The ranges of the sampling fields are `SamplingParams.check`'s."""
+class Sampling(Body):
+    """What is called the same in every API. The ranges are `SamplingParams.check`'s."""
 
-    model: str | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: Annotated[int, Field(lt=2**31)] = -1
     min_p: float = 0.0
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64, description="missing: drawn at random")] | None = None
-    stop: Annotated[list[str], BeforeValidator(stop_strings)] = []
-    stop_token_ids: list[int] = []
+    stop: Annotated[list[str], BeforeValidator(stop_strings)] = Field(default_factory=list)
+    stop_token_ids: list[int] = Field(default_factory=list)
     ignore_eos: bool = False
-    min_tokens: Annotated[int, Field(description="before it no end token ends the text")] = 0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
+
+    def params(self, vocab_size: int, **others: Any) -> SamplingParams:
+        """Checked parameters of the first choice. Raises ValueError beginning with the field's name."""
+        params = SamplingParams(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            ignore_eos=self.ignore_eos,
+            stop_token_ids=tuple(self.stop_token_ids),
+            **others,
+        )
+        params.check(vocab_size)
+        return params
+
+
+class CommonRequest(Sampling):
+    """What both endpoints take."""
+
+    model: str | None = None
+    seed: Seed | None = None
+    min_tokens: Annotated[int, Field(description="before it no end token ends the text")] = 0
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
-    speculative: Annotated[Speculative, BeforeValidator(false_is_off)] = Speculative()
+    speculative: SpeculativeField = Speculative()
     return_spec_tokens_details: Annotated[
         bool, Field(description="usage gets spec_details: what speculation did")
     ] = False
@@ -156,28 +171,18 @@ class CommonRequest(Body):
         """Checked parameters of the first choice. Raises ApiError naming the field."""
         if max_tokens == 0 and not self.echoes:
             raise bad_request("max_tokens is 0; it must be at least 1, or 0 with echo", "max_tokens")
-        params = SamplingParams(
-            max_tokens=max_tokens,
-            min_tokens=self.min_tokens,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
-            seed=seed % 2**64,
-            ignore_eos=self.ignore_eos,
-            stop_token_ids=tuple(self.stop_token_ids),
-            speculative=self.speculative.params,
-            logprobs=self.tops,
-            prompt_logprobs=self.tops if self.echoes else None,
-        )
         try:
-            params.check(vocab_size)
+            return self.params(
+                vocab_size,
+                max_tokens=max_tokens,
+                min_tokens=self.min_tokens,
+                seed=seed % 2**64,
+                speculative=self.speculative.params,
+                logprobs=self.tops,
+                prompt_logprobs=self.tops if self.echoes else None,
+            )
         except ValueError as e:
             raise bad_request(str(e), str(e).partition(" ")[0]) from e
-        return params
 
 
 class CompletionRequest(CommonRequest):
@@ -225,83 +230,34 @@ class ChatRequest(CommonRequest):
         return self.top_logprobs if self.logprobs else None
 
 
-Kind = TypeVar("Kind", bound=Body)
-
-
-def parse(body: bytes, kind: type[Kind]) -> Kind:
-    """A body from its JSON. Raises ApiError saying what is wrong with which field."""
-    try:
-        data = pydantic_core.from_json(body, allow_inf_nan=False)
-    except ValueError as e:
-        raise bad_request(f"the body is not valid JSON: {e}") from e
-    if not isinstance(data, dict):
-        raise bad_request(f"the body must be a JSON object, not {json_type(data)}")
-    data = {name: value for name, value in data.items() if value is not None}
-    refuse(data, kind.refused)
-    try:
-        request = kind.model_validate(data)
-    except ValidationError as e:
-        raise first_error(e) from e
-    request.check()
-    return request
-
-
-def refuse(data: Mapping[str, object], table: Mapping[str, tuple[object, ...]]) -> None:
-    for name in sorted(data.keys() & table.keys()):
-        # `is` for booleans, as 1 == True.
-        if not any(data[name] == ok and type(data[name]) is type(ok) for ok in table[name]):
-            raise bad_request(f"{name} is not supported; leave it out", name)
-
-
-def first_error(error: ValidationError) -> Exception:
-    first = error.errors(include_url=False, include_context=False)[0]
-    where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in first["loc"]).lstrip(".")
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "missing":
-        return bad_request(f"{where} is missing", where)
-    if first["type"] == "extra_forbidden":
-        return bad_request(f"{where} is not known; leave it out", where)
-    return bad_request(f"{where}: {message} (got {shortened(first['input'])})", where)
-
-
-def prompts(prompt: object) -> list[str | list[int]]:
-    """One prompt or several, each text or token ids. Raises ApiError."""
+def prompts(prompt: object, name: str = "prompt") -> list[str | list[int]]:
+    """One prompt or several, each text or token ids; field `name`. Raises ApiError."""
     if isinstance(prompt, str):
-        return [nonempty(prompt)]
+        return [nonempty(prompt, name)]
     if isinstance(prompt, list) and prompt:
         if all(type(item) is int for item in prompt):
             return [prompt]
         if all(isinstance(item, str) for item in prompt):
-            return [nonempty(item) for item in prompt]
+            return [nonempty(item, name) for item in prompt]
         if all(isinstance(item, list) for item in prompt):
             for item in prompt:
                 if not all(type(token) is int for token in item):
-                    raise bad_request("prompt: token ids must be integers", "prompt")
-            return [nonempty(item) for item in prompt]
+                    raise bad_request(f"{name}: token ids must be integers", name)
+            return [nonempty(item, name) for item in prompt]
         raise bad_request(
-            "prompt must be a string, a list of strings, a list of token ids or a list of such lists; "
+            f"{name} must be a string, a list of strings, a list of token ids or a list of such lists; "
             f"this list begins with {json_type(prompt[0])}",
-            "prompt",
+            name,
         )
     if prompt == []:
-        raise bad_request("prompt is empty", "prompt")
-    raise bad_request(f"prompt must be a string or a list, not {json_type(prompt)}", "prompt")
+        raise bad_request(f"{name} is empty", name)
+    raise bad_request(f"{name} must be a string or a list, not {json_type(prompt)}", name)
 
 
-Prompt = TypeVar("Prompt", str, list[int])
+Given = TypeVar("Given", str, list[int])
 
 
-def nonempty(prompt: Prompt) -> Prompt:
+def nonempty(prompt: Given, name: str) -> Given:
     if not prompt:
-        raise bad_request("prompt is empty", "prompt")
+        raise bad_request(f"{name} is empty", name)
     return prompt
-
-
-def json_type(value: object) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
-    return names.get(type(value), "a number")
-
-
-def shortened(value: object, limit: int = 60) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -10,14 +10,16 @@ from collections.abc import Sequence
 from nextn.config import ServerConfig
 from nextn.server.engine_client import EngineClient
 from nextn.server.errors import ApiError, bad_request, unavailable
-from nextn.server.generation import Generation
+from nextn.server.generation import Generation, Prompt
 from nextn.server.messages import Ready
 from nextn.server.metrics import Metrics
+from nextn.server.native_protocol import Asked, GenerateRequest
 from nextn.server.protocol import ChatRequest, CommonRequest, CompletionRequest, prompts
 from nextn.tokenizer.tokenizer import Tokenizer
 
 LONG_TEXT = 20_000  # characters; a longer text is tokenized in a thread
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
+GENERATE_MAX_TOKENS = 128  # SGLang's
 
 
 class Service:
@@ -60,9 +62,7 @@ class Service:
         self.open(request)
         given = prompts(request.prompt)
         self._check_count(len(given) * request.n)  # first: a body has room for millions of prompts
-        texts = [p for p in given if isinstance(p, str)]
-        encoded = iter(await self._encode(texts))
-        ids = [next(encoded) if isinstance(p, str) else p for p in given]
+        ids = await self._ids(given)
         echo = given if request.echo else None
         return self._generation(
             request,
@@ -73,6 +73,30 @@ class Service:
             request.return_draft_depths,
             echo,
         )
+
+    async def generate(self, request: GenerateRequest) -> tuple[Generation, list[Asked]]:
+        arrival = time.perf_counter()
+        self.check_open()
+        given = request.given()
+        self._check_count(len(given))
+        asked = request.asked()
+        n = asked[0].sampling.n
+        self._check_count(len(asked) * n)
+        ids = await self._ids(given)
+        ready = self.check_open()  # again: tokenizing may have taken a while
+        prompts = []
+        for tokens, each in zip(ids, asked, strict=True):
+            check_vocabulary(tokens, ready.vocab_size)
+            limit = each.sampling.max_new_tokens
+            room = room_after(tokens, limit, ready.context_length, "max_new_tokens")
+            limit = min(room, GENERATE_MAX_TOKENS) if limit is None else limit
+            seed = each.sampling.sampling_seed
+            seed = secrets.randbits(64) if seed is None else seed
+            params = each.params(len(tokens), limit, seed, request.speculative, ready.vocab_size)
+            prompts.append(Prompt(tokens, params, each.sampling.stop))
+        self._admit(len(prompts) * n)
+        generation = Generation(self.engine, self.tokenizer, prompts, n, arrival, logprobs_by_token=True)
+        return generation, asked
 
     async def chat(self, request: ChatRequest) -> Generation:
         arrival = time.perf_counter()
@@ -87,6 +111,10 @@ class Service:
         limit = request.max_completion_tokens
         limit = request.max_tokens if limit is None else limit
         return self._generation(request, [ids], limit, None, arrival)
+
+    async def _ids(self, given: Sequence[str | list[int]]) -> list[list[int]]:
+        encoded = iter(await self._encode([p for p in given if isinstance(p, str)]))
+        return [next(encoded) if isinstance(p, str) else p for p in given]
 
     async def _encode(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         if not texts:
@@ -111,20 +139,19 @@ class Service:
         """Checks all that can be checked here. `default` None: as many tokens as there is room for. `echo`:
         the prompts as they were given, if the answers begin with them."""
         ready = self.open(request)  # again: tokenizing may have taken a while
-        choices = []
-        for tokens in prompts:
+        made = []
+        for i, tokens in enumerate(prompts):
             check_vocabulary(tokens, ready.vocab_size)
             room = room_after(tokens, max_tokens, ready.context_length)
             limit = min(default or room, room) if max_tokens is None else max_tokens
             seed = secrets.randbits(64) if request.seed is None else request.seed
-            choices.append((tokens, request.sampling(limit, seed, ready.vocab_size)))
-        self._admit(len(choices) * request.n)
-        texts = None
-        if echo is not None:
-            texts = [p if isinstance(p, str) else self.tokenizer.decode(p) for p in echo]
-        return Generation(
-            self.engine, self.tokenizer, choices, request.n, request.stop, arrival, keep_depths, texts
-        )
+            params = request.sampling(limit, seed, ready.vocab_size)
+            made.append(Prompt(tokens, params, request.stop, None if echo is None else self._text(echo[i])))
+        self._admit(len(made) * request.n)
+        return Generation(self.engine, self.tokenizer, made, request.n, arrival, keep_depths)
+
+    def _text(self, prompt: str | list[int]) -> str:
+        return prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt)
 
     def _admit(self, choices: int) -> None:
         """Bounded admission: all of a request's choices or none."""
@@ -163,7 +190,7 @@ def check_vocabulary(tokens: list[int], vocab_size: int) -> None:
         raise bad_request(f"prompt: token id {wrong} is outside the vocabulary 0..{vocab_size - 1}", "prompt")
 
 
-def room_after(tokens: list[int], max_tokens: int | None, context: int) -> int:
+def room_after(tokens: list[int], max_tokens: int | None, context: int, name: str = "max_tokens") -> int:
     """Tokens that the context has left. Raises ApiError if that is none, or less than was asked for."""
     length = len(tokens)
     room = context - length
@@ -175,7 +202,7 @@ def room_after(tokens: list[int], max_tokens: int | None, context: int) -> int:
             message += "; that leaves no room for an answer"
     elif max_tokens is not None and max_tokens > room:
         message = (
-            f"the prompt has {length} tokens and max_tokens is {max_tokens}, {length + max_tokens} together; "
+            f"the prompt has {length} tokens and {name} is {max_tokens}, {length + max_tokens} together; "
             f"the context length is {context}"
         )
     else:

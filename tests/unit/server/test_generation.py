@@ -16,7 +16,7 @@ from nextn.request import Output, SamplingParams, SpecStats
 from nextn.scheduler.stats import EngineStats
 from nextn.server.engine_client import EngineClient
 from nextn.server.errors import ApiError, engine_dead
-from nextn.server.generation import Generation
+from nextn.server.generation import Generation, Prompt
 from nextn.server.messages import Abort, Add, Ready, Rejected, StepNews, decode_to_engine
 from nextn.server.metrics import Metrics
 from nextn.server.openai import Reply
@@ -49,7 +49,9 @@ def client() -> EngineClient:
 
 def generation(engine: EngineClient, tokenizer: Tokenizer, **options: Any) -> Generation:
     options = {"n": 1, "stop": [], "arrival": 0.0, **options}
-    return Generation(engine, tokenizer, [([0, 5, 6], SamplingParams())], **options)
+    return Generation(
+        engine, tokenizer, [Prompt([0, 5, 6], SamplingParams(), options.pop("stop"))], **options
+    )
 
 
 def steps(rid: str, tokens: Sequence[int], cuts: Sequence[int], reason: str | None) -> list[StepNews]:
@@ -207,7 +209,7 @@ def test_leaving_aborts(tokenizer: Tokenizer) -> None:
 
 
 def test_noise_streams(tokenizer: Tokenizer) -> None:
-    prompts = [([1], SamplingParams(seed=5)), ([2], SamplingParams(seed=6))]
-    gen = Generation(client(), tokenizer, prompts, 2, [], 0.0)
+    prompts = [Prompt([1], SamplingParams(seed=5)), Prompt([2], SamplingParams(seed=6))]
+    gen = Generation(client(), tokenizer, prompts, 2, 0.0)
     got = [(c.index, c.request.tokens, c.request.params.seed, c.request.params.stream) for c in gen.choices]
     assert got == [(0, [1], 5, 0), (1, [1], 5, 1), (2, [2], 6, 0), (3, [2], 6, 1)]

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nextn.request import SamplingParams, SpeculativeParams
+from nextn.server.body import parse
 from nextn.server.errors import ApiError
 from nextn.server.protocol import (
     REFUSED_IN_CHAT,
@@ -18,7 +19,6 @@ from nextn.server.protocol import (
     ChatRequest,
     CommonRequest,
     CompletionRequest,
-    parse,
     prompts,
 )
 
