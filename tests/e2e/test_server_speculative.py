@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -71,15 +71,6 @@ def test_live_defaults(start: StartServer) -> None:
     assert complete(server)[1]["histogram"] == [0, 30]
     assert set_state(server, speculative_num_steps=None).json() == [True]
     assert complete(server)[1]["histogram"] == [0, 0, 20]
-
-
-@pytest.fixture(scope="module")
-def fake() -> Iterator[ServerProcess]:
-    """A real engine on the fake model: every first draft is right, every second three times in four."""
-    options = ("--port", "0", "--threads", "1", "--check-integrity", "--kv-cache-tokens", "2048")
-    command = ["-m", "nextn", "serve", "--model-path", "fake:1,0.75", "--served-model-name", "fake", *options]
-    with ServerProcess(command) as server:
-        yield server
 
 
 def test_requests_of_all_depths_at_once(fake: ServerProcess) -> None:
