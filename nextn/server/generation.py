@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
@@ -18,15 +19,18 @@ from nextn.server.metrics import Metrics
 from nextn.tokenizer.stream import TextStream
 from nextn.tokenizer.tokenizer import Tokenizer
 
+log = logging.getLogger("nextn.request")
+
 
 class Prompt(NamedTuple):
     """A prompt and what is to come of it. `stop`: the strings that end its texts. `echo`: its text, if the
-    answers begin with it."""
+    answers begin with it. `name`: the client's for it, "" if it gave none."""
 
     tokens: list[int]
     params: SamplingParams
     stop: Sequence[str] = ()
     echo: str | None = None
+    name: str = ""
 
 
 @dataclass
@@ -34,6 +38,7 @@ class Choice:
     """One of the texts asked for."""
 
     index: int
+    id: str  # what clients and the log call it; the engine's id of it is the request's
     request: NewRequest
     stream: TextStream
     tokens: list[int] = field(default_factory=list)  # the token that completed a stop string is the last
@@ -49,7 +54,8 @@ class Choice:
     finish_reason: str | None = None
     matched: str | int | None = None  # the stop string or the stop token's id that ended it
     spec: SpecStats = field(default_factory=SpecStats)
-    last_news: float = 0.0  # perf_counter
+    first_news: float = 0.0  # perf_counter
+    last_news: float = 0.0
 
     @property
     def prompt_tokens(self) -> int:
@@ -89,12 +95,15 @@ class Generation:
         self.n = n
         self.arrival = arrival  # perf_counter
         self.choices: list[Choice] = []
-        base = uuid.uuid4().hex
+        self.id = uuid.uuid4().hex
         for prompt in prompts:
             for i in range(n):
                 index = len(self.choices)
-                request = NewRequest(f"{base}-{index}", prompt.tokens, prompt.params.replace(stream=i))
-                choice = Choice(index, request, TextStream(tokenizer, prompt.stop), last_news=self.arrival)
+                rid = f"{self.id}-{index}"
+                name = f"{prompt.name}_{i}" if n > 1 else prompt.name
+                request = NewRequest(rid, prompt.tokens, prompt.params.replace(stream=i))
+                stream = TextStream(tokenizer, prompt.stop)
+                choice = Choice(index, name if prompt.name else rid, request, stream, last_news=self.arrival)
                 choice.depths = [] if keep_depths else None
                 choice.echo = prompt.echo
                 if prompt.params.logprobs is not None and not logprobs_by_token:
@@ -122,6 +131,8 @@ class Generation:
                     del running[rid]
                     self.engine.abort(rid)  # a stop string ends a request that the engine would go on with
                     self.metrics.e2e.observe(choice.last_news - self.arrival)
+                    if log.isEnabledFor(logging.DEBUG):
+                        log.debug(summary(choice, self.arrival))
                 yield Delta(choice, text, entries)
         finally:
             for rid in running:
@@ -186,8 +197,21 @@ class Generation:
     def _observe(self, choice: Choice, tokens: int) -> None:
         now = time.perf_counter()
         if choice.last_news == self.arrival:
+            choice.first_news = now
             self.metrics.ttft.observe(now - self.arrival)
         else:
             for _ in range(tokens):
                 self.metrics.itl.observe((now - choice.last_news) / tokens)
         choice.last_news = now
+
+
+def summary(choice: Choice, arrival: float) -> str:
+    """A finished request in one line."""
+    seconds = choice.last_news - arrival
+    return (
+        f"Finished request, id: {choice.id!r}, #prompt-token: {choice.prompt_tokens}, "
+        f"#cached-token: {choice.cached_tokens}, #output-token: {choice.completion_tokens}, "
+        f"finish reason: {choice.finish_reason}, ttft (ms): {(choice.first_news - arrival) * 1e3:.1f}, "
+        f"e2e (ms): {seconds * 1e3:.1f}, throughput (token/s): {choice.completion_tokens / seconds:.1f}, "
+        f"accept len: {choice.spec.accept_length:.2f}, accepted per step: {choice.spec.histogram}"
+    )

@@ -11,37 +11,15 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from nextn.request import SpecStats, TokenLogprob
+from nextn.request import TokenLogprob
 from nextn.server.generation import Choice, Generation
 from nextn.server.native_protocol import Asked, GenerateRequest
-from nextn.server.responses import encode
+from nextn.server.responses import encode, spec_tokens_details
 from nextn.tokenizer.tokenizer import Tokenizer
 
 Told = tuple[
     float | None, int, str | None
 ]  # log-probability (None: nothing comes before it), token id, its text
-
-
-class SpecMeta(msgspec.Struct):
-    """What speculation did, under SGLang's names."""
-
-    spec_accept_rate: float
-    spec_accept_length: float
-    spec_num_correct_drafts: int
-    spec_num_proposed_drafts: int
-    spec_verify_ct: int
-    spec_correct_drafts_histogram: list[int]
-
-
-def spec_meta(spec: SpecStats) -> SpecMeta:
-    return SpecMeta(
-        spec.accept_rate,
-        spec.accept_length,
-        sum(spec.accepted),
-        sum(spec.proposed),
-        spec.verify_steps,
-        spec.histogram,
-    )
 
 
 class FinishReason(msgspec.Struct):
@@ -87,7 +65,7 @@ class NativeReply:
     def _answer(self, choice: Choice) -> NativeAnswer:
         asked = self.asked[choice.index // self.generation.n]
         meta: dict[str, object] = {
-            "id": self._id(choice, asked),
+            "id": choice.id,
             "finish_reason": finish_reason(choice),
             "prompt_tokens": choice.prompt_tokens,
             "completion_tokens": choice.completion_tokens,
@@ -98,14 +76,8 @@ class NativeReply:
             meta |= logprobs(choice, asked, names)
         if choice.finish_reason is not None:
             meta["e2e_latency"] = choice.last_news - self.generation.arrival
-            meta |= msgspec.structs.asdict(spec_meta(choice.spec))
+            meta |= msgspec.structs.asdict(spec_tokens_details(choice.spec))
         return NativeAnswer("".join(choice.text), choice.tokens, meta)
-
-    def _id(self, choice: Choice, asked: Asked) -> str:
-        if not asked.rid:
-            return choice.request.rid
-        n = self.generation.n
-        return asked.rid if n == 1 else f"{asked.rid}_{choice.index % n}"
 
 
 def finish_reason(choice: Choice) -> FinishReason | None:

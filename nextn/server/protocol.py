@@ -150,7 +150,7 @@ class CommonRequest(Sampling):
     user: str | None = None
     speculative: SpeculativeField = Speculative()
     return_spec_tokens_details: Annotated[
-        bool, Field(description="usage gets spec_details: what speculation did")
+        bool, Field(description="what speculation did: usage.spec_details, and sglext as SGLang sends it")
     ] = False
 
     def check(self) -> None:

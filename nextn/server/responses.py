@@ -45,6 +45,34 @@ def usage(prompt: int, completion: int, cached: int, spec: SpecStats | None) -> 
     return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached), details)
 
 
+class SpecTokensDetails(msgspec.Struct):
+    """Of one choice, under SGLang's names."""
+
+    spec_accept_rate: float
+    spec_accept_length: float
+    spec_num_correct_drafts: int
+    spec_num_proposed_drafts: int
+    spec_verify_ct: int
+    spec_correct_drafts_histogram: list[int]
+
+
+def spec_tokens_details(spec: SpecStats) -> SpecTokensDetails:
+    return SpecTokensDetails(
+        spec.accept_rate,
+        spec.accept_length,
+        sum(spec.accepted),
+        sum(spec.proposed),
+        spec.verify_steps,
+        spec.histogram,
+    )
+
+
+class SglExt(msgspec.Struct):
+    """What SGLang adds to OpenAI's answers. `spec_tokens_details`: a list where there are several choices."""
+
+    spec_tokens_details: SpecTokensDetails | list[SpecTokensDetails]
+
+
 class CompletionLogprobs(msgspec.Struct):
     """Index i of every list is token i. `top_logprobs[i]` holds the token itself too."""
 
@@ -114,6 +142,7 @@ class Answer(msgspec.Struct):
     model: str
     choices: Sequence[CompletionChoice | ChatChoice | ChatDelta]
     usage: Usage | UnsetType | None = UNSET
+    sglext: SglExt | UnsetType = UNSET
 
 
 class Model(msgspec.Struct):

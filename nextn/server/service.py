@@ -93,7 +93,7 @@ class Service:
             seed = each.sampling.sampling_seed
             seed = secrets.randbits(64) if seed is None else seed
             params = each.params(len(tokens), limit, seed, request.speculative, ready.vocab_size)
-            prompts.append(Prompt(tokens, params, each.sampling.stop))
+            prompts.append(Prompt(tokens, params, each.sampling.stop, name=each.rid))
         self._admit(len(prompts) * n)
         generation = Generation(self.engine, self.tokenizer, prompts, n, arrival, logprobs_by_token=True)
         return generation, asked

@@ -45,6 +45,10 @@ def test_per_request_through_the_openai_client(scripted: ServerProcess) -> None:
             assert answer.usage is not None
             assert answer.usage.model_extra is not None
             assert answer.usage.model_extra["spec_details"]["histogram"] == histogram
+            assert answer.model_extra is not None
+            details = answer.model_extra["sglext"]["spec_tokens_details"]
+            assert details["spec_correct_drafts_histogram"] == histogram
+            assert details["spec_accept_length"] == len(histogram)
         with pytest.raises(openai.BadRequestError, match=r"speculative\.num_steps is 99") as error:
             client.completions.create(
                 model="scripted", prompt="x", extra_body={"speculative": {"num_steps": 99}}
@@ -116,3 +120,29 @@ def test_live_defaults_of_a_real_engine(fake: ServerProcess) -> None:
         "speculative_num_steps": 2, "speculative_verify": "exact",
         "speculative_accept_threshold_single": 1.0, "speculative_accept_threshold_acc": 1.0,
     }  # fmt: skip
+
+
+def test_streamed_through_the_openai_client(scripted: ServerProcess) -> None:
+    with openai.OpenAI(base_url=scripted.url + "/v1", api_key="none", max_retries=0) as client:
+        *_, last = client.completions.create(
+            model="scripted", prompt="x", max_tokens=30, stream=True, stream_options={"include_usage": True},
+            extra_body={"return_spec_tokens_details": True, "speculative": {"num_steps": 1}},
+        )  # fmt: skip
+    assert last.usage is not None
+    assert last.usage.model_extra is not None
+    assert last.usage.model_extra["spec_details"]["histogram"] == [0, 15]
+    assert last.model_extra is not None
+    assert last.model_extra["sglext"]["spec_tokens_details"]["spec_verify_ct"] == 15
+
+
+def test_debug_log(start: StartServer) -> None:
+    server = start("--log-level", "debug").wait_ready()
+    complete(server, stop="return")
+
+    def lines() -> list[str]:
+        return [line for line in server.stderr if "Finished request" in line]
+
+    until(lambda: lines())
+    (line,) = lines()
+    assert "finish reason: stop" in line
+    assert line.endswith("accept len: 3.00, accepted per step: [0, 0, 9]")
