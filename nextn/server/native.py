@@ -17,9 +17,8 @@ from nextn.server.native_protocol import Asked, GenerateRequest
 from nextn.server.responses import encode, spec_tokens_details
 from nextn.tokenizer.tokenizer import Tokenizer
 
-Told = tuple[
-    float | None, int, str | None
-]  # log-probability (None: nothing comes before it), token id, its text
+# Log-probability (None: nothing comes before the token), token id, its text
+Told = tuple[float | None, int, str | None]
 
 
 class FinishReason(msgspec.Struct):

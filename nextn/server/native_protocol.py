@@ -61,7 +61,6 @@ class Asked(NamedTuple):
     """What is asked of one prompt. With `logprobs`, prompt tokens from `start` on are told too, and `tops` of
     the most likely tokens beside each."""
 
-    prompt: str | list[int]
     sampling: NativeSampling
     rid: str  # "": to be made up
     logprobs: bool
@@ -129,17 +128,15 @@ class GenerateRequest(Body):
             raise bad_request(f"{name}: strings go into text, token ids into input_ids", name)
         return many
 
-    def asked(self) -> list[Asked]:
-        """Raises ApiError naming the field."""
-        given = self.given()
-        count = len(given)
+    def asked(self, count: int) -> list[Asked]:
+        """Of each of `count` prompts. Raises ApiError naming the field."""
         sampling = sampling_of(self.sampling_params, count)
         if any(each.n != sampling[0].n for each in sampling):
             raise bad_request("sampling_params: n must be the same for all prompts", "sampling_params")
         logprobs = spread(self.return_logprob, count, "return_logprob", False)
         starts = spread(self.logprob_start_len, count, "logprob_start_len", -1)
         tops = spread(self.top_logprobs_num, count, "top_logprobs_num", 0)
-        fields = zip(given, sampling, self._rids(count), logprobs, starts, tops, strict=True)
+        fields = zip(sampling, self._rids(count), logprobs, starts, tops, strict=True)
         asked = [Asked(*each) for each in fields]
         for each in asked:
             if not 0 <= each.tops <= MAX_LOGPROBS:

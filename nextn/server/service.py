@@ -79,7 +79,7 @@ class Service:
         self.check_open()
         given = request.given()
         self._check_count(len(given))
-        asked = request.asked()
+        asked = request.asked(len(given))
         n = asked[0].sampling.n
         self._check_count(len(asked) * n)
         ids = await self._ids(given)
@@ -87,11 +87,14 @@ class Service:
         prompts = []
         for tokens, each in zip(ids, asked, strict=True):
             check_vocabulary(tokens, ready.vocab_size)
-            limit = each.sampling.max_new_tokens
-            room = room_after(tokens, limit, ready.context_length, "max_new_tokens")
-            limit = min(room, GENERATE_MAX_TOKENS) if limit is None else limit
-            seed = each.sampling.sampling_seed
-            seed = secrets.randbits(64) if seed is None else seed
+            limit = token_limit(
+                tokens,
+                each.sampling.max_new_tokens,
+                GENERATE_MAX_TOKENS,
+                ready.context_length,
+                "max_new_tokens",
+            )
+            seed = drawn(each.sampling.sampling_seed)
             params = each.params(len(tokens), limit, seed, request.speculative, ready.vocab_size)
             prompts.append(Prompt(tokens, params, each.sampling.stop, name=each.rid))
         self._admit(len(prompts) * n)
@@ -142,10 +145,8 @@ class Service:
         made = []
         for i, tokens in enumerate(prompts):
             check_vocabulary(tokens, ready.vocab_size)
-            room = room_after(tokens, max_tokens, ready.context_length)
-            limit = min(default or room, room) if max_tokens is None else max_tokens
-            seed = secrets.randbits(64) if request.seed is None else request.seed
-            params = request.sampling(limit, seed, ready.vocab_size)
+            limit = token_limit(tokens, max_tokens, default, ready.context_length)
+            params = request.sampling(limit, drawn(request.seed), ready.vocab_size)
             made.append(Prompt(tokens, params, request.stop, None if echo is None else self._text(echo[i])))
         self._admit(len(made) * request.n)
         return Generation(self.engine, self.tokenizer, made, request.n, arrival, keep_depths)
@@ -190,21 +191,28 @@ def check_vocabulary(tokens: list[int], vocab_size: int) -> None:
         raise bad_request(f"prompt: token id {wrong} is outside the vocabulary 0..{vocab_size - 1}", "prompt")
 
 
-def room_after(tokens: list[int], max_tokens: int | None, context: int, name: str = "max_tokens") -> int:
-    """Tokens that the context has left. Raises ApiError if that is none, or less than was asked for."""
+def drawn(seed: int | None) -> int:
+    return secrets.randbits(64) if seed is None else seed
+
+
+def token_limit(
+    tokens: list[int], asked: int | None, default: int | None, context: int, name: str = "max_tokens"
+) -> int:
+    """What was asked for in field `name`, else the default, or as many as there is room for. Raises ApiError
+    if there is no room, or less than was asked for."""
     length = len(tokens)
     room = context - length
-    if room == max_tokens == 0:
-        return room
+    if room == asked == 0:
+        return 0
     if room < 1:
         message = f"the prompt has {length} tokens, the context length is {context}"
         if room == 0:
             message += "; that leaves no room for an answer"
-    elif max_tokens is not None and max_tokens > room:
+    elif asked is not None and asked > room:
         message = (
-            f"the prompt has {length} tokens and {name} is {max_tokens}, {length + max_tokens} together; "
+            f"the prompt has {length} tokens and {name} is {asked}, {length + asked} together; "
             f"the context length is {context}"
         )
     else:
-        return room
+        return min(default or room, room) if asked is None else asked
     raise ApiError(400, message, param="prompt", code="context_length_exceeded")

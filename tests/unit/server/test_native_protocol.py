@@ -27,12 +27,13 @@ def body(**fields: Any) -> GenerateRequest:
 
 
 def asked(**fields: Any) -> list[Asked]:
-    return body(**fields).asked()
+    request = body(**fields)
+    return request.asked(len(request.given()))
 
 
 def params(max_tokens: int = 128, length: int = 10, **fields: Any) -> SamplingParams:
     request = body(**fields)
-    return request.asked()[0].params(length, max_tokens, 1, request.speculative, 100)
+    return request.asked(1)[0].params(length, max_tokens, 1, request.speculative, 100)
 
 
 def told(error: ApiError) -> dict[str, Any]:
@@ -41,7 +42,7 @@ def told(error: ApiError) -> dict[str, Any]:
 
 def test_defaults_are_sglangs() -> None:
     (only,) = asked()
-    assert only == Asked("x", NativeSampling(), "", False, -1, 0)
+    assert only == Asked(NativeSampling(), "", False, -1, 0)
     assert params() == SamplingParams(max_tokens=128, seed=1)
 
 
@@ -80,7 +81,7 @@ def test_null_is_the_default() -> None:
     ],
 )
 def test_prompts(fields: dict[str, Any], prompts: object, batch: bool) -> None:
-    assert [each.prompt for each in asked(**fields)] == prompts
+    assert body(**fields).given() == prompts
     assert body(**fields).batch == batch
 
 
@@ -93,8 +94,8 @@ def test_one_value_for_each_prompt() -> None:
         logprob_start_len=[0, -1],
         top_logprobs_num=[3, 0],
     )
-    assert first == Asked("a", NativeSampling(temperature=0.0), "p", True, 0, 3)
-    assert second == Asked("b", NativeSampling(top_k=5, stop=["z"]), "q", False, -1, 0)
+    assert first == Asked(NativeSampling(temperature=0.0), "p", True, 0, 3)
+    assert second == Asked(NativeSampling(top_k=5, stop=["z"]), "q", False, -1, 0)
     both = asked(text=["a", "b"], sampling_params={"top_k": 2}, rid="r", return_logprob=True)
     assert [(each.sampling.top_k, each.rid, each.logprobs) for each in both] == [
         (2, "r_0", True),
@@ -216,7 +217,7 @@ def test_any_object_is_a_request_or_a_clear_error(
     for data in (fields, fields | {"text": text, "sampling_params": sampling}):
         try:
             request = parse(json.dumps(data).encode(), GenerateRequest)
-            for each in request.asked():
+            for each in request.asked(len(request.given())):
                 msgspec.msgpack.encode(
                     each.params(5, 16, each.sampling.sampling_seed or 0, request.speculative, 100)
                 )
