@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "SamplingParams", "SpeculativeParams", "__version__"]
 
 if TYPE_CHECKING:
     from nextn.llm import LLM
-    from nextn.request import SamplingParams
+    from nextn.request import SamplingParams, SpeculativeParams
 
 
 def __getattr__(name: str) -> Any:
@@ -25,4 +25,8 @@ def __getattr__(name: str) -> Any:
         from nextn.request import SamplingParams
 
         return SamplingParams
+    if name == "SpeculativeParams":
+        from nextn.request import SpeculativeParams
+
+        return SpeculativeParams
     raise AttributeError(f"module 'nextn' has no attribute {name!r}")

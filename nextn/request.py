@@ -47,6 +47,11 @@ class SpeculativeParams:
             value = getattr(self, name)
             need(value is None or 0.0 <= value <= 1.0, name, "between 0 and 1")
 
+    def or_else(self, defaults: SpeculativeParams) -> SpeculativeParams:
+        """These, and where they are None the defaults."""
+        own = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return dataclasses.replace(defaults, **{name: v for name, v in own.items() if v is not None})
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -114,32 +119,33 @@ class TokenLogprob(NamedTuple):
 
 @dataclass(slots=True)
 class SpecStats:
-    """What speculation did. Index j of the lists is draft depth j + 1."""
+    """What speculation did. Index j of `proposed` and `accepted` is draft depth j + 1; index i of `histogram`
+    counts the verify steps that accepted i drafts."""
 
     verify_steps: int = 0  # decode steps, with drafts or without
     proposed: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     committed: int = 0  # tokens those steps committed, bonus included
+    histogram: list[int] = field(default_factory=list)
 
     def add(self, proposed: int, accepted: int, committed: int) -> None:
         self.verify_steps += 1
         self.committed += committed
-        while len(self.proposed) < proposed:
-            self.proposed.append(0)
-            self.accepted.append(0)
+        _lengthen(self.proposed, proposed)
+        _lengthen(self.accepted, proposed)
         for j in range(proposed):
             self.proposed[j] += 1
             self.accepted[j] += j < accepted
+        _lengthen(self.histogram, accepted + 1)
+        self.histogram[accepted] += 1
 
     def merge(self, other: SpecStats) -> None:
         self.verify_steps += other.verify_steps
         self.committed += other.committed
-        while len(self.proposed) < len(other.proposed):
-            self.proposed.append(0)
-            self.accepted.append(0)
-        for j, (p, a) in enumerate(zip(other.proposed, other.accepted, strict=True)):
-            self.proposed[j] += p
-            self.accepted[j] += a
+        for mine, theirs in zip(self._lists(), other._lists(), strict=True):
+            _lengthen(mine, len(theirs))
+            for j, value in enumerate(theirs):
+                mine[j] += value
 
     def since(self, earlier: SpecStats) -> SpecStats:
         """What happened after `earlier`. Depths that it had not seen count from zero."""
@@ -152,7 +158,11 @@ class SpecStats:
             proposed=less(self.proposed, earlier.proposed),
             accepted=less(self.accepted, earlier.accepted),
             committed=self.committed - earlier.committed,
+            histogram=less(self.histogram, earlier.histogram),
         )
+
+    def _lists(self) -> tuple[list[int], list[int], list[int]]:
+        return self.proposed, self.accepted, self.histogram
 
     @property
     def accept_length(self) -> float:
@@ -160,9 +170,18 @@ class SpecStats:
         return self.committed / self.verify_steps if self.verify_steps else 0.0
 
     @property
+    def accept_rate(self) -> float:
+        """Drafts accepted / drafts proposed, all depths together."""
+        return sum(self.accepted) / max(sum(self.proposed), 1)
+
+    @property
     def accept_rates(self) -> list[float]:
         """Per depth: drafts accepted / drafts proposed."""
         return [a / p if p else 0.0 for a, p in zip(self.accepted, self.proposed, strict=True)]
+
+
+def _lengthen(counts: list[int], length: int) -> None:
+    counts.extend([0] * (length - len(counts)))
 
 
 @dataclass(slots=True, eq=False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from nextn.config import EngineConfig
 from nextn.engine.build import build
-from nextn.request import Output, Request
+from nextn.request import Output, Request, SpeculativeParams
 from nextn.scheduler.stats import EngineStats
 
 
@@ -28,6 +28,7 @@ class Engine:
         self.context_length = built.context_length
         self.num_drafts = built.num_drafts
         self.startup = built.startup
+        self.speculative_defaults = SpeculativeParams()
         self._scheduler, self._executor = built.scheduler, built.executor
         self._arrivals = 0
 
@@ -37,7 +38,10 @@ class Engine:
         Raises ValueError for a prompt that is empty, too long or outside the vocabulary, for bad
         sampling parameters, and for an id that is in use.
         """
+        speculative = request.params.speculative.or_else(self.speculative_defaults)
+        request.params = request.params.replace(speculative=speculative)
         request.params.check(self.vocab_size)
+        refuse_inexact(speculative)
         n = len(request.tokens)
         if n == 0:
             raise ValueError("the prompt is empty; it needs at least one token")
@@ -55,6 +59,18 @@ class Engine:
         request.order = self._arrivals
         self._arrivals += 1
         self._scheduler.add(request)
+
+    def set_speculative_defaults(self, defaults: SpeculativeParams) -> None:
+        """What None means in the requests that come later; where it is None here too, it means what the
+        configuration says. Raises ValueError, and changes nothing, for what this engine cannot do."""
+        defaults.check()
+        refuse_inexact(defaults)
+        if defaults.num_steps and not self.num_drafts:
+            raise ValueError(
+                f"speculative.num_steps is {defaults.num_steps}; this engine was started without a drafter, "
+                "so it can only be 0"
+            )
+        self.speculative_defaults = defaults
 
     def step(self) -> list[Output]:
         """One step for whoever is next. [] when there is nothing to do or nothing to tell."""
@@ -87,3 +103,12 @@ class Engine:
     def check_integrity(self) -> None:
         """AssertionError if any bookkeeping structure is not what it is from scratch."""
         self._scheduler.check_integrity()
+
+
+def refuse_inexact(asked: SpeculativeParams) -> None:
+    """Raises ValueError for a verification other than by equality."""
+    if asked.verify not in (None, "exact"):
+        raise ValueError(f"speculative.verify is {asked.verify!r}; verification here is exact: leave it out")
+    for name in ("accept_threshold_single", "accept_threshold_acc"):
+        if (value := getattr(asked, name)) not in (None, 1.0):
+            raise ValueError(f"speculative.{name} is {value}; verification here is exact: leave it out")

@@ -12,10 +12,13 @@ from starlette.requests import ClientDisconnect
 
 import nextn
 from nextn.config import model_folder
+from nextn.server.body import parse
 from nextn.server.errors import ApiError
-from nextn.server.generation import Generation
+from nextn.server.internal_state import in_force, set_internal_state
+from nextn.server.native import NativeReply
+from nextn.server.native_protocol import GenerateRequest
 from nextn.server.openai import Reply
-from nextn.server.protocol import ChatRequest, CommonRequest, CompletionRequest, parse
+from nextn.server.protocol import ChatRequest, CommonRequest, CompletionRequest
 from nextn.server.request_id import RequestId
 from nextn.server.responses import Model, ModelList
 from nextn.server.service import Service
@@ -33,23 +36,33 @@ def make_app(service: Service) -> FastAPI:
     app.add_middleware(RequestId)
     add_error_handlers(app)
     add_generation(app, service)
+    add_control(app, service)
     add_figures(app, service)
     return app
 
 
 def add_generation(app: FastAPI, service: Service) -> None:
+    name = service.config.model_name
+
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         body = parse(await read_body(request), CompletionRequest)
-        return await answer(request, body, await service.completion(body))
+        return await answer(request, body, Reply(body, await service.completion(body), name))
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         body = parse(await read_body(request), ChatRequest)
-        return await answer(request, body, await service.chat(body))
+        return await answer(request, body, Reply(body, await service.chat(body), name))
 
-    async def answer(request: Request, body: CommonRequest, generation: Generation) -> Response:
-        reply = Reply(body, generation, service.config.model_name)
+    @app.post("/generate")
+    async def generate(request: Request) -> Response:
+        body = parse(await read_body(request), GenerateRequest)
+        generation, asked = await service.generate(body)
+        return await answer(request, body, NativeReply(body, asked, generation))
+
+    async def answer(
+        request: Request, body: CommonRequest | GenerateRequest, reply: Reply | NativeReply
+    ) -> Response:
         try:
             if body.stream:
                 return await unless_gone(request.receive, EventStream(reply.chunks()).start())
@@ -57,6 +70,12 @@ def add_generation(app: FastAPI, service: Service) -> None:
         except ClientGone:
             return Response(status_code=499)
         return Response(whole, media_type="application/json")
+
+
+def add_control(app: FastAPI, service: Service) -> None:
+    @app.post("/set_internal_state")
+    async def internal_state(request: Request) -> Response:
+        return json(await set_internal_state(service, await read_body(request)))
 
 
 def add_figures(app: FastAPI, service: Service) -> None:
@@ -86,6 +105,7 @@ def add_figures(app: FastAPI, service: Service) -> None:
             "spec_accept_rates": total.accept_rates,
             "last_accept_length": metrics.interval.spec.accept_length,
             "last_gen_throughput": metrics.interval.throughput,
+            **in_force(service),
         }
         return json(
             {

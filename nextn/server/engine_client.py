@@ -6,20 +6,24 @@ One engine process after another may stand behind it, see `nextn.server.supervis
 from __future__ import annotations
 
 import asyncio
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import zmq.asyncio
 
-from nextn.request import Output
+from nextn.request import Output, SpeculativeParams
 from nextn.server.errors import ApiError, bad_request, engine_dead
 from nextn.server.messages import (
     Abort,
     Add,
+    Done,
     FromEngine,
     NewRequest,
     Ready,
     Rejected,
+    SetSpeculativeDefaults,
     StepNews,
     ToEngine,
     encode,
@@ -42,6 +46,9 @@ class EngineClient:
     ready: Ready | None = None  # set while an engine is there to serve
     waiters: dict[str, asyncio.Queue[News]] = field(default_factory=dict)  # by rid
     socket: zmq.asyncio.Socket | None = None
+    speculative_defaults: SpeculativeParams = field(default_factory=SpeculativeParams)  # as last set
+    calls: dict[int, asyncio.Future[None]] = field(default_factory=dict)  # sent, and not done
+    numbers: Iterator[int] = field(default_factory=itertools.count)
 
     @property
     def active(self) -> int:
@@ -50,12 +57,17 @@ class EngineClient:
 
     def attach(self, ready: Ready, socket: zmq.asyncio.Socket) -> None:
         self.ready, self.socket, self.metrics.stats = ready, socket, ready.stats
+        if self.speculative_defaults != SpeculativeParams():  # they outlive the engine that took them
+            self._send(SetSpeculativeDefaults(next(self.numbers), self.speculative_defaults))
 
     def detach(self, reason: str) -> None:
         """The engine is gone: every waiter is told."""
         self.ready = self.socket = None
         self.metrics.engine_gone()
         self.fail_all(engine_dead(reason))
+        for call in self.calls.values():
+            if not call.done():
+                call.set_exception(engine_dead(reason))
 
     def fail_all(self, error: ApiError) -> None:
         """Every waiter is told; what the engine still says of these requests is dropped."""
@@ -76,6 +88,19 @@ class EngineClient:
         self._send(Abort(rid))
         return True
 
+    async def set_speculative_defaults(self, defaults: SpeculativeParams) -> None:
+        """For requests that come later. An engine must be there. Raises ValueError for what it cannot do,
+        ApiError when it is gone before it has answered."""
+        assert self.ready is not None
+        number = next(self.numbers)
+        done = self.calls[number] = asyncio.get_running_loop().create_future()
+        self._send(SetSpeculativeDefaults(number, defaults))
+        try:
+            await done
+        finally:
+            del self.calls[number]
+        self.speculative_defaults = defaults
+
     def _send(self, message: ToEngine) -> None:
         if self.socket is not None:
             # PAIR without a high-water mark: it is queued at once, the future is done.
@@ -88,6 +113,14 @@ class EngineClient:
                 self._tell(out.rid, out, last=out.finish_reason is not None)
         elif isinstance(message, Rejected):
             self._tell(message.rid, bad_request(message.message), last=True)
+        elif isinstance(message, Done):
+            call = self.calls.get(message.call)
+            if call is None or call.done():
+                return
+            if message.error is None:
+                call.set_result(None)
+            else:
+                call.set_exception(ValueError(message.error))
 
     def _tell(self, rid: str, what: Output | ApiError, last: bool) -> None:
         queue = self.waiters.get(rid)

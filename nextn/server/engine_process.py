@@ -24,11 +24,13 @@ from nextn.request import Request
 from nextn.server.messages import (
     Abort,
     Add,
+    Done,
     Failed,
     FromEngine,
     NewRequest,
     Ready,
     Rejected,
+    SetSpeculativeDefaults,
     StepNews,
     Stop,
     ToEngine,
@@ -135,6 +137,8 @@ def loop(engine: Engine, link: Link) -> None:
             elif isinstance(message, Abort):
                 requests.pop(message.rid, None)
                 aborted |= engine.abort(message.rid)
+            elif isinstance(message, SetSpeculativeDefaults):
+                set_speculative_defaults(engine, link, message)
             else:
                 return
         stepped = engine.has_work()
@@ -161,6 +165,15 @@ def add(engine: Engine, link: Link, requests: dict[str, Request], new: NewReques
         link.send(Rejected(new.rid, str(e) or type(e).__name__))
     else:
         requests[new.rid] = request
+
+
+def set_speculative_defaults(engine: Engine, link: Link, message: SetSpeculativeDefaults) -> None:
+    error = None
+    try:
+        engine.set_speculative_defaults(message.defaults)
+    except ValueError as e:
+        error = str(e)
+    link.send(Done(message.call, error))
 
 
 def die_with_parent(parent: int) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from nextn.request import Output, SamplingParams, SpecStats
+from nextn.request import Output, SamplingParams, SpecStats, TokenLogprob
 from nextn.server.engine_client import EngineClient, News
 from nextn.server.errors import ApiError
 from nextn.server.logprobs import Entry, LogprobStream
@@ -18,29 +19,51 @@ from nextn.server.metrics import Metrics
 from nextn.tokenizer.stream import TextStream
 from nextn.tokenizer.tokenizer import Tokenizer
 
+log = logging.getLogger("nextn.request")
+
+
+class Prompt(NamedTuple):
+    """A prompt and what is to come of it. `stop`: the strings that end its texts. `echo`: its text, if the
+    answers begin with it. `name`: the client's for it, "" if it gave none."""
+
+    tokens: list[int]
+    params: SamplingParams
+    stop: Sequence[str] = ()
+    echo: str | None = None
+    name: str = ""
+
 
 @dataclass
 class Choice:
     """One of the texts asked for."""
 
     index: int
+    id: str  # what clients and the log call it; the engine's id of it is the request's
     request: NewRequest
     stream: TextStream
+    tokens: list[int] = field(default_factory=list)  # the token that completed a stop string is the last
     text: list[str] = field(default_factory=list)
     depths: list[tuple[str, int]] | None = None  # per token: its text, the depth it was drafted at
     echo: str | None = None  # the prompt's text, if the answer begins with it
     logprobs: LogprobStream | None = None
     entries: list[Entry] = field(default_factory=list)
+    token_logprobs: list[TokenLogprob] = field(default_factory=list)  # of `tokens`, where asked for by token
+    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     sent: int = 0  # characters
-    completion_tokens: int = 0
     cached_tokens: int = 0
     finish_reason: str | None = None
+    matched: str | int | None = None  # the stop string or the stop token's id that ended it
     spec: SpecStats = field(default_factory=SpecStats)
-    last_news: float = 0.0  # perf_counter
+    first_news: float = 0.0  # perf_counter
+    last_news: float = 0.0
 
     @property
     def prompt_tokens(self) -> int:
         return len(self.request.tokens)
+
+    @property
+    def completion_tokens(self) -> int:
+        return len(self.tokens)
 
 
 class Delta(NamedTuple):
@@ -60,28 +83,30 @@ class Generation:
         self,
         engine: EngineClient,
         tokenizer: Tokenizer,
-        prompts: Sequence[tuple[list[int], SamplingParams]],
+        prompts: Sequence[Prompt],
         n: int,
-        stop: Sequence[str],
         arrival: float,
         keep_depths: bool = False,
-        echo: Sequence[str] | None = None,
+        logprobs_by_token: bool = False,
     ) -> None:
-        """`echo`: the prompts' texts, which the answers begin with."""
+        """`logprobs_by_token`: log-probabilities are kept in the choices, they do not go with the text."""
         self.engine, self.tokenizer = engine, tokenizer
         self.metrics: Metrics = engine.metrics
         self.n = n
         self.arrival = arrival  # perf_counter
         self.choices: list[Choice] = []
-        base = uuid.uuid4().hex
-        for number, (tokens, params) in enumerate(prompts):
+        self.id = uuid.uuid4().hex
+        for prompt in prompts:
             for i in range(n):
                 index = len(self.choices)
-                request = NewRequest(f"{base}-{index}", tokens, params.replace(stream=i))
-                choice = Choice(index, request, TextStream(tokenizer, stop), last_news=self.arrival)
+                rid = f"{self.id}-{index}"
+                name = f"{prompt.name}_{i}" if n > 1 else prompt.name
+                request = NewRequest(rid, prompt.tokens, prompt.params.replace(stream=i))
+                stream = TextStream(tokenizer, prompt.stop)
+                choice = Choice(index, name if prompt.name else rid, request, stream, last_news=self.arrival)
                 choice.depths = [] if keep_depths else None
-                choice.echo = None if echo is None else echo[number]
-                if params.logprobs is not None:
+                choice.echo = prompt.echo
+                if prompt.params.logprobs is not None and not logprobs_by_token:
                     choice.logprobs = LogprobStream(tokenizer)
                 self.choices.append(choice)
 
@@ -106,6 +131,8 @@ class Generation:
                     del running[rid]
                     self.engine.abort(rid)  # a stop string ends a request that the engine would go on with
                     self.metrics.e2e.observe(choice.last_news - self.arrival)
+                    if log.isEnabledFor(logging.DEBUG):
+                        log.debug(summary(choice, self.arrival))
                 yield Delta(choice, text, entries)
         finally:
             for rid in running:
@@ -119,13 +146,13 @@ class Generation:
         choice.spec = out.spec or choice.spec
         if choice.depths is None:
             text, used, stopped = choice.stream.push(out.tokens)
-            choice.completion_tokens += used
+            choice.tokens += out.tokens[:used]
         else:
             text, stopped = self._push_one_by_one(choice, choice.depths, out)
         if stopped is not None:
-            choice.finish_reason = "stop"
+            choice.finish_reason, choice.matched = "stop", stopped
         elif out.finish_reason is not None:
-            choice.finish_reason = out.finish_reason
+            choice.finish_reason, choice.matched = out.finish_reason, out.matched
             rest = choice.stream.finish()
             text += rest
             if choice.depths and rest:
@@ -140,6 +167,8 @@ class Generation:
         """The entries to send; `used` of the output's tokens belong to the answer."""
         stream = choice.logprobs
         if stream is None:
+            choice.token_logprobs += (out.logprobs or [])[:used]
+            choice.prompt_logprobs = out.prompt_logprobs or choice.prompt_logprobs
             return []
         if out.prompt_logprobs is not None and choice.echo is not None:
             stream.push_prompt(choice.echo, choice.request.tokens, out.prompt_logprobs)
@@ -158,7 +187,7 @@ class Generation:
         texts: list[str] = []
         for token, depth in zip(out.tokens, out.drafted, strict=True):
             text, used, stopped = choice.stream.push([token])
-            choice.completion_tokens += used
+            choice.tokens += [token][:used]
             texts.append(text)
             depths.append((text, depth))
             if stopped is not None:
@@ -168,8 +197,21 @@ class Generation:
     def _observe(self, choice: Choice, tokens: int) -> None:
         now = time.perf_counter()
         if choice.last_news == self.arrival:
+            choice.first_news = now
             self.metrics.ttft.observe(now - self.arrival)
         else:
             for _ in range(tokens):
                 self.metrics.itl.observe((now - choice.last_news) / tokens)
         choice.last_news = now
+
+
+def summary(choice: Choice, arrival: float) -> str:
+    """A finished request in one line."""
+    seconds = choice.last_news - arrival
+    return (
+        f"Finished request, id: {choice.id!r}, #prompt-token: {choice.prompt_tokens}, "
+        f"#cached-token: {choice.cached_tokens}, #output-token: {choice.completion_tokens}, "
+        f"finish reason: {choice.finish_reason}, ttft (ms): {(choice.first_news - arrival) * 1e3:.1f}, "
+        f"e2e (ms): {seconds * 1e3:.1f}, throughput (token/s): {choice.completion_tokens / seconds:.1f}, "
+        f"accept len: {choice.spec.accept_length:.2f}, accepted per step: {choice.spec.histogram}"
+    )

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from nextn.request import Output, SamplingParams
+from nextn.request import Output, SamplingParams, SpeculativeParams
 from nextn.scheduler.stats import EngineStats
 
 
@@ -31,11 +31,18 @@ class Abort(msgspec.Struct, tag=True, array_like=True):
     rid: str
 
 
+class SetSpeculativeDefaults(msgspec.Struct, tag=True, array_like=True):
+    """For requests that come later; `Done` follows."""
+
+    call: int
+    defaults: SpeculativeParams
+
+
 class Stop(msgspec.Struct, tag=True, array_like=True):
     """The engine process ends."""
 
 
-ToEngine: TypeAlias = Add | Abort | Stop
+ToEngine: TypeAlias = Add | Abort | SetSpeculativeDefaults | Stop
 
 
 class Ready(msgspec.Struct, tag=True, array_like=True):
@@ -62,6 +69,13 @@ class Rejected(msgspec.Struct, tag=True, array_like=True):
     message: str
 
 
+class Done(msgspec.Struct, tag=True, array_like=True):
+    """Call `call` was carried out, or could not be: `error`."""
+
+    call: int
+    error: str | None
+
+
 class StepNews(msgspec.Struct, tag=True, array_like=True):
     """After a step, or after aborts between steps. `seconds` that the engine was busy for it."""
 
@@ -70,7 +84,7 @@ class StepNews(msgspec.Struct, tag=True, array_like=True):
     seconds: float
 
 
-FromEngine: TypeAlias = Ready | Failed | Rejected | StepNews
+FromEngine: TypeAlias = Ready | Failed | Rejected | Done | StepNews
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

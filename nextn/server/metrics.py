@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.utils import floatToGoString
 
 from nextn.request import SpecStats
 from nextn.scheduler.stats import EngineStats
@@ -18,6 +19,7 @@ from nextn.server.interval import DecodeInterval
 TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
 ITL_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 E2E_BUCKETS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+ACCEPTED_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16)
 
 TOTALS = ("prompt_tokens", "cached_tokens", "generated_tokens", "retracted")
 
@@ -95,7 +97,7 @@ class Metrics:
         yield gauge("cache_hit_rate", hit_rate, "prompt tokens found in the prefix cache / prompt tokens")
         yield gauge("num_retracted_reqs", total.retracted, "requests put back because pages ran out, so far")
         yield gauge("spec_accept_length", last.spec.accept_length, "tokens per verify step, last interval")
-        yield gauge("spec_accept_rate", last.accept_rate, "drafts accepted / proposed, last interval")
+        yield gauge("spec_accept_rate", last.spec.accept_rate, "drafts accepted / proposed, last interval")
         yield counter("nextn:prompt_tokens", total.prompt_tokens, "prompt tokens, cached ones included")
         yield counter("nextn:cached_tokens", total.cached_tokens, "prompt tokens found in the prefix cache")
         yield counter("nextn:generation_tokens", total.generated_tokens, "generated tokens")
@@ -104,6 +106,7 @@ class Metrics:
         yield counter("nextn:spec_verify_steps", spec.verify_steps, "decode steps of requests")
         yield by_position("nextn:spec_draft_tokens", spec.proposed, 1, "drafts proposed, by depth from 1")
         yield by_position("nextn:spec_accepted_tokens", spec.accepted, 1, "drafts accepted, by depth from 1")
+        yield accepted_per_step(spec)
         drafts = spec.proposed[0] if spec.proposed else 0
         yield counter("vllm:spec_decode_num_drafts", drafts, "verify steps with drafts")
         yield counter("vllm:spec_decode_num_draft_tokens", sum(spec.proposed), "drafts proposed")
@@ -111,3 +114,14 @@ class Metrics:
         yield by_position(
             "vllm:spec_decode_num_accepted_tokens_per_pos", spec.accepted, 0, "drafts accepted, from 0"
         )
+
+
+def accepted_per_step(spec: SpecStats) -> Metric:
+    """Verify steps by how many drafts they accepted, none proposed included."""
+    buckets = [(floatToGoString(most), sum(spec.histogram[: most + 1])) for most in ACCEPTED_BUCKETS]
+    return HistogramMetricFamily(
+        "nextn:spec_accepted_drafts_per_step",
+        "drafts that a verify step accepted",
+        buckets=[*buckets, ("+Inf", sum(spec.histogram))],
+        sum_value=sum(spec.accepted),
+    )

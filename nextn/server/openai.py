@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from msgspec import UNSET, UnsetType
@@ -19,8 +18,10 @@ from nextn.server.responses import (
     ChatDelta,
     CompletionChoice,
     Message,
+    SglExt,
     Usage,
     encode,
+    spec_tokens_details,
     usage,
 )
 from nextn.server.responses import Delta as ChatText
@@ -37,7 +38,7 @@ class Reply:
         self.chat = isinstance(request, ChatRequest)
         if isinstance(request, CompletionRequest) and request.return_draft_depths and request.stream:
             raise bad_request("return_draft_depths is not supported with stream", "return_draft_depths")
-        self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{uuid.uuid4().hex}"
+        self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{generation.id}"
         self.created = int(time.time())
 
     async def whole(self) -> bytes:
@@ -49,7 +50,8 @@ class Reply:
         name = "chat.completion" if self.chat else "text_completion"
         word = chat_choice if self.chat else text_choice
         told = [word(choice, self.generation.tokenizer) for choice in choices]
-        return encode(Answer(self.id, name, self.created, self.model, told, self._usage(choices)))
+        figures = self._usage(choices)
+        return encode(Answer(self.id, name, self.created, self.model, told, figures, self._extension()))
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The answer in pieces, each the JSON of one event."""
@@ -71,9 +73,15 @@ class Reply:
                     yield encode(Answer(self.id, name, self.created, self.model, [chunk], figures))
         finally:
             await deltas.aclose()
-        if at_end:
-            figures = self._usage(self.generation.choices)
-            yield encode(Answer(self.id, name, self.created, self.model, [], figures))
+        if at_end or self.request.return_spec_tokens_details:
+            figures = self._usage(self.generation.choices) if at_end else UNSET
+            yield encode(Answer(self.id, name, self.created, self.model, [], figures, self._extension()))
+
+    def _extension(self) -> SglExt | UnsetType:
+        if not self.request.return_spec_tokens_details:
+            return UNSET
+        each = [spec_tokens_details(choice.spec) for choice in self.generation.choices]
+        return SglExt(each[0] if len(each) == 1 else each)
 
     def _usage(self, choices: Sequence[Choice]) -> Usage:
         """A prompt counts once, however many choices it has."""

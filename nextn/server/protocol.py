@@ -1,17 +1,13 @@
-"""Request bodies of the OpenAI API: which fields there are, what is refused, what it becomes for the engine.
-
-A field that is known and cannot be honoured is an error that names it, unless it is at its default. Keys
-that nobody knows are tolerated: gateways add their own.
-"""
+"""Request bodies of the OpenAI API: which fields there are, what is refused, what becomes of them."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, TypeVar
 
-import pydantic_core
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field
 
-from nextn.request import SamplingParams
+from nextn.request import SamplingParams, SpeculativeParams
+from nextn.server.body import Body, json_type
 from nextn.server.errors import bad_request
 
 MAX_CHOICES = 128
@@ -51,6 +47,8 @@ REFUSED: dict[str, tuple[object, ...]] = {
     "session_params": ({},),
     "return_hidden_states": (False,),
     "priority": (0,),
+    "cache_salt": ("",),
+    "extra_key": ("",),
     "prompt_embeds": (),
     "input_ids": (),
     "vllm_xargs": ({},),
@@ -65,6 +63,9 @@ REFUSED_IN_CHAT = REFUSED | {
 }  # fmt: skip
 
 
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**64, description="missing: drawn at random")]
+
+
 def stop_strings(value: object) -> object:
     strings = [value] if isinstance(value, str) else value
     if not isinstance(strings, list) or not all(isinstance(s, str) and s for s in strings):
@@ -74,8 +75,30 @@ def stop_strings(value: object) -> object:
     return strings
 
 
-class Body(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+class Speculative(Body):
+    """`SpeculativeParams`, which has the ranges."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    num_steps: int | None = None
+    verify: str | None = None
+    accept_threshold_single: float | None = None
+    accept_threshold_acc: float | None = None
+
+    @property
+    def params(self) -> SpeculativeParams:
+        return SpeculativeParams(**self.model_dump())
+
+
+def false_is_off(value: object) -> object:
+    if value is False:
+        return {"num_steps": 0}
+    if not isinstance(value, dict):
+        raise ValueError("it must be an object or false")
+    return value
+
+
+SpeculativeField = Annotated[Speculative, BeforeValidator(false_is_off)]
 
 
 class StreamOptions(Body):
@@ -83,29 +106,56 @@ class StreamOptions(Body):
     continuous_usage_stats: bool = False
 
 
-class CommonRequest(Body):
-    """What both endpoints take. The ranges of the sampling fields are `SamplingParams.check`'s."""
+class Sampling(Body):
+    """What is called the same in every API. The ranges are `SamplingParams.check`'s."""
 
-    model: str | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: Annotated[int, Field(lt=2**31)] = -1
     min_p: float = 0.0
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**64, description="missing: drawn at random")] | None = None
-    stop: Annotated[list[str], BeforeValidator(stop_strings)] = []
-    stop_token_ids: list[int] = []
+    stop: Annotated[list[str], BeforeValidator(stop_strings)] = Field(default_factory=list)
+    stop_token_ids: list[int] = Field(default_factory=list)
     ignore_eos: bool = False
-    min_tokens: Annotated[int, Field(description="before it no end token ends the text")] = 0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
+
+    def params(self, vocab_size: int, **others: Any) -> SamplingParams:
+        """Checked parameters of the first choice. Raises ValueError beginning with the field's name."""
+        params = SamplingParams(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            ignore_eos=self.ignore_eos,
+            stop_token_ids=tuple(self.stop_token_ids),
+            **others,
+        )
+        params.check(vocab_size)
+        return params
+
+
+class CommonRequest(Sampling):
+    """What both endpoints take."""
+
+    model: str | None = None
+    seed: Seed | None = None
+    min_tokens: Annotated[int, Field(description="before it no end token ends the text")] = 0
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
+    speculative: SpeculativeField = Speculative()
     return_spec_tokens_details: Annotated[
-        bool, Field(description="usage gets spec_details: what speculation did")
+        bool, Field(description="what speculation did: usage.spec_details, and sglext as SGLang sends it")
     ] = False
+
+    def check(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise bad_request("stream_options is only allowed when stream is true", "stream_options")
 
     @property
     def echoes(self) -> bool:
@@ -121,30 +171,23 @@ class CommonRequest(Body):
         """Checked parameters of the first choice. Raises ApiError naming the field."""
         if max_tokens == 0 and not self.echoes:
             raise bad_request("max_tokens is 0; it must be at least 1, or 0 with echo", "max_tokens")
-        params = SamplingParams(
-            max_tokens=max_tokens,
-            min_tokens=self.min_tokens,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
-            seed=seed % 2**64,
-            ignore_eos=self.ignore_eos,
-            stop_token_ids=tuple(self.stop_token_ids),
-            logprobs=self.tops,
-            prompt_logprobs=self.tops if self.echoes else None,
-        )
         try:
-            params.check(vocab_size)
+            return self.params(
+                vocab_size,
+                max_tokens=max_tokens,
+                min_tokens=self.min_tokens,
+                seed=seed % 2**64,
+                speculative=self.speculative.params,
+                logprobs=self.tops,
+                prompt_logprobs=self.tops if self.echoes else None,
+            )
         except ValueError as e:
             raise bad_request(str(e), str(e).partition(" ")[0]) from e
-        return params
 
 
 class CompletionRequest(CommonRequest):
+    refused = REFUSED_IN_COMPLETIONS
+
     prompt: Any  # checked by `prompts`: a union's errors would name every branch
     max_tokens: Annotated[int, Field(description="0, with echo: the prompt alone")] | None = None
     echo: Annotated[bool, Field(description="the answer begins with the prompt")] = False
@@ -169,95 +212,52 @@ class CompletionRequest(CommonRequest):
 
 
 class ChatRequest(CommonRequest):
+    refused = REFUSED_IN_CHAT
+
     messages: list[dict[str, Any]]
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
 
+    def check(self) -> None:
+        super().check()
+        if self.top_logprobs and not self.logprobs:
+            raise bad_request("top_logprobs is only allowed when logprobs is true", "top_logprobs")
+
     @property
     def tops(self) -> int | None:
         return self.top_logprobs if self.logprobs else None
 
 
-Request = TypeVar("Request", CompletionRequest, ChatRequest)
-
-
-def parse(body: bytes, kind: type[Request]) -> Request:
-    """A request from its JSON. Raises ApiError saying what is wrong with which field."""
-    try:
-        data = pydantic_core.from_json(body, allow_inf_nan=False)
-    except ValueError as e:
-        raise bad_request(f"the body is not valid JSON: {e}") from e
-    if not isinstance(data, dict):
-        raise bad_request(f"the body must be a JSON object, not {json_type(data)}")
-    data = {name: value for name, value in data.items() if value is not None}
-    refuse(data, REFUSED_IN_CHAT if kind is ChatRequest else REFUSED_IN_COMPLETIONS)
-    try:
-        request = kind.model_validate(data)
-    except ValidationError as e:
-        raise first_error(e) from e
-    if request.stream_options is not None and not request.stream:
-        raise bad_request("stream_options is only allowed when stream is true", "stream_options")
-    if isinstance(request, ChatRequest) and request.top_logprobs and not request.logprobs:
-        raise bad_request("top_logprobs is only allowed when logprobs is true", "top_logprobs")
-    return request
-
-
-def refuse(data: dict[str, object], table: dict[str, tuple[object, ...]]) -> None:
-    for name in sorted(data.keys() & table.keys()):
-        # `is` for booleans, as 1 == True.
-        if not any(data[name] == ok and type(data[name]) is type(ok) for ok in table[name]):
-            raise bad_request(f"{name} is not supported; leave it out", name)
-
-
-def first_error(error: ValidationError) -> Exception:
-    first = error.errors(include_url=False, include_context=False)[0]
-    where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in first["loc"]).lstrip(".")
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "missing":
-        return bad_request(f"{where} is missing", where)
-    return bad_request(f"{where}: {message} (got {shortened(first['input'])})", where)
-
-
-def prompts(prompt: object) -> list[str | list[int]]:
-    """One prompt or several, each text or token ids. Raises ApiError."""
+def prompts(prompt: object, name: str = "prompt") -> list[str | list[int]]:
+    """One prompt or several, each text or token ids; field `name`. Raises ApiError."""
     if isinstance(prompt, str):
-        return [nonempty(prompt)]
+        return [nonempty(prompt, name)]
     if isinstance(prompt, list) and prompt:
         if all(type(item) is int for item in prompt):
             return [prompt]
         if all(isinstance(item, str) for item in prompt):
-            return [nonempty(item) for item in prompt]
+            return [nonempty(item, name) for item in prompt]
         if all(isinstance(item, list) for item in prompt):
             for item in prompt:
                 if not all(type(token) is int for token in item):
-                    raise bad_request("prompt: token ids must be integers", "prompt")
-            return [nonempty(item) for item in prompt]
+                    raise bad_request(f"{name}: token ids must be integers", name)
+            return [nonempty(item, name) for item in prompt]
         raise bad_request(
-            "prompt must be a string, a list of strings, a list of token ids or a list of such lists; "
+            f"{name} must be a string, a list of strings, a list of token ids or a list of such lists; "
             f"this list begins with {json_type(prompt[0])}",
-            "prompt",
+            name,
         )
     if prompt == []:
-        raise bad_request("prompt is empty", "prompt")
-    raise bad_request(f"prompt must be a string or a list, not {json_type(prompt)}", "prompt")
+        raise bad_request(f"{name} is empty", name)
+    raise bad_request(f"{name} must be a string or a list, not {json_type(prompt)}", name)
 
 
-Prompt = TypeVar("Prompt", str, list[int])
+Given = TypeVar("Given", str, list[int])
 
 
-def nonempty(prompt: Prompt) -> Prompt:
+def nonempty(prompt: Given, name: str) -> Given:
     if not prompt:
-        raise bad_request("prompt is empty", "prompt")
+        raise bad_request(f"{name} is empty", name)
     return prompt
-
-
-def json_type(value: object) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
-    return names.get(type(value), "a number")
-
-
-def shortened(value: object, limit: int = 60) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else text[: limit - 1] + "…"

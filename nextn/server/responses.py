@@ -20,12 +20,13 @@ class PromptTokensDetails(msgspec.Struct):
 
 
 class SpecDetails(msgspec.Struct):
-    """Per request; index j of the lists is draft depth j + 1."""
+    """Of all choices together; the lists are those of `SpecStats`."""
 
     verify_steps: int
     accept_length: float
     proposed: list[int]
     accepted: list[int]
+    histogram: list[int]
 
 
 class Usage(msgspec.Struct):
@@ -39,8 +40,37 @@ class Usage(msgspec.Struct):
 def usage(prompt: int, completion: int, cached: int, spec: SpecStats | None) -> Usage:
     details: SpecDetails | UnsetType = UNSET
     if spec is not None:
-        details = SpecDetails(spec.verify_steps, round(spec.accept_length, 4), spec.proposed, spec.accepted)
+        length = round(spec.accept_length, 4)
+        details = SpecDetails(spec.verify_steps, length, spec.proposed, spec.accepted, spec.histogram)
     return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached), details)
+
+
+class SpecTokensDetails(msgspec.Struct):
+    """Of one choice, under SGLang's names."""
+
+    spec_accept_rate: float
+    spec_accept_length: float
+    spec_num_correct_drafts: int
+    spec_num_proposed_drafts: int
+    spec_verify_ct: int
+    spec_correct_drafts_histogram: list[int]
+
+
+def spec_tokens_details(spec: SpecStats) -> SpecTokensDetails:
+    return SpecTokensDetails(
+        spec.accept_rate,
+        spec.accept_length,
+        sum(spec.accepted),
+        sum(spec.proposed),
+        spec.verify_steps,
+        spec.histogram,
+    )
+
+
+class SglExt(msgspec.Struct):
+    """What SGLang adds to OpenAI's answers. `spec_tokens_details`: a list where there are several choices."""
+
+    spec_tokens_details: SpecTokensDetails | list[SpecTokensDetails]
 
 
 class CompletionLogprobs(msgspec.Struct):
@@ -112,6 +142,7 @@ class Answer(msgspec.Struct):
     model: str
     choices: Sequence[CompletionChoice | ChatChoice | ChatDelta]
     usage: Usage | UnsetType | None = UNSET
+    sglext: SglExt | UnsetType = UNSET
 
 
 class Model(msgspec.Struct):

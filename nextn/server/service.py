@@ -10,14 +10,16 @@ from collections.abc import Sequence
 from nextn.config import ServerConfig
 from nextn.server.engine_client import EngineClient
 from nextn.server.errors import ApiError, bad_request, unavailable
-from nextn.server.generation import Generation
+from nextn.server.generation import Generation, Prompt
 from nextn.server.messages import Ready
 from nextn.server.metrics import Metrics
+from nextn.server.native_protocol import Asked, GenerateRequest
 from nextn.server.protocol import ChatRequest, CommonRequest, CompletionRequest, prompts
 from nextn.tokenizer.tokenizer import Tokenizer
 
 LONG_TEXT = 20_000  # characters; a longer text is tokenized in a thread
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
+GENERATE_MAX_TOKENS = 128  # SGLang's
 
 
 class Service:
@@ -28,6 +30,7 @@ class Service:
     ) -> None:
         self.config, self.engine, self.metrics, self.tokenizer = config, engine, metrics, tokenizer
         self.draining = False
+        self.changing = asyncio.Lock()  # held while the engine's defaults are read, changed and sent
         self.created = int(time.time())
 
     @property
@@ -36,27 +39,30 @@ class Service:
             return "shutting down"
         return "ok" if self.engine.ready is not None else "the engine is not running"
 
-    def open(self, request: CommonRequest) -> Ready:
-        """Raises ApiError when there is no engine to serve, or not this model."""
+    def check_open(self) -> Ready:
+        """Raises ApiError when there is no engine to serve."""
         if self.draining:
             raise unavailable("the server is shutting down", "shutting_down")
+        if self.engine.ready is None:
+            raise unavailable("the engine is not running; it is being started", "engine_unavailable")
+        return self.engine.ready
+
+    def open(self, request: CommonRequest) -> Ready:
+        """The same, and when it is not this model."""
+        ready = self.check_open()
         if request.model is not None and request.model != self.config.model_name:
             message = (
                 f"the model {request.model!r} does not exist; this server has {self.config.model_name!r}"
             )
             raise ApiError(404, message, param="model", code="model_not_found")
-        if self.engine.ready is None:
-            raise unavailable("the engine is not running; it is being started", "engine_unavailable")
-        return self.engine.ready
+        return ready
 
     async def completion(self, request: CompletionRequest) -> Generation:
         arrival = time.perf_counter()
         self.open(request)
         given = prompts(request.prompt)
         self._check_count(len(given) * request.n)  # first: a body has room for millions of prompts
-        texts = [p for p in given if isinstance(p, str)]
-        encoded = iter(await self._encode(texts))
-        ids = [next(encoded) if isinstance(p, str) else p for p in given]
+        ids = await self._ids(given)
         echo = given if request.echo else None
         return self._generation(
             request,
@@ -67,6 +73,33 @@ class Service:
             request.return_draft_depths,
             echo,
         )
+
+    async def generate(self, request: GenerateRequest) -> tuple[Generation, list[Asked]]:
+        arrival = time.perf_counter()
+        self.check_open()
+        given = request.given()
+        self._check_count(len(given))
+        asked = request.asked(len(given))
+        n = asked[0].sampling.n
+        self._check_count(len(asked) * n)
+        ids = await self._ids(given)
+        ready = self.check_open()  # again: tokenizing may have taken a while
+        prompts = []
+        for tokens, each in zip(ids, asked, strict=True):
+            check_vocabulary(tokens, ready.vocab_size)
+            limit = token_limit(
+                tokens,
+                each.sampling.max_new_tokens,
+                GENERATE_MAX_TOKENS,
+                ready.context_length,
+                "max_new_tokens",
+            )
+            seed = drawn(each.sampling.sampling_seed)
+            params = each.params(len(tokens), limit, seed, request.speculative, ready.vocab_size)
+            prompts.append(Prompt(tokens, params, each.sampling.stop, name=each.rid))
+        self._admit(len(prompts) * n)
+        generation = Generation(self.engine, self.tokenizer, prompts, n, arrival, logprobs_by_token=True)
+        return generation, asked
 
     async def chat(self, request: ChatRequest) -> Generation:
         arrival = time.perf_counter()
@@ -81,6 +114,10 @@ class Service:
         limit = request.max_completion_tokens
         limit = request.max_tokens if limit is None else limit
         return self._generation(request, [ids], limit, None, arrival)
+
+    async def _ids(self, given: Sequence[str | list[int]]) -> list[list[int]]:
+        encoded = iter(await self._encode([p for p in given if isinstance(p, str)]))
+        return [next(encoded) if isinstance(p, str) else p for p in given]
 
     async def _encode(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         if not texts:
@@ -105,20 +142,17 @@ class Service:
         """Checks all that can be checked here. `default` None: as many tokens as there is room for. `echo`:
         the prompts as they were given, if the answers begin with them."""
         ready = self.open(request)  # again: tokenizing may have taken a while
-        choices = []
-        for tokens in prompts:
+        made = []
+        for i, tokens in enumerate(prompts):
             check_vocabulary(tokens, ready.vocab_size)
-            room = room_after(tokens, max_tokens, ready.context_length)
-            limit = min(default or room, room) if max_tokens is None else max_tokens
-            seed = secrets.randbits(64) if request.seed is None else request.seed
-            choices.append((tokens, request.sampling(limit, seed, ready.vocab_size)))
-        self._admit(len(choices) * request.n)
-        texts = None
-        if echo is not None:
-            texts = [p if isinstance(p, str) else self.tokenizer.decode(p) for p in echo]
-        return Generation(
-            self.engine, self.tokenizer, choices, request.n, request.stop, arrival, keep_depths, texts
-        )
+            limit = token_limit(tokens, max_tokens, default, ready.context_length)
+            params = request.sampling(limit, drawn(request.seed), ready.vocab_size)
+            made.append(Prompt(tokens, params, request.stop, None if echo is None else self._text(echo[i])))
+        self._admit(len(made) * request.n)
+        return Generation(self.engine, self.tokenizer, made, request.n, arrival, keep_depths)
+
+    def _text(self, prompt: str | list[int]) -> str:
+        return prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt)
 
     def _admit(self, choices: int) -> None:
         """Bounded admission: all of a request's choices or none."""
@@ -157,21 +191,28 @@ def check_vocabulary(tokens: list[int], vocab_size: int) -> None:
         raise bad_request(f"prompt: token id {wrong} is outside the vocabulary 0..{vocab_size - 1}", "prompt")
 
 
-def room_after(tokens: list[int], max_tokens: int | None, context: int) -> int:
-    """Tokens that the context has left. Raises ApiError if that is none, or less than was asked for."""
+def drawn(seed: int | None) -> int:
+    return secrets.randbits(64) if seed is None else seed
+
+
+def token_limit(
+    tokens: list[int], asked: int | None, default: int | None, context: int, name: str = "max_tokens"
+) -> int:
+    """What was asked for in field `name`, else the default, or as many as there is room for. Raises ApiError
+    if there is no room, or less than was asked for."""
     length = len(tokens)
     room = context - length
-    if room == max_tokens == 0:
-        return room
+    if room == asked == 0:
+        return 0
     if room < 1:
         message = f"the prompt has {length} tokens, the context length is {context}"
         if room == 0:
             message += "; that leaves no room for an answer"
-    elif max_tokens is not None and max_tokens > room:
+    elif asked is not None and asked > room:
         message = (
-            f"the prompt has {length} tokens and max_tokens is {max_tokens}, {length + max_tokens} together; "
+            f"the prompt has {length} tokens and {name} is {asked}, {length + asked} together; "
             f"the context length is {context}"
         )
     else:
-        return room
+        return min(default or room, room) if asked is None else asked
     raise ApiError(400, message, param="prompt", code="context_length_exceeded")

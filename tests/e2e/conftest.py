@@ -32,6 +32,15 @@ def slow(tokenizer_folder: Path) -> Iterator[ServerProcess]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def fake() -> Iterator[ServerProcess]:
+    """A real engine on the fake model: every first draft is right, every second three times in four."""
+    options = ("--port", "0", "--threads", "1", "--check-integrity", "--kv-cache-tokens", "2048")
+    command = ["-m", "nextn", "serve", "--model-path", "fake:1,0.75", "--served-model-name", "fake", *options]
+    with ServerProcess(command) as server:
+        yield server
+
+
 @pytest.fixture
 def start(tokenizer_folder: Path) -> Iterator[StartServer]:
     """Starts scripted servers of the test's own: start(*options, SCRIPT_…="…")."""

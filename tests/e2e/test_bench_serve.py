@@ -71,6 +71,11 @@ def test_a_server_that_runs(model: str, tmp_path: Path) -> None:
         assert chat.returncode == 0, chat.stderr
         assert json.loads(file.read_text().splitlines()[-1])["total_output_tokens"] == 24
 
+        native = bench(*common, *random, "--backend", "sglang", "--random-range-ratio", "1")
+        assert native.returncode == 0, native.stderr
+        record = json.loads(file.read_text().splitlines()[-1])
+        assert (record["total_input_tokens"], record["total_output_tokens"]) == (120, 24)
+
         too_long = bench(*common, "--output-len", "4090", "--warmup-requests", "0")
         assert too_long.returncode == 1
         assert "  HTTP 400:                              4         \n" in too_long.stdout

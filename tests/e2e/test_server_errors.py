@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.server_process import ServerProcess
 
+from nextn.server.native_protocol import GenerateRequest, NativeSampling
 from nextn.server.protocol import ChatRequest, CompletionRequest
 
 
@@ -61,6 +62,15 @@ CASES: list[tuple[str, object, int, str]] = [
      "response_format is not supported"),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 2000}]}, 400,
      "the prompt has 2008 tokens, the context length is 1024"),
+    ("/generate", {}, 400, "give either text or input_ids"),
+    ("/generate", {"text": "x" * 999, "sampling_params": {"max_new_tokens": 25}}, 400,
+     "the prompt has 1000 tokens and max_new_tokens is 25, 1025 together; the context length is 1024"),
+    ("/generate", {"input_ids": [0, 258]}, 400, "prompt: token id 258 is outside the vocabulary 0..257"),
+    ("/generate", {"input_ids": [7]}, 400, "a prompt may not begin with token 7 here"),
+    ("/generate", {"text": ["x"] * 600}, 400, "the request asks for 600 choices"),
+    ("/generate", {"text": "x", "sampling_params": {"regex": "a"}}, 400,
+     "sampling_params.regex is not supported"),
+    ("/set_internal_state", {"server_args": {"tp_size": 2}}, 400, "server_args.tp_size is not known"),
     ("/v1/nothing", {}, 404, "POST /v1/nothing: Not Found"),
     ("/health", {}, 405, "POST /health: Method Not Allowed"),
 ]  # fmt: skip
@@ -88,6 +98,10 @@ json_values = st.recursive(
 fields = st.sampled_from(sorted({*CompletionRequest.model_fields, *ChatRequest.model_fields} - {"model"}))
 
 
+native_fields = st.sampled_from(sorted(GenerateRequest.model_fields))
+sampling_fields = st.sampled_from(sorted(NativeSampling.model_fields))
+
+
 @pytest.fixture(scope="module")
 def http() -> Iterator[httpx.Client]:
     with httpx.Client(timeout=30) as client:
@@ -99,7 +113,22 @@ def http() -> Iterator[httpx.Client]:
 def test_hostile_bodies(scripted: ServerProcess, http: httpx.Client, path: str, body: dict[str, Any]) -> None:
     """Whatever is in it, an answer or a 400; the engine lives on and nothing stays in it."""
     base = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], "max_tokens": 4}
-    response = http.post(f"{scripted.url}/v1/{path}", json=base | body)
+    check_alive(scripted, http, f"/v1/{path}", base | body)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(
+    body=st.dictionaries(native_fields, json_values), sampling=st.dictionaries(sampling_fields, json_values)
+)
+def test_hostile_native_bodies(
+    scripted: ServerProcess, http: httpx.Client, body: dict[str, Any], sampling: dict[str, Any]
+) -> None:
+    base = {"text": "x", "sampling_params": {"max_new_tokens": 4} | sampling}
+    check_alive(scripted, http, "/generate", base | body)
+
+
+def check_alive(scripted: ServerProcess, http: httpx.Client, path: str, body: dict[str, Any]) -> None:
+    response = http.post(scripted.url + path, json=body)
     assert response.status_code in (200, 400), response.text
     if response.status_code == 400:
         assert error_of(response)["message"]

@@ -20,7 +20,7 @@ import sys
 import time
 
 from nextn.config import EngineConfig
-from nextn.request import Output, Request
+from nextn.request import Output, Request, SpeculativeParams
 from nextn.scheduler.stats import EngineStats
 from nextn.tokenizer.tokenizer import Tokenizer
 
@@ -28,8 +28,8 @@ TEXT = "def add(a, b):\n    return a + b\n\n\nclass Ключ:\n    pass  # €ur
 
 
 class ScriptedEngine:
-    """Each step gives every running request the next SCRIPT_RUN tokens of the text. The seed is where in
-    the text a request begins, temperature 0 begins at its start."""
+    """Each step gives every running request the next SCRIPT_RUN tokens of the text, or fewer if it asks for
+    fewer drafts. The seed is where in the text a request begins, temperature 0 begins at its start."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.fail = os.environ.get("SCRIPT_FAIL", "")
@@ -45,6 +45,7 @@ class ScriptedEngine:
         self.vocab_size = tokenizer.vocab_size
         self.context_length = config.context_length or 1024
         self.num_drafts = self.run - 1
+        self.speculative_defaults = SpeculativeParams()
         self.startup = {"weight_bytes": 2**20, "load_seconds": 0.5, "kv_tokens": 4096}
         self.running: list[Request] = []
         self.waiting: list[Request] = []
@@ -53,9 +54,16 @@ class ScriptedEngine:
     def add(self, request: Request) -> None:
         if request.tokens[0] == 7:
             raise ValueError("a prompt may not begin with token 7 here")
+        speculative = request.params.speculative.or_else(self.speculative_defaults)
+        request.params = request.params.replace(speculative=speculative)
         request.num_prompt = len(request.tokens)
         request.limit = min(request.num_prompt + request.params.max_tokens, self.context_length)
         self.waiting.append(request)
+
+    def set_speculative_defaults(self, defaults: SpeculativeParams) -> None:
+        if defaults.verify == "block":
+            raise ValueError("speculative.verify is 'block'; not here")
+        self.speculative_defaults = defaults
 
     def abort(self, rid: str) -> bool:
         before = len(self.running) + len(self.waiting)
@@ -82,11 +90,13 @@ class ScriptedEngine:
             raise RuntimeError("a step went wrong")
         params = request.params
         begin = (params.seed + params.stream if params.temperature else 0) + request.num_output
-        took = min(self.run, request.limit - len(request.tokens))
+        steps = params.speculative.num_steps
+        drafts = self.num_drafts if steps is None else min(steps, self.num_drafts)
+        took = min(1 + drafts, request.limit - len(request.tokens))
         tokens = [self.text[(begin + i) % len(self.text)] for i in range(took)]
         request.tokens += tokens
         for spec in (request.spec, self.figures.spec):
-            spec.add(self.num_drafts, took - 1, took)
+            spec.add(drafts, took - 1, took)
         self.figures.generated_tokens += took
         done = len(request.tokens) >= request.limit
         return Output(request.rid, tokens, [*range(1, took), 0], "length" if done else None)

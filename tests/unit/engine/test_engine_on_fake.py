@@ -10,7 +10,7 @@ import pytest
 
 from nextn.config import EngineConfig
 from nextn.engine.engine import Engine
-from nextn.request import Request, SamplingParams
+from nextn.request import Request, SamplingParams, SpeculativeParams
 
 CONTEXT = 72
 DIALS = "fake:0.9,0.7"
@@ -139,3 +139,68 @@ def test_the_dial_is_the_acceptance():
 def test_a_wrong_dial_is_refused(path):
     with pytest.raises(ValueError, match=r"after 'fake:' come rates in \[0, 1\]"):
         make(path)
+
+
+def alone(engine, **speculative):
+    """The tokens and the figures of one request."""
+    params = SamplingParams(max_tokens=40, temperature=0, speculative=SpeculativeParams(**speculative))
+    request = Request("a", [5, 6, 7], params)
+    engine.add(request)
+    while engine.has_work():
+        engine.step()
+    return request.tokens, request.spec
+
+
+def test_a_request_says_how_deep():
+    engine = make()
+    text, spec = alone(engine)
+    assert len(spec.proposed) == 2
+    for steps in (0, 1, 5):
+        again, spec = alone(engine, num_steps=steps)
+        assert again == text
+        assert len(spec.proposed) == steps
+        assert sum(spec.histogram) == spec.verify_steps
+
+
+def test_speculative_defaults():
+    """They are for requests that come later and say nothing themselves."""
+    engine = make()
+    early = Request("early", [5, 6, 7], SamplingParams(max_tokens=40, temperature=0))
+    engine.add(early)
+    engine.set_speculative_defaults(SpeculativeParams(num_steps=4))
+    text, spec = alone(engine)
+    assert len(spec.proposed) == 4
+    assert len(early.spec.proposed) == 2
+    assert len(alone(engine, num_steps=1)[1].proposed) == 1
+    engine.set_speculative_defaults(SpeculativeParams())
+    again, spec = alone(engine)
+    assert (again, len(spec.proposed)) == (text, 2)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"verify": "typical"}, {"accept_threshold_single": 0.5}, {"accept_threshold_acc": 0.9}]
+)
+def test_only_exact_verification(fields):
+    engine = make()
+    message = f"^speculative.{next(iter(fields))} is .*; verification here is exact: leave it out"
+    with pytest.raises(ValueError, match=message):
+        alone(engine, **fields)
+    with pytest.raises(ValueError, match=message):
+        engine.set_speculative_defaults(SpeculativeParams(num_steps=4, **fields))
+    assert engine.speculative_defaults == SpeculativeParams()
+    assert not engine.has_work()
+
+
+def test_defaults_need_a_drafter():
+    engine = make(speculative_num_steps=0)
+    with pytest.raises(ValueError, match="num_steps is 2; this engine was started without a drafter"):
+        engine.set_speculative_defaults(SpeculativeParams(num_steps=2))
+    engine.set_speculative_defaults(SpeculativeParams(num_steps=0, verify="exact"))
+
+
+def test_own_params_before_defaults():
+    own = SpeculativeParams(num_steps=0, accept_threshold_acc=0.0)
+    defaults = SpeculativeParams(num_steps=3, verify="exact", accept_threshold_single=0.5)
+    assert own.or_else(defaults) == SpeculativeParams(0, "exact", 0.5, 0.0)
+    assert SpeculativeParams().or_else(defaults) == defaults
+    assert own.or_else(SpeculativeParams()) == own

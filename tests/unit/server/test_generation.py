@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import re
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +19,7 @@ from nextn.request import Output, SamplingParams, SpecStats
 from nextn.scheduler.stats import EngineStats
 from nextn.server.engine_client import EngineClient
 from nextn.server.errors import ApiError, engine_dead
-from nextn.server.generation import Generation
+from nextn.server.generation import Generation, Prompt
 from nextn.server.messages import Abort, Add, Ready, Rejected, StepNews, decode_to_engine
 from nextn.server.metrics import Metrics
 from nextn.server.openai import Reply
@@ -49,7 +52,9 @@ def client() -> EngineClient:
 
 def generation(engine: EngineClient, tokenizer: Tokenizer, **options: Any) -> Generation:
     options = {"n": 1, "stop": [], "arrival": 0.0, **options}
-    return Generation(engine, tokenizer, [([0, 5, 6], SamplingParams())], **options)
+    return Generation(
+        engine, tokenizer, [Prompt([0, 5, 6], SamplingParams(), options.pop("stop"))], **options
+    )
 
 
 def steps(rid: str, tokens: Sequence[int], cuts: Sequence[int], reason: str | None) -> list[StepNews]:
@@ -166,6 +171,91 @@ def test_an_end_without_a_token(tokenizer: Tokenizer) -> None:
     assert answer["usage"]["completion_tokens"] == 0
 
 
+def spec_of(*steps: tuple[int, int]) -> SpecStats:
+    spec = SpecStats()
+    for proposed, accepted in steps:
+        spec.add(proposed, accepted, accepted + 1)
+    return spec
+
+
+SPEC = {
+    "spec_accept_rate": 0.6, "spec_accept_length": 2.0, "spec_num_correct_drafts": 3,
+    "spec_num_proposed_drafts": 5, "spec_verify_ct": 3, "spec_correct_drafts_histogram": [1, 1, 1],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("usage", [None, False, True])
+@pytest.mark.parametrize("chat", [False, True])
+def test_spec_tokens_details(tokenizer: Tokenizer, chat: bool, usage: bool | None, n: int) -> None:
+    """Whole (None), and streamed with usage or without: they come last, and usage has them of all choices."""
+    engine = client()
+    gen = generation(engine, tokenizer, n=n)
+    fields: dict[str, Any] = {"return_spec_tokens_details": True, "stream": usage is not None}
+    if usage:
+        fields["stream_options"] = {"include_usage": True}
+    request: Any = ChatRequest(messages=[], **fields) if chat else CompletionRequest(prompt="x", **fields)
+    news = []
+    for choice in gen.choices:
+        last = Output(choice.request.rid, [5], [0], "length", spec=spec_of((2, 0), (2, 2), (1, 1)))
+        news.append(StepNews([last], EngineStats(), 0.1))
+    answer, _ = run(engine, Reply(request, gen, "m"), news)
+    if usage is not None:
+        *chunks, answer = answer
+        assert answer["choices"] == []
+        assert not any("sglext" in chunk for chunk in chunks)
+    assert answer["sglext"] == {"spec_tokens_details": SPEC if n == 1 else [SPEC, SPEC]}
+    if usage is False:
+        assert "usage" not in answer
+    else:
+        assert answer["usage"]["spec_details"] == {
+            "verify_steps": 3 * n, "accept_length": 2.0, "proposed": [3 * n, 2 * n],
+            "accepted": [2 * n, n], "histogram": [n, n, n],
+        }  # fmt: skip
+
+
+def test_spec_tokens_details_are_on_request(tokenizer: Tokenizer) -> None:
+    engine = client()
+    gen = generation(engine, tokenizer)
+    answer, _ = run(
+        engine,
+        Reply(CompletionRequest(prompt="x"), gen, "m"),
+        steps(gen.choices[0].request.rid, [5], [], "stop"),
+    )
+    assert "sglext" not in answer
+    assert "spec_details" not in answer["usage"]
+
+
+def test_one_line_for_each_finished_request(tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
+    request = CompletionRequest(prompt="x")
+    for level, count in ((logging.INFO, 0), (logging.DEBUG, 2)):
+        engine = client()
+        gen = generation(engine, tokenizer, n=2, stop=["b"], arrival=time.perf_counter() - 2)
+        first, second = (choice.request.rid for choice in gen.choices)
+        news = [
+            StepNews([Output(first, [5], [0], cached_tokens=2)], EngineStats(), 0.1),
+            *steps(second, tokenizer.encode("ab", add_special_tokens=False), [], None),
+            StepNews(
+                [Output(first, [6, 7], [1, 0], "length", spec=spec_of((1, 1)), cached_tokens=2)],
+                EngineStats(), 0.1,
+            ),
+        ]  # fmt: skip
+        with caplog.at_level(level, "nextn.request"):
+            run(engine, Reply(request, gen, "m"), news)
+        assert len(caplog.messages) == count
+    stopped, whole = caplog.messages
+    assert stopped.startswith(f"Finished request, id: '{second}', #prompt-token: 3, #cached-token: 2, ")
+    assert "#output-token: 2, finish reason: stop, ttft (ms): 20" in stopped
+    found = re.fullmatch(
+        rf"Finished request, id: '{first}', #prompt-token: 3, #cached-token: 2, #output-token: 3, "
+        r"finish reason: length, ttft \(ms\): (2\d{3}\.\d), e2e \(ms\): (2\d{3}\.\d), "
+        r"throughput \(token/s\): 1\.\d, accept len: 2\.00, accepted per step: \[0, 1\]",
+        whole,
+    )
+    assert found is not None, whole
+    assert float(found[1]) <= float(found[2])
+
+
 @pytest.mark.parametrize("cause", ["rejected", "dead"])
 def test_errors_end_all_choices(tokenizer: Tokenizer, cause: str) -> None:
     engine = client()
@@ -207,7 +297,7 @@ def test_leaving_aborts(tokenizer: Tokenizer) -> None:
 
 
 def test_noise_streams(tokenizer: Tokenizer) -> None:
-    prompts = [([1], SamplingParams(seed=5)), ([2], SamplingParams(seed=6))]
-    gen = Generation(client(), tokenizer, prompts, 2, [], 0.0)
+    prompts = [Prompt([1], SamplingParams(seed=5)), Prompt([2], SamplingParams(seed=6))]
+    gen = Generation(client(), tokenizer, prompts, 2, 0.0)
     got = [(c.index, c.request.tokens, c.request.params.seed, c.request.params.stream) for c in gen.choices]
     assert got == [(0, [1], 5, 0), (1, [1], 5, 1), (2, [2], 6, 0), (3, [2], 6, 1)]

@@ -15,7 +15,7 @@ from support.small_tokenizer import write_small_tokenizer
 from nextn.request import Output, SamplingParams, TokenLogprob
 from nextn.scheduler.stats import EngineStats
 from nextn.server.engine_client import EngineClient
-from nextn.server.generation import Generation
+from nextn.server.generation import Generation, Prompt
 from nextn.server.logprobs import LogprobStream, chat_logprobs, completion_logprobs
 from nextn.server.messages import Ready, StepNews, decode_from_engine, encode
 from nextn.server.metrics import Metrics
@@ -58,8 +58,7 @@ def answer(
     engine = EngineClient(Metrics(40))
     engine.attach(Ready(258, 1024, 2, {}, EngineStats()), Socket())  # type: ignore[arg-type]
     params = SamplingParams(logprobs=2, prompt_logprobs=None if echo is None else 2)
-    echoes = None if echo is None else [echo]
-    gen = Generation(engine, tokenizer, [(list(prompt), params)], 1, stop, 0.0, echo=echoes)
+    gen = Generation(engine, tokenizer, [Prompt(list(prompt), params, stop, echo)], 1, 0.0)
     rid = gen.choices[0].request.rid
     outs, at = [], 0
     for run in [*cuts, len(tokens) + 1]:

@@ -39,7 +39,7 @@ def test_difference() -> None:
     early, late = stats(3, 1).spec, grown(stats(3, 1), 2, 2).spec
     assert late.since(early) == stats(2, 2).spec
     assert late.since(SpecStats()) == late
-    assert late.since(late) == SpecStats(0, [0, 0], [0, 0], 0)
+    assert late.since(late) == SpecStats(0, [0, 0], [0, 0], 0, [0, 0, 0])
 
 
 def test_interval_is_the_last_one_not_the_lifetime(caplog: pytest.LogCaptureFixture) -> None:
@@ -52,7 +52,7 @@ def test_interval_is_the_last_one_not_the_lifetime(caplog: pytest.LogCaptureFixt
         assert interval.spec.accept_length == 1.0  # not over yet
         interval.update(grown(first, 4, 2), 0.5)
     assert (interval.spec.accept_length, interval.throughput) == (3.0, 12.0)
-    assert interval.accept_rate == 1.0
+    assert interval.spec.accept_rate == 1.0
     assert caplog.messages[1] == (
         "Decode batch, #running-req: 1, #token: 32, token usage: 0.50, accept len: 3.00, "
         "accept rate: [1.00, 1.00], gen throughput (token/s): 12.0, #queue-req: 0"
@@ -96,6 +96,26 @@ def test_names_and_values() -> None:
     assert got["vllm:spec_decode_num_drafts_total", ""] == 4
     assert got["vllm:spec_decode_num_draft_tokens_total", ""] == 8
     assert got["vllm:spec_decode_num_accepted_tokens_total", ""] == 4
+
+
+def test_accepted_drafts_per_step() -> None:
+    metrics = Metrics(4)
+    spec = SpecStats()
+    for proposed, accepted in [(0, 0), (2, 0), (2, 2), (16, 16), (16, 7), (1, 1)]:
+        spec.add(proposed, accepted, accepted + 1)
+    metrics.on_step(EngineStats(spec=spec), 1.0)
+    (family,) = (
+        found
+        for found in text_string_to_metric_families(metrics.render().decode())
+        if found.name == "nextn:spec_accepted_drafts_per_step"
+    )
+    buckets = {s.labels["le"]: s.value for s in family.samples if s.name.endswith("_bucket")}
+    assert buckets == {
+        "0.0": 2, "1.0": 3, "2.0": 4, "3.0": 4, "4.0": 4, "5.0": 4, "6.0": 4,
+        "8.0": 5, "12.0": 5, "16.0": 6, "+Inf": 6,
+    }  # fmt: skip
+    others = {s.name.rpartition("_")[2]: s.value for s in family.samples if not s.name.endswith("_bucket")}
+    assert others == {"count": 6, "sum": 26}
 
 
 def test_what_vllm_bench_reads() -> None:

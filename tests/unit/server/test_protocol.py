@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nextn.request import SamplingParams
+from nextn.request import SamplingParams, SpeculativeParams
+from nextn.server.body import parse
 from nextn.server.errors import ApiError
 from nextn.server.protocol import (
     REFUSED_IN_CHAT,
@@ -18,7 +19,6 @@ from nextn.server.protocol import (
     ChatRequest,
     CommonRequest,
     CompletionRequest,
-    parse,
     prompts,
 )
 
@@ -61,6 +61,18 @@ def test_every_sampling_field_arrives() -> None:
         assert got.stop_token_ids == (3, 4)
 
 
+def test_speculative_arrives() -> None:
+    fields = {
+        "num_steps": 3, "verify": "typical", "accept_threshold_single": 0.5, "accept_threshold_acc": 1,
+    }  # fmt: skip
+    assert set(fields) == set(SpeculativeParams.__dataclass_fields__)
+    for make in (completion, chat):
+        assert params(make(speculative=fields)).speculative == SpeculativeParams(3, "typical", 0.5, 1.0)
+        assert params(make(speculative={"num_steps": None})).speculative == SpeculativeParams()
+        assert params(make(speculative=False)).speculative == SpeculativeParams(num_steps=0)
+        assert params(make()).speculative == SpeculativeParams()
+
+
 def test_null_is_the_default() -> None:
     nulls = dict.fromkeys([*CommonRequest.model_fields, *REFUSED_IN_COMPLETIONS, "max_tokens"])
     assert completion(**nulls) == completion()
@@ -101,6 +113,12 @@ def test_seeds(given: int, seed: int) -> None:
         ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"include_usage": 3}}, "stream_options.include_usage"),
         ({"user": 5}, "user"),
+        ({"speculative": True}, "speculative"),
+        ({"speculative": 3}, "speculative"),
+        ({"speculative": {"num_steps": "3"}}, "speculative.num_steps"),
+        ({"speculative": {"num_steps": True}}, "speculative.num_steps"),
+        ({"speculative": {"num_step": 3}}, "speculative.num_step"),
+        ({"speculative": {"verify": 1}}, "speculative.verify"),
         ({"model": ["m"]}, "model"),
     ],
 )
@@ -126,13 +144,20 @@ def test_bad_fields_are_named(fields: dict[str, Any], param: str) -> None:
         ({"repetition_penalty": 0}, "repetition_penalty is 0.0"),
         ({"stop_token_ids": [100]}, "stop_token_ids is (100,)"),
         ({"stop_token_ids": [10**30]}, "stop_token_ids is"),
+        (
+            {"speculative": {"num_steps": 17}},
+            "speculative.num_steps is 17; it must be between 0 (off) and 16",
+        ),
+        ({"speculative": {"num_steps": -1}}, "speculative.num_steps is -1"),
+        ({"speculative": {"verify": "exactly"}}, "speculative.verify is 'exactly'; it must be one of exact"),
+        ({"speculative": {"accept_threshold_acc": 2}}, "speculative.accept_threshold_acc is 2.0"),
     ],
 )
 def test_ranges_are_the_engines(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ApiError) as error:
         params(completion(**fields))
     assert told(error.value)["message"].startswith(message)
-    assert told(error.value)["param"] == next(iter(fields))
+    assert told(error.value)["param"] == message.partition(" ")[0]
 
 
 def test_max_tokens_zero() -> None:

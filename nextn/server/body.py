@@ -1,0 +1,75 @@
+"""Request bodies: from JSON to checked fields, and how it is said what is wrong with them.
+
+A field that is known and cannot be honoured is an error that names it, unless it is at its default. Keys
+that nobody knows are tolerated: gateways add their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, TypeVar
+
+import pydantic_core
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from nextn.server.errors import bad_request
+
+
+class Body(BaseModel):
+    """What one endpoint takes, to be read with `parse`."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+    refused: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+
+    def check(self) -> None:
+        """Raises ApiError for fields that do not go together."""
+
+
+Kind = TypeVar("Kind", bound=Body)
+
+
+def parse(body: bytes, kind: type[Kind]) -> Kind:
+    """A body from its JSON. Raises ApiError saying what is wrong with which field."""
+    try:
+        data = pydantic_core.from_json(body, allow_inf_nan=False)
+    except ValueError as e:
+        raise bad_request(f"the body is not valid JSON: {e}") from e
+    if not isinstance(data, dict):
+        raise bad_request(f"the body must be a JSON object, not {json_type(data)}")
+    data = {name: value for name, value in data.items() if value is not None}
+    refuse(data, kind.refused)
+    try:
+        request = kind.model_validate(data)
+    except ValidationError as e:
+        raise first_error(e) from e
+    request.check()
+    return request
+
+
+def refuse(data: Mapping[str, object], table: Mapping[str, tuple[object, ...]], where: str = "") -> None:
+    for name in sorted(data.keys() & table.keys()):
+        # `is` for booleans, as 1 == True.
+        if not any(data[name] == ok and type(data[name]) is type(ok) for ok in table[name]):
+            raise bad_request(f"{where}{name} is not supported; leave it out", f"{where}{name}")
+
+
+def first_error(error: ValidationError, within: str = "") -> Exception:
+    first = error.errors(include_url=False, include_context=False)[0]
+    path = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in first["loc"])
+    where = f"{within}{path}".lstrip(".")
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "missing":
+        return bad_request(f"{where} is missing", where)
+    if first["type"] == "extra_forbidden":
+        return bad_request(f"{where} is not known; leave it out", where)
+    return bad_request(f"{where}: {message} (got {shortened(first['input'])})", where)
+
+
+def json_type(value: object) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def shortened(value: object, limit: int = 60) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -1,0 +1,63 @@
+"""POST /set_internal_state: what may be changed while the server runs, under SGLang's names.
+
+{"server_args": {"speculative_num_steps": 3}} changes the engine's defaults for requests that come later. What
+is not named stays; null goes back to what the server was started with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+from pydantic import ConfigDict
+
+from nextn.request import SpeculativeParams
+from nextn.server.body import Body, parse
+from nextn.server.errors import bad_request
+from nextn.server.service import Service
+
+log = logging.getLogger("nextn.server")
+
+PREFIX = "speculative_"
+UNSET = SpeculativeParams(verify="exact", accept_threshold_single=1.0, accept_threshold_acc=1.0)
+
+
+class ServerArgs(Body):
+    """`SpeculativeParams` with the prefix."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    speculative_num_steps: int | None = None
+    speculative_verify: str | None = None
+    speculative_accept_threshold_single: float | None = None
+    speculative_accept_threshold_acc: float | None = None
+
+
+class SetInternalState(Body):
+    server_args: ServerArgs
+
+
+async def set_internal_state(service: Service, body: bytes) -> list[bool]:
+    """One "updated" for each engine, as SGLang answers. Raises ApiError naming the field."""
+    args = parse(body, SetInternalState).server_args
+    service.check_open()
+    async with service.changing:
+        given = {name.removeprefix(PREFIX): getattr(args, name) for name in args.model_fields_set}
+        defaults = dataclasses.replace(service.engine.speculative_defaults, **given)
+        try:
+            defaults.check()
+            await service.engine.set_speculative_defaults(defaults)
+        except ValueError as e:
+            message = str(e).replace("speculative.", f"server_args.{PREFIX}")
+            raise bad_request(message, message.partition(" ")[0]) from e
+    log.info("defaults of requests to come: %s", in_force(service))
+    return [True]
+
+
+def in_force(service: Service) -> dict[str, object]:
+    """The engine's defaults, by their names in `ServerArgs`."""
+    ready = service.engine.ready
+    num_drafts = service.config.num_drafts if ready is None else ready.num_drafts
+    started = dataclasses.replace(UNSET, num_steps=num_drafts)
+    defaults = service.engine.speculative_defaults.or_else(started)
+    return {f"{PREFIX}{name}": value for name, value in dataclasses.asdict(defaults).items()}

@@ -1,0 +1,123 @@
+"""/generate: a generation as SGLang's native answers. A chunk of a stream holds the whole text so far.
+
+Lengths and acceptance are nextn's: an end token is not counted, and the accept length leaves out the first
+token, which no verify step committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator, Sequence
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from nextn.request import TokenLogprob
+from nextn.server.generation import Choice, Generation
+from nextn.server.native_protocol import Asked, GenerateRequest
+from nextn.server.responses import encode, spec_tokens_details
+from nextn.tokenizer.tokenizer import Tokenizer
+
+# Log-probability (None: nothing comes before the token), token id, its text
+Told = tuple[float | None, int, str | None]
+
+
+class FinishReason(msgspec.Struct):
+    type: str
+    matched: int | str | UnsetType | None = UNSET  # the stop string, or the stop token's id
+    length: int | UnsetType = UNSET
+
+
+class NativeAnswer(msgspec.Struct):
+    text: str
+    output_ids: list[int]
+    meta_info: dict[str, object]
+    index: int | UnsetType = UNSET
+
+
+class NativeReply:
+    """`asked`: of each prompt, in the generation's order."""
+
+    def __init__(self, request: GenerateRequest, asked: Sequence[Asked], generation: Generation) -> None:
+        self.request, self.asked, self.generation = request, asked, generation
+        self.many = request.batch or generation.n > 1
+
+    async def whole(self) -> bytes:
+        """The answer in one piece; a list of them for a list of prompts, or with n > 1."""
+        async for delta in self.generation.deltas():
+            delta.choice.text.append(delta.text)
+        answers = [self._answer(choice) for choice in self.generation.choices]
+        return encode(answers if self.many else answers[0])
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """The answers so far, each as the JSON of one event."""
+        deltas = self.generation.deltas()
+        try:
+            async for delta in deltas:
+                delta.choice.text = ["".join(delta.choice.text) + delta.text]
+                answer = self._answer(delta.choice)
+                if self.many:
+                    answer.index = delta.choice.index
+                yield encode(answer)
+        finally:
+            await deltas.aclose()
+
+    def _answer(self, choice: Choice) -> NativeAnswer:
+        asked = self.asked[choice.index // self.generation.n]
+        meta: dict[str, object] = {
+            "id": choice.id,
+            "finish_reason": finish_reason(choice),
+            "prompt_tokens": choice.prompt_tokens,
+            "completion_tokens": choice.completion_tokens,
+            "cached_tokens": choice.cached_tokens,
+        }
+        if asked.logprobs:
+            names = self.generation.tokenizer if self.request.return_text_in_logprobs else None
+            meta |= logprobs(choice, asked, names)
+        if choice.finish_reason is not None:
+            meta["e2e_latency"] = choice.last_news - self.generation.arrival
+            meta |= msgspec.structs.asdict(spec_tokens_details(choice.spec))
+        return NativeAnswer("".join(choice.text), choice.tokens, meta)
+
+
+def finish_reason(choice: Choice) -> FinishReason | None:
+    if choice.finish_reason == "stop":
+        return FinishReason("stop", matched=choice.matched)
+    if choice.finish_reason == "length":
+        return FinishReason("length", length=choice.request.params.max_tokens)
+    assert choice.finish_reason is None
+    return None
+
+
+def logprobs(choice: Choice, asked: Asked, names: Tokenizer | None) -> dict[str, object]:
+    """One entry for each token of `output_ids`, and for each of the prompt from `asked.start` on; the first
+    of these has no log-probability, as in SGLang. `names`: for the tokens' texts."""
+    prompt = choice.request.tokens
+    start = len(prompt) if asked.start < 0 else asked.start
+    given = choice.prompt_logprobs[start:]
+    before = [None, *given[1:]] if given else []
+    found: dict[str, object] = {
+        "input_token_logprobs": list(told(prompt[start:], before, names)),
+        "output_token_logprobs": list(told(choice.tokens, choice.token_logprobs, names)),
+    }
+    if asked.tops:
+        found["input_top_logprobs"] = [tops(each, names) for each in before]
+        found["output_top_logprobs"] = [tops(each, names) for each in choice.token_logprobs]
+    return found
+
+
+def told(
+    tokens: Sequence[int], many: Sequence[TokenLogprob | None], names: Tokenizer | None
+) -> Iterator[Told]:
+    for token, each in zip(tokens, many, strict=True):
+        yield (None if each is None else each.logprob, token, spelled(token, names))
+
+
+def tops(each: TokenLogprob | None, names: Tokenizer | None) -> list[Told] | None:
+    """Best first."""
+    if each is None:
+        return None
+    return [(logprob, token, spelled(token, names)) for token, logprob in each.top]
+
+
+def spelled(token: int, names: Tokenizer | None) -> str | None:
+    return None if names is None else names.token_names[token]

@@ -1,0 +1,48 @@
+"""docs/api.md names every field that is taken, everything that is told, and every metric."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nextn.request import SpecStats
+from nextn.scheduler.stats import EngineStats
+from nextn.server.internal_state import ServerArgs
+from nextn.server.metrics import Metrics
+from nextn.server.native_protocol import GenerateRequest, NativeSampling
+from nextn.server.protocol import ChatRequest, CompletionRequest, Speculative, StreamOptions
+from nextn.server.responses import SpecDetails, SpecTokensDetails
+
+TEXT = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        CompletionRequest,
+        ChatRequest,
+        GenerateRequest,
+        NativeSampling,
+        ServerArgs,
+        Speculative,
+        StreamOptions,
+    ],
+)
+def test_fields(body: type) -> None:
+    assert [name for name in body.model_fields if f"`{name}`" not in TEXT] == []  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("struct", [SpecDetails, SpecTokensDetails])
+def test_figures(struct: type) -> None:
+    assert [name for name in struct.__struct_fields__ if f"`{name}`" not in TEXT] == []  # type: ignore[attr-defined]
+
+
+def test_metrics() -> None:
+    metrics = Metrics(40)
+    metrics.on_step(EngineStats(spec=SpecStats(1, [1], [1], 2, [0, 1])), 1.0)
+    lines = metrics.render().decode().splitlines()
+    names = {line.split()[2] for line in lines if line.startswith("# TYPE")}
+    names = {name for name in names if not name.endswith("_created")}
+    assert len(names) > 20
+    assert sorted(name for name in names if f"`{name}" not in TEXT) == []
