@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 FLAGS = ["-std=c++17", "-g1", "-O1", "-fno-omit-frame-pointer", "-ffp-contract=off", "-pthread", "-Wno-psabi"]
 SANITIZERS = {
     "addresses": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
-    # The check of virtual tables reads memory from within the sanitizer, which then reports a race of its own.
+    # The check of virtual tables reads memory from within the sanitizer, and is reported as a race itself.
     "threads": ["-fsanitize=thread,undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=undefined"],
 }
 
