@@ -27,6 +27,7 @@ LEVELS: dict[str, list[str]] = {
     "avx2": ["-mavx2", "-mfma"],
     "avx512": AVX512,
     "avx512bf16": [*AVX512, "-mavx512bf16"],
+    "amx": [*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],
 }
 
 

@@ -80,8 +80,10 @@ struct Engine {
     std::vector<Scratch> scratch;
     std::vector<Span> spans;
     std::vector<int32_t> position;
+    std::vector<int32_t> head_begin, head_rows;  // vectors sorted by head: where one begins; number of row and head
     std::vector<float> x, h, a, q, absorbed, parts;
     std::vector<uint16_t> h16, q_latent, q_nope, query, mixed, values;
+    Inputs by_head;
     FeedForwardBuffers mlp;
     int64_t expert_bytes = 0;  // that were read; a measurement's, not a step's
 
@@ -107,6 +109,15 @@ struct Engine {
         room(position, b.rows);
         for (const Span& s : spans)
             for (int r = 0; r < s.rows; ++r) position[s.first + r] = s.start + r;
+        sort_heads(b.rows);
+    }
+
+    void sort_heads(int rows) {
+        int32_t* begin = room(head_begin, model.heads + 1);
+        int32_t* row = room(head_rows, int64_t(rows) * model.heads);
+        for (int head = 0; head <= model.heads; ++head) begin[head] = head * rows;
+        for (int head = 0; head < model.heads; ++head)
+            for (int i = 0; i < rows; ++i) *row++ = i * model.heads + head;
     }
 
     void attend(const NxLayer& l, int index, int rows) {
@@ -169,11 +180,12 @@ struct Engine {
         });
         const vf scale = splat(m.scale);
         const int key_panels = panels(l.key_up);
+        by_head.take(pool, {reinterpret_cast<uint32_t*>(qn), nope / 2}, head_begin.data(), m.heads, l.key_up);
         pool.for_each(m.heads * key_panels, [&](int t, int) {
             const int head = t / key_panels, p = t % key_panels;
-            rows_by_panel({reinterpret_cast<uint32_t*>(qn + int64_t(head) * rows * nope), nope / 2}, 0, rows, l.key_up,
-                          panel_of(l.key_up, p, head), [&](int i, int n0, int n, const float* v) {
-                              uint16_t* to = qy + (int64_t(i) * m.heads + head) * m.width + n0;
+            rows_by_panel(by_head, head * rows, (head + 1) * rows, l.key_up, panel_of(l.key_up, p, head),
+                          [&](int i, int n0, int n, const float* v) {
+                              uint16_t* to = qy + int64_t(head_rows[i]) * m.width + n0;
                               alignas(64) uint16_t half[PANEL];
                               for (int j = 0; j < n; j += 16) store_bf16(half + j, mul(load(v + j), scale));
                               memcpy(to, half, size_t(n < m.rank - n0 ? n : m.rank - n0) * 2);
@@ -187,13 +199,15 @@ struct Engine {
         const int64_t flat = wide(int64_t(m.heads) * m.value);
         uint16_t* vs = room(values, rows * flat);
         const int value_panels = panels(l.value_up);
+        by_head.take(pool, {reinterpret_cast<uint32_t*>(mx), rank / 2, head_rows.data()}, head_begin.data(), m.heads,
+                     l.value_up);
         pool.for_each(m.heads * value_panels, [&](int t, int) {
             const int head = t / value_panels, p = t % value_panels;
-            rows_by_panel({reinterpret_cast<uint32_t*>(mx + int64_t(head) * rank), int64_t(m.heads) * rank / 2}, 0,
-                          rows, l.value_up, panel_of(l.value_up, p, head), [&](int i, int n0, int n, const float* v) {
+            rows_by_panel(by_head, head * rows, (head + 1) * rows, l.value_up, panel_of(l.value_up, p, head),
+                          [&](int i, int n0, int n, const float* v) {
                               alignas(64) uint16_t half[PANEL];
                               put_bf16(half, v, n);
-                              memcpy(vs + i * flat + int64_t(head) * m.value + n0, half,
+                              memcpy(vs + (i - head * rows) * flat + int64_t(head) * m.value + n0, half,
                                      size_t(n < m.value - n0 ? n : m.value - n0) * 2);
                           });
         }, m.heads * product_cost(l.value_up, rows));

@@ -105,6 +105,7 @@ inline void gated(const float* values, int n, uint16_t* y) {
 }
 
 struct FeedForwardBuffers {
+    Inputs routed_rows, shared_rows;  // of the loop at hand
     std::vector<float> logits, weights;
     std::vector<int32_t> ids;
     std::vector<uint16_t> inner, shared;
@@ -140,38 +141,42 @@ inline void feed_forward(Pool& pool, const NxFeedForward& f, const float* h, con
 
     const int ups = routed ? panels(f.gate_up) : 0, shared_ups = shared ? panels(f.shared_gate_up) : 0;
     const int used = int(a.used.size());
-    const int64_t busy = std::max<int64_t>(used, int64_t(rows) * k / ROWS);  // passes over an expert
+    const int32_t everything[2] = {0, rows};
+    // Passes over an expert.
+    const int64_t busy = std::max<int64_t>(used, routed ? int64_t(rows) * k / pass_rows(f.gate_up) : 0);
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(h16);
+    if (routed) b.routed_rows.take(pool, {words, stride / 2, a.rows.data()}, a.begin.data(), used, f.gate_up);
+    if (shared) b.shared_rows.take(pool, {words, stride / 2}, everything, 1, f.shared_gate_up);
     pool.for_each(used * ups + shared_ups, [&](int task, int) {
         if (task >= used * ups) {
-            rows_by_panel({reinterpret_cast<const uint32_t*>(h16), stride / 2}, 0, rows, f.shared_gate_up,
-                          panel_of(f.shared_gate_up, task - used * ups), [&](int i, int n0, int n, const float* v) {
+            rows_by_panel(b.shared_rows, 0, rows, f.shared_gate_up, panel_of(f.shared_gate_up, task - used * ups),
+                          [&](int i, int n0, int n, const float* v) {
                               gated(v, n, b.shared.data() + i * shared_inner + n0 / 2);
                           });
             return;
         }
         const int e = task / ups;
-        rows_by_panel({reinterpret_cast<const uint32_t*>(h16), stride / 2, a.rows.data()}, a.begin[e], a.begin[e + 1],
-                      f.gate_up, panel_of(f.gate_up, task % ups, a.used[e]), [&](int i, int n0, int n, const float* v) {
+        rows_by_panel(b.routed_rows, a.begin[e], a.begin[e + 1], f.gate_up, panel_of(f.gate_up, task % ups, a.used[e]),
+                      [&](int i, int n0, int n, const float* v) {
                           gated(v, n, b.inner.data() + i * inner + n0 / 2);
                       });
     }, busy * (routed ? product_cost(f.gate_up, 1) : 0) + (shared ? product_cost(f.shared_gate_up, rows) : 0));
 
+    const auto as_words = [](const std::vector<uint16_t>& v) { return reinterpret_cast<const uint32_t*>(v.data()); };
+    if (routed) b.routed_rows.take(pool, {as_words(b.inner), inner / 2}, a.begin.data(), used, f.down);
+    if (shared) b.shared_rows.take(pool, {as_words(b.shared), shared_inner / 2}, everything, 1, f.shared_down);
     const NxWeight& any = routed ? f.down : f.shared_down;
     b.partial.resize(size_t(pool.threads()));
     pool.for_each(panels(any), [&](int p, int thread) {
         std::vector<float>& part = b.partial[thread];
         if (int64_t(part.size()) < int64_t(rows) * (k + 1) * PANEL) part.resize(size_t(rows) * (k + 1) * PANEL);
         for (int e = 0; e < used; ++e)
-            rows_by_panel({reinterpret_cast<const uint32_t*>(b.inner.data()), inner / 2}, a.begin[e], a.begin[e + 1],
-                          f.down, panel_of(f.down, p, a.used[e]), [&](int i, int, int n, const float* v) {
-                              put(part.data() + int64_t(i) * PANEL, v, n);
-                          });
+            rows_by_panel(b.routed_rows, a.begin[e], a.begin[e + 1], f.down, panel_of(f.down, p, a.used[e]),
+                          [&](int i, int, int n, const float* v) { put(part.data() + int64_t(i) * PANEL, v, n); });
         float* mine = part.data() + int64_t(rows) * k * PANEL;
         if (shared)
-            rows_by_panel({reinterpret_cast<const uint32_t*>(b.shared.data()), shared_inner / 2}, 0, rows,
-                          f.shared_down, panel_of(f.shared_down, p), [&](int i, int, int n, const float* v) {
-                              put(mine + int64_t(i) * PANEL, v, n);
-                          });
+            rows_by_panel(b.shared_rows, 0, rows, f.shared_down, panel_of(f.shared_down, p),
+                          [&](int i, int, int n, const float* v) { put(mine + int64_t(i) * PANEL, v, n); });
         const int first = p * PANEL, n = any.n_out - first < PANEL ? any.n_out - first : PANEL;
         for (int i = 0; i < rows; ++i)
             for (int c = 0; c < n; c += 16) {

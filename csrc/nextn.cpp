@@ -4,6 +4,7 @@
 
 #include "choose.h"
 #include "forward.h"
+#include "machine.h"
 #include "pack.h"
 #include "read.h"
 
@@ -17,17 +18,8 @@
 #define NX_API extern "C" __attribute__((visibility("default")))
 #endif
 
-// 3: AVX512 with BF16, 2: AVX512, 1: AVX2, 0: any; what this machine can run.
-NX_API int nx_machine_level() {
-#if defined(__x86_64__) && defined(__GNUC__)
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
-        return __builtin_cpu_supports("avx512bf16") ? 3 : 2;
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return 1;
-#endif
-    return 0;
-}
+// What this machine can run; must be asked before the library of level 4 is used, in every process.
+NX_API int nx_machine_level() { return machine_level(); }
 
 NX_API int nx_interface() { return 4; }
 

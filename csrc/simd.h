@@ -78,16 +78,15 @@ inline float sum(vf a) { return _mm512_reduce_add_ps(a); }
 inline float largest(vf a) { return _mm512_reduce_max_ps(a); }
 // 16 e4m3 pairs (32 bytes) as bf16 pairs, and the same for int8: both are exact.
 inline vi widen_e4m3(const uint8_t* p) {
-    const __m512i x = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)p));
-    const __m512i magnitude = _mm512_and_si512(x, _mm512_set1_epi16(0x7f));
-    const __m512i sign = _mm512_slli_epi16(_mm512_and_si512(x, _mm512_set1_epi16(0x80)), 8);
-    const __m512i normal = _mm512_add_epi16(_mm512_slli_epi16(magnitude, 4), _mm512_set1_epi16(120 << 7));
+    const __m512i x = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p));
+    const __m512i magnitude = _mm512_and_si512(_mm512_slli_epi16(x, 4), _mm512_set1_epi16(0x7f0));
+    const __m512i normal = _mm512_add_epi16(magnitude, _mm512_set1_epi16(120 << 7));
     // m * 2**-9 for m < 8, as bf16.
     const __m512i small = _mm512_broadcast_i32x4(_mm_setr_epi16(
         0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));
-    const __m512i subnormal = _mm512_permutexvar_epi16(magnitude, small);
-    const __mmask32 tiny = _mm512_cmplt_epu16_mask(magnitude, _mm512_set1_epi16(8));
-    return _mm512_or_si512(sign, _mm512_mask_mov_epi16(normal, tiny, subnormal));
+    const __mmask32 tiny = _mm512_testn_epi16_mask(x, _mm512_set1_epi16(0x78));
+    const __m512i found = _mm512_mask_permutexvar_epi16(normal, tiny, x, small);
+    return _mm512_ternarylogic_epi32(found, x, _mm512_set1_epi32(0x7fff7fff), 0xe4);  // the sign is x's
 }
 inline vi widen_int8(const uint8_t* p) {
     const __m512i x = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p));

@@ -340,6 +340,7 @@ constexpr int LOOPS = 2000, MOST_THREADS = 9;
 #endif
 
 int main() {
+    must(nx_machine_level() >= 0 && nx_interface() > 0, "the library knows itself");  // first: it asks for AMX
     several_pools_at_once(LOOPS);
     void* alone = nx_pool_new(1);
     for (int threads = 2; threads <= MOST_THREADS; threads += 7) {
@@ -354,7 +355,6 @@ int main() {
     models(2, E4M3, true);
     models(7, INT8, false);
     choices();
-    must(nx_machine_level() >= 0 && nx_interface() > 0, "the library knows itself");
     std::vector<uint8_t> memory(3 << 20);
     nx_advise(memory.data(), int64_t(memory.size()));
     nx_advise(memory.data(), 0);

@@ -25,7 +25,7 @@ from nextn.models.config import ModelConfig
 from nextn.models.fp8 import dequantize
 from nextn.models.names import expected_tensors
 from nextn.models.native import NativeDeepseekV3
-from nextn.ops.cpu.library import E4M3
+from nextn.ops.cpu.library import E4M3, LEVELS
 
 BOUND = 0.02
 OPEN = {"num_experts_per_tok": 8, "topk_group": 4}
@@ -114,7 +114,7 @@ def test_garbage_in_a_checkpoint_shows() -> None:
     assert apart(feed(native_model(config, turned), [prompt], [[60]])[0][2], want[2]) > 0.2
 
 
-@pytest.mark.parametrize("level", ["portable", "avx2", "avx512", "avx512bf16"])
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", ["groups", "no q_lora", "dense", "odd widths", "wider than a panel"])
 def test_bits_do_not_depend_on_cuts_company_and_threads(name: str, level: str) -> None:
     changes = {**CASES.get(name, GROUPS), "max_position_embeddings": 600, "num_hidden_layers": 2}

@@ -11,13 +11,13 @@ from functools import cache
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "lib"
-LEVELS = ("portable", "avx2", "avx512", "avx512bf16")  # by nx_machine_level
+LEVELS = ("portable", "avx2", "avx512", "avx512bf16", "amx")  # by nx_machine_level
 INTERFACE = 4  # nx_interface of a library that fits this file
 F32, BF16, E4M3, INT8 = range(4)
 
 
 class Weight(Structure):
-    """NxWeight of csrc/linear.h."""
+    """NxWeight of csrc/panels.h."""
 
     _fields_ = (
         ("data", c_void_p), ("scales", c_void_p), ("n_out", c_int32), ("n_in", c_int32), ("kind", c_int32),

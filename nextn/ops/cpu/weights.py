@@ -1,4 +1,4 @@
-"""Weights as the native kernels read them: packed into panels (csrc/linear.h), in bf16, e4m3, int8 or f32."""
+"""Weights as the native kernels read them: packed into panels (csrc/panels.h), in bf16, e4m3, int8 or f32."""
 
 from __future__ import annotations
 

@@ -170,6 +170,25 @@ def test_a_row_has_the_same_bits_in_any_company(level: str, kind: int) -> None:
                 assert torch.equal(linear(some, x, w), whole)
 
 
+@pytest.mark.parametrize("kind", [BF16, E4M3, INT8], ids=["bf16", "e4m3", "int8"])
+@pytest.mark.parametrize(
+    ("n_out", "n_in", "block"), [(16, 2, 2), (48, 33, 14), (64, 129, 40), (80, 66, 32), (130, 515, 128)]
+)
+def test_any_number_of_rows(level: str, kind: int, n_out: int, n_in: int, block: int) -> None:
+    """1 to 130 rows, and more than are worked on at once; tiles that are not full in every direction."""
+    weight = random(n_out, n_in)
+    w = e4m3(weight, (64, block))[0] if kind == E4M3 else packed(weight, kind)[0]
+    x = random(600, n_in)
+    with Pool(1) as alone, Pool(2) as two:
+        each = torch.cat([linear(alone, x[i : i + 1], w) for i in range(130)])
+        for n in range(1, 131):
+            assert torch.equal(linear(alone, x[130 - n : 130], w), each[130 - n :])
+        for n in (255, 256, 257, 300, 600):
+            for pool in (alone, two):
+                assert torch.equal(linear(pool, x[:n], w)[:130], each)
+        assert torch.equal(linear(two, x.flip(0), w).flip(0), linear(alone, x, w))
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
 @given(
     rows=st.integers(1, 40),

@@ -1,0 +1,41 @@
+// Which instruction set level this machine runs.
+#pragma once
+#if defined(__x86_64__) && defined(__GNUC__)
+#include <cpuid.h>
+#endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace {
+
+// AMX tiles are 8 KiB of state for every thread, which Linux gives to a process that asks for it; others do not.
+inline bool amx_granted() {
+#if defined(__x86_64__) && defined(__GNUC__) && defined(__linux__)
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+    constexpr unsigned bf16 = 1u << 22, tile = 1u << 24;
+    if ((d & bf16) == 0 || (d & tile) == 0) return false;
+    constexpr long request = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    return syscall(SYS_arch_prctl, request, tile_data) == 0;
+#else
+    return false;
+#endif
+}
+
+// 4: AMX with BF16, 3: AVX512 with BF16, 2: AVX512, 1: AVX2, 0: any. Asks for the use of AMX where there is some.
+inline int machine_level() {
+#if defined(__x86_64__) && defined(__GNUC__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+        if (!__builtin_cpu_supports("avx512bf16")) return 2;
+        return amx_granted() ? 4 : 3;
+    }
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return 1;
+#endif
+    return 0;
+}
+
+}  // namespace

@@ -1,0 +1,64 @@
+// A weight as the products read it: panels of 64 outputs.
+//
+// A weight [N, K] is cut into panels of 64 outputs (the last one narrower, a multiple of 16). In a panel the
+// outputs of one k (or of one pair of k: bf16, e4m3, int8) lie side by side, so a panel is read front to back.
+//
+// e4m3 and int8 carry a scale per output and block of k. A block's sum is scaled when it is complete.
+#pragma once
+#include <cstdint>
+
+namespace {
+
+constexpr int PANEL = 64;  // outputs of a whole panel
+
+enum Kind : int32_t { F32 = 0, BF16 = 1, E4M3 = 2, INT8 = 3 };
+
+}  // namespace
+
+extern "C" {
+// The same layout as nextn.ops.cpu.library.Weight.
+struct NxWeight {
+    const uint8_t* data;   // panels
+    const float* scales;   // [panels][blocks of k][panel's outputs], null for f32 and bf16
+    int32_t n_out, n_in;   // n_out as packed (a multiple of 16), n_in even unless f32
+    int32_t kind;
+    int32_t block;         // k of one scale, even
+    int64_t stride;        // bytes from one weight to the next, where several lie in a row (heads, experts)
+    int64_t scale_stride;  // floats, likewise
+};
+}
+
+namespace {
+
+inline int64_t element_bytes(int kind) { return kind == F32 ? 4 : kind == BF16 ? 2 : 1; }
+
+struct Panel {
+    const uint8_t* data;
+    const float* scales;
+    int vectors;  // of 16 outputs: 1..4
+    int first;    // first output
+};
+
+inline int panels(const NxWeight& w) { return (w.n_out + PANEL - 1) / PANEL; }
+
+inline Panel panel_of(const NxWeight& w, int p, int member = 0) {
+    const int first = p * PANEL, width = w.n_out - first < PANEL ? w.n_out - first : PANEL;
+    const int64_t blocks = w.scales ? (w.n_in + w.block - 1) / w.block : 0;
+    return {w.data + member * w.stride + int64_t(first) * w.n_in * element_bytes(w.kind),
+            w.scales ? w.scales + member * w.scale_stride + first * blocks : nullptr, width / 16, first};
+}
+
+// Words of 32 bits in a row that meets the weight: pairs of bf16, or f32.
+inline int row_words(const NxWeight& w) { return w.kind == F32 ? w.n_in : w.n_in / 2; }
+// And of those that share a scale.
+inline int block_words(const NxWeight& w) { return w.scales ? w.block / 2 : row_words(w); }
+
+// The rows of a matrix, possibly scattered: row(i) is word i of the words [*, stride].
+struct Rows {
+    const uint32_t* base;
+    int64_t stride;  // words
+    const int32_t* index = nullptr;
+    const uint32_t* operator()(int i) const { return base + stride * (index ? index[i] : i); }
+};
+
+}  // namespace
