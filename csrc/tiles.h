@@ -95,14 +95,14 @@ template <int V> inline void one_tile(const uint8_t* a, int m, const Weights& b,
     const uint8_t* w = b.data;
     constexpr int ahead = 16 * wide;
     for (int t = 0; t < b.tiles; ++t, w += 16 * wide, a += m * 64) {
-        if (b.stored)
-            for (int i = 0; i < 16 * wide; i += 64) __builtin_prefetch(w + ahead + i);
         _tile_loadd(4, a, 64);
         _tile_loadd(6, w, wide);
         _tile_dpbf16ps(0, 4, 6);
         if constexpr (V > 1) { _tile_loadd(7, w + 64, wide); _tile_dpbf16ps(1, 4, 7); }
         if constexpr (V > 2) { _tile_loadd(6, w + 128, wide); _tile_dpbf16ps(2, 4, 6); }
         if constexpr (V > 3) { _tile_loadd(7, w + 192, wide); _tile_dpbf16ps(3, 4, 7); }
+        if (b.stored)  // after what is needed now
+            for (int i = 0; i < 16 * wide; i += 64) __builtin_prefetch(w + ahead + i);
     }
     _tile_stored(0, sums, line);
     if constexpr (V > 1) _tile_stored(1, sums + 16, line);
