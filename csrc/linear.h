@@ -40,6 +40,10 @@ inline Pieces pieces_of(const NxWeight& w, int rows, int threads) {
     return {piece, true};
 }
 #else
+struct TileUse {  // nothing to keep or give back
+    TileUse() {}
+};
+
 inline int pass_rows(const NxWeight&) { return CHAIN_ROWS; }
 
 // Rows for weights of one shape, in runs: the rows of a run meet the same weights. They are read where they lie.

@@ -62,6 +62,7 @@ NX_API uint64_t nx_read(void* pool, const void* p, int64_t bytes) {
 
 // y [rows, n_out] f32 <- x [rows, n_in] (bf16, or f32 for an f32 weight) times the weight; one product.
 NX_API void nx_linear(void* pool, const void* x, int rows, const NxWeight* w, float* y) {
+    const TileUse use;
     const int64_t words = w->kind == F32 ? w->n_in : w->n_in / 2;
     product_all(*static_cast<Pool*>(pool), {static_cast<const uint32_t*>(x), words}, rows, *w,
                 [&](int i, int n0, int n, const float* v) { put(y + int64_t(i) * w->n_out + n0, v, n); });
@@ -80,6 +81,7 @@ NX_API void nx_attention(void* pool, const NxBatch* b, uint16_t* cache, int widt
 // x [rows, stride] f32 += feed-forward of h [rows, stride] f32 and its bf16 copy. ids, weights: the router's.
 NX_API void nx_feed_forward(void* pool, const NxFeedForward* f, const float* h, const uint16_t* h16, int rows,
                             int64_t stride, float* x, int32_t* ids, float* weights) {
+    const TileUse use;
     FeedForwardBuffers b;
     feed_forward(*static_cast<Pool*>(pool), *f, h, h16, rows, stride, x, b);
     if (ids) std::copy(b.ids.begin(), b.ids.end(), ids);
@@ -97,15 +99,19 @@ NX_API void nx_engine_free(void* engine) { delete static_cast<Engine*>(engine); 
 // Of experts whose weights were read since the last call, each counted once in each layer's pass.
 NX_API int64_t nx_engine_expert_bytes(void* engine) { return static_cast<Engine*>(engine)->take_expert_bytes(); }
 NX_API void nx_forward(void* engine, const NxBatch* batch, float* out) {
+    const TileUse use;
     static_cast<Engine*>(engine)->forward(*batch, out);
 }
 NX_API void nx_draft(void* engine, const NxBatch* batch, const float* hidden, int module, float* out) {
+    const TileUse use;
     static_cast<Engine*>(engine)->draft(*batch, hidden, module, out);
 }
 NX_API void nx_logits(void* engine, const float* hidden, int rows, int vocab, float* out) {
+    const TileUse use;
     static_cast<Engine*>(engine)->logits(hidden, rows, vocab, out);
 }
 NX_API void nx_draft_logits(void* engine, const float* hidden, int rows, int vocab, float* out) {
+    const TileUse use;
     static_cast<Engine*>(engine)->draft_logits(hidden, rows, vocab, out);
 }
 

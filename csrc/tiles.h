@@ -43,11 +43,27 @@ constexpr TileConfigs CONFIGS;
 
 // For m <= 32 rows. C 0..3, A 4 and 5, B 6 and 7. C 0 and 1 and A 4 have the first 16 rows, C 2 and 3 and A 5 the
 // rest; if there is none, C 0..3 and A 4 have all.
+//
+// Loading a configuration costs as much as a small panel, so a thread keeps it from one to the next: a worker for
+// good, the caller until it leaves the library (TileUse), as what else runs on its thread may have its own.
+inline thread_local int configured = 0;
+
 inline void configure(int m) {
     settle();
-    _tile_loadconfig(&CONFIGS.of[m]);
+    if (m != configured) _tile_loadconfig(&CONFIGS.of[m]);
+    configured = m;
     settle();
 }
+
+struct TileUse {
+    TileUse() { configured = 0; }
+    ~TileUse() {
+        if (configured) _tile_release();
+        configured = 0;
+    }
+    TileUse(const TileUse&) = delete;
+    TileUse& operator=(const TileUse&) = delete;
+};
 
 // What is read next, from memory to the second-level cache, asked for bit by bit while tiles are multiplied.
 struct Ahead {
@@ -184,7 +200,6 @@ inline void few_rows(const uint8_t* a, int m, const Tiling& tiling, const uint8_
         at = next;
         end = next_end;
     }
-    _tile_release();
 }
 
 // sums [16 + m][64] (+)= 16 + m rows times one or two vectors of outputs out of V.
@@ -242,7 +257,6 @@ void tiles_product(const uint8_t* a, int rows, const Tiling& tiling, const uint8
     alignas(64) uint8_t scratch[CHUNK * V * TILE_BYTES];
     alignas(64) float parts[scaled ? MOST_ROWS * PANEL : 16];  // of a block of k that is not complete
     const int64_t a_row = int64_t(tiling.count) * 64;
-    int configured = 0;
     for (int block = 0, done = 0; block < tiling.words; block += tiling.block) {
         const int end = block + tiling.block < tiling.words ? block + tiling.block : tiling.words;
         for (int from = block, upto; from < end; from = upto) {
@@ -257,8 +271,7 @@ void tiles_product(const uint8_t* a, int rows, const Tiling& tiling, const uint8
             settle();
             for (int i = 0; i < rows; i += together) {
                 const int m = rows - i < together ? rows - i : together;
-                if (m != configured) configure(m);
-                configured = m;
+                configure(m);
                 if constexpr (scaled) {
                     float* part = parts + (fresh && complete ? 0 : i * PANEL);
                     multiply<V>(a + i * a_row, a_row, m, done, b, part, fresh, ahead);
@@ -273,7 +286,6 @@ void tiles_product(const uint8_t* a, int rows, const Tiling& tiling, const uint8
         }
         if constexpr (scaled) scales += V * 16;
     }
-    _tile_release();
 }
 
 using TilesProduct = void (*)(const uint8_t*, int, const Tiling&, const uint8_t*, const float*, float*);
