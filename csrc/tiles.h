@@ -158,6 +158,10 @@ inline void few_rows(const uint8_t* a, int m, const Tiling& tiling, const uint8_
     for (int v = 0; v < V; ++v) widen_tile<Load, V>(w, v, width(0, end), tiles[0][v]);
     for (int i = 0; i < m * PANEL; i += 16) store(sums + i, zero());
     configure(m);
+    _tile_zero(0);
+    if constexpr (V > 1) _tile_zero(1);
+    if constexpr (V > 2) _tile_zero(2);
+    if constexpr (V > 3) _tile_zero(3);
     int side = 0;
     for (int at = 0; at < tiling.words; side ^= 1, a += m * 64) {
         const int n = width(at, end), next = at + n;
