@@ -16,7 +16,7 @@ from nextn.request import TokenLogprob
 from nextn.scheduler.plan import Plan, Row, RowResult, StepResult
 from nextn.speculative.drafter import Committed, Drafter
 from nextn.speculative.simulate import simulated_path
-from nextn.speculative.verify import accepted_path
+from nextn.speculative.verify.exact import accepted_path
 
 
 class Runner:

@@ -94,6 +94,18 @@ def choose(logits: Tensor, choices: Sequence[Choice], draw: Draw = draw) -> list
     return draw(logits, [c.drawn for c in choices])
 
 
+def probabilities(logits: Tensor, draws: Sequence[Drawn]) -> Tensor:
+    """Penalized logits [N, V] f32 -> the chance of each token to be drawn, [N, V] f32: softmax of
+    filter(logits / T), or all of it on the best token where the draw is greedy."""
+    chances = torch.zeros_like(logits).scatter_(1, logits.argmax(dim=-1, keepdim=True), 1.0)
+    random = [i for i, d in enumerate(draws) if d.temperature >= GREEDY_BELOW]
+    if random:
+        rows = torch.tensor(random, device=logits.device)
+        scaled = _scaled(logits.index_select(0, rows), [draws[i] for i in random])
+        chances.index_copy_(0, rows, scaled.softmax(dim=-1))
+    return chances
+
+
 def _apply_penalties(logits: Tensor, choices: Sequence[Choice]) -> None:
     vocab = logits.shape[1]
     for i, c in enumerate(choices):
@@ -122,14 +134,17 @@ def _perturb_random(logits: Tensor, draws: Sequence[Drawn]) -> None:
         logits.index_copy_(0, rows, _perturb(logits.index_select(0, rows), [draws[i] for i in random]))
 
 
-def _perturb(logits: Tensor, draws: Sequence[Drawn]) -> Tensor:
+def _scaled(logits: Tensor, draws: Sequence[Drawn]) -> Tensor:
+    """filter(logits / T)."""
+
     def column(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=logits.device)[:, None]
 
     logits = logits / column([d.temperature for d in draws])
-    logits = filter_logits(
-        logits, [d.top_k for d in draws], [d.top_p for d in draws], [d.min_p for d in draws]
-    )
+    return filter_logits(logits, [d.top_k for d in draws], [d.top_p for d in draws], [d.min_p for d in draws])
+
+
+def _perturb(logits: Tensor, draws: Sequence[Drawn]) -> Tensor:
     noise = gumbel_noise(
         [d.seed for d in draws],
         [d.stream for d in draws],
@@ -137,7 +152,7 @@ def _perturb(logits: Tensor, draws: Sequence[Drawn]) -> Tensor:
         logits.shape[1],
         logits.device,
     )
-    return logits + noise
+    return _scaled(logits, draws) + noise
 
 
 def filter_logits(logits: Tensor, top_k: list[int], top_p: list[float], min_p: list[float]) -> Tensor:
