@@ -11,6 +11,7 @@ noise has a 0 in the last place. So nothing here is ever drawn twice, nor togeth
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -22,26 +23,38 @@ COIN, FINAL, DRAFT = 1, 2, 3
 
 
 class Dice(NamedTuple):
-    """One request's, in the step whose root is the token at position `root`."""
+    """One request's numbers for the tokens at `depth` after the token at position `root`; for `coins`, for
+    all up to there."""
 
     seed: int
     stream: int
     root: int
+    depth: int
 
-    def coins(self, n: int) -> list[float]:
-        """[j] in (0, 1): for the drafts at depth j + 1."""
-        depth = torch.arange(1, n + 1, dtype=torch.int64)
-        zero = torch.zeros_like(depth)
-        words = philox(
-            (zero, self.root + depth, zero + self.stream, COIN | depth << 2),
-            (zero + (self.seed & MASK), zero + (self.seed >> 32)),
-        )
-        found: list[float] = uniform(words[:, 0]).tolist()
-        return found
 
-    def draw(self, purpose: int, weights: Tensor, depth: int) -> int:
-        """Draws the token at `depth` in proportion to weights [V]: Gumbel-max over their logarithms. purpose:
-        DRAFT for a draft, FINAL for the token that ends the step."""
-        position, use = self.root + depth, purpose | depth << 2
-        noise = gumbel_noise([self.seed], [self.stream], [position], weights.shape[0], weights.device, [use])
-        return int((weights.log() + noise[0]).argmax())
+def coins(dice: Sequence[Dice]) -> list[list[float]]:
+    """[i][j] in (0, 1): request i's at depth j + 1."""
+
+    def column(values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64)[:, None]
+
+    depth = torch.arange(1, max((d.depth for d in dice), default=0) + 1)[None]
+    root, stream = column([d.root for d in dice]), column([d.stream for d in dice])
+    key = column([d.seed & MASK for d in dice]), column([d.seed >> 32 for d in dice])
+    words = philox((torch.zeros_like(depth), root + depth, stream, COIN | depth << 2), key)
+    return [row[: d.depth] for row, d in zip(uniform(words[..., 0]).tolist(), dice, strict=True)]
+
+
+def draw(purpose: int, weights: Tensor, dice: Sequence[Dice]) -> list[int]:
+    """Draws a token in proportion to each row of weights [N, V]: Gumbel-max over their logarithms. purpose:
+    DRAFT for drafts, FINAL for the tokens that end a step."""
+    noise = gumbel_noise(
+        [d.seed for d in dice],
+        [d.stream for d in dice],
+        [d.root + d.depth for d in dice],
+        weights.shape[1],
+        weights.device,
+        [purpose | d.depth << 2 for d in dice],
+    )
+    drawn: list[int] = (weights.log() + noise).argmax(dim=-1).tolist()
+    return drawn

@@ -20,10 +20,7 @@ import torch
 from torch import Tensor
 
 from nextn.engine.gumbel import gumbel_noise
-from nextn.request import SamplingParams
-
-# Dividing by much less overflows f32, and noise would only decide between logits that are all but equal.
-GREEDY_BELOW = 1e-5
+from nextn.request import GREEDY_BELOW, SamplingParams
 
 
 class Drawn(NamedTuple):
@@ -94,9 +91,12 @@ def choose(logits: Tensor, choices: Sequence[Choice], draw: Draw = draw) -> list
     return draw(logits, [c.drawn for c in choices])
 
 
-def probabilities(logits: Tensor, draws: Sequence[Drawn]) -> Tensor:
-    """Penalized logits [N, V] f32 -> the chance of each token to be drawn, [N, V] f32: softmax of
-    filter(logits / T), or all of it on the best token where the draw is greedy."""
+def probabilities(logits: Tensor, choices: Sequence[Choice]) -> Tensor:
+    """As `choose`, the chance of each token to be chosen, [N, V] f32: softmax(filter(logits / T)), or all of
+    it on the best token where the choice is greedy."""
+    logits = logits[: len(choices)]
+    _apply_penalties(logits, choices)
+    draws = [c.drawn for c in choices]
     chances = torch.zeros_like(logits).scatter_(1, logits.argmax(dim=-1, keepdim=True), 1.0)
     random = [i for i, d in enumerate(draws) if d.temperature >= GREEDY_BELOW]
     if random:
