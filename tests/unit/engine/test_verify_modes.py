@@ -143,6 +143,23 @@ def test_trees_are_refused(mode):
     assert not engine.has_work()
 
 
+def test_acceptance_by_lot_knows_no_modes():
+    engine = make(speculative_simulate_accept_length=1.5)
+    with pytest.raises(ValueError, match=r"speculative.verify is 'block': this engine accepts drafts by lot"):
+        engine.add(job("block"))
+    with pytest.raises(ValueError, match=r"--speculative-verify is 'typical': with --speculative-simulate"):
+        make(speculative_simulate_accept_length=1.5, speculative_verify="typical")
+
+
+def test_defaults_change_while_it_runs():
+    engine = make(speculative_num_steps=3)
+    engine.set_speculative_defaults(MODES["lossy"])
+    changed = run(engine, [job("default")])["default 0"]
+    assert changed == run(make(speculative_num_steps=3), [job("lossy")])["lossy 0"]
+    with pytest.raises(ValueError, match=r"accept_threshold_acc is 0.5: verify 'exact' has no threshold"):
+        engine.set_speculative_defaults(SpeculativeParams(accept_threshold_acc=0.5))
+
+
 def test_thresholds_without_a_use_are_refused():
     engine = make()
     asked = SamplingParams(speculative=SpeculativeParams(accept_threshold_acc=0.5))

@@ -211,7 +211,7 @@ def test_spec_tokens_details(tokenizer: Tokenizer, chat: bool, usage: bool | Non
     else:
         assert answer["usage"]["spec_details"] == {
             "verify_steps": 3 * n, "accept_length": 2.0, "proposed": [3 * n, 2 * n],
-            "accepted": [2 * n, n], "histogram": [n, n, n],
+            "accepted": [2 * n, n], "histogram": [n, n, n], "lossy": False,
         }  # fmt: skip
 
 
