@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nextn.draft import MAX_DRAFTS, MAX_TOPK, Shape, tree_size
+from nextn.request import CHAINS_ONLY, VERIFY_MODES, SpeculativeParams
 
 EMBEDDED = "nextn-tiny"
 FAKE = "fake"  # the model of scripted logits, nextn.models.fake
@@ -173,6 +174,23 @@ class EngineConfig:
         "speculative-num-steps + 1; default of a tree: topk * num-steps + 1",
     )
 
+    speculative_verify: str = option(
+        "exact",
+        "speculation",
+        "exact: the text without drafts, byte for byte; rejection, block: its distribution (chains only); "
+        "typical: what the model finds likely enough, LOSSY where a threshold is below 1; a request may ask "
+        "for another",
+        choices=VERIFY_MODES,
+    )
+    speculative_accept_threshold_single: float = option(
+        1.0, "speculation", "of typical: a draft at least so likely always holds; LOSSY below 1"
+    )
+    speculative_accept_threshold_acc: float = option(
+        1.0,
+        "speculation",
+        "of typical: divides the chance of a draft, and of those tried before it, to hold; LOSSY below 1",
+    )
+
     def check(self) -> None:
         def need(ok: bool, name: str, rule: str) -> None:
             if not ok:
@@ -228,6 +246,24 @@ class EngineConfig:
                 f"most {most} nodes, its root counted, and needs {steps + 1} to be that deep",
             )
         need(
+            topk == 1 or self.speculative_verify not in CHAINS_ONLY,
+            "speculative_verify",
+            f"it verifies chains, not the trees of --speculative-eagle-topk {topk}; choose exact or typical",
+        )
+        need(
+            simulated is None or self.speculative_verify == "exact",
+            "speculative_verify",
+            "with --speculative-simulate-accept-length drafts are accepted by lot; leave it out",
+        )
+        for name in ("speculative_accept_threshold_single", "speculative_accept_threshold_acc"):
+            value = getattr(self, name)
+            need(0.0 <= value <= 1.0, name, "it must be between 0 and 1")
+            need(
+                value == 1.0 or self.speculative_verify == "typical",
+                name,
+                f"--speculative-verify {self.speculative_verify} has no threshold; it needs typical",
+            )
+        need(
             self.speculative_algorithm != "NONE" or not self.speculative_num_steps,
             "speculative_num_steps",
             "drafts need --speculative-algorithm NEXTN, not NONE",
@@ -239,6 +275,15 @@ class EngineConfig:
         if self.speculative_algorithm == "NONE":
             return 0
         return 2 if self.speculative_num_steps is None else self.speculative_num_steps
+
+    @property
+    def speculative(self) -> SpeculativeParams:
+        """What a request gets where it asks for nothing else; its depth is the scheduler's to say."""
+        return SpeculativeParams(
+            verify=self.speculative_verify,
+            accept_threshold_single=self.speculative_accept_threshold_single,
+            accept_threshold_acc=self.speculative_accept_threshold_acc,
+        )
 
     @property
     def draft_shape(self) -> Shape:
@@ -290,8 +335,6 @@ REFUSED: dict[str, str] = {
     "--dp": "an engine is one process",
     "--ep-size": "an engine is one process",
     "--enable-dp-attention": "an engine is one process",
-    "--speculative-accept-threshold-single": "verification is exact",
-    "--speculative-accept-threshold-acc": "verification is exact",
     "--tokenizer-path": "the tokenizer comes from --model-path",
     "--attention-backend": "--kernel-backend chooses the kernels",
     "--trust-remote-code": "nextn never runs code from a checkpoint",

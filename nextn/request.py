@@ -22,6 +22,10 @@ from nextn.draft import MAX_DRAFTS, NO_DRAFT, Draft
 
 MAX_STOP_TOKENS = 64
 VERIFY_MODES = ("exact", "rejection", "block", "typical")
+CHAINS_ONLY = ("rejection", "block")
+# Of temperatures: dividing by much less overflows f32, and noise would only decide between logits that are
+# all but equal.
+GREEDY_BELOW = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,12 @@ class SpeculativeParams:
         for name in ("accept_threshold_single", "accept_threshold_acc"):
             value = getattr(self, name)
             need(value is None or 0.0 <= value <= 1.0, name, "between 0 and 1")
+
+    @property
+    def lossy(self) -> bool:
+        """May it change the distribution of sampled texts?"""
+        thresholds = (self.accept_threshold_single, self.accept_threshold_acc)
+        return self.verify == "typical" and any(t not in (None, 1.0) for t in thresholds)
 
     def or_else(self, defaults: SpeculativeParams) -> SpeculativeParams:
         """These, and where they are None the defaults."""
@@ -104,6 +114,17 @@ class SamplingParams:
             self.prompt_logprobs is None or self.prompt_logprobs >= 0, "prompt_logprobs", "None or at least 0"
         )
 
+    @property
+    def verify_mode(self) -> str:
+        """What verifies drafts: where sampling is greedy there is one token to accept, and every mode is
+        `exact`."""
+        return "exact" if self.temperature < GREEDY_BELOW else self.speculative.verify or "exact"
+
+    @property
+    def lossy(self) -> bool:
+        """May verification change the distribution of the text?"""
+        return self.verify_mode == "typical" and self.speculative.lossy
+
     def replace(self, **changes: object) -> SamplingParams:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
@@ -127,6 +148,7 @@ class SpecStats:
     accepted: list[int] = field(default_factory=list)
     committed: int = 0  # tokens those steps committed, bonus included
     histogram: list[int] = field(default_factory=list)
+    lossy: bool = False  # did any of it follow another distribution than the target's?
 
     def add(self, proposed: int, accepted: int, committed: int) -> None:
         self.verify_steps += 1
@@ -142,6 +164,7 @@ class SpecStats:
     def merge(self, other: SpecStats) -> None:
         self.verify_steps += other.verify_steps
         self.committed += other.committed
+        self.lossy |= other.lossy
         for mine, theirs in zip(self._lists(), other._lists(), strict=True):
             _lengthen(mine, len(theirs))
             for j, value in enumerate(theirs):
@@ -159,6 +182,7 @@ class SpecStats:
             accepted=less(self.accepted, earlier.accepted),
             committed=self.committed - earlier.committed,
             histogram=less(self.histogram, earlier.histogram),
+            lossy=self.lossy,
         )
 
     def _lists(self) -> tuple[list[int], list[int], list[int]]:

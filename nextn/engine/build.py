@@ -89,6 +89,7 @@ def build(config: EngineConfig) -> Built:
         "draft_topk": shape.topk if num_drafts else 0,
         "draft_tokens": shape.size(num_drafts) + 1 if num_drafts else 0,
         **({"draft_model": config.speculative_draft_model_path} if other_drafter else {}),
+        "verify": config.speculative_verify + ", lossy" * config.speculative.lossy,
         "prefix_cache": "off" if config.disable_radix_cache else "radix",
     }
     # A tree takes slots past a request's end.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from nextn.config import EngineConfig
 from nextn.engine.build import build
-from nextn.request import Output, Request, SpeculativeParams
+from nextn.request import CHAINS_ONLY, Output, Request, SpeculativeParams
 from nextn.scheduler.stats import EngineStats
 
 
@@ -38,10 +38,12 @@ class Engine:
         Raises ValueError for a prompt that is empty, too long or outside the vocabulary, for bad
         sampling parameters, and for an id that is in use.
         """
-        speculative = request.params.speculative.or_else(self.speculative_defaults)
+        asked = request.params.speculative
+        speculative = asked.or_else(self.speculative_defaults).or_else(self.config.speculative)
         request.params = request.params.replace(speculative=speculative)
         request.params.check(self.vocab_size)
-        refuse_inexact(speculative)
+        self._check_verify(asked, speculative)
+        request.spec.lossy = request.params.lossy
         n = len(request.tokens)
         if n == 0:
             raise ValueError("the prompt is empty; it needs at least one token")
@@ -64,13 +66,34 @@ class Engine:
         """What None means in the requests that come later; where it is None here too, it means what the
         configuration says. Raises ValueError, and changes nothing, for what this engine cannot do."""
         defaults.check()
-        refuse_inexact(defaults)
+        self._check_verify(defaults, defaults.or_else(self.config.speculative))
         if defaults.num_steps and not self.num_drafts:
             raise ValueError(
                 f"speculative.num_steps is {defaults.num_steps}; this engine was started without a drafter, "
                 "so it can only be 0"
             )
         self.speculative_defaults = defaults
+
+    def _check_verify(self, asked: SpeculativeParams, resolved: SpeculativeParams) -> None:
+        """Raises ValueError for a mode that does not go with this engine's drafts, and for thresholds without
+        a use."""
+        topk = self.config.speculative_eagle_topk
+        if topk > 1 and resolved.verify in CHAINS_ONLY:
+            raise ValueError(
+                f"speculative.verify is {resolved.verify!r}: it verifies chains, and this engine drafts "
+                f"trees (--speculative-eagle-topk {topk}); choose exact or typical"
+            )
+        if self.config.speculative_simulate_accept_length is not None and resolved.verify != "exact":
+            raise ValueError(
+                f"speculative.verify is {resolved.verify!r}: this engine accepts drafts by lot "
+                "(--speculative-simulate-accept-length); leave it out"
+            )
+        for name in ("accept_threshold_single", "accept_threshold_acc"):
+            if getattr(asked, name) not in (None, 1.0) and resolved.verify != "typical":
+                raise ValueError(
+                    f"speculative.{name} is {getattr(asked, name)}: verify {resolved.verify!r} has no "
+                    "threshold; it needs 'typical'"
+                )
 
     def step(self) -> list[Output]:
         """One step for whoever is next. [] when there is nothing to do or nothing to tell."""
@@ -103,12 +126,3 @@ class Engine:
     def check_integrity(self) -> None:
         """AssertionError if any bookkeeping structure is not what it is from scratch."""
         self._scheduler.check_integrity()
-
-
-def refuse_inexact(asked: SpeculativeParams) -> None:
-    """Raises ValueError for a verification other than by equality."""
-    if asked.verify not in (None, "exact"):
-        raise ValueError(f"speculative.verify is {asked.verify!r}; verification here is exact: leave it out")
-    for name in ("accept_threshold_single", "accept_threshold_acc"):
-        if (value := getattr(asked, name)) not in (None, 1.0):
-            raise ValueError(f"speculative.{name} is {value}; verification here is exact: leave it out")

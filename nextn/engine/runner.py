@@ -8,15 +8,16 @@ import torch
 from torch import Tensor
 
 from nextn.engine.logprobs import Asked, prompt_logprobs, token_logprobs
-from nextn.engine.sampler import Choice, Draw, choose, draw, rank
+from nextn.engine.sampler import Draw, draw
+from nextn.engine.verifier import Guess, Verified, Verifier
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
 from nextn.models.base import Model, take
 from nextn.request import TokenLogprob
 from nextn.scheduler.plan import Plan, Row, RowResult, StepResult
 from nextn.speculative.drafter import Committed, Drafter
-from nextn.speculative.simulate import simulated_path
-from nextn.speculative.verify import accepted_path
+
+NOTHING = Verified([], [])
 
 
 class Runner:
@@ -31,29 +32,22 @@ class Runner:
         accept_length: float | None = None,
     ) -> None:
         """draw: what chooses among logits; a backend may bring its own. accept_length: simulated."""
-        self.model, self.pool, self.drafter, self.draw = model, pool, drafter, draw
-        self.accept_length = accept_length
+        self.model, self.pool, self.drafter = model, pool, drafter
+        self.verifier = Verifier(draw, accept_length)
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
         rows = plan.rows
         spans = [Span(r.tokens, r.start, r.pages, r.draft.paths()) for r in rows]
         hidden = self.model.forward(self.model.batch(spans, self.pool.page_size), self.pool)
-        chosen, raw = self._choose(hidden, rows)
-        accepted = [self._accept(r, c) if r.chooses else [] for r, c in zip(rows, chosen, strict=True)]
-        new = [
-            [*(r.draft.tokens[node] for node in path), c[path[-1] + 1 if path else 0]] if r.chooses else []
-            for r, c, path in zip(rows, chosen, accepted, strict=True)
-        ]
+        accepted, new, raw = self._verify(hidden, rows)
+        self.verifier.forget()
         self._compact(rows, accepted)
 
         def choose_draft(
             logits: Tensor, asked: Sequence[tuple[int, Sequence[int]]], k: int
         ) -> list[list[tuple[int, float]]]:
-            choices = [_choice(rows[i], (*new[i], *path)) for i, path in asked]
-            if k > 1:
-                return rank(logits, choices, k)
-            return [[(token, 0.0)] for token in choose(logits, choices, self.draw)]
+            return self.verifier.guess(logits, [Guess(rows[i], new[i], path) for i, path in asked], k)
 
         told = _output_logprobs(raw, rows, new, accepted)
         scored = prompt_logprobs(self.model, hidden, _asked_of_prompts(rows))
@@ -63,33 +57,29 @@ class Runner:
             for r, t, d, o in zip(rows, new, drafts, told, strict=True)
         ]
 
-    def _accept(self, row: Row, choices: Sequence[int]) -> list[int]:
-        if self.accept_length is None:
-            return accepted_path(row.draft, choices)
-        return simulated_path(row.draft, self.accept_length, row.params, len(row.history))
-
-    def _choose(self, hidden: Tensor, rows: Sequence[Row]) -> tuple[list[list[int]], Tensor | None]:
-        """The target's choices of every row: after the root and after each node of its draft. And a copy of
-        the logits of those rows that want log-probabilities, as `choose` may write over them."""
+    def _verify(
+        self, hidden: Tensor, rows: Sequence[Row]
+    ) -> tuple[list[Sequence[int]], list[list[int]], Tensor | None]:
+        """Of every row the nodes that hold and the tokens that it commits; both empty for a part of a prompt.
+        And a copy of the logits of those rows that want log-probabilities, as the others are written over."""
         index: list[int] = []
-        choices: list[Choice] = []
+        wanted: list[int] = []
         at = 0
         for r in rows:
             at += len(r.tokens)
             if r.chooses:
+                if r.params.logprobs is not None:
+                    wanted.extend(range(len(index), len(index) + len(r.draft) + 1))
                 index.extend(range(at - len(r.draft) - 1, at))
-                draft = r.draft
-                for node in range(-1, len(draft)):
-                    choices.append(_choice(r, [draft.tokens[i] for i in draft.path(node)]))
         if not index:
-            return [[] for _ in rows], None
+            return [[] for _ in rows], [[] for _ in rows], None
         logits = self.model.logits(take(self.model, hidden, index))
-        wanted = [i for i, c in enumerate(choices) if c.params.logprobs is not None]
         raw = logits[wanted] if wanted else None
-        tokens = iter(choose(logits, choices, self.draw))
-        return [[next(tokens) for _ in range(len(r.draft) + 1)] if r.chooses else [] for r in rows], raw
+        verified = iter(self.verifier.verify(logits, [r for r in rows if r.chooses]))
+        found = [next(verified) if r.chooses else NOTHING for r in rows]
+        return [v.path for v in found], [v.tokens for v in found], raw
 
-    def _compact(self, rows: Sequence[Row], accepted: Sequence[list[int]]) -> None:
+    def _compact(self, rows: Sequence[Row], accepted: Sequence[Sequence[int]]) -> None:
         """Moves the target's cache entries of accepted nodes to the slots of their positions. In a chain they
         lie there already."""
         source: list[int] = []
@@ -103,14 +93,10 @@ class Runner:
             self.pool.move(source, target, self.model.config.num_hidden_layers)
 
 
-def _choice(row: Row, path: Sequence[int]) -> Choice:
-    return Choice(row.params, row.history, path, row.num_prompt, row.end_ids)
-
-
 def _output_logprobs(
-    raw: Tensor | None, rows: Sequence[Row], new: Sequence[list[int]], accepted: Sequence[list[int]]
+    raw: Tensor | None, rows: Sequence[Row], new: Sequence[list[int]], accepted: Sequence[Sequence[int]]
 ) -> list[list[TokenLogprob] | None]:
-    """Of the tokens that each row commits. `raw`: see `Runner._choose`."""
+    """Of the tokens that each row commits. `raw`: see `Runner._verify`."""
     if raw is None:
         return [None] * len(rows)
     asked: list[Asked] = []
@@ -140,7 +126,7 @@ def _asked_of_prompts(rows: Sequence[Row]) -> list[Asked]:
 
 
 def _committed(
-    rows: Sequence[Row], new: Sequence[list[int]], accepted: Sequence[list[int]]
+    rows: Sequence[Row], new: Sequence[list[int]], accepted: Sequence[Sequence[int]]
 ) -> list[Committed]:
     out = []
     at = 0

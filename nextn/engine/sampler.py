@@ -20,10 +20,7 @@ import torch
 from torch import Tensor
 
 from nextn.engine.gumbel import gumbel_noise
-from nextn.request import SamplingParams
-
-# Dividing by much less overflows f32, and noise would only decide between logits that are all but equal.
-GREEDY_BELOW = 1e-5
+from nextn.request import GREEDY_BELOW, SamplingParams
 
 
 class Drawn(NamedTuple):
@@ -94,6 +91,21 @@ def choose(logits: Tensor, choices: Sequence[Choice], draw: Draw = draw) -> list
     return draw(logits, [c.drawn for c in choices])
 
 
+def probabilities(logits: Tensor, choices: Sequence[Choice]) -> Tensor:
+    """As `choose`, the chance of each token to be chosen, [N, V] f32: softmax(filter(logits / T)), or all of
+    it on the best token where the choice is greedy."""
+    logits = logits[: len(choices)]
+    _apply_penalties(logits, choices)
+    draws = [c.drawn for c in choices]
+    chances = torch.zeros_like(logits).scatter_(1, logits.argmax(dim=-1, keepdim=True), 1.0)
+    random = [i for i, d in enumerate(draws) if d.temperature >= GREEDY_BELOW]
+    if random:
+        rows = torch.tensor(random, device=logits.device)
+        scaled = _scaled(logits.index_select(0, rows), [draws[i] for i in random])
+        chances.index_copy_(0, rows, scaled.softmax(dim=-1))
+    return chances
+
+
 def _apply_penalties(logits: Tensor, choices: Sequence[Choice]) -> None:
     vocab = logits.shape[1]
     for i, c in enumerate(choices):
@@ -122,14 +134,17 @@ def _perturb_random(logits: Tensor, draws: Sequence[Drawn]) -> None:
         logits.index_copy_(0, rows, _perturb(logits.index_select(0, rows), [draws[i] for i in random]))
 
 
-def _perturb(logits: Tensor, draws: Sequence[Drawn]) -> Tensor:
+def _scaled(logits: Tensor, draws: Sequence[Drawn]) -> Tensor:
+    """filter(logits / T)."""
+
     def column(values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=logits.device)[:, None]
 
     logits = logits / column([d.temperature for d in draws])
-    logits = filter_logits(
-        logits, [d.top_k for d in draws], [d.top_p for d in draws], [d.min_p for d in draws]
-    )
+    return filter_logits(logits, [d.top_k for d in draws], [d.top_p for d in draws], [d.min_p for d in draws])
+
+
+def _perturb(logits: Tensor, draws: Sequence[Drawn]) -> Tensor:
     noise = gumbel_noise(
         [d.seed for d in draws],
         [d.stream for d in draws],
@@ -137,7 +152,7 @@ def _perturb(logits: Tensor, draws: Sequence[Drawn]) -> Tensor:
         logits.shape[1],
         logits.device,
     )
-    return logits + noise
+    return _scaled(logits, draws) + noise
 
 
 def filter_logits(logits: Tensor, top_k: list[int], top_p: list[float], min_p: list[float]) -> Tensor:

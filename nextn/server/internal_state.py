@@ -11,7 +11,6 @@ import logging
 
 from pydantic import ConfigDict
 
-from nextn.request import SpeculativeParams
 from nextn.server.body import Body, parse
 from nextn.server.errors import bad_request
 from nextn.server.service import Service
@@ -19,7 +18,6 @@ from nextn.server.service import Service
 log = logging.getLogger("nextn.server")
 
 PREFIX = "speculative_"
-UNSET = SpeculativeParams(verify="exact", accept_threshold_single=1.0, accept_threshold_acc=1.0)
 
 
 class ServerArgs(Body):
@@ -58,6 +56,6 @@ def in_force(service: Service) -> dict[str, object]:
     """The engine's defaults, by their names in `ServerArgs`."""
     ready = service.engine.ready
     num_drafts = service.config.num_drafts if ready is None else ready.num_drafts
-    started = dataclasses.replace(UNSET, num_steps=num_drafts)
+    started = dataclasses.replace(service.config.speculative, num_steps=num_drafts)
     defaults = service.engine.speculative_defaults.or_else(started)
     return {f"{PREFIX}{name}": value for name, value in dataclasses.asdict(defaults).items()}

@@ -27,6 +27,7 @@ class SpecDetails(msgspec.Struct):
     proposed: list[int]
     accepted: list[int]
     histogram: list[int]
+    lossy: bool
 
 
 class Usage(msgspec.Struct):
@@ -41,7 +42,9 @@ def usage(prompt: int, completion: int, cached: int, spec: SpecStats | None) -> 
     details: SpecDetails | UnsetType = UNSET
     if spec is not None:
         length = round(spec.accept_length, 4)
-        details = SpecDetails(spec.verify_steps, length, spec.proposed, spec.accepted, spec.histogram)
+        details = SpecDetails(
+            spec.verify_steps, length, spec.proposed, spec.accepted, spec.histogram, spec.lossy
+        )
     return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached), details)
 
 
@@ -54,6 +57,7 @@ class SpecTokensDetails(msgspec.Struct):
     spec_num_proposed_drafts: int
     spec_verify_ct: int
     spec_correct_drafts_histogram: list[int]
+    spec_lossy: bool  # nextn's own
 
 
 def spec_tokens_details(spec: SpecStats) -> SpecTokensDetails:
@@ -64,6 +68,7 @@ def spec_tokens_details(spec: SpecStats) -> SpecTokensDetails:
         sum(spec.proposed),
         spec.verify_steps,
         spec.histogram,
+        spec.lossy,
     )
 
 

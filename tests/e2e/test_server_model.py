@@ -103,6 +103,19 @@ def test_figures_of_a_real_engine(drafting: ServerProcess) -> None:
     assert "MTP 3 drafts" in drafting.stdout[-1]
 
 
+def test_lossy_verification_is_told(checkpoint: str) -> None:
+    """At start-up, in /server_info, and in the usage of every answer that was not greedy."""
+    options = ("--speculative-verify", "typical", "--speculative-accept-threshold-acc", "0.5")
+    body = {"prompt": "x", "max_tokens": 20, "seed": 1}
+    with serve(checkpoint, "--load-format", "dummy", *options) as server:
+        assert any(line.split() == ["verify", "typical,", "lossy"] for line in server.stdout)
+        info = httpx.get(server.url + "/server_info").json()
+        assert info["engine"]["verify"] == "typical, lossy"
+        assert info["speculative_accept_threshold_acc"] == 0.5
+        assert complete(server, **body)["usage"]["spec_details"]["lossy"]
+        assert "spec_details" not in complete(server, **body, temperature=0)["usage"]
+
+
 def test_a_client_that_leaves_frees_its_pages(drafting: ServerProcess) -> None:
     body = {"prompt": "x", "max_tokens": 200, "ignore_eos": True, "n": 8, "stream": True}
     with httpx.stream("POST", drafting.url + "/v1/completions", json=body, timeout=30) as stream:

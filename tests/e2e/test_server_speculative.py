@@ -100,10 +100,14 @@ def test_requests_of_all_depths_at_once(fake: ServerProcess) -> None:
 
 
 def test_a_real_engine_refuses_what_it_cannot_do(fake: ServerProcess) -> None:
-    body = {"prompt": "x", "speculative": {"verify": "typical"}}
+    body = {"prompt": "x", "speculative": {"verify": "block", "accept_threshold_acc": 0.5}}
     response = httpx.post(fake.url + "/v1/completions", json=body)
     assert response.status_code == 400
-    assert response.json()["error"]["message"].startswith("speculative.verify is 'typical'; ")
+    message = "speculative.accept_threshold_acc is 0.5: verify 'block' has no threshold"
+    assert response.json()["error"]["message"].startswith(message)
+    for mode in ("rejection", "block", "typical"):
+        text, _ = complete(fake, seed=3, temperature=4.0, speculative={"verify": mode})
+        assert text == complete(fake, seed=3, temperature=4.0, speculative={"verify": mode})[0]
     response = set_state(fake, speculative_accept_threshold_single=0.5)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "server_args.speculative_accept_threshold_single"

@@ -1,4 +1,5 @@
-"""Seeded sampling has the target's distribution, with drafts and without: chi-square over many seeds."""
+"""Seeded sampling has the target's distribution, with drafts and without, in every lossless verify mode:
+chi-square over many seeds."""
 
 from __future__ import annotations
 
@@ -7,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from parity.engine_steps import make_engine, run
+from parity.engine_steps import make_engine
 from parity.oracle import load_oracle, random_checkpoint
-from scipy import stats
 from support.checkpoints import write_checkpoint
+from support.small_distributions import p_value
 from torch import Tensor
 
-from nextn.request import SamplingParams
+from nextn.request import Request, SamplingParams, SpeculativeParams
 
 VOCAB = 16
 PROMPT = [3, 14, 15, 9, 2]
@@ -42,41 +43,32 @@ def joint(logits: Tensor, temperature: float) -> Tensor:
     return first[:, None, None] * second[:, :, None] * third
 
 
-def p_value(counts: Tensor, probs: Tensor) -> float:
-    """Chi-square of counts against probs, both flat; cells are joined until 8 are expected in each."""
-    total = int(counts.sum())
-    seen, expected = [0], [0.0]
-    for i in probs.argsort().tolist():
-        seen[-1] += int(counts[i])
-        expected[-1] += float(probs[i]) * total
-        if expected[-1] >= 8:
-            seen.append(0)
-            expected.append(0.0)
-    seen[-2:], expected[-2:] = [sum(seen[-2:])], [sum(expected[-2:])]
-    assert len(seen) > 3
-    return float(stats.chisquare(seen, expected).pvalue)
-
-
-def sample(folder: Path, num_drafts: int, temperature: float, params: list[SamplingParams]) -> Tensor:
+def sample(
+    folder: Path, num_drafts: int, temperature: float, params: list[SamplingParams], **options: object
+) -> Tensor:
     """How often each three tokens were drawn: [VOCAB, VOCAB, VOCAB]."""
     engine = make_engine(
-        folder, num_drafts, chunked_prefill_size=512, max_running_requests=96, kv_cache_tokens=4096,
-        check_integrity=False,
+        folder, num_drafts, chunked_prefill_size=512, max_running_requests=96, kv_cache_tokens=8192,
+        check_integrity=False, **options,
     )  # fmt: skip
     counts: Counter[int] = Counter()
     accepted = 0
-    work = {str(i): (PROMPT, p.replace(temperature=temperature)) for i, p in enumerate(params)}
-    for trace in run(engine, work).values():
-        a, b, c = trace.tokens[len(PROMPT) :][:DEPTH]
+    texts: dict[str, list[int]] = {str(i): [] for i in range(len(params))}
+    for rid, p in zip(texts, params, strict=True):
+        engine.add(Request(rid, list(PROMPT), p.replace(temperature=temperature)))
+    while engine.has_work():
+        for out in engine.step():
+            texts[out.rid] += out.tokens
+            accepted += sum(depth > 0 for depth in out.drafted)
+    for a, b, c, *_ in texts.values():
         counts[(a * VOCAB + b) * VOCAB + c] += 1
-        accepted += sum(s.accepted for s in trace.steps)
     assert (accepted > len(params) // 10) == (num_drafts > 0)  # drafts had a part in it
     return torch.tensor([counts[i] for i in range(VOCAB**DEPTH)]).view(VOCAB, VOCAB, VOCAB)
 
 
-def requests(seeds: range | None) -> list[SamplingParams]:
+def requests(seeds: range | None, beyond: int = 1) -> list[SamplingParams]:
     """One request a seed, or all of one seed and a stream each."""
-    base = SamplingParams(max_tokens=DEPTH + 1, ignore_eos=True)
+    base = SamplingParams(max_tokens=DEPTH + beyond, ignore_eos=True)
     if seeds is None:
         return [base.replace(seed=77, stream=i) for i in range(SAMPLES)]
     return [base.replace(seed=i) for i in seeds]
@@ -96,8 +88,35 @@ def test_sampled_tokens_follow_the_softmax(
     checkpoint: tuple[Path, Tensor], num_drafts: int, temperature: float, seeds: range | None
 ) -> None:
     folder, logits = checkpoint
-    probs = joint(logits, temperature)
     counts = sample(folder, num_drafts, temperature, requests(seeds))
+    check(counts, logits, temperature)
+
+
+MODES = {
+    "rejection": (SpeculativeParams(verify="rejection"), {}),
+    "block": (SpeculativeParams(verify="block"), {}),
+    "typical": (SpeculativeParams(verify="typical"), {}),
+    "typical, trees": (SpeculativeParams(verify="typical"), {"speculative_eagle_topk": 2}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mode", "temperature"), [*((mode, 1.0) for mode in MODES), ("rejection", 0.6), ("block", 0.6)]
+)
+def test_modes_that_weigh_probabilities(
+    checkpoint: tuple[Path, Tensor], mode: str, temperature: float
+) -> None:
+    """Three drafts a step: the third token often comes from the step after the one that turned its draft
+    down, so numbers that are used twice would show."""
+    folder, logits = checkpoint
+    asked, options = MODES[mode]
+    params = [p.replace(speculative=asked) for p in requests(range(7 * SAMPLES, 8 * SAMPLES), 3)]
+    check(sample(folder, 3, temperature, params, **options), logits, temperature)
+
+
+def check(counts: Tensor, logits: Tensor, temperature: float) -> None:
+    probs = joint(logits, temperature)
     assert p_value(counts.flatten(), probs.flatten()) > LEAST  # all three together
     assert p_value(counts.sum((1, 2)), probs.sum((1, 2))) > LEAST  # and one by one
     assert p_value(counts.sum((0, 2)), probs.sum((0, 2))) > LEAST

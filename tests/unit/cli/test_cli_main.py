@@ -24,6 +24,7 @@ SERVE_FLAGS = """
 --draft-model --speculative-num-steps --num-speculative-tokens
 --speculative-eagle-topk --speculative-draft-model-quantization
 --speculative-token-map --speculative-simulate-accept-length --speculative-num-draft-tokens
+--speculative-verify --speculative-accept-threshold-single --speculative-accept-threshold-acc
 --host --port --served-model-name
 --max-queued-requests --enable-metrics --decode-log-interval --log-level --shutdown-timeout
 """

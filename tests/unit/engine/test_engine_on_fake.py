@@ -177,12 +177,10 @@ def test_speculative_defaults():
     assert (again, len(spec.proposed)) == (text, 2)
 
 
-@pytest.mark.parametrize(
-    "fields", [{"verify": "typical"}, {"accept_threshold_single": 0.5}, {"accept_threshold_acc": 0.9}]
-)
-def test_only_exact_verification(fields):
+@pytest.mark.parametrize("fields", [{"accept_threshold_single": 0.5}, {"accept_threshold_acc": 0.9}])
+def test_thresholds_need_a_mode_that_has_them(fields):
     engine = make()
-    message = f"^speculative.{next(iter(fields))} is .*; verification here is exact: leave it out"
+    message = f"^speculative.{next(iter(fields))} is .*: verify 'exact' has no threshold"
     with pytest.raises(ValueError, match=message):
         alone(engine, **fields)
     with pytest.raises(ValueError, match=message):

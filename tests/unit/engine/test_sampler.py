@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from nextn.engine.sampler import Choice, choose, filter_logits
+from nextn.engine.sampler import Choice, choose, filter_logits, probabilities
 from nextn.request import SamplingParams
 
 V = 32
@@ -138,3 +138,33 @@ def test_distribution_over_seeds(params):
     else:
         expected = (torch.tensor(expected) * (sum(observed) / sum(expected))).tolist()
     assert chisquare(observed, expected).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.6, "top_k": 6}, {"top_p": 0.8}, {"temperature": 0}])
+def test_probabilities_are_those_of_the_draw(params):
+    n = 300
+    x = logits(5)
+    cs = [choice(seed=s, **params) for s in range(n)]
+    p = probabilities(x.expand(n, -1).clone(), cs)
+    assert (p == p[0]).all()
+    torch.testing.assert_close(p.sum(-1), torch.ones(n))
+    chosen = torch.tensor(choose(x.expand(n, -1).clone(), cs)).bincount(minlength=V)
+    assert (p[0][chosen > 0] > 0).all()
+    # Most likely first, give or take what chance does to 300 draws.
+    assert chosen[p[0] > 0.2].sum() >= (p[0][p[0] > 0.2].sum() - 0.1) * n
+    if params.get("temperature") == 0:
+        assert p[0, x[0].argmax()] == 1
+
+
+def test_probabilities_do_not_depend_on_their_neighbours():
+    x = logits(rows=5)
+    cs = [
+        choice(temperature=0),
+        choice(top_k=3),
+        choice(temperature=0.3, top_p=0.9),
+        choice(temperature=1e-30),
+    ]
+    together = probabilities(x.clone(), cs)
+    for i, c in enumerate(cs):
+        assert torch.equal(together[i : i + 1], probabilities(x[i : i + 1].clone(), [c]))
+    assert torch.equal(together[3], torch.eye(V)[x[3].argmax()])

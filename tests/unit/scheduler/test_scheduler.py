@@ -19,7 +19,7 @@ from nextn.request import Request, SamplingParams
 from nextn.scheduler.plan import Plan, RowResult
 from nextn.scheduler.scheduler import Scheduler
 from nextn.speculative.tree import Growing
-from nextn.speculative.verify import accepted_path
+from nextn.speculative.verify.exact import accepted_path
 
 VOCAB, EOS = 23, 0
 CHAINS = Shape()

@@ -181,6 +181,7 @@ def spec_of(*steps: tuple[int, int]) -> SpecStats:
 SPEC = {
     "spec_accept_rate": 0.6, "spec_accept_length": 2.0, "spec_num_correct_drafts": 3,
     "spec_num_proposed_drafts": 5, "spec_verify_ct": 3, "spec_correct_drafts_histogram": [1, 1, 1],
+    "spec_lossy": False,
 }  # fmt: skip
 
 
@@ -210,7 +211,7 @@ def test_spec_tokens_details(tokenizer: Tokenizer, chat: bool, usage: bool | Non
     else:
         assert answer["usage"]["spec_details"] == {
             "verify_steps": 3 * n, "accept_length": 2.0, "proposed": [3 * n, 2 * n],
-            "accepted": [2 * n, n], "histogram": [n, n, n],
+            "accepted": [2 * n, n], "histogram": [n, n, n], "lossy": False,
         }  # fmt: skip
 
 

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nextn.draft import Draft
-from nextn.speculative.verify import accepted_path
+from nextn.speculative.verify.exact import accepted_path
 
 
 def choices_for(data, nodes):

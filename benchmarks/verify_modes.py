@@ -1,0 +1,91 @@
+"""How many drafts hold in each verify mode, by temperature, on held-out Python sources.
+
+    python benchmarks/verify_modes.py [--depths 1,2,3] [--temperatures 1.0,0.7] [--output benchmarks/results]
+
+One engine a depth, the same prompts and seeds in every mode. `typical` drafts the likeliest token; at
+thresholds of 1 it is lossless, below lossy. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import json
+import sys
+from pathlib import Path
+
+from nextn.bench.machine import this_machine
+from nextn.bench.prompts import heldout_prompts
+from nextn.config import EMBEDDED
+from nextn.llm import LLM
+from nextn.request import SamplingParams, SpecStats, SpeculativeParams
+
+MODES = {
+    "exact": SpeculativeParams(verify="exact"),
+    "rejection": SpeculativeParams(verify="rejection"),
+    "block": SpeculativeParams(verify="block"),
+    "typical": SpeculativeParams(verify="typical"),
+    "typical, 0.5 and 0.5, lossy": SpeculativeParams(
+        verify="typical", accept_threshold_single=0.5, accept_threshold_acc=0.5
+    ),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model-path", default=EMBEDDED)
+    parser.add_argument("--depths", default="1,2,3")
+    parser.add_argument("--temperatures", default="1.0,0.7")
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--output", type=Path, help="folder for the result")
+    args = parser.parse_args()
+    prompts = heldout_prompts(args.prompts)
+    rows = []
+    print("| T | drafts | verify | accept length | drafts accepted, by depth |")
+    print("|---|---|---|---|---|")
+    for depth in map(int, args.depths.split(",")):
+        llm = LLM(args.model_path, speculative_num_steps=depth)
+        for temperature in map(float, args.temperatures.split(",")):
+            for name, mode in MODES.items():
+                spec = measure(llm, prompts, temperature, args.max_tokens, mode)
+                rates = [round(rate, 3) for rate in spec.accept_rates]
+                rows.append(
+                    {"temperature": temperature, "drafts": depth, "verify": name, "lossy": spec.lossy,
+                     "accept_length": round(spec.accept_length, 3), "accept_rates": rates,
+                     "verify_steps": spec.verify_steps}
+                )  # fmt: skip
+                shown = " ".join(f"{rate:.0%}" for rate in rates)
+                length = f"{spec.accept_length:.2f}"
+                print(f"| {temperature:g} | {depth} | {name} | {length} | {shown} |", flush=True)
+    machine = this_machine()
+    record = json.dumps(
+        {"model": args.model_path, "prompts": args.prompts, "max_tokens": args.max_tokens,
+         "machine": dataclasses.asdict(machine), "date": str(datetime.date.today()), "rows": rows}
+    )  # fmt: skip
+    if args.output:
+        path = args.output / f"verify-modes_{machine.slug}_{datetime.date.today()}.json"
+        path.write_text(record + "\n")
+    print(record)
+    return 0
+
+
+def measure(
+    llm: LLM, prompts: list[str], temperature: float, max_tokens: int, mode: SpeculativeParams
+) -> SpecStats:
+    """What speculation did, all prompts at once."""
+    params = [
+        SamplingParams(
+            max_tokens=max_tokens, temperature=temperature, seed=i, ignore_eos=True, speculative=mode
+        )
+        for i in range(len(prompts))
+    ]
+    spec = SpecStats()
+    for completion in llm.generate(prompts, params):
+        spec.merge(completion.spec)
+    return spec
+
+
+if __name__ == "__main__":
+    sys.exit(main())
