@@ -47,7 +47,7 @@ class NativeClock(CallClock):
     def __init__(self, runner: Runner) -> None:
         assert isinstance(runner.model, NativeDeepseekV3)
         self.model = runner.model
-        super().__init__([*((runner.model, name) for name in NATIVE), (runner, "draw")])
+        super().__init__([*((runner.model, name) for name in NATIVE), (runner.verifier, "draw")])
 
     def reset(self) -> None:
         super().reset()
