@@ -70,7 +70,7 @@ def test_native(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     decode, verify = steps["decode"], steps["verify 2 drafts"]
     assert {op: one["calls"] for op, one in decode["ops"].items()} == {"forward": 1, "logits": 1, "draw": 1}
     assert {op: one["calls"] for op, one in verify["ops"].items()} == {
-        "forward": 1, "logits": 3, "draft": 2, "draw": 3
+        "forward": 1, "logits": 1, "draft_logits": 2, "draft": 2, "draw": 3
     }  # fmt: skip
     assert decode["experts"] == 11 * 2  # layers, experts of a token
     assert 11 * 2 + 2 * 2 < verify["experts"] <= 13 * 8
