@@ -1,9 +1,9 @@
 """The n-gram drafter: what followed the last time that a request's text ended like this. Pure.
 
 Prompt lookup: code, quotations and summaries say again what the prompt or the output said before. The
-longest suffix of `longest` down to `shortest` tokens that occurred earlier decides; of its earlier occurrences
-the latest, and the tokens after it are the guess. A guess may run on into itself (a text that repeats with
-period p is continued with period p), as far as it is asked to.
+longest suffix of `longest` down to `shortest` tokens that occurred earlier decides; of its earlier
+occurrences the latest, and the tokens after it are the guess. A guess may run on into itself (a text that
+repeats with period p goes on with period p), as far as it is asked to.
 """
 
 from __future__ import annotations
