@@ -25,6 +25,7 @@ MOST_DEPTH = 8
 PRIOR = (0.75, 0.7, 0.65, 0.62, 0.6, 0.58, 0.56, 0.55)
 
 _MOST_ABILITY, _LEVELS_PER_UNIT = 3.0, 4
+LEVELS = int(2 * _MOST_ABILITY * _LEVELS_PER_UNIT) + 1
 _ABILITY_VARIANCE, _ABILITY_DRIFT = 0.3, 0.001
 _ABILITY_KEPT = 0.999  # of the ability, a step: it is drawn towards 0
 _DEPTH_VARIANCE, _DEPTH_DRIFT, _MOST_DEPTH_VARIANCE = 1.0, 0.0005, 0.6
@@ -92,7 +93,7 @@ class AcceptanceModel:
         self._forget()
 
     def _forget(self) -> None:
-        self._curves = [None] * (int(2 * _MOST_ABILITY * _LEVELS_PER_UNIT) + 1)
+        self._curves = [None] * LEVELS
         self._moved = 0.0
 
     def curve(self, level: int) -> Curve:

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nextn.speculative.acceptance import (
+    LEVELS,
     MOST_DEPTH,
     PRIOR,
     AcceptanceModel,
@@ -41,7 +42,7 @@ _CHEAP = 0.05  # drafts are not cut where a row costs less than so much of a tok
 _COMMITTED_GAIN = 0.1  # of the moving average of committed tokens
 # Thinking is rationed: seconds for learning from a step and planning anew, fixed and for each request, as
 # measured in CPython, and the share of the time that may go there. Steps in between keep to the plan.
-_THINK_SHARE, _THINK, _THINK_EACH = 0.01, 150e-6, 5e-6
+_THINK_SHARE, _THINK, _THINK_EACH = 0.01, 150e-6, 20e-6
 
 
 class DraftState(RequestAcceptance):
@@ -64,7 +65,7 @@ class DepthController:
         self.acceptance = AcceptanceModel(prior, most)
         self._committed = 2.0  # tokens that a drafting request commits in a step
         self._plan: Allocation | None = None
-        self._depth_of: dict[int, int] = {}  # by level, as planned
+        self._depth_of: list[int] = []  # by level, as planned
         self._more = (0, 0)  # a level, and how many of its requests get one more
         self._planned_for = 0  # requests
         self._due = True  # there is news that the plan does not know
@@ -83,8 +84,6 @@ class DepthController:
             return []
         n = len(requests)
         if self._due or abs(n - self._planned_for) * 8 > n:
-            return self._think(requests)
-        if not all(r.level in self._depth_of for r in requests if r.fixed is None):
             return self._think(requests)
         return self._planned(requests)
 
@@ -116,9 +115,13 @@ class DepthController:
             base.owed = self.costs.extend(total) / steps
         groups = [Group(m, self.acceptance.curve(level).survival) for level, m in levels.items()]
         plan = self._plan = best_depths(groups, base, self.costs)
-        self._depth_of = dict(zip(levels, plan.depths, strict=True))
-        if self.acceptance.judged < _TRIED_FIRST:
-            self._depth_of = {level: max(d, min(2, self.most)) for level, d in self._depth_of.items()}
+        least = min(2, self.most) if self.acceptance.judged < _TRIED_FIRST else 0
+        depth_of = {level: max(d, least) for level, d in zip(levels, plan.depths, strict=True)}
+        # A request may come to a level that nobody was at: it gets what the nearest one gets.
+        self._depth_of = [
+            min((abs(known - level), known, d) for known, d in depth_of.items())[2] if depth_of else 0
+            for level in range(LEVELS)
+        ]
         self._more = (list(levels)[plan.of], plan.more) if plan.more else (0, 0)
         depths = self._planned(requests)
         if levels:
