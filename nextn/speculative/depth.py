@@ -248,10 +248,12 @@ class DepthController:
         self._plain = min(_PURSE * whole, self._plain + _PLAIN_SHARE * whole)
         self._thought += _THINK_SHARE * whole
         trying = self.acceptance.judged < _TRIED_FIRST
-        if self._thought < 0.0 and not self._probed and not trying:
+        allowed = trying or self._thought >= 0.0
+        if not allowed and not self._probed:
             return
         self._thought = 0.0 if trying else min(0.0, self._thought) - _THINK - _THINK_EACH * len(requests)
-        self._due, self._probed = True, False
+        # News of a probe waits for the next plan: a plan may make a probe, and they would never end.
+        self._due, self._probed = self._due or allowed, False
         self.costs.observe(work, times)
         if drafting := len(verified) - verified.count(0):
             self._committed += _COMMITTED_GAIN * (1.0 + sum(accepted) / drafting - self._committed)
