@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nextn.draft import MAX_DRAFTS, MAX_TOPK, Shape, tree_size
+from nextn.draft import MAX_DRAFTS, MAX_TOPK, MOST_DEPTH, Shape, tree_size
 from nextn.request import CHAINS_ONLY, VERIFY_MODES, SpeculativeParams
 
 EMBEDDED = "nextn-tiny"
@@ -33,8 +33,16 @@ def usable_cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-def option(default: Any, group: str, help: str, *aliases: str, choices: tuple[str, ...] = ()) -> Any:
-    meta = {"group": group, "help": help, "aliases": aliases, "choices": choices}
+def option(
+    default: Any,
+    group: str,
+    help: str,
+    *aliases: str,
+    choices: tuple[str, ...] = (),
+    word: str | None = None,
+) -> Any:
+    """word: how None is written."""
+    meta = {"group": group, "help": help, "aliases": aliases, "choices": choices, "word": word}
     return dataclasses.field(default=default, metadata=meta)
 
 
@@ -141,9 +149,12 @@ class EngineConfig:
     speculative_num_steps: int | None = option(
         None,
         "speculation",
-        "drafts per step, 0 is off; default 2",
+        "drafts per step, 0 is off; auto: for each request and step as many as pay, up to 8, by what steps "
+        "cost and how often drafts have held; of a tree, or with --speculative-num-draft-tokens or a "
+        "simulated accept length, auto is 2",
         "--num_speculative_tokens",
         "--num-speculative-tokens",
+        word="auto",
     )
     speculative_eagle_topk: int = option(
         1, "speculation", "branches that a draft keeps at each depth; 1: a chain, more: a tree"
@@ -271,10 +282,19 @@ class EngineConfig:
 
     @property
     def num_drafts(self) -> int:
-        """Drafts per step that the options ask for; the model may have no MTP layer."""
+        """Drafts per step that the options ask for, at most; the model may have no MTP layer."""
         if self.speculative_algorithm == "NONE":
             return 0
-        return 2 if self.speculative_num_steps is None else self.speculative_num_steps
+        if self.speculative_num_steps is not None:
+            return self.speculative_num_steps
+        return MOST_DEPTH if self.auto_depth else 2
+
+    @property
+    def auto_depth(self) -> bool:
+        """Is it chosen step by step? Costs and acceptance are those of chains that the target judges."""
+        chains = self.speculative_eagle_topk == 1 and self.speculative_num_draft_tokens is None
+        judged = chains and self.speculative_simulate_accept_length is None
+        return judged and self.speculative_num_steps is None and self.speculative_algorithm != "NONE"
 
     @property
     def speculative(self) -> SpeculativeParams:

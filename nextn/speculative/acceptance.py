@@ -20,7 +20,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-MOST_DEPTH = 8
+from nextn.draft import MOST_DEPTH
+
 # Acceptance at depth 1, 2, ... assumed before anything is known.
 PRIOR = (0.75, 0.7, 0.65, 0.62, 0.6, 0.58, 0.56, 0.55)
 

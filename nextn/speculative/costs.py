@@ -143,6 +143,10 @@ class StepTimes:
     draft: float
     whole: float
 
+    def within(self, whole: float) -> StepTimes:
+        """The same parts of a whole that has more in it: what happens between two steps."""
+        return StepTimes(self.target, self.extend, self.draft, whole)
+
 
 class StepCosts:
     def __init__(

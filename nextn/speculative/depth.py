@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nextn.draft import MOST_DEPTH
 from nextn.speculative.acceptance import (
     LEVELS,
-    MOST_DEPTH,
     PRIOR,
     AcceptanceModel,
     RequestAcceptance,

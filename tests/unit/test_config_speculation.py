@@ -31,6 +31,23 @@ def test_shapes(asked: tuple[int, ...], shape: Shape) -> None:
 
 
 @pytest.mark.parametrize(
+    ("asks", "auto", "drafts"),
+    [
+        (config(None), True, 8),
+        (config(3), False, 3),
+        (config(0), False, 0),
+        (config(None, 2), False, 2),
+        (config(None, 1, 3), False, 2),
+        (EngineConfig(speculative_simulate_accept_length=2.5), False, 2),
+        (EngineConfig(speculative_algorithm="NONE"), False, 0),
+    ],
+)
+def test_depth_is_chosen_step_by_step(asks: EngineConfig, auto: bool, drafts: int) -> None:
+    asks.check()
+    assert (asks.auto_depth, asks.num_drafts) == (auto, drafts)
+
+
+@pytest.mark.parametrize(
     ("asked", "complaint"),
     [
         ((3, 1, 5), r"--speculative-num-draft-tokens is 5: a chain verifies .* = 4 tokens"),
