@@ -135,8 +135,9 @@ class EngineConfig:
     speculative_algorithm: str | None = option(
         None,
         "speculation",
-        "NEXTN, EAGLE (the same): draft with an MTP layer; default: NEXTN if there is one",
-        choices=("NEXTN", "EAGLE", "NONE"),
+        "NEXTN, EAGLE (the same): draft with an MTP layer; NGRAM: with what followed earlier in the "
+        "request's own text, which needs no layer; default: NEXTN if there is one",
+        choices=("NEXTN", "EAGLE", "NGRAM", "NONE"),
     )
     speculative_draft_model_path: str | None = option(
         None,
@@ -256,6 +257,18 @@ class EngineConfig:
                 f"a tree of --speculative-eagle-topk {topk} and --speculative-num-steps {steps} has at "
                 f"most {most} nodes, its root counted, and needs {steps + 1} to be that deep",
             )
+        if self.speculative_algorithm == "NGRAM":
+            need(
+                topk == 1,
+                "speculative_eagle_topk",
+                "--speculative-algorithm NGRAM drafts chains; leave it out",
+            )
+            for name in ("draft_model_path", "draft_model_quantization", "token_map"):
+                need(
+                    getattr(self, f"speculative_{name}") is None,
+                    f"speculative_{name}",
+                    "--speculative-algorithm NGRAM drafts without a model; leave one of them out",
+                )
         need(
             topk == 1 or self.speculative_verify not in CHAINS_ONLY,
             "speculative_verify",
@@ -277,8 +290,13 @@ class EngineConfig:
         need(
             self.speculative_algorithm != "NONE" or not self.speculative_num_steps,
             "speculative_num_steps",
-            "drafts need --speculative-algorithm NEXTN, not NONE",
+            "drafts need --speculative-algorithm NEXTN or NGRAM, not NONE",
         )
+
+    @property
+    def mtp(self) -> bool:
+        """Is an MTP layer to draft?"""
+        return self.num_drafts > 0 and self.speculative_algorithm != "NGRAM"
 
     @property
     def num_drafts(self) -> int:

@@ -25,6 +25,7 @@ from nextn.scheduler.auto_depth import AutoDepth
 from nextn.scheduler.scheduler import Scheduler
 from nextn.speculative.depth import DepthController
 from nextn.speculative.drafter import Drafter, MTPDrafter, NoDrafter
+from nextn.speculative.ngram_drafter import NGramDrafter
 
 CPU_KV_TOKENS = 32768
 
@@ -51,8 +52,9 @@ def build(config: EngineConfig) -> Built:
     model, kernels = make_model(config, device, config.threads or usable_cores())
     seconds = time.perf_counter() - begin
     cfg = model.config
-    num_drafts = config.num_drafts if model.nextn_layers else 0
-    layers = cfg.num_hidden_layers + (model.nextn_layers if num_drafts else 0)
+    ngram = config.speculative_algorithm == "NGRAM"
+    num_drafts = config.num_drafts if model.nextn_layers or ngram else 0
+    layers = cfg.num_hidden_layers + (model.nextn_layers if num_drafts and not ngram else 0)
     entry = model.cache_width * torch.empty((), dtype=model.dtype).element_size()
     pages = _pages(config, layers * entry, device)
     pool = KVPool(layers, pages + 1, config.page_size, model.cache_width, model.dtype, device)
@@ -65,12 +67,14 @@ def build(config: EngineConfig) -> Built:
             "--speculative-simulate-accept-length %g: drafts are accepted by lot; texts are NOT the model's",
             simulated,
         )
-    drafter: Drafter = MTPDrafter(model, pool, shape) if num_drafts else NoDrafter()
+    drafter: Drafter = NoDrafter()
+    if num_drafts:
+        drafter = NGramDrafter() if ngram else MTPDrafter(model, pool, shape)
     draw_tokens = native_draw if kernels == "cpu" else draw
     auto = None
     if num_drafts and config.auto_depth:
-        costs = CostProbe(model, pool, draw_tokens).costs(config.chunked_prefill_size)
-        auto = AutoDepth(DepthController(costs, most=num_drafts))
+        costs = CostProbe(model, pool, draw_tokens).costs(config.chunked_prefill_size, not ngram)
+        auto = AutoDepth(DepthController(costs, most=num_drafts), put_off=not ngram)
     scheduler = Scheduler(
         kv,
         token_budget=config.chunked_prefill_size,
@@ -94,6 +98,7 @@ def build(config: EngineConfig) -> Built:
         "kv_tokens": slots,
         "kv_bytes_target": slots * cfg.num_hidden_layers * entry,
         "kv_bytes_draft": slots * (layers - cfg.num_hidden_layers) * entry,
+        "drafter": "none" if not num_drafts else "n-grams" if ngram else "MTP",
         "drafts": "auto" if auto else num_drafts,
         "simulated_accept_length": simulated,
         "draft_topk": shape.topk if num_drafts else 0,

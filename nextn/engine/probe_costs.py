@@ -25,6 +25,7 @@ SECONDS = 0.4  # for all; what has begun is finished
 CONTEXT = 256  # positions before the rows
 _FIRST = (1, 8, 64)  # tried whatever it takes: a line needs points
 _REPEATS = 5
+_NOTHING = {1: 1e-9}  # rows -> seconds
 _FIXED = 1e-4  # seconds of a step besides its parts, until steps have told
 
 GREEDY = Drawn(seed=0, stream=0, position=0, temperature=0.0, top_p=1.0, min_p=0.0, top_k=-1)
@@ -41,12 +42,12 @@ class CostProbe:
         self.random = random.Random(0)
 
     @torch.inference_mode()
-    def costs(self, most: int, seconds: float = SECONDS) -> StepCosts:
-        """most: rows of a step."""
+    def costs(self, most: int, drafts: bool, seconds: float = SECONDS) -> StepCosts:
+        """most: rows of a step. drafts: a draft layer makes them; else they are taken to cost nothing."""
         target: dict[int, float] = {}
-        extend: dict[int, float] = {}
-        draft: dict[int, float] = {}
-        parts = (self._target, target), (self._extend, extend), (self._draft, draft)
+        extend = {} if drafts else dict(_NOTHING)
+        draft = {} if drafts else dict(_NOTHING)
+        parts = [(self._target, target), (self._extend, extend), (self._draft, draft)][: 3 if drafts else 1]
         counts = [n for n in _order(KNOTS) if n <= min(most, self.room)]
         end = time.perf_counter() + seconds
         for n in counts:

@@ -147,6 +147,6 @@ def _committed(
         # A request that ends with this step needs no drafts; nor may drafts outrun its limit.
         ended = not r.end_ids.isdisjoint(tokens)
         want = 0 if ended else max(0, min(r.draft_next, r.room - len(tokens) - 1))
-        out.append(Committed(r.rid, r.start, true, following, r.pages, want, r.extend))
+        out.append(Committed(r.rid, r.start, true, following, r.pages, want, r.history, tokens, r.extend))
         at += len(r.tokens)
     return out

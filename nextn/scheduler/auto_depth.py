@@ -11,11 +11,13 @@ from nextn.speculative.depth import DepthController, DraftState
 # Positions that a request's draft layer may be behind before it catches up without having to: hidden states
 # are kept for them until then, and the prefix cache is not given them.
 MOST_OWED = 512
+INEXACT = 2  # drafts of a request that is not verified by `exact` and asks for no number
 
 
 class AutoDepth:
-    def __init__(self, controller: DepthController) -> None:
-        self._controller = controller
+    def __init__(self, controller: DepthController, put_off: bool = True) -> None:
+        """put_off: there is a draft layer, whose extends cost something."""
+        self._controller, self._put_off = controller, put_off
         self._states: dict[str, DraftState] = {}
 
     def cut(self, decoding: Sequence[Request], prompt_rows: int) -> list[int]:
@@ -32,7 +34,8 @@ class AutoDepth:
             state.owed = requests[row.rid].owed
         for state, row, depth in zip(states, choosing, self._controller.propose(states), strict=True):
             row.draft_next = min(row.draft_next, depth)
-            row.extend = depth > 0 or state.owed >= MOST_OWED or not requests[row.rid].decoding
+            if self._put_off:
+                row.extend = depth > 0 or state.owed >= MOST_OWED or not requests[row.rid].decoding
 
     def observe(self, plan: Plan, result: StepResult, seconds: float | None) -> None:
         """seconds: from the end of the step before to the end of this one; None: they were not adjacent."""
@@ -57,5 +60,8 @@ class AutoDepth:
     def _state(self, req: Request) -> DraftState:
         state = self._states.get(req.rid)
         if state is None:
-            state = self._states[req.rid] = DraftState(req.params.speculative.num_steps)
+            fixed = req.params.speculative.num_steps
+            if fixed is None and req.params.verify_mode != "exact":
+                fixed = INEXACT  # its text depends on where drafts are, which must not depend on the clock
+            state = self._states[req.rid] = DraftState(fixed)
         return state

@@ -16,4 +16,6 @@ class Committed:
     following: Sequence[int]  # following[i]: the token after position start + i
     pages: Sequence[int]
     want: int  # depth of the draft to propose
+    history: Sequence[int]  # committed before the step
+    chosen: Sequence[int]  # by the step; empty amid a prompt
     extend: bool = True  # else the positions wait until a step that extends, and `want` is 0

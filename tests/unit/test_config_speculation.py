@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from nextn.config import EngineConfig
@@ -45,6 +47,24 @@ def test_shapes(asked: tuple[int, ...], shape: Shape) -> None:
 def test_depth_is_chosen_step_by_step(asks: EngineConfig, auto: bool, drafts: int) -> None:
     asks.check()
     assert (asks.auto_depth, asks.num_drafts) == (auto, drafts)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"speculative_eagle_topk": 2},
+        {"speculative_draft_model_path": "x"},
+        {"speculative_draft_model_quantization": "w8a16"},
+        {"speculative_token_map": "x"},
+    ],
+)
+def test_ngrams_take_no_draft_layers_options(more: dict[str, Any]) -> None:
+    plain = EngineConfig(speculative_algorithm="NGRAM")
+    plain.check()
+    assert (plain.mtp, plain.auto_depth, plain.num_drafts) == (False, True, 8)
+    name = next(iter(more)).replace("_", "-")
+    with pytest.raises(ValueError, match=f"--{name} is .*: --speculative-algorithm NGRAM drafts"):
+        EngineConfig(speculative_algorithm="NGRAM", **more).check()
 
 
 @pytest.mark.parametrize(

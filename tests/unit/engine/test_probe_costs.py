@@ -32,11 +32,11 @@ class Counting(FakeModel):
         return super().draft(batch, hidden, pool, layer)
 
 
-def probe(monkeypatch, pages=400, most=64, seconds=10.0, page_size=4):
+def probe(monkeypatch, pages=400, most=64, seconds=10.0, page_size=4, drafts=True):
     model = Counting()
     monkeypatch.setattr(probe_costs.time, "perf_counter", lambda: model.now)
     pool = KVPool(2, pages + 1, page_size, 1, torch.float32, torch.device("cpu"))
-    return model, CostProbe(model, pool, draw).costs(most, seconds)
+    return model, CostProbe(model, pool, draw).costs(most, drafts, seconds)
 
 
 def test_the_table_is_what_was_timed(monkeypatch):
@@ -45,6 +45,12 @@ def test_the_table_is_what_was_timed(monkeypatch):
         assert costs.target(rows) == pytest.approx(rows * 1e-3)
         assert costs.extend(rows) == costs.draft(rows) == pytest.approx(rows * 1e-4)
     assert costs.target.rows == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]
+
+
+def test_without_a_draft_layer(monkeypatch):
+    _, costs = probe(monkeypatch, drafts=False)
+    assert costs.target(16) == pytest.approx(16e-3)
+    assert costs.extend(16) == costs.draft(16) < 1e-8
 
 
 def test_the_time_ends_it_but_not_before_there_is_a_line(monkeypatch):

@@ -13,7 +13,7 @@ from nextn.speculative.committed import Committed
 def committed(rid, start, rows, extend=False):
     """Of rows whose hidden state is (request, position); the token after position p is p + 1."""
     following = [start + i + 1 for i in range(len(rows))]
-    return Committed(rid, start, rows, following, [1], 0, extend)
+    return Committed(rid, start, rows, following, [1], 0, [], [], extend)
 
 
 @given(
