@@ -259,6 +259,12 @@ class EngineConfig:
             )
         if self.speculative_algorithm == "NGRAM":
             need(
+                self.speculative_verify not in CHAINS_ONLY,
+                "speculative_verify",
+                "it weighs the drafter's probabilities, and --speculative-algorithm NGRAM drafts without "
+                "any; choose exact or typical",
+            )
+            need(
                 topk == 1,
                 "speculative_eagle_topk",
                 "--speculative-algorithm NGRAM drafts chains; leave it out",

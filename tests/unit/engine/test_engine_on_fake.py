@@ -214,3 +214,24 @@ def test_own_params_before_defaults():
     assert own.or_else(defaults) == SpeculativeParams(0, "exact", 0.5, 0.0)
     assert SpeculativeParams().or_else(defaults) == defaults
     assert own.or_else(SpeculativeParams()) == own
+
+
+def test_ngrams_have_no_probabilities_to_weigh():
+    engine = make(speculative_algorithm="NGRAM")
+    for verify in ("rejection", "block"):
+        with pytest.raises(ValueError, match=f"{verify}.*n-grams"):
+            alone(engine, verify=verify)
+        with pytest.raises(ValueError, match=f"{verify}.*n-grams"):
+            engine.set_speculative_defaults(SpeculativeParams(verify=verify))
+    assert alone(engine, verify="typical")[0] == alone(engine)[0]
+
+
+def test_a_text_that_depends_on_depths_does_not_get_those_of_the_clock():
+    engine = make()
+    for verify in ("rejection", "block", "typical"):
+        params = SamplingParams(max_tokens=40, speculative=SpeculativeParams(verify=verify))
+        request = Request("a", [5, 6, 7], params)
+        engine.add(request)
+        while engine.has_work():
+            engine.step()
+        assert len(request.spec.proposed) == 2
