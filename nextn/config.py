@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nextn.draft import MAX_DRAFTS, MAX_TOPK, Shape, tree_size
+from nextn.draft import MAX_DRAFTS, MAX_TOPK, MOST_DEPTH, Shape, tree_size
 from nextn.request import CHAINS_ONLY, VERIFY_MODES, SpeculativeParams
 
 EMBEDDED = "nextn-tiny"
@@ -33,8 +33,16 @@ def usable_cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-def option(default: Any, group: str, help: str, *aliases: str, choices: tuple[str, ...] = ()) -> Any:
-    meta = {"group": group, "help": help, "aliases": aliases, "choices": choices}
+def option(
+    default: Any,
+    group: str,
+    help: str,
+    *aliases: str,
+    choices: tuple[str, ...] = (),
+    word: str | None = None,
+) -> Any:
+    """word: how None is written."""
+    meta = {"group": group, "help": help, "aliases": aliases, "choices": choices, "word": word}
     return dataclasses.field(default=default, metadata=meta)
 
 
@@ -127,8 +135,9 @@ class EngineConfig:
     speculative_algorithm: str | None = option(
         None,
         "speculation",
-        "NEXTN, EAGLE (the same): draft with an MTP layer; default: NEXTN if there is one",
-        choices=("NEXTN", "EAGLE", "NONE"),
+        "NEXTN, EAGLE (the same): draft with an MTP layer; NGRAM: with what followed earlier in the "
+        "request's own text, which needs no layer; default: NEXTN if there is one",
+        choices=("NEXTN", "EAGLE", "NGRAM", "NONE"),
     )
     speculative_draft_model_path: str | None = option(
         None,
@@ -141,9 +150,12 @@ class EngineConfig:
     speculative_num_steps: int | None = option(
         None,
         "speculation",
-        "drafts per step, 0 is off; default 2",
+        "drafts per step, 0 is off; auto: for each request and step as many as pay, up to 8, by what steps "
+        "cost and how often drafts have held; of a tree, or with --speculative-num-draft-tokens or a "
+        "simulated accept length, auto is 2",
         "--num_speculative_tokens",
         "--num-speculative-tokens",
+        word="auto",
     )
     speculative_eagle_topk: int = option(
         1, "speculation", "branches that a draft keeps at each depth; 1: a chain, more: a tree"
@@ -245,6 +257,24 @@ class EngineConfig:
                 f"a tree of --speculative-eagle-topk {topk} and --speculative-num-steps {steps} has at "
                 f"most {most} nodes, its root counted, and needs {steps + 1} to be that deep",
             )
+        if self.speculative_algorithm == "NGRAM":
+            need(
+                self.speculative_verify not in CHAINS_ONLY,
+                "speculative_verify",
+                "it weighs the drafter's probabilities, and --speculative-algorithm NGRAM drafts without "
+                "any; choose exact or typical",
+            )
+            need(
+                topk == 1,
+                "speculative_eagle_topk",
+                "--speculative-algorithm NGRAM drafts chains; leave it out",
+            )
+            for name in ("draft_model_path", "draft_model_quantization", "token_map"):
+                need(
+                    getattr(self, f"speculative_{name}") is None,
+                    f"speculative_{name}",
+                    "--speculative-algorithm NGRAM drafts without a model; leave one of them out",
+                )
         need(
             topk == 1 or self.speculative_verify not in CHAINS_ONLY,
             "speculative_verify",
@@ -266,15 +296,29 @@ class EngineConfig:
         need(
             self.speculative_algorithm != "NONE" or not self.speculative_num_steps,
             "speculative_num_steps",
-            "drafts need --speculative-algorithm NEXTN, not NONE",
+            "drafts need --speculative-algorithm NEXTN or NGRAM, not NONE",
         )
 
     @property
+    def mtp(self) -> bool:
+        """Is an MTP layer to draft?"""
+        return self.num_drafts > 0 and self.speculative_algorithm != "NGRAM"
+
+    @property
     def num_drafts(self) -> int:
-        """Drafts per step that the options ask for; the model may have no MTP layer."""
+        """Drafts per step that the options ask for, at most; the model may have no MTP layer."""
         if self.speculative_algorithm == "NONE":
             return 0
-        return 2 if self.speculative_num_steps is None else self.speculative_num_steps
+        if self.speculative_num_steps is not None:
+            return self.speculative_num_steps
+        return MOST_DEPTH if self.auto_depth else 2
+
+    @property
+    def auto_depth(self) -> bool:
+        """Is it chosen step by step? Costs and acceptance are those of chains that the target judges."""
+        chains = self.speculative_eagle_topk == 1 and self.speculative_num_draft_tokens is None
+        judged = chains and self.speculative_simulate_accept_length is None
+        return judged and self.speculative_num_steps is None and self.speculative_algorithm != "NONE"
 
     @property
     def speculative(self) -> SpeculativeParams:

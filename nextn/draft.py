@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 MAX_DRAFTS = 16  # deepest
+MOST_DEPTH = 8  # deepest that is chosen automatically
 MAX_TOPK = 32
 
 

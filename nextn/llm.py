@@ -39,7 +39,8 @@ class Completion:
 
 
 class LLM:
-    """Options are those of `nextn serve`, as keywords: LLM("nextn-tiny", speculative_num_steps=3).
+    """Options are those of `nextn serve`, as keywords: LLM("nextn-tiny", speculative_num_steps=3). What is
+    `auto` there is None here.
 
     Raises ValueError for a bad option, prompt or checkpoint.
     """

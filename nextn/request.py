@@ -223,6 +223,7 @@ class Request:
     pages: list[int] = field(default_factory=list)
     cached: int = 0
     committed: int = 0
+    owed: int = 0  # of the committed positions, the last so many have no entry of the draft layer yet
     lock: object = None  # the prefix cache's handle for [0, cached)
     draft: Draft = NO_DRAFT
     # what users are told

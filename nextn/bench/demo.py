@@ -36,7 +36,7 @@ WITHOUT, WITH = "without MTP", "with MTP"
 @dataclass(frozen=True)
 class Settings:
     model_path: str
-    num_drafts: int
+    num_drafts: int | str  # or auto
     max_tokens: int  # of every completion: end tokens are ignored, so that all lengths are equal
     num_prompts: int
     rounds: int  # of each server at each concurrency

@@ -18,6 +18,8 @@ def heading(results: Results) -> list[str]:
     """What was measured, and on what."""
     engine, machine = results.engine, results.machine
     drafts = "1 draft" if results.num_drafts == 1 else f"{results.num_drafts} drafts"
+    if results.num_drafts == "auto":
+        drafts = "as many drafts as pay"
     threads = "1 thread" if engine["threads"] == 1 else f"{engine['threads']} threads"
     return [
         f"{results.model}, {engine['dtype']} on {engine['device']}, {threads}; "

@@ -69,7 +69,7 @@ class Completion:
 class Results:
     model: str
     engine: dict[str, Any]  # the server's start-up figures: dtype, device, threads, ...
-    num_drafts: int
+    num_drafts: int | str  # or auto
     max_tokens: int
     temperature: float  # of the prompts that were sampled, with a seed; the others were greedy
     sampled: int  # prompts

@@ -21,8 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model-path", "--model", default=EMBEDDED, help=f"checkpoint folder (default: {EMBEDDED})"
     )
     parser.add_argument(
-        "--speculative-num-steps", type=positive, default=2, metavar="N",
-        help="drafts per step of the side with MTP (default: 2)",
+        "--speculative-num-steps", type=drafts, default="auto", metavar="N|auto",
+        help="drafts per step of the side with MTP (default: auto)",
     )  # fmt: skip
     parser.add_argument(
         "--quick", action="store_true", help="fewer prompts, shorter texts and one round: half a minute"
@@ -60,6 +60,10 @@ def run(args: argparse.Namespace) -> int:
         return run_demo(settings)
     except (BenchError, ValueError, OSError) as e:
         raise CommandError(str(e)) from e
+
+
+def drafts(text: str) -> int | str:
+    return text if text == "auto" else positive(text)
 
 
 def positive(text: str) -> int:

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from nextn.cli.bench.arguments import not_negative
-from nextn.cli.demo import positive
+from nextn.cli.demo import drafts, positive
 from nextn.cli.errors import CommandError
 from nextn.config import EMBEDDED
 
@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"checkpoint folder that the two servers started here serve (default: {EMBEDDED})",
     )  # fmt: skip
     parser.add_argument(
-        "--speculative-num-steps", type=positive, default=2, metavar="N",
-        help="drafts per step of the one with MTP (default: 2)",
+        "--speculative-num-steps", type=drafts, default="auto", metavar="N|auto",
+        help="drafts per step of the one with MTP (default: auto)",
     )  # fmt: skip
     parser.add_argument(
         "--base-url", nargs="+", default=[], metavar="URL",

@@ -30,6 +30,10 @@ class Option:
     default: object
     choices: tuple[str, ...]
     help: str
+    word: str | None  # how None is written
+
+    def read(self, text: str) -> Any:
+        return None if text == self.word else self.type(text)
 
 
 def options_of(config: type[EngineConfig]) -> Iterator[Option]:
@@ -41,7 +45,9 @@ def options_of(config: type[EngineConfig]) -> Iterator[Option]:
         if isinstance(kind, types.UnionType):
             (kind,) = (t for t in typing.get_args(kind) if t is not type(None))
         meta = field.metadata
-        yield Option(field.name, flags, kind, meta["group"], field.default, meta["choices"], meta["help"])
+        yield Option(
+            field.name, flags, kind, meta["group"], field.default, meta["choices"], meta["help"], meta["word"]
+        )
 
 
 def add_options(parser: argparse.ArgumentParser, config: type[EngineConfig]) -> None:
@@ -55,8 +61,8 @@ def add_options(parser: argparse.ArgumentParser, config: type[EngineConfig]) -> 
         if option.type is bool:
             common["action"] = argparse.BooleanOptionalAction
         else:
-            common["type"] = option.type
-            common["metavar"] = option.type.__name__.upper()
+            common["type"] = option.read if option.word else option.type
+            common["metavar"] = option.type.__name__.upper() + (f"|{option.word}" if option.word else "")
             if option.choices:
                 common["choices"] = option.choices
                 common["metavar"] = "|".join(option.choices)
@@ -142,7 +148,8 @@ def options_markdown() -> str:
         names = "<br>".join(f"`{flag}`" for flag in option.flags)
         if option.type is bool:
             names += f"<br>`--no-{option.flags[0][2:]}`"
-        default = "" if option.default is None else f"`{str(option.default).lower()}`"
+        shown = option.word if option.default is None else str(option.default).lower()
+        default = f"`{shown}`" if shown else ""
         if isinstance(option.default, str):
             default = f"`{option.default}`"
         text = option.help + (f" ({', '.join(f'`{c}`' for c in option.choices)})" if option.choices else "")

@@ -11,6 +11,7 @@ import torch
 
 from nextn.config import EngineConfig, usable_cores
 from nextn.engine.model import make_model
+from nextn.engine.probe_costs import CostProbe
 from nextn.engine.runner import Runner
 from nextn.engine.sampler import draw
 from nextn.kvcache.manager import KVManager
@@ -20,8 +21,11 @@ from nextn.kvcache.radix import RadixCache
 from nextn.models.base import Model
 from nextn.models.config import ModelConfig
 from nextn.ops.cpu.draw import draw as native_draw
+from nextn.scheduler.auto_depth import AutoDepth
 from nextn.scheduler.scheduler import Scheduler
+from nextn.speculative.depth import DepthController
 from nextn.speculative.drafter import Drafter, MTPDrafter, NoDrafter
+from nextn.speculative.ngram_drafter import NGramDrafter
 
 CPU_KV_TOKENS = 32768
 
@@ -33,7 +37,8 @@ class Built:
     scheduler: Scheduler
     eos_ids: frozenset[int]
     context_length: int
-    num_drafts: int
+    num_drafts: int  # at most
+    auto_depth: bool
     startup: Mapping[str, object]
 
 
@@ -47,8 +52,9 @@ def build(config: EngineConfig) -> Built:
     model, kernels = make_model(config, device, config.threads or usable_cores())
     seconds = time.perf_counter() - begin
     cfg = model.config
-    num_drafts = config.num_drafts if model.nextn_layers else 0
-    layers = cfg.num_hidden_layers + (model.nextn_layers if num_drafts else 0)
+    ngram = config.speculative_algorithm == "NGRAM"
+    num_drafts = config.num_drafts if model.nextn_layers or ngram else 0
+    layers = cfg.num_hidden_layers + (model.nextn_layers if num_drafts and not ngram else 0)
     entry = model.cache_width * torch.empty((), dtype=model.dtype).element_size()
     pages = _pages(config, layers * entry, device)
     pool = KVPool(layers, pages + 1, config.page_size, model.cache_width, model.dtype, device)
@@ -61,7 +67,14 @@ def build(config: EngineConfig) -> Built:
             "--speculative-simulate-accept-length %g: drafts are accepted by lot; texts are NOT the model's",
             simulated,
         )
-    drafter: Drafter = MTPDrafter(model, pool, shape) if num_drafts else NoDrafter()
+    drafter: Drafter = NoDrafter()
+    if num_drafts:
+        drafter = NGramDrafter() if ngram else MTPDrafter(model, pool, shape)
+    draw_tokens = native_draw if kernels == "cpu" else draw
+    auto = None
+    if num_drafts and config.auto_depth:
+        costs = CostProbe(model, pool, draw_tokens).costs(config.chunked_prefill_size, not ngram)
+        auto = AutoDepth(DepthController(costs, most=num_drafts), put_off=not ngram)
     scheduler = Scheduler(
         kv,
         token_budget=config.chunked_prefill_size,
@@ -69,6 +82,7 @@ def build(config: EngineConfig) -> Built:
         num_drafts=num_drafts,
         eos_ids=frozenset(cfg.eos_token_ids),
         shape=shape,
+        auto=auto,
     )
     slots = pages * config.page_size
     other_drafter = num_drafts and config.speculative_draft_model_path is not None
@@ -84,7 +98,8 @@ def build(config: EngineConfig) -> Built:
         "kv_tokens": slots,
         "kv_bytes_target": slots * cfg.num_hidden_layers * entry,
         "kv_bytes_draft": slots * (layers - cfg.num_hidden_layers) * entry,
-        "drafts": num_drafts,
+        "drafter": "none" if not num_drafts else "n-grams" if ngram else "MTP",
+        "drafts": "auto" if auto else num_drafts,
         "simulated_accept_length": simulated,
         "draft_topk": shape.topk if num_drafts else 0,
         "draft_tokens": shape.size(num_drafts) + 1 if num_drafts else 0,
@@ -101,11 +116,12 @@ def build(config: EngineConfig) -> Built:
         )
     return Built(
         model,
-        Runner(model, pool, drafter, native_draw if kernels == "cpu" else draw, simulated),
+        Runner(model, pool, drafter, draw_tokens, simulated),
         scheduler,
         frozenset(cfg.eos_token_ids),
         context,
         num_drafts,
+        auto is not None,
         startup,
     )
 

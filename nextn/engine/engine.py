@@ -8,6 +8,8 @@ while engine.has_work():
 
 from __future__ import annotations
 
+import time
+
 from nextn.config import EngineConfig
 from nextn.engine.build import build
 from nextn.request import CHAINS_ONLY, Output, Request, SpeculativeParams
@@ -26,11 +28,12 @@ class Engine:
         self.vocab_size = self.model_config.vocab_size
         self.eos_token_ids = built.eos_ids
         self.context_length = built.context_length
-        self.num_drafts = built.num_drafts
+        self.num_drafts, self.auto_depth = built.num_drafts, built.auto_depth
         self.startup = built.startup
         self.speculative_defaults = SpeculativeParams()
         self._scheduler, self._executor = built.scheduler, built.executor
         self._arrivals = 0
+        self._ended: float | None = None  # when the last step was run, if work was left after it
 
     def add(self, request: Request) -> None:
         """Queues a request. Its `tokens` are the prompt; the engine appends to them.
@@ -83,6 +86,11 @@ class Engine:
                 f"speculative.verify is {resolved.verify!r}: it verifies chains, and this engine drafts "
                 f"trees (--speculative-eagle-topk {topk}); choose exact or typical"
             )
+        if self.config.speculative_algorithm == "NGRAM" and resolved.verify in CHAINS_ONLY:
+            raise ValueError(
+                f"speculative.verify is {resolved.verify!r}: it weighs the drafter's probabilities, n-grams "
+                "(--speculative-algorithm NGRAM) have none; choose exact or typical"
+            )
         if self.config.speculative_simulate_accept_length is not None and resolved.verify != "exact":
             raise ValueError(
                 f"speculative.verify is {resolved.verify!r}: this engine accepts drafts by lot "
@@ -101,7 +109,9 @@ class Engine:
         if not plan.rows:
             return []
         result = self._executor.run(plan)
-        outputs = self._scheduler.commit(plan, result)
+        now = time.perf_counter()
+        outputs = self._scheduler.commit(plan, result, None if self._ended is None else now - self._ended)
+        self._ended = now if self.has_work() else None
         if self.config.check_integrity:
             self.check_integrity()
         return outputs

@@ -46,7 +46,7 @@ def make_model(config: EngineConfig, device: torch.device, threads: int) -> tupl
     """
     acceptance = parse_acceptance(config.model_path)
     if acceptance is not None:
-        if config.num_drafts and config.speculative_draft_model_path is not None:
+        if config.mtp and config.speculative_draft_model_path is not None:
             raise ValueError(
                 f"{OPTION}: --model-path {config.model_path} scripts its own drafts; leave it out"
             )
@@ -149,7 +149,7 @@ def choose_kernels(config: EngineConfig, device: torch.device) -> str:
 def _draft_folder(config: EngineConfig, target: ModelConfig) -> DraftFolder | None:
     """Where drafts are to come from, if not from the target's own folder. Raises ValueError."""
     path = config.speculative_draft_model_path
-    if path is None or config.num_drafts == 0:
+    if path is None or not config.mtp:
         return None
     if config.load_format == "dummy":
         raise ValueError(f"{OPTION} {path}: its weights are not read with --load-format dummy; leave one out")
@@ -163,7 +163,7 @@ def _nextn_layers(config: EngineConfig, cfg: ModelConfig, folder: Path) -> int:
 
     Raises ValueError when drafts were asked for by name and the checkpoint has no module.
     """
-    if config.num_drafts == 0:
+    if not config.mtp:
         return 0
     dummy = config.load_format == "dummy"
     stored = cfg.num_nextn_predict_layers if dummy else stored_nextn_layers(folder, cfg)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import torch
@@ -15,7 +16,9 @@ from nextn.layers.batch import Span
 from nextn.models.base import Model, take
 from nextn.request import TokenLogprob
 from nextn.scheduler.plan import Plan, Row, RowResult, StepResult
-from nextn.speculative.drafter import Committed, Drafter
+from nextn.speculative.committed import Committed
+from nextn.speculative.costs import StepTimes, StepWork
+from nextn.speculative.drafter import Drafter
 
 NOTHING = Verified([], [])
 
@@ -37,11 +40,14 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
+        begin = time.perf_counter()
+        self.drafter.forget(plan.gone)
         rows = plan.rows
         spans = [Span(r.tokens, r.start, r.pages, r.draft.paths()) for r in rows]
         hidden = self.model.forward(self.model.batch(spans, self.pool.page_size), self.pool)
         accepted, new, raw = self._verify(hidden, rows)
         self.verifier.forget()
+        target = time.perf_counter() - begin  # choosing has waited for the device
         self._compact(rows, accepted)
 
         def choose_draft(
@@ -51,11 +57,14 @@ class Runner:
 
         told = _output_logprobs(raw, rows, new, accepted)
         scored = prompt_logprobs(self.model, hidden, _asked_of_prompts(rows))
-        drafts = self.drafter.propose(hidden, _committed(rows, new, accepted), choose_draft)
-        return [
+        made = self.drafter.propose(hidden, _committed(rows, new, accepted), choose_draft)
+        results = [
             RowResult(t, d, o, [next(scored) for _ in r.scores])
-            for r, t, d, o in zip(rows, new, drafts, told, strict=True)
+            for r, t, d, o in zip(rows, new, made.drafts, told, strict=True)
         ]
+        work = StepWork(sum(len(r.tokens) for r in rows), made.extended, made.passes)
+        whole = time.perf_counter() - begin
+        return StepResult(results, work, StepTimes(target, made.extend_seconds, made.passes_seconds, whole))
 
     def _verify(
         self, hidden: Tensor, rows: Sequence[Row]
@@ -138,6 +147,6 @@ def _committed(
         # A request that ends with this step needs no drafts; nor may drafts outrun its limit.
         ended = not r.end_ids.isdisjoint(tokens)
         want = 0 if ended else max(0, min(r.draft_next, r.room - len(tokens) - 1))
-        out.append(Committed(r.start, true, following, r.pages, want))
+        out.append(Committed(r.rid, r.start, true, following, r.pages, want, r.history, tokens, r.extend))
         at += len(r.tokens)
     return out

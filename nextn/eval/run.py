@@ -33,7 +33,7 @@ DEFAULT_LENGTH = 2048  # of the context, where a server does not say
 class Settings:
     tasks: Sequence[str]
     model_path: str
-    num_drafts: int
+    num_drafts: int | str  # or auto
     server_options: Sequence[str]  # of the servers that are started here
     base_urls: Sequence[str]  # of servers that run: none, one, or without MTP and with it
     tokenizer: str | None

@@ -2,7 +2,7 @@
 
     req.pages:  | p0 ....... | ................... | ........... |
     slots:      [0, cached)    the prefix cache's pages, locked by this request
-                [cached, committed)   its own, true for good
+                [cached, committed)   its own, true for good; the last `owed` of them for the target only
                 [committed, len(pages) * page_size)   its own, reserved: a step may write them
 
 A request goes `admit`, then `reserve` / `commit` / `trim` once a step and `share` whenever others may
@@ -93,11 +93,12 @@ class KVManager:
             del req.pages[keep:]
 
     def share(self, req: Request) -> None:
-        """Puts the request's full committed pages into the prefix cache, so that others can use them.
+        """Puts the request's full committed pages, those that are true for the drafter too, into the prefix
+        cache, so that others can use them.
         Where the cache has the same page already, the request goes over to that one and its own is
         freed: same tokens, same bits."""
         assert req.lock is not None, "shared before it was admitted"
-        full, old = req.committed // self.page_size, req.cached // self.page_size
+        full, old = (req.committed - req.owed) // self.page_size, req.cached // self.page_size
         if full == old:
             return
         own = req.pages[:full]
@@ -120,7 +121,7 @@ class KVManager:
         self._cache.unlock(req.lock)
         self._allocator.free(req.pages[req.cached // self.page_size :])
         req.pages = []  # a new list: a step's plan may still refer to the old one
-        req.cached = req.committed = 0
+        req.cached = req.committed = req.owed = 0
         req.lock = None
 
     def flush(self) -> None:
@@ -136,7 +137,7 @@ class KVManager:
         own: list[int] = []
         for req in requests:
             assert req.lock is not None, f"{req.rid} is not admitted"
-            assert 0 <= req.cached <= req.committed < len(req.tokens)
+            assert 0 <= req.cached <= req.committed - req.owed <= req.committed < len(req.tokens)
             assert req.committed <= len(req.pages) * self.page_size
             assert req.cached % self.page_size == 0
             cached = req.cached // self.page_size

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from nextn.draft import Draft
 from nextn.request import SamplingParams, TokenLogprob
+from nextn.speculative.costs import StepTimes, StepWork
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Row:
     """One request's part of a step: `tokens` in slots start, start + 1, ...; the last of them are the nodes
     of `draft`, the others stand at positions of the same numbers.
@@ -17,6 +18,8 @@ class Row:
     chooses: the committed tokens end in this row, so the target chooses after the root and after
     every draft. Otherwise it is a part of a prompt and `following` is the token after it.
     scores: indices into `tokens`, of a prompt whose log-probabilities are wanted: the token after each.
+    extend: the drafter takes in the row's true positions now; else it keeps what it needs to do it later.
+    `draft_next` and `extend` are settled last, when all rows of the step are known.
     """
 
     rid: str
@@ -33,6 +36,7 @@ class Row:
     num_prompt: int
     end_ids: frozenset[int]
     scores: range = range(0)
+    extend: bool = True
 
     @property
     def known(self) -> int:
@@ -42,7 +46,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """gone: requests that ended, or lost their pages, since the plan before: what is kept of them is dropped
+    before the step runs."""
+
     rows: Sequence[Row]
+    gone: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,4 +65,11 @@ class RowResult:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
-StepResult = list[RowResult]  # one per row, in the plan's order
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """rows: one per row, in the plan's order. work, times: what ran and how long it took, by the executor's
+    clock; None: it does not tell."""
+
+    rows: Sequence[RowResult]
+    work: StepWork | None = None
+    times: StepTimes | None = None

@@ -14,6 +14,7 @@ import bisect
 from nextn.draft import NO_DRAFT, Draft, Shape
 from nextn.kvcache.manager import KVManager
 from nextn.request import Output, Request
+from nextn.scheduler.auto_depth import AutoDepth
 from nextn.scheduler.plan import Plan, Row, RowResult, StepResult
 from nextn.scheduler.stats import EngineStats
 
@@ -32,15 +33,18 @@ class Scheduler:
         num_drafts: int,
         eos_ids: frozenset[int],
         shape: Shape = Shape(),  # noqa: B008
+        auto: AutoDepth | None = None,
     ) -> None:
-        """num_drafts: depth of a draft where a request asks for none of its own; 0: nothing can draft."""
+        """num_drafts: depth of a draft where a request asks for none of its own; 0: nothing can draft. With
+        `auto` it is the most, and `auto` says how much of it, step by step."""
         self.kv = kv
         self.token_budget, self.max_running = token_budget, max_running
-        self.num_drafts, self.shape = num_drafts, shape
+        self.num_drafts, self.shape, self.auto = num_drafts, shape, auto
         self.eos_ids = eos_ids
         self.waiting: list[Request] = []  # sorted by rank
         self.running: list[Request] = []  # sorted by rank
         self.by_rid: dict[str, Request] = {}
+        self._gone: list[str] = []  # what the executor has not been told yet, see Plan
         self.stats = EngineStats(total_tokens=kv.total_tokens)
 
     # --- in and out -------------------------------------------------------------------------
@@ -60,15 +64,21 @@ class Scheduler:
             self.kv.release(req)
         else:
             self.waiting.remove(req)
+        self._forget(req)
         self.stats.aborted += 1
         return True
+
+    def _forget(self, req: Request) -> None:
+        self._gone.append(req.rid)
+        if self.auto is not None:
+            self.auto.forget(req.rid)
 
     def end_ids(self, req: Request) -> frozenset[int]:
         stops = frozenset(req.params.stop_token_ids)
         return stops if req.params.ignore_eos else self.eos_ids | stops
 
     def depth(self, req: Request) -> int:
-        """How deep a draft the request is to get in a step; 0 where nothing can draft."""
+        """How deep a draft the request gets in a step, at most; 0 where nothing can draft."""
         asked = req.params.speculative.num_steps
         return self.num_drafts if asked is None else asked * (self.num_drafts > 0)
 
@@ -83,10 +93,14 @@ class Scheduler:
         spare = self.token_budget - share - len(decoding)
         assert spare >= 0, "max_running leaves every running request its root"
         used = 0
-        for req in decoding:
+        if self.auto is None:
+            verify = [len(req.draft) for req in decoding]
+        else:
+            verify = self.auto.cut(decoding, self._prompt_rows(prefilling, share + max(0, spare)))
+        for req, most in zip(decoding, verify, strict=True):
             if not req.pages:
                 continue  # retracted a moment ago to make room for an earlier one
-            draft = req.draft.cut(max(0, spare), req.limit - len(req.tokens) - 1)
+            draft = req.draft.cut(min(most, max(0, spare)), req.limit - len(req.tokens) - 1)
             if self._row(req, [req.tokens[-1], *draft.tokens], draft, rows):
                 spare -= len(draft)
                 used += 1 + len(draft)
@@ -100,7 +114,21 @@ class Scheduler:
             req = self.waiting.pop(0)
             bisect.insort(self.running, req, key=rank)
             budget -= self._extend(req, budget, rows)
-        return Plan(rows)
+        if not rows:
+            return Plan(rows)
+        if self.auto is not None:
+            self.auto.settle(rows, self.by_rid)
+        gone, self._gone = self._gone, []
+        return Plan(rows, gone)
+
+    def _prompt_rows(self, prefilling: list[Request], most: int) -> int:
+        """About as many rows as the step will have for prompts; the prefix cache is not looked up."""
+        rows = 0
+        for req in (*prefilling, *self.waiting[: self.max_running - len(self.running)]):
+            rows += len(req.tokens) - req.committed
+            if rows >= most:
+                return most
+        return rows
 
     def _admit(self, req: Request) -> bool:
         """Takes the request's cached prefix if the rest of it will fit beside what runs."""
@@ -179,6 +207,7 @@ class Scheduler:
         """Gives its pages back, keeps its tokens; it resumes later with the same text."""
         self.running.remove(req)
         self.kv.release(req)
+        self._gone.append(req.rid)
         req.draft = NO_DRAFT
         req.retractions += 1
         self.stats.retracted += 1
@@ -186,10 +215,13 @@ class Scheduler:
 
     # --- commit -----------------------------------------------------------------------------
 
-    def commit(self, plan: Plan, result: StepResult) -> list[Output]:
+    def commit(self, plan: Plan, result: StepResult, seconds: float | None = None) -> list[Output]:
+        """seconds: from the end of the step before to the end of this one, if they were adjacent."""
         outputs = []
         decoded = False
-        for row, res in zip(plan.rows, result, strict=True):
+        if self.auto is not None:
+            self.auto.observe(plan, result, seconds)
+        for row, res in zip(plan.rows, result.rows, strict=True):
             req = self.by_rid.get(row.rid)
             if req is None:  # aborted while the step ran
                 continue
@@ -206,7 +238,9 @@ class Scheduler:
         accepted = max(0, len(res.tokens) - 1)
         took, reason, matched = self._append(req, res.tokens, row.end_ids)
         true_end = row.start + row.known + accepted
-        self.kv.commit(req, min(true_end, len(req.tokens) - 1) - req.committed)
+        committed = min(true_end, len(req.tokens) - 1) - req.committed
+        self.kv.commit(req, committed)
+        req.owed = 0 if row.extend else req.owed + committed
         if decoding:
             ended = reason == "stop"
             for spec in (req.spec, self.stats.spec):
@@ -223,6 +257,7 @@ class Scheduler:
             self.running.remove(req)
             self.kv.release(req)
             del self.by_rid[req.rid]
+            self._forget(req)
             self.stats.finished += 1
         drafted = [i + 1 if i < accepted else 0 for i in range(took)]
         out = Output(req.rid, res.tokens[:took], drafted, reason, matched)
@@ -266,9 +301,11 @@ class Scheduler:
         assert sorted(self.waiting, key=rank) == self.waiting
         assert {r.rid for r in (*self.running, *self.waiting)} == set(self.by_rid)
         assert len(self.running) <= self.max_running
+        if self.auto is not None:
+            self.auto.check_integrity(self.by_rid)
         for r in self.waiting:
             assert not r.pages
-            assert r.committed == 0
+            assert r.committed == r.owed == 0
             assert not len(r.draft)
         for r in self.running:
             assert 0 <= r.cached <= r.committed < len(r.tokens) <= r.limit

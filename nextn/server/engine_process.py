@@ -75,7 +75,11 @@ def run(config: EngineConfig, address: str, parent: int, log_level: str, make: M
         sys.exit(2)
     link.send(
         Ready(
-            engine.vocab_size, engine.context_length, engine.num_drafts, dict(engine.startup), engine.stats()
+            engine.vocab_size,
+            engine.context_length,
+            None if engine.auto_depth else engine.num_drafts,
+            dict(engine.startup),
+            engine.stats(),
         )
     )
     gc.collect()

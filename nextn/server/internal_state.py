@@ -55,7 +55,13 @@ async def set_internal_state(service: Service, body: bytes) -> list[bool]:
 def in_force(service: Service) -> dict[str, object]:
     """The engine's defaults, by their names in `ServerArgs`."""
     ready = service.engine.ready
-    num_drafts = service.config.num_drafts if ready is None else ready.num_drafts
+    if ready is None:
+        num_drafts = None if service.config.auto_depth else service.config.num_drafts
+    else:
+        num_drafts = ready.num_drafts
     started = dataclasses.replace(service.config.speculative, num_steps=num_drafts)
     defaults = service.engine.speculative_defaults.or_else(started)
-    return {f"{PREFIX}{name}": value for name, value in dataclasses.asdict(defaults).items()}
+    told = {f"{PREFIX}{name}": value for name, value in dataclasses.asdict(defaults).items()}
+    if defaults.num_steps is None:
+        told[f"{PREFIX}num_steps"] = "auto"
+    return told

@@ -153,7 +153,9 @@ def announce(config: ServerConfig, ready: Ready, listener: socket.socket) -> Non
     for line in startup_lines(ready.startup):
         print(f"  {line}")
     host = f"[{config.host}]" if ":" in config.host else config.host
-    mtp = f"MTP {ready.num_drafts} drafts" if ready.num_drafts else "no MTP"
+    drafts = "auto" if ready.num_drafts is None else ready.num_drafts
+    drafter = "n-gram" if config.speculative_algorithm == "NGRAM" else "MTP"
+    mtp = f"{drafter} {drafts} drafts" if drafts else "no MTP"
     url = f"http://{host}:{listener.getsockname()[1]}"
     print(f"nextn is ready on {url} (model {config.model_name}, {mtp})", flush=True)
 

@@ -50,7 +50,7 @@ class Ready(msgspec.Struct, tag=True, array_like=True):
 
     vocab_size: int
     context_length: int
-    num_drafts: int
+    num_drafts: int | None  # None: automatic
     startup: dict[str, object]
     stats: EngineStats
 

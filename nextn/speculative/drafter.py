@@ -10,9 +10,9 @@ While a draft grows, what is grown on gets slots behind the committed ones, `top
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -20,47 +20,66 @@ from nextn.draft import NO_DRAFT, Draft, Shape
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
 from nextn.models.base import Model, take
+from nextn.speculative.behind import Behind
+from nextn.speculative.committed import Committed
 from nextn.speculative.tree import Growing
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """What a step settled for one request: positions start .. start + len(following) - 1 are true."""
-
-    start: int
-    rows: Sequence[int]  # of `hidden`, those of these positions
-    following: Sequence[int]  # following[i]: the token after position start + i
-    pages: Sequence[int]
-    want: int  # depth of the draft to propose
-
 
 # (index into the step's requests, guesses so far) per row, logits, k -> the k best (token, log-probability)
 # of each row, best first. The log-probability may be left at 0 when k is 1.
 ChooseDraft = Callable[[Tensor, Sequence[tuple[int, Sequence[int]]], int], list[list[tuple[int, float]]]]
 
 
+class Drafted(NamedTuple):
+    """One draft for each request, and what making them took."""
+
+    drafts: list[Draft]
+    extended: int = 0  # rows that the draft layer ran over
+    passes: Sequence[int] = ()  # rows of each pass for depths beyond the first
+    extend_seconds: float = 0.0  # the first depth's guesses included
+    passes_seconds: float = 0.0
+
+
 class Drafter(Protocol):
-    def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> list[Draft]:
+    def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> Drafted:
         """hidden [T, C] of the target's step -> the draft of each request, at most `want` deep."""
+
+    def forget(self, rids: Sequence[str]) -> None:
+        """These requests have ended, or will come again from their beginning."""
 
 
 class NoDrafter:
     """Speculation off: the same step, without drafts."""
 
-    def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> list[Draft]:
-        return [NO_DRAFT for _ in work]
+    def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> Drafted:
+        return Drafted([NO_DRAFT for _ in work])
+
+    def forget(self, rids: Sequence[str]) -> None:
+        pass
 
 
 class MTPDrafter:
     def __init__(self, model: Model, pool: KVPool, shape: Shape) -> None:
         self.model, self.pool, self.shape = model, pool, shape
+        self.behind = Behind()
 
-    def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> list[Draft]:
-        state = self._extend(hidden, work)
+    def forget(self, rids: Sequence[str]) -> None:
+        self.behind.drop(rids)
+
+    def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> Drafted:
+        begin = extended_at = time.perf_counter()
+        extended = self._catch_up(work)
+        self.behind.keep(hidden, work)
+        now = [w for w in work if w.extend]
+        if not now:
+            return Drafted([NO_DRAFT for _ in work])
+        state = self._extend(hidden, now)
+        extended += sum(len(w.following) for w in now)
+        passes: list[int] = []
         growing: dict[int, _Grown] = {}
         last = -1  # row of `state` that ends a request's run
         for i, w in enumerate(work):
-            last += len(w.following)
+            if w.extend:
+                last += len(w.following)
             if w.want:
                 growing[i] = _Grown(w, self.shape.topk, last)
         depth = 0
@@ -75,8 +94,11 @@ class MTPDrafter:
             for _, g in left:
                 g.rows, first = [first + row for row in g.rows], first + g.count
             depth += 1
+            if depth == 1:
+                extended_at = time.perf_counter()
             left = [(i, g) for i, g in left if g.work.want > depth]
             if left:
+                passes.append(sum(len(g.rows) for _, g in left))
                 batch = self.model.batch([g.span() for _, g in left], self.pool.page_size)
                 state = take(self.model, state, [row for _, g in left for row in g.rows])
                 state = self.model.draft(batch, state, self.pool)
@@ -84,9 +106,22 @@ class MTPDrafter:
                 for _, g in left:
                     g.rows = list(range(row, row + len(g.tree.frontier)))
                     row += len(g.tree.frontier)
-        return [
+        end = time.perf_counter()
+        if not growing:
+            extended_at = end
+        drafts = [
             growing[i].tree.best(self.shape.size(w.want)) if w.want else NO_DRAFT for i, w in enumerate(work)
         ]
+        return Drafted(drafts, extended, passes, extended_at - begin, end - extended_at)
+
+    def _catch_up(self, work: Sequence[Committed]) -> int:
+        """Runs over the positions that had waited for this step, a piece at a time. How many there were."""
+        rows = 0
+        for spans, states in self.behind.pieces([w for w in work if w.extend]):
+            batch = self.model.batch(spans, self.pool.page_size)
+            rows += states.shape[0]
+            self.model.draft(batch, take(self.model, states, list(range(states.shape[0]))), self.pool)
+        return rows
 
     def _extend(self, hidden: Tensor, work: Sequence[Committed]) -> Tensor:
         batch = self.model.batch([Span(w.following, w.start, w.pages) for w in work], self.pool.page_size)

@@ -47,7 +47,7 @@ class Recorder:
     def run(self, plan: Plan) -> StepResult:
         rows = [(r.rid, tuple(r.draft.tokens)) for r in plan.rows]
         result = self.inner.run(plan)
-        for (rid, drafts), res in zip(rows, result, strict=True):
+        for (rid, drafts), res in zip(rows, result.rows, strict=True):
             if res.tokens:
                 self.steps[rid].append(Step(drafts, tuple(res.tokens)))
         return result

@@ -50,7 +50,7 @@ def test_every_tree(reference: NextNReference, temperature: float, topk: int, st
     while engine.has_work():
         plan = engine._scheduler.plan()
         result = engine._executor.run(plan)
-        for row, res in zip(plan.rows, result, strict=True):
+        for row, res in zip(plan.rows, result.rows, strict=True):
             if not row.chooses:
                 continue
             paths = [[row.draft.tokens[i] for i in row.draft.path(n)] for n in range(len(row.draft))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from nextn.config import EngineConfig
@@ -28,6 +30,42 @@ def test_shapes(asked: tuple[int, ...], shape: Shape) -> None:
     asks = config(*asked)
     asks.check()
     assert asks.draft_shape == shape
+
+
+@pytest.mark.parametrize(
+    ("asks", "auto", "drafts"),
+    [
+        (config(None), True, 8),
+        (config(3), False, 3),
+        (config(0), False, 0),
+        (config(None, 2), False, 2),
+        (config(None, 1, 3), False, 2),
+        (EngineConfig(speculative_simulate_accept_length=2.5), False, 2),
+        (EngineConfig(speculative_algorithm="NONE"), False, 0),
+    ],
+)
+def test_depth_is_chosen_step_by_step(asks: EngineConfig, auto: bool, drafts: int) -> None:
+    asks.check()
+    assert (asks.auto_depth, asks.num_drafts) == (auto, drafts)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"speculative_eagle_topk": 2},
+        {"speculative_draft_model_path": "x"},
+        {"speculative_draft_model_quantization": "w8a16"},
+        {"speculative_token_map": "x"},
+        {"speculative_verify": "rejection"},
+    ],
+)
+def test_ngrams_take_no_draft_layers_options(more: dict[str, Any]) -> None:
+    plain = EngineConfig(speculative_algorithm="NGRAM")
+    plain.check()
+    assert (plain.mtp, plain.auto_depth, plain.num_drafts) == (False, True, 8)
+    name = next(iter(more)).replace("_", "-")
+    with pytest.raises(ValueError, match=f"--{name} is .*--speculative-algorithm NGRAM drafts"):
+        EngineConfig(speculative_algorithm="NGRAM", **more).check()
 
 
 @pytest.mark.parametrize(

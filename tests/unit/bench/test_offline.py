@@ -60,7 +60,7 @@ def test_a_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "out.jsonl"
     words = ["--dataset-name", "random-ids", "--num-prompts", "5", "--random-input-len", "20"]
     words += ["--random-output-len", "13", "--random-range-ratio", "1", "--output-file", str(file)]
-    assert run(*words) == 0
+    assert run(*words, "--speculative-num-steps", "2") == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0] == BLOCK.splitlines()[0]
     record = json.loads(out[-1])

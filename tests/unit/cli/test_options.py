@@ -59,6 +59,13 @@ def test_refused_by_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert f"{name.replace('_', '-')} is not supported: {REFUSED[name.replace('_', '-')]}" in told
 
 
+def test_a_word_for_none() -> None:
+    assert read("--speculative-num-steps", "auto").speculative_num_steps is None
+    assert read("--num-speculative-tokens=auto") == ServerConfig()
+    with pytest.raises(SystemExit):
+        read("--speculative-num-steps", "most")
+
+
 def test_xllm_booleans() -> None:
     assert read("--enable_prefix_cache", "false").disable_radix_cache is True
     assert read("--enable_prefix_cache=true").disable_radix_cache is False

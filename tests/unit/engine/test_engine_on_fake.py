@@ -84,6 +84,7 @@ def expected():
 @pytest.mark.parametrize(
     "options",
     [
+        {},
         {"speculative_num_steps": 3},
         {"speculative_num_steps": 16, "page_size": 1},
         {"speculative_num_steps": 2, "page_size": 1024},
@@ -119,7 +120,7 @@ def test_the_dial_is_the_acceptance():
     """With all drafts right, also those after a hit: a hit on a wrong NextN slot would spoil them."""
     prompt = list(range(100, 140))
     jobs = [("a", prompt, SamplingParams(max_tokens=31, temperature=0, ignore_eos=True), 0)]
-    engine = make("fake:1")
+    engine = make("fake:1", speculative_num_steps=2)
     run(engine, jobs)
     run(engine, [("b", *jobs[0][1:])])
     run(engine, [("c", [*prompt[:32], 7, 8], *jobs[0][2:])])
@@ -128,7 +129,7 @@ def test_the_dial_is_the_acceptance():
     assert stats.spec.proposed == stats.spec.accepted == [30, 30]
     assert stats.spec.accept_length == 3.0
 
-    spoiled = make("fake:0.5,0", context_length=1024)
+    spoiled = make("fake:0.5,0", context_length=1024, speculative_num_steps=2)
     run(spoiled, [("a", prompt, SamplingParams(max_tokens=800, temperature=0, ignore_eos=True), 0)])
     first, second = spoiled.stats().spec.accept_rates
     assert first == pytest.approx(0.5, abs=0.06)
@@ -152,7 +153,7 @@ def alone(engine, **speculative):
 
 
 def test_a_request_says_how_deep():
-    engine = make()
+    engine = make(speculative_num_steps=2)
     text, spec = alone(engine)
     assert len(spec.proposed) == 2
     for steps in (0, 1, 5):
@@ -162,9 +163,20 @@ def test_a_request_says_how_deep():
         assert sum(spec.histogram) == spec.verify_steps
 
 
+def test_a_request_says_how_deep_where_others_get_what_pays():
+    engine = make("fake:1,1,1,1,1,1,1,1")
+    text, spec = alone(engine)
+    assert 1 <= len(spec.proposed) <= 8
+    for steps in (0, 1, 12):
+        again, spec = alone(engine, num_steps=steps)
+        assert again == text
+        assert len(spec.proposed) == steps
+    assert engine.stats().spec.accept_rate == 1.0
+
+
 def test_speculative_defaults():
     """They are for requests that come later and say nothing themselves."""
-    engine = make()
+    engine = make(speculative_num_steps=2)
     early = Request("early", [5, 6, 7], SamplingParams(max_tokens=40, temperature=0))
     engine.add(early)
     engine.set_speculative_defaults(SpeculativeParams(num_steps=4))
@@ -202,3 +214,24 @@ def test_own_params_before_defaults():
     assert own.or_else(defaults) == SpeculativeParams(0, "exact", 0.5, 0.0)
     assert SpeculativeParams().or_else(defaults) == defaults
     assert own.or_else(SpeculativeParams()) == own
+
+
+def test_ngrams_have_no_probabilities_to_weigh():
+    engine = make(speculative_algorithm="NGRAM")
+    for verify in ("rejection", "block"):
+        with pytest.raises(ValueError, match=f"{verify}.*n-grams"):
+            alone(engine, verify=verify)
+        with pytest.raises(ValueError, match=f"{verify}.*n-grams"):
+            engine.set_speculative_defaults(SpeculativeParams(verify=verify))
+    assert alone(engine, verify="typical")[0] == alone(engine)[0]
+
+
+def test_a_text_that_depends_on_depths_does_not_get_those_of_the_clock():
+    engine = make()
+    for verify in ("rejection", "block", "typical"):
+        params = SamplingParams(max_tokens=40, speculative=SpeculativeParams(verify=verify))
+        request = Request("a", [5, 6, 7], params)
+        engine.add(request)
+        while engine.has_work():
+            engine.step()
+        assert len(request.spec.proposed) == 2

@@ -5,6 +5,7 @@ KV slot, so that a wrong page, an overlap or a stale slot is caught as a wrong r
 """
 
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import settings
@@ -16,8 +17,11 @@ from nextn.kvcache.manager import KVManager
 from nextn.kvcache.naive import NaiveCache
 from nextn.kvcache.radix import RadixCache
 from nextn.request import Request, SamplingParams
-from nextn.scheduler.plan import Plan, RowResult
+from nextn.scheduler.auto_depth import MOST_OWED, AutoDepth
+from nextn.scheduler.plan import Plan, RowResult, StepResult
 from nextn.scheduler.scheduler import Scheduler
+from nextn.speculative.costs import StepCosts, StepTimes, StepWork
+from nextn.speculative.depth import DepthController
 from nextn.speculative.tree import Growing
 from nextn.speculative.verify.exact import accepted_path
 
@@ -43,17 +47,20 @@ def expected(prompt, max_tokens, limit, ignore_eos=False):
 
 
 class Executor:
-    """Answers plans; slots[s] is the token whose KV lies there."""
+    """Answers plans; slots[s] is the token whose KV lies there, entries[s] the token and the one after it of
+    the draft layer's entry. What rows leave for later is kept by request until they extend."""
 
     def __init__(self, page_size, skill, seed=0, shape=CHAINS):
         self.page_size, self.skill, self.shape = page_size, skill, shape
-        self.slots = {}
+        self.slots, self.entries, self.kept = {}, {}, {}
         self.random = random.Random(seed)
         self.largest = 0
 
     def run(self, plan):
         assert len({r.rid for r in plan.rows}) == len(plan.rows)
         self.largest = max(self.largest, sum(len(r.tokens) for r in plan.rows))
+        for rid in plan.gone:
+            self.kept.pop(rid, None)
         written = set()
         results = []
         for r in plan.rows:
@@ -72,6 +79,7 @@ class Executor:
             )
             if not r.chooses:
                 assert r.following == r.history[r.start + known]
+                self.extend(r, table, [*r.tokens, r.following])
                 results.append(RowResult([], NO_DRAFT))
                 continue
             assert r.start + known == len(r.history)
@@ -86,12 +94,29 @@ class Executor:
             for depth, token in enumerate(moved, start=1):
                 self.slots[table[r.start + depth]] = token
             want = max(0, min(r.draft_next, r.room - len(new) - 1))
+            self.extend(r, table, [*r.tokens[:known], *new])
+            assert r.extend or not want
             free = r.start + known + len(path)
             assert free + self.shape.scratch(want) <= len(table)
             for slot in table[free : free + self.shape.scratch(want)]:
-                self.slots[slot] = "guess"
+                self.slots[slot] = self.entries[slot] = "guess"
             results.append(RowResult(new, self.draft([*r.history, *new], want)))
-        return results
+        work = StepWork(len(written), sum(r.extend for r in plan.rows))
+        return StepResult(results, work, StepTimes(1e-3, 1e-4, 0.0, 2e-3))
+
+    def extend(self, r, table, tokens):
+        """`tokens` from r.start on, the last one without an entry: the draft layer takes them in or they
+        wait. Where it does, nothing before them may be missing."""
+        kept = self.kept.pop(r.rid, [])
+        kept += [(r.start + i, pair) for i, pair in enumerate(pairwise(tokens))]
+        if not r.extend:
+            self.kept[r.rid] = kept
+            return
+        for position, pair in kept:
+            self.entries[table[position]] = pair
+        text = [*r.history[: r.start], *tokens]
+        seen = [self.entries.get(slot) for slot in table[: len(text) - 1]]
+        assert seen == list(pairwise(text)), "the draft layer's cache has a gap"
 
     def draft(self, text, want):
         """The script's token is the best guess with a probability of `skill`, else the last one."""
@@ -108,7 +133,26 @@ class Executor:
         return tree.best(self.shape.size(want)) if want else NO_DRAFT
 
 
-def make(pages=40, page_size=4, budget=32, running=4, drafts=2, radix=True, skill=0.7, shape=CHAINS):
+class Whims(DepthController):
+    """Any depths at all, in turns long enough for something to be owed."""
+
+    def __init__(self, most):
+        one = {1: 1e-3}
+        super().__init__(StepCosts(one, one, one, 0.0), most=most)
+        self.random = random.Random(3)
+
+    def propose(self, requests):
+        assert all(r.owed >= 0 for r in requests)
+        return [r.fixed if r.fixed is not None else max(0, self.random.randrange(-12, 4)) for r in requests]
+
+    def cut(self, requests, in_hand, confidences=None, rows=0):
+        assert rows >= 0
+        return [self.random.randint(0, n) for n in in_hand]
+
+
+def make(
+    pages=40, page_size=4, budget=32, running=4, drafts=2, radix=True, skill=0.7, shape=CHAINS, auto=None
+):
     cache = RadixCache(page_size) if radix else NaiveCache()
     kv = KVManager(pages + 1, page_size, cache)
     sched = Scheduler(
@@ -118,6 +162,7 @@ def make(pages=40, page_size=4, budget=32, running=4, drafts=2, radix=True, skil
         num_drafts=drafts,
         eos_ids=frozenset({EOS}),
         shape=shape,
+        auto=auto and AutoDepth(auto),
     )
     return sched, Executor(page_size, skill, shape=shape)
 
@@ -181,6 +226,42 @@ def test_accept_length_counts_the_bonus():
     assert sched.stats.spec.accept_length == 3.0
     assert sched.stats.spec.proposed == [20, 20]
     assert sched.stats.spec.accepted == [20, 20]
+
+
+def test_what_the_drafter_is_owed_is_not_shared():
+    """The controller drafts for the prompt only; what comes after waits, and is not in the prefix cache."""
+
+    class Never(Whims):
+        def propose(self, requests):
+            return [0] * len(requests)
+
+    sched, ex = make(pages=60, auto=Never(2), drafts=2)
+    sched.add(request("a", [5, 6, 7, 8, 9], 0, 160, max_tokens=40, ignore_eos=True))
+    while "a" in sched.by_rid:
+        plan = sched.plan()
+        sched.commit(plan, ex.run(plan))
+        for req in sched.running:
+            assert req.owed == req.committed - 5
+        sched.check_integrity()
+    assert [position for position, _ in ex.kept["a"]] == list(range(5, 44))
+    sched.add(request("b", [5, 6, 7, 8, 9, *expected([5, 6, 7, 8, 9], 40, 160, True)], 1, 160, max_tokens=1))
+    plan = sched.plan()
+    assert plan.gone == ["a"]
+    assert plan.rows[0].start == 4  # the prompt's one full page
+    ex.run(plan)
+    assert not ex.kept
+
+
+def test_owing_has_an_end():
+    sched, ex = make(pages=400, auto=Whims(2), drafts=2)
+    sched.auto._controller.propose = lambda requests: [0] * len(requests)
+    sched.add(request("a", [5], 0, 1500, max_tokens=1200, ignore_eos=True))
+    most = 0
+    while sched.has_work():
+        plan = sched.plan()
+        sched.commit(plan, ex.run(plan))
+        most = max([most, *(r.owed for r in sched.running)])
+    assert most == MOST_OWED
 
 
 def test_retraction_keeps_the_text():
@@ -253,12 +334,25 @@ class Chaos(RuleBasedStateMachine):
         topk=st.sampled_from([1, 1, 2, 3]),
         radix=st.booleans(),
         skill=st.sampled_from([0.0, 0.6, 1.0]),
+        auto=st.sampled_from([None, "whims", "learning"]),
     )
-    def start(self, pages, page, budget, running, drafts, topk, radix, skill):
+    def start(self, pages, page, budget, running, drafts, topk, radix, skill, auto):
+        if not drafts:
+            auto = None
+        elif auto:
+            topk = 1
         shape = Shape(topk, min(2 * topk, tree_size(topk, drafts)))
         # As the engine does it: a request may fill the pool but for what its trees take besides.
         beyond = 0 if topk == 1 else max(shape.nodes, shape.scratch(drafts))
-        self.sched, self.ex = make(pages + beyond, page, budget, running, drafts, radix, skill, shape)
+        controller = None
+        if auto:
+            one = {1: 1e-3}
+            controller = Whims(drafts)
+            if auto == "learning":
+                controller = DepthController(StepCosts(one, one, one, 1e-4), most=drafts)
+        self.sched, self.ex = make(
+            pages + beyond, page, budget, running, drafts, radix, skill, shape, controller
+        )
         self.limit = pages * page
         self.want, self.got, self.count = {}, {}, 0
 

@@ -1,0 +1,79 @@
+"""What n-gram drafts bring where a text says again what it said before, beside the MTP layer's.
+
+python benchmarks/ngram.py                      # the embedded model
+python benchmarks/ngram.py --model-path DIR --max-tokens 256
+
+Greedy, one request at a time, in turns; every side must give the same token ids. "Repetitive": a held-out
+file's beginning, three times over, so that the model goes on with it; "plain": the same beginnings once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from typing import Any
+
+from nextn import LLM, SamplingParams
+from nextn.bench.prompts import heldout_prompts
+from nextn.config import EMBEDDED
+
+SIDES: dict[str, dict[str, Any]] = {
+    "no drafts": {"speculative_num_steps": 0},
+    "MTP": {},
+    "n-grams": {"speculative_algorithm": "NGRAM"},
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model-path", default=EMBEDDED)
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    sides = {name: LLM(args.model_path, disable_radix_cache=True, **o) for name, o in SIDES.items()}
+    tokenizer = next(iter(sides.values())).tokenizer
+    heads = [tokenizer.encode(text)[:100] for text in heldout_prompts(args.prompts)]
+    figures: dict[str, Any] = {}
+    print(f"{'text':12} {'drafts':10} {'tok/s':>8} {'ratio':>6} {'accept length':>14}")
+    for text, prompts in (("repetitive", [head * 3 for head in heads]), ("plain", heads)):
+        figures[text] = measure(sides, prompts, args.max_tokens, args.rounds)
+        base = figures[text]["no drafts"]["tokens_per_second"]
+        for name, f in figures[text].items():
+            f["ratio"] = round(f["tokens_per_second"] / base, 3)
+            rate, length = f["tokens_per_second"], f["accept_length"]
+            print(f"{text:12} {name:10} {rate:8.1f} {f['ratio']:5.2f}x {length:14.2f}")
+    print(json.dumps({"model": args.model_path, "max_tokens": args.max_tokens, "texts": figures}))
+    return 0
+
+
+def measure(
+    sides: dict[str, LLM], prompts: list[list[int]], max_tokens: int, rounds: int
+) -> dict[str, dict[str, float]]:
+    params = SamplingParams(max_tokens=max_tokens, temperature=0, ignore_eos=True)
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    lengths: dict[str, float] = {}
+    expected: list[list[int]] | None = None
+    for _ in range(rounds + 1):  # the first one warms up
+        for name, llm in sides.items():
+            begin = time.perf_counter()
+            done = [llm.generate([prompt], params)[0] for prompt in prompts]
+            rates[name].append(len(prompts) * max_tokens / (time.perf_counter() - begin))
+            lengths[name] = statistics.mean(d.spec.accept_length for d in done)
+            texts = [d.token_ids for d in done]
+            expected = expected or texts
+            assert texts == expected, f"{name} gives other texts"
+    return {
+        name: {
+            "tokens_per_second": round(statistics.median(rates[name][1:]), 1),
+            "accept_length": round(lengths[name], 3),
+        }
+        for name in sides
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

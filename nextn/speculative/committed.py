@@ -1,0 +1,21 @@
+"""What a step tells the drafter of each request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a step settled for one request: positions start .. start + len(following) - 1 are true."""
+
+    rid: str
+    start: int
+    rows: Sequence[int]  # of `hidden`, those of these positions
+    following: Sequence[int]  # following[i]: the token after position start + i
+    pages: Sequence[int]
+    want: int  # depth of the draft to propose
+    history: Sequence[int]  # committed before the step
+    chosen: Sequence[int]  # by the step; empty amid a prompt
+    extend: bool = True  # else the positions wait until a step that extends, and `want` is 0

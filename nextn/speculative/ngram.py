@@ -1,0 +1,56 @@
+"""The n-gram drafter: what followed the last time that a request's text ended like this. Pure.
+
+Prompt lookup: code, quotations and summaries say again what the prompt or the output said before. The
+longest suffix of `longest` down to `shortest` tokens that occurred earlier decides; of its earlier
+occurrences the latest, and the tokens after it are the guess. A guess may run on into itself (a text that
+repeats with period p goes on with period p), as far as it is asked to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+LONGEST, SHORTEST = 4, 2
+
+
+def lookup(tokens: Sequence[int], most: int, longest: int = LONGEST, shortest: int = SHORTEST) -> list[int]:
+    """At most `most` tokens that may follow; empty if no suffix occurred before.
+
+    >>> lookup([7, 8, 9, 1, 7, 8], most=3)
+    [9, 1, 7]
+    """
+    index = NGramIndex(longest, shortest)
+    index.extend(tokens)
+    return index.guess(most)
+
+
+class NGramIndex:
+    """One request's tokens with, for every n-gram, where its last occurrence ended. Takes in committed tokens
+    only, so nothing is ever taken back. Memory: at most `longest - shortest + 1` entries a token."""
+
+    def __init__(self, longest: int = LONGEST, shortest: int = SHORTEST) -> None:
+        if not 1 <= shortest <= longest:
+            raise ValueError(f"n-grams of {shortest} to {longest} tokens: need 1 <= shortest <= longest")
+        self.tokens: list[int] = []
+        self._sizes = range(longest, shortest - 1, -1)
+        # n-gram -> index of the token after its last occurrence; the suffix of `tokens` is not in it yet
+        self._after: dict[int, dict[tuple[int, ...], int]] = {n: {} for n in self._sizes}
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """The request has committed `tokens`."""
+        old = len(self.tokens)
+        self.tokens += tokens
+        text = self.tokens
+        for n, after in self._after.items():
+            for end in range(max(old, n), len(text)):
+                after[tuple(text[end - n : end])] = end
+
+    def guess(self, most: int) -> list[int]:
+        text = self.tokens
+        for n in self._sizes:
+            if n < len(text):
+                at = self._after[n].get(tuple(text[-n:]))
+                if at is not None:
+                    period = len(text) - at
+                    return [text[at + i % period] for i in range(most)]
+        return []
