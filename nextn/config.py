@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from nextn.draft import MAX_DRAFTS, MAX_TOPK, MOST_DEPTH, Shape, tree_size
+from nextn.draft import AUTO_DEPTH, MAX_DRAFTS, MAX_TOPK, MOST_DEPTH, Shape, tree_size
 from nextn.request import CHAINS_ONLY, VERIFY_MODES, SpeculativeParams
 
 EMBEDDED = "nextn-tiny"
@@ -39,10 +41,10 @@ def option(
     help: str,
     *aliases: str,
     choices: tuple[str, ...] = (),
-    word: str | None = None,
+    words: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
-    """word: how None is written."""
-    meta = {"group": group, "help": help, "aliases": aliases, "choices": choices, "word": word}
+    """words: that stand for values which the type does not read."""
+    meta = {"group": group, "help": help, "aliases": aliases, "choices": choices, "words": words}
     return dataclasses.field(default=default, metadata=meta)
 
 
@@ -150,12 +152,12 @@ class EngineConfig:
     speculative_num_steps: int | None = option(
         None,
         "speculation",
-        "drafts per step, 0 is off; auto: for each request and step as many as pay, up to 8, by what steps "
-        "cost and how often drafts have held; of a tree, or with --speculative-num-draft-tokens or a "
-        "simulated accept length, auto is 2",
+        "drafts per step, 0 is off; default 2; auto (experimental): for each request and step as many as "
+        "pay, up to 8, by what steps cost and how often drafts have held; of a tree, or with "
+        "--speculative-num-draft-tokens or a simulated accept length, auto is 2",
         "--num_speculative_tokens",
         "--num-speculative-tokens",
-        word="auto",
+        words={"auto": AUTO_DEPTH},
     )
     speculative_eagle_topk: int = option(
         1, "speculation", "branches that a draft keeps at each depth; 1: a chain, more: a tree"
@@ -232,7 +234,7 @@ class EngineConfig:
             f"raise --chunked-prefill-size (now {self.chunked_prefill_size}) or lower it",
         )
         need(
-            self.speculative_num_steps is None or 0 <= self.speculative_num_steps <= MAX_DRAFTS,
+            self.speculative_num_steps in (None, AUTO_DEPTH) or 0 <= self.speculative_num_steps <= MAX_DRAFTS,
             "speculative_num_steps",
             f"it must be between 0 (off) and {MAX_DRAFTS}",
         )
@@ -309,16 +311,16 @@ class EngineConfig:
         """Drafts per step that the options ask for, at most; the model may have no MTP layer."""
         if self.speculative_algorithm == "NONE":
             return 0
-        if self.speculative_num_steps is not None:
-            return self.speculative_num_steps
-        return MOST_DEPTH if self.auto_depth else 2
+        if self.speculative_num_steps in (None, AUTO_DEPTH):
+            return MOST_DEPTH if self.auto_depth else 2
+        return self.speculative_num_steps
 
     @property
     def auto_depth(self) -> bool:
         """Is it chosen step by step? Costs and acceptance are those of chains that the target judges."""
         chains = self.speculative_eagle_topk == 1 and self.speculative_num_draft_tokens is None
         judged = chains and self.speculative_simulate_accept_length is None
-        return judged and self.speculative_num_steps is None and self.speculative_algorithm != "NONE"
+        return judged and self.speculative_num_steps == AUTO_DEPTH and self.speculative_algorithm != "NONE"
 
     @property
     def speculative(self) -> SpeculativeParams:

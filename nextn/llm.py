@@ -39,18 +39,22 @@ class Completion:
 
 
 class LLM:
-    """Options are those of `nextn serve`, as keywords: LLM("nextn-tiny", speculative_num_steps=3). What is
-    `auto` there is None here.
+    """Options are those of `nextn serve`, as keywords: LLM("nextn-tiny", speculative_num_steps=3). Words
+    such as "auto" are taken too.
 
     Raises ValueError for a bad option, prompt or checkpoint.
     """
 
     def __init__(self, model: str = EMBEDDED, **options: Any) -> None:
-        known = {f.name for f in dataclasses.fields(EngineConfig)}
-        unknown = sorted(set(options) - known)
+        known = {f.name: f.metadata["words"] for f in dataclasses.fields(EngineConfig)}
+        unknown = sorted(set(options) - known.keys())
         if unknown:
             raise ValueError(f"unknown option {unknown[0]!r}; there are {', '.join(sorted(known))}")
-        self.engine = Engine(EngineConfig(model_path=model, **options))
+        values = {
+            name: known[name].get(value, value) if isinstance(value, str) else value
+            for name, value in options.items()
+        }
+        self.engine = Engine(EngineConfig(model_path=model, **values))
         self.tokenizer = Tokenizer.from_folder(model_folder(model))
         self._made = 0
 

@@ -9,7 +9,7 @@ import argparse
 import dataclasses
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from nextn.cli.errors import CommandError
@@ -30,10 +30,10 @@ class Option:
     default: object
     choices: tuple[str, ...]
     help: str
-    word: str | None  # how None is written
+    words: Mapping[str, Any]  # that stand for values which the type does not read
 
     def read(self, text: str) -> Any:
-        return None if text == self.word else self.type(text)
+        return self.words[text] if text in self.words else self.type(text)
 
 
 def options_of(config: type[EngineConfig]) -> Iterator[Option]:
@@ -46,7 +46,14 @@ def options_of(config: type[EngineConfig]) -> Iterator[Option]:
             (kind,) = (t for t in typing.get_args(kind) if t is not type(None))
         meta = field.metadata
         yield Option(
-            field.name, flags, kind, meta["group"], field.default, meta["choices"], meta["help"], meta["word"]
+            field.name,
+            flags,
+            kind,
+            meta["group"],
+            field.default,
+            meta["choices"],
+            meta["help"],
+            meta["words"],
         )
 
 
@@ -61,8 +68,8 @@ def add_options(parser: argparse.ArgumentParser, config: type[EngineConfig]) -> 
         if option.type is bool:
             common["action"] = argparse.BooleanOptionalAction
         else:
-            common["type"] = option.read if option.word else option.type
-            common["metavar"] = option.type.__name__.upper() + (f"|{option.word}" if option.word else "")
+            common["type"] = option.read if option.words else option.type
+            common["metavar"] = "|".join((option.type.__name__.upper(), *option.words))
             if option.choices:
                 common["choices"] = option.choices
                 common["metavar"] = "|".join(option.choices)
@@ -148,7 +155,7 @@ def options_markdown() -> str:
         names = "<br>".join(f"`{flag}`" for flag in option.flags)
         if option.type is bool:
             names += f"<br>`--no-{option.flags[0][2:]}`"
-        shown = option.word if option.default is None else str(option.default).lower()
+        shown = "" if option.default is None else str(option.default).lower()
         default = f"`{shown}`" if shown else ""
         if isinstance(option.default, str):
             default = f"`{option.default}`"

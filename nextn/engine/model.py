@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nextn.config import EngineConfig, model_folder
+from nextn.draft import AUTO_DEPTH
 from nextn.models.base import Model
 from nextn.models.config import ModelConfig
 from nextn.models.draft_folder import OPTION, DraftFolder
@@ -167,7 +168,7 @@ def _nextn_layers(config: EngineConfig, cfg: ModelConfig, folder: Path) -> int:
         return 0
     dummy = config.load_format == "dummy"
     stored = cfg.num_nextn_predict_layers if dummy else stored_nextn_layers(folder, cfg)
-    asked = config.speculative_algorithm is not None or config.speculative_num_steps is not None
+    asked = config.speculative_algorithm is not None or config.speculative_num_steps not in (None, AUTO_DEPTH)
     if stored == 0 and asked:
         raise ValueError(
             f"--speculative-algorithm NEXTN: {folder} has no NextN layer to draft with; "

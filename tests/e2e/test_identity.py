@@ -54,7 +54,7 @@ def work(llm):
 def speculation(drafts):
     """A chain so deep, or a tree of (steps, topk, nodes and root)."""
     if drafts == "auto":
-        return {}
+        return {"speculative_num_steps": "auto"}
     if drafts == "NGRAM":
         return {"speculative_algorithm": drafts}
     if isinstance(drafts, int):

@@ -44,7 +44,7 @@ class ScriptedEngine:
         self.run = int(os.environ.get("SCRIPT_RUN", "3"))
         self.vocab_size = tokenizer.vocab_size
         self.context_length = config.context_length or 1024
-        self.num_drafts = self.run - 1
+        self.num_drafts, self.auto_depth = self.run - 1, False
         self.speculative_defaults = SpeculativeParams()
         self.startup = {"weight_bytes": 2**20, "load_seconds": 0.5, "kv_tokens": 4096}
         self.running: list[Request] = []

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nextn.config import EngineConfig
-from nextn.draft import Shape
+from nextn.draft import AUTO_DEPTH, Shape
 
 
 def config(steps: int | None, topk: int = 1, nodes: int | None = None) -> EngineConfig:
@@ -35,11 +35,12 @@ def test_shapes(asked: tuple[int, ...], shape: Shape) -> None:
 @pytest.mark.parametrize(
     ("asks", "auto", "drafts"),
     [
-        (config(None), True, 8),
+        (config(None), False, 2),
+        (config(AUTO_DEPTH), True, 8),
         (config(3), False, 3),
         (config(0), False, 0),
-        (config(None, 2), False, 2),
-        (config(None, 1, 3), False, 2),
+        (config(AUTO_DEPTH, 2), False, 2),
+        (config(AUTO_DEPTH, 1, 3), False, 2),
         (EngineConfig(speculative_simulate_accept_length=2.5), False, 2),
         (EngineConfig(speculative_algorithm="NONE"), False, 0),
     ],
@@ -62,7 +63,7 @@ def test_depth_is_chosen_step_by_step(asks: EngineConfig, auto: bool, drafts: in
 def test_ngrams_take_no_draft_layers_options(more: dict[str, Any]) -> None:
     plain = EngineConfig(speculative_algorithm="NGRAM")
     plain.check()
-    assert (plain.mtp, plain.auto_depth, plain.num_drafts) == (False, True, 8)
+    assert (plain.mtp, plain.auto_depth, plain.num_drafts) == (False, False, 2)
     name = next(iter(more)).replace("_", "-")
     with pytest.raises(ValueError, match=f"--{name} is .*--speculative-algorithm NGRAM drafts"):
         EngineConfig(speculative_algorithm="NGRAM", **more).check()

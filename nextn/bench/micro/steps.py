@@ -75,7 +75,7 @@ class StepBench:
     def __init__(self, config: EngineConfig, ceilings: Ceilings, steps: int, seconds: float) -> None:
         """steps: pairs of each kind, fewer when `seconds` are over."""
         # A step that is measured has the same rows every time.
-        drafts = 2 if config.auto_depth else config.speculative_num_steps
+        drafts = 2 if config.auto_depth else config.num_drafts
         self.config = dataclasses.replace(config, disable_radix_cache=True, speculative_num_steps=drafts)
         self.ceilings, self.steps, self.seconds = ceilings, steps, seconds
         self.text = tokens_of_text(config)

@@ -11,6 +11,7 @@ from nextn.cli import Parser, dashed
 from nextn.cli.errors import CommandError
 from nextn.cli.options import add_options, options_markdown, options_of, parse
 from nextn.config import REFUSED, EngineConfig, ServerConfig
+from nextn.draft import AUTO_DEPTH
 
 ROOT = Path(__file__).parents[3]
 
@@ -59,9 +60,10 @@ def test_refused_by_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert f"{name.replace('_', '-')} is not supported: {REFUSED[name.replace('_', '-')]}" in told
 
 
-def test_a_word_for_none() -> None:
-    assert read("--speculative-num-steps", "auto").speculative_num_steps is None
-    assert read("--num-speculative-tokens=auto") == ServerConfig()
+def test_a_word_for_a_value() -> None:
+    assert read("--speculative-num-steps", "auto").speculative_num_steps == AUTO_DEPTH
+    assert read("--num-speculative-tokens=auto").speculative_num_steps == AUTO_DEPTH
+    assert read().num_drafts == 2
     with pytest.raises(SystemExit):
         read("--speculative-num-steps", "most")
 
