@@ -85,6 +85,7 @@ def build(config: EngineConfig) -> Built:
         auto=auto,
     )
     slots = pages * config.page_size
+    trees = num_drafts > 0 and shape.topk > 1
     other_drafter = num_drafts and config.speculative_draft_model_path is not None
     startup: dict[str, object] = {
         "model": config.model_path,
@@ -100,9 +101,8 @@ def build(config: EngineConfig) -> Built:
         "kv_bytes_draft": slots * (layers - cfg.num_hidden_layers) * entry,
         "drafter": "none" if not num_drafts else "n-grams" if ngram else "MTP",
         "drafts": "auto" if auto else num_drafts,
-        "simulated_accept_length": simulated,
-        "draft_topk": shape.topk if num_drafts else 0,
-        "draft_tokens": shape.size(num_drafts) + 1 if num_drafts else 0,
+        **({"draft_topk": shape.topk, "draft_tokens": shape.size(num_drafts) + 1} if trees else {}),
+        **({"simulated_accept_length": simulated} if simulated is not None else {}),
         **({"draft_model": config.speculative_draft_model_path} if other_drafter else {}),
         "verify": config.speculative_verify + ", lossy" * config.speculative.lossy,
         "prefix_cache": "off" if config.disable_radix_cache else "radix",
