@@ -9,14 +9,11 @@ by trying all of them; then over the best fixed depth of 0 to 4, and over no dra
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import sys
 from pathlib import Path
 
 from depth_simulation import MACHINES, TEXTS, Machine, Simulation, run_auto, run_fixed
-
-from nextn.bench.machine import this_machine
+from last_line import tell
 
 CONCURRENCY = (1, 4, 16, 64)
 SPREAD = 0.5  # of drafts' own probabilities around the text's rate, where they differ
@@ -46,11 +43,7 @@ def main() -> int:
                 )
     worst = {key: min(r[key] for r in rows) for key in ("of_oracle", "of_best_fixed", "of_none")}
     result = {"worst": worst, "cases": rows, "tokens": args.tokens}
-    line = json.dumps(result)
-    if args.output is not None:
-        name = f"depth-regret_{this_machine().slug}_{datetime.date.today()}.json"
-        (args.output / name).write_text(line + "\n")
-    print(line)
+    tell("depth-regret", result, args.output)
     return 0
 
 

@@ -10,7 +10,6 @@ prompts are held-out code. One request at a time, greedy. The last line is JSON.
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import statistics
 import sys
@@ -18,6 +17,8 @@ import sysconfig
 import tempfile
 import time
 from pathlib import Path
+
+from last_line import tell
 
 from nextn.bench.machine import this_machine
 from nextn.bench.prompts import all_heldout_prompts
@@ -85,11 +86,7 @@ def main() -> int:
         "rows": rows,
         "machine": machine.line,
     }
-    line = json.dumps(result)
-    if args.output is not None:
-        name = f"draft-vocabulary-{result['model']}_{machine.slug}_{datetime.date.today()}.json"
-        (args.output / name).write_text(line + "\n")
-    print(line)
+    tell(f"draft-vocabulary-{model}", result, args.output)
     return 0 if all(row["same_texts"] for row in rows) else 1
 
 

@@ -11,11 +11,11 @@ in turns. The last line is JSON.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import statistics
 import sys
 from pathlib import Path
+
+from last_line import tell
 
 from nextn.bench.machine import this_machine
 from nextn.bench.micro.ceilings import make_ceilings
@@ -61,13 +61,8 @@ def main() -> int:
             f"{k:>6} {ours:>8.1f} {accept:>7.2f} {moved / 1e6:>8.1f} {allowed:>7.2f}x {reached:>7.2f}x "
             f"{reached / allowed:>6.0%}"
         )
-    machine = this_machine()
-    result = {"model": Path(args.model_path).name, "depths": rows, "machine": machine.line}
-    line = json.dumps(result)
-    if args.output is not None:
-        name = f"mtp-roofline-{result['model']}_{machine.slug}_{datetime.date.today()}.json"
-        (args.output / name).write_text(line + "\n")
-    print(line)
+    result = {"model": Path(args.model_path).name, "depths": rows, "machine": this_machine().line}
+    tell(f"mtp-roofline-{result['model']}", result, args.output)
     return 0
 
 

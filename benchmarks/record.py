@@ -10,14 +10,13 @@ peers and the other benchmark clients have scripts of their own (benchmarks/peer
 from __future__ import annotations
 
 import argparse
-import datetime
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from nextn.bench.machine import this_machine
+from last_line import result_name
 
 RESULTS = Path(__file__).parent / "results"
 COMPARE = ["bench", "compare", "--output-dir"]
@@ -55,7 +54,7 @@ def main() -> int:
 
 def record(theme: str) -> int:
     """The command's exit code."""
-    name = f"{theme}_{this_machine().slug}_{datetime.date.today()}"
+    name = result_name(theme)
     command, options = THEMES[theme]
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(temporary) / ("out.jsonl" if command[-1] == "--output-file" else "out")

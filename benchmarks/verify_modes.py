@@ -11,9 +11,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
-import json
 import sys
 from pathlib import Path
+
+from last_line import tell
 
 from nextn.bench.machine import this_machine
 from nextn.bench.prompts import heldout_prompts
@@ -60,14 +61,11 @@ def main() -> int:
                 length = f"{spec.accept_length:.2f}"
                 print(f"| {temperature:g} | {depth} | {name} | {length} | {shown} |", flush=True)
     machine = this_machine()
-    record = json.dumps(
-        {"model": args.model_path, "prompts": args.prompts, "max_tokens": args.max_tokens,
-         "machine": dataclasses.asdict(machine), "date": str(datetime.date.today()), "rows": rows}
-    )  # fmt: skip
-    if args.output:
-        path = args.output / f"verify-modes_{machine.slug}_{datetime.date.today()}.json"
-        path.write_text(record + "\n")
-    print(record)
+    result = {
+        "model": args.model_path, "prompts": args.prompts, "max_tokens": args.max_tokens,
+        "machine": dataclasses.asdict(machine), "date": str(datetime.date.today()), "rows": rows,
+    }  # fmt: skip
+    tell("verify-modes", result, args.output)
     return 0
 
 

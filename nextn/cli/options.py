@@ -155,8 +155,7 @@ def options_markdown() -> str:
         names = "<br>".join(f"`{flag}`" for flag in option.flags)
         if option.type is bool:
             names += f"<br>`--no-{option.flags[0][2:]}`"
-        shown = "" if option.default is None else str(option.default).lower()
-        default = f"`{shown}`" if shown else ""
+        default = "" if option.default is None else f"`{str(option.default).lower()}`"
         if isinstance(option.default, str):
             default = f"`{option.default}`"
         text = option.help + (f" ({', '.join(f'`{c}`' for c in option.choices)})" if option.choices else "")

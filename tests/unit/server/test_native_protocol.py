@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.hostile_json import json_values
 
 from nextn.request import SamplingParams, SpeculativeParams
 from nextn.server.body import parse
@@ -200,11 +201,6 @@ def check_error(error: ApiError) -> None:
     assert told(error)["message"]
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=8,
-)
 fields = st.dictionaries(st.sampled_from(sorted(GenerateRequest.model_fields)), json_values, max_size=6)
 sampling = st.dictionaries(st.sampled_from(sorted(NativeSampling.model_fields)), json_values, max_size=4)
 

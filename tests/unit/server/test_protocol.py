@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.hostile_json import json_values
 
 from nextn.request import SamplingParams, SpeculativeParams
 from nextn.server.body import parse
@@ -277,11 +278,6 @@ def check_error(error: ApiError) -> None:
     assert told(error)["message"]
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=8,
-)
 field_names = st.sampled_from(
     sorted({*CompletionRequest.model_fields, *ChatRequest.model_fields, *REFUSED_IN_CHAT})
 )
