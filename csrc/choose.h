@@ -15,7 +15,8 @@ struct NxSampling {
     uint32_t stream, index;
     float temperature;  // below 1e-5: greedy
     float top_p, min_p;
-    int32_t top_k;      // 0: all
+    int32_t top_k;      // 0 or less: all
+    int32_t rows;       // chosen with this, one after another; the index counts up
 };
 }
 

@@ -277,8 +277,9 @@ struct Engine {
         for (int64_t j = model.hidden; j < wide(model.hidden); ++j) to[j] = 0.f;
     }
 
-    // NextN module k. hidden [rows, hidden] f32, the state at each position; tokens: those after them. out as hidden.
-    void draft(const NxBatch& b, const float* hidden, int k, float* out) {
+    // NextN module k. hidden [.., hidden] f32, rows: of it, the state at each position (null: in order); tokens:
+    // those after them. out [rows, hidden] f32, normed; may be `hidden`.
+    void draft(const NxBatch& b, const float* hidden, const int32_t* rows, int k, float* out) {
         lay_out(b);
         const NxModel& m = model;
         const NxNextN& own = nextn[k];
@@ -293,7 +294,7 @@ struct Engine {
             norm_bf16(row, own.enorm, m.hidden, m.eps, half);
             memcpy(in + i * both, half, size_t(m.hidden) * 2);
             for (int64_t j = m.hidden; j < c; ++j) row[j] = 0.f;
-            memcpy(row, hidden + int64_t(i) * m.hidden, size_t(m.hidden) * 4);
+            memcpy(row, hidden + int64_t(rows ? rows[i] : i) * m.hidden, size_t(m.hidden) * 4);
             norm_bf16(row, own.hnorm, m.hidden, m.eps, half);
             memcpy(in + i * both + m.hidden, half, size_t(m.hidden) * 2);
         });
@@ -305,11 +306,12 @@ struct Engine {
         put_rows(b.rows, own.norm, out);
     }
 
-    Rows head_input(const float* hidden, int rows) {
+    // index: of `hidden`, or null, as in `draft`.
+    Rows head_input(const float* hidden, const int32_t* index, int rows) {
         const int64_t c = wide(model.hidden);
         uint16_t* in = room(h16, rows * c);
         each_row(rows, [&](int i) {
-            const float* row = hidden + int64_t(i) * model.hidden;
+            const float* row = hidden + int64_t(index ? index[i] : i) * model.hidden;
             for (int j = 0; j < model.hidden; ++j) in[i * c + j] = float_bf16(row[j]);
             if (model.hidden & 1) in[i * c + model.hidden] = 0;
         });
@@ -318,17 +320,18 @@ struct Engine {
 
     // out [rows, vocab] f32.
     void logits(const float* hidden, int rows, int vocab, float* out) {
-        product_all(pool, head_input(hidden, rows), rows, model.head, [&](int i, int n0, int n, const float* v) {
+        product_all(pool, head_input(hidden, nullptr, rows), rows, model.head, [&](int i, int n0, int n, const float* v) {
             put(out + int64_t(i) * vocab + n0, v, n < vocab - n0 ? n : vocab - n0);
         });
     }
 
     // The same of the drafter's head; -infinity where it has no row for a token.
-    void draft_logits(const float* hidden, int rows, int vocab, float* out) {
+    void draft_logits(const float* hidden, const int32_t* index, int rows, int vocab, float* out) {
         const int32_t* ids = model.draft_ids;
         const int count = model.draft_vocab;
         if (ids) std::fill(out, out + int64_t(rows) * vocab, -INFINITY);
-        product_all(pool, head_input(hidden, rows), rows, model.draft_head, [&](int i, int n0, int n, const float* v) {
+        const Rows in = head_input(hidden, index, rows);
+        product_all(pool, in, rows, model.draft_head, [&](int i, int n0, int n, const float* v) {
             float* to = out + int64_t(i) * vocab;
             if (n > count - n0) n = count - n0;
             if (ids) for (int j = 0; j < n; ++j) to[ids[n0 + j]] = v[j];

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "choose.h"
-#include "forward.h"
+#include "guesses.h"
 #include "machine.h"
 #include "pack.h"
 #include "read.h"
@@ -21,7 +21,7 @@
 // What this machine can run; must be asked before the library of level 4 is used, in every process.
 NX_API int nx_machine_level() { return machine_level(); }
 
-NX_API int nx_interface() { return 4; }
+NX_API int nx_interface() { return 5; }
 
 NX_API void nx_advise(void* p, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
@@ -93,30 +93,41 @@ NX_API void nx_norm(const float* x, const float* weight, int rows, int n, int64_
 }
 
 NX_API void* nx_engine_new(const NxModel* model, int threads, int layers) {
-    return made<Engine>(*model, threads, layers);
+    return made<Guesser>(*model, threads, layers);
 }
-NX_API void nx_engine_free(void* engine) { delete static_cast<Engine*>(engine); }
+NX_API void nx_engine_free(void* engine) { delete static_cast<Guesser*>(engine); }
 // Of experts whose weights were read since the last call, each counted once in each layer's pass.
-NX_API int64_t nx_engine_expert_bytes(void* engine) { return static_cast<Engine*>(engine)->take_expert_bytes(); }
+NX_API int64_t nx_engine_expert_bytes(void* engine) { return static_cast<Guesser*>(engine)->take_expert_bytes(); }
 NX_API void nx_forward(void* engine, const NxBatch* batch, float* out) {
     const TileUse use;
-    static_cast<Engine*>(engine)->forward(*batch, out);
+    static_cast<Guesser*>(engine)->forward(*batch, out);
 }
 NX_API void nx_draft(void* engine, const NxBatch* batch, const float* hidden, int module, float* out) {
     const TileUse use;
-    static_cast<Engine*>(engine)->draft(*batch, hidden, module, out);
+    static_cast<Guesser*>(engine)->draft(*batch, hidden, nullptr, module, out);
 }
 NX_API void nx_logits(void* engine, const float* hidden, int rows, int vocab, float* out) {
     const TileUse use;
-    static_cast<Engine*>(engine)->logits(hidden, rows, vocab, out);
+    static_cast<Guesser*>(engine)->logits(hidden, rows, vocab, out);
 }
 NX_API void nx_draft_logits(void* engine, const float* hidden, int rows, int vocab, float* out) {
     const TileUse use;
-    static_cast<Engine*>(engine)->draft_logits(hidden, rows, vocab, out);
+    static_cast<Guesser*>(engine)->draft_logits(hidden, nullptr, rows, vocab, out);
+}
+// The batch through a NextN module and chains of guesses after it: tokens [count, most]. Returns the seconds that
+// the first guess of each took.
+NX_API double nx_chains(void* engine, const NxBatch* batch, const float* hidden, int module, const NxChains* chains,
+                        int32_t* tokens) {
+    const TileUse use;
+    return static_cast<Guesser*>(engine)->chains(*batch, hidden, module, *chains, tokens);
 }
 
-// tokens [rows] <- the choices; sampled rows of the logits [rows, vocab] are written over.
-NX_API void nx_choose(float* logits, int rows, int vocab, const NxSampling* sampling, int32_t* tokens) {
+// tokens <- the choices, one for each row of the logits [.., vocab]; rows that are sampled are written over.
+NX_API void nx_choose(float* logits, int runs, int vocab, const NxSampling* sampling, int32_t* tokens) {
     std::vector<int32_t> order;
-    for (int i = 0; i < rows; ++i) tokens[i] = choose(logits + int64_t(i) * vocab, vocab, sampling[i], order);
+    for (int i = 0; i < runs; ++i) {
+        NxSampling s = sampling[i];
+        for (int j = 0; j < sampling[i].rows; ++j, ++s.index, logits += vocab)
+            *tokens++ = choose(logits, vocab, s, order);
+    }
 }

@@ -47,12 +47,16 @@ class Draft:
     @property
     def depth(self) -> int:
         """Of the deepest node; 0 without nodes."""
+        return len(self.tokens) if self.parents is None else max(self.depths(), default=0)
+
+    def depths(self) -> list[int]:
+        """Of each node, 1 after the root."""
         if self.parents is None:
-            return len(self.tokens)
+            return list(range(1, len(self.tokens) + 1))
         depths: list[int] = []
         for parent in self.parents:
             depths.append(1 if parent < 0 else depths[parent] + 1)
-        return max(depths, default=0)
+        return depths
 
     def paths(self) -> list[list[int]] | None:
         """Of the row [root, nodes ...] to verify, as `nextn.layers.batch.Span` has them; None: a chain."""
@@ -65,10 +69,10 @@ class Draft:
 
     def cut(self, nodes: int, depth: int) -> Draft:
         """The first `nodes` of those nodes that are no deeper than `depth`."""
-        if self.parents is None:
-            keep = list(range(min(nodes, depth, len(self.tokens))))
-        else:
-            keep = [i for i in range(len(self.tokens)) if len(self.path(i)) <= depth][: max(0, nodes)]
+        if self.parents is None and len(self.tokens) <= min(nodes, depth):
+            return self
+        depths = self.depths()
+        keep = [i for i in range(len(self.tokens)) if depths[i] <= depth][: max(0, nodes)]
         if len(keep) == len(self.tokens):
             return self
         place = {-1: -1} | {old: new for new, old in enumerate(keep)}

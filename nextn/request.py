@@ -153,12 +153,15 @@ class SpecStats:
     def add(self, proposed: int, accepted: int, committed: int) -> None:
         self.verify_steps += 1
         self.committed += committed
-        _lengthen(self.proposed, proposed)
-        _lengthen(self.accepted, proposed)
+        if proposed > len(self.proposed):
+            _lengthen(self.proposed, proposed)
+            _lengthen(self.accepted, proposed)
         for j in range(proposed):
             self.proposed[j] += 1
-            self.accepted[j] += j < accepted
-        _lengthen(self.histogram, accepted + 1)
+        for j in range(accepted):
+            self.accepted[j] += 1
+        if accepted >= len(self.histogram):
+            _lengthen(self.histogram, accepted + 1)
         self.histogram[accepted] += 1
 
     def merge(self, other: SpecStats) -> None:

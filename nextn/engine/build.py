@@ -18,7 +18,7 @@ from nextn.kvcache.manager import KVManager
 from nextn.kvcache.naive import NaiveCache
 from nextn.kvcache.pool import KVPool
 from nextn.kvcache.radix import RadixCache
-from nextn.models.base import Model
+from nextn.models.base import Chains, Model
 from nextn.models.config import ModelConfig
 from nextn.ops.cpu.draw import draw as native_draw
 from nextn.scheduler.auto_depth import AutoDepth
@@ -69,7 +69,8 @@ def build(config: EngineConfig) -> Built:
         )
     drafter: Drafter = NoDrafter()
     if num_drafts:
-        drafter = NGramDrafter() if ngram else MTPDrafter(model, pool, shape)
+        chains = model if isinstance(model, Chains) else None
+        drafter = NGramDrafter() if ngram else MTPDrafter(model, pool, shape, chains)
     draw_tokens = native_draw if kernels == "cpu" else draw
     auto = None
     if num_drafts and config.auto_depth:

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nextn.engine.sampler import Draw, Drawn
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
 from nextn.models.base import Model, take
+from nextn.ops.base import Draw, Drawn
 from nextn.speculative.costs import KNOTS, StepCosts
 
 SECONDS = 0.4  # for all; what has begun is finished

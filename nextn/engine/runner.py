@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from nextn.engine.logprobs import Asked, prompt_logprobs, token_logprobs
-from nextn.engine.sampler import Draw, draw
+from nextn.engine.sampler import draw
 from nextn.engine.verifier import Guess, Verified, Verifier
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
 from nextn.models.base import Model, take
+from nextn.ops.base import Draw, Drawn
 from nextn.request import TokenLogprob
 from nextn.scheduler.plan import Plan, Row, RowResult, StepResult
 from nextn.speculative.committed import Committed
@@ -21,6 +22,27 @@ from nextn.speculative.costs import StepTimes, StepWork
 from nextn.speculative.drafter import Drafter
 
 NOTHING = Verified([], [])
+
+
+class _Guesses:
+    """`nextn.speculative.drafter.Guesses` of one step."""
+
+    def __init__(self, verifier: Verifier, rows: Sequence[Row], new: Sequence[list[int]]) -> None:
+        self.verifier, self.rows, self.new = verifier, rows, new
+
+    def __call__(
+        self, logits: Tensor, asked: Sequence[tuple[int, Sequence[int]]], k: int
+    ) -> list[list[tuple[int, float]]]:
+        return self.verifier.guess(logits, [Guess(self.rows[i], self.new[i], path) for i, path in asked], k)
+
+    def draws(self, asked: Sequence[tuple[int, int]]) -> list[Drawn] | None:
+        draws: list[Drawn] = []
+        for i, count in asked:
+            drawn = self.verifier.draws(self.rows[i], self.new[i], count)
+            if drawn is None:
+                return None
+            draws.append(drawn)
+        return draws
 
 
 class Runner:
@@ -50,14 +72,11 @@ class Runner:
         target = time.perf_counter() - begin  # choosing has waited for the device
         self._compact(rows, accepted)
 
-        def choose_draft(
-            logits: Tensor, asked: Sequence[tuple[int, Sequence[int]]], k: int
-        ) -> list[list[tuple[int, float]]]:
-            return self.verifier.guess(logits, [Guess(rows[i], new[i], path) for i, path in asked], k)
-
         told = _output_logprobs(raw, rows, new, accepted)
         scored = prompt_logprobs(self.model, hidden, _asked_of_prompts(rows))
-        made = self.drafter.propose(hidden, _committed(rows, new, accepted), choose_draft)
+        made = self.drafter.propose(
+            hidden, _committed(rows, new, accepted), _Guesses(self.verifier, rows, new)
+        )
         results = [
             RowResult(t, d, o, [next(scored) for _ in r.scores])
             for r, t, d, o in zip(rows, new, made.drafts, told, strict=True)
@@ -142,8 +161,10 @@ def _committed(
     for r, tokens, path in zip(rows, new, accepted, strict=True):
         # Rejected guesses are left out; what follows the last true position is the bonus token.
         known = r.known
-        following = [*r.tokens[1:known], *tokens] if r.chooses else [*r.tokens[1:], r.following]
-        true = [*range(at, at + known), *(at + known + node for node in path)]
+        following = [*r.tokens[1:known], *(tokens if r.chooses else (r.following,))]
+        true: Sequence[int] = range(at, at + known + len(path))
+        if r.draft.parents is not None:
+            true = [*range(at, at + known), *(at + known + node for node in path)]
         # A request that ends with this step needs no drafts; nor may drafts outrun its limit.
         ended = not r.end_ids.isdisjoint(tokens)
         want = 0 if ended else max(0, min(r.draft_next, r.room - len(tokens) - 1))

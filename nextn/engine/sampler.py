@@ -11,32 +11,16 @@ Shapes: N choices, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nextn.engine.gumbel import gumbel_noise
+from nextn.ops.base import Draw, Drawn
 from nextn.request import GREEDY_BELOW, SamplingParams
-
-
-class Drawn(NamedTuple):
-    """What a choice depends on besides its penalized logits."""
-
-    seed: int
-    stream: int
-    position: int  # of the token to choose
-    temperature: float
-    top_p: float
-    min_p: float
-    top_k: int
-
-
-# Penalized logits [N, V] f32, which may be written over, and N draws -> N token ids.
-Draw = Callable[[Tensor, Sequence[Drawn]], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +38,31 @@ class Choice:
         return len(self.tokens) + len(self.path)
 
     @property
-    def penalized(self) -> bool:
-        """Do the logits change before the draw?"""
-        p = self.params
-        early = p.min_tokens > 0 and self.index - self.num_prompt < p.min_tokens
-        return early or p.repetition_penalty != 1.0 or bool(p.frequency_penalty or p.presence_penalty)
-
-    @property
     def drawn(self) -> Drawn:
-        p = self.params
-        return Drawn(p.seed, p.stream, self.index, p.temperature, p.top_p, p.min_p, p.top_k)
+        return drawn(self.params, self.index)
+
+
+def penalized(params: SamplingParams, output: int) -> bool:
+    """Do the logits change before the draw of a token that `output` of the request's own come before? Where
+    they do not, they do not for the tokens after it."""
+    p = params
+    return (
+        output < p.min_tokens
+        or p.repetition_penalty != 1.0
+        or p.frequency_penalty != 0.0
+        or p.presence_penalty != 0.0
+    )
+
+
+def drawn(params: SamplingParams, position: int, rows: int = 1) -> Drawn:
+    p = params
+    return Drawn(p.seed, p.stream, position, p.temperature, p.top_p, p.min_p, p.top_k, rows)
 
 
 def draw(logits: Tensor, draws: Sequence[Drawn]) -> list[int]:
     """`Draw` in plain torch."""
+    draws = [Drawn(d[0], d[1], d.position + i, *d[3:7]) for d in draws for i in range(d.rows)]
+    logits = logits[: len(draws)]
     _perturb_random(logits, draws)
     picked: list[int] = logits.argmax(dim=-1).tolist()
     return picked
@@ -77,7 +72,7 @@ def rank(logits: Tensor, choices: Sequence[Choice], k: int) -> list[list[tuple[i
     """As `choose`, the k best of each, best first, with the log-softmax of what they are best in: noise that
     the target will see too says more about its choice than the probabilities before the noise."""
     logits = logits[: len(choices)]
-    _apply_penalties(logits, choices)
+    apply_penalties(logits, choices)
     _perturb_random(logits, [c.drawn for c in choices])
     best, ids = (t.tolist() for t in logits.log_softmax(dim=-1).topk(min(k, logits.shape[1]), dim=-1))
     return [list(zip(i, b, strict=True)) for i, b in zip(ids, best, strict=True)]
@@ -87,7 +82,7 @@ def choose(logits: Tensor, choices: Sequence[Choice], draw: Draw = draw) -> list
     """logits [N or more, V] f32 (padding rows at the end are ignored; rows may be written over) ->
     N token ids."""
     logits = logits[: len(choices)]
-    _apply_penalties(logits, choices)
+    apply_penalties(logits, choices)
     return draw(logits, [c.drawn for c in choices])
 
 
@@ -95,7 +90,7 @@ def probabilities(logits: Tensor, choices: Sequence[Choice]) -> Tensor:
     """As `choose`, the chance of each token to be chosen, [N, V] f32: softmax(filter(logits / T)), or all of
     it on the best token where the choice is greedy."""
     logits = logits[: len(choices)]
-    _apply_penalties(logits, choices)
+    apply_penalties(logits, choices)
     draws = [c.drawn for c in choices]
     chances = torch.zeros_like(logits).scatter_(1, logits.argmax(dim=-1, keepdim=True), 1.0)
     random = [i for i, d in enumerate(draws) if d.temperature >= GREEDY_BELOW]
@@ -106,11 +101,12 @@ def probabilities(logits: Tensor, choices: Sequence[Choice]) -> Tensor:
     return chances
 
 
-def _apply_penalties(logits: Tensor, choices: Sequence[Choice]) -> None:
+def apply_penalties(logits: Tensor, choices: Sequence[Choice]) -> None:
+    """In place, of each choice's row."""
     vocab = logits.shape[1]
     for i, c in enumerate(choices):
         p = c.params
-        if not c.penalized:
+        if not penalized(p, c.index - c.num_prompt):
             continue
         row = logits[i]
         if c.index - c.num_prompt < p.min_tokens and c.end_ids:

@@ -6,15 +6,17 @@ those of the drafter too: these are kept from the step that drafts to the one th
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from nextn.engine.coins import DRAFT, FINAL, Dice, coins, draw
-from nextn.engine.sampler import Choice, Draw, choose, probabilities, rank
+from nextn.engine.sampler import Choice, apply_penalties, choose, drawn, penalized, probabilities, rank
+from nextn.ops.base import Draw, Drawn
+from nextn.request import SamplingParams
 from nextn.scheduler.plan import Row
 from nextn.speculative.simulate import simulated_path
 from nextn.speculative.verify import block, rejection, typical
@@ -46,27 +48,19 @@ class Verifier:
 
     def verify(self, logits: Tensor, rows: Sequence[Row]) -> list[Verified]:
         """logits: after the root and after every node of each row in turn; may be written over."""
-        choices = [_choices(row) for row in rows]
         found: dict[int, Verified] = {}
         for weighs in (True, False):
             mine = [i for i, row in enumerate(rows) if (row.params.verify_mode != "exact") == weighs]
             if not mine:
                 continue
-            asked = [c for i in mine for c in choices[i]]
-            part = logits
-            if len(mine) < len(rows):
-                starts, at = [], 0
-                for c in choices:
-                    starts.append(at)
-                    at += len(c)
-                index = [starts[i] + j for i in mine for j in range(len(choices[i]))]
-                part = logits[torch.tensor(index, device=logits.device)]
+            asked = rows if len(mine) == len(rows) else [rows[i] for i in mine]
+            part = logits if asked is rows else logits[_places(rows, mine, logits.device)]
             if weighs:
-                p = probabilities(part, asked).split([len(choices[i]) for i in mine])
-                found |= zip(mine, self._weigh([rows[i] for i in mine], p), strict=True)
+                choices = [c for row in asked for c in _choices(row)]
+                p = probabilities(part, choices).split([len(row.draft) + 1 for row in asked])
+                found |= zip(mine, self._weigh(asked, p), strict=True)
             else:
-                tokens = iter(choose(part, asked, self.draw))
-                found |= {i: self._equal(rows[i], [next(tokens) for _ in choices[i]]) for i in mine}
+                found |= zip(mine, self._equal(asked, self._chosen(part, asked)), strict=True)
         return [found[i] for i in range(len(rows))]
 
     def forget(self) -> None:
@@ -74,13 +68,37 @@ class Verifier:
         or loses it: what is left by then is of requests that were aborted or retracted."""
         self.kept = {}
 
-    def _equal(self, row: Row, chosen: Sequence[int]) -> Verified:
-        if self.accept_length is None:
-            path = accepted_path(row.draft, chosen)
-        else:
-            path = simulated_path(row.draft, self.accept_length, row.params, len(row.history))
-        final = chosen[path[-1] + 1 if path else 0]
-        return Verified(path, [*(row.draft.tokens[node] for node in path), final])
+    def _chosen(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
+        """The target's choices after the root and after every node of each row in turn."""
+        draws: list[Drawn] = []
+        at = 0
+        for row in rows:
+            draft, params, n = row.draft, row.params, len(row.history)
+            nodes = len(draft) + 1
+            if penalized(params, n - row.num_prompt):
+                apply_penalties(logits[at : at + nodes], _choices(row))
+            if draft.parents is None:
+                draws.append(drawn(params, n, nodes))
+            else:
+                draws += [drawn(params, n + depth) for depth in (0, *draft.depths())]
+            at += nodes
+        return self.draw(logits, draws)
+
+    def _equal(self, rows: Sequence[Row], chosen: Sequence[int]) -> list[Verified]:
+        """chosen: for each row in turn."""
+        verified = []
+        at = 0
+        for row in rows:
+            draft = row.draft
+            own = chosen[at : at + len(draft) + 1]
+            at += len(own)
+            if self.accept_length is None:
+                path = accepted_path(draft, own)
+            else:
+                path = simulated_path(draft, self.accept_length, row.params, len(row.history))
+            final = own[path[-1] + 1 if path else 0]
+            verified.append(Verified(path, [*[draft.tokens[node] for node in path], final]))
+        return verified
 
     def _weigh(self, rows: Sequence[Row], p: Sequence[Tensor]) -> list[Verified]:
         """p [nodes + 1, V] of each row: the target's."""
@@ -102,6 +120,15 @@ class Verifier:
         assert draft.parents is None, "chains only"
         q = torch.stack(self.kept[row.rid][: len(draft)]) if len(draft) else p[:0]
         return WITH_DRAFT_PROBABILITIES[mode](p, q, draft.tokens, thrown)
+
+    def draws(self, row: Row, new: Sequence[int], rows: int) -> Drawn | None:
+        """How to guess so many tokens after the tokens `new` that the row commits; None: it takes more than
+        draws from the drafter's logits."""
+        params, n = row.params, len(row.history) + len(new)
+        mode = params.verify_mode
+        if mode in WITH_DRAFT_PROBABILITIES or penalized(params, n - row.num_prompt):
+            return None
+        return drawn(_for_guesses(params), n, rows)
 
     def guess(self, logits: Tensor, guesses: Sequence[Guess], k: int) -> list[list[tuple[int, float]]]:
         """The k guesses of each row of the drafter's logits, best first, see `drafter.ChooseDraft`.
@@ -133,6 +160,13 @@ class Verifier:
         return [found[i] for i in range(len(guesses))]
 
 
+def _places(rows: Sequence[Row], which: Sequence[int], device: torch.device) -> Tensor:
+    """Of the logits of all rows, those of some of the rows."""
+    ends = list(accumulate(len(row.draft) + 1 for row in rows))
+    places = [at for i in which for at in range(ends[i] - len(rows[i].draft) - 1, ends[i])]
+    return torch.tensor(places, device=device)
+
+
 def _dice(row: Row, new: int, depth: int) -> Dice:
     """For the step whose root is the last of `new` tokens after the row's."""
     return Dice(row.params.seed, row.params.stream, len(row.history) + new - 1, depth)
@@ -149,7 +183,11 @@ def _choices(row: Row) -> list[Choice]:
 
 
 def _guessed(guess: Guess) -> Choice:
-    choice = _choice(guess.row, (*guess.new, *guess.path))
-    if choice.params.verify_mode == "typical":
-        return dataclasses.replace(choice, params=choice.params.replace(temperature=0.0))
-    return choice
+    row = guess.row
+    path = (*guess.new, *guess.path)
+    return Choice(_for_guesses(row.params), row.history, path, row.num_prompt, row.end_ids)
+
+
+def _for_guesses(params: SamplingParams) -> SamplingParams:
+    """`typical`: the target's coin asks for nothing but probability."""
+    return params.replace(temperature=0.0) if params.verify_mode == "typical" else params

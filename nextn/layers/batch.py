@@ -31,7 +31,7 @@ SHORT_SPAN = 2 * ROW_ALIGN  # spans up to this share a rectangle with their like
 SCORES_LIMIT = 1 << 23  # elements of one group's score matrix; bounds the memory of a long prefill
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen ones take three times as long to make, and every step makes many
 class Span:
     """A run of tokens of one request at positions start, start + 1, ..., or, with `paths`, nodes of a tree:
     paths[i] are the slots of row i's positions start, start + 1, ..., counted from the request's slot

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
 from nextn.models.config import ModelConfig
-from nextn.ops.base import align
+from nextn.ops.base import Drawn, align
 
 
 class Model(Protocol):
@@ -53,6 +53,25 @@ class Model(Protocol):
         """A step of NextN module `layer`. The batch's tokens are those AFTER the rows' positions, hidden
         [T, C] the states at them. Writes the module's own KV entries. Returns [T, C], to be put into
         `draft_logits`."""
+
+
+@runtime_checkable
+class Chains(Protocol):
+    """What a model may have besides: a whole draft of chains in one call."""
+
+    def chains(
+        self,
+        batch: Any,
+        hidden: Tensor,
+        rows: Sequence[int],
+        pool: KVPool,
+        after: Sequence[int],
+        draws: Sequence[Drawn],
+    ) -> tuple[list[list[int]], float]:
+        """`draft` by NextN module 0 over the batch, with hidden[rows] for its states. Then, after each of the
+        batch's spans that `after` names, as many guesses as its draw has rows: each is chosen from
+        `draft_logits` and put through `draft`, one position on, for the next. Returns the guesses, and the
+        seconds until the first of each were made."""
 
 
 def take(model: Model, rows: Tensor, index: list[int]) -> Tensor:

@@ -20,7 +20,9 @@ from nextn.layers.mla import LATENT_NORM_EPS
 from nextn.layers.rotary import rotary_tables, softmax_scale
 from nextn.models.config import ModelConfig
 from nextn.models.native_weights import Drafting, NativeWeights
-from nextn.ops.cpu.library import Model, NxBatch, library
+from nextn.ops.base import Drawn
+from nextn.ops.cpu.draw import packed
+from nextn.ops.cpu.library import Model, NxBatch, NxChains, library
 from nextn.ops.cpu.weights import padded
 
 WIDEST = {  # buffers in csrc/forward.h and csrc/moe.h
@@ -132,6 +134,27 @@ class NativeDeepseekV3:
         out = self._room("draft", *rows.shape)  # read before it is written where `rows` lies there too
         library().nx_draft(self._on(pool), batch.struct, rows.data_ptr(), layer, out.data_ptr())
         return out
+
+    def chains(
+        self,
+        batch: NativeBatch,
+        hidden: Tensor,
+        rows: Sequence[int],
+        pool: KVPool,
+        after: Sequence[int],
+        draws: Sequence[Drawn],
+    ) -> tuple[list[list[int]], float]:
+        assert len(rows) == batch.rows
+        states, spans, vocab = array("i", rows), array("i", after), self.config.vocab_size
+        most = max([d.rows for d in draws], default=0)
+        tokens = array("i", bytes(4 * most * len(draws)))
+        addresses = states.buffer_info()[0], spans.buffer_info()[0]
+        asked = NxChains(*addresses, packed(draws), len(draws), most, vocab)
+        seconds: float = library().nx_chains(
+            self._on(pool), batch.struct, hidden.data_ptr(), 0, asked, tokens.buffer_info()[0]
+        )
+        found = tokens.tolist()
+        return [found[i * most : i * most + d.rows] for i, d in enumerate(draws)], seconds
 
     def expert_bytes_read(self) -> int:
         """Of experts whose weights were read since the last call, each counted once in each layer's pass."""

@@ -10,9 +10,9 @@ sequence was cut into steps. A backend may ask that T is a multiple of ROW_ALIGN
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -46,6 +46,24 @@ class Attention:
 
     groups: Sequence[AttentionGroup]
     back: Tensor
+
+
+class Drawn(NamedTuple):
+    """What choices depend on besides their penalized logits: those of `rows` rows, one after another, whose
+    positions count up. See nextn.engine.sampler for the choice itself."""
+
+    seed: int
+    stream: int
+    position: int  # of the first token to choose
+    temperature: float
+    top_p: float
+    min_p: float
+    top_k: int
+    rows: int = 1
+
+
+# Penalized logits f32, which may be written over, a row for each choice -> the tokens chosen.
+Draw = Callable[[Tensor, Sequence[Drawn]], list[int]]
 
 
 class Ops(Protocol):

@@ -53,7 +53,7 @@ class Plan:
     gone: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RowResult:
     """tokens: what the step commits, [accepted drafts ..., bonus]; empty for a part of a prompt.
     draft: the proposal for the next step. logprobs: of `tokens`, None if not wanted. prompt_logprobs: one

@@ -11,7 +11,7 @@ While a draft grows, what is grown on gets slots behind the committed ones, `top
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -19,14 +19,25 @@ from torch import Tensor
 from nextn.draft import NO_DRAFT, Draft, Shape
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
-from nextn.models.base import Model, take
+from nextn.models.base import Chains, Model, take
+from nextn.ops.base import Drawn
 from nextn.speculative.behind import Behind
 from nextn.speculative.committed import Committed
 from nextn.speculative.tree import Growing
 
-# (index into the step's requests, guesses so far) per row, logits, k -> the k best (token, log-probability)
-# of each row, best first. The log-probability may be left at 0 when k is 1.
-ChooseDraft = Callable[[Tensor, Sequence[tuple[int, Sequence[int]]], int], list[list[tuple[int, float]]]]
+
+class Guesses(Protocol):
+    """How a step's requests guess, each in its own verify mode."""
+
+    def __call__(
+        self, logits: Tensor, asked: Sequence[tuple[int, Sequence[int]]], k: int
+    ) -> list[list[tuple[int, float]]]:
+        """(index into the step's requests, guesses so far) per row of logits -> the k best (token,
+        log-probability) of each row, best first. The log-probability may be left at 0 when k is 1."""
+
+    def draws(self, asked: Sequence[tuple[int, int]]) -> list[Drawn] | None:
+        """(index into the step's requests, guesses wanted) -> how to draw them; None: one of them needs more
+        than a draw."""
 
 
 class Drafted(NamedTuple):
@@ -40,7 +51,7 @@ class Drafted(NamedTuple):
 
 
 class Drafter(Protocol):
-    def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> Drafted:
+    def propose(self, hidden: Tensor, work: Sequence[Committed], choose: Guesses) -> Drafted:
         """hidden [T, C] of the target's step -> the draft of each request, at most `want` deep."""
 
     def forget(self, rids: Sequence[str]) -> None:
@@ -50,7 +61,7 @@ class Drafter(Protocol):
 class NoDrafter:
     """Speculation off: the same step, without drafts."""
 
-    def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> Drafted:
+    def propose(self, hidden: Tensor, work: Sequence[Committed], choose: Guesses) -> Drafted:
         return Drafted([NO_DRAFT for _ in work])
 
     def forget(self, rids: Sequence[str]) -> None:
@@ -58,20 +69,25 @@ class NoDrafter:
 
 
 class MTPDrafter:
-    def __init__(self, model: Model, pool: KVPool, shape: Shape) -> None:
-        self.model, self.pool, self.shape = model, pool, shape
+    def __init__(self, model: Model, pool: KVPool, shape: Shape, chains: Chains | None = None) -> None:
+        """chains: the model, if it can."""
+        self.model, self.pool, self.shape, self.chains = model, pool, shape, chains
         self.behind = Behind()
 
     def forget(self, rids: Sequence[str]) -> None:
         self.behind.drop(rids)
 
-    def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> Drafted:
+    def propose(self, hidden: Tensor, work: Sequence[Committed], choose: Guesses) -> Drafted:
         begin = extended_at = time.perf_counter()
         extended = self._catch_up(work)
         self.behind.keep(hidden, work)
         now = [w for w in work if w.extend]
         if not now:
             return Drafted([NO_DRAFT for _ in work])
+        if self.chains is not None and self.shape.topk == 1:
+            draws = choose.draws([(i, w.want) for i, w in enumerate(work) if w.want])
+            if draws is not None:
+                return self._in_one_call(self.chains, hidden, work, draws, begin, extended)
         state = self._extend(hidden, now)
         extended += sum(len(w.following) for w in now)
         passes: list[int] = []
@@ -113,6 +129,38 @@ class MTPDrafter:
             growing[i].tree.best(self.shape.size(w.want)) if w.want else NO_DRAFT for i, w in enumerate(work)
         ]
         return Drafted(drafts, extended, passes, extended_at - begin, end - extended_at)
+
+    def _in_one_call(
+        self,
+        chains: Chains,
+        hidden: Tensor,
+        work: Sequence[Committed],
+        draws: Sequence[Drawn],
+        begin: float,
+        caught_up: int,
+    ) -> Drafted:
+        """The same drafts. draws: of the requests that want any."""
+        spans: list[Span] = []
+        rows: list[int] = []
+        after: list[int] = []
+        for w in work:
+            if w.extend:
+                if w.want:
+                    after.append(len(spans))
+                spans.append(Span(w.following, w.start, w.pages))
+                rows += w.rows
+        batch = self.model.batch(spans, self.pool.page_size)
+        called = time.perf_counter()
+        guesses, seconds = chains.chains(batch, hidden, rows, self.pool, after, draws)
+        extended_at = called + seconds
+        found = iter(guesses)
+        drafts = [Draft(next(found)) if w.want else NO_DRAFT for w in work]
+        deepest = max([d.rows for d in draws], default=1)
+        passes = [sum([d.rows > depth for d in draws]) for depth in range(1, deepest)]
+        end = time.perf_counter()
+        if not draws:
+            extended_at = end
+        return Drafted(drafts, caught_up + len(rows), passes, extended_at - begin, end - extended_at)
 
     def _catch_up(self, work: Sequence[Committed]) -> int:
         """Runs over the positions that had waited for this step, a piece at a time. How many there were."""

@@ -194,6 +194,48 @@ void feed_forwards(void* pool, void* alone) {
 }
 
 // Two layers and a NextN module of odd sizes. A sequence fed whole must equal the same fed in two parts.
+// Chains after three of four spans, in one call and one guess at a time. states: a row of `hidden` for each of 18.
+void chains(void* engine, const std::vector<float>& states, int hidden, int vocab) {
+    Batch batch({{0, 9}, {0, 3}, {2, 4}, {14, 2}}, 4, false);  // pages have room for 3, 1, 2 and no more
+    std::vector<int32_t> rows(size_t(batch.b.rows));
+    std::vector<float> taken;
+    for (size_t i = 0; i < rows.size(); ++i) {
+        rows[i] = int32_t(rows.size() - 1 - i);
+        const auto at = states.begin() + int64_t(rows[i]) * hidden;
+        taken.insert(taken.end(), at, at + hidden);
+    }
+    const int32_t after[3] = {0, 2, 3};
+    NxSampling sampling[3];
+    const int guesses[3] = {4, 3, 1};
+    for (int i = 0; i < 3; ++i)
+        sampling[i] = {7, 1, uint32_t(20 + i), i == 1 ? 0.f : 1.f, 0.9f, 0.f, 0, guesses[i]};
+    const NxChains asked{rows.data(), after, sampling, 3, 4, vocab};
+    std::vector<int32_t> tokens(12);
+    must(nx_chains(engine, &batch.b, states.data(), 0, &asked, tokens.data()) >= 0., "time goes on");
+
+    std::vector<float> drafted(taken.size()), row(size_t(hidden)), z(size_t(vocab), 0.f);
+    nx_draft(engine, &batch.b, taken.data(), 0, drafted.data());
+    for (int i = 0; i < 3; ++i) {
+        int32_t span[6];
+        std::copy_n(batch.span.data() + 6 * after[i], 6, span);
+        std::copy_n(drafted.data() + int64_t(span[0] + span[1] - 1) * hidden, hidden, row.data());
+        for (int depth = 0; depth < sampling[i].rows; ++depth) {
+            NxSampling s = sampling[i];
+            s.index += uint32_t(depth);
+            s.rows = 1;
+            int32_t token = -1;
+            nx_draft_logits(engine, row.data(), 1, vocab, z.data());
+            nx_choose(z.data(), 1, vocab, &s, &token);
+            must(token == tokens[size_t(4 * i + depth)], "a guess depends on how it was asked for");
+            const int32_t next[6] = {0, 1, span[2] + span[1] + depth, span[3], INT32_MAX, 0};
+            const NxBatch one{1, 1, &token, next, batch.pages.data(), nullptr};
+            if (depth + 1 < sampling[i].rows) nx_draft(engine, &one, row.data(), 0, row.data());
+        }
+    }
+    const NxChains none{rows.data(), nullptr, nullptr, 0, 0, vocab};
+    nx_chains(engine, &batch.b, states.data(), 0, &none, nullptr);
+}
+
 void models(int threads, int kind, bool compressed) {
     const int hidden = 45, heads = 3, nope = 5, rope = 6, rank = 17, value = 7, q_rank = 13, vocab = 41, page = 4;
     const int queries = heads * (nope + rope), q_in = compressed ? q_rank : queries, width = 32, positions = 320;
@@ -274,6 +316,8 @@ void models(int threads, int kind, bool compressed) {
                 nx_forward(engine, &batch.b, x.data());
                 nx_draft(engine, &batch.b, x.data(), 0, y.data());
             }
+    chains(engine, hidden, vocab);
+    chains(engine, got, hidden, vocab);
     nx_engine_free(engine);
     nx_engine_free(second);
 }
@@ -286,10 +330,12 @@ void choices() {
                     std::vector<float> z = floats(3 * vocab);
                     for (int i = 0; i < vocab; i += 2) z[size_t(vocab + i)] = NAN;
                     for (int i = 0; i < vocab; ++i) z[size_t(2 * vocab + i)] = i % 3 ? -INFINITY : INFINITY;
-                    const NxSampling s{~uint64_t(0), ~0u, ~0u, temperature, top_p, top_p / 10.f, top_k};
-                    const NxSampling all[3] = {s, s, s};
+                    const NxSampling s{~uint64_t(0), ~0u, ~0u, temperature, top_p, top_p / 10.f, top_k,
+                                       1};
+                    NxSampling all[2] = {s, s};
+                    all[1].rows = 2;
                     int32_t tokens[3];
-                    nx_choose(z.data(), 3, vocab, all, tokens);
+                    nx_choose(z.data(), 2, vocab, all, tokens);
                     for (int t : tokens) must(t >= 0 && t < vocab, "a token outside of the vocabulary");
                 }
     }

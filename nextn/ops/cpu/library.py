@@ -6,14 +6,29 @@ One library for each instruction set level lies in lib/; the best that this mach
 from __future__ import annotations
 
 import ctypes
-from ctypes import CDLL, POINTER, Structure, c_float, c_int, c_int32, c_int64, c_uint32, c_uint64, c_void_p
+from ctypes import (
+    CDLL,
+    POINTER,
+    Structure,
+    c_char_p,
+    c_double,
+    c_float,
+    c_int,
+    c_int32,
+    c_int64,
+    c_uint64,
+    c_void_p,
+)  # fmt: skip
 from functools import cache
 from pathlib import Path
+from struct import Struct
 
 FOLDER = Path(__file__).parent / "lib"
 LEVELS = ("portable", "avx2", "avx512", "avx512bf16", "amx")  # by nx_machine_level
-INTERFACE = 4  # nx_interface of a library that fits this file
+INTERFACE = 5  # nx_interface of a library that fits this file
 F32, BF16, E4M3, INT8 = range(4)
+# NxSampling of csrc/choose.h, its fields in the order of nextn.ops.base.Drawn.
+SAMPLING = Struct("@QIIfffii4x")
 
 
 class Weight(Structure):
@@ -73,12 +88,12 @@ class NxBatch(Structure):
     )  # fmt: skip
 
 
-class Sampling(Structure):
-    """NxSampling of csrc/choose.h."""
+class NxChains(Structure):
+    """NxChains of csrc/guesses.h."""
 
     _fields_ = (
-        ("seed", c_uint64), ("stream", c_uint32), ("index", c_uint32), ("temperature", c_float),
-        ("top_p", c_float), ("min_p", c_float), ("top_k", c_int32),
+        ("rows", c_void_p), ("span", c_void_p), ("sampling", c_char_p), ("count", c_int32),
+        ("most", c_int32), ("vocab", c_int32),
     )  # fmt: skip
 
 
@@ -110,7 +125,8 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "nx_draft": (None, (c_void_p, POINTER(NxBatch), c_void_p, c_int, c_void_p)),
     "nx_logits": (None, (c_void_p, c_void_p, c_int, c_int, c_void_p)),
     "nx_draft_logits": (None, (c_void_p, c_void_p, c_int, c_int, c_void_p)),
-    "nx_choose": (None, (c_void_p, c_int, c_int, POINTER(Sampling), c_void_p)),
+    "nx_chains": (c_double, (c_void_p, POINTER(NxBatch), c_void_p, c_int, POINTER(NxChains), c_void_p)),
+    "nx_choose": (None, (c_void_p, c_int, c_int, c_void_p, c_void_p)),
 }
 
 

@@ -17,6 +17,13 @@ def accepted_path(draft: Draft, choices: Sequence[int]) -> list[int]:
     [1, 2]
     """
     assert len(choices) == len(draft) + 1
+    if draft.parents is None:
+        held = 0
+        for token, choice in zip(draft.tokens, choices, strict=False):
+            if token != choice:
+                break
+            held += 1
+        return list(range(held))
     path: list[int] = []
     last = -1
     for node, token in enumerate(draft.tokens):  # children come after their parents

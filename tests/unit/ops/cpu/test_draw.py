@@ -9,7 +9,7 @@ import torch
 from scipy import stats
 
 from nextn.engine import sampler
-from nextn.engine.sampler import Drawn
+from nextn.ops.base import Drawn
 from nextn.ops.cpu.draw import draw
 
 INF = math.inf
@@ -47,6 +47,16 @@ def test_the_same_tokens(level: str, vocab: int, filters: dict[str, float]) -> N
         for i in range(24)
     ]
     assert draw(z.clone(), asked) == sampler.draw(z.clone(), asked)
+
+
+def test_rows_of_one_request(level: str) -> None:
+    """Several rows with one draw are as many draws at positions that count up."""
+    z = logits(7, 300)
+    runs = [drawn(5, 10, rows=3), drawn(6, 2, top_k=9), drawn(7, 4, rows=3)]
+    each = [*(drawn(5, 10 + i) for i in range(3)), drawn(6, 2, top_k=9), *(drawn(7, 4 + i) for i in range(3))]
+    want = sampler.draw(z.clone(), each)
+    assert len(set(want)) > 3
+    assert sampler.draw(z.clone(), runs) == draw(z.clone(), runs) == draw(z.clone(), each) == want
 
 
 def test_flat_and_peaked_logits(level: str) -> None:
