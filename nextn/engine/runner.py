@@ -24,8 +24,8 @@ from nextn.speculative.drafter import Drafter
 NOTHING = Verified([], [])
 
 
-class _Guesses:
-    """`nextn.speculative.drafter.Guesses` of one step."""
+class _ChooseDraft:
+    """`nextn.speculative.drafter.ChooseDraft` of one step."""
 
     def __init__(self, verifier: Verifier, rows: Sequence[Row], new: Sequence[list[int]]) -> None:
         self.verifier, self.rows, self.new = verifier, rows, new
@@ -74,9 +74,8 @@ class Runner:
 
         told = _output_logprobs(raw, rows, new, accepted)
         scored = prompt_logprobs(self.model, hidden, _asked_of_prompts(rows))
-        made = self.drafter.propose(
-            hidden, _committed(rows, new, accepted), _Guesses(self.verifier, rows, new)
-        )
+        choose_draft = _ChooseDraft(self.verifier, rows, new)
+        made = self.drafter.propose(hidden, _committed(rows, new, accepted), choose_draft)
         results = [
             RowResult(t, d, o, [next(scored) for _ in r.scores])
             for r, t, d, o in zip(rows, new, made.drafts, told, strict=True)

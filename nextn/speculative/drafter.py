@@ -26,7 +26,7 @@ from nextn.speculative.committed import Committed
 from nextn.speculative.tree import Growing
 
 
-class Guesses(Protocol):
+class ChooseDraft(Protocol):
     """How a step's requests guess, each in its own verify mode."""
 
     def __call__(
@@ -51,7 +51,7 @@ class Drafted(NamedTuple):
 
 
 class Drafter(Protocol):
-    def propose(self, hidden: Tensor, work: Sequence[Committed], choose: Guesses) -> Drafted:
+    def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> Drafted:
         """hidden [T, C] of the target's step -> the draft of each request, at most `want` deep."""
 
     def forget(self, rids: Sequence[str]) -> None:
@@ -61,7 +61,7 @@ class Drafter(Protocol):
 class NoDrafter:
     """Speculation off: the same step, without drafts."""
 
-    def propose(self, hidden: Tensor, work: Sequence[Committed], choose: Guesses) -> Drafted:
+    def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> Drafted:
         return Drafted([NO_DRAFT for _ in work])
 
     def forget(self, rids: Sequence[str]) -> None:
@@ -77,17 +77,17 @@ class MTPDrafter:
     def forget(self, rids: Sequence[str]) -> None:
         self.behind.drop(rids)
 
-    def propose(self, hidden: Tensor, work: Sequence[Committed], choose: Guesses) -> Drafted:
+    def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> Drafted:
         begin = extended_at = time.perf_counter()
         extended = self._catch_up(work)
         self.behind.keep(hidden, work)
-        now = [w for w in work if w.extend]
-        if not now:
-            return Drafted([NO_DRAFT for _ in work])
-        if self.chains is not None and self.shape.topk == 1:
+        if self.chains is not None and self.shape.topk == 1 and any(w.extend for w in work):
             draws = choose.draws([(i, w.want) for i, w in enumerate(work) if w.want])
             if draws is not None:
                 return self._in_one_call(self.chains, hidden, work, draws, begin, extended)
+        now = [w for w in work if w.extend]
+        if not now:
+            return Drafted([NO_DRAFT for _ in work])
         state = self._extend(hidden, now)
         extended += sum(len(w.following) for w in now)
         passes: list[int] = []

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nextn.draft import NO_DRAFT, Draft
 from nextn.speculative.committed import Committed
-from nextn.speculative.drafter import Drafted, Guesses
+from nextn.speculative.drafter import ChooseDraft, Drafted
 from nextn.speculative.ngram import NGramIndex
 
 
@@ -24,7 +24,7 @@ class NGramDrafter:
         for rid in rids:
             self._indexes.pop(rid, None)
 
-    def propose(self, hidden: Tensor, work: Sequence[Committed], choose: Guesses) -> Drafted:
+    def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> Drafted:
         return Drafted([self._guess(w) if w.want else NO_DRAFT for w in work])
 
     def _guess(self, work: Committed) -> Draft:

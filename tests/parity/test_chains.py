@@ -16,7 +16,7 @@ from nextn.engine.model import choose_kernels
 from nextn.models.base import Chains
 from nextn.request import Request, SamplingParams, SpeculativeParams
 from nextn.speculative.committed import Committed
-from nextn.speculative.drafter import Drafted, Guesses, MTPDrafter
+from nextn.speculative.drafter import ChooseDraft, Drafted, MTPDrafter
 
 NATIVE = choose_kernels(EngineConfig(), torch.device("cpu")) == "cpu"
 pytestmark = pytest.mark.skipif(not NATIVE, reason="no native kernels here")
@@ -45,7 +45,7 @@ class Both:
         self.whole.forget(rids)
         self.plain.forget(rids)
 
-    def propose(self, hidden: Tensor, work: Sequence[Committed], choose: Guesses) -> Drafted:
+    def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> Drafted:
         wanted = [(i, w.want) for i, w in enumerate(work) if w.want]
         self.in_one_call.append(choose.draws(wanted) is not None)
         made, again = (d.propose(hidden, work, choose) for d in (self.whole, self.plain))
