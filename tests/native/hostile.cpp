@@ -213,7 +213,7 @@ void chains(void* engine, const std::vector<float>& states, int hidden, int voca
     std::vector<int32_t> tokens(12);
     must(nx_chains(engine, &batch.b, states.data(), 0, &asked, tokens.data()) >= 0., "time goes on");
 
-    std::vector<float> drafted(taken.size()), row(size_t(hidden)), z(size_t(vocab), 0.f);
+    std::vector<float> drafted(taken.size()), row(size_t(hidden), 0.f), z(size_t(vocab), 0.f);
     nx_draft(engine, &batch.b, taken.data(), 0, drafted.data());
     for (int i = 0; i < 3; ++i) {
         int32_t span[6];
@@ -316,7 +316,6 @@ void models(int threads, int kind, bool compressed) {
                 nx_forward(engine, &batch.b, x.data());
                 nx_draft(engine, &batch.b, x.data(), 0, y.data());
             }
-    chains(engine, hidden, vocab);
     chains(engine, got, hidden, vocab);
     nx_engine_free(engine);
     nx_engine_free(second);
