@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
-from nextn.speculative.costs import KNOTS, StepCosts, StepTimes, StepWork
+from nextn.speculative.costs import KNOTS, StepCosts, StepWork
 from nextn.speculative.depth import DepthController, DraftState
 
 MOST = 8
@@ -33,11 +33,11 @@ class Machine:
     draft: Cost
     fixed: float
 
-    def seconds(self, work: StepWork) -> StepTimes:
+    def seconds(self, work: StepWork) -> float:
         target = self.target(work.rows) / 1e3
         extend = self.extend(work.extended) / 1e3 if work.extended else 0.0
         draft = sum(self.draft(n) for n in work.passes) / 1e3
-        return StepTimes(target, extend, draft, target + extend + draft + self.fixed / 1e3)
+        return target + extend + draft + self.fixed / 1e3
 
 
 def experts(rows: float, many: int = 64, each: int = 6) -> float:
@@ -163,35 +163,37 @@ class Simulation:
             return rate
         return self.luck.betavariate(rate / self.spread + 1e-3, (1 - rate) / self.spread + 1e-3)
 
-    def noisy(self, times: StepTimes) -> StepTimes:
-        def some(seconds: float) -> float:
-            slow = 4.0 if self.luck.random() < 0.01 else 1.0
-            return seconds * slow * self.luck.lognormvariate(0, 0.05)
-
-        target, extend, draft = some(times.target), some(times.extend), some(times.draft)
-        rest = times.whole - times.target - times.extend - times.draft
-        return StepTimes(target, extend, draft, target + extend + draft + some(rest))
+    def noisy(self, seconds: float) -> float:
+        slow = 4.0 if self.luck.random() < 0.01 else 1.0
+        return seconds * slow * self.luck.lognormvariate(0, 0.05)
 
 
 def run_auto(sim: Simulation, warm_up: int, tokens: float, controller: DepthController | None = None) -> Run:
     """Until the requests have come to `tokens` each on average; the first `warm_up` tokens do not count."""
     controller = controller or DepthController(sim.probe())
     states = [DraftState() for _ in range(sim.n)]
+    for state in states:
+        controller.enter(state)
     run = Run()
     while sum(sim.tokens) < tokens * sim.n:
         for i in sim.new:
             states[i] = DraftState()
-        for s, owed in zip(states, sim.owed, strict=True):
-            s.owed = owed
-        told = [[1.5 * math.log(max(p, 1e-6)) for p in d] for d in sim.drafts] if sim.spread else None
-        kept = controller.cut(states, [len(d) for d in sim.drafts], told)
-        depths = controller.propose(states)
-        expected, held, work = sim.step(kept, depths)
-        times = sim.machine.seconds(work)
-        controller.observe(states, kept, held, work, sim.noisy(times))
+            controller.enter(states[i])
+        depths = [s.depth for s in states]
+        verified = [len(d) for d in sim.drafts]
+        expected, held, work = sim.step(verified, depths)
+        for s, v, a in zip(states, verified, held, strict=True):
+            if v:
+                s.note(v, a)
+        seconds = sim.machine.seconds(work)
+        controller.step(work, sim.noisy(seconds))
+        if controller.due(sim.n):
+            for s, owed in zip(states, sim.owed, strict=True):
+                s.owed = owed
+            controller.plan(states)
         if sum(sim.tokens) >= warm_up * sim.n:
             run.tokens += expected
-            run.seconds += times.whole
+            run.seconds += seconds
             run.proposed += sum(depths)
             run.steps += 1
     return run
@@ -206,7 +208,7 @@ def run_fixed(sim: Simulation, warm_up: int, tokens: float, depth: int | None) -
         expected, _, work = sim.step([len(x) for x in sim.drafts], [d] * sim.n)
         if sum(sim.tokens) >= warm_up * sim.n:
             run.tokens += expected
-            run.seconds += sim.machine.seconds(work).whole
+            run.seconds += sim.machine.seconds(work)
             run.proposed += d * sim.n
             run.steps += 1
     return run
@@ -218,6 +220,6 @@ def best_depth(sim: Simulation) -> int:
     def speed(d: int) -> float:
         tokens = sim.n + sum(sum(r[:d]) for r in rates)
         work = StepWork(sim.n * (1 + d), round(tokens) if d else 0, [sim.n] * (d - 1))
-        return tokens / sim.machine.seconds(work).whole
+        return tokens / sim.machine.seconds(work)
 
     return max(range(MOST + 1), key=speed)

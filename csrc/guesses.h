@@ -4,8 +4,6 @@
 // Its products, norms and choices are those of one call for each depth, so its bits are; what is saved is what
 // lies between the calls.
 #pragma once
-#include <chrono>
-
 #include "choose.h"
 #include "forward.h"
 
@@ -23,10 +21,8 @@ namespace {
 struct Guesser : Engine {
     using Engine::Engine;
 
-    // tokens [count, most]. Returns the seconds until the first guesses were made.
-    double chains(const NxBatch& b, const float* hidden, int module, const NxChains& c, int32_t* tokens) {
-        const auto begin = std::chrono::steady_clock::now();
-        double first = 0.;
+    // tokens [count, most].
+    void chains(const NxBatch& b, const float* hidden, int module, const NxChains& c, int32_t* tokens) {
         float* s = room(state, int64_t(b.rows) * model.hidden);
         draft(b, hidden, c.rows, module, s);
         open.clear();
@@ -37,13 +33,11 @@ struct Guesser : Engine {
         for (int depth = 0; !open.empty(); ++depth) {
             if (depth) feed(b, module);
             guess(depth, c, tokens);
-            if (!depth) first = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
             size_t left = 0;
             for (const Chain& chain : open)
                 if (c.sampling[chain.number].rows > depth + 1) open[left++] = chain;
             open.resize(left);
         }
-        return first;
     }
 
 private:

@@ -114,12 +114,11 @@ NX_API void nx_draft_logits(void* engine, const float* hidden, int rows, int voc
     const TileUse use;
     static_cast<Guesser*>(engine)->draft_logits(hidden, nullptr, rows, vocab, out);
 }
-// The batch through a NextN module and chains of guesses after it: tokens [count, most]. Returns the seconds that
-// the first guess of each took.
-NX_API double nx_chains(void* engine, const NxBatch* batch, const float* hidden, int module, const NxChains* chains,
-                        int32_t* tokens) {
+// The batch through a NextN module and chains of guesses after it: tokens [count, most].
+NX_API void nx_chains(void* engine, const NxBatch* batch, const float* hidden, int module, const NxChains* chains,
+                      int32_t* tokens) {
     const TileUse use;
-    return static_cast<Guesser*>(engine)->chains(*batch, hidden, module, *chains, tokens);
+    static_cast<Guesser*>(engine)->chains(*batch, hidden, module, *chains, tokens);
 }
 
 // tokens <- the choices, one for each row of the logits [.., vocab]; rows that are sampled are written over.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import torch
@@ -18,7 +17,7 @@ from nextn.ops.base import Draw, Drawn
 from nextn.request import TokenLogprob
 from nextn.scheduler.plan import Plan, Row, RowResult, StepResult
 from nextn.speculative.committed import Committed
-from nextn.speculative.costs import StepTimes, StepWork
+from nextn.speculative.costs import StepWork
 from nextn.speculative.drafter import Drafter
 
 NOTHING = Verified([], [])
@@ -62,14 +61,12 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
-        begin = time.perf_counter()
         self.drafter.forget(plan.gone)
         rows = plan.rows
         spans = [Span(r.tokens, r.start, r.pages, r.draft.paths()) for r in rows]
         hidden = self.model.forward(self.model.batch(spans, self.pool.page_size), self.pool)
         accepted, new, raw = self._verify(hidden, rows)
         self.verifier.forget()
-        target = time.perf_counter() - begin  # choosing has waited for the device
         self._compact(rows, accepted)
 
         told = _output_logprobs(raw, rows, new, accepted)
@@ -81,8 +78,7 @@ class Runner:
             for r, t, d, o in zip(rows, new, made.drafts, told, strict=True)
         ]
         work = StepWork(sum(len(r.tokens) for r in rows), made.extended, made.passes)
-        whole = time.perf_counter() - begin
-        return StepResult(results, work, StepTimes(target, made.extend_seconds, made.passes_seconds, whole))
+        return StepResult(results, work)
 
     def _verify(
         self, hidden: Tensor, rows: Sequence[Row]

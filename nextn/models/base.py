@@ -67,11 +67,10 @@ class Chains(Protocol):
         pool: KVPool,
         after: Sequence[int],
         draws: Sequence[Drawn],
-    ) -> tuple[list[list[int]], float]:
+    ) -> list[list[int]]:
         """`draft` by NextN module 0 over the batch, with hidden[rows] for its states. Then, after each of the
         batch's spans that `after` names, as many guesses as its draw has rows: each is chosen from
-        `draft_logits` and put through `draft`, one position on, for the next. Returns the guesses, and the
-        seconds until the first of each were made."""
+        `draft_logits` and put through `draft`, one position on, for the next. Returns the guesses."""
 
 
 def take(model: Model, rows: Tensor, index: list[int]) -> Tensor:

@@ -143,18 +143,18 @@ class NativeDeepseekV3:
         pool: KVPool,
         after: Sequence[int],
         draws: Sequence[Drawn],
-    ) -> tuple[list[list[int]], float]:
+    ) -> list[list[int]]:
         assert len(rows) == batch.rows
         states, spans, vocab = array("i", rows), array("i", after), self.config.vocab_size
         most = max([d.rows for d in draws], default=0)
         tokens = array("i", bytes(4 * most * len(draws)))
         addresses = states.buffer_info()[0], spans.buffer_info()[0]
         asked = NxChains(*addresses, packed(draws), len(draws), most, vocab)
-        seconds: float = library().nx_chains(
+        library().nx_chains(
             self._on(pool), batch.struct, hidden.data_ptr(), 0, asked, tokens.buffer_info()[0]
         )
         found = tokens.tolist()
-        return [found[i * most : i * most + d.rows] for i, d in enumerate(draws)], seconds
+        return [found[i * most : i * most + d.rows] for i, d in enumerate(draws)]
 
     def expert_bytes_read(self) -> int:
         """Of experts whose weights were read since the last call, each counted once in each layer's pass."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from nextn.draft import Draft
 from nextn.request import SamplingParams, TokenLogprob
-from nextn.speculative.costs import StepTimes, StepWork
+from nextn.speculative.costs import StepWork
 
 
 @dataclass(slots=True)
@@ -19,7 +19,6 @@ class Row:
     every draft. Otherwise it is a part of a prompt and `following` is the token after it.
     scores: indices into `tokens`, of a prompt whose log-probabilities are wanted: the token after each.
     extend: the drafter takes in the row's true positions now; else it keeps what it needs to do it later.
-    `draft_next` and `extend` are settled last, when all rows of the step are known.
     """
 
     rid: str
@@ -67,9 +66,7 @@ class RowResult:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """rows: one per row, in the plan's order. work, times: what ran and how long it took, by the executor's
-    clock; None: it does not tell."""
+    """rows: one per row, in the plan's order. work: what ran; None: the executor does not tell."""
 
     rows: Sequence[RowResult]
     work: StepWork | None = None
-    times: StepTimes | None = None

@@ -93,14 +93,10 @@ class Scheduler:
         spare = self.token_budget - share - len(decoding)
         assert spare >= 0, "max_running leaves every running request its root"
         used = 0
-        if self.auto is None:
-            verify = [len(req.draft) for req in decoding]
-        else:
-            verify = self.auto.cut(decoding, self._prompt_rows(prefilling, share + max(0, spare)))
-        for req, most in zip(decoding, verify, strict=True):
+        for req in decoding:
             if not req.pages:
                 continue  # retracted a moment ago to make room for an earlier one
-            draft = req.draft.cut(min(most, max(0, spare)), req.limit - len(req.tokens) - 1)
+            draft = req.draft.cut(max(0, spare), req.limit - len(req.tokens) - 1)
             if self._row(req, [req.tokens[-1], *draft.tokens], draft, rows):
                 spare -= len(draft)
                 used += 1 + len(draft)
@@ -116,19 +112,8 @@ class Scheduler:
             budget -= self._extend(req, budget, rows)
         if not rows:
             return Plan(rows)
-        if self.auto is not None:
-            self.auto.settle(rows, self.by_rid)
         gone, self._gone = self._gone, []
         return Plan(rows, gone)
-
-    def _prompt_rows(self, prefilling: list[Request], most: int) -> int:
-        """About as many rows as the step will have for prompts; the prefix cache is not looked up."""
-        rows = 0
-        for req in (*prefilling, *self.waiting[: self.max_running - len(self.running)]):
-            rows += len(req.tokens) - req.committed
-            if rows >= most:
-                return most
-        return rows
 
     def _admit(self, req: Request) -> bool:
         """Takes the request's cached prefix if the rest of it will fit beside what runs."""
@@ -175,7 +160,8 @@ class Scheduler:
         known = end - len(draft)
         chooses = known == len(req.tokens)
         room = req.limit - len(req.tokens)
-        draft_next = max(0, min(self.depth(req), room - 2)) if chooses else 0
+        wanted = self.depth(req) if self.auto is None else min(self.depth(req), self.auto.depth(req))
+        draft_next = max(0, min(wanted, room - 2)) if chooses else 0
         drafting = known + draft.depth + self.shape.scratch(draft_next)
         length = max(end, min(drafting, max(req.limit, end) + self.shape.beyond))
         while not self.kv.reserve(req, length):
@@ -199,6 +185,7 @@ class Scheduler:
             num_prompt=req.num_prompt,
             end_ids=self.end_ids(req),
             scores=self._scores(req, end),
+            extend=self.auto is None or self.auto.extends(req, draft_next),
         )
         rows.append(row)
         return True
@@ -219,14 +206,14 @@ class Scheduler:
         """seconds: from the end of the step before to the end of this one, if they were adjacent."""
         outputs = []
         decoded = False
-        if self.auto is not None:
-            self.auto.observe(plan, result, seconds)
         for row, res in zip(plan.rows, result.rows, strict=True):
             req = self.by_rid.get(row.rid)
             if req is None:  # aborted while the step ran
                 continue
             decoded |= req.decoding
             outputs += self._commit_row(req, row, res)
+        if self.auto is not None:
+            self.auto.stepped(result, seconds, self.running)
         self.stats.steps += bool(plan.rows)
         self.stats.decode_steps += decoded
         return outputs
@@ -241,6 +228,8 @@ class Scheduler:
         committed = min(true_end, len(req.tokens) - 1) - req.committed
         self.kv.commit(req, committed)
         req.owed = 0 if row.extend else req.owed + committed
+        if self.auto is not None and len(row.draft):
+            self.auto.note(req, row.draft.depth, accepted)
         if decoding:
             ended = reason == "stop"
             for spec in (req.spec, self.stats.spec):

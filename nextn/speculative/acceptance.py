@@ -4,13 +4,13 @@ A chain's draft at depth j + 1 is only judged if the one at depth j was right, s
 conditional rates. They are a sum of effects on the log-odds scale, as in a test with harder and easier
 questions:
 
-    P(depth j of request i holds | depth j - 1 held) = sigmoid(depth[j] + ability[i] (+ confidence[bin]))
+    P(depth j of request i holds | depth j - 1 held) = sigmoid(depth[j] + ability[i])
 
 `depth` is shared, so a new request starts from the engine-wide rates and one request's news is told to all;
 `ability` is the request's own, drawn towards 0; one number instead of one a depth, so that it is known after
-a few steps. `confidence` says what a draft's own log-probability adds to that: by bin, as observed, so a
-drafter that is sure of itself and wrong is found out. Each effect is followed by a scalar Kalman filter: what
-has not been observed for long is less certain and moves faster when it is.
+a few steps. Each effect is followed by a scalar Kalman filter: what has not been observed for long is less
+certain and moves faster when it is. Requests note what became of their drafts, and many steps' notes are
+taken in at once.
 
 Abilities are rounded to levels of a quarter: requests of a level share one computed curve.
 """
@@ -35,10 +35,8 @@ _MOST_DEPTH_EFFECT = 5.0
 # that was reached they would sink without end: that is where chains break.)
 _FOLLOW = 0.7
 _REFRESH = 0.02  # a change of the shared rates, in log-odds, that makes the curves worth computing anew
-_BINS, _BINS_PER_ROOT = 24, 8.0
-_BIN_VARIANCE, _BIN_DRIFT, _MOST_BIN_EFFECT = 1.0, 0.0001, 4.0
 _GRID = 16  # the sigmoid's table: points in a unit, up to the largest sum of effects
-_HALF = int(_GRID * (_MOST_DEPTH_EFFECT + _MOST_ABILITY + _MOST_BIN_EFFECT + 1))
+_HALF = int(_GRID * (_MOST_DEPTH_EFFECT + _MOST_ABILITY + 1))
 _SIGMOID = [1.0 / (1.0 + math.exp(-i / _GRID)) for i in range(-_HALF, _HALF + 1)]
 
 
@@ -46,31 +44,31 @@ def logit(p: float) -> float:
     return math.log(p / (1.0 - p))
 
 
-def confidence_bin(logprob: float) -> int:
-    """Finer near certainty: by the root of the negative log-probability."""
-    return int(min(_BINS - 1.0, _BINS_PER_ROOT * math.sqrt(max(0.0, -logprob))))
-
-
 class RequestAcceptance:
-    """What is known of one request. `bins`: of the confidences of the drafts that it has in hand, if told."""
+    """What is known of one request. outcomes: (drafts verified, drafts accepted) -> steps, not yet learnt
+    from."""
 
-    __slots__ = ("ability", "bins", "level", "variance")
+    __slots__ = ("ability", "level", "outcomes", "variance")
 
     def __init__(self) -> None:
         self.ability, self.variance = 0.0, _ABILITY_VARIANCE
         self.level = int(_MOST_ABILITY * _LEVELS_PER_UNIT)
-        self.bins: Sequence[int] = ()
+        self.outcomes: dict[tuple[int, int], int] = {}
+
+    def note(self, verified: int, accepted: int) -> None:
+        """A step verified so many of its drafts, and so many leading ones held."""
+        key = (verified, accepted)
+        self.outcomes[key] = self.outcomes.get(key, 0) + 1
 
 
 class Curve:
     """The rates of requests of one level. survival[j]: that a chain's drafts 1 .. j + 1 all hold.
     missed[a], info[a]: sums over the first a depths of 1 - p and of p (1 - p)."""
 
-    __slots__ = ("info", "log_odds", "missed", "rates", "survival")
+    __slots__ = ("info", "missed", "rates", "survival")
 
     def __init__(self, depth: Sequence[float], ability: float) -> None:
-        self.log_odds = [d + ability for d in depth]
-        self.rates = [_sigmoid(x) for x in self.log_odds]
+        self.rates = [_sigmoid(d + ability) for d in depth]
         self.survival: list[float] = []
         self.missed, self.info = [0.0], [0.0]
         chain = 1.0
@@ -86,9 +84,7 @@ class AcceptanceModel:
         assert len(prior) >= most
         self.most = most
         self.depth = [logit(p) for p in prior[:most]]
-        self._variance = [_DEPTH_VARIANCE] * most
-        self._bins = [0.0] * _BINS
-        self._bin_variance = [_BIN_VARIANCE] * _BINS
+        self.variance = [_DEPTH_VARIANCE] * most
         self._curves: list[Curve | None] = []
         self.judged = 0  # drafts that were verified, at depth 1
         self._forget()
@@ -104,56 +100,42 @@ class AcceptanceModel:
             self._curves[level] = curve
         return curve
 
-    def survival(self, request: RequestAcceptance) -> list[float]:
-        """Of the drafts in hand, by their confidences: that the chain holds up to each."""
-        log_odds, effect, sigmoid = self.curve(request.level).log_odds, self._bins, _SIGMOID
-        out, chain = [], 1.0
-        for x, b in zip(log_odds, request.bins, strict=False):
-            chain *= sigmoid[int(_GRID * (x + effect[b]) + _HALF + 0.5)]
-            out.append(chain)
-        return out
-
-    def observe(
-        self,
-        requests: Sequence[RequestAcceptance],
-        verified: Sequence[int],
-        accepted: Sequence[int],
-    ) -> None:
-        """One step's outcome: of each request's drafts so many were verified, so many leading ones held."""
-        most, variance = self.most, self._variance
+    def observe(self, requests: Sequence[RequestAcceptance], steps: int = 1) -> None:
+        """What the requests have noted since the last time, so many steps ago. It is taken from them."""
+        most = self.most
         score, info = [0.0] * most, [0.0] * most
         deepest = 0
-        for r, v, a in zip(requests, verified, accepted, strict=True):
-            if v == 0:
-                r.variance = min(_ABILITY_VARIANCE, r.variance + _ABILITY_DRIFT)
+        for r in requests:
+            if not r.outcomes:
+                r.variance = min(_ABILITY_VARIANCE, r.variance + _ABILITY_DRIFT * steps)
                 continue
-            v, a = min(v, most), min(a, most)
-            curve = self._curves[r.level] or self.curve(r.level)
-            rates = curve.rates
-            judged = a + 1 if a < v else v
-            for j in range(a):
-                p = rates[j]
-                score[j] += 1.0 - p
-                info[j] += p - p * p
-            surprise = curve.missed[a]
-            if a < v:
-                p = rates[a]
-                score[a] -= p
-                info[a] += p - p * p
-                surprise -= p
-            deepest = max(deepest, v)
-            self.judged += 1
-            if r.bins:
-                self._learn_bins(curve.log_odds, r.bins, judged, a)
-            gain = r.variance / (1.0 + r.variance * curve.info[judged])
-            r.variance = min(_ABILITY_VARIANCE, gain + _ABILITY_DRIFT)
-            r.ability = min(_MOST_ABILITY, max(-_MOST_ABILITY, _ABILITY_KEPT * r.ability + gain * surprise))
+            curve = self.curve(r.level)
+            surprise = known = 0.0
+            judged_steps = 0
+            for (verified, accepted), count in r.outcomes.items():
+                v, a = min(verified, most), min(accepted, most)
+                for j in range(a):
+                    score[j] += count * (1.0 - curve.rates[j])
+                if a < v:
+                    score[a] -= count * curve.rates[a]
+                judged = min(a + 1, v)
+                for j in range(judged):
+                    info[j] += count * curve.rates[j] * (1.0 - curve.rates[j])
+                surprise += count * (curve.missed[a] - (curve.rates[a] if a < v else 0.0))
+                known += count * curve.info[judged]
+                deepest = max(deepest, v)
+                judged_steps += count
+            r.outcomes = {}
+            self.judged += judged_steps
+            gain = r.variance / (1.0 + r.variance * known)
+            r.variance = min(_ABILITY_VARIANCE, gain + _ABILITY_DRIFT * judged_steps)
+            kept = _ABILITY_KEPT**judged_steps
+            r.ability = min(_MOST_ABILITY, max(-_MOST_ABILITY, kept * r.ability + gain * surprise))
             r.level = int((r.ability + _MOST_ABILITY) * _LEVELS_PER_UNIT + 0.5)
-        self._learn_depths(score, info, deepest, variance)
+        self._learn_depths(score, info, deepest, steps)
 
-    def _learn_depths(
-        self, score: list[float], info: list[float], deepest: int, variance: list[float]
-    ) -> None:
+    def _learn_depths(self, score: list[float], info: list[float], deepest: int, steps: int) -> None:
+        variance = self.variance
         change = 0.0
         for j in range(self.most):
             if j < deepest:
@@ -165,18 +147,9 @@ class AcceptanceModel:
             if deepest:
                 self.depth[j] = min(_MOST_DEPTH_EFFECT, max(-_MOST_DEPTH_EFFECT, self.depth[j] + change))
                 self._moved += abs(change)
-            variance[j] = min(_MOST_DEPTH_VARIANCE, variance[j] + _DEPTH_DRIFT)
+            variance[j] = min(_MOST_DEPTH_VARIANCE, variance[j] + _DEPTH_DRIFT * steps)
         if self._moved > _REFRESH:
             self._forget()
-
-    def _learn_bins(self, log_odds: Sequence[float], bins: Sequence[int], judged: int, accepted: int) -> None:
-        effect, variance = self._bins, self._bin_variance
-        for j, b in zip(range(judged), bins, strict=False):
-            p = _sigmoid(log_odds[j] + effect[b])
-            gain = variance[b] / (1.0 + variance[b] * p * (1.0 - p))
-            variance[b] = gain + _BIN_DRIFT
-            moved = effect[b] + gain * ((j < accepted) - p)
-            effect[b] = min(_MOST_BIN_EFFECT, max(-_MOST_BIN_EFFECT, moved))
 
 
 def _sigmoid(x: float) -> float:

@@ -1,33 +1,28 @@
-"""Which drafts to make, or to verify, so that expected tokens per second are the most. Pure.
+"""Which drafts to make, so that expected tokens per second are the most. Pure.
 
 A step commits one token a request and, of each chain of drafts, all up to the first that is wrong, so
 
-    tokens / seconds = (requests + sum of P over the drafts taken) / seconds(rows, draft passes),
+    tokens / seconds = (requests + sum of P over the drafts made) / seconds(rows, draft passes),
 
 P(i, j) being the probability that request i's drafts 1 .. j all hold. P falls along a chain, so the drafts of
-largest P are always a set of leading parts of chains: **of all ways to verify k drafts, the k likeliest are
-the best**. Verification costs by the number of rows alone, so trying every k is the exact maximum, however
-the cost bends (`likeliest`). Making drafts also costs a pass for each depth that any request goes to. With
-the depth limited to D the order is again by P, and limits are tried from the deepest down as long as that
-gains (`best_depths`).
+largest P are always a set of leading parts of chains: of all ways to verify k drafts, the k likeliest are the
+best. Making drafts also costs a pass for each depth that any request goes to. With the depth limited to D the
+order is again by P, and limits are tried from the deepest down as long as that gains.
 
-Requests with the same rates form a group; in a group depth j is a block of `count` equal drafts. While a
-block is being taken in, tokens grow evenly, and where seconds do too the ratio goes one way only: its best is
-at an end of the block or at a knot of the cost curve. So these are the only places looked at.
+Requests with the same rates form a group and get the same depth.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from operator import truediv
 
 from nextn.speculative.costs import StepCosts
+from nextn.speculative.measured import between
 
-# Drafts are made only if that promises so much more than none: estimates are not better than that.
-_WORTH = 1.005
+# Drafts are made only if that promises so much more than none, and more of them if it promises so much more
+# than fewer: estimates are not better than that.
+_WORTH, _WORTH_MORE = 1.005, 1.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,112 +44,91 @@ class Base:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """depths[g]: drafts for each request of group g; `more` requests of group `of` get one more."""
+    """depths[g]: drafts of each request of group g. tokens, seconds: expected of a step. mean: drafts a
+    request, those included that were not ours to choose."""
 
-    depths: list[int]
-    of: int
-    more: int
+    depths: Sequence[int]
     tokens: float
     seconds: float
-    drafting: float  # of `seconds`, those of making the drafts
+    mean: float
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
 
 
-def best_depths(groups: Sequence[Group], base: Base, costs: StepCosts) -> Allocation:
-    blocks = sorted(
-        [(-p, j, g) for g, group in enumerate(groups) for j, p in enumerate(group.survival)]
-    )  # at equal P the shallower one goes first
-    none = _walk([], groups, base, costs)
-    best, limit = none, len(max((g.survival for g in groups), key=len, default=()))
-    while limit > 0:
-        if blocks and len(groups) > 1:
-            found = _walk([b for b in blocks if b[1] < limit], groups, base, costs)
-        else:
-            found = _walk(blocks, groups, base, costs)
-        if best is not none and _rate(found) <= _rate(best):
-            break
-        best = found
-        if len(groups) == 1:
-            break  # every limit is a part of this walk
-        limit = max(best.depths) + (best.more > 0 and best.depths[best.of] == max(best.depths)) - 1
-    return best if _rate(best) > _WORTH * _rate(none) else none
+class Planner:
+    """The drafts of one batch: what is tried is tried for the same groups, costs and factors."""
 
+    def __init__(
+        self, groups: Sequence[Group], base: Base, costs: StepCosts, factors: Sequence[float]
+    ) -> None:
+        """factors: by which steps with 0, 1, ... drafts a request miss what the costs say of them."""
+        self.groups, self.base, self.costs, self.factors = groups, base, costs, list(factors)
+        pinned = sum(base.drafting)
+        self.requests = sum(g.count for g in groups) + max(base.drafting, default=0)
+        # rows: roots and pinned drafts; a pinned request at depth 0 is among the roots only
+        self.roots = base.rows - pinned
 
-def _rate(a: Allocation) -> float:
-    return a.tokens / a.seconds
+    def best(self) -> Allocation:
+        order = sorted(
+            [(-p, j, g) for g, group in enumerate(self.groups) for j, p in enumerate(group.survival)]
+        )  # at equal P the shallower one goes first
+        none = best = self.of([0] * len(self.groups))
+        limit = max((len(g.survival) for g in self.groups), default=0)
+        while limit > 0:
+            found = self._walk([b for b in order if b[1] < limit])
+            if found.rate > best.rate:
+                best = found
+            elif best is not none:
+                break
+            if len(self.groups) == 1 or not any(found.depths):
+                break  # every limit is a part of this walk
+            limit = min(limit, max(found.depths)) - 1
+        return best if best.rate > _WORTH * none.rate else none
 
+    def of(self, depths: Sequence[int]) -> Allocation:
+        """What that allocation comes to."""
+        deepest = max(depths, default=0)
+        counts = self.base.drafting + [0] * (deepest - len(self.base.drafting))
+        rows, tokens = self.base.rows, self.base.tokens
+        for group, depth in zip(self.groups, depths, strict=True):
+            rows += group.count * depth
+            tokens += group.count * sum(group.survival[:depth])
+            for j in range(depth):
+                counts[j] += group.count
+        seconds = self.costs.fixed + self.costs.target(rows) + sum(map(self.costs.draft, counts[1:]))
+        if counts and counts[0]:
+            seconds += self.costs.extend(int(self.base.extended * counts[0]))
+            seconds += 0.0 if self.base.drafting else self.base.owed
+        mean = (rows - self.roots) / max(1, self.roots)
+        return Allocation(depths, tokens, seconds * between(self.factors, mean), mean)
 
-def _walk(
-    blocks: Sequence[tuple[float, int, int]], groups: Sequence[Group], base: Base, costs: StepCosts
-) -> Allocation:
-    """Takes in block after block, and keeps the best place seen."""
-    requests = sum(g.count for g in groups) + max(base.drafting, default=0)
-    total = sum(groups[g].count for _, _, g in blocks)
-    target = costs.target.upto(base.rows + total)
-    draft = costs.draft.upto(requests)
-    extend = costs.extend.upto(int(base.extended * requests) + 1)
-    knots = costs.target.rows
-    counts = base.drafting + [0] * (1 + max((j for _, j, _ in blocks), default=0))
-    rows, tokens = base.rows, base.tokens
-    drafting = sum(draft[n] for n in base.drafting[1:])
-    if counts[0]:
-        drafting += extend[int(base.extended * counts[0])]
-    best = tokens / (costs.fixed + drafting + target[rows])
-    at, more, best_tokens, best_drafting, best_rows = 0, 0, tokens, drafting, rows
-    for i, (p, j, g) in enumerate(blocks):
-        count, before = groups[g].count, counts[j]
-        # whole block last: at equal rates it wins over a part of it
-        stops = [count]
-        if count > 1:
-            stops = [k - rows for k in knots[bisect_right(knots, rows) :] if k < rows + count] + stops
-        for n in stops:
+    def _walk(self, blocks: Sequence[tuple[float, int, int]]) -> Allocation:
+        """Takes in block after block, and stops where that was best."""
+        groups, base, costs = self.groups, self.base, self.costs
+        target = costs.target.upto(base.rows + sum(groups[g].count for _, _, g in blocks))
+        draft = costs.draft.upto(self.requests)
+        extend = costs.extend.upto(int(base.extended * self.requests) + 1)
+        counts = base.drafting + [0] * (1 + max((j for _, j, _ in blocks), default=0))
+        rows, tokens, roots = base.rows, base.tokens, max(1, self.roots)
+        drafting = sum(draft[n] for n in base.drafting[1:])
+        if counts[0]:
+            drafting += extend[int(base.extended * counts[0])]
+        rates = []
+        for p, j, g in blocks:
+            count, before = groups[g].count, counts[j]
             if j:
-                here = drafting + draft[before + n] - draft[before]
+                drafting += draft[before + count] - draft[before]
             else:
-                here = (
-                    drafting + extend[int(base.extended * (before + n))] - extend[int(base.extended * before)]
-                )
-                here += 0.0 if before else base.owed
-            rate = (tokens - n * p) / (costs.fixed + here + target[rows + n])
-            if rate >= best:
-                best, at, more = rate, i + (n == count), n % count
-                best_tokens, best_drafting, best_rows = tokens - n * p, here, rows + n
-        drafting, tokens, rows, counts[j] = here, tokens - count * p, rows + count, before + count
-    depths = [0] * len(groups)
-    for _, _, g in blocks[:at]:
-        depths[g] += 1
-    of = blocks[at][2] if more else 0
-    seconds = costs.fixed + best_drafting + target[best_rows]
-    return Allocation(depths, of, more, best_tokens, seconds, best_drafting)
-
-
-def likeliest(
-    chains: Sequence[Sequence[float]], rows: int, tokens: float, seconds: float, target: Sequence[float]
-) -> list[int]:
-    """How much of each chain to verify. chains: survival by depth; the step has `rows` rows and commits
-    `tokens` without them, and takes `seconds` besides target[rows]. An exact maximum; more drafts where it is
-    equal.
-
-    >>> likeliest([[0.9, 0.8], [0.5, 0.1]], 2, 2.0, 0.0, [0, 1, 1, 1.1, 1.2, 1.8, 2.4])
-    [2, 0]
-    """
-    flat = sorted([p for chain in chains for p in chain], reverse=True)
-    spent = [seconds + t for t in target[rows : rows + len(flat) + 1]]
-    rates = list(map(truediv, accumulate(flat, initial=tokens), spent))
-    k = len(flat) - rates[::-1].index(max(rates))
-    if k == len(flat):
-        return [len(chain) for chain in chains]
-    if k == 0:
-        return [0] * len(chains)
-    least = flat[k - 1]
-    equal = k - flat.index(least)  # of those that are just as likely as the last one taken, so many are
-    out = []
-    for chain in chains:
-        n = 0
-        for p in chain:
-            if p <= least:
-                if p < least or not equal:
-                    break
-                equal -= 1
-            n += 1
-        out.append(n)
-    return out
+                drafting += extend[int(base.extended * (before + count))]
+                drafting += base.owed if not before else -extend[int(base.extended * before)]
+            rows, tokens, counts[j] = rows + count, tokens - count * p, before + count
+            seconds = costs.fixed + drafting + target[rows]
+            rates.append(tokens / (seconds * between(self.factors, (rows - self.roots) / roots)))
+        best = max(rates, default=0.0)
+        at = next((i for i, rate in enumerate(rates) if rate >= best / _WORTH_MORE), -1)
+        depths = [0] * len(groups)
+        for _, _, g in blocks[: at + 1]:
+            depths[g] += 1
+        return self.of(depths)

@@ -10,7 +10,6 @@ While a draft grows, what is grown on gets slots behind the committed ones, `top
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -41,13 +40,11 @@ class ChooseDraft(Protocol):
 
 
 class Drafted(NamedTuple):
-    """One draft for each request, and what making them took."""
+    """One draft for each request, and what was run to make them."""
 
     drafts: list[Draft]
     extended: int = 0  # rows that the draft layer ran over
     passes: Sequence[int] = ()  # rows of each pass for depths beyond the first
-    extend_seconds: float = 0.0  # the first depth's guesses included
-    passes_seconds: float = 0.0
 
 
 class Drafter(Protocol):
@@ -78,13 +75,12 @@ class MTPDrafter:
         self.behind.drop(rids)
 
     def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> Drafted:
-        begin = extended_at = time.perf_counter()
         extended = self._catch_up(work)
         self.behind.keep(hidden, work)
         if self.chains is not None and self.shape.topk == 1 and any(w.extend for w in work):
             draws = choose.draws([(i, w.want) for i, w in enumerate(work) if w.want])
             if draws is not None:
-                return self._in_one_call(self.chains, hidden, work, draws, begin, extended)
+                return self._in_one_call(self.chains, hidden, work, draws, extended)
         now = [w for w in work if w.extend]
         if not now:
             return Drafted([NO_DRAFT for _ in work])
@@ -110,8 +106,6 @@ class MTPDrafter:
             for _, g in left:
                 g.rows, first = [first + row for row in g.rows], first + g.count
             depth += 1
-            if depth == 1:
-                extended_at = time.perf_counter()
             left = [(i, g) for i, g in left if g.work.want > depth]
             if left:
                 passes.append(sum(len(g.rows) for _, g in left))
@@ -122,13 +116,10 @@ class MTPDrafter:
                 for _, g in left:
                     g.rows = list(range(row, row + len(g.tree.frontier)))
                     row += len(g.tree.frontier)
-        end = time.perf_counter()
-        if not growing:
-            extended_at = end
         drafts = [
             growing[i].tree.best(self.shape.size(w.want)) if w.want else NO_DRAFT for i, w in enumerate(work)
         ]
-        return Drafted(drafts, extended, passes, extended_at - begin, end - extended_at)
+        return Drafted(drafts, extended, passes)
 
     def _in_one_call(
         self,
@@ -136,7 +127,6 @@ class MTPDrafter:
         hidden: Tensor,
         work: Sequence[Committed],
         draws: Sequence[Drawn],
-        begin: float,
         caught_up: int,
     ) -> Drafted:
         """The same drafts. draws: of the requests that want any."""
@@ -150,17 +140,11 @@ class MTPDrafter:
                 spans.append(Span(w.following, w.start, w.pages))
                 rows += w.rows
         batch = self.model.batch(spans, self.pool.page_size)
-        called = time.perf_counter()
-        guesses, seconds = chains.chains(batch, hidden, rows, self.pool, after, draws)
-        extended_at = called + seconds
-        found = iter(guesses)
+        found = iter(chains.chains(batch, hidden, rows, self.pool, after, draws))
         drafts = [Draft(next(found)) if w.want else NO_DRAFT for w in work]
         deepest = max([d.rows for d in draws], default=1)
         passes = [sum([d.rows > depth for d in draws]) for depth in range(1, deepest)]
-        end = time.perf_counter()
-        if not draws:
-            extended_at = end
-        return Drafted(drafts, caught_up + len(rows), passes, extended_at - begin, end - extended_at)
+        return Drafted(drafts, caught_up + len(rows), passes)
 
     def _catch_up(self, work: Sequence[Committed]) -> int:
         """Runs over the positions that had waited for this step, a piece at a time. How many there were."""

@@ -125,7 +125,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "nx_draft": (None, (c_void_p, POINTER(NxBatch), c_void_p, c_int, c_void_p)),
     "nx_logits": (None, (c_void_p, c_void_p, c_int, c_int, c_void_p)),
     "nx_draft_logits": (None, (c_void_p, c_void_p, c_int, c_int, c_void_p)),
-    "nx_chains": (c_double, (c_void_p, POINTER(NxBatch), c_void_p, c_int, POINTER(NxChains), c_void_p)),
+    "nx_chains": (None, (c_void_p, POINTER(NxBatch), c_void_p, c_int, POINTER(NxChains), c_void_p)),
     "nx_choose": (None, (c_void_p, c_int, c_int, c_void_p, c_void_p)),
 }
 

@@ -20,7 +20,7 @@ from nextn.request import Request, SamplingParams
 from nextn.scheduler.auto_depth import MOST_OWED, AutoDepth
 from nextn.scheduler.plan import Plan, RowResult, StepResult
 from nextn.scheduler.scheduler import Scheduler
-from nextn.speculative.costs import StepCosts, StepTimes, StepWork
+from nextn.speculative.costs import StepCosts, StepWork
 from nextn.speculative.depth import DepthController
 from nextn.speculative.tree import Growing
 from nextn.speculative.verify.exact import accepted_path
@@ -102,7 +102,7 @@ class Executor:
                 self.slots[slot] = self.entries[slot] = "guess"
             results.append(RowResult(new, self.draft([*r.history, *new], want)))
         work = StepWork(len(written), sum(r.extend for r in plan.rows))
-        return StepResult(results, work, StepTimes(1e-3, 1e-4, 0.0, 2e-3))
+        return StepResult(results, work)
 
     def extend(self, r, table, tokens):
         """`tokens` from r.start on, the last one without an entry: the draft layer takes them in or they
@@ -133,21 +133,38 @@ class Executor:
         return tree.best(self.shape.size(want)) if want else NO_DRAFT
 
 
+class Never(DepthController):
+    """No drafts but for a prompt's first step."""
+
+    def __init__(self, most):
+        one = {1: 1e-3}
+        super().__init__(StepCosts(one, one, one, 0.0), most=most)
+
+    def due(self, requests):
+        return True
+
+    def plan(self, requests):
+        for r in requests:
+            r.depth = 0
+
+
 class Whims(DepthController):
     """Any depths at all, in turns long enough for something to be owed."""
 
     def __init__(self, most):
         one = {1: 1e-3}
-        super().__init__(StepCosts(one, one, one, 0.0), most=most)
+        super().__init__(StepCosts(one, one, one, 1e-4), most=most)
         self.random = random.Random(3)
 
-    def propose(self, requests):
-        assert all(r.owed >= 0 for r in requests)
-        return [r.fixed if r.fixed is not None else max(0, self.random.randrange(-12, 4)) for r in requests]
+    def due(self, requests):
+        return True
 
-    def cut(self, requests, in_hand, confidences=None, rows=0):
-        assert rows >= 0
-        return [self.random.randint(0, n) for n in in_hand]
+    def plan(self, requests):
+        for r in requests:
+            assert r.owed >= 0
+            assert sum(r.outcomes.values()) <= 1
+            r.outcomes = {}
+            r.depth = max(0, self.random.randrange(-12, 4)) if r.fixed is None else r.fixed
 
 
 def make(
@@ -231,10 +248,6 @@ def test_accept_length_counts_the_bonus():
 def test_what_the_drafter_is_owed_is_not_shared():
     """The controller drafts for the prompt only; what comes after waits, and is not in the prefix cache."""
 
-    class Never(Whims):
-        def propose(self, requests):
-            return [0] * len(requests)
-
     sched, ex = make(pages=60, auto=Never(2), drafts=2)
     sched.add(request("a", [5, 6, 7, 8, 9], 0, 160, max_tokens=40, ignore_eos=True))
     while "a" in sched.by_rid:
@@ -253,8 +266,7 @@ def test_what_the_drafter_is_owed_is_not_shared():
 
 
 def test_owing_has_an_end():
-    sched, ex = make(pages=400, auto=Whims(2), drafts=2)
-    sched.auto._controller.propose = lambda requests: [0] * len(requests)
+    sched, ex = make(pages=400, auto=Never(2), drafts=2)
     sched.add(request("a", [5], 0, 1500, max_tokens=1200, ignore_eos=True))
     most = 0
     while sched.has_work():
@@ -385,7 +397,7 @@ class Chaos(RuleBasedStateMachine):
         for _ in range(n):
             plan = self.sched.plan()
             assert bool(plan.rows) == self.sched.has_work()
-            for out in self.sched.commit(plan, self.ex.run(plan)):
+            for out in self.sched.commit(plan, self.ex.run(plan), 2e-3):
                 self.got[out.rid] += out.tokens
                 if out.finish_reason:
                     assert self.got[out.rid] == self.want.pop(out.rid)

@@ -1,13 +1,12 @@
-"""Rates are learnt: shared by depth, by request, by confidence."""
+"""Rates are learnt: shared by depth, and by request."""
 
-import math
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nextn.speculative.acceptance import AcceptanceModel, RequestAcceptance, confidence_bin
+from nextn.speculative.acceptance import AcceptanceModel, RequestAcceptance
 
 steps = st.lists(
     st.lists(st.tuples(st.integers(0, 10), st.integers(0, 10)), min_size=3, max_size=3), max_size=80
@@ -19,7 +18,8 @@ def run(model, request, rates, steps, rng, depth=5):
         a = 0
         while a < depth and rng.random() < rates[a]:
             a += 1
-        model.observe([request], [depth], [a])
+        request.note(depth, a)
+    model.observe([request], steps)
 
 
 def rates_of(model, request):
@@ -30,8 +30,12 @@ def rates_of(model, request):
 def test_whatever_is_seen_rates_stay_rates(steps):
     model, requests = AcceptanceModel(), [RequestAcceptance() for _ in range(3)]
     for step in steps:
-        verified = [v for v, _ in step]
-        model.observe(requests, verified, [min(v, a) for v, a in step])
+        for r, (v, a) in zip(requests, step, strict=True):
+            if v:
+                r.note(v, min(v, a))
+        if step[0][0] % 3:  # one step's notes or several
+            model.observe(requests)
+            assert not any(r.outcomes for r in requests)
     for r in requests:
         survival = model.curve(r.level).survival
         assert all(0.0 < p < 1.0 for p in survival)
@@ -42,7 +46,8 @@ def test_whatever_is_seen_rates_stay_rates(steps):
 def test_conditional_rates_are_found(rates):
     """Averaged over the end of a run, as an estimate that follows what drifts is never at rest."""
     model, request, rng = AcceptanceModel(), RequestAcceptance(), random.Random(0)
-    run(model, request, rates, 500, rng)
+    for _ in range(20):
+        run(model, request, rates, 25, rng)
     sums = [0.0] * 2
     for _ in range(200):
         run(model, request, rates, 5, rng)
@@ -54,7 +59,8 @@ def test_conditional_rates_are_found(rates):
 def test_depths_nobody_verifies_do_not_sink():
     """Chains break at the deepest draft that is judged; that is no news of the depths behind it."""
     model, request, rng = AcceptanceModel(), RequestAcceptance(), random.Random(0)
-    run(model, request, [0.75, 0.7], 600, rng, depth=2)
+    for _ in range(24):
+        run(model, request, [0.75, 0.7], 25, rng, depth=2)
     assert rates_of(model, request)[5] > 0.4
 
 
@@ -71,24 +77,16 @@ def test_requests_are_told_apart_and_a_new_one_starts_from_all():
 
 def test_a_change_is_followed():
     model, request, rng = AcceptanceModel(), RequestAcceptance(), random.Random(0)
-    run(model, request, [0.9] * 5, 300, rng)
-    run(model, request, [0.2] * 5, 60, rng)
+    for _ in range(12):
+        run(model, request, [0.9] * 5, 25, rng)
+    for _ in range(3):
+        run(model, request, [0.2] * 5, 20, rng)
     assert rates_of(model, request)[0] < 0.45
 
 
-def test_confidence_means_what_it_turns_out_to_mean():
-    """A drafter that says 0.95 and is right 6 times in 10, says 0.3 and is right 2 times in 10."""
-    model, request, rng = AcceptanceModel(), RequestAcceptance(), random.Random(0)
-    told = {0.95: 0.6, 0.3: 0.2}
-    for _ in range(3000):
-        said = rng.choice([0.95, 0.3])
-        request.bins = [confidence_bin(math.log(said))]
-        model.observe([request], [1], [int(rng.random() < told[said])])
-    for said, true in told.items():
-        request.bins = [confidence_bin(math.log(said))]
-        assert model.survival(request) == [pytest.approx(true, abs=0.1)]
-
-
-def test_bins_are_finer_near_certainty():
-    assert [confidence_bin(math.log(p)) for p in (1.0, 0.99, 0.9, 0.5, 0.01)] == [0, 0, 2, 6, 17]
-    assert confidence_bin(-math.inf) == confidence_bin(-1000.0)
+@pytest.mark.parametrize("size", [1, 24])
+def test_many_steps_at_once_say_what_they_say_one_by_one(size):
+    model, request, rng = AcceptanceModel(), RequestAcceptance(), random.Random(4)
+    for _ in range(960 // size):
+        run(model, request, [0.8, 0.4] + [0.4] * 3, size, rng)
+    assert rates_of(model, request)[:2] == pytest.approx([0.8, 0.4], abs=0.12)

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from nextn.speculative.costs import StepCosts, StepTimes, StepWork
+from nextn.speculative.costs import StepCosts, StepWork
 from nextn.speculative.depth import DepthController, DraftState
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
@@ -74,18 +74,6 @@ def speeds(simulation, machine, text, requests, tokens=2500):
     )
 
 
-def test_confidence_pays(simulation):
-    """Where a row costs as much as a token, knowing which drafts are good is worth more than the best
-    depth."""
-
-    def speed(spread):
-        machine, text = simulation.MACHINES["compute-bound"], simulation.TEXTS["medium"]
-        sims = [simulation.Simulation(machine, text, 1, seed, spread) for seed in (3, 4, 5)]
-        return sum(simulation.run_auto(sim, 800, 2500).rate for sim in sims)
-
-    assert speed(0.5) > 1.02 * speed(0.0)
-
-
 def test_the_same_history_gives_the_same_choices(simulation):
     def run():
         sim = simulation.Simulation(simulation.MACHINES["experts"], simulation.TEXTS["drifting"], 4, seed=5)
@@ -94,69 +82,71 @@ def test_the_same_history_gives_the_same_choices(simulation):
     assert run() == run()
 
 
-def drive(controller, states, steps, holds, seconds=20e-3):
-    """Runs steps in which `holds(request, depth)` says what is accepted; yields kept and proposed."""
+def drive(controller, states, steps, holds, seconds=lambda work: None):
+    """Runs steps in which `holds(request, depth)` says what is accepted; yields the depths of each step.
+    seconds: of a step's work; None: as the table says."""
+    for state in states:
+        controller.enter(state)
     in_hand = [0] * len(states)
     for _ in range(steps):
-        kept = controller.cut(states, in_hand)
-        depths = controller.propose(states)
-        accepted = [next((j for j in range(v) if not holds(i, j)), v) for i, v in enumerate(kept)]
-        work = StepWork(len(states) + sum(kept), sum(depths), [1] * max(0, max(depths) - 1))
-        target = controller.costs.target(work.rows)
-        times = StepTimes(target, controller.costs.extend(work.extended), 0.1e-3 * len(work.passes), 0.0)
-        whole = times.target + times.extend + times.draft + controller.costs.fixed
-        controller.observe(
-            states, kept, accepted, work, StepTimes(times.target, times.extend, times.draft, whole)
-        )
-        yield kept, depths
+        depths = [s.depth for s in states]
+        for i, (s, v) in enumerate(zip(states, in_hand, strict=True)):
+            if v:
+                s.note(v, next((j for j in range(v) if not holds(i, j)), v))
+        passes = [sum(d > j for d in depths) for j in range(1, max(depths))]
+        work = StepWork(len(states) + sum(in_hand), sum(d > 0 for d in depths), passes)
+        controller.step(work, seconds(work) or controller.costs.step(work))
+        if controller.due(len(states)):
+            controller.plan(states)
+        yield depths
         in_hand = depths
 
 
 def test_depth_that_a_request_asked_for_passes_through():
     controller = DepthController(StepCosts(STEEP, SMALL, SMALL, 0.0))
     states = [DraftState(fixed=3), DraftState(), DraftState(fixed=0), DraftState(fixed=12)]
-    for kept, depths in drive(controller, states, 200, lambda i, j: False):
+    for depths in drive(controller, states, 200, lambda i, j: False):
         assert (depths[0], depths[2], depths[3]) == (3, 0, 12)
-        assert (kept[0], kept[2], kept[3]) in ((3, 0, 12), (0, 0, 0))  # the first step has nothing in hand
 
 
 @pytest.mark.parametrize("most", [1, 3, 8])
 def test_never_deeper_than_the_most(most):
     controller = DepthController(StepCosts(FLAT, SMALL, SMALL, 0.0), most=most)
-    asked = [d for _, d in drive(controller, [DraftState()], 300, lambda i, j: True)]
-    assert max(asked) == [most]
+    asked = [d for (d,) in drive(controller, [DraftState()], 300, lambda i, j: True)]
+    assert max(asked) == most
 
 
-def test_probes_are_bounded_and_come_back():
-    """Drafts that never hold are given up; what is spent on trying again is less than a hundredth of the
-    time."""
+def test_what_steps_turn_out_to_take_overrules_the_table():
+    """The table says that rows cost nothing; steps with drafts take more than twice as long, for twice the
+    tokens."""
+    controller = DepthController(StepCosts(FLAT, SMALL, SMALL, 0.0))
+
+    def seconds(work):
+        return 20e-3 if work.rows == 2 else 46e-3
+
+    asked = [
+        sum(d) for d in drive(controller, [DraftState(), DraftState()], 2500, lambda i, j: j < 1, seconds)
+    ]
+    assert sum(asked[:30]) > 30
+    assert sum(asked[-500:]) < 100
+
+
+def test_trials_are_bounded_and_come_back():
+    """Drafts that never hold are given up; what is spent on trying again is about a hundredth of the time."""
     controller = DepthController(StepCosts(STEEP, SMALL, SMALL, 2e-3))
     states = [DraftState() for _ in range(2)]
     list(drive(controller, states, 400, lambda i, j: False))
-    tried = [kept for kept, _ in drive(controller, states, 2000, lambda i, j: False)]
-    probes = sum(sum(k) for k in tried)
-    assert 0 < probes < 0.01 * 2 * 2000
-    back = [sum(d) for _, d in drive(controller, states, 4000, lambda i, j: True)]
+    tried = [sum(d) for d in drive(controller, states, 4000, lambda i, j: False)]
+    assert 0 < sum(tried) < 0.02 * 2 * 4000
+    back = [sum(d) for d in drive(controller, states, 4000, lambda i, j: True)]
     assert sum(back[-100:]) > 100
 
 
-def test_a_plain_step_now_and_then():
-    """Where drafting pays always, the cost of a step without drafts is still looked at."""
-    controller = DepthController(StepCosts(FLAT, SMALL, SMALL, 0.0))
-    kept = [k[0] for k, _ in drive(controller, [DraftState()], 4000, lambda i, j: j < 4)]
-    plain = kept[200:].count(0)
-    assert 0 < plain < 0.01 * len(kept)
-
-
-def test_prompts_in_the_step_are_not_the_drafts_to_pay_for():
-    """Drafts that pay by themselves still do beside a long prompt, at the same price a row."""
-    costs = StepCosts({1: 1e-3, 1024: 1024e-3}, SMALL, SMALL, 4e-3)
-    controller = DepthController(costs)
-    states = [DraftState()]
-    list(drive(controller, states, 300, lambda i, j: j < 2))
-    alone = controller.cut(states, [4], [[-0.01, -0.01, -4.0, -4.0]])
-    beside = controller.cut(states, [4], [[-0.01, -0.01, -4.0, -4.0]], rows=500)
-    assert alone == beside
+def test_fewer_drafts_are_tried_too():
+    """Where drafting pays always, how long steps with fewer drafts take is looked at, and not for long."""
+    controller = DepthController(StepCosts(FLAT, SMALL, SMALL, 0.0), most=1)
+    asked = [d for (d,) in drive(controller, [DraftState()], 6000, lambda i, j: True)]
+    assert 0 < sum(d < 1 for d in asked) < 0.03 * len(asked)
 
 
 def test_owed_rows_put_drafting_off():
@@ -164,12 +154,34 @@ def test_owed_rows_put_drafting_off():
     costs = StepCosts({1: 1e-3, 64: 20e-3}, {1: 0.1e-3, 1024: 500e-3}, SMALL, 0.0)
     controller = DepthController(costs)
     states = [DraftState()]
-    list(drive(controller, states, 300, lambda i, j: j < 1))
-    assert controller.propose(states)[0] >= 1
+    *_, (depth,) = drive(controller, states, 300, lambda i, j: j < 1)
+    assert depth >= 1
     controller, late = DepthController(costs), DraftState()
     controller.acceptance.judged = 1000
     late.owed = 2000
-    assert controller.propose([late]) == [0]
+    controller.plan([late])
+    assert late.depth == 0
+
+
+def test_a_new_request_gets_what_others_like_it_get():
+    controller = DepthController(StepCosts(FLAT, SMALL, SMALL, 0.0))
+    states = [DraftState() for _ in range(4)]
+    *_, depths = drive(controller, states, 600, lambda i, j: j < 3)
+    new, asked = DraftState(), DraftState(fixed=1)
+    controller.enter(new)
+    controller.enter(asked)
+    assert new.depth in {d + more for d in depths for more in (-1, 0, 1)}
+    assert asked.depth == 1
+
+
+def test_a_new_batch_size_is_planned_for_at_once():
+    controller = DepthController(StepCosts(FLAT, SMALL, SMALL, 0.0))
+    states = [DraftState() for _ in range(16)]
+    list(drive(controller, states, 30, lambda i, j: True))
+    controller.step(StepWork(16), 1.0)  # thinking is paid for
+    assert not controller.due(16)
+    assert not controller.due(15)
+    assert controller.due(8)
 
 
 @pytest.mark.parametrize("most", [0, 9])
@@ -180,5 +192,5 @@ def test_a_depth_out_of_range_is_refused(most):
 
 def test_nothing_to_decide():
     controller = DepthController(StepCosts(FLAT, SMALL, SMALL, 0.0))
-    assert controller.propose([]) == []
-    assert controller.cut([], []) == []
+    controller.plan([])
+    assert not controller.due(0)
