@@ -22,7 +22,7 @@ class _Kept:
 
     def __init__(self, start: int) -> None:
         self.start = start
-        self.states: list[Tensor] = []
+        self.states: list[tuple[Tensor, int, int]] = []  # rows of what a step left, cut out late
         self.following: list[int] = []
 
 
@@ -43,9 +43,9 @@ class Behind:
             if kept is None:
                 kept = self._kept[w.rid] = _Kept(w.start)
             assert kept.start + len(kept.following) == w.start, f"{w.rid}: a gap before {w.start}"
-            kept.states.append(states[at : at + len(w.rows)])
+            first, at = at, at + len(w.rows)
+            kept.states.append((states, first, at))
             kept.following += w.following
-            at += len(w.rows)
 
     def pieces(self, work: Sequence[Committed]) -> Iterator[tuple[list[Span], Tensor]]:
         """What is kept of these requests, to be run over in this order: spans, and the hidden states of their
@@ -58,7 +58,7 @@ class Behind:
             if kept is None:
                 continue
             assert kept.start + len(kept.following) == w.start, f"{w.rid}: a gap before {w.start}"
-            own = torch.cat(kept.states)
+            own = torch.cat([states[first:last] for states, first, last in kept.states])
             at = 0
             while at < len(kept.following):
                 n = min(room, len(kept.following) - at)

@@ -34,7 +34,7 @@ _FEWEST = 4  # steps that say how long such steps take
 _THINK_SHARE, _THINK, _THINK_EACH = 0.01, 150e-6, 10e-6
 _TRIED_FIRST = 64  # drafts that are verified before any rate is believed
 # Shares of the time that go into trials: at last, and in the beginning, when all is new.
-_TRIAL_SHARE, _FIRST_SHARE, _SETTLING = 0.003, 0.015, 40
+_TRIAL_SHARE, _FIRST_SHARE, _SETTLING = 0.003, 0.01, 40
 _PURSE = 64.0  # steps' worth of time that may be put aside at most
 _SURE = 2.0  # standard deviations by which a setting may be better than it seems and still be tried
 _IDLE = 2.0  # times the price, put aside: then one request tries what nothing speaks for, as texts change
