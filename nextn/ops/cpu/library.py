@@ -11,7 +11,6 @@ from ctypes import (
     POINTER,
     Structure,
     c_char_p,
-    c_double,
     c_float,
     c_int,
     c_int32,
