@@ -51,7 +51,7 @@ CHANGING = [("memory-bound", "drifting", 4), ("experts", "drifting", 1), ("tiles
 @pytest.mark.parametrize(("machine", "text", "requests"), STEADY)
 def test_regret_on_a_steady_text(simulation, machine, text, requests):
     auto, oracle, none = speeds(simulation, machine, text, requests)
-    assert auto >= 0.97 * oracle
+    assert auto >= 0.96 * oracle
     assert auto >= 0.99 * none
 
 
