@@ -190,8 +190,9 @@ class Grown:
 
     def __init__(self, work: Committed, topk: int, row: int) -> None:
         self.work, self.tree = work, Growing(topk)
+        self.end = work.start + len(work.following)  # the first free slot
         self.rows = [row]  # of `state`, one for each node of the frontier
-        self.slots: dict[int, list[int]] = {-1: []}  # of the entries on a node's path, from the first free
+        self.slots: dict[int, list[int]] = {-1: []}  # of the entries on a node's path, from `end`
 
     def grow(self, children: Sequence[Sequence[tuple[int, float]]]) -> None:
         """Afterwards `rows` are those that the new frontier grew from."""
@@ -199,14 +200,18 @@ class Grown:
         self.tree.grow(children)
         self.rows = [before[self.tree.parents[node]] for node in self.tree.frontier]
 
+    def place(self) -> None:
+        """Gives the frontier its slots, to be drafted after."""
+        used = len(self.slots) - 1
+        for at, node in enumerate(self.tree.frontier):
+            self.slots[node] = [*self.slots[self.tree.parents[node]], used + at]
+
     def span(self) -> Span:
         """The frontier, to be drafted after."""
-        tree, w = self.tree, self.work
+        tree, pages = self.tree, self.work.pages
         tokens = [tree.tokens[node] for node in tree.frontier]
-        start, used = w.start + len(w.following), len(self.slots) - 1
+        self.place()
+        paths = [self.slots[node] for node in tree.frontier]
         if tree.topk == 1:
-            self.slots[tree.frontier[0]] = []
-            return Span(tokens, start + used, w.pages)
-        for at, node in enumerate(tree.frontier):
-            self.slots[node] = [*self.slots[tree.parents[node]], used + at]
-        return Span(tokens, start, w.pages, [self.slots[node] for node in tree.frontier])
+            return Span(tokens, self.end + len(paths[0]) - 1, pages)
+        return Span(tokens, self.end, pages, paths)
