@@ -27,6 +27,7 @@ from nextn.scheduler.scheduler import Scheduler
 from nextn.speculative.depth import DepthController
 from nextn.speculative.drafter import Drafter, MTPDrafter, NoDrafter
 from nextn.speculative.layered import LayeredDrafter
+from nextn.speculative.mixed_drafter import MixedDrafter
 from nextn.speculative.ngram_drafter import NGramDrafter
 
 CPU_KV_TOKENS = 32768
@@ -74,6 +75,8 @@ def build(config: EngineConfig) -> Built:
     drafter: Drafter = NoDrafter()
     if num_drafts:
         drafter = NGramDrafter() if ngram else _mtp_drafter(model, pool, shape)
+        if config.ngrams and not ngram:
+            drafter = MixedDrafter(drafter)
     draw_tokens = native_draw if kernels == "cpu" else draw
     auto = None
     if num_drafts and config.auto_depth:
@@ -103,7 +106,13 @@ def build(config: EngineConfig) -> Built:
         "kv_tokens": slots,
         "kv_bytes_target": slots * cfg.num_hidden_layers * entry,
         "kv_bytes_draft": slots * draft_layers * entry,
-        "drafter": "none" if not num_drafts else "n-grams" if ngram else "MTP",
+        "drafter": "none"
+        if not num_drafts
+        else "n-grams"
+        if ngram
+        else "MTP and n-grams"
+        if config.ngrams
+        else "MTP",
         **({"draft_layers": draft_layers} if draft_layers > 1 else {}),
         "drafts": "auto" if auto else num_drafts,
         **({"draft_topk": shape.topk, "draft_tokens": shape.size(num_drafts) + 1} if trees else {}),

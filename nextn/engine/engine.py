@@ -86,10 +86,11 @@ class Engine:
                 f"speculative.verify is {resolved.verify!r}: it verifies chains, and this engine drafts "
                 f"trees (--speculative-eagle-topk {topk}); choose exact or typical"
             )
-        if self.config.speculative_algorithm == "NGRAM" and resolved.verify in CHAINS_ONLY:
+        if self.config.ngrams and resolved.verify in CHAINS_ONLY:
             raise ValueError(
                 f"speculative.verify is {resolved.verify!r}: it weighs the drafter's probabilities, n-grams "
-                "(--speculative-algorithm NGRAM) have none; choose exact or typical"
+                f"(--speculative-algorithm {self.config.speculative_algorithm}) have none; choose exact or "
+                "typical"
             )
         if self.config.speculative_simulate_accept_length is not None and resolved.verify != "exact":
             raise ValueError(

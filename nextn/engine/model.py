@@ -170,8 +170,9 @@ def _nextn_layers(config: EngineConfig, cfg: ModelConfig, folder: Path) -> int:
     stored = cfg.num_nextn_predict_layers if dummy else stored_nextn_layers(folder, cfg)
     asked = config.speculative_algorithm is not None or config.speculative_num_steps not in (None, AUTO_DEPTH)
     if stored == 0 and asked:
+        algorithm = config.speculative_algorithm or "NEXTN"
         raise ValueError(
-            f"--speculative-algorithm NEXTN: {folder} has no NextN layer to draft with; "
+            f"--speculative-algorithm {algorithm}: {folder} has no NextN layer to draft with; "
             f"use {OPTION}, or --speculative-num-steps 0"
         )
     return min(stored, config.num_drafts)
