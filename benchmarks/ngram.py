@@ -61,7 +61,7 @@ def main() -> int:
         "drafts": args.drafts, "rounds": args.rounds, "machine": dataclasses.asdict(this_machine()),
         "date": str(datetime.date.today()), "texts": figures,
     }  # fmt: skip
-    tell("ngram", result, args.output)
+    tell(f"ngram-{args.drafts}-drafts", result, args.output)
     return 0
 
 
