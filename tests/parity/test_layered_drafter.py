@@ -6,17 +6,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from parity.oracle import random_checkpoint
+from parity.engine_steps import make_engine, run
+from parity.oracle import more_layers, random_checkpoint
 from support.native_kernels import built_levels
 from support.native_model import native_model, pool_for, reference_model
 from torch import Tensor
 
+from nextn.config import EMBEDDED, model_folder
 from nextn.draft import Draft, Shape
 from nextn.layers.batch import Span
+from nextn.request import Request, SamplingParams
 from nextn.speculative.committed import Committed
 from nextn.speculative.layered import LayeredDrafter
 
@@ -101,3 +105,37 @@ def test_after_a_cache_hit(model: Any, cached: int, chunk: int) -> None:
         engine.step(start, min(chunk, 29 - start))
     assert engine.draft == whole.draft
     assert all(map(torch.equal, engine.entries(), whole.entries()))
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"speculative_eagle_topk": 2}, {"speculative_algorithm": "NEXTN+NGRAM"}], ids=str
+)
+def test_texts_are_those_without_drafts(tmp_path: Path, options: dict[str, Any]) -> None:
+    """On the native kernels, in a pool too small for all, from which every fourth step sends one away."""
+    built_levels()
+    folder = more_layers(model_folder(EMBEDDED), tmp_path / "tiny", LAYERS)
+    rng = random.Random(1)
+    work = {
+        str(i): (
+            [*TOKENS[:11], *rng.choices(range(2, 4000), k=i)],
+            SamplingParams(max_tokens=24, temperature=float(i % 2), seed=i, ignore_eos=True),
+        )
+        for i in range(6)
+    }
+    common = {"dtype": "auto", "kernel_backend": "cpu", "kv_cache_tokens": 96}
+    plain = run(make_engine(folder, 0, **common), work)
+    engine = make_engine(folder, LAYERS, **common, **options)
+    drafted = {rid: list(prompt) for rid, (prompt, _) in work.items()}
+    for rid, (prompt, params) in work.items():
+        engine.add(Request(rid, list(prompt), params))
+    while engine.has_work():
+        for out in engine.step():
+            drafted[out.rid] += out.tokens
+        running = engine._scheduler.running
+        if len(running) > 1 and engine.stats().steps % 4 == 0:
+            engine._scheduler._retract(running[-1])
+    assert drafted == {rid: trace.tokens for rid, trace in plain.items()}
+    assert engine.startup["draft_layers"] == LAYERS
+    assert engine.stats().retracted > 0
+    assert len(engine.stats().spec.accepted) == LAYERS
+    assert engine.stats().spec.accepted[-1] > 0
