@@ -1,22 +1,28 @@
-"""What n-gram drafts bring where a text says again what it said before, beside the MTP layer's.
+"""What n-gram drafts bring where a text says again what it said before, beside the MTP layer's and both.
 
 python benchmarks/ngram.py                      # the embedded model
-python benchmarks/ngram.py --model-path DIR --max-tokens 256
+python benchmarks/ngram.py --model-path DIR --max-tokens 256 --output benchmarks/results
 
 Greedy, one request at a time, in turns; every side must give the same token ids. "Repetitive": a held-out
 file's beginning, three times over, so that the model goes on with it; "plain": the same beginnings once.
+The last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import dataclasses
+import datetime
 import statistics
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
+from last_line import tell
+
 from nextn import LLM, SamplingParams
+from nextn.bench.machine import this_machine
 from nextn.bench.prompts import heldout_prompts
 from nextn.config import EMBEDDED
 
@@ -24,6 +30,7 @@ SIDES: dict[str, dict[str, Any]] = {
     "no drafts": {"speculative_num_steps": 0},
     "MTP": {},
     "n-grams": {"speculative_algorithm": "NGRAM"},
+    "both": {"speculative_algorithm": "NEXTN+NGRAM"},
 }
 
 
@@ -32,9 +39,12 @@ def main() -> int:
     parser.add_argument("--model-path", default=EMBEDDED)
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--drafts", type=int, default=2, help="drafts per step (default: 2)")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--output", type=Path, help="folder for the result")
     args = parser.parse_args()
-    sides = {name: LLM(args.model_path, disable_radix_cache=True, **o) for name, o in SIDES.items()}
+    common = {"disable_radix_cache": True, "speculative_num_steps": args.drafts}
+    sides = {name: LLM(args.model_path, **common | own) for name, own in SIDES.items()}
     tokenizer = next(iter(sides.values())).tokenizer
     heads = [tokenizer.encode(text)[:100] for text in heldout_prompts(args.prompts)]
     figures: dict[str, Any] = {}
@@ -46,7 +56,12 @@ def main() -> int:
             f["ratio"] = round(f["tokens_per_second"] / base, 3)
             rate, length = f["tokens_per_second"], f["accept_length"]
             print(f"{text:12} {name:10} {rate:8.1f} {f['ratio']:5.2f}x {length:14.2f}")
-    print(json.dumps({"model": args.model_path, "max_tokens": args.max_tokens, "texts": figures}))
+    result = {
+        "model": args.model_path, "prompts": args.prompts, "max_tokens": args.max_tokens,
+        "drafts": args.drafts, "rounds": args.rounds, "machine": dataclasses.asdict(this_machine()),
+        "date": str(datetime.date.today()), "texts": figures,
+    }  # fmt: skip
+    tell(f"ngram-{args.drafts}-drafts", result, args.output)
     return 0
 
 

@@ -138,8 +138,9 @@ class EngineConfig:
         None,
         "speculation",
         "NEXTN, EAGLE (the same): draft with an MTP layer; NGRAM: with what followed earlier in the "
-        "request's own text, which needs no layer; default: NEXTN if there is one",
-        choices=("NEXTN", "EAGLE", "NGRAM", "NONE"),
+        "request's own text, which needs no layer; NEXTN+NGRAM: with whichever has held more often; default: "
+        "NEXTN if there is a layer",
+        choices=("NEXTN", "EAGLE", "NGRAM", "NEXTN+NGRAM", "NONE"),
     )
     speculative_draft_model_path: str | None = option(
         None,
@@ -259,23 +260,20 @@ class EngineConfig:
                 f"a tree of --speculative-eagle-topk {topk} and --speculative-num-steps {steps} has at "
                 f"most {most} nodes, its root counted, and needs {steps + 1} to be that deep",
             )
-        if self.speculative_algorithm == "NGRAM":
+        if self.ngrams:
+            algorithm = f"--speculative-algorithm {self.speculative_algorithm}"
             need(
                 self.speculative_verify not in CHAINS_ONLY,
                 "speculative_verify",
-                "it weighs the drafter's probabilities, and --speculative-algorithm NGRAM drafts without "
-                "any; choose exact or typical",
+                f"it weighs the drafter's probabilities, and {algorithm} drafts without any; choose exact or "
+                "typical",
             )
-            need(
-                topk == 1,
-                "speculative_eagle_topk",
-                "--speculative-algorithm NGRAM drafts chains; leave it out",
-            )
-            for name in ("draft_model_path", "draft_model_quantization", "token_map"):
+            need(topk == 1, "speculative_eagle_topk", f"{algorithm} drafts chains; leave it out")
+            for name in () if self.mtp else ("draft_model_path", "draft_model_quantization", "token_map"):
                 need(
                     getattr(self, f"speculative_{name}") is None,
                     f"speculative_{name}",
-                    "--speculative-algorithm NGRAM drafts without a model; leave one of them out",
+                    f"{algorithm} drafts without a model; leave one of them out",
                 )
         need(
             topk == 1 or self.speculative_verify not in CHAINS_ONLY,
@@ -305,6 +303,11 @@ class EngineConfig:
     def mtp(self) -> bool:
         """Is an MTP layer to draft?"""
         return self.num_drafts > 0 and self.speculative_algorithm != "NGRAM"
+
+    @property
+    def ngrams(self) -> bool:
+        """May n-grams draft?"""
+        return self.speculative_algorithm in ("NGRAM", "NEXTN+NGRAM")
 
     @property
     def num_drafts(self) -> int:

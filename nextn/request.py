@@ -149,6 +149,7 @@ class SpecStats:
     committed: int = 0  # tokens those steps committed, bonus included
     histogram: list[int] = field(default_factory=list)
     lossy: bool = False  # did any of it follow another distribution than the target's?
+    simulated: bool = False  # were drafts accepted by lot? The text is nobody's choice then
 
     def add(self, proposed: int, accepted: int, committed: int) -> None:
         self.verify_steps += 1
@@ -168,6 +169,7 @@ class SpecStats:
         self.verify_steps += other.verify_steps
         self.committed += other.committed
         self.lossy |= other.lossy
+        self.simulated |= other.simulated
         for mine, theirs in zip(self._lists(), other._lists(), strict=True):
             _lengthen(mine, len(theirs))
             for j, value in enumerate(theirs):
@@ -186,7 +188,13 @@ class SpecStats:
             committed=self.committed - earlier.committed,
             histogram=less(self.histogram, earlier.histogram),
             lossy=self.lossy,
+            simulated=self.simulated,
         )
+
+    @property
+    def true(self) -> bool:
+        """Is the text one that the target might have written?"""
+        return not (self.lossy or self.simulated)
 
     def _lists(self) -> tuple[list[int], list[int], list[int]]:
         return self.proposed, self.accepted, self.histogram

@@ -37,7 +37,7 @@ def parse_spec(metrics: str) -> SpecStats:
         (sample.name, sample.labels.get("position", "")): int(sample.value)
         for family in text_string_to_metric_families(metrics)
         for sample in family.samples
-        if sample.name.startswith("nextn:") and sample.name.endswith("_total")
+        if sample.name.startswith("nextn:") and sample.name.endswith(("_total", "_simulated"))
     }
 
     def by_depth(name: str) -> list[int]:
@@ -50,6 +50,7 @@ def parse_spec(metrics: str) -> SpecStats:
             proposed=by_depth("nextn:spec_draft_tokens_total"),
             accepted=by_depth("nextn:spec_accepted_tokens_total"),
             committed=samples["nextn:generation_tokens_total", ""] - samples["nextn:num_requests_total", ""],
+            simulated=bool(samples.get(("nextn:spec_simulated", ""))),
         )
     except KeyError as e:
         raise BenchError(f"/metrics has no {e.args[0][0]}; is it a nextn server?") from e
@@ -63,6 +64,7 @@ class Acceptance:
     by_position: list[float]  # drafts accepted / proposed, by depth
     source: str  # whose figures these are
     lifetime: bool = False  # of all that the server has done, warm-up included
+    simulated: bool = False  # the server accepts drafts by lot
 
 
 async def read_counters(url: str, api_key: str | None) -> tuple[str, SpecStats] | None:
@@ -112,7 +114,10 @@ async def acceptance_since(
         found = after[1].since(before[1])
         drafted = any(found.proposed)
         return Acceptance(
-            found.accept_length if drafted else None, found.accept_rates if drafted else [], after[0]
+            found.accept_length if drafted else None,
+            found.accept_rates if drafted else [],
+            after[0],
+            simulated=found.simulated,
         )
     try:
         info = await get(url, "/server_info", api_key)

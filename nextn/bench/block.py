@@ -12,6 +12,7 @@ from nextn.bench.measure import Figures, Spread
 from nextn.bench.outcome import Outcome
 
 WIDTH, LABEL = 50, 40
+SIMULATED = "simulated"  # and so is what the texts say
 
 
 def result_block(outcome: Outcome) -> str:
@@ -36,6 +37,7 @@ def result_block(outcome: Outcome) -> str:
         lines += [
             heading("Speculation", "-"),
             line("Accept length is of:", "server's lifetime" if acceptance.lifetime else "this run"),
+            *([line("Acceptance is:", SIMULATED)] if acceptance.simulated else []),
             *(
                 line(f"Acceptance at position {position}:", rate)
                 for position, rate in enumerate(acceptance.by_position, 1)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nextn.bench import datasets
-from nextn.bench.block import WIDTH, heading, line
+from nextn.bench.block import SIMULATED, WIDTH, heading, line
 from nextn.bench.datasets import Sample, load_samples
 from nextn.bench.progress import Progress
 from nextn.bench.results import rounded
@@ -152,6 +152,7 @@ def offline_block(found: Run) -> str:
         lines += [
             line("Accept length:", found.spec.accept_length),
             heading("Speculation", "-"),
+            *([line("Acceptance is:", SIMULATED)] if found.spec.simulated else []),
             *(
                 line(f"Acceptance at position {position}:", rate)
                 for position, rate in enumerate(found.spec.accept_rates, 1)
@@ -176,6 +177,7 @@ def offline_record(found: Run, engine: Engine, settings: Settings) -> dict[str, 
         "cached_tokens": found.cached_tokens,
         "accept_length": found.spec.accept_length if found.drafted else None,
         "accept_rates": found.spec.accept_rates if found.drafted else [],
+        "simulated": found.spec.simulated,
         "dataset_name": settings.dataset.name,
         "seed": settings.dataset.seed,
         "engine": dict(engine.startup),

@@ -57,6 +57,7 @@ class Outcome:
             "accept_rates": acceptance.by_position if acceptance else [],
             "accept_length_of": None if not acceptance else "lifetime" if acceptance.lifetime else "run",
             "accept_length_source": acceptance.source if acceptance else None,
+            "simulated": acceptance is not None and acceptance.simulated,
             "failed": len(self.load.failures),
             "errors_by_kind": dict(Counter(failure.kind for failure in self.load.failures)),
             "goodput": self.goodput,

@@ -84,7 +84,7 @@ def checkpoint(model_path: str) -> dict[str, str]:
         "stored as": "FP8 blocks" if cfg.quantization else "plain",
         "parameters": f"{target / 1e6:,.1f} M, {(target - moe * idle) / 1e6:,.1f} M active a token",
         "NextN (MTP) layers": f"{stored}"
-        + (f", {(count(1) - target) / 1e6:,.1f} M parameters" if stored else ""),
+        + (f", {(count(stored) - target) / 1e6:,.1f} M parameters" if stored else ""),
         "KV cache a token": f"{cfg.latent_dim * cfg.num_hidden_layers} values"
-        + (f" + {cfg.latent_dim} for drafting" if stored else ""),
+        + (f" + {cfg.latent_dim * stored} for drafting" if stored else ""),
     }

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from nextn.config import EngineConfig, usable_cores
+from nextn.draft import Shape
 from nextn.engine.model import make_model
 from nextn.engine.probe_costs import CostProbe
 from nextn.engine.runner import Runner
@@ -25,6 +26,8 @@ from nextn.scheduler.auto_depth import AutoDepth
 from nextn.scheduler.scheduler import Scheduler
 from nextn.speculative.depth import DepthController
 from nextn.speculative.drafter import Drafter, MTPDrafter, NoDrafter
+from nextn.speculative.layered import LayeredDrafter
+from nextn.speculative.mixed_drafter import MixedDrafter
 from nextn.speculative.ngram_drafter import NGramDrafter
 
 CPU_KV_TOKENS = 32768
@@ -58,7 +61,9 @@ def build(config: EngineConfig) -> Built:
     entry = model.cache_width * torch.empty((), dtype=model.dtype).element_size()
     pages = _pages(config, layers * entry, device)
     pool = KVPool(layers, pages + 1, config.page_size, model.cache_width, model.dtype, device)
-    cache = NaiveCache() if config.disable_radix_cache else RadixCache(config.page_size)
+    draft_layers = layers - cfg.num_hidden_layers
+    radix = RadixCache(config.page_size, ahead=max(1, draft_layers))
+    cache = NaiveCache() if config.disable_radix_cache else radix
     kv = KVManager(pages + 1, config.page_size, cache)
     shape = config.draft_shape
     simulated = config.speculative_simulate_accept_length
@@ -69,8 +74,9 @@ def build(config: EngineConfig) -> Built:
         )
     drafter: Drafter = NoDrafter()
     if num_drafts:
-        chains = model if isinstance(model, Chains) else None
-        drafter = NGramDrafter() if ngram else MTPDrafter(model, pool, shape, chains)
+        drafter = NGramDrafter() if ngram else _mtp_drafter(model, pool, shape)
+        if config.ngrams and not ngram:
+            drafter = MixedDrafter(drafter)
     draw_tokens = native_draw if kernels == "cpu" else draw
     auto = None
     if num_drafts and config.auto_depth:
@@ -99,8 +105,15 @@ def build(config: EngineConfig) -> Built:
         "load_seconds": round(seconds, 3),
         "kv_tokens": slots,
         "kv_bytes_target": slots * cfg.num_hidden_layers * entry,
-        "kv_bytes_draft": slots * (layers - cfg.num_hidden_layers) * entry,
-        "drafter": "none" if not num_drafts else "n-grams" if ngram else "MTP",
+        "kv_bytes_draft": slots * draft_layers * entry,
+        "drafter": "none"
+        if not num_drafts
+        else "n-grams"
+        if ngram
+        else "MTP and n-grams"
+        if config.ngrams
+        else "MTP",
+        **({"draft_layers": draft_layers} if draft_layers > 1 else {}),
         "drafts": "auto" if auto else num_drafts,
         **({"draft_topk": shape.topk, "draft_tokens": shape.size(num_drafts) + 1} if trees else {}),
         **({"simulated_accept_length": simulated} if simulated is not None else {}),
@@ -125,6 +138,12 @@ def build(config: EngineConfig) -> Built:
         auto is not None,
         startup,
     )
+
+
+def _mtp_drafter(model: Model, pool: KVPool, shape: Shape) -> Drafter:
+    if model.nextn_layers > 1:
+        return LayeredDrafter(model, pool, shape)
+    return MTPDrafter(model, pool, shape, model if isinstance(model, Chains) else None)
 
 
 def _device(name: str) -> torch.device:

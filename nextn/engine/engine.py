@@ -32,6 +32,8 @@ class Engine:
         self.startup = built.startup
         self.speculative_defaults = SpeculativeParams()
         self._scheduler, self._executor = built.scheduler, built.executor
+        self._simulated = config.speculative_simulate_accept_length is not None and built.num_drafts > 0
+        self._scheduler.stats.spec.simulated = self._simulated
         self._arrivals = 0
         self._ended: float | None = None  # when the last step was run, if work was left after it
 
@@ -46,7 +48,9 @@ class Engine:
         request.params = request.params.replace(speculative=speculative)
         request.params.check(self.vocab_size)
         self._check_verify(asked, speculative)
+        self._check_depth(asked)
         request.spec.lossy = request.params.lossy
+        request.spec.simulated = self._simulated and self._scheduler.depth(request) > 0
         n = len(request.tokens)
         if n == 0:
             raise ValueError("the prompt is empty; it needs at least one token")
@@ -70,12 +74,16 @@ class Engine:
         configuration says. Raises ValueError, and changes nothing, for what this engine cannot do."""
         defaults.check()
         self._check_verify(defaults, defaults.or_else(self.config.speculative))
-        if defaults.num_steps and not self.num_drafts:
-            raise ValueError(
-                f"speculative.num_steps is {defaults.num_steps}; this engine was started without a drafter, "
-                "so it can only be 0"
-            )
+        self._check_depth(defaults)
         self.speculative_defaults = defaults
+
+    def _check_depth(self, asked: SpeculativeParams) -> None:
+        if asked.num_steps and not self.num_drafts:
+            raise ValueError(
+                f"speculative.num_steps is {asked.num_steps}; this engine was started without a drafter, so "
+                "it can only be 0; start it with --speculative-num-steps, or, where there is no MTP layer, "
+                "with --speculative-algorithm NGRAM"
+            )
 
     def _check_verify(self, asked: SpeculativeParams, resolved: SpeculativeParams) -> None:
         """Raises ValueError for a mode that does not go with this engine's drafts, and for thresholds without
@@ -86,10 +94,11 @@ class Engine:
                 f"speculative.verify is {resolved.verify!r}: it verifies chains, and this engine drafts "
                 f"trees (--speculative-eagle-topk {topk}); choose exact or typical"
             )
-        if self.config.speculative_algorithm == "NGRAM" and resolved.verify in CHAINS_ONLY:
+        if self.config.ngrams and resolved.verify in CHAINS_ONLY:
             raise ValueError(
                 f"speculative.verify is {resolved.verify!r}: it weighs the drafter's probabilities, n-grams "
-                "(--speculative-algorithm NGRAM) have none; choose exact or typical"
+                f"(--speculative-algorithm {self.config.speculative_algorithm}) have none; choose exact or "
+                "typical"
             )
         if self.config.speculative_simulate_accept_length is not None and resolved.verify != "exact":
             raise ValueError(

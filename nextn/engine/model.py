@@ -58,7 +58,7 @@ def make_model(config: EngineConfig, device: torch.device, threads: int) -> tupl
     if draft is None:
         own = nextn = _nextn_layers(config, target, folder)
     else:
-        own, nextn = 0, 1
+        own, nextn = 0, min(draft.layers, config.num_drafts)
         cfg = dataclasses.replace(target, num_nextn_predict_layers=draft.layers)
     expected = expected_tensors(cfg, nextn)
     token_map = config.speculative_token_map
@@ -160,7 +160,7 @@ def _draft_folder(config: EngineConfig, target: ModelConfig) -> DraftFolder | No
 
 
 def _nextn_layers(config: EngineConfig, cfg: ModelConfig, folder: Path) -> int:
-    """1 if drafts are wanted and there is a module to make them, else 0.
+    """How many of the checkpoint's modules are to draft: one for each depth, as far as there are so many.
 
     Raises ValueError when drafts were asked for by name and the checkpoint has no module.
     """
@@ -170,10 +170,9 @@ def _nextn_layers(config: EngineConfig, cfg: ModelConfig, folder: Path) -> int:
     stored = cfg.num_nextn_predict_layers if dummy else stored_nextn_layers(folder, cfg)
     asked = config.speculative_algorithm is not None or config.speculative_num_steps not in (None, AUTO_DEPTH)
     if stored == 0 and asked:
+        algorithm = config.speculative_algorithm or "NEXTN"
         raise ValueError(
-            f"--speculative-algorithm NEXTN: {folder} has no NextN layer to draft with; "
+            f"--speculative-algorithm {algorithm}: {folder} has no NextN layer to draft with; "
             f"use {OPTION}, or --speculative-num-steps 0"
         )
-    if stored > 1:
-        log.info("the checkpoint has %d NextN layers; the first drafts at every depth", stored)
-    return min(stored, 1)
+    return min(stored, config.num_drafts)

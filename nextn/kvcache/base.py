@@ -9,6 +9,9 @@ slots, page p of a sequence holds the slots p*P .. p*P+P-1 and is known by token
 
 So n tokens name (n - 1) // P pages, and a match always leaves at least one token to compute.
 
+Several NextN layers look further: the entry of layer k, counted from 0, mixes in token i + k + 1. A page is
+then known by as many tokens after it as there are layers, `ahead`, and n tokens name (n - ahead) // P pages.
+
 A page belongs either to the cache or to its caller, never to both. The cache frees nothing: what it
 gives up it returns, and the caller hands it to the allocator.
 """
@@ -31,10 +34,11 @@ class PrefixCache(ABC):
     """Not thread-safe. Times are counted in calls of `match` and `insert`, not in seconds."""
 
     evictable: int  # pages that `evict` could return now: those that no lock covers
+    ahead: int  # tokens after a page that it is known by, at least 1
 
     @abstractmethod
     def match(self, tokens: list[int]) -> Match:
-        """The longest cached prefix of `tokens`, at most (len(tokens) - 1) // page_size pages.
+        """The longest cached prefix of `tokens`, at most (len(tokens) - ahead) // page_size pages.
 
         Makes that prefix the most recently used. Takes no lock: the answer holds until the next call
         of `evict`, so lock the handle first. The list of pages is the caller's own.
@@ -51,7 +55,7 @@ class PrefixCache(ABC):
 
     @abstractmethod
     def insert(self, tokens: list[int], pages: list[int]) -> Match:
-        """Offers the pages of a prefix of `tokens`; needs len(tokens) > len(pages) * page_size.
+        """Offers the pages of a prefix of `tokens`; needs len(pages) * page_size + ahead of them.
 
         Answers with the prefix that the cache now holds, either all of `pages` long or, where nothing
         is kept, empty. answer.pages[i] == pages[i]: that page is now the cache's (or was already).
@@ -80,7 +84,7 @@ class PrefixCache(ABC):
 
     @abstractmethod
     def path(self, handle: object) -> tuple[list[int], list[int]]:
-        """What a locked handle covers: (tokens, pages), the len(pages) * page_size + 1 tokens by which
+        """What a locked handle covers: (tokens, pages), the len(pages) * page_size + ahead tokens by which
         its pages are known; two empty lists if it covers nothing. Slow, for checks."""
 
     @abstractmethod

@@ -2,7 +2,8 @@
 
     req.pages:  | p0 ....... | ................... | ........... |
     slots:      [0, cached)    the prefix cache's pages, locked by this request
-                [cached, committed)   its own, true for good; the last `owed` of them for the target only
+                [cached, committed)   its own, true for good; the last `owed` of them for the target only,
+                                      the last before them not yet for each of several NextN layers
                 [committed, len(pages) * page_size)   its own, reserved: a step may write them
 
 A request goes `admit`, then `reserve` / `commit` / `trim` once a step and `share` whenever others may
@@ -55,7 +56,8 @@ class KVManager:
         least one token is left to compute: committed <= len(tokens) - 1."""
         assert req.lock is None, "admitted twice"
         assert req.tokens
-        req.pages, req.lock = self._cache.match(req.tokens if most is None else req.tokens[: most + 1])
+        known = len(req.tokens) if most is None else most + self._cache.ahead
+        req.pages, req.lock = self._cache.match(req.tokens[:known])
         self._cache.lock(req.lock)
         req.cached = req.committed = len(req.pages) * self.page_size
 
@@ -98,8 +100,10 @@ class KVManager:
         Where the cache has the same page already, the request goes over to that one and its own is
         freed: same tokens, same bits."""
         assert req.lock is not None, "shared before it was admitted"
-        full, old = (req.committed - req.owed) // self.page_size, req.cached // self.page_size
-        if full == old:
+        # The last NextN layer is `ahead` - 1 positions behind the first: it mixes in a later token.
+        true = req.committed - req.owed - (self._cache.ahead - 1)
+        full, old = true // self.page_size, req.cached // self.page_size
+        if full <= old:
             return
         own = req.pages[:full]
         held, lock = self._cache.insert(req.tokens, own)
@@ -143,7 +147,7 @@ class KVManager:
             cached = req.cached // self.page_size
             tokens, pages = self._cache.path(req.lock)
             assert pages == req.pages[:cached], f"{req.rid} holds other pages than it has locked"
-            assert tokens == req.tokens[: req.cached + 1] or not cached
+            assert tokens == req.tokens[: req.cached + self._cache.ahead] or not cached
             own += req.pages[cached:]
         self._cache.check_integrity([req.lock for req in requests])
         self._allocator.check_integrity([*own, *self._cache.pages()])

@@ -11,7 +11,7 @@ _NOTHING = object()  # the only handle: it covers no page
 
 class NaiveCache(PrefixCache):
     def __init__(self) -> None:
-        self.evictable = 0
+        self.evictable, self.ahead = 0, 1  # of no account: it knows no page
         self._locks = 0
 
     def match(self, tokens: list[int]) -> Match:

@@ -1,10 +1,11 @@
-"""The radix prefix cache: a compressed tree of pages, known by their tokens and the one after each.
+"""The radix prefix cache: a compressed tree of pages, known by their tokens and the `ahead` after each.
 
 A node holds a run of pages; its children go on from there. With page_size P, a node of m pages has
-m * P + 1 tokens: its last token is also the first of each child, and the children of a node differ
-somewhere in their first P + 1 tokens.
+m * P + ahead tokens: its last `ahead` tokens are also the first of each child, and the children of a node
+differ somewhere in their first P + ahead tokens.
 
-    P = 2       root ── [a b c] page 7 ──┬── [c d e f g] pages 3 9
+    P = 2, ahead = 1
+                root ── [a b c] page 7 ──┬── [c d e f g] pages 3 9
                                          └── [c d x]     page 4
 
 A lock is a count on every node from the handle to the root, so an unlocked node has only unlocked
@@ -30,7 +31,7 @@ class Node:
         self.parent = parent  # None: the root
         self.tokens, self.pages = tokens, pages
         self.used = used  # time of last use; all pages of a node are used together
-        self.children: dict[tuple[int, ...], Node] = {}  # by their first page_size + 1 tokens
+        self.children: dict[tuple[int, ...], Node] = {}  # by their first page_size + ahead tokens
         self.locks = 0
         self.queued = False
 
@@ -39,8 +40,8 @@ class RadixCache(PrefixCache):
     """match, insert: O(tokens). lock, unlock: O(nodes on the path). evict: O(pages + log(nodes)), once
     the uses since an entry was queued are paid for."""
 
-    def __init__(self, page_size: int) -> None:
-        self.page_size = page_size
+    def __init__(self, page_size: int, ahead: int = 1) -> None:
+        self.page_size, self.ahead = page_size, ahead
         self.evictable = 0
         self._time = 0
         self._nodes = 0  # ever made
@@ -51,7 +52,7 @@ class RadixCache(PrefixCache):
         self._queue: list[tuple[int, int, Node]] = []
 
     def match(self, tokens: list[int]) -> Match:
-        node, pages = self._descend(tokens, (len(tokens) - 1) // self.page_size)
+        node, pages = self._descend(tokens, max(0, len(tokens) - self.ahead) // self.page_size)
         return Match(pages, node)
 
     def lock(self, handle: object) -> None:
@@ -75,11 +76,12 @@ class RadixCache(PrefixCache):
             node = node.parent
 
     def insert(self, tokens: list[int], pages: list[int]) -> Match:
-        assert len(tokens) > len(pages) * self.page_size, "the last page's successor is not known"
+        known = len(pages) * self.page_size + self.ahead
+        assert not pages or len(tokens) >= known, "the last page's successors are not known"
         node, held = self._descend(tokens, len(pages))
         if len(held) < len(pages):
             start, end = len(held) * self.page_size, len(pages) * self.page_size
-            node = self._add(node, tokens[start : end + 1], pages[len(held) :], self._time)
+            node = self._add(node, tokens[start : end + self.ahead], pages[len(held) :], self._time)
             self.evictable += len(node.pages)
             self._offer(node)
             held += node.pages
@@ -110,7 +112,7 @@ class RadixCache(PrefixCache):
     # --- the tree -----------------------------------------------------------------------------
 
     def _key(self, tokens: list[int], start: int = 0) -> tuple[int, ...]:
-        return tuple(tokens[start : start + self.page_size + 1])
+        return tuple(tokens[start : start + self.page_size + self.ahead])
 
     def _descend(self, tokens: list[int], count: int) -> tuple[Node, list[int]]:
         """Follows the first `count` pages of `tokens` as far as they are held, marks them used, and
@@ -133,14 +135,14 @@ class RadixCache(PrefixCache):
 
     def _shared(self, node: Node, tokens: list[int], start: int, most: int) -> int:
         """How many of the node's pages, `most` at most, equal those of tokens[start:]; the first does."""
-        size, own = self.page_size, node.tokens
+        size, own, ahead = self.page_size, node.tokens, self.ahead
         n = min(len(node.pages), most)
-        if tokens[start : start + n * size + 1] == own[: n * size + 1]:
+        if tokens[start : start + n * size + ahead] == own[: n * size + ahead]:
             return n
         page = 1
         while (
-            tokens[start + page * size : start + page * size + size + 1]
-            == own[page * size : page * size + size + 1]
+            tokens[start + page * size : start + page * size + size + ahead]
+            == own[page * size : page * size + size + ahead]
         ):
             page += 1
         return page
@@ -158,7 +160,7 @@ class RadixCache(PrefixCache):
         assert parent is not None
         assert 0 < n < len(node.pages)
         cut = n * self.page_size
-        upper = self._add(parent, node.tokens[: cut + 1], node.pages[:n], node.used)
+        upper = self._add(parent, node.tokens[: cut + self.ahead], node.pages[:n], node.used)
         upper.locks = node.locks
         node.tokens, node.pages, node.parent = node.tokens[cut:], node.pages[n:], upper
         upper.children[self._key(node.tokens)] = node
@@ -194,7 +196,7 @@ class RadixCache(PrefixCache):
         pages: list[int] = []
         node = handle
         while node.parent is not None:
-            tokens = node.tokens + tokens[1:]
+            tokens = node.tokens + tokens[self.ahead :]
             pages = node.pages + pages
             node = node.parent
         return tokens, pages
@@ -213,8 +215,8 @@ class RadixCache(PrefixCache):
             assert node.parent is not None
             assert node.parent.children.get(self._key(node.tokens)) is node
             assert node.pages
-            assert len(node.tokens) == len(node.pages) * self.page_size + 1
-            assert node.parent is self._root or node.parent.tokens[-1] == node.tokens[0]
+            assert len(node.tokens) == len(node.pages) * self.page_size + self.ahead
+            assert node.parent is self._root or node.parent.tokens[-self.ahead :] == node.tokens[: self.ahead]
             assert node.parent is self._root or node.parent.used >= node.used
             assert node.used <= self._time
             assert node.locks == locks[node], "locks held and locks counted differ"

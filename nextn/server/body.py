@@ -7,10 +7,10 @@ that nobody knows are tolerated: gateways add their own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_type_hints
 
 import pydantic_core
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from nextn.server.errors import bad_request
 
@@ -23,6 +23,18 @@ class Body(BaseModel):
 
     def check(self) -> None:
         """Raises ApiError for fields that do not go together."""
+
+
+class KnownKeys(Body):
+    """An object in a body that has no keys but its own."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def like(params: type, name: str, prefix: str = "") -> type[KnownKeys]:
+    """The fields of a dataclass, under these names, each of which may be left out."""
+    fields: dict[str, Any] = {prefix + field: (hint, None) for field, hint in get_type_hints(params).items()}
+    return create_model(name, __base__=KnownKeys, **fields)
 
 
 Kind = TypeVar("Kind", bound=Body)
@@ -44,6 +56,14 @@ def parse(body: bytes, kind: type[Kind]) -> Kind:
         raise first_error(e) from e
     request.check()
     return request
+
+
+def part(value: object, kind: type[Kind], name: str) -> Kind:
+    """A field of a body, itself an object, read as `kind`. Raises ApiError."""
+    try:
+        return kind.model_validate(value)
+    except ValidationError as e:
+        raise first_error(e, name) from e
 
 
 def refuse(data: Mapping[str, object], table: Mapping[str, tuple[object, ...]], where: str = "") -> None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from typing import Annotated
 
-from pydantic import ConfigDict
+from pydantic import PlainValidator
 
-from nextn.server.body import Body, parse
+from nextn.request import SpeculativeParams
+from nextn.server.body import Body, KnownKeys, like, parse, part
 from nextn.server.errors import bad_request
 from nextn.server.service import Service
 
@@ -20,19 +22,15 @@ log = logging.getLogger("nextn.server")
 PREFIX = "speculative_"
 
 
-class ServerArgs(Body):
-    """`SpeculativeParams` with the prefix."""
+ServerArgs = like(SpeculativeParams, "ServerArgs", PREFIX)
 
-    model_config = ConfigDict(extra="forbid")
 
-    speculative_num_steps: int | None = None
-    speculative_verify: str | None = None
-    speculative_accept_threshold_single: float | None = None
-    speculative_accept_threshold_acc: float | None = None
+def server_args(value: object) -> KnownKeys:
+    return part(value, ServerArgs, "server_args")
 
 
 class SetInternalState(Body):
-    server_args: ServerArgs
+    server_args: Annotated[KnownKeys, PlainValidator(server_args)]
 
 
 async def set_internal_state(service: Service, body: bytes) -> list[bool]:

@@ -98,6 +98,8 @@ class Metrics:
         yield gauge("num_retracted_reqs", total.retracted, "requests put back because pages ran out, so far")
         yield gauge("spec_accept_length", last.spec.accept_length, "tokens per verify step, last interval")
         yield gauge("spec_accept_rate", last.spec.accept_rate, "drafts accepted / proposed, last interval")
+        simulated = "1: drafts are accepted by lot (--speculative-simulate-accept-length)"
+        yield gauge("spec_simulated", int(stats.spec.simulated), simulated)
         yield counter("nextn:prompt_tokens", total.prompt_tokens, "prompt tokens, cached ones included")
         yield counter("nextn:cached_tokens", total.cached_tokens, "prompt tokens found in the prefix cache")
         yield counter("nextn:generation_tokens", total.generated_tokens, "generated tokens")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from nextn.request import SamplingParams
+from nextn.request import SamplingParams, SpeculativeParams
 from nextn.server.body import Body, first_error, json_type, refuse
 from nextn.server.errors import bad_request
 from nextn.server.protocol import (
@@ -18,7 +18,6 @@ from nextn.server.protocol import (
     REFUSED,
     Sampling,
     Seed,
-    Speculative,
     SpeculativeField,
     prompts,
 )
@@ -68,7 +67,7 @@ class Asked(NamedTuple):
     tops: int
 
     def params(
-        self, length: int, max_tokens: int, seed: int, speculative: Speculative, vocab_size: int
+        self, length: int, max_tokens: int, seed: int, speculative: SpeculativeParams, vocab_size: int
     ) -> SamplingParams:
         """Of a prompt of `length` tokens. Raises ApiError naming the field."""
         if self.start > length:
@@ -81,7 +80,7 @@ class Asked(NamedTuple):
                 max_tokens=max_tokens,
                 min_tokens=self.sampling.min_new_tokens,
                 seed=seed % 2**64,
-                speculative=speculative.params,
+                speculative=speculative,
                 logprobs=told,
                 prompt_logprobs=told if 0 <= self.start < length else None,
             )
@@ -107,7 +106,7 @@ class GenerateRequest(Body):
     top_logprobs_num: Any = None
     return_text_in_logprobs: bool = False
     stream: bool = False
-    speculative: SpeculativeField = Speculative()
+    speculative: SpeculativeField = SpeculativeParams()
 
     def check(self) -> None:
         if (self.text is None) == (self.input_ids is None):

@@ -84,10 +84,11 @@ class Reply:
         return SglExt(each[0] if len(each) == 1 else each)
 
     def _usage(self, choices: Sequence[Choice]) -> Usage:
-        """A prompt counts once, however many choices it has. What was lossy says so unasked."""
+        """A prompt counts once, however many choices it has. A text that the model
+        alone could not have written says so unasked."""
         firsts = [c for c in choices if c.index % self.generation.n == 0] or choices[:1]
         spec: SpecStats | None = None
-        if self.request.return_spec_tokens_details or any(choice.spec.lossy for choice in choices):
+        if self.request.return_spec_tokens_details or not all(choice.spec.true for choice in choices):
             spec = SpecStats()
             for choice in choices:
                 spec.merge(choice.spec)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field, PlainValidator
 
 from nextn.request import SamplingParams, SpeculativeParams
-from nextn.server.body import Body, json_type
+from nextn.server.body import Body, json_type, like, part
 from nextn.server.errors import bad_request
 
 MAX_CHOICES = 128
@@ -75,30 +75,19 @@ def stop_strings(value: object) -> object:
     return strings
 
 
-class Speculative(Body):
-    """`SpeculativeParams`, which has the ranges."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    num_steps: int | None = None
-    verify: str | None = None
-    accept_threshold_single: float | None = None
-    accept_threshold_acc: float | None = None
-
-    @property
-    def params(self) -> SpeculativeParams:
-        return SpeculativeParams(**self.model_dump())
+Speculative = like(SpeculativeParams, "Speculative")
 
 
-def false_is_off(value: object) -> object:
+def speculative_params(value: object) -> SpeculativeParams:
+    """Of an object, or of false. The ranges are `SpeculativeParams.check`'s."""
     if value is False:
-        return {"num_steps": 0}
+        return SpeculativeParams(num_steps=0)
     if not isinstance(value, dict):
         raise ValueError("it must be an object or false")
-    return value
+    return SpeculativeParams(**part(value, Speculative, "speculative").model_dump())
 
 
-SpeculativeField = Annotated[Speculative, BeforeValidator(false_is_off)]
+SpeculativeField = Annotated[SpeculativeParams, PlainValidator(speculative_params)]
 
 
 class StreamOptions(Body):
@@ -148,7 +137,7 @@ class CommonRequest(Sampling):
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
-    speculative: SpeculativeField = Speculative()
+    speculative: SpeculativeField = SpeculativeParams()
     return_spec_tokens_details: Annotated[
         bool, Field(description="what speculation did: usage.spec_details, and sglext as SGLang sends it")
     ] = False
@@ -177,7 +166,7 @@ class CommonRequest(Sampling):
                 max_tokens=max_tokens,
                 min_tokens=self.min_tokens,
                 seed=seed % 2**64,
-                speculative=self.speculative.params,
+                speculative=self.speculative,
                 logprobs=self.tops,
                 prompt_logprobs=self.tops if self.echoes else None,
             )

@@ -28,6 +28,7 @@ class SpecDetails(msgspec.Struct):
     accepted: list[int]
     histogram: list[int]
     lossy: bool
+    simulated: bool
 
 
 class Usage(msgspec.Struct):
@@ -43,7 +44,13 @@ def usage(prompt: int, completion: int, cached: int, spec: SpecStats | None) -> 
     if spec is not None:
         length = round(spec.accept_length, 4)
         details = SpecDetails(
-            spec.verify_steps, length, spec.proposed, spec.accepted, spec.histogram, spec.lossy
+            spec.verify_steps,
+            length,
+            spec.proposed,
+            spec.accepted,
+            spec.histogram,
+            spec.lossy,
+            spec.simulated,
         )
     return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached), details)
 
@@ -57,7 +64,8 @@ class SpecTokensDetails(msgspec.Struct):
     spec_num_proposed_drafts: int
     spec_verify_ct: int
     spec_correct_drafts_histogram: list[int]
-    spec_lossy: bool  # nextn's own
+    spec_lossy: bool  # this and what follows is nextn's own
+    spec_simulated: bool
 
 
 def spec_tokens_details(spec: SpecStats) -> SpecTokensDetails:
@@ -69,6 +77,7 @@ def spec_tokens_details(spec: SpecStats) -> SpecTokensDetails:
         spec.verify_steps,
         spec.histogram,
         spec.lossy,
+        spec.simulated,
     )
 
 

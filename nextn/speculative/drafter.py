@@ -84,38 +84,28 @@ class MTPDrafter:
         now = [w for w in work if w.extend]
         if not now:
             return Drafted([NO_DRAFT for _ in work])
-        state = self._extend(hidden, now)
-        extended += sum(len(w.following) for w in now)
+        state, rows, ran = self._extend(hidden, now)
+        extended += ran
+        ends = iter(rows)
         passes: list[int] = []
-        growing: dict[int, _Grown] = {}
-        last = -1  # row of `state` that ends a request's run
+        growing: dict[int, Grown] = {}
         for i, w in enumerate(work):
-            if w.extend:
-                last += len(w.following)
+            row = next(ends) if w.extend else -1
             if w.want:
-                growing[i] = _Grown(w, self.shape.topk, last)
+                growing[i] = Grown(w, self.shape.topk, row)
         depth = 0
         left = list(growing.items())
         while left:
-            state = take(self.model, state, [row for _, g in left for row in g.rows])
             asked = [(i, g.tree.path(node)) for i, g in left for node in g.tree.frontier]
-            guesses = iter(choose(self.model.draft_logits(state), asked, self.shape.topk))
+            frontier = take(self.model, state, [row for _, g in left for row in g.rows])
+            guesses = iter(choose(self.model.draft_logits(frontier), asked, self.shape.topk))
             for _, g in left:
                 g.grow([next(guesses) for _ in g.tree.frontier])
-            first = 0  # row of `state` of a request's first node
-            for _, g in left:
-                g.rows, first = [first + row for row in g.rows], first + g.count
             depth += 1
             left = [(i, g) for i, g in left if g.work.want > depth]
             if left:
-                passes.append(sum(len(g.rows) for _, g in left))
-                batch = self.model.batch([g.span() for _, g in left], self.pool.page_size)
-                state = take(self.model, state, [row for _, g in left for row in g.rows])
-                state = self.model.draft(batch, state, self.pool)
-                row = 0
-                for _, g in left:
-                    g.rows = list(range(row, row + len(g.tree.frontier)))
-                    row += len(g.tree.frontier)
+                state, ran = self._deeper(state, [g for _, g in left], depth)
+                passes.append(ran)
         drafts = [
             growing[i].tree.best(self.shape.size(w.want)) if w.want else NO_DRAFT for i, w in enumerate(work)
         ]
@@ -155,36 +145,57 @@ class MTPDrafter:
             self.model.draft(batch, take(self.model, states, list(range(states.shape[0]))), self.pool)
         return rows
 
-    def _extend(self, hidden: Tensor, work: Sequence[Committed]) -> Tensor:
+    def _extend(self, hidden: Tensor, work: Sequence[Committed]) -> tuple[Tensor, Sequence[int], int]:
+        """Runs over the true positions: states, each request's row that ends its own, how many ran."""
         batch = self.model.batch([Span(w.following, w.start, w.pages) for w in work], self.pool.page_size)
         rows = [row for w in work for row in w.rows]
-        return self.model.draft(batch, take(self.model, hidden, rows), self.pool)
+        state = self.model.draft(batch, take(self.model, hidden, rows), self.pool)
+        ends, last = [], -1
+        for w in work:
+            last += len(w.following)
+            ends.append(last)
+        return state, ends, len(rows)
+
+    def _deeper(self, state: Tensor, growing: Sequence[Grown], depth: int) -> tuple[Tensor, int]:
+        """Runs over frontiers, `depth` tokens from their roots: states, and how many rows ran. Afterwards
+        each frontier's `rows` are of these."""
+        batch = self.model.batch([g.span() for g in growing], self.pool.page_size)
+        rows = [row for g in growing for row in g.rows]
+        state = self.model.draft(batch, take(self.model, state, rows), self.pool)
+        at = 0
+        for g in growing:
+            at += len(g.rows)
+            g.rows = list(range(at - len(g.rows), at))
+        return state, at
 
 
-class _Grown:
+class Grown:
     """One request's tree, where its nodes' cache entries lie, and where in `state` its frontier is."""
 
     def __init__(self, work: Committed, topk: int, row: int) -> None:
         self.work, self.tree = work, Growing(topk)
+        self.end = work.start + len(work.following)  # the first free slot
         self.rows = [row]  # of `state`, one for each node of the frontier
-        self.count = 1  # of them, before the last `grow`
-        self.slots: dict[int, list[int]] = {-1: []}  # of the entries on a node's path, from the first free
+        self.slots: dict[int, list[int]] = {-1: []}  # of the entries on a node's path, from `end`
 
     def grow(self, children: Sequence[Sequence[tuple[int, float]]]) -> None:
-        """Afterwards `rows` are those that the new frontier grew from, counted from this request's first."""
-        before = {node: at for at, node in enumerate(self.tree.frontier)}
-        self.count = len(before)
+        """Afterwards `rows` are those that the new frontier grew from."""
+        before = dict(zip(self.tree.frontier, self.rows, strict=True))
         self.tree.grow(children)
         self.rows = [before[self.tree.parents[node]] for node in self.tree.frontier]
 
+    def place(self) -> None:
+        """Gives the frontier its slots, to be drafted after."""
+        used = len(self.slots) - 1
+        for at, node in enumerate(self.tree.frontier):
+            self.slots[node] = [*self.slots[self.tree.parents[node]], used + at]
+
     def span(self) -> Span:
         """The frontier, to be drafted after."""
-        tree, w = self.tree, self.work
+        tree, pages = self.tree, self.work.pages
         tokens = [tree.tokens[node] for node in tree.frontier]
-        start, used = w.start + len(w.following), len(self.slots) - 1
+        self.place()
+        paths = [self.slots[node] for node in tree.frontier]
         if tree.topk == 1:
-            self.slots[tree.frontier[0]] = []
-            return Span(tokens, start + used, w.pages)
-        for at, node in enumerate(tree.frontier):
-            self.slots[node] = [*self.slots[tree.parents[node]], used + at]
-        return Span(tokens, start, w.pages, [self.slots[node] for node in tree.frontier])
+            return Span(tokens, self.end + len(paths[0]) - 1, pages)
+        return Span(tokens, self.end, pages, paths)

@@ -45,12 +45,21 @@ class NGramIndex:
             for end in range(max(old, n), len(text)):
                 after[tuple(text[end - n : end])] = end
 
-    def guess(self, most: int) -> list[int]:
+    def find(self) -> tuple[int, int]:
+        """Length of the longest suffix that occurred before, and index of the token after it; or (0, 0)."""
         text = self.tokens
         for n in self._sizes:
             if n < len(text):
                 at = self._after[n].get(tuple(text[-n:]))
                 if at is not None:
-                    period = len(text) - at
-                    return [text[at + i % period] for i in range(most)]
-        return []
+                    return n, at
+        return 0, 0
+
+    def following(self, at: int, most: int) -> list[int]:
+        """The guess that the tokens from index `at` on come again."""
+        period = len(self.tokens) - at
+        return [self.tokens[at + i % period] for i in range(most)]
+
+    def guess(self, most: int) -> list[int]:
+        length, at = self.find()
+        return self.following(at, most) if length else []

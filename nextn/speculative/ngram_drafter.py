@@ -25,14 +25,15 @@ class NGramDrafter:
             self._indexes.pop(rid, None)
 
     def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> Drafted:
-        return Drafted([self._guess(w) if w.want else NO_DRAFT for w in work])
+        return Drafted([self.guess(w)[0] if w.want else NO_DRAFT for w in work])
 
-    def _guess(self, work: Committed) -> Draft:
-        """After what the step chose, which the history does not have yet."""
+    def guess(self, work: Committed) -> tuple[Draft, int]:
+        """After what the step chose, which the history does not have yet: a draft, and how many tokens of
+        suffix it rests on, 0 if there is none."""
         index = self._indexes.get(work.rid)
         if index is None:
             index = self._indexes[work.rid] = NGramIndex()
         index.extend(work.history[len(index.tokens) :])
         index.extend(work.chosen)
-        guess = index.guess(work.want)
-        return Draft(guess) if guess else NO_DRAFT
+        length, at = index.find()
+        return Draft(index.following(at, work.want)) if length else NO_DRAFT, length

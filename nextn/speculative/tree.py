@@ -36,13 +36,17 @@ class Growing:
         new = range(first, len(self.tokens))
         self.frontier = heapq.nlargest(self.topk, new, key=lambda i: (self.scores[i], -i))
 
-    def path(self, node: int) -> list[int]:
-        """Tokens from the root's child down to `node`."""
+    def nodes(self, node: int) -> list[int]:
+        """From the root's child down to `node`."""
         found = []
         while node >= 0:
-            found.append(self.tokens[node])
+            found.append(node)
             node = self.parents[node]
         return found[::-1]
+
+    def path(self, node: int) -> list[int]:
+        """The tokens of `nodes`."""
+        return [self.tokens[i] for i in self.nodes(node)]
 
     def best(self, nodes: int) -> Draft:
         """The likeliest `nodes`. A parent is at least as likely as its children and comes before them."""

@@ -57,7 +57,7 @@ def speculation(drafts):
     """A chain so deep, or a tree of (steps, topk, nodes and root)."""
     if drafts == "auto":
         return {"speculative_num_steps": "auto"}
-    if drafts == "NGRAM":
+    if drafts in ("NGRAM", "NEXTN+NGRAM"):
         return {"speculative_algorithm": drafts}
     if isinstance(drafts, int):
         return {"speculative_num_steps": drafts}
@@ -128,7 +128,7 @@ def test_what_was_asked_for_is_told(plain):
     assert all(top[0] == (token, p) for token, (p, top) in zip(*plain[1][:2], strict=True))
 
 
-@pytest.mark.parametrize("drafts", [0, 1, 2, 3, "auto", "NGRAM", (2, 3, 8), (4, 2, 7)])
+@pytest.mark.parametrize("drafts", [0, 1, 2, 3, "auto", "NGRAM", "NEXTN+NGRAM", (2, 3, 8), (4, 2, 7)])
 @pytest.mark.parametrize(("chunk", "cache"), list(itertools.product(CHUNKS, CACHES)))
 def test_text_is_the_same(plain, backend, drafts, chunk, cache):
     if backend == "reference" and drafts not in PLAIN_TORCH:

@@ -175,7 +175,7 @@ def test_spec_details_and_draft_depths(scripted: ServerProcess) -> None:
     assert answer["usage"]["spec_details"] == {
         "verify_steps": 20, "accept_length": 3.0, "proposed": [20, 20], "accepted": [20, 20],
         "histogram": [0, 0, 20],
-        "lossy": False,
+        "lossy": False, "simulated": False,
     }  # fmt: skip
     pieces = answer["choices"][0]["draft_depths"]
     assert "".join(text for text, _ in pieces) == answer["choices"][0]["text"]

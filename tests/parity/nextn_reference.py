@@ -13,11 +13,16 @@ With committed tokens t_0 .. t_{n-1}, module inputs are pairs (state, token afte
 
 h: the target after its final norm; out: the module after its own (shared_head.norm). RoPE position: the
 state's.
+
+With several modules each depth has its own, as long as there are (DeepSeek-V3's report, 2.2): module k goes
+over the same positions 0 .. n-2 with what module k - 1 put out there and the tokens k further on, and so
+predicts draft k + 1. Beyond the last one, that is chained as above.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from parity.oracle import load_oracle
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DeepseekV3Config
 
 from nextn.draft import Draft, Shape
@@ -52,21 +57,22 @@ class NextNReference:
     What it answers is a function of what is asked, so answers are kept: tests ask for the same text often.
     """
 
-    def __init__(self, folder: Path, module: int = 0) -> None:
-        """module: which of the checkpoint's NextN modules."""
+    def __init__(self, folder: Path, module: int = 0, count: int = 1) -> None:
+        """module: the first of the checkpoint's NextN modules that are used; count: how many."""
         self.folder = folder
         layers = DeepseekV3Config.from_pretrained(folder).num_hidden_layers
-        self.target = load_oracle(folder, layers + module + 1)
+        self.target = load_oracle(folder, layers + module + count)
         self.target.config.num_hidden_layers = layers  # it goes through this many in `forward`
-        self.block = self.target.model.layers[layers + module]
         names = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
-        own = {name: f"model.layers.{layers + module}.{name}.weight" for name in names}
-        found: dict[str, Tensor] = {}
-        for file in folder.glob("*.safetensors"):
-            with safe_open(str(file), framework="pt") as f:
-                here = set(f.keys()).intersection(own.values())
-                found |= {name: f.get_tensor(name).float() for name in here}
-        self.enorm, self.hnorm, self.eh_proj, self.norm = (found[own[name]] for name in names)
+        self.modules: list[tuple[nn.Module, list[Tensor]]] = []
+        for number in range(layers + module, layers + module + count):
+            own = {name: f"model.layers.{number}.{name}.weight" for name in names}
+            found: dict[str, Tensor] = {}
+            for file in folder.glob("*.safetensors"):
+                with safe_open(str(file), framework="pt") as f:
+                    here = set(f.keys()).intersection(own.values())
+                    found |= {name: f.get_tensor(name).float() for name in here}
+            self.modules.append((self.target.model.layers[number], [found[own[name]] for name in names]))
         self.eps = self.target.config.rms_norm_eps
         self._hidden: dict[tuple[int, ...], Tensor] = {}
         self._drafts: dict[tuple[object, ...], list[int]] = {}
@@ -80,20 +86,33 @@ class NextNReference:
             self._hidden[key] = out.last_hidden_state[0]
         return self._hidden[key]
 
-    def module(self, states: Tensor, following: Sequence[int]) -> Tensor:
-        """states [L, C] at positions 0 .. L-1, the token after each -> the module's output [L, C]."""
+    def module(self, states: Tensor, following: Sequence[int], number: int = 0) -> Tensor:
+        """states [L, C] at positions 0 .. L-1, the token for each -> the module's output [L, C]."""
+        block, (enorm, hnorm, eh_proj, norm) = self.modules[number]
         embeds = self.target.model.embed_tokens(torch.tensor(following))
-        both = torch.cat((rms_norm(embeds, self.enorm, self.eps), rms_norm(states, self.hnorm, self.eps)), -1)
-        x = F.linear(both, self.eh_proj)[None]
+        both = torch.cat((rms_norm(embeds, enorm, self.eps), rms_norm(states, hnorm, self.eps)), -1)
+        x = F.linear(both, eh_proj)[None]
         positions = torch.arange(len(following))[None]
         future = torch.full((len(following),) * 2, float("-inf")).triu(1)
-        x = self.block(
+        x = block(
             x,
             attention_mask=future[None, None],
             position_ids=positions,
             position_embeddings=self.target.model.rotary_emb(x, positions),
         )
-        return rms_norm(x[0], self.norm, self.eps)
+        return rms_norm(x[0], norm, self.eps)
+
+    def chain(self, tokens: Sequence[int], path: Sequence[int]) -> Iterator[Tensor]:
+        """The states [C] that drafts 1, 2, ... are predicted from where those before them are `path`; it may
+        grow meanwhile."""
+        states = self.hidden(tokens)[:-1]
+        depth = 0
+        while True:
+            number = min(depth, len(self.modules) - 1)
+            out = self.module(states, [*tokens, *path[:depth]][number + 1 :], number)
+            yield out[-1]
+            depth += 1
+            states = out if depth < len(self.modules) else torch.cat((states, out[-1:]))
 
     @torch.no_grad()
     def drafts(self, tokens: Sequence[int], num: int, params: SamplingParams) -> list[int]:
@@ -102,25 +121,21 @@ class NextNReference:
         drafts = self._drafts.setdefault(key, [])
         if len(drafts) < num:
             drafts.clear()
-            states = self.hidden(tokens)[:-1]
-            for _ in range(num):
-                out = self.module(states, [*tokens[1:], *drafts])
-                drafts.append(self._pick(out[-1], tokens, drafts, params))
-                states = torch.cat((states, out[-1:]))
+            for state in itertools.islice(self.chain(tokens, drafts), num):
+                drafts.append(self._pick(state, tokens, drafts, params))
         return drafts[:num]
 
     @torch.no_grad()
     def tree(self, tokens: Sequence[int], steps: int, shape: Shape, params: SamplingParams) -> Draft:
-        """The tree drafted after the committed `tokens`: every node's path through the module by itself."""
+        """The tree drafted after the committed `tokens`: every node's path through the modules by itself."""
         growing = Growing(shape.topk)
         for _ in range(steps):
             children = []
             for node in growing.frontier:
-                path, states = growing.path(node), self.hidden(tokens)[:-1]
-                for j in range(len(path) + 1):
-                    states = torch.cat((states, self.module(states, [*tokens[1:], *path[:j]])[-1:]))
+                path = growing.path(node)
+                state = next(itertools.islice(self.chain(tokens, path), len(path), None))
                 choice = Choice(params, tokens, path, num_prompt=0, end_ids=frozenset())
-                children += rank(self.target.lm_head(states[-1:]), [choice], shape.topk)
+                children += rank(self.target.lm_head(state[None]), [choice], shape.topk)
             growing.grow(children)
         return growing.best(shape.size(steps))
 

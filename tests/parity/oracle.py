@@ -5,12 +5,14 @@ Written without nextn's loader and layers; only the names and shapes of a checkp
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from support.checkpoints import random_tensors, tiny_config
+from safetensors.torch import load_file
+from support.checkpoints import random_tensors, tiny_config, write_checkpoint
 from torch import Tensor
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 from transformers.utils import logging
@@ -39,6 +41,25 @@ def random_checkpoint(changes: Mapping[str, Any], seed: int) -> tuple[dict[str, 
     if cfg.tie_word_embeddings:
         tensors["model.embed_tokens.weight"] *= cfg.hidden_size**-0.5
     return config, tensors
+
+
+def more_layers(source: Path, folder: Path, layers: int) -> Path:
+    """A copy of a checkpoint with one NextN layer that has `layers` of them, a little different each, so that
+    drafts still hold."""
+    config = json.loads((source / "config.json").read_text())
+    tensors: dict[str, Tensor] = {}
+    for file in source.glob("*.safetensors"):
+        tensors |= load_file(file)
+    gen = torch.Generator().manual_seed(0)
+    first = config["num_hidden_layers"]
+    for name in [name for name in tensors if name.startswith(f"model.layers.{first}.")]:
+        for k in range(1, layers):
+            own, spread = tensors[name], 0.1 * tensors[name].float().std()
+            noise = spread * torch.randn(own.shape, generator=gen)
+            more = name.replace(f".{first}.", f".{first + k}.", 1)
+            tensors[more] = (own.float() + (noise if own.dim() == 2 else 0.0)).to(own.dtype)
+    config["num_nextn_predict_layers"] = layers
+    return write_checkpoint(folder, config, tensors)
 
 
 def load_oracle(folder: Path, layers: int | None = None) -> DeepseekV3ForCausalLM:

@@ -5,12 +5,10 @@ A path that saw a sibling's cache entry, or a position that is off by one, would
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from parity.engine_steps import make_engine
 from parity.nextn_reference import NextNReference
-from parity.oracle import random_checkpoint
+from parity.oracle import more_layers, random_checkpoint
 from support.checkpoints import write_checkpoint
 from tokenizers import Tokenizer
 
@@ -22,17 +20,25 @@ PROMPTS = {"short": "import os\n", "longer": "def area(width, height):\n    retu
 SHAPES = {(2, 3, 7), (3, 2, 12), (4, 4, 10)}  # topk, steps, nodes and root
 
 
-@pytest.fixture(scope="module", params=["random", "tiny"])
+@pytest.fixture(scope="module", params=["random-1", "tiny-1", "random-3", "tiny-2"])
 def reference(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> NextNReference:
-    if request.param == "tiny":
-        return NextNReference(model_folder(EMBEDDED))
-    config, tensors = random_checkpoint({}, seed=3)
-    return NextNReference(write_checkpoint(tmp_path_factory.mktemp("random"), config, tensors))
+    kind, _, number = request.param.partition("-")
+    layers = int(number)  # one for each depth, or chained from the last on
+    folder = tmp_path_factory.mktemp(kind)
+    if kind == "tiny":
+        tiny = model_folder(EMBEDDED)
+        return NextNReference(tiny if layers == 1 else more_layers(tiny, folder, layers), count=layers)
+    config, tensors = random_checkpoint({"num_nextn_predict_layers": layers}, seed=3)
+    return NextNReference(write_checkpoint(folder, config, tensors), count=layers)
 
 
-def prompts(folder: Path) -> dict[str, list[int]]:
-    if folder == model_folder(EMBEDDED):
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+def trained(reference: NextNReference) -> bool:
+    return reference.target.config.vocab_size > 1000
+
+
+def prompts(reference: NextNReference) -> dict[str, list[int]]:
+    if trained(reference):
+        tokenizer = Tokenizer.from_file(str(model_folder(EMBEDDED) / "tokenizer.json"))
         return {name: tokenizer.encode(text).ids for name, text in PROMPTS.items()}
     return {"one": [5], "some": [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]}
 
@@ -44,7 +50,7 @@ def test_every_tree(reference: NextNReference, temperature: float, topk: int, st
         reference.folder, steps, speculative_eagle_topk=topk, speculative_num_draft_tokens=nodes
     )
     params = SamplingParams(max_tokens=14, temperature=temperature, seed=5, ignore_eos=True)
-    for rid, prompt in prompts(reference.folder).items():
+    for rid, prompt in prompts(reference).items():
         engine.add(Request(rid, prompt, params))
     wide = accepted = 0
     while engine.has_work():
@@ -68,7 +74,7 @@ def test_every_tree(reference: NextNReference, temperature: float, topk: int, st
         engine._scheduler.commit(plan, result)
         engine.check_integrity()
     assert wide
-    assert accepted or reference.folder != model_folder(EMBEDDED)
+    assert accepted or not trained(reference)
 
 
 def alike(a: Draft, b: Draft) -> bool:

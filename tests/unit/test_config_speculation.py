@@ -69,6 +69,15 @@ def test_ngrams_take_no_draft_layers_options(more: dict[str, Any]) -> None:
         EngineConfig(speculative_algorithm="NGRAM", **more).check()
 
 
+def test_ngrams_beside_a_draft_layer() -> None:
+    both = EngineConfig(speculative_algorithm="NEXTN+NGRAM", speculative_draft_model_path="x")
+    both.check()
+    assert (both.mtp, both.ngrams, both.num_drafts) == (True, True, 2)
+    for more in ({"speculative_eagle_topk": 2}, {"speculative_verify": "block"}):
+        with pytest.raises(ValueError, match=r"--speculative-algorithm NEXTN\+NGRAM drafts"):
+            EngineConfig(speculative_algorithm="NEXTN+NGRAM", **more).check()  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("asked", "complaint"),
     [

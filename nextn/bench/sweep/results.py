@@ -55,6 +55,11 @@ class Cell:
         """Drafts accepted over proposed, by depth."""
         return self.spec.accept_rates if self.spec is not None and any(self.spec.proposed) else []
 
+    @property
+    def simulated(self) -> bool:
+        """Were drafts accepted by lot?"""
+        return self.spec is not None and self.spec.simulated
+
 
 @dataclass
 class Row:
@@ -163,6 +168,7 @@ def _cell(cell: Cell, ratio: float, details: bool) -> dict[str, Any]:
         "ratio": ratio,
         "accept_length": cell.accept_length,
         "acceptance": cell.accept_rates,
+        "simulated": cell.simulated,
         "mean_ttft_ms": median.mean_ttft_ms,
         "mean_tpot_ms": median.mean_tpot_ms,
         "mean_e2e_ms": median.mean_e2e_ms,

@@ -99,7 +99,7 @@ def acceptance(cell: Cell) -> tuple[str, str]:
     length = cell.accept_length
     if length is None:
         return NOTHING, NOTHING
-    mark = " (lifetime)" if cell.spec is None else ""
+    mark = " (lifetime)" if cell.spec is None else " (simulated)" if cell.simulated else ""
     return f"{length:.2f}{mark}", " ".join(f"{100 * rate:.0f}" for rate in cell.accept_rates) or NOTHING
 
 

@@ -29,6 +29,12 @@ def test_more_than_nine_depths_keep_their_order() -> None:
     assert parse_spec(rendered(deep, requests=1)) == deep
 
 
+def test_what_was_decided_by_lot_says_so() -> None:
+    lot = SpecStats(20, [20], [9], 29, simulated=True)
+    assert parse_spec(rendered(lot, requests=1)).simulated
+    assert parse_spec(rendered(lot, requests=1)).since(SpecStats()).simulated
+
+
 def test_difference_leaves_the_warm_up_out() -> None:
     warm_up = SpecStats(10, [10], [10], 20)
     total = SpecStats(10, [10], [10], 20)

@@ -105,6 +105,14 @@ def test_lifetime_is_marked(outcome: Outcome) -> None:
     assert lifetime.record()["accept_length_of"] == "lifetime"
 
 
+def test_acceptance_by_lot_is_marked(outcome: Outcome) -> None:
+    assert "simulated" not in result_block(outcome)
+    assert outcome.record()["simulated"] is False
+    by_lot = dataclasses.replace(outcome, acceptance=Acceptance(1.9, [0.9], "nextn", simulated=True))
+    assert "Acceptance is:                           simulated \n" in result_block(by_lot)
+    assert by_lot.record()["simulated"] is True
+
+
 LATENCY_KEYS = [
     f"{kind}_{name}_ms"
     for name in ("e2e_latency", "ttft", "tpot", "itl")
@@ -116,8 +124,8 @@ random_range_ratio duration completed total_input_tokens total_output_tokens tot
 request_throughput input_throughput output_throughput total_throughput
 """
 OUR_KEYS = """
-max_itl_ms concurrency accept_length accept_rates accept_length_of accept_length_source failed errors_by_kind
-goodput model num_prompts seed
+max_itl_ms concurrency accept_length accept_rates accept_length_of accept_length_source simulated failed
+errors_by_kind goodput model num_prompts seed
 """
 
 

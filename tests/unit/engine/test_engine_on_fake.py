@@ -92,6 +92,7 @@ def expected():
         {"speculative_num_steps": 5, "kv_cache_tokens": CONTEXT + 8, "page_size": 4},
         {"speculative_num_steps": 16, "kv_cache_tokens": 90, "page_size": 1, "disable_radix_cache": True},
         {"speculative_num_steps": 0, "kv_cache_tokens": 90, "page_size": 2},
+        {"speculative_algorithm": "NEXTN+NGRAM", "kv_cache_tokens": 90, "page_size": 2},
     ],
     ids=str,
 )
@@ -205,6 +206,9 @@ def test_defaults_need_a_drafter():
     engine = make(speculative_num_steps=0)
     with pytest.raises(ValueError, match="num_steps is 2; this engine was started without a drafter"):
         engine.set_speculative_defaults(SpeculativeParams(num_steps=2))
+    with pytest.raises(ValueError, match=r"num_steps is 3; .* start it with --speculative-num-steps"):
+        alone(engine, num_steps=3)
+    assert alone(engine, num_steps=0) == alone(engine)
     engine.set_speculative_defaults(SpeculativeParams(num_steps=0, verify="exact"))
 
 
@@ -216,8 +220,9 @@ def test_own_params_before_defaults():
     assert own.or_else(SpeculativeParams()) == own
 
 
-def test_ngrams_have_no_probabilities_to_weigh():
-    engine = make(speculative_algorithm="NGRAM")
+@pytest.mark.parametrize("algorithm", ["NGRAM", "NEXTN+NGRAM"])
+def test_ngrams_have_no_probabilities_to_weigh(algorithm):
+    engine = make(speculative_algorithm=algorithm)
     for verify in ("rejection", "block"):
         with pytest.raises(ValueError, match=f"{verify}.*n-grams"):
             alone(engine, verify=verify)

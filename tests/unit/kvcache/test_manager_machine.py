@@ -1,8 +1,9 @@
 """Many requests over one small pool, in any order of calls, against what "is" in every slot.
 
-A slot's content is the whole text up to the slot's successor, for that is what its KV and NextN entries
-depend on. Each reservation scribbles over what it may write. So a page shared with the wrong request,
-freed too early or evicted while in use shows as wrong content, whatever the bookkeeping says of itself.
+A slot's content is the whole text up to the slot's last successor (one for each NextN layer), for that is
+what its KV and NextN entries depend on; until that one is committed it is not true for all of them. Each
+reservation scribbles over what it may write. So a page shared with the wrong request, freed too early or
+evicted while in use shows as wrong content, whatever the bookkeeping says of itself.
 """
 
 from hypothesis import settings
@@ -21,10 +22,12 @@ class Requests(RuleBasedStateMachine):
     @initialize(
         pages=st.integers(1, 14),
         page_size=st.sampled_from([1, 2, 3]),
+        ahead=st.sampled_from([1, 1, 2, 3]),
         radix=st.sampled_from([True] * 4 + [False]),
     )
-    def start(self, pages, page_size, radix):
-        cache = RadixCache(page_size) if radix else NaiveCache()
+    def start(self, pages, page_size, ahead, radix):
+        cache = RadixCache(page_size, ahead) if radix else NaiveCache()
+        self.ahead = ahead
         self.kv, self.capacity, self.page_size = KVManager(pages + 1, page_size, cache), pages, page_size
         self.content = {}
         self.live, self.waiting = [], []
@@ -50,9 +53,14 @@ class Requests(RuleBasedStateMachine):
             self.content[self.slot(req, i)] = "a guess"
         return True
 
+    def true(self, req):
+        """Slots that are true for every NextN layer."""
+        return max(req.cached, req.committed - self.ahead + 1)
+
     def commit(self, req, n):
-        for i in range(req.committed, req.committed + n):
-            self.content[self.slot(req, i)] = tuple(req.tokens[: i + 2])
+        for i in range(self.true(req), req.committed + n):
+            text = tuple(req.tokens[: i + 1 + self.ahead])
+            self.content[self.slot(req, i)] = text if len(text) == i + 1 + self.ahead else "a guess"
         self.kv.commit(req, n)
 
     @rule(prompt=st.lists(tokens, min_size=1, max_size=14))
@@ -132,8 +140,8 @@ class Requests(RuleBasedStateMachine):
         assert self.kv.available == self.capacity - len(held)
         assert self.kv.used_tokens + self.kv.available * self.page_size == self.kv.total_tokens
         for req in self.live:
-            for i in range(req.committed):
-                assert self.content[self.slot(req, i)] == tuple(req.tokens[: i + 2])
+            for i in range(self.true(req)):
+                assert self.content[self.slot(req, i)] == tuple(req.tokens[: i + 1 + self.ahead])
 
     def teardown(self):
         if hasattr(self, "kv"):

@@ -1,10 +1,8 @@
 """The radix cache against a brute-force model: a dict from the pairs of every prefix to its page.
 
-Pairs (t_i, t_i+1), because that is what identifies a slot of the NextN layer's cache. The model keeps a
-time for each page, and to evict it looks at all of them.
+Pairs (t_i, t_i+1), because that is what identifies a slot of the NextN layer's cache; of several layers,
+runs of one token more for each. The model keeps a time for each page, and to evict it looks at all of them.
 """
-
-import itertools
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -16,16 +14,21 @@ heads = st.sampled_from([[0], [0] * 7, [0, 1] * 4, [0, 0, 1] * 4])  # so that lo
 texts = st.builds(list.__add__, heads, st.lists(st.integers(0, 2), max_size=8))
 
 
+def runs(tokens, ahead):
+    """What identifies each slot: its token and the `ahead` after it."""
+    return tuple(zip(*(tokens[i:] for i in range(ahead + 1)), strict=False))
+
+
 class Model:
-    def __init__(self, page_size):
-        self.page_size = page_size
+    def __init__(self, page_size, ahead):
+        self.page_size, self.ahead = page_size, ahead
         self.time = 0
         self.page, self.used = {}, {}  # both by the pairs of all slots up to the page's end
         self.locks = []
 
     def prefixes(self, tokens, count):
-        pairs = tuple(itertools.pairwise(tokens))
-        return [pairs[: (i + 1) * self.page_size] for i in range(count)]
+        slots = runs(tokens, self.ahead)
+        return [slots[: (i + 1) * self.page_size] for i in range(count)]
 
     def touch(self, prefixes):
         self.time += 1
@@ -34,7 +37,7 @@ class Model:
 
     def match(self, tokens):
         held = []
-        for prefix in self.prefixes(tokens, max(0, len(tokens) - 1) // self.page_size):
+        for prefix in self.prefixes(tokens, max(0, len(tokens) - self.ahead) // self.page_size):
             if prefix not in self.page:
                 break
             held.append(prefix)
@@ -68,9 +71,9 @@ class Model:
 
 
 class Radix(RuleBasedStateMachine):
-    @initialize(page_size=st.sampled_from([1, 1, 2, 3]))
-    def start(self, page_size):
-        self.cache, self.model = RadixCache(page_size), Model(page_size)
+    @initialize(page_size=st.sampled_from([1, 1, 2, 3]), ahead=st.sampled_from([1, 1, 2, 3]))
+    def start(self, page_size, ahead):
+        self.cache, self.model, self.ahead = RadixCache(page_size, ahead), Model(page_size, ahead), ahead
         self.page_size, self.next_page = page_size, 1
         self.held = []  # (handle, prefix) of every lock
 
@@ -93,7 +96,7 @@ class Radix(RuleBasedStateMachine):
 
     @rule(tokens=texts, cut=st.integers(0, 3), lock=st.booleans())
     def insert(self, tokens, cut, lock):
-        pages = self.new_pages(max(0, (len(tokens) - 1) // self.page_size - cut))
+        pages = self.new_pages(max(0, (len(tokens) - self.ahead) // self.page_size - cut))
         got, want = self.cache.insert(tokens, pages), self.model.insert(tokens, pages)
         assert got.pages == [self.model.page[prefix] for prefix in want]
         if lock:
@@ -121,7 +124,7 @@ class Radix(RuleBasedStateMachine):
         assert self.cache.evictable == len(self.model.evictable())
         for handle, prefix in self.held:
             tokens, pages = self.cache.path(handle)
-            assert tuple(itertools.pairwise(tokens)) == prefix
+            assert runs(tokens, self.ahead) == prefix
             ends = range(self.page_size, len(prefix) + 1, self.page_size)
             assert pages == [self.model.page[prefix[:end]] for end in ends]
 

@@ -181,7 +181,7 @@ def spec_of(*steps: tuple[int, int]) -> SpecStats:
 SPEC = {
     "spec_accept_rate": 0.6, "spec_accept_length": 2.0, "spec_num_correct_drafts": 3,
     "spec_num_proposed_drafts": 5, "spec_verify_ct": 3, "spec_correct_drafts_histogram": [1, 1, 1],
-    "spec_lossy": False,
+    "spec_lossy": False, "spec_simulated": False,
 }  # fmt: skip
 
 
@@ -212,6 +212,7 @@ def test_spec_tokens_details(tokenizer: Tokenizer, chat: bool, usage: bool | Non
         assert answer["usage"]["spec_details"] == {
             "verify_steps": 3 * n, "accept_length": 2.0, "proposed": [3 * n, 2 * n],
             "accepted": [2 * n, n], "histogram": [n, n, n], "lossy": False,
+            "simulated": False,
         }  # fmt: skip
 
 
@@ -225,6 +226,16 @@ def test_spec_tokens_details_are_on_request(tokenizer: Tokenizer) -> None:
     )
     assert "sglext" not in answer
     assert "spec_details" not in answer["usage"]
+
+
+def test_a_text_that_is_nobodys_says_so_unasked(tokenizer: Tokenizer) -> None:
+    engine = client()
+    gen = generation(engine, tokenizer)
+    spec = SpecStats(simulated=True)
+    last = Output(gen.choices[0].request.rid, [5], [0], "length", spec=spec)
+    news = [StepNews([last], EngineStats(), 0.1)]
+    answer, _ = run(engine, Reply(CompletionRequest(prompt="x"), gen, "m"), news)
+    assert answer["usage"]["spec_details"]["simulated"] is True
 
 
 def test_one_line_for_each_finished_request(tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:

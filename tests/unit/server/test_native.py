@@ -109,7 +109,7 @@ def test_meta_info(tokenizer: Tokenizer) -> None:
         "prompt_tokens": 3, "completion_tokens": 10, "cached_tokens": 2,
         "spec_accept_rate": 0.6, "spec_accept_length": 2.5, "spec_num_correct_drafts": 6,
         "spec_num_proposed_drafts": 10, "spec_verify_ct": 4, "spec_correct_drafts_histogram": [1, 0, 3],
-        "spec_lossy": False,
+        "spec_lossy": False, "spec_simulated": False,
     }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from nextn.draft import Draft
 from nextn.llm import LLM
-from nextn.request import SamplingParams
+from nextn.request import SamplingParams, SpeculativeParams
 from nextn.speculative.simulate import simulated_path
 
 
@@ -42,5 +42,9 @@ def test_through_the_engine() -> None:
         made.append(llm.generate("import os\n", params)[0])
     assert made[0].token_ids == made[1].token_ids
     assert made[0].spec.accept_length == pytest.approx(2.6, abs=0.25)
+    assert made[0].spec.simulated
+    assert llm.engine.stats().spec.simulated
+    undrafted = params.replace(max_tokens=2, speculative=SpeculativeParams(num_steps=0))
+    assert not llm.generate("import os\n", undrafted)[0].spec.simulated
     plain = LLM(speculative_num_steps=0, threads=1).generate("import os\n", params)[0]
     assert plain.token_ids != made[0].token_ids

@@ -91,6 +91,15 @@ def test_acceptance_that_is_not_known(make_results: Any) -> None:
     assert point["sides"]["1 draft"]["accept_length_of"] == "lifetime"
 
 
+def test_acceptance_by_lot_is_marked(make_results: Any) -> None:
+    results = make_results(2)
+    cell = results.scenarios[0][1][0].cells[1]
+    cell.spec.simulated = True
+    assert rows_of(markdown(results))[0][4] == f"{cell.accept_length:.2f} (simulated)"
+    points = results.as_dict()["scenarios"][0]["points"]
+    assert [p["sides"]["1 draft"]["simulated"] for p in points] == [True, False]
+
+
 def test_json(make_results: Any) -> None:
     results = make_results(3)
     found = json.loads(json.dumps(results.as_dict()))
