@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-from fastapi import FastAPI, Response
-from starlette.exceptions import HTTPException
+from fastapi import FastAPI, Request, Response
 
 FOLDER = Path(__file__).parent / "page"
 TYPES = {
@@ -26,19 +26,13 @@ HEADERS = {
 }
 
 
+PATHS = {"/" if path.name == "index.html" else f"/page/{path.name}": path for path in FOLDER.iterdir()}
+
+
 def add_page(app: FastAPI) -> None:
-    files = {path.name: path.read_bytes() for path in FOLDER.iterdir()}
+    for path, file in PATHS.items():
+        app.add_route(path, answer(file.read_bytes(), TYPES[file.suffix]), methods=["GET"])
 
-    def answer(name: str) -> Response:
-        headers = {**HEADERS, "content-type": TYPES[Path(name).suffix]}
-        return Response(files[name], headers=headers)
 
-    @app.get("/")
-    async def index() -> Response:
-        return answer("index.html")
-
-    @app.get("/page/{name}")
-    async def file(name: str) -> Response:
-        if name not in files:
-            raise HTTPException(404, "Not Found")
-        return answer(name)
+def answer(content: bytes, kind: str) -> Callable[[Request], Response]:
+    return lambda request: Response(content, headers={**HEADERS, "content-type": kind})

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
-Key = tuple[str, str]  # a sample's name, the value of its one label or ""
+Key = tuple[str, tuple[str, ...]]  # a sample's name, the values of its labels
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Scrape:
         growing = set()
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                values[sample.name, next(iter(sample.labels.values()), "")] = sample.value
+                values[sample.name, tuple(sample.labels.values())] = sample.value
                 if family.type in ("counter", "histogram"):
                     growing.add(sample.name)
         return cls(values, frozenset(growing), at)
@@ -64,19 +64,19 @@ class Scrape:
 
     def get(self, name: str) -> float:
         """nan where there is none."""
-        return self.values.get((f"nextn:{name}", ""), math.nan)
+        return self.values.get((f"nextn:{name}", ()), math.nan)
 
     def by_position(self, name: str) -> list[float]:
         """A counter's values at positions 1, 2, …"""
         found: list[float] = []
-        while (key := (f"nextn:{name}_total", str(len(found) + 1))) in self.values:
+        while (key := (f"nextn:{name}_total", (str(len(found) + 1),))) in self.values:
             found.append(self.values[key])
         return found
 
     def distribution(self, name: str) -> Distribution:
         pairs = sorted(
-            (float(bound), count)
-            for (sample, bound), count in self.values.items()
+            (float(labels[0]), count)
+            for (sample, labels), count in self.values.items()
             if sample == f"nextn:{name}_bucket"
         )
         return Distribution([bound for bound, _ in pairs], [count for _, count in pairs])

@@ -117,6 +117,54 @@ def test_errors_and_key(page: Page) -> None:
     page.browser.events.clear()
 
 
+CONTRAST = """(() => {
+  const probe = document.createElement('canvas').getContext('2d');
+  const light = (colour) => {
+    probe.fillStyle = colour; probe.fillRect(0, 0, 1, 1);
+    const [r, g, b] = [...probe.getImageData(0, 0, 1, 1).data].map(
+      (v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05;
+  };
+  const pre = document.querySelector('#panes pre');
+  return [1, 2, 3, 4, 5, 'given'].map((depth) => {
+    const token = document.createElement('span');
+    token.className = depth === 'given' ? 'given' : `d${depth}`;
+    pre.append(token);
+    const { color, backgroundColor } = getComputedStyle(token);
+    token.remove();
+    const ground = depth === 'given' ? getComputedStyle(pre).backgroundColor : backgroundColor;
+    const pair = [light(color), light(ground)];
+    return Math.max(...pair) / Math.min(...pair);
+  });
+})()"""
+
+
+def test_every_token_can_be_read_in_both_themes(page: Page) -> None:
+    """WCAG's ratio for text, 4.5, on the ground of every depth."""
+    page.get("document.getElementById('run').click()")
+    page.until(f"{VERDICT}.startsWith('Done')")
+    for scheme in ("light", "dark"):
+        page.prefer(scheme)
+        ratios = page.get(CONTRAST)
+        assert min(ratios) >= 4.5, (scheme, ratios)
+        assert max(ratios) < 21
+
+
+def test_the_keyboard_reaches_everything(page: Page) -> None:
+    """In the order in which it stands on the page."""
+    page.get("document.getElementById('run').click()")
+    page.until(f"{VERDICT}.startsWith('Done')")
+    page.get("document.activeElement.blur()")
+    reached = []
+    for _ in range(12):
+        page.press("Tab")
+        reached.append(page.get("document.activeElement.id || document.activeElement.tagName"))
+    names = ["key", "theme", "prompt", "max-tokens", "temperature", "seed", "drafts", "compare", "run", "PRE"]
+    assert reached[:10] == names
+    unnamed = "[...document.querySelectorAll('input, select, textarea')].filter(e => !e.labels.length).length"
+    assert page.get(unnamed) == 0
+
+
 def test_themes(page: Page) -> None:
     ground = "getComputedStyle(document.body).backgroundColor"
     page.prefer("light")

@@ -24,13 +24,13 @@ async def get(path: str) -> httpx.Response:
         return await client.get(path)
 
 
-@pytest.mark.parametrize("name", ["", *FILES])
+@pytest.mark.parametrize("name", FILES)
 async def test_files(name: str) -> None:
-    answer = await get(f"/page/{name}" if name else "/")
+    answer = await get("/" if name == "index.html" else f"/page/{name}")
     assert answer.status_code == 200
-    assert answer.content == (FOLDER / (name or "index.html")).read_bytes()
+    assert answer.content == (FOLDER / name).read_bytes()
     kinds = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "html": "text/html"}
-    kind = kinds[(name or "index.html").rpartition(".")[2]]
+    kind = kinds[name.rpartition(".")[2]]
     assert answer.headers["content-type"].split(";")[0] == kind
     policy = answer.headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; script-src 'self';")
