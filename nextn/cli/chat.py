@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         model = asyncio.run(get(url, "/v1/models", args.api_key))["data"][0]["id"]
     except BenchError as e:
-        raise CommandError(f"{e}; `nextn serve` starts a server", 1) from e
+        raise CommandError(f"{e} (see --base-url, --api-key; `nextn serve` starts a server)", 1) from e
     asked = Asked(url, model, args.api_key, args.max_tokens, args.temperature, args.seed)
     chat = Chat(asked, args.system, not args.no_mtp)
     say(f"{model} on {url}; /help lists the commands")

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         first = look(url, args.api_key)
     except BenchError as e:
-        raise CommandError(f"{e}; `nextn serve` starts a server", 1) from e
+        raise CommandError(f"{e} (see --base-url, --api-key; `nextn serve` starts a server)", 1) from e
     if args.once:
         print(frame(url, first), end="")
         return 0
