@@ -8,31 +8,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from nextn.bench.client import get, make_client
+from nextn.bench.client import get, get_text
 from nextn.bench.errors import BenchError
 from nextn.request import SpecStats
 
 
 async def read_spec(url: str) -> SpecStats:
     """The server's totals. Raises BenchError."""
-    try:
-        async with make_client(url) as client:
-            response = await client.get("/metrics")
-            response.raise_for_status()
-    except httpx.HTTPError as e:
-        raise BenchError(f"GET {url}/metrics: {type(e).__name__}: {e}") from e
-    return parse_spec(response.text)
+    return parse_spec(await get_text(url, "/metrics"))
 
 
 def parse_spec(metrics: str) -> SpecStats:
-    """Raises BenchError when it is not the text of a nextn server's /metrics.
-
-    A request's first token comes from its prompt's step, every other one from a verify step; so the
-    verify steps committed `generation_tokens - num_requests` tokens.
-    """
+    """Raises BenchError when it is not the text of a nextn server's /metrics."""
     samples = {
         (sample.name, sample.labels.get("position", "")): int(sample.value)
         for family in text_string_to_metric_families(metrics)
@@ -49,8 +38,8 @@ def parse_spec(metrics: str) -> SpecStats:
             verify_steps=samples["nextn:spec_verify_steps_total", ""],
             proposed=by_depth("nextn:spec_draft_tokens_total"),
             accepted=by_depth("nextn:spec_accepted_tokens_total"),
-            committed=samples["nextn:generation_tokens_total", ""] - samples["nextn:num_requests_total", ""],
             simulated=bool(samples.get(("nextn:spec_simulated", ""))),
+            committed=samples["nextn:spec_committed_tokens_total", ""],
         )
     except KeyError as e:
         raise BenchError(f"/metrics has no {e.args[0][0]}; is it a nextn server?") from e
@@ -70,12 +59,9 @@ class Acceptance:
 async def read_counters(url: str, api_key: str | None) -> tuple[str, SpecStats] | None:
     """Whose counters they are, and their totals; None where there are none that we know."""
     try:
-        async with make_client(url, api_key=api_key) as client:
-            response = await client.get("/metrics")
-            response.raise_for_status()
-            text = response.text
-            return ("nextn", parse_spec(text)) if "nextn:spec_" in text else ("vllm", parse_vllm(text))
-    except (httpx.HTTPError, ValueError, BenchError):
+        text = await get_text(url, "/metrics", api_key)
+        return ("nextn", parse_spec(text)) if "nextn:spec_" in text else ("vllm", parse_vllm(text))
+    except (ValueError, BenchError):
         return None
 
 

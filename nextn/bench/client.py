@@ -216,20 +216,32 @@ def refusal(status: int, body: bytes) -> RequestError:
 
 async def get(url: str, path: str, api_key: str | None = None) -> Any:
     """The JSON that a server answers with. Raises BenchError."""
-    return await _json(url, "GET", path, None, api_key)
+    return _json(await _answer(url, "GET", path, None, api_key))
+
+
+async def get_text(url: str, path: str, api_key: str | None = None) -> str:
+    """The text that a server answers with. Raises BenchError."""
+    return (await _answer(url, "GET", path, None, api_key)).text
 
 
 async def post(url: str, path: str, body: Body) -> Any:
     """The JSON that a server answers with. Raises BenchError."""
-    return await _json(url, "POST", path, body, None)
+    return _json(await _answer(url, "POST", path, body, None))
 
 
-async def _json(url: str, method: str, path: str, body: Body | None, api_key: str | None) -> Any:
+async def _answer(url: str, method: str, path: str, body: Body | None, api_key: str | None) -> httpx.Response:
     try:
         async with make_client(url, api_key=api_key) as client:
             response = await client.request(method, path, json=body)
-            if response.status_code != 200:
-                raise BenchError(f"{method} {path}: {refusal(response.status_code, response.content)}")
-            return response.json()
-    except (httpx.HTTPError, ValueError) as e:
+    except httpx.HTTPError as e:
         raise BenchError(f"{method} {url}{path}: {type(e).__name__}: {e}") from e
+    if response.status_code != 200:
+        raise BenchError(f"{method} {path}: {refusal(response.status_code, response.content)}")
+    return response
+
+
+def _json(response: httpx.Response) -> Any:
+    try:
+        return response.json()
+    except ValueError as e:
+        raise BenchError(f"{response.request.method} {response.url}: {type(e).__name__}: {e}") from e

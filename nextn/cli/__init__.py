@@ -21,6 +21,8 @@ COMMANDS: dict[str, str] = {
     "bench": "nextn.cli.bench",
     "eval": "nextn.cli.eval",
     "generate": "nextn.cli.generate",
+    "chat": "nextn.cli.chat",
+    "top": "nextn.cli.top",
     "inspect": "nextn.cli.inspect",
     "token-map": "nextn.cli.token_map",
     "export-mtp": "nextn.cli.export_mtp",

@@ -23,6 +23,7 @@ from nextn.server.request_id import RequestId
 from nextn.server.responses import Model, ModelList
 from nextn.server.service import Service
 from nextn.server.sse import ClientGone, EventStream, unless_gone
+from nextn.server.static import add_page
 
 MAX_BODY = 32 * 2**20  # bytes
 
@@ -38,6 +39,7 @@ def make_app(service: Service) -> FastAPI:
     add_generation(app, service)
     add_control(app, service)
     add_figures(app, service)
+    add_page(app)
     return app
 
 

@@ -43,7 +43,10 @@ class Choice:
     stream: TextStream
     tokens: list[int] = field(default_factory=list)  # the token that completed a stop string is the last
     text: list[str] = field(default_factory=list)
-    depths: list[tuple[str, int]] | None = None  # per token: its text, the depth it was drafted at
+    # Per token, if asked for: the text that came out with it, the depth it was drafted at. A stream takes
+    # them out as it sends them.
+    depths: list[tuple[str, int]] | None = None
+    last_depth: int = 0  # of the last token in `depths`, sent or not
     echo: str | None = None  # the prompt's text, if the answer begins with it
     logprobs: LogprobStream | None = None
     entries: list[Entry] = field(default_factory=list)
@@ -155,9 +158,9 @@ class Generation:
             choice.finish_reason, choice.matched = out.finish_reason, out.matched
             rest = choice.stream.finish()
             text += rest
-            if choice.depths and rest:
-                last, depth = choice.depths[-1]
-                choice.depths[-1] = last + rest, depth
+            if choice.depths is not None and rest:
+                last, depth = choice.depths.pop() if choice.depths else ("", choice.last_depth)
+                choice.depths.append((last + rest, depth))
         if first and choice.echo is not None:
             text = choice.echo + text
         choice.sent += len(text)
@@ -190,6 +193,7 @@ class Generation:
             choice.tokens += [token][:used]
             texts.append(text)
             depths.append((text, depth))
+            choice.last_depth = depth
             if stopped is not None:
                 return "".join(texts), stopped
         return "".join(texts), None

@@ -106,6 +106,7 @@ class Metrics:
         yield counter("nextn:num_requests", self.requests, "choices asked for")
         yield counter("nextn:num_aborted_requests", self.aborted, "choices given up by client or shutdown")
         yield counter("nextn:spec_verify_steps", spec.verify_steps, "decode steps of requests")
+        yield counter("nextn:spec_committed_tokens", spec.committed, "tokens that decode steps committed")
         yield by_position("nextn:spec_draft_tokens", spec.proposed, 1, "drafts proposed, by depth from 1")
         yield by_position("nextn:spec_accepted_tokens", spec.accepted, 1, "drafts accepted, by depth from 1")
         yield accepted_per_step(spec)

@@ -8,10 +8,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from msgspec import UNSET, UnsetType
 
 from nextn.request import SpecStats
-from nextn.server.errors import bad_request
 from nextn.server.generation import Choice, Delta, Generation
 from nextn.server.logprobs import chat_logprobs, completion_logprobs
-from nextn.server.protocol import ChatRequest, CommonRequest, CompletionRequest
+from nextn.server.protocol import ChatRequest, CommonRequest
 from nextn.server.responses import (
     Answer,
     ChatChoice,
@@ -36,8 +35,6 @@ class Reply:
     def __init__(self, request: CommonRequest, generation: Generation, model: str) -> None:
         self.request, self.generation, self.model = request, generation, model
         self.chat = isinstance(request, ChatRequest)
-        if isinstance(request, CompletionRequest) and request.return_draft_depths and request.stream:
-            raise bad_request("return_draft_depths is not supported with stream", "return_draft_depths")
         self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{generation.id}"
         self.created = int(time.time())
 
@@ -116,8 +113,12 @@ class TextWording:
         self.tokenizer = tokenizer
 
     def __call__(self, delta: Delta) -> list[Chunk]:
+        choice = delta.choice
         told = completion_logprobs(delta.entries, self.tokenizer) if delta.entries else None
-        return [CompletionChoice(delta.choice.index, delta.text, delta.choice.finish_reason, told)]
+        depths: list[tuple[str, int]] | UnsetType = UNSET
+        if choice.depths is not None:
+            depths, choice.depths = choice.depths, []
+        return [CompletionChoice(choice.index, delta.text, choice.finish_reason, told, depths)]
 
 
 class ChatWording:

@@ -166,7 +166,7 @@ def test_a_missing_seed_is_drawn(scripted: ServerProcess) -> None:
     assert len(set(texts)) > 20
 
 
-def test_spec_details_and_draft_depths(scripted: ServerProcess) -> None:
+def test_spec_details_and_draft_depths(scripted: ServerProcess, client: openai.OpenAI) -> None:
     body = {
         "prompt": PROMPT, "max_tokens": 60, "temperature": 0, "return_spec_tokens_details": True,
         "return_draft_depths": True, "stop": "€",
@@ -180,6 +180,11 @@ def test_spec_details_and_draft_depths(scripted: ServerProcess) -> None:
     pieces = answer["choices"][0]["draft_depths"]
     assert "".join(text for text, _ in pieces) == answer["choices"][0]["text"]
     assert [depth for _, depth in pieces] == [1, 2, 0] * 20
+    streamed = client.completions.create(
+        model="scripted", prompt=PROMPT, max_tokens=60, temperature=0, stream=True,
+        extra_body={"return_draft_depths": True},
+    )  # fmt: skip
+    assert [piece for chunk in streamed for piece in chunk.choices[0].draft_depths] == pieces
     stopped = post(scripted, "/v1/completions", body | {"max_tokens": 200}).json()
     assert stopped["choices"][0]["text"] == TEXT[: TEXT.index("€")]
     assert len(stopped["choices"][0]["draft_depths"]) == stopped["usage"]["completion_tokens"]

@@ -45,8 +45,6 @@ CASES: list[tuple[str, object, int, str]] = [
     ("/v1/completions", {"prompt": "x", "model": "gpt-4"}, 404, "the model 'gpt-4' does not exist"),
     ("/v1/completions", {"prompt": [7]}, 400, "a prompt may not begin with token 7 here"),
     ("/v1/completions", {"prompt": [[8], [7]], "stream": True}, 400, "a prompt may not begin with token 7"),
-    ("/v1/completions", {"prompt": "x", "stream": True, "return_draft_depths": True}, 400,
-     "return_draft_depths is not supported with stream"),
     ("/v1/chat/completions", {"messages": []}, 400, "messages is empty"),
     ("/v1/chat/completions", {"messages": "hi"}, 400, "messages: "),
     ("/v1/chat/completions", {"messages": [{"role": "user"}]}, 400, "messages[0].content is missing"),

@@ -24,6 +24,7 @@ BELOW = {
     "server": {"engine", "scheduler.stats", "tokenizer", "models"},
     "bench": {"tokenizer", "engine", "models", "layers", "ops"},
     "eval": {"bench", "tokenizer"},
+    "terminal": {"bench"},
     "utils": {"bench.logged_process"},
 }
 ENGINE = ("ops", "kvcache", "layers", "models", "speculative", "scheduler", "engine")

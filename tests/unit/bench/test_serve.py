@@ -164,8 +164,7 @@ def counters(scripted: Scripted, prefix: str) -> str:
     n = len(scripted.asked)
     if prefix == "nextn":
         return (
-            f"nextn:spec_verify_steps_total {10 * n}\nnextn:generation_tokens_total {24 * n}\n"
-            f"nextn:num_requests_total {n}\n"
+            f"nextn:spec_verify_steps_total {10 * n}\nnextn:spec_committed_tokens_total {23 * n}\n"
             f'nextn:spec_draft_tokens_total{{position="1"}} {10 * n}\n'
             f'nextn:spec_draft_tokens_total{{position="2"}} {10 * n}\n'
             f'nextn:spec_accepted_tokens_total{{position="1"}} {8 * n}\n'

@@ -139,6 +139,37 @@ def test_chunks_add_up(tokenizer: Tokenizer, cuts: list[int], chat: bool) -> Non
         assert all(c["text"] or c["finish_reason"] for c in choices)
 
 
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    cuts=cuts, stop=st.sampled_from([[], ["€"], ["o"], ["here!"]]), end=st.sampled_from(["length", "stop"])
+)
+def test_draft_depths_of_a_stream(tokenizer: Tokenizer, cuts: list[int], stop: list[str], end: str) -> None:
+    """They spell each chunk's text, and are those of the whole answer; "here!" holds the end back until an
+    end without a token lets it go."""
+    tokens = tokenizer.encode(TEXT, add_special_tokens=False)
+    told: list[list[tuple[str, int]]] = []
+    for stream in (False, True):
+        engine = client()
+        gen = generation(engine, tokenizer, stop=stop, keep_depths=True)
+        rid = gen.choices[0].request.rid
+        news = steps(rid, tokens, cuts, "length" if end == "length" else None)
+        if end == "stop":
+            news.append(StepNews([Output(rid, [], [], "stop", 1)], EngineStats(), 0.1))
+        request = CompletionRequest(prompt="x", stream=stream, return_draft_depths=True)
+        found, _ = run(engine, Reply(request, gen, "m"), news)
+        choices = [chunk["choices"][0] for chunk in found] if stream else found["choices"]
+        for choice in choices:
+            assert "".join(text for text, _ in choice["draft_depths"]) == choice["text"]
+        told.append([(text, depth) for choice in choices for text, depth in choice["draft_depths"]])
+    whole, pieces = told
+    assert len(whole) == len(gen.choices[0].tokens)
+    assert [depth for _, depth in pieces[: len(whole)]] == [depth for _, depth in whole]
+    assert len(pieces) - len(whole) in (0, 1)
+    if len(pieces) > len(whole):  # text that was held back, of the last token
+        assert pieces[-1][1] == whole[-1][1]
+        assert "here".startswith(pieces[-1][0])
+
+
 def test_stop_string_ends_the_request_in_the_engine(tokenizer: Tokenizer) -> None:
     engine = client()
     gen = generation(engine, tokenizer, stop=["o"])

@@ -1,0 +1,107 @@
+"""nextn chat: talk to a server that runs, and see after each answer what speculation did.
+
+nextn chat
+nextn chat --base-url http://127.0.0.1:8000 --temperature 0.7 --system "Answer in one line."
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from nextn.cli.demo import positive
+from nextn.cli.errors import CommandError
+
+if TYPE_CHECKING:
+    from nextn.terminal.chat import Chat
+
+HELP = "talk to a running server; after each answer, how many drafts were accepted"
+URL = "http://127.0.0.1:30000"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_server(parser)
+    parser.add_argument("--system", default="", metavar="TEXT", help="system message")
+    parser.add_argument(
+        "--max-tokens", type=positive, default=512, help="tokens of an answer at most (default: 512)"
+    )
+    parser.add_argument("--temperature", type=float, help="0 is greedy (default: the server's)")
+    parser.add_argument("--seed", type=int, help="of every answer (default: drawn)")
+    parser.add_argument("--no-mtp", action="store_true", help="begin without drafts, as /nomtp")
+
+
+def add_server(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--base-url", metavar="URL", default=URL, help=f"the server (default: {URL})")
+    parser.add_argument(
+        "--api-key", metavar="KEY", default=os.environ.get("OPENAI_API_KEY"),
+        help="its key (default: the environment's OPENAI_API_KEY)",
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    import asyncio
+
+    from nextn.bench.client import get
+    from nextn.bench.errors import BenchError
+    from nextn.terminal.chat import Asked, Chat
+
+    url = args.base_url.rstrip("/")
+    try:
+        model = asyncio.run(get(url, "/v1/models", args.api_key))["data"][0]["id"]
+    except BenchError as e:
+        raise CommandError(f"{e} (see --base-url, --api-key; `nextn serve` starts a server)", 1) from e
+    asked = Asked(url, model, args.api_key, args.max_tokens, args.temperature, args.seed)
+    chat = Chat(asked, args.system, not args.no_mtp)
+    say(f"{model} on {url}; /help lists the commands")
+    while not chat.ended:
+        try:
+            line = read_line()
+        except (EOFError, KeyboardInterrupt):
+            break
+        said = chat.command(line)
+        if said is None and line.strip():
+            converse(chat, line.strip())
+        elif said:
+            say(said)
+    return 0
+
+
+def converse(chat: Chat, text: str) -> None:
+    import asyncio
+
+    from nextn.bench.errors import BenchError
+    from nextn.terminal.chat import harmless
+
+    terminal = sys.stdout.isatty()
+
+    def show(piece: str) -> None:
+        print(harmless(piece) if terminal else piece, end="", flush=True)
+
+    try:
+        said = asyncio.run(chat.answer(text, show))
+    except BenchError as e:
+        say(f"error: {e}")
+    except KeyboardInterrupt:
+        print(flush=True)
+        say("stopped")
+    else:
+        print(flush=True)
+        say(said)
+
+
+def read_line() -> str:
+    """Raises EOFError at the end."""
+    if not sys.stdin.isatty():
+        return input()
+    with contextlib.suppress(ImportError):  # where there is none, input() does without
+        import readline  # noqa: F401  arrows and history
+    return input("> ")
+
+
+def say(text: str) -> None:
+    """To the person, not into the text: faint where it is a terminal."""
+    faint = sys.stderr.isatty()
+    print(f"\x1b[2m{text}\x1b[0m" if faint else text, file=sys.stderr, flush=True)

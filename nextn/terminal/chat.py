@@ -1,0 +1,157 @@
+"""A conversation with a server, line by line: what the lines mean, and the answers as they stream in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from nextn.bench.apis import CHAT
+from nextn.bench.client import events, make_client, refusal
+from nextn.bench.errors import BenchError
+
+HELP = """\
+/clear         forget the conversation; the system message stays
+/system TEXT   a system message from now on; without TEXT none
+/nomtp, /mtp   draft nothing, or what the server drafts
+/help          this
+/quit          the end, as Ctrl-D
+A line that begins with a space is sent, whatever follows. Ctrl-C ends an answer, and keeps what has come."""
+# A text must not move the cursor or set the terminal's title.
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How every answer is asked for. None: the server's default."""
+
+    url: str
+    model: str | None = None
+    api_key: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    seed: int | None = None
+
+
+class Chat:
+    def __init__(self, asked: Asked, system: str = "", drafts: bool = True) -> None:
+        self.asked, self.system, self.drafts = asked, system, drafts
+        self.messages: list[dict[str, str]] = []  # without the system's
+        self.ended = False
+
+    def command(self, line: str) -> str | None:
+        """What is to be said to a line that is a command; None: it is not one, but to be sent."""
+        if not line.startswith("/"):
+            return None
+        name, _, rest = line.partition(" ")
+        if name == "/quit":
+            self.ended = True
+            return ""
+        if name == "/clear":
+            self.messages.clear()
+            return "the conversation begins anew"
+        if name == "/system":
+            self.system = rest.strip()
+            return "the system message is set" if self.system else "no system message"
+        if name in ("/mtp", "/nomtp"):
+            self.drafts = name == "/mtp"
+            return "drafts: the server's" if self.drafts else "drafts: none"
+        return HELP if name == "/help" else f"{name} is not a command; /help lists them"
+
+    def body(self) -> dict[str, Any]:
+        asked = self.asked
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        given = {
+            "model": asked.model,
+            "max_completion_tokens": asked.max_tokens,
+            "temperature": asked.temperature,
+            "seed": asked.seed,
+            "speculative": None if self.drafts else False,
+        }
+        return {
+            "messages": [*system, *self.messages],
+            "return_spec_tokens_details": True,
+            **{name: value for name, value in given.items() if value is not None},
+        }
+
+    async def answer(self, text: str, show: Callable[[str], None]) -> str:
+        """Sends `text`, shows the answer as it comes and returns what is to be said of it.
+
+        Raises BenchError, and then the conversation is as it was before. Cancelled, it keeps what has come.
+        """
+        self.messages.append({"role": "user", "content": text})
+        parts: list[str] = []
+        try:
+            said = await self._stream(parts, show)
+        except BenchError:
+            self.messages.pop()
+            raise
+        except asyncio.CancelledError:
+            self._keep(parts)
+            raise
+        self._keep(parts)
+        return said
+
+    def _keep(self, parts: list[str]) -> None:
+        self.messages.append({"role": "assistant", "content": "".join(parts)})
+
+    async def _stream(self, parts: list[str], show: Callable[[str], None]) -> str:
+        usage: Mapping[str, Any] = {}
+        arrivals: list[float] = []
+        sent = time.perf_counter()
+        ended = False
+        try:
+            async with (
+                make_client(self.asked.url, api_key=self.asked.api_key) as client,
+                client.stream("POST", CHAT.path, json=CHAT.streamed(self.body())) as response,
+            ):
+                if response.status_code != 200:
+                    raise refusal(response.status_code, await response.aread())
+                async for data in events(response.aiter_bytes()):
+                    chunk = json.loads(data)
+                    if "error" in chunk:
+                        raise refusal(response.status_code, data)
+                    news = CHAT.read(chunk)
+                    if news.text:
+                        arrivals.append(time.perf_counter())
+                        parts.append(news.text)
+                        show(news.text)
+                    usage = chunk.get("usage") or usage
+                    ended = ended or news.ends
+        except httpx.HTTPError as e:
+            raise BenchError(f"{self.asked.url}: {type(e).__name__}: {e}") from e
+        except (ValueError, KeyError, TypeError) as e:
+            raise BenchError(f"{self.asked.url}: unreadable answer: {type(e).__name__}: {e}") from e
+        if not ended:
+            raise BenchError(f"{self.asked.url}: the answer broke off")
+        return summary(usage, [at - sent for at in arrivals])
+
+
+def summary(usage: Mapping[str, Any], arrivals: list[float]) -> str:
+    """Of one answer. `arrivals`: seconds from the request to each piece of text."""
+    tokens = usage.get("completion_tokens", 0)
+    said = [f"{tokens} tokens"]
+    spec = usage.get("spec_details")
+    if spec and spec["verify_steps"]:
+        pairs = zip(spec["accepted"], spec["proposed"], strict=True)
+        rates = " ".join(f"{a / p:.0%}" for a, p in pairs if p)
+        said.append(f"accept length {spec['accept_length']:.2f}{f' ({rates})' if rates else ''}")
+    if arrivals:
+        said.append(f"TTFT {arrivals[0] * 1e3:.0f} ms")
+        said.append(f"{tokens / arrivals[-1]:.0f} tok/s")
+    return ", ".join(said)
+
+
+def harmless(text: str) -> str:
+    """The text without what a terminal obeys.
+
+    >>> harmless("a\\x1b[2Jb\\n")
+    'a\ufffd[2Jb\\n'
+    """
+    return CONTROL.sub("\ufffd", text)
