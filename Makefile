@@ -10,27 +10,33 @@ TORCH := torch==2.13.0
 DEMO_ARGS ?=
 TEST_ARGS ?=
 
+# Modules compile when they are first imported: as they are installed, all do, which takes longer than the rest.
+PIP := $(BIN)/python -m pip install -q --no-compile
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo test test-native check bench clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.core
 
-# torch comes first and pinned, so that nothing else picks a build of it.
-$(VENV)/.core: pyproject.toml hatch_build.py $(wildcard csrc/*)
+# torch comes first and pinned, so that nothing else picks a build of it. The native kernels compile meanwhile: the
+# package's build finds them up to date.
+$(VENV)/.core: pyproject.toml hatch_build.py $(wildcard csrc/*.*)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q $(TORCH) numpy
-	$(BIN)/python -m pip install -q -e .
+	$(PYTHON) csrc/build.py >/dev/null & $(PIP) $(TORCH) numpy && wait
+	$(PIP) -e .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.core
-	$(BIN)/python -m pip install -q -e '.[test,dev]'
+	$(PIP) -e '.[test,dev]'
 	@touch $@
 
 demo: $(VENV)/.core
 	$(BIN)/nextn demo $(DEMO_ARGS)
 
+# A file's tests run in one process, which starts their servers once; long files come first.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest $(TEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
 
 test-native: $(VENV)/.dev
 	$(BIN)/python -m pytest -rs tests/native tests/unit/ops/cpu tests/parity/test_native_model.py $(TEST_ARGS)

@@ -29,6 +29,8 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     threads = torch.get_num_threads()
     monkeypatch.setattr(run, "QUICK", Effort(rounds=3, steps=3, seconds=0.0))
     monkeypatch.setattr(run, "make_ceilings", functools.partial(make_ceilings, dram=1 << 24, squares=(64,)))
+    # Weights from 40 MB: there are caches of 300 MiB, for which it takes gigabytes.
+    monkeypatch.setattr(run, "cache_bytes", lambda level: 1 << 20)
     yield
     torch.set_num_threads(threads)
 

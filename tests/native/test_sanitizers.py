@@ -6,13 +6,13 @@ behaviour, and portably for threads and undefined behaviour. `make test-native` 
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import subprocess
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from support.native_build import the_build
 
 from nextn.ops.cpu.library import NoLibrary, machine_level
 
@@ -23,16 +23,6 @@ SANITIZERS = {
     # The check of virtual tables reads memory from within the sanitizer, and is reported as a race itself.
     "threads": ["-fsanitize=thread,undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=undefined"],
 }
-
-
-def the_build() -> ModuleType:
-    """csrc/build.py."""
-    spec = importlib.util.spec_from_file_location("csrc_build", HERE.parents[1] / "csrc" / "build.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def level_flags(build: ModuleType, sanitizer: str) -> list[str]:
