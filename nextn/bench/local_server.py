@@ -8,6 +8,7 @@ with LocalServer("with MTP", ["--speculative-num-steps", "2"], Path("out/server.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import sys
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from nextn.bench import tied
 from nextn.bench.errors import BenchError
 from nextn.bench.logged_process import LoggedProcess
 
@@ -26,13 +28,15 @@ START_SECONDS = 300.0
 class LocalServer:
     """Started at once. `options`: those of `nextn serve`. What it prints goes to `log`.
 
-    It stays in this process's group, so that Ctrl-C in a terminal reaches it too.
+    It stays in this process's group, so that Ctrl-C in a terminal reaches it too, and ends with the thread
+    that started it (Linux), so that nothing is left if that is killed.
     """
 
     def __init__(self, name: str, options: Sequence[str], log: Path) -> None:
         self.name, self.log = name, log
         self.url = self.model = ""
-        self._process = LoggedProcess([sys.executable, "-m", "nextn", "serve", "--port", "0", *options], log)
+        serve = [sys.executable, "-m", "nextn", "serve", "--port", "0", *options]
+        self._process = LoggedProcess([sys.executable, tied.__file__, str(os.getpid()), *serve], log)
 
     def wait_ready(self) -> None:
         """Sets `url` and `model`. Raises BenchError when the server ends or takes too long."""
