@@ -52,6 +52,10 @@ class LocalServer:
                 raise BenchError(f"the server {self.name} was not ready after {START_SECONDS:.0f} s")
             time.sleep(0.05)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def last_lines(self) -> list[str]:
         return self._process.last_lines()
 
