@@ -386,6 +386,12 @@ class ServerConfig(EngineConfig):
         "server",
         "0: sizes and times; 1: sampling parameters too; 2: beginnings of texts too; 3: whole texts",
     )
+    otlp_traces_endpoint: str | None = option(
+        None,
+        "server",
+        "send a span for each request to this OpenTelemetry collector, such as "
+        "http://localhost:4318/v1/traces; needs pip install 'nextn[trace]'",
+    )
     shutdown_timeout: float = option(30.0, "server", "seconds that running requests get to finish on Ctrl-C")
 
     def check(self) -> None:

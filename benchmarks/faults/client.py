@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Address = tuple[str, int]
-SECONDS = 20.0  # an answer that takes longer is taken for a hang
+SECONDS = 180.0  # an answer that takes longer is taken for a hang
 
 
 @dataclass

@@ -25,6 +25,7 @@ from nextn.server.request_id import RequestId
 from nextn.server.responses import Model, ModelList
 from nextn.server.service import Service
 from nextn.server.sse import ClientGone, EventStream, unless_gone
+from nextn.server.tracing import TraceParent
 
 
 def json(content: object, status: int = 200) -> Response:
@@ -35,6 +36,8 @@ def make_app(service: Service) -> FastAPI:
     app = FastAPI(title="nextn", version=nextn.__version__, openapi_url=None)
     if service.config.key is not None:
         app.add_middleware(ApiKey, key=service.config.key)
+    if service.config.otlp_traces_endpoint is not None:
+        app.add_middleware(TraceParent)
     app.add_middleware(CountResponses, metrics=service.metrics)
     app.add_middleware(RequestId)  # the last is the outermost
     add_error_handlers(app)

@@ -30,6 +30,7 @@ from nextn.server.metrics import Metrics
 from nextn.server.request_log import RequestLog
 from nextn.server.service import Service
 from nextn.server.supervisor import EngineHandle, StartupError, Supervisor
+from nextn.server.tracing import otlp
 from nextn.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger("nextn.server")
@@ -80,11 +81,14 @@ class Launch:
     async def _run(self, handle: EngineHandle) -> int:
         try:
             tokenizer = Tokenizer.from_folder(model_folder(self.config.model_path))
+            endpoint = self.config.otlp_traces_endpoint
+            tracing = None if endpoint is None else otlp(self.config.model_name, endpoint)
         except ValueError as e:
             raise StartupError(str(e), True) from e
         service = Service(self.config, self.client, self.metrics, tokenizer)
         level = self.config.log_requests_level if self.config.log_requests else None
         self.client.watch.log = RequestLog(level, tokenizer.decode)
+        self.client.watch.tracing = tracing
         server = Server(
             uvicorn.Config(
                 make_app(service), log_config=None, log_level="warning", access_log=False, lifespan="off",
@@ -114,6 +118,8 @@ class Launch:
                     task.cancel()
             server.should_exit = True
             await serving
+            if tracing is not None:
+                tracing.close()
         return 0
 
     async def _drain(self, service: Service) -> int:

@@ -1,4 +1,4 @@
-"""What becomes of each choice, for those who look on: figures and the request log."""
+"""What becomes of each choice, for those who look on: figures, the request log and traces."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from nextn.request import Output
 from nextn.server.errors import SHUTTING_DOWN, ApiError
 from nextn.server.metrics import Metrics
 from nextn.server.request_log import RequestLog
+from nextn.server.tracing import Tracing
 
 if TYPE_CHECKING:
     from nextn.server.generation import Choice, Generation
@@ -21,6 +22,7 @@ class Watch:
     def __init__(self, metrics: Metrics) -> None:
         self.metrics = metrics
         self.log: RequestLog | None = None
+        self.tracing: Tracing | None = None
 
     def begun(self, generation: Generation) -> None:
         self.metrics.requests += len(generation.choices)
@@ -50,6 +52,8 @@ class Watch:
             metrics.tpot.observe((choice.last_news - choice.first_news) / (choice.completion_tokens - 1))
         if self.log is not None:
             self.log.finished(choice, arrival)
+        if self.tracing is not None:
+            self.tracing.ended(choice, arrival)
 
     def given_up(self, choice: Choice, arrival: float, running: bool, error: ApiError | None) -> None:
         """running: the engine was still at it, and has been told to stop. error: what its client is told."""
@@ -59,3 +63,5 @@ class Watch:
             self.metrics.failed += 1
         if self.log is not None:
             self.log.given_up(choice, arrival, error)
+        if self.tracing is not None:
+            self.tracing.ended(choice, arrival, error)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
+import http.server
 import json
 import os
 import signal
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from support.server_process import SCRIPTED, ServerProcess, check_ended, idle, in_background, until
 
 StartServer = Callable[..., ServerProcess]
@@ -129,3 +132,44 @@ def test_an_engine_that_hangs_and_one_that_dies_too_often(start: StartServer) ->
     assert server.stderr[-1].startswith(
         "nextn serve: error: the engine ended again after 1 restarts in 10 minutes"
     )
+
+
+def test_traces_reach_a_collector(start: StartServer) -> None:
+    """What is left when the server ends is sent, too. It is told to end at once: the batch is not full."""
+    got: list[bytes] = []
+
+    class Collector(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            got.append(gzip.decompress(body) if self.headers["content-encoding"] == "gzip" else body)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    with http.server.HTTPServer(("127.0.0.1", 0), Collector) as collector:
+        in_background(collector.serve_forever)
+        endpoint = f"http://127.0.0.1:{collector.server_port}/v1/traces"
+        server = start("--otlp-traces-endpoint", endpoint).wait_ready()
+        headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01"}
+        body = {"prompt": "x", "max_tokens": 5, "n": 2}
+        assert httpx.post(server.url + "/v1/completions", json=body, headers=headers).status_code == 200
+        server.interrupt()
+        check_ended(server, 0)
+        collector.shutdown()
+    sent = ExportTraceServiceRequest()
+    for each in got:
+        sent.MergeFromString(each)
+    spans = [span for r in sent.resource_spans for s in r.scope_spans for span in s.spans]
+    assert sorted(span.name for span in spans) == sorted(["llm_request", "waiting", "prompt", "decode"] * 2)
+    assert {span.trace_id.hex() for span in spans} == {trace}
+
+
+def test_a_collector_that_is_not_there_holds_up_nothing(start: StartServer) -> None:
+    server = start("--otlp-traces-endpoint", "http://127.0.0.1:9/v1/traces").wait_ready()
+    assert httpx.post(server.url + "/v1/completions", json={"prompt": "x"}).status_code == 200
+    began = time.monotonic()
+    server.interrupt()
+    assert server.wait() == 0
+    assert time.monotonic() - began < 6

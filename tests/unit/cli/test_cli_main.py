@@ -28,7 +28,7 @@ SERVE_FLAGS = """
 --host --port --served-model-name
 --api-key --max-queued-requests --max-request-bytes --request-timeout --client-timeout --watchdog-timeout
 --max-engine-restarts --enable-metrics --decode-log-interval --log-level --log-format --log-requests
---log-requests-level --shutdown-timeout
+--log-requests-level --otlp-traces-endpoint --shutdown-timeout
 """
 
 
