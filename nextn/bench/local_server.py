@@ -20,6 +20,7 @@ from types import TracebackType
 from nextn.bench import tied
 from nextn.bench.errors import BenchError
 from nextn.bench.logged_process import LoggedProcess
+from nextn.config import API_KEY_VARIABLE
 
 READY = re.compile(r"^nextn is ready on (http://\S+) \(model (.+), ", re.MULTILINE)
 START_SECONDS = 300.0
@@ -36,7 +37,11 @@ class LocalServer:
         self.name, self.log = name, log
         self.url = self.model = ""
         serve = [sys.executable, "-m", "nextn", "serve", "--port", "0", *options]
-        self._process = LoggedProcess([sys.executable, tied.__file__, str(os.getpid()), *serve], log)
+        # A key that is there for other servers is not for this one, which its measurement asks without.
+        environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+        self._process = LoggedProcess(
+            [sys.executable, tied.__file__, str(os.getpid()), *serve], log, environment
+        )
 
     def wait_ready(self) -> None:
         """Sets `url` and `model`. Raises BenchError when the server ends or takes too long."""

@@ -21,7 +21,7 @@ from nextn.server.native import NativeReply
 from nextn.server.native_protocol import GenerateRequest
 from nextn.server.openai import Reply
 from nextn.server.protocol import ChatRequest, CommonRequest, CompletionRequest
-from nextn.server.request_id import RequestId
+from nextn.server.request_id import RequestId, request_id
 from nextn.server.responses import Model, ModelList
 from nextn.server.service import Service
 from nextn.server.sse import ClientGone, EventStream, unless_gone
@@ -163,7 +163,10 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> Response:
-        return await api_error(request, ApiError(500, "internal error; see the server's log", "server_error"))
+        # Starlette sends this outside of all middleware.
+        headers = {"X-Request-ID": request_id.get()}
+        message = "internal error; see the server's log"
+        return await api_error(request, ApiError(500, message, "server_error", headers=headers))
 
 
 async def read_body(request: Request, most: int) -> bytes:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 from collections.abc import Iterator, Mapping
@@ -45,6 +46,7 @@ def serve(config: ServerConfig, make: MakeEngine = make_engine) -> int:
     """
     config.check()
     logs.configure(config.log_level, config.log_format)
+    raise_file_limit()
     listener = listen(config.host, config.port)
     with listener:
         return uvloop.run(Launch(config, listener, make).run())
@@ -139,6 +141,13 @@ class Launch:
                 self.supervisor.handle.kill()
             os._exit(130)
         self.stopping.set()
+
+
+def raise_file_limit() -> None:
+    """Every connection is an open file, and the usual soft limit is 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError):  # macOS refuses an infinite one
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def listen(host: str, port: int) -> socket.socket:
