@@ -56,8 +56,9 @@ class Watch:
             self.tracing.ended(choice, arrival)
 
     def given_up(self, choice: Choice, arrival: float, running: bool, error: ApiError | None) -> None:
-        """running: the engine was still at it, and has been told to stop. error: what its client is told."""
-        if running or (error is not None and error.code == SHUTTING_DOWN):
+        """running: the engine was still at it, and has been told to stop. error: what its client is told;
+        None: it went away."""
+        if running or error is None or error.code == SHUTTING_DOWN:
             self.metrics.aborted += 1
         else:
             self.metrics.failed += 1

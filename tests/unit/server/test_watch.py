@@ -69,6 +69,9 @@ async def play(tokenizer: Tokenizer, end: str, log: RequestLog | None = None) ->
         client.receive(Rejected(second, "no"))
     elif end == "client":
         reading.cancel()
+    elif end == "client before the last output":
+        client.receive(StepNews([Output(second, [70], [0], "stop")], EngineStats(), 0.1))
+        reading.cancel()
     try:
         await reading
     except (ApiError, asyncio.CancelledError):
@@ -82,6 +85,7 @@ async def play(tokenizer: Tokenizer, end: str, log: RequestLog | None = None) ->
     [
         ("whole", (2, 2, 0, 0)),
         ("client", (2, 1, 1, 0)),
+        ("client before the last output", (2, 1, 1, 0)),
         ("deadline", (2, 1, 1, 0)),
         ("shutdown", (2, 1, 1, 0)),
         ("dead", (2, 1, 0, 1)),
