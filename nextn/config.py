@@ -18,6 +18,7 @@ from nextn.draft import AUTO_DEPTH, MAX_DRAFTS, MAX_TOPK, MOST_DEPTH, Shape, tre
 from nextn.request import CHAINS_ONLY, VERIFY_MODES, SpeculativeParams
 
 EMBEDDED = "nextn-tiny"
+API_KEY_VARIABLE = "NEXTN_API_KEY"
 FAKE = "fake"  # the model of scripted logits, nextn.models.fake
 
 
@@ -351,24 +352,76 @@ class ServerConfig(EngineConfig):
     served_model_name: str | None = option(
         None, "server", "model name in the API; default: the last part of --model-path"
     )
+    api_key: str | None = option(
+        None,
+        "server",
+        "requests must have it (Authorization: Bearer), but for /health, /livez, /readyz and /metrics; "
+        f"better given in the environment variable {API_KEY_VARIABLE}, which no list of processes shows",
+    )
     max_queued_requests: int = option(
         512, "server", "beyond this many waiting requests: 503 with Retry-After"
+    )
+    max_request_bytes: int = option(32 * 2**20, "server", "a longer body is refused with 413")
+    request_timeout: float | None = option(
+        None, "server", "seconds that a request may take, waiting included; then 504; default: no limit"
+    )
+    client_timeout: float = option(
+        60.0,
+        "server",
+        "seconds that a client may take to send its request, or to take what waits to be sent to it; then "
+        "the connection is cut",
+    )
+    watchdog_timeout: float = option(
+        300.0, "server", "seconds without a step while requests run, after which the engine is restarted"
+    )
+    max_engine_restarts: int = option(
+        5, "server", "most restarts of an engine in ten minutes; after one more death the server exits with 1"
     )
     enable_metrics: bool = option(True, "server", "serve /metrics (Prometheus)")
     decode_log_interval: int = option(40, "server", "decode steps between two log lines; 0: none")
     log_level: str = option("info", "server", "log level", choices=("debug", "info", "warning", "error"))
+    log_format: str = option(
+        "text", "server", "log lines on stderr; json: one object a line", choices=("text", "json")
+    )
+    log_requests: bool = option(False, "server", "log every request when it comes and when it ends")
+    log_requests_level: int = option(
+        2,
+        "server",
+        "0: sizes and times; 1: sampling parameters too; 2: beginnings of texts too; 3: whole texts",
+    )
+    otlp_traces_endpoint: str | None = option(
+        None,
+        "server",
+        "send a span for each request to this OpenTelemetry collector, such as "
+        "http://localhost:4318/v1/traces; needs pip install 'nextn[trace]'",
+    )
     shutdown_timeout: float = option(30.0, "server", "seconds that running requests get to finish on Ctrl-C")
 
     def check(self) -> None:
         super().check()
         if not 0 <= self.port <= 65535:
             raise ValueError(f"--port is {self.port}: it must be between 0 and 65535")
-        if self.max_queued_requests < 1:
-            raise ValueError(f"--max-queued-requests is {self.max_queued_requests}: it must be at least 1")
-        if self.decode_log_interval < 0:
-            raise ValueError(f"--decode-log-interval is {self.decode_log_interval}: it must be 0 or more")
-        if self.shutdown_timeout < 0:
-            raise ValueError(f"--shutdown-timeout is {self.shutdown_timeout}: it must be 0 or more")
+        for name, least in (("max_queued_requests", 1), ("max_request_bytes", 1)):
+            if getattr(self, name) < least:
+                flag = f"--{name.replace('_', '-')}"
+                raise ValueError(f"{flag} is {getattr(self, name)}: it must be at least {least}")
+        for name in ("decode_log_interval", "shutdown_timeout", "max_engine_restarts"):
+            if getattr(self, name) < 0:
+                flag = f"--{name.replace('_', '-')}"
+                raise ValueError(f"{flag} is {getattr(self, name)}: it must be 0 or more")
+        for name in ("request_timeout", "client_timeout", "watchdog_timeout"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
+                flag = f"--{name.replace('_', '-')}"
+                raise ValueError(f"{flag} is {getattr(self, name)}: it must be more than 0")
+        if self.log_requests_level not in range(4):
+            raise ValueError(f"--log-requests-level is {self.log_requests_level}: choose from 0, 1, 2, 3")
+        if self.key is not None and not (self.key.isascii() and self.key.isprintable() and self.key.strip()):
+            raise ValueError("--api-key must be printable ASCII, and not empty")
+
+    @property
+    def key(self) -> str | None:
+        """That requests must have."""
+        return os.environ.get(API_KEY_VARIABLE) or None if self.api_key is None else self.api_key
 
     @property
     def model_name(self) -> str:
@@ -387,6 +440,5 @@ REFUSED: dict[str, str] = {
     "--tokenizer-path": "the tokenizer comes from --model-path",
     "--attention-backend": "--kernel-backend chooses the kernels",
     "--trust-remote-code": "nextn never runs code from a checkpoint",
-    "--api-key": "put a proxy in front",
     "--chat-template": "it comes from the checkpoint's tokenizer",
 }

@@ -230,6 +230,8 @@ class Request:
     num_prompt: int = 0
     limit: int = 0  # len(tokens) at which it ends by length; set by the engine
     order: int = 0  # arrival number; the youngest is retracted first
+    arrived: float = 0.0  # perf_counter, set by the engine
+    queued: float = 0.0  # seconds from there to its first step
     # KV bookkeeping: the KV manager's; draft: the scheduler's
     pages: list[int] = field(default_factory=list)
     cached: int = 0
@@ -259,6 +261,7 @@ class Output:
 
     finish_reason: "stop" (an end token; it is not among `tokens`), "length", "abort" or "error".
     `matched` is the stop token's id. `spec`, `cached_tokens` and `retractions` are set on the last.
+    `queued`: seconds that the request waited for its first step.
     `drafted[i]` is the depth at which tokens[i] had been drafted, 0 for the target's own choice.
 
     Where they were asked for: logprobs[i] is tokens[i]'s, `matched_logprob` the stop token's, and
@@ -277,3 +280,4 @@ class Output:
     logprobs: list[TokenLogprob] | None = None
     matched_logprob: TokenLogprob | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    queued: float = 0.0

@@ -8,6 +8,7 @@ with LocalServer("with MTP", ["--speculative-num-steps", "2"], Path("out/server.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import sys
@@ -16,8 +17,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from nextn.bench import tied
 from nextn.bench.errors import BenchError
 from nextn.bench.logged_process import LoggedProcess
+from nextn.config import API_KEY_VARIABLE
 
 READY = re.compile(r"^nextn is ready on (http://\S+) \(model (.+), ", re.MULTILINE)
 START_SECONDS = 300.0
@@ -26,13 +29,19 @@ START_SECONDS = 300.0
 class LocalServer:
     """Started at once. `options`: those of `nextn serve`. What it prints goes to `log`.
 
-    It stays in this process's group, so that Ctrl-C in a terminal reaches it too.
+    It stays in this process's group, so that Ctrl-C in a terminal reaches it too, and ends with the thread
+    that started it (Linux), so that nothing is left if that is killed.
     """
 
     def __init__(self, name: str, options: Sequence[str], log: Path) -> None:
         self.name, self.log = name, log
         self.url = self.model = ""
-        self._process = LoggedProcess([sys.executable, "-m", "nextn", "serve", "--port", "0", *options], log)
+        serve = [sys.executable, "-m", "nextn", "serve", "--port", "0", *options]
+        # A key that is there for other servers is not for this one, which its measurement asks without.
+        environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+        self._process = LoggedProcess(
+            [sys.executable, tied.__file__, str(os.getpid()), *serve], log, environment
+        )
 
     def wait_ready(self) -> None:
         """Sets `url` and `model`. Raises BenchError when the server ends or takes too long."""
@@ -47,6 +56,10 @@ class LocalServer:
             if time.monotonic() > deadline:
                 raise BenchError(f"the server {self.name} was not ready after {START_SECONDS:.0f} s")
             time.sleep(0.05)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def last_lines(self) -> list[str]:
         return self._process.last_lines()

@@ -65,7 +65,7 @@ class Engine:
             raise ValueError(f"request id {request.rid!r} is in use")
         request.num_prompt = n
         request.limit = min(n + request.params.max_tokens, self.context_length)
-        request.order = self._arrivals
+        request.order, request.arrived = self._arrivals, time.perf_counter()
         self._arrivals += 1
         self._scheduler.add(request)
 

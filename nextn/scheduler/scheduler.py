@@ -10,6 +10,7 @@ retracted when pages run out, so the first always gets on, and no two requests c
 from __future__ import annotations
 
 import bisect
+import time
 
 from nextn.draft import NO_DRAFT, Draft, Shape
 from nextn.kvcache.manager import KVManager
@@ -124,6 +125,7 @@ class Scheduler:
             self.kv.release(req)
             return False
         if first:
+            req.queued = time.perf_counter() - req.arrived
             req.first_cached = req.cached
             self.stats.prompt_tokens += req.num_prompt
             self.stats.cached_tokens += req.cached
@@ -249,7 +251,7 @@ class Scheduler:
             self._forget(req)
             self.stats.finished += 1
         drafted = [i + 1 if i < accepted else 0 for i in range(took)]
-        out = Output(req.rid, res.tokens[:took], drafted, reason, matched)
+        out = Output(req.rid, res.tokens[:took], drafted, reason, matched, queued=req.queued)
         if res.logprobs is not None:
             out.logprobs = res.logprobs[:took]
             out.matched_logprob = None if matched is None else res.logprobs[took]

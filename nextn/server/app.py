@@ -12,20 +12,21 @@ from starlette.requests import ClientDisconnect
 
 import nextn
 from nextn.config import model_folder
+from nextn.server.auth import ApiKey
 from nextn.server.body import parse
 from nextn.server.errors import ApiError
+from nextn.server.http_metrics import CountResponses
 from nextn.server.internal_state import in_force, set_internal_state
 from nextn.server.native import NativeReply
 from nextn.server.native_protocol import GenerateRequest
 from nextn.server.openai import Reply
 from nextn.server.protocol import ChatRequest, CommonRequest, CompletionRequest
-from nextn.server.request_id import RequestId
+from nextn.server.request_id import RequestId, request_id
 from nextn.server.responses import Model, ModelList
 from nextn.server.service import Service
 from nextn.server.sse import ClientGone, EventStream, unless_gone
 from nextn.server.static import add_page
-
-MAX_BODY = 32 * 2**20  # bytes
+from nextn.server.tracing import TraceParent
 
 
 def json(content: object, status: int = 200) -> Response:
@@ -34,7 +35,12 @@ def json(content: object, status: int = 200) -> Response:
 
 def make_app(service: Service) -> FastAPI:
     app = FastAPI(title="nextn", version=nextn.__version__, openapi_url=None)
-    app.add_middleware(RequestId)
+    if service.config.key is not None:
+        app.add_middleware(ApiKey, key=service.config.key)
+    if service.config.otlp_traces_endpoint is not None:
+        app.add_middleware(TraceParent)
+    app.add_middleware(CountResponses, metrics=service.metrics)
+    app.add_middleware(RequestId)  # the last is the outermost
     add_error_handlers(app)
     add_generation(app, service)
     add_control(app, service)
@@ -44,21 +50,21 @@ def make_app(service: Service) -> FastAPI:
 
 
 def add_generation(app: FastAPI, service: Service) -> None:
-    name = service.config.model_name
+    name, most = service.config.model_name, service.config.max_request_bytes
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        body = parse(await read_body(request), CompletionRequest)
+        body = parse(await read_body(request, most), CompletionRequest)
         return await answer(request, body, Reply(body, await service.completion(body), name))
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        body = parse(await read_body(request), ChatRequest)
+        body = parse(await read_body(request, most), ChatRequest)
         return await answer(request, body, Reply(body, await service.chat(body), name))
 
     @app.post("/generate")
     async def generate(request: Request) -> Response:
-        body = parse(await read_body(request), GenerateRequest)
+        body = parse(await read_body(request, most), GenerateRequest)
         generation, asked = await service.generate(body)
         return await answer(request, body, NativeReply(body, asked, generation))
 
@@ -77,15 +83,23 @@ def add_generation(app: FastAPI, service: Service) -> None:
 def add_control(app: FastAPI, service: Service) -> None:
     @app.post("/set_internal_state")
     async def internal_state(request: Request) -> Response:
-        return json(await set_internal_state(service, await read_body(request)))
+        return json(
+            await set_internal_state(service, await read_body(request, service.config.max_request_bytes))
+        )
 
 
 def add_figures(app: FastAPI, service: Service) -> None:
     config = service.config
 
     @app.get("/health")
+    @app.get("/readyz")
     async def health() -> Response:
         return json({"status": service.status}, 200 if service.status == "ok" else 503)
+
+    @app.get("/livez")
+    async def live() -> Response:
+        """The process answers. Whether it can serve is /readyz; what a dead engine needs it does itself."""
+        return json({"status": service.status})
 
     @app.get("/v1/models")
     async def models() -> Response:
@@ -111,7 +125,7 @@ def add_figures(app: FastAPI, service: Service) -> None:
         }
         return json(
             {
-                **dataclasses.asdict(config),
+                **{**dataclasses.asdict(config), "api_key": None},
                 "version": nextn.__version__,
                 "status": service.status,
                 "served_model_name": config.model_name,
@@ -151,17 +165,20 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> Response:
-        return await api_error(request, ApiError(500, "internal error; see the server's log", "server_error"))
+        # Starlette sends this outside of all middleware.
+        headers = {"X-Request-ID": request_id.get()}
+        message = "internal error; see the server's log"
+        return await api_error(request, ApiError(500, message, "server_error", headers=headers))
 
 
-async def read_body(request: Request) -> bytes:
-    """Raises ApiError 413 as soon as it is known to be too long."""
-    too_long = ApiError(413, f"the body is longer than {MAX_BODY} bytes")
-    if int(request.headers.get("content-length", 0)) > MAX_BODY:
+async def read_body(request: Request, most: int) -> bytes:
+    """Raises ApiError 413 as soon as it is known to be longer than `most` bytes."""
+    too_long = ApiError(413, f"the body is longer than {most} bytes (--max-request-bytes)")
+    if int(request.headers.get("content-length", 0)) > most:
         raise too_long
     body = bytearray()
     async for part in request.stream():
         body += part
-        if len(body) > MAX_BODY:
+        if len(body) > most:
             raise too_long
     return bytes(body)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -29,6 +30,7 @@ from nextn.server.messages import (
     encode,
 )
 from nextn.server.metrics import Metrics
+from nextn.server.watch import Watch
 
 
 class News(NamedTuple):
@@ -43,12 +45,18 @@ class EngineClient:
     """The engine's figures go to `metrics`."""
 
     metrics: Metrics
+    request_timeout: float | None = None  # seconds
     ready: Ready | None = None  # set while an engine is there to serve
     waiters: dict[str, asyncio.Queue[News]] = field(default_factory=dict)  # by rid
     socket: zmq.asyncio.Socket | None = None
     speculative_defaults: SpeculativeParams = field(default_factory=SpeculativeParams)  # as last set
     calls: dict[int, asyncio.Future[None]] = field(default_factory=dict)  # sent, and not done
     numbers: Iterator[int] = field(default_factory=itertools.count)
+    watch: Watch = field(init=False)  # is told of every choice
+    last_sign: float = 0.0  # monotonic: when the engine last said something, or was given work while idle
+
+    def __post_init__(self) -> None:
+        self.watch = Watch(self.metrics)
 
     @property
     def active(self) -> int:
@@ -57,6 +65,7 @@ class EngineClient:
 
     def attach(self, ready: Ready, socket: zmq.asyncio.Socket) -> None:
         self.ready, self.socket, self.metrics.stats = ready, socket, ready.stats
+        self.metrics.engine_up = True
         if self.speculative_defaults != SpeculativeParams():  # they outlive the engine that took them
             self._send(SetSpeculativeDefaults(next(self.numbers), self.speculative_defaults))
 
@@ -77,6 +86,8 @@ class EngineClient:
     def submit(self, requests: list[NewRequest], queue: asyncio.Queue[News]) -> None:
         """Sends requests; their news come into `queue`. An engine must be there."""
         assert self.ready is not None
+        if not self.waiters:
+            self.last_sign = time.monotonic()
         for request in requests:
             self.waiters[request.rid] = queue
         self._send(Add(requests))
@@ -106,7 +117,12 @@ class EngineClient:
             # PAIR without a high-water mark: it is queued at once, the future is done.
             self.socket.send(encode(message))
 
+    def silent_for(self) -> float:
+        """Seconds for which an engine that has work has said nothing."""
+        return time.monotonic() - self.last_sign if self.waiters else 0.0
+
     def receive(self, message: FromEngine) -> None:
+        self.last_sign = time.monotonic()
         if isinstance(message, StepNews):
             self.metrics.on_step(message.stats, message.seconds)
             for out in message.outputs:

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from nextn.config import EngineConfig
+from nextn.config import EngineConfig, ServerConfig
 from nextn.request import Request
+from nextn.server import logs
 from nextn.server.messages import (
     Abort,
     Add,
@@ -55,14 +56,14 @@ def make_engine(config: EngineConfig) -> Engine:
     return Engine(config)
 
 
-def run(config: EngineConfig, address: str, parent: int, log_level: str, make: MakeEngine) -> None:
+def run(config: ServerConfig, address: str, parent: int, make: MakeEngine) -> None:
     """The child's main function. `address`: the ipc:// socket that the parent listens on."""
     die_with_parent(parent)
     # Ctrl-C and a service manager's SIGTERM reach the whole group; the parent drains first, then says Stop.
     for number in PARENTS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENTS_SIGNALS)
-    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.configure(config.log_level, config.log_format, engine=True)
     link = Link(address, parent)
     try:
         engine = make(config)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+SHUTTING_DOWN = "shutting_down"
+
 
 class ErrorBody(msgspec.Struct):
     message: str
@@ -31,7 +33,7 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.code = status, code
         self.headers = dict(headers or {})
         self.body = msgspec.json.encode(ErrorResponse(ErrorBody(message, type, param, code)))
 
@@ -46,3 +48,12 @@ def unavailable(message: str, code: str) -> ApiError:
 
 def engine_dead(message: str) -> ApiError:
     return ApiError(500, message, "engine_dead", code="engine_dead")
+
+
+def overdue(seconds: float) -> ApiError:
+    message = f"the request was not done after {seconds:g} s (--request-timeout)"
+    return ApiError(504, message, "timeout", code="request_timeout")
+
+
+def shut_down() -> ApiError:
+    return unavailable("the server was shut down before this was finished", SHUTTING_DOWN)

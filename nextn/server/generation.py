@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
@@ -12,14 +11,11 @@ from typing import NamedTuple
 
 from nextn.request import Output, SamplingParams, SpecStats, TokenLogprob
 from nextn.server.engine_client import EngineClient, News
-from nextn.server.errors import ApiError
+from nextn.server.errors import ApiError, overdue
 from nextn.server.logprobs import Entry, LogprobStream
 from nextn.server.messages import NewRequest
-from nextn.server.metrics import Metrics
 from nextn.tokenizer.stream import TextStream
 from nextn.tokenizer.tokenizer import Tokenizer
-
-log = logging.getLogger("nextn.request")
 
 
 class Prompt(NamedTuple):
@@ -57,6 +53,7 @@ class Choice:
     finish_reason: str | None = None
     matched: str | int | None = None  # the stop string or the stop token's id that ended it
     spec: SpecStats = field(default_factory=SpecStats)
+    queued: float = 0.0  # seconds that it waited in the engine for its first step
     first_news: float = 0.0  # perf_counter
     last_news: float = 0.0
 
@@ -94,7 +91,6 @@ class Generation:
     ) -> None:
         """`logprobs_by_token`: log-probabilities are kept in the choices, they do not go with the text."""
         self.engine, self.tokenizer = engine, tokenizer
-        self.metrics: Metrics = engine.metrics
         self.n = n
         self.arrival = arrival  # perf_counter
         self.choices: list[Choice] = []
@@ -117,7 +113,9 @@ class Generation:
         """Runs the choices; raises ApiError. However it is left, nothing stays behind in the engine."""
         running = {choice.request.rid: choice for choice in self.choices}
         queue: asyncio.Queue[News] = asyncio.Queue()
-        self.metrics.requests += len(running)
+        watch, error = self.engine.watch, None
+        timer = self._deadline(queue)
+        watch.begun(self)
         self.engine.submit([choice.request for choice in self.choices], queue)
         try:
             while running:
@@ -133,18 +131,30 @@ class Generation:
                 if choice.finish_reason is not None:
                     del running[rid]
                     self.engine.abort(rid)  # a stop string ends a request that the engine would go on with
-                    self.metrics.e2e.observe(choice.last_news - self.arrival)
-                    if log.isEnabledFor(logging.DEBUG):
-                        log.debug(summary(choice, self.arrival))
+                    watch.finished(choice, self.arrival)
                 yield Delta(choice, text, entries)
+        except ApiError as e:
+            error = e
+            raise
         finally:
-            for rid in running:
-                self.metrics.aborted += self.engine.abort(rid)
+            if timer is not None:
+                timer.cancel()
+            for rid, choice in running.items():
+                watch.given_up(choice, self.arrival, self.engine.abort(rid), error)
+
+    def _deadline(self, queue: asyncio.Queue[News]) -> asyncio.TimerHandle | None:
+        """When there is one it comes into the queue as news."""
+        seconds = self.engine.request_timeout
+        if seconds is None:
+            return None
+        left = self.arrival + seconds - time.perf_counter()
+        news = News("", overdue(seconds))
+        return asyncio.get_running_loop().call_later(max(0.0, left), queue.put_nowait, news)
 
     def _take(self, choice: Choice, out: Output) -> str:
         """Brings the choice up to date; returns the text to send."""
         first = choice.last_news == self.arrival
-        self._observe(choice, len(out.tokens))
+        self.engine.watch.news(choice, out, self.arrival)
         choice.cached_tokens = out.cached_tokens
         choice.spec = out.spec or choice.spec
         if choice.depths is None:
@@ -197,25 +207,3 @@ class Generation:
             if stopped is not None:
                 return "".join(texts), stopped
         return "".join(texts), None
-
-    def _observe(self, choice: Choice, tokens: int) -> None:
-        now = time.perf_counter()
-        if choice.last_news == self.arrival:
-            choice.first_news = now
-            self.metrics.ttft.observe(now - self.arrival)
-        else:
-            for _ in range(tokens):
-                self.metrics.itl.observe((now - choice.last_news) / tokens)
-        choice.last_news = now
-
-
-def summary(choice: Choice, arrival: float) -> str:
-    """A finished request in one line."""
-    seconds = choice.last_news - arrival
-    return (
-        f"Finished request, id: {choice.id!r}, #prompt-token: {choice.prompt_tokens}, "
-        f"#cached-token: {choice.cached_tokens}, #output-token: {choice.completion_tokens}, "
-        f"finish reason: {choice.finish_reason}, ttft (ms): {(choice.first_news - arrival) * 1e3:.1f}, "
-        f"e2e (ms): {seconds * 1e3:.1f}, throughput (token/s): {choice.completion_tokens / seconds:.1f}, "
-        f"accept len: {choice.spec.accept_length:.2f}, accepted per step: {choice.spec.histogram}"
-    )

@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
-import sys
 from collections.abc import Iterator, Mapping
 
 import uvicorn
@@ -20,17 +20,23 @@ import uvloop
 
 import nextn
 from nextn.config import ServerConfig, model_folder
+from nextn.server import logs
 from nextn.server.app import make_app
+from nextn.server.connection import Connection, cut_stalled
 from nextn.server.engine_client import EngineClient
 from nextn.server.engine_process import MakeEngine, make_engine
-from nextn.server.errors import unavailable
+from nextn.server.errors import shut_down
 from nextn.server.messages import Ready
 from nextn.server.metrics import Metrics
+from nextn.server.request_log import RequestLog
 from nextn.server.service import Service
 from nextn.server.supervisor import EngineHandle, StartupError, Supervisor
+from nextn.server.tracing import otlp
 from nextn.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger("nextn.server")
+
+SEND_SECONDS = 2  # at least, for answers to be taken when the server ends
 
 
 def serve(config: ServerConfig, make: MakeEngine = make_engine) -> int:
@@ -39,9 +45,8 @@ def serve(config: ServerConfig, make: MakeEngine = make_engine) -> int:
     Raises StartupError when the address is taken or the engine cannot be built.
     """
     config.check()
-    logging.basicConfig(
-        level=config.log_level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s: %(message)s"
-    )
+    logs.configure(config.log_level, config.log_format)
+    raise_file_limit()
     listener = listen(config.host, config.port)
     with listener:
         return uvloop.run(Launch(config, listener, make).run())
@@ -61,8 +66,8 @@ class Launch:
     def __init__(self, config: ServerConfig, listener: socket.socket, make: MakeEngine) -> None:
         self.config, self.listener = config, listener
         self.metrics = Metrics(config.decode_log_interval)
-        self.client = EngineClient(self.metrics)
-        self.supervisor = Supervisor(config, self.client, config.log_level, make)
+        self.client = EngineClient(self.metrics, config.request_timeout)
+        self.supervisor = Supervisor(config, self.client, make)
         self.stopping = asyncio.Event()
 
     async def run(self) -> int:
@@ -78,18 +83,24 @@ class Launch:
     async def _run(self, handle: EngineHandle) -> int:
         try:
             tokenizer = Tokenizer.from_folder(model_folder(self.config.model_path))
+            endpoint = self.config.otlp_traces_endpoint
+            tracing = None if endpoint is None else otlp(self.config.model_name, endpoint)
         except ValueError as e:
             raise StartupError(str(e), True) from e
         service = Service(self.config, self.client, self.metrics, tokenizer)
+        level = self.config.log_requests_level if self.config.log_requests else None
+        self.client.watch.log = RequestLog(level, tokenizer.decode)
+        self.client.watch.tracing = tracing
         server = Server(
             uvicorn.Config(
                 make_app(service), log_config=None, log_level="warning", access_log=False, lifespan="off",
-                timeout_graceful_shutdown=2, loop="none", http="httptools", ws="none",
+                timeout_graceful_shutdown=SEND_SECONDS, loop="none", http=Connection, ws="none",
             )
         )  # fmt: skip
         serving = asyncio.create_task(server.serve(sockets=[self.listener]))
         stopping = asyncio.create_task(self.stopping.wait())
         starting = asyncio.create_task(handle.ready())
+        cutting = asyncio.create_task(cut_stalled(server, self.config.client_timeout))
         keeping: asyncio.Task[None] | None = None
         try:
             await asyncio.wait({starting, stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
@@ -101,26 +112,28 @@ class Launch:
                 await asyncio.wait({stopping, serving, keeping}, return_when=asyncio.FIRST_COMPLETED)
             if keeping is not None and keeping.done():
                 keeping.result()  # raises: it returns never
-            await self._drain(service)
+            left = await self._drain(service)
+            server.config.timeout_graceful_shutdown = max(SEND_SECONDS, left)
         finally:
-            for task in (keeping, starting, stopping):
+            for task in (keeping, starting, stopping, cutting):
                 if task is not None:
                     task.cancel()
             server.should_exit = True
             await serving
+            if tracing is not None:
+                tracing.close()
         return 0
 
-    async def _drain(self, service: Service) -> None:
+    async def _drain(self, service: Service) -> int:
+        """Lets requests finish. Returns how many whole seconds are left for answers to be taken."""
         service.draining = True
         if self.client.active:
             log.info("shutting down: %d requests may finish; Ctrl-C again ends at once", self.client.active)
         deadline = asyncio.get_running_loop().time() + self.config.shutdown_timeout
         while self.client.active and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
-        self.metrics.aborted += self.client.active
-        self.client.fail_all(
-            unavailable("the server was shut down before this was finished", "shutting_down")
-        )
+        self.client.fail_all(shut_down())
+        return int(deadline - asyncio.get_running_loop().time())
 
     def _on_signal(self) -> None:
         if self.stopping.is_set():
@@ -128,6 +141,13 @@ class Launch:
                 self.supervisor.handle.kill()
             os._exit(130)
         self.stopping.set()
+
+
+def raise_file_limit() -> None:
+    """Every connection is an open file, and the usual soft limit is 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError):  # macOS refuses an infinite one
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def listen(host: str, port: int) -> socket.socket:

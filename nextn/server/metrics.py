@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
+import nextn
 from nextn.request import SpecStats
 from nextn.scheduler.stats import EngineStats
 from nextn.server.interval import DecodeInterval
@@ -19,6 +20,8 @@ from nextn.server.interval import DecodeInterval
 TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
 ITL_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
 E2E_BUCKETS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+QUEUE_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 20, 30, 60, 120)
+TOKEN_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 ACCEPTED_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16)
 
 TOTALS = ("prompt_tokens", "cached_tokens", "generated_tokens", "retracted")
@@ -30,11 +33,22 @@ class Metrics:
     def __init__(self, log_steps: int) -> None:
         self.stats = EngineStats()
         self.interval = DecodeInterval(log_steps)
-        self.requests = 0  # choices sent to the engine
-        self.aborted = 0  # of them, given up by the client or at shutdown
+        self.requests = 0  # choices sent to the engine; each ends as one of the next three
+        self.finished: dict[str, int] = dict.fromkeys(("stop", "length"), 0)  # by their reason
+        self.aborted = 0  # given up: by the client, at its deadline or at shutdown
+        self.failed = 0  # refused by the engine, or lost with it
+        self.engine_up = False
+        self.engine_restarts = 0
         self._before = EngineStats()  # of engines that are gone
         self.registry = CollectorRegistry()
         self.registry.register(self)
+
+        ProcessCollector(registry=self.registry)  # of this process; the engine's memory is its own
+
+        def tokens(name: str, help: str) -> Histogram:
+            return Histogram(
+                f"nextn:{name}_tokens_histogram", help, buckets=TOKEN_BUCKETS, registry=self.registry
+            )
 
         def histogram(name: str, help: str, buckets: Iterable[float]) -> Histogram:
             return Histogram(f"nextn:{name}_seconds", help, buckets=tuple(buckets), registry=self.registry)
@@ -44,6 +58,18 @@ class Metrics:
             "inter_token_latency", "time per token: a step's time shared by its tokens", ITL_BUCKETS
         )
         self.e2e = histogram("e2e_request_latency", "from arrival to the last token", E2E_BUCKETS)
+        self.queue_time = histogram(
+            "queue_time", "from the engine's taking it to its first step", QUEUE_BUCKETS
+        )
+        self.tpot = histogram("time_per_output_token", "of a request, its first token left out", ITL_BUCKETS)
+        self.prompt_length = tokens("prompt", "prompt tokens of a finished choice")
+        self.output_length = tokens("generation", "generated tokens of a finished choice")
+        self.responses = Counter(
+            "nextn:http_responses",
+            "answers by route",
+            ["endpoint", "method", "status_code"],
+            registry=self.registry,
+        )
 
     def on_step(self, stats: EngineStats, seconds: float) -> None:
         self.stats = stats
@@ -51,6 +77,7 @@ class Metrics:
 
     def engine_gone(self) -> None:
         """Keeps the totals of an engine that is gone; the next one counts from zero."""
+        self.engine_up = False
         self._before = self.totals()
         self.stats = EngineStats()
         self.interval.restart()
@@ -104,7 +131,23 @@ class Metrics:
         yield counter("nextn:cached_tokens", total.cached_tokens, "prompt tokens found in the prefix cache")
         yield counter("nextn:generation_tokens", total.generated_tokens, "generated tokens")
         yield counter("nextn:num_requests", self.requests, "choices asked for")
-        yield counter("nextn:num_aborted_requests", self.aborted, "choices given up by client or shutdown")
+        yield counter(
+            "nextn:num_aborted_requests", self.aborted, "choices given up by client, deadline or shutdown"
+        )
+        yield counter(
+            "nextn:num_failed_requests", self.failed, "choices refused by the engine or lost with it"
+        )
+        finished = CounterMetricFamily(
+            "nextn:num_finished_requests", "choices that came to their end", labels=["finish_reason"]
+        )
+        for reason, count in self.finished.items():
+            finished.add_metric([reason], count)
+        yield finished
+        yield gauge("engine_up", self.engine_up, "1 while there is an engine to serve")
+        yield counter("nextn:engine_restarts", self.engine_restarts, "engines started after the first")
+        build = GaugeMetricFamily("nextn:build_info", "which nextn this is", labels=["version"])
+        build.add_metric([nextn.__version__], 1)
+        yield build
         yield counter("nextn:spec_verify_steps", spec.verify_steps, "decode steps of requests")
         yield counter("nextn:spec_committed_tokens", spec.committed, "tokens that decode steps committed")
         yield by_position("nextn:spec_draft_tokens", spec.proposed, 1, "drafts proposed, by depth from 1")

@@ -1,12 +1,17 @@
-"""X-Request-ID: the client's is echoed, else one is made."""
+"""X-Request-ID: the client's is echoed, else one is made. Log lines of the request carry it."""
 
 from __future__ import annotations
 
+import contextvars
+import re
 import uuid
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEADER = b"x-request-id"
+USABLE = re.compile(rb"[!-~]{1,128}")  # it goes into headers and log lines
+
+request_id: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="")
 
 
 class RequestId:
@@ -19,12 +24,13 @@ class RequestId:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        given = dict(scope["headers"]).get(HEADER)
-        header = (HEADER, given or uuid.uuid4().hex.encode())
+        given = dict(scope["headers"]).get(HEADER, b"")
+        own = given if USABLE.fullmatch(given) else uuid.uuid4().hex.encode()
+        request_id.set(own.decode())
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", ()), header]}
+                message = {**message, "headers": [*message.get("headers", ()), (HEADER, own)]}
             await send(message)
 
         await self.app(scope, receive, send_with_id)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from nextn.config import ServerConfig
 from nextn.server.engine_client import EngineClient
-from nextn.server.errors import ApiError, bad_request, unavailable
+from nextn.server.errors import SHUTTING_DOWN, ApiError, bad_request, unavailable
 from nextn.server.generation import Generation, Prompt
 from nextn.server.messages import Ready
 from nextn.server.metrics import Metrics
@@ -42,7 +42,7 @@ class Service:
     def check_open(self) -> Ready:
         """Raises ApiError when there is no engine to serve."""
         if self.draining:
-            raise unavailable("the server is shutting down", "shutting_down")
+            raise unavailable("the server is shutting down", SHUTTING_DOWN)
         if self.engine.ready is None:
             raise unavailable("the engine is not running; it is being started", "engine_unavailable")
         return self.engine.ready

@@ -1,8 +1,9 @@
-"""Starts the engine process, notices its death at once, and starts another."""
+"""Starts the engine process, notices its death at once, and starts another; not for ever."""
 
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import logging
 import multiprocessing
@@ -18,7 +19,7 @@ from typing import Any
 
 import zmq.asyncio
 
-from nextn.config import EngineConfig
+from nextn.config import ServerConfig
 from nextn.server.engine_client import EngineClient
 from nextn.server.engine_process import PARENTS_SIGNALS, MakeEngine, run
 from nextn.server.messages import Failed, FromEngine, Ready, Stop, decode_from_engine, encode
@@ -27,6 +28,7 @@ log = logging.getLogger("nextn.server")
 
 FIRST_DELAY, LONGEST_DELAY = 0.5, 30.0  # seconds before a restart; doubled each time
 STABLE_SECONDS = 60.0  # an engine that lived this long starts the delays afresh
+WINDOW_SECONDS = 600.0  # in which restarts are counted
 LAST_WORDS_SECONDS = 0.5  # for messages of a dead engine that are still under way
 SOCKET_PATH_LIMIT = 80  # a Unix socket's path may have about 100 bytes
 STOP_SECONDS = 2.0  # for an engine to end by itself; then it is killed
@@ -65,7 +67,7 @@ class EngineHandle:
     so nothing is left however the server ends.
     """
 
-    def __init__(self, config: EngineConfig, log_level: str, make: MakeEngine) -> None:
+    def __init__(self, config: ServerConfig, make: MakeEngine) -> None:
         self.folder = private_folder()
         address = f"ipc://{self.folder}/engine"
         self.context = zmq.asyncio.Context()
@@ -76,7 +78,7 @@ class EngineHandle:
         spawn = multiprocessing.get_context("spawn")
         # From the main thread: the kernel's parent-death signal means the thread that started the child.
         self.process: BaseProcess = spawn.Process(
-            target=run, args=(config, address, os.getpid(), log_level, make), name="nextn-engine"
+            target=run, args=(config, address, os.getpid(), make), name="nextn-engine"
         )
         with held_back_signals():
             self.process.start()
@@ -143,39 +145,51 @@ class EngineHandle:
 class Supervisor:
     """Keeps an engine behind `client`."""
 
-    def __init__(self, config: EngineConfig, client: EngineClient, log_level: str, make: MakeEngine) -> None:
-        self.config, self.client = config, client
-        self.log_level, self.make = log_level, make
+    def __init__(self, config: ServerConfig, client: EngineClient, make: MakeEngine) -> None:
+        self.config, self.client, self.make = config, client, make
         self.handle: EngineHandle | None = None
+        self.restarts: collections.deque[float] = collections.deque()  # when, of the last WINDOW_SECONDS
 
     def launch(self) -> EngineHandle:
         """Starts a process; it is not ready yet."""
-        self.handle = EngineHandle(self.config, self.log_level, self.make)
+        self.handle = EngineHandle(self.config, self.make)
         return self.handle
 
     async def keep(self, handle: EngineHandle) -> None:
-        """Serves with `handle`, which is ready, and with its successors. Returns never."""
+        """Serves with `handle`, which is ready, and with its successors. Raises StartupError when they die
+        too often: then whoever watches this server should know."""
         delay = FIRST_DELAY
         while True:
             began = time.monotonic()
             await self._serve(handle)
             if time.monotonic() - began > STABLE_SECONDS:
                 delay = FIRST_DELAY
-            how = handle.how_it_ended()
-            log.error("the engine process ended (%s); its requests fail; restart in %.1f s", how, delay)
+            log.error("the engine process ended (%s); its requests fail", handle.how_it_ended())
             while True:
                 handle.kill()
+                self._count_restart()
+                log.info("the engine is started again in %.1f s", delay)
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, LONGEST_DELAY)
                 handle = self.launch()
                 try:
                     ready = await handle.ready()
                 except StartupError as e:
-                    log.error("the engine does not start again: %s; next try in %.1f s", e, delay)
+                    log.error("the engine does not start again: %s", e)
                     continue
                 self.client.attach(ready, handle.socket)
                 log.info("the engine is ready again")
                 break
+
+    def _count_restart(self) -> None:
+        now, most = time.monotonic(), self.config.max_engine_restarts
+        while self.restarts and self.restarts[0] < now - WINDOW_SECONDS:
+            self.restarts.popleft()
+        if len(self.restarts) >= most:
+            told = f"the engine ended again after {most} restarts in {WINDOW_SECONDS / 60:.0f} minutes"
+            raise StartupError(f"{told} (--max-engine-restarts); the server ends", False)
+        self.restarts.append(now)
+        self.client.metrics.engine_restarts += 1
 
     async def _serve(self, handle: EngineHandle) -> None:
         """Passes on the engine's messages until it dies; then every waiting request has been told."""
@@ -185,13 +199,25 @@ class Supervisor:
                 self.client.receive(await handle.receive())
 
         pumping = asyncio.ensure_future(pump())
+        watching = asyncio.ensure_future(self._watchdog(handle))
         try:
             await asyncio.wait({pumping, handle.died}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self.client.detach("the engine died while it worked on this request")
             pumping.cancel()
+            watching.cancel()
         if pumping.done() and not pumping.cancelled():
             pumping.result()  # raises what went wrong
+
+    async def _watchdog(self, handle: EngineHandle) -> None:
+        """Ends an engine that hangs: it has requests and makes no step."""
+        seconds = self.config.watchdog_timeout
+        while True:
+            await asyncio.sleep(seconds / 4)
+            if self.client.silent_for() > seconds:
+                log.error("the engine has made no step for %g s (--watchdog-timeout); it is ended", seconds)
+                handle.process.kill()
+                return
 
     async def stop(self) -> None:
         if self.handle is not None:

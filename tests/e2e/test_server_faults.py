@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,27 +12,14 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from support.server_process import ServerProcess, until
+from support.server_process import RUNNING, USED, ServerProcess, check_ended, idle, in_background, until
 
 StartServer = Callable[..., ServerProcess]
 LONG = {"prompt": "x", "max_tokens": 900, "temperature": 0}
-RUNNING, USED = "nextn:num_running_reqs", "nextn:num_used_tokens"
 
 
 def busy(server: ServerProcess) -> bool:
     return server.metrics()[RUNNING] == 1
-
-
-def idle(server: ServerProcess) -> bool:
-    figures = server.metrics()
-    return figures[RUNNING] == figures[USED] == figures["nextn:num_queue_reqs"] == 0
-
-
-def in_background(*calls: Callable[[], object]) -> list[threading.Thread]:
-    threads = [threading.Thread(target=call, daemon=True) for call in calls]
-    for thread in threads:
-        thread.start()
-    return threads
 
 
 def test_client_that_leaves_a_stream(slow: ServerProcess) -> None:
@@ -212,12 +198,6 @@ def test_idle_server_ends_quickly(start: StartServer) -> None:
     server.interrupt()
     check_ended(server, 0)
     assert time.monotonic() - began < 3
-
-
-def check_ended(server: ServerProcess, code: int) -> None:
-    assert server.wait() == code
-    until(lambda: server.session() == [])
-    assert not any("Traceback" in line for line in server.stderr), server.stderr
 
 
 def test_engine_ends_with_its_server(start: StartServer) -> None:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -21,6 +21,7 @@ from typing import IO
 import httpx
 
 SCRIPTED = str(Path(__file__).parent / "scripted_engine.py")
+RUNNING, USED = "nextn:num_running_reqs", "nextn:num_used_tokens"
 READY = re.compile(r"nextn is ready on (http://\S+) \(model (\S+), ")
 
 
@@ -112,3 +113,21 @@ def until(true: object, seconds: float = 10) -> None:
     while not true():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
+
+
+def idle(server: ServerProcess) -> bool:
+    figures = server.metrics()
+    return figures[RUNNING] == figures[USED] == figures["nextn:num_queue_reqs"] == 0
+
+
+def in_background(*calls: Callable[[], object]) -> list[threading.Thread]:
+    threads = [threading.Thread(target=call, daemon=True) for call in calls]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def check_ended(server: ServerProcess, code: int) -> None:
+    assert server.wait() == code
+    until(lambda: server.session() == [])
+    assert not any("Traceback" in line for line in server.stderr), server.stderr

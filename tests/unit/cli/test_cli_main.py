@@ -26,7 +26,9 @@ SERVE_FLAGS = """
 --speculative-token-map --speculative-simulate-accept-length --speculative-num-draft-tokens
 --speculative-verify --speculative-accept-threshold-single --speculative-accept-threshold-acc
 --host --port --served-model-name
---max-queued-requests --enable-metrics --decode-log-interval --log-level --shutdown-timeout
+--api-key --max-queued-requests --max-request-bytes --request-timeout --client-timeout --watchdog-timeout
+--max-engine-restarts --enable-metrics --decode-log-interval --log-level --log-format --log-requests
+--log-requests-level --otlp-traces-endpoint --shutdown-timeout
 """
 
 

@@ -33,7 +33,8 @@ def test_every_flag_sets_its_field(option: object) -> None:
         "speculative_num_steps": "3", "speculative_eagle_topk": "1", "speculative_num_draft_tokens": "3",
         "chunked_prefill_size": "600", "load_format": "dummy", "dtype": "float32", "device": "cpu",
         "prefill_attention": "naive", "kernel_backend": "reference", "quantization": "w8a16",
-        "speculative_algorithm": "EAGLE", "log_level": "debug",
+        "speculative_algorithm": "EAGLE", "log_level": "debug", "log_format": "json",
+        "log_requests_level": "3",
         "speculative_draft_model_quantization": "w8a16", "speculative_simulate_accept_length": "1.5",
         "speculative_verify": "block", "speculative_accept_threshold_single": "1.0",
         "speculative_accept_threshold_acc": "1.0",
@@ -49,7 +50,7 @@ def test_every_flag_sets_its_field(option: object) -> None:
                 assert read(f"{name}={text}") == read(name, text)
 
 
-@pytest.mark.parametrize("name", [*REFUSED, "--tp_size", "--api_key"])
+@pytest.mark.parametrize("name", [*REFUSED, "--tp_size", "--tokenizer_path"])
 def test_refused_by_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     for words in ([name], [name, "2"], [f"{name}=2"]):
         with pytest.raises(SystemExit) as error:

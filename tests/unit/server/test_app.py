@@ -36,6 +36,32 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body(path: str) -> None
     assert sent[0]["status"] == 499
 
 
+async def test_a_bug_of_ours_is_counted_and_has_an_id() -> None:
+    metrics = Metrics(40)
+    app = make_app(Service(ServerConfig(), EngineClient(metrics), metrics, None))  # type: ignore[arg-type]
+
+    @app.get("/bug/{number}")
+    async def bug(number: int) -> None:
+        raise RuntimeError("oh")
+
+    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+        answer = await client.get("/bug/5", headers={"x-request-id": "mine"})
+        for path in ("/version", "/made-up", "/made-up-too"):
+            await client.get(path)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+    assert answer.headers["x-request-id"] == "mine"
+    counted = {
+        tuple(sample.labels.values()): sample.value
+        for family in metrics.responses.collect()
+        for sample in family.samples
+        if sample.name.endswith("_total")
+    }
+    assert counted == {
+        ("/bug/{number}", "GET", "500"): 1, ("/version", "GET", "200"): 1, ("other", "other", "404"): 2,
+    }  # fmt: skip
+
+
 @pytest.mark.parametrize("path", ["/model_info", "/get_model_info"])
 @pytest.mark.parametrize(
     ("model", "folder"), [("nextn-tiny", str(model_folder("nextn-tiny"))), ("a/b", "a/b")]

@@ -24,6 +24,7 @@ from nextn.server.messages import Abort, Add, Ready, Rejected, StepNews, decode_
 from nextn.server.metrics import Metrics
 from nextn.server.openai import Reply
 from nextn.server.protocol import ChatRequest, CompletionRequest
+from nextn.server.request_log import RequestLog
 from nextn.tokenizer.tokenizer import Tokenizer
 
 TEXT = "héllo €uro, stop here"
@@ -283,6 +284,7 @@ def test_one_line_for_each_finished_request(tokenizer: Tokenizer, caplog: pytest
                 EngineStats(), 0.1,
             ),
         ]  # fmt: skip
+        engine.watch.log = RequestLog(None, tokenizer.decode)
         with caplog.at_level(level, "nextn.request"):
             run(engine, Reply(request, gen, "m"), news)
         assert len(caplog.messages) == count

@@ -98,6 +98,21 @@ def test_names_and_values() -> None:
     assert got["vllm:spec_decode_num_accepted_tokens_total", ""] == 4
 
 
+# What people's dashboards of SGLang show, under its prefix there.
+SGLANG = """
+num_running_reqs num_queue_reqs num_used_tokens max_total_num_tokens token_usage gen_throughput cache_hit_rate
+num_retracted_reqs spec_accept_length spec_accept_rate prompt_tokens_total generation_tokens_total
+cached_tokens_total num_requests_total num_aborted_requests_total queue_time_seconds_bucket
+time_to_first_token_seconds_bucket inter_token_latency_seconds_bucket e2e_request_latency_seconds_bucket
+time_per_output_token_seconds_bucket prompt_tokens_histogram_bucket generation_tokens_histogram_bucket
+"""
+
+
+def test_names_that_people_know() -> None:
+    got = {name for name, _ in samples(Metrics(4))}
+    assert [name for name in SGLANG.split() if f"nextn:{name}" not in got] == []
+
+
 def test_accepted_drafts_per_step() -> None:
     metrics = Metrics(4)
     spec = SpecStats()

@@ -1,0 +1,100 @@
+"""The server under test: `nextn serve` that checks its bookkeeping after every step, and what it shows."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import httpx
+from client import Address
+
+from nextn.bench.local_server import LocalServer
+
+COUNTS = ("num_requests_total", "num_aborted_requests_total", "num_failed_requests_total")
+IDLE = ("num_running_reqs", "num_queue_reqs", "num_used_tokens")
+SETTLE_SECONDS = 15.0
+
+
+class Server:
+    """Up when entered; its end is looked at when left."""
+
+    def __init__(self, options: Sequence[str]) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self.log = Path(self._folder.name) / "server.log"
+        common = ["--check-integrity", "--max-engine-restarts", "1000", "--log-level", "warning"]
+        self._server = LocalServer("under test", [*common, *options], self.log)
+
+    def __enter__(self) -> Server:
+        try:
+            self._server.wait_ready()
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        host, _, port = self._server.url.removeprefix("http://").rpartition(":")
+        self.url, self.model = self._server.url, self._server.model
+        self.address: Address = (host, int(port))
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._server.stop()
+        self._folder.cleanup()
+
+    def metrics(self) -> dict[str, float]:
+        lines = httpx.get(self.url + "/metrics").text.splitlines()
+        return {name: float(value) for name, _, value in (x.rpartition(" ") for x in lines if x[0] != "#")}
+
+    def healthy(self) -> bool:
+        return httpx.get(self.url + "/readyz").status_code == 200
+
+    def pids(self) -> list[int]:
+        """The server's and, while there is one, the engine's."""
+        children = Path(f"/proc/{self._server.pid}/task/{self._server.pid}/children").read_text().split()
+        return [self._server.pid, *(int(pid) for pid in children if is_engine(pid))]
+
+    def megabytes(self) -> float:
+        """Resident, both processes together."""
+        pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in self.pids())
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    def kill_engine(self) -> bool:
+        """False when there is none."""
+        engines = self.pids()[1:]
+        for pid in engines:
+            os.kill(pid, signal.SIGKILL)
+        return bool(engines)
+
+    async def settled(self) -> dict[str, float]:
+        """The figures when nothing runs any more and every request is accounted for. AssertionError."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while True:
+            figures = await asyncio.to_thread(self.metrics)
+            ended = sum(
+                v for name, v in figures.items() if name.startswith("nextn:num_finished_requests_total")
+            )
+            asked, aborted, failed = (figures[f"nextn:{name}"] for name in COUNTS)
+            idle = all(figures[f"nextn:{name}"] == 0 for name in IDLE)
+            if idle and asked == ended + aborted + failed and await asyncio.to_thread(self.healthy):
+                return figures
+            told = f"{asked:.0f} requests, {ended:.0f} finished, {aborted:.0f} aborted, {failed:.0f} failed"
+            assert time.monotonic() < deadline, (
+                f"it did not settle: {told}; {[figures[f'nextn:{n}'] for n in IDLE]}"
+            )
+            await asyncio.sleep(0.05)
+
+    def complaints(self) -> list[str]:
+        """Lines of the log that no fault excuses."""
+        lines = self.log.read_text(errors="replace").splitlines()
+        return [line for line in lines if "Traceback" in line or "AssertionError" in line or "never" in line]
+
+
+def is_engine(pid: str) -> bool:
+    try:
+        return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -1,0 +1,65 @@
+"""Loads and faults that a server has to live through, with figures: many streams at once, clients that
+vanish or read slowly, a bad network, malformed bodies, an engine that is killed, a pool that runs out, all of
+it for long.
+
+python benchmarks/load_and_faults.py                                    # 17 minutes on the embedded model
+python benchmarks/load_and_faults.py --seconds 2 --soak 2 --clients 16  # the short form, as in the tests
+python benchmarks/load_and_faults.py --scenario streams --output-dir benchmarks/results
+
+The server checks its bookkeeping after every step (--check-integrity): a slip would kill its engine, and the
+log is looked at. The exit code is 1 when something happened that must not, and says what.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "faults"))
+
+from last_line import tell
+from scenarios import SCENARIOS, SMALL_POOL, play
+from server import Server
+
+from nextn.bench.machine import this_machine
+from nextn.config import EMBEDDED
+
+SMALL = ["--kv-cache-tokens", "1024", "--max-running-requests", "16"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model-path", default=EMBEDDED)
+    parser.add_argument("--scenario", nargs="+", choices=SCENARIOS, default=list(SCENARIOS))
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each scenario (default: 60)")
+    parser.add_argument("--soak", type=float, default=600.0, help="seconds of the last one (default: 600)")
+    parser.add_argument("--clients", type=int, default=256, help="at once (default: 256)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output-dir", type=Path, help="where the result is kept")
+    args = parser.parse_args()
+    common = ["--model-path", args.model_path, "--max-queued-requests", "2000"]
+    told: dict[str, object] = {}
+    for small in (False, True):
+        names = [name for name in args.scenario if (name in SMALL_POOL) == small]
+        if not names:
+            continue
+        with Server([*common, *SMALL] if small else common) as server:
+            for name in names:
+                seconds = args.soak if name == "soak" else args.seconds
+                try:
+                    found = asyncio.run(play(name, server, seconds, args.clients, args.seed))
+                except AssertionError as wrong:
+                    print(f"{name}: FAILED: {wrong}\n{server.log.read_text()[-4000:]}", file=sys.stderr)
+                    return 1
+                print(f"{name}: {found}", file=sys.stderr, flush=True)
+                told[name] = found
+    result = {"model": args.model_path, "machine": dataclasses.asdict(this_machine()), "scenarios": told}
+    tell("load-and-faults", result, args.output_dir)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

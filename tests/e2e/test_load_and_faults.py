@@ -1,0 +1,27 @@
+"""benchmarks/load_and_faults.py in its short form: a real engine on the fake model, in which a wrong slot or
+a stale entry would change a text. The long form, with its figures, is run by hand."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "load_and_faults.py"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads /proc")
+def test_short_form() -> None:
+    options = ["--model-path", "fake:1,0.75", "--seconds", "1", "--soak", "1", "--clients", "12"]
+    done = subprocess.run([sys.executable, SCRIPT, *options], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    scenarios = json.loads(done.stdout)["scenarios"]
+    assert len(scenarios) == 8
+    assert all(found["ended"]["whole"] > 0 for found in scenarios.values())
+    assert scenarios["vanish"]["ended"]["left"] > 0
+    assert scenarios["bad-network"]["ended"]["broken"] > 0
+    assert scenarios["malformed"]["ended"]["error"] > 10
+    assert scenarios["engine-killed"]["codes"]["engine_dead"] > 0

@@ -1,0 +1,189 @@
+"""Bounds on what clients and a sick engine may do: sizes, times, restarts; and what the log says of it."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import http.server
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from support.server_process import SCRIPTED, ServerProcess, check_ended, idle, in_background, until
+
+StartServer = Callable[..., ServerProcess]
+LIMITS = (
+    "--client-timeout", "1", "--request-timeout", "2", "--max-request-bytes", "3000",
+    "--log-format", "json", "--log-requests",
+)  # fmt: skip
+LONG = {"prompt": "x", "max_tokens": 900, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def limited(tokenizer_folder: Path) -> Iterator[ServerProcess]:
+    """Steps of 20 ms: a request of 900 tokens would take six seconds."""
+    command = [SCRIPTED, "--port", "0", *LIMITS]
+    environment = {"SCRIPT_TOKENIZER": str(tokenizer_folder), "SCRIPT_STEP": "0.02"}
+    with ServerProcess(command, environment) as server:
+        yield server
+
+
+def connected(server: ServerProcess, sent: bytes) -> socket.socket:
+    host, _, port = server.url.removeprefix("http://").rpartition(":")
+    client = socket.create_connection((host, int(port)), timeout=5)
+    client.sendall(sent)
+    return client
+
+
+def lines(server: ServerProcess, about: str) -> list[dict[str, object]]:
+    return [told for told in map(json.loads, server.stderr) if str(told["message"]).startswith(about)]
+
+
+def test_request_timeout(limited: ServerProcess) -> None:
+    whole = httpx.post(limited.url + "/v1/completions", json=LONG, headers={"x-request-id": "late-1"})
+    assert (whole.status_code, whole.json()["error"]["code"]) == (504, "request_timeout")
+    until(lambda: idle(limited), seconds=1)
+    (told,) = (line for line in lines(limited, "Gave up request") if line["request_id"] == "late-1")
+    assert "--request-timeout" in str(told["why"])
+    assert isinstance(told["output_tokens"], int)
+    assert told["output_tokens"] > 100
+    with httpx.stream("POST", limited.url + "/v1/completions", json=LONG | {"stream": True}) as stream:
+        rest = [line for line in stream.iter_lines() if line]
+    assert "request_timeout" in rest[-2]
+    assert rest[-1] == "data: [DONE]"
+
+
+def test_a_body_that_is_too_long(limited: ServerProcess) -> None:
+    answer = httpx.post(limited.url + "/v1/completions", json=LONG | {"prompt": "x" * 3000})
+    assert answer.status_code == 413
+    assert "--max-request-bytes" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"POST /v1/completions HTTP/1.1\r\nhos",
+        b'POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{"prompt',
+    ],
+    ids=["nothing", "half a head", "half a body"],
+)
+def test_a_client_that_does_not_send_its_request(limited: ServerProcess, sent: bytes) -> None:
+    began = time.monotonic()
+    with connected(limited, sent) as client, contextlib.suppress(ConnectionResetError):
+        assert client.recv(1000) == b""
+    assert 0.9 < time.monotonic() - began < 3
+
+
+def test_a_client_that_does_not_take_its_answer(start: StartServer) -> None:
+    """Streams of whole texts so far: far more than fits into the sockets on the way."""
+    server = start("--client-timeout", "1", "--context-length", "6000", SCRIPT_RUN="1").wait_ready()
+    body = json.dumps({"text": "x", "stream": True, "sampling_params": {"max_new_tokens": 5000}})
+    head = f"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    with connected(server, (head + body).encode()) as client:
+        client.recv(100)
+        until(lambda: server.metrics()["nextn:num_aborted_requests_total"] == 1, seconds=20)
+        assert idle(server)
+    assert any("its client did not take its answer" in line for line in server.stderr)
+
+
+def test_an_answer_may_be_taken_slowly_while_the_server_drains(start: StartServer) -> None:
+    """The engine is done with it long before the client is."""
+    server = start("--context-length", "4000", SCRIPT_RUN="1").wait_ready()
+    body = json.dumps({"text": "x", "stream": True, "sampling_params": {"max_new_tokens": 3000}})
+    head = f"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    with connected(server, (head + body).encode()) as client:
+        come = bytearray(client.recv(100))
+        until(lambda: idle(server))
+        server.interrupt()
+        time.sleep(3)
+        while part := client.recv(2**20):
+            come += part
+    assert len(come) > 10 * 2**20, "the sockets on the way hold it all"
+    assert come.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    check_ended(server, 0)
+
+
+def test_log_of_a_request(limited: ServerProcess) -> None:
+    """Both lines, of one request id, which is the answer's; each a JSON object, as all lines are."""
+    answer = httpx.post(limited.url + "/v1/completions", json={"prompt": "hello", "max_tokens": 6, "seed": 5})
+    own = answer.headers["x-request-id"]
+    until(lambda: any(line["request_id"] == own for line in lines(limited, "Finished request")))
+    told = [line for line in map(json.loads, limited.stderr) if line.get("request_id") == own]
+    assert [str(line["message"]).split(",")[0] for line in told] == ["Received request", "Finished request"]
+    assert told[0]["prompt"] == "hello"
+    assert told[0]["params"] == {"max_tokens": 6, "seed": 5}
+    assert told[1]["text"] == answer.json()["choices"][0]["text"]
+    assert (told[1]["output_tokens"], told[1]["finish_reason"]) == (6, "length")
+    assert 0 <= told[1]["queue_time"] <= told[1]["ttft"] <= told[1]["e2e"]
+
+
+def test_an_engine_that_hangs_and_one_that_dies_too_often(start: StartServer) -> None:
+    """The watchdog ends the first; after the second death in ten minutes the server ends, with 1."""
+    server = start("--watchdog-timeout", "0.4", "--max-engine-restarts", "1", SCRIPT_STEP="0.05").wait_ready()
+    answers: list[httpx.Response] = []
+    (waiting,) = in_background(
+        lambda: answers.append(httpx.post(server.url + "/v1/completions", json=LONG, timeout=30))
+    )
+    until(lambda: not idle(server))
+    os.kill(server.engine_pid(), signal.SIGSTOP)
+    waiting.join()
+    assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (500, "engine_dead")
+    assert any("no step for 0.4 s (--watchdog-timeout)" in line for line in server.stderr)
+    assert httpx.get(server.url + "/livez").status_code == 200
+    until(lambda: httpx.get(server.url + "/readyz").status_code == 200)
+    figures = server.metrics()
+    assert (figures["nextn:engine_up"], figures["nextn:engine_restarts_total"]) == (1, 1)
+    os.kill(server.engine_pid(), signal.SIGKILL)
+    check_ended(server, 1)
+    assert server.stderr[-1].startswith(
+        "nextn serve: error: the engine ended again after 1 restarts in 10 minutes"
+    )
+
+
+def test_traces_reach_a_collector(start: StartServer) -> None:
+    """What is left when the server ends is sent, too. It is told to end at once: the batch is not full."""
+    got: list[bytes] = []
+
+    class Collector(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            got.append(gzip.decompress(body) if self.headers["content-encoding"] == "gzip" else body)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    with http.server.HTTPServer(("127.0.0.1", 0), Collector) as collector:
+        in_background(collector.serve_forever)
+        endpoint = f"http://127.0.0.1:{collector.server_port}/v1/traces"
+        server = start("--otlp-traces-endpoint", endpoint).wait_ready()
+        headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01"}
+        body = {"prompt": "x", "max_tokens": 5, "n": 2}
+        assert httpx.post(server.url + "/v1/completions", json=body, headers=headers).status_code == 200
+        server.interrupt()
+        check_ended(server, 0)
+        collector.shutdown()
+    sent = ExportTraceServiceRequest()
+    for each in got:
+        sent.MergeFromString(each)
+    spans = [span for r in sent.resource_spans for s in r.scope_spans for span in s.spans]
+    assert sorted(span.name for span in spans) == sorted(["llm_request", "waiting", "prompt", "decode"] * 2)
+    assert {span.trace_id.hex() for span in spans} == {trace}
+
+
+def test_a_collector_that_is_not_there_holds_up_nothing(start: StartServer) -> None:
+    server = start("--otlp-traces-endpoint", "http://127.0.0.1:9/v1/traces").wait_ready()
+    assert httpx.post(server.url + "/v1/completions", json={"prompt": "x"}).status_code == 200
+    began = time.monotonic()
+    server.interrupt()
+    assert server.wait() == 0
+    assert time.monotonic() - began < 6
