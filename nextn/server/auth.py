@@ -1,5 +1,5 @@
-"""--api-key: who may ask. Health and metrics stay open, as probes and scrapers carry no keys, and so do the files
-of the page, where the key is typed in."""
+"""--api-key: who may ask. Health and metrics stay open, as probes and scrapers carry no keys, and so do the
+files of the page, where the key is typed in."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ from nextn.server.auth import OPEN
 from nextn.server.engine_client import EngineClient
 from nextn.server.metrics import Metrics
 from nextn.server.service import Service
+from nextn.server.static import PATHS
 
 KEY = "sk-test-42"
 
@@ -48,7 +49,8 @@ async def test_with_the_key(given: str) -> None:
 async def test_probes_and_figures_stay_open() -> None:
     async with asking(ServerConfig(api_key=KEY)) as client:
         statuses = {path: (await client.get(path)).status_code for path in OPEN}
-    assert statuses == {"/health": 503, "/readyz": 503, "/livez": 200, "/metrics": 200}  # there is no engine
+    probes = {"/health": 503, "/readyz": 503, "/livez": 200, "/metrics": 200}  # there is no engine
+    assert statuses == {**dict.fromkeys(PATHS, 200), **probes}
 
 
 async def test_no_key_no_guard() -> None:
