@@ -19,10 +19,11 @@
 
 namespace {
 
-// Some queries of a span over all their blocks of keys, or over one of them.
+// Queries [from, from + n) of a span over all their blocks of keys, or over one.
 struct AttentionTask {
-    int span, from, n, block;
-    int64_t place;  // of its sums; -1: over all blocks
+    int span, from, n;
+    int block;      // where it is one
+    int64_t place;  // of its sums in parts
 };
 
 inline int64_t padded_queries(int n) { return (n + 15) / 16 * 16; }
@@ -53,7 +54,7 @@ inline void attention(Pool& pool, const Span* spans, int count, const Cache& cac
             const int n = s.rows * heads - from < group ? s.rows * heads - from : group;
             const int blocks = (s.start + (from + n - 1) / heads) / KEYS + 1;
             if (!few || blocks == 1) {
-                whole.push_back({i, from, n, 0, -1});
+                whole.push_back({i, from, n, 0, 0});
                 continue;
             }
             for (int b = 0; b < blocks; ++b) {

@@ -29,9 +29,11 @@ struct Scratch {
     KeyTile keys[KEYS / TILE_ROWS];
     std::vector<Line> queries;   // [16 queries][tiles of a key][pairs of columns] lines
     std::vector<Line> gathered;  // [keys][width] bf16, of tiles whose keys do not lie one after another
-    std::vector<Line> values;    // [32 keys][columns / 16][pairs of keys] lines
+    std::vector<Line> values;    // [32 keys][columns / 16][pairs of keys] lines, where `once`
     std::vector<Line> sums;
-    int steps;  // tiles of a key
+    int taken, steps;  // queries; tiles of a key
+    int count;         // keys
+    bool once;         // values are interleaved when keys are taken, for several readers; else when they are read
 };
 
 // out[i * stride + 0 .. 16] <- words i of row(0) .. row(15), for i < n rounded up to a multiple of 4.
@@ -57,6 +59,7 @@ template <class Row> inline void turn(const Row& row, int n, float* out, int64_t
 
 // n queries [n][width]; what fills up the last 16 is read by nobody.
 inline void take_queries(Scratch& s, const uint16_t* q, int n, int width) {
+    s.taken = n;
     s.steps = width / TILE_KEYS;
     float* to = room(s.queries, int64_t(n + TILE_ROWS - 1) / TILE_ROWS * s.steps * 256);
     for (int i = 0; i < n; i += TILE_ROWS)
@@ -67,37 +70,45 @@ inline void take_queries(Scratch& s, const uint16_t* q, int n, int width) {
             }, TILE_WORDS, to, TILE_WORDS);
 }
 
+// to [columns / 16][16 pairs of keys] lines <- columns [from, from + columns) of the values of 32 keys, the tile-th ones of
+// the block. What lies behind the last key may be anything, and counts as zeros.
+inline void interleave(const Scratch& s, int tile, int from, int columns, float* to) {
+    for (int i = 0; i < TILE_KEYS; i += 2, to += 16) {
+        const int key = tile * TILE_KEYS + i;
+        const KeyTile& keys = s.keys[key / TILE_ROWS];
+        const uint16_t* x = keys.data + i % TILE_ROWS * (keys.stride / 2) + from;
+        const uint16_t* y = x + keys.stride / 2;
+        const __mmask32 one = key < s.count ? ~0u : 0, two = key + 1 < s.count ? ~0u : 0;
+        for (int c = 0; c < columns; c += 32) {
+            const vi a = _mm512_maskz_loadu_epi16(one, x + c), b = _mm512_maskz_loadu_epi16(two, y + c);
+            _mm512_store_si512(to + c * TILE_WORDS, _mm512_unpacklo_epi16(a, b));
+            _mm512_store_si512(to + (c + 16) * TILE_WORDS, _mm512_unpackhi_epi16(a, b));
+        }
+    }
+}
+
 // Keys at positions begin .. begin + count of the span; begin is a multiple of 32.
 inline void take_keys(Scratch& s, const Span& span, const Cache& cache, int begin, int count, int rank) {
-    const int vectors = rank / 16, width = cache.width;
-    const int padded = (count + TILE_KEYS - 1) / TILE_KEYS * TILE_KEYS;
-    uint16_t* gathered = reinterpret_cast<uint16_t*>(room(s.gathered, int64_t(padded) * width / 2));
-    float* values = room(s.values, int64_t(padded / 2) * rank);
-    for (int j = 0; j < padded; j += TILE_ROWS) {
+    const int width = cache.width, tiles = (count + TILE_KEYS - 1) / TILE_KEYS;
+    uint16_t* gathered = reinterpret_cast<uint16_t*>(room(s.gathered, int64_t(tiles) * TILE_KEYS * width / 2));
+    for (int j = 0; j < tiles * TILE_KEYS; j += TILE_ROWS) {
         const int n = count - j < TILE_ROWS ? count - j : TILE_ROWS;
         KeyTile& tile = s.keys[j / TILE_ROWS];
         if (n > 0 && cache.page % TILE_ROWS == 0 && begin + j + TILE_ROWS <= span.fork) {
             tile = {cache.entry(span, begin + j), int64_t(width) * 2};
-        } else {
-            uint16_t* to = gathered + int64_t(j) * width;
-            tile = {to, int64_t(width) * 2};
-            for (int i = 0; i < n; ++i)
-                memcpy(to + int64_t(i) * width, cache.entry(span, begin + j + i), size_t(width) * 2);
-            for (int i = n < 0 ? 0 : n; i < TILE_ROWS; ++i) memset(to + int64_t(i) * width, 0, size_t(width) * 2);
+            continue;
         }
-        // Eight pairs of keys are half of a tile. What lies behind the last key may be anything, and counts as zeros.
-        float* to = values + (int64_t(j / TILE_KEYS) * vectors * TILE_WORDS + j % TILE_KEYS / 2) * 16;
-        for (int i = 0; i < TILE_ROWS; i += 2, to += 16) {
-            const uint16_t* key = tile.data + int64_t(i) * width;
-            const __mmask32 one = i < n ? ~0u : 0, two = i + 1 < n ? ~0u : 0;
-            for (int c = 0; c < vectors; c += 2) {
-                const vi a = _mm512_maskz_loadu_epi16(one, key + c * 16);
-                const vi b = _mm512_maskz_loadu_epi16(two, key + width + c * 16);
-                _mm512_store_si512(to + c * TILE_WORDS * 16, _mm512_unpacklo_epi16(a, b));
-                _mm512_store_si512(to + (c + 1) * TILE_WORDS * 16, _mm512_unpackhi_epi16(a, b));
-            }
-        }
+        uint16_t* to = gathered + int64_t(j) * width;
+        tile = {to, int64_t(width) * 2};
+        for (int i = 0; i < n; ++i)
+            memcpy(to + int64_t(i) * width, cache.entry(span, begin + j + i), size_t(width) * 2);
+        for (int i = n < 0 ? 0 : n; i < TILE_ROWS; ++i) memset(to + int64_t(i) * width, 0, size_t(width) * 2);
     }
+    s.count = count;
+    s.once = s.taken > LEAST_QUERIES;
+    if (!s.once) return;
+    float* values = room(s.values, int64_t(tiles) * TILE_WORDS * rank);
+    for (int t = 0; t < tiles; ++t) interleave(s, t, 0, rank, values + int64_t(t) * TILE_WORDS * rank);
 }
 
 // scores <- of up to 16 (Two: 17 to 32) queries over `count` keys.
@@ -204,16 +215,20 @@ inline Softmax soften(const float* scores, int open, int padded, uint16_t* weigh
     return {m, sum(total)};
 }
 
-// out [16][rank] (Two: [32][rank]) <- the weights of `tiles` times 32 keys times the values of columns [from, from + Columns x 16).
+// out [16][rank] (Two: [32][rank]), columns [from, from + 16 Columns) <- weights times values of `tiles` times 32 keys.
 template <bool Two, int Columns> inline void mix_columns(const Scratch& s, int tiles, int rank, int from, float* out) {
-    const float* v = s.values.data()->values + from * TILE_WORDS;
+    alignas(64) float own[2][Columns * 256];
     const int64_t line = int64_t(rank) * 4;
     settle();
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
     _tile_zero(3);
-    for (int t = 0; t < tiles; ++t, v += rank * TILE_WORDS) {
+    for (int t = 0; t < tiles; ++t) {
+        const float* v = own[t % 2];
+        if (s.once) v = s.values.data()->values + (t * rank + from) * TILE_WORDS;
+        else interleave(s, t, from, Columns * 16, own[t % 2]);
+        settle();
         _tile_loadd(6, v, 64);
         _tile_loadd(4, s.weights[0] + t * TILE_KEYS, KEYS * 2);
         _tile_dpbf16ps(0, 4, 6);
@@ -254,8 +269,10 @@ inline void attend_block(Scratch& s, const Span& span, int heads, int from, int 
         const int tiles = (count + TILE_KEYS - 1) / TILE_KEYS;
         const bool two = m > TILE_ROWS;
         if (two) score_block<true>(s, q, m, count); else score_block<false>(s, q, m, count);
-        for (int i = 0; i < m; ++i)
-            found[u + i] = soften(s.scores[i], keys_seen(span, from + u + i, heads, begin), tiles * TILE_KEYS, s.weights[i]);
+        for (int i = 0; i < m; ++i) {
+            const int open = keys_seen(span, from + u + i, heads, begin);
+            found[u + i] = soften(s.scores[i], open, tiles * TILE_KEYS, s.weights[i]);
+        }
         if (tiles == 0) continue;
         for (int c = 0; c < rank; c += two ? 32 : 64) {
             if (two) mix_columns<true, 2>(s, tiles, rank, c, out);
