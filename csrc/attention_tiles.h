@@ -70,8 +70,8 @@ inline void take_queries(Scratch& s, const uint16_t* q, int n, int width) {
             }, TILE_WORDS, to, TILE_WORDS);
 }
 
-// to [columns / 16][16 pairs of keys] lines <- columns [from, from + columns) of the values of 32 keys, the tile-th ones of
-// the block. What lies behind the last key may be anything, and counts as zeros.
+// to [columns / 16][16 pairs of keys] lines <- columns [from, from + columns) of the values of the block's keys 32 * tile
+// and on. What lies behind the last key may be anything, and counts as zeros.
 inline void interleave(const Scratch& s, int tile, int from, int columns, float* to) {
     for (int i = 0; i < TILE_KEYS; i += 2, to += 16) {
         const int key = tile * TILE_KEYS + i;
