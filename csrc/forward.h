@@ -81,7 +81,8 @@ struct Engine {
     std::vector<Span> spans;
     std::vector<int32_t> position;
     std::vector<int32_t> head_begin, head_rows;  // vectors sorted by head: where one begins; number of row and head
-    std::vector<float> x, h, a, q, absorbed, parts;
+    std::vector<float> x, h, a, q;
+    std::vector<Line> parts;
     std::vector<uint16_t> h16, q_latent, q_nope, query, mixed, values;
     Inputs by_head;
     FeedForwardBuffers mlp;

@@ -73,8 +73,11 @@ NX_API void nx_attention(void* pool, const NxBatch* b, uint16_t* cache, int widt
     std::vector<Span> spans;
     spans_of(*b, spans);
     Pool& threads = *static_cast<Pool*>(pool);
-    std::vector<Scratch> scratch(size_t(threads.threads()));
-    std::vector<float> parts;
+    // Kept, as an engine keeps its own: growing buffers would cost more than a small batch.
+    static thread_local std::vector<Scratch> scratch;
+    static thread_local std::vector<Line> parts;
+    if (scratch.size() < size_t(threads.threads())) scratch.resize(size_t(threads.threads()));
+    const TileUse use;
     attention(threads, spans.data(), b->spans, {cache, width, page}, q, heads, rank, scratch, parts, out);
 }
 

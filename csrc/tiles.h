@@ -49,6 +49,7 @@ constexpr TileConfigs CONFIGS;
 inline thread_local int configured = 0;
 
 inline void configure(int m) {
+    if (m == TILE_ROWS) m = 2 * TILE_ROWS;  // the same
     settle();
     if (m != configured) _tile_loadconfig(&CONFIGS.of[m]);
     configured = m;

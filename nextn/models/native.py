@@ -34,7 +34,7 @@ NO_FORK = 2**31 - 1
 
 class NativeBatch:
     """A ragged batch as the kernels read it: tokens, and (first row, rows, start, place in pages, fork, place
-    in paths) of each span (csrc/attention.h). Each node of a tree is a span of its own."""
+    in paths) of each span (csrc/latent.h). Each node of a tree is a span of its own."""
 
     def __init__(self, spans: Sequence[Span], page_size: int) -> None:
         tokens, table, pages, paths = array("i"), array("i"), array("i"), array("i")

@@ -129,13 +129,15 @@ def test_rows_beside_the_path_do_not_count(pool: Pool) -> None:
     assert after[2].isnan().any()
 
 
-def test_what_is_not_in_the_context_may_be_nan(pool: Pool) -> None:
-    spans, slots = paged([(250, 3), (6, 2)], 4)
-    cache, q = entries(slots, 32, 64), queries(5, 3, 64)
-    before = attention(pool, cache, 4, spans, q, 32)
-    mine = {s.pages[p // 4] * 4 + p % 4 for s in spans for p in range(s.start + len(s.tokens))}
+@pytest.mark.parametrize("page", [4, 16, 64])
+def test_what_is_not_in_the_context_may_be_nan(pool: Pool, page: int) -> None:
+    """Not even what lies behind the last key in its page."""
+    spans, slots = paged([(250, 3), (6, 2), (16, 17)], page)
+    cache, q = entries(slots, 32, 64), queries(22, 3, 64)
+    before = attention(pool, cache, page, spans, q, 32)
+    mine = {s.pages[p // page] * page + p % page for s in spans for p in range(s.start + len(s.tokens))}
     cache[[slot for slot in range(slots) if slot not in mine]] = torch.nan
-    assert torch.equal(attention(pool, cache, 4, spans, q, 32), before)
+    assert torch.equal(attention(pool, cache, page, spans, q, 32), before)
 
 
 def test_nothing(pool: Pool) -> None:
@@ -153,17 +155,18 @@ def test_nothing(pool: Pool) -> None:
     lengths=st.lists(st.tuples(st.integers(0, 560), st.integers(1, 30)), min_size=1, max_size=4),
     threads=st.sampled_from([1, 2, 5, 30]),
     page=st.sampled_from([1, 4, 16]),
+    rank=st.sampled_from([32, 96]),
     seed=st.integers(0, 100),
 )
 def test_a_query_has_the_same_bits_in_any_company(
-    heads: int, lengths: list[tuple[int, int]], threads: int, page: int, seed: int
+    heads: int, lengths: list[tuple[int, int]], threads: int, page: int, rank: int, seed: int
 ) -> None:
     """All spans at once on some threads; each in two parts, then row by row, on one thread and on many."""
     with at_level(built_levels()[seed % len(built_levels())]), Pool(threads) as pool, Pool(1) as one:
         spans, slots = paged(lengths, page, seed)
-        cache = entries(slots, 32, 64, seed)
-        q = queries(sum(rows for _, rows in lengths), heads, 64, seed=seed)
-        together = attention(pool, cache, page, spans, q, 32)
+        cache = entries(slots, rank, rank + 32, seed)
+        q = queries(sum(rows for _, rows in lengths), heads, rank + 32, seed=seed)
+        together = attention(pool, cache, page, spans, q, rank)
         row = 0
         for span in spans:
             n = len(span.tokens)
@@ -173,5 +176,5 @@ def test_a_query_has_the_same_bits_in_any_company(
                 parts = [(0, cut), (cut, n)] if cut else [(0, n)]
                 for a, b in (*parts, (0, 1), (n - 1, n)):
                     part = Span([0] * (b - a), span.start + a, span.pages)
-                    assert torch.equal(attention(which, cache, page, [part], mine[a:b], 32), want[a:b])
+                    assert torch.equal(attention(which, cache, page, [part], mine[a:b], rank), want[a:b])
             row += n

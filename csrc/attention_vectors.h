@@ -1,0 +1,133 @@
+// A block of attention in vector registers: 16 queries at a time, 4 by 4 dot products for the scores.
+#pragma once
+#include "latent.h"
+
+namespace {
+
+constexpr int QUERIES = 16;  // query vectors (a row's head) of a task, at most
+constexpr int LEAST_QUERIES = QUERIES;  // that a task is cut down to
+
+struct Scratch {
+    alignas(64) float scores[QUERIES][KEYS];
+    alignas(64) uint32_t weights[QUERIES][KEYS / 2];  // pairs of bf16
+    const uint16_t* queries[QUERIES];
+    const uint16_t* keys[KEYS + 4];
+    int words;  // of a query and of a key
+    std::vector<Line> sums;
+};
+
+// n queries [n][width].
+inline void take_queries(Scratch& s, const uint16_t* q, int n, int width) {
+    for (int i = 0; i < n; ++i) s.queries[i] = q + int64_t(i) * width;
+    s.words = width / 2;
+}
+
+// Keys at positions begin .. begin + count of the span.
+inline void take_keys(Scratch& s, const Span& span, const Cache& cache, int begin, int count, int) {
+    int j = 0;
+    for (const int paged = span.fork - begin < count ? span.fork - begin : count; j < paged;) {
+        // Page by page: a division for each key would cost as much as its scores.
+        const uint16_t* entry = cache.entry(span, begin + j);
+        const int rest = cache.page - (begin + j) % cache.page, upto = j + rest < paged ? j + rest : paged;
+        for (; j < upto; ++j, entry += cache.width) s.keys[j] = entry;
+    }
+    for (; j < count; ++j) s.keys[j] = cache.entry(span, begin + j);
+    for (; j < ((count + 3) & ~3); ++j) s.keys[j] = s.keys[count - 1];
+}
+
+// Scores of up to 16 queries over `count` keys.
+inline void score_block(Scratch& s, int queries, int count) {
+    for (int i = 0; i < queries; i += 4) {
+        const uint16_t* qs[4];
+        for (int a = 0; a < 4; ++a) qs[a] = s.queries[i + a < queries ? i + a : queries - 1];
+        for (int j = 0; j < count; j += 4) {
+            vf acc[16];
+            NX_UNROLL for (int a = 0; a < 16; ++a) acc[a] = zero();
+            for (int w = 0; w < s.words; w += 16) {
+                vi k[4];
+                NX_UNROLL for (int b = 0; b < 4; ++b) k[b] = words(s.keys[j + b] + 2 * w);
+                NX_UNROLL for (int a = 0; a < 4; ++a) {
+                    const vi qa = words(qs[a] + 2 * w);
+                    NX_UNROLL for (int b = 0; b < 4; ++b) acc[4 * a + b] = dot2(acc[4 * a + b], qa, k[b]);
+                }
+            }
+            alignas(64) float out[16];
+            store(out, sums(acc));
+            for (int a = 0; a < 4 && i + a < queries; ++a) memcpy(&s.scores[i + a][j], out + 4 * a, 16);
+        }
+    }
+}
+
+// Exponentials of one query's scores in place as pairs of bf16 weights; keys from `count` on weigh nothing.
+inline Softmax soften(float* scores, int count, uint32_t* weights) {
+    const vf never = splat(-INFINITY);
+    for (int j = count; j < KEYS; ++j) scores[j] = -INFINITY;
+    vf top = never;
+    const int used = (count + 31) / 32 * 32;
+    for (int j = 0; j < used; j += 16) top = max(top, load(scores + j));
+    const float m = largest(top);
+    if (m == -INFINITY) return {m, 0.f};
+    uint16_t* w = reinterpret_cast<uint16_t*>(weights);
+    vf total = zero();
+    for (int j = 0; j < used; j += 16) {
+        const vf x = load(scores + j);
+        store_bf16(w + j, where_seen(x, exp(sub(x, splat(m)))));
+        total = add(total, widen_bf16(w + j));  // the sum of what the values are multiplied by
+    }
+    return {m, sum(total)};
+}
+
+template <int M>
+inline void mix_rows(const Scratch& s, int i, int pairs, int rank, int column, float* out) {
+    vf acc[M][2];
+    NX_UNROLL for (int m = 0; m < M; ++m) acc[m][0] = acc[m][1] = zero();
+    for (int j = 0; j < pairs; ++j) {
+        vi first, second;
+        pair_rows(s.keys[2 * j] + column, s.keys[2 * j + 1] + column, first, second);
+        NX_UNROLL for (int m = 0; m < M; ++m) {
+            const vi weight = splat_word(s.weights[i + m][j]);
+            acc[m][0] = dot2(acc[m][0], weight, first);
+            acc[m][1] = dot2(acc[m][1], weight, second);
+        }
+    }
+    NX_UNROLL for (int m = 0; m < M; ++m) {
+        store(out + (i + m) * rank + column, acc[m][0]);
+        store(out + (i + m) * rank + column + 16, acc[m][1]);
+    }
+}
+
+// out [queries][rank] <- weights times values.
+inline void mix_block(const Scratch& s, int queries, int count, int rank, float* out) {
+    const int pairs = (count + 1) / 2;
+    for (int i = 0; i < queries; i += 8)
+        for (int column = 0; column < rank; column += 32) {
+            switch (queries - i < 8 ? queries - i : 8) {
+                case 1: mix_rows<1>(s, i, pairs, rank, column, out); break;
+                case 2: mix_rows<2>(s, i, pairs, rank, column, out); break;
+                case 3: mix_rows<3>(s, i, pairs, rank, column, out); break;
+                case 4: mix_rows<4>(s, i, pairs, rank, column, out); break;
+                case 5: mix_rows<5>(s, i, pairs, rank, column, out); break;
+                case 6: mix_rows<6>(s, i, pairs, rank, column, out); break;
+                case 7: mix_rows<7>(s, i, pairs, rank, column, out); break;
+                default: mix_rows<8>(s, i, pairs, rank, column, out); break;
+            }
+        }
+}
+
+// The n queries that were taken, from query `from` of the span on, over the block of keys that was taken, which
+// begins at position `begin`. out [n][rank]: columns in the order of pair_rows.
+inline void attend_block(Scratch& s, const Span& span, int heads, int from, int n, int begin, int rank, float* out,
+                         Softmax* found) {
+    const int count = keys_seen(span, from + n - 1, heads, begin);
+    score_block(s, n, count);
+    for (int i = 0; i < n; ++i) {
+        const int open = keys_seen(span, from + i, heads, begin);
+        // Weights past `open` must be 0 as far as the block's values are read.
+        found[i] = soften(s.scores[i], open, s.weights[i]);
+        const int written = found[i].total == 0.f ? 0 : (open + 31) / 32 * 32;
+        for (int j = written / 2; j < (count + 31) / 32 * 16; ++j) s.weights[i][j] = 0;
+    }
+    mix_block(s, n, count, rank, out);
+}
+
+}  // namespace

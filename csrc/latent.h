@@ -1,0 +1,81 @@
+// The paged latent cache, and what attention's files share: spans, blocks of keys, sums that grow block by block.
+#pragma once
+#include <cstring>
+#include <vector>
+
+#include "simd.h"
+
+namespace {
+
+constexpr int KEYS = 256;        // positions of a block; nextn.ops.base.KV_BLOCK
+constexpr int MOST_RANK = 1024;  // of the latent, in buffers on the stack
+
+struct Span {           // of one request: rows [first, first + rows) at positions start, start + 1, ...
+    int32_t first, rows, start;
+    const int32_t* pages;
+    int32_t fork;         // from this position on slots are path's, one for each; INT32_MAX: all are the pages'
+    const int32_t* path;
+};
+
+struct Cache {
+    uint16_t* data;  // [slots, width] bf16
+    int32_t width, page;
+    uint16_t* entry(const Span& s, int position) const {
+        if (position >= s.fork) return data + int64_t(s.path[position - s.fork]) * width;
+        return data + (int64_t(s.pages[position / page]) * page + position % page) * width;
+    }
+};
+
+// Of the span's keys from `begin` on, how many its query (row * heads + head) sees; not above a block's.
+inline int keys_seen(const Span& s, int query, int heads, int begin) {
+    const int seen = s.start + query / heads + 1 - begin;
+    return seen < 0 ? 0 : seen < KEYS ? seen : KEYS;
+}
+
+struct Softmax {  // of one query over one block, or over all up to one
+    float top, total;
+};
+
+struct alignas(64) Line {  // of a cache; what tiles and vectors are read from should not straddle two
+    float values[16];
+};
+
+inline float* room(std::vector<Line>& v, int64_t floats) {
+    const size_t lines = size_t(floats + 15) / 16;
+    if (v.size() < lines) v.resize(lines);
+    return v.data()->values;
+}
+
+// sums, state <- those of the blocks so far and one more.
+inline void combine(float* sums, Softmax& state, const float* part, const Softmax& found, int rank) {
+    if (found.total == 0.f) return;
+    if (state.total == 0.f) {
+        state = found;
+        memcpy(sums, part, size_t(rank) * 4);
+        return;
+    }
+    alignas(64) float gap[16] = {};
+    const float top = state.top > found.top ? state.top : found.top;
+    gap[0] = state.top - top;
+    gap[1] = found.top - top;
+    alignas(64) float scale[16];
+    store(scale, exp(load(gap)));
+    const float old_scale = state.top == top ? 1.f : scale[0], new_scale = found.top == top ? 1.f : scale[1];
+    const vf a = splat(old_scale), b = splat(new_scale);
+    for (int c = 0; c < rank; c += 16) store(sums + c, fma(load(part + c), b, mul(load(sums + c), a)));
+    state.total = state.total * old_scale + found.total * new_scale;
+    state.top = top;
+}
+
+// sums: columns in the order of pair_rows.
+inline void finish(const float* sums, const Softmax& state, int rank, uint16_t* out) {
+    const vf total = splat(state.total);
+    for (int c = 0; c < rank; c += 32) {
+        alignas(64) float columns[32];
+        store_columns(columns, div(load(sums + c), total), div(load(sums + c + 16), total));
+        store_bf16(out + c, load(columns));
+        store_bf16(out + c + 16, load(columns + 16));
+    }
+}
+
+}  // namespace
