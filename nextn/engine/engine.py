@@ -47,6 +47,8 @@ class Engine:
         request.params.check(self.vocab_size)
         self._check_verify(asked, speculative)
         request.spec.lossy = request.params.lossy
+        if request.params.constraint is not None and request.grammar is None:
+            raise ValueError("the request has a constraint and no grammar compiled from it")
         n = len(request.tokens)
         if n == 0:
             raise ValueError("the prompt is empty; it needs at least one token")
