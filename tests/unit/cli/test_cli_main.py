@@ -25,6 +25,7 @@ SERVE_FLAGS = """
 --speculative-eagle-topk --speculative-draft-model-quantization
 --speculative-token-map --speculative-simulate-accept-length --speculative-num-draft-tokens
 --speculative-verify --speculative-accept-threshold-single --speculative-accept-threshold-acc
+--grammar-backend --constrained-json-disable-any-whitespace
 --host --port --served-model-name
 --max-queued-requests --enable-metrics --decode-log-interval --log-level --shutdown-timeout
 """
