@@ -207,6 +207,17 @@ class EngineConfig:
         "of typical: divides the chance of a draft, and of those tried before it, to hold; LOSSY below 1",
     )
 
+    grammar_backend: str = option(
+        "llguidance",
+        "structured output",
+        "what keeps texts to schemas, regular expressions and grammars; xgrammar: pip install "
+        "'nextn[xgrammar]'; none: such requests are refused",
+        choices=("llguidance", "xgrammar", "none"),
+    )
+    constrained_json_disable_any_whitespace: bool = option(
+        False, "structured output", "JSON by a schema comes without whitespace between its parts"
+    )
+
     def check(self) -> None:
         def need(ok: bool, name: str, rule: str) -> None:
             if not ok:

@@ -72,14 +72,17 @@ class Draft:
         if self.parents is None and len(self.tokens) <= min(nodes, depth):
             return self
         depths = self.depths()
-        keep = [i for i in range(len(self.tokens)) if depths[i] <= depth][: max(0, nodes)]
-        if len(keep) == len(self.tokens):
+        return self.keep([i for i in range(len(self.tokens)) if depths[i] <= depth][: max(0, nodes)])
+
+    def keep(self, nodes: Sequence[int]) -> Draft:
+        """These nodes, in order; with each its parent must be among them."""
+        if len(nodes) == len(self.tokens):
             return self
-        place = {-1: -1} | {old: new for new, old in enumerate(keep)}
+        place = {-1: -1} | {old: new for new, old in enumerate(nodes)}
         return Draft(
-            [self.tokens[i] for i in keep],
-            None if self.parents is None else [place[self.parents[i]] for i in keep],
-            None if self.confidence is None else [self.confidence[i] for i in keep],
+            [self.tokens[i] for i in nodes],
+            None if self.parents is None else [place[self.parents[i]] for i in nodes],
+            None if self.confidence is None else [self.confidence[i] for i in nodes],
         )
 
 

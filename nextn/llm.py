@@ -15,6 +15,8 @@ from typing import Any
 
 from nextn.config import EMBEDDED, EngineConfig, model_folder
 from nextn.engine.engine import Engine
+from nextn.grammar.base import check_backend
+from nextn.grammar.compiler import GrammarCompiler
 from nextn.request import Output, Request, SamplingParams, SpecStats, TokenLogprob
 from nextn.tokenizer.stream import TextStream
 from nextn.tokenizer.tokenizer import Tokenizer
@@ -54,8 +56,11 @@ class LLM:
             name: known[name].get(value, value) if isinstance(value, str) else value
             for name, value in options.items()
         }
-        self.engine = Engine(EngineConfig(model_path=model, **values))
+        config = EngineConfig(model_path=model, **values)
+        check_backend(config.grammar_backend)
+        self.engine = Engine(config)
         self.tokenizer = Tokenizer.from_folder(model_folder(model))
+        self.grammars = GrammarCompiler(config, self.engine.vocab_size, self.engine.eos_token_ids)
         self._made = 0
 
     def generate(
@@ -76,7 +81,10 @@ class LLM:
                 ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
                 rid = f"llm-{self._made}"
                 self._made += 1
-                self.engine.add(Request(rid, list(ids), p))
+                request = Request(rid, list(ids), p)
+                if p.constraint is not None:
+                    request.grammar = self.grammars.compile(p.constraint).begin()
+                self.engine.add(request)
                 jobs[rid] = _Job(ids, TextStream(self.tokenizer, stop))
             while any(job.done is None for job in jobs.values()):
                 for out in self.engine.step():
@@ -112,6 +120,8 @@ class _Job:
         if out.finish_reason is None and piece.stopped is None:
             return False
         self.text += self.stream.finish()
+        if out.error is not None:
+            raise ValueError(out.error)
         reason = "stop" if piece.stopped is not None else out.finish_reason
         assert reason is not None
         self.done = Completion(

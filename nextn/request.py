@@ -15,9 +15,11 @@ verifies it. `kvcache.manager` moves these numbers when the scheduler says so; n
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from nextn.constraint import Constraint, Grammar, GrammarCursor
 from nextn.draft import MAX_DRAFTS, NO_DRAFT, Draft
 
 MAX_STOP_TOKENS = 64
@@ -81,6 +83,8 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # token id -> added to its logit
+    constraint: Constraint | None = None  # what the text must match
     seed: int = 0
     stream: int = 0  # which of `n` choices this is: an independent noise stream of the same seed
     ignore_eos: bool = False
@@ -108,6 +112,12 @@ class SamplingParams:
         need(len(self.stop_token_ids) <= MAX_STOP_TOKENS, "stop_token_ids", f"at most {MAX_STOP_TOKENS} ids")
         top = vocab_size if vocab_size is not None else 2**31
         need(all(0 <= t < top for t in self.stop_token_ids), "stop_token_ids", "ids inside the vocabulary")
+        need(all(0 <= t < top for t in self.logit_bias), "logit_bias", "of ids inside the vocabulary")
+        need(
+            all(-100.0 <= b <= 100.0 for b in self.logit_bias.values()), "logit_bias", "between -100 and 100"
+        )
+        if self.constraint is not None:
+            self.constraint.check()
         self.speculative.check()
         need(self.logprobs is None or self.logprobs >= 0, "logprobs", "None or at least 0")
         need(
@@ -239,6 +249,9 @@ class Request:
     owed: int = 0  # of the committed positions, the last so many have no entry of the draft layer yet
     lock: object = None  # the prefix cache's handle for [0, cached)
     draft: Draft = NO_DRAFT
+    # of `params.constraint`, by whoever adds the request; the cursor is the scheduler's
+    grammar: Grammar | None = None
+    cursor: GrammarCursor | None = None
     # what users are told
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # [i]: of token i + 1; so far
     first_cached: int = 0  # prompt tokens found in the cache at first admission
@@ -259,9 +272,10 @@ class Request:
 class Output:
     """News of one request after a step. `finish_reason` None: more will come.
 
-    finish_reason: "stop" (an end token; it is not among `tokens`), "length", "abort" or "error".
-    `matched` is the stop token's id. `spec`, `cached_tokens` and `retractions` are set on the last.
-    `queued`: seconds that the request waited for its first step.
+    finish_reason: "stop" (an end token, which is not among `tokens`, or the end of its grammar), "length",
+    "abort" or "error", which `error` tells. `matched` is the end token's id, None at the end of a grammar.
+    `spec`, `cached_tokens` and `retractions` are set on the last. `queued`: seconds that the request waited
+    for its first step.
     `drafted[i]` is the depth at which tokens[i] had been drafted, 0 for the target's own choice.
 
     Where they were asked for: logprobs[i] is tokens[i]'s, `matched_logprob` the stop token's, and

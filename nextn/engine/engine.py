@@ -51,6 +51,8 @@ class Engine:
         self._check_depth(asked)
         request.spec.lossy = request.params.lossy
         request.spec.simulated = self._simulated and self._scheduler.depth(request) > 0
+        if request.params.constraint is not None and request.grammar is None:
+            raise ValueError("the request has a constraint and no grammar compiled from it")
         n = len(request.tokens)
         if n == 0:
             raise ValueError("the prompt is empty; it needs at least one token")

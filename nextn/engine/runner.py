@@ -65,25 +65,31 @@ class Runner:
         rows = plan.rows
         spans = [Span(r.tokens, r.start, r.pages, r.draft.paths()) for r in rows]
         hidden = self.model.forward(self.model.batch(spans, self.pool.page_size), self.pool)
-        accepted, new, raw = self._verify(hidden, rows)
+        verified, raw = self._verify(hidden, rows)
+        accepted, new = [v.path for v in verified], [v.tokens for v in verified]
         self.verifier.forget()
         self._compact(rows, accepted)
 
         told = _output_logprobs(raw, rows, new, accepted)
         scored = prompt_logprobs(self.model, hidden, _asked_of_prompts(rows))
         choose_draft = _ChooseDraft(self.verifier, rows, new)
-        made = self.drafter.propose(hidden, _committed(rows, new, accepted), choose_draft)
+        made = self.drafter.propose(hidden, _committed(rows, verified), choose_draft)
         results = [
-            RowResult(t, d, o, [next(scored) for _ in r.scores])
-            for r, t, d, o in zip(rows, new, made.drafts, told, strict=True)
+            RowResult(
+                v.tokens,
+                d if r.grammar is None else r.grammar.prune(d),
+                o,
+                [next(scored) for _ in r.scores],
+                v.ended,
+                v.error,
+            )
+            for r, v, d, o in zip(rows, verified, made.drafts, told, strict=True)
         ]
         work = StepWork(sum(len(r.tokens) for r in rows), made.extended, made.passes)
         return StepResult(results, work)
 
-    def _verify(
-        self, hidden: Tensor, rows: Sequence[Row]
-    ) -> tuple[list[Sequence[int]], list[list[int]], Tensor | None]:
-        """Of every row the nodes that hold and the tokens that it commits; both empty for a part of a prompt.
+    def _verify(self, hidden: Tensor, rows: Sequence[Row]) -> tuple[list[Verified], Tensor | None]:
+        """Of every row the nodes that hold and the tokens that it commits; neither for a part of a prompt.
         And a copy of the logits of those rows that want log-probabilities, as the others are written over."""
         index: list[int] = []
         wanted: list[int] = []
@@ -95,12 +101,11 @@ class Runner:
                     wanted.extend(range(len(index), len(index) + len(r.draft) + 1))
                 index.extend(range(at - len(r.draft) - 1, at))
         if not index:
-            return [[] for _ in rows], [[] for _ in rows], None
+            return [NOTHING for _ in rows], None
         logits = self.model.logits(take(self.model, hidden, index))
         raw = logits[wanted] if wanted else None
         verified = iter(self.verifier.verify(logits, [r for r in rows if r.chooses]))
-        found = [next(verified) if r.chooses else NOTHING for r in rows]
-        return [v.path for v in found], [v.tokens for v in found], raw
+        return [next(verified) if r.chooses else NOTHING for r in rows], raw
 
     def _compact(self, rows: Sequence[Row], accepted: Sequence[Sequence[int]]) -> None:
         """Moves the target's cache entries of accepted nodes to the slots of their positions. In a chain they
@@ -148,12 +153,11 @@ def _asked_of_prompts(rows: Sequence[Row]) -> list[Asked]:
     return asked
 
 
-def _committed(
-    rows: Sequence[Row], new: Sequence[list[int]], accepted: Sequence[Sequence[int]]
-) -> list[Committed]:
+def _committed(rows: Sequence[Row], verified: Sequence[Verified]) -> list[Committed]:
     out = []
     at = 0
-    for r, tokens, path in zip(rows, new, accepted, strict=True):
+    for r, v in zip(rows, verified, strict=True):
+        path, tokens = v.path, v.tokens
         # Rejected guesses are left out; what follows the last true position is the bonus token.
         known = r.known
         following = [*r.tokens[1:known], *(tokens if r.chooses else (r.following,))]
@@ -161,7 +165,7 @@ def _committed(
         if r.draft.parents is not None:
             true = [*range(at, at + known), *(at + known + node for node in path)]
         # A request that ends with this step needs no drafts; nor may drafts outrun its limit.
-        ended = not r.end_ids.isdisjoint(tokens)
+        ended = v.ended or v.error is not None or not r.end_ids.isdisjoint(tokens)
         want = 0 if ended else max(0, min(r.draft_next, r.room - len(tokens) - 1))
         out.append(Committed(r.rid, r.start, true, following, r.pages, want, r.history, tokens, r.extend))
         at += len(r.tokens)

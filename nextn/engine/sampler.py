@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nextn.constraint import Allowed
 from nextn.engine.gumbel import gumbel_noise
 from nextn.ops.base import Draw, Drawn
 from nextn.request import GREEDY_BELOW, SamplingParams
@@ -32,6 +33,7 @@ class Choice:
     path: Sequence[int]  # drafts assumed accepted after them
     num_prompt: int
     end_ids: frozenset[int]  # what ends the request; forbidden before min_tokens
+    allowed: Allowed | None = None  # by the request's grammar; None: everything
 
     @property
     def index(self) -> int:
@@ -51,6 +53,8 @@ def penalized(params: SamplingParams, output: int) -> bool:
         or p.repetition_penalty != 1.0
         or p.frequency_penalty != 0.0
         or p.presence_penalty != 0.0
+        or bool(p.logit_bias)
+        or p.constraint is not None
     )
 
 
@@ -102,7 +106,7 @@ def probabilities(logits: Tensor, choices: Sequence[Choice]) -> Tensor:
 
 
 def apply_penalties(logits: Tensor, choices: Sequence[Choice]) -> None:
-    """In place, of each choice's row."""
+    """In place, of each choice's row: penalties of what came before, the bias, then the grammar's mask."""
     vocab = logits.shape[1]
     for i, c in enumerate(choices):
         p = c.params
@@ -120,6 +124,11 @@ def apply_penalties(logits: Tensor, choices: Sequence[Choice]) -> None:
             output = np.fromiter((*c.tokens[c.num_prompt :], *c.path), dtype=np.int64)
             counts = torch.from_numpy(np.bincount(output, minlength=vocab)).to(row.device)
             row -= p.frequency_penalty * counts + p.presence_penalty * (counts > 0)
+        if p.logit_bias:
+            biased = torch.tensor(list(p.logit_bias), dtype=torch.int64, device=row.device)
+            row[biased] += torch.tensor(list(p.logit_bias.values()), device=row.device)
+        if c.allowed is not None:
+            row.masked_fill_(~torch.from_numpy(c.allowed.tokens).to(row.device), float("-inf"))
 
 
 def _perturb_random(logits: Tensor, draws: Sequence[Drawn]) -> None:

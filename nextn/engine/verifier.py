@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from nextn.constraint import GrammarCursor
 from nextn.engine.coins import DRAFT, FINAL, Dice, coins, draw
 from nextn.engine.sampler import Choice, apply_penalties, choose, drawn, penalized, probabilities, rank
 from nextn.ops.base import Draw, Drawn
@@ -29,6 +30,8 @@ WITH_DRAFT_PROBABILITIES = {"rejection": rejection.verify, "block": block.verify
 class Verified(NamedTuple):
     path: Sequence[int]  # the nodes of the draft that hold, from the root's child down
     tokens: list[int]  # theirs, and the target's own after them
+    ended: bool = False  # the row's grammar is complete
+    error: str | None = None  # it can never be
 
 
 class Guess(NamedTuple):
@@ -61,7 +64,10 @@ class Verifier:
                 found |= zip(mine, self._weigh(asked, p), strict=True)
             else:
                 found |= zip(mine, self._equal(asked, self._chosen(part, asked)), strict=True)
-        return [found[i] for i in range(len(rows))]
+        return [
+            found[i] if row.grammar is None else _grammatical(row.grammar, found[i])
+            for i, row in enumerate(rows)
+        ]
 
     def forget(self) -> None:
         """To be called between `verify` and the next `guess`. A request that has a draft is in the next step
@@ -172,20 +178,28 @@ def _dice(row: Row, new: int, depth: int) -> Dice:
     return Dice(row.params.seed, row.params.stream, len(row.history) + new - 1, depth)
 
 
-def _choice(row: Row, path: Sequence[int]) -> Choice:
-    return Choice(row.params, row.history, path, row.num_prompt, row.end_ids)
+def _grammatical(grammar: GrammarCursor, verified: Verified) -> Verified:
+    """Goes on in the grammar. Where the text is complete, what was verified beyond is left out."""
+    took = grammar.commit(verified.tokens)
+    return Verified(verified.path[: took.kept - 1], verified.tokens[: took.kept], took.ended, took.error)
+
+
+def _choice(row: Row, new: Sequence[int], path: Sequence[int], params: SamplingParams) -> Choice:
+    """After the row, tokens that it has just committed and guesses."""
+    allowed = None if row.grammar is None else row.grammar.allowed(path)
+    return Choice(params, row.history, (*new, *path), row.num_prompt, row.end_ids, allowed)
 
 
 def _choices(row: Row) -> list[Choice]:
     """After the root and after each node of the draft."""
     draft = row.draft
-    return [_choice(row, [draft.tokens[i] for i in draft.path(n)]) for n in range(-1, len(draft))]
+    return [
+        _choice(row, (), [draft.tokens[i] for i in draft.path(n)], row.params) for n in range(-1, len(draft))
+    ]
 
 
 def _guessed(guess: Guess) -> Choice:
-    row = guess.row
-    path = (*guess.new, *guess.path)
-    return Choice(_for_guesses(row.params), row.history, path, row.num_prompt, row.end_ids)
+    return _choice(guess.row, guess.new, guess.path, _for_guesses(guess.row.params))
 
 
 def _for_guesses(params: SamplingParams) -> SamplingParams:

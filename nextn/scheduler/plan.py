@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from nextn.constraint import GrammarCursor
 from nextn.draft import Draft
 from nextn.request import SamplingParams, TokenLogprob
 from nextn.speculative.costs import StepWork
@@ -34,6 +35,7 @@ class Row:
     history: Sequence[int]  # all committed tokens of the request
     num_prompt: int
     end_ids: frozenset[int]
+    grammar: GrammarCursor | None = None  # at the last of `history`
     scores: range = range(0)
     extend: bool = True
 
@@ -56,12 +58,14 @@ class Plan:
 class RowResult:
     """tokens: what the step commits, [accepted drafts ..., bonus]; empty for a part of a prompt.
     draft: the proposal for the next step. logprobs: of `tokens`, None if not wanted. prompt_logprobs: one
-    for each of the row's `scores`."""
+    for each of the row's `scores`. ended: the row's grammar is complete. error: it can never be."""
 
     tokens: list[int]
     draft: Draft
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    ended: bool = False
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

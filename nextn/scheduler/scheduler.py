@@ -12,6 +12,7 @@ from __future__ import annotations
 import bisect
 import time
 
+from nextn.constraint import GrammarCursor
 from nextn.draft import NO_DRAFT, Draft, Shape
 from nextn.kvcache.manager import KVManager
 from nextn.request import Output, Request
@@ -53,6 +54,8 @@ class Scheduler:
     def add(self, req: Request) -> None:
         assert req.rid not in self.by_rid
         self.by_rid[req.rid] = req
+        if req.grammar is not None:
+            req.cursor = GrammarCursor(req.grammar, self.end_ids(req))
         bisect.insort(self.waiting, req, key=rank)
 
     def abort(self, rid: str) -> bool:
@@ -186,6 +189,7 @@ class Scheduler:
             history=req.tokens,
             num_prompt=req.num_prompt,
             end_ids=self.end_ids(req),
+            grammar=req.cursor,
             scores=self._scores(req, end),
             extend=self.auto is None or self.auto.extends(req, draft_next),
         )
@@ -226,6 +230,8 @@ class Scheduler:
         req.prompt_logprobs += res.prompt_logprobs
         accepted = max(0, len(res.tokens) - 1)
         took, reason, matched = self._append(req, res.tokens, row.end_ids)
+        if took == len(res.tokens) and (res.ended or reason is None):  # else it ended before that
+            reason = "stop" if res.ended else "error" if res.error is not None else reason
         true_end = row.start + row.known + accepted
         committed = min(true_end, len(req.tokens) - 1) - req.committed
         self.kv.commit(req, committed)
@@ -233,7 +239,7 @@ class Scheduler:
         if self.auto is not None and len(row.draft):
             self.auto.note(req, row.draft.depth, accepted)
         if decoding:
-            ended = reason == "stop"
+            ended = matched is not None
             for spec in (req.spec, self.stats.spec):
                 spec.add(row.draft.depth, min(accepted, took), took + ended)
         self.stats.generated_tokens += took
@@ -252,6 +258,7 @@ class Scheduler:
             self.stats.finished += 1
         drafted = [i + 1 if i < accepted else 0 for i in range(took)]
         out = Output(req.rid, res.tokens[:took], drafted, reason, matched, queued=req.queued)
+        out.error = res.error if reason == "error" else None
         if res.logprobs is not None:
             out.logprobs = res.logprobs[:took]
             out.matched_logprob = None if matched is None else res.logprobs[took]

@@ -20,8 +20,12 @@ from typing import TYPE_CHECKING
 import zmq
 
 from nextn.config import EngineConfig, ServerConfig
+from nextn.constraint import Grammar
+from nextn.grammar.base import check_backend
+from nextn.grammar.compiler import GrammarCompiler
 from nextn.request import Request
 from nextn.server import logs
+from nextn.server.grammar_line import GrammarLine
 from nextn.server.messages import (
     Abort,
     Add,
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("nextn.engine")
 
 IDLE_MS = 500  # how often an idle engine looks whether its parent is still there
+COMPILING_MS = 2  # and whether a grammar is ready
 PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PR_SET_PDEATHSIG = 1
 MakeEngine = Callable[[EngineConfig], "Engine"]
@@ -66,6 +71,7 @@ def run(config: ServerConfig, address: str, parent: int, make: MakeEngine) -> No
     logs.configure(config.log_level, config.log_format, engine=True)
     link = Link(address, parent)
     try:
+        check_backend(config.grammar_backend)
         engine = make(config)
     except Exception as e:
         mistake = isinstance(e, (ValueError, OSError))
@@ -86,7 +92,7 @@ def run(config: ServerConfig, address: str, parent: int, make: MakeEngine) -> No
     gc.collect()
     gc.freeze()  # weights and modules need never be looked at again
     try:
-        loop(engine, link)
+        loop(engine, link, GrammarCompiler(config, engine.vocab_size, engine.eos_token_ids))
     except Exception:
         log.critical("the engine failed and ends:\n%s", traceback.format_exc())
         link.close()
@@ -108,11 +114,11 @@ class Link:
     def send(self, message: FromEngine) -> None:
         self.socket.send(encode(message))
 
-    def receive(self, wait: bool) -> list[ToEngine]:
-        """All messages that are there; with `wait` at least one, or Stop when the parent is gone."""
-        while wait and not self.socket.poll(IDLE_MS):
-            if os.getppid() != self.parent:
-                return [Stop()]
+    def receive(self, wait: bool, milliseconds: int = IDLE_MS) -> list[ToEngine]:
+        """All messages that are there; with `wait` what comes within that time, and it is Stop when the
+        parent is gone."""
+        if wait:
+            self.socket.poll(milliseconds)
         messages: list[ToEngine] = []
         while True:
             try:
@@ -126,26 +132,30 @@ class Link:
         self.context.term()
 
 
-def loop(engine: Engine, link: Link) -> None:
+def loop(engine: Engine, link: Link, grammars: GrammarCompiler) -> None:
     requests: dict[str, Request] = {}
+    line = GrammarLine(grammars)
     began = time.perf_counter()
     while True:
         aborted = False
         idle = not engine.has_work()
-        messages = link.receive(wait=idle)
+        messages = link.receive(wait=idle, milliseconds=COMPILING_MS if line else IDLE_MS)
         if idle:
             began = time.perf_counter()
         for message in messages:
             if isinstance(message, Add):
-                for new in message.requests:
-                    add(engine, link, requests, new)
+                line.put(message.requests)
             elif isinstance(message, Abort):
+                line.drop(message.rid)
                 requests.pop(message.rid, None)
                 aborted |= engine.abort(message.rid)
             elif isinstance(message, SetSpeculativeDefaults):
                 set_speculative_defaults(engine, link, message)
             else:
                 return
+        for compiled in line.take():
+            for new, grammar in compiled:
+                add(engine, link, requests, new, grammar)
         stepped = engine.has_work()
         outputs = engine.step() if stepped else []
         for out in outputs:
@@ -160,9 +170,18 @@ def loop(engine: Engine, link: Link) -> None:
             began = now
 
 
-def add(engine: Engine, link: Link, requests: dict[str, Request], new: NewRequest) -> None:
+def add(
+    engine: Engine,
+    link: Link,
+    requests: dict[str, Request],
+    new: NewRequest,
+    grammar: Grammar | ValueError | None,
+) -> None:
     request = Request(new.rid, new.tokens, new.params)
     try:
+        if isinstance(grammar, ValueError):
+            raise grammar
+        request.grammar = grammar
         engine.add(request)
     except Exception as e:
         if not isinstance(e, ValueError):

@@ -123,6 +123,8 @@ class Generation:
                 choice = running.get(rid)
                 if isinstance(what, ApiError):
                     raise what
+                if isinstance(what, Output) and what.error is not None:
+                    raise ApiError(500, what.error, "grammar_error", code="grammar_error")
                 if choice is None:
                     continue  # it ended at a stop string; this was under way
                 before = choice.completion_tokens

@@ -25,7 +25,7 @@ from nextn.server.protocol import (
 REFUSED_SAMPLING: dict[str, tuple[object, ...]] = {
     name: REFUSED[name]
     for name in (
-        "logit_bias", "json_schema", "regex", "ebnf", "structural_tag", "stop_regex", "no_stop_trim",
+        "stop_regex", "no_stop_trim",
         "skip_special_tokens", "spaces_between_special_tokens", "custom_params",
     )
 } | {"stream_interval": (1,), "beam_width": (1,)}  # fmt: skip

@@ -6,9 +6,11 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
+from nextn.constraint import Constraint
 from nextn.request import SamplingParams, SpeculativeParams
 from nextn.server.body import Body, json_type, like, part
 from nextn.server.errors import bad_request
+from nextn.server.structured import grammar_for
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
@@ -16,21 +18,12 @@ MAX_LOGPROBS = 20
 
 # Field -> the values at which it asks for nothing; null is always one. Other engines' fields included.
 REFUSED: dict[str, tuple[object, ...]] = {
-    "logit_bias": ({},),
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
     "prompt_logprobs": (),
     "logprob_token_ids": ([],),
     "return_token_ids": (False,),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "json_schema": (),
-    "regex": (),
-    "ebnf": (),
-    "structural_tag": (),
+    "guided_whitespace_pattern": (),
     "stop_regex": ([], ""),
     "no_stop_trim": (False,),
     "include_stop_str_in_output": (False,),
@@ -56,7 +49,7 @@ REFUSED: dict[str, tuple[object, ...]] = {
 REFUSED_IN_COMPLETIONS = REFUSED | {"top_logprobs": (0,), "best_of": (1,), "suffix": ("",)}
 REFUSED_IN_CHAT = REFUSED | {
     "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},), "modalities": (["text"],), "audio": (),
+    "modalities": (["text"],), "audio": (),
     "web_search_options": (), "prediction": (), "chat_template": (), "chat_template_kwargs": ({},),
     "continue_final_message": (False,), "add_generation_prompt": (True,), "documents": ([],),
     "echo": (False,), "reasoning_effort": ("none",), "best_of": (1,),
@@ -87,6 +80,16 @@ def speculative_params(value: object) -> SpeculativeParams:
     return SpeculativeParams(**part(value, Speculative, "speculative").model_dump())
 
 
+def biases(value: object) -> object:
+    """JSON's keys are strings."""
+    if not isinstance(value, dict):
+        raise ValueError("it must be an object, token ids with what is added to their logits")
+    try:
+        return {int(token): bias for token, bias in value.items()}
+    except ValueError as e:
+        raise ValueError("its keys must be token ids") from e
+
+
 SpeculativeField = Annotated[SpeculativeParams, PlainValidator(speculative_params)]
 
 
@@ -109,6 +112,19 @@ class Sampling(Body):
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    logit_bias: Annotated[
+        dict[int, float],
+        BeforeValidator(biases),
+        Field(description="token id -> -100 to 100, added to its logit after the penalties"),
+    ] = Field(default_factory=dict)
+    json_schema: Annotated[Any, Field(description="the text is JSON by this schema (or its JSON)")] = None
+    regex: Annotated[Any, Field(description="the text matches it as a whole")] = None
+    ebnf: Annotated[Any, Field(description="a grammar in GBNF, the notation of llama.cpp")] = None
+    structural_tag: Annotated[Any, Field(description="schemas for what follows certain words")] = None
+
+    def constraint(self) -> Constraint | None:
+        """What the text must match. Raises ApiError naming the field."""
+        return grammar_for(self.__dict__)
 
     def params(self, vocab_size: int, **others: Any) -> SamplingParams:
         """Checked parameters of the first choice. Raises ValueError beginning with the field's name."""
@@ -120,6 +136,8 @@ class Sampling(Body):
             repetition_penalty=self.repetition_penalty,
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,
+            logit_bias=self.logit_bias,
+            constraint=self.constraint(),
             ignore_eos=self.ignore_eos,
             stop_token_ids=tuple(self.stop_token_ids),
             **others,
@@ -137,6 +155,16 @@ class CommonRequest(Sampling):
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
+    response_format: Annotated[
+        Any, Field(description="text, json_object, json_schema (always kept to), structural_tag")
+    ] = None
+    structured_outputs: Annotated[
+        Any, Field(description="as vLLM: json, regex, choice, grammar, json_object or structural_tag")
+    ] = None
+    guided_json: Annotated[Any, Field(description="as vLLM before structured_outputs")] = None
+    guided_regex: Annotated[Any, Field(description="the same")] = None
+    guided_choice: Annotated[Any, Field(description="the same")] = None
+    guided_grammar: Annotated[Any, Field(description="the same")] = None
     speculative: SpeculativeField = SpeculativeParams()
     return_spec_tokens_details: Annotated[
         bool, Field(description="what speculation did: usage.spec_details, and sglext as SGLang sends it")

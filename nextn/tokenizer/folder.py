@@ -12,10 +12,11 @@ from tokenizers import decoders, processors
 from nextn.tokenizer.chat import ChatTemplate
 
 CONFIG = "tokenizer_config.json"
+TOKENIZER = "tokenizer.json"
 
 
 def read_backend(folder: Path) -> tokenizers.Tokenizer:
-    file = folder / "tokenizer.json"
+    file = folder / TOKENIZER
     if not file.is_file():
         raise ValueError(
             f"{folder} has no tokenizer.json; save one there with the tokenizer's save_pretrained"

@@ -14,6 +14,7 @@ import random
 import pytest
 
 from nextn.bench.prompts import heldout_prompts
+from nextn.constraint import Constraint
 from nextn.llm import LLM
 from nextn.ops.cpu.library import NoLibrary, library
 from nextn.request import Request, SamplingParams
@@ -39,9 +40,17 @@ ON_PLAIN_TORCH = [
 ]  # fmt: skip
 
 
+SCHEMA = Constraint(
+    "json_schema",
+    '{"type": "object", "properties": {"name": {"type": "string"}, "is": {"enum": ["red", "blue"]}, '
+    '"n": {"type": "array", "items": {"type": "integer"}}}, "required": ["name", "is", "n"]}',
+)
+
+
 def work(llm):
-    """Four prompts greedily, the same four at T = 1, one with filters and penalties, which ends before the
-    others: the native kernels draft a whole chain in one call only where nobody has penalties."""
+    """Four prompts greedily, the same four at T = 1, one with filters and penalties, one by a schema. The
+    last two end before the others: only where nobody has the like, the native kernels draft a whole chain in
+    one call."""
     texts = heldout_prompts(4)
     prompts = [llm.tokenizer.encode(t)[:n] for t, n in zip(texts, (120, 60, 97, 80), strict=True)]
     greedy = SamplingParams(max_tokens=TOKENS, temperature=0, ignore_eos=True)
@@ -56,12 +65,19 @@ def work(llm):
         repetition_penalty=1.2,
         frequency_penalty=0.3,
         presence_penalty=0.2,
+        logit_bias={token: 3.0 - token % 7 for token in range(200, 260)},
         min_tokens=8,
     )
-    params = [greedy] * 4 + hot + [fussy]
+    formed = SamplingParams(max_tokens=TOKENS // 2, temperature=0.9, seed=3, constraint=SCHEMA)
+    params = [greedy] * 4 + hot + [fussy, formed]
     for i, changes in ASKED.items():
         params[i] = params[i].replace(**changes)
-    return [*prompts, *prompts, prompts[0]], params
+    return [*prompts, *prompts, prompts[0], prompts[1]], params
+
+
+def request(llm, rid, prompt, params):
+    grammar = None if params.constraint is None else llm.grammars.compile(params.constraint).begin()
+    return Request(rid, list(prompt), params, grammar=grammar)
 
 
 def speculation(drafts):
@@ -80,11 +96,12 @@ def told(done):
     return [(c.token_ids, c.logprobs, c.prompt_logprobs) for c in done]
 
 
-def with_retractions(engine, prompts, params):
+def with_retractions(llm, prompts, params):
     """All at once in a small pool; besides, every fifth step the last in order has to go."""
+    engine = llm.engine
     got = {str(i): Heard() for i in range(len(prompts))}
     for rid, prompt, p in zip(got, prompts, params, strict=True):
-        engine.add(Request(rid, list(prompt), p))
+        engine.add(request(llm, rid, prompt, p))
     steps = 0
     while engine.has_work():
         for out in engine.step():
@@ -154,7 +171,7 @@ def test_text_is_the_same(plain, backend, drafts, chunk, cache):
     )
     prompts, params = work(llm)
     if cache == "retracted":
-        together = with_retractions(llm.engine, prompts, params)
+        together = with_retractions(llm, prompts, params)
         assert llm.engine.stats().retracted >= 4
     else:
         together = told(llm.generate(prompts, params))
@@ -163,7 +180,7 @@ def test_text_is_the_same(plain, backend, drafts, chunk, cache):
         # How deep the automatic one goes is a matter of speed; n-grams find little in texts so short.
         assert llm.engine.stats().spec.accept_length > (1.0 if isinstance(drafts, str) else 1.2)
     # One at a time, on whatever the first pass left in the prefix cache.
-    some = [1, 5, 8]
+    some = [1, 5, 8, 9]
     alone = [told(llm.generate([prompts[i]], params[i]))[0] for i in some]
     assert alone == [plain[i] for i in some]
     if cache == "radix":
@@ -195,7 +212,7 @@ def test_random_arrivals_and_departures(plain, backend, seed):
     while jobs or engine.has_work():
         while jobs and (rng.random() < 0.3 or not engine.has_work()):
             rid, prompt, s = jobs.pop()
-            engine.add(Request(rid, list(prompt), s))
+            engine.add(request(llm, rid, prompt, s))
         for out in engine.step():
             got[out.rid].take(out)
         if rng.random() < 0.1:

@@ -43,6 +43,7 @@ class ScriptedEngine:
         self.seconds = float(os.environ.get("SCRIPT_STEP", "0"))
         self.run = int(os.environ.get("SCRIPT_RUN", "3"))
         self.vocab_size = tokenizer.vocab_size
+        self.eos_token_ids = frozenset({1})
         self.context_length = config.context_length or 1024
         self.num_drafts, self.auto_depth = self.run - 1, False
         self.speculative_defaults = SpeculativeParams()

@@ -10,7 +10,7 @@ import nextn
 
 ROOT = Path(nextn.__file__).parent
 # Every room may import itself and those named here.
-LEAVES = {"config", "request", "draft"}
+LEAVES = {"config", "request", "draft", "constraint"}
 BELOW = {
     "ops": set(),
     "kvcache": set(),
@@ -20,8 +20,9 @@ BELOW = {
     "scheduler": {"kvcache", "speculative"},
     "engine": {"ops", "layers", "models", "kvcache", "speculative", "scheduler"},
     "tokenizer": set(),
-    "llm": {"engine", "tokenizer"},
-    "server": {"engine", "scheduler.stats", "tokenizer", "models"},
+    "grammar": {"tokenizer"},
+    "llm": {"engine", "grammar", "tokenizer"},
+    "server": {"engine", "scheduler.stats", "grammar", "tokenizer", "models"},
     "bench": {"tokenizer", "engine", "models", "layers", "ops"},
     "eval": {"bench", "tokenizer"},
     "terminal": {"bench"},

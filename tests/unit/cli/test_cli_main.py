@@ -25,6 +25,7 @@ SERVE_FLAGS = """
 --speculative-eagle-topk --speculative-draft-model-quantization
 --speculative-token-map --speculative-simulate-accept-length --speculative-num-draft-tokens
 --speculative-verify --speculative-accept-threshold-single --speculative-accept-threshold-acc
+--grammar-backend --constrained-json-disable-any-whitespace
 --host --port --served-model-name
 --api-key --max-queued-requests --max-request-bytes --request-timeout --client-timeout --watchdog-timeout
 --max-engine-restarts --enable-metrics --decode-log-interval --log-level --log-format --log-requests

@@ -37,7 +37,7 @@ def test_every_flag_sets_its_field(option: object) -> None:
         "log_requests_level": "3",
         "speculative_draft_model_quantization": "w8a16", "speculative_simulate_accept_length": "1.5",
         "speculative_verify": "block", "speculative_accept_threshold_single": "1.0",
-        "speculative_accept_threshold_acc": "1.0",
+        "speculative_accept_threshold_acc": "1.0", "grammar_backend": "xgrammar",
     }  # fmt: skip
     for flag in option.flags:
         for name in (flag, "--" + flag[2:].replace("-", "_")):

@@ -346,3 +346,14 @@ def test_noise_streams(tokenizer: Tokenizer) -> None:
     gen = Generation(client(), tokenizer, prompts, 2, 0.0)
     got = [(c.index, c.request.tokens, c.request.params.seed, c.request.params.stream) for c in gen.choices]
     assert got == [(0, [1], 5, 0), (1, [1], 5, 1), (2, [2], 6, 0), (3, [2], 6, 1)]
+
+
+def test_a_grammar_that_cannot_go_on_is_an_error(tokenizer: Tokenizer) -> None:
+    engine = client()
+    gen = generation(engine, tokenizer)
+    (news,) = steps(gen.choices[0].request.rid, [5, 6], [], "error")
+    news.outputs[0].error = "the grammar has no way to go on from here"
+    with pytest.raises(ApiError, match="the grammar has no way to go on") as error:
+        run(engine, Reply(CompletionRequest(prompt="x"), gen, "m"), [news])
+    assert error.value.status == 500
+    assert engine.active == 0

@@ -137,7 +137,7 @@ def test_logprobs(fields: dict[str, Any], expected: object) -> None:
         ({"sampling_params": "warm"}, "sampling_params must be an object, not a string"),
         ({"sampling_params": {"max_tokens": 5}}, "sampling_params.max_tokens is not known; leave it out"),
         ({"sampling_params": {"top_k": "5"}}, "sampling_params.top_k: Input should be a valid integer"),
-        ({"sampling_params": {"regex": "a*"}}, "sampling_params.regex is not supported; leave it out"),
+        ({"sampling_params": {"no_stop_trim": True}}, "sampling_params.no_stop_trim is not supported; leave"),
         ({"sampling_params": [{}, {}]}, "sampling_params is a list of 2; the prompts are 1"),
         ({"text": ["a", "b"], "sampling_params": [{}, {"n": 2}]}, "sampling_params: n must be the same"),
         ({"text": ["a", "b"], "sampling_params": [{}, {"min_p": []}]}, "sampling_params[1].min_p: "),

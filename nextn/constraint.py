@@ -1,0 +1,132 @@
+"""What a text must match: how a request says it, and a request's way through it. Pure.
+
+The engine knows no grammar library: whoever builds it brings a `Grammar` for each request that asks for one
+(`nextn.grammar` has two). A `GrammarCursor` holds it at the request's last committed token and says what is
+allowed there and after drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from nextn.draft import Draft
+
+if TYPE_CHECKING:  # the HTTP process does without numpy
+    import numpy as np
+    from numpy.typing import NDArray
+
+KINDS = ("json_schema", "regex", "choice", "ebnf", "lark", "structural_tag")
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """kind: one of KINDS. text: the regex or grammar; JSON of the schema, of the list of strings to choose
+    from, of the structural tag. after: a token such as "</think>", before which the text is free."""
+
+    kind: str
+    text: str
+    after: str | None = None
+
+    def check(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(f"constraint.kind is {self.kind!r}; it must be one of {', '.join(KINDS)}")
+
+
+class Grammar(Protocol):
+    """A compiled constraint after some tokens. One for each request; what it was made from may be shared."""
+
+    def mask(self) -> NDArray[np.bool_]:
+        """[vocabulary]: which tokens may follow. End tokens are never among them. The caller's to keep."""
+
+    @property
+    def accepting(self) -> bool:
+        """May the text end here?"""
+
+    def advance(self, tokens: Sequence[int]) -> int:
+        """Takes the tokens one by one, up to the first that may not follow. How many it took."""
+
+    def rollback(self, count: int) -> None:
+        """Takes back the last `count` tokens."""
+
+
+class Allowed(NamedTuple):
+    """tokens [vocabulary]: what may follow; end tokens too where the text may end. ended: nothing but the end
+    may follow. dead: not even that."""
+
+    tokens: NDArray[np.bool_]
+    ended: bool
+    dead: bool
+
+
+class Took(NamedTuple):
+    """Of the tokens that a step would commit the first `kept`. ended: the text is complete with the last of
+    them. error: why that one may not stand, nor any other."""
+
+    kept: int
+    ended: bool = False
+    error: str | None = None
+
+
+class GrammarCursor:
+    """A request's grammar at its last committed token. Not thread-safe."""
+
+    def __init__(self, grammar: Grammar, end_ids: frozenset[int]) -> None:
+        """end_ids: the tokens that end the request."""
+        self.grammar, self.end_ids = grammar, end_ids
+        # What drafting asks for is asked again when the drafts are verified. None: no such path.
+        self._known: dict[tuple[int, ...], Allowed | None] = {}
+
+    def allowed(self, path: Sequence[int] = ()) -> Allowed | None:
+        """After these drafts; None if they may not stand there themselves, or if the text has ended."""
+        key = tuple(path)
+        if key not in self._known:
+            self._known[key] = self._look(key)
+        return self._known[key]
+
+    def _look(self, path: tuple[int, ...]) -> Allowed | None:
+        if not self.end_ids.isdisjoint(path):
+            return None
+        took = self.grammar.advance(path)
+        found = None
+        if took == len(path):
+            tokens = self.grammar.mask()
+            nothing, accepting = not tokens.any(), self.grammar.accepting
+            if accepting:
+                tokens[list(self.end_ids)] = True
+            found = Allowed(tokens, nothing and accepting, nothing and not accepting)
+        if took:
+            self.grammar.rollback(took)
+        return found
+
+    def commit(self, tokens: Sequence[int]) -> Took:
+        """Goes on by the tokens that the step settled. A token that ends the request is the last of them."""
+        path: tuple[int, ...] = ()
+        took = None
+        for i, token in enumerate(tokens):
+            if token in self.end_ids:
+                took = Took(i + 1)
+                break
+            path = (*path, token)
+            after = self.allowed(path)
+            if after is None or after.dead:
+                return Took(i + 1, error="the grammar has no way to go on from here")
+            if after.ended:
+                took = Took(i + 1, ended=True)
+                break
+        took = took or Took(len(tokens))
+        n = self.grammar.advance(path)
+        assert n == len(path), "a token was allowed and is not taken"
+        self._known = {known[n:]: what for known, what in self._known.items() if known[:n] == path}
+        return took
+
+    def prune(self, draft: Draft) -> Draft:
+        """The draft without the nodes that the grammar would turn down, and what is under them."""
+        keep: list[int] = []
+        for node, token in enumerate(draft.tokens):
+            path = [draft.tokens[i] for i in draft.path(node)[:-1]]
+            before = self.allowed(path)
+            if before is not None and before.tokens[token]:
+                keep.append(node)
+        return draft.keep(keep)

@@ -1,0 +1,1 @@
+"""Grammar libraries behind one interface: constraints in, `nextn.constraint.Grammar` out."""

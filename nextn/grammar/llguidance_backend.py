@@ -1,0 +1,97 @@
+"""Constraints by llguidance (MIT, Rust): regular expressions by derivatives, the rest by Earley's parser.
+
+Its matcher never raises: it goes into an error state and stays there, so nothing is given to it that it could
+turn down.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import llguidance
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer, StructTag
+from numpy.typing import NDArray
+
+from nextn.constraint import Constraint, Grammar
+from nextn.grammar.base import Compiled, Vocabulary
+from nextn.tokenizer import folder
+
+
+class LLGuidance:
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self._tokenizer = LLTokenizer(
+            str(vocabulary.folder / folder.TOKENIZER),
+            n_vocab=vocabulary.size,
+            eos_token=list(vocabulary.eos_ids),
+        )
+
+    def compile(self, constraint: Constraint) -> Compiled:
+        matcher = LLMatcher(self._tokenizer, self._grammar(constraint), log_level=0)
+        if matcher.is_error():
+            raise ValueError(f"{constraint.kind}: {matcher.get_error().strip()}")
+        return _Compiled(matcher, self.vocabulary)
+
+    def _grammar(self, constraint: Constraint) -> str:
+        kind, text = constraint.kind, constraint.text
+        if kind == "json_schema":
+            return LLMatcher.grammar_from_json_schema(
+                text, overrides={"whitespace_flexible": self.vocabulary.whitespace}
+            )
+        if kind == "structural_tag":
+            return LLMatcher.grammar_from_lark(self._structural_tag(text))
+        try:
+            return llguidance.grammar_from(kind, text)  # type: ignore[arg-type]
+        except (ValueError, RecursionError) as e:
+            raise ValueError(f"{kind}: {e or 'it is nested too deeply'}") from e
+
+    def _structural_tag(self, text: str) -> str:
+        """Text, and within it what follows a trigger, as SGLang's `structural_tag` says it."""
+        tag = json.loads(text)
+        tags = []
+        for each in tag["structures"]:
+            trigger = next((t for t in tag["triggers"] if t and each["begin"].startswith(t)), None)
+            if trigger is None:
+                raise ValueError(f"structural_tag: none of the triggers begins {each['begin']!r}")
+            schema = each.get("schema") or {}
+            tags.append(StructTag(trigger=trigger, begin=each["begin"], grammar=schema, end=each["end"]))
+        if not tags:
+            raise ValueError("structural_tag: structures is empty")
+        return StructTag.to_grammar(tags, assume_special=all(self._is_special(t.trigger) for t in tags))
+
+    def _is_special(self, text: str) -> bool:
+        ids = self._tokenizer.tokenize_str(text, parse_special=True)
+        return len(ids) == 1 and self._tokenizer.is_special_token(ids[0])
+
+
+class _Compiled:
+    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
+        self.matcher, self.vocabulary = matcher, vocabulary
+
+    def begin(self) -> Grammar:
+        return _Grammar(self.matcher.deep_copy(), self.vocabulary)
+
+
+class _Grammar:
+    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
+        self.matcher, self.vocabulary = matcher, vocabulary
+
+    def mask(self) -> NDArray[np.bool_]:
+        bits = np.frombuffer(self.matcher.compute_bitmask(), dtype=np.uint8)
+        if self.matcher.is_error():  # it came to one of its limits
+            return np.zeros(self.vocabulary.size, dtype=np.bool_)
+        found = np.unpackbits(bits, count=self.vocabulary.size, bitorder="little").view(np.bool_)
+        found[list(self.vocabulary.eos_ids)] = False
+        return found
+
+    @property
+    def accepting(self) -> bool:
+        return not self.matcher.is_error() and self.matcher.is_accepting()
+
+    def advance(self, tokens: Sequence[int]) -> int:
+        return self.matcher.try_consume_tokens(list(tokens))
+
+    def rollback(self, count: int) -> None:
+        self.matcher.rollback(count)

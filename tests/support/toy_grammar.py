@@ -1,0 +1,46 @@
+"""A grammar without a library: what may follow is a hash of the tokens before, so every token counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+class ToyGrammar:
+    """Of a vocabulary of `size` a share of 1 / `spread` may follow at each place; the text is complete after
+    `length` tokens and may end before that now and then. dead: after so many tokens nothing may follow."""
+
+    def __init__(self, size: int, length: int, spread: int = 3, salt: int = 0, dead: int = -1) -> None:
+        self.size, self.length, self.spread, self.salt, self.dead = size, length, spread, salt, dead
+        self.tokens: list[int] = []
+
+    def _state(self) -> int:
+        value = self.salt
+        for token in self.tokens:
+            value = (value * 31 + token + 7) % 65521
+        return value
+
+    def mask(self) -> np.ndarray:
+        if len(self.tokens) in (self.length, self.dead):
+            return np.zeros(self.size, dtype=np.bool_)
+        found = (np.arange(self.size) * 2654435761 // 7 + self._state()) % self.spread == 0
+        found[:2] = False  # the end tokens
+        assert found.any()
+        return found
+
+    @property
+    def accepting(self) -> bool:
+        n = len(self.tokens)
+        return n != self.dead and (n == self.length or (n > 0 and self._state() % 5 == 0))
+
+    def advance(self, tokens: Sequence[int]) -> int:
+        for i, token in enumerate(tokens):
+            if not self.mask()[token]:
+                return i
+            self.tokens.append(token)
+        return len(tokens)
+
+    def rollback(self, count: int) -> None:
+        assert count <= len(self.tokens)
+        del self.tokens[len(self.tokens) - count :]
