@@ -50,7 +50,8 @@ def scrape(steps: int, at: float = 0.0) -> Scrape:
 
 
 def test_between_two_looks() -> None:
-    found = scrape(10, 7.0).since(scrape(4, 5.0))
+    earlier = scrape(4, 5.0)
+    found = scrape(10, 7.0).since(earlier)
     assert found is not None
     assert found.seconds == 2.0
     assert found.get("generation_tokens_total") == 12
@@ -64,7 +65,8 @@ def test_between_two_looks() -> None:
 
 
 def test_depths_that_were_not_there_before() -> None:
-    found = scrape(3, 1.0).since(scrape(0, 0.0))
+    earlier = scrape(0, 0.0)
+    found = scrape(3, 1.0).since(earlier)
     assert found is not None
     assert found.by_position("spec_draft_tokens") == [3, 3]
 
