@@ -126,7 +126,9 @@ class DepthController:
         groups = [Group(m, self.acceptance.curve(level).survival) for level, m in levels.items()]
         planner = Planner(groups, base, self.costs, self.measured.factors(batch_class(n)))
         chosen = planner.best()
-        if self.acceptance.judged < _TRIED_FIRST:
+        fresh = self.measured.fresh(batch_class(n))
+        if fresh or self.acceptance.judged < _TRIED_FIRST:
+            # To begin with drafts and then to do without is cheap; the other way round much is owed.
             chosen = planner.of([max(d, min(2, self.most)) for d in chosen.depths])
         elif not self._trial and self._try(requests, planner, chosen, list(levels)):
             return self._begin(requests, trial=True)
@@ -139,7 +141,7 @@ class DepthController:
             ]
         for r in requests:
             self.enter(r)
-        self._begin(requests, trial=False)
+        self._begin(requests, trial=fresh)
 
     def _begin(self, requests: Sequence[DraftState], trial: bool) -> None:
         self._requests, self._steps, self._trial = len(requests), 0, trial
@@ -190,27 +192,18 @@ class DepthController:
         if found is None:
             return self._try_one(requests, chosen, levels)
         other = found[1]
+        depth_of = dict(zip(levels, other.depths, strict=True))
+        owed = sum(r.owed for r in requests if r.fixed is None and depth_of[r.level])
         price = _TRIAL * self._seconds * max(0.0, 1.0 - other.rate / chosen.rate)
+        price += self.costs.extend(owed) if owed else 0.0
+        if price > _PURSE * self._seconds:
+            return self._try_one(requests, chosen, levels)
         if price > self._purse:
             return False
-        depth_of = dict(zip(levels, other.depths, strict=True))
-        now = dict(zip(levels, chosen.depths, strict=True))
-        tried = False
-        # Those that owe their draft layer little go first; others wait if catching up costs too much.
-        for r in sorted(requests, key=lambda r: r.owed):
-            if r.fixed is not None:
-                continue
-            r.depth = now[r.level]
-            deeper = depth_of[r.level]
-            if deeper and r.owed:
-                price += self.costs.extend(r.owed)
-                if price > self._purse:
-                    continue
-            tried |= r.depth != deeper
-            r.depth = deeper
-        if tried:
-            self._purse -= min(price, self._purse)
-        return tried
+        for r in requests:
+            r.depth = depth_of[r.level] if r.fixed is None else r.fixed
+        self._purse -= price
+        return True
 
     def _try_one(self, requests: Sequence[DraftState], chosen: Allocation, levels: Sequence[int]) -> bool:
         """Perhaps gives one request, the one that owes least, a draft more than `chosen` has for it."""

@@ -23,7 +23,7 @@ from nextn.draft import MOST_DEPTH
 # one more. The table is right to so much.
 _DRAFTS_AT_ALL, _ONE_MORE = 0.4, 0.15
 _FORGOTTEN = 1e-4  # share of what is known that a stretch takes away
-_NOISE_GAIN, _FIRST_NOISE, _LEAST_NOISE = 0.1, 0.03, 0.003
+_NOISE_GAIN, _FIRST_NOISE, _LEAST_NOISE = 0.1, 0.1, 0.01
 _OUTLIER = 4.0  # errors count up to so many times the usual one
 
 _STEPS = np.array([0.0, _DRAFTS_AT_ALL**2] + [_ONE_MORE**2] * (MOST_DEPTH - 1)).cumsum()
@@ -41,6 +41,7 @@ class _Known:
     def __init__(self, offsets: np.ndarray) -> None:
         self.offsets, self.covariance = offsets, _UNKNOWN.copy()
         self.before: tuple[float, float] | None = None  # (drafts a request, log ratio) of the last stretch
+        self.notes = 0
 
 
 class Measured:
@@ -53,6 +54,7 @@ class Measured:
         with so many drafts a request on average. batch: see `batch_class`."""
         y = math.log(ratio)
         known = self.of(batch)
+        known.notes += 1
         before, known.before = known.before, (drafts, y)
         for other in self._known.values():
             if other is not known:
@@ -87,6 +89,10 @@ class Measured:
             offsets = np.zeros(MOST_DEPTH + 1) if nearest is None else self._known[nearest].offsets.copy()
             known = self._known[batch] = _Known(offsets)
         return known
+
+    def fresh(self, batch: int) -> bool:
+        """Was nothing noted of it yet?"""
+        return not self.of(batch).notes
 
     def factors(self, batch: int) -> list[float]:
         """Real over predicted seconds for 0, 1, ... drafts a request, up to a common factor."""
