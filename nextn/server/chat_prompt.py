@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nextn.config import ServerConfig
-from nextn.server.chat_protocol import ChatMessages
+from nextn.constraint import Constraint
+from nextn.server.chat_protocol import ChatMessages, NamedTool
 from nextn.server.errors import bad_request
 from nextn.server.parsers import reasoning
 from nextn.server.parsers.answer import Reading
 from nextn.server.protocol import ChatRequest
+from nextn.server.tool_grammar import call_grammar
 from nextn.tokenizer.chat import plain_content
 from nextn.tokenizer.tokenizer import Tokenizer
 
@@ -22,6 +24,7 @@ RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_messag
 class ChatPrompt(NamedTuple):
     text: str
     reading: Reading
+    constraint: Constraint | None = None  # what the answer must be, if it must be a call
 
 
 class Arguments(dict[str, Any]):
@@ -49,16 +52,26 @@ def chat_prompt(request: ChatRequest, tokenizer: Tokenizer, config: ServerConfig
         raise bad_request(
             "tools are not supported by this server: it was started without --tool-call-parser", "tools"
         )
-    if (calls and not isinstance(request.tool_choice, str)) or request.tool_choice == "required":
-        raise bad_request(
-            "tool_choice can be none or auto: this server cannot hold the model to a call", "tool_choice"
-        )
     text = render(request, tokenizer)
     inside = None
     if config.reasoning_parser is not None and request.separate_reasoning:
         inside = reasoning.begins_inside(config.reasoning_parser, beginning(request, text))
     tool_parser = config.tool_call_parser if calls else None
-    return ChatPrompt(text, Reading(tool_parser, inside, request.stream_reasoning))
+    reading = Reading(tool_parser, inside, request.stream_reasoning)
+    return ChatPrompt(text, reading, forced_calls(request, reading))
+
+
+def forced_calls(request: ChatRequest, reading: Reading) -> Constraint | None:
+    """Raises ApiError where something else is asked of the text, too."""
+    choice = request.tool_choice
+    if choice in ("none", "auto") or reading.tool_parser is None:
+        return None
+    if request.constraint() is not None:
+        raise bad_request("tool_choice: an answer cannot be a call and follow another grammar", "tool_choice")
+    tools = request.tools or []
+    if isinstance(choice, NamedTool):
+        tools = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
+    return call_grammar(reading.tool_parser, tools, request.parallel_tool_calls, bool(reading.reasoning))
 
 
 def render(request: ChatMessages, tokenizer: Tokenizer) -> str:

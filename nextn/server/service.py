@@ -106,13 +106,15 @@ class Service:
     async def chat(self, request: ChatRequest) -> tuple[Generation, Reading]:
         arrival = time.perf_counter()
         self.open(request.model)
-        text, reading = chat_prompt(request, self.tokenizer, self.config)
+        text, reading, constraint = chat_prompt(request, self.tokenizer, self.config)
         ids = await self.encode([text], add_special_tokens=False)
         limit = request.max_completion_tokens
         limit = request.max_tokens if limit is None else limit
         (prompt,) = self._prompts(request, ids, limit, None)
         if reading.tool_parser is not None and not request.parallel_tool_calls:
             prompt = prompt._replace(stop=[*prompt.stop, CALL_END])
+        if constraint is not None:
+            prompt = prompt._replace(params=prompt.params.replace(constraint=constraint))
         generation = self._generation(request, [prompt._replace(shown=reading.markers)], arrival, "chatcmpl")
         return generation, reading
 

@@ -6,10 +6,11 @@ import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import openai
+import pydantic
 import pytest
 from support.server_process import SCRIPTED, ServerProcess, until
 
@@ -170,3 +171,47 @@ def test_best_of(fake: ServerProcess) -> None:
     assert best == sorted(texts(n=6), key=lambda one: -one[0])[:2]
     quiet = httpx.post(fake.url + "/v1/completions", json=body | {"n": 2, "best_of": 6, "logprobs": None})
     assert [(c["text"], c["logprobs"]) for c in quiet.json()["choices"]] == [(text, None) for _, text in best]
+
+
+class Look(pydantic.BaseModel):
+    where: Literal["src", "docs"]
+    deep: bool
+
+
+class Stop(pydantic.BaseModel):
+    """No arguments."""
+
+
+@pytest.fixture(scope="module")
+def forced() -> Iterator[openai.OpenAI]:
+    """The fake model would say anything."""
+    command = [
+        "-m", "nextn", "serve", "--model-path", "fake:1,0.75", "--served-model-name", "fake", "--port", "0",
+        "--threads", "1", "--kv-cache-tokens", "4096", "--chat-template", str(TEMPLATE),
+        "--tool-call-parser", "deepseekv31", "--reasoning-parser", "deepseek-v3",
+    ]  # fmt: skip
+    with ServerProcess(command) as server, openai.OpenAI(base_url=server.url + "/v1", api_key="none") as made:
+        yield made
+
+
+@pytest.mark.parametrize("choice", ["required", "Stop"])
+def test_the_model_is_held_to_a_call(forced: openai.OpenAI, choice: str) -> None:
+    named: Any = {"type": "function", "function": {"name": choice}}
+    fields: dict[str, Any] = {
+        "model": "fake", "messages": MESSAGES,
+        "tools": [openai.pydantic_function_tool(tool) for tool in (Look, Stop)],
+        "tool_choice": choice if choice == "required" else named, "parallel_tool_calls": False, "seed": 3,
+        "max_tokens": 600,
+    }  # fmt: skip
+    texts = []
+    for steps in (0, 2):
+        extra = {"speculative": {"num_steps": steps}}
+        (answer,) = forced.chat.completions.parse(**fields, extra_body=extra).choices
+        assert answer.finish_reason == "tool_calls"
+        (call,) = answer.message.tool_calls or []
+        assert isinstance(call.function.parsed_arguments, Stop if choice == "Stop" else (Look, Stop))
+        texts.append((call.function.name, call.function.arguments))
+    with forced.chat.completions.stream(**fields) as stream:
+        (last,) = stream.get_final_completion().choices
+    texts += [(c.function.name, c.function.arguments) for c in last.message.tool_calls or []]
+    assert texts == texts[:1] * 3

@@ -33,12 +33,13 @@ class Format(NamedTuple):
     before_name: str
     after_name: str
     fences: tuple[str, ...]  # that may close the arguments, before the mark
+    between: str  # two calls
 
 
 # --tool-call-parser -> how a call is written
 FORMATS = {
-    "deepseekv3": Format(f"function{SEPARATOR}", "\n```json\n", ("\n```", "```")),
-    "deepseekv31": Format("", SEPARATOR, ()),
+    "deepseekv3": Format(f"function{SEPARATOR}", "\n```json\n", ("\n```", "```"), "\n"),
+    "deepseekv31": Format("", SEPARATOR, (), ""),
 }
 
 
