@@ -363,6 +363,31 @@ class ServerConfig(EngineConfig):
     served_model_name: str | None = option(
         None, "server", "model name in the API; default: the last part of --model-path"
     )
+    chat_template: str | None = option(
+        None, "server", "Jinja file to render chats with, in place of the checkpoint's own"
+    )
+    tool_call_parser: str | None = option(
+        None,
+        "server",
+        "how the model writes tool calls: deepseekv3 (V3-0324, R1-0528) or deepseekv31 (V3.1 and later); "
+        "default: requests with tools are refused",
+        choices=("deepseekv3", "deepseekv31"),
+        words={"deepseek_v3": "deepseekv3", "deepseek_v31": "deepseekv31"},
+    )
+    reasoning_parser: str | None = option(
+        None,
+        "server",
+        "parts what comes before </think> from a chat's answer, as reasoning_content; deepseek-r1: an answer "
+        "begins with it, deepseek-v3: only where the prompt opens it; default: it is content",
+        choices=("deepseek-r1", "deepseek-v3"),
+        words={"deepseek_r1": "deepseek-r1", "deepseek_v3": "deepseek-v3"},
+    )
+    enable_priority_scheduling: bool = option(
+        False, "server", "honour requests' priority: higher values go first, as in SGLang"
+    )
+    schedule_low_priority_values_first: bool = option(
+        False, "server", "honour requests' priority: lower values go first, as in vLLM"
+    )
     api_key: str | None = option(
         None,
         "server",
@@ -451,5 +476,4 @@ REFUSED: dict[str, str] = {
     "--tokenizer-path": "the tokenizer comes from --model-path",
     "--attention-backend": "--kernel-backend chooses the kernels",
     "--trust-remote-code": "nextn never runs code from a checkpoint",
-    "--chat-template": "it comes from the checkpoint's tokenizer",
 }

@@ -78,6 +78,8 @@ def add_options(parser: argparse.ArgumentParser, config: type[EngineConfig]) -> 
         "--enable-prefix-cache", action=PrefixCache, dest="disable_radix_cache", default=UNSET
     )
     parser.add_argument("--enable-chunked-prefill", action=ChunkedPrefill, default=UNSET)
+    if issubclass(config, ServerConfig):
+        parser.add_argument("--scheduling-policy", action=SchedulingPolicy, choices=("fcfs", "priority"))
     for flag in REFUSED:
         parser.add_argument(flag.replace("_", "-"), action=Refuse)
 
@@ -134,6 +136,16 @@ class ChunkedPrefill(Switch):
             )
 
 
+class SchedulingPolicy(argparse.Action):
+    """vLLM's: with `priority`, lower values go first."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **kwargs: Any) -> None:
+        super().__init__(option_strings, dest, default=UNSET, help=argparse.SUPPRESS, **kwargs)
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        namespace.schedule_low_priority_values_first = values == "priority"
+
+
 def options_markdown() -> str:
     """docs/options.md."""
     lines = [
@@ -168,6 +180,7 @@ def options_markdown() -> str:
         "|---|---|",
         "| `--enable-prefix-cache true\\|false` | `--no-disable-radix-cache`, `--disable-radix-cache` |",
         "| `--enable-chunked-prefill true` | nothing: prompts are always chunked; `false` is refused |",
+        "| `--scheduling-policy priority` | `--schedule-low-priority-values-first` |",
         "",
         "## Refused by name",
         "",

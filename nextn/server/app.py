@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -11,21 +11,24 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 import nextn
-from nextn.config import model_folder
+from nextn.server import figures
 from nextn.server.auth import ApiKey
 from nextn.server.body import parse
+from nextn.server.control import AbortRequest, abort_request, check_engine, flush_cache
 from nextn.server.errors import ApiError
 from nextn.server.http_metrics import CountResponses
-from nextn.server.internal_state import in_force, set_internal_state
-from nextn.server.native import NativeReply
+from nextn.server.internal_state import SetInternalState, set_internal_state
+from nextn.server.native import NativeAnswer, NativeReply
 from nextn.server.native_protocol import GenerateRequest
 from nextn.server.openai import Reply
+from nextn.server.openapi import Document
 from nextn.server.protocol import ChatRequest, CommonRequest, CompletionRequest
 from nextn.server.request_id import RequestId, request_id
-from nextn.server.responses import Model, ModelList
+from nextn.server.responses import Answer, ChatChoice, CompletionChoice, Model, ModelList
 from nextn.server.service import Service
 from nextn.server.sse import ClientGone, EventStream, unless_gone
 from nextn.server.static import add_page
+from nextn.server.tokens import DetokenizeRequest, Text, TokenizeRequest, Tokens, detokenize, tokenize
 from nextn.server.tracing import TraceParent
 
 
@@ -34,7 +37,7 @@ def json(content: object, status: int = 200) -> Response:
 
 
 def make_app(service: Service) -> FastAPI:
-    app = FastAPI(title="nextn", version=nextn.__version__, openapi_url=None)
+    app = FastAPI(title="nextn", version=nextn.__version__, docs_url=None, redoc_url=None)
     if service.config.key is not None:
         app.add_middleware(ApiKey, key=service.config.key)
     if service.config.otlp_traces_endpoint is not None:
@@ -42,27 +45,39 @@ def make_app(service: Service) -> FastAPI:
     app.add_middleware(CountResponses, metrics=service.metrics)
     app.add_middleware(RequestId)  # the last is the outermost
     add_error_handlers(app)
-    add_generation(app, service)
-    add_control(app, service)
-    add_figures(app, service)
+    document = Document()
+    add_generation(app, service, document)
+    add_control(app, service, document)
+    add_figures(app, service, document)
     add_page(app)
+    document.serve(app)
     return app
 
 
-def add_generation(app: FastAPI, service: Service) -> None:
+def add_generation(app: FastAPI, service: Service, document: Document) -> None:
+    route = document.route
     name, most = service.config.model_name, service.config.max_request_bytes
 
-    @app.post("/v1/completions")
+    @app.post(
+        "/v1/completions",
+        **route("Go on with a text", CompletionRequest, Answer[CompletionChoice], stream=True),
+    )
     async def completions(request: Request) -> Response:
         body = parse(await read_body(request, most), CompletionRequest)
         return await answer(request, body, Reply(body, await service.completion(body), name))
 
-    @app.post("/v1/chat/completions")
+    @app.post("/v1/chat/completions", **route("Answer a chat", ChatRequest, Answer[ChatChoice], stream=True))
     async def chat_completions(request: Request) -> Response:
         body = parse(await read_body(request, most), ChatRequest)
-        return await answer(request, body, Reply(body, await service.chat(body), name))
+        generation, reading = await service.chat(body)
+        return await answer(request, body, Reply(body, generation, name, reading))
 
-    @app.post("/generate")
+    described = route(
+        "Go on with texts or token ids", GenerateRequest, NativeAnswer | list[NativeAnswer], stream=True
+    )
+
+    @app.put("/generate", **described)
+    @app.post("/generate", **described)
     async def generate(request: Request) -> Response:
         body = parse(await read_body(request, most), GenerateRequest)
         generation, asked = await service.generate(body)
@@ -80,70 +95,98 @@ def add_generation(app: FastAPI, service: Service) -> None:
         return Response(whole, media_type="application/json")
 
 
-def add_control(app: FastAPI, service: Service) -> None:
-    @app.post("/set_internal_state")
+def add_control(app: FastAPI, service: Service, document: Document) -> None:
+    route = document.route
+    most = service.config.max_request_bytes
+    described = route("Change what requests to come mean by default", SetInternalState, list[bool])
+
+    @app.put("/set_internal_state", **described)
+    @app.post("/set_internal_state", **described)
     async def internal_state(request: Request) -> Response:
-        return json(
-            await set_internal_state(service, await read_body(request, service.config.max_request_bytes))
-        )
+        return json(await set_internal_state(service, await read_body(request, most)))
+
+    @app.post("/abort_request", **route("End requests as they are", AbortRequest))
+    async def abort(request: Request) -> Response:
+        abort_request(service, parse(await read_body(request, most), AbortRequest))
+        return Response()
+
+    @app.get("/flush_cache", **route("Empty the prefix cache"))
+    @app.post("/flush_cache", **route("Empty the prefix cache"))
+    async def flush() -> Response:
+        if await flush_cache(service):
+            return Response("Cache flushed.\n", media_type="text/plain")
+        message = "the cache was not flushed: requests are running or waiting"
+        raise ApiError(400, message, code="engine_busy")
+
+    @app.post("/v1/tokenize", **route("Text or messages to token ids", TokenizeRequest, Tokens))
+    @app.post("/tokenize", **route("Text or messages to token ids", TokenizeRequest, Tokens))
+    async def to_tokens(request: Request) -> Response:
+        return json(await tokenize(service, parse(await read_body(request, most), TokenizeRequest)))
+
+    @app.post("/v1/detokenize", **route("Token ids to text", DetokenizeRequest, Text))
+    @app.post("/detokenize", **route("Token ids to text", DetokenizeRequest, Text))
+    async def to_text(request: Request) -> Response:
+        return json(await detokenize(service, parse(await read_body(request, most), DetokenizeRequest)))
 
 
-def add_figures(app: FastAPI, service: Service) -> None:
-    config = service.config
+def add_figures(app: FastAPI, service: Service, document: Document) -> None:
+    route = document.route
+    facts = dict[str, Any]
 
-    @app.get("/health")
-    @app.get("/readyz")
+    @app.get("/health", **route("Is the engine there?", answer=facts))
+    @app.get("/readyz", **route("Is the engine there?", answer=facts))
     async def health() -> Response:
         return json({"status": service.status}, 200 if service.status == "ok" else 503)
 
-    @app.get("/livez")
+    @app.get("/livez", **route("Is the server process there?", answer=facts))
     async def live() -> Response:
         """The process answers. Whether it can serve is /readyz; what a dead engine needs it does itself."""
         return json({"status": service.status})
 
-    @app.get("/v1/models")
-    async def models() -> Response:
-        ready = service.engine.ready
-        length = ready.context_length if ready is not None else config.context_length
-        return json(ModelList([Model(config.model_name, service.created, length)]))
+    @app.get("/health_generate", **route("Does the engine do anything?", answer=facts))
+    async def health_generate() -> Response:
+        await check_engine(service)
+        return json({"status": "ok"})
 
-    @app.get("/version")
+    @app.get("/v1/models", **route("The model served", answer=ModelList))
+    async def models() -> Response:
+        return json(ModelList([figures.model_card(service)]))
+
+    @app.get("/v1/models/{model:path}", **route("The model of this name", answer=Model))
+    async def one_model(model: str) -> Response:
+        service.check_model(model)
+        return json(figures.model_card(service))
+
+    @app.get("/version", **route("The server's version", answer=facts))
     async def version() -> Response:
         return json({"version": nextn.__version__})
 
-    @app.get("/server_info")
-    @app.get("/get_server_info")
+    @app.get("/server_info", **route("Options and state", answer=facts))
+    @app.get("/get_server_info", **route("Options and state", answer=facts))
     async def server_info() -> Response:
-        metrics, ready = service.metrics, service.engine.ready
-        total = metrics.totals().spec
-        state = {
-            "avg_spec_accept_length": total.accept_length,
-            "spec_accept_rates": total.accept_rates,
-            "last_accept_length": metrics.interval.spec.accept_length,
-            "last_gen_throughput": metrics.interval.throughput,
-            **in_force(service),
-        }
-        return json(
-            {
-                **{**dataclasses.asdict(config), "api_key": None},
-                "version": nextn.__version__,
-                "status": service.status,
-                "served_model_name": config.model_name,
-                "engine": ready.startup if ready is not None else None,
-                "internal_states": [state],
-            }
-        )
+        return json(figures.server_info(service))
 
-    @app.get("/model_info")
-    @app.get("/get_model_info")
+    @app.get("/model_info", **route("Where the model lies", answer=facts))
+    @app.get("/get_model_info", **route("Where the model lies", answer=facts))
     async def model_info() -> Response:
-        """Where bench_serving finds the tokenizer."""
-        folder = str(model_folder(config.model_path))
-        return json({"model_path": folder, "tokenizer_path": folder, "is_generation": True})
+        return json(figures.model_info(service))
 
-    if config.enable_metrics:
+    @app.get("/v1/loads", **route("What the engine has to do", answer=figures.Loads))
+    async def loads(request: Request) -> Response:
+        form = request.query_params.get("format", "json")
+        if form != "json":
+            raise ApiError(
+                400, f"format is {form!r}; it can only be json, /metrics has the rest", param="format"
+            )
+        return json(figures.loads(service))
 
-        @app.get("/metrics")
+    @app.get("/get_load", **route("The same, in few words", answer=list[figures.OldLoad]))
+    async def old_loads() -> Response:
+        return json(figures.old_loads(service))
+
+    if service.config.enable_metrics:
+
+        @app.get("/metrics", **route("Figures for Prometheus"))
         async def metrics() -> Response:
             return Response(service.metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})
 

@@ -85,6 +85,24 @@ def first_error(error: ValidationError, within: str = "") -> Exception:
     return bad_request(f"{where}: {message} (got {shortened(first['input'])})", where)
 
 
+def schema_of(kind: type[BaseModel]) -> dict[str, Any]:
+    """A body's JSON schema in one piece, to stand within another."""
+    schema = kind.model_json_schema()
+    types = schema.pop("$defs", {})
+
+    def whole(part: Any) -> Any:
+        if isinstance(part, list):
+            return [whole(each) for each in part]
+        if not isinstance(part, dict):
+            return part
+        if "$ref" in part:
+            return whole(types[part["$ref"].rpartition("/")[2]])
+        return {name: whole(each) for name, each in part.items()}
+
+    inline: dict[str, Any] = whole(schema)
+    return inline
+
+
 def json_type(value: object) -> str:
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
     return names.get(type(value), "a number")

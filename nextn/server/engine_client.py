@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,6 +20,7 @@ from nextn.server.messages import (
     Abort,
     Add,
     Done,
+    FlushCache,
     FromEngine,
     NewRequest,
     Ready,
@@ -40,6 +41,11 @@ class News(NamedTuple):
     what: Output | ApiError
 
 
+class Waiter(NamedTuple):
+    queue: asyncio.Queue[News]
+    name: str  # what the client knows the request by
+
+
 @dataclass
 class EngineClient:
     """The engine's figures go to `metrics`."""
@@ -47,11 +53,12 @@ class EngineClient:
     metrics: Metrics
     request_timeout: float | None = None  # seconds
     ready: Ready | None = None  # set while an engine is there to serve
-    waiters: dict[str, asyncio.Queue[News]] = field(default_factory=dict)  # by rid
+    waiters: dict[str, Waiter] = field(default_factory=dict)  # by rid
     socket: zmq.asyncio.Socket | None = None
     speculative_defaults: SpeculativeParams = field(default_factory=SpeculativeParams)  # as last set
     calls: dict[int, asyncio.Future[None]] = field(default_factory=dict)  # sent, and not done
     numbers: Iterator[int] = field(default_factory=itertools.count)
+    heard: asyncio.Event = field(default_factory=asyncio.Event)  # set by everything the engine says
     watch: Watch = field(init=False)  # is told of every choice
     last_sign: float = 0.0  # monotonic: when the engine last said something, or was given work while idle
 
@@ -83,13 +90,16 @@ class EngineClient:
         for rid in list(self.waiters):
             self._tell(rid, error, last=True)
 
-    def submit(self, requests: list[NewRequest], queue: asyncio.Queue[News]) -> None:
-        """Sends requests; their news come into `queue`. An engine must be there."""
+    def submit(
+        self, requests: list[NewRequest], queue: asyncio.Queue[News], names: Sequence[str] | None = None
+    ) -> None:
+        """Sends requests; their news come into `queue`. `names`: what clients know them by, if not by their
+        ids. An engine must be there."""
         assert self.ready is not None
         if not self.waiters:
             self.last_sign = time.monotonic()
-        for request in requests:
-            self.waiters[request.rid] = queue
+        for request, name in zip(requests, names or [r.rid for r in requests], strict=True):
+            self.waiters[request.rid] = Waiter(queue, name)
         self._send(Add(requests))
 
     def abort(self, rid: str) -> bool:
@@ -99,18 +109,32 @@ class EngineClient:
         self._send(Abort(rid))
         return True
 
+    def end(self, beginning: str) -> None:
+        """Ends every request whose name begins so; who waits for it gets an output that says "abort"."""
+        for rid, waiter in list(self.waiters.items()):
+            if waiter.name.startswith(beginning):
+                self._tell(rid, Output(rid, [], [], "abort"), last=True)
+                self._send(Abort(rid))
+
     async def set_speculative_defaults(self, defaults: SpeculativeParams) -> None:
         """For requests that come later. An engine must be there. Raises ValueError for what it cannot do,
         ApiError when it is gone before it has answered."""
+        await self._call(SetSpeculativeDefaults(next(self.numbers), defaults))
+        self.speculative_defaults = defaults
+
+    async def flush_cache(self) -> None:
+        """Drops the prefix cache. An engine must be there. Raises ValueError while it has requests, ApiError
+        when it is gone before it has answered."""
+        await self._call(FlushCache(next(self.numbers)))
+
+    async def _call(self, message: SetSpeculativeDefaults | FlushCache) -> None:
         assert self.ready is not None
-        number = next(self.numbers)
-        done = self.calls[number] = asyncio.get_running_loop().create_future()
-        self._send(SetSpeculativeDefaults(number, defaults))
+        done = self.calls[message.call] = asyncio.get_running_loop().create_future()
+        self._send(message)
         try:
             await done
         finally:
-            del self.calls[number]
-        self.speculative_defaults = defaults
+            del self.calls[message.call]
 
     def _send(self, message: ToEngine) -> None:
         if self.socket is not None:
@@ -122,6 +146,7 @@ class EngineClient:
         return time.monotonic() - self.last_sign if self.waiters else 0.0
 
     def receive(self, message: FromEngine) -> None:
+        self.heard.set()
         self.last_sign = time.monotonic()
         if isinstance(message, StepNews):
             self.metrics.on_step(message.stats, message.seconds)
@@ -139,9 +164,9 @@ class EngineClient:
                 call.set_exception(ValueError(message.error))
 
     def _tell(self, rid: str, what: Output | ApiError, last: bool) -> None:
-        queue = self.waiters.get(rid)
-        if queue is None:
+        waiter = self.waiters.get(rid)
+        if waiter is None:
             return  # aborted while this was under way
         if last:
             del self.waiters[rid]
-        queue.put_nowait(News(rid, what))
+        waiter.queue.put_nowait(News(rid, what))

@@ -31,6 +31,7 @@ from nextn.server.messages import (
     Add,
     Done,
     Failed,
+    FlushCache,
     FromEngine,
     NewRequest,
     Ready,
@@ -151,6 +152,9 @@ def loop(engine: Engine, link: Link, grammars: GrammarCompiler) -> None:
                 aborted |= engine.abort(message.rid)
             elif isinstance(message, SetSpeculativeDefaults):
                 set_speculative_defaults(engine, link, message)
+            elif isinstance(message, FlushCache):
+                busy = None if engine.flush_cache() else "requests are running or waiting"
+                link.send(Done(message.call, busy))
             else:
                 return
         for compiled in line.take():
@@ -177,7 +181,7 @@ def add(
     new: NewRequest,
     grammar: Grammar | ValueError | None,
 ) -> None:
-    request = Request(new.rid, new.tokens, new.params)
+    request = Request(new.rid, new.tokens, new.params, new.priority)
     try:
         if isinstance(grammar, ValueError):
             raise grammar

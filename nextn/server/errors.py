@@ -55,5 +55,9 @@ def overdue(seconds: float) -> ApiError:
     return ApiError(504, message, "timeout", code="request_timeout")
 
 
+def ended_by_request() -> ApiError:
+    return ApiError(499, "it was ended by /abort_request", code="aborted")
+
+
 def shut_down() -> ApiError:
     return unavailable("the server was shut down before this was finished", SHUTTING_DOWN)

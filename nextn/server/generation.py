@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from nextn.request import Output, SamplingParams, SpecStats, TokenLogprob
 from nextn.server.engine_client import EngineClient, News
-from nextn.server.errors import ApiError, overdue
+from nextn.server.errors import ApiError, ended_by_request, overdue
 from nextn.server.logprobs import Entry, LogprobStream
 from nextn.server.messages import NewRequest
 from nextn.tokenizer.stream import TextStream
@@ -20,13 +20,15 @@ from nextn.tokenizer.tokenizer import Tokenizer
 
 class Prompt(NamedTuple):
     """A prompt and what is to come of it. `stop`: the strings that end its texts. `echo`: its text, if the
-    answers begin with it. `name`: the client's for it, "" if it gave none."""
+    answers begin with it. `name`: the client's for it, "" if it gave none. `shown`: special tokens that must
+    come through as text."""
 
     tokens: list[int]
     params: SamplingParams
     stop: Sequence[str] = ()
     echo: str | None = None
     name: str = ""
+    shown: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -48,6 +50,7 @@ class Choice:
     entries: list[Entry] = field(default_factory=list)
     token_logprobs: list[TokenLogprob] = field(default_factory=list)  # of `tokens`, where asked for by token
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
+    logprob: float = 0.0  # of all tokens together, where log-probabilities were asked for
     sent: int = 0  # characters
     cached_tokens: int = 0
     finish_reason: str | None = None
@@ -88,25 +91,31 @@ class Generation:
         arrival: float,
         keep_depths: bool = False,
         logprobs_by_token: bool = False,
+        name: str = "",
+        priority: int = 0,
     ) -> None:
-        """`logprobs_by_token`: log-probabilities are kept in the choices, they do not go with the text."""
+        """`logprobs_by_token`: log-probabilities are kept in the choices, they do not go with the text.
+        `name`: what the answer is called; `priority`: larger goes first."""
         self.engine, self.tokenizer = engine, tokenizer
         self.n = n
         self.arrival = arrival  # perf_counter
         self.choices: list[Choice] = []
-        self.id = uuid.uuid4().hex
+        unique = uuid.uuid4().hex
+        self.id = name or unique
         for prompt in prompts:
             for i in range(n):
                 index = len(self.choices)
-                rid = f"{self.id}-{index}"
-                name = f"{prompt.name}_{i}" if n > 1 else prompt.name
-                request = NewRequest(rid, prompt.tokens, prompt.params.replace(stream=i))
-                stream = TextStream(tokenizer, prompt.stop)
-                choice = Choice(index, name if prompt.name else rid, request, stream, last_news=self.arrival)
+                called = f"{self.id}-{index}"
+                if prompt.name:
+                    called = f"{prompt.name}_{i}" if n > 1 else prompt.name
+                params = prompt.params.replace(stream=i)
+                request = NewRequest(f"{unique}-{index}", prompt.tokens, params, priority)
+                stream = TextStream(tokenizer, prompt.stop, shown=prompt.shown)
+                choice = Choice(index, called, request, stream, last_news=self.arrival)
                 choice.depths = [] if keep_depths else None
                 choice.echo = prompt.echo
                 if prompt.params.logprobs is not None and not logprobs_by_token:
-                    choice.logprobs = LogprobStream(tokenizer)
+                    choice.logprobs = LogprobStream(tokenizer, prompt.shown)
                 self.choices.append(choice)
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
@@ -116,7 +125,7 @@ class Generation:
         watch, error = self.engine.watch, None
         timer = self._deadline(queue)
         watch.begun(self)
-        self.engine.submit([choice.request for choice in self.choices], queue)
+        self.engine.submit([c.request for c in self.choices], queue, [c.id for c in self.choices])
         try:
             while running:
                 rid, what = await queue.get()
@@ -133,7 +142,10 @@ class Generation:
                 if choice.finish_reason is not None:
                     del running[rid]
                     self.engine.abort(rid)  # a stop string ends a request that the engine would go on with
-                    watch.finished(choice, self.arrival)
+                    if choice.finish_reason == "abort":
+                        watch.given_up(choice, self.arrival, True, ended_by_request())
+                    else:
+                        watch.finished(choice, self.arrival)
                 yield Delta(choice, text, entries)
         except ApiError as e:
             error = e
@@ -156,8 +168,9 @@ class Generation:
     def _take(self, choice: Choice, out: Output) -> str:
         """Brings the choice up to date; returns the text to send."""
         first = choice.last_news == self.arrival
-        self.engine.watch.news(choice, out, self.arrival)
-        choice.cached_tokens = out.cached_tokens
+        if out.finish_reason != "abort":
+            self.engine.watch.news(choice, out, self.arrival)
+            choice.cached_tokens = out.cached_tokens
         choice.spec = out.spec or choice.spec
         if choice.depths is None:
             text, used, stopped = choice.stream.push(out.tokens)
@@ -181,6 +194,7 @@ class Generation:
     def _take_logprobs(self, choice: Choice, out: Output, used: int) -> list[Entry]:
         """The entries to send; `used` of the output's tokens belong to the answer."""
         stream = choice.logprobs
+        choice.logprob += sum(each.logprob for each in (out.logprobs or [])[:used])
         if stream is None:
             choice.token_logprobs += (out.logprobs or [])[:used]
             choice.prompt_logprobs = out.prompt_logprobs or choice.prompt_logprobs

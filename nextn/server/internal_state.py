@@ -10,10 +10,10 @@ import dataclasses
 import logging
 from typing import Annotated
 
-from pydantic import PlainValidator
+from pydantic import PlainValidator, WithJsonSchema
 
 from nextn.request import SpeculativeParams
-from nextn.server.body import Body, KnownKeys, like, parse, part
+from nextn.server.body import Body, KnownKeys, like, parse, part, schema_of
 from nextn.server.errors import bad_request
 from nextn.server.service import Service
 
@@ -30,7 +30,7 @@ def server_args(value: object) -> KnownKeys:
 
 
 class SetInternalState(Body):
-    server_args: Annotated[KnownKeys, PlainValidator(server_args)]
+    server_args: Annotated[KnownKeys, PlainValidator(server_args), WithJsonSchema(schema_of(ServerArgs))]
 
 
 async def set_internal_state(service: Service, body: bytes) -> list[bool]:

@@ -82,7 +82,8 @@ class Launch:
 
     async def _run(self, handle: EngineHandle) -> int:
         try:
-            tokenizer = Tokenizer.from_folder(model_folder(self.config.model_path))
+            folder = model_folder(self.config.model_path)
+            tokenizer = Tokenizer.from_folder(folder, self.config.chat_template)
             endpoint = self.config.otlp_traces_endpoint
             tracing = None if endpoint is None else otlp(self.config.model_name, endpoint)
         except ValueError as e:

@@ -30,9 +30,10 @@ class Entry(NamedTuple):
 class LogprobStream:
     """Tokens and their log-probabilities in, entries out, for one choice."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, shown: frozenset[str] = frozenset()) -> None:
+        """`shown`: special tokens that are text in this answer."""
         self._tokenizer = tokenizer
-        self._bytes = tokenizer.token_bytes()
+        self._bytes = tokenizer.token_bytes(shown=shown)
         self._utf8 = UTF8("replace")
         self._length = 0  # characters of the tokens so far
         self._held: deque[Entry] = deque()

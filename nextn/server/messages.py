@@ -17,6 +17,7 @@ class NewRequest(msgspec.Struct, array_like=True):
     rid: str
     tokens: list[int]
     params: SamplingParams
+    priority: int = 0  # larger goes first
 
 
 class Add(msgspec.Struct, tag=True, array_like=True):
@@ -38,11 +39,17 @@ class SetSpeculativeDefaults(msgspec.Struct, tag=True, array_like=True):
     defaults: SpeculativeParams
 
 
+class FlushCache(msgspec.Struct, tag=True, array_like=True):
+    """Drops the prefix cache, unless requests are in the engine; `Done` follows."""
+
+    call: int
+
+
 class Stop(msgspec.Struct, tag=True, array_like=True):
     """The engine process ends."""
 
 
-ToEngine: TypeAlias = Add | Abort | SetSpeculativeDefaults | Stop
+ToEngine: TypeAlias = Add | Abort | SetSpeculativeDefaults | FlushCache | Stop
 
 
 class Ready(msgspec.Struct, tag=True, array_like=True):

@@ -7,6 +7,7 @@ token, which no verify step committed.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -30,7 +31,7 @@ class FinishReason(msgspec.Struct):
 class NativeAnswer(msgspec.Struct):
     text: str
     output_ids: list[int]
-    meta_info: dict[str, object]
+    meta_info: dict[str, Any]
     index: int | UnsetType = UNSET
 
 
@@ -84,8 +85,7 @@ def finish_reason(choice: Choice) -> FinishReason | None:
         return FinishReason("stop", matched=choice.matched)
     if choice.finish_reason == "length":
         return FinishReason("length", length=choice.request.params.max_tokens)
-    assert choice.finish_reason is None
-    return None
+    return None if choice.finish_reason is None else FinishReason(choice.finish_reason)
 
 
 def logprobs(choice: Choice, asked: Asked, names: Tokenizer | None) -> dict[str, object]:

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import ConfigDict, Field, ValidationError, WithJsonSchema
 
 from nextn.request import SamplingParams, SpeculativeParams
-from nextn.server.body import Body, first_error, json_type, refuse
+from nextn.server.body import Body, first_error, json_type, refuse, schema_of
 from nextn.server.errors import bad_request
+from nextn.server.prompts import TEXT_SCHEMA, TOKENS_SCHEMA, prompts
 from nextn.server.protocol import (
     MAX_LOGPROBS,
     REFUSED,
     Sampling,
     Seed,
     SpeculativeField,
-    prompts,
 )
 
 REFUSED_SAMPLING: dict[str, tuple[object, ...]] = {
@@ -32,7 +32,7 @@ REFUSED_SAMPLING: dict[str, tuple[object, ...]] = {
 REFUSED_IN_GENERATE: dict[str, tuple[object, ...]] = {
     name: REFUSED[name]
     for name in (
-        "lora_path", "session_params", "return_hidden_states", "priority", "custom_logit_processor",
+        "lora_path", "session_params", "return_hidden_states", "custom_logit_processor",
         "cache_salt", "extra_key",
     )
 } | {
@@ -93,18 +93,26 @@ class Asked(NamedTuple):
             raise bad_request(message, message.partition(" ")[0]) from e
 
 
+def one_or_many(schema: dict[str, Any]) -> WithJsonSchema:
+    """One value for all prompts, or a list of one for each."""
+    return WithJsonSchema({"anyOf": [schema, {"type": "array", "items": schema}]})
+
+
 class GenerateRequest(Body):
     refused = REFUSED_IN_GENERATE
 
     # Checked by `given` and `asked`: a union's errors would name every branch.
-    text: Any = None
-    input_ids: Any = None
-    sampling_params: Any = Field(default_factory=dict)
-    rid: Any = None
-    return_logprob: Any = None
-    logprob_start_len: Any = None
-    top_logprobs_num: Any = None
+    text: Annotated[Any, WithJsonSchema(TEXT_SCHEMA)] = None
+    input_ids: Annotated[Any, WithJsonSchema(TOKENS_SCHEMA)] = None
+    sampling_params: Annotated[Any, one_or_many(schema_of(NativeSampling))] = Field(default_factory=dict)
+    rid: Annotated[Any, one_or_many({"type": "string"})] = None
+    return_logprob: Annotated[Any, one_or_many({"type": "boolean"})] = None
+    logprob_start_len: Annotated[Any, one_or_many({"type": "integer", "minimum": -1})] = None
+    top_logprobs_num: Annotated[
+        Any, one_or_many({"type": "integer", "minimum": 0, "maximum": MAX_LOGPROBS})
+    ] = None
     return_text_in_logprobs: bool = False
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     stream: bool = False
     speculative: SpeculativeField = SpeculativeParams()
 

@@ -8,34 +8,38 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from msgspec import UNSET, UnsetType
 
 from nextn.request import SpecStats
+from nextn.server.chat import ChatWording, chat_choice, matched_stop, reasoning_tokens
 from nextn.server.generation import Choice, Delta, Generation
-from nextn.server.logprobs import chat_logprobs, completion_logprobs
+from nextn.server.logprobs import completion_logprobs
+from nextn.server.parsers.answer import CONTENT, Reading
 from nextn.server.protocol import ChatRequest, CommonRequest
 from nextn.server.responses import (
     Answer,
     ChatChoice,
     ChatDelta,
     CompletionChoice,
-    Message,
+    CompletionTokensDetails,
     SglExt,
     Usage,
     encode,
     spec_tokens_details,
     usage,
 )
-from nextn.server.responses import Delta as ChatText
 from nextn.tokenizer.tokenizer import Tokenizer
 
+Whole = CompletionChoice | ChatChoice
 Chunk = CompletionChoice | ChatDelta
 
 
 class Reply:
-    """How one endpoint words its answers."""
+    """How one endpoint words its answers. `reading`: what a chat's are parted into."""
 
-    def __init__(self, request: CommonRequest, generation: Generation, model: str) -> None:
-        self.request, self.generation, self.model = request, generation, model
+    def __init__(
+        self, request: CommonRequest, generation: Generation, model: str, reading: Reading = CONTENT
+    ) -> None:
+        self.request, self.generation, self.model, self.reading = request, generation, model, reading
         self.chat = isinstance(request, ChatRequest)
-        self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{generation.id}"
+        self.id = generation.id
         self.created = int(time.time())
 
     async def whole(self) -> bytes:
@@ -43,12 +47,30 @@ class Reply:
         async for delta in self.generation.deltas():
             delta.choice.text.append(delta.text)
             delta.choice.entries += delta.entries
-        choices = self.generation.choices
+        choices, tokenizer = self.generation.choices, self.generation.tokenizer
         name = "chat.completion" if self.chat else "text_completion"
-        word = chat_choice if self.chat else text_choice
-        told = [word(choice, self.generation.tokenizer) for choice in choices]
-        figures = self._usage(choices)
-        return encode(Answer(self.id, name, self.created, self.model, told, figures, self._extension()))
+        told: list[Whole]
+        if self.chat:
+            told = [chat_choice(choice, tokenizer, self.reading) for choice in choices]
+        else:
+            choices = self._best()
+            told = [text_choice(choice, tokenizer, i) for i, choice in enumerate(choices)]
+        figures = self._usage(self.generation.choices)
+        figures.completion_tokens_details = self._details()
+        return encode(
+            Answer(self.id, name, self.created, self.model, told, figures, self._extension(choices))
+        )
+
+    def _best(self) -> list[Choice]:
+        """Of each prompt's candidates the n that are most likely a token, most likely first."""
+        n, candidates = self.request.n, self.generation.n
+        if candidates == n:
+            return self.generation.choices
+        best: list[Choice] = []
+        for first in range(0, len(self.generation.choices), candidates):
+            of_prompt = self.generation.choices[first : first + candidates]
+            best += sorted(of_prompt, key=lambda c: -c.logprob / max(c.completion_tokens, 1))[:n]
+        return best
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The answer in pieces, each the JSON of one event."""
@@ -57,7 +79,8 @@ class Reply:
         always = options is not None and options.continuous_usage_stats
         name = "chat.completion.chunk" if self.chat else "text_completion"
         tokenizer = self.generation.tokenizer
-        word: Callable[[Delta], list[Chunk]] = ChatWording(tokenizer) if self.chat else TextWording(tokenizer)
+        word: Callable[[Delta], Sequence[Chunk]]
+        word = ChatWording(tokenizer, self.reading) if self.chat else TextWording(tokenizer)
         deltas = self.generation.deltas()
         try:
             async for delta in deltas:
@@ -71,14 +94,25 @@ class Reply:
         finally:
             await deltas.aclose()
         if at_end or self.request.return_spec_tokens_details:
-            figures = self._usage(self.generation.choices) if at_end else UNSET
-            yield encode(Answer(self.id, name, self.created, self.model, [], figures, self._extension()))
+            choices, figures = self.generation.choices, UNSET
+            if at_end:
+                figures = self._usage(choices)
+                figures.completion_tokens_details = self._details()
+            extension = self._extension(choices)
+            yield encode(Answer(self.id, name, self.created, self.model, [], figures, extension))
 
-    def _extension(self) -> SglExt | UnsetType:
+    def _extension(self, choices: Sequence[Choice]) -> SglExt | UnsetType:
         if not self.request.return_spec_tokens_details:
             return UNSET
-        each = [spec_tokens_details(choice.spec) for choice in self.generation.choices]
+        each = [spec_tokens_details(choice.spec) for choice in choices]
         return SglExt(each[0] if len(each) == 1 else each)
+
+    def _details(self) -> CompletionTokensDetails | UnsetType:
+        if self.reading.reasoning is None:
+            return UNSET
+        tokenizer, reading = self.generation.tokenizer, self.reading
+        spent = [reasoning_tokens(c.tokens, tokenizer, reading) for c in self.generation.choices]
+        return CompletionTokensDetails(sum(spent))
 
     def _usage(self, choices: Sequence[Choice]) -> Usage:
         """A prompt counts once, however many choices it has. A text that the model
@@ -97,15 +131,11 @@ class Reply:
         )
 
 
-def text_choice(choice: Choice, tokenizer: Tokenizer) -> CompletionChoice:
+def text_choice(choice: Choice, tokenizer: Tokenizer, index: int) -> CompletionChoice:
     depths = UNSET if choice.depths is None else choice.depths
     told = None if choice.logprobs is None else completion_logprobs(choice.entries, tokenizer)
-    return CompletionChoice(choice.index, "".join(choice.text), choice.finish_reason, told, depths)
-
-
-def chat_choice(choice: Choice, tokenizer: Tokenizer) -> ChatChoice:
-    told = None if choice.logprobs is None else chat_logprobs(choice.entries, tokenizer)
-    return ChatChoice(choice.index, Message("assistant", "".join(choice.text)), choice.finish_reason, told)
+    text = "".join(choice.text)
+    return CompletionChoice(index, text, choice.finish_reason, told, depths, matched_stop(choice))
 
 
 class TextWording:
@@ -118,22 +148,6 @@ class TextWording:
         depths: list[tuple[str, int]] | UnsetType = UNSET
         if choice.depths is not None:
             depths, choice.depths = choice.depths, []
-        return [CompletionChoice(choice.index, delta.text, choice.finish_reason, told, depths)]
-
-
-class ChatWording:
-    """The first chunk of a choice gives the role, the next its text."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        self.begun: set[int] = set()
-
-    def __call__(self, delta: Delta) -> list[Chunk]:
-        index, chunks = delta.choice.index, list[Chunk]()
-        if index not in self.begun:
-            self.begun.add(index)
-            chunks.append(ChatDelta(index, ChatText(role="assistant", content="")))
-        text = ChatText(content=delta.text) if delta.text else ChatText()
-        told = chat_logprobs(delta.entries, self.tokenizer) if delta.entries else None
-        chunks.append(ChatDelta(index, text, delta.choice.finish_reason, told))
-        return chunks
+        chunk = CompletionChoice(choice.index, delta.text, choice.finish_reason, told, depths)
+        chunk.matched_stop = matched_stop(choice)
+        return [chunk]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, PlainValidator
+from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from nextn.constraint import Constraint
 from nextn.request import SamplingParams, SpeculativeParams
-from nextn.server.body import Body, json_type, like, part
+from nextn.server.body import Body, like, part, schema_of
+from nextn.server.chat_protocol import ChatMessages
 from nextn.server.errors import bad_request
+from nextn.server.prompts import PROMPT_SCHEMA
 from nextn.server.structured import grammar_for
 
 MAX_CHOICES = 128
@@ -39,20 +41,18 @@ REFUSED: dict[str, tuple[object, ...]] = {
     "lora_path": (),
     "session_params": ({},),
     "return_hidden_states": (False,),
-    "priority": (0,),
     "cache_salt": ("",),
     "extra_key": ("",),
     "prompt_embeds": (),
     "input_ids": (),
     "vllm_xargs": ({},),
 }
-REFUSED_IN_COMPLETIONS = REFUSED | {"top_logprobs": (0,), "best_of": (1,), "suffix": ("",)}
+REFUSED_IN_COMPLETIONS = REFUSED | {"top_logprobs": (0,), "suffix": ("",)}
 REFUSED_IN_CHAT = REFUSED | {
-    "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],), "function_call": ("none", "auto"),
+    "functions": ([],), "function_call": ("none", "auto"),
     "modalities": (["text"],), "audio": (),
-    "web_search_options": (), "prediction": (), "chat_template": (), "chat_template_kwargs": ({},),
-    "continue_final_message": (False,), "add_generation_prompt": (True,), "documents": ([],),
-    "echo": (False,), "reasoning_effort": ("none",), "best_of": (1,),
+    "web_search_options": (), "prediction": (), "chat_template": (), "documents": ([],),
+    "echo": (False,), "best_of": (1,),
 }  # fmt: skip
 
 
@@ -90,7 +90,23 @@ def biases(value: object) -> object:
         raise ValueError("its keys must be token ids") from e
 
 
-SpeculativeField = Annotated[SpeculativeParams, PlainValidator(speculative_params)]
+SpeculativeField = Annotated[
+    SpeculativeParams,
+    PlainValidator(speculative_params),
+    WithJsonSchema({"anyOf": [schema_of(Speculative), {"const": False}]}),
+]
+StopStrings = Annotated[
+    list[str],
+    BeforeValidator(stop_strings),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "minLength": 1},
+                {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": MAX_STOP_STRINGS},
+            ]
+        }
+    ),
+]
 
 
 class StreamOptions(Body):
@@ -106,7 +122,7 @@ class Sampling(Body):
     top_p: float = 1.0
     top_k: Annotated[int, Field(lt=2**31)] = -1
     min_p: float = 0.0
-    stop: Annotated[list[str], BeforeValidator(stop_strings)] = Field(default_factory=list)
+    stop: StopStrings = Field(default_factory=list)
     stop_token_ids: list[int] = Field(default_factory=list)
     ignore_eos: bool = False
     frequency_penalty: float = 0.0
@@ -165,14 +181,22 @@ class CommonRequest(Sampling):
     guided_regex: Annotated[Any, Field(description="the same")] = None
     guided_choice: Annotated[Any, Field(description="the same")] = None
     guided_grammar: Annotated[Any, Field(description="the same")] = None
+    rid: Annotated[str, Field(min_length=1, description="the answer's id")] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     speculative: SpeculativeField = SpeculativeParams()
     return_spec_tokens_details: Annotated[
         bool, Field(description="what speculation did: usage.spec_details, and sglext as SGLang sends it")
     ] = False
 
     def check(self) -> None:
+        super().check()
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options is only allowed when stream is true", "stream_options")
+
+    @property
+    def candidates(self) -> int:
+        """How many texts are generated for each prompt, to answer with n of them."""
+        return self.n
 
     @property
     def echoes(self) -> bool:
@@ -186,6 +210,8 @@ class CommonRequest(Sampling):
 
     def sampling(self, max_tokens: int, seed: int, vocab_size: int) -> SamplingParams:
         """Checked parameters of the first choice. Raises ApiError naming the field."""
+        # Candidates are compared by their log-probabilities, told or not.
+        compared = 0 if self.candidates > self.n else None
         if max_tokens == 0 and not self.echoes:
             raise bad_request("max_tokens is 0; it must be at least 1, or 0 with echo", "max_tokens")
         try:
@@ -195,7 +221,7 @@ class CommonRequest(Sampling):
                 min_tokens=self.min_tokens,
                 seed=seed % 2**64,
                 speculative=self.speculative,
-                logprobs=self.tops,
+                logprobs=compared if self.tops is None else self.tops,
                 prompt_logprobs=self.tops if self.echoes else None,
             )
         except ValueError as e:
@@ -205,8 +231,13 @@ class CommonRequest(Sampling):
 class CompletionRequest(CommonRequest):
     refused = REFUSED_IN_COMPLETIONS
 
-    prompt: Any  # checked by `prompts`: a union's errors would name every branch
+    # Checked by `prompts`: a union's errors would name every branch.
+    prompt: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
     max_tokens: Annotated[int, Field(description="0, with echo: the prompt alone")] | None = None
+    best_of: (
+        Annotated[int, Field(ge=1, le=MAX_CHOICES, description="of so many texts, the n most likely a token")]
+        | None
+    ) = None
     echo: Annotated[bool, Field(description="the answer begins with the prompt")] = False
     logprobs: (
         Annotated[
@@ -219,6 +250,21 @@ class CompletionRequest(CommonRequest):
         bool, Field(description="choices get draft_depths: [text, depth it was drafted at] per token")
     ] = False
 
+    def check(self) -> None:
+        super().check()
+        if self.best_of is None:
+            return
+        if self.best_of < self.n:
+            raise bad_request(f"best_of is {self.best_of}; it must be at least n, {self.n}", "best_of")
+        if self.stream and self.best_of > self.n:
+            raise bad_request(
+                "best_of cannot be streamed: the texts are compared when all are there", "best_of"
+            )
+
+    @property
+    def candidates(self) -> int:
+        return self.best_of or self.n
+
     @property
     def echoes(self) -> bool:
         return self.echo
@@ -228,10 +274,14 @@ class CompletionRequest(CommonRequest):
         return self.logprobs
 
 
-class ChatRequest(CommonRequest):
+class ChatRequest(CommonRequest, ChatMessages):
     refused = REFUSED_IN_CHAT
 
-    messages: list[dict[str, Any]]
+    parallel_tool_calls: Annotated[bool, Field(description="false: the answer ends with its first call")] = (
+        True
+    )
+    separate_reasoning: Annotated[bool, Field(description="reasoning goes into reasoning_content")] = True
+    stream_reasoning: Annotated[bool, Field(description="false: reasoning comes in one piece")] = True
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool = False
@@ -245,36 +295,3 @@ class ChatRequest(CommonRequest):
     @property
     def tops(self) -> int | None:
         return self.top_logprobs if self.logprobs else None
-
-
-def prompts(prompt: object, name: str = "prompt") -> list[str | list[int]]:
-    """One prompt or several, each text or token ids; field `name`. Raises ApiError."""
-    if isinstance(prompt, str):
-        return [nonempty(prompt, name)]
-    if isinstance(prompt, list) and prompt:
-        if all(type(item) is int for item in prompt):
-            return [prompt]
-        if all(isinstance(item, str) for item in prompt):
-            return [nonempty(item, name) for item in prompt]
-        if all(isinstance(item, list) for item in prompt):
-            for item in prompt:
-                if not all(type(token) is int for token in item):
-                    raise bad_request(f"{name}: token ids must be integers", name)
-            return [nonempty(item, name) for item in prompt]
-        raise bad_request(
-            f"{name} must be a string, a list of strings, a list of token ids or a list of such lists; "
-            f"this list begins with {json_type(prompt[0])}",
-            name,
-        )
-    if prompt == []:
-        raise bad_request(f"{name} is empty", name)
-    raise bad_request(f"{name} must be a string or a list, not {json_type(prompt)}", name)
-
-
-Given = TypeVar("Given", str, list[int])
-
-
-def nonempty(prompt: Given, name: str) -> Given:
-    if not prompt:
-        raise bad_request(f"{name} is empty", name)
-    return prompt

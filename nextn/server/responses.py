@@ -6,6 +6,7 @@ Field order is the order on the wire. A field that is UNSET is left out; None is
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -31,12 +32,17 @@ class SpecDetails(msgspec.Struct):
     simulated: bool
 
 
+class CompletionTokensDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
 class Usage(msgspec.Struct):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     spec_details: SpecDetails | UnsetType = UNSET
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 def usage(prompt: int, completion: int, cached: int, spec: SpecStats | None) -> Usage:
@@ -120,12 +126,29 @@ class CompletionChoice(msgspec.Struct):
     finish_reason: str | None = None
     logprobs: CompletionLogprobs | None = None
     draft_depths: list[tuple[str, int]] | UnsetType = UNSET
+    matched_stop: int | str | UnsetType = UNSET  # SGLang's: the end token's id, or the stop string
+
+
+class FunctionCall(msgspec.Struct):
+    arguments: str  # JSON, if the model wrote such
+    name: str | UnsetType = UNSET
+
+
+class ToolCall(msgspec.Struct):
+    """Whole, or what a chunk adds to it: the first has the name, the others arguments only."""
+
+    function: FunctionCall
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    index: int | UnsetType = UNSET  # in chunks
 
 
 class Message(msgspec.Struct):
     role: str
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType | None = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct):
@@ -133,11 +156,14 @@ class ChatChoice(msgspec.Struct):
     message: Message
     finish_reason: str | None
     logprobs: ChatLogprobs | None = None
+    matched_stop: int | str | UnsetType = UNSET
 
 
 class Delta(msgspec.Struct):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct):
@@ -145,16 +171,20 @@ class ChatDelta(msgspec.Struct):
     delta: Delta
     finish_reason: str | None = None
     logprobs: ChatLogprobs | None = None
+    matched_stop: int | str | UnsetType = UNSET
 
 
-class Answer(msgspec.Struct):
+Told = TypeVar("Told", CompletionChoice, ChatChoice, ChatDelta)
+
+
+class Answer(msgspec.Struct, Generic[Told]):
     """A whole answer or one chunk of it: `object` says which. `usage` UNSET: it was not asked for."""
 
     id: str
     object: str
     created: int
     model: str
-    choices: Sequence[CompletionChoice | ChatChoice | ChatDelta]
+    choices: Sequence[Told]
     usage: Usage | UnsetType | None = UNSET
     sglext: SglExt | UnsetType = UNSET
 
@@ -165,6 +195,8 @@ class Model(msgspec.Struct):
     max_model_len: int | None
     object: str = "model"
     owned_by: str = "nextn"
+    root: str | UnsetType = UNSET
+    parent: None = None
 
 
 class ModelList(msgspec.Struct):

@@ -5,16 +5,21 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+import uuid
 from collections.abc import Sequence
 
 from nextn.config import ServerConfig
+from nextn.server.chat_prompt import chat_prompt
 from nextn.server.engine_client import EngineClient
 from nextn.server.errors import SHUTTING_DOWN, ApiError, bad_request, unavailable
 from nextn.server.generation import Generation, Prompt
 from nextn.server.messages import Ready
 from nextn.server.metrics import Metrics
 from nextn.server.native_protocol import Asked, GenerateRequest
-from nextn.server.protocol import ChatRequest, CommonRequest, CompletionRequest, prompts
+from nextn.server.parsers.answer import Reading
+from nextn.server.parsers.tools import CALL_END
+from nextn.server.prompts import prompts
+from nextn.server.protocol import ChatRequest, CommonRequest, CompletionRequest
 from nextn.tokenizer.tokenizer import Tokenizer
 
 LONG_TEXT = 20_000  # characters; a longer text is tokenized in a thread
@@ -47,32 +52,26 @@ class Service:
             raise unavailable("the engine is not running; it is being started", "engine_unavailable")
         return self.engine.ready
 
-    def open(self, request: CommonRequest) -> Ready:
+    def open(self, model: str | None) -> Ready:
         """The same, and when it is not this model."""
         ready = self.check_open()
-        if request.model is not None and request.model != self.config.model_name:
-            message = (
-                f"the model {request.model!r} does not exist; this server has {self.config.model_name!r}"
-            )
-            raise ApiError(404, message, param="model", code="model_not_found")
+        self.check_model(model)
         return ready
+
+    def check_model(self, model: str | None) -> None:
+        if model is not None and model != self.config.model_name:
+            message = f"the model {model!r} does not exist; this server has {self.config.model_name!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")
 
     async def completion(self, request: CompletionRequest) -> Generation:
         arrival = time.perf_counter()
-        self.open(request)
+        self.open(request.model)
         given = prompts(request.prompt)
-        self._check_count(len(given) * request.n)  # first: a body has room for millions of prompts
+        self._check_count(len(given) * request.candidates)  # first: a body has room for millions of prompts
         ids = await self._ids(given)
         echo = given if request.echo else None
-        return self._generation(
-            request,
-            ids,
-            request.max_tokens,
-            COMPLETION_MAX_TOKENS,
-            arrival,
-            request.return_draft_depths,
-            echo,
-        )
+        made = self._prompts(request, ids, request.max_tokens, COMPLETION_MAX_TOKENS, echo)
+        return self._generation(request, made, arrival, "cmpl")
 
     async def generate(self, request: GenerateRequest) -> tuple[Generation, list[Asked]]:
         arrival = time.perf_counter()
@@ -98,28 +97,32 @@ class Service:
             params = each.params(len(tokens), limit, seed, request.speculative, ready.vocab_size)
             prompts.append(Prompt(tokens, params, each.sampling.stop, name=each.rid))
         self._admit(len(prompts) * n)
-        generation = Generation(self.engine, self.tokenizer, prompts, n, arrival, logprobs_by_token=True)
+        priority = self._priority(request.priority)
+        generation = Generation(
+            self.engine, self.tokenizer, prompts, n, arrival, logprobs_by_token=True, priority=priority
+        )
         return generation, asked
 
-    async def chat(self, request: ChatRequest) -> Generation:
+    async def chat(self, request: ChatRequest) -> tuple[Generation, Reading]:
         arrival = time.perf_counter()
-        self.open(request)
-        check_messages(request.messages)
-        messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in request.messages]
-        try:
-            text = self.tokenizer.render_chat(messages)
-        except ValueError as e:
-            raise bad_request(str(e), "messages") from e
-        (ids,) = await self._encode([text], add_special_tokens=False)
+        self.open(request.model)
+        text, reading, constraint = chat_prompt(request, self.tokenizer, self.config)
+        ids = await self.encode([text], add_special_tokens=False)
         limit = request.max_completion_tokens
         limit = request.max_tokens if limit is None else limit
-        return self._generation(request, [ids], limit, None, arrival)
+        (prompt,) = self._prompts(request, ids, limit, None)
+        if reading.tool_parser is not None and not request.parallel_tool_calls:
+            prompt = prompt._replace(stop=[*prompt.stop, CALL_END])
+        if constraint is not None:
+            prompt = prompt._replace(params=prompt.params.replace(constraint=constraint))
+        generation = self._generation(request, [prompt._replace(shown=reading.markers)], arrival, "chatcmpl")
+        return generation, reading
 
     async def _ids(self, given: Sequence[str | list[int]]) -> list[list[int]]:
-        encoded = iter(await self._encode([p for p in given if isinstance(p, str)]))
+        encoded = iter(await self.encode([p for p in given if isinstance(p, str)]))
         return [next(encoded) if isinstance(p, str) else p for p in given]
 
-    async def _encode(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+    async def encode(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         if not texts:
             return []
         try:
@@ -129,27 +132,53 @@ class Service:
         except ValueError as e:
             raise bad_request(str(e), "prompt") from e
 
-    def _generation(
+    def _prompts(
         self,
         request: CommonRequest,
         prompts: Sequence[list[int]],
         max_tokens: int | None,
         default: int | None,
-        arrival: float,
-        keep_depths: bool = False,
         echo: Sequence[str | list[int]] | None = None,
-    ) -> Generation:
+    ) -> list[Prompt]:
         """Checks all that can be checked here. `default` None: as many tokens as there is room for. `echo`:
         the prompts as they were given, if the answers begin with them."""
-        ready = self.open(request)  # again: tokenizing may have taken a while
+        ready = self.open(request.model)  # again: tokenizing may have taken a while
         made = []
         for i, tokens in enumerate(prompts):
             check_vocabulary(tokens, ready.vocab_size)
             limit = token_limit(tokens, max_tokens, default, ready.context_length)
             params = request.sampling(limit, drawn(request.seed), ready.vocab_size)
             made.append(Prompt(tokens, params, request.stop, None if echo is None else self._text(echo[i])))
-        self._admit(len(made) * request.n)
-        return Generation(self.engine, self.tokenizer, made, request.n, arrival, keep_depths)
+        return made
+
+    def _generation(
+        self, request: CommonRequest, prompts: Sequence[Prompt], arrival: float, kind: str
+    ) -> Generation:
+        """`kind`: what the answer's id begins with, if it is not given."""
+        self._admit(len(prompts) * request.candidates)
+        return Generation(
+            self.engine,
+            self.tokenizer,
+            prompts,
+            request.candidates,
+            arrival,
+            keep_depths=isinstance(request, CompletionRequest) and request.return_draft_depths,
+            logprobs_by_token=request.tops is None,
+            name=request.rid or f"{kind}-{uuid.uuid4().hex}",
+            priority=self._priority(request.priority),
+        )
+
+    def _priority(self, asked: int) -> int:
+        """As the engine means it: larger goes first. Raises ApiError where priorities are not honoured."""
+        if self.config.schedule_low_priority_values_first:
+            return -asked
+        if asked and not self.config.enable_priority_scheduling:
+            raise bad_request(
+                f"priority is {asked}; this server has one for all: it was started without "
+                "--enable-priority-scheduling",
+                "priority",
+            )
+        return asked
 
     def _text(self, prompt: str | list[int]) -> str:
         return prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt)
@@ -171,16 +200,6 @@ class Service:
                 f"is {most}"
             )
         return most
-
-
-def check_messages(messages: Sequence[dict[str, object]]) -> None:
-    for i, message in enumerate(messages):
-        if message.get("tool_calls") or message.get("role") in ("tool", "function"):
-            raise bad_request(f"messages[{i}]: tools are not supported", "messages")
-        if not isinstance(message.get("role"), str):
-            raise bad_request(f"messages[{i}].role must be a string", "messages")
-        if message.get("content") is None:
-            raise bad_request(f"messages[{i}].content is missing", "messages")
 
 
 def check_vocabulary(tokens: list[int], vocab_size: int) -> None:

@@ -7,6 +7,8 @@ changes the text of an earlier one. That is what makes exact text from a stream 
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import tokenizers
 
 
@@ -25,15 +27,22 @@ class TokenBytes(dict[int, bytes]):
     """Token id -> bytes, looked up in the vocabulary on first use.
 
     An added token that is not spelled in the byte alphabet ("<｜User｜>") is its own UTF-8. Ids that the
-    vocabulary lacks have no bytes, nor have special tokens with `skip_special_tokens`.
+    vocabulary lacks have no bytes, nor have special tokens with `skip_special_tokens` that are not among
+    `shown`.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer, skip_special_tokens: bool) -> None:
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        skip_special_tokens: bool,
+        shown: Collection[str] = (),
+    ) -> None:
         super().__init__()
         self._backend = backend
         if skip_special_tokens:
-            added = backend.get_added_tokens_decoder()
-            self.update({token_id: b"" for token_id, token in added.items() if token.special})
+            for token_id, token in backend.get_added_tokens_decoder().items():
+                if token.special and token.content not in shown:
+                    self[token_id] = b""
 
     def __missing__(self, token_id: int) -> bytes:
         token: str | None = self._backend.id_to_token(token_id)

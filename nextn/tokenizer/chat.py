@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -28,7 +28,14 @@ class ChatTemplate:
             self._templates = {name: ENVIRONMENT.from_string(text) for name, text in sources.items()}
         except jinja2.TemplateError as e:
             raise ValueError(f"the chat template is not valid: {e}") from e
+        trees = [ENVIRONMENT.parse(text) for text in sources.values()]
+        self._looks_at = frozenset[str]().union(*map(meta.find_undeclared_variables, trees))
         self._special_tokens = dict(special_tokens)
+
+    @property
+    def takes_tools(self) -> bool:
+        """Does any of them show the model which tools there are?"""
+        return "tools" in self._looks_at or "tool_use" in self._templates
 
     def render(
         self,

@@ -91,11 +91,12 @@ def add_bos(
 
 
 def read_chat_template(
-    folder: Path, config: Mapping[str, object], special_tokens: Mapping[str, str]
+    folder: Path, config: Mapping[str, object], special_tokens: Mapping[str, str], other: Path | None = None
 ) -> ChatTemplate | None:
-    """chat_template.jinja, else `chat_template` of the config: a string or a list of named ones."""
-    file = folder / "chat_template.jinja"
-    if file.is_file():
+    """chat_template.jinja, else `chat_template` of the config: a string or a list of named ones. `other`: a
+    file in place of them."""
+    file = other or folder / "chat_template.jinja"
+    if other is not None or file.is_file():
         sources = {"default": read_text(file)}
     else:
         file = folder / CONFIG

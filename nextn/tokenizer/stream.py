@@ -35,7 +35,8 @@ class Piece(NamedTuple):
 class TextStream:
     """Tokens in, text out, for one choice.
 
-    `include_stop` leaves the stop string in the text. Raises ValueError for an empty stop string.
+    `include_stop` leaves the stop string in the text; `shown` are special tokens that are not skipped. Raises
+    ValueError for an empty stop string.
     """
 
     def __init__(
@@ -44,8 +45,9 @@ class TextStream:
         stop: Sequence[str] = (),
         skip_special_tokens: bool = True,
         include_stop: bool = False,
+        shown: frozenset[str] = frozenset(),
     ) -> None:
-        self._bytes = tokenizer.token_bytes(skip_special_tokens)
+        self._bytes = tokenizer.token_bytes(skip_special_tokens, shown)
         self._utf8 = UTF8("replace")
         self._stop = StopStrings(stop, include_stop) if stop else None
         self.stopped: str | None = None  # the stop string that was found; no token is used after it

@@ -27,22 +27,27 @@ class Tokenizer:
         chat_template: ChatTemplate | None,
     ) -> None:
         self._backend = backend
-        self._bytes = {skip: TokenBytes(backend, skip) for skip in (False, True)}
-        self.token_names = TokenNames(self._bytes[False])
+        self._bytes: dict[tuple[bool, frozenset[str]], TokenBytes] = {}
+        self.token_names = TokenNames(self.token_bytes(skip_special_tokens=False))
         self.special_tokens = dict(special_tokens)  # "bos_token" -> "<｜begin▁of▁sentence｜>", …
         self.chat_template = chat_template
         self.vocab_size: int = backend.get_vocab_size()  # added tokens included; the model's may be larger
 
     @classmethod
-    def from_folder(cls, path: str | os.PathLike[str]) -> Tokenizer:
-        """Raises ValueError that names the folder without tokenizer.json, or the file that is not right."""
+    def from_folder(
+        cls, path: str | os.PathLike[str], chat_template: str | os.PathLike[str] | None = None
+    ) -> Tokenizer:
+        """`chat_template`: a Jinja file in place of the folder's own. Raises ValueError that names the folder
+        without tokenizer.json, or the file that is not right."""
         root = Path(path)
         file = root / folder.CONFIG
         config = folder.read_config(file)
         special_tokens = folder.read_special_tokens(config, file)
         backend = folder.read_backend(root)
         folder.add_bos(backend, config, special_tokens, file)
-        return cls(backend, special_tokens, folder.read_chat_template(root, config, special_tokens))
+        template_file = None if chat_template is None else Path(chat_template)
+        template = folder.read_chat_template(root, config, special_tokens, template_file)
+        return cls(backend, special_tokens, template)
 
     @property
     def bos_token(self) -> str | None:
@@ -85,9 +90,15 @@ class Tokenizer:
         text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
         return text
 
-    def token_bytes(self, skip_special_tokens: bool = True) -> TokenBytes:
-        """The table id -> bytes of text; `decode` is the UTF-8 decoding of the bytes joined."""
-        return self._bytes[skip_special_tokens]
+    def token_bytes(
+        self, skip_special_tokens: bool = True, shown: frozenset[str] = frozenset()
+    ) -> TokenBytes:
+        """The table id -> bytes of text; `decode` is the UTF-8 decoding of the bytes joined. `shown`: special
+        tokens that are not skipped."""
+        which = skip_special_tokens, shown
+        if which not in self._bytes:
+            self._bytes[which] = TokenBytes(self._backend, *which)
+        return self._bytes[which]
 
     def render_chat(
         self,

@@ -66,6 +66,9 @@ class ScriptedEngine:
             raise ValueError("speculative.verify is 'block'; not here")
         self.speculative_defaults = defaults
 
+    def flush_cache(self) -> bool:
+        return not self.has_work()
+
     def abort(self, rid: str) -> bool:
         before = len(self.running) + len(self.waiting)
         self.running = [r for r in self.running if r.rid != rid]

@@ -27,6 +27,8 @@ SERVE_FLAGS = """
 --speculative-verify --speculative-accept-threshold-single --speculative-accept-threshold-acc
 --grammar-backend --constrained-json-disable-any-whitespace
 --host --port --served-model-name
+--chat-template --tool-call-parser --reasoning-parser
+--enable-priority-scheduling --schedule-low-priority-values-first
 --api-key --max-queued-requests --max-request-bytes --request-timeout --client-timeout --watchdog-timeout
 --max-engine-restarts --enable-metrics --decode-log-interval --log-level --log-format --log-requests
 --log-requests-level --otlp-traces-endpoint --shutdown-timeout

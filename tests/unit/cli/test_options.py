@@ -37,7 +37,9 @@ def test_every_flag_sets_its_field(option: object) -> None:
         "log_requests_level": "3",
         "speculative_draft_model_quantization": "w8a16", "speculative_simulate_accept_length": "1.5",
         "speculative_verify": "block", "speculative_accept_threshold_single": "1.0",
-        "speculative_accept_threshold_acc": "1.0", "grammar_backend": "xgrammar",
+        "speculative_accept_threshold_acc": "1.0", "tool_call_parser": "deepseekv31",
+        "reasoning_parser": "deepseek-v3",
+        "grammar_backend": "xgrammar",
     }  # fmt: skip
     for flag in option.flags:
         for name in (flag, "--" + flag[2:].replace("-", "_")):
@@ -130,3 +132,10 @@ def test_help_shows_every_documented_flag() -> None:
 def test_options_page_is_current() -> None:
     page = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
     assert page == options_markdown(), "run: python -m nextn.cli.options > docs/options.md"
+
+
+def test_vllms_scheduling_policy_and_parser_names() -> None:
+    assert read("--scheduling-policy", "priority").schedule_low_priority_values_first is True
+    assert read("--scheduling-policy", "fcfs") == ServerConfig()
+    assert read("--tool-call-parser", "deepseek_v31").tool_call_parser == "deepseekv31"
+    assert read("--reasoning-parser", "deepseek_r1").reasoning_parser == "deepseek-r1"

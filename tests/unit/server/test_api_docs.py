@@ -8,11 +8,13 @@ import pytest
 
 from nextn.request import SpecStats
 from nextn.scheduler.stats import EngineStats
+from nextn.server.control import AbortRequest
 from nextn.server.internal_state import ServerArgs
 from nextn.server.metrics import Metrics
 from nextn.server.native_protocol import GenerateRequest, NativeSampling
 from nextn.server.protocol import ChatRequest, CompletionRequest, Speculative, StreamOptions
 from nextn.server.responses import SpecDetails, SpecTokensDetails
+from nextn.server.tokens import DetokenizeRequest, TokenizeRequest
 
 TEXT = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
 
@@ -27,6 +29,9 @@ TEXT = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
         ServerArgs,
         Speculative,
         StreamOptions,
+        AbortRequest,
+        TokenizeRequest,
+        DetokenizeRequest,
     ],
 )
 def test_fields(body: type) -> None:

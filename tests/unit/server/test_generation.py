@@ -199,7 +199,13 @@ def test_an_end_without_a_token(tokenizer: Tokenizer) -> None:
     gen = generation(engine, tokenizer)
     news = [StepNews([Output(gen.choices[0].request.rid, [], [], "stop", 1)], EngineStats(), 0.1)]
     answer, _ = run(engine, Reply(CompletionRequest(prompt="x"), gen, "m"), news)
-    assert answer["choices"][0] == {"index": 0, "text": "", "finish_reason": "stop", "logprobs": None}
+    assert answer["choices"][0] == {
+        "index": 0,
+        "text": "",
+        "finish_reason": "stop",
+        "logprobs": None,
+        "matched_stop": 1,
+    }
     assert answer["usage"]["completion_tokens"] == 0
 
 
@@ -224,7 +230,7 @@ def test_spec_tokens_details(tokenizer: Tokenizer, chat: bool, usage: bool | Non
     """Whole (None), and streamed with usage or without: they come last, and usage has them of all choices."""
     engine = client()
     gen = generation(engine, tokenizer, n=n)
-    fields: dict[str, Any] = {"return_spec_tokens_details": True, "stream": usage is not None}
+    fields: dict[str, Any] = {"return_spec_tokens_details": True, "stream": usage is not None, "n": n}
     if usage:
         fields["stream_options"] = {"include_usage": True}
     request: Any = ChatRequest(messages=[], **fields) if chat else CompletionRequest(prompt="x", **fields)

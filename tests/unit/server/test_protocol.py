@@ -14,13 +14,13 @@ from support.hostile_json import json_values
 from nextn.request import SamplingParams, SpeculativeParams
 from nextn.server.body import parse
 from nextn.server.errors import ApiError
+from nextn.server.prompts import prompts
 from nextn.server.protocol import (
     REFUSED_IN_CHAT,
     REFUSED_IN_COMPLETIONS,
     ChatRequest,
     CommonRequest,
     CompletionRequest,
-    prompts,
 )
 
 CHAT = [{"role": "user", "content": "hi"}]
@@ -81,7 +81,9 @@ def test_null_is_the_default() -> None:
 
 
 def test_unknown_keys_are_tolerated() -> None:
-    assert completion(rid="r", bootstrap_room=None, whatever={"a": [1]}) == completion()
+    assert (
+        completion(metadata={"a": "b"}, store=True, bootstrap_room=None, whatever={"a": [1]}) == completion()
+    )
 
 
 @pytest.mark.parametrize(("given", "seed"), [(0, 0), (2**64 - 1, 2**64 - 1), (-1, 2**64 - 1)])
@@ -188,8 +190,8 @@ def check_refused(name: str, table: dict[str, tuple[object, ...]], make: Any) ->
 
 
 def test_true_is_not_one() -> None:
-    with pytest.raises(ApiError, match="best_of is not supported"):
-        completion(best_of=True)
+    with pytest.raises(ApiError, match="echo is not supported"):
+        chat(echo=1)
     with pytest.raises(ApiError, match="logprobs: Input should be a valid integer"):
         completion(logprobs=True)
     with pytest.raises(ApiError, match="logprobs: Input should be a valid boolean"):
@@ -302,3 +304,37 @@ def test_any_bytes_are_a_request_or_a_clear_error(body: bytes) -> None:
     with pytest.raises(ApiError) as error:
         parse(body, CompletionRequest)
     assert error.value.status == 400
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"best_of": 1, "n": 2}, "best_of is 1; it must be at least n, 2"),
+        ({"best_of": 2, "stream": True}, "best_of cannot be streamed"),
+        ({"best_of": 0}, "best_of: Input should be greater"),
+        ({"rid": ""}, "rid: "),
+        ({"priority": 2**31}, "priority: "),
+    ],
+)
+def test_bad_candidates_and_names(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ApiError) as error:
+        completion(**fields)
+    assert told(error.value)["message"].startswith(message)
+
+
+def test_candidates_are_compared_by_their_logprobs() -> None:
+    """Whether they are told or not; the prompt's need not be known for that."""
+    for fields, logprobs in (
+        ({}, None),
+        ({"best_of": 1}, None),
+        ({"best_of": 2}, 0),
+        ({"best_of": 2, "logprobs": 3}, 3),
+    ):
+        request = completion(**fields, echo=True)
+        assert params(request).logprobs == logprobs
+        assert params(request).prompt_logprobs == fields.get("logprobs")
+    assert (completion().candidates, completion(n=3).candidates, completion(n=1, best_of=2).candidates) == (
+        1,
+        3,
+        2,
+    )

@@ -11,7 +11,7 @@ from nextn.server.errors import ApiError
 from nextn.server.messages import Ready
 from nextn.server.metrics import Metrics
 from nextn.server.protocol import CompletionRequest
-from nextn.server.service import Service, check_messages
+from nextn.server.service import Service
 
 
 class NoTokenizer:
@@ -31,10 +31,15 @@ async def test_too_many_choices_cost_nothing(prompt: object, n: int) -> None:
     assert error.value.status == 400
 
 
-def test_an_answer_goes_back_as_a_message() -> None:
-    """openai's model_dump() writes out the fields that an answer did not have."""
-    said = {"role": "assistant", "content": "hi", "refusal": None, "function_call": None}
-    for nothing in (None, []):
-        check_messages([{**said, "tool_calls": nothing}])
-    with pytest.raises(ApiError, match=r"messages\[0\]: tools are not supported"):
-        check_messages([{**said, "tool_calls": [{"id": "a"}]}])
+def priority(asked: int, **options: bool) -> int:
+    metrics = Metrics(40)
+    service = Service(ServerConfig(**options), EngineClient(metrics), metrics, NoTokenizer())  # type: ignore[arg-type]
+    return service._priority(asked)
+
+
+def test_priorities_mean_what_the_server_was_started_with() -> None:
+    assert priority(0) == 0
+    assert priority(5, enable_priority_scheduling=True) == 5
+    assert priority(5, schedule_low_priority_values_first=True) == -5
+    with pytest.raises(ApiError, match=r"priority is -5; .* without --enable-priority-scheduling"):
+        priority(-5)

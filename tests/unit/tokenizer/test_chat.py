@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -141,3 +142,25 @@ def test_no_template(make_folder: Any) -> None:
     tok = Tokenizer.from_folder(make_folder(config={}))
     with pytest.raises(ValueError, match="no chat template; send a prompt to /v1/completions"):
         tok.encode_chat(USER)
+
+
+@pytest.mark.parametrize(
+    ("sources", "takes"),
+    [
+        ({"default": "{% for tool in tools %}{{ tool.function.name }}{% endfor %}"}, True),
+        ({"default": "{{ messages[0].tool_calls }}"}, False),
+        ({"default": "{% set tools = [] %}{{ tools }}"}, False),
+        ({"default": "A", "tool_use": "B"}, True),
+    ],
+)
+def test_templates_that_show_tools(sources: dict[str, str], takes: bool) -> None:
+    assert ChatTemplate(sources, {}).takes_tools is takes
+
+
+def test_a_file_in_place_of_the_folders_template(make_folder: Any, tmp_path: Path) -> None:
+    other = tmp_path / "other.jinja"
+    other.write_text("other: {{ messages[0].content }}")
+    tok = Tokenizer.from_folder(make_folder(), other)
+    assert tok.render_chat(USER) == "other: hi"
+    with pytest.raises(ValueError, match=r"none\.jinja cannot be read"):
+        Tokenizer.from_folder(make_folder(), tmp_path / "none.jinja")

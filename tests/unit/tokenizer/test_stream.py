@@ -154,3 +154,10 @@ def test_long_near_matches_are_not_quadratic() -> None:
     sent = sum(len(matcher.push("a")[0]) for _ in range(20_000))
     assert sent == 10_000
     assert matcher.rest() == "a" * 10_000
+
+
+def test_special_tokens_that_are_shown(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("a<｜User｜>b", add_special_tokens=True)
+    for shown, text in ((frozenset[str](), "ab"), (frozenset({"<｜User｜>", "<none>"}), "a<｜User｜>b")):
+        stream = TextStream(tokenizer, shown=shown)
+        assert stream.push(ids).text + stream.finish() == text

@@ -1,0 +1,119 @@
+"""What the server tells of itself as JSON: the server's options and state, the model, the load."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import datetime, timezone
+
+import msgspec
+
+import nextn
+from nextn.config import model_folder
+from nextn.server.internal_state import in_force
+from nextn.server.responses import Model
+from nextn.server.service import Service
+
+
+class SpeculativeLoad(msgspec.Struct):
+    """Over the last interval."""
+
+    accept_length: float
+    accept_rate: float
+
+
+class QueueLoad(msgspec.Struct):
+    waiting: int
+    retracted: int  # requests put back so far
+
+
+class Load(msgspec.Struct):
+    """Of one engine, under SGLang's names."""
+
+    dp_rank: int
+    timestamp: float
+    num_running_reqs: int
+    num_waiting_reqs: int
+    num_total_reqs: int
+    num_used_tokens: int
+    max_total_num_tokens: int
+    token_usage: float
+    gen_throughput: float
+    cache_hit_rate: float
+    utilization: float
+    max_running_requests: int
+    speculative: SpeculativeLoad
+    queues: QueueLoad
+
+
+class Loads(msgspec.Struct):
+    timestamp: str
+    version: str
+    loads: list[Load]
+
+
+class OldLoad(msgspec.Struct):
+    """Of /get_load."""
+
+    dp_rank: int
+    num_reqs: int
+    num_waiting_reqs: int
+    num_tokens: int
+
+
+def loads(service: Service) -> Loads:
+    now = datetime.now(timezone.utc)
+    stats, total, last = service.metrics.stats, service.metrics.totals(), service.metrics.interval
+    load = Load(
+        dp_rank=0,
+        timestamp=now.timestamp(),
+        num_running_reqs=stats.running,
+        num_waiting_reqs=stats.waiting,
+        num_total_reqs=stats.running + stats.waiting,
+        num_used_tokens=stats.used_tokens,
+        max_total_num_tokens=stats.total_tokens,
+        token_usage=stats.used_tokens / max(stats.total_tokens, 1),
+        gen_throughput=last.throughput if stats.running else 0.0,
+        cache_hit_rate=total.cached_tokens / max(total.prompt_tokens, 1),
+        utilization=stats.running / service.config.max_running_requests,
+        max_running_requests=service.config.max_running_requests,
+        speculative=SpeculativeLoad(last.spec.accept_length, last.accept_rate),
+        queues=QueueLoad(stats.waiting, total.retracted),
+    )
+    return Loads(now.isoformat(), nextn.__version__, [load])
+
+
+def old_loads(service: Service) -> list[OldLoad]:
+    stats = service.metrics.stats
+    return [OldLoad(0, stats.running + stats.waiting, stats.waiting, stats.used_tokens)]
+
+
+def model_card(service: Service) -> Model:
+    ready = service.engine.ready
+    length = ready.context_length if ready is not None else service.config.context_length
+    return Model(service.config.model_name, service.created, length, root=service.config.model_name)
+
+
+def server_info(service: Service) -> dict[str, object]:
+    config, metrics, ready = service.config, service.metrics, service.engine.ready
+    total = metrics.totals().spec
+    state = {
+        "avg_spec_accept_length": total.accept_length,
+        "spec_accept_rates": total.accept_rates,
+        "last_accept_length": metrics.interval.spec.accept_length,
+        "last_gen_throughput": metrics.interval.throughput,
+        **in_force(service),
+    }
+    return {
+        **{**dataclasses.asdict(config), "api_key": None},
+        "version": nextn.__version__,
+        "status": service.status,
+        "served_model_name": config.model_name,
+        "engine": ready.startup if ready is not None else None,
+        "internal_states": [state],
+    }
+
+
+def model_info(service: Service) -> dict[str, object]:
+    """Where bench_serving finds the tokenizer."""
+    folder = str(model_folder(service.config.model_path))
+    return {"model_path": folder, "tokenizer_path": folder, "is_generation": True}

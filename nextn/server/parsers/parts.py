@@ -1,0 +1,32 @@
+"""What the parsers tell of an answer, and the search for markers in text that arrives in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from nextn.tokenizer.stop import begin
+
+
+class Part(NamedTuple):
+    """A piece of an answer. `call`: of "call", whose text is the function's name, and of "arguments", which
+    call of the answer it is."""
+
+    kind: Literal["reasoning", "content", "call", "arguments"]
+    text: str
+    call: int = 0
+
+
+def cut(text: str, markers: Sequence[str]) -> tuple[str, str | None, str]:
+    """The text before the marker that begins first, that marker, and the text after it. Without a marker: the
+    text that can be passed on, None, and the end of it that may yet become a marker.
+
+    >>> cut("a<b>c", ["<b>"]), cut("a<b", ["<b>"])
+    (('a', '<b>', 'c'), ('a', None, '<b'))
+    """
+    found = [(at, marker) for marker in markers if (at := text.find(marker)) >= 0]
+    if found:
+        at, marker = min(found)
+        return text[:at], marker, text[at + len(marker) :]
+    safe = min(begin(text, marker, 0) for marker in markers)
+    return text[:safe], None, text[safe:]
