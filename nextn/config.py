@@ -154,7 +154,7 @@ class EngineConfig:
     speculative_num_steps: int | None = option(
         None,
         "speculation",
-        "drafts per step, 0 is off; default 2; auto (experimental): for each request and step as many as "
+        "drafts per step, 0 is off; default 2; auto (experimental): for each request as many as "
         "pay, up to 8, by what steps cost and how often drafts have held; of a tree, or with "
         "--speculative-num-draft-tokens or a simulated accept length, auto is 2",
         "--num_speculative_tokens",
