@@ -90,13 +90,14 @@ def finish_reason(choice: Choice) -> FinishReason | None:
 
 def logprobs(choice: Choice, asked: Asked, names: Tokenizer | None) -> dict[str, object]:
     """One entry for each token of `output_ids`, and for each of the prompt from `asked.start` on; the first
-    of these has no log-probability, as in SGLang. `names`: for the tokens' texts."""
+    of these has no log-probability, as in SGLang. None of the prompt where it was aborted before they were
+    there. `names`: for the tokens' texts."""
     prompt = choice.request.tokens
     start = len(prompt) if asked.start < 0 else asked.start
     given = choice.prompt_logprobs[start:]
     before = [None, *given[1:]] if given else []
     found: dict[str, object] = {
-        "input_token_logprobs": list(told(prompt[start:], before, names)),
+        "input_token_logprobs": list(told(prompt[start : start + len(before)], before, names)),
         "output_token_logprobs": list(told(choice.tokens, choice.token_logprobs, names)),
     }
     if asked.tops:

@@ -88,6 +88,17 @@ async def test_abort(http: httpx.AsyncClient, engine: PlayedEngine, by: str) -> 
     assert engine.client.metrics.aborted == 2
 
 
+async def test_abort_before_the_prompt_was_scored(http: httpx.AsyncClient, engine: PlayedEngine) -> None:
+    body = {"text": "x", "rid": "mine", "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 1}
+    answer = asyncio.ensure_future(http.post("/generate", json=body))
+    while not engine.client.active:
+        await asyncio.sleep(0)
+    await http.post("/abort_request", json={"rid": "mine"})
+    meta = (await answer).json()["meta_info"]
+    assert meta["finish_reason"] == {"type": "abort"}
+    assert meta["input_token_logprobs"] == meta["output_token_logprobs"] == meta["input_top_logprobs"] == []
+
+
 async def test_abort_nothing(http: httpx.AsyncClient) -> None:
     assert (await http.post("/abort_request", json={"rid": "gone"})).status_code == 200
     refused = await http.post("/abort_request", json={})
