@@ -65,7 +65,9 @@ def record(theme: str) -> int:
         print(run.stdout, end="", flush=True)
         if run.returncode == 0:
             RESULTS.mkdir(exist_ok=True)
-            (RESULTS / f"{name}.json").write_text(run.stdout.rstrip().splitlines()[-1] + "\n")
+            last = run.stdout.rstrip().splitlines()[-1]
+            if last.startswith("{"):  # nextn eval has a table only
+                (RESULTS / f"{name}.json").write_text(last + "\n")
             plots = [p for p in sorted(out.rglob("*.png")) if not p.stem.endswith("-dark")]
             for plot in plots:
                 shutil.copy(plot, RESULTS / f"{name}_{plot.name}")
