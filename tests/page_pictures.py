@@ -1,6 +1,6 @@
 """Pictures of the page at /, of the embedded model: python tests/page_pictures.py FOLDER
 
-side-by-side.png is docs/images/page.png; light, dark and narrow are there to be looked at after a change.
+side-by-side.png is docs/pictures/page.png; light, dark and narrow are there to be looked at after a change.
 """
 
 from __future__ import annotations
