@@ -391,7 +391,8 @@ class ServerConfig(EngineConfig):
     api_key: str | None = option(
         None,
         "server",
-        "requests must have it (Authorization: Bearer), but for /health, /livez, /readyz and /metrics; "
+        "requests must have it (Authorization: Bearer), but for /health, /livez, /readyz, /metrics and the "
+        "files of the page; "
         f"better given in the environment variable {API_KEY_VARIABLE}, which no list of processes shows",
     )
     max_queued_requests: int = option(
