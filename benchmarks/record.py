@@ -25,6 +25,11 @@ THEMES: dict[str, tuple[list[str], list[str]]] = {
     "demo": (["demo", "--output-dir"], []),
     "micro": (["bench", "micro", "--output-dir"], []),
     "compare-code": (COMPARE, ["--concurrency", "1,2,4,8,16"]),
+    "compare-depths": (
+        COMPARE,
+        ["--num-steps", "0,1,2,3", "--side", "auto=--speculative-num-steps auto",
+         "--concurrency", "1,4,16,64"],
+    ),
     "compare-scenarios": (
         COMPARE,
         ["--num-steps", "0,2", "--scale", "0.05", "--scenario", "random", "sharegpt", "translation",
