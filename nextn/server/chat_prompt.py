@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_messag
 class ChatPrompt(NamedTuple):
     text: str
     reading: Reading
-    constraint: Constraint | None = None  # what the answer must be, if it must be a call
+    constraint: Constraint | None = None  # if not what the request says: for a call, or after reasoning
 
 
 class Arguments(dict[str, Any]):
@@ -58,7 +59,7 @@ def chat_prompt(request: ChatRequest, tokenizer: Tokenizer, config: ServerConfig
         inside = reasoning.begins_inside(config.reasoning_parser, beginning(request, text))
     tool_parser = config.tool_call_parser if calls else None
     reading = Reading(tool_parser, inside, request.stream_reasoning)
-    return ChatPrompt(text, reading, forced_calls(request, reading))
+    return ChatPrompt(text, reading, forced_calls(request, reading) or after_reasoning(request, reading))
 
 
 def forced_calls(request: ChatRequest, reading: Reading) -> Constraint | None:
@@ -72,6 +73,12 @@ def forced_calls(request: ChatRequest, reading: Reading) -> Constraint | None:
     if isinstance(choice, NamedTool):
         tools = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
     return call_grammar(reading.tool_parser, tools, request.parallel_tool_calls, bool(reading.reasoning))
+
+
+def after_reasoning(request: ChatRequest, reading: Reading) -> Constraint | None:
+    """What the content must match, where the answer begins with reasoning, which is free."""
+    constraint = request.constraint() if reading.reasoning else None
+    return constraint and dataclasses.replace(constraint, after=reasoning.CLOSE)
 
 
 def render(request: ChatMessages, tokenizer: Tokenizer) -> str:

@@ -50,7 +50,8 @@ class Choice:
     entries: list[Entry] = field(default_factory=list)
     token_logprobs: list[TokenLogprob] = field(default_factory=list)  # of `tokens`, where asked for by token
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
-    logprob: float = 0.0  # of all tokens together, where log-probabilities were asked for
+    # Of all tokens together, the one that ended it too, where log-probabilities were asked for
+    logprob: float = 0.0
     sent: int = 0  # characters
     cached_tokens: int = 0
     finish_reason: str | None = None
@@ -195,6 +196,8 @@ class Generation:
         """The entries to send; `used` of the output's tokens belong to the answer."""
         stream = choice.logprobs
         choice.logprob += sum(each.logprob for each in (out.logprobs or [])[:used])
+        if out.matched_logprob is not None and choice.stream.stopped is None:
+            choice.logprob += out.matched_logprob.logprob
         if stream is None:
             choice.token_logprobs += (out.logprobs or [])[:used]
             choice.prompt_logprobs = out.prompt_logprobs or choice.prompt_logprobs

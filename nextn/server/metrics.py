@@ -35,14 +35,13 @@ class Metrics:
         self.interval = DecodeInterval(log_steps)
         self.requests = 0  # choices sent to the engine; each ends as one of the next three
         self.finished: dict[str, int] = dict.fromkeys(("stop", "length"), 0)  # by their reason
-        self.aborted = 0  # given up: by the client, at its deadline or at shutdown
+        self.aborted = 0  # given up: by client, /abort_request, deadline or shutdown
         self.failed = 0  # refused by the engine, or lost with it
         self.engine_up = False
         self.engine_restarts = 0
         self._before = EngineStats()  # of engines that are gone
         self.registry = CollectorRegistry()
         self.registry.register(self)
-
         ProcessCollector(registry=self.registry)  # of this process; the engine's memory is its own
 
         def tokens(name: str, help: str) -> Histogram:
@@ -132,7 +131,9 @@ class Metrics:
         yield counter("nextn:generation_tokens", total.generated_tokens, "generated tokens")
         yield counter("nextn:num_requests", self.requests, "choices asked for")
         yield counter(
-            "nextn:num_aborted_requests", self.aborted, "choices given up by client, deadline or shutdown"
+            "nextn:num_aborted_requests",
+            self.aborted,
+            "choices given up by client, /abort_request, deadline or shutdown",
         )
         yield counter(
             "nextn:num_failed_requests", self.failed, "choices refused by the engine or lost with it"

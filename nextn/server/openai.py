@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
@@ -69,7 +70,7 @@ class Reply:
         best: list[Choice] = []
         for first in range(0, len(self.generation.choices), candidates):
             of_prompt = self.generation.choices[first : first + candidates]
-            best += sorted(of_prompt, key=lambda c: -c.logprob / max(c.completion_tokens, 1))[:n]
+            best += sorted(of_prompt, key=likelihood, reverse=True)[:n]
         return best
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
@@ -129,6 +130,12 @@ class Reply:
             sum(c.cached_tokens for c in firsts),
             spec,
         )
+
+
+def likelihood(choice: Choice) -> float:
+    """Mean log-probability of its tokens, the one that ended it too; without any it is the least likely."""
+    count = choice.completion_tokens + isinstance(choice.matched, int)
+    return choice.logprob / count if count else -math.inf
 
 
 def text_choice(choice: Choice, tokenizer: Tokenizer, index: int) -> CompletionChoice:

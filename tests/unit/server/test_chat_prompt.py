@@ -13,6 +13,7 @@ from support.hostile_json import json_values
 from support.small_tokenizer import write_small_tokenizer
 
 from nextn.config import ServerConfig
+from nextn.constraint import Constraint
 from nextn.server.body import parse
 from nextn.server.chat_prompt import ChatPrompt, chat_prompt, render
 from nextn.server.errors import ApiError
@@ -208,6 +209,14 @@ def test_what_an_answer_begins_with(
     assert prompt(folder, LOOP_AND_PROMPT, options, **fields).reading.reasoning is inside
     assert prompt(folder, LOOP_AND_PROMPT, options, separate_reasoning=False).reading.reasoning is None
     assert prompt(folder, LOOP_AND_PROMPT, options, stream_reasoning=False).reading.stream_reasoning is False
+
+
+def test_reasoning_is_free_of_the_constraint(folder: Path) -> None:
+    options, asked = {"reasoning_parser": "deepseek-v3"}, {"regex": "a|b"}
+    made = prompt(folder, LOOP_AND_PROMPT, options, **asked)
+    assert made.constraint == Constraint("regex", "a|b", after="</think>")
+    for fields in ({}, {**asked, "separate_reasoning": False}, {**asked, "add_generation_prompt": False}):
+        assert prompt(folder, LOOP_AND_PROMPT, options, **fields).constraint is None  # as it was asked
 
 
 keys = st.sampled_from(["role", "content", "tool_calls", "function", "name", "arguments", "type"])

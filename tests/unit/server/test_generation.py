@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import re
 import time
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from nextn.server.errors import ApiError, engine_dead
 from nextn.server.generation import Generation, Prompt
 from nextn.server.messages import Abort, Add, Ready, Rejected, StepNews, decode_to_engine
 from nextn.server.metrics import Metrics
-from nextn.server.openai import Reply
+from nextn.server.openai import Reply, likelihood
 from nextn.server.protocol import ChatRequest, CompletionRequest
 from nextn.server.request_log import RequestLog
 from nextn.tokenizer.tokenizer import Tokenizer
@@ -363,3 +364,11 @@ def test_a_grammar_that_cannot_go_on_is_an_error(tokenizer: Tokenizer) -> None:
         run(engine, Reply(CompletionRequest(prompt="x"), gen, "m"), [news])
     assert error.value.status == 500
     assert engine.active == 0
+
+
+def test_likelihood_of_candidates(tokenizer: Tokenizer) -> None:
+    """The token that ends a text counts: one that is nothing else is as likely as that token."""
+    nothing, end, text = generation(client(), tokenizer, n=3).choices
+    end.matched, end.logprob = 2, -4.0
+    text.tokens, text.matched, text.logprob = [5, 6], "stop", -3.0
+    assert [likelihood(choice) for choice in (nothing, end, text)] == [-math.inf, -4.0, -1.5]
