@@ -18,5 +18,6 @@ def result_name(theme: str) -> str:
 def tell(theme: str, result: Mapping[str, object], folder: Path | None) -> None:
     line = json.dumps(result)
     if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{result_name(theme)}.json").write_text(line + "\n")
     print(line)

@@ -17,8 +17,8 @@ def test_printed_last_and_kept_if_asked_for(
     result = {"model": "m", "rows": [1, 2.5]}
     tell("some-theme", result, None)
     assert not list(tmp_path.iterdir())
-    tell("some-theme", result, tmp_path)
-    (file,) = tmp_path.iterdir()
+    tell("some-theme", result, tmp_path / "a folder" / "to be made")
+    (file,) = tmp_path.rglob("*.json")
     assert file.name.startswith("some-theme_")
     assert json.loads(file.read_text()) == result
     assert capsys.readouterr().out == 2 * file.read_text()
