@@ -15,7 +15,7 @@ from typing import NamedTuple
 import zmq.asyncio
 
 from nextn.request import Output, SpeculativeParams
-from nextn.server.errors import ApiError, bad_request, engine_dead
+from nextn.server.errors import ApiError, bad_request, engine_dead, no_engine
 from nextn.server.messages import (
     Abort,
     Add,
@@ -94,8 +94,11 @@ class EngineClient:
         self, requests: list[NewRequest], queue: asyncio.Queue[News], names: Sequence[str] | None = None
     ) -> None:
         """Sends requests; their news come into `queue`. `names`: what clients know them by, if not by their
-        ids. An engine must be there."""
-        assert self.ready is not None
+        ids. Where the engine has gone since it was looked for, that is the news."""
+        if self.ready is None:
+            for request in requests:
+                queue.put_nowait(News(request.rid, no_engine()))
+            return
         if not self.waiters:
             self.last_sign = time.monotonic()
         for request, name in zip(requests, names or [r.rid for r in requests], strict=True):

@@ -46,6 +46,10 @@ def unavailable(message: str, code: str) -> ApiError:
     return ApiError(503, message, "service_unavailable", code=code, headers={"Retry-After": "1"})
 
 
+def no_engine() -> ApiError:
+    return unavailable("the engine is not running; it is being started", "engine_unavailable")
+
+
 def engine_dead(message: str) -> ApiError:
     return ApiError(500, message, "engine_dead", code="engine_dead")
 

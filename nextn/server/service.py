@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from nextn.config import ServerConfig
 from nextn.server.chat_prompt import chat_prompt
 from nextn.server.engine_client import EngineClient
-from nextn.server.errors import SHUTTING_DOWN, ApiError, bad_request, unavailable
+from nextn.server.errors import SHUTTING_DOWN, ApiError, bad_request, no_engine, unavailable
 from nextn.server.generation import Generation, Prompt
 from nextn.server.messages import Ready
 from nextn.server.metrics import Metrics
@@ -49,7 +49,7 @@ class Service:
         if self.draining:
             raise unavailable("the server is shutting down", SHUTTING_DOWN)
         if self.engine.ready is None:
-            raise unavailable("the engine is not running; it is being started", "engine_unavailable")
+            raise no_engine()
         return self.engine.ready
 
     def open(self, model: str | None) -> Ready:

@@ -372,3 +372,17 @@ def test_likelihood_of_candidates(tokenizer: Tokenizer) -> None:
     end.matched, end.logprob = 2, -4.0
     text.tokens, text.matched, text.logprob = [5, 6], "stop", -3.0
     assert [likelihood(choice) for choice in (nothing, end, text)] == [-math.inf, -4.0, -1.5]
+
+
+def test_an_engine_that_goes_before_it_is_asked(tokenizer: Tokenizer) -> None:
+    """Between the look at it and the answer's first step it may die: every choice ends, with news."""
+    engine = EngineClient(Metrics(40))
+
+    async def ask() -> None:
+        async for _ in generation(engine, tokenizer, n=2).deltas():
+            pass
+
+    with pytest.raises(ApiError, match="the engine is not running") as told:
+        asyncio.run(ask())
+    assert told.value.status == 503
+    assert (engine.metrics.requests, engine.metrics.failed, engine.active) == (2, 2, 0)
