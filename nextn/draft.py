@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 MAX_DRAFTS = 16  # deepest
-AUTO_DEPTH = -1  # instead of a depth: chosen step by step
+AUTO_DEPTH = -1  # instead of a depth: chosen while it runs
 MOST_DEPTH = 8  # deepest that is chosen automatically
 MAX_TOPK = 32
 

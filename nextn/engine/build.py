@@ -31,6 +31,7 @@ from nextn.speculative.mixed_drafter import MixedDrafter
 from nextn.speculative.ngram_drafter import NGramDrafter
 
 CPU_KV_TOKENS = 32768
+NGRAM_DRAFTERS: dict[str | None, str] = {"NGRAM": "n-grams", "NEXTN+NGRAM": "MTP and n-grams"}  # by algorithm
 
 
 @dataclass(frozen=True)
@@ -106,13 +107,7 @@ def build(config: EngineConfig) -> Built:
         "kv_tokens": slots,
         "kv_bytes_target": slots * cfg.num_hidden_layers * entry,
         "kv_bytes_draft": slots * draft_layers * entry,
-        "drafter": "none"
-        if not num_drafts
-        else "n-grams"
-        if ngram
-        else "MTP and n-grams"
-        if config.ngrams
-        else "MTP",
+        "drafter": NGRAM_DRAFTERS.get(config.speculative_algorithm, "MTP") if num_drafts else "none",
         **({"draft_layers": draft_layers} if draft_layers > 1 else {}),
         "drafts": "auto" if auto else num_drafts,
         **({"draft_topk": shape.topk, "draft_tokens": shape.size(num_drafts) + 1} if trees else {}),

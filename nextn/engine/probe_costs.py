@@ -2,7 +2,8 @@
 
 Steps of made-up tokens run on pages of a pool that nobody owns yet; whatever they leave there is written over
 before it is read. Row counts are tried from few to many and then in between, until the time is up, so that a
-large model has a coarse table and a small one a fine one. Steps refine it (`nextn.speculative.costs`).
+large model has a coarse table and a small one a fine one. What it misses is learnt by
+`nextn.speculative.measured`.
 """
 
 from __future__ import annotations

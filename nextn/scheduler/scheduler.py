@@ -38,7 +38,7 @@ class Scheduler:
         auto: AutoDepth | None = None,
     ) -> None:
         """num_drafts: depth of a draft where a request asks for none of its own; 0: nothing can draft. With
-        `auto` it is the most, and `auto` says how much of it, step by step."""
+        `auto` it is the most, and `auto` says how much of it."""
         self.kv = kv
         self.token_budget, self.max_running = token_budget, max_running
         self.num_drafts, self.shape, self.auto = num_drafts, shape, auto

@@ -18,7 +18,7 @@ The choice can change no text, only its speed. Deterministic: no clock, no rando
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
 from nextn.draft import MOST_DEPTH
@@ -58,6 +58,12 @@ class DraftState(RequestAcceptance):
         self.depth = 0
 
 
+def give(requests: Iterable[DraftState], depth_of: Mapping[int, int]) -> None:
+    """Each request the depth of its level, or the one it asked for."""
+    for r in requests:
+        r.depth = depth_of[r.level] if r.fixed is None else r.fixed
+
+
 class DepthController:
     def __init__(self, costs: StepCosts, *, most: int = MOST_DEPTH, prior: Sequence[float] = PRIOR) -> None:
         """most: drafts a request gets at most, up to MOST_DEPTH. prior: acceptance by depth, conditional."""
@@ -67,7 +73,7 @@ class DepthController:
         self.acceptance = AcceptanceModel(prior, most)
         self.measured = Measured()
         self._committed = 2.0  # tokens that a drafting request commits in a step
-        self._depth_of = [min(2, most)] * LEVELS
+        self._depth_of = dict.fromkeys(range(LEVELS), min(2, most))
         # The stretch that runs.
         self._requests = 0  # at its beginning; 0: nothing is planned
         self._mean = 0.0  # drafts a request
@@ -83,7 +89,7 @@ class DepthController:
 
     def enter(self, request: DraftState) -> None:
         """A request that was not there when the stretch was planned gets what others like it have got."""
-        request.depth = self._depth_of[request.level] if request.fixed is None else request.fixed
+        give([request], self._depth_of)
 
     def step(self, work: StepWork, seconds: float | None) -> None:
         """A step has run. seconds: from the end of the one before; None: there was none right before."""
@@ -130,17 +136,16 @@ class DepthController:
         if fresh or self.acceptance.judged < _TRIED_FIRST:
             # To begin with drafts and then to do without is cheap; the other way round much is owed.
             chosen = planner.of([max(d, min(2, self.most)) for d in chosen.depths])
-        elif not self._trial and self._try(requests, planner, chosen, list(levels)):
+        elif not self._trial and self._try(requests, planner, chosen, levels):
             return self._begin(requests, trial=True)
         depth_of = dict(zip(levels, chosen.depths, strict=True))
         if depth_of:
             # A request may come to a level that nobody was at: it gets what the nearest one gets.
-            self._depth_of = [
-                min((abs(known - level), known, d) for known, d in depth_of.items())[2]
+            self._depth_of = {
+                level: min((abs(known - level), known, d) for known, d in depth_of.items())[2]
                 for level in range(LEVELS)
-            ]
-        for r in requests:
-            self.enter(r)
+            }
+        give(requests, self._depth_of)
         self._begin(requests, trial=fresh)
 
     def _begin(self, requests: Sequence[DraftState], trial: bool) -> None:
@@ -175,7 +180,7 @@ class DepthController:
     # --- trying -----------------------------------------------------------------------------
 
     def _try(
-        self, requests: Sequence[DraftState], planner: Planner, chosen: Allocation, levels: Sequence[int]
+        self, requests: Sequence[DraftState], planner: Planner, chosen: Allocation, levels: Iterable[int]
     ) -> bool:
         """Perhaps gives the requests another depth than `chosen` has for them."""
         batch = batch_class(len(requests))
@@ -189,25 +194,26 @@ class DepthController:
             hope = math.log(other.rate / chosen.rate) + _SURE * doubt
             if hope > 0.0 and (found is None or doubt > found[0]):
                 found = doubt, other  # the one that there is most to learn of
+        by_plan = dict(zip(levels, chosen.depths, strict=True))
         if found is None:
-            return self._try_one(requests, chosen, levels)
+            return self._try_one(requests, chosen, by_plan)
         other = found[1]
         depth_of = dict(zip(levels, other.depths, strict=True))
         owed = sum(r.owed for r in requests if r.fixed is None and depth_of[r.level])
         price = _TRIAL * self._seconds * max(0.0, 1.0 - other.rate / chosen.rate)
         price += self.costs.extend(owed) if owed else 0.0
         if price > _PURSE * self._seconds:
-            return self._try_one(requests, chosen, levels)
+            return self._try_one(requests, chosen, by_plan)
         if price > self._purse:
             return False
-        for r in requests:
-            r.depth = depth_of[r.level] if r.fixed is None else r.fixed
+        give(requests, depth_of)
         self._purse -= price
         return True
 
-    def _try_one(self, requests: Sequence[DraftState], chosen: Allocation, levels: Sequence[int]) -> bool:
+    def _try_one(
+        self, requests: Sequence[DraftState], chosen: Allocation, depth_of: Mapping[int, int]
+    ) -> bool:
         """Perhaps gives one request, the one that owes least, a draft more than `chosen` has for it."""
-        depth_of = dict(zip(levels, chosen.depths, strict=True))
         free = [r for r in requests if r.fixed is None and depth_of[r.level] < self.most]
         if not free:
             return False
@@ -224,8 +230,7 @@ class DepthController:
         price = max(price, _LEAST_PRICE * _TRIAL * self._seconds)
         if _IDLE * price > self._purse:
             return False
-        for r in requests:
-            r.depth = r.fixed if r.fixed is not None else depth_of[r.level]
+        give(requests, depth_of)
         first.depth += 1
         self._purse -= price
         return True
