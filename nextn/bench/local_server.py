@@ -20,7 +20,7 @@ from types import TracebackType
 from nextn.bench import tied
 from nextn.bench.errors import BenchError
 from nextn.bench.logged_process import LoggedProcess
-from nextn.config import API_KEY_VARIABLE
+from nextn.server_config import API_KEY_VARIABLE
 
 READY = re.compile(r"^nextn is ready on (http://\S+) \(model (.+), ", re.MULTILINE)
 START_SECONDS = 300.0

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from nextn.cli.errors import CommandError
-from nextn.config import REFUSED, EngineConfig, ServerConfig
+from nextn.config import EngineConfig
+from nextn.server_config import REFUSED, ServerConfig
 
 Config = TypeVar("Config", bound=EngineConfig)
 UNSET = object()

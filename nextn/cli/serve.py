@@ -10,7 +10,7 @@ import argparse
 
 from nextn.cli.errors import CommandError
 from nextn.cli.options import add_options, parse
-from nextn.config import ServerConfig
+from nextn.server_config import ServerConfig
 
 HELP = "serve a model over HTTP, with the OpenAI API"
 

@@ -7,7 +7,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nextn.config import ServerConfig
 from nextn.constraint import Constraint
 from nextn.server.chat_protocol import ChatMessages, NamedTool
 from nextn.server.errors import bad_request
@@ -15,6 +14,7 @@ from nextn.server.parsers import reasoning
 from nextn.server.parsers.answer import Reading
 from nextn.server.protocol import ChatRequest
 from nextn.server.tool_grammar import call_grammar
+from nextn.server_config import ServerConfig
 from nextn.tokenizer.chat import plain_content
 from nextn.tokenizer.tokenizer import Tokenizer
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from nextn.config import EngineConfig, ServerConfig
+from nextn.config import EngineConfig
 from nextn.constraint import Grammar
 from nextn.grammar.base import check_backend
 from nextn.grammar.compiler import GrammarCompiler
@@ -43,6 +43,7 @@ from nextn.server.messages import (
     decode_to_engine,
     encode,
 )
+from nextn.server_config import ServerConfig
 
 if TYPE_CHECKING:
     from nextn.engine.engine import Engine

@@ -19,7 +19,7 @@ import uvicorn
 import uvloop
 
 import nextn
-from nextn.config import ServerConfig, model_folder
+from nextn.config import model_folder
 from nextn.server import logs
 from nextn.server.app import make_app
 from nextn.server.connection import Connection, cut_stalled
@@ -32,6 +32,7 @@ from nextn.server.request_log import RequestLog
 from nextn.server.service import Service
 from nextn.server.supervisor import EngineHandle, StartupError, Supervisor
 from nextn.server.tracing import otlp
+from nextn.server_config import ServerConfig
 from nextn.tokenizer.tokenizer import Tokenizer
 
 log = logging.getLogger("nextn.server")

@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import Sequence
 
-from nextn.config import ServerConfig
 from nextn.server.chat_prompt import chat_prompt
 from nextn.server.engine_client import EngineClient
 from nextn.server.errors import SHUTTING_DOWN, ApiError, bad_request, no_engine, unavailable
@@ -20,6 +19,7 @@ from nextn.server.parsers.answer import Reading
 from nextn.server.parsers.tools import CALL_END
 from nextn.server.prompts import prompts
 from nextn.server.protocol import ChatRequest, CommonRequest, CompletionRequest
+from nextn.server_config import ServerConfig
 from nextn.tokenizer.tokenizer import Tokenizer
 
 LONG_TEXT = 20_000  # characters; a longer text is tokenized in a thread

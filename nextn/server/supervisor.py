@@ -19,10 +19,10 @@ from typing import Any
 
 import zmq.asyncio
 
-from nextn.config import ServerConfig
 from nextn.server.engine_client import EngineClient
 from nextn.server.engine_process import PARENTS_SIGNALS, MakeEngine, run
 from nextn.server.messages import Failed, FromEngine, Ready, Stop, decode_from_engine, encode
+from nextn.server_config import ServerConfig
 
 log = logging.getLogger("nextn.server")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from nextn.bench.sweep.contestant import Contestant
 from nextn.bench.texts import Difference, Texts
-from nextn.config import ServerConfig
+from nextn.server_config import ServerConfig
 
 # What must not change a text: options of these groups, and these.
 FREE_GROUPS = ("memory", "speculation", "server")

@@ -10,7 +10,7 @@ import pytest
 import nextn
 from nextn.cli import COMMANDS, main
 from nextn.cli.options import options_of
-from nextn.config import ServerConfig
+from nextn.server_config import ServerConfig
 
 # A change here is a change that users see: it belongs into the CHANGELOG.
 SERVE_FLAGS = """

@@ -10,8 +10,9 @@ import pytest
 from nextn.cli import Parser, dashed
 from nextn.cli.errors import CommandError
 from nextn.cli.options import add_options, options_markdown, options_of, parse
-from nextn.config import REFUSED, EngineConfig, ServerConfig
+from nextn.config import EngineConfig
 from nextn.draft import AUTO_DEPTH
+from nextn.server_config import REFUSED, ServerConfig
 
 ROOT = Path(__file__).parents[3]
 

@@ -7,11 +7,12 @@ from typing import Any
 import httpx
 import pytest
 
-from nextn.config import ServerConfig, model_folder
+from nextn.config import model_folder
 from nextn.server.app import make_app
 from nextn.server.engine_client import EngineClient
 from nextn.server.metrics import Metrics
 from nextn.server.service import Service
+from nextn.server_config import ServerConfig
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])

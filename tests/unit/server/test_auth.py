@@ -5,13 +5,13 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from nextn.config import API_KEY_VARIABLE, ServerConfig
 from nextn.server.app import make_app
 from nextn.server.auth import OPEN
 from nextn.server.engine_client import EngineClient
 from nextn.server.metrics import Metrics
 from nextn.server.service import Service
 from nextn.server.static import PATHS
+from nextn.server_config import API_KEY_VARIABLE, ServerConfig
 
 KEY = "sk-test-42"
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.engine_socket import EngineSocket
 from support.small_tokenizer import write_small_tokenizer
 
 from nextn.request import Output, SamplingParams, TokenLogprob
@@ -30,22 +31,12 @@ TEXT = f"<think>Hm, ok.</think>I look.{CALLS_BEGIN}{CALL}{CALL}{CALLS_END}"
 READING = Reading("deepseekv31", reasoning=False)
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.from_folder(write_small_tokenizer(tmp_path_factory.mktemp("tokenizer")))
-
-
-class Socket:
-    def send(self, data: bytes) -> None:
-        pass
-
-
 def played(
     tokenizer: Tokenizer, text: str, cuts: list[int], reading: Reading, reason: str = "stop", **fields: Any
 ) -> list[dict[str, Any]]:
     """The answer, or the chunks, when the text comes in runs of so many tokens."""
     engine = EngineClient(Metrics(40))
-    engine.attach(Ready(258, 1024, 2, {}, EngineStats()), Socket())  # type: ignore[arg-type]
+    engine.attach(Ready(258, 1024, 2, {}, EngineStats()), EngineSocket())  # type: ignore[arg-type]
     request = ChatRequest(messages=[], **fields)
     params = SamplingParams(logprobs=request.tops)
     generation = Generation(engine, tokenizer, [Prompt([0], params, shown=reading.markers)], 1, 0.0)

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from support.hostile_json import json_values
 from support.small_tokenizer import write_small_tokenizer
 
-from nextn.config import ServerConfig
 from nextn.constraint import Constraint
 from nextn.server.body import parse
 from nextn.server.chat_prompt import ChatPrompt, chat_prompt, render
 from nextn.server.errors import ApiError
 from nextn.server.parsers.answer import Reading
 from nextn.server.protocol import ChatRequest
+from nextn.server_config import ServerConfig
 from nextn.tokenizer.tokenizer import Tokenizer
 
 USER = {"role": "user", "content": "hi"}

@@ -12,7 +12,6 @@ import jsonschema
 import pytest
 from support.small_tokenizer import write_small_tokenizer
 
-from nextn.config import ServerConfig
 from nextn.request import Output, SpecStats
 from nextn.scheduler.stats import EngineStats
 from nextn.server import control
@@ -23,6 +22,7 @@ from nextn.server.metrics import Metrics
 from nextn.server.openapi import REF
 from nextn.server.service import Service
 from nextn.server.static import PATHS
+from nextn.server_config import ServerConfig
 from nextn.tokenizer.tokenizer import Tokenizer
 
 CONFIG = ServerConfig(served_model_name="a/model", max_running_requests=4, tool_call_parser="deepseekv31")

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.small_tokenizer import write_small_tokenizer
+from support.engine_socket import EngineSocket
 
 from nextn.request import Output, SamplingParams, SpecStats
 from nextn.scheduler.stats import EngineStats
 from nextn.server.engine_client import EngineClient
 from nextn.server.errors import ApiError, engine_dead
 from nextn.server.generation import Generation, Prompt
-from nextn.server.messages import Abort, Add, Ready, Rejected, StepNews, decode_to_engine
+from nextn.server.messages import Abort, Add, Ready, Rejected, StepNews
 from nextn.server.metrics import Metrics
 from nextn.server.openai import Reply, likelihood
 from nextn.server.protocol import ChatRequest, CompletionRequest
@@ -31,24 +31,9 @@ from nextn.tokenizer.tokenizer import Tokenizer
 TEXT = "héllo €uro, stop here"
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.from_folder(write_small_tokenizer(tmp_path_factory.mktemp("tokenizer")))
-
-
-class Socket:
-    """Stands for the socket to the engine process: keeps what was sent."""
-
-    def __init__(self) -> None:
-        self.sent: list[Add | Abort] = []
-
-    def send(self, data: bytes) -> None:
-        self.sent.append(decode_to_engine(data))
-
-
 def client() -> EngineClient:
     engine = EngineClient(Metrics(40))
-    engine.attach(Ready(258, 1024, 2, {}, EngineStats()), Socket())
+    engine.attach(Ready(258, 1024, 2, {}, EngineStats()), EngineSocket())
     return engine
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from nextn.config import ServerConfig
 from nextn.request import SpeculativeParams
 from nextn.scheduler.stats import EngineStats
 from nextn.server.engine_client import EngineClient
@@ -17,6 +16,7 @@ from nextn.server.internal_state import ServerArgs, in_force, set_internal_state
 from nextn.server.messages import Done, Ready, SetSpeculativeDefaults, decode_to_engine
 from nextn.server.metrics import Metrics
 from nextn.server.service import Service
+from nextn.server_config import ServerConfig
 
 READY = Ready(258, 1024, 2, {}, EngineStats())
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.small_tokenizer import write_small_tokenizer
+from support.engine_socket import EngineSocket
 
 from nextn.request import Output, SamplingParams, TokenLogprob
 from nextn.scheduler.stats import EngineStats
@@ -26,17 +26,6 @@ from nextn.tokenizer.tokenizer import Tokenizer
 TEXT = "héllo €uro, stop here"
 BOS, EOS = 0, 1
 PROMPT, ECHO = (BOS, 5, 6), "$%"
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """One token is one byte, so that most characters of TEXT that are not ASCII are spread over tokens."""
-    return Tokenizer.from_folder(write_small_tokenizer(tmp_path_factory.mktemp("tokenizer")))
-
-
-class Socket:
-    def send(self, data: bytes) -> None:
-        pass
 
 
 def logprob_of(token: int) -> TokenLogprob:
@@ -56,7 +45,7 @@ def answer(
 ) -> list[Any]:
     """Plays the tokens as news, cut into runs of these lengths; the choices of the answer or its chunks."""
     engine = EngineClient(Metrics(40))
-    engine.attach(Ready(258, 1024, 2, {}, EngineStats()), Socket())  # type: ignore[arg-type]
+    engine.attach(Ready(258, 1024, 2, {}, EngineStats()), EngineSocket())  # type: ignore[arg-type]
     params = SamplingParams(logprobs=2, prompt_logprobs=None if echo is None else 2)
     gen = Generation(engine, tokenizer, [Prompt(list(prompt), params, stop, echo)], 1, 0.0)
     rid = gen.choices[0].request.rid

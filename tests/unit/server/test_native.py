@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.small_tokenizer import write_small_tokenizer
 
-from nextn.config import ServerConfig
 from nextn.request import Output, SpecStats, TokenLogprob
 from nextn.scheduler.stats import EngineStats
 from nextn.server.body import parse
@@ -22,14 +20,10 @@ from nextn.server.metrics import Metrics
 from nextn.server.native import NativeReply
 from nextn.server.native_protocol import GenerateRequest
 from nextn.server.service import Service
+from nextn.server_config import ServerConfig
 from nextn.tokenizer.tokenizer import Tokenizer
 
 TEXT = "héllo €uro, stop here"
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.from_folder(write_small_tokenizer(tmp_path_factory.mktemp("tokenizer")))
 
 
 def logprob_of(token: int) -> TokenLogprob:

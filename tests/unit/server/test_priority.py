@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from support.small_tokenizer import write_small_tokenizer
 
-from nextn.config import ServerConfig
 from nextn.request import Request
 from nextn.scheduler.stats import EngineStats
 from nextn.server.engine_client import EngineClient
@@ -18,6 +17,7 @@ from nextn.server.metrics import Metrics
 from nextn.server.native_protocol import GenerateRequest
 from nextn.server.protocol import ChatRequest, CompletionRequest
 from nextn.server.service import Service
+from nextn.server_config import ServerConfig
 from nextn.tokenizer.tokenizer import Tokenizer
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from nextn.config import ServerConfig
 from nextn.scheduler.stats import EngineStats
 from nextn.server.engine_client import EngineClient
 from nextn.server.errors import ApiError
@@ -12,6 +11,7 @@ from nextn.server.messages import Ready
 from nextn.server.metrics import Metrics
 from nextn.server.protocol import CompletionRequest
 from nextn.server.service import Service
+from nextn.server_config import ServerConfig
 
 
 class NoTokenizer:

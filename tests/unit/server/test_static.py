@@ -7,12 +7,12 @@ import re
 import httpx
 import pytest
 
-from nextn.config import ServerConfig
 from nextn.server.app import make_app
 from nextn.server.engine_client import EngineClient
 from nextn.server.metrics import Metrics
 from nextn.server.service import Service
 from nextn.server.static import FOLDER
+from nextn.server_config import ServerConfig
 
 FILES = sorted(path.name for path in FOLDER.iterdir())
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from nextn.config import ServerConfig
 from nextn.server import supervisor
 from nextn.server.engine_client import EngineClient
 from nextn.server.engine_process import make_engine
 from nextn.server.metrics import Metrics
 from nextn.server.supervisor import StartupError, Supervisor
+from nextn.server_config import ServerConfig
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from pathlib import Path
 
 import pytest
-from support.small_tokenizer import write_small_tokenizer
+from support.engine_socket import EngineSocket
 
 from nextn.request import Output, SamplingParams
 from nextn.scheduler.stats import EngineStats
@@ -20,18 +19,9 @@ from nextn.server.request_log import RequestLog
 from nextn.tokenizer.tokenizer import Tokenizer
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.from_folder(write_small_tokenizer(Path(tmp_path_factory.mktemp("tokenizer"))))
-
-
-class NoSocket:
-    def send(self, data: bytes) -> None: ...
-
-
 def engine(timeout: float | None = None) -> EngineClient:
     made = EngineClient(Metrics(40), timeout)
-    made.attach(Ready(258, 1024, 2, {}, EngineStats()), NoSocket())  # type: ignore[arg-type]
+    made.attach(Ready(258, 1024, 2, {}, EngineStats()), EngineSocket())  # type: ignore[arg-type]
     return made
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from nextn.bench.sweep.identity import Identity, text_key
-from nextn.config import ServerConfig
+from nextn.server_config import ServerConfig
 
 
 def info(dtype: str = "float32", **options: Any) -> dict[str, Any]:
