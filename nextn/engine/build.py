@@ -13,6 +13,7 @@ from nextn.config import EngineConfig, usable_cores
 from nextn.draft import Shape
 from nextn.engine.model import make_model
 from nextn.engine.probe_costs import CostProbe
+from nextn.engine.rehearsal import rehearse
 from nextn.engine.runner import Runner
 from nextn.engine.sampler import draw
 from nextn.kvcache.manager import KVManager
@@ -79,10 +80,17 @@ def build(config: EngineConfig) -> Built:
         if config.ngrams and not ngram:
             drafter = MixedDrafter(drafter)
     draw_tokens = native_draw if kernels == "cpu" else draw
+    executor = Runner(model, pool, drafter, draw_tokens, simulated)
+    context = _context_length(config, cfg)
     auto = None
     if num_drafts and config.auto_depth:
         costs = CostProbe(model, pool, draw_tokens).costs(config.chunked_prefill_size, not ngram)
-        auto = AutoDepth(DepthController(costs, most=num_drafts), put_off=not ngram)
+        controller = DepthController(costs, most=num_drafts)
+        rehearse(
+            executor, controller, put_off=not ngram, most_requests=config.max_running_requests,
+            token_budget=config.chunked_prefill_size, context=context, ahead=radix.ahead,
+        )  # fmt: skip
+        auto = AutoDepth(controller, put_off=not ngram)
     scheduler = Scheduler(
         kv,
         token_budget=config.chunked_prefill_size,
@@ -117,7 +125,7 @@ def build(config: EngineConfig) -> Built:
         "prefix_cache": "off" if config.disable_radix_cache else "radix",
     }
     # A tree takes slots past a request's end.
-    context = min(_context_length(config, cfg), slots - (shape.beyond if num_drafts else 0))
+    context = min(context, slots - (shape.beyond if num_drafts else 0))
     if context < 1:
         raise ValueError(
             f"the KV pool holds {slots} tokens, too few for trees, which take {shape.beyond} of them; "
@@ -125,7 +133,7 @@ def build(config: EngineConfig) -> Built:
         )
     return Built(
         model,
-        Runner(model, pool, drafter, draw_tokens, simulated),
+        executor,
         scheduler,
         frozenset(cfg.eos_token_ids),
         context,

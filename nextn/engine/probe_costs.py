@@ -1,13 +1,14 @@
 """What a step costs on this machine, measured at start-up: seconds of its parts by number of rows.
 
 Steps of made-up tokens run on pages of a pool that nobody owns yet; whatever they leave there is written over
-before it is read. Row counts are tried from few to many and then in between, until the time is up, so that a
-large model has a coarse table and a small one a fine one. What it misses is learnt by
-`nextn.speculative.measured`.
+before it is read. All row counts are gone through again and again, and the least time of each is taken: so a
+neighbour on the machine that is busy for a moment spoils one round and not one number. What the table misses,
+whole steps tell (`nextn.engine.rehearsal`, and then `nextn.speculative.measured`).
 """
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable
@@ -25,7 +26,8 @@ from nextn.speculative.costs import KNOTS, StepCosts
 SECONDS = 0.4  # for all; what has begun is finished
 CONTEXT = 256  # positions before the rows
 _FIRST = (1, 8, 64)  # tried whatever it takes: a line needs points
-_REPEATS = 5
+_ROUNDS = 5
+_WIDE = 128  # rows; so many and more are only for prompts, and tried once
 _NOTHING = {1: 1e-9}  # rows -> seconds
 _FIXED = 1e-4  # seconds of a step besides its parts, until steps have told
 
@@ -49,14 +51,17 @@ class CostProbe:
         extend = {} if drafts else dict(_NOTHING)
         draft = {} if drafts else dict(_NOTHING)
         parts = [(self._target, target), (self._extend, extend), (self._draft, draft)][: 3 if drafts else 1]
-        counts = [n for n in _order(KNOTS) if n <= min(most, self.room)]
+        counts = [n for n in KNOTS if n <= min(most, self.room)]
         end = time.perf_counter() + seconds
-        for n in counts:
-            if n not in _FIRST and time.perf_counter() > end:
-                break
-            for run, points in parts:
-                run(n)  # buffers grow, caches fill
-                points[n] = min(_timed(run, n) for _ in range(_REPEATS if n < 64 else 1))
+        for at in range(_ROUNDS):
+            for n in counts if at else _order(counts):
+                known = n in target
+                if n >= _WIDE and known or time.perf_counter() > end and (known or n not in _FIRST):
+                    continue
+                for run, points in parts:
+                    if not known:
+                        run(n)  # buffers grow, caches fill
+                    points[n] = min(points.get(n, math.inf), _timed(run, n))
         return StepCosts(target, extend, draft, _FIXED)
 
     def _target(self, rows: int) -> None:
@@ -89,10 +94,10 @@ class CostProbe:
         self.draw(logits[:rows], [GREEDY] * rows)
 
 
-def _order(knots: tuple[int, ...]) -> list[int]:
-    """The first ones, then every other one of those that are left, then the rest."""
-    rest = [n for n in knots if n not in _FIRST]
-    return [*_FIRST, *rest[1::2], *rest[::2]]
+def _order(counts: list[int]) -> list[int]:
+    """Those first that are needed most, then every other one of the rest, then what is left."""
+    rest = [n for n in counts if n not in _FIRST]
+    return [*(n for n in _FIRST if n in counts), *rest[1::2], *rest[::2]]
 
 
 def _timed(run: Callable[[int], None], rows: int) -> float:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 # Row counts worth measuring at start-up; between them cost is a straight line.
-KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
 
 
 class CostCurve:
