@@ -88,10 +88,23 @@ inline void filter(float* z, int n, const NxSampling& s, int best, std::vector<i
     for (int i = kept; i < n; ++i) z[order[i]] = -INFINITY;
 }
 
-// Writes over the logits of a row that is sampled.
-inline int choose(float* z, int n, const NxSampling& s, std::vector<int32_t>& order) {
+inline float best_but(const float* z, int n, int chosen) {
+    float best = -INFINITY;
+    for (int i = 0; i < chosen; ++i) best = z[i] > best ? z[i] : best;
+    for (int i = chosen + 1; i < n; ++i) best = z[i] > best ? z[i] : best;
+    return best;
+}
+
+// Writes over the logits of a row that is sampled. Lead: also by how much, in logits, the choice is ahead of what
+// would have been chosen without it.
+template <bool Lead = false>
+inline int choose(float* z, int n, const NxSampling& s, std::vector<int32_t>& order, float* lead = nullptr) {
     const int greedy = argmax(z, n);
-    if (s.temperature < 1e-5f) return greedy;
+    if (Lead) *lead = 0.f;
+    if (s.temperature < 1e-5f) {
+        if (Lead) *lead = z[greedy] - best_but(z, n, greedy);
+        return greedy;
+    }
     if (!std::isfinite(z[greedy])) return greedy;
     for (int i = 0; i < n; ++i) z[i] = z[i] == z[i] ? z[i] / s.temperature : -INFINITY;  // sorting needs an order
     filter(z, n, s, greedy, order);
@@ -99,9 +112,9 @@ inline int choose(float* z, int n, const NxSampling& s, std::vector<int32_t>& or
     uint32_t words[4];
     philox(uint32_t(greedy / 4), s.index, s.stream, s.seed, words);
     const float top = z[greedy];
-    float value = top + gumbel(words[greedy % 4]);
+    float value = top + gumbel(words[greedy % 4]), second = -INFINITY;
     Bar bar;
-    bar.raise(value - top);
+    bar.raise((Lead ? second : value) - top);
     for (int i = 0; i < n; i += 4) {
         const int end = i + 4 < n ? i + 4 : n;
         bool open = false;
@@ -112,12 +125,17 @@ inline int choose(float* z, int n, const NxSampling& s, std::vector<int32_t>& or
             if (z[j] == -INFINITY || !bar.can_win(top - z[j], words[j - i])) continue;
             const float v = z[j] + gumbel(words[j - i]);
             if (v > value || (v == value && j < best)) {
+                if (Lead) second = value;
                 value = v;
                 best = j;
-                bar.raise(value - top);
+                bar.raise((Lead ? second : value) - top);
+            } else if (Lead && v > second && j != best) {
+                second = v;
+                bar.raise(second - top);
             }
         }
     }
+    if (Lead) *lead = (value - second) * s.temperature;
     return best;
 }
 

@@ -2,10 +2,11 @@
 // each span that wants them, one guess after another, each fed back with the module's own output.
 //
 // Its products, norms and choices are those of one call for each depth, so its bits are; what is saved is what
-// lies between the calls.
+// lies between the calls. Chains whose logits something changes first, such as a grammar, are chosen by the caller.
 #pragma once
 #include "choose.h"
 #include "forward.h"
+#include "gate.h"
 
 extern "C" {
 struct NxChains {
@@ -13,6 +14,17 @@ struct NxChains {
     const int32_t* span;         // of the batch: the one that each chain goes on from
     const NxSampling* sampling;  // of each chain's guesses; as many as it has rows, at least 1
     int32_t count, most, vocab;  // chains, the longest one's guesses, the vocabulary
+    // The last `asked` chains are not chosen here, where their logits are changed first: whoever called writes
+    // their tokens. scores [count, vocab]: of the chains that are still open, in order; `guess` is told the depth
+    // and the first row of theirs. Not 0: it failed, and all of it ends.
+    int32_t asked;
+    float* scores;
+    int32_t (*guess)(int32_t depth, int32_t first);
+    // A gate for those chains that have a 1 here; null: none has.
+    const NxGate* gate;
+    const uint8_t* gated;  // [count]
+    uint8_t* bins;         // out, [count, most]: of the gated chains' guesses, by their lead
+    int32_t *made, *kept;  // out, [count]: guesses made, and those of them that are worth verifying
 };
 }
 
@@ -24,19 +36,24 @@ struct Guesser : Engine {
     // tokens [count, most].
     void chains(const NxBatch& b, const float* hidden, int module, const NxChains& c, int32_t* tokens) {
         float* s = room(state, int64_t(b.rows) * model.hidden);
-        draft(b, hidden, c.rows, module, s);
+        {
+            const TileUse use;
+            draft(b, hidden, c.rows, module, s);
+        }
         open.clear();
         for (int i = 0; i < c.count; ++i) {
             const int32_t* span = b.span + 6 * c.span[i];
-            open.push_back({i, span[0] + span[1] - 1, span[3], span[2] + span[1], 0});
+            open.push_back({i, span[0] + span[1] - 1, span[3], span[2] + span[1], 0, 1.f});
         }
         for (int depth = 0; !open.empty(); ++depth) {
-            if (depth) feed(b, module);
-            guess(depth, c, tokens);
-            size_t left = 0;
-            for (const Chain& chain : open)
-                if (c.sampling[chain.number].rows > depth + 1) open[left++] = chain;
-            open.resize(left);
+            {
+                const TileUse use;
+                if (depth) feed(b, module);
+                take_rows();
+                draft_logits(state.data(), rows.data(), int(open.size()), c.vocab, c.scores);
+            }
+            if (!guess(depth, c, tokens)) return;
+            go_on(depth + 1, c);
         }
     }
 
@@ -44,9 +61,10 @@ private:
     struct Chain {
         int number, row, page, next;  // row of `state`; first place in pages; position of its next row
         int32_t last;                 // guess
+        float holds;                  // probability that all of it does
     };
     std::vector<Chain> open;
-    std::vector<float> state, scores;
+    std::vector<float> state;
     std::vector<int32_t> rows, fed, spans_fed, order;
 
     void take_rows() {
@@ -68,16 +86,52 @@ private:
         draft({n, n, fed.data(), spans_fed.data(), b.pages, b.paths}, state.data(), rows.data(), module, state.data());
     }
 
-    void guess(int depth, const NxChains& c, int32_t* tokens) {
-        take_rows();
-        float* z = room(scores, int64_t(open.size()) * c.vocab);
-        draft_logits(state.data(), rows.data(), int(open.size()), c.vocab, z);
+    // Leaves those chains open that are to have more than `made` guesses.
+    void go_on(int made, const NxChains& c) {
+        size_t left = 0;
+        float worth = 0.f;
+        bool must = false;
+        for (const Chain& chain : open) {
+            const bool gated = c.gate && c.gated[chain.number];
+            if (c.gate) {
+                c.made[chain.number] = made;
+                if (!gated || chain.holds >= c.gate->keep) c.kept[chain.number] = made;
+            }
+            if (c.sampling[chain.number].rows <= made) continue;
+            if (gated) {
+                const float gain = chain.holds * c.gate->usual - c.gate->each;
+                if (gain <= 0.f || chain.holds < c.gate->keep) continue;
+                worth += gain;
+            }
+            must |= !gated;
+            open[left++] = chain;
+        }
+        if (!must && c.gate && worth <= c.gate->pass) left = 0;
+        open.resize(left);
+    }
+
+    // false: who was asked failed.
+    bool guess(int depth, const NxChains& c, int32_t* tokens) {
+        const auto place = [&](const Chain& chain) { return tokens + chain.number * c.most + depth; };
+        int drawn = 0;
         for (Chain& chain : open) {
+            if (chain.number >= c.count - c.asked) break;
             NxSampling s = c.sampling[chain.number];
             s.index += uint32_t(depth);
-            chain.last = tokens[chain.number * c.most + depth] = choose(z, c.vocab, s, order);
-            z += c.vocab;
+            float* z = c.scores + int64_t(drawn++) * c.vocab;
+            if (c.gate && c.gated[chain.number]) {
+                float lead;
+                *place(chain) = choose<true>(z, c.vocab, s, order, &lead);
+                const int bin = c.gate->bin(lead);
+                c.bins[chain.number * c.most + depth] = uint8_t(bin);
+                chain.holds *= c.gate->rate[bin];
+            } else {
+                *place(chain) = choose(z, c.vocab, s, order);
+            }
         }
+        if (size_t(drawn) < open.size() && c.guess(depth, drawn)) return false;
+        for (Chain& chain : open) chain.last = *place(chain);
+        return true;
     }
 };
 

@@ -29,6 +29,9 @@ class Draft:
     tokens: Sequence[int] = ()
     parents: Sequence[int] | None = None  # each node's parent, -1 for the root; None: a chain
     confidence: Sequence[float] | None = None  # log-probability of each node's path, by the drafter
+    # Of a chain that was gated (`nextn.gate`): the bin of each guess that was made, of the last one
+    # too if it was not worth keeping.
+    bins: Sequence[int] = ()
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -83,6 +86,7 @@ class Draft:
             [self.tokens[i] for i in nodes],
             None if self.parents is None else [place[self.parents[i]] for i in nodes],
             None if self.confidence is None else [self.confidence[i] for i in nodes],
+            self.bins[: len(nodes)],
         )
 
 

@@ -12,7 +12,6 @@ import torch
 from nextn.config import EngineConfig, usable_cores
 from nextn.draft import Shape
 from nextn.engine.model import make_model
-from nextn.engine.probe_costs import CostProbe
 from nextn.engine.rehearsal import rehearse
 from nextn.engine.runner import Runner
 from nextn.engine.sampler import draw
@@ -84,12 +83,11 @@ def build(config: EngineConfig) -> Built:
     context = _context_length(config, cfg)
     auto = None
     if num_drafts and config.auto_depth:
-        costs = CostProbe(model, pool, draw_tokens).costs(config.chunked_prefill_size, not ngram)
-        controller = DepthController(costs, most=num_drafts)
-        rehearse(
-            executor, controller, put_off=not ngram, most_requests=config.max_running_requests,
+        costs = rehearse(
+            executor, most_drafts=num_drafts, put_off=not ngram, most_requests=config.max_running_requests,
             token_budget=config.chunked_prefill_size, context=context, ahead=radix.ahead,
         )  # fmt: skip
+        controller = DepthController(costs, most=num_drafts)
         auto = AutoDepth(controller, put_off=not ngram)
     scheduler = Scheduler(
         kv,

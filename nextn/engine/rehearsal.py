@@ -1,18 +1,22 @@
-"""Whole steps, tried at start-up: by how much they miss what the table of costs says of them.
+"""What steps cost on this machine, from whole steps that are tried at start-up.
 
-The table (`probe_costs`) is made of parts that were run one by one, each row a request of its own. A step has
-more to it: the Python around the parts, rows that share their request's cache, drafts in one native call. So a
-few made-up requests decode for some steps, with no drafts, with one, with two and with four, over and over in
-turn, on the scheduler and the executor that will serve; only the prefix cache is one of their own. Nothing of
-it is left: their pages are garbage, and their acceptance, being of made-up texts, is told to nobody.
+A few made-up requests decode for some steps, in batches of several sizes, on the executor that will serve.
+What a draft costs shows in the difference between steps of one batch: that make none, one or four drafts and
+verify none of them, and that verify two or four. They are gone through in turn, over and over, and each
+round has its own differences, since these machines are shared and everything is slow together; the middle one
+of the rounds counts. What this misses is learnt while the engine serves, by `nextn.speculative.measured`.
+
+Nothing of it is left: the requests' pages are garbage that is written over before it is read, the prefix
+cache is one of their own, and their acceptance, being of made-up texts, is told to nobody.
 """
 
 from __future__ import annotations
 
 import random
 import time
+from statistics import median
 
-from nextn.draft import MOST_DEPTH
+from nextn.draft import Draft
 from nextn.engine.runner import Runner
 from nextn.kvcache.manager import KVManager
 from nextn.kvcache.radix import RadixCache
@@ -20,108 +24,145 @@ from nextn.request import Request, SamplingParams
 from nextn.scheduler.auto_depth import AutoDepth
 from nextn.scheduler.plan import StepResult
 from nextn.scheduler.scheduler import Scheduler
+from nextn.speculative.costs import StepCosts
 from nextn.speculative.depth import DepthController
 
-SECONDS = 0.8  # for all; what has begun is finished
+SECONDS = 0.4  # for each number of requests; two rounds are made whatever the time
+ENOUGH = 2.0  # seconds, after which no further number of requests is begun
 REQUESTS = (1, 4, 16, 64)
-DEPTHS = (0, 1, 2, 3, 4)
-_ROUNDS, _STEPS = 4, 2
+NONE, ONE, FOUR, TWO_VERIFIED, FOUR_VERIFIED = (
+    (0, 0),
+    (1, 0),
+    (4, 0),
+    (2, 2),
+    (4, 4),
+)  # (drafts made, verified)
+SETTINGS = (NONE, ONE, FOUR, TWO_VERIFIED, FOUR_VERIFIED)
+_ROUNDS, _STEPS = 6, 2
 _PROMPT, _OWN = 128, 4  # tokens that all requests share, and such that they do not
-_SPARE = 64  # tokens that the first ones may decode while the others come in
-_PAGES = 3  # more than a request wants for itself, of those that hold what it may decode
-
-
-class _OneDepth(AutoDepth):
-    """The same for all, set from outside."""
-
-    def __init__(self, controller: DepthController, put_off: bool) -> None:
-        super().__init__(controller, put_off)
-        self.now = 0
-        self.result: StepResult | None = None
-
-    def depth(self, req: Request) -> int:
-        return self.now
-
-    def note(self, req: Request, verified: int, accepted: int) -> None:
-        pass
-
-    def stepped(self, result: StepResult, seconds: float | None, running: object) -> None:
-        self.result = result
+_LENGTH = (
+    _ROUNDS * len(SETTINGS) * (1 + _STEPS) * 3 + 64
+)  # tokens that a request may come to decode, or nearly
+_LEAST = 1e-8  # seconds: of what is lost in the noise
+# Where there is no room to try: of a step, its time as the unit.
+_GUESS = {NONE: 1.0, ONE: 1.1, FOUR: 1.3, TWO_VERIFIED: 1.4, FOUR_VERIFIED: 1.7}
 
 
 def rehearse(
-    executor: Runner, controller: DepthController, *, put_off: bool, most_requests: int, token_budget: int,
-    context: int, ahead: int, seconds: float = SECONDS,
-) -> None:  # fmt: skip
-    """Tells `controller.measured` what it finds. put_off: see AutoDepth. ahead: see RadixCache."""
+    executor: Runner, *, most_drafts: int, put_off: bool, most_requests: int, token_budget: int, context: int,
+    ahead: int,
+) -> StepCosts:  # fmt: skip
+    """put_off: see AutoDepth. context: most tokens of a request. ahead: see RadixCache."""
     pool = executor.pool
     pages = pool.data.shape[1] // pool.page_size
-    end = time.perf_counter() + seconds
-    length = _ROUNDS * len(DEPTHS) * (_STEPS + 1) * (1 + DEPTHS[-1]) + _SPARE
+    prompt = min(_PROMPT, context - _LENGTH - _OWN)
+    begin = time.perf_counter()
+    tried: dict[int, dict[tuple[int, int], float]] = {}
     for n in REQUESTS:
-        prompt = min(_PROMPT, context - length - _OWN)
-        wanted = (prompt + n * (_OWN + length)) // pool.page_size + _PAGES * n
-        if prompt < 1 or n > most_requests or n * (1 + DEPTHS[-1]) > token_budget or wanted > pages:
+        room = prompt + n * (_OWN + _LENGTH + 2 * pool.page_size) < pages * pool.page_size
+        fits = prompt > 0 and room and n <= most_requests and n * 5 <= token_budget
+        if not fits or time.perf_counter() - begin > ENOUGH:
             break
-        stage = _Stage(executor, controller, put_off, most_requests, token_budget, ahead, pages)
-        missed = stage.run(n, prompt, prompt + _OWN + length, end)
-        controller.measured.rehearsed(n, missed)
+        stage = _Stage(executor, put_off, most_requests, token_budget, ahead, pages)
+        tried[n] = stage.run(n, prompt, most_drafts)
+    return costs_of(tried or {1: _GUESS})
+
+
+def costs_of(tried: dict[int, dict[tuple[int, int], float]]) -> StepCosts:
+    """tried: requests -> (drafts made, verified) -> seconds of such a step."""
+    extend, draft, slope = {}, {}, {}
+    for n, seconds in tried.items():
+        # Over one position a request here, and over two or so when drafts hold: that is in `slope`.
+        extend[2 * n] = max(_LEAST, seconds[ONE] - seconds[NONE])
+        draft[n] = max(_LEAST, (seconds[FOUR] - seconds[ONE]) / 3)
+        two = seconds[TWO_VERIFIED] - (seconds[ONE] + draft[n])
+        four = seconds[FOUR_VERIFIED] - seconds[FOUR]
+        slope[n] = max(_LEAST, (two + four) / 6 / n)  # of a row, where there are about so many requests' rows
+    # Rows cost more or less according to how many there are, requests besides.
+    first = min(tried)
+    target = {first: 0.5 * tried[first][NONE]}
+    for less, more in zip(list(tried), [*list(tried)[1:], 8 * max(tried)], strict=True):
+        target[more] = target[less] + slope[less] * (more - less)
+    request = {n: max(_LEAST, seconds[NONE] - target[n]) for n, seconds in tried.items()}
+    return StepCosts(target, extend, draft, 0.0, request)
 
 
 class _Stage:
+    """One batch size."""
+
     def __init__(
-        self, executor: Runner, controller: DepthController, put_off: bool, most_requests: int,
-        token_budget: int, ahead: int, pages: int,
-    ) -> None:  # fmt: skip
-        self.executor, self.costs = executor, controller.costs
-        self.depths = [d for d in DEPTHS if d <= controller.most]
-        self.auto = _OneDepth(controller, put_off)
+        self, executor: Runner, put_off: bool, most_requests: int, token_budget: int, ahead: int, pages: int
+    ) -> None:
+        self.executor = executor
+        self.auto = _OneDepth(put_off)
         page_size = executor.pool.page_size
         self.scheduler = Scheduler(
             KVManager(pages, page_size, RadixCache(page_size, ahead=ahead)),
-            token_budget=token_budget, max_running=most_requests, num_drafts=controller.most,
-            eos_ids=frozenset(), auto=self.auto,
+            token_budget=token_budget, max_running=most_requests, num_drafts=4, eos_ids=frozenset(),
+            auto=self.auto,
         )  # fmt: skip
         self.random = random.Random(0)
 
-    def run(self, n: int, prompt: int, limit: int, end: float) -> dict[int, float]:
-        """Drafts a request -> real seconds of a step over those of the table: the second best of all tries,
-        of which the first round's are made whatever the time."""
+    def run(self, n: int, prompt: int, most_drafts: int) -> dict[tuple[int, int], float]:
+        """Seconds of a step of each setting."""
         shared = self._tokens(prompt)
-        self._add(0, shared, limit)
+        self._add(0, shared)
         self._step()  # its prompt is in the cache now
         for i in range(1, n):
-            self._add(i, shared, limit)
+            self._add(i, shared)
         while not all(r.decoding for r in self.scheduler.by_rid.values()):
             self._step()
-        found: dict[int, list[float]] = {d: [] for d in self.depths}
-        for at in range(_ROUNDS):
-            if at and time.perf_counter() > end:
-                break
-            for depth in self.depths:
-                self.auto.now = depth
+        end = time.perf_counter() + SECONDS
+        rounds: list[dict[tuple[int, int], float]] = []
+        while len(rounds) < 2 or (len(rounds) < _ROUNDS and time.perf_counter() < end):
+            took = {}
+            for setting in SETTINGS[:: -1 if len(rounds) % 2 else 1]:
+                made, verified = setting
+                self.auto.now = min(made, most_drafts)
                 self._step()  # verifies what was drafted before, and catches up
-                found[depth] += [self._step() for _ in range(_STEPS)]
+                took[setting] = min(self._step(verified) for _ in range(_STEPS))
+            rounds.append(took)
         for rid in list(self.scheduler.by_rid):
             self.scheduler.abort(rid)
         self.executor.drafter.forget([str(i) for i in range(n)])
-        return {depth: sorted(tries)[1] for depth, tries in found.items()}
+        none = median(took[NONE] for took in rounds)
+        return {s: none * median(took[s] / took[NONE] for took in rounds) for s in SETTINGS}
 
-    def _add(self, i: int, shared: list[int], limit: int) -> None:
-        params = SamplingParams(max_tokens=limit, temperature=1.0, seed=i, ignore_eos=True)
+    def _add(self, i: int, shared: list[int]) -> None:
+        params = SamplingParams(max_tokens=_LENGTH, temperature=0.0, ignore_eos=True)
         req = Request(str(i), shared + self._tokens(_OWN), params)
-        req.num_prompt, req.limit, req.order = len(req.tokens), limit, i
+        req.num_prompt, req.order = len(req.tokens), i
+        req.limit = req.num_prompt + _LENGTH
         self.scheduler.add(req)
 
     def _tokens(self, count: int) -> list[int]:
         vocabulary = self.executor.model.config.vocab_size
         return [self.random.randrange(vocabulary) for _ in range(count)]
 
-    def _step(self) -> float:
+    def _step(self, verified: int = 0) -> float:
+        for req in self.scheduler.by_rid.values():
+            req.draft = req.draft.cut(verified, verified)
         begin = time.perf_counter()
         plan = self.scheduler.plan()
-        result = self.executor.run(plan)
-        self.scheduler.commit(plan, result)
-        seconds = time.perf_counter() - begin
-        assert result.work is not None
-        return seconds / self.costs.step(result.work)
+        self.scheduler.commit(plan, self.executor.run(plan))
+        return time.perf_counter() - begin
+
+
+class _OneDepth(AutoDepth):
+    """The same for all, set from outside."""
+
+    def __init__(self, put_off: bool) -> None:
+        super().__init__(DepthController(costs_of({1: _GUESS})), put_off)
+        self.now = 0
+
+    def depth(self, req: Request) -> int:
+        return self.now
+
+    def gate(self, req: Request) -> None:
+        return None
+
+    def note(self, req: Request, draft: Draft, accepted: int) -> None:
+        pass
+
+    def stepped(self, result: StepResult, seconds: float | None, running: object) -> None:
+        pass

@@ -34,14 +34,8 @@ class _ChooseDraft:
     ) -> list[list[tuple[int, float]]]:
         return self.verifier.guess(logits, [Guess(self.rows[i], self.new[i], path) for i, path in asked], k)
 
-    def draws(self, asked: Sequence[tuple[int, int]]) -> list[Drawn] | None:
-        draws: list[Drawn] = []
-        for i, count in asked:
-            drawn = self.verifier.draws(self.rows[i], self.new[i], count)
-            if drawn is None:
-                return None
-            draws.append(drawn)
-        return draws
+    def drawn(self, index: int, count: int) -> tuple[Drawn, bool]:
+        return self.verifier.drawn(self.rows[index], self.new[index], count)
 
 
 class Runner:
@@ -85,7 +79,8 @@ class Runner:
             )
             for r, v, d, o in zip(rows, verified, made.drafts, told, strict=True)
         ]
-        work = StepWork(sum(len(r.tokens) for r in rows), made.extended, made.passes)
+        decoding = sum(r.chooses for r in rows)
+        work = StepWork(sum(len(r.tokens) for r in rows), made.extended, made.passes, decoding)
         return StepResult(results, work)
 
     def _verify(self, hidden: Tensor, rows: Sequence[Row]) -> tuple[list[Verified], Tensor | None]:
@@ -167,6 +162,8 @@ def _committed(rows: Sequence[Row], verified: Sequence[Verified]) -> list[Commit
         # A request that ends with this step needs no drafts; nor may drafts outrun its limit.
         ended = v.ended or v.error is not None or not r.end_ids.isdisjoint(tokens)
         want = 0 if ended else max(0, min(r.draft_next, r.room - len(tokens) - 1))
-        out.append(Committed(r.rid, r.start, true, following, r.pages, want, r.history, tokens, r.extend))
+        out.append(
+            Committed(r.rid, r.start, true, following, r.pages, want, r.history, tokens, r.gate, r.extend)
+        )
         at += len(r.tokens)
     return out

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from nextn.draft import Draft
+from nextn.gate import Gate
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
 from nextn.models.config import ModelConfig
@@ -55,6 +57,10 @@ class Model(Protocol):
         `draft_logits`."""
 
 
+# Draft logits [N, V], which may be written over; each row's (number of its chain, guesses so far) -> tokens.
+GuessChains = Callable[[Tensor, Sequence[tuple[int, Sequence[int]]]], list[int]]
+
+
 @runtime_checkable
 class Chains(Protocol):
     """What a model may have besides: a whole draft of chains in one call."""
@@ -67,10 +73,16 @@ class Chains(Protocol):
         pool: KVPool,
         after: Sequence[int],
         draws: Sequence[Drawn],
-    ) -> list[list[int]]:
+        guess: GuessChains,
+        asked: int,
+        gate: Gate | None,
+        gated: Sequence[bool],
+    ) -> list[Draft]:
         """`draft` by NextN module 0 over the batch, with hidden[rows] for its states. Then, after each of the
         batch's spans that `after` names, as many guesses as its draw has rows: each is chosen from
-        `draft_logits` and put through `draft`, one position on, for the next. Returns the guesses."""
+        `draft_logits` and put through `draft`, one position on, for the next. The last `asked` of these
+        chains are not drawn but chosen by `guess`. Of those chains that are `gated`, none of these, only the
+        guesses that `gate` lets through are made and kept. Returns the guesses."""
 
 
 def take(model: Model, rows: Tensor, index: list[int]) -> Tensor:

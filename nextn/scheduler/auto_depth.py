@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from nextn.draft import Draft
+from nextn.gate import Gate
 from nextn.request import Request
 from nextn.scheduler.plan import StepResult
 from nextn.speculative.depth import DepthController, DraftState
@@ -29,8 +31,13 @@ class AutoDepth:
         """Does the draft layer take in the step's positions, though nothing may need them yet?"""
         return depth > 0 or not self._put_off or req.owed >= MOST_OWED or not req.decoding
 
-    def note(self, req: Request, verified: int, accepted: int) -> None:
-        self._states[req.rid].note(verified, accepted)
+    def gate(self, req: Request) -> Gate | None:
+        """What the request's next draft may be cut short by."""
+        return self._controller.gate if self._states[req.rid].fixed is None else None
+
+    def note(self, req: Request, draft: Draft, accepted: int) -> None:
+        """So many leading guesses of the draft held."""
+        self._controller.note(self._states[req.rid], draft.depth, accepted, draft.bins)
 
     def stepped(self, result: StepResult, seconds: float | None, running: Iterable[Request]) -> None:
         """seconds: from the end of the step before to the end of this one; None: they were not adjacent."""

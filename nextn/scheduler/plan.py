@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from nextn.constraint import GrammarCursor
 from nextn.draft import Draft
+from nextn.gate import Gate
 from nextn.request import SamplingParams, TokenLogprob
 from nextn.speculative.costs import StepWork
 
@@ -38,6 +39,7 @@ class Row:
     grammar: GrammarCursor | None = None  # at the last of `history`
     scores: range = range(0)
     extend: bool = True
+    gate: Gate | None = None  # for the next draft, which may then be shorter
 
     @property
     def known(self) -> int:

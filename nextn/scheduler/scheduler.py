@@ -192,6 +192,7 @@ class Scheduler:
             grammar=req.cursor,
             scores=self._scores(req, end),
             extend=self.auto is None or self.auto.extends(req, draft_next),
+            gate=None if self.auto is None or not draft_next else self.auto.gate(req),
         )
         rows.append(row)
         return True
@@ -236,8 +237,8 @@ class Scheduler:
         committed = min(true_end, len(req.tokens) - 1) - req.committed
         self.kv.commit(req, committed)
         req.owed = 0 if row.extend else req.owed + committed
-        if self.auto is not None and len(row.draft):
-            self.auto.note(req, row.draft.depth, accepted)
+        if self.auto is not None and (row.draft.tokens or row.draft.bins):
+            self.auto.note(req, row.draft, accepted)
         if decoding:
             ended = matched is not None
             for spec in (req.spec, self.stats.spec):

@@ -69,6 +69,7 @@ class Planner:
         self.requests = sum(g.count for g in groups) + max(base.drafting, default=0)
         # rows: roots and pinned drafts; a pinned request at depth 0 is among the roots only
         self.roots = base.rows - pinned
+        self.always = costs.fixed + costs.request(self.roots)
 
     def best(self) -> Allocation:
         order = sorted(
@@ -97,7 +98,7 @@ class Planner:
             tokens += group.count * sum(group.survival[:depth])
             for j in range(depth):
                 counts[j] += group.count
-        seconds = self.costs.fixed + self.costs.target(rows) + sum(map(self.costs.draft, counts[1:]))
+        seconds = self.always + self.costs.target(rows) + sum(map(self.costs.draft, counts[1:]))
         if counts and counts[0]:
             seconds += self.costs.extend(int(self.base.extended * counts[0]))
             seconds += 0.0 if self.base.drafting else self.base.owed
@@ -124,7 +125,7 @@ class Planner:
                 drafting += extend[int(base.extended * (before + count))]
                 drafting += base.owed if not before else -extend[int(base.extended * before)]
             rows, tokens, counts[j] = rows + count, tokens - count * p, before + count
-            seconds = costs.fixed + drafting + target[rows]
+            seconds = self.always + drafting + target[rows]
             rates.append(tokens / (seconds * between(self.factors, (rows - self.roots) / roots)))
         best = max(rates, default=0.0)
         at = next((i for i, rate in enumerate(rates) if rate >= best / _WORTH_MORE), -1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nextn.gate import Gate
+
 
 @dataclass(slots=True)  # frozen ones take three times as long to make, and every step makes many
 class Committed:
@@ -18,4 +20,7 @@ class Committed:
     want: int  # depth of the draft to propose
     history: Sequence[int]  # committed before the step
     chosen: Sequence[int]  # by the step; empty amid a prompt
+    gate: Gate | None = (
+        None  # the draft may be less deep where it is not worth it; the same for all that have one
+    )
     extend: bool = True  # else the positions wait until a step that extends, and `want` is 0

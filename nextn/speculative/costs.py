@@ -1,11 +1,12 @@
-"""What a step costs: seconds by number of rows, measured at start-up.
+"""What a step costs: seconds by number of requests and of rows, rehearsed at start-up.
 
-A step of the engine has three parts whose time depends on how many rows they run over, and one that does not:
+A step of the engine has parts whose time depends on how much they run over:
 
-    target  the model over every row of the step: roots, drafts to verify, pieces of prompts
-    extend  the draft layer over newly true rows, and the first draft of every request that drafts
-    draft   one further draft for each of n requests (every depth beyond the first is one such pass)
-    fixed   planning, sampling's bookkeeping, messages
+    request  every request that decodes: its part of planning, attention and sampling
+    target   the model over every row of the step: roots, drafts to verify, pieces of prompts
+    extend   the draft layer over newly true rows, and the first draft of every request that drafts
+    draft    one further draft for each of n requests (every depth beyond the first is one such pass)
+    fixed    what a step takes besides
 
 What steps turn out to take beside that is learnt in `measured`.
 """
@@ -16,9 +17,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-
-# Row counts worth measuring at start-up; between them cost is a straight line.
-KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)
 
 
 class CostCurve:
@@ -71,11 +69,15 @@ def _never_falling(values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What a step ran. passes: rows of every draft pass beyond the extend."""
+    """What a step ran. passes: rows of every draft pass beyond the extend. requests: that decode."""
 
     rows: int
     extended: int = 0
     passes: Sequence[int] = ()
+    requests: int = 0
+
+
+_NOTHING = {1: 1e-9}
 
 
 class StepCosts:
@@ -85,8 +87,10 @@ class StepCosts:
         extend: Mapping[int, float],
         draft: Mapping[int, float],
         fixed: float,
+        request: Mapping[int, float] = _NOTHING,
     ) -> None:
-        """Each part: rows -> seconds, as probed at start-up; `fixed`: seconds of a step besides them."""
+        """Each part: rows, or requests -> seconds; `fixed`: seconds of a step besides them."""
+        self.request = CostCurve(request)
         self.target, self.extend, self.draft = CostCurve(target), CostCurve(extend), CostCurve(draft)
         if not 0.0 <= fixed < math.inf:
             raise ValueError(f"the fixed cost of a step is {fixed}; it must be seconds, 0 or more")
@@ -95,4 +99,5 @@ class StepCosts:
     def step(self, work: StepWork) -> float:
         """Seconds that the step is expected to take."""
         passes = sum(self.draft(n) for n in work.passes)
-        return self.fixed + self.target(work.rows) + self.extend(work.extended) + passes
+        there = self.fixed + self.request(work.requests) + self.target(work.rows)
+        return there + self.extend(work.extended) + passes

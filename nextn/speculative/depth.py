@@ -10,7 +10,8 @@ piece when it drafts again, and that cost is spread over the steps that it is to
 
 What is not done is not learnt. So a bounded share of the time goes into trying: a short stretch with one
 draft more, one less or none, where that could be better for all that is known, and when enough has been put
-aside for what it is expected to cost.
+aside for what it is expected to cost. Where the executor can gate drafts (`gating`), guess by guess, the plan
+only says who drafts.
 
 The choice can change no text, only its speed. Deterministic: no clock, no random numbers.
 """
@@ -22,9 +23,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
 from nextn.draft import MOST_DEPTH
+from nextn.gate import Gate
 from nextn.speculative.acceptance import LEVELS, PRIOR, AcceptanceModel, RequestAcceptance
 from nextn.speculative.allocate import Allocation, Base, Group, Planner
 from nextn.speculative.costs import StepCosts, StepWork
+from nextn.speculative.gating import Gating
 from nextn.speculative.measured import Measured, batch_class, between
 
 _STRETCH, _TRIAL = 24, 10  # steps
@@ -42,6 +45,9 @@ _LEAST_PRICE = 0.01  # of a step's time, for every step of a trial of one reques
 # Steps over which the cost of catching up is spread, at the least. What has gone on for long is expected to
 # go on for as long again, so many owed rows are spread over more.
 _CATCH_UP_STEPS = 64
+_WORTH_LEAVING_OUT = (
+    1.03  # what some requests must gain by not drafting at all, where a gate parts them anyway
+)
 _COMMITTED_GAIN, _SECONDS_GAIN = 0.3, 0.05  # of moving averages: tokens of a stretch, seconds of a step
 
 
@@ -82,14 +88,27 @@ class DepthController:
         self._trial = False
         self._thought = 0.0  # seconds of thinking that are allowed; below 0: the next are to be waited for
         self._purse = 0.0  # seconds put aside for trials
+        self._gating = Gating()
         self._stretches = 0
         self._seconds = 0.0  # of a step, usually
+
+    @property
+    def gate(self) -> Gate:
+        """What drafts of automatic depth are cut short by, where the executor can."""
+        return self._gating.gate
 
     # --- every step -------------------------------------------------------------------------
 
     def enter(self, request: DraftState) -> None:
         """A request that was not there when the stretch was planned gets what others like it have got."""
         give([request], self._depth_of)
+
+    def note(self, request: DraftState, verified: int, accepted: int, bins: Sequence[int] = ()) -> None:
+        """A draft of the request was verified, and so many leading guesses held. bins: of the guesses that
+        were made, where they were gated."""
+        if bins:
+            verified, accepted = self._gating.note(bins, verified, accepted)
+        request.note(verified, accepted)
 
     def step(self, work: StepWork, seconds: float | None) -> None:
         """A step has run. seconds: from the end of the one before; None: there was none right before."""
@@ -138,6 +157,10 @@ class DepthController:
             chosen = planner.of([max(d, min(2, self.most)) for d in chosen.depths])
         elif not self._trial and self._try(requests, planner, chosen, levels):
             return self._begin(requests, trial=True)
+        if self._gating.used and 0 in chosen.depths:
+            # The gate parts the hopeful from the others; to leave some out altogether must pay for itself.
+            every = planner.of([max(chosen.depths)] * len(groups))
+            chosen = every if every.rate * _WORTH_LEAVING_OUT > chosen.rate else chosen
         depth_of = dict(zip(levels, chosen.depths, strict=True))
         if depth_of:
             # A request may come to a level that nobody was at: it gets what the nearest one gets.
@@ -145,7 +168,11 @@ class DepthController:
                 level: min((abs(known - level), known, d) for known, d in depth_of.items())[2]
                 for level in range(LEVELS)
             }
+        if self._gating.used and any(depth_of.values()):
+            # The gate says, guess by guess, how deep it goes.
+            self._depth_of = {level: self.most if d else 0 for level, d in self._depth_of.items()}
         give(requests, self._depth_of)
+        self._gating.plan(planner, self.most, self._committed)
         self._begin(requests, trial=fresh)
 
     def _begin(self, requests: Sequence[DraftState], trial: bool) -> None:
@@ -156,6 +183,9 @@ class DepthController:
         self._stretches += 1
 
     def _learn(self, requests: Sequence[DraftState]) -> None:
+        gated = self._gating.stretch(self._steps * self._requests)
+        if gated is not None:
+            self._mean = min(gated, float(MOST_DEPTH))
         if len(self._ratios) >= _FEWEST:
             self.measured.note(batch_class(self._requests), self._mean, median(self._ratios))
         elif self._requests:
@@ -241,6 +271,8 @@ class DepthController:
         fewer = [max(0, d - 1) for d in depths]
         more = [min(self.most, d + 1) for d in depths]
         none = [0] * len(depths)
+        if self._gating.used:  # how deep it goes is not ours to say
+            return [none] if any(depths) else [more]
         return [d for d in ([more, fewer] if fewer == none else [more, fewer, none]) if d != list(depths)]
 
     def _doubt(self, depth: int, other: Allocation) -> float:

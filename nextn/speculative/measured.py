@@ -14,7 +14,6 @@ uncertain again, and `spread` says by how much, so that it can be tried.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 
@@ -22,8 +21,7 @@ from nextn.draft import MOST_DEPTH
 
 # Standard deviations of the steps from setting to setting before anything is known: to drafts at all, and to
 # one more. The table is right to so much.
-_DRAFTS_AT_ALL, _ONE_MORE = 0.3, 0.06
-_REHEARSED = 0.1  # of these variances is left after start-up
+_DRAFTS_AT_ALL, _ONE_MORE = 0.06, 0.02
 _FORGOTTEN = 1e-4  # share of what is known that a stretch takes away
 _NOISE_GAIN, _FIRST_NOISE, _LEAST_NOISE = 0.1, 0.1, 0.01
 _OUTLIER = 4.0  # errors count up to so many times the usual one
@@ -40,8 +38,8 @@ def batch_class(requests: int) -> int:
 class _Known:
     """One batch size's settings: 0, 1, ... MOST_DEPTH drafts a request."""
 
-    def __init__(self, offsets: np.ndarray, covariance: np.ndarray = _UNKNOWN) -> None:
-        self.offsets, self.covariance = offsets, covariance.copy()
+    def __init__(self, offsets: np.ndarray) -> None:
+        self.offsets, self.covariance = offsets, _UNKNOWN.copy()
         self.before: tuple[float, float] | None = None  # (drafts a request, log ratio) of the last stretch
         self.notes = 0
 
@@ -50,14 +48,6 @@ class Measured:
     def __init__(self) -> None:
         self._known: dict[int, _Known] = {}
         self._noise = _FIRST_NOISE  # usual difference of two stretches of one setting
-
-    def rehearsed(self, requests: int, ratios: Mapping[int, float]) -> None:
-        """Before all else: drafts a request, 0 among them -> real over predicted seconds, for so many
-        requests."""
-        at = sorted(ratios)
-        found = np.log([ratios[d] / ratios[0] for d in at])
-        offsets = np.interp(np.arange(MOST_DEPTH + 1), at, found)
-        self._known[batch_class(requests)] = _Known(offsets, _REHEARSED * _UNKNOWN)
 
     def note(self, batch: int, drafts: float, ratio: float) -> None:
         """A stretch of steps, right after the one that was noted last, took `ratio` times the predicted time
@@ -92,17 +82,12 @@ class Measured:
             known.before = None
 
     def of(self, batch: int) -> _Known:
-        """A batch size that was never seen starts from those next to it that were."""
+        """A batch size that was never seen starts from the nearest one that was."""
         known = self._known.get(batch)
         if known is None:
-            below = max((b for b in self._known if b < batch), default=None)
-            above = min((b for b in self._known if b > batch), default=below)
-            if above is None:
-                known = _Known(np.zeros(MOST_DEPTH + 1))
-            else:
-                one, other = self._known[above if below is None else below], self._known[above]
-                known = _Known((one.offsets + other.offsets) / 2, np.maximum(one.covariance, other.covariance))
-            self._known[batch] = known
+            nearest = min(self._known, key=lambda b: (abs(b - batch), b), default=None)
+            offsets = np.zeros(MOST_DEPTH + 1) if nearest is None else self._known[nearest].offsets.copy()
+            known = self._known[batch] = _Known(offsets)
         return known
 
     def fresh(self, batch: int) -> bool:
