@@ -2,7 +2,7 @@
 // each span that wants them, one guess after another, each fed back with the module's own output.
 //
 // Its products, norms and choices are those of one call for each depth, so its bits are; what is saved is what
-// lies between the calls.
+// lies between the calls. Chains whose logits something changes first, such as a grammar, are chosen by the caller.
 #pragma once
 #include "choose.h"
 #include "forward.h"
@@ -13,6 +13,12 @@ struct NxChains {
     const int32_t* span;         // of the batch: the one that each chain goes on from
     const NxSampling* sampling;  // of each chain's guesses; as many as it has rows, at least 1
     int32_t count, most, vocab;  // chains, the longest one's guesses, the vocabulary
+    // The last `asked` chains are not chosen here, where their logits are changed first: whoever called writes
+    // their tokens. scores [count, vocab]: of the chains that are still open, in order; `guess` is told the depth
+    // and the first row of theirs. Not 0: it failed, and all of it ends.
+    int32_t asked;
+    float* scores;
+    int32_t (*guess)(int32_t depth, int32_t first);
 };
 }
 
@@ -24,15 +30,23 @@ struct Guesser : Engine {
     // tokens [count, most].
     void chains(const NxBatch& b, const float* hidden, int module, const NxChains& c, int32_t* tokens) {
         float* s = room(state, int64_t(b.rows) * model.hidden);
-        draft(b, hidden, c.rows, module, s);
+        {
+            const TileUse use;
+            draft(b, hidden, c.rows, module, s);
+        }
         open.clear();
         for (int i = 0; i < c.count; ++i) {
             const int32_t* span = b.span + 6 * c.span[i];
             open.push_back({i, span[0] + span[1] - 1, span[3], span[2] + span[1], 0});
         }
         for (int depth = 0; !open.empty(); ++depth) {
-            if (depth) feed(b, module);
-            guess(depth, c, tokens);
+            {
+                const TileUse use;
+                if (depth) feed(b, module);
+                take_rows();
+                draft_logits(state.data(), rows.data(), int(open.size()), c.vocab, c.scores);
+            }
+            if (!guess(depth, c, tokens)) return;
             size_t left = 0;
             for (const Chain& chain : open)
                 if (c.sampling[chain.number].rows > depth + 1) open[left++] = chain;
@@ -46,7 +60,7 @@ private:
         int32_t last;                 // guess
     };
     std::vector<Chain> open;
-    std::vector<float> state, scores;
+    std::vector<float> state;
     std::vector<int32_t> rows, fed, spans_fed, order;
 
     void take_rows() {
@@ -68,16 +82,19 @@ private:
         draft({n, n, fed.data(), spans_fed.data(), b.pages, b.paths}, state.data(), rows.data(), module, state.data());
     }
 
-    void guess(int depth, const NxChains& c, int32_t* tokens) {
-        take_rows();
-        float* z = room(scores, int64_t(open.size()) * c.vocab);
-        draft_logits(state.data(), rows.data(), int(open.size()), c.vocab, z);
-        for (Chain& chain : open) {
+    // false: who was asked failed.
+    bool guess(int depth, const NxChains& c, int32_t* tokens) {
+        const auto place = [&](const Chain& chain) { return tokens + chain.number * c.most + depth; };
+        int drawn = 0;
+        for (const Chain& chain : open) {
+            if (chain.number >= c.count - c.asked) break;
             NxSampling s = c.sampling[chain.number];
             s.index += uint32_t(depth);
-            chain.last = tokens[chain.number * c.most + depth] = choose(z, c.vocab, s, order);
-            z += c.vocab;
+            *place(chain) = choose(c.scores + int64_t(drawn++) * c.vocab, c.vocab, s, order);
         }
+        if (size_t(drawn) < open.size() && c.guess(depth, drawn)) return false;
+        for (Chain& chain : open) chain.last = *place(chain);
+        return true;
     }
 };
 

@@ -21,7 +21,7 @@
 // What this machine can run; must be asked before the library of level 4 is used, in every process.
 NX_API int nx_machine_level() { return machine_level(); }
 
-NX_API int nx_interface() { return 5; }
+NX_API int nx_interface() { return 6; }
 
 NX_API void nx_advise(void* p, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
@@ -120,7 +120,6 @@ NX_API void nx_draft_logits(void* engine, const float* hidden, int rows, int voc
 // The batch through a NextN module and chains of guesses after it: tokens [count, most].
 NX_API void nx_chains(void* engine, const NxBatch* batch, const float* hidden, int module, const NxChains* chains,
                       int32_t* tokens) {
-    const TileUse use;
     static_cast<Guesser*>(engine)->chains(*batch, hidden, module, *chains, tokens);
 }
 

@@ -34,14 +34,8 @@ class _ChooseDraft:
     ) -> list[list[tuple[int, float]]]:
         return self.verifier.guess(logits, [Guess(self.rows[i], self.new[i], path) for i, path in asked], k)
 
-    def draws(self, asked: Sequence[tuple[int, int]]) -> list[Drawn] | None:
-        draws: list[Drawn] = []
-        for i, count in asked:
-            drawn = self.verifier.draws(self.rows[i], self.new[i], count)
-            if drawn is None:
-                return None
-            draws.append(drawn)
-        return draws
+    def drawn(self, index: int, count: int) -> tuple[Drawn, bool]:
+        return self.verifier.drawn(self.rows[index], self.new[index], count)
 
 
 class Runner:

@@ -127,14 +127,14 @@ class Verifier:
         q = torch.stack(self.kept[row.rid][: len(draft)]) if len(draft) else p[:0]
         return WITH_DRAFT_PROBABILITIES[mode](p, q, draft.tokens, thrown)
 
-    def draws(self, row: Row, new: Sequence[int], rows: int) -> Drawn | None:
-        """How to guess so many tokens after the tokens `new` that the row commits; None: it takes more than
-        draws from the drafter's logits."""
+    def drawn(self, row: Row, new: Sequence[int], count: int) -> tuple[Drawn, bool]:
+        """How to draw so many guesses after the tokens `new` that the row commits, and whether that is all
+        that `guess` would do with the drafter's logits."""
         params, n = row.params, len(row.history) + len(new)
-        mode = params.verify_mode
-        if mode in WITH_DRAFT_PROBABILITIES or penalized(params, n - row.num_prompt):
-            return None
-        return drawn(_for_guesses(params), n, rows)
+        enough = params.verify_mode not in WITH_DRAFT_PROBABILITIES and not penalized(
+            params, n - row.num_prompt
+        )
+        return drawn(_for_guesses(params), n, count), enough
 
     def guess(self, logits: Tensor, guesses: Sequence[Guess], k: int) -> list[list[tuple[int, float]]]:
         """The k guesses of each row of the drafter's logits, best first, see `drafter.ChooseDraft`.

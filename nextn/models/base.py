@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -55,6 +55,10 @@ class Model(Protocol):
         `draft_logits`."""
 
 
+# Draft logits [N, V], which may be written over; each row's (number of its chain, guesses so far) -> tokens.
+GuessChains = Callable[[Tensor, Sequence[tuple[int, Sequence[int]]]], list[int]]
+
+
 @runtime_checkable
 class Chains(Protocol):
     """What a model may have besides: a whole draft of chains in one call."""
@@ -67,10 +71,13 @@ class Chains(Protocol):
         pool: KVPool,
         after: Sequence[int],
         draws: Sequence[Drawn],
+        guess: GuessChains,
+        asked: int,
     ) -> list[list[int]]:
         """`draft` by NextN module 0 over the batch, with hidden[rows] for its states. Then, after each of the
         batch's spans that `after` names, as many guesses as its draw has rows: each is chosen from
-        `draft_logits` and put through `draft`, one position on, for the next. Returns the guesses."""
+        `draft_logits` and put through `draft`, one position on, for the next. The last `asked` of these
+        chains are not drawn but chosen by `guess`. Returns the guesses."""
 
 
 def take(model: Model, rows: Tensor, index: list[int]) -> Tensor:

@@ -18,11 +18,12 @@ from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
 from nextn.layers.mla import LATENT_NORM_EPS
 from nextn.layers.rotary import rotary_tables, softmax_scale
+from nextn.models.base import GuessChains
 from nextn.models.config import ModelConfig
 from nextn.models.native_weights import Drafting, NativeWeights
 from nextn.ops.base import Drawn
 from nextn.ops.cpu.draw import packed
-from nextn.ops.cpu.library import Model, NxBatch, NxChains, library
+from nextn.ops.cpu.library import Guess, Model, NxBatch, NxChains, library
 from nextn.ops.cpu.weights import padded
 
 WIDEST = {  # buffers in csrc/forward.h and csrc/moe.h
@@ -55,6 +56,38 @@ class NativeBatch:
         self._kept = tokens, table, pages, paths
         addresses = (a.buffer_info()[0] for a in self._kept)
         self.struct = NxBatch(len(tokens), len(table) // 6, *addresses)
+
+
+class _Caller:
+    """Chooses the guesses that the kernels ask for amid their call. Nothing can be raised through them, so an
+    exception is kept."""
+
+    def __init__(
+        self,
+        scores: Tensor,
+        draws: Sequence[Drawn],
+        first: int,
+        tokens: array[int],
+        most: int,
+        guess: GuessChains,
+    ) -> None:
+        """first: of the chains, the first that is asked for. tokens: `most` for each chain."""
+        self.scores, self.draws, self.first, self.guess = scores, draws, first, guess
+        self.tokens, self.most = tokens, most
+        self.error: BaseException | None = None
+
+    def __call__(self, depth: int, row: int) -> int:
+        """row: of `scores`, the first that is asked for. 0: the tokens are there."""
+        try:
+            asked = [i for i in range(self.first, len(self.draws)) if self.draws[i].rows > depth]
+            paths = [self.tokens[i * self.most : i * self.most + depth] for i in asked]
+            logits = self.scores[row : row + len(asked)]
+            for i, token in zip(asked, self.guess(logits, list(zip(asked, paths, strict=True))), strict=True):
+                self.tokens[i * self.most + depth] = token
+        except BaseException as e:
+            self.error = e
+            return 1
+        return 0
 
 
 class NativeDeepseekV3:
@@ -143,16 +176,24 @@ class NativeDeepseekV3:
         pool: KVPool,
         after: Sequence[int],
         draws: Sequence[Drawn],
+        guess: GuessChains,
+        asked: int,
     ) -> list[list[int]]:
         assert len(rows) == batch.rows
         states, spans, vocab = array("i", rows), array("i", after), self.config.vocab_size
-        most = max([d.rows for d in draws], default=0)
-        tokens = array("i", bytes(4 * most * len(draws)))
-        addresses = states.buffer_info()[0], spans.buffer_info()[0]
-        asked = NxChains(*addresses, packed(draws), len(draws), most, vocab)
+        count, most = len(draws), max([d.rows for d in draws], default=0)
+        tokens = array("i", bytes(4 * most * count))
+        scores = self._room("logits", count, vocab)
+        caller = _Caller(scores, draws, count - asked, tokens, most, guess)
+        chains = NxChains(
+            states.buffer_info()[0], spans.buffer_info()[0], packed(draws), count, most, vocab, asked,
+            scores.data_ptr(), Guess(caller) if asked else Guess(),
+        )  # fmt: skip
         library().nx_chains(
-            self._on(pool), batch.struct, hidden.data_ptr(), 0, asked, tokens.buffer_info()[0]
+            self._on(pool), batch.struct, hidden.data_ptr(), 0, chains, tokens.buffer_info()[0]
         )
+        if caller.error is not None:
+            raise caller.error
         found = tokens.tolist()
         return [found[i * most : i * most + d.rows] for i, d in enumerate(draws)]
 

@@ -34,9 +34,8 @@ class ChooseDraft(Protocol):
         """(index into the step's requests, guesses so far) per row of logits -> the k best (token,
         log-probability) of each row, best first. The log-probability may be left at 0 when k is 1."""
 
-    def draws(self, asked: Sequence[tuple[int, int]]) -> list[Drawn] | None:
-        """(index into the step's requests, guesses wanted) -> how to draw them; None: one of them needs more
-        than a draw."""
+    def drawn(self, index: int, count: int) -> tuple[Drawn, bool]:
+        """How to draw so many guesses of one of the step's requests; whether a draw is all that it takes."""
 
 
 class Drafted(NamedTuple):
@@ -65,6 +64,12 @@ class NoDrafter:
         pass
 
 
+class _Chain(NamedTuple):
+    place: int  # among the step's requests
+    span: int  # of the batch, that it goes on from
+    draw: Drawn
+
+
 class MTPDrafter:
     def __init__(self, model: Model, pool: KVPool, shape: Shape, chains: Chains | None = None) -> None:
         """chains: the model, if it can."""
@@ -78,9 +83,7 @@ class MTPDrafter:
         extended = self._catch_up(work)
         self.behind.keep(hidden, work)
         if self.chains is not None and self.shape.topk == 1 and any(w.extend for w in work):
-            draws = choose.draws([(i, w.want) for i, w in enumerate(work) if w.want])
-            if draws is not None:
-                return self._in_one_call(self.chains, hidden, work, draws, extended)
+            return self._in_one_call(self.chains, hidden, work, choose, extended)
         now = [w for w in work if w.extend]
         if not now:
             return Drafted([NO_DRAFT for _ in work])
@@ -116,22 +119,32 @@ class MTPDrafter:
         chains: Chains,
         hidden: Tensor,
         work: Sequence[Committed],
-        draws: Sequence[Drawn],
+        choose: ChooseDraft,
         caught_up: int,
     ) -> Drafted:
-        """The same drafts. draws: of the requests that want any."""
+        """The same drafts."""
         spans: list[Span] = []
         rows: list[int] = []
-        after: list[int] = []
-        for w in work:
+        drawn: list[_Chain] = []
+        asked: list[_Chain] = []  # whose guesses take more than a draw
+        for i, w in enumerate(work):
             if w.extend:
                 if w.want:
-                    after.append(len(spans))
+                    draw, enough = choose.drawn(i, w.want)
+                    (drawn if enough else asked).append(_Chain(i, len(spans), draw))
                 spans.append(Span(w.following, w.start, w.pages))
                 rows += w.rows
+        every = drawn + asked
+
+        def guess(logits: Tensor, paths: Sequence[tuple[int, Sequence[int]]]) -> list[int]:
+            return [best[0][0] for best in choose(logits, [(every[n].place, path) for n, path in paths], 1)]
+
         batch = self.model.batch(spans, self.pool.page_size)
-        found = iter(chains.chains(batch, hidden, rows, self.pool, after, draws))
-        drafts = [Draft(next(found)) if w.want else NO_DRAFT for w in work]
+        after, draws = [c.span for c in every], [c.draw for c in every]
+        found = chains.chains(batch, hidden, rows, self.pool, after, draws, guess, len(asked))
+        drafts = [NO_DRAFT for _ in work]
+        for chain, tokens in zip(every, found, strict=True):
+            drafts[chain.place] = Draft(tokens)
         deepest = max([d.rows for d in draws], default=1)
         passes = [sum([d.rows > depth for d in draws]) for depth in range(1, deepest)]
         return Drafted(drafts, caught_up + len(rows), passes)

@@ -49,8 +49,8 @@ SCHEMA = Constraint(
 
 def work(llm):
     """Four prompts greedily, the same four at T = 1, one with filters and penalties, one by a schema. The
-    last two end before the others: only where nobody has the like, the native kernels draft a whole chain in
-    one call."""
+    last two end before the others: amid drafting, the native kernels ask for the guesses of such requests
+    alone."""
     texts = heldout_prompts(4)
     prompts = [llm.tokenizer.encode(t)[:n] for t, n in zip(texts, (120, 60, 97, 80), strict=True)]
     greedy = SamplingParams(max_tokens=TOKENS, temperature=0, ignore_eos=True)

@@ -209,9 +209,33 @@ void chains(void* engine, const std::vector<float>& states, int hidden, int voca
     const int guesses[3] = {4, 3, 1};
     for (int i = 0; i < 3; ++i)
         sampling[i] = {7, 1, uint32_t(20 + i), i == 1 ? 0.f : 1.f, 0.9f, 0.f, 0, guesses[i]};
-    const NxChains asked{rows.data(), after, sampling, 3, 4, vocab};
+    std::vector<float> scores(3 * size_t(vocab));
+    const NxChains asked{rows.data(), after, sampling, 3, 4, vocab, 0, scores.data(), nullptr};
     std::vector<int32_t> tokens(12);
     nx_chains(engine, &batch.b, states.data(), 0, &asked, tokens.data());
+
+    // The same where the last two are chosen by the caller.
+    static std::vector<int32_t> theirs;
+    static NxChains partly;
+    theirs.assign(12, -1);
+    partly = {rows.data(), after, sampling, 3, 4, vocab, 2, scores.data(), [](int32_t depth, int32_t row) {
+        must(row == 1, "the first chain is open at every depth");
+        for (int i = 1; i < 3; ++i)
+            if (depth < partly.sampling[i].rows) {
+                NxSampling s = partly.sampling[i];
+                s.index += uint32_t(depth);
+                s.rows = 1;
+                nx_choose(partly.scores + int64_t(row++) * partly.vocab, 1, partly.vocab, &s, &theirs[size_t(4 * i + depth)]);
+            }
+        return int32_t(0);
+    }};
+    nx_chains(engine, &batch.b, states.data(), 0, &partly, theirs.data());
+    for (int i = 0; i < 3; ++i)
+        for (int depth = 0; depth < guesses[i]; ++depth)
+            must(theirs[size_t(4 * i + depth)] == tokens[size_t(4 * i + depth)], "a guess depends on who chooses");
+    // And where the caller fails.
+    partly.guess = [](int32_t, int32_t) { return int32_t(1); };
+    nx_chains(engine, &batch.b, states.data(), 0, &partly, theirs.data());
 
     std::vector<float> drafted(taken.size()), row(size_t(hidden), 0.f), z(size_t(vocab), 0.f);
     nx_draft(engine, &batch.b, taken.data(), 0, drafted.data());
@@ -232,7 +256,7 @@ void chains(void* engine, const std::vector<float>& states, int hidden, int voca
             if (depth + 1 < sampling[i].rows) nx_draft(engine, &one, row.data(), 0, row.data());
         }
     }
-    const NxChains none{rows.data(), nullptr, nullptr, 0, 0, vocab};
+    const NxChains none{rows.data(), nullptr, nullptr, 0, 0, vocab, 0, nullptr, nullptr};
     nx_chains(engine, &batch.b, states.data(), 0, &none, nullptr);
 }
 

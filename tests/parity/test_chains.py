@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from parity.engine_steps import make_engine
+from support.toy_grammar import ToyGrammar
 from torch import Tensor
 
 from nextn.config import EMBEDDED, EngineConfig, model_folder
+from nextn.constraint import Constraint
+from nextn.engine.engine import Engine
 from nextn.engine.model import choose_kernels
 from nextn.models.base import Chains
 from nextn.request import Request, SamplingParams, SpeculativeParams
@@ -32,13 +35,22 @@ MIXED = [
 ]
 
 
+# Their logits change before a guess is chosen, or more than that is kept: the kernels ask for it.
+ASKED = [
+    (TEXT[:7], SamplingParams(max_tokens=9, temperature=0, repetition_penalty=1.2)),
+    (TEXT[2:], SamplingParams(max_tokens=12, seed=8, logit_bias={400: 5.0, 7: -9.0}, min_tokens=6)),
+    (TEXT[:30], SamplingParams(max_tokens=11, seed=9, speculative=SpeculativeParams(3, "rejection"))),
+    (TEXT[3:9], SamplingParams(max_tokens=14, seed=2, top_k=50, speculative=SpeculativeParams(2, "block"))),
+    (TEXT[1:8], SamplingParams(max_tokens=13, temperature=0, constraint=Constraint("regex", ""))),
+]
+
+
 class Both:
     """Drafts twice, and compares."""
 
     def __init__(self, drafter: MTPDrafter) -> None:
         assert isinstance(drafter.model, Chains)
         self.whole, self.plain = drafter, MTPDrafter(drafter.model, drafter.pool, drafter.shape)
-        self.in_one_call: list[bool] = []
         self.guesses = 0
 
     def forget(self, rids: Sequence[str]) -> None:
@@ -46,8 +58,6 @@ class Both:
         self.plain.forget(rids)
 
     def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> Drafted:
-        wanted = [(i, w.want) for i, w in enumerate(work) if w.want]
-        self.in_one_call.append(choose.draws(wanted) is not None)
         made, again = (d.propose(hidden, work, choose) for d in (self.whole, self.plain))
         assert [list(d.tokens) for d in made.drafts] == [list(d.tokens) for d in again.drafts]
         assert [len(d) for d in made.drafts] == [w.want for w in work]
@@ -56,38 +66,54 @@ class Both:
         return made
 
 
-def drafted(requests: Sequence[tuple[list[int], SamplingParams]], **options: object) -> Both:
-    """All steps of these requests, the last of which comes later than the others."""
+def make(**options: object) -> tuple[Engine, Both]:
     engine = make_engine(model_folder(EMBEDDED), 4, dtype="bfloat16", **options)
     drafter = engine._executor.drafter
     assert isinstance(drafter, MTPDrafter)
     both = engine._executor.drafter = Both(drafter)
+    return engine, both
+
+
+def drafted(requests: Sequence[tuple[list[int], SamplingParams]], **options: object) -> None:
+    """All steps of these requests, the last of which comes later than the others."""
+    engine, both = make(**options)
     for i, (prompt, params) in enumerate(requests):
         if i == len(requests) - 1:
             for _ in range(4):
                 engine.step()
-        engine.add(Request(str(i), list(prompt), params))
+        grammar = None if params.constraint is None else ToyGrammar(engine.vocab_size, 99, spread=50)
+        engine.add(Request(str(i), list(prompt), params, grammar=grammar))
     while engine.has_work():
         engine.step()
     assert both.guesses
-    return both
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_requests_of_every_kind(threads: int) -> None:
-    assert all(drafted(MIXED, threads=threads).in_one_call)
+    drafted(MIXED, threads=threads)
 
 
 def test_coarse_weights_and_a_draft_vocabulary(tmp_path: Path) -> None:
     tokens = tmp_path / "tokens.json"
     tokens.write_text(json.dumps([7, *range(4000, 200, -3)]))
     options = {"speculative_draft_model_quantization": "w8a16", "speculative_token_map": str(tokens)}
-    assert all(drafted(MIXED, **options).in_one_call)
+    drafted(MIXED, **options)
 
 
-def test_a_request_whose_logits_change() -> None:
-    """While it is there, nobody's chains are drafted in one call; afterwards they are."""
-    penalized = SamplingParams(max_tokens=5, temperature=0, repetition_penalty=1.2)
-    used = drafted([*MIXED, (TEXT[:7], penalized)]).in_one_call
-    assert not all(used)
-    assert used[-1]
+@pytest.mark.parametrize("threads", [1, 2])
+def test_requests_whose_guesses_take_more_than_a_draw(threads: int) -> None:
+    """Alone, and in between others."""
+    drafted(ASKED, threads=threads)
+    drafted([*MIXED[:2], *ASKED, *MIXED[2:]], threads=threads)
+
+
+def test_a_guess_that_fails_ends_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, _ = make()
+
+    def fail(*args: object) -> None:
+        raise RuntimeError("no guess")
+
+    monkeypatch.setattr(engine._executor.verifier, "guess", fail)
+    engine.add(Request("a", *ASKED[0]))
+    with pytest.raises(RuntimeError, match="no guess"):
+        engine.step()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import (
     CDLL,
+    CFUNCTYPE,
     POINTER,
     Structure,
     c_char_p,
@@ -24,7 +25,7 @@ from struct import Struct
 
 FOLDER = Path(__file__).parent / "lib"
 LEVELS = ("portable", "avx2", "avx512", "avx512bf16", "amx")  # by nx_machine_level
-INTERFACE = 5  # nx_interface of a library that fits this file
+INTERFACE = 6  # nx_interface of a library that fits this file
 F32, BF16, E4M3, INT8 = range(4)
 # NxSampling of csrc/choose.h, its fields in the order of nextn.ops.base.Drawn.
 SAMPLING = Struct("@QIIfffii4x")
@@ -87,12 +88,15 @@ class NxBatch(Structure):
     )  # fmt: skip
 
 
+Guess = CFUNCTYPE(c_int32, c_int32, c_int32)  # of NxChains; Guess() is null
+
+
 class NxChains(Structure):
     """NxChains of csrc/guesses.h."""
 
     _fields_ = (
         ("rows", c_void_p), ("span", c_void_p), ("sampling", c_char_p), ("count", c_int32),
-        ("most", c_int32), ("vocab", c_int32),
+        ("most", c_int32), ("vocab", c_int32), ("asked", c_int32), ("scores", c_void_p), ("guess", Guess),
     )  # fmt: skip
 
 
