@@ -29,6 +29,7 @@ class Draft:
     tokens: Sequence[int] = ()
     parents: Sequence[int] | None = None  # each node's parent, -1 for the root; None: a chain
     confidence: Sequence[float] | None = None  # log-probability of each node's path, by the drafter
+    forced: bool = False  # the request's grammar leaves nothing else, so they tell nothing of the drafter
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -83,6 +84,7 @@ class Draft:
             [self.tokens[i] for i in nodes],
             None if self.parents is None else [place[self.parents[i]] for i in nodes],
             None if self.confidence is None else [self.confidence[i] for i in nodes],
+            self.forced,
         )
 
 
