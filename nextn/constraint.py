@@ -100,6 +100,19 @@ class GrammarCursor:
             self.grammar.rollback(took)
         return found
 
+    def forced(self, most: int) -> list[int]:
+        """What follows, at most so many tokens, as far as each is the only one allowed."""
+        path: list[int] = []
+        while len(path) < most:
+            after = self.allowed(path)
+            if after is None or after.ended or after.dead:
+                break
+            token = int(after.tokens.argmax())
+            if after.tokens[token + 1 :].any():
+                break
+            path.append(token)
+        return path
+
     def commit(self, tokens: Sequence[int]) -> Took:
         """Goes on by the tokens that the step settled. A token that ends the request is the last of them."""
         path: tuple[int, ...] = ()

@@ -32,6 +32,7 @@ class Draft:
     # Of a chain that was gated (`nextn.gate`): the bin of each guess that was made, of the last one
     # too if it was not worth keeping.
     bins: Sequence[int] = ()
+    forced: bool = False  # the request's grammar leaves nothing else, so they tell nothing of the drafter
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -87,6 +88,7 @@ class Draft:
             None if self.parents is None else [place[self.parents[i]] for i in nodes],
             None if self.confidence is None else [self.confidence[i] for i in nodes],
             self.bins[: len(nodes)],
+            self.forced,
         )
 
 

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from nextn.draft import MAX_DRAFTS, Draft
 from nextn.engine.logprobs import Asked, prompt_logprobs, token_logprobs
 from nextn.engine.sampler import draw
-from nextn.engine.verifier import Guess, Verified, Verifier
+from nextn.engine.verifier import WITH_DRAFT_PROBABILITIES, Guess, Verified, Verifier
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
 from nextn.models.base import Model, take
@@ -67,17 +68,19 @@ class Runner:
         told = _output_logprobs(raw, rows, new, accepted)
         scored = prompt_logprobs(self.model, hidden, _asked_of_prompts(rows))
         choose_draft = _ChooseDraft(self.verifier, rows, new)
-        made = self.drafter.propose(hidden, _committed(rows, verified), choose_draft)
+        work = _committed(rows, verified)
+        forced = _forced(rows, work)
+        made = self.drafter.propose(hidden, work, choose_draft)
         results = [
             RowResult(
                 v.tokens,
-                d if r.grammar is None else r.grammar.prune(d),
+                f or (d if r.grammar is None else r.grammar.prune(d)),
                 o,
                 [next(scored) for _ in r.scores],
                 v.ended,
                 v.error,
             )
-            for r, v, d, o in zip(rows, verified, made.drafts, told, strict=True)
+            for r, v, d, f, o in zip(rows, verified, made.drafts, forced, told, strict=True)
         ]
         decoding = sum(r.chooses for r in rows)
         work = StepWork(sum(len(r.tokens) for r in rows), made.extended, made.passes, decoding)
@@ -146,6 +149,18 @@ def _asked_of_prompts(rows: Sequence[Row]) -> list[Asked]:
         asked += [Asked(at + i, after[i], r.params.prompt_logprobs or 0) for i in r.scores]
         at += len(r.tokens)
     return asked
+
+
+def _forced(rows: Sequence[Row], work: Sequence[Committed]) -> list[Draft | None]:
+    """Drafts of requests whose grammar leaves one way to go on for as many tokens as they want drafts, or for
+    more. All of them hold, and the drafter need not run for them: it is asked for none."""
+    drafts: list[Draft | None] = [None for _ in rows]
+    for i, (r, w) in enumerate(zip(rows, work, strict=True)):
+        if r.grammar is not None and w.want and r.params.verify_mode not in WITH_DRAFT_PROBABILITIES:
+            tokens = r.grammar.forced(min(MAX_DRAFTS, r.room - len(w.chosen) - 1))
+            if len(tokens) >= w.want:
+                drafts[i], w.want = Draft(tokens, forced=True), 0
+    return drafts
 
 
 def _committed(rows: Sequence[Row], verified: Sequence[Verified]) -> list[Committed]:

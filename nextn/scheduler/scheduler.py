@@ -13,7 +13,7 @@ import bisect
 import time
 
 from nextn.constraint import GrammarCursor
-from nextn.draft import NO_DRAFT, Draft, Shape
+from nextn.draft import MAX_DRAFTS, NO_DRAFT, Draft, Shape
 from nextn.kvcache.manager import KVManager
 from nextn.request import Output, Request
 from nextn.scheduler.auto_depth import AutoDepth
@@ -237,7 +237,7 @@ class Scheduler:
         committed = min(true_end, len(req.tokens) - 1) - req.committed
         self.kv.commit(req, committed)
         req.owed = 0 if row.extend else req.owed + committed
-        if self.auto is not None and (row.draft.tokens or row.draft.bins):
+        if self.auto is not None and (row.draft.tokens or row.draft.bins) and not row.draft.forced:
             self.auto.note(req, row.draft, accepted)
         if decoding:
             ended = matched is not None
@@ -308,4 +308,4 @@ class Scheduler:
             assert not len(r.draft)
         for r in self.running:
             assert 0 <= r.cached <= r.committed < len(r.tokens) <= r.limit
-            assert len(r.draft) <= self.shape.size(self.depth(r))
+            assert len(r.draft) <= (MAX_DRAFTS if r.draft.forced else self.shape.size(self.depth(r)))

@@ -9,10 +9,14 @@ import numpy as np
 
 class ToyGrammar:
     """Of a vocabulary of `size` a share of 1 / `spread` may follow at each place; the text is complete after
-    `length` tokens and may end before that now and then. dead: after so many tokens nothing may follow."""
+    `length` tokens and may end before that now and then. dead: after so many tokens nothing may follow.
+    narrow: at so many of ten places, where the text may not end, one token may follow."""
 
-    def __init__(self, size: int, length: int, spread: int = 3, salt: int = 0, dead: int = -1) -> None:
+    def __init__(
+        self, size: int, length: int, spread: int = 3, salt: int = 0, dead: int = -1, narrow: int = 0
+    ) -> None:
         self.size, self.length, self.spread, self.salt, self.dead = size, length, spread, salt, dead
+        self.narrow = narrow
         self.tokens: list[int] = []
 
     def _state(self) -> int:
@@ -27,6 +31,8 @@ class ToyGrammar:
         found = (np.arange(self.size) * 2654435761 // 7 + self._state()) % self.spread == 0
         found[:2] = False  # the end tokens
         assert found.any()
+        if self._state() // 7 % 10 < self.narrow and not self.accepting:
+            found[found.argmax() + 1 :] = False
         return found
 
     @property

@@ -72,6 +72,22 @@ def test_pruning_leaves_what_is_allowed(nodes, length, salt):
     assert words(cursor.prune(draft)) == allowed
 
 
+@given(tokens, st.integers(0, 9), st.integers(1, 8), st.integers(-1, 5), st.integers(0, 99))
+def test_forced_is_what_any_text_goes_on_with(committed, most, length, dead, salt):
+    kind = {"length": length, "salt": salt, "narrow": 8, "dead": dead}
+    cursor = GrammarCursor(ToyGrammar(V, **kind), frozenset({END}))
+    took = cursor.commit(committed)
+    if took.ended or took.error or END in committed:
+        return
+    expected: list[int] = []
+    while len(expected) < most:
+        here = after([*committed, *expected], **kind)
+        if len(here) != 1 or here == {END}:
+            break
+        expected += here
+    assert cursor.forced(most) == expected
+
+
 def test_a_dead_end_is_an_error():
     cursor = GrammarCursor(ToyGrammar(V, 9, dead=2, spread=1), frozenset({END}))
     assert cursor.commit([2]) == (1, False, None)

@@ -7,9 +7,10 @@ from support.toy_grammar import ToyGrammar
 
 from nextn.config import EngineConfig
 from nextn.constraint import Constraint
-from nextn.draft import AUTO_DEPTH
+from nextn.draft import AUTO_DEPTH, MAX_DRAFTS, MOST_DEPTH
 from nextn.engine.engine import Engine
 from nextn.request import Request, SamplingParams, SpeculativeParams
+from nextn.scheduler.auto_depth import AutoDepth
 
 V = 4096
 ANY = Constraint("regex", "")  # the engine is given grammars that are compiled
@@ -39,6 +40,7 @@ def work():
             constraint=ANY if i % 4 else None,
         )
         kind = {"length": rng.choice([1, 7, 25, 99]), "spread": rng.choice([2, 3, 1500]), "salt": i}
+        kind["narrow"] = 9 if i % 3 == 1 else 0
         prompt = rng.choices(range(2, V), k=rng.randrange(1, 40))
         jobs.append((str(i), prompt, params, kind if i % 4 else None))
     return jobs
@@ -118,13 +120,42 @@ def test_right_drafts_hold_under_a_grammar():
     assert min(engine.stats().spec.accept_rates) == 1.0
 
 
+def test_forced_tokens_are_drafts_that_hold():
+    """More of them than drafts are asked for; and what is drafted in between stays right."""
+    engine = make("fake:1", speculative_num_steps=2)
+    params = SamplingParams(max_tokens=80, seed=3, ignore_eos=True, constraint=ANY)
+    found = run(engine, [("a", [5, 6], params, {"length": 999, "spread": 40, "narrow": 9})])
+    spec = engine.stats().spec
+    assert 8 < len(spec.proposed) <= MAX_DRAFTS
+    assert min(spec.accept_rates) == 1.0
+    slow = make("fake:1", speculative_num_steps=0)
+    assert run(slow, [("a", [5, 6], params, {"length": 999, "spread": 40, "narrow": 9})]) == found
+    assert slow.stats().spec.verify_steps > 4 * spec.verify_steps
+
+
+def test_who_asks_for_no_drafts_gets_none_that_are_forced():
+    engine = make(speculative_num_steps=2)
+    params = SamplingParams(max_tokens=30, constraint=ANY, speculative=SpeculativeParams(num_steps=0))
+    run(engine, [("a", [5, 6], params, {"length": 999, "narrow": 9})])
+    assert not engine.stats().spec.proposed
+
+
+def test_forced_drafts_tell_automatic_depth_nothing(monkeypatch):
+    noted = []
+    monkeypatch.setattr(AutoDepth, "note", lambda self, req, verified, accepted: noted.append(verified))
+    engine = make("fake:1", speculative_num_steps=AUTO_DEPTH)
+    params = SamplingParams(max_tokens=80, seed=3, ignore_eos=True, constraint=ANY)
+    run(engine, [("a", [5, 6], params, {"length": 999, "spread": 40, "narrow": 9})])
+    assert max(noted, default=0) <= MOST_DEPTH < len(engine.stats().spec.proposed)
+
+
 @pytest.mark.parametrize("mode", ["rejection", "block", "typical"])
 def test_other_verify_modes_keep_to_the_grammar(mode):
     engine = make("fake:0.8", speculative_num_steps=3)
     params = SamplingParams(
         max_tokens=40, temperature=1.0, seed=4, constraint=ANY, speculative=SpeculativeParams(verify=mode)
     )
-    kind = {"length": 30, "spread": 50}
+    kind = {"length": 30, "spread": 50, "narrow": 5}
     tokens, (reason, _), _ = run(engine, [("a", [5, 6], params, kind)])["a"]
     grammar = ToyGrammar(V, **kind)
     assert grammar.advance(tokens) == len(tokens)
