@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
-from nextn.speculative.costs import KNOTS, StepCosts, StepWork
+from nextn.speculative.costs import StepCosts, StepWork
 from nextn.speculative.depth import DepthController, DraftState
 
 MOST = 8
+KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256, 512)  # rows whose cost is looked at
 LENGTH = 500
 Cost = Callable[[float], float]
 

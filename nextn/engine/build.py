@@ -12,7 +12,7 @@ import torch
 from nextn.config import EngineConfig, usable_cores
 from nextn.draft import Shape
 from nextn.engine.model import make_model
-from nextn.engine.rehearsal import rehearse
+from nextn.engine.rehearsal import DOUBT, rehearse
 from nextn.engine.runner import Runner
 from nextn.engine.sampler import draw
 from nextn.kvcache.manager import KVManager
@@ -87,7 +87,7 @@ def build(config: EngineConfig) -> Built:
             executor, most_drafts=num_drafts, put_off=not ngram, most_requests=config.max_running_requests,
             token_budget=config.chunked_prefill_size, context=context, ahead=radix.ahead,
         )  # fmt: skip
-        controller = DepthController(costs, most=num_drafts)
+        controller = DepthController(costs, most=num_drafts, doubt=DOUBT)
         auto = AutoDepth(controller, put_off=not ngram)
     scheduler = Scheduler(
         kv,

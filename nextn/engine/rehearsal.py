@@ -27,6 +27,7 @@ from nextn.scheduler.scheduler import Scheduler
 from nextn.speculative.costs import StepCosts
 from nextn.speculative.depth import DepthController
 
+DOUBT = 0.25  # of these costs, see nextn.speculative.measured
 SECONDS = 0.4  # for each number of requests; two rounds are made whatever the time
 ENOUGH = 2.0  # seconds, after which no further number of requests is begun
 REQUESTS = (1, 4, 16, 64)

@@ -22,6 +22,7 @@ from nextn.speculative.costs import StepWork
 from nextn.speculative.drafter import Drafter
 
 NOTHING = Verified([], [])
+_USUAL = 2  # drafts that a gate lets through, or so
 
 
 class _ChooseDraft:
@@ -68,9 +69,9 @@ class Runner:
         told = _output_logprobs(raw, rows, new, accepted)
         scored = prompt_logprobs(self.model, hidden, _asked_of_prompts(rows))
         choose_draft = _ChooseDraft(self.verifier, rows, new)
-        work = _committed(rows, verified)
-        forced = _forced(rows, work)
-        made = self.drafter.propose(hidden, work, choose_draft)
+        committed = _committed(rows, verified)
+        forced = _forced(rows, committed)
+        made = self.drafter.propose(hidden, committed, choose_draft)
         results = [
             RowResult(
                 v.tokens,
@@ -158,7 +159,8 @@ def _forced(rows: Sequence[Row], work: Sequence[Committed]) -> list[Draft | None
     for i, (r, w) in enumerate(zip(rows, work, strict=True)):
         if r.grammar is not None and w.want and r.params.verify_mode not in WITH_DRAFT_PROBABILITIES:
             tokens = r.grammar.forced(min(MAX_DRAFTS, r.room - len(w.chosen) - 1))
-            if len(tokens) >= w.want:
+            # Where a gate says how deep drafts go, few come to what is wanted at most.
+            if len(tokens) >= (w.want if w.gate is None else min(w.want, _USUAL)):
                 drafts[i], w.want = Draft(tokens, forced=True), 0
     return drafts
 
@@ -178,7 +180,7 @@ def _committed(rows: Sequence[Row], verified: Sequence[Verified]) -> list[Commit
         ended = v.ended or v.error is not None or not r.end_ids.isdisjoint(tokens)
         want = 0 if ended else max(0, min(r.draft_next, r.room - len(tokens) - 1))
         out.append(
-            Committed(r.rid, r.start, true, following, r.pages, want, r.history, tokens, r.gate, r.extend)
+            Committed(r.rid, r.start, true, following, r.pages, want, r.history, tokens, r.extend, r.gate)
         )
         at += len(r.tokens)
     return out

@@ -20,7 +20,5 @@ class Committed:
     want: int  # depth of the draft to propose
     history: Sequence[int]  # committed before the step
     chosen: Sequence[int]  # by the step; empty amid a prompt
-    gate: Gate | None = (
-        None  # the draft may be less deep where it is not worth it; the same for all that have one
-    )
     extend: bool = True  # else the positions wait until a step that extends, and `want` is 0
+    gate: Gate | None = None  # what may cut the draft short; the same for all that have one

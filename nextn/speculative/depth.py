@@ -71,13 +71,21 @@ def give(requests: Iterable[DraftState], depth_of: Mapping[int, int]) -> None:
 
 
 class DepthController:
-    def __init__(self, costs: StepCosts, *, most: int = MOST_DEPTH, prior: Sequence[float] = PRIOR) -> None:
-        """most: drafts a request gets at most, up to MOST_DEPTH. prior: acceptance by depth, conditional."""
+    def __init__(
+        self,
+        costs: StepCosts,
+        *,
+        most: int = MOST_DEPTH,
+        prior: Sequence[float] = PRIOR,
+        doubt: float = 1.0,
+    ) -> None:
+        """most: drafts a request gets at most, up to MOST_DEPTH. prior: acceptance by depth, conditional.
+        doubt: of the costs, see Measured."""
         if not 1 <= most <= MOST_DEPTH:
             raise ValueError(f"the most drafts are {most}; automatic depth takes 1 to {MOST_DEPTH}")
         self.costs, self.most = costs, most
         self.acceptance = AcceptanceModel(prior, most)
-        self.measured = Measured()
+        self.measured = Measured(doubt)
         self._committed = 2.0  # tokens that a drafting request commits in a step
         self._depth_of = dict.fromkeys(range(LEVELS), min(2, most))
         # The stretch that runs.

@@ -20,8 +20,8 @@ import numpy as np
 from nextn.draft import MOST_DEPTH
 
 # Standard deviations of the steps from setting to setting before anything is known: to drafts at all, and to
-# one more. The table is right to so much.
-_DRAFTS_AT_ALL, _ONE_MORE = 0.06, 0.02
+# one more. A table that was made of parts is right to so much.
+_DRAFTS_AT_ALL, _ONE_MORE = 0.4, 0.15
 _FORGOTTEN = 1e-4  # share of what is known that a stretch takes away
 _NOISE_GAIN, _FIRST_NOISE, _LEAST_NOISE = 0.1, 0.1, 0.01
 _OUTLIER = 4.0  # errors count up to so many times the usual one
@@ -38,14 +38,16 @@ def batch_class(requests: int) -> int:
 class _Known:
     """One batch size's settings: 0, 1, ... MOST_DEPTH drafts a request."""
 
-    def __init__(self, offsets: np.ndarray) -> None:
-        self.offsets, self.covariance = offsets, _UNKNOWN.copy()
+    def __init__(self, offsets: np.ndarray, covariance: np.ndarray) -> None:
+        self.offsets, self.covariance = offsets, covariance.copy()
         self.before: tuple[float, float] | None = None  # (drafts a request, log ratio) of the last stretch
         self.notes = 0
 
 
 class Measured:
-    def __init__(self) -> None:
+    def __init__(self, doubt: float = 1.0) -> None:
+        """doubt: how much less the table may be wrong than one that was made of parts."""
+        self._unknown = doubt * doubt * _UNKNOWN
         self._known: dict[int, _Known] = {}
         self._noise = _FIRST_NOISE  # usual difference of two stretches of one setting
 
@@ -59,7 +61,7 @@ class Measured:
         for other in self._known.values():
             if other is not known:
                 other.before = None  # what comes next there does not follow on it
-        known.covariance += _FORGOTTEN * (_UNKNOWN - known.covariance)
+        known.covariance += _FORGOTTEN * (self._unknown - known.covariance)
         if before is None:
             return
         weights = _weights(drafts) - _weights(before[0])
@@ -87,7 +89,7 @@ class Measured:
         if known is None:
             nearest = min(self._known, key=lambda b: (abs(b - batch), b), default=None)
             offsets = np.zeros(MOST_DEPTH + 1) if nearest is None else self._known[nearest].offsets.copy()
-            known = self._known[batch] = _Known(offsets)
+            known = self._known[batch] = _Known(offsets, self._unknown)
         return known
 
     def fresh(self, batch: int) -> bool:
