@@ -57,9 +57,9 @@ def matched_stop(choice: Choice) -> int | str | UnsetType:
     return UNSET if choice.matched is None else choice.matched
 
 
-def reasoning_tokens(tokens: Sequence[int], tokenizer: Tokenizer, reading: Reading) -> int:
+def reasoning_tokens(choice: Choice, reading: Reading) -> int:
     """How many of an answer's tokens are its reasoning, with the marks around it."""
-    data = [tokenizer.token_bytes(shown=reading.markers)[token] for token in tokens]
+    data = [choice.stream.token_bytes[token] for token in choice.tokens]
     text = b"".join(data)
     if not reading.reasoning and not text.startswith(OPEN.encode()):
         return 0

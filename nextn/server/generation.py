@@ -21,7 +21,8 @@ from nextn.tokenizer.tokenizer import Tokenizer
 class Prompt(NamedTuple):
     """A prompt and what is to come of it. `stop`: the strings that end its texts. `echo`: its text, if the
     answers begin with it. `name`: the client's for it, "" if it gave none. `shown`: special tokens that must
-    come through as text."""
+    come through as text even with `skip_special_tokens`. `include_stop`: texts keep the stop string or token
+    that ended them."""
 
     tokens: list[int]
     params: SamplingParams
@@ -29,6 +30,8 @@ class Prompt(NamedTuple):
     echo: str | None = None
     name: str = ""
     shown: frozenset[str] = frozenset()
+    skip_special_tokens: bool = True
+    include_stop: bool = False
 
 
 @dataclass
@@ -111,12 +114,14 @@ class Generation:
                     called = f"{prompt.name}_{i}" if n > 1 else prompt.name
                 params = prompt.params.replace(stream=i)
                 request = NewRequest(f"{unique}-{index}", prompt.tokens, params, priority)
-                stream = TextStream(tokenizer, prompt.stop, shown=prompt.shown)
+                stream = TextStream(
+                    tokenizer, prompt.stop, prompt.skip_special_tokens, prompt.include_stop, prompt.shown
+                )
                 choice = Choice(index, called, request, stream, last_news=self.arrival)
                 choice.depths = [] if keep_depths else None
                 choice.echo = prompt.echo
                 if prompt.params.logprobs is not None and not logprobs_by_token:
-                    choice.logprobs = LogprobStream(tokenizer, prompt.shown)
+                    choice.logprobs = LogprobStream(tokenizer, stream.token_bytes)
                 self.choices.append(choice)
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
@@ -182,7 +187,7 @@ class Generation:
             choice.finish_reason, choice.matched = "stop", stopped
         elif out.finish_reason is not None:
             choice.finish_reason, choice.matched = out.finish_reason, out.matched
-            rest = choice.stream.finish()
+            rest = choice.stream.finish(out.matched)
             text += rest
             if choice.depths is not None and rest:
                 last, depth = choice.depths.pop() if choice.depths else ("", choice.last_depth)
@@ -209,7 +214,8 @@ class Generation:
         if choice.finish_reason is None or choice.stream.stopped is not None:
             return entries
         # Scoring clients count on max_tokens entries after the prompt's, an end token among them.
-        if choice.echo is not None and out.matched is not None and out.matched_logprob is not None:
+        told = choice.echo is not None or choice.stream.kept_of(out.matched)
+        if told and out.matched is not None and out.matched_logprob is not None:
             stream.push([out.matched], [out.matched_logprob])
         return entries + stream.rest()
 

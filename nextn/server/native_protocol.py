@@ -24,10 +24,7 @@ from nextn.server.protocol import (
 
 REFUSED_SAMPLING: dict[str, tuple[object, ...]] = {
     name: REFUSED[name]
-    for name in (
-        "stop_regex", "no_stop_trim",
-        "skip_special_tokens", "spaces_between_special_tokens", "custom_params",
-    )
+    for name in ("stop_regex", "custom_params")
 } | {"stream_interval": (1,), "beam_width": (1,)}  # fmt: skip
 REFUSED_IN_GENERATE: dict[str, tuple[object, ...]] = {
     name: REFUSED[name]

@@ -111,8 +111,7 @@ class Reply:
     def _details(self) -> CompletionTokensDetails | UnsetType:
         if self.reading.reasoning is None:
             return UNSET
-        tokenizer, reading = self.generation.tokenizer, self.reading
-        spent = [reasoning_tokens(c.tokens, tokenizer, reading) for c in self.generation.choices]
+        spent = [reasoning_tokens(choice, self.reading) for choice in self.generation.choices]
         return CompletionTokensDetails(sum(spent))
 
     def _usage(self, choices: Sequence[Choice]) -> Usage:

@@ -27,10 +27,6 @@ REFUSED: dict[str, tuple[object, ...]] = {
     "return_token_ids": (False,),
     "guided_whitespace_pattern": (),
     "stop_regex": ([], ""),
-    "no_stop_trim": (False,),
-    "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
     "add_special_tokens": (True,),
     "bad_words": ([],),
     "allowed_token_ids": ([],),
@@ -124,6 +120,13 @@ class Sampling(Body):
     min_p: float = 0.0
     stop: StopStrings = Field(default_factory=list)
     stop_token_ids: list[int] = Field(default_factory=list)
+    no_stop_trim: Annotated[bool, Field(description="the text keeps what ended it: stop string, token")] = (
+        False
+    )
+    skip_special_tokens: Annotated[bool, Field(description="false: they are in the text")] = True
+    spaces_between_special_tokens: Annotated[
+        bool, Field(description="either way there are none: a byte-level tokenizer puts none there")
+    ] = True
     ignore_eos: bool = False
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
@@ -137,6 +140,10 @@ class Sampling(Body):
     regex: Annotated[Any, Field(description="the text matches it as a whole")] = None
     ebnf: Annotated[Any, Field(description="a grammar in GBNF, the notation of llama.cpp")] = None
     structural_tag: Annotated[Any, Field(description="schemas for what follows certain words")] = None
+
+    @property
+    def keeps_stop(self) -> bool:
+        return self.no_stop_trim
 
     def constraint(self) -> Constraint | None:
         """What the text must match. Raises ApiError naming the field."""
@@ -168,6 +175,7 @@ class CommonRequest(Sampling):
     model: str | None = None
     seed: Seed | None = None
     min_tokens: Annotated[int, Field(description="before it no end token ends the text")] = 0
+    include_stop_str_in_output: Annotated[bool, Field(description="vLLM's name of no_stop_trim")] = False
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -192,6 +200,10 @@ class CommonRequest(Sampling):
         super().check()
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options is only allowed when stream is true", "stream_options")
+
+    @property
+    def keeps_stop(self) -> bool:
+        return self.no_stop_trim or self.include_stop_str_in_output
 
     @property
     def candidates(self) -> int:

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Sequence
 
+from nextn.request import SamplingParams
 from nextn.server.chat_prompt import chat_prompt
 from nextn.server.engine_client import EngineClient
 from nextn.server.errors import SHUTTING_DOWN, ApiError, bad_request, no_engine, unavailable
@@ -18,7 +19,7 @@ from nextn.server.native_protocol import Asked, GenerateRequest
 from nextn.server.parsers.answer import Reading
 from nextn.server.parsers.tools import CALL_END
 from nextn.server.prompts import prompts
-from nextn.server.protocol import ChatRequest, CommonRequest, CompletionRequest
+from nextn.server.protocol import ChatRequest, CommonRequest, CompletionRequest, Sampling
 from nextn.server_config import ServerConfig
 from nextn.tokenizer.tokenizer import Tokenizer
 
@@ -95,7 +96,7 @@ class Service:
             )
             seed = drawn(each.sampling.sampling_seed)
             params = each.params(len(tokens), limit, seed, request.speculative, ready.vocab_size)
-            prompts.append(Prompt(tokens, params, each.sampling.stop, name=each.rid))
+            prompts.append(prompt_of(each.sampling, tokens, params, name=each.rid))
         self._admit(len(prompts) * n)
         priority = self._priority(request.priority)
         generation = Generation(
@@ -148,7 +149,8 @@ class Service:
             check_vocabulary(tokens, ready.vocab_size)
             limit = token_limit(tokens, max_tokens, default, ready.context_length)
             params = request.sampling(limit, drawn(request.seed), ready.vocab_size)
-            made.append(Prompt(tokens, params, request.stop, None if echo is None else self._text(echo[i])))
+            begin = None if echo is None else self._text(echo[i], request.skip_special_tokens)
+            made.append(prompt_of(request, tokens, params, echo=begin))
         return made
 
     def _generation(
@@ -180,8 +182,8 @@ class Service:
             )
         return asked
 
-    def _text(self, prompt: str | list[int]) -> str:
-        return prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt)
+    def _text(self, prompt: str | list[int], skip_special_tokens: bool) -> str:
+        return prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt, skip_special_tokens)
 
     def _admit(self, choices: int) -> None:
         """Bounded admission: all of a request's choices or none."""
@@ -200,6 +202,20 @@ class Service:
                 f"is {most}"
             )
         return most
+
+
+def prompt_of(
+    asked: Sampling, tokens: list[int], params: SamplingParams, echo: str | None = None, name: str = ""
+) -> Prompt:
+    return Prompt(
+        tokens,
+        params,
+        asked.stop,
+        echo,
+        name,
+        skip_special_tokens=asked.skip_special_tokens,
+        include_stop=asked.keeps_stop,
+    )
 
 
 def check_vocabulary(tokens: list[int], vocab_size: int) -> None:

@@ -35,8 +35,8 @@ class Piece(NamedTuple):
 class TextStream:
     """Tokens in, text out, for one choice.
 
-    `include_stop` leaves the stop string in the text; `shown` are special tokens that are not skipped. Raises
-    ValueError for an empty stop string.
+    `include_stop` leaves in the text what ended it, a stop string or a token; `shown` are special tokens that
+    are not skipped. Raises ValueError for an empty stop string.
     """
 
     def __init__(
@@ -47,20 +47,21 @@ class TextStream:
         include_stop: bool = False,
         shown: frozenset[str] = frozenset(),
     ) -> None:
-        self._bytes = tokenizer.token_bytes(skip_special_tokens, shown)
+        self.token_bytes = tokenizer.token_bytes(skip_special_tokens, shown)
         self._utf8 = UTF8("replace")
         self._stop = StopStrings(stop, include_stop) if stop else None
+        self._include = include_stop
         self.stopped: str | None = None  # the stop string that was found; no token is used after it
 
     def push(self, token_ids: Sequence[int]) -> Piece:
         if self.stopped is not None:
             return Piece("", 0, self.stopped)
         if self._stop is None:
-            data = b"".join([self._bytes[token_id] for token_id in token_ids])
+            data = b"".join([self.token_bytes[token_id] for token_id in token_ids])
             return Piece(self._utf8.decode(data), len(token_ids), None)
         texts: list[str] = []
         for used, token_id in enumerate(token_ids, 1):
-            whole = self._utf8.decode(self._bytes[token_id])
+            whole = self._utf8.decode(self.token_bytes[token_id])
             text, stop = self._stop.push(whole)
             texts.append(text)
             if stop is not None:
@@ -68,9 +69,14 @@ class TextStream:
                 return Piece("".join(texts), used, stop)
         return Piece("".join(texts), len(token_ids), None)
 
-    def finish(self) -> str:
-        """What was held back; "" after a stop string. Nothing may be pushed after it."""
+    def finish(self, end_token: int | None = None) -> str:
+        """What was held back; "" after a stop string. Nothing may be pushed after it. `end_token`: the one
+        that ended the text, of which it is no part."""
         if self.stopped is not None:
             return ""
         held = self._stop.rest() if self._stop else ""
-        return held + self._utf8.decode(b"", True)
+        return held + self._utf8.decode(self.kept_of(end_token), True)
+
+    def kept_of(self, end_token: int | None) -> bytes:
+        """What the text keeps of the token that ended it."""
+        return self.token_bytes[end_token] if self._include and end_token is not None else b""
