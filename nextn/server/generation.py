@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from nextn.request import Output, SamplingParams, SpecStats, TokenLogprob
 from nextn.server.engine_client import EngineClient, News
-from nextn.server.errors import ApiError, ended_by_request, overdue
+from nextn.server.errors import ApiError, bad_request, ended_by_request, overdue
 from nextn.server.logprobs import Entry, LogprobStream
 from nextn.server.messages import NewRequest
+from nextn.tokenizer.stop_regex import StopRegexError, StopRegexes
 from nextn.tokenizer.stream import TextStream
 from nextn.tokenizer.tokenizer import Tokenizer
 
@@ -22,7 +23,7 @@ class Prompt(NamedTuple):
     """A prompt and what is to come of it. `stop`: the strings that end its texts. `echo`: its text, if the
     answers begin with it. `name`: the client's for it, "" if it gave none. `shown`: special tokens that must
     come through as text even with `skip_special_tokens`. `include_stop`: texts keep the stop string or token
-    that ended them."""
+    that ended them. `stop_regexes`: end texts too."""
 
     tokens: list[int]
     params: SamplingParams
@@ -32,6 +33,7 @@ class Prompt(NamedTuple):
     shown: frozenset[str] = frozenset()
     skip_special_tokens: bool = True
     include_stop: bool = False
+    stop_regexes: StopRegexes | None = None
 
 
 @dataclass
@@ -58,7 +60,7 @@ class Choice:
     sent: int = 0  # characters
     cached_tokens: int = 0
     finish_reason: str | None = None
-    matched: str | int | None = None  # the stop string or the stop token's id that ended it
+    matched: str | int | None = None  # the stop string, the stop regex or the stop token's id that ended it
     spec: SpecStats = field(default_factory=SpecStats)
     queued: float = 0.0  # seconds that it waited in the engine for its first step
     first_news: float = 0.0  # perf_counter
@@ -115,7 +117,12 @@ class Generation:
                 params = prompt.params.replace(stream=i)
                 request = NewRequest(f"{unique}-{index}", prompt.tokens, params, priority)
                 stream = TextStream(
-                    tokenizer, prompt.stop, prompt.skip_special_tokens, prompt.include_stop, prompt.shown
+                    tokenizer,
+                    prompt.stop,
+                    prompt.skip_special_tokens,
+                    prompt.include_stop,
+                    prompt.shown,
+                    prompt.stop_regexes,
                 )
                 choice = Choice(index, called, request, stream, last_news=self.arrival)
                 choice.depths = [] if keep_depths else None
@@ -143,7 +150,10 @@ class Generation:
                 if choice is None:
                     continue  # it ended at a stop string; this was under way
                 before = choice.completion_tokens
-                text = self._take(choice, what)
+                try:
+                    text = self._take(choice, what)
+                except StopRegexError as e:
+                    raise bad_request(f"stop_regex: {e}", "stop_regex") from e
                 entries = self._take_logprobs(choice, what, choice.completion_tokens - before)
                 if choice.finish_reason is not None:
                     del running[rid]

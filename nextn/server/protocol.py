@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
 from nextn.constraint import Constraint
 from nextn.request import SamplingParams, SpeculativeParams
-from nextn.server.body import Body, like, part, schema_of
+from nextn.server.body import Body
 from nextn.server.chat_protocol import ChatMessages
 from nextn.server.errors import bad_request
+from nextn.server.fields import Biases, Seed, SpeculativeField, StopPatterns, StopStrings
 from nextn.server.prompts import PROMPT_SCHEMA
 from nextn.server.structured import grammar_for
 
 MAX_CHOICES = 128
-MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 20
 
 # Field -> the values at which it asks for nothing; null is always one. Other engines' fields included.
@@ -26,7 +26,6 @@ REFUSED: dict[str, tuple[object, ...]] = {
     "logprob_token_ids": ([],),
     "return_token_ids": (False,),
     "guided_whitespace_pattern": (),
-    "stop_regex": ([], ""),
     "add_special_tokens": (True,),
     "bad_words": ([],),
     "allowed_token_ids": ([],),
@@ -52,59 +51,6 @@ REFUSED_IN_CHAT = REFUSED | {
 }  # fmt: skip
 
 
-Seed = Annotated[int, Field(ge=-(2**63), lt=2**64, description="missing: drawn at random")]
-
-
-def stop_strings(value: object) -> object:
-    strings = [value] if isinstance(value, str) else value
-    if not isinstance(strings, list) or not all(isinstance(s, str) and s for s in strings):
-        raise ValueError("it must be a string or a list of strings, none of them empty")
-    if len(strings) > MAX_STOP_STRINGS:
-        raise ValueError(f"it has {len(strings)} strings; {MAX_STOP_STRINGS} are allowed")
-    return strings
-
-
-Speculative = like(SpeculativeParams, "Speculative")
-
-
-def speculative_params(value: object) -> SpeculativeParams:
-    """Of an object, or of false. The ranges are `SpeculativeParams.check`'s."""
-    if value is False:
-        return SpeculativeParams(num_steps=0)
-    if not isinstance(value, dict):
-        raise ValueError("it must be an object or false")
-    return SpeculativeParams(**part(value, Speculative, "speculative").model_dump())
-
-
-def biases(value: object) -> object:
-    """JSON's keys are strings."""
-    if not isinstance(value, dict):
-        raise ValueError("it must be an object, token ids with what is added to their logits")
-    try:
-        return {int(token): bias for token, bias in value.items()}
-    except ValueError as e:
-        raise ValueError("its keys must be token ids") from e
-
-
-SpeculativeField = Annotated[
-    SpeculativeParams,
-    PlainValidator(speculative_params),
-    WithJsonSchema({"anyOf": [schema_of(Speculative), {"const": False}]}),
-]
-StopStrings = Annotated[
-    list[str],
-    BeforeValidator(stop_strings),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "minLength": 1},
-                {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": MAX_STOP_STRINGS},
-            ]
-        }
-    ),
-]
-
-
 class StreamOptions(Body):
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -119,6 +65,7 @@ class Sampling(Body):
     top_k: Annotated[int, Field(lt=2**31)] = -1
     min_p: float = 0.0
     stop: StopStrings = Field(default_factory=list)
+    stop_regex: StopPatterns = Field(default_factory=list)
     stop_token_ids: list[int] = Field(default_factory=list)
     no_stop_trim: Annotated[bool, Field(description="the text keeps what ended it: stop string, token")] = (
         False
@@ -131,11 +78,7 @@ class Sampling(Body):
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: Annotated[
-        dict[int, float],
-        BeforeValidator(biases),
-        Field(description="token id -> -100 to 100, added to its logit after the penalties"),
-    ] = Field(default_factory=dict)
+    logit_bias: Biases = Field(default_factory=dict)
     json_schema: Annotated[Any, Field(description="the text is JSON by this schema (or its JSON)")] = None
     regex: Annotated[Any, Field(description="the text matches it as a whole")] = None
     ebnf: Annotated[Any, Field(description="a grammar in GBNF, the notation of llama.cpp")] = None

@@ -108,3 +108,40 @@ def test_an_end_that_is_no_special_token(tokenizer: Tokenizer) -> None:
     tokens = tokenizer.encode("ab", add_special_tokens=False)
     for keep, text in ((True, "ab"), (False, "a")):
         assert texts(tokenizer, "completions", tokens[:1], [], tokens[1], no_stop_trim=keep)[0] == [text]
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(api=apis, cuts=cuts, stream=st.booleans(), n=st.integers(1, 2))
+def test_a_stop_regex_ends_the_text(
+    tokenizer: Tokenizer, api: str, cuts: list[int], stream: bool, n: int
+) -> None:
+    """Where it is complete, within a run of drafts too; what it matched stays."""
+    tokens = tokenizer.encode(TEXT, add_special_tokens=False)
+    said, told = texts(
+        tokenizer, api, tokens, cuts, n=n, stream=stream, stop_regex=["[xyz]", "u.o, s"], stop="stop",
+        return_logprob=True,
+    )  # fmt: skip
+    assert said == ["héllo €uro, s"] * n
+    assert told == [tokens[: len(said[0].encode())]] * n
+
+
+def test_a_stop_regex_is_named(tokenizer: Tokenizer) -> None:
+    tokens = tokenizer.encode("ab", add_special_tokens=False)
+    fields = {"prompt": "x", "stop_regex": "a|b.", "rid": "r"}
+    (choice,) = post(tokenizer, "/v1/completions", tokens, **fields)["choices"]
+    assert (choice["text"], choice["finish_reason"], choice["matched_stop"]) == ("a", "stop", "a|b.")
+    body = {"text": ["x", "y"], "sampling_params": [{"stop_regex": ["b"]}, {}]}
+    first, second = post(tokenizer, "/generate", tokens, [1, 1], **body)
+    assert first["meta_info"]["finish_reason"] == {"type": "stop", "matched": "b"}
+    assert second["meta_info"]["finish_reason"]["type"] == "length"
+    for path, name, fields in (
+        ("/v1/completions", "stop_regex", {"prompt": "x", "stop_regex": "("}),
+        ("/generate", "sampling_params.stop_regex", {"text": "x", "sampling_params": {"stop_regex": "("}}),
+    ):
+        error = post(tokenizer, path, **fields)["error"]
+        assert error["param"] == name
+        assert error["message"].startswith(f"{name}: '(' is not a regular expression that can be used")
+    costly = {"prompt": "x", "stop_regex": "(.{1,300}x){1,300}y", "max_tokens": 1000}
+    error = post(tokenizer, "/v1/completions", tokenizer.encode("ax" * 500), **costly)["error"]
+    assert (error["code"], error["param"]) == (None, "stop_regex")
+    assert "takes too much to look for in this text" in error["message"]
