@@ -24,7 +24,6 @@ REFUSED: dict[str, tuple[object, ...]] = {
     "length_penalty": (1, 1.0),
     "prompt_logprobs": (),
     "logprob_token_ids": ([],),
-    "return_token_ids": (False,),
     "guided_whitespace_pattern": (),
     "add_special_tokens": (True,),
     "bad_words": ([],),
@@ -135,6 +134,9 @@ class CommonRequest(Sampling):
     rid: Annotated[str, Field(min_length=1, description="the answer's id")] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     speculative: SpeculativeField = SpeculativeParams()
+    return_token_ids: Annotated[
+        bool, Field(description="as vLLM: token_ids of each choice, end token included, and prompt_token_ids")
+    ] = False
     return_spec_tokens_details: Annotated[
         bool, Field(description="what speculation did: usage.spec_details, and sglext as SGLang sends it")
     ] = False
