@@ -113,18 +113,6 @@ class Tokenizer:
             raise ValueError("this checkpoint has no chat template; send a prompt to /v1/completions instead")
         return self.chat_template.render(messages, add_generation_prompt, tools, **extra)
 
-    def encode_chat(
-        self,
-        messages: Sequence[Message],
-        /,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, object]] | None = None,
-        **extra: object,
-    ) -> list[int]:
-        """The prompt of a chat as ids: the template alone says where BOS goes."""
-        text = self.render_chat(messages, add_generation_prompt, tools, **extra)
-        return self.encode(text, add_special_tokens=False)
-
 
 def check_unicode(text: str) -> None:
     try:
