@@ -58,8 +58,16 @@ def chat_prompt(request: ChatRequest, tokenizer: Tokenizer, config: ServerConfig
     if config.reasoning_parser is not None and request.separate_reasoning:
         inside = reasoning.begins_inside(config.reasoning_parser, beginning(request, text))
     tool_parser = config.tool_call_parser if calls else None
-    reading = Reading(tool_parser, inside, request.stream_reasoning)
+    reading = Reading(tool_parser, inside, request.stream_reasoning, echoed(request))
     return ChatPrompt(text, reading, forced_calls(request, reading) or after_reasoning(request, reading))
+
+
+def echoed(request: ChatRequest) -> str:
+    """As vLLM: the last message, if the answer is in its role."""
+    last = request.messages[-1]
+    if not request.echo or (request.generation_prompt and last["role"] != "assistant"):
+        return ""
+    return plain_content(last.get("content"), "messages[-1].content") or ""
 
 
 def forced_calls(request: ChatRequest, reading: Reading) -> Constraint | None:

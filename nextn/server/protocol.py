@@ -41,12 +41,12 @@ REFUSED: dict[str, tuple[object, ...]] = {
     "input_ids": (),
     "vllm_xargs": ({},),
 }
-REFUSED_IN_COMPLETIONS = REFUSED | {"top_logprobs": (0,), "suffix": ("",)}
+REFUSED_IN_COMPLETIONS = REFUSED | {"top_logprobs": (0,)}
 REFUSED_IN_CHAT = REFUSED | {
     "functions": ([],), "function_call": ("none", "auto"),
     "modalities": (["text"],), "audio": (),
     "web_search_options": (), "prediction": (), "chat_template": (), "documents": ([],),
-    "echo": (False,), "best_of": (1,),
+    "best_of": (1,),
 }  # fmt: skip
 
 
@@ -190,6 +190,7 @@ class CompletionRequest(CommonRequest):
 
     # Checked by `prompts`: a union's errors would name every branch.
     prompt: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
+    suffix: Annotated[str, Field(description="the text goes between prompt and suffix")] = ""
     max_tokens: Annotated[int, Field(description="0, with echo: the prompt alone")] | None = None
     best_of: (
         Annotated[int, Field(ge=1, le=MAX_CHOICES, description="of so many texts, the n most likely a token")]
@@ -209,6 +210,8 @@ class CompletionRequest(CommonRequest):
 
     def check(self) -> None:
         super().check()
+        if self.suffix and self.echo:
+            raise bad_request("echo and suffix are given; the prompt is not in one piece then", "suffix")
         if self.best_of is None:
             return
         if self.best_of < self.n:
@@ -241,6 +244,9 @@ class ChatRequest(CommonRequest, ChatMessages):
     stream_reasoning: Annotated[bool, Field(description="false: reasoning comes in one piece")] = True
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
+    echo: Annotated[
+        bool, Field(description="the content begins with the last message, if the answer is in its role")
+    ] = False
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
 

@@ -12,6 +12,7 @@ from nextn.request import SamplingParams
 from nextn.server.chat_prompt import chat_prompt
 from nextn.server.engine_client import EngineClient
 from nextn.server.errors import SHUTTING_DOWN, ApiError, bad_request, no_engine, unavailable
+from nextn.server.fill_in import with_suffix
 from nextn.server.generation import Generation, Prompt
 from nextn.server.messages import Ready
 from nextn.server.metrics import Metrics
@@ -71,7 +72,7 @@ class Service:
         given = prompts(request.prompt)
         self._check_count(len(given) * request.candidates)  # first: a body has room for millions of prompts
         regexes = await compiled_regexes(request.stop_regex)
-        ids = await self._ids(given)
+        ids = await self._ids(with_suffix(given, request.suffix, self.tokenizer) if request.suffix else given)
         echo = given if request.echo else None
         made = self._prompts(request, ids, request.max_tokens, COMPLETION_MAX_TOKENS, regexes, echo)
         return self._generation(request, made, arrival, "cmpl")

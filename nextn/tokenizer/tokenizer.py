@@ -59,13 +59,14 @@ class Tokenizer:
 
     @property
     def bos_token_id(self) -> int | None:
-        return self._id(self.bos_token)
+        return self.token_id(self.bos_token)
 
     @property
     def eos_token_id(self) -> int | None:
-        return self._id(self.eos_token)
+        return self.token_id(self.eos_token)
 
-    def _id(self, token: str | None) -> int | None:
+    def token_id(self, token: str | None) -> int | None:
+        """None where there is no such token."""
         return None if token is None else self._backend.token_to_id(token)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:

@@ -111,15 +111,15 @@ def test_it_gives_signs_of_life(monkeypatch: Any) -> None:
 
     def says(link: Link) -> Iterator[list[Any]]:
         yield [Add([NEW])]
-        began = time.monotonic()
-        while len(link.heard) < 3:
-            assert time.monotonic() - began < 10
+        for _ in range(3000):
+            if len(link.heard) == 3:
+                break
             yield []
+        assert len(link.heard) == 3
         yield [Abort("r")]
-        told = len(link.heard)
         for _ in range(60):
             yield []
-        assert len(link.heard) == told  # nothing waits
+        assert len(link.heard) == 3  # nothing waits
         yield [Stop()]
 
     _, heard = played(Grammars(), says)
