@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from nextn.cli.demo import positive
 from nextn.cli.errors import CommandError
+from nextn.server_config import API_KEY_VARIABLE
 
 if TYPE_CHECKING:
     from nextn.terminal.chat import Chat
@@ -36,9 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--base-url", metavar="URL", default=URL, help=f"the server (default: {URL})")
     parser.add_argument(
-        "--api-key", metavar="KEY", default=os.environ.get("OPENAI_API_KEY"),
-        help="its key (default: the environment's OPENAI_API_KEY)",
+        "--api-key", metavar="KEY", default=key_of_environment(),
+        help=f"its key (default: the environment's {API_KEY_VARIABLE}, else OPENAI_API_KEY)",
     )  # fmt: skip
+
+
+def key_of_environment() -> str | None:
+    """The variable that the server reads goes first."""
+    return os.environ.get(API_KEY_VARIABLE) or os.environ.get("OPENAI_API_KEY") or None
 
 
 def run(args: argparse.Namespace) -> int:

@@ -28,7 +28,15 @@ from nextn.server.responses import Answer, ChatChoice, CompletionChoice, Model, 
 from nextn.server.service import Service
 from nextn.server.sse import ClientGone, EventStream, unless_gone
 from nextn.server.static import add_page
-from nextn.server.tokens import DetokenizeRequest, Text, TokenizeRequest, Tokens, detokenize, tokenize
+from nextn.server.tokens import (
+    DetokenizeRequest,
+    Text,
+    TokenizeRequest,
+    Tokens,
+    detokenize,
+    tokenize,
+    tokenizer_info,
+)
 from nextn.server.tracing import TraceParent
 
 
@@ -123,6 +131,10 @@ def add_control(app: FastAPI, service: Service, document: Document) -> None:
     async def to_tokens(request: Request) -> Response:
         return json(await tokenize(service, parse(await read_body(request, most), TokenizeRequest)))
 
+    @app.get("/tokenizer_info", **route("The tokenizer's config and chat template", answer=dict[str, Any]))
+    async def tokenizer() -> Response:
+        return json(await tokenizer_info(service))
+
     @app.post("/v1/detokenize", **route("Token ids to text", DetokenizeRequest, Text))
     @app.post("/detokenize", **route("Token ids to text", DetokenizeRequest, Text))
     async def to_text(request: Request) -> Response:
@@ -178,7 +190,8 @@ def add_figures(app: FastAPI, service: Service, document: Document) -> None:
             raise ApiError(
                 400, f"format is {form!r}; it can only be json, /metrics has the rest", param="format"
             )
-        return json(figures.loads(service))
+        include, rank = request.query_params.getlist("include"), request.query_params.get("dp_rank")
+        return json(figures.loads(service, include, rank))
 
     @app.get("/get_load", **route("The same, in few words", answer=list[figures.OldLoad]))
     async def old_loads() -> Response:

@@ -26,7 +26,7 @@ def chat_choice(choice: Choice, tokenizer: Tokenizer, reading: Reading) -> ChatC
     """The whole answer of a choice that has ended."""
     parser = AnswerParser(reading)
     parts = parser.push("".join(choice.text)) + parser.finish()
-    said = "".join(part.text for part in parts if part.kind == "content")
+    said = reading.echo + "".join(part.text for part in parts if part.kind == "content")
     message = Message("assistant", said)
     if reading.reasoning is not None:
         message.reasoning_content = "".join(p.text for p in parts if p.kind == "reasoning") or None
@@ -57,9 +57,9 @@ def matched_stop(choice: Choice) -> int | str | UnsetType:
     return UNSET if choice.matched is None else choice.matched
 
 
-def reasoning_tokens(tokens: Sequence[int], tokenizer: Tokenizer, reading: Reading) -> int:
+def reasoning_tokens(choice: Choice, reading: Reading) -> int:
     """How many of an answer's tokens are its reasoning, with the marks around it."""
-    data = [tokenizer.token_bytes(shown=reading.markers)[token] for token in tokens]
+    data = [choice.stream.token_bytes[token] for token in choice.tokens]
     text = b"".join(data)
     if not reading.reasoning and not text.startswith(OPEN.encode()):
         return 0
@@ -96,6 +96,8 @@ class ChatWording:
         if said is None:
             said = self.begun[choice.index] = Said(AnswerParser(self.reading))
             chunks.append(ChatDelta(choice.index, ChatText(role="assistant", content="")))
+            if self.reading.echo:
+                chunks.append(ChatDelta(choice.index, ChatText(content=self.reading.echo)))
         parts = said.parser.push(delta.text)
         if choice.finish_reason is not None:
             parts += said.parser.finish()

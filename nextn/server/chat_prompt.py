@@ -13,7 +13,7 @@ from nextn.server.errors import bad_request
 from nextn.server.parsers import reasoning
 from nextn.server.parsers.answer import Reading
 from nextn.server.protocol import ChatRequest
-from nextn.server.tool_grammar import call_grammar
+from nextn.server.tool_grammar import call_grammar, strict_grammar
 from nextn.server_config import ServerConfig
 from nextn.tokenizer.chat import plain_content
 from nextn.tokenizer.tokenizer import Tokenizer
@@ -58,8 +58,19 @@ def chat_prompt(request: ChatRequest, tokenizer: Tokenizer, config: ServerConfig
     if config.reasoning_parser is not None and request.separate_reasoning:
         inside = reasoning.begins_inside(config.reasoning_parser, beginning(request, text))
     tool_parser = config.tool_call_parser if calls else None
-    reading = Reading(tool_parser, inside, request.stream_reasoning)
-    return ChatPrompt(text, reading, forced_calls(request, reading) or after_reasoning(request, reading))
+    reading = Reading(tool_parser, inside, request.stream_reasoning, echoed(request))
+    constraint = (
+        forced_calls(request, reading) or after_reasoning(request, reading) or strict_calls(request, reading)
+    )
+    return ChatPrompt(text, reading, constraint)
+
+
+def echoed(request: ChatRequest) -> str:
+    """As vLLM: the last message, if the answer is in its role."""
+    last = request.messages[-1]
+    if not request.echo or (request.generation_prompt and last["role"] != "assistant"):
+        return ""
+    return plain_content(last.get("content"), "messages[-1].content") or ""
 
 
 def forced_calls(request: ChatRequest, reading: Reading) -> Constraint | None:
@@ -73,6 +84,13 @@ def forced_calls(request: ChatRequest, reading: Reading) -> Constraint | None:
     if isinstance(choice, NamedTool):
         tools = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
     return call_grammar(reading.tool_parser, tools, request.parallel_tool_calls, bool(reading.reasoning))
+
+
+def strict_calls(request: ChatRequest, reading: Reading) -> Constraint | None:
+    """Where calls are up to the model. There are none in a text that follows a grammar of its own."""
+    if reading.tool_parser is None or request.constraint() is not None:
+        return None
+    return strict_grammar(reading.tool_parser, request.tools or [])
 
 
 def after_reasoning(request: ChatRequest, reading: Reading) -> Constraint | None:

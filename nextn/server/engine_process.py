@@ -137,7 +137,7 @@ class Link:
 def loop(engine: Engine, link: Link, grammars: GrammarCompiler) -> None:
     requests: dict[str, Request] = {}
     line = GrammarLine(grammars)
-    began = time.perf_counter()
+    began = told = time.perf_counter()
     while True:
         aborted = False
         idle = not engine.has_work()
@@ -154,8 +154,8 @@ def loop(engine: Engine, link: Link, grammars: GrammarCompiler) -> None:
             elif isinstance(message, SetSpeculativeDefaults):
                 set_speculative_defaults(engine, link, message)
             elif isinstance(message, FlushCache):
-                busy = None if engine.flush_cache() else "requests are running or waiting"
-                link.send(Done(message.call, busy))
+                flushed = not line and engine.flush_cache()
+                link.send(Done(message.call, None if flushed else "requests are running or waiting"))
             else:
                 return
         for compiled in line.take():
@@ -169,10 +169,11 @@ def loop(engine: Engine, link: Link, grammars: GrammarCompiler) -> None:
             out.spec, out.cached_tokens = request.spec, request.first_cached
             if out.finish_reason is not None:
                 del requests[out.rid]
-        if stepped or aborted:
-            now = time.perf_counter()
+        now = time.perf_counter()
+        # One that only waits for grammars says so now and then: silence is taken for death.
+        if stepped or aborted or (line and now - told >= IDLE_MS / 1000):
             link.send(StepNews(outputs, engine.stats(), now - began))
-            began = now
+            began = told = now
 
 
 def add(

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from datetime import datetime, timezone
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 import nextn
 from nextn.config import model_folder
+from nextn.server.errors import bad_request
 from nextn.server.internal_state import in_force
 from nextn.server.responses import Model
 from nextn.server.service import Service
+
+# SGLang's; of memory, lora and disagg nextn has nothing to tell
+SECTIONS = {"core", "memory", "spec", "lora", "disagg", "queues", "all"}
 
 
 class SpeculativeLoad(msgspec.Struct):
@@ -41,8 +47,8 @@ class Load(msgspec.Struct):
     cache_hit_rate: float
     utilization: float
     max_running_requests: int
-    speculative: SpeculativeLoad
-    queues: QueueLoad
+    speculative: SpeculativeLoad | UnsetType = UNSET
+    queues: QueueLoad | UnsetType = UNSET
 
 
 class Loads(msgspec.Struct):
@@ -60,7 +66,15 @@ class OldLoad(msgspec.Struct):
     num_tokens: int
 
 
-def loads(service: Service) -> Loads:
+def loads(service: Service, include: Sequence[str] = (), dp_rank: str | None = None) -> Loads:
+    """`include`: of SECTIONS, each or several with commas between; without any, all. Those of "core" are
+    always there. `dp_rank`: of this engine only. Raises ApiError."""
+    asked = {name for names in include for name in names.split(",")} or {"all"}
+    if unknown := sorted(asked - SECTIONS):
+        rule = f"it may have {', '.join(sorted(SECTIONS))}"
+        raise bad_request(f"include has {unknown[0]!r}; {rule}", "include")
+    if dp_rank is not None and not dp_rank.isdecimal():
+        raise bad_request(f"dp_rank is {dp_rank!r}; it must be a whole number", "dp_rank")
     now = datetime.now(timezone.utc)
     stats, total, last = service.metrics.stats, service.metrics.totals(), service.metrics.interval
     load = Load(
@@ -76,10 +90,13 @@ def loads(service: Service) -> Loads:
         cache_hit_rate=total.cached_tokens / max(total.prompt_tokens, 1),
         utilization=stats.running / service.config.max_running_requests,
         max_running_requests=service.config.max_running_requests,
-        speculative=SpeculativeLoad(last.spec.accept_length, last.accept_rate),
-        queues=QueueLoad(stats.waiting, total.retracted),
     )
-    return Loads(now.isoformat(), nextn.__version__, [load])
+    if asked & {"spec", "all"}:
+        load.speculative = SpeculativeLoad(last.spec.accept_length, last.accept_rate)
+    if asked & {"queues", "all"}:
+        load.queues = QueueLoad(stats.waiting, total.retracted)
+    here = dp_rank is None or int(dp_rank) == load.dp_rank
+    return Loads(now.isoformat(), nextn.__version__, [load] if here else [])
 
 
 def old_loads(service: Service) -> list[OldLoad]:

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from nextn.request import Output, SamplingParams, SpecStats, TokenLogprob
 from nextn.server.engine_client import EngineClient, News
-from nextn.server.errors import ApiError, ended_by_request, overdue
+from nextn.server.errors import ApiError, bad_request, ended_by_request, overdue
 from nextn.server.logprobs import Entry, LogprobStream
 from nextn.server.messages import NewRequest
+from nextn.tokenizer.stop_regex import StopRegexError, StopRegexes
 from nextn.tokenizer.stream import TextStream
 from nextn.tokenizer.tokenizer import Tokenizer
 
@@ -21,7 +22,8 @@ from nextn.tokenizer.tokenizer import Tokenizer
 class Prompt(NamedTuple):
     """A prompt and what is to come of it. `stop`: the strings that end its texts. `echo`: its text, if the
     answers begin with it. `name`: the client's for it, "" if it gave none. `shown`: special tokens that must
-    come through as text."""
+    come through as text even with `skip_special_tokens`. `include_stop`: texts keep the stop string or token
+    that ended them. `stop_regexes`: end texts too."""
 
     tokens: list[int]
     params: SamplingParams
@@ -29,6 +31,9 @@ class Prompt(NamedTuple):
     echo: str | None = None
     name: str = ""
     shown: frozenset[str] = frozenset()
+    skip_special_tokens: bool = True
+    include_stop: bool = False
+    stop_regexes: StopRegexes | None = None
 
 
 @dataclass
@@ -55,7 +60,7 @@ class Choice:
     sent: int = 0  # characters
     cached_tokens: int = 0
     finish_reason: str | None = None
-    matched: str | int | None = None  # the stop string or the stop token's id that ended it
+    matched: str | int | None = None  # the stop string, the stop regex or the stop token's id that ended it
     spec: SpecStats = field(default_factory=SpecStats)
     queued: float = 0.0  # seconds that it waited in the engine for its first step
     first_news: float = 0.0  # perf_counter
@@ -111,12 +116,19 @@ class Generation:
                     called = f"{prompt.name}_{i}" if n > 1 else prompt.name
                 params = prompt.params.replace(stream=i)
                 request = NewRequest(f"{unique}-{index}", prompt.tokens, params, priority)
-                stream = TextStream(tokenizer, prompt.stop, shown=prompt.shown)
+                stream = TextStream(
+                    tokenizer,
+                    prompt.stop,
+                    prompt.skip_special_tokens,
+                    prompt.include_stop,
+                    prompt.shown,
+                    prompt.stop_regexes,
+                )
                 choice = Choice(index, called, request, stream, last_news=self.arrival)
                 choice.depths = [] if keep_depths else None
                 choice.echo = prompt.echo
                 if prompt.params.logprobs is not None and not logprobs_by_token:
-                    choice.logprobs = LogprobStream(tokenizer, prompt.shown)
+                    choice.logprobs = LogprobStream(tokenizer, stream.token_bytes)
                 self.choices.append(choice)
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
@@ -138,7 +150,10 @@ class Generation:
                 if choice is None:
                     continue  # it ended at a stop string; this was under way
                 before = choice.completion_tokens
-                text = self._take(choice, what)
+                try:
+                    text = self._take(choice, what)
+                except StopRegexError as e:
+                    raise bad_request(f"stop_regex: {e}", "stop_regex") from e
                 entries = self._take_logprobs(choice, what, choice.completion_tokens - before)
                 if choice.finish_reason is not None:
                     del running[rid]
@@ -182,7 +197,7 @@ class Generation:
             choice.finish_reason, choice.matched = "stop", stopped
         elif out.finish_reason is not None:
             choice.finish_reason, choice.matched = out.finish_reason, out.matched
-            rest = choice.stream.finish()
+            rest = choice.stream.finish(out.matched)
             text += rest
             if choice.depths is not None and rest:
                 last, depth = choice.depths.pop() if choice.depths else ("", choice.last_depth)
@@ -209,7 +224,8 @@ class Generation:
         if choice.finish_reason is None or choice.stream.stopped is not None:
             return entries
         # Scoring clients count on max_tokens entries after the prompt's, an end token among them.
-        if choice.echo is not None and out.matched is not None and out.matched_logprob is not None:
+        told = choice.echo is not None or choice.stream.kept_of(out.matched)
+        if told and out.matched is not None and out.matched_logprob is not None:
             stream.push([out.matched], [out.matched_logprob])
         return entries + stream.rest()
 

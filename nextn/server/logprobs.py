@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from nextn.request import TokenLogprob
 from nextn.server.responses import ChatLogprob, ChatLogprobs, CompletionLogprobs, TopLogprob
+from nextn.tokenizer.bytelevel import TokenBytes
 from nextn.tokenizer.tokenizer import Tokenizer
 
 UTF8 = codecs.getincrementaldecoder("utf-8")
@@ -30,20 +31,20 @@ class Entry(NamedTuple):
 class LogprobStream:
     """Tokens and their log-probabilities in, entries out, for one choice."""
 
-    def __init__(self, tokenizer: Tokenizer, shown: frozenset[str] = frozenset()) -> None:
-        """`shown`: special tokens that are text in this answer."""
+    def __init__(self, tokenizer: Tokenizer, token_bytes: TokenBytes) -> None:
+        """`token_bytes`: of the answer's text."""
         self._tokenizer = tokenizer
-        self._bytes = tokenizer.token_bytes(shown=shown)
+        self._bytes = token_bytes
         self._utf8 = UTF8("replace")
         self._length = 0  # characters of the tokens so far
         self._held: deque[Entry] = deque()
 
     def push_prompt(self, text: str, tokens: list[int], logprobs: Sequence[TokenLogprob | None]) -> None:
         """A prompt that the answer begins with. `text`: what is sent of it."""
-        spelled = self._tokenizer.token_bytes(skip_special_tokens=False)
+        spelled, plain = self._tokenizer.token_bytes(skip_special_tokens=False), self._tokenizer.token_bytes()
         for token, logprob in zip(tokens, logprobs, strict=True):
             self._held.append(Entry(token, min(self._length, len(text)), logprob))
-            data = self._bytes[token]
+            data = plain[token]
             # A special token has no text, unless the prompt spells it out.
             if not data and text.startswith(name := spelled[token].decode(errors="replace"), self._length):
                 self._length += len(name)

@@ -13,22 +13,13 @@ from pydantic import ConfigDict, Field, ValidationError, WithJsonSchema
 from nextn.request import SamplingParams, SpeculativeParams
 from nextn.server.body import Body, first_error, json_type, refuse, schema_of
 from nextn.server.errors import bad_request
+from nextn.server.fields import Seed, SpeculativeField
 from nextn.server.prompts import TEXT_SCHEMA, TOKENS_SCHEMA, prompts
-from nextn.server.protocol import (
-    MAX_LOGPROBS,
-    REFUSED,
-    Sampling,
-    Seed,
-    SpeculativeField,
-)
+from nextn.server.protocol import MAX_LOGPROBS, REFUSED, Sampling
 
 REFUSED_SAMPLING: dict[str, tuple[object, ...]] = {
-    name: REFUSED[name]
-    for name in (
-        "stop_regex", "no_stop_trim",
-        "skip_special_tokens", "spaces_between_special_tokens", "custom_params",
-    )
-} | {"stream_interval": (1,), "beam_width": (1,)}  # fmt: skip
+    "custom_params": REFUSED["custom_params"], "stream_interval": (1,), "beam_width": (1,),
+}  # fmt: skip
 REFUSED_IN_GENERATE: dict[str, tuple[object, ...]] = {
     name: REFUSED[name]
     for name in (

@@ -26,6 +26,7 @@ from nextn.server.responses import (
     spec_tokens_details,
     usage,
 )
+from nextn.server.token_ids import TokenIds
 from nextn.tokenizer.tokenizer import Tokenizer
 
 Whole = CompletionChoice | ChatChoice
@@ -58,8 +59,13 @@ class Reply:
             told = [text_choice(choice, tokenizer, i) for i, choice in enumerate(choices)]
         figures = self._usage(self.generation.choices)
         figures.completion_tokens_details = self._details()
+        prompt: list[int] | UnsetType = UNSET
+        if self.request.return_token_ids:
+            ids = TokenIds()
+            for choice, worded in zip(choices, told, strict=True):
+                prompt = ids.tell(choice, [worded])
         return encode(
-            Answer(self.id, name, self.created, self.model, told, figures, self._extension(choices))
+            Answer(self.id, name, self.created, self.model, told, figures, self._extension(choices), prompt)
         )
 
     def _best(self) -> list[Choice]:
@@ -82,6 +88,8 @@ class Reply:
         tokenizer = self.generation.tokenizer
         word: Callable[[Delta], Sequence[Chunk]]
         word = ChatWording(tokenizer, self.reading) if self.chat else TextWording(tokenizer)
+        ids = TokenIds() if self.request.return_token_ids else None
+        prompt: list[int] | UnsetType = UNSET
         deltas = self.generation.deltas()
         try:
             async for delta in deltas:
@@ -90,8 +98,14 @@ class Reply:
                 figures: Usage | UnsetType | None = UNSET
                 if at_end:
                     figures = self._usage([delta.choice]) if always else None
-                for chunk in word(delta):
-                    yield encode(Answer(self.id, name, self.created, self.model, [chunk], figures))
+                chunks = word(delta)
+                if ids is not None and chunks:
+                    prompt = ids.tell(delta.choice, chunks)
+                for chunk in chunks:
+                    yield encode(
+                        Answer(self.id, name, self.created, self.model, [chunk], figures, UNSET, prompt)
+                    )
+                    prompt = UNSET
         finally:
             await deltas.aclose()
         if at_end or self.request.return_spec_tokens_details:
@@ -111,8 +125,7 @@ class Reply:
     def _details(self) -> CompletionTokensDetails | UnsetType:
         if self.reading.reasoning is None:
             return UNSET
-        tokenizer, reading = self.generation.tokenizer, self.reading
-        spent = [reasoning_tokens(c.tokens, tokenizer, reading) for c in self.generation.choices]
+        spent = [reasoning_tokens(choice, self.reading) for choice in self.generation.choices]
         return CompletionTokensDetails(sum(spent))
 
     def _usage(self, choices: Sequence[Choice]) -> Usage:

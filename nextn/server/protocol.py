@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, PlainValidator, WithJsonSchema
+from pydantic import Field, WithJsonSchema
 
 from nextn.constraint import Constraint
 from nextn.request import SamplingParams, SpeculativeParams
-from nextn.server.body import Body, like, part, schema_of
+from nextn.server.body import Body
 from nextn.server.chat_protocol import ChatMessages
 from nextn.server.errors import bad_request
+from nextn.server.fields import Biases, Seed, SpeculativeField, StopPatterns, StopStrings
 from nextn.server.prompts import PROMPT_SCHEMA
 from nextn.server.structured import grammar_for
 
 MAX_CHOICES = 128
-MAX_STOP_STRINGS = 16
 MAX_LOGPROBS = 20
 
 # Field -> the values at which it asks for nothing; null is always one. Other engines' fields included.
@@ -24,13 +24,7 @@ REFUSED: dict[str, tuple[object, ...]] = {
     "length_penalty": (1, 1.0),
     "prompt_logprobs": (),
     "logprob_token_ids": ([],),
-    "return_token_ids": (False,),
     "guided_whitespace_pattern": (),
-    "stop_regex": ([], ""),
-    "no_stop_trim": (False,),
-    "include_stop_str_in_output": (False,),
-    "skip_special_tokens": (True,),
-    "spaces_between_special_tokens": (True,),
     "add_special_tokens": (True,),
     "bad_words": ([],),
     "allowed_token_ids": ([],),
@@ -47,66 +41,13 @@ REFUSED: dict[str, tuple[object, ...]] = {
     "input_ids": (),
     "vllm_xargs": ({},),
 }
-REFUSED_IN_COMPLETIONS = REFUSED | {"top_logprobs": (0,), "suffix": ("",)}
+REFUSED_IN_COMPLETIONS = REFUSED | {"top_logprobs": (0,)}
 REFUSED_IN_CHAT = REFUSED | {
     "functions": ([],), "function_call": ("none", "auto"),
     "modalities": (["text"],), "audio": (),
     "web_search_options": (), "prediction": (), "chat_template": (), "documents": ([],),
-    "echo": (False,), "best_of": (1,),
+    "best_of": (1,),
 }  # fmt: skip
-
-
-Seed = Annotated[int, Field(ge=-(2**63), lt=2**64, description="missing: drawn at random")]
-
-
-def stop_strings(value: object) -> object:
-    strings = [value] if isinstance(value, str) else value
-    if not isinstance(strings, list) or not all(isinstance(s, str) and s for s in strings):
-        raise ValueError("it must be a string or a list of strings, none of them empty")
-    if len(strings) > MAX_STOP_STRINGS:
-        raise ValueError(f"it has {len(strings)} strings; {MAX_STOP_STRINGS} are allowed")
-    return strings
-
-
-Speculative = like(SpeculativeParams, "Speculative")
-
-
-def speculative_params(value: object) -> SpeculativeParams:
-    """Of an object, or of false. The ranges are `SpeculativeParams.check`'s."""
-    if value is False:
-        return SpeculativeParams(num_steps=0)
-    if not isinstance(value, dict):
-        raise ValueError("it must be an object or false")
-    return SpeculativeParams(**part(value, Speculative, "speculative").model_dump())
-
-
-def biases(value: object) -> object:
-    """JSON's keys are strings."""
-    if not isinstance(value, dict):
-        raise ValueError("it must be an object, token ids with what is added to their logits")
-    try:
-        return {int(token): bias for token, bias in value.items()}
-    except ValueError as e:
-        raise ValueError("its keys must be token ids") from e
-
-
-SpeculativeField = Annotated[
-    SpeculativeParams,
-    PlainValidator(speculative_params),
-    WithJsonSchema({"anyOf": [schema_of(Speculative), {"const": False}]}),
-]
-StopStrings = Annotated[
-    list[str],
-    BeforeValidator(stop_strings),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "minLength": 1},
-                {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": MAX_STOP_STRINGS},
-            ]
-        }
-    ),
-]
 
 
 class StreamOptions(Body):
@@ -123,20 +64,28 @@ class Sampling(Body):
     top_k: Annotated[int, Field(lt=2**31)] = -1
     min_p: float = 0.0
     stop: StopStrings = Field(default_factory=list)
+    stop_regex: StopPatterns = Field(default_factory=list)
     stop_token_ids: list[int] = Field(default_factory=list)
+    no_stop_trim: Annotated[bool, Field(description="the text keeps what ended it: stop string, token")] = (
+        False
+    )
+    skip_special_tokens: Annotated[bool, Field(description="false: they are in the text")] = True
+    spaces_between_special_tokens: Annotated[
+        bool, Field(description="either way there are none: a byte-level tokenizer puts none there")
+    ] = True
     ignore_eos: bool = False
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     repetition_penalty: float = 1.0
-    logit_bias: Annotated[
-        dict[int, float],
-        BeforeValidator(biases),
-        Field(description="token id -> -100 to 100, added to its logit after the penalties"),
-    ] = Field(default_factory=dict)
+    logit_bias: Biases = Field(default_factory=dict)
     json_schema: Annotated[Any, Field(description="the text is JSON by this schema (or its JSON)")] = None
     regex: Annotated[Any, Field(description="the text matches it as a whole")] = None
     ebnf: Annotated[Any, Field(description="a grammar in GBNF, the notation of llama.cpp")] = None
     structural_tag: Annotated[Any, Field(description="schemas for what follows certain words")] = None
+
+    @property
+    def keeps_stop(self) -> bool:
+        return self.no_stop_trim
 
     def constraint(self) -> Constraint | None:
         """What the text must match. Raises ApiError naming the field."""
@@ -168,6 +117,7 @@ class CommonRequest(Sampling):
     model: str | None = None
     seed: Seed | None = None
     min_tokens: Annotated[int, Field(description="before it no end token ends the text")] = 0
+    include_stop_str_in_output: Annotated[bool, Field(description="vLLM's name of no_stop_trim")] = False
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None
@@ -184,6 +134,9 @@ class CommonRequest(Sampling):
     rid: Annotated[str, Field(min_length=1, description="the answer's id")] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     speculative: SpeculativeField = SpeculativeParams()
+    return_token_ids: Annotated[
+        bool, Field(description="as vLLM: token_ids of each choice, end token included, and prompt_token_ids")
+    ] = False
     return_spec_tokens_details: Annotated[
         bool, Field(description="what speculation did: usage.spec_details, and sglext as SGLang sends it")
     ] = False
@@ -192,6 +145,10 @@ class CommonRequest(Sampling):
         super().check()
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options is only allowed when stream is true", "stream_options")
+
+    @property
+    def keeps_stop(self) -> bool:
+        return self.no_stop_trim or self.include_stop_str_in_output
 
     @property
     def candidates(self) -> int:
@@ -233,6 +190,7 @@ class CompletionRequest(CommonRequest):
 
     # Checked by `prompts`: a union's errors would name every branch.
     prompt: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
+    suffix: Annotated[str, Field(description="the text goes between prompt and suffix")] = ""
     max_tokens: Annotated[int, Field(description="0, with echo: the prompt alone")] | None = None
     best_of: (
         Annotated[int, Field(ge=1, le=MAX_CHOICES, description="of so many texts, the n most likely a token")]
@@ -252,6 +210,8 @@ class CompletionRequest(CommonRequest):
 
     def check(self) -> None:
         super().check()
+        if self.suffix and self.echo:
+            raise bad_request("echo and suffix are given; the prompt is not in one piece then", "suffix")
         if self.best_of is None:
             return
         if self.best_of < self.n:
@@ -284,6 +244,9 @@ class ChatRequest(CommonRequest, ChatMessages):
     stream_reasoning: Annotated[bool, Field(description="false: reasoning comes in one piece")] = True
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
+    echo: Annotated[
+        bool, Field(description="the content begins with the last message, if the answer is in its role")
+    ] = False
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
 

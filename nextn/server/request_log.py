@@ -46,21 +46,24 @@ class RequestLog:
             log.info(said, extra={"fields": fields})
 
     def finished(self, choice: Choice, arrival: float) -> None:
-        self._ended(choice, arrival, f"Finished request, {summary(choice, arrival)}", {})
+        self._ended(choice, arrival, lambda: f"Finished request, {summary(choice, arrival)}", {})
 
     def given_up(self, choice: Choice, arrival: float, error: ApiError | None) -> None:
         why = "the client went away" if error is None else str(error)
         self._ended(
             choice, arrival,
-            f"Gave up request, id: {choice.id!r}, #prompt-token: {choice.prompt_tokens}, "
+            lambda: f"Gave up request, id: {choice.id!r}, #prompt-token: {choice.prompt_tokens}, "
             f"#output-token: {choice.completion_tokens}, why: {why}",
             {"why": why},
         )  # fmt: skip
 
-    def _ended(self, choice: Choice, arrival: float, said: str, fields: dict[str, object]) -> None:
+    def _ended(
+        self, choice: Choice, arrival: float, words: Callable[[], str], fields: dict[str, object]
+    ) -> None:
         level = logging.DEBUG if self.level is None else logging.INFO
         if not log.isEnabledFor(level):
             return
+        said = words()
         fields = {**figures(choice, arrival), **fields}
         if self.level is not None and self.level >= BEGINNINGS:
             fields["text"] = self._text(choice.tokens)

@@ -127,6 +127,8 @@ class CompletionChoice(msgspec.Struct):
     logprobs: CompletionLogprobs | None = None
     draft_depths: list[tuple[str, int]] | UnsetType = UNSET
     matched_stop: int | str | UnsetType = UNSET  # SGLang's: the end token's id, or the stop string
+    token_ids: list[int] | UnsetType = UNSET  # this and the next are vLLM's
+    prompt_token_ids: list[int] | UnsetType = UNSET
 
 
 class FunctionCall(msgspec.Struct):
@@ -157,6 +159,7 @@ class ChatChoice(msgspec.Struct):
     finish_reason: str | None
     logprobs: ChatLogprobs | None = None
     matched_stop: int | str | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class Delta(msgspec.Struct):
@@ -172,6 +175,7 @@ class ChatDelta(msgspec.Struct):
     finish_reason: str | None = None
     logprobs: ChatLogprobs | None = None
     matched_stop: int | str | UnsetType = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 Told = TypeVar("Told", CompletionChoice, ChatChoice, ChatDelta)
@@ -187,6 +191,7 @@ class Answer(msgspec.Struct, Generic[Told]):
     choices: Sequence[Told]
     usage: Usage | UnsetType | None = UNSET
     sglext: SglExt | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET  # a chat's
 
 
 class Model(msgspec.Struct):

@@ -8,9 +8,11 @@ import time
 import uuid
 from collections.abc import Sequence
 
+from nextn.request import SamplingParams
 from nextn.server.chat_prompt import chat_prompt
 from nextn.server.engine_client import EngineClient
 from nextn.server.errors import SHUTTING_DOWN, ApiError, bad_request, no_engine, unavailable
+from nextn.server.fill_in import with_suffix
 from nextn.server.generation import Generation, Prompt
 from nextn.server.messages import Ready
 from nextn.server.metrics import Metrics
@@ -18,8 +20,9 @@ from nextn.server.native_protocol import Asked, GenerateRequest
 from nextn.server.parsers.answer import Reading
 from nextn.server.parsers.tools import CALL_END
 from nextn.server.prompts import prompts
-from nextn.server.protocol import ChatRequest, CommonRequest, CompletionRequest
+from nextn.server.protocol import ChatRequest, CommonRequest, CompletionRequest, Sampling
 from nextn.server_config import ServerConfig
+from nextn.tokenizer.stop_regex import StopRegexError, StopRegexes
 from nextn.tokenizer.tokenizer import Tokenizer
 
 LONG_TEXT = 20_000  # characters; a longer text is tokenized in a thread
@@ -68,9 +71,10 @@ class Service:
         self.open(request.model)
         given = prompts(request.prompt)
         self._check_count(len(given) * request.candidates)  # first: a body has room for millions of prompts
-        ids = await self._ids(given)
+        regexes = await compiled_regexes(request.stop_regex)
+        ids = await self._ids(with_suffix(given, request.suffix, self.tokenizer) if request.suffix else given)
         echo = given if request.echo else None
-        made = self._prompts(request, ids, request.max_tokens, COMPLETION_MAX_TOKENS, echo)
+        made = self._prompts(request, ids, request.max_tokens, COMPLETION_MAX_TOKENS, regexes, echo)
         return self._generation(request, made, arrival, "cmpl")
 
     async def generate(self, request: GenerateRequest) -> tuple[Generation, list[Asked]]:
@@ -81,6 +85,7 @@ class Service:
         asked = request.asked(len(given))
         n = asked[0].sampling.n
         self._check_count(len(asked) * n)
+        regexes = {each: await compiled_regexes(each, "sampling_params.") for each in patterns(asked)}
         ids = await self._ids(given)
         ready = self.check_open()  # again: tokenizing may have taken a while
         prompts = []
@@ -95,7 +100,8 @@ class Service:
             )
             seed = drawn(each.sampling.sampling_seed)
             params = each.params(len(tokens), limit, seed, request.speculative, ready.vocab_size)
-            prompts.append(Prompt(tokens, params, each.sampling.stop, name=each.rid))
+            stop_regexes = regexes[tuple(each.sampling.stop_regex)]
+            prompts.append(prompt_of(each.sampling, tokens, params, stop_regexes, name=each.rid))
         self._admit(len(prompts) * n)
         priority = self._priority(request.priority)
         generation = Generation(
@@ -110,7 +116,8 @@ class Service:
         ids = await self.encode([text], add_special_tokens=False)
         limit = request.max_completion_tokens
         limit = request.max_tokens if limit is None else limit
-        (prompt,) = self._prompts(request, ids, limit, None)
+        regexes = await compiled_regexes(request.stop_regex)
+        (prompt,) = self._prompts(request, ids, limit, None, regexes)
         if reading.tool_parser is not None and not request.parallel_tool_calls:
             prompt = prompt._replace(stop=[*prompt.stop, CALL_END])
         if constraint is not None:
@@ -138,6 +145,7 @@ class Service:
         prompts: Sequence[list[int]],
         max_tokens: int | None,
         default: int | None,
+        regexes: StopRegexes | None,
         echo: Sequence[str | list[int]] | None = None,
     ) -> list[Prompt]:
         """Checks all that can be checked here. `default` None: as many tokens as there is room for. `echo`:
@@ -148,7 +156,8 @@ class Service:
             check_vocabulary(tokens, ready.vocab_size)
             limit = token_limit(tokens, max_tokens, default, ready.context_length)
             params = request.sampling(limit, drawn(request.seed), ready.vocab_size)
-            made.append(Prompt(tokens, params, request.stop, None if echo is None else self._text(echo[i])))
+            begin = None if echo is None else self._text(echo[i], request.skip_special_tokens)
+            made.append(prompt_of(request, tokens, params, regexes, begin))
         return made
 
     def _generation(
@@ -180,8 +189,8 @@ class Service:
             )
         return asked
 
-    def _text(self, prompt: str | list[int]) -> str:
-        return prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt)
+    def _text(self, prompt: str | list[int], skip_special_tokens: bool) -> str:
+        return prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt, skip_special_tokens)
 
     def _admit(self, choices: int) -> None:
         """Bounded admission: all of a request's choices or none."""
@@ -200,6 +209,40 @@ class Service:
                 f"is {most}"
             )
         return most
+
+
+def patterns(asked: Sequence[Asked]) -> set[tuple[str, ...]]:
+    return {tuple(each.sampling.stop_regex) for each in asked}
+
+
+async def compiled_regexes(given: Sequence[str], within: str = "") -> StopRegexes | None:
+    """None without any. Raises ApiError."""
+    if not given:
+        return None
+    try:
+        return await asyncio.to_thread(StopRegexes, given)
+    except StopRegexError as e:
+        raise bad_request(f"{within}stop_regex: {e}", f"{within}stop_regex") from e
+
+
+def prompt_of(
+    asked: Sampling,
+    tokens: list[int],
+    params: SamplingParams,
+    regexes: StopRegexes | None,
+    echo: str | None = None,
+    name: str = "",
+) -> Prompt:
+    return Prompt(
+        tokens,
+        params,
+        asked.stop,
+        echo,
+        name,
+        skip_special_tokens=asked.skip_special_tokens,
+        include_stop=asked.keeps_stop,
+        stop_regexes=regexes,
+    )
 
 
 def check_vocabulary(tokens: list[int], vocab_size: int) -> None:

@@ -1,4 +1,5 @@
-"""/tokenize and /detokenize, as SGLang words them: text or messages to token ids, and back."""
+"""/tokenize and /detokenize, as SGLang words them: text or messages to token ids, and back; and vLLM's
+/tokenizer_info."""
 
 from __future__ import annotations
 
@@ -10,12 +11,14 @@ import msgspec
 from msgspec import UNSET, UnsetType
 from pydantic import Field, WithJsonSchema
 
+from nextn.config import model_folder
 from nextn.server.body import Body
 from nextn.server.chat_prompt import render
 from nextn.server.chat_protocol import ChatMessages
 from nextn.server.errors import bad_request
 from nextn.server.prompts import TOKENS_SCHEMA, prompts
 from nextn.server.service import Service
+from nextn.tokenizer import folder
 
 
 class TokenizeRequest(ChatMessages):
@@ -51,7 +54,10 @@ class Tokens(msgspec.Struct):
 
 
 class Text(msgspec.Struct):
+    """`prompt` is vLLM's name of the same."""
+
     text: str | list[str]
+    prompt: str | list[str]
 
 
 async def tokenize(service: Service, request: TokenizeRequest) -> Tokens:
@@ -82,4 +88,17 @@ async def detokenize(service: Service, request: DetokenizeRequest) -> Text:
         many.append(tokens)
     skip = request.skip_special_tokens
     texts = await asyncio.to_thread(lambda: [service.tokenizer.decode(tokens, skip) for tokens in many])
-    return Text(texts if isinstance(request.tokens[0], list) else texts[0])
+    told = texts if isinstance(request.tokens[0], list) else texts[0]
+    return Text(told, told)
+
+
+async def tokenizer_info(service: Service) -> dict[str, object]:
+    """As vLLM: what tokenizer_config.json says, special tokens as text, and the chat template in force."""
+    file = model_folder(service.config.model_path) / folder.CONFIG
+    info = await asyncio.to_thread(folder.read_config, file)
+    template = service.tokenizer.chat_template
+    sources = {} if template is None else template.sources
+    told: object = [{"name": name, "template": text} for name, text in sources.items()]
+    if sources.keys() <= {"default"}:
+        told = sources.get("default")
+    return {"tokenizer_class": None, **info, **service.tokenizer.special_tokens, "chat_template": told}

@@ -1,7 +1,8 @@
-"""tool_choice "required" or a named function: a grammar of answers that are calls, in the model's own format.
+"""Grammars of answers with calls, in the model's own format: `call_grammar` for tool_choice "required" or a
+named function, where the answer is calls, and `strict_grammar` for "auto", where it may have some.
 
-The answer is read by the same parser as one that calls of its own accord. Marks are spelled as text, so a
-tokenizer must have them as tokens that are not special, as DeepSeek's has.
+The answer is read by the same parser as one without a grammar. Marks are spelled as text, so a tokenizer must
+have them as tokens that are not special, as DeepSeek's has.
 """
 
 from __future__ import annotations
@@ -33,10 +34,31 @@ def call_grammar(
     if thought:
         lines.append(f"THOUGHT: {THOUGHT}")
     for i, function in enumerate(functions):
-        schema = function.get("parameters") or {"type": "object"}
         lines.append(f"f{i}: {quoted(function['name'] + form.after_name)} a{i}")
-        lines.append(f"a{i}: %json {json.dumps(schema)}")
+        lines.append(f"a{i}: %json {json.dumps(schema_of(function))}")
     return Constraint("lark", "\n".join(lines) + "\n")
+
+
+def strict_grammar(parser: str, tools: Sequence[Mapping[str, Any]]) -> Constraint | None:
+    """Free text, in which every call is to one of the tools: with the arguments that a `strict` function asks
+    for, with any JSON for others. None where no function is strict."""
+    functions = [tool["function"] for tool in tools]
+    if not any(function.get("strict") for function in functions):
+        return None
+    form = FORMATS[parser]
+    structures = [
+        {
+            "begin": CALL_BEGIN + form.before_name + function["name"] + form.after_name,
+            "schema": schema_of(function) if function.get("strict") else {},
+            "end": (form.fences[0] if form.fences else "") + CALL_END,
+        }
+        for function in functions
+    ]
+    return Constraint("structural_tag", json.dumps({"structures": structures, "triggers": [CALL_BEGIN]}))
+
+
+def schema_of(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    return function.get("parameters") or {"type": "object"}
 
 
 def quoted(text: str) -> str:

@@ -11,7 +11,7 @@ from nextn.terminal.scrape import Scrape
 BAR = 20  # characters
 LATENCIES = (
     ("TTFT", "time_to_first_token_seconds"),
-    ("TPOT", "inter_token_latency_seconds"),
+    ("TPOT", "time_per_output_token_seconds"),
     ("end to end", "e2e_request_latency_seconds"),
 )
 QUANTILES = (0.5, 0.9, 0.99)

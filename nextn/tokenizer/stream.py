@@ -5,7 +5,8 @@ four tokens and four steps that commit one send the same text and count the same
 
 - no stop string found: all `Piece.text` and `finish()` together are `Tokenizer.decode(all ids)`;
 - else: the text up to the stop string, and the tokens up to the one that completed it. Tokens are taken
-  one by one; after each the text of whole characters is searched, see `StopStrings`.
+  one by one; after each the text of whole characters is searched, see `StopStrings`. What a stop regex
+  matched stays in the text.
 
 A character whose bytes are spread over tokens is sent when it is whole. Bytes that cannot become a
 character are sent as U+FFFD, an unfinished character at the end by `finish`; it ends no stop string.
@@ -18,6 +19,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from nextn.tokenizer.stop import StopStrings
+from nextn.tokenizer.stop_regex import StopRegexes
 from nextn.tokenizer.tokenizer import Tokenizer
 
 UTF8 = codecs.getincrementaldecoder("utf-8")
@@ -25,7 +27,7 @@ UTF8 = codecs.getincrementaldecoder("utf-8")
 
 class Piece(NamedTuple):
     """What one push gave: `text` to send, how many of the pushed tokens belong to the answer (fewer than
-    pushed if a stop string was completed before the last), and that stop string."""
+    pushed if a stop string was completed before the last), and that stop string or stop regex."""
 
     text: str
     tokens_used: int
@@ -35,8 +37,8 @@ class Piece(NamedTuple):
 class TextStream:
     """Tokens in, text out, for one choice.
 
-    `include_stop` leaves the stop string in the text; `shown` are special tokens that are not skipped. Raises
-    ValueError for an empty stop string.
+    `include_stop` leaves in the text what ended it, a stop string or a token; `shown` are special tokens that
+    are not skipped. Raises ValueError for an empty stop string.
     """
 
     def __init__(
@@ -46,31 +48,49 @@ class TextStream:
         skip_special_tokens: bool = True,
         include_stop: bool = False,
         shown: frozenset[str] = frozenset(),
+        stop_regexes: StopRegexes | None = None,
     ) -> None:
-        self._bytes = tokenizer.token_bytes(skip_special_tokens, shown)
+        self.token_bytes = tokenizer.token_bytes(skip_special_tokens, shown)
         self._utf8 = UTF8("replace")
         self._stop = StopStrings(stop, include_stop) if stop else None
-        self.stopped: str | None = None  # the stop string that was found; no token is used after it
+        self._include = include_stop
+        self._search = stop_regexes.begin() if stop_regexes else None
+        self.stopped: str | None = None  # the stop string or regex; no token is used after it
 
     def push(self, token_ids: Sequence[int]) -> Piece:
         if self.stopped is not None:
             return Piece("", 0, self.stopped)
-        if self._stop is None:
-            data = b"".join([self._bytes[token_id] for token_id in token_ids])
+        if self._stop is None and self._search is None:
+            data = b"".join([self.token_bytes[token_id] for token_id in token_ids])
             return Piece(self._utf8.decode(data), len(token_ids), None)
         texts: list[str] = []
         for used, token_id in enumerate(token_ids, 1):
-            whole = self._utf8.decode(self._bytes[token_id])
-            text, stop = self._stop.push(whole)
+            text, stop = self._look(self._utf8.decode(self.token_bytes[token_id]))
             texts.append(text)
             if stop is not None:
                 self.stopped = stop
                 return Piece("".join(texts), used, stop)
         return Piece("".join(texts), len(token_ids), None)
 
-    def finish(self) -> str:
-        """What was held back; "" after a stop string. Nothing may be pushed after it."""
+    def _look(self, whole: str) -> tuple[str, str | None]:
+        """In one token's text: what can be sent now, and what ended it. Of a stop string and a regex it is
+        the one that is complete first."""
+        end, matched = (len(whole), None) if self._search is None else self._search.find(whole)
+        if self._stop is None:
+            return whole[:end], matched
+        text, stop = self._stop.push(whole[:end])
+        if stop is None and matched is not None:
+            text += self._stop.rest()
+        return text, stop or matched
+
+    def finish(self, end_token: int | None = None) -> str:
+        """What was held back; "" after a stop string. Nothing may be pushed after it. `end_token`: the one
+        that ended the text, of which it is no part."""
         if self.stopped is not None:
             return ""
         held = self._stop.rest() if self._stop else ""
-        return held + self._utf8.decode(b"", True)
+        return held + self._utf8.decode(self.kept_of(end_token), True)
+
+    def kept_of(self, end_token: int | None) -> bytes:
+        """What the text keeps of the token that ended it."""
+        return self.token_bytes[end_token] if self._include and end_token is not None else b""

@@ -59,13 +59,14 @@ class Tokenizer:
 
     @property
     def bos_token_id(self) -> int | None:
-        return self._id(self.bos_token)
+        return self.token_id(self.bos_token)
 
     @property
     def eos_token_id(self) -> int | None:
-        return self._id(self.eos_token)
+        return self.token_id(self.eos_token)
 
-    def _id(self, token: str | None) -> int | None:
+    def token_id(self, token: str | None) -> int | None:
+        """None where there is no such token."""
         return None if token is None else self._backend.token_to_id(token)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -112,18 +113,6 @@ class Tokenizer:
         if self.chat_template is None:
             raise ValueError("this checkpoint has no chat template; send a prompt to /v1/completions instead")
         return self.chat_template.render(messages, add_generation_prompt, tools, **extra)
-
-    def encode_chat(
-        self,
-        messages: Sequence[Message],
-        /,
-        add_generation_prompt: bool = True,
-        tools: Sequence[Mapping[str, object]] | None = None,
-        **extra: object,
-    ) -> list[int]:
-        """The prompt of a chat as ids: the template alone says where BOS goes."""
-        text = self.render_chat(messages, add_generation_prompt, tools, **extra)
-        return self.encode(text, add_special_tokens=False)
 
 
 def check_unicode(text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -11,6 +12,8 @@ import jsonschema
 import pytest
 from openai import OpenAI
 from support.server_process import ServerProcess
+
+from nextn.config import EMBEDDED, model_folder
 
 SCHEMA = {
     "type": "object",
@@ -81,6 +84,54 @@ def test_native(fake: ServerProcess) -> None:
     answer = post(fake, "/generate", text="x", sampling_params=sampling).json()
     assert re.fullmatch("[0-9]{4}", answer["text"])
     assert answer["meta_info"]["finish_reason"] == {"type": "stop", "matched": None}
+
+
+@pytest.fixture(scope="module")
+def reasoner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The embedded model with </think> in its vocabulary, in place of a token that it never says."""
+    folder = tmp_path_factory.mktemp("reasoner")
+    for file in model_folder(EMBEDDED).iterdir():
+        if file.name != "tokenizer.json":
+            (folder / file.name).symlink_to(file)
+    text = (model_folder(EMBEDDED) / "tokenizer.json").read_text(encoding="utf-8")
+    (folder / "tokenizer.json").write_text(text.replace("<｜▁pad▁｜>", "</think>"), encoding="utf-8")
+    options = (
+        "--port", "0", "--threads", "1", "--reasoning-parser", "deepseek-r1",
+        "--constrained-json-disable-any-whitespace",
+    )  # fmt: skip
+    with ServerProcess(["-m", "nextn", "serve", "--model-path", str(folder), *options]) as server:
+        yield server
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_schema_holds_for_what_follows_the_reasoning(reasoner: ServerProcess, stream: bool) -> None:
+    """The reasoning is free, may not end the answer, and the same with drafts and without."""
+    client = OpenAI(base_url=reasoner.url + "/v1", api_key="none")
+    (model,) = client.models.list().data
+    fields: dict[str, Any] = {
+        "model": model.id, "messages": CHAT, "response_format": FORMAT, "seed": 3, "max_tokens": 400,
+        "logit_bias": {"2": 16, "1": 5},  # </think> must come, the end token may not come before
+    }  # fmt: skip
+    told = []
+    for speculative in (False, {"num_steps": 3}):
+        extra = {"speculative": speculative}
+        if stream:
+            thoughts = content = ""
+            for chunk in client.chat.completions.create(**fields, stream=True, extra_body=extra):
+                (choice,) = chunk.choices
+                thoughts += getattr(choice.delta, "reasoning_content", None) or ""
+                content += choice.delta.content or ""
+        else:
+            (choice,) = client.chat.completions.create(**fields, extra_body=extra).choices
+            thoughts, content = choice.message.reasoning_content, choice.message.content
+        assert choice.finish_reason == "stop"
+        told.append((thoughts, content))
+    assert told[0] == told[1]
+    thoughts, content = told[0]
+    assert len(thoughts) > 20
+    with pytest.raises(ValueError, match="Expecting value"):
+        json.loads(thoughts)
+    jsonschema.validate(json.loads(content), SCHEMA)
 
 
 @pytest.mark.parametrize(

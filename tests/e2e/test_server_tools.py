@@ -194,6 +194,24 @@ def forced() -> Iterator[openai.OpenAI]:
         yield made
 
 
+def test_strict_functions_with_mtp_and_without(forced: openai.OpenAI) -> None:
+    """The fake model makes no calls; its text is free, and the same. A schema that is none is told of."""
+    tools = [openai.pydantic_function_tool(tool) for tool in (Look, Stop)]
+    assert all(tool["function"]["strict"] for tool in tools)
+    fields: dict[str, Any] = {"model": "fake", "messages": MESSAGES, "seed": 3, "max_tokens": 60, "n": 2}
+    texts = []
+    for steps in (0, 2):
+        extra = {"speculative": {"num_steps": steps}}
+        choices = forced.chat.completions.create(**fields, tools=tools, extra_body=extra).choices
+        assert all(choice.message.tool_calls is None for choice in choices)
+        texts.append([choice.message.content for choice in choices])
+    assert texts[0] == texts[1]
+    assert all(len(text) > 60 for text in texts[0])
+    bad: Any = {"name": "f", "parameters": {"type": "nothing"}, "strict": True}
+    with pytest.raises(openai.BadRequestError, match="structural_tag: "):
+        forced.chat.completions.create(**fields, tools=[{"type": "function", "function": bad}])
+
+
 @pytest.mark.parametrize("choice", ["required", "Stop"])
 def test_the_model_is_held_to_a_call(forced: openai.OpenAI, choice: str) -> None:
     named: Any = {"type": "function", "function": {"name": choice}}

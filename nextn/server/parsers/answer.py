@@ -15,6 +15,7 @@ class Reading:
     tool_parser: str | None = None  # one of tools.FORMATS; None: calls are not looked for
     reasoning: bool | None = None  # does the answer begin within it? None: it is not parted off
     stream_reasoning: bool = True
+    echo: str = ""  # what the content begins with: the message that the answer goes on with
 
     @property
     def markers(self) -> frozenset[str]:

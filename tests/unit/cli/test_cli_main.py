@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import subprocess
 import sys
 
@@ -51,6 +53,20 @@ def test_every_command_is_a_module_with_help() -> None:
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("command", ["chat", "top"])
+def test_the_key_of_a_running_server(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's own variable first, then OpenAI's; an empty one is none."""
+    for ours, theirs, key in (("a", "b", "a"), ("", "b", "b"), (None, "b", "b"), ("", "", None)):
+        for name, value in (("NEXTN_API_KEY", ours), ("OPENAI_API_KEY", theirs)):
+            monkeypatch.delenv(name, raising=False)
+            if value is not None:
+                monkeypatch.setenv(name, value)
+        parser = argparse.ArgumentParser()
+        importlib.import_module(COMMANDS[command]).add_arguments(parser)
+        assert parser.parse_args([]).api_key == key
+        assert parser.parse_args(["--api-key", "c"]).api_key == "c"
 
 
 def test_http_process_does_without_torch() -> None:

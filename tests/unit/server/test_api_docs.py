@@ -9,10 +9,11 @@ import pytest
 from nextn.request import SpecStats
 from nextn.scheduler.stats import EngineStats
 from nextn.server.control import AbortRequest
+from nextn.server.fields import Speculative
 from nextn.server.internal_state import ServerArgs
 from nextn.server.metrics import Metrics
 from nextn.server.native_protocol import GenerateRequest, NativeSampling
-from nextn.server.protocol import ChatRequest, CompletionRequest, Speculative, StreamOptions
+from nextn.server.protocol import ChatRequest, CompletionRequest, StreamOptions
 from nextn.server.responses import SpecDetails, SpecTokensDetails
 from nextn.server.tokens import DetokenizeRequest, TokenizeRequest
 

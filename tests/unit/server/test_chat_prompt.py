@@ -211,6 +211,27 @@ def test_what_an_answer_begins_with(
     assert prompt(folder, LOOP_AND_PROMPT, options, stream_reasoning=False).reading.stream_reasoning is False
 
 
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [
+        ({}, "structural_tag"),
+        ({"tool_choice": "required"}, "lark"),
+        ({"tool_choice": "none"}, None),
+        ({"tools": [TOOL]}, None),
+        ({"regex": "a"}, None),  # the request's own, in which there are no calls
+        ({"regex": "a", "chat_template_kwargs": {"thinking": True}}, "regex"),
+    ],
+)
+def test_strict_functions_are_held_to_their_schemas(
+    folder: Path, fields: dict[str, Any], kind: str | None
+) -> None:
+    strict = {"type": "function", "function": {**TOOL["function"], "strict": True}}  # type: ignore[dict-item]
+    template = LOOP % DEEPSEEK + "{{ tools }}{% if thinking %}<think>{% endif %}"
+    options = {"reasoning_parser": "deepseek-v3"}
+    got = prompt(folder, template, options, **{"tools": [TOOL, strict], **fields})
+    assert (got.constraint and got.constraint.kind) == kind
+
+
 def test_reasoning_is_free_of_the_constraint(folder: Path) -> None:
     options, asked = {"reasoning_parser": "deepseek-v3"}, {"regex": "a|b"}
     made = prompt(folder, LOOP_AND_PROMPT, options, **asked)

@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
-from support.small_tokenizer import write_small_tokenizer
+from support.small_tokenizer import CHAT_TEMPLATE, write_small_tokenizer
 
 from nextn.request import Output, SpecStats
 from nextn.scheduler.stats import EngineStats
-from nextn.server import control
+from nextn.server import control, tokens
 from nextn.server.app import make_app
 from nextn.server.engine_client import EngineClient
 from nextn.server.messages import Abort, Add, Done, FlushCache, FromEngine, Ready, StepNews, decode_to_engine
@@ -161,7 +161,18 @@ async def test_loads(http: httpx.AsyncClient, engine: PlayedEngine) -> None:
         "max_running_requests": 4,
     }  # fmt: skip
     assert {name: load[name] for name in expected} == expected
-    assert (await http.get("/v1/loads?format=prometheus")).status_code == 400
+    for query, sections in (
+        ("", {"speculative", "queues"}), ("?include=all&dp_rank=0", {"speculative", "queues"}),
+        ("?include=core,spec", {"speculative"}), ("?include=memory&include=queues", {"queues"}),
+        ("?include=core", set()),
+    ):  # fmt: skip
+        (load,) = (await http.get("/v1/loads" + query)).json()["loads"]
+        assert load.keys() & {"speculative", "queues"} == sections
+        assert load["num_total_reqs"] == 3
+    assert (await http.get("/v1/loads?dp_rank=1")).json()["loads"] == []
+    for query in ("format=prometheus", "include=core,cores", "include=", "dp_rank=one", "dp_rank=-1"):
+        refused = await http.get("/v1/loads?" + query)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, query.partition("=")[0])
     (old,) = (await http.get("/get_load")).json()
     assert old == {"dp_rank": 0, "num_reqs": 3, "num_waiting_reqs": 1, "num_tokens": 64}
 
@@ -185,6 +196,7 @@ async def test_tokens_and_back(http: httpx.AsyncClient, prefix: str) -> None:
     assert one["token_strs"] == ["<bos>", "h", "bytes:\\xc3", "bytes:\\xa9"]
     assert (await post("/detokenize", tokens=one["tokens"]))["text"] == "hé"
     assert (await post("/detokenize", tokens=one["tokens"], skip_special_tokens=False))["text"] == "<bos>hé"
+    assert (await post("/detokenize", tokens=one["tokens"]))["prompt"] == "hé"  # vLLM's name
     many = await post("/tokenize", prompt=["a", "bc"], add_special_tokens=False)
     assert many["count"] == [1, 2]
     assert (await post("/detokenize", tokens=many["tokens"]))["text"] == ["a", "bc"]
@@ -204,12 +216,30 @@ async def test_tokens_and_back(http: httpx.AsyncClient, prefix: str) -> None:
         assert refused["error"]["param"] == param
 
 
+async def test_tokenizer_info(
+    http: httpx.AsyncClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "model_folder", lambda path: tmp_path)
+    assert (await http.get("/tokenizer_info")).json() == {
+        "tokenizer_class": None, "bos_token": "<bos>", "eos_token": "<eos>", "add_bos_token": True,
+        "chat_template": CHAT_TEMPLATE,
+    }  # fmt: skip
+
+
 async def test_openapi(http: httpx.AsyncClient, engine: PlayedEngine) -> None:
     """Every route is in it, and what they answer is what it says."""
     document = (await http.get("/openapi.json")).json()
     engine.on = lambda message: Done(message.call, None) if hasattr(message, "call") else None
     schemas = {"components": document["components"]}
-    for path in ("/v1/models", "/v1/loads", "/get_load", "/server_info", "/model_info", "/livez"):
+    for path in (
+        "/v1/models",
+        "/v1/loads",
+        "/get_load",
+        "/server_info",
+        "/model_info",
+        "/livez",
+        "/tokenizer_info",
+    ):
         content = document["paths"][path]["get"]["responses"]["200"]["content"]
         schema = content["application/json"]["schema"]
         jsonschema.validate((await http.get(path)).json(), {**schema, **schemas})
@@ -225,7 +255,7 @@ MESSAGES = [{"role": "user", "content": "x"}]
 BODIES: list[tuple[str, str, dict[str, Any]]] = [
     *(("/v1/completions", "CompletionRequest", {"prompt": "x", **fields}) for fields in (
         {}, {"stop": "a"}, {"stop": ["a"]}, {"stop": [""]}, {"stop": 5}, {"n": 0}, {"temperature": None},
-        {"logprobs": 21}, {"suffix": ""}, {"suffix": "x"}, {"speculative": False}, {"speculative": True},
+        {"logprobs": 21}, {"suffix": ""}, {"suffix": 5}, {"speculative": False}, {"speculative": True},
         {"speculative": {"num_step": 1}}, {"best_of": 3}, {"priority": 1.5}, {"gateway": [1]},
     )),
     *(("/v1/completions", "CompletionRequest", {"prompt": prompt}) for prompt in (

@@ -170,7 +170,7 @@ def test_special_tokens_spelled_out_in_a_prompt(tokenizer: Tokenizer) -> None:
     assert prompt[0] == BOS
     assert prompt[2] == EOS
     for echo, offsets in (("a<eos>b", [0, 0, 1, 6]), ("ab", [0, 0, 1, 1])):
-        stream = LogprobStream(tokenizer)
+        stream = LogprobStream(tokenizer, tokenizer.token_bytes())
         stream.push_prompt(echo, prompt, [None, *map(logprob_of, prompt[1:])])
         assert [e.offset for e in stream.rest()] == offsets
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.scripted_socket import ScriptedSocket
 
-from nextn.request import Output, SpecStats, TokenLogprob
 from nextn.scheduler.stats import EngineStats
 from nextn.server.body import parse
 from nextn.server.engine_client import EngineClient
-from nextn.server.messages import Add, Ready, StepNews, decode_to_engine
+from nextn.server.messages import Ready
 from nextn.server.metrics import Metrics
 from nextn.server.native import NativeReply
 from nextn.server.native_protocol import GenerateRequest
@@ -24,45 +24,6 @@ from nextn.server_config import ServerConfig
 from nextn.tokenizer.tokenizer import Tokenizer
 
 TEXT = "héllo €uro, stop here"
-
-
-def logprob_of(token: int) -> TokenLogprob:
-    return TokenLogprob(-token / 100, [(token + 1, -0.25), (token, -token / 100)])
-
-
-class ScriptedSocket:
-    """An engine that answers every request with the same tokens, cut into runs of these lengths; of a run all
-    but the last token had been drafted, and one more draft was wrong."""
-
-    def __init__(
-        self, client: EngineClient, tokens: Sequence[int], cuts: Sequence[int], matched: int | None
-    ) -> None:
-        self.client, self.tokens, self.cuts, self.matched = client, tokens, cuts, matched
-
-    def send(self, data: bytes) -> None:
-        message = decode_to_engine(data)
-        if isinstance(message, Add):
-            for request in message.requests:
-                asyncio.get_running_loop().create_task(self.play(request))
-
-    async def play(self, request: Any) -> None:
-        at, spec, params = 0, SpecStats(), request.params
-        while at < len(self.tokens):
-            run = self.cuts[spec.verify_steps] if spec.verify_steps < len(self.cuts) else len(self.tokens)
-            part = list(self.tokens[at : at + run])
-            spec.add(len(part), len(part) - 1, len(part))
-            out = Output(request.rid, part, [0] * len(part), cached_tokens=2)
-            out.spec = spec.since(SpecStats())
-            if params.logprobs is not None:
-                out.logprobs = [logprob_of(token) for token in part]
-            if at == 0 and params.prompt_logprobs is not None:
-                out.prompt_logprobs = [None, *(logprob_of(token) for token in request.tokens[1:])]
-            at += run
-            if at >= len(self.tokens):
-                out.finish_reason = "length" if self.matched is None else "stop"
-                out.matched = self.matched
-            self.client.receive(StepNews([out], EngineStats(), 0.1))
-            await asyncio.sleep(0)
 
 
 def answer(

@@ -190,8 +190,10 @@ def check_refused(name: str, table: dict[str, tuple[object, ...]], make: Any) ->
 
 
 def test_true_is_not_one() -> None:
-    with pytest.raises(ApiError, match="echo is not supported"):
+    with pytest.raises(ApiError, match="echo: Input should be a valid boolean"):
         chat(echo=1)
+    with pytest.raises(ApiError, match="use_beam_search is not supported"):
+        chat(use_beam_search=0)
     with pytest.raises(ApiError, match="logprobs: Input should be a valid integer"):
         completion(logprobs=True)
     with pytest.raises(ApiError, match="logprobs: Input should be a valid boolean"):
@@ -313,6 +315,7 @@ def test_any_bytes_are_a_request_or_a_clear_error(body: bytes) -> None:
         ({"best_of": 2, "stream": True}, "best_of cannot be streamed"),
         ({"best_of": 0}, "best_of: Input should be greater"),
         ({"rid": ""}, "rid: "),
+        ({"suffix": "x", "echo": True}, "echo and suffix are given"),
         ({"priority": 2**31}, "priority: "),
     ],
 )

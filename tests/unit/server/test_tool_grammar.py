@@ -9,7 +9,7 @@ from nextn.grammar.base import Backend, Vocabulary, make_backend
 from nextn.server.parsers.answer import AnswerParser, Reading
 from nextn.server.parsers.parts import Part
 from nextn.server.parsers.tools import FORMATS
-from nextn.server.tool_grammar import call_grammar
+from nextn.server.tool_grammar import call_grammar, strict_grammar
 from nextn.tokenizer.tokenizer import Tokenizer
 
 FOLDER = model_folder("nextn-tiny")
@@ -67,3 +67,34 @@ def test_grammars_of_calls(backend: Backend, tokenizer: Tokenizer, parser: str) 
     parts = read.push(f"so</think>{two}") + read.finish()
     assert [part for part in parts if part.kind == "call"] == [Part("call", "look", 0), Part("call", "go", 1)]
     assert "".join(part.text for part in parts if part.kind == "arguments") == LOOK[1] + GO[1]
+
+
+STRICT = [{"function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1]]
+
+
+@pytest.mark.parametrize("parser", sorted(FORMATS))
+def test_strict_functions(backend: Backend, tokenizer: Tokenizer, parser: str) -> None:
+    """The text is free, reasoning and all; calls have the strict one's arguments, or the other's any JSON."""
+    constraint = strict_grammar(parser, STRICT)
+    assert constraint is not None
+    compiled = backend.compile(constraint)
+
+    def fits(text: str) -> bool:
+        grammar = compiled.begin()
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+        return grammar.advance(tokens) == len(tokens) and grammar.accepting
+
+    assert fits("")
+    assert fits("a < b << c <｜tool and </think> so\n")
+    assert fits("<think>Hm.</think>I look." + answer(parser, LOOK, GO, LOOK) + "\n")
+    assert fits(answer(parser, ("go", '{"any": [1, null]}')))
+    assert not fits(answer(parser, ("look", "{}")))
+    assert not fits("So: " + answer(parser, LOOK, ("look", '{"where": 5}')))
+    assert not fits(answer(parser, ("go", "none of JSON")))
+    assert not fits(answer(parser, ("run", "{}")))
+    assert not fits(answer(parser, LOOK)[:-30])
+
+
+def test_without_strict_functions_there_is_no_grammar() -> None:
+    assert strict_grammar("deepseekv31", TOOLS) is None
+    assert strict_grammar("deepseekv31", [{"function": {"name": "f", "strict": False}}]) is None

@@ -10,6 +10,7 @@ from support.engine_socket import EngineSocket
 
 from nextn.request import Output, SamplingParams
 from nextn.scheduler.stats import EngineStats
+from nextn.server import request_log
 from nextn.server.engine_client import EngineClient
 from nextn.server.errors import ApiError, shut_down
 from nextn.server.generation import Generation, Prompt
@@ -101,6 +102,17 @@ async def test_deadline_tells_its_client(tokenizer: Tokenizer) -> None:
 async def test_a_deadline_that_passed_before_it_came_to_the_engine(tokenizer: Tokenizer) -> None:
     with pytest.raises(ApiError, match="not done"):
         await read(a_generation(engine(5.0), tokenizer, arrival=-1e9))
+
+
+async def test_what_is_not_logged_is_not_worded(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    worded: list[str] = []
+    monkeypatch.setattr(request_log, "summary", lambda choice, arrival: worded.append(choice.id) or "x")
+    for level, lines in ((logging.INFO, 0), (logging.DEBUG, 2)):
+        with caplog.at_level(level, "nextn.request"):
+            await play(tokenizer, "whole", RequestLog(None, tokenizer.decode))
+        assert len(worded) == len(caplog.messages) == lines
 
 
 @pytest.mark.parametrize("level", [None, 0, 1, 2, 3])

@@ -22,7 +22,7 @@ def test_prompt_has_one_bos(tokenizer: Tokenizer) -> None:
     messages: list[dict[str, object]] = [{"role": "system", "content": "Be kind."}, *USER]
     text = tokenizer.render_chat(messages)
     assert text == "<｜begin▁of▁sentence｜>Be kind.\n<｜User｜>hi<think>"
-    ids = tokenizer.encode_chat(messages)
+    ids = tokenizer.encode(text, add_special_tokens=False)
     assert ids[0] == 0
     assert 0 not in ids[1:]
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
@@ -141,7 +141,7 @@ def test_named_templates_of_the_config(make_folder: Any) -> None:
 def test_no_template(make_folder: Any) -> None:
     tok = Tokenizer.from_folder(make_folder(config={}))
     with pytest.raises(ValueError, match="no chat template; send a prompt to /v1/completions"):
-        tok.encode_chat(USER)
+        tok.render_chat(USER)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,75 @@
+"""Regular expressions that end a text, looked for while it arrives.
+
+llguidance's matcher reads the text byte by byte and never goes back, so that a character costs a few
+microseconds whatever the expression; one that would grow beyond its limits ends in an error instead. A match
+ends at the first character at which there is one. So where a text ends does not depend on its tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # a tenth of a second, for the few requests that need it
+    from llguidance import LLMatcher
+
+MAX_LENGTH = 1000  # characters of an expression
+
+
+class StopRegexError(ValueError):
+    """An expression that is not valid, or takes too much to look for."""
+
+
+class StopRegexes:
+    """Compiled, to be shared by texts. Raises StopRegexError that names the one that is not right."""
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        self.patterns = tuple(patterns)
+        self._matchers = [compiled(pattern) for pattern in patterns]
+
+    def begin(self) -> StopRegexSearch:
+        return StopRegexSearch(self.patterns, [matcher.deep_copy() for matcher in self._matchers])
+
+
+class StopRegexSearch:
+    """The search in one text."""
+
+    def __init__(self, patterns: Sequence[str], matchers: Sequence[LLMatcher]) -> None:
+        self._each = list(zip(patterns, matchers, strict=True))
+
+    def find(self, text: str) -> tuple[int, str | None]:
+        """In the next part of the text: how many characters it has up to the end of the first match, and the
+        expression; all of them and None without one. Nothing may be looked for after a match."""
+        for at, char in enumerate(text, 1):
+            data = list(char.encode())
+            for pattern, matcher in self._each:
+                matcher.try_consume_tokens(data)
+                if matcher.is_error():
+                    raise StopRegexError(f"{shortened(pattern)} takes too much to look for in this text")
+                if matcher.is_accepting():
+                    return at, pattern
+        return len(text), None
+
+
+def compiled(pattern: str) -> LLMatcher:
+    """Of the texts that end with a match."""
+    from llguidance import LLMatcher, LLTokenizer
+
+    if len(pattern) > MAX_LENGTH:
+        message = f"{shortened(pattern)} has {len(pattern)} characters; {MAX_LENGTH} are allowed"
+        raise StopRegexError(message)
+    tokenizer = LLTokenizer("byte")  # token i is byte i
+    # By itself first: "a)|(b" is valid only within brackets.
+    for whole in (pattern, f"(?s:.*)(?:{pattern})"):
+        matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_regex(whole), log_level=0)
+        if matcher.is_error():
+            _, _, told = matcher.get_error().rpartition("(in regex):")
+            why = " ".join(told.partition("\n\n")[0].split())
+            raise StopRegexError(f"{shortened(pattern)} is not a regular expression that can be used: {why}")
+    if matcher.is_accepting():
+        raise StopRegexError(f"{shortened(pattern)} matches the empty text, so every text would be empty")
+    return matcher
+
+
+def shortened(pattern: str) -> str:
+    return repr(pattern) if len(pattern) <= 60 else repr(pattern[:59]) + "…"

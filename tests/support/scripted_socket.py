@@ -1,0 +1,89 @@
+"""Stands for the engine process behind its socket: whole requests through the server's application."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+
+from nextn.request import Output, SpecStats, TokenLogprob
+from nextn.scheduler.stats import EngineStats
+from nextn.server.app import make_app
+from nextn.server.engine_client import EngineClient
+from nextn.server.messages import Add, Ready, StepNews, decode_to_engine
+from nextn.server.metrics import Metrics
+from nextn.server.service import Service
+from nextn.server_config import ServerConfig
+from nextn.tokenizer.tokenizer import Tokenizer
+
+
+def logprob_of(token: int) -> TokenLogprob:
+    return TokenLogprob(-token / 100, [(token + 1, -0.25), (token, -token / 100)])
+
+
+class ScriptedSocket:
+    """An engine that answers every request with the same tokens, cut into runs of these lengths; of a run all
+    but the last token had been drafted, and one more draft was wrong. `matched`: the token that ends it."""
+
+    def __init__(
+        self, client: EngineClient, tokens: Sequence[int], cuts: Sequence[int], matched: int | None
+    ) -> None:
+        self.client, self.tokens, self.cuts, self.matched = client, tokens, cuts, matched
+
+    def send(self, data: bytes) -> None:
+        message = decode_to_engine(data)
+        if isinstance(message, Add):
+            for request in message.requests:
+                asyncio.get_running_loop().create_task(self.play(request))
+
+    async def play(self, request: Any) -> None:
+        at, spec, params = 0, SpecStats(), request.params
+        while at < len(self.tokens):
+            run = self.cuts[spec.verify_steps] if spec.verify_steps < len(self.cuts) else len(self.tokens)
+            part = list(self.tokens[at : at + run])
+            spec.add(len(part), len(part) - 1, len(part))
+            out = Output(request.rid, part, [0] * len(part), cached_tokens=2)
+            out.spec = spec.since(SpecStats())
+            if params.logprobs is not None:
+                out.logprobs = [logprob_of(token) for token in part]
+            if at == 0 and params.prompt_logprobs is not None:
+                out.prompt_logprobs = [None, *(logprob_of(token) for token in request.tokens[1:])]
+            at += run
+            if at >= len(self.tokens):
+                out.finish_reason = "length" if self.matched is None else "stop"
+                out.matched = self.matched
+                if params.logprobs is not None and self.matched is not None:
+                    out.matched_logprob = logprob_of(self.matched)
+            self.client.receive(StepNews([out], EngineStats(), 0.1))
+            await asyncio.sleep(0)
+
+
+def post(
+    tokenizer: Tokenizer,
+    path: str,
+    tokens: Sequence[int] = (),
+    cuts: Sequence[int] = (),
+    matched: int | None = None,
+    config: ServerConfig | None = None,
+    **body: Any,
+) -> Any:
+    """The JSON of an answer, an error's too, or of the events of a stream, when the engine says `tokens`."""
+
+    async def play() -> Any:
+        metrics = Metrics(40)
+        client = EngineClient(metrics)
+        socket = ScriptedSocket(client, tokens, cuts, matched)
+        client.attach(Ready(tokenizer.vocab_size, 1024, 2, {}, EngineStats()), socket)  # type: ignore[arg-type]
+        app = make_app(Service(config or ServerConfig(), client, metrics, tokenizer))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as http:
+            answer = await http.post(path, json=body)
+        assert client.active == 0
+        if not answer.headers["content-type"].startswith("text/event-stream"):
+            return answer.json()
+        events = answer.text.removesuffix("data: [DONE]\n\n").removesuffix("\n\n").split("\n\n")
+        return [json.loads(event.removeprefix("data: ")) for event in events]
+
+    return asyncio.run(play())
