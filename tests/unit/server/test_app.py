@@ -76,5 +76,5 @@ async def test_tools_find_the_tokenizer(path: str, model: str, folder: str) -> N
         server_info = (await client.get("/server_info")).json()
         (card,) = (await client.get("/v1/models")).json()["data"]
     assert info == {"model_path": folder, "tokenizer_path": folder, "is_generation": True}
-    # Where gateways look: sglang-router here, smg, which takes the server for vLLM, in the model's card.
+    # Where gateways look: sglang-router in the one, smg, which takes the server for vLLM, in the other.
     assert (server_info["model_path"], card["root"]) == (folder, folder)
