@@ -27,6 +27,7 @@ class Proxy:
                     "model_name": "any",
                     "litellm_params": {
                         "model": f"hosted_vllm/{bench.model}", "api_base": f"{server.url}/v1", "api_key": KEY,
+                        "use_chat_completions_api": True,  # for what the proxy offers as /v1/responses
                     },
                 }
                 for server in self.servers
