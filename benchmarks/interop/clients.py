@@ -14,10 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from environments import ENVIRONMENTS
+
+import nextn
 from nextn.bench.prompts import heldout_prompts
 
 Figures = dict[str, float]
 
+OURS = "nextn"
 SGLANG_SEED = 1
 SHUFFLED = ".shuffled.jsonl"
 
@@ -76,15 +80,18 @@ class Target:
 
 @dataclass(frozen=True)
 class Client:
-    """`module`: that the environment must have, to say that it is installed; None: our own."""
+    """`name` is also that of its environment, unless it is our own."""
 
     name: str
-    module: str | None
     words: Callable[[Load, Target], list[str]]  # after the interpreter
     read: Callable[[Path], Figures]
 
     def interpreter(self, envs: Path) -> Path:
-        return Path(sys.executable) if self.module is None else envs / self.name / "bin" / "python"
+        return Path(sys.executable) if self.name == OURS else ENVIRONMENTS[self.name].python(envs)
+
+    def version(self, envs: Path) -> str | None:
+        """None: it is not installed."""
+        return nextn.__version__ if self.name == OURS else ENVIRONMENTS[self.name].version(envs)
 
 
 def nextn_words(load: Load, target: Target) -> list[str]:
@@ -202,8 +209,8 @@ def optional(**figures: float | None) -> Figures:
 
 
 CLIENTS = (
-    Client("nextn", None, nextn_words, read_nextn),
-    Client("sglang", "sglang", sglang_words, read_sglang),
-    Client("vllm", "vllm", vllm_words, read_vllm),
-    Client("guidellm", "guidellm", guidellm_words, read_guidellm),
+    Client(OURS, nextn_words, read_nextn),
+    Client("sglang", sglang_words, read_sglang),
+    Client("vllm", vllm_words, read_vllm),
+    Client("guidellm", guidellm_words, read_guidellm),
 )

@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from clients import Figures
+from clients import OURS, Figures
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,6 @@ class Run:
 
 Rounds = Mapping[str, Sequence[Run]]  # by client; "nextn" is ours
 
-OURS = "nextn"
 EXACT = ("requests", "input_tokens", "output_tokens")
 ROWS = {  # figure: its title and the server's figure that it is held against
     "requests": ("requests", "requests"),

@@ -1,7 +1,7 @@
 """Other load clients against our server, beside `nextn bench serve`, on the same load: do they agree?
 
-    benchmarks/interop/install.sh sglang     # and vllm, guidellm; those that are missing are left out
-    python benchmarks/interop/run.py         # about 5 minutes with all three
+    python benchmarks/interop/environments.py sglang vllm guidellm      # those that are missing are left out
+    python benchmarks/interop/run.py                                    # about 5 minutes with all three
     python benchmarks/interop/run.py --rounds 1 --num-prompts 8 --output-len 32       # a trial
     python benchmarks/interop/run.py --output benchmarks/results/interop_laptop_2026-01-31.json
 
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.metadata
 import json
 import os
 import subprocess
@@ -27,6 +26,7 @@ from typing import Any
 
 from clients import CLIENTS, Client, Load, Target
 from comparison import Run, compare, table
+from environments import FOLDER
 from server_figures import counted, read_totals
 
 from nextn.bench.local_server import LocalServer, ended_like_ctrl_c
@@ -40,11 +40,11 @@ CLIENT_SECONDS = 600.0
 def main() -> int:
     args = arguments()
     load = Load(args.num_prompts, args.max_concurrency, args.output_len)
-    versions = {client.name: version(client, args.envs) for client in CLIENTS}
+    versions = {client.name: client.version(args.envs) for client in CLIENTS}
     clients = [client for client in CLIENTS if versions[client.name] is not None]
     missing = [client.name for client in CLIENTS if versions[client.name] is None]
     for name in missing:
-        print(f"{name} is not installed: {HERE / 'install.sh'} {name} {args.envs}", file=sys.stderr)
+        print(f"{name} is not installed: python {HERE / 'environments.py'} {name}", file=sys.stderr)
     if len(clients) == 1:
         return 2
     rounds = measure(clients, load, args)
@@ -79,7 +79,10 @@ def arguments() -> argparse.Namespace:
         description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument(
-        "--envs", type=lambda text: Path(text).absolute(), default=".interop", help="folder of install.sh"
+        "--envs",
+        type=lambda text: Path(text).absolute(),
+        default=FOLDER.absolute(),
+        help="folder of environments.py",
     )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--num-prompts", type=int, default=32)
@@ -127,21 +130,6 @@ def run(client: Client, load: Load, target: Target, envs: Path) -> Run:
         lines = done.stdout.splitlines()[-25:]
         raise SystemExit("\n".join([f"{client.name} failed (exit code {done.returncode}):", *lines]))
     return Run(client.read(target.result), counted(before, read_totals(target.url), load.concurrency))
-
-
-def version(client: Client, envs: Path) -> str | None:
-    """None: it is not installed."""
-    if client.module is None:
-        return importlib.metadata.version(client.name)
-    python = client.interpreter(envs)
-    if not python.is_file():
-        return None
-    code = (
-        "import importlib.metadata as m, sys; n = sys.argv[1]; "
-        "print(next(m.version(d) for d in m.packages_distributions()[n]))"
-    )
-    done = subprocess.run([python, "-c", code, client.module], capture_output=True, text=True)
-    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def rounded(value: Any) -> Any:

@@ -107,7 +107,13 @@ def old_loads(service: Service) -> list[OldLoad]:
 def model_card(service: Service) -> Model:
     ready = service.engine.ready
     length = ready.context_length if ready is not None else service.config.context_length
-    return Model(service.config.model_name, service.created, length, root=service.config.model_name)
+    return Model(service.config.model_name, service.created, length, root=folder(service))
+
+
+def folder(service: Service) -> str:
+    """Where the model lies, for gateways and benchmarks that want its tokenizer: a name such as nextn-tiny
+    would send them to a hub."""
+    return str(model_folder(service.config.model_path))
 
 
 def server_info(service: Service) -> dict[str, object]:
@@ -121,7 +127,7 @@ def server_info(service: Service) -> dict[str, object]:
         **in_force(service),
     }
     return {
-        **{**dataclasses.asdict(config), "api_key": None},
+        **{**dataclasses.asdict(config), "model_path": folder(service), "api_key": None},
         "version": nextn.__version__,
         "status": service.status,
         "served_model_name": config.model_name,
@@ -132,5 +138,4 @@ def server_info(service: Service) -> dict[str, object]:
 
 def model_info(service: Service) -> dict[str, object]:
     """Where bench_serving finds the tokenizer."""
-    folder = str(model_folder(service.config.model_path))
-    return {"model_path": folder, "tokenizer_path": folder, "is_generation": True}
+    return {"model_path": folder(service), "tokenizer_path": folder(service), "is_generation": True}

@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parents[3] / "benchmarks" / "interop"
 def interop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Its modules, which import each other as scripts of one folder do."""
     monkeypatch.syspath_prepend(str(FOLDER))
-    names = ("clients", "comparison", "server_figures")
+    names = ("environments", "clients", "comparison", "server_figures")
     modules = {name: __import__(name) for name in names}
     yield SimpleNamespace(**modules)
     for name in names:

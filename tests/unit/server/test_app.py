@@ -67,10 +67,14 @@ async def test_a_bug_of_ours_is_counted_and_has_an_id() -> None:
 @pytest.mark.parametrize(
     ("model", "folder"), [("nextn-tiny", str(model_folder("nextn-tiny"))), ("a/b", "a/b")]
 )
-async def test_bench_serving_finds_the_tokenizer(path: str, model: str, folder: str) -> None:
+async def test_tools_find_the_tokenizer(path: str, model: str, folder: str) -> None:
     metrics = Metrics(40)
     config = ServerConfig(model_path=model)
     app = make_app(Service(config, EngineClient(metrics), metrics, None))  # type: ignore[arg-type]
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
         info = (await client.get(path)).json()
+        server_info = (await client.get("/server_info")).json()
+        (card,) = (await client.get("/v1/models")).json()["data"]
     assert info == {"model_path": folder, "tokenizer_path": folder, "is_generation": True}
+    # Where gateways look: sglang-router in the one, smg, which takes the server for vLLM, in the other.
+    assert (server_info["model_path"], card["root"]) == (folder, folder)

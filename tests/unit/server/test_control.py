@@ -180,7 +180,7 @@ async def test_loads(http: httpx.AsyncClient, engine: PlayedEngine) -> None:
 async def test_models(http: httpx.AsyncClient) -> None:
     (listed,) = (await http.get("/v1/models")).json()["data"]
     assert (await http.get("/v1/models/a/model")).json() == listed
-    assert (listed["id"], listed["root"], listed["max_model_len"]) == ("a/model", "a/model", 1024)
+    assert (listed["id"], listed["max_model_len"]) == ("a/model", 1024)
     other = await http.get("/v1/models/b")
     assert (other.status_code, other.json()["error"]["code"]) == (404, "model_not_found")
 

