@@ -28,7 +28,7 @@ from nextn.speculative.costs import StepCosts
 from nextn.speculative.depth import DepthController
 
 DOUBT = 0.25  # of these costs, see nextn.speculative.measured
-SECONDS = 0.4  # for each number of requests; two rounds are made whatever the time
+SECONDS = 0.4  # for each number of requests; two or three rounds are made whatever the time
 ENOUGH = 2.0  # seconds, after which no further number of requests is begun
 REQUESTS = (1, 4, 16, 64)
 NONE, ONE, FOUR, TWO_VERIFIED, FOUR_VERIFIED = (
@@ -39,7 +39,7 @@ NONE, ONE, FOUR, TWO_VERIFIED, FOUR_VERIFIED = (
     (4, 4),
 )  # (drafts made, verified)
 SETTINGS = (NONE, ONE, FOUR, TWO_VERIFIED, FOUR_VERIFIED)
-_ROUNDS, _STEPS = 6, 2
+_ROUNDS, _STEPS = 5, 3
 _PROMPT, _OWN = 128, 4  # tokens that all requests share, and such that they do not
 _LENGTH = (
     _ROUNDS * len(SETTINGS) * (1 + _STEPS) * 3 + 64
@@ -115,7 +115,7 @@ class _Stage:
             self._step()
         end = time.perf_counter() + SECONDS
         rounds: list[dict[tuple[int, int], float]] = []
-        while len(rounds) < 2 or (len(rounds) < _ROUNDS and time.perf_counter() < end):
+        while len(rounds) < (3 if n < 64 else 2) or (len(rounds) < _ROUNDS and time.perf_counter() < end):
             took = {}
             for setting in SETTINGS[:: -1 if len(rounds) % 2 else 1]:
                 made, verified = setting
