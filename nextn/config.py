@@ -154,8 +154,8 @@ class EngineConfig:
         None,
         "speculation",
         "drafts per step, 0 is off; default 2; auto (experimental): for each request as many as "
-        "pay, up to 8, by what steps cost and how often drafts have held; of a tree, or with "
-        "--speculative-num-draft-tokens or a simulated accept length, auto is 2",
+        "pay, up to 8, by what steps cost, how often drafts have held and how sure the drafter is; "
+        "of a tree, or with --speculative-num-draft-tokens or a simulated accept length, auto is 2",
         "--num_speculative_tokens",
         "--num-speculative-tokens",
         words={"auto": AUTO_DEPTH},
