@@ -290,7 +290,7 @@ BODIES: list[tuple[str, str, dict[str, Any]]] = [
         {"speculative": {"num_step": 1}}, {"best_of": 3}, {"priority": 1.5}, {"gateway": [1]},
     )),
     *(("/v1/completions", "CompletionRequest", {"prompt": prompt}) for prompt in (
-        ["a"], [1], [[1]], "", [], [[]], {}, [None], ["a", 1],
+        ["a"], [1], [[1]], "", [], [[]], {}, [None], ["a", 1], [-1],
     )),
     *(("/v1/chat/completions", "ChatRequest", {"messages": MESSAGES, **fields}) for fields in (
         {}, {"tools": []}, {"tools": [{}]}, {"tool_choice": "any"}, {"tool_choice": "none"}, {"echo": True},
@@ -304,6 +304,7 @@ BODIES: list[tuple[str, str, dict[str, Any]]] = [
     ("/tokenize", "TokenizeRequest", {"prompt": 5}),
     ("/detokenize", "DetokenizeRequest", {"tokens": [5]}),
     ("/detokenize", "DetokenizeRequest", {"tokens": [[]]}),
+    ("/detokenize", "DetokenizeRequest", {"tokens": [[-1]]}),
     ("/abort_request", "AbortRequest", {"rid": "a"}),
     ("/abort_request", "AbortRequest", {"rid": 5}),
 ]  # fmt: skip
