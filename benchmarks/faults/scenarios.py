@@ -3,7 +3,7 @@ asserted, and what was seen comes back as figures.
 
 In all of them: no answer but whole ones, clear errors, and what the fault itself broke; every whole greedy
 text is the one that its prompt always gets; at the end nothing runs, no page is held, every request is
-accounted for.
+accounted for, no connection is left open.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from nextn.bench.prompts import heldout_prompts
 PROMPTS = 16
 MAX_TOKENS = 48
 GROWTH = 48.0  # MiB that a server may grow by while a load goes on, once it is warm
+FEW = 4  # files that a server may open for good, such as its log's
 KILL_EVERY = 3.0  # seconds, on average
 
 Figures = dict[str, Any]
@@ -274,8 +275,10 @@ async def play(name: str, server: Server, seconds: float, clients: int, seed: in
     """Raises AssertionError when something happens that must not."""
     load = Load(server, seconds, clients, random.Random(seed))
     before = server.metrics()["nextn:engine_restarts_total"]
+    opened = server.descriptors()
     await SCENARIOS[name](load)
     figures = await server.settled()
+    assert server.descriptors() <= opened + FEW, f"{server.descriptors()} files are open, before it {opened}"
     assert server.complaints() == [], server.complaints()
     found = load.figures()
     found["restarts"] = int(figures["nextn:engine_restarts_total"] - before)

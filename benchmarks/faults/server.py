@@ -62,6 +62,10 @@ class Server:
         pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in self.pids())
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
+    def descriptors(self) -> int:
+        """Files and connections that the server has open."""
+        return len(os.listdir(f"/proc/{self._server.pid}/fd"))
+
     def kill_engine(self) -> bool:
         """False when there is none."""
         engines = self.pids()[1:]
