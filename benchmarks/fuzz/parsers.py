@@ -21,15 +21,17 @@ LONGEST = 400  # bytes
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("property", nargs="*", choices=[*NAMES, []], default=NAMES)
+    parser.add_argument("property", nargs="*", help=f"of {', '.join(NAMES)} (default: all)")
     parser.add_argument("--seconds", type=float, default=60.0, help="for each (default: 60)")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)  # one, in this process
     args = parser.parse_args()
+    if unknown := [name for name in args.property if name not in NAMES]:
+        parser.error(f"{unknown[0]} is no property; there are {', '.join(NAMES)}")
     if args.here:
         fuzz(args.property[0], args.seconds)
         return 0
     failed = []
-    for name in args.property:  # atheris never returns
+    for name in args.property or NAMES:  # atheris never returns
         command = [sys.executable, __file__, name, "--seconds", str(args.seconds), "--here"]
         if subprocess.run(command).returncode:
             failed.append(name)
