@@ -193,7 +193,9 @@ async def engine_killed(load: Load) -> None:
     async def kill() -> None:
         while True:
             await asyncio.sleep(KILL_EVERY * (0.5 + rng.random()))
-            load.server.kill_engine()
+            # One that is starting only now and then: the server waits longer after each that does not start.
+            if rng.random() < 0.2 or await asyncio.to_thread(load.server.healthy):
+                load.server.kill_engine()
 
     async def once(i: int) -> Answer:
         answer = await ask(load.server.address, load.body(i, stream=i % 2 > 0))

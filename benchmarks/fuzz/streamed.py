@@ -132,8 +132,8 @@ def plain(choice: Any) -> dict[str, Any]:
 
 
 def depths_of(choice: Any) -> list[Any]:
-    """Without empty ones: a stream gives an unfinished character at the end an entry of its own."""
-    return [each for each in choice.get("draft_depths", []) if each[0]]
+    """By character: a stream gives what was held back at the end an entry of its own."""
+    return [(character, depth) for text, depth in choice.get("draft_depths", []) for character in text]
 
 
 def logprobs_of(told: Any) -> list[Any]:
