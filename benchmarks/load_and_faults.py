@@ -57,7 +57,8 @@ def main() -> int:
                 print(f"{name}: {found}", file=sys.stderr, flush=True)
                 told[name] = found
     result = {"model": args.model_path, "machine": dataclasses.asdict(this_machine()), "scenarios": told}
-    tell("load-and-faults", result, args.output_dir)
+    only = args.scenario if len(args.scenario) == 1 else []
+    tell("-".join(["load-and-faults", *only]), result, args.output_dir)
     return 0
 
 

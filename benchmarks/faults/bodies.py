@@ -16,7 +16,9 @@ VALID: dict[str, dict[str, Any]] = {
         "stream_options": {"include_usage": True}, "return_spec_tokens_details": True,
     },
     "/v1/chat/completions": {
-        "messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 4, "temperature": 0,
+        # Both limits: a chat that loses its only one goes on to the end of the context, and the load with it.
+        "messages": [{"role": "user", "content": "hi"}], "max_completion_tokens": 4, "max_tokens": 4,
+        "temperature": 0,
         "top_logprobs": 2, "logprobs": True, "stream": False, "seed": 1, "stop": "x", "n": 2,
     },
     "/generate": {

@@ -18,7 +18,7 @@ from nextn.bench.local_server import LocalServer
 
 COUNTS = ("num_requests_total", "num_aborted_requests_total", "num_failed_requests_total")
 IDLE = ("num_running_reqs", "num_queue_reqs", "num_used_tokens")
-SETTLE_SECONDS = 15.0
+SETTLE_SECONDS = 60.0  # an engine that died often is waited for by up to half of them
 
 
 class Server:
@@ -61,6 +61,10 @@ class Server:
         """Resident, both processes together."""
         pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in self.pids())
         return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    def descriptors(self) -> int:
+        """Files and connections that the server has open."""
+        return len(os.listdir(f"/proc/{self._server.pid}/fd"))
 
     def kill_engine(self) -> bool:
         """False when there is none."""

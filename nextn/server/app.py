@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match, Route
 
 import nextn
 from nextn.server import figures
@@ -118,8 +119,8 @@ def add_control(app: FastAPI, service: Service, document: Document) -> None:
         abort_request(service, parse(await read_body(request, most), AbortRequest))
         return Response()
 
-    @app.get("/flush_cache", **route("Empty the prefix cache"))
-    @app.post("/flush_cache", **route("Empty the prefix cache"))
+    @app.get("/flush_cache", **route("Empty the prefix cache", text=True))
+    @app.post("/flush_cache", **route("Empty the prefix cache", text=True))
     async def flush() -> Response:
         if await flush_cache(service):
             return Response("Cache flushed.\n", media_type="text/plain")
@@ -199,7 +200,7 @@ def add_figures(app: FastAPI, service: Service, document: Document) -> None:
 
     if service.config.enable_metrics:
 
-        @app.get("/metrics", **route("Figures for Prometheus"))
+        @app.get("/metrics", **route("Figures for Prometheus", text=True))
         async def metrics() -> Response:
             return Response(service.metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})
 
@@ -213,6 +214,8 @@ def add_error_handlers(app: FastAPI) -> None:
     async def http_error(request: Request, error: HTTPException) -> Response:
         message = f"{request.method} {request.url.path}: {error.detail}"
         headers = dict(error.headers or {})
+        if error.status_code == 405:
+            headers["Allow"] = allowed(app, request)
         return await api_error(request, ApiError(error.status_code, message, headers=headers))
 
     @app.exception_handler(ClientDisconnect)
@@ -225,6 +228,13 @@ def add_error_handlers(app: FastAPI) -> None:
         headers = {"X-Request-ID": request_id.get()}
         message = "internal error; see the server's log"
         return await api_error(request, ApiError(500, message, "server_error", headers=headers))
+
+
+def allowed(app: FastAPI, request: Request) -> str:
+    """A path's methods, all of them: Starlette tells of the first of its routes alone."""
+    routes = [route for route in app.routes if isinstance(route, Route)]
+    here = [route for route in routes if route.matches(request.scope)[0] != Match.NONE]
+    return ", ".join(sorted({method for route in here for method in route.methods or ()}))
 
 
 async def read_body(request: Request, most: int) -> bytes:

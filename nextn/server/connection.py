@@ -1,4 +1,5 @@
-"""Clients that hold a connection and do not get on: half a request, or an answer that is not taken.
+"""Clients that hold a connection and do not get on: half a request, or an answer that is not taken. And those
+that send more than anyone would keep: a head without end, request after request before any is answered.
 
 Cutting one is to the server as if its client had gone: the request ends and its pages are free.
 """
@@ -16,6 +17,8 @@ from uvicorn.server import Server
 log = logging.getLogger("nextn.server")
 
 LOOKS = 4  # at the connections, in the time that a client has
+MOST_UNREAD = 65536  # bytes of a request's line and headers; of trailers, too
+MOST_BEHIND = 64  # requests that wait for the answer to the one before them on their connection
 
 
 class Connection(HttpToolsProtocol):
@@ -23,10 +26,27 @@ class Connection(HttpToolsProtocol):
 
     coming_since: float | None = None  # for a whole request
     taking_since: float | None = None  # for room to write
+    unread = 0  # bytes that came since the head was whole, or another part of the body was there
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.coming_since = time.monotonic()
+
+    def data_received(self, data: bytes) -> None:
+        self.unread += len(data)
+        super().data_received(data)
+        if self.unread > MOST_UNREAD and not self.transport.is_closing():
+            self.send_400_response(f"the request has a head of more than {MOST_UNREAD} bytes")
+
+    def on_headers_complete(self) -> None:
+        self.unread = 0
+        if len(self.pipeline) == MOST_BEHIND:
+            raise ValueError("too many requests on one connection")  # the parser's error: 400, and the end
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self.unread = 0
+        super().on_body(body)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -35,7 +55,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        self.coming_since = None
+        self.coming_since, self.unread = None, 0
 
     def pause_writing(self) -> None:
         super().pause_writing()

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from starlette.responses import PlainTextResponse, Response
 
 from nextn.server.body import Body
 from nextn.server.errors import ErrorResponse
@@ -26,10 +27,15 @@ class Document:
         self.answers: list[Any] = [ErrorResponse]
 
     def route(
-        self, summary: str, body: type[Body] | None = None, answer: Any = None, stream: bool = False
+        self,
+        summary: str,
+        body: type[Body] | None = None,
+        answer: Any = None,
+        stream: bool = False,
+        text: bool = False,
     ) -> dict[str, Any]:
-        """Keywords for a route's decorator. `answer`: the type of a JSON answer, None where it is no JSON;
-        `stream`: it may come in events."""
+        """Keywords for a route's decorator. `answer`: the type of a JSON answer; `stream`: it may come
+        in events; `text`: it is plain text. Without any of them it is empty."""
         described: dict[str, Any] = {}
         if body is not None:
             self.bodies[body.__name__] = body
@@ -39,9 +45,11 @@ class Document:
             (schema,), _ = msgspec.json.schema_components([answer], ref_template=f"{REF}{{name}}")
             content = as_json(schema)
             if stream:
-                content["text/event-stream"] = {"schema": {"type": "string"}}
+                content["text/event-stream"] = {}  # what an event holds, this version of OpenAPI cannot say
             described["responses"] = {"200": {"content": content}}
-        return {"summary": summary, "openapi_extra": described}
+            return {"summary": summary, "openapi_extra": described}
+        kind = PlainTextResponse if text else Response
+        return {"summary": summary, "openapi_extra": described, "response_class": kind}
 
     def serve(self, app: FastAPI) -> None:
         """The app gives it out at its `openapi_url`, made when it is asked for first."""

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from nextn.server.body import json_type
 from nextn.server.errors import bad_request
 
-TOKEN_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
+TOKEN_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 TEXTS: dict[str, Any] = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1}
 TEXT_SCHEMA: dict[str, Any] = {"anyOf": [{"type": "string", "minLength": 1}, TEXTS]}
 TOKENS_SCHEMA: dict[str, Any] = {"anyOf": [TOKEN_IDS, {"type": "array", "items": TOKEN_IDS, "minItems": 1}]}

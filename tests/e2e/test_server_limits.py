@@ -82,6 +82,45 @@ def test_a_client_that_does_not_send_its_request(limited: ServerProcess, sent: b
     assert 0.9 < time.monotonic() - began < 3
 
 
+@pytest.mark.parametrize(
+    ("begin", "more"),
+    [
+        (b"GET /", b"a" * 1000),
+        (b"GET /health HTTP/1.1\r\nx: ", b"a" * 1000),
+        (b"GET /health HTTP/1.1\r\n", b"x: %s\r\n" % (b"a" * 1000)),
+        (b"POST /health HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n0\r\n", b"x: %s\r\n" % (b"a" * 1000)),
+    ],
+    ids=["path", "header", "headers", "trailers"],
+)
+def test_a_head_without_end(limited: ServerProcess, begin: bytes, more: bytes) -> None:
+    with connected(limited, begin) as client:
+        sent, closed = 0, False
+        while sent < 2**22 and not closed:
+            try:
+                client.sendall(more * 8)
+                sent += len(more) * 8
+            except OSError:
+                closed = True
+    assert closed
+    assert idle(limited)
+
+
+def test_requests_without_end_on_one_connection(limited: ServerProcess) -> None:
+    """Some may wait behind one another; more than that are not kept."""
+    request = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
+    for count, closed in ((40, False), (40000, True)):
+        come = bytearray()
+        with connected(limited, b"") as client:
+            client.settimeout(0.5)
+            with contextlib.suppress(OSError):
+                client.sendall(request * count)
+            with contextlib.suppress(OSError):
+                while part := client.recv(2**20):
+                    come += part
+        assert come.count(b"HTTP/1.1 200 OK") == count or closed
+        assert (b"400 Bad Request" in come or len(come) == 0) is closed
+
+
 def test_a_client_that_does_not_take_its_answer(start: StartServer) -> None:
     """Streams of whole texts so far: far more than fits into the sockets on the way."""
     server = start("--client-timeout", "1", "--context-length", "6000", SCRIPT_RUN="1").wait_ready()

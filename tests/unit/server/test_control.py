@@ -250,6 +250,37 @@ async def test_openapi(http: httpx.AsyncClient, engine: PlayedEngine) -> None:
     jsonschema.validate(error, {"$ref": REF + "ErrorResponse", **schemas})
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("get", "/metrics", None),
+        ("post", "/flush_cache", None),
+        ("post", "/abort_request", {"abort_all": True}),
+        ("get", "/livez", None),
+    ],
+)
+async def test_kinds_of_answers_are_what_openapi_says(
+    http: httpx.AsyncClient, engine: PlayedEngine, method: str, path: str, body: Any
+) -> None:
+    engine.on = lambda message: Done(message.call, None) if hasattr(message, "call") else None
+    told = (await http.get("/openapi.json")).json()["paths"][path][method]["responses"]["200"]
+    answer = await http.request(method, path, json=body)
+    kind = answer.headers.get("content-type", "").partition(";")[0]
+    assert (answer.status_code, list(told.get("content", {}))) == (200, [kind] if kind else [])
+    assert bool(kind) == bool(answer.content)
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [("/generate", "POST, PUT"), ("/flush_cache", "GET, POST"), ("/version", "GET"), ("/", "GET, HEAD")],
+)
+async def test_a_wrong_method_is_told_all_the_right_ones(
+    http: httpx.AsyncClient, path: str, methods: str
+) -> None:
+    answer = await http.delete(path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, methods)
+
+
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 MESSAGES = [{"role": "user", "content": "x"}]
 BODIES: list[tuple[str, str, dict[str, Any]]] = [
@@ -259,7 +290,7 @@ BODIES: list[tuple[str, str, dict[str, Any]]] = [
         {"speculative": {"num_step": 1}}, {"best_of": 3}, {"priority": 1.5}, {"gateway": [1]},
     )),
     *(("/v1/completions", "CompletionRequest", {"prompt": prompt}) for prompt in (
-        ["a"], [1], [[1]], "", [], [[]], {}, [None], ["a", 1],
+        ["a"], [1], [[1]], "", [], [[]], {}, [None], ["a", 1], [-1],
     )),
     *(("/v1/chat/completions", "ChatRequest", {"messages": MESSAGES, **fields}) for fields in (
         {}, {"tools": []}, {"tools": [{}]}, {"tool_choice": "any"}, {"tool_choice": "none"}, {"echo": True},
@@ -273,6 +304,7 @@ BODIES: list[tuple[str, str, dict[str, Any]]] = [
     ("/tokenize", "TokenizeRequest", {"prompt": 5}),
     ("/detokenize", "DetokenizeRequest", {"tokens": [5]}),
     ("/detokenize", "DetokenizeRequest", {"tokens": [[]]}),
+    ("/detokenize", "DetokenizeRequest", {"tokens": [[-1]]}),
     ("/abort_request", "AbortRequest", {"rid": "a"}),
     ("/abort_request", "AbortRequest", {"rid": 5}),
 ]  # fmt: skip
