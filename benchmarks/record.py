@@ -25,10 +25,11 @@ THEMES: dict[str, tuple[list[str], list[str]]] = {
     "demo": (["demo", "--output-dir"], []),
     "micro": (["bench", "micro", "--output-dir"], []),
     "compare-code": (COMPARE, ["--concurrency", "1,2,4,8,16"]),
-    "compare-depths": (
+    "compare-depths": (COMPARE, ["--num-steps", "0,1,2,3", "--concurrency", "1,4,16,64"]),
+    "compare-auto": (
         COMPARE,
-        ["--num-steps", "0,1,2,3", "--side", "auto=--speculative-num-steps auto",
-         "--concurrency", "1,4,16,64"],
+        ["--num-steps", "0,1,2,3,4", "--side", "auto=--speculative-num-steps auto",
+         "--concurrency", "1,2,4,8,16,32,64", "--rounds", "4"],
     ),
     "compare-scenarios": (
         COMPARE,
