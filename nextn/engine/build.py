@@ -84,7 +84,7 @@ def build(config: EngineConfig) -> Built:
     auto = None
     if num_drafts and config.auto_depth:
         costs = rehearse(
-            executor, most_drafts=num_drafts, put_off=not ngram, most_requests=config.max_running_requests,
+            executor, put_off=not ngram, most_requests=config.max_running_requests,
             token_budget=config.chunked_prefill_size, context=context, ahead=radix.ahead,
         )  # fmt: skip
         controller = DepthController(costs, most=num_drafts, doubt=DOUBT)

@@ -31,27 +31,20 @@ DOUBT = 0.25  # of these costs, see nextn.speculative.measured
 SECONDS = 0.4  # for each number of requests; two or three rounds are made whatever the time
 ENOUGH = 2.0  # seconds, after which no further number of requests is begun
 REQUESTS = (1, 4, 16, 64)
-NONE, ONE, FOUR, TWO_VERIFIED, FOUR_VERIFIED = (
-    (0, 0),
-    (1, 0),
-    (4, 0),
-    (2, 2),
-    (4, 4),
-)  # (drafts made, verified)
+# (drafts made, verified)
+NONE, ONE, FOUR, TWO_VERIFIED, FOUR_VERIFIED = (0, 0), (1, 0), (4, 0), (2, 2), (4, 4)
 SETTINGS = (NONE, ONE, FOUR, TWO_VERIFIED, FOUR_VERIFIED)
 _ROUNDS, _STEPS = 5, 3
 _PROMPT, _OWN = 128, 4  # tokens that all requests share, and such that they do not
-_LENGTH = (
-    _ROUNDS * len(SETTINGS) * (1 + _STEPS) * 3 + 64
-)  # tokens that a request may come to decode, or nearly
+# Tokens that a request may come to decode, more than it can.
+_LENGTH = _ROUNDS * len(SETTINGS) * (1 + _STEPS) * 3 + 64
 _LEAST = 1e-8  # seconds: of what is lost in the noise
 # Where there is no room to try: of a step, its time as the unit.
 _GUESS = {NONE: 1.0, ONE: 1.1, FOUR: 1.3, TWO_VERIFIED: 1.4, FOUR_VERIFIED: 1.7}
 
 
 def rehearse(
-    executor: Runner, *, most_drafts: int, put_off: bool, most_requests: int, token_budget: int, context: int,
-    ahead: int,
+    executor: Runner, *, put_off: bool, most_requests: int, token_budget: int, context: int, ahead: int
 ) -> StepCosts:  # fmt: skip
     """put_off: see AutoDepth. context: most tokens of a request. ahead: see RadixCache."""
     pool = executor.pool
@@ -65,7 +58,7 @@ def rehearse(
         if not fits or time.perf_counter() - begin > ENOUGH:
             break
         stage = _Stage(executor, put_off, most_requests, token_budget, ahead, pages)
-        tried[n] = stage.run(n, prompt, most_drafts)
+        tried[n] = stage.run(n, prompt)
     return costs_of(tried or {1: _GUESS})
 
 
@@ -104,7 +97,7 @@ class _Stage:
         )  # fmt: skip
         self.random = random.Random(0)
 
-    def run(self, n: int, prompt: int, most_drafts: int) -> dict[tuple[int, int], float]:
+    def run(self, n: int, prompt: int) -> dict[tuple[int, int], float]:
         """Seconds of a step of each setting."""
         shared = self._tokens(prompt)
         self._add(0, shared)
@@ -118,9 +111,8 @@ class _Stage:
         while len(rounds) < (3 if n < 64 else 2) or (len(rounds) < _ROUNDS and time.perf_counter() < end):
             took = {}
             for setting in SETTINGS[:: -1 if len(rounds) % 2 else 1]:
-                made, verified = setting
-                self.auto.now = min(made, most_drafts)
-                self._step()  # verifies what was drafted before, and catches up
+                self.auto.now, verified = setting
+                self._step()  # drafts as it says, and catches up
                 took[setting] = min(self._step(verified) for _ in range(_STEPS))
             rounds.append(took)
         for rid in list(self.scheduler.by_rid):

@@ -193,9 +193,11 @@ class NativeDeepseekV3:
             states.buffer_info()[0], spans.buffer_info()[0], packed(draws), count, most, vocab, asked,
             scores.data_ptr(), Guess(caller) if asked else Guess(),
         )  # fmt: skip
-        bins = array("B", bytes(most * count))
-        made, kept = array("i", bytes(4 * count)), array("i", bytes(4 * count))
+        bins, made, kept = array("B"), array("i"), array("i")
         if gate is not None:
+            bins.frombytes(bytes(most * count))
+            made.frombytes(bytes(4 * count))
+            kept.frombytes(bytes(4 * count))
             chains.gate, chains.gated = GATE.pack(*EDGES, *gate.rates, *gate[1:]), bytes(gated)
             chains.bins = bins.buffer_info()[0]
             chains.made, chains.kept = made.buffer_info()[0], kept.buffer_info()[0]

@@ -67,6 +67,7 @@ class Gating:
         # Tokens for a second of one of these parts, which together come to `draft`.
         worth = draft / (n * row + every) * committed * n / now
         self._plans += 1
+        self.leads.forget()
         self.gate = Gate(
             self.leads.rates(),
             keep=worth * row if self._plans % _OPEN_EVERY else 0.0,

@@ -30,13 +30,16 @@ class Leads:
         if accepted < verified:
             seen[bins[accepted]] += 1.0
 
-    def rates(self) -> list[float]:
-        """Of each bin. Forgets what is long ago."""
+    def forget(self) -> None:
+        """What is long ago counts less."""
         for b, seen in enumerate(self._seen):
             if seen > _REMEMBERED:
                 self._seen[b], self._held[b] = seen / 2, self._held[b] / 2
-            if self._made[b] > _REMEMBERED:
-                self._made = [m / 2 for m in self._made]
+        if max(self._made) > _REMEMBERED:
+            self._made = [m / 2 for m in self._made]
+
+    def rates(self) -> list[float]:
+        """Of each bin."""
         return [min(_MOST, max(_LEAST, h / s)) for h, s in zip(self._held, self._seen, strict=True)]
 
     def usual(self) -> float:

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.script_modules import script_modules
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "interop"
 
 
 @pytest.fixture
 def interop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Its modules, which import each other as scripts of one folder do."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    names = ("environments", "clients", "comparison", "server_figures")
-    modules = {name: __import__(name) for name in names}
-    yield SimpleNamespace(**modules)
-    for name in names:
-        del sys.modules[name]
+    yield from script_modules(
+        monkeypatch, FOLDER, ("environments", "clients", "comparison", "server_figures")
+    )
 
 
 def rows(interop: Any, figure: str, **said: list[float]) -> list[Any]:

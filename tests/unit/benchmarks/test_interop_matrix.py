@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.script_modules import script_modules
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "interop"
 
 
 @pytest.fixture
 def interop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.syspath_prepend(str(FOLDER))
-    names = ("environments", "findings", "matrix", "plain_calls")
-    modules = {name: __import__(name) for name in names}
-    yield SimpleNamespace(**modules)
-    for name in names:
-        del sys.modules[name]
+    yield from script_modules(monkeypatch, FOLDER, ("environments", "findings", "matrix", "plain_calls"))
 
 
 def test_the_page_is_what_matrix_json_says(interop: Any) -> None:

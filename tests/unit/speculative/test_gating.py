@@ -39,7 +39,7 @@ def test_rates_come_to_what_happens_and_follow_it():
             bins = [luck.choice((0, 4)) for _ in range(3)]
             held = next((j for j, b in enumerate(bins) if luck.random() > truth[b]), 3)
             leads.note(bins, 3, held)
-            leads.rates()
+            leads.forget()
         for b, p in truth.items():
             assert leads.rates()[b] == pytest.approx(p, abs=0.05)
     assert leads.usual() == pytest.approx(0.6, abs=0.05)  # as many of one bin as of the other
