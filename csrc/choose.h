@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "simd.h"
+
 extern "C" {
 struct NxSampling {
     uint64_t seed;
@@ -53,10 +55,26 @@ struct Bar {
     }
 };
 
-inline int argmax(const float* z, int n) {
-    int best = 0;
-    for (int i = 1; i < n; ++i) if (z[i] > z[best]) best = i;
+// The largest of z that is a number; -infinity where there is none.
+inline float largest_of(const float* z, int n) {
+    constexpr int step = 64;
+    vf m[4] = {splat(-INFINITY), splat(-INFINITY), splat(-INFINITY), splat(-INFINITY)};
+    int i = 0;
+    for (; i + step <= n; i += step)
+        NX_UNROLL for (int j = 0; j < 4; ++j) m[j] = max(load(z + i + 16 * j), m[j]);  // NaN: what was there
+    float best = largest(max(max(m[0], m[1]), max(m[2], m[3])));
+    for (; i < n; ++i) best = z[i] > best ? z[i] : best;
     return best;
+}
+
+// The first of the largest; the first of all where that is not a number.
+inline int argmax(const float* z, int n) {
+    if (z[0] != z[0]) return 0;
+    const float best = largest_of(z, n);
+    int i = 0;
+    for (constexpr int step = 256; i + step < n && largest_of(z + i, step) < best;) i += step;
+    while (z[i] != best) ++i;
+    return i;
 }
 
 // Writes -infinity over what top-k, then top-p over what is left, then min-p exclude.
@@ -89,10 +107,7 @@ inline void filter(float* z, int n, const NxSampling& s, int best, std::vector<i
 }
 
 inline float best_but(const float* z, int n, int chosen) {
-    float best = -INFINITY;
-    for (int i = 0; i < chosen; ++i) best = z[i] > best ? z[i] : best;
-    for (int i = chosen + 1; i < n; ++i) best = z[i] > best ? z[i] : best;
-    return best;
+    return std::max(largest_of(z, chosen), largest_of(z + chosen + 1, n - chosen - 1));
 }
 
 // Writes over the logits of a row that is sampled. Lead: also by how much, in logits, the choice is ahead of what

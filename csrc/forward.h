@@ -97,14 +97,6 @@ struct Engine {
         return v.data();
     }
 
-    // Small batches are not worth waking anybody for.
-    template <class Task> void each_row(int rows, const Task& task) {
-        if (rows < 16) for (int i = 0; i < rows; ++i) task(i);
-        else pool.for_each((rows + 7) / 8, [&](int t, int) {
-            for (int i = 8 * t; i < rows && i < 8 * t + 8; ++i) task(i);
-        });
-    }
-
     void lay_out(const NxBatch& b) {
         spans_of(b, spans);
         room(position, b.rows);
@@ -128,7 +120,7 @@ struct Engine {
         const Cache cache{m.cache + index * m.layer_elements, m.width, m.page};
         float* xs = x.data();
         uint16_t* hs = room(h16, rows * c);
-        each_row(rows, [&](int i) { norm_bf16(xs + i * c, l.attention_norm, m.hidden, m.eps, hs + i * c); });
+        each_row(pool, rows, [&](int i) { norm_bf16(xs + i * c, l.attention_norm, m.hidden, m.eps, hs + i * c); });
         float* as = room(a, rows * wide(down));
         product_all(pool, {reinterpret_cast<uint32_t*>(hs), c / 2}, rows, l.down,
                     [&](int i, int n0, int n, const float* v) { put(as + i * wide(down) + n0, v, n); });
@@ -136,7 +128,7 @@ struct Engine {
         // Queries: their latent through its norm, if they have one, and what is cached of this row.
         const int64_t q_latent_wide = wide(m.q_in);
         uint16_t* ql = l.q_norm ? room(q_latent, rows * q_latent_wide) : nullptr;
-        each_row(rows, [&](int i) {
+        each_row(pool, rows, [&](int i) {
             float* row = as + i * wide(down);
             if (ql) {
                 alignas(64) float copy[MOST_LATENT];
@@ -167,7 +159,7 @@ struct Engine {
         const int64_t nope = wide(m.nope), vectors = int64_t(rows) * m.heads;
         uint16_t* qn = room(q_nope, vectors * nope);
         uint16_t* qy = room(query, vectors * m.width);
-        each_row(rows, [&](int i) {
+        each_row(pool, rows, [&](int i) {
             const int64_t at = int64_t(position[i]) * (m.rope / 2);
             for (int head = 0; head < m.heads; ++head) {
                 const float* from = qs + i * q_stride + int64_t(head) * (m.nope + m.rope);
@@ -236,7 +228,7 @@ struct Engine {
         attend(l, index, rows);
         float* hs = room(h, rows * c);
         uint16_t* half = room(h16, rows * c);
-        each_row(rows, [&](int i) {
+        each_row(pool, rows, [&](int i) {
             norm_f32(x.data() + i * c, l.mlp_norm, model.hidden, model.eps, hs + i * c);
             put_bf16(half + i * c, hs + i * c, model.hidden);
         });
@@ -256,7 +248,7 @@ struct Engine {
     void put_rows(int rows, const float* norm, float* out) {
         const int64_t c = wide(model.hidden);
         float* hs = room(h, rows * c);
-        each_row(rows, [&](int i) {
+        each_row(pool, rows, [&](int i) {
             norm_f32(x.data() + i * c, norm, model.hidden, model.eps, hs + i * c);
             memcpy(out + int64_t(i) * model.hidden, hs + i * c, size_t(model.hidden) * 4);
         });
@@ -267,7 +259,7 @@ struct Engine {
         lay_out(b);
         const int64_t c = wide(model.hidden);
         float* xs = room(x, b.rows * c);
-        each_row(b.rows, [&](int i) { embed(b.tokens[i], xs + i * c); });
+        each_row(pool, b.rows, [&](int i) { embed(b.tokens[i], xs + i * c); });
         for (int l = 0; l < model.layers; ++l) decoder_layer(l, b.rows);
         put_rows(b.rows, model.norm, out);
     }
@@ -288,7 +280,7 @@ struct Engine {
         float* xs = room(x, b.rows * c);
         float* hs = room(h, b.rows * c);
         uint16_t* in = room(h16, b.rows * both);
-        each_row(b.rows, [&](int i) {
+        each_row(pool, b.rows, [&](int i) {
             alignas(64) uint16_t half[MOST_HIDDEN];
             float* row = hs + i * c;
             embed(b.tokens[i], row);
@@ -311,7 +303,7 @@ struct Engine {
     Rows head_input(const float* hidden, const int32_t* index, int rows) {
         const int64_t c = wide(model.hidden);
         uint16_t* in = room(h16, rows * c);
-        each_row(rows, [&](int i) {
+        each_row(pool, rows, [&](int i) {
             const float* row = hidden + int64_t(index ? index[i] : i) * model.hidden;
             for (int j = 0; j < model.hidden; ++j) in[i * c + j] = float_bf16(row[j]);
             if (model.hidden & 1) in[i * c + model.hidden] = 0;

@@ -129,8 +129,9 @@ inline void feed_forward(Pool& pool, const NxFeedForward& f, const float* h, con
         float* logits = b.logits.data();
         product_all(pool, {reinterpret_cast<const uint32_t*>(h), stride}, rows, f.gate,
                     [&](int i, int n0, int n, const float* v) { put(logits + i * wide + n0, v, n); });
-        for (int i = 0; i < rows; ++i)
+        each_row(pool, rows, [&](int i) {
             choose_experts(f, logits + i * wide, {b.ids.data() + int64_t(i) * k, b.weights.data() + int64_t(i) * k});
+        });
         a.build(b.ids.data(), rows, k, f.experts);
     } else {
         a.build(nullptr, 0, 0, 0);

@@ -120,4 +120,12 @@ class Pool {
     std::vector<std::thread> workers_;
 };
 
+// task(i) for every i < rows, some at a time. Small batches are not worth waking anybody for.
+template <class Task> inline void each_row(Pool& pool, int rows, const Task& task) {
+    if (rows < 16) for (int i = 0; i < rows; ++i) task(i);
+    else pool.for_each((rows + 7) / 8, [&](int t, int) {
+        for (int i = 8 * t; i < rows && i < 8 * t + 8; ++i) task(i);
+    });
+}
+
 }  // namespace

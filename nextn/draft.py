@@ -31,7 +31,7 @@ class Draft:
     confidence: Sequence[float] | None = None  # log-probability of each node's path, by the drafter
     # Of a chain that was gated (`nextn.gate`): the bin of each guess that was made, of the last one
     # too if it was not worth keeping.
-    bins: Sequence[int] = ()
+    bins: bytes = b""
     forced: bool = False  # the request's grammar leaves nothing else, so they tell nothing of the drafter
 
     def __len__(self) -> int:

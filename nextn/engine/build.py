@@ -26,6 +26,7 @@ from nextn.scheduler.auto_depth import AutoDepth
 from nextn.scheduler.scheduler import Scheduler
 from nextn.speculative.depth import DepthController
 from nextn.speculative.drafter import Drafter, MTPDrafter, NoDrafter
+from nextn.speculative.gated import GatedController
 from nextn.speculative.layered import LayeredDrafter
 from nextn.speculative.mixed_drafter import MixedDrafter
 from nextn.speculative.ngram_drafter import NGramDrafter
@@ -87,7 +88,12 @@ def build(config: EngineConfig) -> Built:
             executor, put_off=not ngram, most_requests=config.max_running_requests,
             token_budget=config.chunked_prefill_size, context=context, ahead=radix.ahead,
         )  # fmt: skip
-        controller = DepthController(costs, most=num_drafts, doubt=DOUBT)
+        gates = isinstance(drafter, MTPDrafter) and drafter.gates
+        controller = (
+            GatedController(costs, most=num_drafts)
+            if gates
+            else DepthController(costs, most=num_drafts, doubt=DOUBT)
+        )
         auto = AutoDepth(controller, put_off=not ngram)
     scheduler = Scheduler(
         kv,

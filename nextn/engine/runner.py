@@ -84,7 +84,8 @@ class Runner:
             for r, v, d, f, o in zip(rows, verified, made.drafts, forced, told, strict=True)
         ]
         decoding = sum(r.chooses for r in rows)
-        work = StepWork(sum(len(r.tokens) for r in rows), made.extended, made.passes, decoding)
+        drafts = sum(len(r.draft) for r in rows)
+        work = StepWork(sum(len(r.tokens) for r in rows), made.extended, made.passes, decoding, drafts)
         return StepResult(results, work)
 
     def _verify(self, hidden: Tensor, rows: Sequence[Row]) -> tuple[list[Verified], Tensor | None]:

@@ -210,8 +210,9 @@ class NativeDeepseekV3:
         starts = [i * most for i in range(count)]
         if gate is None:
             return [Draft(found[at : at + d.rows]) for at, d in zip(starts, draws, strict=True)]
+        fell = bins.tobytes()
         return [
-            Draft(found[at : at + k], bins=bins[at : at + m]) if through else Draft(found[at : at + k])
+            Draft(found[at : at + k], bins=fell[at : at + m]) if through else Draft(found[at : at + k])
             for at, k, m, through in zip(starts, kept, made, gated, strict=True)
         ]
 

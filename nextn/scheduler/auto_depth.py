@@ -9,6 +9,7 @@ from nextn.gate import Gate
 from nextn.request import Request
 from nextn.scheduler.plan import StepResult
 from nextn.speculative.depth import DepthController, DraftState
+from nextn.speculative.gated import GatedController
 
 # Positions that a request's draft layer may be behind before it catches up without having to: hidden states
 # are kept for them until then, and the prefix cache is not given them.
@@ -17,7 +18,7 @@ INEXACT = 2  # drafts of a request that is not verified by `exact` and asks for 
 
 
 class AutoDepth:
-    def __init__(self, controller: DepthController, put_off: bool = True) -> None:
+    def __init__(self, controller: DepthController | GatedController, put_off: bool = True) -> None:
         """put_off: there is a draft layer, whose extends cost something."""
         self._controller, self._put_off = controller, put_off
         self._states: dict[str, DraftState] = {}
@@ -44,8 +45,8 @@ class AutoDepth:
         if result.work is None:
             return
         self._controller.step(result.work, seconds)
-        decoding = [r for r in running if r.decoding]
-        if self._controller.due(len(decoding)):
+        if self._controller.due(result.work.requests):
+            decoding = [r for r in running if r.decoding]
             states = [self._states.get(r.rid) or self._enter(r) for r in decoding]
             for state, req in zip(states, decoding, strict=True):
                 state.owed = req.owed

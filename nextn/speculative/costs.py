@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
+
 
 class CostCurve:
     """Seconds as a function of rows: never falling, straight between its knots and beyond the last."""
@@ -29,9 +31,16 @@ class CostCurve:
         self.rows = sorted(points)
         self._seconds = _never_falling([points[r] for r in self.rows])
         self._table: list[float] = [0.0]
+        self._array = np.zeros(1)
 
     def __call__(self, rows: int) -> float:
         return self.upto(rows)[rows]
+
+    def many(self, rows: np.ndarray) -> np.ndarray:
+        """Seconds of each of these numbers of rows."""
+        self.upto(int(rows.max()))
+        found: np.ndarray = self._array[rows]
+        return found
 
     def upto(self, rows: int) -> list[float]:
         """The table of seconds by number of rows, 0.0 for none, at least up to `rows`. Not to be written
@@ -49,6 +58,7 @@ class CostCurve:
         slope = (seconds[-1] - seconds[-2]) / (at[-1] - at[-2]) if len(at) > 1 else 0.0
         table += [seconds[-1] + slope * n for n in range(1, rows + 1 - at[-1])]
         self._table = list(accumulate(table, max))  # sums of slopes round
+        self._array = np.array(self._table)
 
 
 def _never_falling(values: Sequence[float]) -> list[float]:
@@ -69,12 +79,14 @@ def _never_falling(values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What a step ran. passes: rows of every draft pass beyond the extend. requests: that decode."""
+    """What a step ran. passes: rows of every draft pass beyond the extend. requests: that decode. drafts: rows
+    that were drafts, to verify."""
 
     rows: int
     extended: int = 0
     passes: Sequence[int] = ()
     requests: int = 0
+    drafts: int = 0
 
 
 _NOTHING = {1: 1e-9}
@@ -101,3 +113,21 @@ class StepCosts:
         passes = sum(self.draft(n) for n in work.passes)
         there = self.fixed + self.request(work.requests) + self.target(work.rows)
         return there + self.extend(work.extended) + passes
+
+    def parts(self, works: Sequence[StepWork]) -> np.ndarray:
+        """The same seconds [steps, 6], in parts that need not be right to the same degree (`pace`): what the
+        step would take without drafts, rows of drafts, rows of prompts, the draft layer's first pass, further
+        passes, and what these take for every row but their first."""
+        first, draft = self.draft(1), self.draft
+        n, rows, drafts, extended, passes = np.array(
+            [(w.requests, w.rows, w.drafts, w.extended, len(w.passes)) for w in works]
+        ).T
+        plain, target = self.target.many(n), self.target.many(n + drafts)
+        found = np.empty((len(works), 6))
+        found[:, 0] = self.request.many(n) + plain + self.fixed
+        found[:, 1] = target - plain
+        found[:, 2] = self.target.many(rows) - target
+        found[:, 3] = self.extend.many(extended)
+        found[:, 4] = passes * first
+        found[:, 5] = [sum([draft(m) - first for m in w.passes]) for w in works]
+        return found

@@ -76,14 +76,19 @@ class MTPDrafter:
         self.model, self.pool, self.shape, self.chains = model, pool, shape, chains
         self.behind = Behind()
 
+    @property
+    def gates(self) -> bool:
+        """Are drafts cut short by a gate?"""
+        return self.chains is not None and self.shape.topk == 1
+
     def forget(self, rids: Sequence[str]) -> None:
         self.behind.drop(rids)
 
     def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> Drafted:
         extended = self._catch_up(work)
         self.behind.keep(hidden, work)
-        if self.chains is not None and self.shape.topk == 1 and any(w.extend for w in work):
-            return self._in_one_call(self.chains, hidden, work, choose, extended)
+        if self.gates and any(w.extend for w in work):
+            return self._in_one_call(hidden, work, choose, extended)
         now = [w for w in work if w.extend]
         if not now:
             return Drafted([NO_DRAFT for _ in work])
@@ -115,14 +120,10 @@ class MTPDrafter:
         return Drafted(drafts, extended, passes)
 
     def _in_one_call(
-        self,
-        chains: Chains,
-        hidden: Tensor,
-        work: Sequence[Committed],
-        choose: ChooseDraft,
-        caught_up: int,
+        self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft, caught_up: int
     ) -> Drafted:
         """The same drafts."""
+        assert self.chains is not None
         spans: list[Span] = []
         rows: list[int] = []
         drawn: list[_Chain] = []
@@ -143,7 +144,9 @@ class MTPDrafter:
         after, draws = [c.span for c in every], [c.draw for c in every]
         gate = next((w.gate for w in work if w.gate is not None), None)
         gated = [work[c.place].gate is not None for c in drawn] + [False for _ in asked]
-        found = chains.chains(batch, hidden, rows, self.pool, after, draws, guess, len(asked), gate, gated)
+        found = self.chains.chains(
+            batch, hidden, rows, self.pool, after, draws, guess, len(asked), gate, gated
+        )
         drafts = [NO_DRAFT for _ in work]
         for chain, draft in zip(every, found, strict=True):
             drafts[chain.place] = draft

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+
+import numpy as np
 
 # Assumed of each bin before anything is known, and as how many guesses that counts.
 _PRIOR = (0.45, 0.6, 0.7, 0.75, 0.85, 0.92, 0.96, 0.98, 0.99)
@@ -15,34 +18,45 @@ class Leads:
     """How often guesses hold, by their lead. made: also of those that were not verified."""
 
     def __init__(self) -> None:
-        self._held = [_PRIOR_WEIGHT * p for p in _PRIOR]
-        self._seen = [_PRIOR_WEIGHT] * len(_PRIOR)
-        self._made = [_PRIOR_WEIGHT] * len(_PRIOR)
+        prior = np.array(_PRIOR)
+        self._seen = np.full(len(prior), _PRIOR_WEIGHT)
+        self._held, self._made = self._seen * prior, self._seen.copy()
+        self._bins: list[bytes] = []
+        self._outcomes = array("i")
 
-    def note(self, bins: Sequence[int], verified: int, accepted: int) -> None:
-        """A chain whose guesses fell into these bins: how many were verified, how many of these held."""
-        held, seen, made = self._held, self._seen, self._made
-        for b in bins:
-            made[b] += 1.0
-        for b in bins[:accepted]:
-            held[b] += 1.0
-            seen[b] += 1.0
-        if accepted < verified:
-            seen[bins[accepted]] += 1.0
+    def note(self, bins: bytes, verified: int, accepted: int) -> None:
+        """A chain whose guesses fell into these bins: how many were verified, how many of these held. It counts
+        from the next `learn` on."""
+        self._bins.append(bins)
+        self._outcomes.extend((verified, accepted))
 
-    def forget(self) -> None:
-        """What is long ago counts less."""
-        for b, seen in enumerate(self._seen):
-            if seen > _REMEMBERED:
-                self._seen[b], self._held[b] = seen / 2, self._held[b] / 2
-        if max(self._made) > _REMEMBERED:
-            self._made = [m / 2 for m in self._made]
+    def learn(self) -> None:
+        """Takes in what was noted; what is long ago counts less."""
+        if self._bins:
+            self._count(self._bins, np.array(self._outcomes).reshape(-1, 2))
+            self._bins, self._outcomes = [], array("i")
+        old = np.where(self._seen > _REMEMBERED, 0.5, 1.0)
+        self._seen *= old
+        self._held *= old
+        if self._made.max() > _REMEMBERED:
+            self._made *= 0.5
+
+    def _count(self, chains: Sequence[bytes], outcomes: np.ndarray) -> None:
+        bins, made = np.frombuffer(b"".join(chains), np.uint8), np.array([len(c) for c in chains])
+        verified, accepted = outcomes.T
+        depth = np.arange(len(bins)) - np.repeat(made.cumsum() - made, made)
+        held = depth < np.repeat(accepted, made)
+        seen = depth < np.repeat(np.minimum(verified, accepted + 1), made)
+        n = len(self._made)
+        self._made += np.bincount(bins, minlength=n)
+        self._seen += np.bincount(bins[seen], minlength=n)
+        self._held += np.bincount(bins[held], minlength=n)
 
     def rates(self) -> list[float]:
         """Of each bin."""
-        return [min(_MOST, max(_LEAST, h / s)) for h, s in zip(self._held, self._seen, strict=True)]
+        rates: list[float] = np.clip(self._held / self._seen, _LEAST, _MOST).tolist()
+        return rates
 
     def usual(self) -> float:
         """How often a guess holds of which nothing is known yet."""
-        rates = self.rates()
-        return sum(m * r for m, r in zip(self._made, rates, strict=True)) / sum(self._made)
+        return float(self._made @ np.array(self.rates()) / self._made.sum())

@@ -1,0 +1,214 @@
+"""The controller of drafts that are gated guess by guess: what is worth guessing, and whether to draft at all.
+Pure.
+
+Where the executor gates drafts (`nextn.gate`), how deep each one goes is seen to there. What is left to decide,
+for a stretch of steps at a time, are the gate's thresholds and whether drafts are worth it. Both come from what
+steps cost, by the table made at start-up and by how much steps have turned out to miss it (`pace`), and from
+how many tokens steps with drafts have come to.
+
+Without drafts the draft layer's cache is left behind (`owed`), and what was left behind must be caught up with:
+to begin with drafts and then to do without is cheap, the other way round is dear. So drafts are made until it
+is known that they do not pay, and now and then a short stretch without them, or with them, is tried, as far as
+the ration goes (`ration`), to keep knowing.
+
+The choice can change no text, only its speed. Deterministic: no clock, no random numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from nextn.draft import MOST_DEPTH
+from nextn.gate import Gate
+from nextn.speculative.costs import StepCosts, StepWork
+from nextn.speculative.depth import DraftState
+from nextn.speculative.leads import Leads
+from nextn.speculative.pace import EXTEND, PASS, PASS_ROWS, ROWS, Pace
+from nextn.speculative.ration import Ration
+
+_STRETCH, _TRIAL = 32, 12  # steps
+_FEWEST = 4  # steps that say how long such steps take
+_TRIED_FIRST = 64.0  # drafts that are verified before anything is believed
+_FIRST_TOKENS, _FIRST_DRAFTS = (
+    2.2,
+    16.0,
+)  # tokens of a request and step with drafts: a guess, and what it weighs
+_REMEMBERED = 1000.0  # drafts; by how many tokens they bring
+_MEAN_GAIN = 0.3  # of moving averages
+# Standard deviations by which to do without drafts must be better: where these are small, since it was tried, and
+# where it was not.
+_SURE, _SURE_UNTRIED, _TRIED = 1.0, 2.0, 0.1
+_HOPE = 2.0  # and by which something may be better than it seems and still be tried
+_TOKENS_DOUBT = 0.01  # of what drafts would bring, for each stretch without them
+_OPEN_EVERY = (
+    48  # plans, one that verifies whatever was drafted: what is never verified is never seen to hold
+)
+_LEAST_LEFT = 0.3  # of a token's worth, after the draft layer's pass over it
+
+
+class _Stretch:
+    """Steps since the last plan. parts, seconds: of those that tell how long such steps take."""
+
+    def __init__(self, requests: int = 0, trial: bool = False, like_before: bool = False) -> None:
+        self.requests, self.trial, self.like_before = requests, trial, like_before
+        self.steps = 0
+        self.works: list[StepWork] = []
+        self.seconds: list[float] = []
+
+
+class _Usual:
+    """A step with drafts, as moving averages. drafts: verified, of a request. passes: beyond the first. share: of
+    the requests that a pass goes over."""
+
+    def __init__(self) -> None:
+        self.drafts, self.passes, self.share = 1.5, 1.0, 0.5
+
+    def note(self, works: Sequence[StepWork]) -> None:
+        requests = sum([w.requests for w in works])
+        passes = sum([len(w.passes) for w in works])
+        if not requests or not any(w.drafts for w in works):
+            return
+        self.drafts += _MEAN_GAIN * (sum([w.drafts for w in works]) / requests - self.drafts)
+        self.passes += _MEAN_GAIN * (passes / len(works) - self.passes)
+        if passes:
+            over = sum([sum(w.passes) for w in works]) / passes * len(works) / requests
+            self.share += _MEAN_GAIN * (over - self.share)
+
+
+class GatedController:
+    def __init__(self, costs: StepCosts, *, most: int = MOST_DEPTH) -> None:
+        """most: drafts a request gets at most."""
+        if not 1 <= most <= MOST_DEPTH:
+            raise ValueError(f"the most drafts are {most}; automatic depth takes 1 to {MOST_DEPTH}")
+        self.costs, self.most = costs, most
+        self.pace, self.leads, self.ration = Pace(costs), Leads(), Ration()
+        self.gate = Gate(self.leads.rates(), keep=0.0, usual=1.0, each=0.0, passing=0.0)
+        self.drafting = True
+        self._now = True  # the stretch that runs is with drafts, by way of trial perhaps
+        self._stretch = _Stretch()
+        self._usual = _Usual()
+        self._tokens, self._drafts = _FIRST_TOKENS * _FIRST_DRAFTS, _FIRST_DRAFTS
+        self._plans = 0
+        self._without = 0  # stretches since there were drafts
+
+    # --- every step -------------------------------------------------------------------------
+
+    def enter(self, request: DraftState) -> None:
+        """A request that was not there when the stretch was planned."""
+        request.depth = self.most * self._now if request.fixed is None else request.fixed
+
+    def note(self, request: DraftState, verified: int, accepted: int, bins: bytes) -> None:
+        """So many leading guesses of a draft were verified, and so many of these held. bins: of the guesses that
+        were made; none where they were not gated."""
+        if bins:
+            self.leads.note(bins, verified, accepted)
+        if request.fixed is None:
+            self._tokens += 1 + accepted
+            self._drafts += 1
+
+    def step(self, work: StepWork, seconds: float | None) -> None:
+        """A step has run. seconds: from the end of the one before; None: there was none right before."""
+        stretch = self._stretch
+        stretch.steps += 1
+        if seconds is None:
+            return
+        self.ration.step(seconds)
+        own = work.requests + work.drafts
+        # Long prompts, and what drafting had left behind, are of another kind.
+        if work.requests and work.rows <= 2 * own and work.extended <= 2 * own:
+            stretch.works.append(work)
+            stretch.seconds.append(seconds)
+
+    def due(self, requests: int) -> bool:
+        """Is it time to `plan`, with so many requests decoding?"""
+        stretch = self._stretch
+        if stretch.trial and stretch.steps > _TRIAL:
+            return True
+        if not self.ration.may_think():
+            return False
+        return stretch.steps > _STRETCH or abs(requests - stretch.requests) * 8 > stretch.requests
+
+    # --- every stretch ----------------------------------------------------------------------
+
+    def plan(self, requests: Sequence[DraftState]) -> None:
+        """Sets the gate, and who drafts in the steps to come."""
+        if not requests:
+            return
+        self._learn()
+        n = len(requests)
+        drafted, plain = self._usual_parts(n)
+        factors = self.pace.factors(n)
+        with_drafts, without = self.pace.seconds(n, drafted), self.pace.seconds(n, plain)
+        tokens = self._tokens / self._drafts
+        worth = math.log(tokens * without / with_drafts)  # of drafts: what they speed up, as a logarithm
+        doubt = self.pace.spread(n, drafted, plain)
+        if self.drafting:
+            sure = _SURE if doubt < _TRIED else _SURE_UNTRIED
+            self.drafting = worth + sure * doubt > 0.0 or self._drafts < _TRIED_FIRST
+        else:
+            self.drafting = worth > 0.0
+        self._set_gate(n, tokens, max(tokens / with_drafts, 1.0 / without), factors)
+
+        trial = False
+        if not self._stretch.trial and self._drafts >= _TRIED_FIRST:
+            if self.drafting:
+                hope, lost = _HOPE * doubt - worth, with_drafts * (1.0 - math.exp(-worth))
+                owed = round(_TRIAL * n * tokens)
+            else:
+                doubt += _TOKENS_DOUBT * math.sqrt(self._without)
+                hope, lost = _HOPE * doubt + worth, without * (1.0 - math.exp(worth))
+                owed = sum([r.owed for r in requests])
+            price = max(0.0, _TRIAL * lost + factors[EXTEND] * self.costs.extend(owed))
+            trial = hope > 0.0 and price <= self.ration.purse
+            if trial:
+                self.ration.purse -= price
+        before, self._now = self._now, self.drafting != trial
+        self._without = 0 if self._now else self._without + 1
+        for r in requests:
+            self.enter(r)
+        self._stretch = _Stretch(n, trial, self._now == before)
+        self.ration.think(n)
+
+    def _learn(self) -> None:
+        stretch = self._stretch
+        if len(stretch.works) >= _FEWEST:
+            self.pace.note(stretch.requests, stretch.works, stretch.seconds, stretch.like_before)
+            if self._now:
+                self._usual.note(stretch.works)
+        if self._drafts > _REMEMBERED:
+            self._tokens *= _REMEMBERED / self._drafts
+            self._drafts = _REMEMBERED
+        self.leads.learn()
+
+    def _usual_parts(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of a step with drafts, which has not a whole number of passes, and of one without."""
+        usual, first = self._usual, self.costs.draft(1)
+        drafts, over = max(1, round(n * usual.drafts)), max(1, round(n * usual.share))
+        extended = round(n * self._tokens / self._drafts)
+        works = [StepWork(n + drafts, extended, (), n, drafts), StepWork(n, requests=n)]
+        drafted, plain = self.pace.parts(works)
+        drafted[PASS] = usual.passes * first
+        drafted[PASS_ROWS] = usual.passes * (self.costs.draft(over) - first)
+        return drafted, plain
+
+    def _set_gate(self, n: int, tokens: float, rate: float, factors: Sequence[float]) -> None:
+        """rate: tokens per second, of a request."""
+        costs = self.costs
+        rows, extended = n + round(n * self._usual.drafts), round(n * tokens)
+        row = factors[ROWS] * (costs.target(rows + n) - costs.target(rows)) / n
+        after = factors[EXTEND] * (costs.extend(extended + n) - costs.extend(extended)) / n
+        one, every = costs.draft(1), costs.draft(n)
+        each = factors[PASS_ROWS] * (every - one) / (n - 1) if n > 1 else 0.0
+        # What a second is worth, in tokens; a token that holds takes the draft layer's pass over it, too.
+        worth = rate * n / max(_LEAST_LEFT, 1.0 - rate * n * after)
+        self._plans += 1
+        self.gate = Gate(
+            self.leads.rates(),
+            keep=worth * row if self._plans % _OPEN_EVERY else 0.0,
+            usual=self.leads.usual(),
+            each=worth * (row + each),
+            passing=worth * (factors[PASS] * one - each),
+        )
