@@ -53,6 +53,7 @@ class Side:
     def turn(self) -> tuple[int, int, float]:
         """Tokens, steps and seconds of a turn."""
         tokens = steps = 0
+        self.engine._ended = None  # the others' turns are no time of its own
         begin = time.perf_counter()
         while (seconds := time.perf_counter() - begin) < TURN:
             while len(self.live) < self.concurrency:

@@ -22,6 +22,7 @@ from nextn.kvcache.radix import RadixCache
 from nextn.models.base import Chains, Model
 from nextn.models.config import ModelConfig
 from nextn.ops.cpu.draw import draw as native_draw
+from nextn.ops.cpu.weights import Arena
 from nextn.scheduler.auto_depth import AutoDepth
 from nextn.scheduler.scheduler import Scheduler
 from nextn.speculative.depth import DepthController
@@ -62,7 +63,8 @@ def build(config: EngineConfig) -> Built:
     layers = cfg.num_hidden_layers + (model.nextn_layers if num_drafts and not ngram else 0)
     entry = model.cache_width * torch.empty((), dtype=model.dtype).element_size()
     pages = _pages(config, layers * entry, device)
-    pool = KVPool(layers, pages + 1, config.page_size, model.cache_width, model.dtype, device)
+    memory = Arena().take if kernels == "cpu" else None
+    pool = KVPool(layers, pages + 1, config.page_size, model.cache_width, model.dtype, device, memory)
     draft_layers = layers - cfg.num_hidden_layers
     radix = RadixCache(config.page_size, ahead=max(1, draft_layers))
     cache = NaiveCache() if config.disable_radix_cache else radix

@@ -7,7 +7,8 @@ and takes the writes of padding rows.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,10 +16,22 @@ from torch import Tensor
 
 class KVPool:
     def __init__(
-        self, layers: int, pages: int, page_size: int, width: int, dtype: torch.dtype, device: torch.device
+        self,
+        layers: int,
+        pages: int,
+        page_size: int,
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        memory: Callable[[int], Tensor] | None = None,
     ) -> None:
+        """memory: gives so many bytes of zeros to lie in, uint8 on the device."""
         # Zeros, not empty: a masked slot is multiplied by 0, and 0 * NaN is NaN.
-        self.data = torch.zeros(layers, pages * page_size, width, dtype=dtype, device=device)
+        shape = layers, pages * page_size, width
+        if memory is None:
+            self.data = torch.zeros(shape, dtype=dtype, device=device)
+        else:
+            self.data = memory(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
         self.page_size = page_size
 
     def layer(self, index: int) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nextn.models.config import ModelConfig
 from nextn.ops.cpu.library import BF16, E4M3, F32, INT8, FeedForward, Layer, NextN
-from nextn.ops.cpu.weights import PackedWeight, norm_weight, padded
+from nextn.ops.cpu.weights import Arena, PackedWeight, norm_weight, padded
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,7 @@ class NativeWeights:
         self._coarse = False  # what is not stored in one byte already goes into int8
         self.as_stored: frozenset[str] = frozenset()
         self._places: dict[str, Callable[..., None]] = {}
+        self._arena = Arena()
         self.packed: list[PackedWeight] = []
         self._plain: list[Tensor] = []  # norms and biases: kept, for the kernels hold pointers to them
         hidden, vocab = cfg.hidden_size, cfg.vocab_size
@@ -117,7 +118,7 @@ class NativeWeights:
                     self.as_stored |= frozenset(names)
             if kind == BF16 and self._coarse:
                 kind = INT8
-        self.packed.append(PackedWeight(n_out, n_in, kind, members, block))
+        self.packed.append(PackedWeight(n_out, n_in, kind, members, block, self._arena))
         return self.packed[-1]
 
     def _vector(self, name: str, n: int) -> int:

@@ -36,7 +36,10 @@ class Behind:
         if not later:
             return
         rows = [row for w in later for row in w.rows]
-        states = hidden.index_select(0, torch.tensor(rows, device=hidden.device))
+        if rows == list(range(hidden.shape[0])):
+            states = hidden.clone()  # what it lies in is written over
+        else:
+            states = hidden.index_select(0, torch.tensor(rows, device=hidden.device))
         at = 0
         for w in later:
             kept = self._kept.get(w.rid)

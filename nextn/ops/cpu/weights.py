@@ -9,6 +9,8 @@ from nextn.ops.cpu.library import BF16, E4M3, F32, INT8, Weight, library
 
 STORED = {F32: torch.float32, BF16: torch.bfloat16, E4M3: torch.uint8, INT8: torch.int8}
 SLACK = 4096  # bytes behind the last panel that a prefetch may ask for
+LARGE_PAGE = 1 << 21
+CHUNK = 1 << 26  # bytes of address space, of which what is not used is not taken from memory
 
 
 def padded(n: int, to: int) -> int:
@@ -16,24 +18,48 @@ def padded(n: int, to: int) -> int:
     return -(-n // to) * to
 
 
+class Arena:
+    """Memory in large pages, for weights of any size: a step reads all of them, and with pages of 4 KiB it would
+    look up as many addresses as it reads rows of them."""
+
+    def __init__(self) -> None:
+        self._left = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, size: int) -> Tensor:
+        """[size] uint8 zeros, on a cache line."""
+        whole_lines = padded(size, 64)
+        if whole_lines > self._left.numel():
+            whole = torch.empty(max(CHUNK, whole_lines) + LARGE_PAGE, dtype=torch.uint8)
+            # Large pages must be asked for before the first touch.
+            library().nx_advise(whole.data_ptr(), whole.numel())
+            self._left = whole[-whole.data_ptr() % LARGE_PAGE :]
+        taken, self._left = self._left[:size], self._left[whole_lines:]
+        return taken.zero_()
+
+
 class PackedWeight:
     """`members` weights of one shape, one after another (heads, experts), or a single one.
 
     n_out, n_in: of one of them. block: inputs of one scale (e4m3; even); int8 has one scale for each output.
-    What is never placed is zero.
+    What is never placed is zero. arena: to lie in; else it has memory of its own.
     """
 
-    def __init__(self, n_out: int, n_in: int, kind: int = BF16, members: int = 1, block: int = 0) -> None:
+    def __init__(
+        self,
+        n_out: int,
+        n_in: int,
+        kind: int = BF16,
+        members: int = 1,
+        block: int = 0,
+        arena: Arena | None = None,
+    ) -> None:
         assert kind != E4M3 or (block > 0 and block % 2 == 0), block
         self.shape, self.kind, self.members = (n_out, n_in), kind, members
         outs, ins = padded(n_out, 16), n_in if kind == F32 else padded(n_in, 2)
         self.block = ins if kind == INT8 else block
         size = torch.empty((), dtype=STORED[kind]).element_size()
         self.stride = outs * ins * size
-        # Large pages must be asked for before the first touch.
-        self.data = torch.empty(members * self.stride + SLACK, dtype=torch.uint8)
-        library().nx_advise(self.data.data_ptr(), self.data.numel())
-        self.data.zero_()
+        self.data = (arena or Arena()).take(members * self.stride + SLACK)
         self.scales: Tensor | None = None
         blocks = 0
         if kind in (E4M3, INT8):
