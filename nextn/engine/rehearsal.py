@@ -38,7 +38,9 @@ _ROUNDS, _STEPS = 5, 3
 _PROMPT, _OWN = 128, 4  # tokens that all requests share, and such that they do not
 # Tokens that a request may come to decode, more than it can.
 _LENGTH = _ROUNDS * len(SETTINGS) * (1 + _STEPS) * 3 + 64
-_LEAST = 1e-8  # seconds: of what is lost in the noise
+# Of a step without drafts, what a row more for each request can take, and a pass of the draft layer: a busy
+# machine tells anything, and of what is said to cost nothing nobody learns that it does not.
+_ROW, _PASS = (0.02, 0.6), (0.01, 0.5)
 # Where there is no room to try: of a step, its time as the unit.
 _GUESS = {NONE: 1.0, ONE: 1.1, FOUR: 1.3, TWO_VERIFIED: 1.4, FOUR_VERIFIED: 1.7}
 
@@ -67,18 +69,24 @@ def costs_of(tried: dict[int, dict[tuple[int, int], float]]) -> StepCosts:
     extend, draft, slope = {}, {}, {}
     for n, seconds in tried.items():
         # Over one position a request here, and over two or so when drafts hold: that is in `slope`.
-        extend[2 * n] = max(_LEAST, seconds[ONE] - seconds[NONE])
-        draft[n] = max(_LEAST, (seconds[FOUR] - seconds[ONE]) / 3)
+        none = seconds[NONE]
+        extend[2 * n] = _within(_PASS, seconds[ONE] - none, none)
+        draft[n] = _within(_PASS, (seconds[FOUR] - seconds[ONE]) / 3, none)
         two = seconds[TWO_VERIFIED] - (seconds[ONE] + draft[n])
         four = seconds[FOUR_VERIFIED] - seconds[FOUR]
-        slope[n] = max(_LEAST, (two + four) / 6 / n)  # of a row, where there are about so many requests' rows
+        # Of a row, where there are about so many requests' rows.
+        slope[n] = _within(_ROW, (two + four) / 6, none) / n
     # Rows cost more or less according to how many there are, requests besides.
     first = min(tried)
     target = {first: 0.5 * tried[first][NONE]}
     for less, more in zip(list(tried), [*list(tried)[1:], 8 * max(tried)], strict=True):
         target[more] = target[less] + slope[less] * (more - less)
-    request = {n: max(_LEAST, seconds[NONE] - target[n]) for n, seconds in tried.items()}
+    request = {n: max(1e-8, seconds[NONE] - target[n]) for n, seconds in tried.items()}
     return StepCosts(target, extend, draft, 0.0, request)
+
+
+def _within(bounds: tuple[float, float], seconds: float, step: float) -> float:
+    return min(bounds[1] * step, max(bounds[0] * step, seconds))
 
 
 class _Stage:

@@ -79,8 +79,8 @@ def _never_falling(values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
-    """What a step ran. passes: rows of every draft pass beyond the extend. requests: that decode. drafts: rows
-    that were drafts, to verify."""
+    """What a step ran. passes: rows of every draft pass beyond the extend. requests: that decode. drafts:
+    rows that were drafts, to verify."""
 
     rows: int
     extended: int = 0

@@ -86,7 +86,7 @@ class DepthController:
         self._steps = 0
         self._ratios: list[float] = []  # real over predicted seconds of each step
         self._trial = False
-        self.ration = Ration()
+        self.ration = Ration(share=0.01, plan=150e-6, each=10e-6)
 
     # --- every step -------------------------------------------------------------------------
 

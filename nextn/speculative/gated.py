@@ -1,15 +1,16 @@
-"""The controller of drafts that are gated guess by guess: what is worth guessing, and whether to draft at all.
-Pure.
+"""The controller of drafts that are gated guess by guess: what is worth guessing, and whether to draft at
+all. Pure.
 
-Where the executor gates drafts (`nextn.gate`), how deep each one goes is seen to there. What is left to decide,
-for a stretch of steps at a time, are the gate's thresholds and whether drafts are worth it. Both come from what
-steps cost, by the table made at start-up and by how much steps have turned out to miss it (`pace`), and from
-how many tokens steps with drafts have come to.
+Where the executor gates drafts (`nextn.gate`), how deep each one goes is seen to there. What is left to
+decide,
+for a stretch of steps at a time, are the gate's thresholds and whether drafts are worth it. Both come from
+what steps cost, by the table made at start-up and by how much steps have turned out to miss it (`pace`),
+and from how many tokens steps with drafts have come to.
 
-Without drafts the draft layer's cache is left behind (`owed`), and what was left behind must be caught up with:
-to begin with drafts and then to do without is cheap, the other way round is dear. So drafts are made until it
-is known that they do not pay, and now and then a short stretch without them, or with them, is tried, as far as
-the ration goes (`ration`), to keep knowing.
+Without drafts the draft layer's cache is left behind (`owed`), and what was left behind must be caught up
+with: to begin with drafts and then to do without is cheap, the other way round is dear. So drafts are made
+until it is known that they do not pay, and now and then a short stretch without them, or with them, is
+tried, as far as the ration goes (`ration`), to keep knowing.
 
 The choice can change no text, only its speed. Deterministic: no clock, no random numbers.
 """
@@ -26,6 +27,7 @@ from nextn.gate import Gate
 from nextn.speculative.costs import StepCosts, StepWork
 from nextn.speculative.depth import DraftState
 from nextn.speculative.leads import Leads
+from nextn.speculative.measured import batch_class
 from nextn.speculative.pace import EXTEND, PASS, PASS_ROWS, ROWS, Pace
 from nextn.speculative.ration import Ration
 
@@ -38,14 +40,15 @@ _FIRST_TOKENS, _FIRST_DRAFTS = (
 )  # tokens of a request and step with drafts: a guess, and what it weighs
 _REMEMBERED = 1000.0  # drafts; by how many tokens they bring
 _MEAN_GAIN = 0.3  # of moving averages
-# Standard deviations by which to do without drafts must be better: where these are small, since it was tried, and
-# where it was not.
-_SURE, _SURE_UNTRIED, _TRIED = 1.0, 2.0, 0.1
+# Standard deviations by which to do without drafts must be better: where these are small and where they are
+# not; and how often it must have been tried with about so many requests.
+_SURE, _SURE_WIDELY, _SMALL = 1.0, 2.0, 0.1
+_TRIED, _TRIED_WIDELY = 1, 3
 _HOPE = 2.0  # and by which something may be better than it seems and still be tried
 _TOKENS_DOUBT = 0.01  # of what drafts would bring, for each stretch without them
-_OPEN_EVERY = (
-    48  # plans, one that verifies whatever was drafted: what is never verified is never seen to hold
-)
+# Plans, one that verifies whatever was drafted: what is never verified is never seen to hold. More often
+# while it is not known what a row costs, relative to what a step takes without drafts.
+_OPEN_EVERY, _OPEN_EVERY_UNSURE, _UNSURE = 48, 4, 0.3
 _LEAST_LEFT = 0.3  # of a token's worth, after the draft layer's pass over it
 
 
@@ -60,8 +63,8 @@ class _Stretch:
 
 
 class _Usual:
-    """A step with drafts, as moving averages. drafts: verified, of a request. passes: beyond the first. share: of
-    the requests that a pass goes over."""
+    """A step with drafts, as moving averages. drafts: verified, of a request. passes: beyond the first.
+    share: of the requests that a pass goes over."""
 
     def __init__(self) -> None:
         self.drafts, self.passes, self.share = 1.5, 1.0, 0.5
@@ -84,7 +87,7 @@ class GatedController:
         if not 1 <= most <= MOST_DEPTH:
             raise ValueError(f"the most drafts are {most}; automatic depth takes 1 to {MOST_DEPTH}")
         self.costs, self.most = costs, most
-        self.pace, self.leads, self.ration = Pace(costs), Leads(), Ration()
+        self.pace, self.leads, self.ration = Pace(costs), Leads(), Ration(share=0.006, plan=600e-6, each=6e-6)
         self.gate = Gate(self.leads.rates(), keep=0.0, usual=1.0, each=0.0, passing=0.0)
         self.drafting = True
         self._now = True  # the stretch that runs is with drafts, by way of trial perhaps
@@ -92,6 +95,7 @@ class GatedController:
         self._usual = _Usual()
         self._tokens, self._drafts = _FIRST_TOKENS * _FIRST_DRAFTS, _FIRST_DRAFTS
         self._plans = 0
+        self._tried: dict[int, int] = {}  # trials without drafts, by batch size
         self._without = 0  # stretches since there were drafts
 
     # --- every step -------------------------------------------------------------------------
@@ -101,8 +105,8 @@ class GatedController:
         request.depth = self.most * self._now if request.fixed is None else request.fixed
 
     def note(self, request: DraftState, verified: int, accepted: int, bins: bytes) -> None:
-        """So many leading guesses of a draft were verified, and so many of these held. bins: of the guesses that
-        were made; none where they were not gated."""
+        """So many leading guesses of a draft were verified, and so many of these held. bins: of the guesses
+        that were made; none where they were not gated."""
         if bins:
             self.leads.note(bins, verified, accepted)
         if request.fixed is None:
@@ -146,8 +150,8 @@ class GatedController:
         worth = math.log(tokens * without / with_drafts)  # of drafts: what they speed up, as a logarithm
         doubt = self.pace.spread(n, drafted, plain)
         if self.drafting:
-            sure = _SURE if doubt < _TRIED else _SURE_UNTRIED
-            self.drafting = worth + sure * doubt > 0.0 or self._drafts < _TRIED_FIRST
+            sure, tried = (_SURE, _TRIED) if doubt < _SMALL else (_SURE_WIDELY, _TRIED_WIDELY)
+            self.drafting = worth + sure * doubt > 0.0 or self._tried.get(batch_class(n), 0) < tried
         else:
             self.drafting = worth > 0.0
         self._set_gate(n, tokens, max(tokens / with_drafts, 1.0 / without), factors)
@@ -165,6 +169,8 @@ class GatedController:
             trial = hope > 0.0 and price <= self.ration.purse
             if trial:
                 self.ration.purse -= price
+                if self.drafting:
+                    self._tried[batch_class(n)] = self._tried.get(batch_class(n), 0) + 1
         before, self._now = self._now, self.drafting != trial
         self._without = 0 if self._now else self._without + 1
         for r in requests:
@@ -200,14 +206,16 @@ class GatedController:
         rows, extended = n + round(n * self._usual.drafts), round(n * tokens)
         row = factors[ROWS] * (costs.target(rows + n) - costs.target(rows)) / n
         after = factors[EXTEND] * (costs.extend(extended + n) - costs.extend(extended)) / n
-        one, every = costs.draft(1), costs.draft(n)
-        each = factors[PASS_ROWS] * (every - one) / (n - 1) if n > 1 else 0.0
+        one, all_ = costs.draft(1), costs.draft(n)
+        each = factors[PASS_ROWS] * (all_ - one) / (n - 1) if n > 1 else 0.0
         # What a second is worth, in tokens; a token that holds takes the draft layer's pass over it, too.
         worth = rate * n / max(_LEAST_LEFT, 1.0 - rate * n * after)
         self._plans += 1
+        unsure = self.pace.doubt(n, ROWS) > _UNSURE
+        opened = self._plans % (_OPEN_EVERY_UNSURE if unsure else _OPEN_EVERY) == 0
         self.gate = Gate(
             self.leads.rates(),
-            keep=worth * row if self._plans % _OPEN_EVERY else 0.0,
+            keep=0.0 if opened else worth * row,
             usual=self.leads.usual(),
             each=worth * (row + each),
             passing=worth * (factors[PASS] * one - each),

@@ -25,7 +25,8 @@ class Leads:
         self._outcomes = array("i")
 
     def note(self, bins: bytes, verified: int, accepted: int) -> None:
-        """A chain whose guesses fell into these bins: how many were verified, how many of these held. It counts
+        """A chain whose guesses fell into these bins: how many were verified, how many of these held. It
+        counts
         from the next `learn` on."""
         self._bins.append(bins)
         self._outcomes.extend((verified, accepted))

@@ -1,10 +1,7 @@
-"""What a controller may spend: time to think, and time in which something else than the best is tried. Pure."""
+"""What a controller may spend: time to think, and time to try something else than the best. Pure."""
 
 from __future__ import annotations
 
-# Seconds of thinking, fixed and for each request, as measured in CPython, and the share of the time that may go
-# there. Until that is paid off a stretch goes on.
-_THINK_SHARE, _THINK, _THINK_EACH = 0.005, 500e-6, 5e-6
 # Shares of the time that go into trials: at last, and in the beginning, when all is new.
 _TRIAL_SHARE, _FIRST_SHARE, _SETTLING = 0.003, 0.01, 40
 _PURSE = 64.0  # steps' worth of time that may be put aside at most
@@ -14,14 +11,17 @@ _SECONDS_GAIN = 0.05  # of the moving average
 class Ration:
     """seconds: of a step, usually. purse: seconds put aside for trials."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: float, plan: float, each: float) -> None:
+        """plan, each: seconds that a plan takes, and for each request, as measured in CPython; share: of the
+        time, that may go there. Until that is paid off a stretch goes on."""
+        self._share, self._plan, self._each = share, plan, each
         self.seconds = self.purse = 0.0
         self._thought = 0.0  # seconds of thinking that are allowed; below 0: the next are to be waited for
         self._plans = 0
 
     def step(self, seconds: float) -> None:
         """One has passed."""
-        self._thought += _THINK_SHARE * seconds
+        self._thought += self._share * seconds
         self.seconds += _SECONDS_GAIN * (seconds - self.seconds)
         share = _TRIAL_SHARE + _FIRST_SHARE / (1.0 + self._plans / _SETTLING)
         self.purse = min(_PURSE * seconds, self.purse + share * seconds)
@@ -31,7 +31,7 @@ class Ration:
 
     def think(self, requests: int) -> None:
         """A plan was made for so many."""
-        self._thought = min(0.0, self._thought) - _THINK - _THINK_EACH * requests
+        self._thought = min(0.0, self._thought) - self._plan - self._each * requests
         self._plans += 1
 
     def within_reach(self, price: float) -> bool:

@@ -59,11 +59,12 @@ class Turn:
 
 
 def turns(scenarios: int, levels: int, rounds: int, sides: int) -> Iterator[Turn]:
-    """A B A B: at each load the sides take turns, so that a machine that slows down slows all of them."""
+    """A B C, A C B: at each load the sides take turns, so that a machine that slows down slows all of them,
+    now these more, now those. The first one, with which the others are compared, goes first."""
     serial = 0
     for scenario in range(scenarios):
         for level in range(levels):
             for number in range(1, rounds + 1):
-                for side in range(sides):
+                for side in (0, *range(1, sides)[:: 1 if number % 2 else -1]):
                     yield Turn(scenario, level, number, side, serial)
                 serial += 1

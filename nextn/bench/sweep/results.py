@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -70,11 +71,12 @@ class Row:
 
     def ratio(self, side: int) -> float:
         """How much better than the first side: output tokens/s over its; where the rate of requests is given,
-        and with it the throughput, its mean latency over this one's."""
-        base, this = self.cells[0].median, self.cells[side].median
+        and with it the throughput, its mean latency over this one's. Of each round, as a machine that slows
+        down slows what is beside each other alike, and of these the median."""
+        rounds = zip(self.cells[0].rounds, self.cells[side].rounds, strict=True)
         if self.level.concurrency is None:
-            return base.mean_e2e_ms / this.mean_e2e_ms
-        return this.output_throughput / base.output_throughput
+            return statistics.median(base.e2e_ms.mean / this.e2e_ms.mean for base, this in rounds)
+        return statistics.median(this.output_throughput / base.output_throughput for base, this in rounds)
 
     @property
     def best(self) -> int:

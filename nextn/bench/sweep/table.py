@@ -44,8 +44,8 @@ def ratio_is(results: Results) -> str:
     base = results.sides[0].name
     columns = "; columns named after a side: output tok/s" if len(results.sides) == 2 else ""
     if results.scenarios[0][1][0].level.concurrency is None:
-        return f"ratio: mean latency of a request with {base} over the side's{columns}"
-    return f"ratio: output tok/s over those of {base}{columns}"
+        return f"ratio: mean latency of a request with {base} over the side's, in each round{columns}"
+    return f"ratio: output tok/s over those of {base}, in each round{columns}"
 
 
 def prompts_of(rows: Sequence[Row]) -> str:

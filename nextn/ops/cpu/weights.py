@@ -19,8 +19,8 @@ def padded(n: int, to: int) -> int:
 
 
 class Arena:
-    """Memory in large pages, for weights of any size: a step reads all of them, and with pages of 4 KiB it would
-    look up as many addresses as it reads rows of them."""
+    """Memory in large pages, for weights of any size: a step reads all of them, and with pages of 4 KiB it
+    would look up as many addresses as it reads rows of them."""
 
     def __init__(self) -> None:
         self._left = torch.empty(0, dtype=torch.uint8)

@@ -36,6 +36,24 @@ def test_a_step_is_the_sum_of_its_parts():
     assert costs.step(StepWork(rows=3)) == pytest.approx(10.5)
 
 
+def test_parts_of_steps_come_to_the_steps():
+    rows, one = {1: 1.0, 4: 3.0, 64: 20.0}, {1: 0.5, 16: 2.0}
+    costs = StepCosts(rows, {2: 0.7, 32: 3.0}, one, 0.25, {1: 0.1, 64: 4.0})
+    works = [
+        StepWork(rows=4, requests=4),
+        StepWork(rows=9, extended=6, passes=[3, 1], requests=4, drafts=5),
+        StepWork(rows=70, extended=66, requests=4, drafts=6),  # 60 rows of prompts
+        StepWork(rows=200),
+    ]
+    parts = costs.parts(works)
+    assert parts.sum(axis=1) == pytest.approx([costs.step(work) for work in works])
+    assert (parts >= 0.0).all()
+    assert parts[0, 1:] == pytest.approx(0.0)
+    assert parts[1, 1] == pytest.approx(costs.target(9) - costs.target(4))
+    assert parts[1, 4:].tolist() == pytest.approx([1.0, costs.draft(3) - 0.5])
+    assert parts[2, 2] == pytest.approx(costs.target(70) - costs.target(10))
+
+
 @pytest.mark.parametrize("points", [{}, {0: 1.0}, {1: 0.0}, {1: float("nan")}])
 def test_points_that_are_none_are_refused(points):
     with pytest.raises(ValueError, match="cost needs points"):

@@ -21,6 +21,12 @@ def test_sides_take_turns_in_every_round_of_every_load() -> None:
     assert [t.serial for t in found] == [n for n in range(8) for _ in "AB"]
 
 
+def test_sides_but_the_first_change_their_order() -> None:
+    found = list(turns(scenarios=1, levels=1, rounds=2, sides=4))
+    assert [t.side for t in found] == [0, 1, 2, 3, 0, 3, 2, 1]
+    assert list(turns(1, 1, 1, 1)) == [Turn(0, 0, 1, 0, 0)]
+
+
 def test_levels() -> None:
     assert make_levels([16, 1], [], None) == [Level(8, concurrency=1), Level(32, concurrency=16)]
     assert make_levels([1, 4], [], 5) == [Level(5, concurrency=1), Level(5, concurrency=4)]

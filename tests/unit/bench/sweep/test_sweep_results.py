@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -47,6 +48,17 @@ def test_more_sides_are_rows_with_the_best_below(make_results: Any) -> None:
     assert rows[11][1:4] == ["best: 2 drafts", "", "1.10x"]
     assert len(rows) == 12
     assert max(map(len, (line for line in text.splitlines() if line.startswith("|")))) <= 100
+
+
+def test_ratios_are_those_of_rounds(make_results: Any) -> None:
+    """A machine that becomes slower after the first round makes neither side better."""
+    row = make_results(2).scenarios[0][1][0]
+    for cell, speeds in zip(row.cells, ((100.0, 50.0, 40.0), (120.0, 60.0, 80.0)), strict=True):
+        cell.rounds = [
+            dataclasses.replace(f, output_throughput=s) for f, s in zip(cell.rounds, speeds, strict=True)
+        ]
+    assert [row.ratio(0), row.ratio(1)] == [1.0, 1.2]
+    assert [cell.median.output_throughput for cell in row.cells] == [50.0, 80.0]
 
 
 def test_at_a_rate_the_ratio_is_of_latencies(make_results: Any) -> None:
