@@ -11,6 +11,7 @@ While a draft grows, what is grown on gets slots behind the committed ones, `top
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -150,9 +151,8 @@ class MTPDrafter:
         drafts = [NO_DRAFT for _ in work]
         for chain, draft in zip(every, found, strict=True):
             drafts[chain.place] = draft
-        made = [max(len(d), len(d.bins)) for d in found]
-        passes = [sum([m > depth for m in made]) for depth in range(1, max(made, default=1))]
-        return Drafted(drafts, caught_up + len(rows), passes)
+        made = [len(d.bins) or len(d.tokens) for d in found]  # of a gated one, more than were kept
+        return Drafted(drafts, caught_up + len(rows), _passes(made))
 
     def _catch_up(self, work: Sequence[Committed]) -> int:
         """Runs over the positions that had waited for this step, a piece at a time. How many there were."""
@@ -185,6 +185,18 @@ class MTPDrafter:
             at += len(g.rows)
             g.rows = list(range(at - len(g.rows), at))
         return state, at
+
+
+def _passes(made: Sequence[int]) -> list[int]:
+    """Rows of each pass beyond the first, where chains of so many guesses were made.
+
+    >>> _passes([1, 4, 2, 2])
+    [3, 1, 1]
+    """
+    ends = [0] * (max(made, default=0) + 1)
+    for m in made:
+        ends[m] += 1
+    return [len(made) - n for n in accumulate(ends)][1:-1]
 
 
 class Grown:

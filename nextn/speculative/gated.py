@@ -1,11 +1,9 @@
-"""The controller of drafts that are gated guess by guess: what is worth guessing, and whether to draft at
-all. Pure.
+"""The controller of gated drafts: what is worth a guess, and whether to draft at all. Pure.
 
-Where the executor gates drafts (`nextn.gate`), how deep each one goes is seen to there. What is left to
-decide,
-for a stretch of steps at a time, are the gate's thresholds and whether drafts are worth it. Both come from
-what steps cost, by the table made at start-up and by how much steps have turned out to miss it (`pace`),
-and from how many tokens steps with drafts have come to.
+Where the executor gates drafts (`nextn.gate`), how deep each one goes is seen to there, guess by guess. What
+is left to decide, for a stretch of steps at a time, are the gate's thresholds and whether drafts are worth
+it. Both come from what steps cost, by the table made at start-up and by how much steps have turned out to
+miss it (`pace`), and from how many tokens steps with drafts have come to.
 
 Without drafts the draft layer's cache is left behind (`owed`), and what was left behind must be caught up
 with: to begin with drafts and then to do without is cheap, the other way round is dear. So drafts are made
@@ -34,10 +32,8 @@ from nextn.speculative.ration import Ration
 _STRETCH, _TRIAL = 32, 12  # steps
 _FEWEST = 4  # steps that say how long such steps take
 _TRIED_FIRST = 64.0  # drafts that are verified before anything is believed
-_FIRST_TOKENS, _FIRST_DRAFTS = (
-    2.2,
-    16.0,
-)  # tokens of a request and step with drafts: a guess, and what it weighs
+# Tokens of a request and step with drafts: a first guess, and what it weighs.
+_FIRST_TOKENS, _FIRST_DRAFTS = 2.2, 16.0
 _REMEMBERED = 1000.0  # drafts; by how many tokens they bring
 _MEAN_GAIN = 0.3  # of moving averages
 # Standard deviations by which to do without drafts must be better: where these are small and where they are
@@ -144,39 +140,49 @@ class GatedController:
         self._learn()
         n = len(requests)
         drafted, plain = self._usual_parts(n)
-        factors = self.pace.factors(n)
-        with_drafts, without = self.pace.seconds(n, drafted), self.pace.seconds(n, plain)
         tokens = self._tokens / self._drafts
-        worth = math.log(tokens * without / with_drafts)  # of drafts: what they speed up, as a logarithm
+        with_drafts, without = self.pace.seconds(n, drafted), self.pace.seconds(n, plain)
+        gain = math.log(tokens * without / with_drafts)  # of drafts: what they speed up, as a logarithm
         doubt = self.pace.spread(n, drafted, plain)
-        if self.drafting:
-            sure, tried = (_SURE, _TRIED) if doubt < _SMALL else (_SURE_WIDELY, _TRIED_WIDELY)
-            self.drafting = worth + sure * doubt > 0.0 or self._tried.get(batch_class(n), 0) < tried
-        else:
-            self.drafting = worth > 0.0
-        self._set_gate(n, tokens, max(tokens / with_drafts, 1.0 / without), factors)
-
-        trial = False
-        if not self._stretch.trial and self._drafts >= _TRIED_FIRST:
-            if self.drafting:
-                hope, lost = _HOPE * doubt - worth, with_drafts * (1.0 - math.exp(-worth))
-                owed = round(_TRIAL * n * tokens)
-            else:
-                doubt += _TOKENS_DOUBT * math.sqrt(self._without)
-                hope, lost = _HOPE * doubt + worth, without * (1.0 - math.exp(worth))
-                owed = sum([r.owed for r in requests])
-            price = max(0.0, _TRIAL * lost + factors[EXTEND] * self.costs.extend(owed))
-            trial = hope > 0.0 and price <= self.ration.purse
-            if trial:
-                self.ration.purse -= price
-                if self.drafting:
-                    self._tried[batch_class(n)] = self._tried.get(batch_class(n), 0) + 1
+        self.drafting = self._worth_it(n, gain, doubt)
+        self._set_gate(n, tokens, max(tokens / with_drafts, 1.0 / without))
+        step = without if self.drafting else with_drafts  # of the other kind
+        trial = not self._stretch.trial and self._affords(requests, gain, doubt, step)
         before, self._now = self._now, self.drafting != trial
         self._without = 0 if self._now else self._without + 1
         for r in requests:
             self.enter(r)
         self._stretch = _Stretch(n, trial, self._now == before)
         self.ration.think(n)
+
+    def _worth_it(self, n: int, gain: float, doubt: float) -> bool:
+        """To draft, until something else is decided."""
+        if not self.drafting:
+            return gain > 0.0
+        sure, tried = (_SURE, _TRIED) if doubt < _SMALL else (_SURE_WIDELY, _TRIED_WIDELY)
+        return gain + sure * doubt > 0.0 or self._tried.get(batch_class(n), 0) < tried
+
+    def _affords(self, requests: Sequence[DraftState], gain: float, doubt: float, step: float) -> bool:
+        """Is the other way, with or without drafts, to be tried now, in steps of so many seconds? If so, it
+        is paid for."""
+        n, ration = len(requests), self.ration
+        if self._drafts < _TRIED_FIRST:
+            return False
+        if self.drafting:
+            ahead = gain
+            owed = round(_TRIAL * n * self._tokens / self._drafts)
+        else:
+            ahead = -gain
+            doubt += _TOKENS_DOUBT * math.sqrt(self._without)
+            owed = sum([r.owed for r in requests])
+        lost = -step * math.expm1(-ahead)  # in each of them; below 0: it is won
+        price = max(0.0, _TRIAL * lost + self.pace.factors(n)[EXTEND] * self.costs.extend(owed))
+        if ahead >= _HOPE * doubt or price > ration.purse:
+            return False
+        ration.purse -= price
+        if self.drafting:
+            self._tried[batch_class(n)] = self._tried.get(batch_class(n), 0) + 1
+        return True
 
     def _learn(self) -> None:
         stretch = self._stretch
@@ -200,9 +206,9 @@ class GatedController:
         drafted[PASS_ROWS] = usual.passes * (self.costs.draft(over) - first)
         return drafted, plain
 
-    def _set_gate(self, n: int, tokens: float, rate: float, factors: Sequence[float]) -> None:
+    def _set_gate(self, n: int, tokens: float, rate: float) -> None:
         """rate: tokens per second, of a request."""
-        costs = self.costs
+        costs, factors = self.costs, self.pace.factors(n)
         rows, extended = n + round(n * self._usual.drafts), round(n * tokens)
         row = factors[ROWS] * (costs.target(rows + n) - costs.target(rows)) / n
         after = factors[EXTEND] * (costs.extend(extended + n) - costs.extend(extended)) / n
