@@ -29,7 +29,7 @@ THEMES: dict[str, tuple[list[str], list[str]]] = {
     "compare-auto": (
         COMPARE,
         ["--num-steps", "0,1,2,3,4", "--side", "auto=--speculative-num-steps auto",
-         "--concurrency", "1,2,4,8,16,32,64", "--rounds", "4"],
+         "--concurrency", "1,2,4,8,16,32,64", "--rounds", "8"],
     ),
     "compare-scenarios": (
         COMPARE,

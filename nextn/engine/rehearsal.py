@@ -14,7 +14,10 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from statistics import median
+
+import numpy as np
 
 from nextn.draft import Draft
 from nextn.engine.runner import Runner
@@ -82,7 +85,24 @@ def costs_of(tried: dict[int, dict[tuple[int, int], float]]) -> StepCosts:
     for less, more in zip(list(tried), [*list(tried)[1:], 8 * max(tried)], strict=True):
         target[more] = target[less] + slope[less] * (more - less)
     request = {n: max(1e-8, seconds[NONE] - target[n]) for n, seconds in tried.items()}
-    return StepCosts(target, extend, draft, 0.0, request)
+    steps = [seconds[NONE] for seconds in tried.values()]
+    return StepCosts(target, _line(extend, steps), _line(draft, steps), 0.0, request)
+
+
+def _line(points: dict[int, float], steps: Sequence[float]) -> dict[int, float]:
+    """Two points of the line, nowhere falling, that is closest to these in shares of the steps that they were
+    measured in. A pass of the draft layer takes so much, and so much for each row: four measurements together
+    say that better than each one does by itself."""
+    x, y = np.array(list(points), float), np.array(list(points.values()))
+    weights = 1.0 / np.array(steps) ** 2
+    middle, level = np.average(x, weights=weights), np.average(y, weights=weights)
+    spread = float(weights @ (x - middle) ** 2)
+    rise = max(0.0, float(weights @ ((x - middle) * (y - level))) / spread) if spread else 0.0
+    first, last = min(points), max(points)
+    start = level + rise * (first - middle)
+    if start < 0.0:  # through the origin
+        rise, start = level / middle, level / middle * first
+    return {first: float(start), last: float(start + rise * (last - first))}
 
 
 def _within(bounds: tuple[float, float], seconds: float, step: float) -> float:
