@@ -5,8 +5,9 @@
 First executors whose drafts are as deep as the controller says, then such that gate drafts guess by guess
 (depth_simulation.py, gate_simulation.py). What is told is tokens/s over those of the oracle, which in each
 step takes the best depth (the same for all requests) by trying all of them; then over the best fixed depth
-of 0 to 4, and over no drafts. Where drafts are gated there is no oracle, and each case is run several times,
-with a cost table that is wrong in another way: the worst of these runs, and their mean. The last line is JSON.
+of 0 to 4, and over no drafts. Where drafts are gated there is no oracle, and each case is run several
+times, with a cost table that is wrong in another way: the worst of these runs, and their mean. The last line
+is JSON.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
@@ -204,18 +204,18 @@ class DepthSimulation(Simulation):
             extended += self.commit(i, gain, held, depth > 0)
             self.drafts[i] = self.text(i, self.tokens[i])[:depth]
         passes = [sum(d > j for d in depths) for j in range(1, max(depths))]
-        drafts = sum(t.verified for t in told)
-        return expected, told, StepWork(self.n + drafts, extended, passes, self.n, drafts)
+        rows = sum(t.verified for t in told)
+        return expected, told, StepWork(self.n + rows, extended, passes, self.n, rows)
 
 
-def run_auto(sim: Simulation, warm_up: int, tokens: float) -> Run:
-    """Until the requests have come to `tokens` each on average; the first `warm_up` tokens do not count."""
-    controller = sim.controller()
+def serve(
+    sim: Simulation, controller: DepthController | GatedController
+) -> Iterator[tuple[float, float, StepWork]]:
+    """Step after step: expected tokens, seconds, work."""
     states = [DraftState() for _ in range(sim.n)]
     for state in states:
         controller.enter(state)
-    run = Run()
-    while sum(sim.tokens) < tokens * sim.n:
+    while True:
         for i in sim.new:
             states[i] = DraftState()
             controller.enter(states[i])
@@ -229,11 +229,21 @@ def run_auto(sim: Simulation, warm_up: int, tokens: float) -> Run:
             for s, owed in zip(states, sim.owed, strict=True):
                 s.owed = owed
             controller.plan(states)
-        if sum(sim.tokens) >= warm_up * sim.n:
+        yield expected, seconds, work
+
+
+def run_auto(sim: Simulation, warm_up: int, tokens: float) -> Run:
+    """Until the requests have come to `tokens` each on average; the first `warm_up` tokens do not count."""
+    run = Run()
+    for expected, seconds, work in serve(sim, sim.controller()):
+        come_to = sum(sim.tokens) / sim.n
+        if come_to >= warm_up:
             run.tokens += expected
             run.seconds += seconds
             run.proposed += work.drafts
             run.steps += 1
+        if come_to >= tokens:
+            break
     return run
 
 

@@ -148,8 +148,8 @@ class GatedSimulation(Simulation):
             expected += gain
             extended += self.commit(i, gain, held, depth > 0)
         self.chains, passes = guess(gate or OPEN, depths, self._bin)
-        drafts = sum(t.verified for t in told)
-        return expected, told, StepWork(self.n + drafts, extended, passes, self.n, drafts)
+        rows = sum(t.verified for t in told)
+        return expected, told, StepWork(self.n + rows, extended, passes, self.n, rows)
 
     def noisy(self, seconds: float) -> float:
         self._slow = BACK * self._slow + self.luck.gauss(0, WANDER)
