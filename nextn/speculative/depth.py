@@ -109,11 +109,11 @@ class DepthController:
 
     def due(self, requests: int) -> bool:
         """Is it time to `plan`, with so many requests decoding?"""
+        if self._trial and self._steps > _TRIAL:  # no more was put aside
+            return True
         if not self.ration.may_think():
             return False
-        if abs(requests - self._requests) * 8 > self._requests:
-            return True
-        return self._steps > (_TRIAL if self._trial else _STRETCH)
+        return self._steps > _STRETCH or abs(requests - self._requests) * 8 > self._requests
 
     # --- every stretch ----------------------------------------------------------------------
 

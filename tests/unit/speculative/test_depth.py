@@ -65,7 +65,9 @@ def test_regret_on_a_text_that_changes(simulation, machine, text, requests):
 
 def speeds(simulation, machine, text, requests, tokens=2500):
     def sim():
-        return simulation.Simulation(simulation.MACHINES[machine], simulation.TEXTS[text], requests, seed=7)
+        return simulation.DepthSimulation(
+            simulation.MACHINES[machine], simulation.TEXTS[text], requests, seed=7
+        )
 
     return (
         simulation.run_auto(sim(), 800, tokens).rate,
@@ -76,7 +78,9 @@ def speeds(simulation, machine, text, requests, tokens=2500):
 
 def test_the_same_history_gives_the_same_choices(simulation):
     def run():
-        sim = simulation.Simulation(simulation.MACHINES["experts"], simulation.TEXTS["drifting"], 4, seed=5)
+        sim = simulation.DepthSimulation(
+            simulation.MACHINES["experts"], simulation.TEXTS["drifting"], 4, seed=5
+        )
         return simulation.run_auto(sim, 100, 600)
 
     assert run() == run()
