@@ -43,8 +43,11 @@ _TRIED, _TRIED_WIDELY = 1, 3
 _HOPE = 2.0  # and by which something may be better than it seems and still be tried
 _TOKENS_DOUBT = 0.01  # of what drafts would bring, for each stretch without them
 # Plans, one that verifies whatever was drafted: what is never verified is never seen to hold. More often
-# while it is not known what a row costs, relative to what a step takes without drafts.
-_OPEN_EVERY, _OPEN_EVERY_UNSURE, _UNSURE = 48, 4, 0.3
+# while it is not known what a row costs, relative to what a step takes without drafts. Where chains hardly
+# ever go on, it is more often while it is not known what a pass costs; then a part of what it seems to is
+# enough.
+_OPEN_EVERY, _OPEN_EVERY_UNSURE, _UNSURE_OF_ROWS = 48, 4, 0.3
+_FEW_PASSES, _OPEN_EVERY_SHALLOW, _UNSURE_OF_PASSES, _PART = 0.25, 12, 0.5, 0.3
 _LEAST_LEFT = 0.3  # of a token's worth, after the draft layer's pass over it
 
 
@@ -91,6 +94,7 @@ class GatedController:
         self._usual = _Usual()
         self._tokens, self._drafts = _FIRST_TOKENS * _FIRST_DRAFTS, _FIRST_DRAFTS
         self._plans = 0
+        self._opened = False  # the gate lets through more than seems worth it
         self._tried: dict[int, int] = {}  # trials without drafts, by batch size
         self._without = 0  # stretches since there were drafts
 
@@ -188,7 +192,7 @@ class GatedController:
         stretch = self._stretch
         if len(stretch.works) >= _FEWEST:
             self.pace.note(stretch.requests, stretch.works, stretch.seconds, stretch.like_before)
-            if self._now:
+            if self._now and not self._opened:
                 self._usual.note(stretch.works)
         if self._drafts > _REMEMBERED:
             self._tokens *= _REMEMBERED / self._drafts
@@ -217,12 +221,16 @@ class GatedController:
         # What a second is worth, in tokens; a token that holds takes the draft layer's pass over it, too.
         worth = rate * n / max(_LEAST_LEFT, 1.0 - rate * n * after)
         self._plans += 1
-        unsure = self.pace.doubt(n, ROWS) > _UNSURE
-        opened = self._plans % (_OPEN_EVERY_UNSURE if unsure else _OPEN_EVERY) == 0
+        shallow = self._usual.passes < _FEW_PASSES and self.pace.doubt(n, PASS) > _UNSURE_OF_PASSES
+        every = _OPEN_EVERY_SHALLOW if shallow else _OPEN_EVERY
+        if self.pace.doubt(n, ROWS) > _UNSURE_OF_ROWS:
+            every = _OPEN_EVERY_UNSURE
+        self._opened = self._plans % every == 0
+        part = _PART if self._opened and shallow else 1.0
         self.gate = Gate(
             self.leads.rates(),
-            keep=0.0 if opened else worth * row,
+            keep=0.0 if self._opened else worth * row,
             usual=self.leads.usual(),
-            each=worth * (row + each),
-            passing=worth * (factors[PASS] * one - each),
+            each=part * worth * (row + each),
+            passing=part * worth * (factors[PASS] * one - each),
         )
