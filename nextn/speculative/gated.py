@@ -57,6 +57,9 @@ class _Stretch:
     def __init__(self, requests: int = 0, trial: bool = False, like_before: bool = False) -> None:
         self.requests, self.trial, self.like_before = requests, trial, like_before
         self.steps = 0
+        self.forget()
+
+    def forget(self) -> None:
         self.works: list[StepWork] = []
         self.seconds: list[float] = []
 
@@ -140,6 +143,7 @@ class GatedController:
     def plan(self, requests: Sequence[DraftState]) -> None:
         """Sets the gate, and who drafts in the steps to come."""
         if not requests:
+            self._stretch.forget()  # or what steps took is piled up for as long as each one ends its requests
             return
         self._learn()
         n = len(requests)

@@ -212,3 +212,13 @@ def test_nobody_to_plan_for():
     before = controller.gate
     controller.plan([])
     assert controller.gate is before
+
+
+def test_steps_are_not_piled_up_where_each_ends_its_requests():
+    """As when all ask for one token: it is time to plan, and there is nobody to plan for."""
+    controller = GatedController(FREE)
+    for _ in range(1000):
+        controller.step(StepWork(1, requests=1), 20e-3)
+        if controller.due(1):
+            controller.plan([])
+    assert len(controller._stretch.works) == len(controller._stretch.seconds) < 100
