@@ -174,15 +174,16 @@ class GatedController:
         """Is the other way, with or without drafts, to be tried now, in steps of so many seconds? If so, it
         is paid for."""
         n, ration = len(requests), self.ration
-        if self._drafts < _TRIED_FIRST:
+        free = [r for r in requests if r.fixed is None]  # the others take no part in it
+        if not free or self._drafts < _TRIED_FIRST:
             return False
         if self.drafting:
             ahead = gain
-            owed = round(_TRIAL * n * self._tokens / self._drafts)
+            owed = round(_TRIAL * len(free) * self._tokens / self._drafts)
         else:
             ahead = -gain
             doubt += _TOKENS_DOUBT * math.sqrt(self._without)
-            owed = sum([r.owed for r in requests])
+            owed = sum([r.owed for r in free])
         lost = -step * math.expm1(-ahead)  # in each of them; below 0: it is won
         price = max(0.0, _TRIAL * lost + self.pace.factors(n)[EXTEND] * self.costs.extend(owed))
         if ahead >= _HOPE * doubt or price > ration.purse:

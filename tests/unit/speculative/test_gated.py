@@ -11,6 +11,7 @@ import pytest
 from support.script_modules import script_modules
 
 from nextn.draft import MOST_DEPTH
+from nextn.scheduler.auto_depth import MOST_OWED
 from nextn.speculative.costs import StepCosts, StepWork
 from nextn.speculative.depth import DraftState
 from nextn.speculative.gated import GatedController
@@ -99,7 +100,7 @@ def drive(controller, states, held, steps):
         for state, depth in zip(states, depths, strict=True):
             if depth:
                 controller.note(state, 2, held, b"\4\4" if state.fixed is None else b"")
-            state.owed = 0 if depth else state.owed + 1
+            state.owed = 0 if depth or state.owed >= MOST_OWED else state.owed + 1
         work = StepWork(n + 2 * going, going * (1 + held), [going] * (going > 0), n, 2 * going)
         controller.step(work, controller.costs.step(work))
         if controller.due(n):
@@ -131,6 +132,32 @@ def test_to_do_without_is_tried_too_and_not_for_long():
     without = lengths(drafting, False)
     assert max(without) <= 13
     assert 0 < sum(without) < 0.015 * len(drafting)
+
+
+def test_what_is_to_be_caught_up_with_is_paid_for_too():
+    """It is most of a trial's price here."""
+    costs = StepCosts({1: 10e-3, 11: 13e-3}, {1: 0.3e-3, 101: 30.3e-3}, {1: 0.3e-3}, 0.0)
+    controller, state = GatedController(costs), DraftState()
+    list(drive(controller, [state], 0, 4000))
+    plain, tried = costs.step(StepWork(1, requests=1)), costs.step(StepWork(3, 1, [1], 1, 2))
+    steps, spent, trials = 20000, 0.0, 0
+    for (depth,) in drive(controller, [state], 0, steps):
+        spent += (tried - plain) * (depth > 0)
+        if state.depth > 0 == depth:
+            trials += 1
+            spent += costs.extend(state.owed)
+    assert trials > 1
+    assert spent < 0.006 * steps * plain
+
+
+def test_nothing_is_tried_where_all_asked_for_a_depth():
+    controller = GatedController(StepCosts({1: 1e-3, 11: 4e-3}, SMALL, SMALL, 0.0))
+    list(drive(controller, [DraftState()], 1, 3000))
+    before, purse = dict(controller._tried), controller.ration.purse
+    assert before
+    list(drive(controller, [DraftState(fixed=2)], 1, 3000))
+    assert controller._tried == before
+    assert controller.ration.purse > purse
 
 
 def test_a_depth_that_a_request_asked_for_passes_through():
