@@ -15,6 +15,7 @@ from nextn.scheduler.auto_depth import MOST_OWED
 from nextn.speculative.costs import StepCosts, StepWork
 from nextn.speculative.depth import DraftState
 from nextn.speculative.gated import GatedController
+from nextn.speculative.measured import batch_class
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 SMALL = {1: 0.1e-3}
@@ -148,6 +149,29 @@ def test_what_is_to_be_caught_up_with_is_paid_for_too():
             spent += costs.extend(state.owed)
     assert trials > 1
     assert spent < 0.006 * steps * plain
+
+
+def test_drafts_are_not_given_up_before_that_was_tried():
+    """With about so many requests; and more often where it is not known well what steps take."""
+    controller = GatedController(CHEAP)
+    for doubt, often in ((0.01, 1), (0.2, 3)):
+        controller._tried = {batch_class(4): often - 1, batch_class(64): 9}
+        assert controller._worth_it(4, -1.0, doubt)
+        controller._tried[batch_class(4)] += 1
+        assert not controller._worth_it(4, -1.0, doubt)
+
+
+def test_what_the_gate_was_opened_for_is_no_usual_step():
+    usual = []
+    for opened in (True, False):
+        controller = GatedController(CHEAP)
+        controller._opened = opened
+        before = vars(controller._usual).copy()
+        for _ in range(10):
+            controller.step(StepWork(9, 2, [1] * 7, 1, 8), 20e-3)
+        controller.plan([DraftState()])
+        usual.append(vars(controller._usual) == before)
+    assert usual == [True, False]
 
 
 def test_nothing_is_tried_where_all_asked_for_a_depth():
