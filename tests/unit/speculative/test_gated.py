@@ -174,6 +174,18 @@ def test_what_the_gate_was_opened_for_is_no_usual_step():
     assert usual == [True, False]
 
 
+@pytest.mark.parametrize("other", [StepWork(200, 2, (), 1, 2), StepWork(3, 300, (), 1, 2), StepWork(200)])
+def test_prompts_and_what_is_caught_up_with_say_nothing_of_decoding(other):
+    controller, states = GatedController(CHEAP), [DraftState()]
+    list(drive(controller, states, 2, 200))
+    before = controller.pace.factors(1)
+    controller.plan(states)
+    for _ in range(20):
+        controller.step(other, 5.0)
+    controller.plan(states)
+    assert controller.pace.factors(1) == pytest.approx(before, rel=0.1, abs=0.02)
+
+
 def test_nothing_is_tried_where_all_asked_for_a_depth():
     controller = GatedController(StepCosts({1: 1e-3, 11: 4e-3}, SMALL, SMALL, 0.0))
     list(drive(controller, [DraftState()], 1, 3000))
