@@ -97,7 +97,7 @@ class GatedController:
         self._usual = _Usual()
         self._tokens, self._drafts = _FIRST_TOKENS * _FIRST_DRAFTS, _FIRST_DRAFTS
         self._plans = 0
-        self._opened = False  # the gate lets through more than seems worth it
+        self._opened = True  # the gate lets through more than seems worth it
         self._tried: dict[int, int] = {}  # trials without drafts, by batch size
         self._without = 0  # stretches since there were drafts
 
