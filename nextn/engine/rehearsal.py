@@ -4,7 +4,8 @@ A few made-up requests decode for some steps, in batches of several sizes, on th
 What a draft costs shows in the difference between steps of one batch: that make none, one or four drafts and
 verify none of them, and that verify two or four. They are gone through in turn, over and over, and each
 round has its own differences, since these machines are shared and everything is slow together; the middle one
-of the rounds counts. What this misses is learnt while the engine serves, by `nextn.speculative.measured`.
+of the rounds counts. What this misses is learnt while the engine serves, by `nextn.speculative.measured` or,
+where drafts are gated, `pace`.
 
 Nothing of it is left: the requests' pages are garbage that is written over before it is read, the prefix
 cache is one of their own, and their acceptance, being of made-up texts, is told to nobody.

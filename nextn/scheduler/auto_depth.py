@@ -1,4 +1,4 @@
-"""Automatic draft depth in the scheduler's terms: requests and steps for `nextn.speculative.depth`."""
+"""Automatic draft depth in the scheduler's terms: requests and steps for `speculative.depth` and `.gated`."""
 
 from __future__ import annotations
 

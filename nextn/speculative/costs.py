@@ -8,7 +8,7 @@ A step of the engine has parts whose time depends on how much they run over:
     draft    one further draft for each of n requests (every depth beyond the first is one such pass)
     fixed    what a step takes besides
 
-What steps turn out to take beside that is learnt in `measured`.
+What steps turn out to take beside that is learnt in `measured`, and where drafts are gated in `pace`.
 """
 
 from __future__ import annotations

@@ -120,6 +120,7 @@ class DepthController:
     def plan(self, requests: Sequence[DraftState]) -> None:
         """Sets every request's `depth` for the steps to come."""
         if not requests:
+            self._ratios = []  # or they are piled up for as long as each step ends its requests
             return
         self._learn(requests)
         n = len(requests)

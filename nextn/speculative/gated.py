@@ -57,6 +57,9 @@ class _Stretch:
     def __init__(self, requests: int = 0, trial: bool = False, like_before: bool = False) -> None:
         self.requests, self.trial, self.like_before = requests, trial, like_before
         self.steps = 0
+        self.forget()
+
+    def forget(self) -> None:
         self.works: list[StepWork] = []
         self.seconds: list[float] = []
 
@@ -94,7 +97,7 @@ class GatedController:
         self._usual = _Usual()
         self._tokens, self._drafts = _FIRST_TOKENS * _FIRST_DRAFTS, _FIRST_DRAFTS
         self._plans = 0
-        self._opened = False  # the gate lets through more than seems worth it
+        self._opened = True  # the gate lets through more than seems worth it
         self._tried: dict[int, int] = {}  # trials without drafts, by batch size
         self._without = 0  # stretches since there were drafts
 
@@ -140,6 +143,7 @@ class GatedController:
     def plan(self, requests: Sequence[DraftState]) -> None:
         """Sets the gate, and who drafts in the steps to come."""
         if not requests:
+            self._stretch.forget()  # or what steps took is piled up for as long as each one ends its requests
             return
         self._learn()
         n = len(requests)
@@ -170,15 +174,16 @@ class GatedController:
         """Is the other way, with or without drafts, to be tried now, in steps of so many seconds? If so, it
         is paid for."""
         n, ration = len(requests), self.ration
-        if self._drafts < _TRIED_FIRST:
+        free = [r for r in requests if r.fixed is None]  # the others take no part in it
+        if not free or self._drafts < _TRIED_FIRST:
             return False
         if self.drafting:
             ahead = gain
-            owed = round(_TRIAL * n * self._tokens / self._drafts)
+            owed = round(_TRIAL * len(free) * self._tokens / self._drafts)
         else:
             ahead = -gain
             doubt += _TOKENS_DOUBT * math.sqrt(self._without)
-            owed = sum([r.owed for r in requests])
+            owed = sum([r.owed for r in free])
         lost = -step * math.expm1(-ahead)  # in each of them; below 0: it is won
         price = max(0.0, _TRIAL * lost + self.pace.factors(n)[EXTEND] * self.costs.extend(owed))
         if ahead >= _HOPE * doubt or price > ration.purse:

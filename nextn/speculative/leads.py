@@ -26,8 +26,7 @@ class Leads:
 
     def note(self, bins: bytes, verified: int, accepted: int) -> None:
         """A chain whose guesses fell into these bins: how many were verified, how many of these held. It
-        counts
-        from the next `learn` on."""
+        counts from the next `learn` on."""
         self._bins.append(bins)
         self._outcomes.extend((verified, accepted))
 

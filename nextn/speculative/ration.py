@@ -4,7 +4,7 @@ from __future__ import annotations
 
 # Shares of the time that go into trials: at last, and in the beginning, when all is new.
 _TRIAL_SHARE, _FIRST_SHARE, _SETTLING = 0.003, 0.01, 40
-_PURSE = 64.0  # steps' worth of time that may be put aside at most
+_PURSE = 64.0  # usual steps' worth of time that may be put aside at most
 _SECONDS_GAIN = 0.05  # of the moving average
 
 
@@ -24,7 +24,7 @@ class Ration:
         self._thought += self._share * seconds
         self.seconds += _SECONDS_GAIN * (seconds - self.seconds)
         share = _TRIAL_SHARE + _FIRST_SHARE / (1.0 + self._plans / _SETTLING)
-        self.purse = min(_PURSE * seconds, self.purse + share * seconds)
+        self.purse = min(_PURSE * self.seconds, self.purse + share * seconds)
 
     def may_think(self) -> bool:
         return self._thought >= 0.0

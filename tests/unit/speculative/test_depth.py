@@ -199,3 +199,13 @@ def test_nothing_to_decide():
     controller = DepthController(StepCosts(FLAT, SMALL, SMALL, 0.0))
     controller.plan([])
     assert not controller.due(0)
+
+
+def test_steps_are_not_piled_up_where_each_ends_its_requests():
+    """As when all ask for one token: it is time to plan, and there is nobody to plan for."""
+    controller = DepthController(StepCosts(FLAT, SMALL, SMALL, 0.0))
+    for _ in range(1000):
+        controller.step(StepWork(30, requests=1), 20e-3)
+        if controller.due(1):
+            controller.plan([])
+    assert len(controller._ratios) < 100

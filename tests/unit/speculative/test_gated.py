@@ -11,9 +11,11 @@ import pytest
 from support.script_modules import script_modules
 
 from nextn.draft import MOST_DEPTH
+from nextn.scheduler.auto_depth import MOST_OWED
 from nextn.speculative.costs import StepCosts, StepWork
 from nextn.speculative.depth import DraftState
 from nextn.speculative.gated import GatedController
+from nextn.speculative.measured import batch_class
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 SMALL = {1: 0.1e-3}
@@ -99,7 +101,7 @@ def drive(controller, states, held, steps):
         for state, depth in zip(states, depths, strict=True):
             if depth:
                 controller.note(state, 2, held, b"\4\4" if state.fixed is None else b"")
-            state.owed = 0 if depth else state.owed + 1
+            state.owed = 0 if depth or state.owed >= MOST_OWED else state.owed + 1
         work = StepWork(n + 2 * going, going * (1 + held), [going] * (going > 0), n, 2 * going)
         controller.step(work, controller.costs.step(work))
         if controller.due(n):
@@ -131,6 +133,67 @@ def test_to_do_without_is_tried_too_and_not_for_long():
     without = lengths(drafting, False)
     assert max(without) <= 13
     assert 0 < sum(without) < 0.015 * len(drafting)
+
+
+def test_what_is_to_be_caught_up_with_is_paid_for_too():
+    """It is most of a trial's price here."""
+    costs = StepCosts({1: 10e-3, 11: 13e-3}, {1: 0.3e-3, 101: 30.3e-3}, {1: 0.3e-3}, 0.0)
+    controller, state = GatedController(costs), DraftState()
+    list(drive(controller, [state], 0, 4000))
+    plain, tried = costs.step(StepWork(1, requests=1)), costs.step(StepWork(3, 1, [1], 1, 2))
+    steps, spent, trials = 20000, 0.0, 0
+    for (depth,) in drive(controller, [state], 0, steps):
+        spent += (tried - plain) * (depth > 0)
+        if state.depth > 0 == depth:
+            trials += 1
+            spent += costs.extend(state.owed)
+    assert trials > 1
+    assert spent < 0.006 * steps * plain
+
+
+def test_drafts_are_not_given_up_before_that_was_tried():
+    """With about so many requests; and more often where it is not known well what steps take."""
+    controller = GatedController(CHEAP)
+    for doubt, often in ((0.01, 1), (0.2, 3)):
+        controller._tried = {batch_class(4): often - 1, batch_class(64): 9}
+        assert controller._worth_it(4, -1.0, doubt)
+        controller._tried[batch_class(4)] += 1
+        assert not controller._worth_it(4, -1.0, doubt)
+
+
+def test_what_the_gate_was_opened_for_is_no_usual_step():
+    usual = []
+    for opened in (True, False):
+        controller = GatedController(CHEAP)
+        controller._opened = opened
+        before = vars(controller._usual).copy()
+        for _ in range(10):
+            controller.step(StepWork(9, 2, [1] * 7, 1, 8), 20e-3)
+        controller.plan([DraftState()])
+        usual.append(vars(controller._usual) == before)
+    assert usual == [True, False]
+
+
+@pytest.mark.parametrize("other", [StepWork(200, 2, (), 1, 2), StepWork(3, 300, (), 1, 2), StepWork(200)])
+def test_prompts_and_what_is_caught_up_with_say_nothing_of_decoding(other):
+    controller, states = GatedController(CHEAP), [DraftState()]
+    list(drive(controller, states, 2, 200))
+    before = controller.pace.factors(1)
+    controller.plan(states)
+    for _ in range(20):
+        controller.step(other, 5.0)
+    controller.plan(states)
+    assert controller.pace.factors(1) == pytest.approx(before, rel=0.1, abs=0.02)
+
+
+def test_nothing_is_tried_where_all_asked_for_a_depth():
+    controller = GatedController(StepCosts({1: 1e-3, 11: 4e-3}, SMALL, SMALL, 0.0))
+    list(drive(controller, [DraftState()], 1, 3000))
+    before, purse = dict(controller._tried), controller.ration.purse
+    assert before
+    list(drive(controller, [DraftState(fixed=2)], 1, 3000))
+    assert controller._tried == before
+    assert controller.ration.purse > purse
 
 
 def test_a_depth_that_a_request_asked_for_passes_through():
@@ -212,3 +275,13 @@ def test_nobody_to_plan_for():
     before = controller.gate
     controller.plan([])
     assert controller.gate is before
+
+
+def test_steps_are_not_piled_up_where_each_ends_its_requests():
+    """As when all ask for one token: it is time to plan, and there is nobody to plan for."""
+    controller = GatedController(FREE)
+    for _ in range(1000):
+        controller.step(StepWork(1, requests=1), 20e-3)
+        if controller.due(1):
+            controller.plan([])
+    assert len(controller._stretch.works) == len(controller._stretch.seconds) < 100

@@ -99,3 +99,16 @@ def test_a_new_batch_size_starts_from_the_nearest():
     assert pace.factors(N * 2)[ROWS] == pace.factors(N)[ROWS]
     drafted, plain = pace.parts([work(luck), StepWork(N, requests=N)])
     assert pace.spread(2 * N, drafted, plain) > 1.3 * pace.spread(N, drafted, plain)
+
+
+def test_another_machine_is_believed_at_once():
+    """Ten times as slow as a whole: what is known of its parts stays known."""
+    pace, luck = Pace(COSTS), random.Random(5)
+    truth = [1.0, 0.5, 1.0, 1.0, 1.0, 1.0, 0.0]
+    before = serve(pace, truth, luck)
+    works = [work(luck) for _ in range(32)]
+    expected = [pace.seconds(N, parts) for parts in pace.parts(works)]
+    pace.note(N, works, [10.0 * s for s in expected], like_before=True)
+    after = [pace.seconds(N, parts) for parts in pace.parts(works)]
+    assert after == pytest.approx([10.0 * s for s in expected], rel=0.02)
+    assert np.array(pace.factors(N)) / pace.factors(N)[PLAIN] == pytest.approx(before, abs=0.02)
