@@ -101,7 +101,7 @@ def _line(points: dict[int, float], steps: Sequence[float]) -> dict[int, float]:
     rise = max(0.0, float(weights @ ((x - middle) * (y - level))) / spread) if spread else 0.0
     first, last = min(points), max(points)
     start = level + rise * (first - middle)
-    if start < 0.0:  # through the origin
+    if start <= 0.0:  # through the origin
         rise, start = level / middle, level / middle * first
     return {first: float(start), last: float(start + rise * (last - first))}
 

@@ -31,7 +31,7 @@ from nextn.speculative.ration import Ration
 
 _STRETCH, _TRIAL = 32, 12  # steps
 _FEWEST = 4  # steps that say how long such steps take
-_TRIED_FIRST = 64.0  # drafts that are verified before anything is believed
+_TRIED_FIRST = 64.0  # drafts, those assumed below among them, before anything is believed
 # Tokens of a request and step with drafts: a first guess, and what it weighs.
 _FIRST_TOKENS, _FIRST_DRAFTS = 2.2, 16.0
 _REMEMBERED = 1000.0  # drafts; by how many tokens they bring
@@ -52,10 +52,13 @@ _LEAST_LEFT = 0.3  # of a token's worth, after the draft layer's pass over it
 
 
 class _Stretch:
-    """Steps since the last plan. parts, seconds: of those that tell how long such steps take."""
+    """Steps since the last plan, of so many requests. usual: with drafts as they seem worth it. works,
+    seconds: of those steps that tell how long such steps take."""
 
-    def __init__(self, requests: int = 0, trial: bool = False, like_before: bool = False) -> None:
-        self.requests, self.trial, self.like_before = requests, trial, like_before
+    def __init__(
+        self, requests: int = 0, trial: bool = False, like_before: bool = False, usual: bool = False
+    ) -> None:
+        self.requests, self.trial, self.like_before, self.usual = requests, trial, like_before, usual
         self.steps = 0
         self.forget()
 
@@ -97,7 +100,6 @@ class GatedController:
         self._usual = _Usual()
         self._tokens, self._drafts = _FIRST_TOKENS * _FIRST_DRAFTS, _FIRST_DRAFTS
         self._plans = 0
-        self._opened = True  # the gate lets through more than seems worth it
         self._tried: dict[int, int] = {}  # trials without drafts, by batch size
         self._without = 0  # stretches since there were drafts
 
@@ -153,14 +155,15 @@ class GatedController:
         gain = math.log(tokens * without / with_drafts)  # of drafts: what they speed up, as a logarithm
         doubt = self.pace.spread(n, drafted, plain)
         self.drafting = self._worth_it(n, gain, doubt)
-        self._set_gate(n, tokens, max(tokens / with_drafts, 1.0 / without))
+        opened = self._set_gate(n, tokens, max(tokens / with_drafts, 1.0 / without))
         step = without if self.drafting else with_drafts  # of the other kind
         trial = not self._stretch.trial and self._affords(requests, gain, doubt, step)
         before, self._now = self._now, self.drafting != trial
         self._without = 0 if self._now else self._without + 1
         for r in requests:
             self.enter(r)
-        self._stretch = _Stretch(n, trial, self._now == before)
+        usual = self._now and not opened and any(r.fixed is None for r in requests)
+        self._stretch = _Stretch(n, trial, self._now == before, usual)
         self.ration.think(n)
 
     def _worth_it(self, n: int, gain: float, doubt: float) -> bool:
@@ -189,16 +192,17 @@ class GatedController:
         if ahead >= _HOPE * doubt or price > ration.purse:
             return False
         ration.purse -= price
-        if self.drafting:
-            self._tried[batch_class(n)] = self._tried.get(batch_class(n), 0) + 1
         return True
 
     def _learn(self) -> None:
         stretch = self._stretch
         if len(stretch.works) >= _FEWEST:
             self.pace.note(stretch.requests, stretch.works, stretch.seconds, stretch.like_before)
-            if self._now and not self._opened:
+            if stretch.usual:
                 self._usual.note(stretch.works)
+            if stretch.trial and not self._now:
+                batch = batch_class(stretch.requests)
+                self._tried[batch] = self._tried.get(batch, 0) + 1
         if self._drafts > _REMEMBERED:
             self._tokens *= _REMEMBERED / self._drafts
             self._drafts = _REMEMBERED
@@ -215,8 +219,8 @@ class GatedController:
         drafted[PASS_ROWS] = usual.passes * (self.costs.draft(over) - first)
         return drafted, plain
 
-    def _set_gate(self, n: int, tokens: float, rate: float) -> None:
-        """rate: tokens per second, of a request."""
+    def _set_gate(self, n: int, tokens: float, rate: float) -> bool:
+        """rate: tokens per second, of a request. Does it let through more than seems worth it?"""
         costs, factors = self.costs, self.pace.factors(n)
         rows, extended = n + round(n * self._usual.drafts), round(n * tokens)
         row = factors[ROWS] * (costs.target(rows + n) - costs.target(rows)) / n
@@ -230,12 +234,13 @@ class GatedController:
         every = _OPEN_EVERY_SHALLOW if shallow else _OPEN_EVERY
         if self.pace.doubt(n, ROWS) > _UNSURE_OF_ROWS:
             every = _OPEN_EVERY_UNSURE
-        self._opened = self._plans % every == 0
-        part = _PART if self._opened and shallow else 1.0
+        opened = self._plans % every == 0
+        part = _PART if opened and shallow else 1.0
         self.gate = Gate(
             self.leads.rates(),
-            keep=0.0 if self._opened else worth * row,
+            keep=0.0 if opened else worth * row,
             usual=self.leads.usual(),
             each=part * worth * (row + each),
             passing=part * worth * (factors[PASS] * one - each),
         )
+        return opened

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby, islice
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -162,16 +163,20 @@ def test_drafts_are_not_given_up_before_that_was_tried():
 
 
 def test_what_the_gate_was_opened_for_is_no_usual_step():
-    usual = []
-    for opened in (True, False):
-        controller = GatedController(CHEAP)
-        controller._opened = opened
-        before = vars(controller._usual).copy()
-        for _ in range(10):
-            controller.step(StepWork(9, 2, [1] * 7, 1, 8), 20e-3)
-        controller.plan([DraftState()])
-        usual.append(vars(controller._usual) == before)
-    assert usual == [True, False]
+    controller, before, opened = GatedController(CHEAP), None, 0
+    controller.enter(state := DraftState())
+    for drafts in range(1, 400):
+        works = [StepWork(1 + drafts % 7 + 1, 2, [1] * (drafts % 7), 1, drafts % 7 + 1)] * 40
+        for work in works:
+            controller.note(state, 1, 1, b"\4")
+            controller.step(work, controller.costs.step(work))
+        usual, was_open, now = vars(controller._usual).copy(), before == 0.0, controller._now
+        controller.plan([state])
+        if before is not None and now:
+            assert (vars(controller._usual) == usual) == was_open
+            opened += was_open
+        before = controller.gate.keep
+    assert opened > 3
 
 
 @pytest.mark.parametrize("other", [StepWork(200, 2, (), 1, 2), StepWork(3, 300, (), 1, 2), StepWork(200)])
@@ -285,3 +290,36 @@ def test_steps_are_not_piled_up_where_each_ends_its_requests():
         if controller.due(1):
             controller.plan([])
     assert len(controller._stretch.works) == len(controller._stretch.seconds) < 100
+
+
+def serve_alike(controller, states, work, held, stretches):
+    """Stretches of steps that are all the same; the gate of each plan."""
+    gates = []
+    for state in states:
+        controller.enter(state)
+    while len(gates) < stretches:
+        for state in states:
+            controller.note(state, 1, held, b"\4" if state.fixed is None else b"")
+        controller.step(work, controller.costs.step(work))
+        if controller.due(len(states)):
+            controller.plan(states)
+            gates.append(controller.gate)
+    return gates
+
+
+def test_where_chains_hardly_go_on_what_a_pass_costs_is_found_out():
+    gates = serve_alike(GatedController(CHEAP), [DraftState()], StepWork(2, 2, [], 1, 1), 1, 60)
+    usual = median(g.passing for g in gates)
+    assert 2 <= sum(g.passing < 0.5 * usual for g in gates) <= 15
+    deep = serve_alike(GatedController(CHEAP), [DraftState()], StepWork(4, 3, [1, 1], 1, 3), 1, 60)
+    usual = median(g.passing for g in deep)
+    assert not any(g.passing < 0.5 * usual for g in deep)
+
+
+def test_requests_that_asked_for_a_depth_say_nothing_of_usual_steps():
+    controller = GatedController(CHEAP)
+    before = vars(controller._usual).copy()
+    serve_alike(controller, [DraftState(fixed=8)], StepWork(9, 4, [1] * 7, 1, 8), 3, 5)
+    assert vars(controller._usual) == before
+    serve_alike(controller, [DraftState()], StepWork(9, 4, [1] * 7, 1, 8), 3, 5)
+    assert vars(controller._usual) != before
