@@ -84,7 +84,7 @@ class Runner:
             for r, v, d, f, o in zip(rows, verified, made.drafts, forced, told, strict=True)
         ]
         decoding = sum(r.chooses for r in rows)
-        drafts = sum(len(r.draft) for r in rows)
+        drafts = sum([len(r.draft.tokens) for r in rows])
         work = StepWork(sum(len(r.tokens) for r in rows), made.extended, made.passes, decoding, drafts)
         return StepResult(results, work)
 

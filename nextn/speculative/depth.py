@@ -60,6 +60,12 @@ def give(requests: Iterable[DraftState], depth_of: Mapping[int, int]) -> None:
         r.depth = depth_of[r.level] if r.fixed is None else r.fixed
 
 
+def check_most(most: int) -> None:
+    """Raises ValueError for a number of drafts that automatic depth cannot be bounded by."""
+    if not 1 <= most <= MOST_DEPTH:
+        raise ValueError(f"the most drafts are {most}; automatic depth takes 1 to {MOST_DEPTH}")
+
+
 class DepthController:
     gate: Gate | None = None  # drafts are as deep as they are to be
 
@@ -73,8 +79,7 @@ class DepthController:
     ) -> None:
         """most: drafts a request gets at most, up to MOST_DEPTH. prior: acceptance by depth, conditional.
         doubt: of the costs, see Measured."""
-        if not 1 <= most <= MOST_DEPTH:
-            raise ValueError(f"the most drafts are {most}; automatic depth takes 1 to {MOST_DEPTH}")
+        check_most(most)
         self.costs, self.most = costs, most
         self.acceptance = AcceptanceModel(prior, most)
         self.measured = Measured(doubt)
@@ -86,7 +91,7 @@ class DepthController:
         self._steps = 0
         self._ratios: list[float] = []  # real over predicted seconds of each step
         self._trial = False
-        self.ration = Ration(share=0.01, plan=150e-6, each=10e-6)
+        self.ration = Ration(0.01, plan=150e-6, each=10e-6, stretch=_STRETCH, trial=_TRIAL)
 
     # --- every step -------------------------------------------------------------------------
 
@@ -109,11 +114,7 @@ class DepthController:
 
     def due(self, requests: int) -> bool:
         """Is it time to `plan`, with so many requests decoding?"""
-        if self._trial and self._steps > _TRIAL:  # no more was put aside
-            return True
-        if not self.ration.may_think():
-            return False
-        return self._steps > _STRETCH or abs(requests - self._requests) * 8 > self._requests
+        return self.ration.due(self._steps, self._trial, self._requests, requests)
 
     # --- every stretch ----------------------------------------------------------------------
 

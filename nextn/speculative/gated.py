@@ -23,7 +23,7 @@ import numpy as np
 from nextn.draft import MOST_DEPTH
 from nextn.gate import Gate
 from nextn.speculative.costs import StepCosts, StepWork
-from nextn.speculative.depth import DraftState
+from nextn.speculative.depth import DraftState, check_most
 from nextn.speculative.leads import Leads
 from nextn.speculative.measured import batch_class
 from nextn.speculative.pace import EXTEND, PASS, PASS_ROWS, ROWS, Pace
@@ -89,10 +89,10 @@ class _Usual:
 class GatedController:
     def __init__(self, costs: StepCosts, *, most: int = MOST_DEPTH) -> None:
         """most: drafts a request gets at most."""
-        if not 1 <= most <= MOST_DEPTH:
-            raise ValueError(f"the most drafts are {most}; automatic depth takes 1 to {MOST_DEPTH}")
+        check_most(most)
         self.costs, self.most = costs, most
-        self.pace, self.leads, self.ration = Pace(costs), Leads(), Ration(share=0.006, plan=600e-6, each=6e-6)
+        self.pace, self.leads = Pace(costs), Leads()
+        self.ration = Ration(0.006, plan=600e-6, each=6e-6, stretch=_STRETCH, trial=_TRIAL)
         self.gate = Gate(self.leads.rates(), keep=0.0, usual=1.0, each=0.0, passing=0.0)
         self.drafting = True
         self._now = True  # the stretch that runs is with drafts, by way of trial perhaps
@@ -134,11 +134,7 @@ class GatedController:
     def due(self, requests: int) -> bool:
         """Is it time to `plan`, with so many requests decoding?"""
         stretch = self._stretch
-        if stretch.trial and stretch.steps > _TRIAL:
-            return True
-        if not self.ration.may_think():
-            return False
-        return stretch.steps > _STRETCH or abs(requests - stretch.requests) * 8 > stretch.requests
+        return self.ration.due(stretch.steps, stretch.trial, stretch.requests, requests)
 
     # --- every stretch ----------------------------------------------------------------------
 

@@ -70,8 +70,7 @@ class Pace:
         drafts, or without, as the stretch before."""
         known = self._of(requests)
         table = self.parts(works)
-        usual = known.factors
-        missed = np.array(seconds) / (table @ usual) - 1.0
+        missed = np.array(seconds) / (table @ known.factors) - 1.0
         middle = _median(missed)
         if abs(middle) > _FAR:
             known.rescale(1.0 + middle)

@@ -11,10 +11,11 @@ _SECONDS_GAIN = 0.05  # of the moving average
 class Ration:
     """seconds: of a step, usually. purse: seconds put aside for trials."""
 
-    def __init__(self, share: float, plan: float, each: float) -> None:
+    def __init__(self, share: float, plan: float, each: float, stretch: int, trial: int) -> None:
         """plan, each: seconds that a plan takes, and for each request, as measured in CPython; share: of the
-        time, that may go there. Until that is paid off a stretch goes on."""
+        time, that may go there. stretch, trial: steps that a plan is for, and a trial."""
         self._share, self._plan, self._each = share, plan, each
+        self._stretch, self._trial = stretch, trial
         self.seconds = self.purse = 0.0
         self._thought = 0.0  # seconds of thinking that are allowed; below 0: the next are to be waited for
         self._plans = 0
@@ -28,6 +29,15 @@ class Ration:
 
     def may_think(self) -> bool:
         return self._thought >= 0.0
+
+    def due(self, steps: int, trial: bool, planned: int, requests: int) -> bool:
+        """Is it time for a plan, so many steps after one for `planned` requests, with so many now? Until the
+        thinking is paid off a stretch goes on, but not a trial: no more was put aside for that."""
+        if trial and steps > self._trial:
+            return True
+        if not self.may_think():
+            return False
+        return steps > self._stretch or abs(requests - planned) * 8 > planned
 
     def think(self, requests: int) -> None:
         """A plan was made for so many."""

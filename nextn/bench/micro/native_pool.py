@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nextn.ops.cpu.library import NoLibrary, library
+from nextn.ops.cpu.weights import in_large_pages
 
 
 class NativePool:
@@ -51,7 +52,6 @@ class NativeCall:
 
 def large(size: int) -> Tensor:
     """[size] uint8, uninitialised; in large pages, as the native weights are, where there is a library."""
-    data = torch.empty(size, dtype=torch.uint8)
     with contextlib.suppress(NoLibrary):
-        library().nx_advise(data.data_ptr(), size)
-    return data
+        return in_large_pages(size)
+    return torch.empty(size, dtype=torch.uint8)

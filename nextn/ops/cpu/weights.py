@@ -18,6 +18,13 @@ def padded(n: int, to: int) -> int:
     return -(-n // to) * to
 
 
+def in_large_pages(size: int) -> Tensor:
+    """[size] uint8, uninitialised, in pages of 2 MiB where Linux gives them."""
+    data = torch.empty(size, dtype=torch.uint8)
+    library().nx_advise(data.data_ptr(), size)  # to be asked for before the first touch
+    return data
+
+
 class Arena:
     """Memory in large pages, for weights of any size: a step reads all of them, and with pages of 4 KiB it
     would look up as many addresses as it reads rows of them."""
@@ -29,9 +36,7 @@ class Arena:
         """[size] uint8 zeros, on a cache line."""
         whole_lines = padded(size, 64)
         if whole_lines > self._left.numel():
-            whole = torch.empty(max(CHUNK, whole_lines) + LARGE_PAGE, dtype=torch.uint8)
-            # Large pages must be asked for before the first touch.
-            library().nx_advise(whole.data_ptr(), whole.numel())
+            whole = in_large_pages(max(CHUNK, whole_lines) + LARGE_PAGE)
             self._left = whole[-whole.data_ptr() % LARGE_PAGE :]
         taken, self._left = self._left[:size], self._left[whole_lines:]
         return taken.zero_()

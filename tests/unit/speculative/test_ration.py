@@ -4,7 +4,7 @@ from nextn.speculative.ration import Ration
 
 
 def saved(*, steps):
-    ration = Ration(share=0.01, plan=1e-4, each=1e-5)
+    ration = Ration(share=0.01, plan=1e-4, each=1e-5, stretch=20, trial=5)
     for _ in range(steps):
         ration.step(0.02)
     return ration
@@ -22,3 +22,15 @@ def test_one_short_step_takes_nothing_out_of_it():
     before = ration.purse
     ration.step(1e-4)
     assert ration.purse >= before > 64 * 1e-4
+
+
+def test_a_plan_is_due_when_it_is_paid_for_and_a_trial_ends_anyway():
+    ration = saved(steps=1)
+    assert ration.due(21, False, 8, 8)
+    assert not ration.due(20, False, 8, 9)
+    assert ration.due(1, False, 8, 10)  # another batch
+    assert ration.due(1, False, 0, 1)
+    ration.think(8)
+    assert not ration.due(21, False, 8, 10)
+    assert ration.due(6, True, 8, 8)
+    assert not ration.due(5, True, 8, 8)
