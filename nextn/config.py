@@ -153,9 +153,10 @@ class EngineConfig:
     speculative_num_steps: int | None = option(
         None,
         "speculation",
-        "drafts per step, 0 is off; default 2; auto (experimental): for each request as many as "
-        "pay, up to 8, by what steps cost, how often drafts have held and how sure the drafter is; "
-        "of a tree, or with --speculative-num-draft-tokens or a simulated accept length, auto is 2",
+        "drafts per step, 0 is off; auto: for each request as many as pay, up to 8, by what steps cost, how "
+        "often drafts have held and how sure the drafter is; of a tree, or with "
+        "--speculative-num-draft-tokens or a simulated accept length, auto is 2; default: auto with the "
+        "native kernels and one MTP layer, else 2",
         "--num_speculative_tokens",
         "--num-speculative-tokens",
         words={"auto": AUTO_DEPTH},
@@ -323,7 +324,8 @@ class EngineConfig:
 
     @property
     def num_drafts(self) -> int:
-        """Drafts per step that the options ask for, at most; the model may have no MTP layer."""
+        """Drafts per step that the options ask for, at most; the model may have no MTP layer. See
+        `any_depth`."""
         if self.speculative_algorithm == "NONE":
             return 0
         if self.speculative_num_steps in (None, AUTO_DEPTH):
@@ -332,10 +334,20 @@ class EngineConfig:
 
     @property
     def auto_depth(self) -> bool:
-        """Is it chosen at run time? Costs and acceptance are those of chains that the target judges."""
+        """Is it to be chosen at run time?"""
+        return self.speculative_num_steps == AUTO_DEPTH and self._may_choose_depth
+
+    @property
+    def any_depth(self) -> bool:
+        """Is no depth asked for, and may it be chosen at run time where the drafter is good for it?"""
+        return self.speculative_num_steps is None and self._may_choose_depth
+
+    @property
+    def _may_choose_depth(self) -> bool:
+        """Costs and acceptance are those of chains that the target judges."""
         chains = self.speculative_eagle_topk == 1 and self.speculative_num_draft_tokens is None
         judged = chains and self.speculative_simulate_accept_length is None
-        return judged and self.speculative_num_steps == AUTO_DEPTH and self.speculative_algorithm != "NONE"
+        return judged and self.speculative_algorithm != "NONE"
 
     @property
     def speculative(self) -> SpeculativeParams:

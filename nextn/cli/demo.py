@@ -21,8 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model-path", "--model", default=EMBEDDED, help=f"checkpoint folder (default: {EMBEDDED})"
     )
     parser.add_argument(
-        "--speculative-num-steps", type=drafts, default=2, metavar="N|auto",
-        help="drafts per step of the side with MTP (default: 2)",
+        "--speculative-num-steps", type=drafts, default="auto", metavar="N|auto",
+        help="drafts per step of the side with MTP (default: auto)",
     )  # fmt: skip
     parser.add_argument(
         "--quick", action="store_true", help="fewer prompts, shorter texts and one round: half a minute"

@@ -32,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"checkpoint folder that the two servers started here serve (default: {EMBEDDED})",
     )  # fmt: skip
     parser.add_argument(
-        "--speculative-num-steps", type=drafts, default=2, metavar="N|auto",
-        help="drafts per step of the one with MTP (default: 2)",
+        "--speculative-num-steps", type=drafts, default="auto", metavar="N|auto",
+        help="drafts per step of the one with MTP (default: auto)",
     )  # fmt: skip
     parser.add_argument(
         "--base-url", nargs="+", default=[], metavar="URL",

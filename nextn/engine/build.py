@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from nextn.config import EngineConfig, usable_cores
-from nextn.draft import Shape
+from nextn.draft import MOST_DEPTH, Shape
 from nextn.engine.model import make_model
 from nextn.engine.rehearsal import DOUBT, rehearse
 from nextn.engine.runner import Runner
@@ -85,12 +85,13 @@ def build(config: EngineConfig) -> Built:
     executor = Runner(model, pool, drafter, draw_tokens, simulated)
     context = _context_length(config, cfg)
     auto = None
-    if num_drafts and config.auto_depth:
+    gates = isinstance(drafter, MTPDrafter) and drafter.gates
+    if num_drafts and (config.auto_depth or (gates and config.any_depth)):
+        num_drafts = MOST_DEPTH
         costs = rehearse(
             executor, put_off=not ngram, most_requests=config.max_running_requests,
             token_budget=config.chunked_prefill_size, context=context, ahead=radix.ahead,
         )  # fmt: skip
-        gates = isinstance(drafter, MTPDrafter) and drafter.gates
         controller = (
             GatedController(costs, most=num_drafts)
             if gates

@@ -1,7 +1,7 @@
 """What steps cost on this machine, from whole steps that are tried at start-up.
 
 A few made-up requests decode for some steps, in batches of several sizes, on the executor that will serve.
-What a draft costs shows in the difference between steps of one batch: that make none, one or four drafts and
+What a draft costs shows in the difference between steps of one batch: that make none, one or eight drafts and
 verify none of them, and that verify two or four. They are gone through in turn, over and over, and each
 round has its own differences, since these machines are shared and everything is slow together; the middle one
 of the rounds counts. What this misses is learnt while the engine serves, by `nextn.speculative.measured` or,
@@ -29,15 +29,15 @@ from nextn.scheduler.auto_depth import AutoDepth
 from nextn.scheduler.plan import StepResult
 from nextn.scheduler.scheduler import Scheduler
 from nextn.speculative.costs import StepCosts
-from nextn.speculative.depth import DepthController
+from nextn.speculative.depth import DepthController, DraftState
 
 DOUBT = 0.25  # of these costs, see nextn.speculative.measured
-SECONDS = 0.4  # for each number of requests; two or three rounds are made whatever the time
-ENOUGH = 2.0  # seconds, after which no further number of requests is begun
-REQUESTS = (1, 4, 16, 64)
+SECONDS = 0.15  # for each number of requests; two or three rounds are made whatever the time
+ENOUGH = 1.0  # seconds, after which no further number of requests is begun
+REQUESTS = (1, 16, 64)
 # (drafts made, verified)
-NONE, ONE, FOUR, TWO_VERIFIED, FOUR_VERIFIED = (0, 0), (1, 0), (4, 0), (2, 2), (4, 4)
-SETTINGS = (NONE, ONE, FOUR, TWO_VERIFIED, FOUR_VERIFIED)
+NONE, ONE, EIGHT, TWO_VERIFIED, FOUR_VERIFIED = (0, 0), (1, 0), (8, 0), (2, 2), (4, 4)
+SETTINGS = (NONE, ONE, EIGHT, TWO_VERIFIED, FOUR_VERIFIED)
 _ROUNDS, _STEPS = 5, 3
 _PROMPT, _OWN = 128, 4  # tokens that all requests share, and such that they do not
 # Tokens that a request may come to decode, more than it can.
@@ -46,7 +46,7 @@ _LENGTH = _ROUNDS * len(SETTINGS) * (1 + _STEPS) * 3 + 64
 # machine tells anything, and of what is said to cost nothing nobody learns that it does not.
 _ROW, _PASS = (0.02, 0.6), (0.01, 0.5)
 # Where there is no room to try: of a step, its time as the unit.
-_GUESS = {NONE: 1.0, ONE: 1.1, FOUR: 1.3, TWO_VERIFIED: 1.4, FOUR_VERIFIED: 1.7}
+_GUESS = {NONE: 1.0, ONE: 1.1, EIGHT: 1.6, TWO_VERIFIED: 1.4, FOUR_VERIFIED: 1.7}
 
 
 def rehearse(
@@ -75,9 +75,9 @@ def costs_of(tried: dict[int, dict[tuple[int, int], float]]) -> StepCosts:
         # Over one position a request here, and over two or so when drafts hold: that is in `slope`.
         none = seconds[NONE]
         extend[2 * n] = _within(_PASS, seconds[ONE] - none, none)
-        draft[n] = _within(_PASS, (seconds[FOUR] - seconds[ONE]) / 3, none)
+        draft[n] = _within(_PASS, (seconds[EIGHT] - seconds[ONE]) / 7, none)
         two = seconds[TWO_VERIFIED] - (seconds[ONE] + draft[n])
-        four = seconds[FOUR_VERIFIED] - seconds[FOUR]
+        four = seconds[FOUR_VERIFIED] - (seconds[ONE] + 3 * draft[n])
         # Of a row, where there are about so many requests' rows.
         slope[n] = _within(_ROW, (two + four) / 6, none) / n
     # Rows cost more or less according to how many there are, requests besides.
@@ -121,7 +121,7 @@ class _Stage:
         page_size = executor.pool.page_size
         self.scheduler = Scheduler(
             KVManager(pages, page_size, RadixCache(page_size, ahead=ahead)),
-            token_budget=token_budget, max_running=most_requests, num_drafts=4, eos_ids=frozenset(),
+            token_budget=token_budget, max_running=most_requests, num_drafts=8, eos_ids=frozenset(),
             auto=self.auto,
         )  # fmt: skip
         self.random = random.Random(0)
@@ -137,10 +137,10 @@ class _Stage:
             self._step()
         end = time.perf_counter() + SECONDS
         rounds: list[dict[tuple[int, int], float]] = []
-        while len(rounds) < (3 if n < 64 else 2) or (len(rounds) < _ROUNDS and time.perf_counter() < end):
+        while len(rounds) < 2 or (len(rounds) < _ROUNDS and time.perf_counter() < end):
             took = {}
             for setting in SETTINGS[:: -1 if len(rounds) % 2 else 1]:
-                self.auto.now, verified = setting
+                self.auto.all.depth, verified = setting
                 self._step()  # drafts as it says, and catches up
                 took[setting] = min(self._step(verified) for _ in range(_STEPS))
             rounds.append(took)
@@ -175,13 +175,10 @@ class _OneDepth(AutoDepth):
 
     def __init__(self, put_off: bool) -> None:
         super().__init__(DepthController(costs_of({1: _GUESS})), put_off)
-        self.now = 0
+        self.all = DraftState()
 
-    def depth(self, req: Request) -> int:
-        return self.now
-
-    def gate(self, req: Request) -> None:
-        return None
+    def state(self, req: Request) -> DraftState:
+        return self.all
 
     def note(self, req: Request, draft: Draft, accepted: int) -> None:
         pass

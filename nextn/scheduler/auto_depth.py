@@ -23,18 +23,18 @@ class AutoDepth:
         self._controller, self._put_off = controller, put_off
         self._states: dict[str, DraftState] = {}
 
-    def depth(self, req: Request) -> int:
-        """Drafts that the request is to get in the step that is being planned."""
-        state = self._states.get(req.rid)
-        return (state or self._enter(req)).depth
+    def state(self, req: Request) -> DraftState:
+        """Its `depth`: drafts that the request is to get in the step that is being planned."""
+        return self._states.get(req.rid) or self._enter(req)
 
     def extends(self, req: Request, depth: int) -> bool:
         """Does the draft layer take in the step's positions, though nothing may need them yet?"""
         return depth > 0 or not self._put_off or req.owed >= MOST_OWED or not req.decoding
 
-    def gate(self, req: Request) -> Gate | None:
-        """What the request's next draft may be cut short by."""
-        return self._controller.gate if self._states[req.rid].fixed is None else None
+    @property
+    def gate(self) -> Gate | None:
+        """What the next drafts of requests without a fixed depth may be cut short by."""
+        return self._controller.gate
 
     def note(self, req: Request, draft: Draft, accepted: int) -> None:
         """So many leading guesses of the draft held."""

@@ -165,7 +165,8 @@ class Scheduler:
         known = end - len(draft)
         chooses = known == len(req.tokens)
         room = req.limit - len(req.tokens)
-        wanted = self.depth(req) if self.auto is None else min(self.depth(req), self.auto.depth(req))
+        state = None if self.auto is None else self.auto.state(req)
+        wanted = self.depth(req) if state is None else min(self.depth(req), state.depth)
         draft_next = max(0, min(wanted, room - 2)) if chooses else 0
         drafting = known + draft.depth + self.shape.scratch(draft_next)
         length = max(end, min(drafting, max(req.limit, end) + self.shape.beyond))
@@ -192,7 +193,7 @@ class Scheduler:
             grammar=req.cursor,
             scores=self._scores(req, end),
             extend=self.auto is None or self.auto.extends(req, draft_next),
-            gate=None if self.auto is None or not draft_next else self.auto.gate(req),
+            gate=self.auto.gate if self.auto and state and draft_next and state.fixed is None else None,
         )
         rows.append(row)
         return True

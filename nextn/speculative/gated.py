@@ -36,30 +36,32 @@ _TRIED_FIRST = 64.0  # drafts, those assumed below among them, before anything i
 _FIRST_TOKENS, _FIRST_DRAFTS = 2.2, 16.0
 _REMEMBERED = 1000.0  # drafts; by how many tokens they bring
 _MEAN_GAIN = 0.3  # of moving averages
-# Standard deviations by which to do without drafts must be better: where these are small and where they are
-# not; and how often it must have been tried with about so many requests.
-_SURE, _SURE_WIDELY, _SMALL = 1.0, 2.0, 0.1
-_TRIED, _TRIED_WIDELY = 1, 3
+# Standard deviations by which to do without drafts must be better, at least by so much, and how often it must
+# have been tried with about so many requests since drafts were last begun with: what was left behind in the
+# meantime makes it dear to be wrong. The other way round it must be better by _LEAST_GAIN, too.
+_SURE, _LEAST_GAIN, _TRIED = 1.5, 0.01, 2
 _HOPE = 2.0  # and by which something may be better than it seems and still be tried
 _TOKENS_DOUBT = 0.01  # of what drafts would bring, for each stretch without them
-# Plans, one that verifies whatever was drafted: what is never verified is never seen to hold. More often
-# while it is not known what a row costs, relative to what a step takes without drafts. Where chains hardly
-# ever go on, it is more often while it is not known what a pass costs; then a part of what it seems to is
-# enough.
-_OPEN_EVERY, _OPEN_EVERY_UNSURE, _UNSURE_OF_ROWS = 48, 4, 0.3
-_FEW_PASSES, _OPEN_EVERY_SHALLOW, _UNSURE_OF_PASSES, _PART = 0.25, 12, 0.5, 0.3
+# Plans, one that verifies whatever was drafted, for about so many drafts: what is never verified is never seen
+# to hold. And where chains hardly ever go on, while it is not known what a pass costs, one in which they go on
+# for a part of what it seems to.
+_OPEN_EVERY, _OPENED = 48, 64
+_FEW_PASSES, _DEEPER_EVERY, _UNSURE_OF_PASSES, _PART = 0.25, 12, 0.5, 0.3
+# While it is not known what a row costs, relative to what a step takes without drafts, thresholds are by so
+# much lower in some steps and higher in others: what many requests verify together hardly differs by itself.
+_UNSURE_OF_ROWS, _APART = 0.25, 0.15
 _LEAST_LEFT = 0.3  # of a token's worth, after the draft layer's pass over it
 
 
 class _Stretch:
     """Steps since the last plan, of so many requests. usual: with drafts as they seem worth it. works,
-    seconds: of those steps that tell how long such steps take."""
+    seconds: of those steps that tell how long such steps take. tokens, drafts: see `GatedController.note`."""
 
     def __init__(
         self, requests: int = 0, trial: bool = False, like_before: bool = False, usual: bool = False
     ) -> None:
         self.requests, self.trial, self.like_before, self.usual = requests, trial, like_before, usual
-        self.steps = 0
+        self.steps = self.tokens = self.drafts = 0
         self.forget()
 
     def forget(self) -> None:
@@ -94,6 +96,8 @@ class GatedController:
         self.pace, self.leads = Pace(costs), Leads()
         self.ration = Ration(0.006, plan=600e-6, each=6e-6, stretch=_STRETCH, trial=_TRIAL)
         self.gate = Gate(self.leads.rates(), keep=0.0, usual=1.0, each=0.0, passing=0.0)
+        self._gates = self.gate, self.gate  # of one pair of steps and of the next
+        self._opened = 0  # steps of the stretch, from its first one on, in which everything is let through
         self.drafting = True
         self._now = True  # the stretch that runs is with drafts, by way of trial perhaps
         self._stretch = _Stretch()
@@ -115,13 +119,17 @@ class GatedController:
         if bins:
             self.leads.note(bins, verified, accepted)
         if request.fixed is None:
-            self._tokens += 1 + accepted
-            self._drafts += 1
+            self._stretch.tokens += 1 + accepted
+            self._stretch.drafts += 1
 
     def step(self, work: StepWork, seconds: float | None) -> None:
         """A step has run. seconds: from the end of the one before; None: there was none right before."""
         stretch = self._stretch
         stretch.steps += 1
+        # By pairs of steps: where few rows are verified, which were drafted the step before, few passes are
+        # made as often as many.
+        gate = self._gates[stretch.steps // 2 % 2]
+        self.gate = gate._replace(keep=0.0) if stretch.steps < self._opened else gate
         if seconds is None:
             return
         self.ration.step(seconds)
@@ -151,23 +159,26 @@ class GatedController:
         gain = math.log(tokens * without / with_drafts)  # of drafts: what they speed up, as a logarithm
         doubt = self.pace.spread(n, drafted, plain)
         self.drafting = self._worth_it(n, gain, doubt)
-        opened = self._set_gate(n, tokens, max(tokens / with_drafts, 1.0 / without))
+        usually = self._set_gate(n, tokens, max(tokens / with_drafts, 1.0 / without))
         step = without if self.drafting else with_drafts  # of the other kind
         trial = not self._stretch.trial and self._affords(requests, gain, doubt, step)
         before, self._now = self._now, self.drafting != trial
         self._without = 0 if self._now else self._without + 1
         for r in requests:
             self.enter(r)
-        usual = self._now and not opened and any(r.fixed is None for r in requests)
+        usual = self._now and usually and any(r.fixed is None for r in requests)
         self._stretch = _Stretch(n, trial, self._now == before, usual)
         self.ration.think(n)
 
     def _worth_it(self, n: int, gain: float, doubt: float) -> bool:
         """To draft, until something else is decided."""
-        if not self.drafting:
-            return gain > 0.0
-        sure, tried = (_SURE, _TRIED) if doubt < _SMALL else (_SURE_WIDELY, _TRIED_WIDELY)
-        return gain + sure * doubt > 0.0 or self._tried.get(batch_class(n), 0) < tried
+        if self.drafting:
+            surely_not = gain + max(_LEAST_GAIN, _SURE * doubt) < 0.0
+            return not surely_not or self._tried.get(batch_class(n), 0) < _TRIED
+        if gain > _LEAST_GAIN:
+            self._tried.clear()
+            return True
+        return False
 
     def _affords(self, requests: Sequence[DraftState], gain: float, doubt: float, step: float) -> bool:
         """Is the other way, with or without drafts, to be tried now, in steps of so many seconds? If so, it
@@ -199,6 +210,9 @@ class GatedController:
             if stretch.trial and not self._now:
                 batch = batch_class(stretch.requests)
                 self._tried[batch] = self._tried.get(batch, 0) + 1
+        if stretch.usual:  # where all is let through, more tokens come of it
+            self._tokens += stretch.tokens
+            self._drafts += stretch.drafts
         if self._drafts > _REMEMBERED:
             self._tokens *= _REMEMBERED / self._drafts
             self._drafts = _REMEMBERED
@@ -216,7 +230,7 @@ class GatedController:
         return drafted, plain
 
     def _set_gate(self, n: int, tokens: float, rate: float) -> bool:
-        """rate: tokens per second, of a request. Does it let through more than seems worth it?"""
+        """rate: tokens per second, of a request. Does it let through what seems worth it, and no more?"""
         costs, factors = self.costs, self.pace.factors(n)
         rows, extended = n + round(n * self._usual.drafts), round(n * tokens)
         row = factors[ROWS] * (costs.target(rows + n) - costs.target(rows)) / n
@@ -227,16 +241,22 @@ class GatedController:
         worth = rate * n / max(_LEAST_LEFT, 1.0 - rate * n * after)
         self._plans += 1
         shallow = self._usual.passes < _FEW_PASSES and self.pace.doubt(n, PASS) > _UNSURE_OF_PASSES
-        every = _OPEN_EVERY_SHALLOW if shallow else _OPEN_EVERY
-        if self.pace.doubt(n, ROWS) > _UNSURE_OF_ROWS:
-            every = _OPEN_EVERY_UNSURE
-        opened = self._plans % every == 0
-        part = _PART if opened and shallow else 1.0
-        self.gate = Gate(
+        opened, deeper = self._plans % _OPEN_EVERY == 0, shallow and self._plans % _DEEPER_EVERY == 0
+        part = _PART if deeper else 1.0
+        apart = _APART if self.pace.doubt(n, ROWS) > _UNSURE_OF_ROWS else 0.0
+        gate = Gate(
             self.leads.rates(),
-            keep=0.0 if opened else worth * row,
+            keep=worth * row,
             usual=self.leads.usual(),
             each=part * worth * (row + each),
-            passing=part * worth * (factors[PASS] * one - each),
+            passing=part * worth * max(0.0, factors[PASS] * one - each),
         )
-        return opened
+        self._gates = _times(gate, 1.0 - apart), _times(gate, 1.0 + apart)
+        self._opened = -(-_OPENED // n) if opened else 0
+        self.gate = self._gates[0]._replace(keep=0.0) if opened else self._gates[0]
+        return not (opened or deeper)
+
+
+def _times(gate: Gate, by: float) -> Gate:
+    """Thresholds so many times as high."""
+    return gate._replace(keep=by * gate.keep, each=by * gate.each, passing=by * gate.passing)

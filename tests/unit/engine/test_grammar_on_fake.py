@@ -143,8 +143,13 @@ def test_who_asks_for_no_drafts_gets_none_that_are_forced():
 def test_forced_drafts_tell_automatic_depth_nothing(monkeypatch):
     noted = []
     monkeypatch.setattr(AutoDepth, "note", lambda self, req, draft, accepted: noted.append(len(draft)))
-    enter = AutoDepth.depth
-    monkeypatch.setattr(AutoDepth, "depth", lambda self, req: enter(self, req) * 0 + 2)  # whatever pays here
+    state = AutoDepth.state
+
+    def two(self, req):  # whatever pays here
+        state(self, req).depth = 2
+        return state(self, req)
+
+    monkeypatch.setattr(AutoDepth, "state", two)
     engine = make("fake:1", speculative_num_steps=AUTO_DEPTH)
     params = SamplingParams(max_tokens=80, seed=3, ignore_eos=True, constraint=ANY)
     run(engine, [("a", [5, 6], params, {"length": 999, "spread": 40, "narrow": 9})])

@@ -5,7 +5,7 @@ import pytest
 from nextn.config import EngineConfig
 from nextn.engine import build, rehearsal
 from nextn.engine.engine import Engine
-from nextn.engine.rehearsal import FOUR, FOUR_VERIFIED, NONE, ONE, TWO_VERIFIED, costs_of
+from nextn.engine.rehearsal import EIGHT, FOUR_VERIFIED, NONE, ONE, TWO_VERIFIED, costs_of
 from nextn.request import Request, SamplingParams
 from nextn.speculative.costs import StepWork
 
@@ -17,7 +17,7 @@ def steps(n, row=0.02, first=0.05, further=0.03, request=0.1, fixed=1.0):
     return {
         NONE: none,
         ONE: none + made,
-        FOUR: none + made + 3 * n * further,
+        EIGHT: none + made + 7 * n * further,
         TWO_VERIFIED: none + made + n * further + 2 * n * row,
         FOUR_VERIFIED: none + made + 3 * n * further + 4 * n * row,
     }
@@ -33,7 +33,7 @@ def test_costs_are_those_of_the_steps():
 
 
 def test_steps_that_contradict_each_other_make_costs_all_the_same():
-    odd = {NONE: 1.0, ONE: 0.9, FOUR: 0.8, TWO_VERIFIED: 0.7, FOUR_VERIFIED: 0.6}
+    odd = {NONE: 1.0, ONE: 0.9, EIGHT: 0.8, TWO_VERIFIED: 0.7, FOUR_VERIFIED: 0.6}
     costs = costs_of({1: odd, 4: steps(4)})
     assert 0.0 < costs.step(StepWork(4, 4, [2], 2)) < 10.0
 
@@ -61,11 +61,11 @@ def tried(monkeypatch):
 @pytest.mark.parametrize(
     ("options", "batches"),
     [
-        ({"max_running_requests": 64}, [1, 4, 16, 64]),
-        ({"max_running_requests": 5}, [1, 4]),
+        ({"max_running_requests": 64}, [1, 16, 64]),
+        ({"max_running_requests": 5}, [1]),
         ({"kv_cache_tokens": 1024}, [1]),
         ({"kv_cache_tokens": 64}, []),
-        ({"chunked_prefill_size": 64, "max_running_requests": 32}, [1, 4]),
+        ({"chunked_prefill_size": 64, "max_running_requests": 32}, [1]),
     ],
 )
 def test_it_fits_what_there_is(tried, options, batches):

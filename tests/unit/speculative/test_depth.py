@@ -12,6 +12,7 @@ import pytest
 
 from nextn.speculative.costs import StepCosts, StepWork
 from nextn.speculative.depth import DepthController, DraftState
+from nextn.speculative.measured import batch_class
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 FLAT = {1: 20e-3, 64: 20.1e-3}  # rows cost nothing
@@ -162,7 +163,7 @@ def test_owed_rows_put_drafting_off():
     assert depth >= 1
     controller, late = DepthController(costs), DraftState()
     controller.acceptance.judged = 1000
-    controller.measured.note(1, 0.0, 1.0)
+    controller.measured.note(batch_class(1), 0.0, 1.0)
     late.owed = 2000
     controller.plan([late])
     assert late.depth == 0

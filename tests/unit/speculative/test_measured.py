@@ -93,4 +93,17 @@ def test_between_settings_is_a_straight_line():
 
 
 def test_batch_classes_double():
-    assert [batch_class(n) for n in (1, 2, 3, 4, 7, 8, 16, 64)] == [1, 2, 2, 3, 3, 4, 5, 7]
+    assert [batch_class(n) for n in (0, 1, 2, 3, 5, 6, 11, 12, 22, 23, 60, 64)] == [
+        0,
+        0,
+        1,
+        2,
+        2,
+        3,
+        3,
+        4,
+        4,
+        5,
+        6,
+        6,
+    ]
