@@ -42,9 +42,9 @@ _MEAN_GAIN = 0.3  # of moving averages
 _SURE, _LEAST_GAIN, _TRIED = 1.5, 0.01, 2
 _HOPE = 2.0  # and by which something may be better than it seems and still be tried
 _TOKENS_DOUBT = 0.01  # of what drafts would bring, for each stretch without them
-# Plans, one that verifies whatever was drafted, for about so many drafts: what is never verified is never seen
-# to hold. And where chains hardly ever go on, while it is not known what a pass costs, one in which they go on
-# for a part of what it seems to.
+# Plans, one that verifies whatever was drafted, for about so many drafts: what is never verified is never
+# seen to hold. And where chains hardly ever go on, while it is not known what a pass costs, one in which they
+# go on for a part of what it seems to.
 _OPEN_EVERY, _OPENED = 48, 64
 _FEW_PASSES, _DEEPER_EVERY, _UNSURE_OF_PASSES, _PART = 0.25, 12, 0.5, 0.3
 # While it is not known what a row costs, relative to what a step takes without drafts, thresholds are by so

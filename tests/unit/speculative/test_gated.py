@@ -185,8 +185,8 @@ def test_what_the_gate_was_opened_for_is_no_usual_step():
 
 
 def test_the_gate_is_opened_for_some_drafts_alone_and_what_holds_then_is_not_expected_of_others(scripts):
-    """Some 64 drafts: with 32 requests those of two steps. More holds where everything is let through, so what
-    a token is worth goes by the other steps."""
+    """Some 64 drafts: with 32 requests those of two steps. More holds where everything is let through, so
+    what a token is worth goes by the other steps."""
     sim = simulated(scripts, "quiet host", "medium", 32)
     controller = sim.controller()
     kept, tokens = [], []
