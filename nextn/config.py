@@ -67,8 +67,8 @@ class EngineConfig:
     dtype: str = option(
         "auto",
         "model",
-        "arithmetic; auto is bfloat16 with the native CPU kernels, float32 with plain torch: what is exact "
-        "for any batch",
+        "arithmetic; auto is bfloat16 with the native CPU and the Triton kernels, float32 with plain torch: "
+        "what is exact for any batch",
         choices=("auto", "float32", "bfloat16"),
     )
     device: str = option(
@@ -77,8 +77,9 @@ class EngineConfig:
     kernel_backend: str = option(
         "auto",
         "model",
-        "cpu: the native kernels; reference: plain torch; auto: cpu where they are built and can serve",
-        choices=("auto", "cpu", "reference"),
+        "cpu: the native kernels; triton: those for CUDA; reference: plain torch; auto: those of the device "
+        "where they are there and can serve",
+        choices=("auto", "cpu", "triton", "reference"),
     )
     quantization: str | None = option(
         None,

@@ -30,18 +30,20 @@ from nextn.models.native_weights import Drafting
 from nextn.models.registry import model_class
 from nextn.models.token_map import read_token_map
 from nextn.ops.cpu.library import NoLibrary, library, machine_level
-from nextn.ops.registry import make_ops
+from nextn.ops.registry import make_ops, triton_obstacle
 
 # Bytes of bf16 weights that a CPU's caches may hold.
 CACHED = 64 << 20
 
 log = logging.getLogger("nextn.engine")
 
-DTYPES = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+AUTO_DTYPES = {"reference": torch.float32, "triton": torch.bfloat16}
 
 
 def make_model(config: EngineConfig, device: torch.device, threads: int) -> tuple[Model, str]:
-    """The model, loaded, and what computes it: "cpu" (the native kernels) or "reference" (plain torch).
+    """The model, loaded, and what computes it: "cpu" (the native kernels), "triton" or "reference" (plain
+    torch).
 
     Raises ValueError for options that do not go together or that the checkpoint cannot honour.
     """
@@ -75,10 +77,10 @@ def make_model(config: EngineConfig, device: torch.device, threads: int) -> tupl
         model = native(cfg, nextn, threads, config.quantization, stored, drafting)
         place, dtype, as_stored = model.place, torch.float32, model.weights.as_stored
     else:
-        dtype, as_stored = DTYPES[config.dtype], frozenset()
-        ops = make_ops(product_shapes(cfg), dtype, device)
+        dtype, as_stored = DTYPES.get(config.dtype, AUTO_DTYPES[kernels]), frozenset()
+        ops = make_ops(product_shapes(cfg), dtype, device, kernels)
         naive = config.prefill_attention == "naive"
-        model = model_class(cfg.architecture)(cfg, ops, dtype, device, nextn, naive, allowed)
+        model = model_class(cfg.architecture, kernels)(cfg, ops, dtype, device, nextn, naive, allowed)
         targets: dict[str, Tensor] = model.targets()
         assert {n: tuple(t.shape) for n, t in targets.items()} == expected
 
@@ -114,37 +116,51 @@ def _coarse_drafts(config: EngineConfig, cfg: ModelConfig) -> bool:
 
 
 def choose_kernels(config: EngineConfig, device: torch.device) -> str:
-    """ "cpu" where the native kernels can do what the options ask for; `auto` says why it chose."""
+    """ "cpu" or "triton" where these kernels can do what the options ask for, else "reference"; `auto` says
+    why it chose."""
     asked = config.kernel_backend
-    obstacle = None
-    if device.type != "cpu":
-        obstacle = f"--device is {device.type}"
-    elif config.dtype == "float32":
-        obstacle = "--dtype is float32, they compute in bfloat16"
-    elif config.prefill_attention == "naive":
-        obstacle = "--prefill-attention is naive, they have the absorbed form only"
+    own = "triton" if device.type == "cuda" else "cpu"  # the device's
+    obstacle = _obstacle(config, device, own if asked == "auto" else asked)
+    if asked not in ("auto", "reference") and obstacle:
+        raise ValueError(f"--kernel-backend {asked}: the {NAMES[asked]} kernels cannot serve: {obstacle}")
+    chosen = "reference" if obstacle else own
+    why = obstacle or f"--kernel-backend is {chosen}"
+    if chosen != "cpu":
+        for option, value in (
+            ("--speculative-draft-model-quantization", config.speculative_draft_model_quantization),
+            ("--quantization", config.quantization),
+        ):
+            if value == "w8a16":
+                raise ValueError(f"{option} w8a16 needs the native kernels: {why}")
+    if chosen == "reference":
+        log.info("kernels: plain torch (%s)", obstacle)
+    elif chosen == "triton":
+        log.info("kernels: Triton (%s)", torch.cuda.get_device_name(device))
     else:
-        try:
-            library()
-        except NoLibrary as e:
-            obstacle = str(e)
-    if asked == "cpu" and obstacle:
-        raise ValueError(f"--kernel-backend cpu: the native kernels cannot serve: {obstacle}")
-    if asked == "reference" or obstacle:
-        if config.speculative_draft_model_quantization == "w8a16":
-            raise ValueError(
-                "--speculative-draft-model-quantization w8a16 needs the native kernels: "
-                f"{obstacle or '--kernel-backend is reference'}"
-            )
-        if config.quantization:
-            raise ValueError(
-                f"--quantization {config.quantization} needs the native kernels: "
-                f"{obstacle or '--kernel-backend is reference'}"
-            )
-        log.info("kernels: plain torch (%s)", obstacle or "asked for")
-        return "reference"
-    log.info("kernels: native %s (%s)", *machine_level())
-    return "cpu"
+        log.info("kernels: native %s (%s)", *machine_level())
+    return chosen
+
+
+NAMES = {"cpu": "native", "triton": "Triton"}
+
+
+def _obstacle(config: EngineConfig, device: torch.device, kernels: str) -> str | None:
+    """Why these kernels cannot serve, if they cannot."""
+    if kernels == "reference":
+        return "--kernel-backend is reference"
+    if device.type != ("cuda" if kernels == "triton" else "cpu"):
+        return f"--device is {device.type}"
+    if config.prefill_attention == "naive":
+        return "--prefill-attention is naive, they have the absorbed form only"
+    if kernels == "triton":
+        return triton_obstacle()
+    if config.dtype == "float32":
+        return "--dtype is float32, they compute in bfloat16"
+    try:
+        library()
+    except NoLibrary as e:
+        return str(e)
+    return None
 
 
 def _draft_folder(config: EngineConfig, target: ModelConfig) -> DraftFolder | None:

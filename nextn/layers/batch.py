@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -45,13 +45,14 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """T rows, the first `rows` of them real. tokens, positions, slots: [T] int64."""
+    """T rows, the first `rows` of them real. tokens, positions, slots: [T] int64, or int32 where attention is
+    paged."""
 
     rows: int
     tokens: Tensor
     positions: Tensor
     slots: Tensor
-    attention: Attention
+    attention: Any  # `Attention`, or what else the backend's `mla_attention` wants
     prompts: Attention | None = None  # long spans apart, for the naive form
     in_prompts: Tensor | None = None  # [T] bool, rows that `prompts` answers for
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from nextn.layers.batch import Batch
 from nextn.layers.rotary import softmax_scale
 from nextn.models.config import ModelConfig
-from nextn.ops.base import Ops
+from nextn.ops.base import Attention, Ops
 
 # Of the two norms inside MLA. DeepSeek's code and transformers' leave it at this whatever rms_norm_eps says.
 LATENT_NORM_EPS = 1e-6
@@ -79,7 +79,8 @@ class MLA:
     def _absorbed(self, q_nope: Tensor, q_rope: Tensor, batch: Batch, cache: Tensor) -> Tensor:
         """q_nope [T, H, N], q_rope [T, H, P] -> [T, H, V]."""
         ops, rank = self.ops, self.cfg.kv_lora_rank
-        if not batch.attention.groups:  # every row is a prompt's, and those go the naive way
+        plan = batch.attention
+        if isinstance(plan, Attention) and not plan.groups:  # every row is a prompt's and goes the naive way
             return q_nope.new_zeros(*q_nope.shape[:2], self.cfg.v_head_dim)
         query = torch.cat((ops.heads_matmul(q_nope, self.key_up), q_rope), dim=-1) * self.scale
-        return ops.heads_matmul(ops.mla_attention(query, cache, batch.attention, rank), self.value_up)
+        return ops.heads_matmul(ops.mla_attention(query, cache, plan, rank), self.value_up)

@@ -19,6 +19,8 @@ from nextn.ops.base import ROW_ALIGN, Ops
 class DeepseekV3:
     """Weights are uninitialised until every entry of `targets()` has been filled.
 
+    The residual stream is f32, whatever dtype the weights, the cache and hidden states have.
+
     naive_prompts: long spans are attended to in MLA's naive form. draft_tokens: those that may be drafted.
     """
 
@@ -74,13 +76,13 @@ class DeepseekV3:
 
     def forward(self, batch: Batch, pool: KVPool) -> Tensor:
         cos, sin = self.cos[batch.positions], self.sin[batch.positions]
-        x = self.embedding[batch.tokens]
+        x = self.embedding[batch.tokens].float()
         for i, layer in enumerate(self.layers):
             x = layer.forward(x, batch, cos, sin, pool.layer(i))
         return self.ops.rms_norm(x, self.norm, self.config.rms_norm_eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self.ops.linear(hidden, self.head).float()
+        return self.ops.linear(hidden, self.head, torch.float32)
 
     def draft_logits(self, hidden: Tensor) -> Tensor:
         if self.draft_tokens is None:
@@ -88,7 +90,7 @@ class DeepseekV3:
         logits = hidden.new_full(
             (hidden.shape[0], self.config.vocab_size), float("-inf"), dtype=torch.float32
         )
-        some = self.ops.linear(hidden, self.head[self.draft_tokens]).float()
+        some = self.ops.linear(hidden, self.head[self.draft_tokens], torch.float32)
         return logits.index_copy_(1, self.draft_tokens, some)
 
     def draft(self, batch: Batch, hidden: Tensor, pool: KVPool, layer: int = 0) -> Tensor:

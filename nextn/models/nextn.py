@@ -45,5 +45,6 @@ class NextN:
         both = torch.cat(
             (self.ops.rms_norm(embeds, self.enorm, eps), self.ops.rms_norm(hidden, self.hnorm, eps)), dim=-1
         )
-        x = self.layer.forward(self.ops.linear(both, self.eh_proj), batch, cos, sin, cache)
+        x = self.ops.linear(both, self.eh_proj, torch.float32)
+        x = self.layer.forward(x, batch, cos, sin, cache)
         return self.ops.rms_norm(x, self.norm, eps)

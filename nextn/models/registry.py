@@ -9,6 +9,7 @@ from typing import Any
 SUPPORTED: dict[str, dict[str, str]] = {  # by the kernels that compute it
     "DeepseekV3ForCausalLM": {
         "reference": "nextn.models.deepseek_v3:DeepseekV3",
+        "triton": "nextn.models.cuda:CudaDeepseekV3",
         "cpu": "nextn.models.native:NativeDeepseekV3",
     },
 }

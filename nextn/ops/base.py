@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 ROW_ALIGN = 8  # rows of a batch come in multiples of this
@@ -48,6 +49,25 @@ class Attention:
     back: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class PagedAttention:
+    """The same over page tables, for kernels that need no rectangles: row t sees positions 0 .. positions[t].
+
+    Position p lies in slot table[page_at[t] + p // page_size] * page_size + p % page_size, or, from position
+    fork[t] on (of a tree's node), in slot table[path_at[t] + p - fork[t]].
+
+    positions, page_at, fork, path_at: [T] int32; table: int32. longest: no row sees more positions.
+    """
+
+    positions: Tensor
+    page_at: Tensor
+    fork: Tensor
+    path_at: Tensor
+    table: Tensor
+    page_size: int
+    longest: int
+
+
 class Drawn(NamedTuple):
     """What choices depend on besides their penalized logits: those of `rows` rows, one after another, whose
     positions count up. See nextn.engine.sampler for the choice itself."""
@@ -71,11 +91,11 @@ class Ops(Protocol):
 
     name: str
 
-    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        """x [T, n_in], weight [n_out, n_in] -> [T, n_out]."""
+    def linear(self, x: Tensor, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """x [T, n_in], weight [n_out, n_in] -> [T, n_out] of this dtype, by default that of x."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Over the last axis."""
+        """Over the last axis; the result has the weight's dtype."""
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotary embedding over adjacent pairs: x [T, heads, P], cos and sin [T, P / 2] f32."""
@@ -86,9 +106,9 @@ class Ops(Protocol):
     def write_cache(self, cache: Tensor, slots: Tensor, entries: Tensor) -> None:
         """cache [slots, D] <- entries [T, D] at slots [T] (padding rows: slot 0)."""
 
-    def mla_attention(self, q: Tensor, cache: Tensor, plan: Attention, rank: int) -> Tensor:
+    def mla_attention(self, q: Tensor, cache: Tensor, plan: Any, rank: int) -> Tensor:
         """Absorbed MLA: q [T, H, D] already scaled; keys are cache entries, values their first
-        `rank` columns. Returns [T, H, rank]."""
+        `rank` columns. plan: `Attention`; for the Triton backend `PagedAttention`. Returns [T, H, rank]."""
 
     def naive_attention(
         self, q: Tensor, cache: Tensor, plan: Attention, rank: int, key_up: Tensor, value_up: Tensor

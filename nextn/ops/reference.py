@@ -18,17 +18,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nextn.ops.base import KV_BLOCK, ROW_ALIGN, Attention
+from nextn.ops.naive import naive_attention
 from nextn.ops.probe import Mode, Shape
 
 
 class Reference:
     name = "reference"
 
+    naive_attention = staticmethod(naive_attention)
+
     def __init__(self, modes: Mapping[Shape, Mode] | None = None) -> None:
         """modes: from `product_modes`; a shape that is not in it goes the direct way."""
         self.modes = {shape: mode for shape, mode in (modes or {}).items() if mode != "direct"}
 
-    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+    def linear(self, x: Tensor, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        return self._linear(x, weight).to(dtype or x.dtype)
+
+    def _linear(self, x: Tensor, weight: Tensor) -> Tensor:
         mode = self.modes.get((weight.shape[0], weight.shape[1]))
         if mode is None or (mode == "blocks" and x.shape[0] <= ROW_ALIGN):
             return F.linear(x, weight)
@@ -39,7 +45,7 @@ class Reference:
     def _linear_out(self, x: Tensor, weight: Tensor, out: Tensor) -> None:
         """out <- linear(x, weight), without a copy where the product goes the direct way."""
         if (weight.shape[0], weight.shape[1]) in self.modes:
-            out.copy_(self.linear(x, weight))
+            out.copy_(self._linear(x, weight))
         else:
             torch.mm(x, weight.t(), out=out)
 
@@ -55,7 +61,7 @@ class Reference:
         return torch.cat([(part[:, :, None] * columns).sum(-1) for part in parts], dim=1)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, eps)
+        return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps).to(weight.dtype)
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
@@ -91,22 +97,6 @@ class Reference:
             outs.append((out / total).view(b * n, heads, rank))
         flat = outs[0] if len(outs) == 1 else torch.cat(outs)
         return flat.index_select(0, plan.back).to(q.dtype)
-
-    def naive_attention(
-        self, q: Tensor, cache: Tensor, plan: Attention, rank: int, key_up: Tensor, value_up: Tensor
-    ) -> Tensor:
-        heads = q.shape[1]
-        outs = []
-        for g in plan.groups:
-            b, n, s = g.size
-            entries = cache.index_select(0, g.slots).view(b, 1, s, -1)
-            latent, rope = entries[..., :rank], entries[..., rank:]
-            keys = torch.cat((latent @ key_up.transpose(1, 2), rope.expand(-1, heads, -1, -1)), dim=-1)
-            query = q.index_select(0, g.rows).view(b, n, heads, -1).transpose(1, 2)
-            scores = (query @ keys.transpose(2, 3)).float().masked_fill_(g.hidden.transpose(1, 2), -torch.inf)
-            mixed = scores.softmax(-1).to(q.dtype) @ (latent @ value_up)
-            outs.append(mixed.transpose(1, 2).flatten(0, 1))
-        return torch.cat(outs).index_select(0, plan.back)
 
     def heads_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         return self._bmm(x.transpose(0, 1), weight).transpose(0, 1)

@@ -1,4 +1,5 @@
-"""The same engine on a CUDA device with the plain torch ops. Skipped where there is none."""
+"""The same engine on a CUDA device with the plain torch ops. Skipped where there is none. (Those in Triton:
+test_triton.py.)"""
 
 import pytest
 import torch
@@ -18,8 +19,9 @@ HOT = SamplingParams(max_tokens=32, temperature=1.0, seed=3, ignore_eos=True)
 
 def llm(device, drafts, **options):
     return LLM(
-        device=device, speculative_num_steps=drafts, kv_cache_tokens=8192, check_integrity=True, **options
-    )
+        device=device, kernel_backend="reference", dtype="float32", speculative_num_steps=drafts,
+        kv_cache_tokens=8192, check_integrity=True, **options,
+    )  # fmt: skip
 
 
 def ids(model, params, n=6):

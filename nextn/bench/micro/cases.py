@@ -231,7 +231,10 @@ class Bench:
     def plan(self, rows: int) -> Attention:
         pages = range(1, 1 + align(self.end, PAGE) // PAGE)
         span = Span([0] * rows, self.end - rows, list(pages))
-        return build_batch([span], PAGE, self.cfg.num_attention_heads, torch.device("cpu")).attention
+        plan: Attention = build_batch(
+            [span], PAGE, self.cfg.num_attention_heads, torch.device("cpu")
+        ).attention
+        return plan
 
     def made(
         self, op: str, what: str, shape: str, rows: int, work: Work, calls: Sequence[Callable[[], object]]

@@ -30,7 +30,7 @@ from nextn.config import FAKE, EngineConfig, model_folder, usable_cores
 from nextn.engine.model import DTYPES, choose_kernels
 from nextn.models.config import ModelConfig
 from nextn.models.names import product_shapes
-from nextn.ops.registry import FACTORIES, make_ops
+from nextn.ops.registry import make_ops
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def on_cpu(config: EngineConfig) -> EngineConfig:
 def all_cases(
     cfg: ModelConfig, dtype: torch.dtype, linear_dtype: torch.dtype, pool: NativePool | None
 ) -> tuple[list[OpCase], list[OpCase]]:
-    """The linear of the headline figures, and all ops of the model: of every backend of ops, and of the
+    """The linear of the headline figures, and all ops of the model: of plain torch, and of the
     native kernels if there is a pool for them."""
     last = cache_bytes(3)
     arena = Arena(arena_bytes(cfg, last, 4 * LINEAR[0] * LINEAR[1]))
@@ -158,8 +158,6 @@ def all_cases(
     if pool is not None:
         native = NativeBench(pool, cfg, arena, end)
         headline, ops = native.headline(), native.cases()
-    for name in FACTORIES:
-        linear = make_ops({LINEAR}, linear_dtype, cpu, name)
-        headline += Bench(linear, cfg, linear_dtype, arena, end).headline()
-        ops += Bench(make_ops(product_shapes(cfg), dtype, cpu, name), cfg, dtype, arena, end).cases()
+    headline += Bench(make_ops({LINEAR}, linear_dtype, cpu), cfg, linear_dtype, arena, end).headline()
+    ops += Bench(make_ops(product_shapes(cfg), dtype, cpu), cfg, dtype, arena, end).cases()
     return headline, ops

@@ -1,0 +1,52 @@
+"""DeepSeek-V3 on CUDA with the Triton ops: the model of `nextn.models.deepseek_v3`, its passes over few rows
+captured as CUDA graphs. A row has the same bits in a graph and outside."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from nextn.draft import MAX_DRAFTS, MAX_TOPK
+from nextn.kvcache.pool import KVPool
+from nextn.layers.batch import Batch, Span
+from nextn.layers.paged_batch import PagedBatch
+from nextn.models.deepseek_v3 import DeepseekV3
+from nextn.models.graphs import Graphs, Pass, bucket
+
+
+class CudaDeepseekV3(DeepseekV3):
+    row_align = 1
+
+    _graphs: Graphs | None = None
+    _pool: KVPool | None = None
+
+    def batch(self, spans: Sequence[Span], page_size: int) -> Any:
+        return PagedBatch(spans, page_size, bucket(sum(len(span.tokens) for span in spans)))
+
+    def forward(self, batch: Any, pool: KVPool) -> Tensor:
+        def compute(batch: Batch, _: Tensor | None) -> Tensor:
+            return DeepseekV3.forward(self, batch, pool)
+
+        return self._run("forward", compute, batch, None, pool)
+
+    def draft(self, batch: Any, hidden: Tensor, pool: KVPool, layer: int = 0) -> Tensor:
+        def compute(batch: Batch, hidden: Tensor | None) -> Tensor:
+            assert hidden is not None
+            return DeepseekV3.draft(self, batch, hidden, pool, layer)
+
+        return self._run(("draft", layer), compute, batch, hidden, pool)
+
+    def _run(
+        self, kind: Hashable, compute: Pass, batch: PagedBatch, hidden: Tensor | None, pool: KVPool
+    ) -> Tensor:
+        if bucket(batch.rows) is None:
+            return compute(batch.on(batch.packed.to(self.device)), hidden)
+        if pool is not self._pool:  # graphs write to where it lies
+            self._pool = pool
+            slots = self.config.max_position_embeddings + MAX_TOPK * MAX_DRAFTS  # of a request and its tree
+            table = -(-slots // pool.page_size) + MAX_DRAFTS + 1
+            self._graphs = Graphs(self.config.hidden_size, self.dtype, table, self.device)
+        assert self._graphs is not None
+        return self._graphs.run(kind, compute, batch, hidden)

@@ -1,0 +1,64 @@
+"""A model's passes as CUDA graphs: hundreds of small kernels, launched by one call.
+
+A pass is captured for each (its kind, rows with padding, longest span of keys) when that is first asked for.
+What it reads and writes are tensors that stay where they are: the batch's numbers, hidden states in, and out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+import torch
+from torch import Tensor
+
+from nextn.layers.batch import Batch
+from nextn.layers.paged_batch import FIELDS, PagedBatch
+
+# Rows that graphs are made for; a batch is padded to the next of these. Larger ones are launched kernel by
+# kernel: their kernels take longer than launching them.
+BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+
+Pass = Callable[[Batch, Tensor | None], Tensor]  # hidden states in -> out
+
+
+def bucket(rows: int) -> int | None:
+    """Rows with padding. bucket(5) == 6, bucket(257) is None."""
+    return next((b for b in BUCKETS if b >= rows), None)
+
+
+class Graphs:
+    def __init__(self, width: int, dtype: torch.dtype, table: int, device: torch.device) -> None:
+        """width: of hidden states. table: numbers that a row's page table and path take at most."""
+        most = BUCKETS[-1]
+        self.numbers = torch.zeros(FIELDS * most + 1 + table * most, dtype=torch.int32, device=device)
+        self.hidden = torch.zeros(most, width, dtype=dtype, device=device)
+        self._outs: dict[Hashable, Tensor] = {}
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
+        self._memory = torch.cuda.graph_pool_handle()
+
+    def run(self, kind: Hashable, compute: Pass, batch: PagedBatch, hidden: Tensor | None) -> Tensor:
+        """compute(batch, hidden), the rows that are not padding; written over by the next pass of its
+        kind. `kind` says all that `compute` depends on besides."""
+        self.numbers[: len(batch.packed)].copy_(batch.packed)
+        if hidden is not None:
+            self.hidden[: batch.rows].copy_(hidden)
+        # A power of two, so that few graphs differ.
+        longest = 1 << max(9, (batch.longest - 1).bit_length())
+        key = kind, batch.total, longest
+        out = self._outs.get(kind)
+        if out is None:
+            out = self._outs[kind] = torch.empty_like(self.hidden)
+        graph = self._graphs.get(key)
+        if graph is None:
+            graph = self._graphs[key] = self._capture(compute, batch.on(self.numbers, longest), out)
+        graph.replay()
+        return out[: batch.rows]
+
+    def _capture(self, compute: Pass, batch: Batch, out: Tensor) -> torch.cuda.CUDAGraph:
+        n = batch.rows
+        compute(batch, self.hidden[:n])  # compiles kernels, which a capture must not do
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, pool=self._memory):
+            out[:n].copy_(compute(batch, self.hidden[:n]))
+        return graph

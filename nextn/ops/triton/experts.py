@@ -1,0 +1,137 @@
+"""Routed experts: rows are put in the order of their experts, every expert computes its own, a token's are
+added up.
+
+A pair is one expert of one token, number token * K + k. An expert's pairs go into tiles of ROWS, a tile has
+one expert: the idea of vLLM's and SGLang's `moe_align_block_size`. How many tiles there are is known on the
+device alone; as many programs are started as there could be, and those without pairs end at once.
+
+Shapes: T tokens, K experts of each, E experts, I their width, C hidden.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nextn.ops.triton.product import ROWS, product, tile_of
+
+SQUARE = 8192  # experts times pairs that are compared at a time
+
+
+@triton.jit
+def _tiles(ids, order, owner, filled, pairs, tiles, M: tl.constexpr, E: tl.constexpr, PAIRS: tl.constexpr):
+    """One program. ids [pairs] -> order [tiles * M], the pairs of each tile; owner [tiles], its expert;
+    filled [tiles], how many pairs it has. Integers only.
+
+    Worked example, M = 2: ids 5 3 5 5 -> tiles (3: pair 1), (5: pairs 0, 2), (5: pair 3).
+    """
+    e = tl.arange(0, E)
+    count = tl.zeros((E,), dtype=tl.int32)
+    for at in range(0, pairs, PAIRS):
+        i = at + tl.arange(0, PAIRS)
+        mine = tl.load(ids + i, mask=i < pairs, other=-1)[None, :] == e[:, None]
+        count += tl.sum(mine.to(tl.int32), axis=1)
+    own = (count + M - 1) // M
+    begin = tl.cumsum(own, axis=0) - own
+    place = begin * M
+    for at in range(0, pairs, PAIRS):
+        i = at + tl.arange(0, PAIRS)
+        mine = (tl.load(ids + i, mask=i < pairs, other=-1)[None, :] == e[:, None]).to(tl.int32)
+        to = tl.sum(mine * (place[:, None] + tl.cumsum(mine, axis=1) - 1), axis=0)
+        tl.store(order + to, i, mask=i < pairs)
+        place += tl.sum(mine, axis=1)
+    for at in range(0, tiles, PAIRS):
+        t = at + tl.arange(0, PAIRS)
+        after = t[None, :] - begin[:, None]
+        mine = ((after >= 0) & (after < own[:, None])).to(tl.int32)
+        left = tl.minimum(count[:, None] - after * M, M)
+        tl.store(owner + t, tl.sum(mine * e[:, None], axis=0), mask=t < tiles)
+        tl.store(filled + t, tl.sum(mine * left, axis=0), mask=t < tiles)
+
+
+@triton.jit
+def _gate_up(
+    x, w, out, order, owner, filled, top_k, width, n_in, x_row, w_expert, w_row,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """out [pairs, width] <- silu(x G^T) * (x U^T) of each pair's token and expert."""
+    tile, i = tl.program_id(0), tl.arange(0, M)
+    n = tl.load(filled + tile)
+    if n == 0:
+        return
+    pair = tl.load(order + tile * M + i, mask=i < n, other=0)
+    weight = w + tl.load(owner + tile).to(tl.int64) * w_expert
+    col = tl.program_id(1) * N + tl.arange(0, N)
+    a = x + (pair // top_k) * x_row
+    gate = product(a, i < n, weight + col * w_row, col < width, n_in, 1, M, N, K, EVEN)
+    up = product(a, i < n, weight + (width + col) * w_row, col < width, n_in, 1, M, N, K, EVEN)
+    hidden = gate / (1.0 + tl.exp(-gate)) * up
+    to = out + pair[:, None] * width + col[None, :]
+    tl.store(to, hidden.to(out.dtype.element_ty), mask=(i < n)[:, None] & (col < width)[None, :])
+
+
+@triton.jit
+def _down(
+    x, w, out, order, owner, filled, n_out, n_in, w_expert, w_row,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """out [pairs, n_out] f32 <- x [pairs, n_in] times each pair's expert."""
+    tile, i = tl.program_id(0), tl.arange(0, M)
+    n = tl.load(filled + tile)
+    if n == 0:
+        return
+    pair = tl.load(order + tile * M + i, mask=i < n, other=0)
+    weight = w + tl.load(owner + tile).to(tl.int64) * w_expert
+    col = tl.program_id(1) * N + tl.arange(0, N)
+    acc = product(x + pair * n_in, i < n, weight + col * w_row, col < n_out, n_in, 1, M, N, K, EVEN)
+    to = out + pair[:, None] * n_out + col[None, :]
+    tl.store(to, acc, mask=(i < n)[:, None] & (col < n_out)[None, :])
+
+
+@triton.jit
+def _mix(parts, weights, out, rows, width, top_k: tl.constexpr, C: tl.constexpr):
+    """out [T, C] <- a token's experts, in the order of its ids, each times its weight; 0 from row `rows`
+    on."""
+    row, c = tl.program_id(0), tl.program_id(1) * C + tl.arange(0, C)
+    ok = (c < width) & (row < rows)
+    acc = tl.zeros((C,), dtype=tl.float32)
+    for k in tl.static_range(top_k):
+        pair = row * top_k + k
+        weight = tl.load(weights + pair, mask=row < rows, other=0.0)
+        acc += tl.load(parts + pair * width + c, mask=ok, other=0.0) * weight
+    tl.store(out + row * width + c, acc.to(out.dtype.element_ty), mask=c < width)
+
+
+def experts(x: Tensor, rows: int, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """x [T, C], ids and weights [T, K], gate_up [E, 2 * I, C], down [E, C, I] -> [T, C]."""
+    assert x.stride(1) == 1
+    assert all(t.is_contiguous() for t in (ids, weights, gate_up, down))
+    (count, hidden, width), top_k, device = down.shape, ids.shape[1], x.device
+    out = torch.empty(x.shape, dtype=x.dtype, device=device)
+    pairs = rows * top_k
+    most = min(pairs, pairs // ROWS + min(count, pairs))  # tiles
+    order = torch.empty(most * ROWS, dtype=torch.int32, device=device)
+    owner, filled = torch.empty(2, most, dtype=torch.int32, device=device)
+    square = triton.next_power_of_2(count)
+    _tiles[(1,)](
+        ids, order, owner, filled, pairs, most, M=ROWS, E=square, PAIRS=min(256, max(16, SQUARE // square))
+    )
+    middle = torch.empty(pairs, width, dtype=gate_up.dtype, device=device)
+    tile = tile_of(width, hidden, gate_up.dtype)
+    _gate_up[most, triton.cdiv(width, tile.columns)](
+        x, gate_up, middle, order, owner, filled, top_k, width, hidden, x.stride(0), gate_up.stride(0),
+        gate_up.stride(1), M=ROWS, N=tile.columns, K=tile.step, EVEN=hidden % tile.step == 0,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    parts = torch.empty(pairs, hidden, dtype=torch.float32, device=device)
+    tile = tile_of(hidden, width, down.dtype)
+    _down[most, triton.cdiv(hidden, tile.columns)](
+        middle, down, parts, order, owner, filled, hidden, width, down.stride(0), down.stride(1),
+        M=ROWS, N=tile.columns, K=tile.step, EVEN=width % tile.step == 0,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    block = min(1024, triton.next_power_of_2(hidden))
+    _mix[x.shape[0], triton.cdiv(hidden, block)](parts, weights, out, rows, hidden, top_k=top_k, C=block)
+    return out

@@ -1,0 +1,85 @@
+"""Products of all rows with one matrix, or with one for each head; and the first half of SwiGLU.
+
+Shapes: T rows, H heads. The grid: tiles of rows, which come first, so that those that share a piece of the
+weights run side by side; tiles of columns; heads.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from nextn.ops.triton.product import ROWS, product, tile_of
+
+
+@triton.jit
+def _matmul(
+    x, w, out, rows, n_out, n_in, x_row, x_head, w_head, w_out, w_in, out_row, out_head,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """out [T, H, n_out] <- x [T, H, n_in] times w, whose element for output n and input k of a head lies at
+    n * w_out + k * w_in."""
+    head = tl.program_id(2)
+    row = tl.program_id(0) * M + tl.arange(0, M)
+    col = tl.program_id(1) * N + tl.arange(0, N)
+    row_ok, col_ok = row < rows, col < n_out
+    acc = product(
+        x + head * x_head + row * x_row, row_ok, w + head * w_head + col * w_out, col_ok, n_in, w_in,
+        M, N, K, EVEN,
+    )  # fmt: skip
+    to = out + head * out_head + row[:, None] * out_row + col[None, :]
+    tl.store(to, acc.to(out.dtype.element_ty), mask=row_ok[:, None] & col_ok[None, :])
+
+
+@triton.jit
+def _gate_up(
+    x, w, out, rows, width, n_in, x_row, w_row, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    EVEN: tl.constexpr,
+):  # fmt: skip
+    """out [T, width] <- silu(x G^T) * (x U^T); w [2 * width, n_in] has the rows of G, then those of U."""
+    row = tl.program_id(0) * M + tl.arange(0, M)
+    col = tl.program_id(1) * N + tl.arange(0, N)
+    row_ok, col_ok = row < rows, col < width
+    a = x + row * x_row
+    gate = product(a, row_ok, w + col * w_row, col_ok, n_in, 1, M, N, K, EVEN)
+    up = product(a, row_ok, w + (width + col) * w_row, col_ok, n_in, 1, M, N, K, EVEN)
+    hidden = gate / (1.0 + tl.exp(-gate)) * up
+    to = out + row[:, None] * width + col[None, :]
+    tl.store(to, hidden.to(out.dtype.element_ty), mask=row_ok[:, None] & col_ok[None, :])
+
+
+def linear(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """x [T, n_in], weight [n_out, n_in] -> [T, n_out] of this dtype."""
+    return heads_matmul(x[:, None], weight.t()[None], dtype)[:, 0]
+
+
+def heads_matmul(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """x [T, H, n_in], weight [H, n_in, n_out], however its elements lie -> [T, H, n_out]."""
+    assert x.stride(2) == 1
+    (rows, heads, n_in), n_out = x.shape, weight.shape[2]
+    tile = tile_of(n_out, n_in, weight.dtype)
+    out = torch.empty(rows, heads, n_out, dtype=dtype, device=x.device)
+    _matmul[triton.cdiv(rows, ROWS), triton.cdiv(n_out, tile.columns), heads](
+        x, weight, out, rows, n_out, n_in, x.stride(0), x.stride(1),
+        weight.stride(0), weight.stride(2), weight.stride(1), out.stride(0), out.stride(1),
+        M=ROWS, N=tile.columns, K=tile.step, EVEN=n_in % tile.step == 0,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return out
+
+
+def gate_up(x: Tensor, weight: Tensor) -> Tensor:
+    """x [T, C], weight [2 * I, C] -> silu(gate) * up [T, I]."""
+    assert x.stride(1) == 1
+    assert weight.is_contiguous()
+    (rows, n_in), width = x.shape, weight.shape[0] // 2
+    tile = tile_of(width, n_in, weight.dtype)
+    out = torch.empty(rows, width, dtype=weight.dtype, device=x.device)
+    _gate_up[triton.cdiv(rows, ROWS), triton.cdiv(width, tile.columns)](
+        x, weight, out, rows, width, n_in, x.stride(0), weight.stride(0),
+        M=ROWS, N=tile.columns, K=tile.step, EVEN=n_in % tile.step == 0,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return out

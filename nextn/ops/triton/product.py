@@ -1,0 +1,61 @@
+"""The inner loop of every matrix product, and its tiles.
+
+The tiles of Triton's matrix multiplication tutorial, with one difference: their size follows from the
+weight's shape and dtype alone, never from the number of rows. An output is then the sum over tiles of K
+elements, in order, each added to an f32 accumulator by one instruction for the tile (bf16, f16: the matrix
+units; f32: fused multiply-adds, no tf32). A tile is ROWS rows high; rows that are not there are zeros.
+
+Shapes: M rows and N columns of a tile of outputs, K elements of a step of the sum.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+ROWS = 16  # rows of a tile, the fewest that the matrix units take
+
+
+class Tile(NamedTuple):
+    """Columns of outputs, elements a step; the warps that compute it and the steps that are read ahead."""
+
+    columns: int
+    step: int
+    warps: int
+    stages: int
+
+
+def tile_of(n_out: int, n_in: int, dtype: torch.dtype) -> Tile:
+    """Narrow results get narrow tiles, so that there are enough of them to keep the device busy."""
+    if dtype == torch.float32:
+        return Tile(32, 32, 4, 2)
+    columns = 16 if n_out <= 1024 else 32 if n_out <= 8192 else 64
+    step = max(16, min(128 if columns < 64 else 64, triton.next_power_of_2(n_in)))
+    return Tile(columns, step, min(4, columns // 8), 4)
+
+
+@triton.jit
+def product(
+    a, a_ok, w, w_ok, n_in, w_in, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr
+):
+    """sum over k of a[m][k] * w[n][k * w_in], [M, N] f32, in steps of K.
+
+    a [M], w [N]: pointers to where rows of `n_in` elements begin; a_ok, w_ok: which of them may be read.
+    EVEN: K divides n_in. What `a` points to is brought to the weight's dtype.
+    """
+    k = tl.arange(0, K)
+    acc = tl.zeros((M, N), dtype=tl.float32)
+    for at in range(0, n_in, K):
+        if EVEN:
+            x_ok = a_ok[:, None]
+            y_ok = w_ok[None, :]
+        else:
+            x_ok = a_ok[:, None] & (at + k < n_in)[None, :]
+            y_ok = w_ok[None, :] & (at + k < n_in)[:, None]
+        x = tl.load(a[:, None] + (at + k)[None, :], mask=x_ok, other=0.0)
+        y = tl.load(w[None, :] + (at + k)[:, None] * w_in, mask=y_ok, other=0.0)
+        acc = tl.dot(x.to(y.dtype), y, acc, input_precision="ieee")
+    return acc

@@ -1,0 +1,67 @@
+"""DeepSeek-V3's router after its product (arXiv 2412.19437, 2.1.2): a program is one row.
+
+Experts lie in a square of G groups and S to a group, each filled up to a power of two. The best are taken one
+after another, and of equal ones that with the smaller number (torch.topk says nothing of equal ones).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def _route(
+    logits, bias, ids, weights, groups, group_size, scale, top_groups: tl.constexpr, top_k: tl.constexpr,
+    NORMALIZE: tl.constexpr, LIMITED: tl.constexpr, G: tl.constexpr, S: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0)
+    place = tl.arange(0, G * S)
+    group, one = place // S, place % S
+    ok = (group < groups) & (one < group_size)
+    expert = group * group_size + one
+    logit = tl.load(logits + row * groups * group_size + expert, mask=ok, other=0.0)
+    scores = 1.0 / (1.0 + tl.exp(-logit))
+    biased = tl.where(ok, scores + tl.load(bias + expert, mask=ok, other=0.0), float("-inf"))
+    if LIMITED:
+        square = tl.reshape(biased, (G, S))
+        first = tl.argmax(square, axis=1)
+        others = tl.where(tl.arange(0, S)[None, :] == first[:, None], float("-inf"), square)
+        g = tl.arange(0, G)
+        worth = tl.where(g < groups, tl.max(square, axis=1) + tl.max(others, axis=1), float("-inf"))
+        is_open = g < 0
+        for _ in tl.static_range(top_groups):
+            best = tl.argmax(worth, axis=0)
+            is_open = is_open | (g == best)
+            worth = tl.where(g == best, float("-inf"), worth)
+        biased = tl.reshape(tl.where(is_open[:, None], square, float("-inf")), (G * S,))
+    k = tl.arange(0, K)
+    chosen = tl.zeros((K,), dtype=tl.int32)
+    mine = tl.zeros((K,), dtype=tl.float32)
+    for i in tl.static_range(top_k):
+        best = tl.argmax(biased, axis=0)
+        chosen = tl.where(k == i, tl.sum(tl.where(place == best, expert, 0), axis=0), chosen)
+        mine = tl.where(k == i, tl.sum(tl.where(place == best, scores, 0.0), axis=0), mine)
+        biased = tl.where(place == best, float("-inf"), biased)
+    if NORMALIZE:
+        mine = mine / (tl.sum(mine, axis=0) + 1e-20)
+    tl.store(ids + row * top_k + k, chosen.to(tl.int64), mask=k < top_k)
+    tl.store(weights + row * top_k + k, mine * scale, mask=k < top_k)
+
+
+def route(
+    logits: Tensor, bias: Tensor, groups: int, top_groups: int, top_k: int, normalize: bool, scale: float
+) -> tuple[Tensor, Tensor]:
+    """logits [T, E] f32, bias [E] f32 -> expert ids [T, K] int64, weights [T, K] f32, best first."""
+    rows, experts = logits.shape
+    ids = torch.empty(rows, top_k, dtype=torch.int64, device=logits.device)
+    weights = torch.empty(rows, top_k, dtype=torch.float32, device=logits.device)
+    size = experts // groups
+    _route[(rows,)](
+        logits, bias, ids, weights, groups, size, scale, top_groups=top_groups, top_k=top_k,
+        NORMALIZE=normalize, LIMITED=top_groups < groups, G=triton.next_power_of_2(groups),
+        S=triton.next_power_of_2(size), K=triton.next_power_of_2(top_k), num_warps=1,
+    )  # fmt: skip
+    return ids, weights

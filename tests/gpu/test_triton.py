@@ -1,0 +1,91 @@
+"""The Triton kernels and the engine on them, on a CUDA device. Skipped where there is none."""
+
+import os
+
+import pytest
+import torch
+
+from nextn.bench.prompts import heldout_prompts
+from nextn.llm import LLM
+from nextn.request import SamplingParams
+
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("TRITON_INTERPRET=1 is for the CPU", allow_module_level=True)
+
+from support.triton_checks import CHECKS, Device
+
+from nextn.layers.batch import Span
+from nextn.models.deepseek_v3 import DeepseekV3
+
+pytestmark = pytest.mark.gpu
+GREEDY = SamplingParams(max_tokens=48, temperature=0, ignore_eos=True)
+HOT = SamplingParams(max_tokens=48, temperature=1.0, seed=3, ignore_eos=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("check", CHECKS)
+def test_op(check, dtype):
+    CHECKS[check](Device("cuda", dtype, large=True))
+
+
+def llm(drafts, **options):
+    return LLM(
+        device="cuda", kernel_backend="triton", speculative_num_steps=drafts, kv_cache_tokens=32768,
+        check_integrity=True, **options,
+    )  # fmt: skip
+
+
+def prompts(model, n=6):
+    """Short ones, and one of two parts of keys."""
+    encode = model.tokenizer.encode
+    long = encode("".join(heldout_prompts(8)))[:700]
+    return [*(encode(p)[:100] for p in heldout_prompts(n)), long]
+
+
+def ids(model, params, n=6):
+    return [c.token_ids for c in model.generate(prompts(model, n), params)]
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+@pytest.mark.parametrize("params", [GREEDY, HOT], ids=["greedy", "seeded"])
+def test_identity_over_drafts_trees_chunks_and_batch(params, dtype):
+    plain = llm(0, dtype=dtype)
+    assert plain.engine.startup["kernels"] == "triton"
+    assert plain.engine.startup["dtype"] == ("float32" if dtype == "float32" else "bfloat16")
+    want = ids(plain, params)
+    alone = [plain.generate([p], params)[0].token_ids for p in prompts(plain)]
+    assert alone == want
+    assert ids(llm(2, dtype=dtype), params) == want
+    assert ids(llm(3, dtype=dtype, chunked_prefill_size=16, max_running_requests=4), params) == want
+    tree = {"speculative_eagle_topk": 2, "speculative_num_draft_tokens": 6}
+    assert ids(llm(3, dtype=dtype, **tree), params) == want
+    assert ids(llm(2, dtype=dtype, disable_radix_cache=True), params, n=1) == [want[0], want[-1]]
+
+
+def test_parity_with_plain_torch():
+    """Not to the bit: another order of accumulation."""
+    plain = LLM(device="cuda", kernel_backend="reference", speculative_num_steps=0, kv_cache_tokens=32768)
+    want, got = ids(plain, GREEDY), ids(llm(2, dtype="float32"), GREEDY)
+    assert sum(a[:8] == b[:8] for a, b in zip(want, got, strict=True)) >= len(want) - 1
+
+
+@torch.inference_mode()
+def test_a_graph_has_the_bits_of_its_kernels():
+    runner = llm(2).engine._executor
+    model, pool = runner.model, runner.pool
+    spans = [Span([5, 6, 7], 0, [3]), Span([9], 0, [4])]
+    batch = model.batch(spans, pool.page_size)
+    assert batch.total == 4
+    numbers = batch.packed.cuda()
+    want = DeepseekV3.forward(model, batch.on(numbers), pool)
+    for _ in range(2):  # captured, and replayed
+        assert torch.equal(model.forward(batch, pool), want)
+    states = want.clone()
+    drafted = DeepseekV3.draft(model, batch.on(numbers), states, pool)
+    assert torch.equal(model.draft(batch, states, pool), drafted)
+    wide = [Span([i % 50 for i in range(300)], 0, list(range(5, 24))), *spans]
+    rows = model.forward(model.batch(wide, pool.page_size), pool)  # too many for a graph
+    assert torch.equal(rows[300:], want)

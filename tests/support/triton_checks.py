@@ -1,0 +1,212 @@
+"""What every Triton op must do, on any device and in any dtype: agree with plain torch in f32, and give a row
+the same bits in any batch. tests/unit/ops/triton runs it under the interpreter, tests/gpu on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nextn.layers.batch import Span, build_batch
+from nextn.layers.paged_batch import PagedBatch
+from nextn.ops.reference import Reference
+from nextn.ops.triton.ops import TritonOps
+
+# Of one result's error to its size. A sum in bf16 is rounded once at the end; its inputs are the same.
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+PLAIN = Reference()
+
+
+@dataclass
+class Device:
+    name: str
+    dtype: torch.dtype
+    large: bool  # shapes of a large model, many rows
+
+    def rand(self, *shape: int, seed: int = 0, dtype: torch.dtype | None = None) -> Tensor:
+        gen = torch.Generator().manual_seed(seed)
+        return torch.randn(shape, generator=gen).to(self.name, dtype or self.dtype)
+
+    def close(self, got: Tensor, want: Tensor) -> None:
+        """`want` from the same numbers in f32."""
+        assert got.shape == want.shape
+        error = ((got.float() - want).norm() / want.norm()).item()
+        assert error < TOLERANCE[self.dtype], error
+
+
+def f32(*tensors: Tensor) -> list[Tensor]:
+    return [t.float() for t in tensors]
+
+
+def parts(rows: int) -> list[tuple[int, int]]:
+    """(first, rows) of batches that some of these rows may come in."""
+    return [(0, 1), (rows - 1, 1), (1, 3), (rows // 2, rows - rows // 2), (0, rows - 1)]
+
+
+def check_linear(on: Device) -> None:
+    ops = TritonOps()
+    shapes = [(40, 96), (16, 32)] + [(7168, 2048), (2048, 512), (129, 7168)] * on.large
+    for n_out, n_in in shapes:
+        rows = 300 if on.large else 21
+        wide = on.rand(rows, n_in + 8)
+        x, w = wide[:, 4 : n_in + 4], on.rand(n_out, n_in, seed=1)  # rows that are pieces of longer ones
+        full = ops.linear(x, w)
+        on.close(full, PLAIN.linear(*f32(x, w)))
+        assert full.dtype == on.dtype
+        for first, n in parts(rows):
+            assert torch.equal(ops.linear(x[first : first + n], w), full[first : first + n])
+        summed = ops.linear(x, w, torch.float32)
+        assert summed.dtype == torch.float32
+        assert torch.equal(summed.to(on.dtype), full)
+
+
+def check_router_product(on: Device) -> None:
+    """Rows in the model's dtype, weights and result f32."""
+    x, gate = on.rand(5, 64), on.rand(8, 64, seed=1, dtype=torch.float32)
+    got = TritonOps().linear(x, gate, torch.float32)
+    assert ((got - x.float() @ gate.t()).norm() / got.norm()).item() < TOLERANCE[torch.float32]
+
+
+def check_heads(on: Device) -> None:
+    ops = TritonOps()
+    rows, heads, nope, value, rank = (40, 16, 128, 128, 512) if on.large else (19, 3, 16, 24, 40)
+    kv_up = on.rand(heads, nope + value, rank)
+    q = on.rand(rows, heads, nope + 8, seed=1)[..., :nope]
+    for x, weight in (
+        (q, kv_up[:, :nope]),
+        (on.rand(rows, heads, rank, seed=2), kv_up[:, nope:].transpose(1, 2)),
+    ):
+        full = ops.heads_matmul(x, weight)
+        on.close(full, PLAIN.heads_matmul(*f32(x, weight)))
+        for first, n in parts(rows):
+            assert torch.equal(ops.heads_matmul(x[first : first + n], weight), full[first : first + n])
+
+
+def check_row_ops(on: Device) -> None:
+    ops = TritonOps()
+    rows, heads, width, hidden = (33, 17, 64, 7168) if on.large else (9, 3, 8, 40)
+    x, weight = on.rand(rows, hidden, dtype=torch.float32), on.rand(hidden, seed=1)
+    full = ops.rms_norm(x, weight, 1e-6)
+    assert full.dtype == on.dtype
+    on.close(full, PLAIN.rms_norm(x, weight.float(), 1e-6))
+    cos, sin = (on.rand(rows, width // 2, seed=i, dtype=torch.float32) for i in (2, 3))
+    q = on.rand(rows, heads, width + 4, seed=4)[..., 2 : width + 2]
+    turned = ops.rotate(q, cos, sin)
+    on.close(turned, PLAIN.rotate(q.float(), cos, sin))
+    for first, n in parts(rows):
+        some = slice(first, first + n)
+        assert torch.equal(ops.rms_norm(x[some], weight, 1e-6), full[some])
+        assert torch.equal(ops.rotate(q[some], cos[some], sin[some]), turned[some])
+    cache, entries = on.rand(64, 12), on.rand(rows, 12, seed=5)
+    slots = torch.randperm(64)[:rows].to(on.name, torch.int32)
+    want = cache.clone()
+    want[slots.long()] = entries
+    ops.write_cache(cache, slots, entries)
+    assert torch.equal(cache, want)
+
+
+def check_mlp(on: Device) -> None:
+    ops = TritonOps()
+    rows, hidden, inner = (70, 2048, 1408) if on.large else (18, 40, 24)
+    x, gate_up = on.rand(rows, hidden), on.rand(2 * inner, hidden, seed=1) / hidden**0.5
+    down = on.rand(hidden, inner, seed=2) / inner**0.5
+    full = ops.swiglu_mlp(x, gate_up, down)
+    on.close(full, PLAIN.swiglu_mlp(*f32(x, gate_up, down)))
+    for first, n in parts(rows):
+        assert torch.equal(ops.swiglu_mlp(x[first : first + n], gate_up, down), full[first : first + n])
+
+
+def check_route(on: Device) -> None:
+    """(experts, groups, open groups, K): as in V3, without groups, with odd numbers."""
+    ops = TritonOps()
+    for experts, groups, top_groups, top_k in [(8, 4, 2, 2), (6, 1, 1, 3), (15, 3, 2, 4)] + [
+        (256, 8, 4, 8),
+        (160, 8, 3, 6),
+    ] * on.large:
+        rows = 23 if on.large else 5
+        x, gate = on.rand(rows, 64), on.rand(experts, 64, seed=1, dtype=torch.float32) / 8
+        bias = on.rand(experts, seed=2, dtype=torch.float32) / 10
+        for normalize in (True, False):
+            args = gate, bias, groups, top_groups, top_k, normalize, 2.5
+            ids, weights = ops.route(x, *args)
+            want_ids, want = PLAIN.route(x.float(), *args)
+            assert torch.equal(ids, want_ids)
+            torch.testing.assert_close(weights, want, rtol=1e-4, atol=1e-5)
+            for first, n in parts(rows):
+                some = ops.route(x[first : first + n], *args)
+                assert torch.equal(some[0], ids[first : first + n])
+                assert torch.equal(some[1], weights[first : first + n])
+
+
+def check_equal_experts(on: Device) -> None:
+    """Of equal scores the smaller number comes first."""
+    x, gate = on.rand(3, 64), torch.zeros(8, 64, device=on.name)
+    ids, weights = TritonOps().route(x, gate, torch.zeros(8, device=on.name), 4, 2, 3, True, 1.0)
+    assert ids.tolist() == [[0, 1, 2]] * 3
+    torch.testing.assert_close(weights, torch.full_like(weights, 1 / 3))
+
+
+def check_experts(on: Device) -> None:
+    ops = TritonOps()
+    for count, top_k, hidden, inner, rows in [(5, 2, 40, 24, 37)] + [(64, 6, 2048, 1408, 200)] * on.large:
+        gate_up = on.rand(count, 2 * inner, hidden) / hidden**0.5
+        down = on.rand(count, hidden, inner, seed=1) / inner**0.5
+        x = on.rand(rows, hidden, seed=2)
+        chances = torch.rand(rows, count, generator=torch.Generator().manual_seed(3))
+        ids = chances.topk(top_k).indices.to(on.name)
+        ids[: rows // 2, 0] = count - 1  # one expert has several tiles
+        ids[: rows // 2, 1] = 0
+        weights = on.rand(rows, top_k, seed=4, dtype=torch.float32)
+        full = ops.experts(x, rows, ids, weights, gate_up, down)
+        on.close(full, PLAIN.experts(x.float(), rows, ids, weights, *f32(gate_up, down)))
+        for first, n in parts(rows):
+            some = slice(first, first + n)
+            got = ops.experts(x[some], n, ids[some], weights[some], gate_up, down)
+            assert torch.equal(got, full[some])
+        padded = ops.experts(x[:9], 7, ids[:9], weights[:9], gate_up, down)
+        assert torch.equal(padded[:7], full[:7])
+        assert not padded[7:].any()
+
+
+def check_attention(on: Device) -> None:
+    """A sequence fed whole, in pieces, beside others and as a tree."""
+    ops = TritonOps()
+    heads, rank, width, length = (20, 512, 576, 2100) if on.large else (3, 24, 40, 530)
+    page = 4
+    cache = on.rand(4 * page * (length // page), width)
+    gen = torch.Generator().manual_seed(1)
+    pages = (torch.randperm(2 * (length // page), generator=gen) + 1)[: length // page].tolist()
+    other = list(range(1, 60))
+    tail = length - 10  # whose rows are asked for
+    q = on.rand(10, heads, width, seed=2) / width**0.5
+
+    def run(spans: list[Span], queries: Tensor, total: int | None = None) -> Tensor:
+        batch = PagedBatch(spans, page, total)
+        plan = batch.on(batch.packed.to(on.name)).attention
+        padded = torch.cat((queries, queries.new_zeros(batch.total - len(queries), heads, width)))
+        return ops.mla_attention(padded, cache, plan, rank)[: len(queries)]
+
+    def plain(spans: list[Span], queries: Tensor) -> Tensor:
+        batch = build_batch(spans, page, heads, torch.device(on.name))
+        padded = torch.cat((queries, queries.new_zeros(len(batch.tokens) - len(queries), heads, width)))
+        return PLAIN.mla_attention(*f32(padded, cache), batch.attention, rank)[: len(queries)]
+
+    spans = [Span([0] * 10, tail, pages)]
+    whole = run(spans, q)
+    on.close(whole, plain(spans, q))
+    assert torch.equal(run(spans, q, total=16), whole)
+    for i in (0, 4, 9):
+        assert torch.equal(run([Span([0], tail + i, pages)], q[i : i + 1]), whole[i : i + 1])
+    beside = [Span([0] * 3, 10, other), Span([0] * 2, tail + 4, pages), Span([0], 0, other)]
+    mixed = run(beside, torch.cat((q[:3], q[4:6], q[:1])))
+    assert torch.equal(mixed[3:5], whole[4:6])
+    assert torch.equal(mixed[:3], run(beside[:1], q[:3]))  # of one part, amid others of several
+    # Root, two drafts after it, one after the second, which lies in slot 2 and stands at position 1.
+    tree = [Span([0] * 4, tail, pages, [[0], [0, 1], [0, 2], [0, 2, 3]]), Span([0], 5, other)]
+    found = run(tree, q[:5])
+    on.close(found, plain(tree, q[:5]))
+    assert torch.equal(found[:2], whole[:2])
+
+
+CHECKS = {name.removeprefix("check_"): f for name, f in list(globals().items()) if name.startswith("check_")}
