@@ -3,8 +3,8 @@
     python benchmarks/cuda_backends.py [--requests 1,16,64] [--rounds 3] [--output benchmarks/results]
 
 An engine for each side, in one process; every load is greedy completions of held-out code, all requests there
-from the beginning, as in `nextn bench offline`. A load is run once to warm up, then `rounds` times by every side
-in turn; a side's figure is the middle one. The last line is JSON.
+from the beginning, as in `nextn bench offline`. A load is run once to warm up, then `rounds` times by every
+side in turn; a side's figure is the middle one. The last line is JSON.
 """
 
 from __future__ import annotations

@@ -37,5 +37,6 @@ class DecoderLayer:
     def forward(self, x: Tensor, batch: Batch, cos: Tensor, sin: Tensor, cache: Tensor) -> Tensor:
         """x [T, C] f32 residual stream -> [T, C]; writes the batch's entries to `cache` [slots, D]."""
         eps = self.cfg.rms_norm_eps
-        x = x + self.attention.forward(self.ops.rms_norm(x, self.attention_norm, eps), batch, cos, sin, cache)
-        return x + self.mlp.forward(self.ops.rms_norm(x, self.mlp_norm, eps), batch)
+        normed = self.ops.rms_norm(x, self.attention_norm, eps)
+        x = self.attention.forward(normed, batch, cos, sin, cache, x)
+        return self.mlp.forward(self.ops.rms_norm(x, self.mlp_norm, eps), batch, x)

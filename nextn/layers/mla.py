@@ -17,6 +17,7 @@ from nextn.layers.batch import Batch
 from nextn.layers.rotary import softmax_scale
 from nextn.models.config import ModelConfig
 from nextn.ops.base import Attention, Ops
+from nextn.ops.rotary import rotate
 
 # Of the two norms inside MLA. DeepSeek's code and transformers' leave it at this whatever rms_norm_eps says.
 LATENT_NORM_EPS = 1e-6
@@ -57,30 +58,34 @@ class MLA:
             found["q_proj"] = self.down[: self.q_in]
         return {f"{prefix}{name}.weight": tensor for name, tensor in found.items()}
 
-    def forward(self, x: Tensor, batch: Batch, cos: Tensor, sin: Tensor, cache: Tensor) -> Tensor:
-        """x [T, C], cos and sin [T, P / 2], cache [slots, R + P] of this layer -> [T, C]."""
-        cfg, ops = self.cfg, self.ops
-        rank, nope, rope = cfg.kv_lora_rank, cfg.qk_nope_head_dim, cfg.qk_rope_head_dim
-        q, latent, key_rope = ops.linear(x, self.down).split((self.q_in, rank, rope), dim=-1)
+    def forward(
+        self,
+        x: Tensor,
+        batch: Batch,
+        cos: Tensor,
+        sin: Tensor,
+        cache: Tensor,
+        onto: Tensor | None = None,
+    ) -> Tensor:
+        """x [T, C], cos and sin [T, P / 2], cache [slots, R + P] of this layer -> [T, C], onto [T, C] f32."""
+        cfg, ops, rank = self.cfg, self.ops, self.cfg.kv_lora_rank
+        q, latent = ops.linear(x, self.down).split((self.q_in, rank + cfg.qk_rope_head_dim), dim=-1)
         if cfg.q_lora_rank:
             q = ops.linear(ops.rms_norm(q, self.q_norm, LATENT_NORM_EPS), self.q_up)
-        q_nope, q_rope = q.unflatten(-1, (cfg.num_attention_heads, -1)).split((nope, rope), dim=-1)
-        # Queries and the shared key turn by the same angles: one call for all H + 1 heads.
-        turned = ops.rotate(torch.cat((q_rope, key_rope[:, None]), dim=1), cos, sin)
-        latent = ops.rms_norm(latent, self.kv_norm, LATENT_NORM_EPS)
-        ops.write_cache(cache, batch.slots, torch.cat((latent, turned[:, -1]), dim=-1))
-        mixed = self._absorbed(q_nope, turned[:, :-1], batch, cache)
+        q = q.unflatten(-1, (cfg.num_attention_heads, -1))
+        ops.write_latent(cache, batch.slots, latent, self.kv_norm, LATENT_NORM_EPS, cos, sin)
+        mixed = self._absorbed(q, batch, cos, sin, cache)
         if batch.prompts is not None and batch.in_prompts is not None:
-            query = torch.cat((q_nope, turned[:, :-1]), dim=-1) * self.scale
+            q_nope, q_rope = q.split((cfg.qk_nope_head_dim, cfg.qk_rope_head_dim), dim=-1)
+            query = torch.cat((q_nope, rotate(q_rope, cos, sin)), dim=-1) * self.scale
             naive = ops.naive_attention(query, cache, batch.prompts, rank, self.key_up, self.value_up)
             mixed = torch.where(batch.in_prompts[:, None, None], naive, mixed)
-        return ops.linear(mixed.flatten(1), self.out)
+        return ops.linear(mixed.flatten(1), self.out, onto=onto)
 
-    def _absorbed(self, q_nope: Tensor, q_rope: Tensor, batch: Batch, cache: Tensor) -> Tensor:
-        """q_nope [T, H, N], q_rope [T, H, P] -> [T, H, V]."""
-        ops, rank = self.ops, self.cfg.kv_lora_rank
-        plan = batch.attention
+    def _absorbed(self, q: Tensor, batch: Batch, cos: Tensor, sin: Tensor, cache: Tensor) -> Tensor:
+        """q [T, H, N + P] -> [T, H, V]."""
+        ops, plan = self.ops, batch.attention
         if isinstance(plan, Attention) and not plan.groups:  # every row is a prompt's and goes the naive way
-            return q_nope.new_zeros(*q_nope.shape[:2], self.cfg.v_head_dim)
-        query = torch.cat((ops.heads_matmul(q_nope, self.key_up), q_rope), dim=-1) * self.scale
-        return ops.heads_matmul(ops.mla_attention(query, cache, plan, rank), self.value_up)
+            return q.new_zeros(*q.shape[:2], self.cfg.v_head_dim)
+        query = ops.absorb(q, self.key_up, cos, sin, self.scale)
+        return ops.heads_matmul(ops.mla_attention(query, cache, plan, self.cfg.kv_lora_rank), self.value_up)

@@ -26,8 +26,9 @@ class MLP:
             f"{prefix}down_proj.weight": self.down,
         }
 
-    def forward(self, x: Tensor, batch: Batch) -> Tensor:
-        return self.ops.swiglu_mlp(x, self.gate_up, self.down)
+    def forward(self, x: Tensor, batch: Batch, onto: Tensor | None = None) -> Tensor:
+        """x [T, C] -> [T, C], added onto [T, C] f32."""
+        return self.ops.swiglu_mlp(x, self.gate_up, self.down, onto)
 
 
 class MoE:
@@ -55,7 +56,8 @@ class MoE:
             found |= self.shared.targets(f"{prefix}shared_experts.")
         return found
 
-    def forward(self, x: Tensor, batch: Batch) -> Tensor:
+    def forward(self, x: Tensor, batch: Batch, onto: Tensor | None = None) -> Tensor:
+        """x [T, C] -> [T, C], added onto [T, C] f32."""
         cfg, ops = self.cfg, self.ops
         ids, weights = ops.route(
             x,
@@ -67,5 +69,6 @@ class MoE:
             cfg.norm_topk_prob,
             cfg.routed_scaling_factor,
         )
-        routed = ops.experts(x, batch.rows, ids, weights, self.gate_up, self.down)
-        return routed if self.shared is None else routed + self.shared.forward(x, batch)
+        if self.shared is not None:
+            onto = self.shared.forward(x, batch, onto)
+        return ops.experts(x, batch.rows, ids, weights, self.gate_up, self.down, onto)

@@ -91,20 +91,37 @@ class Ops(Protocol):
 
     name: str
 
-    def linear(self, x: Tensor, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    # onto: [T, n_out] f32, to which what else would be the result is added.
+
+    def linear(
+        self, x: Tensor, weight: Tensor, dtype: torch.dtype | None = None, onto: Tensor | None = None
+    ) -> Tensor:
         """x [T, n_in], weight [n_out, n_in] -> [T, n_out] of this dtype, by default that of x."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Over the last axis; the result has the weight's dtype."""
 
-    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Rotary embedding over adjacent pairs: x [T, heads, P], cos and sin [T, P / 2] f32."""
-
-    def swiglu_mlp(self, x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    def swiglu_mlp(self, x: Tensor, gate_up: Tensor, down: Tensor, onto: Tensor | None = None) -> Tensor:
         """x [T, C], gate_up [2 * I, C], down [C, I] -> [T, C]."""
 
-    def write_cache(self, cache: Tensor, slots: Tensor, entries: Tensor) -> None:
-        """cache [slots, D] <- entries [T, D] at slots [T] (padding rows: slot 0)."""
+    # Rotary embeddings turn adjacent pairs; cos and sin [T, P / 2] f32.
+
+    def write_latent(
+        self,
+        cache: Tensor,
+        slots: Tensor,
+        latent: Tensor,
+        weight: Tensor,
+        eps: float,
+        cos: Tensor,
+        sin: Tensor,
+    ) -> None:
+        """cache [slots, D] <- latent [T, D] at slots [T] (padding rows: slot 0), the first R elements normed
+        with weight [R], the others rotated."""
+
+    def absorb(self, q: Tensor, key_up: Tensor, cos: Tensor, sin: Tensor, scale: float) -> Tensor:
+        """Queries in the form that meets the cache: q [T, H, N + P], key_up [H, N, R] -> [T, H, D], of each
+        head its first N elements times key_up, then the others rotated, all of it times scale."""
 
     def mla_attention(self, q: Tensor, cache: Tensor, plan: Any, rank: int) -> Tensor:
         """Absorbed MLA: q [T, H, D] already scaled; keys are cache entries, values their first
@@ -135,7 +152,14 @@ class Ops(Protocol):
         x [T, C], gate [E, C], bias [E] -> expert ids [T, K] int64, weights [T, K] f32."""
 
     def experts(
-        self, x: Tensor, rows: int, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor
+        self,
+        x: Tensor,
+        rows: int,
+        ids: Tensor,
+        weights: Tensor,
+        gate_up: Tensor,
+        down: Tensor,
+        onto: Tensor | None = None,
     ) -> Tensor:
         """Routed experts for the first `rows` rows (the others get zeros). gate_up [E, 2 * I, C],
         down [E, C, I]; a token's experts are summed in the order of its ids. Returns [T, C]."""

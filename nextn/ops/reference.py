@@ -20,6 +20,7 @@ from torch import Tensor
 from nextn.ops.base import KV_BLOCK, ROW_ALIGN, Attention
 from nextn.ops.naive import naive_attention
 from nextn.ops.probe import Mode, Shape
+from nextn.ops.rotary import rotate
 
 
 class Reference:
@@ -31,8 +32,10 @@ class Reference:
         """modes: from `product_modes`; a shape that is not in it goes the direct way."""
         self.modes = {shape: mode for shape, mode in (modes or {}).items() if mode != "direct"}
 
-    def linear(self, x: Tensor, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        return self._linear(x, weight).to(dtype or x.dtype)
+    def linear(
+        self, x: Tensor, weight: Tensor, dtype: torch.dtype | None = None, onto: Tensor | None = None
+    ) -> Tensor:
+        return _onto(onto, self._linear(x, weight).to(dtype or x.dtype))
 
     def _linear(self, x: Tensor, weight: Tensor) -> Tensor:
         mode = self.modes.get((weight.shape[0], weight.shape[1]))
@@ -63,17 +66,28 @@ class Reference:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps).to(weight.dtype)
 
-    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
-        turned = pairs * torch.complex(cos, sin)[:, None]
-        return torch.view_as_real(turned).flatten(-2).to(x.dtype)
+    def absorb(self, q: Tensor, key_up: Tensor, cos: Tensor, sin: Tensor, scale: float) -> Tensor:
+        nope = key_up.shape[1]
+        latent = self.heads_matmul(q[..., :nope], key_up)
+        return torch.cat((latent, rotate(q[..., nope:], cos, sin)), dim=-1) * scale
 
-    def swiglu_mlp(self, x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-        gate, up = self.linear(x, gate_up).chunk(2, dim=-1)
-        return self.linear(F.silu(gate) * up, down)
+    def swiglu_mlp(self, x: Tensor, gate_up: Tensor, down: Tensor, onto: Tensor | None = None) -> Tensor:
+        gate, up = self._linear(x, gate_up).chunk(2, dim=-1)
+        return _onto(onto, self._linear(F.silu(gate) * up, down))
 
-    def write_cache(self, cache: Tensor, slots: Tensor, entries: Tensor) -> None:
-        cache.index_copy_(0, slots, entries)
+    def write_latent(
+        self,
+        cache: Tensor,
+        slots: Tensor,
+        latent: Tensor,
+        weight: Tensor,
+        eps: float,
+        cos: Tensor,
+        sin: Tensor,
+    ) -> None:
+        rank = len(weight)
+        key = rotate(latent[:, None, rank:], cos, sin)[:, 0]
+        cache.index_copy_(0, slots, torch.cat((self.rms_norm(latent[:, :rank], weight, eps), key), dim=-1))
 
     def mla_attention(self, q: Tensor, cache: Tensor, plan: Attention, rank: int) -> Tensor:
         heads, width = q.shape[1:]
@@ -127,7 +141,14 @@ class Reference:
         return ids, weights * scale
 
     def experts(
-        self, x: Tensor, rows: int, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor
+        self,
+        x: Tensor,
+        rows: int,
+        ids: Tensor,
+        weights: Tensor,
+        gate_up: Tensor,
+        down: Tensor,
+        onto: Tensor | None = None,
     ) -> Tensor:
         top_k, width = ids.shape[1], down.shape[2]
         flat = ids[:rows].flatten().cpu().numpy()
@@ -156,4 +177,8 @@ class Reference:
         mixed = mine[:, 0] * weights[:rows, 0, None]
         for k in range(1, top_k):
             mixed = mixed + mine[:, k] * weights[:rows, k, None]
-        return F.pad(mixed.to(x.dtype), (0, 0, 0, x.shape[0] - rows))
+        return _onto(onto, F.pad(mixed, (0, 0, 0, x.shape[0] - rows)).to(x.dtype))
+
+
+def _onto(onto: Tensor | None, result: Tensor) -> Tensor:
+    return result if onto is None else onto + result

@@ -59,6 +59,8 @@ def check_linear(on: Device) -> None:
         summed = ops.linear(x, w, torch.float32)
         assert summed.dtype == torch.float32
         assert torch.equal(summed.to(on.dtype), full)
+        onto = on.rand(rows, n_out, seed=2, dtype=torch.float32)
+        assert torch.equal(ops.linear(x, w, onto=onto), onto + summed)
 
 
 def check_router_product(on: Device) -> None:
@@ -83,27 +85,42 @@ def check_heads(on: Device) -> None:
             assert torch.equal(ops.heads_matmul(x[first : first + n], weight), full[first : first + n])
 
 
-def check_row_ops(on: Device) -> None:
+def check_norm(on: Device) -> None:
     ops = TritonOps()
-    rows, heads, width, hidden = (33, 17, 64, 7168) if on.large else (9, 3, 8, 40)
+    rows, hidden = (33, 7168) if on.large else (9, 40)
     x, weight = on.rand(rows, hidden, dtype=torch.float32), on.rand(hidden, seed=1)
     full = ops.rms_norm(x, weight, 1e-6)
     assert full.dtype == on.dtype
     on.close(full, PLAIN.rms_norm(x, weight.float(), 1e-6))
-    cos, sin = (on.rand(rows, width // 2, seed=i, dtype=torch.float32) for i in (2, 3))
-    q = on.rand(rows, heads, width + 4, seed=4)[..., 2 : width + 2]
-    turned = ops.rotate(q, cos, sin)
-    on.close(turned, PLAIN.rotate(q.float(), cos, sin))
+    for first, n in parts(rows):
+        assert torch.equal(ops.rms_norm(x[first : first + n], weight, 1e-6), full[first : first + n])
+
+
+def check_latent(on: Device) -> None:
+    """Entries of the cache, and queries for it."""
+    ops = TritonOps()
+    rows, heads, nope, rank, rope = (33, 17, 128, 512, 64) if on.large else (19, 3, 16, 40, 8)
+    weight, wide = on.rand(rank, seed=1), on.rand(rows, 4 + rank + rope)
+    latent = wide[:, 4:]
+    cos, sin = (on.rand(rows, rope // 2, seed=i, dtype=torch.float32) for i in (2, 3))
+    slots = torch.randperm(64)[:rows].to(on.name, torch.int32)
+    key_up = on.rand(heads, nope + 8, rank, seed=4)[:, :nope]
+    q = on.rand(rows, heads, nope + rope, seed=5)
+    queries = ops.absorb(q, key_up, cos, sin, 0.3)
+    on.close(queries, PLAIN.absorb(q.float(), key_up.float(), cos, sin, 0.3))
+    before = on.rand(64, rank + rope, seed=6)
+    full = before.clone()
+    ops.write_latent(full, slots, latent, weight, 1e-6, cos, sin)
+    want = before.float().clone()
+    PLAIN.write_latent(want, slots.long(), latent.float(), weight.float(), 1e-6, cos, sin)
+    on.close(full, want)
     for first, n in parts(rows):
         some = slice(first, first + n)
-        assert torch.equal(ops.rms_norm(x[some], weight, 1e-6), full[some])
-        assert torch.equal(ops.rotate(q[some], cos[some], sin[some]), turned[some])
-    cache, entries = on.rand(64, 12), on.rand(rows, 12, seed=5)
-    slots = torch.randperm(64)[:rows].to(on.name, torch.int32)
-    want = cache.clone()
-    want[slots.long()] = entries
-    ops.write_cache(cache, slots, entries)
-    assert torch.equal(cache, want)
+        assert torch.equal(ops.absorb(q[some], key_up, cos[some], sin[some], 0.3), queries[some])
+        cache = before.clone()
+        ops.write_latent(cache, slots[some], latent[some], weight, 1e-6, cos[some], sin[some])
+        assert torch.equal(cache[slots[some].long()], full[slots[some].long()])
+        assert (cache != before).any(dim=1).sum() == n
 
 
 def check_mlp(on: Device) -> None:
@@ -164,6 +181,8 @@ def check_experts(on: Device) -> None:
             some = slice(first, first + n)
             got = ops.experts(x[some], n, ids[some], weights[some], gate_up, down)
             assert torch.equal(got, full[some])
+        onto = on.rand(rows, hidden, seed=5, dtype=torch.float32)
+        on.close(ops.experts(x, rows, ids, weights, gate_up, down, onto) - onto, full.float())
         padded = ops.experts(x[:9], 7, ids[:9], weights[:9], gate_up, down)
         assert torch.equal(padded[:7], full[:7])
         assert not padded[7:].any()
@@ -172,7 +191,7 @@ def check_experts(on: Device) -> None:
 def check_attention(on: Device) -> None:
     """A sequence fed whole, in pieces, beside others and as a tree."""
     ops = TritonOps()
-    heads, rank, width, length = (20, 512, 576, 2100) if on.large else (3, 24, 40, 530)
+    heads, rank, width, length = (20, 512, 576, 2100) if on.large else (3, 24, 40, 532)
     page = 4
     cache = on.rand(4 * page * (length // page), width)
     gen = torch.Generator().manual_seed(1)

@@ -91,20 +91,21 @@ class Bench:
 
     def row_ops(self, rows: int) -> Iterator[OpCase]:
         cfg, ops, size = self.cfg, self.ops, self.size
-        hidden, heads, rope = cfg.hidden_size, cfg.num_attention_heads + 1, cfg.qk_rope_head_dim
+        hidden, rank, rope = cfg.hidden_size, cfg.kv_lora_rank, cfg.qk_rope_head_dim
         x = self.input(rows, hidden)
         norms = [partial(ops.rms_norm, x, w, 1e-6) for (w,) in self.weights((hidden,))]
         yield self.made(
             "rms_norm", "residual", f"{hidden}", rows, op_work.rms_norm(rows, hidden, size), norms
         )
         cos, sin = (torch.rand(align(rows), rope // 2) for _ in range(2))
-        turn = partial(ops.rotate, self.input(rows, heads, rope), cos, sin)
-        work = op_work.rotate(rows, heads, rope, size)
-        yield self.made("rotate", "queries and key", f"{heads}x{rope}", rows, work, [turn])
-        slots, entries = torch.arange(align(rows)), self.input(rows, cfg.latent_dim)
-        writes = [partial(ops.write_cache, cache, slots, entries) for cache in self.caches()]
-        work = op_work.write_cache(rows, cfg.latent_dim, size)
-        yield self.made("write_cache", "entries", f"{cfg.latent_dim}", rows, work, writes)
+        slots, latent = torch.arange(align(rows)), self.input(rows, cfg.latent_dim)
+        weights = self.weights((rank,))
+        writes = [
+            partial(ops.write_latent, cache, slots, latent, weights[i % len(weights)][0], 1e-6, cos, sin)
+            for i, cache in enumerate(self.caches())
+        ]
+        work = op_work.write_latent(rows, rank, rope, size)
+        yield self.made("write_latent", "entries", f"{cfg.latent_dim}", rows, work, writes)
 
     def attention(self, rows: int) -> Iterator[OpCase]:
         """One request that goes forward by `rows`, up to position `end`."""
@@ -129,17 +130,17 @@ class Bench:
         yield self.made("naive_attention", "one request", shape, rows, work, calls)
 
     def head_products(self, rows: int) -> Iterator[OpCase]:
-        cfg, heads = self.cfg, self.cfg.num_attention_heads
-        uses = (
-            ("key up", cfg.qk_nope_head_dim, cfg.kv_lora_rank),
-            ("value up", cfg.kv_lora_rank, cfg.v_head_dim),
-        )
-        for what, n_in, n_out in uses:
-            x = self.input(rows, heads, n_in)
-            weights = self.weights((heads, n_in, n_out))
-            calls = [partial(self.ops.heads_matmul, x, w) for (w,) in weights]
-            work = op_work.heads_matmul(rows, heads, n_in, n_out, self.size)
-            yield self.made("heads_matmul", what, f"{heads}x{n_in}x{n_out}", rows, work, calls)
+        cfg, heads, size = self.cfg, self.cfg.num_attention_heads, self.size
+        nope, rank, rope, value = cfg.qk_nope_head_dim, cfg.kv_lora_rank, cfg.qk_rope_head_dim, cfg.v_head_dim
+        q = self.input(rows, heads, nope + rope)
+        cos, sin = (torch.rand(align(rows), rope // 2) for _ in range(2))
+        calls = [partial(self.ops.absorb, q, w, cos, sin, 0.1) for (w,) in self.weights((heads, nope, rank))]
+        work = op_work.absorb(rows, heads, nope, rank, rope, size)
+        yield self.made("absorb", "queries", f"{heads}x{nope}x{rank}", rows, work, calls)
+        x = self.input(rows, heads, rank)
+        calls = [partial(self.ops.heads_matmul, x, w) for (w,) in self.weights((heads, rank, value))]
+        work = op_work.heads_matmul(rows, heads, rank, value, size)
+        yield self.made("heads_matmul", "value up", f"{heads}x{rank}x{value}", rows, work, calls)
 
     def feed_forward(self, rows: int) -> Iterator[OpCase]:
         cfg, hidden = self.cfg, self.cfg.hidden_size

@@ -46,9 +46,14 @@ def swiglu_mlp(rows: int, hidden: int, inner: int, size: int) -> Work:
     return Work(size * (3 * hidden * inner + 2 * rows * hidden), 6 * rows * hidden * inner)
 
 
-def write_cache(rows: int, width: int, size: int) -> Work:
-    """Entries read and written, slots (int64) read."""
-    return Work(2 * size * rows * width + 8 * rows, 0)
+def write_latent(rows: int, rank: int, rope: int, size: int) -> Work:
+    """Entries read, normed (`rank` elements) and rotated, written; slots (int64) read."""
+    norm, turn = rms_norm(rows, rank, size), rotate(rows, 1, rope, size)
+    return Work(norm.bytes + turn.bytes + 8 * rows, norm.flops + turn.flops)
+
+
+def absorb(rows: int, heads: int, nope: int, rank: int, rope: int, size: int) -> Work:
+    return heads_matmul(rows, heads, nope, rank, size) + rotate(rows, heads, rope, size)
 
 
 def pairs(rows: int, end: int) -> int:

@@ -3,14 +3,14 @@
 | file | kernels |
 |---|---|
 | `product.py` | the inner loop of every matrix product; which tiles a shape is computed in |
-| `linear.py` | x W^T, for one matrix or one for each head; SwiGLU's first half |
-| `rows.py` | what is done row by row: norm, rotation, writing to the cache |
+| `linear.py` | x W^T, for one matrix or one for each head; queries for the cache; SwiGLU's first half |
+| `rows.py` | what is done row by row: norms, and entries for the cache |
 | `attention.py` | absorbed MLA over the paged cache |
 | `route.py`, `experts.py` | the router; which rows an expert gets, its products, their sum |
 | `ops.py` | all of them as `nextn.ops.base.Ops` |
 
-A row has the same bits in any batch: every sum runs in an order, and in tiles, that follow from the weight's
-shape alone; a batch of more rows only makes more tiles, and a tile's rows never meet. Nothing asks the
+A row has the same bits in any batch: every sum runs in one order, whatever tiles it is cut into, and a tile's
+rows never meet. Nothing asks the
 device for a number, so a whole step can be captured as a CUDA graph (`nextn.models.graphs`).
 
 `TRITON_INTERPRET=1` runs the kernels on a CPU, slowly, for the tests.

@@ -91,9 +91,11 @@ def _down(
 
 
 @triton.jit
-def _mix(parts, weights, out, rows, width, top_k: tl.constexpr, C: tl.constexpr):
+def _mix(
+    parts, weights, onto, out, rows, width, ONTO: tl.constexpr, top_k: tl.constexpr, C: tl.constexpr
+):  # fmt: skip
     """out [T, C] <- a token's experts, in the order of its ids, each times its weight; 0 from row `rows`
-    on."""
+    on. ONTO: plus onto [T, C] f32."""
     row, c = tl.program_id(0), tl.program_id(1) * C + tl.arange(0, C)
     ok = (c < width) & (row < rows)
     acc = tl.zeros((C,), dtype=tl.float32)
@@ -101,15 +103,26 @@ def _mix(parts, weights, out, rows, width, top_k: tl.constexpr, C: tl.constexpr)
         pair = row * top_k + k
         weight = tl.load(weights + pair, mask=row < rows, other=0.0)
         acc += tl.load(parts + pair * width + c, mask=ok, other=0.0) * weight
+    if ONTO:
+        acc = tl.load(onto + row * width + c, mask=c < width, other=0.0) + acc
     tl.store(out + row * width + c, acc.to(out.dtype.element_ty), mask=c < width)
 
 
-def experts(x: Tensor, rows: int, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """x [T, C], ids and weights [T, K], gate_up [E, 2 * I, C], down [E, C, I] -> [T, C]."""
+def experts(
+    x: Tensor,
+    rows: int,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    onto: Tensor | None,
+) -> Tensor:
+    """x [T, C], ids and weights [T, K], gate_up [E, 2 * I, C], down [E, C, I], onto [T, C] f32 -> [T, C]."""
     assert x.stride(1) == 1
+    assert onto is None or (onto.is_contiguous() and onto.dtype == torch.float32)
     assert all(t.is_contiguous() for t in (ids, weights, gate_up, down))
     (count, hidden, width), top_k, device = down.shape, ids.shape[1], x.device
-    out = torch.empty(x.shape, dtype=x.dtype, device=device)
+    out = torch.empty(x.shape, dtype=x.dtype if onto is None else onto.dtype, device=device)
     pairs = rows * top_k
     most = min(pairs, pairs // ROWS + min(count, pairs))  # tiles
     order = torch.empty(most * ROWS, dtype=torch.int32, device=device)
@@ -119,19 +132,21 @@ def experts(x: Tensor, rows: int, ids: Tensor, weights: Tensor, gate_up: Tensor,
         ids, order, owner, filled, pairs, most, M=ROWS, E=square, PAIRS=min(256, max(16, SQUARE // square))
     )
     middle = torch.empty(pairs, width, dtype=gate_up.dtype, device=device)
-    tile = tile_of(width, hidden, gate_up.dtype)
+    tile = tile_of(ROWS, width, hidden, gate_up.dtype)
     _gate_up[most, triton.cdiv(width, tile.columns)](
         x, gate_up, middle, order, owner, filled, top_k, width, hidden, x.stride(0), gate_up.stride(0),
         gate_up.stride(1), M=ROWS, N=tile.columns, K=tile.step, EVEN=hidden % tile.step == 0,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     parts = torch.empty(pairs, hidden, dtype=torch.float32, device=device)
-    tile = tile_of(hidden, width, down.dtype)
+    tile = tile_of(ROWS, hidden, width, down.dtype)
     _down[most, triton.cdiv(hidden, tile.columns)](
         middle, down, parts, order, owner, filled, hidden, width, down.stride(0), down.stride(1),
         M=ROWS, N=tile.columns, K=tile.step, EVEN=width % tile.step == 0,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     block = min(1024, triton.next_power_of_2(hidden))
-    _mix[x.shape[0], triton.cdiv(hidden, block)](parts, weights, out, rows, hidden, top_k=top_k, C=block)
+    _mix[x.shape[0], triton.cdiv(hidden, block)](
+        parts, weights, onto, out, rows, hidden, ONTO=onto is not None, top_k=top_k, C=block
+    )
     return out

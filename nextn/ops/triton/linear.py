@@ -1,4 +1,4 @@
-"""Products of all rows with one matrix, or with one for each head; and the first half of SwiGLU.
+"""Products of all rows with one matrix, or with one for each head; queries; and the first half of SwiGLU.
 
 Shapes: T rows, H heads. The grid: tiles of rows, which come first, so that those that share a piece of the
 weights run side by side; tiles of columns; heads.
@@ -11,16 +11,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nextn.ops.triton.product import ROWS, product, tile_of
+from nextn.ops.triton.product import product, tile_of
 
 
 @triton.jit
 def _matmul(
-    x, w, out, rows, n_out, n_in, x_row, x_head, w_head, w_out, w_in, out_row, out_head,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr,
+    x, w, onto, out, rows, n_out, n_in, x_row, x_head, w_head, w_out, w_in, out_row, out_head,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr, ONTO: tl.constexpr,
 ):  # fmt: skip
     """out [T, H, n_out] <- x [T, H, n_in] times w, whose element for output n and input k of a head lies at
-    n * w_out + k * w_in."""
+    n * w_out + k * w_in. ONTO: plus onto, f32 and laid out as out."""
     head = tl.program_id(2)
     row = tl.program_id(0) * M + tl.arange(0, M)
     col = tl.program_id(1) * N + tl.arange(0, N)
@@ -29,8 +29,41 @@ def _matmul(
         x + head * x_head + row * x_row, row_ok, w + head * w_head + col * w_out, col_ok, n_in, w_in,
         M, N, K, EVEN,
     )  # fmt: skip
-    to = out + head * out_head + row[:, None] * out_row + col[None, :]
-    tl.store(to, acc.to(out.dtype.element_ty), mask=row_ok[:, None] & col_ok[None, :])
+    to, ok = head * out_head + row[:, None] * out_row + col[None, :], row_ok[:, None] & col_ok[None, :]
+    if ONTO:
+        acc = tl.load(onto + to, mask=ok, other=0.0) + acc
+    tl.store(out + to, acc.to(out.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def _absorb(
+    q, w, cos, sin, out, rows, n_out, n_in, half, scale, q_row, q_head, w_head, w_in, out_row, out_head,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """out [T, H, n_out + 2 * half] <- scale times q [T, H, n_in] W, then what follows in q, its pairs rotated
+    by cos and sin [T, half]. The programs of the first columns do the rotation."""
+    head = tl.program_id(2)
+    row = tl.program_id(0) * M + tl.arange(0, M)
+    col = tl.program_id(1) * N + tl.arange(0, N)
+    row_ok, col_ok = row < rows, col < n_out
+    of_head = q + head * q_head + row * q_row
+    acc = product(of_head, row_ok, w + head * w_head + col, col_ok, n_in, w_in, M, N, K, EVEN)
+    to = out + head * out_head + row * out_row
+    tl.store(
+        to[:, None] + col[None, :], (acc * scale).to(out.dtype.element_ty),
+        mask=row_ok[:, None] & col_ok[None, :],
+    )  # fmt: skip
+    if tl.program_id(1) == 0:
+        i = tl.arange(0, HALF)
+        ok = row_ok[:, None] & (i < half)[None, :]
+        c = tl.load(cos + row[:, None] * half + i[None, :], mask=ok, other=0.0)
+        s = tl.load(sin + row[:, None] * half + i[None, :], mask=ok, other=0.0)
+        pair = of_head[:, None] + n_in + 2 * i[None, :]
+        even = tl.load(pair, mask=ok, other=0.0).to(tl.float32)
+        odd = tl.load(pair + 1, mask=ok, other=0.0).to(tl.float32)
+        turned = to[:, None] + n_out + 2 * i[None, :]
+        tl.store(turned, ((even * c - odd * s) * scale).to(out.dtype.element_ty), mask=ok)
+        tl.store(turned + 1, ((even * s + odd * c) * scale).to(out.dtype.element_ty), mask=ok)
 
 
 @triton.jit
@@ -50,22 +83,39 @@ def _gate_up(
     tl.store(to, hidden.to(out.dtype.element_ty), mask=row_ok[:, None] & col_ok[None, :])
 
 
-def linear(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """x [T, n_in], weight [n_out, n_in] -> [T, n_out] of this dtype."""
-    return heads_matmul(x[:, None], weight.t()[None], dtype)[:, 0]
+def linear(x: Tensor, weight: Tensor, dtype: torch.dtype, onto: Tensor | None = None) -> Tensor:
+    """x [T, n_in], weight [n_out, n_in] -> [T, n_out] of this dtype. onto: [T, n_out] f32, added."""
+    return heads_matmul(x[:, None], weight.t()[None], dtype, onto)[:, 0]
 
 
-def heads_matmul(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+def heads_matmul(x: Tensor, weight: Tensor, dtype: torch.dtype, onto: Tensor | None = None) -> Tensor:
     """x [T, H, n_in], weight [H, n_in, n_out], however its elements lie -> [T, H, n_out]."""
     assert x.stride(2) == 1
+    assert onto is None or (onto.is_contiguous() and onto.dtype == torch.float32)
     (rows, heads, n_in), n_out = x.shape, weight.shape[2]
-    tile = tile_of(n_out, n_in, weight.dtype)
+    tile = tile_of(rows, n_out, n_in, weight.dtype)
     out = torch.empty(rows, heads, n_out, dtype=dtype, device=x.device)
-    _matmul[triton.cdiv(rows, ROWS), triton.cdiv(n_out, tile.columns), heads](
-        x, weight, out, rows, n_out, n_in, x.stride(0), x.stride(1),
+    _matmul[triton.cdiv(rows, tile.rows), triton.cdiv(n_out, tile.columns), heads](
+        x, weight, onto, out, rows, n_out, n_in, x.stride(0), x.stride(1),
         weight.stride(0), weight.stride(2), weight.stride(1), out.stride(0), out.stride(1),
-        M=ROWS, N=tile.columns, K=tile.step, EVEN=n_in % tile.step == 0,
+        M=tile.rows, N=tile.columns, K=tile.step, EVEN=n_in % tile.step == 0, ONTO=onto is not None,
         num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return out
+
+
+def absorb(q: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, scale: float) -> Tensor:
+    """q [T, H, N + P], weight [H, N, R], cos and sin [T, P / 2] -> [T, H, R + P]."""
+    assert q.stride(2) == weight.stride(2) == 1
+    (rows, heads, width), (_, n_in, n_out) = q.shape, weight.shape
+    half = (width - n_in) // 2
+    tile = tile_of(rows, n_out, n_in, weight.dtype)
+    out = torch.empty(rows, heads, n_out + 2 * half, dtype=q.dtype, device=q.device)
+    _absorb[triton.cdiv(rows, tile.rows), triton.cdiv(n_out, tile.columns), heads](
+        q, weight, cos, sin, out, rows, n_out, n_in, half, scale, q.stride(0), q.stride(1),
+        weight.stride(0), weight.stride(1), out.stride(0), out.stride(1),
+        M=tile.rows, N=tile.columns, K=tile.step, EVEN=n_in % tile.step == 0,
+        HALF=triton.next_power_of_2(half), num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out
 
@@ -75,11 +125,11 @@ def gate_up(x: Tensor, weight: Tensor) -> Tensor:
     assert x.stride(1) == 1
     assert weight.is_contiguous()
     (rows, n_in), width = x.shape, weight.shape[0] // 2
-    tile = tile_of(width, n_in, weight.dtype)
+    tile = tile_of(rows, width, n_in, weight.dtype)
     out = torch.empty(rows, width, dtype=weight.dtype, device=x.device)
-    _gate_up[triton.cdiv(rows, ROWS), triton.cdiv(width, tile.columns)](
+    _gate_up[triton.cdiv(rows, tile.rows), triton.cdiv(width, tile.columns)](
         x, weight, out, rows, width, n_in, x.stride(0), weight.stride(0),
-        M=ROWS, N=tile.columns, K=tile.step, EVEN=n_in % tile.step == 0,
+        M=tile.rows, N=tile.columns, K=tile.step, EVEN=n_in % tile.step == 0,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out

@@ -15,20 +15,31 @@ class TritonOps:
 
     naive_attention = staticmethod(naive_attention)
 
-    def linear(self, x: Tensor, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        return linear.linear(x, weight, dtype or x.dtype)
+    def linear(
+        self, x: Tensor, weight: Tensor, dtype: torch.dtype | None = None, onto: Tensor | None = None
+    ) -> Tensor:
+        return linear.linear(x, weight, onto.dtype if onto is not None else dtype or x.dtype, onto)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return rows.rms_norm(x, weight, eps)
 
-    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        return rows.rotate(x, cos, sin)
+    def swiglu_mlp(self, x: Tensor, gate_up: Tensor, down: Tensor, onto: Tensor | None = None) -> Tensor:
+        return self.linear(linear.gate_up(x, gate_up), down, onto=onto)
 
-    def swiglu_mlp(self, x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-        return linear.linear(linear.gate_up(x, gate_up), down, x.dtype)
+    def write_latent(
+        self,
+        cache: Tensor,
+        slots: Tensor,
+        latent: Tensor,
+        weight: Tensor,
+        eps: float,
+        cos: Tensor,
+        sin: Tensor,
+    ) -> None:
+        rows.write_latent(cache, slots, latent, weight, eps, cos, sin)
 
-    def write_cache(self, cache: Tensor, slots: Tensor, entries: Tensor) -> None:
-        rows.write_cache(cache, slots, entries)
+    def absorb(self, q: Tensor, key_up: Tensor, cos: Tensor, sin: Tensor, scale: float) -> Tensor:
+        return linear.absorb(q, key_up, cos, sin, scale)
 
     def mla_attention(self, q: Tensor, cache: Tensor, plan: PagedAttention, rank: int) -> Tensor:
         return attention.mla_attention(q, cache, plan, rank)
@@ -51,6 +62,13 @@ class TritonOps:
         return route.route(logits, bias, groups, top_groups, top_k, normalize, scale)
 
     def experts(
-        self, x: Tensor, rows: int, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor
+        self,
+        x: Tensor,
+        rows: int,
+        ids: Tensor,
+        weights: Tensor,
+        gate_up: Tensor,
+        down: Tensor,
+        onto: Tensor | None = None,
     ) -> Tensor:
-        return experts.experts(x, rows, ids, weights, gate_up, down)
+        return experts.experts(x, rows, ids, weights, gate_up, down, onto)

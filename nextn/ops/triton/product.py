@@ -1,9 +1,11 @@
 """The inner loop of every matrix product, and its tiles.
 
-The tiles of Triton's matrix multiplication tutorial, with one difference: their size follows from the
-weight's shape and dtype alone, never from the number of rows. An output is then the sum over tiles of K
-elements, in order, each added to an f32 accumulator by one instruction for the tile (bf16, f16: the matrix
-units; f32: fused multiply-adds, no tf32). A tile is ROWS rows high; rows that are not there are zeros.
+The tiles of Triton's matrix multiplication tutorial. An output is the sum over K in order: in bf16 and f16
+one instruction of the matrix units after the other, each adding the products of its 16 elements to an f32
+accumulator; in f32 one fused multiply-add after the other (no tf32). No tile splits K, so the order is the
+same in tiles of every size: their size may follow from the number of rows, and a row's bits do not.
+`tests/gpu/test_triton.py` holds that over all sizes used here, matrix units of both kinds (mma, wgmma)
+among them.
 
 Shapes: M rows and N columns of a tile of outputs, K elements of a step of the sum.
 """
@@ -16,25 +18,29 @@ import torch
 import triton
 import triton.language as tl
 
-ROWS = 16  # rows of a tile, the fewest that the matrix units take
+ROWS = 16  # of the lowest tile, the fewest that the matrix units take
 
 
 class Tile(NamedTuple):
-    """Columns of outputs, elements a step; the warps that compute it and the steps that are read ahead."""
+    """Rows and columns of outputs, elements a step; warps that compute it, steps that are read ahead."""
 
+    rows: int
     columns: int
     step: int
     warps: int
     stages: int
 
 
-def tile_of(n_out: int, n_in: int, dtype: torch.dtype) -> Tile:
-    """Narrow results get narrow tiles, so that there are enough of them to keep the device busy."""
+def tile_of(rows: int, n_out: int, n_in: int, dtype: torch.dtype) -> Tile:
+    """Few rows: low tiles, and narrow ones where the result is narrow, so that there are enough of them to
+    keep the device busy. Many rows: tiles that use what they read more often."""
     if dtype == torch.float32:
-        return Tile(32, 32, 4, 2)
+        return Tile(ROWS if rows <= ROWS else 32, 32, 32, 4, 2)
+    if rows > 4 * ROWS and n_out >= 1024:
+        return Tile(64, 128, 64, 4, 3)
     columns = 16 if n_out <= 1024 else 32 if n_out <= 8192 else 64
     step = max(16, min(128 if columns < 64 else 64, triton.next_power_of_2(n_in)))
-    return Tile(columns, step, min(4, columns // 8), 4)
+    return Tile(ROWS, columns, step, min(4, columns // 8), 4)
 
 
 @triton.jit

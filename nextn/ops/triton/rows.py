@@ -1,6 +1,6 @@
 """What is done row by row: a program is one row, its arithmetic f32.
 
-Shapes: T rows, C their width, H heads, P rotated elements.
+Shapes: T rows, C their width, R kv_lora_rank, P rotated elements.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ def _rms_norm(x, weight, out, x_row, width, eps, C: tl.constexpr):
 
 
 @triton.jit
-def _rotate(x, cos, sin, out, heads, x_row, x_head, half, H: tl.constexpr, HALF: tl.constexpr):
-    row, head, i = tl.program_id(0), tl.arange(0, H)[:, None], tl.arange(0, HALF)[None, :]
-    ok = (head < heads) & (i < half)
+def _write_latent(
+    latent, weight, cos, sin, slots, cache, row_step, cache_row, rank, half, eps, R: tl.constexpr,
+    HALF: tl.constexpr,
+):  # fmt: skip
+    """A row of latent [T, rank + 2 * half], first part normed, pairs of the other rotated, to its slot."""
+    row, r, i = tl.program_id(0), tl.arange(0, R), tl.arange(0, HALF)
+    x = latent + row * row_step
+    to = cache + tl.load(slots + row).to(tl.int64) * cache_row
+    v = tl.load(x + r, mask=r < rank, other=0.0).to(tl.float32)
+    v = v * (1.0 / tl.sqrt(tl.sum(v * v, axis=0) / rank + eps))
+    v = v * tl.load(weight + r, mask=r < rank, other=0.0).to(tl.float32)
+    tl.store(to + r, v.to(cache.dtype.element_ty), mask=r < rank)
     c = tl.load(cos + row * half + i, mask=i < half, other=0.0)
     s = tl.load(sin + row * half + i, mask=i < half, other=0.0)
-    even = tl.load(x + row * x_row + head * x_head + 2 * i, mask=ok, other=0.0).to(tl.float32)
-    odd = tl.load(x + row * x_row + head * x_head + 2 * i + 1, mask=ok, other=0.0).to(tl.float32)
-    to = out + (row * heads + head) * 2 * half + 2 * i
-    tl.store(to, (even * c - odd * s).to(out.dtype.element_ty), mask=ok)
-    tl.store(to + 1, (even * s + odd * c).to(out.dtype.element_ty), mask=ok)
-
-
-@triton.jit
-def _write_cache(cache, slots, entries, cache_row, entries_row, width, D: tl.constexpr):
-    row, d = tl.program_id(0), tl.arange(0, D)
-    slot = tl.load(slots + row).to(tl.int64)
-    entry = tl.load(entries + row * entries_row + d, mask=d < width)
-    tl.store(cache + slot * cache_row + d, entry.to(cache.dtype.element_ty), mask=d < width)
+    even = tl.load(x + rank + 2 * i, mask=i < half, other=0.0).to(tl.float32)
+    odd = tl.load(x + rank + 2 * i + 1, mask=i < half, other=0.0).to(tl.float32)
+    tl.store(to + rank + 2 * i, (even * c - odd * s).to(cache.dtype.element_ty), mask=i < half)
+    tl.store(to + rank + 2 * i + 1, (even * s + odd * c).to(cache.dtype.element_ty), mask=i < half)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -53,23 +53,14 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [T, H, P], cos and sin [T, P / 2] f32 -> [T, H, P]."""
-    assert x.stride(2) == 1
-    rows, heads, width = x.shape
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _rotate[(rows,)](
-        x, cos, sin, out, heads, x.stride(0), x.stride(1), width // 2,
-        H=triton.next_power_of_2(heads), HALF=triton.next_power_of_2(width // 2), num_warps=1,
-    )  # fmt: skip
-    return out
-
-
-def write_cache(cache: Tensor, slots: Tensor, entries: Tensor) -> None:
-    """cache [slots, D] <- entries [T, D]."""
-    assert cache.stride(1) == entries.stride(1) == 1
-    rows, width = entries.shape
-    _write_cache[(rows,)](
-        cache, slots, entries, cache.stride(0), entries.stride(0), width, D=triton.next_power_of_2(width),
-        num_warps=1,
+def write_latent(
+    cache: Tensor, slots: Tensor, latent: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor
+) -> None:
+    """cache [slots, R + P] <- latent [T, R + P], weight [R], cos and sin [T, P / 2] f32."""
+    assert cache.stride(1) == latent.stride(1) == 1
+    (rows, width), rank = latent.shape, len(weight)
+    half = (width - rank) // 2
+    _write_latent[(rows,)](
+        latent, weight, cos, sin, slots, cache, latent.stride(0), cache.stride(0), rank, half, eps,
+        R=triton.next_power_of_2(rank), HALF=triton.next_power_of_2(half), num_warps=1,
     )  # fmt: skip

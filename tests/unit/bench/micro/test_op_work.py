@@ -22,7 +22,9 @@ def test_row_ops() -> None:
     assert op_work.rms_norm(3, 10, 2) == Work(2 * (60 + 10), 120)
     # 3 rows, 2 heads of 4: read and written in bf16; cos and sin, 2 f32 each, for every row
     assert op_work.rotate(3, 2, 4, 2) == Work(2 * 2 * 24 + 4 * 12, 72)
-    assert op_work.write_cache(3, 10, 2) == Work(2 * 2 * 30 + 24, 0)
+    assert op_work.write_latent(3, 10, 4, 2) == Work(2 * (60 + 10) + 2 * 2 * 12 + 48 + 24, 120 + 36)
+    both = op_work.heads_matmul(3, 2, 4, 5, 2) + op_work.rotate(3, 2, 6, 2)
+    assert op_work.absorb(3, 2, 4, 5, 6, 2) == both
 
 
 def test_swiglu() -> None:
