@@ -31,7 +31,10 @@ NO_FORK = 2**31 - 1
 
 
 class PagedBatch:
-    """rows: of the spans. total: with padding. longest: no row sees more positions. packed: int32, CPU."""
+    """rows: of the spans. total: with padding. longest: no row sees more positions. packed: int32, CPU.
+    tokens: if given, [rows] int32 on the device, instead of the spans' own."""
+
+    tokens: Tensor | None = None
 
     def __init__(self, spans: Sequence[Span], page_size: int, total: int | None = None) -> None:
         """total: rows with padding, at least those of the spans; by default no padding."""
@@ -60,6 +63,7 @@ class PagedBatch:
                     [pages[(start + i) // page_size] * page_size + (start + i) % page_size for i in path]
                 )
                 slots.append(table[-1])
+        self.spans = spans
         self.rows, self.page_size = len(tokens), page_size
         self.total = self.rows if total is None else total
         self.longest = max(positions) + 1

@@ -65,6 +65,11 @@ GuessChains = Callable[[Tensor, Sequence[tuple[int, Sequence[int]]]], list[int]]
 class Chains(Protocol):
     """What a model may have besides: a whole draft of chains in one call."""
 
+    gates: bool  # may chains be gated?
+
+    def can_draw(self, draw: Drawn) -> bool:
+        """May this draw be among those that the call makes by itself?"""
+
     def chains(
         self,
         batch: Any,
@@ -90,4 +95,6 @@ def take(model: Model, rows: Tensor, index: list[int]) -> Tensor:
     padded = index + [0] * (align(len(index), model.row_align) - len(index))
     if padded == list(range(rows.shape[0])):
         return rows
-    return rows.index_select(0, torch.tensor(padded, device=rows.device))
+    # Pinned, for the copy not to wait until the device has done what it was given.
+    places = torch.tensor(padded, pin_memory=rows.is_cuda)
+    return rows.index_select(0, places.to(rows.device, non_blocking=True))

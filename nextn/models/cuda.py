@@ -8,16 +8,22 @@ from typing import Any
 
 from torch import Tensor
 
-from nextn.draft import MAX_DRAFTS, MAX_TOPK
+from nextn.draft import MAX_DRAFTS, MAX_TOPK, Draft
+from nextn.gate import Gate
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Batch, Span
 from nextn.layers.paged_batch import PagedBatch
+from nextn.models.base import GuessChains
 from nextn.models.deepseek_v3 import DeepseekV3
+from nextn.models.device_chains import draft_chains
 from nextn.models.graphs import Graphs, Pass, bucket
+from nextn.ops.base import Drawn
+from nextn.request import GREEDY_BELOW
 
 
 class CudaDeepseekV3(DeepseekV3):
     row_align = 1
+    gates = False
 
     _graphs: Graphs | None = None
     _pool: KVPool | None = None
@@ -38,11 +44,33 @@ class CudaDeepseekV3(DeepseekV3):
 
         return self._run(("draft", layer), compute, batch, hidden, pool)
 
+    def can_draw(self, draw: Drawn) -> bool:
+        return draw.temperature < GREEDY_BELOW
+
+    def chains(
+        self,
+        batch: Any,
+        hidden: Tensor,
+        rows: Sequence[int],
+        pool: KVPool,
+        after: Sequence[int],
+        draws: Sequence[Drawn],
+        guess: GuessChains,
+        asked: int,
+        gate: Gate | None,
+        gated: Sequence[bool],
+    ) -> list[Draft]:
+        assert gate is None
+        return draft_chains(self, batch, hidden, rows, pool, after, draws, guess, asked)
+
     def _run(
         self, kind: Hashable, compute: Pass, batch: PagedBatch, hidden: Tensor | None, pool: KVPool
     ) -> Tensor:
         if bucket(batch.rows) is None:
-            return compute(batch.on(batch.packed.to(self.device)), hidden)
+            numbers = batch.packed.to(self.device)
+            if batch.tokens is not None:
+                numbers[: batch.rows] = batch.tokens
+            return compute(batch.on(numbers), hidden)
         if pool is not self._pool:  # graphs write to where it lies
             self._pool = pool
             slots = self.config.max_position_embeddings + MAX_TOPK * MAX_DRAFTS  # of a request and its tree

@@ -16,13 +16,13 @@ from nextn.layers.paged_batch import FIELDS, PagedBatch
 
 # Rows that graphs are made for; a batch is padded to the next of these. Larger ones are launched kernel by
 # kernel: their kernels take longer than launching them.
-BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+BUCKETS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 Pass = Callable[[Batch, Tensor | None], Tensor]  # hidden states in -> out
 
 
 def bucket(rows: int) -> int | None:
-    """Rows with padding. bucket(5) == 6, bucket(257) is None."""
+    """Rows with padding. bucket(5) == 6, bucket(513) is None."""
     return next((b for b in BUCKETS if b >= rows), None)
 
 
@@ -39,7 +39,10 @@ class Graphs:
     def run(self, kind: Hashable, compute: Pass, batch: PagedBatch, hidden: Tensor | None) -> Tensor:
         """compute(batch, hidden), the rows that are not padding; written over by the next pass of its
         kind. `kind` says all that `compute` depends on besides."""
-        self.numbers[: len(batch.packed)].copy_(batch.packed)
+        # Pinned, so that the copy waits for its turn on the device while this thread goes on.
+        self.numbers[: len(batch.packed)].copy_(batch.packed.pin_memory(), non_blocking=True)
+        if batch.tokens is not None:
+            self.numbers[: batch.rows].copy_(batch.tokens)
         if hidden is not None:
             self.hidden[: batch.rows].copy_(hidden)
         # A power of two, so that few graphs differ.

@@ -101,6 +101,7 @@ class NativeDeepseekV3:
     dtype = torch.bfloat16  # of the cache
     device = torch.device("cpu")
     row_align = 1
+    gates = True
 
     def __init__(
         self,
@@ -169,6 +170,9 @@ class NativeDeepseekV3:
         out = self._room("draft", *rows.shape)  # read before it is written where `rows` lies there too
         library().nx_draft(self._on(pool), batch.struct, rows.data_ptr(), layer, out.data_ptr())
         return out
+
+    def can_draw(self, draw: Drawn) -> bool:
+        return True
 
     def chains(
         self,

@@ -80,7 +80,7 @@ class MTPDrafter:
     @property
     def gates(self) -> bool:
         """Are drafts cut short by a gate?"""
-        return self.chains is not None and self.shape.topk == 1
+        return self.chains is not None and self.chains.gates and self.shape.topk == 1
 
     def forget(self, rids: Sequence[str]) -> None:
         self.behind.drop(rids)
@@ -88,8 +88,8 @@ class MTPDrafter:
     def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> Drafted:
         extended = self._catch_up(work)
         self.behind.keep(hidden, work)
-        if self.gates and any(w.extend for w in work):
-            return self._in_one_call(hidden, work, choose, extended)
+        if self.chains is not None and self.shape.topk == 1 and any(w.extend for w in work):
+            return self._in_one_call(self.chains, hidden, work, choose, extended)
         now = [w for w in work if w.extend]
         if not now:
             return Drafted([NO_DRAFT for _ in work])
@@ -121,10 +121,9 @@ class MTPDrafter:
         return Drafted(drafts, extended, passes)
 
     def _in_one_call(
-        self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft, caught_up: int
+        self, chains: Chains, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft, caught_up: int
     ) -> Drafted:
         """The same drafts."""
-        assert self.chains is not None
         spans: list[Span] = []
         rows: list[int] = []
         drawn: list[_Chain] = []
@@ -133,7 +132,8 @@ class MTPDrafter:
             if w.extend:
                 if w.want:
                     draw, enough = choose.drawn(i, w.want)
-                    (drawn if enough else asked).append(_Chain(i, len(spans), draw))
+                    within = enough and chains.can_draw(draw)
+                    (drawn if within else asked).append(_Chain(i, len(spans), draw))
                 spans.append(Span(w.following, w.start, w.pages))
                 rows += w.rows
         every = drawn + asked
@@ -145,9 +145,7 @@ class MTPDrafter:
         after, draws = [c.span for c in every], [c.draw for c in every]
         gate = next((w.gate for w in work if w.gate is not None), None)
         gated = [work[c.place].gate is not None for c in drawn] + [False for _ in asked]
-        found = self.chains.chains(
-            batch, hidden, rows, self.pool, after, draws, guess, len(asked), gate, gated
-        )
+        found = chains.chains(batch, hidden, rows, self.pool, after, draws, guess, len(asked), gate, gated)
         drafts = [NO_DRAFT for _ in work]
         for chain, draft in zip(every, found, strict=True):
             drafts[chain.place] = draft

@@ -7,7 +7,7 @@ import torch
 
 from nextn.bench.prompts import heldout_prompts
 from nextn.llm import LLM
-from nextn.request import SamplingParams
+from nextn.request import SamplingParams, SpeculativeParams
 
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
@@ -19,6 +19,7 @@ from support.triton_checks import CHECKS, Device
 
 from nextn.layers.batch import Span
 from nextn.models.deepseek_v3 import DeepseekV3
+from nextn.speculative.drafter import MTPDrafter
 
 pytestmark = pytest.mark.gpu
 GREEDY = SamplingParams(max_tokens=48, temperature=0, ignore_eos=True)
@@ -86,6 +87,42 @@ def test_a_graph_has_the_bits_of_its_kernels():
     states = want.clone()
     drafted = DeepseekV3.draft(model, batch.on(numbers), states, pool)
     assert torch.equal(model.draft(batch, states, pool), drafted)
-    wide = [Span([i % 50 for i in range(300)], 0, list(range(5, 24))), *spans]
+    wide = [Span([i % 50 for i in range(600)], 0, list(range(5, 44))), *spans]
     rows = model.forward(model.batch(wide, pool.page_size), pool)  # too many for a graph
-    assert torch.equal(rows[300:], want)
+    assert torch.equal(rows[600:], want)
+
+
+class Both:
+    """Drafts twice, whole chains in one call and depth by depth, and compares."""
+
+    def __init__(self, drafter):
+        assert drafter.chains is drafter.model
+        self.whole, self.plain = drafter, MTPDrafter(drafter.model, drafter.pool, drafter.shape)
+        self.guesses = 0
+
+    def forget(self, rids):
+        self.whole.forget(rids)
+        self.plain.forget(rids)
+
+    def propose(self, hidden, work, choose):
+        hidden = hidden.clone()
+        made, again = (d.propose(hidden, work, choose) for d in (self.whole, self.plain))
+        assert [list(d.tokens) for d in made.drafts] == [list(d.tokens) for d in again.drafts]
+        assert [len(d) for d in made.drafts] == [w.want for w in work]
+        assert (made.extended, list(made.passes)) == (again.extended, list(again.passes))
+        self.guesses += sum(len(d) for d in made.drafts)
+        return made
+
+
+def test_chains_in_one_call_are_those_of_a_call_for_each_depth():
+    model = llm(3)
+    runner = model.engine._executor
+    both = runner.drafter = Both(runner.drafter)
+    some = SpeculativeParams(num_steps=1)
+    asked = [
+        GREEDY, HOT, SamplingParams(max_tokens=9, temperature=0, speculative=some),
+        SamplingParams(max_tokens=9, temperature=0, repetition_penalty=1.2),
+        SamplingParams(max_tokens=7, seed=5, speculative=SpeculativeParams(num_steps=0)), GREEDY, HOT,
+    ]  # fmt: skip
+    model.generate(prompts(model), asked)
+    assert both.guesses
