@@ -2,10 +2,10 @@
 
     tokens | positions | slots | page_at | fork | path_at | table        six of T numbers, then the tables
 
-table: a 0 first, which is the page that padding rows lie in, then each span's pages, and of a tree's node
-the slots of its path. `nextn.ops.base.PagedAttention` says how they are read. Worked example, page_size 4:
-request A decodes position 5 (pages [7, 2]); of request B a tree, a root and one draft after it, at 2 and 3
-(page [9]):
+table: a 0 first, which is the page that padding rows lie in, then each span's pages, then of each node of a
+tree the slots of its path. `nextn.ops.base.PagedAttention` says how they are read. Worked example, page_size
+4: request A decodes position 5 (pages [7, 2]); of request B a tree, a root and one draft after it, at 2 and
+3 (page [9]):
 
     tokens     a5  b2  b3         page_at    1   3   3
     positions   5   2   3         fork       -   2   2        - : no position is past it
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from itertools import repeat
 
 import numpy as np
 import torch
@@ -38,41 +37,35 @@ class PagedBatch:
 
     def __init__(self, spans: Sequence[Span], page_size: int, total: int | None = None) -> None:
         """total: rows with padding, at least those of the spans; by default no padding."""
-        tokens, positions, slots, page_at, fork, path_at = fields = [array("i") for _ in range(FIELDS)]
-        table = array("i", (0,))
+        self.spans, self.page_size = spans, page_size
+        tokens, table = array("i"), array("i", (0,))
+        counts, starts, pages_at = [], [], []  # of each span
         for span in spans:
-            n, start = len(span.tokens), span.start
-            last = start + (n - 1 if span.paths is None else max(map(max, span.paths)))
-            pages = span.pages[: last // page_size + 1]
+            counts.append(len(span.tokens))
+            starts.append(span.start)
+            pages_at.append(len(table))
             tokens.extend(span.tokens)
-            page_at.extend(repeat(len(table), n))
-            table.extend(pages)
-            if span.paths is None:
-                positions.extend(range(start, start + n))
-                slots.extend(
-                    [pages[p // page_size] * page_size + p % page_size for p in range(start, start + n)]
-                )
-                fork.extend(repeat(NO_FORK, n))
-                path_at.extend(repeat(0, n))
-                continue
-            fork.extend(repeat(start, n))
-            for path in span.paths:
-                positions.append(start + len(path) - 1)
-                path_at.append(len(table))
-                table.extend(
-                    [pages[(start + i) // page_size] * page_size + (start + i) % page_size for i in path]
-                )
-                slots.append(table[-1])
-        self.spans = spans
-        self.rows, self.page_size = len(tokens), page_size
-        self.total = self.rows if total is None else total
-        self.longest = max(positions) + 1
-        packed = np.zeros(FIELDS * self.total + len(table), dtype=np.int32)
-        for i, field in enumerate(fields):
-            packed[i * self.total : i * self.total + self.rows] = field
-        packed[4 * self.total + self.rows : 5 * self.total] = NO_FORK
-        packed[FIELDS * self.total :] = table
-        self.packed = torch.from_numpy(packed)
+            last = span.start + (counts[-1] - 1 if span.paths is None else max(map(max, span.paths)))
+            table.extend(span.pages[: last // page_size + 1])
+        self.rows = rows = len(tokens)
+        self.total = rows if total is None else total
+        first = np.cumsum(counts) - counts
+        fields = np.zeros((FIELDS, self.total), dtype=np.int32)
+        _, positions, slots, page_at, fork, path_at = fields
+        fields[0, :rows] = tokens
+        page_at[:rows] = np.repeat(pages_at, counts)
+        positions[:rows] = np.arange(rows) + np.repeat(starts - first, counts)
+        page = np.array(table)[page_at[:rows] + positions[:rows] // page_size]
+        slots[:rows] = page * page_size + positions[:rows] % page_size
+        fork[:] = NO_FORK
+        for span, at in zip(spans, first.tolist(), strict=True):
+            for row, path in enumerate(span.paths or (), start=at):
+                path_at[row], fork[row] = len(table), span.start
+                places = [span.start + i for i in path]
+                table.extend([span.pages[p // page_size] * page_size + p % page_size for p in places])
+                positions[row], slots[row] = span.start + len(path) - 1, table[-1]
+        self.longest = int(positions.max()) + 1
+        self.packed = torch.from_numpy(np.concatenate((fields.reshape(-1), np.array(table))))
 
     def on(self, numbers: Tensor, longest: int | None = None) -> Batch:
         """As the layers want it, with `packed` or room for it on the device; padding rows are rows like the

@@ -58,8 +58,7 @@ class TritonOps:
         normalize: bool,
         scale: float,
     ) -> tuple[Tensor, Tensor]:
-        logits = linear.linear(x, gate, torch.float32)
-        return route.route(logits, bias, groups, top_groups, top_k, normalize, scale)
+        return route.route(x, gate, bias, groups, top_groups, top_k, normalize, scale)
 
     def experts(
         self,

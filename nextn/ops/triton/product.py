@@ -50,7 +50,7 @@ def product(
     """sum over k of a[m][k] * w[n][k * w_in], [M, N] f32, in steps of K.
 
     a [M], w [N]: pointers to where rows of `n_in` elements begin; a_ok, w_ok: which of them may be read.
-    EVEN: K divides n_in. What `a` points to is brought to the weight's dtype.
+    EVEN: K divides n_in.
     """
     k = tl.arange(0, K)
     acc = tl.zeros((M, N), dtype=tl.float32)
@@ -63,5 +63,5 @@ def product(
             y_ok = w_ok[None, :] & (at + k < n_in)[:, None]
         x = tl.load(a[:, None] + (at + k)[None, :], mask=x_ok, other=0.0)
         y = tl.load(w[None, :] + (at + k)[:, None] * w_in, mask=y_ok, other=0.0)
-        acc = tl.dot(x.to(y.dtype), y, acc, input_precision="ieee")
+        acc = tl.dot(x, y, acc, input_precision="ieee")
     return acc

@@ -1,7 +1,12 @@
-"""DeepSeek-V3's router after its product (arXiv 2412.19437, 2.1.2): a program is one row.
+"""DeepSeek-V3's router (arXiv 2412.19437, 2.1.2), f32 throughout: its product, in programs of one row and a
+few experts, then its choice, in programs of one row.
 
-Experts lie in a square of G groups and S to a group, each filled up to a power of two. The best are taken one
-after another, and of equal ones that with the smaller number (torch.topk says nothing of equal ones).
+The product has few columns, which tiles of 16 rows would leave most of the device idle for: each program goes
+through its row in blocks, adds products up element by element, and at the end the block in itself.
+
+In the choice experts lie in a square of G groups and S to a group, each filled up to a power of two. The best
+are taken one after another, and of equal ones that with the smaller number (torch.topk says nothing of equal
+ones).
 """
 
 from __future__ import annotations
@@ -10,6 +15,23 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+EXPERTS, BLOCK = 4, 1024  # of a program of the product; elements that it takes at a time
+
+
+@triton.jit
+def _scores(x, gate, logits, experts, width, x_row, E: tl.constexpr, C: tl.constexpr):
+    """logits [T, experts] <- x [T, width] times gate [experts, width]."""
+    row, e, c = tl.program_id(0), tl.program_id(1) * E + tl.arange(0, E), tl.arange(0, C)
+    acc = tl.zeros((E, C), dtype=tl.float32)
+    for at in range(0, width, C):
+        ok = at + c < width
+        v = tl.load(x + row * x_row + at + c, mask=ok, other=0.0).to(tl.float32)
+        g = tl.load(
+            gate + e[:, None] * width + at + c[None, :], mask=(e < experts)[:, None] & ok[None, :], other=0.0
+        )
+        acc += v[None, :] * g
+    tl.store(logits + row * experts + e, tl.sum(acc, axis=1), mask=e < experts)
 
 
 @triton.jit
@@ -52,12 +74,27 @@ def _route(
 
 
 def route(
-    logits: Tensor, bias: Tensor, groups: int, top_groups: int, top_k: int, normalize: bool, scale: float
+    x: Tensor,
+    gate: Tensor,
+    bias: Tensor,
+    groups: int,
+    top_groups: int,
+    top_k: int,
+    normalize: bool,
+    scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """logits [T, E] f32, bias [E] f32 -> expert ids [T, K] int64, weights [T, K] f32, best first."""
-    rows, experts = logits.shape
-    ids = torch.empty(rows, top_k, dtype=torch.int64, device=logits.device)
-    weights = torch.empty(rows, top_k, dtype=torch.float32, device=logits.device)
+    """x [T, C], gate [E, C] f32, bias [E] f32 -> expert ids [T, K] int64, weights [T, K] f32, best first."""
+    assert x.stride(1) == 1
+    assert gate.is_contiguous()
+    assert gate.dtype == torch.float32
+    rows, (experts, width) = x.shape[0], gate.shape
+    logits = torch.empty(rows, experts, dtype=torch.float32, device=x.device)
+    _scores[rows, triton.cdiv(experts, EXPERTS)](
+        x, gate, logits, experts, width, x.stride(0), E=EXPERTS,
+        C=min(BLOCK, triton.next_power_of_2(width)), num_warps=4,
+    )  # fmt: skip
+    ids = torch.empty(rows, top_k, dtype=torch.int64, device=x.device)
+    weights = torch.empty(rows, top_k, dtype=torch.float32, device=x.device)
     size = experts // groups
     _route[(rows,)](
         logits, bias, ids, weights, groups, size, scale, top_groups=top_groups, top_k=top_k,

@@ -1,4 +1,4 @@
-"""Which kernels serve on CUDA, and what users are told when Triton's cannot. (On a CPU: unit/ops/cpu/test_errors.)"""
+"""Which kernels serve on CUDA, and what users are told when Triton's cannot. On a CPU: unit/ops/cpu."""
 
 import importlib.util
 import logging
