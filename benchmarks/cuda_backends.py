@@ -18,6 +18,7 @@ from statistics import median
 import torch
 from last_line import tell
 
+from nextn.bench.machine import slug
 from nextn.bench.offline import generate
 from nextn.bench.progress import Progress
 from nextn.bench.prompts import heldout_prompts
@@ -68,15 +69,17 @@ def main() -> int:
                 "over_the_first": {_name(side): over[side] for side in sides},
             }
         )
+    model_name = Path(args.model_path).name
     result = {
+        "command": " ".join(sys.argv[1:]),
         "loads": loads,
-        "model": Path(args.model_path).name,
+        "model": model_name,
         "dtypes": {_name(side): engines[side].startup["dtype"] for side in sides},
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "rounds": args.rounds,
     }
-    tell("cuda-backends", result, args.output)
+    tell(f"cuda-backends_{slug(torch.cuda.get_device_name())}_{slug(model_name)}", result, args.output)
     return 0
 
 

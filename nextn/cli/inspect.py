@@ -38,6 +38,7 @@ def machine() -> dict[str, str]:
 
     from nextn.bench.machine import this_machine
     from nextn.ops.cpu.library import NoLibrary, machine_level
+    from nextn.ops.registry import triton_obstacle
 
     found = this_machine()
     try:
@@ -45,11 +46,13 @@ def machine() -> dict[str, str]:
     except NoLibrary as e:
         kernels = f"plain torch; the native ones cannot be used: {e}"
     cuda = torch.cuda.is_available()
+    obstacle = triton_obstacle()
     return {
         "CPU": found.cpu,
         "cores to use": f"{found.cores}",
         "CPU kernels": kernels,
         "GPU": torch.cuda.get_device_name() if cuda else "none that torch can use",
+        **({"GPU kernels": f"plain torch: {obstacle}" if obstacle else "Triton"} if cuda else {}),
         "torch, Python": f"{found.torch}, {found.python}",
     }
 
