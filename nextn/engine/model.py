@@ -38,7 +38,7 @@ CACHED = 64 << 20
 log = logging.getLogger("nextn.engine")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-AUTO_DTYPES = {"reference": torch.float32, "triton": torch.bfloat16}
+AUTO_DTYPES = {"reference": torch.float32, "triton": torch.bfloat16, "cpu": torch.bfloat16}  # by kernels
 
 
 def make_model(config: EngineConfig, device: torch.device, threads: int) -> tuple[Model, str]:
@@ -77,7 +77,7 @@ def make_model(config: EngineConfig, device: torch.device, threads: int) -> tupl
         model = native(cfg, nextn, threads, config.quantization, stored, drafting)
         place, dtype, as_stored = model.place, torch.float32, model.weights.as_stored
     else:
-        dtype, as_stored = DTYPES.get(config.dtype, AUTO_DTYPES[kernels]), frozenset()
+        dtype, as_stored = dtype_of(config.dtype, kernels), frozenset()
         ops = make_ops(product_shapes(cfg), dtype, device, kernels)
         naive = config.prefill_attention == "naive"
         model = model_class(cfg.architecture, kernels)(cfg, ops, dtype, device, nextn, naive, allowed)
@@ -113,6 +113,11 @@ def _coarse_drafts(config: EngineConfig, cfg: ModelConfig) -> bool:
         return asked == "w8a16"
     module = sum(math.prod(shape) for shape in nextn_tensors(cfg, 1).values())
     return 2 * (module + cfg.vocab_size * cfg.hidden_size) > CACHED
+
+
+def dtype_of(asked: str, kernels: str) -> torch.dtype:
+    """What these kernels compute in when --dtype is `asked`."""
+    return AUTO_DTYPES[kernels] if asked == "auto" else DTYPES[asked]
 
 
 def choose_kernels(config: EngineConfig, device: torch.device) -> str:

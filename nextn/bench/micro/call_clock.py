@@ -69,12 +69,12 @@ class CallClock:
         return statistics.median(rounds)
 
     def timer(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any) -> Any:
+        def timed(*args: Any, **named: Any) -> Any:
             if self._inside:
-                return call(*args)
+                return call(*args, **named)
             self._inside = True
             begin = time.perf_counter()
-            result = call(*args)
+            result = call(*args, **named)
             self.seconds[name] += time.perf_counter() - begin
             self._inside = False
             self.calls[name] += 1

@@ -27,7 +27,7 @@ from nextn.bench.micro.steps import StepBench, StepFigures
 from nextn.bench.micro.tables import report, summary
 from nextn.bench.progress import Progress
 from nextn.config import FAKE, EngineConfig, model_folder, usable_cores
-from nextn.engine.model import DTYPES, choose_kernels
+from nextn.engine.model import choose_kernels, dtype_of
 from nextn.models.config import ModelConfig
 from nextn.models.names import product_shapes
 from nextn.ops.registry import make_ops
@@ -86,7 +86,7 @@ def find(settings: Settings, effort: Effort, progress: Progress) -> Micro:
     torch.set_num_threads(threads)
     pool = native_pool(threads)
     cfg = ModelConfig.from_folder(model_folder(config.model_path))
-    dtype = torch.bfloat16 if native else DTYPES[config.dtype]
+    dtype = dtype_of(config.dtype, backend)
     progress.now("ceilings and ops")
     ceilings = make_ceilings(pool)
     linear_dtype = torch.bfloat16 if config.dtype == "auto" else dtype
