@@ -1,12 +1,13 @@
 """Automatic depth against every fixed one, in turns so short that a busy neighbour slows all of them alike.
 
-    python benchmarks/depths_in_turn.py [--concurrency 1,4,16,64] [--rounds 40] [--output benchmarks/results]
+    python benchmarks/depths_in_turn.py [--concurrency 1,4,16,64] [--rounds 40] [--times 3] [--output FOLDER]
 
 An engine for each side, in one process, each with as many requests as the load has; where one ends, the next
 begins. A turn is some 60 ms of steps; a round gives every side its turn, in changing order. Speed is tokens a
 step, over all rounds, by the middle of what a step takes relative to its round. (`nextn bench compare`
 measures over seconds, and some machines change their speed by half between two of its loads.) The first
-quarter of the rounds is warm-up. The last line is JSON.
+quarter of the rounds is warm-up. Where an engine's memory happens to lie makes it faster or slower than its
+like for life, so all of it can be done several times, with new engines. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import mean, median
+from statistics import geometric_mean, mean, median
 
 from last_line import tell
 
@@ -102,22 +103,33 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=40, help="turns of each side (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
     parser.add_argument("--output", type=Path, help="folder for the result")
+    parser.add_argument("--times", type=int, default=1, help="with new engines each (default: %(default)s)")
     args = parser.parse_args()
     tokenizer = Tokenizer.from_folder(model_folder(args.model_path))
     prompts = [tokenizer.encode(text)[:64] for text in heldout_prompts(PROMPTS)]
-    sides = [Side(args.model_path, depth, prompts, args.temperature) for depth in (*DEPTHS, AUTO)]
+    loads = [int(n) for n in args.concurrency.split(",")]
+    found: dict[int, list[dict[str, float]]] = {n: [] for n in loads}
+    for _ in range(args.times):
+        sides = [Side(args.model_path, depth, prompts, args.temperature) for depth in (*DEPTHS, AUTO)]
+        for n in loads:
+            found[n].append(measure(sides, n, args.rounds))
     print("| requests | " + " | ".join(f"{d} drafts" for d in DEPTHS[1:]) + " | auto | of the best |")
     print("|--:|" + "--:|" * (len(DEPTHS) + 1))
     rows = []
-    for n in map(int, args.concurrency.split(",")):
-        speed = measure(sides, n, args.rounds)
-        over = {name: s / speed["0"] for name, s in speed.items()}
+    for n, times in found.items():
+        over = {name: geometric_mean([t[name] / t["0"] for t in times]) for name in times[0]}
         best = max(over[str(d)] for d in DEPTHS)
-        rows.append({"requests": n, "over_none": over, "of_best_fixed": over["auto"] / best})
+        each = [t["auto"] / max(t[str(d)] for d in DEPTHS) for t in times]
+        rows.append(
+            {"requests": n, "over_none": over, "of_best_fixed": over["auto"] / best, "each_time": each}
+        )
         cells = [f"{over[str(d)]:.2f}" for d in DEPTHS[1:]]
         cells += [f"{over['auto']:.2f}", f"{over['auto'] / best:.3f}"]
         print(f"| {n} | " + " | ".join(cells) + " |", flush=True)
-    result = {"loads": rows, "model": args.model_path, "temperature": args.temperature, "rounds": args.rounds}
+    result = {
+        "loads": rows, "model": args.model_path, "temperature": args.temperature, "rounds": args.rounds,
+        "times": args.times,
+    }  # fmt: skip
     tell("depths-in-turn", result, args.output)
     return 0
 
