@@ -71,7 +71,6 @@ def main() -> int:
         )
     model_name = Path(args.model_path).name
     result = {
-        "command": " ".join(sys.argv[1:]),
         "loads": loads,
         "model": model_name,
         "dtypes": {_name(side): engines[side].startup["dtype"] for side in sides},

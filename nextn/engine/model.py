@@ -40,6 +40,8 @@ log = logging.getLogger("nextn.engine")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 AUTO_DTYPES = {"reference": torch.float32, "triton": torch.bfloat16, "cpu": torch.bfloat16}  # by kernels
 
+NAMES = {"cpu": "native", "triton": "Triton"}  # of kernels, in messages
+
 
 def make_model(config: EngineConfig, device: torch.device, threads: int) -> tuple[Model, str]:
     """The model, loaded, and what computes it: "cpu" (the native kernels), "triton" or "reference" (plain
@@ -144,9 +146,6 @@ def choose_kernels(config: EngineConfig, device: torch.device) -> str:
     else:
         log.info("kernels: native %s (%s)", *machine_level())
     return chosen
-
-
-NAMES = {"cpu": "native", "triton": "Triton"}
 
 
 def _obstacle(config: EngineConfig, device: torch.device, kernels: str) -> str | None:

@@ -32,7 +32,7 @@ from nextn.speculative.costs import StepCosts
 from nextn.speculative.depth import DepthController, DraftState
 
 DOUBT = 0.25  # of these costs, see nextn.speculative.measured
-SECONDS = 0.15  # for each number of requests; two or three rounds are made whatever the time
+SECONDS = 0.15  # for each number of requests; two rounds are made whatever the time
 ENOUGH = 1.0  # seconds, after which no further number of requests is begun
 REQUESTS = (1, 16, 64)
 # (drafts made, verified)

@@ -47,7 +47,7 @@ class AutoDepth:
         self._controller.step(result.work, seconds)
         if self._controller.due(result.work.requests):
             decoding = [r for r in running if r.decoding]
-            states = [self._states.get(r.rid) or self._enter(r) for r in decoding]
+            states = [self.state(r) for r in decoding]
             for state, req in zip(states, decoding, strict=True):
                 state.owed = req.owed
             self._controller.plan(states)

@@ -126,10 +126,7 @@ class GatedController:
         """A step has run. seconds: from the end of the one before; None: there was none right before."""
         stretch = self._stretch
         stretch.steps += 1
-        # By pairs of steps: where few rows are verified, which were drafted the step before, few passes are
-        # made as often as many.
-        gate = self._gates[stretch.steps // 2 % 2]
-        self.gate = gate._replace(keep=0.0) if stretch.steps < self._opened else gate
+        self.gate = self._gate_of(stretch.steps)
         if seconds is None:
             return
         self.ration.step(seconds)
@@ -253,8 +250,14 @@ class GatedController:
         )
         self._gates = _times(gate, 1.0 - apart), _times(gate, 1.0 + apart)
         self._opened = -(-_OPENED // n) if opened else 0
-        self.gate = self._gates[0]._replace(keep=0.0) if opened else self._gates[0]
+        self.gate = self._gate_of(0)
         return not (opened or deeper)
+
+    def _gate_of(self, step: int) -> Gate:
+        """Of a stretch's step. By pairs of steps: where few rows are verified, which were drafted the step
+        before, few passes are made as often as many."""
+        gate = self._gates[step // 2 % 2]
+        return gate._replace(keep=0.0) if step < self._opened else gate
 
 
 def _times(gate: Gate, by: float) -> Gate:

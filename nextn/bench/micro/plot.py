@@ -10,7 +10,7 @@ from nextn.bench.plots import LIGHT, Palette, blank, dress, png
 
 MARKERS = {
     "linear": "o", "experts": "s", "swiglu_mlp": "^", "mla_attention": "D", "heads_matmul": "v",
-    "absorb": "v",    "feed_forward": "s",
+    "absorb": "v", "feed_forward": "s",
 }  # fmt: skip
 COLORS = ("#0a5fc4", "#8a5a00", "#1a7f37", "#8250df", "#bf3989", "#57606a", "#cf222e", "#0f8b8d")
 
