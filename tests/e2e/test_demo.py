@@ -34,7 +34,7 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_small_tokenizer(folder)
 
 
-def check_run(done: subprocess.CompletedProcess[str], out: Path) -> dict[str, Any]:
+def check_run(done: subprocess.CompletedProcess[str], out: Path, drafts: int = MOST_DEPTH) -> dict[str, Any]:
     """The demo's JSON, after looking at all that it printed and wrote."""
     assert done.returncode == 0, done.stderr
     *lines, last = done.stdout.splitlines()
@@ -47,8 +47,9 @@ def check_run(done: subprocess.CompletedProcess[str], out: Path) -> dict[str, An
     assert [p["concurrency"] for p in found["points"]] == [1, 4, 16]
     for point in found["points"]:
         assert point["ratio"] > 0
-        assert 1 <= len(point["acceptance"]) <= MOST_DEPTH
-        assert 1 <= point["accept_length"] <= 1 + MOST_DEPTH
+        assert 1 <= len(point["acceptance"]) <= drafts
+        assert len(point["acceptance"]) == drafts or drafts == MOST_DEPTH  # automatic: some are not tried
+        assert 1 <= point["accept_length"] <= 1 + drafts
         for side in ("without_mtp", "with_mtp"):
             (only,) = point[side]["rounds"]
             assert only["output_tokens"] == point["prompts"] * found["max_tokens"]
@@ -71,8 +72,10 @@ def test_demo_on_a_small_model(small_model: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not (EMBEDDED / "config.json").exists(), reason="the embedded model is not there")
 def test_demo_on_the_embedded_model(tmp_path: Path) -> None:
-    done = subprocess.run(DEMO, capture_output=True, text=True, timeout=280, cwd=tmp_path)
-    found = check_run(done, tmp_path / "nextn-demo")
+    """With two drafts: how many of them hold does not depend on how busy the machine is."""
+    command = [*DEMO, "--speculative-num-steps", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=tmp_path)
+    found = check_run(done, tmp_path / "nextn-demo", drafts=2)
     assert found["model"] == "nextn-tiny"
     assert all(point["accept_length"] > 1.5 for point in found["points"])
 
