@@ -7,6 +7,19 @@ from dataclasses import dataclass, field
 from nextn.request import SpecStats
 
 
+@dataclass(frozen=True, slots=True)
+class DraftingState:
+    """What automatic depth does at this load, and why.
+
+    drafting: are drafts made? requests: that decode. gain: tokens/s with drafts over tokens/s without, as
+    predicted from measured costs and acceptance. reason: a sentence for people."""
+
+    drafting: bool
+    requests: int
+    gain: float
+    reason: str
+
+
 @dataclass(slots=True)
 class EngineStats:
     running: int = 0
@@ -22,3 +35,4 @@ class EngineStats:
     aborted: int = 0
     retracted: int = 0
     spec: SpecStats = field(default_factory=SpecStats)
+    auto: DraftingState | None = None  # None: the depth is fixed
