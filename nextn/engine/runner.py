@@ -39,6 +39,10 @@ class _ChooseDraft:
     def drawn(self, index: int, count: int) -> tuple[Drawn, bool]:
         return self.verifier.drawn(self.rows[index], self.new[index], count)
 
+    def draw(self, logits: Tensor, draws: Sequence[Drawn]) -> tuple[list[int], list[float]]:
+        confidence: list[float] = []
+        return self.verifier.draw(logits, draws, confidence), confidence
+
 
 class Runner:
     """An executor of one process. Others have the same `run`."""

@@ -21,6 +21,7 @@ from torch import Tensor
 from nextn.constraint import Allowed
 from nextn.engine.gumbel import gumbel_noise
 from nextn.ops.base import Draw, Drawn
+from nextn.ops.best import best_token
 from nextn.request import GREEDY_BELOW, SamplingParams
 
 
@@ -63,12 +64,18 @@ def drawn(params: SamplingParams, position: int, rows: int = 1) -> Drawn:
     return Drawn(p.seed, p.stream, position, p.temperature, p.top_p, p.min_p, p.top_k, rows)
 
 
-def draw(logits: Tensor, draws: Sequence[Drawn]) -> list[int]:
+def draw(logits: Tensor, draws: Sequence[Drawn], confidence: list[float] | None = None) -> list[int]:
     """`Draw` in plain torch."""
     draws = [Drawn(d[0], d[1], d.position + i, *d[3:7]) for d in draws for i in range(d.rows)]
     logits = logits[: len(draws)]
     _perturb_random(logits, draws)
-    picked: list[int] = logits.argmax(dim=-1).tolist()
+    if confidence is None:
+        ids = logits.argmax(dim=-1)
+    else:
+        ids, ahead = best_token(logits)
+        scales = [d.temperature if d.temperature >= GREEDY_BELOW else 1.0 for d in draws]
+        confidence += (ahead * torch.tensor(scales, device=ahead.device)).tolist()
+    picked: list[int] = ids.tolist()
     return picked
 
 

@@ -101,7 +101,6 @@ class NativeDeepseekV3:
     dtype = torch.bfloat16  # of the cache
     device = torch.device("cpu")
     row_align = 1
-    gates = True
 
     def __init__(
         self,

@@ -225,7 +225,7 @@ void chains(void* engine, const std::vector<float>& states, int hidden, int voca
                 NxSampling s = partly.sampling[i];
                 s.index += uint32_t(depth);
                 s.rows = 1;
-                nx_choose(partly.scores + int64_t(row++) * partly.vocab, 1, partly.vocab, &s, &theirs[size_t(4 * i + depth)]);
+                nx_choose(partly.scores + int64_t(row++) * partly.vocab, 1, partly.vocab, &s, &theirs[size_t(4 * i + depth)], nullptr);
             }
         return int32_t(0);
     }};
@@ -249,7 +249,7 @@ void chains(void* engine, const std::vector<float>& states, int hidden, int voca
             s.rows = 1;
             int32_t token = -1;
             nx_draft_logits(engine, row.data(), 1, vocab, z.data());
-            nx_choose(z.data(), 1, vocab, &s, &token);
+            nx_choose(z.data(), 1, vocab, &s, &token, nullptr);
             must(token == tokens[size_t(4 * i + depth)], "a guess depends on how it was asked for");
             const int32_t next[6] = {0, 1, span[2] + span[1] + depth, span[3], INT32_MAX, 0};
             const NxBatch one{1, 1, &token, next, batch.pages.data(), nullptr};
@@ -358,11 +358,12 @@ void choices() {
                     NxSampling all[2] = {s, s};
                     all[1].rows = 2;
                     int32_t tokens[3];
-                    nx_choose(z.data(), 2, vocab, all, tokens);
+                    float leads[3];
+                    nx_choose(z.data(), 2, vocab, all, tokens, top_k == 2 ? leads : nullptr);
                     for (int t : tokens) must(t >= 0 && t < vocab, "a token outside of the vocabulary");
                 }
     }
-    nx_choose(nullptr, 0, 7, nullptr, nullptr);
+    nx_choose(nullptr, 0, 7, nullptr, nullptr, nullptr);
 }
 
 // Many short loops, with pauses long enough for the workers to fall asleep in some.
