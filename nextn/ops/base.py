@@ -173,4 +173,4 @@ class Ops(Protocol):
     def best_token(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The largest of each row, of equal ones that with the smallest id, and its confidence: by how much
         it is above the next one. logits [N, V] f32, which may be written over -> ids [N] int64, confidence
-        [N] f32: +infinity above -infinity, NaN where all are -infinity. Where a logit is NaN: any id."""
+        [N] f32, +infinity above -infinity, 0 where all are -infinity. Where a logit is NaN: any id."""

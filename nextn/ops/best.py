@@ -10,4 +10,4 @@ def best_token(logits: Tensor) -> tuple[Tensor, Tensor]:
     best = logits.gather(1, ids)
     # Not `topk`, which says nothing of equal ones.
     second = logits.scatter_(1, ids, float("-inf")).amax(dim=-1, keepdim=True)
-    return ids[:, 0], (best - second)[:, 0]
+    return ids[:, 0], (best - second).where(best > second, 0.0)[:, 0]

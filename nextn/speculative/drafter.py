@@ -97,7 +97,11 @@ class MTPDrafter:
             return Drafted([NO_DRAFT for _ in work])
         draws: dict[int, tuple[Drawn, bool]] = {}
         if self.shape.topk == 1:
-            draws = {i: choose.drawn(i, w.want) for i, w in enumerate(work) if w.want}
+            draws = {
+                i: choose.drawn(i, w.want)
+                for i, w in enumerate(work)
+                if w.want and (self.chains is not None or w.gate is not None)
+            }
             if self.chains is not None and not _waits(self.chains, work, draws):
                 return self._in_one_call(self.chains, hidden, work, choose, draws, extended)
         state, rows, ran = self._extend(hidden, now)

@@ -32,7 +32,8 @@ def _best_token(logits, ids, confidence, vocab, row_step, V: tl.constexpr):
     chosen = tl.min(tl.where(best == most, where, 2147483647), axis=0)
     others = tl.max(tl.where(where == chosen, second, best), axis=0)
     tl.store(ids + row, chosen.to(tl.int64))
-    tl.store(confidence + row, most - others)
+    leads = most > others  # else both may be infinite
+    tl.store(confidence + row, tl.where(leads, most, 0.0) - tl.where(leads, others, 0.0))
 
 
 def best_token(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -160,3 +160,20 @@ def test_not_a_number_does_no_harm(level: str) -> None:
     z[4] = torch.nan
     asked = [drawn(i, temperature=float(i % 4 > 0), top_k=(0, 700)[i % 2], top_p=0.9) for i in range(8)]
     assert all(0 <= token < 2000 for token in draw(z, asked))
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 300, 4096])
+@pytest.mark.parametrize(
+    "filters", [{}, {"top_k": 1}, {"top_k": 20}, {"top_p": 0.8}, {"min_p": 0.05}], ids=str
+)
+def test_the_same_confidence(level: str, vocab: int, filters: dict[str, float]) -> None:
+    z = logits(12, vocab, seed=vocab)
+    z[3] = z[3].round()  # equal ones
+    asked = [
+        drawn(seed=i, position=i, temperature=(0.0, 0.4, 1.0, 3.0)[i % 4], rows=1 + i % 2, **filters)
+        for i in range(8)
+    ]
+    native, plain = [], []
+    tokens = draw(z.clone(), asked, native)
+    assert tokens == draw(z.clone(), asked) == sampler.draw(z.clone(), asked, plain)
+    assert native == pytest.approx(plain, abs=1e-4)
