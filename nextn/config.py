@@ -156,8 +156,8 @@ class EngineConfig:
         "speculation",
         "drafts per step, 0 is off; auto: for each request as many as pay, up to 8, by what steps cost, how "
         "often drafts have held and how sure the drafter is; of a tree, or with "
-        "--speculative-num-draft-tokens or a simulated accept length, auto is 2; default: auto with the "
-        "native kernels and one MTP layer, else 2",
+        "--speculative-num-draft-tokens or a simulated accept length, auto is 2; default: auto with MTP "
+        "drafts alone, else 2",
         "--num_speculative_tokens",
         "--num-speculative-tokens",
         words={"auto": AUTO_DEPTH},
