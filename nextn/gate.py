@@ -26,10 +26,12 @@ EDGES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)  # logits
 
 
 class Gate(NamedTuple):
-    """Of a step. rates: by bin. keep, each, passing: tokens; usual: a probability."""
+    """Of a step. rates: by bin. keep, each, passing: tokens; usual: a probability. ungated: how deep the chains
+    go whose guesses are not chosen by a draw alone, and so have no confidence."""
 
     rates: Sequence[float]
     keep: float
     usual: float
     each: float
     passing: float
+    ungated: int = 2

@@ -202,7 +202,7 @@ class NativeDeepseekV3:
             bins.frombytes(bytes(most * count))
             made.frombytes(bytes(4 * count))
             kept.frombytes(bytes(4 * count))
-            chains.gate, chains.gated = GATE.pack(*EDGES, *gate.rates, *gate[1:]), bytes(gated)
+            chains.gate, chains.gated = GATE.pack(*EDGES, *gate.rates, *gate[1:5]), bytes(gated)
             chains.bins = bins.buffer_info()[0]
             chains.made, chains.kept = made.buffer_info()[0], kept.buffer_info()[0]
         library().nx_chains(

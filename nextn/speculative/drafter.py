@@ -75,7 +75,7 @@ class MTPDrafter:
     def __init__(self, model: Model, pool: KVPool, shape: Shape, chains: Chains | None = None) -> None:
         """chains: the model, if it can."""
         self.model, self.pool, self.shape, self.chains = model, pool, shape, chains
-        self.behind = Behind()
+        self.behind = Behind(pool.page_size)
 
     @property
     def gates(self) -> bool:
@@ -133,7 +133,11 @@ class MTPDrafter:
                 if w.want:
                     draw, enough = choose.drawn(i, w.want)
                     within = enough and chains.can_draw(draw)
-                    (drawn if within else asked).append(_Chain(i, len(spans), draw))
+                    if within:
+                        drawn.append(_Chain(i, len(spans), draw))
+                    else:
+                        depth = draw.rows if w.gate is None else min(draw.rows, w.gate.ungated)
+                        asked.append(_Chain(i, len(spans), draw._replace(rows=depth)))
                 spans.append(Span(w.following, w.start, w.pages))
                 rows += w.rows
         every = drawn + asked
