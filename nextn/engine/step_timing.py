@@ -20,7 +20,7 @@ from nextn.speculative.depth.cost import StepCost, StepWork, fit
 REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128)
 SECONDS = 0.5  # after which no larger number of requests is begun
 SETTINGS = ((0, 0), (0, 1), (0, 4), (2, 1), (4, 2))  # (drafts verified, made)
-ROUNDS, PER_SIZE, POSITION, FAR = (3, 20), 0.06, 32, 1024  # positions of the requests' roots; `FAR` shows what context costs
+STEPS, ROUNDS, PER_SIZE, POSITION, FAR = 3, (2, 8), 0.06, 32, 1024  # positions of the requests' roots; `FAR` shows what context costs
 
 
 def time_steps(executor: Runner, *, most_requests: int, token_budget: int, context: int) -> StepCost:
@@ -37,7 +37,9 @@ def time_steps(executor: Runner, *, most_requests: int, token_budget: int, conte
         found += _time(executor, n, position, settings, begin + 2 * SECONDS)
         if n == 4 and FAR + 16 < context and n * (FAR + 16) < pages * page_size:
             found += _time(executor, n, FAR, SETTINGS[:1], begin + 2 * SECONDS)
-    return fit(found)
+    cfg = executor.model.config
+    experts = (cfg.n_routed_experts, cfg.num_experts_per_tok) if cfg.n_routed_experts else (1, 1)
+    return fit(found, experts)
 
 
 def _time(
@@ -47,21 +49,22 @@ def _time(
     works: dict[tuple[int, int], StepWork] = {}
     drafts: list[list[int]] = []
     begin = time.perf_counter()
-    for at in range(1 + ROUNDS[1]):
-        if at > ROUNDS[0] and time.perf_counter() - begin > PER_SIZE:
+    for at in range(ROUNDS[1]):
+        if at >= ROUNDS[0] and time.perf_counter() - begin > PER_SIZE:
             break
         for setting in settings:
             verified, made = setting
             plan = _plan(executor, n, position, [d[:verified] for d in drafts] or [[1] * verified] * n, made)
-            start = time.perf_counter()
-            result = executor.run(plan)
-            seconds = time.perf_counter() - start
+            for repeat in range(1 + STEPS):
+                start = time.perf_counter()
+                result = executor.run(plan)
+                seconds = time.perf_counter() - start
+                if result.work is not None and repeat:  # a step after one of another kind is slower
+                    took[setting].append(seconds)
+                    works[setting] = result.work
             if made == 4 and not drafts:
                 drafts = [list(r.draft.tokens) + [1] * 4 for r in result.rows]
-            if result.work is not None and at:  # the first round warms up
-                took[setting].append(seconds)
-                works[setting] = result.work
-        if at > 1 and time.perf_counter() > end:
+        if time.perf_counter() > end:
             break
     executor.drafter.forget([str(i) for i in range(n)])
     return [(work, min(took[setting])) for setting, work in works.items()]

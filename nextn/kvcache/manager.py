@@ -67,7 +67,7 @@ class KVManager:
         self._cache.lock(req.lock)
         req.cached = req.committed = req.draft_to = len(req.pages) * self.page_size
         req.draft_from = 0
-        self._see_behind(req, 0)
+        self._see_behind(req, range(len(req.pages)))
 
     def reserve(self, req: Request, length: int) -> bool:
         """Makes the request's pages cover `length` slots, evicting from the prefix cache if need be.
@@ -111,11 +111,11 @@ class KVManager:
         if req.owed > window:
             req.draft_from = req.draft_to = self.pages_for(req.committed - window) * self.page_size
 
-    def _see_behind(self, req: Request, page: int) -> None:
-        """Moves the draft layer's view behind the last page, from number `page` on, that is not true for it
-        and that it has left behind."""
-        for i in range(min(self.pages_for(req.draft_to), len(req.pages)) - 1, page - 1, -1):
-            if not self._drafted[req.pages[i]]:
+    def _see_behind(self, req: Request, numbers: Sequence[int]) -> None:
+        """Moves the draft layer's view behind the last of these pages that is not true for it, though it has
+        been there."""
+        for i in reversed(numbers):
+            if i * self.page_size < req.draft_to and not self._drafted[req.pages[i]]:
                 req.draft_from = max(req.draft_from, (i + 1) * self.page_size)
                 req.draft_to = max(req.draft_to, req.draft_from)
                 return
@@ -151,7 +151,7 @@ class KVManager:
         self._allocator.free([own[i] for i in changed])
         req.pages[:full] = held
         if changed:
-            self._see_behind(req, changed[0])
+            self._see_behind(req, changed)
 
     def release(self, req: Request) -> None:
         """Ends the request's hold on its pages, whatever the reason: what it committed is shared, the

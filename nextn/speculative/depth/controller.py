@@ -82,6 +82,7 @@ class DepthController:
         self._factors = {size: _Factor(*f) for size, f in factors.items()}
         self.drafting = self._usual = True  # now, and but for a trial
         self.gain = 1.0  # tokens per second with drafts over without, predicted
+        self.state = DraftingState(True, 0, 1.0, "no request has decoded yet")
         self._requests = 0  # that the last plan was for
         self._log: deque[tuple[bool, float, float, float]] = deque(maxlen=4 * MOST)
         self._trial: list[int] = []  # steps still to be run of a trial, and after it
@@ -202,7 +203,7 @@ class DepthController:
         self._switch(self._usual)
         makes = "make" if self._usual else "would make"
         reason = f"drafts {makes} {self.gain:.2f} x the tokens/s of none at {n} requests"
-        self._state = DraftingState(self._usual, n, round(self.gain, 3), reason)
+        self.state = DraftingState(self._usual, n, round(self.gain, 3), reason)
         share = extra / (base + extra)
         doubt = share * math.sqrt(factor.variance) / factor.mean + DRIFT * math.sqrt(self._blind)
         length = round(min(MOST, max(FEWEST, TRIAL_SECONDS / (self._step or TRIAL_SECONDS))))
@@ -210,11 +211,6 @@ class DepthController:
         if abs(ahead) < HOPE * doubt and price < self._purse and len(self._log) >= length:
             self._purse -= price
             self._begin_trial(length)
-
-    @property
-    def state(self) -> DraftingState:
-        """For people; the same object from one plan to the next."""
-        return self._state
 
     def known(self) -> dict[int, tuple[float, float]]:
         """Factors by batch class, for the next start."""

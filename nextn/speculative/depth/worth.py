@@ -111,10 +111,10 @@ class ByConfidence:
     ) -> Gate:
         """rate: tokens per second that a second spent is to be worth."""
         row = factor * cost.verify(n + n * drafts, n) / n
-        each = factor * cost.draft_row
+        each = factor * cost.pass_row
         # A token that holds costs the drafter a row, too.
         worth = rate / max(0.3, 1.0 - rate * each)
-        return Gate(rates, worth * row, usual, worth * (row + each), worth * factor * cost.draft)
+        return Gate(rates, worth * row, usual, worth * (row + each), worth * factor * cost.pass_)
 
 
 class ByDepth:
