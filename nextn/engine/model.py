@@ -172,7 +172,7 @@ def _obstacle(config: EngineConfig, device: torch.device, kernels: str) -> str |
     if config.dtype == "float32":
         return "--dtype is float32, they compute in bfloat16"
     try:
-        library()
+        library(choose_level(config.cpu_isa)[0])
     except NoLibrary as e:
         return str(e)
     return None
