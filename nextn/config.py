@@ -27,6 +27,8 @@ from nextn.request import CHAINS_ONLY, VERIFY_MODES, SpeculativeParams
 
 EMBEDDED = "nextn-tiny"
 FAKE = "fake"  # the model of scripted logits, nextn.models.fake
+# Instruction set levels of the native kernels, each of which includes those before it (csrc/machine.h).
+CPU_LEVELS = ("portable", "avx2", "avx512", "avx512bf16", "amx")
 
 
 def model_folder(model_path: str) -> Path:
@@ -88,6 +90,13 @@ class EngineConfig:
         "cpu: the native kernels; triton: those for CUDA; reference: plain torch; auto: those of the device "
         "where they are there and can serve",
         choices=("auto", "cpu", "triton", "reference"),
+    )
+    cpu_isa: str = option(
+        "auto",
+        "model",
+        "instruction set level of the native CPU kernels; auto: the best that this machine runs; a lower one "
+        "shows what a lesser machine would do (texts are exact at each level, and may differ between levels)",
+        choices=("auto", *CPU_LEVELS),
     )
     quantization: str | None = option(
         None,

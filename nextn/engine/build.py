@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -22,6 +23,7 @@ from nextn.kvcache.radix import RadixCache
 from nextn.models.base import Chains, Model
 from nextn.models.config import ModelConfig
 from nextn.ops.cpu.draw import draw as native_draw
+from nextn.ops.cpu.library import choose_level, library
 from nextn.ops.cpu.weights import Arena
 from nextn.scheduler.scheduler import Scheduler
 from nextn.speculative.depth.controller import DepthController
@@ -80,7 +82,8 @@ def build(config: EngineConfig) -> Built:
         drafter = NGramDrafter() if ngram else _mtp_drafter(model, pool, shape)
         if config.ngrams and not ngram:
             drafter = MixedDrafter(drafter)
-    draw_tokens = native_draw if kernels == "cpu" else draw
+    isa = choose_level(config.cpu_isa)[0] if kernels == "cpu" else None
+    draw_tokens = partial(native_draw, library(isa)) if isa else draw
     executor = Runner(model, pool, drafter, draw_tokens, simulated)
     context = _context_length(config, cfg)
     auto = None
@@ -109,6 +112,7 @@ def build(config: EngineConfig) -> Built:
         "device": device.type,
         "dtype": str(model.dtype).removeprefix("torch."),
         "kernels": kernels,
+        **({"cpu_isa": isa} if isa else {}),
         "threads": config.threads or usable_cores() if kernels == "cpu" else torch.get_num_threads(),
         "weight_bytes": model.weight_bytes,
         "load_seconds": round(seconds, 3),
