@@ -1,6 +1,7 @@
 """Automatic depth against every fixed one, in turns so short that a busy neighbour slows all of them alike.
 
     python benchmarks/depths_in_turn.py [--concurrency 1,4,16,64] [--rounds 40] [--times 3] [--output FOLDER]
+                                        [--cpu-isa avx2] [--threads 2]
 
 An engine for each side, in one process, each with as many requests as the load has; where one ends, the next
 begins. A turn is some 60 ms of steps; a round gives every side its turn, in changing order. Speed is tokens a
@@ -17,13 +18,14 @@ import random
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import geometric_mean, mean, median
 
 from last_line import tell
 
 from nextn.bench.prompts import heldout_prompts
-from nextn.config import EngineConfig, model_folder
+from nextn.config import CPU_LEVELS, EngineConfig, model_folder
 from nextn.engine.engine import Engine
 from nextn.request import Request, SamplingParams
 from nextn.tokenizer.tokenizer import Tokenizer
@@ -36,10 +38,12 @@ PROMPTS = 64
 
 
 class Side:
-    def __init__(self, model: str, depth: int, prompts: Sequence[Sequence[int]], temperature: float) -> None:
+    def __init__(
+        self, config: EngineConfig, depth: int, prompts: Sequence[Sequence[int]], temperature: float
+    ) -> None:
         self.name = "auto" if depth == AUTO else str(depth)
         self.prompts, self.temperature = prompts, temperature
-        self.engine = Engine(EngineConfig(model_path=model, speculative_num_steps=depth))
+        self.engine = Engine(replace(config, speculative_num_steps=depth))
         self.requests = 0
         self.live: set[str] = set()
 
@@ -103,14 +107,19 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=40, help="turns of each side (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
     parser.add_argument("--output", type=Path, help="folder for the result")
+    parser.add_argument(
+        "--cpu-isa", default="auto", choices=("auto", *CPU_LEVELS), help="of the native kernels"
+    )
+    parser.add_argument("--threads", type=int, help="of each engine (default: the cores it may use)")
     parser.add_argument("--times", type=int, default=1, help="with new engines each (default: %(default)s)")
     args = parser.parse_args()
     tokenizer = Tokenizer.from_folder(model_folder(args.model_path))
     prompts = [tokenizer.encode(text)[:64] for text in heldout_prompts(PROMPTS)]
     loads = [int(n) for n in args.concurrency.split(",")]
     found: dict[int, list[dict[str, float]]] = {n: [] for n in loads}
+    config = EngineConfig(model_path=args.model_path, cpu_isa=args.cpu_isa, threads=args.threads)
     for _ in range(args.times):
-        sides = [Side(args.model_path, depth, prompts, args.temperature) for depth in (*DEPTHS, AUTO)]
+        sides = [Side(config, depth, prompts, args.temperature) for depth in (*DEPTHS, AUTO)]
         for n in loads:
             found[n].append(measure(sides, n, args.rounds))
     print("| requests | " + " | ".join(f"{d} drafts" for d in DEPTHS[1:]) + " | auto | of the best |")
@@ -128,7 +137,8 @@ def main() -> int:
         print(f"| {n} | " + " | ".join(cells) + " |", flush=True)
     result = {
         "loads": rows, "model": args.model_path, "temperature": args.temperature, "rounds": args.rounds,
-        "times": args.times,
+        "times": args.times, "cpu_isa": sides[0].engine.startup.get("cpu_isa"),
+        "threads": sides[0].engine.startup["threads"],
     }  # fmt: skip
     tell("depths-in-turn", result, args.output)
     return 0

@@ -14,11 +14,21 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from nextn.draft import AUTO_DEPTH, MAX_DRAFTS, MAX_TOPK, MOST_DEPTH, Shape, tree_size
+from nextn.draft import (
+    AUTO_DEPTH,
+    MAX_DRAFTS,
+    MAX_TOPK,
+    MOST_DEPTH,
+    MOST_TREE_DEPTH,
+    Shape,
+    tree_size,
+)
 from nextn.request import CHAINS_ONLY, VERIFY_MODES, SpeculativeParams
 
 EMBEDDED = "nextn-tiny"
 FAKE = "fake"  # the model of scripted logits, nextn.models.fake
+# Instruction set levels of the native kernels, each of which includes those before it (csrc/machine.h).
+CPU_LEVELS = ("portable", "avx2", "avx512", "avx512bf16", "amx")
 
 
 def model_folder(model_path: str) -> Path:
@@ -80,6 +90,13 @@ class EngineConfig:
         "cpu: the native kernels; triton: those for CUDA; reference: plain torch; auto: those of the device "
         "where they are there and can serve",
         choices=("auto", "cpu", "triton", "reference"),
+    )
+    cpu_isa: str = option(
+        "auto",
+        "model",
+        "instruction set level of the native CPU kernels; auto: the best that this machine runs; a lower one "
+        "shows what a lesser machine would do (texts are exact at each level, and may differ between levels)",
+        choices=("auto", *CPU_LEVELS),
     )
     quantization: str | None = option(
         None,
@@ -156,8 +173,8 @@ class EngineConfig:
         "speculation",
         "drafts per step, 0 is off; auto: for each request as many as pay, up to 8, by what steps cost, how "
         "often drafts have held and how sure the drafter is; of a tree, or with "
-        "--speculative-num-draft-tokens or a simulated accept length, auto is 2; default: auto with MTP "
-        "drafts alone, else 2",
+        "--speculative-num-draft-tokens or a simulated accept length, auto is 2; default: auto with the "
+        "native kernels and one MTP layer, else 2",
         "--num_speculative_tokens",
         "--num-speculative-tokens",
         words={"auto": AUTO_DEPTH},
@@ -325,30 +342,22 @@ class EngineConfig:
 
     @property
     def num_drafts(self) -> int:
-        """Drafts per step that the options ask for, at most; the model may have no MTP layer. See
-        `any_depth`."""
+        """Drafts per step that the options ask for, at most; the model may have no MTP layer."""
         if self.speculative_algorithm == "NONE":
             return 0
-        if self.speculative_num_steps in (None, AUTO_DEPTH):
-            return MOST_DEPTH if self.auto_depth else 2
-        return self.speculative_num_steps
+        if self.speculative_num_steps not in (None, AUTO_DEPTH):
+            return self.speculative_num_steps
+        if not self.auto_depth:
+            return 2
+        return MOST_DEPTH if self.speculative_eagle_topk == 1 else MOST_TREE_DEPTH
 
     @property
     def auto_depth(self) -> bool:
-        """Is it to be chosen at run time?"""
-        return self.speculative_num_steps == AUTO_DEPTH and self._may_choose_depth
-
-    @property
-    def any_depth(self) -> bool:
-        """Is no depth asked for, and may it be chosen at run time where the drafter is good for it?"""
-        return self.speculative_num_steps is None and self._may_choose_depth
-
-    @property
-    def _may_choose_depth(self) -> bool:
-        """Costs and acceptance are those of chains that the target judges."""
-        chains = self.speculative_eagle_topk == 1 and self.speculative_num_draft_tokens is None
-        judged = chains and self.speculative_simulate_accept_length is None
-        return judged and self.speculative_algorithm != "NONE"
+        """Is it chosen at run time? Not where drafts are accepted by lot, nor for chains of a number of tokens
+        that is asked for."""
+        free = self.speculative_num_steps in (None, AUTO_DEPTH) and self.speculative_algorithm != "NONE"
+        judged = self.speculative_simulate_accept_length is None
+        return free and judged and (self.speculative_eagle_topk > 1 or self.speculative_num_draft_tokens is None)
 
     @property
     def speculative(self) -> SpeculativeParams:

@@ -32,13 +32,15 @@ _EDGES = np.array(EDGES, np.float32)
 
 
 class Gate(NamedTuple):
-    """Of a step. rates: by bin. keep, each, passing: tokens; usual: a probability."""
+    """Of a step. rates: by bin. keep, each, passing: tokens; usual: a probability. ungated: how deep the chains
+    go whose guesses are not chosen by a draw alone, and so have no confidence."""
 
     rates: Sequence[float]
     keep: float
     usual: float
     each: float
     passing: float
+    ungated: int = 2
 
 
 def bins(confidence: Sequence[float]) -> bytes:
@@ -61,7 +63,7 @@ class GatedChains:
     def __init__(self, gate: Gate, wanted: Sequence[int]) -> None:
         """wanted: guesses of each chain, at least 1."""
         self._rates = np.array(gate.rates, np.float32)
-        self._keep, self._usual, self._each, self._passing = np.array(gate[1:], np.float32)
+        self._keep, self._usual, self._each, self._passing = np.array(gate[1:5], np.float32)
         self._wanted = np.array(wanted, np.int32)
         self._going = np.arange(len(wanted))
         self._holds = np.ones(len(wanted), np.float32)

@@ -246,7 +246,9 @@ class Request:
     pages: list[int] = field(default_factory=list)
     cached: int = 0
     committed: int = 0
-    owed: int = 0  # of the committed positions, the last so many have no entry of the draft layer yet
+    # The draft layer has entries for the positions [draft_from, draft_to) and sees no others.
+    draft_from: int = 0
+    draft_to: int = 0
     lock: object = None  # the prefix cache's handle for [0, cached)
     draft: Draft = NO_DRAFT
     # of `params.constraint`, by whoever adds the request; the cursor is the scheduler's
@@ -261,6 +263,11 @@ class Request:
     @property
     def num_output(self) -> int:
         return len(self.tokens) - self.num_prompt
+
+    @property
+    def owed(self) -> int:
+        """Of the committed positions, the last so many have no entry of the draft layer yet."""
+        return self.committed - self.draft_to
 
     @property
     def decoding(self) -> bool:

@@ -219,6 +219,11 @@ async def get(url: str, path: str, api_key: str | None = None) -> Any:
     return _json(await _answer(url, "GET", path, None, api_key))
 
 
+async def get_with(client: httpx.AsyncClient, path: str) -> Any:
+    """The same over a client that is there already: making one takes a core 30 ms. Raises BenchError."""
+    return _json(await _request(client, "GET", path, None))
+
+
 async def get_text(url: str, path: str, api_key: str | None = None) -> str:
     """The text that a server answers with. Raises BenchError."""
     return (await _answer(url, "GET", path, None, api_key)).text
@@ -230,11 +235,15 @@ async def post(url: str, path: str, body: Body) -> Any:
 
 
 async def _answer(url: str, method: str, path: str, body: Body | None, api_key: str | None) -> httpx.Response:
+    async with make_client(url, api_key=api_key) as client:
+        return await _request(client, method, path, body)
+
+
+async def _request(client: httpx.AsyncClient, method: str, path: str, body: Body | None) -> httpx.Response:
     try:
-        async with make_client(url, api_key=api_key) as client:
-            response = await client.request(method, path, json=body)
+        response = await client.request(method, path, json=body)
     except httpx.HTTPError as e:
-        raise BenchError(f"{method} {url}{path}: {type(e).__name__}: {e}") from e
+        raise BenchError(f"{method} {client.base_url.join(path)}: {type(e).__name__}: {e}") from e
     if response.status_code != 200:
         raise BenchError(f"{method} {path}: {refusal(response.status_code, response.content)}")
     return response

@@ -15,6 +15,7 @@ from pathlib import Path
 from nextn.bench.acceptance import read_spec
 from nextn.bench.apis import Body
 from nextn.bench.client import get, post, run_load
+from nextn.bench.drafting import DraftingWatch
 from nextn.bench.local_server import LocalServer, ended_like_ctrl_c
 from nextn.bench.machine import this_machine
 from nextn.bench.measure import Figures, figures
@@ -124,14 +125,16 @@ class Demo:
     async def _point(self, concurrency: int) -> Point:
         bodies = self.settings.bodies(concurrency)
         sides: dict[str, list[Figures]] = {WITHOUT: [], WITH: []}
-        spec = SpecStats()
+        spec, auto = SpecStats(), None
         for turn in range(1, self.settings.rounds + 1):
             for server in self.servers:
                 where = f"concurrency {concurrency}, {server.name}"
                 self.progress.now(where)
                 before = await read_spec(server.url)
-                load = await run_load(server.url, bodies, concurrency, self.progress.advance)
+                async with DraftingWatch(server.url) as watch:  # of both, as it costs both alike
+                    load = await run_load(server.url, bodies, concurrency, self.progress.advance)
                 if server.name == WITH:
+                    auto = watch.found
                     spec.merge((await read_spec(server.url)).since(before))
                 found = figures(load)
                 sides[server.name].append(found)
@@ -141,7 +144,7 @@ class Demo:
                     f"{where}, round {turn} of {self.settings.rounds}: {found.requests} texts in "
                     f"{found.seconds:.1f} s, {found.output_throughput:.1f} tok/s"
                 )
-        return Point(concurrency, len(bodies), Side(sides[WITHOUT]), Side(sides[WITH]), spec)
+        return Point(concurrency, len(bodies), Side(sides[WITHOUT]), Side(sides[WITH]), spec, auto)
 
     async def _completion(self, server: LocalServer, body: Body) -> Completion:
         """The first prompt once more, now token by token: its text is compared like the others."""

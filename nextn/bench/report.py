@@ -51,6 +51,8 @@ def cells(point: Point) -> list[str]:
         for text in (f"{side.output_throughput:.1f}", f"{side.mean_ttft_ms:.0f}", f"{side.mean_tpot_ms:.1f}")
     ]
     rates = " ".join(f"{rate:.0%}" for rate in point.spec.accept_rates)
+    if point.auto is not None and not point.auto.drafting:
+        rates = f"none: {point.auto.gain:.2f}x"
     return [
         f"{point.concurrency}",
         *sides,
@@ -60,13 +62,25 @@ def cells(point: Point) -> list[str]:
     ]
 
 
+def notes(results: Results) -> list[str]:
+    """Where automatic depth made no drafts, and why."""
+    return [
+        f"automatic depth made no drafts at {p.concurrency} request{'s' * (p.concurrency > 1)} at once, "
+        f"where they would make {p.auto.gain:.2f}x" + (f": {p.auto.reason}" if p.auto.reason else "")
+        for p in results.points
+        if p.auto is not None and not p.auto.drafting
+    ]
+
+
 def verdict(results: Results) -> str:
-    """Whether the texts are the same and how much sooner they came; the first difference, if there is one."""
+    """Whether the texts are the same and how much sooner they came; where automatic depth made no drafts; the
+    first difference, if there is one."""
     texts = results.texts
     ratios = ", ".join(f"{p.ratio:.2f}x at {p.concurrency}" for p in results.points)
     lines = [
         f"{texts.compared} texts of {texts.prompts} prompts compared, {len(texts.differences)} differ",
         f"tok/s with MTP over without: {ratios} requests at once",
+        *notes(results),
     ]
     if texts.differences:
         lines.append(str(texts.differences[0]))
@@ -99,6 +113,7 @@ def page(results: Results, light: bytes, dark: bytes) -> str:
         results=results,
         heading=heading(results),
         rows=[cells(point) for point in results.points],
+        notes=notes(results),
         best=max(point.ratio for point in results.points),
         light=base64.b64encode(light).decode(),
         dark=base64.b64encode(dark).decode(),

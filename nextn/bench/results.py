@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from nextn.bench.drafting import Drafting
 from nextn.bench.machine import Machine
 from nextn.bench.measure import Figures
 from nextn.bench.texts import Texts
@@ -43,13 +44,15 @@ class Side:
 
 @dataclass(frozen=True)
 class Point:
-    """One concurrency. `spec`: what speculation did in all rounds of the side with MTP."""
+    """One concurrency. Of the side with MTP, `spec`: what speculation did in all rounds; `auto`: what
+    automatic depth did in the last one, None where the depth is fixed."""
 
     concurrency: int
     prompts: int
     without: Side
     with_mtp: Side
     spec: SpecStats
+    auto: Drafting | None = None
 
     @property
     def ratio(self) -> float:
@@ -111,6 +114,7 @@ def _point(point: Point) -> dict[str, Any]:
         "ratio": point.ratio,
         "accept_length": point.spec.accept_length,
         "acceptance": point.spec.accept_rates,
+        "auto": None if point.auto is None else dataclasses.asdict(point.auto),
         "without_mtp": _side(point.without),
         "with_mtp": _side(point.with_mtp),
     }

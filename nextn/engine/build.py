@@ -6,15 +6,16 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from nextn.config import EngineConfig, usable_cores
-from nextn.draft import MOST_DEPTH, Shape
+from nextn.draft import Shape
 from nextn.engine.model import make_model
-from nextn.engine.rehearsal import DOUBT, rehearse
 from nextn.engine.runner import Runner
 from nextn.engine.sampler import draw
+from nextn.engine.step_timing import time_steps
 from nextn.kvcache.manager import KVManager
 from nextn.kvcache.naive import NaiveCache
 from nextn.kvcache.pool import KVPool
@@ -22,12 +23,12 @@ from nextn.kvcache.radix import RadixCache
 from nextn.models.base import Chains, Model
 from nextn.models.config import ModelConfig
 from nextn.ops.cpu.draw import draw as native_draw
+from nextn.ops.cpu.library import choose_level, library
 from nextn.ops.cpu.weights import Arena
-from nextn.scheduler.auto_depth import AutoDepth
 from nextn.scheduler.scheduler import Scheduler
-from nextn.speculative.depth import DepthController
+from nextn.speculative.depth.controller import DepthController
+from nextn.speculative.depth.worth import ByConfidence, ByDepth
 from nextn.speculative.drafter import Drafter, MTPDrafter, NoDrafter
-from nextn.speculative.gated import GatedController
 from nextn.speculative.layered import LayeredDrafter
 from nextn.speculative.mixed_drafter import MixedDrafter
 from nextn.speculative.ngram_drafter import NGramDrafter
@@ -81,23 +82,18 @@ def build(config: EngineConfig) -> Built:
         drafter = NGramDrafter() if ngram else _mtp_drafter(model, pool, shape)
         if config.ngrams and not ngram:
             drafter = MixedDrafter(drafter)
-    draw_tokens = native_draw if kernels == "cpu" else draw
+    isa = choose_level(config.cpu_isa)[0] if kernels == "cpu" else None
+    draw_tokens = partial(native_draw, library(isa)) if isa else draw
     executor = Runner(model, pool, drafter, draw_tokens, simulated)
     context = _context_length(config, cfg)
     auto = None
     gates = isinstance(drafter, MTPDrafter) and drafter.gates
-    if num_drafts and (config.auto_depth or (gates and config.any_depth)):
-        num_drafts = MOST_DEPTH
-        costs = rehearse(
-            executor, put_off=not ngram, most_requests=config.max_running_requests,
-            token_budget=config.chunked_prefill_size, context=context, ahead=radix.ahead,
+    if num_drafts and config.auto_depth:
+        cost = time_steps(
+            executor, most_requests=config.max_running_requests, token_budget=config.chunked_prefill_size,
+            context=context,
         )  # fmt: skip
-        controller = (
-            GatedController(costs, most=num_drafts)
-            if gates
-            else DepthController(costs, most=num_drafts, doubt=DOUBT)
-        )
-        auto = AutoDepth(controller, put_off=not ngram)
+        auto = DepthController(cost, ByConfidence(num_drafts) if gates else ByDepth(num_drafts, shape))
     scheduler = Scheduler(
         kv,
         token_budget=config.chunked_prefill_size,
@@ -116,6 +112,7 @@ def build(config: EngineConfig) -> Built:
         "device": device.type,
         "dtype": str(model.dtype).removeprefix("torch."),
         "kernels": kernels,
+        **({"cpu_isa": isa} if isa else {}),
         "threads": config.threads or usable_cores() if kernels == "cpu" else torch.get_num_threads(),
         "weight_bytes": model.weight_bytes,
         "load_seconds": round(seconds, 3),

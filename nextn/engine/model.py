@@ -29,7 +29,7 @@ from nextn.models.names import (
 from nextn.models.native_weights import Drafting
 from nextn.models.registry import model_class
 from nextn.models.token_map import read_token_map
-from nextn.ops.cpu.library import NoLibrary, library, machine_level
+from nextn.ops.cpu.library import NoLibrary, choose_level, library
 from nextn.ops.registry import make_ops, triton_obstacle
 
 # Bytes of bf16 weights that a CPU's caches may hold.
@@ -55,6 +55,11 @@ def make_model(config: EngineConfig, device: torch.device, threads: int) -> tupl
             raise ValueError(
                 f"{OPTION}: --model-path {config.model_path} scripts its own drafts; leave it out"
             )
+        if config.cpu_isa != "auto":
+            raise ValueError(
+                f"--cpu-isa {config.cpu_isa} needs the native kernels: "
+                f"--model-path {config.model_path} runs none; leave it out"
+            )
         return FakeModel(acceptance, device), "reference"
     folder = model_folder(config.model_path)
     cfg = target = ModelConfig.from_folder(folder)
@@ -76,7 +81,8 @@ def make_model(config: EngineConfig, device: torch.device, threads: int) -> tupl
             stored = stored - set(nextn_tensors(cfg, nextn)) | draft.fp8_names(cfg, nextn)
         native = model_class(cfg.architecture, "cpu")
         drafting = Drafting(_coarse_drafts(config, cfg), allowed)
-        model = native(cfg, nextn, threads, config.quantization, stored, drafting)
+        level, _ = choose_level(config.cpu_isa)
+        model = native(cfg, nextn, threads, config.quantization, stored, drafting, level)
         place, dtype, as_stored = model.place, torch.float32, model.weights.as_stored
     else:
         dtype, as_stored = dtype_of(config.dtype, kernels), frozenset()
@@ -133,18 +139,23 @@ def choose_kernels(config: EngineConfig, device: torch.device) -> str:
     chosen = "reference" if obstacle else own
     why = obstacle or f"--kernel-backend is {chosen}"
     if chosen != "cpu":
-        for option, value in (
-            ("--speculative-draft-model-quantization", config.speculative_draft_model_quantization),
-            ("--quantization", config.quantization),
+        for option, value, served in (
+            (
+                "--speculative-draft-model-quantization",
+                config.speculative_draft_model_quantization,
+                "unquant",
+            ),
+            ("--quantization", config.quantization, None),
+            ("--cpu-isa", config.cpu_isa, "auto"),
         ):
-            if value == "w8a16":
-                raise ValueError(f"{option} w8a16 needs the native kernels: {why}")
+            if value not in (None, served):
+                raise ValueError(f"{option} {value} needs the native kernels: {why}")
     if chosen == "reference":
         log.info("kernels: plain torch (%s)", obstacle)
     elif chosen == "triton":
         log.info("kernels: Triton (%s)", torch.cuda.get_device_name(device))
     else:
-        log.info("kernels: native %s (%s)", *machine_level())
+        log.info("kernels: native %s (%s)", *choose_level(config.cpu_isa))
     return chosen
 
 
@@ -161,7 +172,7 @@ def _obstacle(config: EngineConfig, device: torch.device, kernels: str) -> str |
     if config.dtype == "float32":
         return "--dtype is float32, they compute in bfloat16"
     try:
-        library()
+        library(choose_level(config.cpu_isa)[0])
     except NoLibrary as e:
         return str(e)
     return None

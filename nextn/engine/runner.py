@@ -18,7 +18,7 @@ from nextn.ops.base import Draw, Drawn
 from nextn.request import TokenLogprob
 from nextn.scheduler.plan import Plan, Row, RowResult, StepResult
 from nextn.speculative.committed import Committed
-from nextn.speculative.costs import StepWork
+from nextn.speculative.depth.cost import StepWork
 from nextn.speculative.drafter import Drafter
 
 NOTHING = Verified([], [])
@@ -73,7 +73,7 @@ class Runner:
         told = _output_logprobs(raw, rows, new, accepted)
         scored = prompt_logprobs(self.model, hidden, _asked_of_prompts(rows))
         choose_draft = _ChooseDraft(self.verifier, rows, new)
-        committed = _committed(rows, verified)
+        committed = _committed(rows, verified, self.pool.page_size)
         forced = _forced(rows, committed)
         made = self.drafter.propose(hidden, committed, choose_draft)
         results = [
@@ -89,7 +89,8 @@ class Runner:
         ]
         decoding = sum(r.chooses for r in rows)
         drafts = sum([len(r.draft.tokens) for r in rows])
-        work = StepWork(sum(len(r.tokens) for r in rows), made.extended, made.passes, decoding, drafts)
+        context = sum([r.start for r in rows if r.chooses])
+        work = StepWork(sum(len(r.tokens) for r in rows), made.extended, made.passes, decoding, drafts, context)
         return StepResult(results, work)
 
     def _verify(self, hidden: Tensor, rows: Sequence[Row]) -> tuple[list[Verified], Tensor | None]:
@@ -170,7 +171,7 @@ def _forced(rows: Sequence[Row], work: Sequence[Committed]) -> list[Draft | None
     return drafts
 
 
-def _committed(rows: Sequence[Row], verified: Sequence[Verified]) -> list[Committed]:
+def _committed(rows: Sequence[Row], verified: Sequence[Verified], page_size: int) -> list[Committed]:
     out = []
     at = 0
     for r, v in zip(rows, verified, strict=True):
@@ -184,8 +185,12 @@ def _committed(rows: Sequence[Row], verified: Sequence[Verified]) -> list[Commit
         # A request that ends with this step needs no drafts; nor may drafts outrun its limit.
         ended = v.ended or v.error is not None or not r.end_ids.isdisjoint(tokens)
         want = 0 if ended else max(0, min(r.draft_next, r.room - len(tokens) - 1))
+        pages = r.pages[r.draft_from // page_size :] if r.draft_from else r.pages
         out.append(
-            Committed(r.rid, r.start, true, following, r.pages, want, r.history, tokens, r.extend, r.gate)
+            Committed(
+                r.rid, r.start - r.draft_from, true, following, pages, want, r.history, tokens, r.draft_from,
+                r.extend, r.gate,
+            )
         )
         at += len(r.tokens)
     return out

@@ -2,9 +2,13 @@
 
     req.pages:  | p0 ....... | ................... | ........... |
     slots:      [0, cached)    the prefix cache's pages, locked by this request
-                [cached, committed)   its own, true for good; the last `owed` of them for the target only,
-                                      the last before them not yet for each of several NextN layers
+                [cached, committed)   its own, true for good
                 [committed, len(pages) * page_size)   its own, reserved: a step may write them
+                [draft_from, draft_to)   true for the draft layer, too; the last of them not yet for each of
+                                         several layers
+
+The draft layer does not run over positions while nobody drafts, so a page can be true for the target alone.
+`draft_from` lies behind the last such page, at the beginning of one: the draft layer sees what follows it.
 
 A request goes `admit`, then `reserve` / `commit` / `trim` once a step and `share` whenever others may
 want what it has, then `release`. Every page has one owner at any time: the free list, the prefix cache,
@@ -15,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nextn.draft import DRAFT_WINDOW
 from nextn.kvcache.allocator import PageAllocator
 from nextn.kvcache.base import PrefixCache
 from nextn.request import Request
@@ -26,6 +31,7 @@ class KVManager:
         self.page_size = page_size
         self._allocator = PageAllocator(num_pages)
         self._cache = prefix_cache
+        self._drafted = bytearray(num_pages)  # 1: the page is true for the draft layer, too
 
     # --- figures ------------------------------------------------------------------------------
 
@@ -59,7 +65,9 @@ class KVManager:
         known = len(req.tokens) if most is None else most + self._cache.ahead
         req.pages, req.lock = self._cache.match(req.tokens[:known])
         self._cache.lock(req.lock)
-        req.cached = req.committed = len(req.pages) * self.page_size
+        req.cached = req.committed = req.draft_to = len(req.pages) * self.page_size
+        req.draft_from = 0
+        self._see_behind(req, range(len(req.pages)))
 
     def reserve(self, req: Request, length: int) -> bool:
         """Makes the request's pages cover `length` slots, evicting from the prefix cache if need be.
@@ -75,6 +83,8 @@ class KVManager:
             self._allocator.free(self._cache.evict(short))
         pages = self._allocator.alloc(need)
         assert pages is not None, "the prefix cache evicted less than it counted as evictable"
+        for page in pages:
+            self._drafted[page] = 0
         req.pages += pages
         return True
 
@@ -87,6 +97,29 @@ class KVManager:
         assert committed < len(req.tokens), "committed a slot whose successor is not known"
         req.committed = committed
 
+    def extended(self, req: Request) -> None:
+        """The draft layer has taken in all that is committed."""
+        lag = self._cache.ahead - 1  # of the last of several layers: it mixes in a later token
+        first = max(req.draft_from, req.draft_to - lag) // self.page_size
+        for page in req.pages[first : (req.committed - lag) // self.page_size]:
+            self._drafted[page] = 1
+        req.draft_to = req.committed
+
+    def skip_drafts(self, req: Request) -> None:
+        """Before the draft layer catches up: where more is owed than its window, the rest is left out."""
+        window = max(DRAFT_WINDOW, self.page_size)
+        if req.owed > window:
+            req.draft_from = req.draft_to = self.pages_for(req.committed - window) * self.page_size
+
+    def _see_behind(self, req: Request, numbers: Sequence[int]) -> None:
+        """Moves the draft layer's view behind the last of these pages that is not true for it, though it has
+        been there."""
+        for i in reversed(numbers):
+            if i * self.page_size < req.draft_to and not self._drafted[req.pages[i]]:
+                req.draft_from = max(req.draft_from, (i + 1) * self.page_size)
+                req.draft_to = max(req.draft_to, req.draft_from)
+                return
+
     def trim(self, req: Request, length: int) -> None:
         """Gives back the pages beyond those that cover `length` slots; committed slots stay."""
         keep = -(-(length if length > req.committed else req.committed) // self.page_size)
@@ -95,13 +128,12 @@ class KVManager:
             del req.pages[keep:]
 
     def share(self, req: Request) -> None:
-        """Puts the request's full committed pages, those that are true for the drafter too, into the prefix
-        cache, so that others can use them.
+        """Puts the request's full committed pages into the prefix cache, so that others can use them.
         Where the cache has the same page already, the request goes over to that one and its own is
         freed: same tokens, same bits."""
         assert req.lock is not None, "shared before it was admitted"
         # The last NextN layer is `ahead` - 1 positions behind the first: it mixes in a later token.
-        true = req.committed - req.owed - (self._cache.ahead - 1)
+        true = req.committed - (self._cache.ahead - 1)
         full, old = true // self.page_size, req.cached // self.page_size
         if full <= old:
             return
@@ -115,8 +147,11 @@ class KVManager:
         self._cache.unlock(req.lock)
         req.lock = lock
         req.cached = full * self.page_size
-        self._allocator.free([mine for mine, theirs in zip(own, held, strict=True) if mine != theirs])
+        changed = [i for i in range(full) if own[i] != held[i]]
+        self._allocator.free([own[i] for i in changed])
         req.pages[:full] = held
+        if changed:
+            self._see_behind(req, changed)
 
     def release(self, req: Request) -> None:
         """Ends the request's hold on its pages, whatever the reason: what it committed is shared, the
@@ -125,7 +160,7 @@ class KVManager:
         self._cache.unlock(req.lock)
         self._allocator.free(req.pages[req.cached // self.page_size :])
         req.pages = []  # a new list: a step's plan may still refer to the old one
-        req.cached = req.committed = req.owed = 0
+        req.cached = req.committed = req.draft_from = req.draft_to = 0
         req.lock = None
 
     def flush(self) -> None:
@@ -141,7 +176,12 @@ class KVManager:
         own: list[int] = []
         for req in requests:
             assert req.lock is not None, f"{req.rid} is not admitted"
-            assert 0 <= req.cached <= req.committed - req.owed <= req.committed < len(req.tokens)
+            assert 0 <= req.cached <= req.committed < len(req.tokens)
+            assert 0 <= req.draft_from <= req.draft_to <= req.committed
+            assert req.draft_from % self.page_size == 0
+            lag = self._cache.ahead - 1
+            seen = req.pages[req.draft_from // self.page_size : (req.draft_to - lag) // self.page_size]
+            assert all(self._drafted[page] for page in seen), f"{req.rid} sees pages without draft entries"
             assert req.committed <= len(req.pages) * self.page_size
             assert req.cached % self.page_size == 0
             cached = req.cached // self.page_size

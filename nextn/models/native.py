@@ -93,7 +93,7 @@ class _Caller:
 
 
 class NativeDeepseekV3:
-    """`place` every tensor of the checkpoint before the first step.
+    """`place` every tensor of the checkpoint before the first step. level: of the kernels; None is the best.
 
     Raises ValueError for a model that is wider than the kernels' buffers.
     """
@@ -110,11 +110,13 @@ class NativeDeepseekV3:
         quantize: str | None = None,
         fp8: Collection[str] = (),
         drafting: Drafting = Drafting(),  # noqa: B008
+        level: str | None = None,
     ) -> None:
         for name, most in WIDEST.items():
             if (getattr(cfg, name) or 0) > most:
                 raise ValueError(f"{name} is {getattr(cfg, name)}: the native kernels take at most {most}")
         self.config, self.threads, self.nextn_layers = cfg, threads, nextn_layers
+        self._kernels = library(level)
         self.cache_width = padded(cfg.latent_dim, 32)
         self.weights = w = NativeWeights(cfg, nextn_layers, quantize, fp8, drafting)
         self.place = w.place
@@ -147,14 +149,14 @@ class NativeDeepseekV3:
 
     def forward(self, batch: NativeBatch, pool: KVPool) -> Tensor:
         out = self._room("forward", batch.rows, self.config.hidden_size)
-        library().nx_forward(self._on(pool), batch.struct, out.data_ptr())
+        self._kernels.nx_forward(self._on(pool), batch.struct, out.data_ptr())
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self._logits(library().nx_logits, hidden)
+        return self._logits(self._kernels.nx_logits, hidden)
 
     def draft_logits(self, hidden: Tensor) -> Tensor:
-        return self._logits(library().nx_draft_logits, hidden)
+        return self._logits(self._kernels.nx_draft_logits, hidden)
 
     def _logits(self, head: Callable[..., None], hidden: Tensor) -> Tensor:
         assert self._engine, "hidden states come from a step"
@@ -167,7 +169,7 @@ class NativeDeepseekV3:
         assert 0 <= layer < self.nextn_layers, layer
         rows = hidden.contiguous()
         out = self._room("draft", *rows.shape)  # read before it is written where `rows` lies there too
-        library().nx_draft(self._on(pool), batch.struct, rows.data_ptr(), layer, out.data_ptr())
+        self._kernels.nx_draft(self._on(pool), batch.struct, rows.data_ptr(), layer, out.data_ptr())
         return out
 
     def can_draw(self, draw: Drawn) -> bool:
@@ -201,10 +203,10 @@ class NativeDeepseekV3:
             bins.frombytes(bytes(most * count))
             made.frombytes(bytes(4 * count))
             kept.frombytes(bytes(4 * count))
-            chains.gate, chains.gated = GATE.pack(*EDGES, *gate.rates, *gate[1:]), bytes(gated)
+            chains.gate, chains.gated = GATE.pack(*EDGES, *gate.rates, *gate[1:5]), bytes(gated)
             chains.bins = bins.buffer_info()[0]
             chains.made, chains.kept = made.buffer_info()[0], kept.buffer_info()[0]
-        library().nx_chains(
+        self._kernels.nx_chains(
             self._on(pool), batch.struct, hidden.data_ptr(), 0, chains, tokens.buffer_info()[0]
         )
         if caller.error is not None:
@@ -221,7 +223,7 @@ class NativeDeepseekV3:
 
     def expert_bytes_read(self) -> int:
         """Of experts whose weights were read since the last call, each counted once in each layer's pass."""
-        return int(library().nx_engine_expert_bytes(self._engine)) if self._engine else 0
+        return int(self._kernels.nx_engine_expert_bytes(self._engine)) if self._engine else 0
 
     def _room(self, name: str, rows: int, width: int) -> Tensor:
         """[rows, width] f32 to write a result into; the same memory the next time, so that a step allocates
@@ -237,8 +239,8 @@ class NativeDeepseekV3:
             self._pool = pool
             self._model.cache, self._model.page = pool.data.data_ptr(), pool.page_size
             self._model.layer_elements = pool.data.stride(0)
-            self._engine = library().nx_engine_new(self._model, self.threads, len(self.weights.layers))
+            self._engine = self._kernels.nx_engine_new(self._model, self.threads, len(self.weights.layers))
             if not self._engine:
                 raise MemoryError(f"the system gives no memory or no {self.threads} threads for the kernels")
-            weakref.finalize(self, library().nx_engine_free, self._engine)
+            weakref.finalize(self, self._kernels.nx_engine_free, self._engine)
         return self._engine

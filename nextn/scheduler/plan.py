@@ -9,7 +9,7 @@ from nextn.constraint import GrammarCursor
 from nextn.draft import Draft
 from nextn.gate import Gate
 from nextn.request import SamplingParams, TokenLogprob
-from nextn.speculative.costs import StepWork
+from nextn.speculative.depth.cost import StepWork
 
 
 @dataclass(slots=True)
@@ -39,6 +39,7 @@ class Row:
     grammar: GrammarCursor | None = None  # at the last of `history`
     scores: range = range(0)
     extend: bool = True
+    draft_from: int = 0  # first position that the drafter sees, at the beginning of a page
     gate: Gate | None = None  # for the next draft, which may then be shorter
 
     @property

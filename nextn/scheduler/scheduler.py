@@ -13,12 +13,16 @@ import bisect
 import time
 
 from nextn.constraint import GrammarCursor
-from nextn.draft import MAX_DRAFTS, NO_DRAFT, Draft, Shape
+from nextn.draft import DRAFT_WINDOW, MAX_DRAFTS, NO_DRAFT, Draft, Shape
 from nextn.kvcache.manager import KVManager
 from nextn.request import Output, Request
-from nextn.scheduler.auto_depth import AutoDepth
 from nextn.scheduler.plan import Plan, Row, RowResult, StepResult
 from nextn.scheduler.stats import EngineStats
+from nextn.speculative.depth.controller import DepthController
+
+# Drafts of a request that is not verified by `exact` and asks for no number: its text depends on where drafts
+# are, which must not depend on the clock.
+INEXACT = 2
 
 
 def rank(req: Request) -> tuple[int, int]:
@@ -35,7 +39,7 @@ class Scheduler:
         num_drafts: int,
         eos_ids: frozenset[int],
         shape: Shape = Shape(),  # noqa: B008
-        auto: AutoDepth | None = None,
+        auto: DepthController | None = None,
     ) -> None:
         """num_drafts: depth of a draft where a request asks for none of its own; 0: nothing can draft. With
         `auto` it is the most, and `auto` says how much of it."""
@@ -74,8 +78,6 @@ class Scheduler:
 
     def _forget(self, req: Request) -> None:
         self._gone.append(req.rid)
-        if self.auto is not None:
-            self.auto.forget(req.rid)
 
     def end_ids(self, req: Request) -> frozenset[int]:
         stops = frozenset(req.params.stop_token_ids)
@@ -85,6 +87,20 @@ class Scheduler:
         """How deep a draft the request gets in a step, at most; 0 where nothing can draft."""
         asked = req.params.speculative.num_steps
         return self.num_drafts if asked is None else asked * (self.num_drafts > 0)
+
+    def _automatic(self, req: Request) -> bool:
+        """Does the controller decide about its drafts?"""
+        params = req.params
+        return self.auto is not None and params.speculative.num_steps is None and params.verify_mode == "exact"
+
+    def _wanted(self, req: Request) -> int:
+        """How deep a draft it is to get now."""
+        depth = self.depth(req)
+        if self.auto is None or req.params.speculative.num_steps is not None:
+            return depth
+        if self._automatic(req):
+            return min(depth, self.auto.num_steps) if self.auto.drafting else 0
+        return min(depth, INEXACT)
 
     # --- plan -------------------------------------------------------------------------------
 
@@ -165,8 +181,7 @@ class Scheduler:
         known = end - len(draft)
         chooses = known == len(req.tokens)
         room = req.limit - len(req.tokens)
-        state = None if self.auto is None else self.auto.state(req)
-        wanted = self.depth(req) if state is None else min(self.depth(req), state.depth)
+        wanted = self._wanted(req)
         draft_next = max(0, min(wanted, room - 2)) if chooses else 0
         drafting = known + draft.depth + self.shape.scratch(draft_next)
         length = max(end, min(drafting, max(req.limit, end) + self.shape.beyond))
@@ -176,6 +191,9 @@ class Scheduler:
             rows[:] = [r for r in rows if r.rid != victim.rid]
             if victim is req:
                 return False
+        extend = self.auto is None or wanted > 0
+        if extend:
+            self.kv.skip_drafts(req)
         row = Row(
             rid=req.rid,
             tokens=tokens,
@@ -192,8 +210,9 @@ class Scheduler:
             end_ids=self.end_ids(req),
             grammar=req.cursor,
             scores=self._scores(req, end),
-            extend=self.auto is None or self.auto.extends(req, draft_next),
-            gate=self.auto.gate if self.auto and state and draft_next and state.fixed is None else None,
+            extend=extend,
+            draft_from=req.draft_from,
+            gate=self.auto.gate if self.auto is not None and draft_next and self._automatic(req) else None,
         )
         rows.append(row)
         return True
@@ -220,8 +239,8 @@ class Scheduler:
                 continue
             decoded |= req.decoding
             outputs += self._commit_row(req, row, res)
-        if self.auto is not None:
-            self.auto.stepped(result, seconds, self.running)
+        if self.auto is not None and result.work is not None:
+            self.auto.stepped(result.work, seconds, self._owed)
         self.stats.steps += bool(plan.rows)
         self.stats.decode_steps += decoded
         return outputs
@@ -237,9 +256,10 @@ class Scheduler:
         true_end = row.start + row.known + accepted
         committed = min(true_end, len(req.tokens) - 1) - req.committed
         self.kv.commit(req, committed)
-        req.owed = 0 if row.extend else req.owed + committed
-        if self.auto is not None and (row.draft.tokens or row.draft.bins) and not row.draft.forced:
-            self.auto.note(req, row.draft, accepted)
+        if row.extend:
+            self.kv.extended(req)
+        if self.auto is not None and not row.draft.forced and row.draft is not NO_DRAFT and self._automatic(req):
+            self.auto.note(row.draft, accepted)
         if decoding:
             ended = matched is not None
             for spec in (req.spec, self.stats.spec):
@@ -284,6 +304,10 @@ class Scheduler:
                 return i + 1, "length", None
         return len(tokens), None, None
 
+    def _owed(self) -> int:
+        """Positions that the drafter would have to catch up with if all requests were to draft now."""
+        return sum(min(r.owed, DRAFT_WINDOW) for r in self.running)
+
     # --- looking in -------------------------------------------------------------------------
 
     def has_work(self) -> bool:
@@ -292,6 +316,7 @@ class Scheduler:
     def snapshot(self) -> EngineStats:
         s = self.stats
         s.running, s.waiting, s.used_tokens = len(self.running), len(self.waiting), self.kv.used_tokens
+        s.auto = None if self.auto is None else self.auto.state
         return s
 
     def check_integrity(self) -> None:
@@ -301,11 +326,9 @@ class Scheduler:
         assert sorted(self.waiting, key=rank) == self.waiting
         assert {r.rid for r in (*self.running, *self.waiting)} == set(self.by_rid)
         assert len(self.running) <= self.max_running
-        if self.auto is not None:
-            self.auto.check_integrity(self.by_rid)
         for r in self.waiting:
             assert not r.pages
-            assert r.committed == r.owed == 0
+            assert r.committed == r.draft_to == 0
             assert not len(r.draft)
         for r in self.running:
             assert 0 <= r.cached <= r.committed < len(r.tokens) <= r.limit

@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from nextn.draft import DraftingState as DraftingState
 from nextn.request import SpecStats
-
-
-@dataclass(frozen=True, slots=True)
-class DraftingState:
-    """What automatic depth does at this load, and why.
-
-    drafting: are drafts made? requests: that decode. gain: tokens/s with drafts over tokens/s without, as
-    predicted from measured costs and acceptance. reason: a sentence for people."""
-
-    drafting: bool
-    requests: int
-    gain: float
-    reason: str
 
 
 @dataclass(slots=True)

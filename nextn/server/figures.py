@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 
 import nextn
 from nextn.config import model_folder
+from nextn.scheduler.stats import DraftingState
 from nextn.server.errors import bad_request
 from nextn.server.internal_state import in_force
 from nextn.server.responses import Model
@@ -21,10 +22,11 @@ SECTIONS = {"core", "memory", "spec", "lora", "disagg", "queues", "all"}
 
 
 class SpeculativeLoad(msgspec.Struct):
-    """Over the last interval."""
+    """Over the last interval. `auto`: what automatic depth does now; absent where the depth is fixed."""
 
     accept_length: float
     accept_rate: float
+    auto: DraftingState | UnsetType = UNSET
 
 
 class QueueLoad(msgspec.Struct):
@@ -92,7 +94,8 @@ def loads(service: Service, include: Sequence[str] = (), dp_rank: str | None = N
         max_running_requests=service.config.max_running_requests,
     )
     if asked & {"spec", "all"}:
-        load.speculative = SpeculativeLoad(last.spec.accept_length, last.accept_rate)
+        auto = UNSET if stats.auto is None else stats.auto
+        load.speculative = SpeculativeLoad(last.spec.accept_length, last.accept_rate, auto)
     if asked & {"queues", "all"}:
         load.queues = QueueLoad(stats.waiting, total.retracted)
     here = dp_rank is None or int(dp_rank) == load.dp_rank
@@ -118,12 +121,13 @@ def folder(service: Service) -> str:
 
 def server_info(service: Service) -> dict[str, object]:
     config, metrics, ready = service.config, service.metrics, service.engine.ready
-    total = metrics.totals().spec
+    total, auto = metrics.totals().spec, metrics.stats.auto
     state = {
         "avg_spec_accept_length": total.accept_length,
         "spec_accept_rates": total.accept_rates,
         "last_accept_length": metrics.interval.spec.accept_length,
         "last_gen_throughput": metrics.interval.throughput,
+        **({} if auto is None else {"speculative_auto": dataclasses.asdict(auto)}),
         **in_force(service),
     }
     return {

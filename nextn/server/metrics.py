@@ -15,6 +15,7 @@ from prometheus_client.utils import floatToGoString
 import nextn
 from nextn.request import SpecStats
 from nextn.scheduler.stats import EngineStats
+from nextn.server.drafting import DraftingLog
 from nextn.server.interval import DecodeInterval
 
 TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
@@ -33,6 +34,7 @@ class Metrics:
     def __init__(self, log_steps: int) -> None:
         self.stats = EngineStats()
         self.interval = DecodeInterval(log_steps)
+        self.drafting_log = DraftingLog(log_steps > 0)
         self.requests = 0  # choices sent to the engine; each ends as one of the next three
         self.finished: dict[str, int] = dict.fromkeys(("stop", "length"), 0)  # by their reason
         self.aborted = 0  # given up: by client, /abort_request, deadline or shutdown
@@ -73,6 +75,7 @@ class Metrics:
     def on_step(self, stats: EngineStats, seconds: float) -> None:
         self.stats = stats
         self.interval.update(stats, seconds)
+        self.drafting_log.update(stats.auto, seconds)
 
     def engine_gone(self) -> None:
         """Keeps the totals of an engine that is gone; the next one counts from zero."""
@@ -80,6 +83,7 @@ class Metrics:
         self._before = self.totals()
         self.stats = EngineStats()
         self.interval.restart()
+        self.drafting_log.restart()
 
     def totals(self) -> EngineStats:
         """Over all engines that this server has had."""
@@ -126,6 +130,10 @@ class Metrics:
         yield gauge("spec_accept_rate", last.spec.accept_rate, "drafts accepted / proposed, last interval")
         simulated = "1: drafts are accepted by lot (--speculative-simulate-accept-length)"
         yield gauge("spec_simulated", int(stats.spec.simulated), simulated)
+        if stats.auto is not None:
+            yield gauge("auto_drafting", int(stats.auto.drafting), "1: automatic depth drafts at this load")
+            predicted = "tokens/s with drafts over without at this load, as automatic depth predicts it"
+            yield gauge("auto_draft_gain", stats.auto.gain, predicted)
         yield counter("nextn:prompt_tokens", total.prompt_tokens, "prompt tokens, cached ones included")
         yield counter("nextn:cached_tokens", total.cached_tokens, "prompt tokens found in the prefix cache")
         yield counter("nextn:generation_tokens", total.generated_tokens, "generated tokens")

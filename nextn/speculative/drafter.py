@@ -79,7 +79,7 @@ class MTPDrafter:
     def __init__(self, model: Model, pool: KVPool, shape: Shape, chains: Chains | None = None) -> None:
         """chains: the model, if it can."""
         self.model, self.pool, self.shape, self.chains = model, pool, shape, chains
-        self.behind = Behind()
+        self.behind = Behind(pool.page_size)
 
     @property
     def gates(self) -> bool:
@@ -98,7 +98,7 @@ class MTPDrafter:
         draws: dict[int, tuple[Drawn, bool]] = {}
         if self.shape.topk == 1:
             draws = {
-                i: choose.drawn(i, w.want)
+                i: _drawn(choose, i, w)
                 for i, w in enumerate(work)
                 if w.want and (self.chains is not None or w.gate is not None)
             }
@@ -113,6 +113,7 @@ class MTPDrafter:
             row = next(ends) if w.extend else -1
             if w.want:
                 growing[i] = Grown(w, self.shape.topk, row)
+        wants = {i: draws[i][0].rows if i in draws else g.work.want for i, g in growing.items()}
         gated = _Gated(growing, draws)
         depth = 0
         left = [(i, g) for i, g in growing.items() if i not in gated.places]
@@ -125,7 +126,7 @@ class MTPDrafter:
                 for _, g in left:
                     g.grow([next(guesses) for _ in g.tree.frontier])
             depth += 1
-            left = [(i, g) for i, g in left if g.work.want > depth]
+            left = [(i, g) for i, g in left if wants[i] > depth]
             if gated.going:
                 gated.guess(logits, choose, bool(left))
             both = [*gated.going, *(g for _, g in left)]
@@ -135,7 +136,7 @@ class MTPDrafter:
         found = gated.drafts()
         for i, g in growing.items():
             if i not in found:
-                found[i] = g.tree.best(self.shape.size(g.work.want))
+                found[i] = g.tree.best(self.shape.size(wants[i]))
         return Drafted([found.get(i, NO_DRAFT) for i in range(len(work))], extended, passes)
 
     def _in_one_call(
@@ -209,6 +210,15 @@ class MTPDrafter:
             at += len(g.rows)
             g.rows = list(range(at - len(g.rows), at))
         return state, at
+
+
+def _drawn(choose: ChooseDraft, index: int, work: Committed) -> tuple[Drawn, bool]:
+    """As `ChooseDraft.drawn`, of as many guesses as the request wants or, where its chain would be gated and
+    cannot be, as its gate says."""
+    draw, enough = choose.drawn(index, work.want)
+    if work.gate is None or enough:
+        return draw, enough
+    return draw._replace(rows=min(work.want, work.gate.ungated)), False
 
 
 def _waits(chains: Chains, work: Sequence[Committed], draws: Mapping[int, tuple[Drawn, bool]]) -> bool:

@@ -31,10 +31,11 @@ from nextn.speculative.drafter import Grown, MTPDrafter
 
 
 class _Progress:
-    """How far the layers are with one request. Entries before position `first` are the prefix cache's."""
+    """How far the layers are with one request. Entries before position `first` are the prefix cache's.
+    Positions are counted from `draft_from`, the first one that the drafter sees."""
 
-    def __init__(self, first: int, layers: int) -> None:
-        self.first = first
+    def __init__(self, first: int, draft_from: int, layers: int) -> None:
+        self.first, self.draft_from = first, draft_from
         self.next: list[Tensor | None] = [None] * layers  # [k]: [1, C], layer k - 1's where layer k goes on
         self.where: dict[int, int] = {}  # node of the draft -> its row of the last pass
 
@@ -56,22 +57,28 @@ class LayeredDrafter(MTPDrafter):
         for w in work:
             if w.extend:
                 for spans, states in self.behind.pieces([w]):
-                    rows += self._true([w.rid], spans, states)[1]
+                    rows += self._true([w], spans, states)[1]
         return rows
 
     def _extend(self, hidden: Tensor, work: Sequence[Committed]) -> tuple[Tensor, Sequence[int], int]:
         rows = [row for w in work for row in w.rows]
         spans = [Span(w.following, w.start, w.pages) for w in work]
         states = take(self.model, hidden, rows)[: len(rows)]
-        last, ran = self._true([w.rid for w in work], spans, states)
+        last, ran = self._true(work, spans, states)
         return last, range(len(work)), ran
 
-    def _true(self, rids: Sequence[str], spans: Sequence[Span], states: Tensor) -> tuple[Tensor, int]:
+    def _true(self, work: Sequence[Committed], spans: Sequence[Span], states: Tensor) -> tuple[Tensor, int]:
         """Runs every layer over these requests' committed tokens; spans and states [T, C] are as layer 0 has
         them. Layer 0's output at the end of each span, and how many rows ran."""
-        for rid, span in zip(rids, spans, strict=True):
-            if rid not in self.progress:
-                self.progress[rid] = _Progress(span.start, self.model.nextn_layers)
+        rids = [w.rid for w in work]
+        for w, span in zip(work, spans, strict=True):
+            progress = self.progress.get(w.rid)
+            if progress is None or (span.start == 0 and w.draft_from > progress.draft_from):
+                # New, or what lies before the drafter's window was left out.
+                self.progress[w.rid] = _Progress(span.start, w.draft_from, self.model.nextn_layers)
+            elif progress.draft_from != w.draft_from:
+                progress.first = max(0, progress.first + progress.draft_from - w.draft_from)
+                progress.draft_from = w.draft_from
         out = self._run(0, spans, states)
         counts = [len(span.tokens) for span in spans]
         last, total = out[[sum(counts[: i + 1]) - 1 for i in range(len(counts))]], sum(counts)

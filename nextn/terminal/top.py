@@ -62,6 +62,10 @@ def lines(title: str, s: Scrape) -> Iterator[tuple[str, str]]:
     yield "prefix cache", f"{bar(hits)}   of {count(s.get('prompt_tokens_total'))} prompt tokens"
     length = s.ratio("spec_committed_tokens_total", "spec_verify_steps_total")
     yield "accept length", f"{length:.2f}" if math.isfinite(length) else "-"
+    gain = s.get("auto_draft_gain")
+    if math.isfinite(gain):
+        now = "drafting; drafts make" if s.get("auto_drafting") else "not drafting; drafts would make"
+        yield "auto depth", f"{now} {gain:.2f} x"
     drafted = zip(s.by_position("spec_accepted_tokens"), s.by_position("spec_draft_tokens"), strict=True)
     for depth, (held, of) in enumerate(drafted, 1):
         share = held / of if of else math.nan

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from e2e.conftest import StartServer
 from support.browser import Chromium, Page, find_chromium
 from support.scripted_engine import TEXT
 from support.server_process import ServerProcess, until
@@ -96,6 +97,19 @@ def test_stop_frees_the_request(browser: Chromium, slow: ServerProcess) -> None:
     page.until("document.querySelector('.error').textContent == 'Stopped.'")
     until(lambda: slow.metrics()["nextn:num_running_reqs"] == 0)
     page.close()
+
+
+def test_what_automatic_depth_does(browser: Chromium, page: Page, start: StartServer) -> None:
+    """Nothing where the depth is fixed."""
+    page.until("document.querySelector('#load dd')?.textContent == '0'")
+    assert page.get("document.getElementById('auto').hidden") is True
+    with start(SCRIPT_AUTO="0.94") as server:
+        of_auto = browser.open(server.url + "/")
+        of_auto.get("document.getElementById('run').click()")
+        of_auto.until("!document.getElementById('auto').hidden")
+        told = of_auto.get("document.getElementById('auto').textContent")
+        assert told == "auto: not drafting at this load; drafts would make 0.94 x"
+        of_auto.close()
 
 
 def test_errors_and_key(page: Page) -> None:

@@ -80,8 +80,8 @@ class PlainDraws:
 
 
 class Gated:
-    """Drafts with a gate in one call, with one depth by depth, and whole; and compares. gate: instead of the
-    engine's own."""
+    """Drafts with a gate in one call, with one depth by depth, and whole; and compares. gate: of all
+    requests but one."""
 
     def __init__(self, drafter: MTPDrafter, gate: Gate) -> None:
         assert isinstance(drafter.model, Chains)
@@ -98,7 +98,7 @@ class Gated:
 
     def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> Drafted:
         for w in work:
-            w.gate = None if w.gate is None else self.gate
+            w.gate = None if w.rid == OTHER else self.gate
         made = self.gated.propose(hidden, work, choose)
         assert isinstance(choose, _ChooseDraft)
         plain = self.plain.propose(hidden, work, choose)
@@ -153,7 +153,8 @@ def by_hand(gate, leads, through, n, others):
     return [(bins[i], keeps[i]) for i in range(n)]
 
 
-OTHERS = 2  # drafts of the request that says how many it wants, which is not gated
+# The request that says how many drafts it wants, which is not gated, and how many these are.
+OTHER, OTHERS = str(len(REQUESTS) - 1), 2
 
 
 def close_to_an_edge(leads, i):
@@ -172,7 +173,7 @@ def close_to_an_edge(leads, i):
     ids=["usual", "passes cost", "all", "nothing is kept"],
 )
 def test_what_is_made_and_kept(gate: Gate) -> None:
-    engine = make_engine(model_folder(EMBEDDED), -1, dtype="bfloat16")
+    engine = make_engine(model_folder(EMBEDDED), 8, dtype="bfloat16")
     for i, (prompt, params) in enumerate(REQUESTS):
         engine.add(Request(str(i), list(prompt), params))
     gated = engine._executor.drafter = Gated(engine._executor.drafter, gate)

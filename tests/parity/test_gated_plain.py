@@ -52,7 +52,7 @@ class Gating:
                 self.kept += len(draft)
                 assert len(draft.bins) <= len(draft) + 1
             else:
-                self.whole.append(len(draft) == w.want)
+                self.whole.append(len(draft) == min(w.want, self.gate.ungated))
             deepest = max(deepest, len(draft.bins) or len(draft))
         assert len(found.passes) == max(0, deepest - 1)
         return found

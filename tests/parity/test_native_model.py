@@ -21,11 +21,12 @@ from support.native_kernels import at_level, built_levels
 from support.native_model import feed, in_chunks, in_single_tokens, native_model, reference_model, whole
 from torch import Tensor
 
+from nextn.config import CPU_LEVELS
 from nextn.models.config import ModelConfig
 from nextn.models.fp8 import dequantize
 from nextn.models.names import expected_tensors
 from nextn.models.native import NativeDeepseekV3
-from nextn.ops.cpu.library import E4M3, LEVELS
+from nextn.ops.cpu.library import E4M3
 
 BOUND = 0.02
 OPEN = {"num_experts_per_tok": 8, "topk_group": 4}
@@ -114,7 +115,7 @@ def test_garbage_in_a_checkpoint_shows() -> None:
     assert apart(feed(native_model(config, turned), [prompt], [[60]])[0][2], want[2]) > 0.2
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", CPU_LEVELS)
 @pytest.mark.parametrize("name", ["groups", "no q_lora", "dense", "odd widths", "wider than a panel"])
 def test_bits_do_not_depend_on_cuts_company_and_threads(name: str, level: str) -> None:
     changes = {**CASES.get(name, GROUPS), "max_position_embeddings": 600, "num_hidden_layers": 2}

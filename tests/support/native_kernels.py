@@ -18,7 +18,7 @@ from torch import Tensor
 from nextn.layers.batch import Span
 from nextn.models.native import NativeBatch
 from nextn.ops.cpu import library as native
-from nextn.ops.cpu.library import BF16, E4M3, F32, FeedForward, NoLibrary, library
+from nextn.ops.cpu.library import BF16, E4M3, F32, FeedForward, NoLibrary, library, runnable_levels
 from nextn.ops.cpu.weights import PackedWeight, padded
 
 HALF = 2.0**-9  # largest relative error of rounding to bf16
@@ -28,12 +28,11 @@ SINGLE = 2.0**-24  # and to f32
 def built_levels() -> tuple[str, ...]:
     """The levels that are built and that this machine runs."""
     try:
-        able = native.LEVELS[: library("portable").nx_machine_level() + 1]
+        return runnable_levels()
     except NoLibrary as e:
         if any(shutil.which(name) for name in ("c++", "g++", "clang++")):
             raise
         pytest.skip(f"no native kernels and no C++ compiler to build them with: {e}")
-    return tuple(name for name in able if (native.FOLDER / f"libnextn_{name}.so").exists())
 
 
 @contextmanager

@@ -5,6 +5,8 @@ Its dials are read from the environment, as the engine lives in a process of its
     SCRIPT_TEXT      what every request is answered with, over and over (default: a few lines)
     SCRIPT_STEP      seconds a step takes (default 0)
     SCRIPT_RUN       tokens committed per step (default 3); all but the last count as drafted
+    SCRIPT_AUTO      the gain that automatic depth predicts; below 1 it says that it does not draft
+                     (default: the depth is fixed)
     SCRIPT_TOKENIZER folder of the tokenizer
     SCRIPT_LOAD      seconds the engine takes to be built (default 0)
     SCRIPT_FAIL      "load": the engine cannot be built; "load-if <path>": the same while that file is there;
@@ -21,7 +23,7 @@ import time
 
 from nextn.config import EngineConfig
 from nextn.request import Output, Request, SpeculativeParams
-from nextn.scheduler.stats import EngineStats
+from nextn.scheduler.stats import DraftingState, EngineStats
 from nextn.tokenizer.tokenizer import Tokenizer
 
 TEXT = "def add(a, b):\n    return a + b\n\n\nclass Ключ:\n    pass  # €uro\n\n"
@@ -45,7 +47,9 @@ class ScriptedEngine:
         self.vocab_size = tokenizer.vocab_size
         self.eos_token_ids = frozenset({1})
         self.context_length = config.context_length or 1024
-        self.num_drafts, self.auto_depth = self.run - 1, False
+        gain = os.environ.get("SCRIPT_AUTO")
+        self.gain = None if gain is None else float(gain)
+        self.num_drafts, self.auto_depth = self.run - 1, gain is not None
         self.speculative_defaults = SpeculativeParams()
         self.startup = {"weight_bytes": 2**20, "load_seconds": 0.5, "kv_tokens": 4096}
         self.running: list[Request] = []
@@ -111,6 +115,9 @@ class ScriptedEngine:
     def stats(self) -> EngineStats:
         figures = self.figures
         figures.running, figures.waiting = len(self.running), len(self.waiting)
+        if self.gain is not None:
+            does = self.gain >= 1
+            figures.auto = DraftingState(does, figures.running, self.gain, "as the script has it")
         figures.used_tokens = sum(len(r.tokens) for r in self.running)
         return figures
 

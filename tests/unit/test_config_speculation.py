@@ -35,11 +35,12 @@ def test_shapes(asked: tuple[int, ...], shape: Shape) -> None:
 @pytest.mark.parametrize(
     ("asks", "auto", "drafts"),
     [
-        (config(None), False, 2),
+        (config(None), True, 8),
         (config(AUTO_DEPTH), True, 8),
         (config(3), False, 3),
         (config(0), False, 0),
-        (config(AUTO_DEPTH, 2), False, 2),
+        (config(None, 2), True, 4),
+        (config(AUTO_DEPTH, 2), True, 4),
         (config(AUTO_DEPTH, 1, 3), False, 2),
         (EngineConfig(speculative_simulate_accept_length=2.5), False, 2),
         (EngineConfig(speculative_algorithm="NONE"), False, 0),
@@ -63,7 +64,7 @@ def test_depth_is_chosen_step_by_step(asks: EngineConfig, auto: bool, drafts: in
 def test_ngrams_take_no_draft_layers_options(more: dict[str, Any]) -> None:
     plain = EngineConfig(speculative_algorithm="NGRAM")
     plain.check()
-    assert (plain.mtp, plain.auto_depth, plain.num_drafts) == (False, False, 2)
+    assert (plain.mtp, plain.auto_depth, plain.num_drafts) == (False, True, 8)
     name = next(iter(more)).replace("_", "-")
     with pytest.raises(ValueError, match=f"--{name} is .*--speculative-algorithm NGRAM drafts"):
         EngineConfig(speculative_algorithm="NGRAM", **more).check()
@@ -72,7 +73,7 @@ def test_ngrams_take_no_draft_layers_options(more: dict[str, Any]) -> None:
 def test_ngrams_beside_a_draft_layer() -> None:
     both = EngineConfig(speculative_algorithm="NEXTN+NGRAM", speculative_draft_model_path="x")
     both.check()
-    assert (both.mtp, both.ngrams, both.num_drafts) == (True, True, 2)
+    assert (both.mtp, both.ngrams, both.num_drafts) == (True, True, 8)
     for more in ({"speculative_eagle_topk": 2}, {"speculative_verify": "block"}):
         with pytest.raises(ValueError, match=r"--speculative-algorithm NEXTN\+NGRAM drafts"):
             EngineConfig(speculative_algorithm="NEXTN+NGRAM", **more).check()  # type: ignore[arg-type]

@@ -15,10 +15,11 @@ from nextn.ops.cpu.weights import in_large_pages
 
 
 class NativePool:
-    """Threads for single kernels. `handle` is good as long as this lives. Raises NoLibrary."""
+    """Threads for single kernels, at this level or the best. `handle` is good as long as this lives. Raises
+    NoLibrary."""
 
-    def __init__(self, threads: int) -> None:
-        self.library = library()
+    def __init__(self, threads: int, level: str | None = None) -> None:
+        self.library = library(level)
         self.handle: Any = self.library.nx_pool_new(threads)
         if not self.handle:
             raise MemoryError("no memory for a pool of threads")
@@ -30,10 +31,10 @@ class NativePool:
         return int(self.library.nx_read(self.handle, data.data_ptr(), data.nbytes))
 
 
-def native_pool(threads: int) -> NativePool | None:
+def native_pool(threads: int, level: str | None = None) -> NativePool | None:
     """None where the kernels are not built."""
     try:
-        return NativePool(threads)
+        return NativePool(threads, level)
     except NoLibrary:
         return None
 

@@ -47,6 +47,7 @@ class Micro:
     model: str
     dtype: str  # of the engine's steps
     backend: str  # that the engine runs: "cpu" (native) or "reference"
+    cpu_isa: str | None  # of the native kernels
     threads: int
     quick: bool
     machine: Machine
@@ -63,6 +64,7 @@ class Micro:
             **self.figures(self.backend, self.steps[0]),
             "model": self.model,
             "backend": self.backend,
+            "cpu_isa": self.cpu_isa,
             "dtype": self.dtype,
             "linear_dtype": self.headline[0].dtype,
             "threads": self.threads,

@@ -30,6 +30,7 @@ from nextn.config import FAKE, EngineConfig, model_folder, usable_cores
 from nextn.engine.model import choose_kernels, dtype_of
 from nextn.models.config import ModelConfig
 from nextn.models.names import product_shapes
+from nextn.ops.cpu.library import choose_level
 from nextn.ops.registry import make_ops
 
 
@@ -84,7 +85,8 @@ def find(settings: Settings, effort: Effort, progress: Progress) -> Micro:
     threads = config.threads or (usable_cores() if native else max(1, usable_cores() - 1))
     config = dataclasses.replace(config, threads=threads)
     torch.set_num_threads(threads)
-    pool = native_pool(threads)
+    level = choose_level(config.cpu_isa)[0] if native else None
+    pool = native_pool(threads, level)
     cfg = ModelConfig.from_folder(model_folder(config.model_path))
     dtype = dtype_of(config.dtype, backend)
     progress.now("ceilings and ops")
@@ -105,6 +107,7 @@ def find(settings: Settings, effort: Effort, progress: Progress) -> Micro:
         model=config.model_path,
         dtype=str(dtype).removeprefix("torch."),
         backend=backend,
+        cpu_isa=level,
         threads=threads,
         quick=settings.quick,
         machine=this_machine(),
@@ -125,7 +128,7 @@ def steps_of(
     steps = StepBench(config, ceilings, effort.steps, seconds).run()
     if not native:
         return steps, None
-    plain = dataclasses.replace(config, kernel_backend="reference", quantization=None)
+    plain = dataclasses.replace(config, kernel_backend="reference", quantization=None, cpu_isa="auto")
     return steps, StepBench(plain, ceilings, effort.steps, seconds).run_decode()
 
 

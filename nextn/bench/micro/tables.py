@@ -18,6 +18,7 @@ def report(micro: Micro) -> str:
     parts = [
         f"# nextn bench micro: {micro.model}",
         f"{micro.machine.line}; threads {micro.threads}; backend {micro.backend} in {micro.dtype}"
+        + (f" ({micro.cpu_isa})" if micro.cpu_isa else "")
         + ("; --quick" if micro.quick else ""),
         "## Ceilings",
         ceilings(micro),

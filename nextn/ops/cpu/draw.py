@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from ctypes import CDLL
 
 from torch import Tensor
 
 from nextn.ops.base import Drawn
-from nextn.ops.cpu.library import SAMPLING, library
+from nextn.ops.cpu.library import SAMPLING
 
 
-def draw(logits: Tensor, draws: Sequence[Drawn], confidence: list[float] | None = None) -> list[int]:
+def draw(
+    kernels: CDLL, logits: Tensor, draws: Sequence[Drawn], confidence: list[float] | None = None
+) -> list[int]:
     """`nextn.ops.base.Draw`: logits [N or more, V] -> the N tokens that `draws` ask for."""
     tokens = array("i", bytes(4 * sum([d.rows for d in draws])))
     assert len(tokens) <= logits.shape[0]
     leads = array("f", bytes(0 if confidence is None else 4 * len(tokens)))
-    library().nx_choose(
+    kernels.nx_choose(
         logits.data_ptr(), len(draws), logits.shape[1], packed(draws), tokens.buffer_info()[0],
         leads.buffer_info()[0] if leads else None,
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """The native CPU kernels (csrc/), called through ctypes with data pointers.
 
-One library for each instruction set level lies in lib/; the best that this machine can run is loaded.
+One library for each instruction set level lies in lib/; every engine runs the best that this machine can run,
+or the one that --cpu-isa asks for.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from functools import cache
 from pathlib import Path
 from struct import Struct
 
+from nextn.config import CPU_LEVELS
+
 FOLDER = Path(__file__).parent / "lib"
-LEVELS = ("portable", "avx2", "avx512", "avx512bf16", "amx")  # by nx_machine_level
 INTERFACE = 7  # nx_interface of a library that fits this file
 F32, BF16, E4M3, INT8 = range(4)
 # NxSampling of csrc/choose.h, its fields in the order of nextn.ops.base.Drawn.
@@ -155,15 +157,38 @@ def library(level: str | None = None) -> CDLL:
 
 def machine_level() -> tuple[str, str]:
     """(the best level that is built and that this machine runs, why it is that). Raises NoLibrary."""
-    portable = FOLDER / "libnextn_portable.so"
-    if not portable.exists():
-        raise NoLibrary("they were not built when nextn was installed (no C++17 compiler then?)")
-    able = LEVELS[: _open(portable).nx_machine_level() + 1]
-    built = [name for name in able if (FOLDER / f"libnextn_{name}.so").exists()]
+    able, built = able_levels(), runnable_levels()
     reason = f"the CPU can run {', '.join(able)}"
     if built[-1] != able[-1]:
         reason += f"; the compiler that built nextn did not know {able[-1]}"
     return built[-1], reason
+
+
+def choose_level(asked: str) -> tuple[str, str]:
+    """(the level of an engine with `--cpu-isa asked`, why it is that).
+
+    Raises NoLibrary; ValueError for a level that cannot run here.
+    """
+    if asked == "auto":
+        return machine_level()
+    able, built = able_levels(), runnable_levels()
+    if asked not in built:
+        obstacle = "the compiler that built nextn did not know it" if asked in able else "the CPU lacks it"
+        raise ValueError(f"--cpu-isa {asked}: {obstacle}; this machine can run {', '.join(built)}")
+    return asked, f"--cpu-isa is {asked}; this machine can run {', '.join(built)}"
+
+
+def runnable_levels() -> tuple[str, ...]:
+    """The levels that are built and that this machine runs, the best one last. Raises NoLibrary."""
+    return tuple(name for name in able_levels() if (FOLDER / f"libnextn_{name}.so").exists())
+
+
+def able_levels() -> tuple[str, ...]:
+    """The levels that this machine runs, built or not. Raises NoLibrary."""
+    portable = FOLDER / "libnextn_portable.so"
+    if not portable.exists():
+        raise NoLibrary("they were not built when nextn was installed (no C++17 compiler then?)")
+    return CPU_LEVELS[: _open(portable).nx_machine_level() + 1]
 
 
 def _open(path: Path) -> CDLL:

@@ -38,11 +38,23 @@ export function figures(metrics) {
   ];
 }
 
-export function watch(list, trouble) {
+/** What automatic depth does at this load; "" where the depth of drafts is fixed. */
+export function automatic(metrics) {
+  const gain = metrics.get("nextn:auto_draft_gain");
+  if (gain === undefined) return "";
+  return metrics.get("nextn:auto_drafting")
+    ? `auto: drafting at this load; drafts make ${number(gain, 2)} x`
+    : `auto: not drafting at this load; drafts would make ${number(gain, 2)} x`;
+}
+
+export function watch(list, auto, trouble) {
   async function look() {
     if (!document.hidden) {
       try {
-        show(list, figures(parse(await (await ask("metrics")).text())));
+        const metrics = parse(await (await ask("metrics")).text());
+        show(list, figures(metrics));
+        auto.textContent = automatic(metrics);
+        auto.hidden = auto.textContent === "";
         trouble.hidden = true;
       } catch (error) {
         trouble.textContent =

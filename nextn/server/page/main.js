@@ -135,5 +135,5 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") running?.abort();
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) at("ask").requestSubmit();
 });
-watch(at("load"), at("trouble"));
+watch(at("load"), at("auto"), at("trouble"));
 greet();

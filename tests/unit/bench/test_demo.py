@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from nextn.bench import demo
 from nextn.bench.apis import Body
 from nextn.bench.client import Load, Reply
+from nextn.bench.drafting import Drafting
 from nextn.bench.errors import BenchError
 from nextn.cli import main
 from nextn.request import SpecStats
@@ -28,6 +31,7 @@ class Servers:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, text: Text = honest) -> None:
         self.text = text
+        self.auto = False
         self.started: list[list[str]] = []
         self.stopped: list[str] = []
         self.loads: list[tuple[str, int, list[Body]]] = []  # server, concurrency, requests
@@ -36,6 +40,7 @@ class Servers:
         monkeypatch.setattr(demo, "read_spec", self.read_spec)
         monkeypatch.setattr(demo, "run_load", self.run_load)
         monkeypatch.setattr(demo, "get", self.get)
+        monkeypatch.setattr(demo, "DraftingWatch", self.watch)
         monkeypatch.setattr(demo, "post", self.post)
 
     def local_server(self, name: str, options: Sequence[str], log: Path) -> Any:
@@ -73,6 +78,14 @@ class Servers:
         self.verify_steps[url] += 100 * len(bodies)
         seconds = len(bodies) / (concurrency if url == demo.WITHOUT else 2 * concurrency)
         return Load([Reply(self.text(url, b), 9, 8, 1.0, (1.5, 2.5)) for b in bodies], seconds)
+
+    @asynccontextmanager
+    async def watch(self, url: str) -> AsyncIterator[SimpleNamespace]:
+        """Automatic depth drafts but at 16 requests."""
+        seen = SimpleNamespace()
+        yield seen
+        at = self.loads[-1][1]
+        seen.found = Drafting(at < 16, at, 16 / at, f"at {at}") if url == demo.WITH and self.auto else None
 
     async def get(self, url: str, path: str) -> Any:
         return {"engine": {"dtype": "float32", "device": "cpu", "threads": 2}}
@@ -128,6 +141,21 @@ def test_all_texts_the_same(
     ]
     assert all("--disable-radix-cache" in options for options in servers.started)
     assert sorted(servers.stopped) == [demo.WITH, demo.WITHOUT]
+
+
+def test_automatic_depth(
+    settings: demo.Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    servers = Servers(monkeypatch)
+    servers.auto = True
+    assert demo.run_demo(settings) == 0
+    lines = capsys.readouterr().out.splitlines()
+    found = [point["auto"] for point in json.loads(lines[-1])["points"]]
+    assert [auto["drafting"] for auto in found] == [True, True, False]
+    assert found[2] == {"drafting": False, "requests": 16, "gain": 1.0, "reason": "at 16"}
+    assert [line for line in lines if "automatic depth" in line] == [
+        "automatic depth made no drafts at 16 requests at once, where they would make 1.00x: at 16"
+    ]
 
 
 def test_servers_take_turns_after_a_warm_up(settings: demo.Settings, monkeypatch: pytest.MonkeyPatch) -> None:

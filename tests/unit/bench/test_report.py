@@ -10,6 +10,7 @@ import re
 import struct
 from pathlib import Path
 
+from nextn.bench.drafting import Drafting
 from nextn.bench.plots import DARK, latency_against_throughput
 from nextn.bench.report import page, table, verdict, write_report
 from nextn.bench.results import Point, Results, Side
@@ -86,6 +87,30 @@ def test_verdict(results: Results) -> None:
     results.texts.add(5, "text five", "with MTP, round 2")
     assert "65 texts of 32 prompts compared, 1 differ" in verdict(results)
     assert "part at character 5" in verdict(results)
+
+
+def test_where_automatic_depth_made_no_drafts(results: Results) -> None:
+    assert "automatic depth" not in verdict(results)
+    assert [point["auto"] for point in json.loads(results.as_json())["points"]] == [None, None]
+    one, many = results.points
+    results.points[:] = [
+        dataclasses.replace(one, auto=Drafting(True, 1, 1.5, "")),
+        dataclasses.replace(many, auto=Drafting(False, 16, 0.94, "a row costs 0.2 ms")),
+    ]
+    lines = table(results).splitlines()
+    assert max(map(len, lines)) <= 100
+    rows = [line.split() for line in lines if line.strip()[:1].isdigit()]
+    assert rows[0][-2:] == ["81%", "60%"]
+    assert rows[1][-2:] == ["none:", "0.94x"]
+    told = (
+        "automatic depth made no drafts at 16 requests at once, "
+        "where they would make 0.94x: a row costs 0.2 ms"
+    )
+    assert told in verdict(results).splitlines()
+    assert f"{told}." in Page(page(results, b"", b"")).of("soft")
+    found = [point["auto"] for point in json.loads(results.as_json())["points"]]
+    assert found[1] == {"drafting": False, "requests": 16, "gain": 0.94, "reason": "a row costs 0.2 ms"}
+    assert found[0]["drafting"] is True
 
 
 def test_json_is_one_line_with_every_figure(results: Results) -> None:

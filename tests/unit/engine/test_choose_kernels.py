@@ -58,3 +58,11 @@ def test_on_another_device():
 def test_int8_weights_are_the_native_kernels_alone(name):
     with pytest.raises(ValueError, match=r"w8a16 needs the native kernels: --kernel-backend is triton"):
         choose_kernels(EngineConfig(**{name: "w8a16"}), CUDA)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_level_is_of_the_native_kernels_alone():
+    with pytest.raises(
+        ValueError, match="--cpu-isa avx2 needs the native kernels: --kernel-backend is triton"
+    ):
+        choose_kernels(EngineConfig(cpu_isa="avx2"), CUDA)

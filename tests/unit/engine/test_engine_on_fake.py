@@ -167,7 +167,7 @@ def test_a_request_says_how_deep():
 def test_a_request_says_how_deep_where_others_get_what_pays():
     engine = make("fake:1,1,1,1,1,1,1,1")
     text, spec = alone(engine)
-    assert 1 <= len(spec.proposed) <= 8
+    assert len(spec.proposed) <= 8
     for steps in (0, 1, 12):
         again, spec = alone(engine, num_steps=steps)
         assert again == text

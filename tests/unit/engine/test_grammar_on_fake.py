@@ -10,7 +10,8 @@ from nextn.constraint import Constraint
 from nextn.draft import AUTO_DEPTH, MAX_DRAFTS, MOST_DEPTH
 from nextn.engine.engine import Engine
 from nextn.request import Request, SamplingParams, SpeculativeParams
-from nextn.scheduler.auto_depth import AutoDepth
+from nextn.speculative.depth.controller import DepthController
+from nextn.speculative.depth.worth import Setting
 
 V = 4096
 ANY = Constraint("regex", "")  # the engine is given grammars that are compiled
@@ -142,14 +143,12 @@ def test_who_asks_for_no_drafts_gets_none_that_are_forced():
 
 def test_forced_drafts_tell_automatic_depth_nothing(monkeypatch):
     noted = []
-    monkeypatch.setattr(AutoDepth, "note", lambda self, req, draft, accepted: noted.append(len(draft)))
-    state = AutoDepth.state
+    monkeypatch.setattr(DepthController, "note", lambda self, draft, accepted: noted.append(len(draft)))
+    monkeypatch.setattr(DepthController, "_plan", lambda self, n, owed=0: two(self))
 
-    def two(self, req):  # whatever pays here
-        state(self, req).depth = 2
-        return state(self, req)
+    def two(controller):  # whatever pays here
+        controller._requests, controller._setting = 1, Setting(2, None, 2.0, 1.0)
 
-    monkeypatch.setattr(AutoDepth, "state", two)
     engine = make("fake:1", speculative_num_steps=AUTO_DEPTH)
     params = SamplingParams(max_tokens=80, seed=3, ignore_eos=True, constraint=ANY)
     run(engine, [("a", [5, 6], params, {"length": 999, "spread": 40, "narrow": 9})])

@@ -62,6 +62,7 @@ class Requests(RuleBasedStateMachine):
             text = tuple(req.tokens[: i + 1 + self.ahead])
             self.content[self.slot(req, i)] = text if len(text) == i + 1 + self.ahead else "a guess"
         self.kv.commit(req, n)
+        self.kv.extended(req)
 
     @rule(prompt=st.lists(tokens, min_size=1, max_size=14))
     def add(self, prompt):

@@ -12,16 +12,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nextn.draft import NO_DRAFT, Shape, tree_size
+from nextn.draft import DRAFT_WINDOW, NO_DRAFT, Shape, tree_size
+from nextn.kvcache import manager
 from nextn.kvcache.manager import KVManager
 from nextn.kvcache.naive import NaiveCache
 from nextn.kvcache.radix import RadixCache
 from nextn.request import Request, SamplingParams
-from nextn.scheduler.auto_depth import MOST_OWED, AutoDepth
 from nextn.scheduler.plan import Plan, RowResult, StepResult
 from nextn.scheduler.scheduler import Scheduler
-from nextn.speculative.costs import StepCosts, StepWork
-from nextn.speculative.depth import DepthController
+from nextn.speculative.depth.controller import DepthController
+from nextn.speculative.depth.cost import StepCost, StepWork
+from nextn.speculative.depth.worth import ByDepth
 from nextn.speculative.tree import Growing
 from nextn.speculative.verify.exact import accepted_path
 
@@ -109,14 +110,17 @@ class Executor:
         wait. Where it does, nothing before them may be missing."""
         kept = self.kept.pop(r.rid, [])
         kept += [(r.start + i, pair) for i, pair in enumerate(pairwise(tokens))]
+        kept = kept[-max(DRAFT_WINDOW, self.page_size) - len(tokens) :]
         if not r.extend:
             self.kept[r.rid] = kept
             return
         for position, pair in kept:
+            if position < r.draft_from:
+                continue
             self.entries[table[position]] = pair
         text = [*r.history[: r.start], *tokens]
-        seen = [self.entries.get(slot) for slot in table[: len(text) - 1]]
-        assert seen == list(pairwise(text)), "the draft layer's cache has a gap"
+        seen = [self.entries.get(slot) for slot in table[r.draft_from : len(text) - 1]]
+        assert seen == list(pairwise(text))[r.draft_from :], "the draft layer's cache has a gap"
 
     def draft(self, text, want):
         """The script's token is the best guess with a probability of `skill`, else the last one."""
@@ -133,38 +137,31 @@ class Executor:
         return tree.best(self.shape.size(want)) if want else NO_DRAFT
 
 
-class Never(DepthController):
-    """No drafts but for a prompt's first step."""
+class Never:
+    """Automatic depth that has decided against drafts."""
 
-    def __init__(self, most):
-        one = {1: 1e-3}
-        super().__init__(StepCosts(one, one, one, 0.0), most=most)
+    drafting, gate, state = False, None, None
+    num_steps = 2
 
-    def due(self, requests):
-        return True
+    def note(self, draft, accepted):
+        assert draft is not NO_DRAFT
 
-    def plan(self, requests):
-        for r in requests:
-            r.depth = 0
+    def stepped(self, work, seconds, owed):
+        assert owed() >= 0
 
 
-class Whims(DepthController):
-    """Any depths at all, in turns long enough for something to be owed."""
+class Whims(Never):
+    """Drafts and none by turns, some long enough for more to be owed than the drafter's window."""
 
-    def __init__(self, most):
-        one = {1: 1e-3}
-        super().__init__(StepCosts(one, one, one, 1e-4), most=most)
-        self.random = random.Random(3)
+    def __init__(self):
+        self.random, self.left = random.Random(3), 0
 
-    def due(self, requests):
-        return True
-
-    def plan(self, requests):
-        for r in requests:
-            assert r.owed >= 0
-            assert sum(r.outcomes.values()) <= 1
-            r.outcomes = {}
-            r.depth = max(0, self.random.randrange(-12, 4)) if r.fixed is None else r.fixed
+    def stepped(self, work, seconds, owed):
+        super().stepped(work, seconds, owed)
+        self.left -= 1
+        if self.left < 0:
+            self.drafting, self.left = self.random.random() < 0.5, self.random.choice([0, 3, 30, 100])
+            self.num_steps = self.random.randrange(1, 4)
 
 
 def make(
@@ -179,7 +176,7 @@ def make(
         num_drafts=drafts,
         eos_ids=frozenset({EOS}),
         shape=shape,
-        auto=auto and AutoDepth(auto),
+        auto=auto,
     )
     return sched, Executor(page_size, skill, shape=shape)
 
@@ -245,35 +242,45 @@ def test_accept_length_counts_the_bonus():
     assert sched.stats.spec.accepted == [20, 20]
 
 
-def test_what_the_drafter_is_owed_is_not_shared():
-    """The controller drafts for the prompt only; what comes after waits, and is not in the prefix cache."""
-
-    sched, ex = make(pages=60, auto=Never(2), drafts=2)
-    sched.add(request("a", [5, 6, 7, 8, 9], 0, 160, max_tokens=40, ignore_eos=True))
+def test_pages_without_draft_entries_are_shared_and_not_drafted_on():
+    never = Never()
+    sched, ex = make(pages=60, auto=never, drafts=2)
+    prompt = [5, 6, 7, 8, 9]
+    sched.add(request("a", prompt, 0, 160, max_tokens=40, ignore_eos=True))
     while "a" in sched.by_rid:
         plan = sched.plan()
         sched.commit(plan, ex.run(plan))
         for req in sched.running:
-            assert req.owed == req.committed - 5
+            assert req.owed == req.committed
         sched.check_integrity()
-    assert [position for position, _ in ex.kept["a"]] == list(range(5, 44))
-    sched.add(request("b", [5, 6, 7, 8, 9, *expected([5, 6, 7, 8, 9], 40, 160, True)], 1, 160, max_tokens=1))
+    assert not ex.entries
+    never.drafting = True
+    longer = [*prompt, *expected(prompt, 40, 160, True)]
+    sched.add(request("b", longer, 1, 160, max_tokens=20, ignore_eos=True))
     plan = sched.plan()
     assert plan.gone == ["a"]
-    assert plan.rows[0].start == 4  # the prompt's one full page
-    ex.run(plan)
-    assert not ex.kept
+    assert plan.rows[0].start == plan.rows[0].draft_from == 44
+    sched.commit(plan, ex.run(plan))
+    drain(sched, ex)
+    # What drafted from there on is true for those who come later, too.
+    sched.add(request("c", [*longer, *expected(longer, 20, 160, True)], 2, 160, max_tokens=1))
+    assert sched.plan().rows[0].draft_from == 44
 
 
-def test_owing_has_an_end():
-    sched, ex = make(pages=400, auto=Never(2), drafts=2)
+def test_the_drafter_catches_up_with_a_window():
+    never = Never()
+    sched, ex = make(pages=400, auto=never, drafts=2)
     sched.add(request("a", [5], 0, 1500, max_tokens=1200, ignore_eos=True))
-    most = 0
-    while sched.has_work():
+    for _ in range(300):
         plan = sched.plan()
         sched.commit(plan, ex.run(plan))
-        most = max([most, *(r.owed for r in sched.running)])
-    assert most == MOST_OWED
+    never.drafting = True
+    plan = sched.plan()
+    req = sched.by_rid["a"]
+    assert req.committed - DRAFT_WINDOW <= plan.rows[0].draft_from < req.committed - DRAFT_WINDOW + 4
+    sched.commit(plan, ex.run(plan))
+    assert req.owed == 0
+    sched.check_integrity()
 
 
 def test_retraction_keeps_the_text():
@@ -347,21 +354,21 @@ class Chaos(RuleBasedStateMachine):
         radix=st.booleans(),
         skill=st.sampled_from([0.0, 0.6, 1.0]),
         auto=st.sampled_from([None, "whims", "learning"]),
+        window=st.sampled_from([1, 5, DRAFT_WINDOW]),
     )
-    def start(self, pages, page, budget, running, drafts, topk, radix, skill, auto):
+    def start(self, pages, page, budget, running, drafts, topk, radix, skill, auto, window):
         if not drafts:
             auto = None
-        elif auto:
-            topk = 1
         shape = Shape(topk, min(2 * topk, tree_size(topk, drafts)))
         # As the engine does it: a request may fill the pool but for what its trees take besides.
         beyond = 0 if topk == 1 else max(shape.nodes, shape.scratch(drafts))
         controller = None
         if auto:
-            one = {1: 1e-3}
-            controller = Whims(drafts)
+            controller = Whims()
             if auto == "learning":
-                controller = DepthController(StepCosts(one, one, one, 1e-4), most=drafts)
+                cost = StepCost(1e-3, 3e-4, pass_=1e-4, pass_row=1e-5)
+                controller = DepthController(cost, ByDepth(drafts, shape))
+        manager.DRAFT_WINDOW = window
         self.sched, self.ex = make(
             pages + beyond, page, budget, running, drafts, radix, skill, shape, controller
         )
@@ -409,6 +416,7 @@ class Chaos(RuleBasedStateMachine):
 
     def teardown(self):
         if hasattr(self, "sched"):
+            manager.DRAFT_WINDOW = DRAFT_WINDOW
             got, _, _ = drain(self.sched, self.ex, check=False)
             for rid, tokens in self.want.items():
                 assert self.got[rid] + got.get(rid, []) == tokens

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nextn.request import SpecStats
-from nextn.scheduler.stats import EngineStats
+from nextn.scheduler.stats import DraftingState, EngineStats
 from nextn.server.control import AbortRequest
 from nextn.server.fields import Speculative
 from nextn.server.internal_state import ServerArgs
@@ -46,7 +46,8 @@ def test_figures(struct: type) -> None:
 
 def test_metrics() -> None:
     metrics = Metrics(40)
-    metrics.on_step(EngineStats(spec=SpecStats(1, [1], [1], 2, [0, 1])), 1.0)
+    auto = DraftingState(True, 1, 1.5, "")
+    metrics.on_step(EngineStats(spec=SpecStats(1, [1], [1], 2, [0, 1]), auto=auto), 1.0)
     lines = metrics.render().decode().splitlines()
     names = {line.split()[2] for line in lines if line.startswith("# TYPE")}
     names = {name for name in names if not name.endswith("_created")}

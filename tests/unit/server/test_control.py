@@ -13,7 +13,7 @@ import pytest
 from support.small_tokenizer import CHAT_TEMPLATE, write_small_tokenizer
 
 from nextn.request import Output, SpecStats
-from nextn.scheduler.stats import EngineStats
+from nextn.scheduler.stats import DraftingState, EngineStats
 from nextn.server import control, tokens
 from nextn.server.app import make_app
 from nextn.server.engine_client import EngineClient
@@ -175,6 +175,26 @@ async def test_loads(http: httpx.AsyncClient, engine: PlayedEngine) -> None:
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, query.partition("=")[0])
     (old,) = (await http.get("/get_load")).json()
     assert old == {"dp_rank": 0, "num_reqs": 3, "num_waiting_reqs": 1, "num_tokens": 64}
+
+
+async def test_what_automatic_depth_does(http: httpx.AsyncClient, engine: PlayedEngine) -> None:
+    async def told() -> list[object]:
+        (load,) = (await http.get("/v1/loads?include=spec")).json()["loads"]
+        (state,) = (await http.get("/server_info")).json()["internal_states"]
+        return [load["speculative"].get("auto"), state.get("speculative_auto")]
+
+    assert await told() == [None, None]
+    auto = DraftingState(False, 16, 0.94, "drafts cost more than they bring")
+    engine.client.receive(StepNews([], EngineStats(auto=auto), 0.1))
+    as_json = {
+        "drafting": False,
+        "requests": 16,
+        "gain": 0.94,
+        "reason": "drafts cost more than they bring",
+    }
+    assert await told() == [as_json, as_json]
+    engine.client.receive(StepNews([], EngineStats(), 0.1))
+    assert await told() == [None, None]
 
 
 async def test_models(http: httpx.AsyncClient) -> None:

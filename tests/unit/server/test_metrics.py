@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from nextn.request import SpecStats
-from nextn.scheduler.stats import EngineStats
+from nextn.scheduler.stats import DraftingState, EngineStats
 from nextn.server.interval import DecodeInterval
 from nextn.server.metrics import Metrics
 
@@ -96,6 +96,20 @@ def test_names_and_values() -> None:
     assert got["vllm:spec_decode_num_drafts_total", ""] == 4
     assert got["vllm:spec_decode_num_draft_tokens_total", ""] == 8
     assert got["vllm:spec_decode_num_accepted_tokens_total", ""] == 4
+
+
+def test_what_automatic_depth_does() -> None:
+    """Absent where the depth is fixed and where there is no engine."""
+    names = ("nextn:auto_drafting", ""), ("nextn:auto_draft_gain", "")
+    metrics = Metrics(4)
+    metrics.on_step(EngineStats(), 1.0)
+    assert not samples(metrics).keys() & set(names)
+    for auto in (DraftingState(False, 16, 0.94, "x"), DraftingState(True, 1, 1.5, "y")):
+        metrics.on_step(EngineStats(auto=auto), 1.0)
+        got = samples(metrics)
+        assert [got[name] for name in names] == [auto.drafting, auto.gain]
+    metrics.engine_gone()
+    assert not samples(metrics).keys() & set(names)
 
 
 # What people's dashboards of SGLang show, under its prefix there.

@@ -13,7 +13,7 @@ from nextn.speculative.committed import Committed
 def committed(rid, start, rows, extend=False):
     """Of rows whose hidden state is (request, position); the token after position p is p + 1."""
     following = [start + i + 1 for i in range(len(rows))]
-    return Committed(rid, start, rows, following, [1], 0, [], [], extend)
+    return Committed(rid, start, rows, following, [1], 0, [], [], extend=extend)
 
 
 @given(
@@ -21,7 +21,7 @@ def committed(rid, start, rows, extend=False):
     piece=st.integers(1, 9),
 )
 def test_all_of_it_in_order(steps, piece):
-    kept = Behind()
+    kept = Behind(16)
     at = [10, 200, 3000]
     first = list(at)
     for sizes in steps:
@@ -54,7 +54,7 @@ def test_all_of_it_in_order(steps, piece):
 
 
 def test_a_gap_is_noticed():
-    kept = Behind()
+    kept = Behind(16)
     kept.keep(torch.zeros(4, 2), [committed("a", 5, [0, 1])])
     with pytest.raises(AssertionError, match="a gap before 8"):
         kept.keep(torch.zeros(4, 2), [committed("a", 8, [0])])

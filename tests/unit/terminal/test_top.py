@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nextn.request import SpecStats
-from nextn.scheduler.stats import EngineStats
+from nextn.scheduler.stats import DraftingState, EngineStats
 from nextn.server.metrics import Metrics
 from nextn.terminal.scrape import Scrape
 from nextn.terminal.top import Window, frame
@@ -49,6 +49,15 @@ def look(metrics: Metrics, at: float) -> Scrape:
 
 def test_a_frame() -> None:
     assert frame("the server", look(server(), 0.0)) == FRAME
+
+
+def test_automatic_depth() -> None:
+    metrics = server()
+    metrics.stats.auto = DraftingState(False, 2, 0.94, "")
+    text = frame("the server", look(metrics, 0.0))
+    assert "accept length 2.30\nauto depth    not drafting; drafts would make 0.94 x\ndraft 1" in text
+    metrics.stats.auto = DraftingState(True, 2, 1.309, "")
+    assert "auto depth    drafting; drafts make 1.31 x\n" in frame("the server", look(metrics, 0.0))
 
 
 def test_without_anything() -> None:

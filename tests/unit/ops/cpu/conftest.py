@@ -8,10 +8,10 @@ import pytest
 import torch
 from support.native_kernels import Pool, at_level
 
-from nextn.ops.cpu.library import LEVELS
+from nextn.config import CPU_LEVELS
 
 
-@pytest.fixture(params=LEVELS)
+@pytest.fixture(params=CPU_LEVELS)
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
     with at_level(request.param):
         yield request.param

@@ -11,8 +11,13 @@ from scipy import stats
 from nextn.engine import sampler
 from nextn.ops.base import Drawn
 from nextn.ops.cpu.draw import draw
+from nextn.ops.cpu.library import library
 
 INF = math.inf
+
+
+def native_draw(logits: torch.Tensor, draws: list[Drawn], confidence: list[float] | None = None) -> list[int]:
+    return draw(library(), logits, draws, confidence)
 
 
 def drawn(seed: int, position: int = 0, **changes: float) -> Drawn:
@@ -46,7 +51,7 @@ def test_the_same_tokens(level: str, vocab: int, filters: dict[str, float]) -> N
         )
         for i in range(24)
     ]
-    assert draw(z.clone(), asked) == sampler.draw(z.clone(), asked)
+    assert native_draw(z.clone(), asked) == sampler.draw(z.clone(), asked)
 
 
 def test_rows_of_one_request(level: str) -> None:
@@ -56,7 +61,9 @@ def test_rows_of_one_request(level: str) -> None:
     each = [*(drawn(5, 10 + i) for i in range(3)), drawn(6, 2, top_k=9), *(drawn(7, 4 + i) for i in range(3))]
     want = sampler.draw(z.clone(), each)
     assert len(set(want)) > 3
-    assert sampler.draw(z.clone(), runs) == draw(z.clone(), runs) == draw(z.clone(), each) == want
+    assert (
+        sampler.draw(z.clone(), runs) == native_draw(z.clone(), runs) == native_draw(z.clone(), each) == want
+    )
 
 
 def test_flat_and_peaked_logits(level: str) -> None:
@@ -64,10 +71,10 @@ def test_flat_and_peaked_logits(level: str) -> None:
     flat, peaked = torch.zeros(40, 1000), torch.zeros(40, 1000)
     peaked[:, 700] = 200.0
     asked = [drawn(i, position=7) for i in range(40)]
-    got = draw(flat.clone(), asked)
+    got = native_draw(flat.clone(), asked)
     assert got == sampler.draw(flat.clone(), asked)
     assert len(set(got)) > 30
-    assert draw(peaked, asked) == [700] * 40
+    assert native_draw(peaked, asked) == [700] * 40
 
 
 @pytest.mark.parametrize("gap", [5.0, 15.0, 21.0, 23.5, 30.0])
@@ -76,7 +83,7 @@ def test_far_from_the_best(level: str, gap: float) -> None:
     z = torch.full((20, 20000), -gap)
     z[:, 3] = 0.0
     asked = [drawn(i) for i in range(20)]
-    assert draw(z.clone(), asked) == sampler.draw(z.clone(), asked)
+    assert native_draw(z.clone(), asked) == sampler.draw(z.clone(), asked)
 
 
 def test_greedy_takes_the_first_of_equals(level: str) -> None:
@@ -87,20 +94,20 @@ def test_greedy_takes_the_first_of_equals(level: str) -> None:
     z[3, :] = -INF
     z[3, 44] = -5.0
     cold = [drawn(i, temperature=t) for i, t in enumerate((0.0, 9e-6, 0.0, 0.0))]
-    assert draw(z.clone(), cold) == [12, 0, 0, 44] == sampler.draw(z.clone(), cold)
+    assert native_draw(z.clone(), cold) == [12, 0, 0, 44] == sampler.draw(z.clone(), cold)
 
 
 def test_greedy_ignores_filters(level: str) -> None:
     z = logits(3, 40)
     cold = [drawn(i, temperature=0.0, top_k=1, top_p=0.1, min_p=0.5) for i in range(3)]
-    assert draw(z.clone(), cold) == z.argmax(-1).tolist()
+    assert native_draw(z.clone(), cold) == z.argmax(-1).tolist()
 
 
 def test_equal_logits_are_cut_by_number(level: str) -> None:
     z = torch.zeros(1, 64)
-    got = {draw(z.clone(), [drawn(seed, top_k=3)])[0] for seed in range(60)}
+    got = {native_draw(z.clone(), [drawn(seed, top_k=3)])[0] for seed in range(60)}
     assert got == {0, 1, 2}
-    got = {draw(z.clone(), [drawn(seed, top_p=0.124)])[0] for seed in range(200)}
+    got = {native_draw(z.clone(), [drawn(seed, top_p=0.124)])[0] for seed in range(200)}
     assert got == set(range(8)), "an eighth of the mass is eight tokens of 64"
 
 
@@ -108,7 +115,7 @@ def test_forbidden_tokens_stay_forbidden(level: str) -> None:
     z = logits(200, 9)
     z[:, [0, 4, 8]] = -INF
     asked = [drawn(i, temperature=50.0) for i in range(200)]
-    got = draw(z.clone(), asked)
+    got = native_draw(z.clone(), asked)
     assert got == sampler.draw(z.clone(), asked)
     assert set(got) == {1, 2, 3, 5, 6, 7}
 
@@ -126,10 +133,10 @@ def test_mixed_rows(level: str) -> None:
         )
         for i in range(7)
     ]
-    got = draw(z.clone(), asked)
+    got = native_draw(z.clone(), asked)
     assert got == sampler.draw(z[:7].clone(), asked)
-    assert got == [draw(z[i : i + 1].clone(), [asked[i]])[0] for i in range(7)]
-    assert draw(z.clone(), []) == []
+    assert got == [native_draw(z[i : i + 1].clone(), [asked[i]])[0] for i in range(7)]
+    assert native_draw(z.clone(), []) == []
 
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 6}, {"top_p": 0.85}, {"min_p": 0.1}], ids=str)
@@ -137,7 +144,9 @@ def test_distribution(level: str, filters: dict[str, float]) -> None:
     """Chi-square of 6000 draws against the softmax of what the filters leave."""
     z = logits(1, 12, spread=1.0)
     n = 6000
-    got = draw(z.expand(n, 12).contiguous(), [drawn(i % 50, position=i // 50, **filters) for i in range(n)])
+    got = native_draw(
+        z.expand(n, 12).contiguous(), [drawn(i % 50, position=i // 50, **filters) for i in range(n)]
+    )
     plain = drawn(0, **filters)
     kept = sampler.filter_logits(z, [plain.top_k], [plain.top_p], [plain.min_p])[0]
     want = kept.softmax(-1)
@@ -159,7 +168,7 @@ def test_not_a_number_does_no_harm(level: str) -> None:
     z[:, ::3] = torch.nan
     z[4] = torch.nan
     asked = [drawn(i, temperature=float(i % 4 > 0), top_k=(0, 700)[i % 2], top_p=0.9) for i in range(8)]
-    assert all(0 <= token < 2000 for token in draw(z, asked))
+    assert all(0 <= token < 2000 for token in native_draw(z, asked))
 
 
 @pytest.mark.parametrize("vocab", [1, 2, 300, 4096])
@@ -174,6 +183,6 @@ def test_the_same_confidence(level: str, vocab: int, filters: dict[str, float]) 
         for i in range(8)
     ]
     native, plain = [], []
-    tokens = draw(z.clone(), asked, native)
-    assert tokens == draw(z.clone(), asked) == sampler.draw(z.clone(), asked, plain)
+    tokens = native_draw(z.clone(), asked, native)
+    assert tokens == native_draw(z.clone(), asked) == sampler.draw(z.clone(), asked, plain)
     assert native == pytest.approx(plain, abs=1e-4)

@@ -16,7 +16,7 @@ from nextn.engine.model import make_model
 from nextn.models.config import ModelConfig
 from nextn.models.native import NativeDeepseekV3
 from nextn.ops.cpu import library as native
-from nextn.ops.cpu.library import NoLibrary, library, machine_level
+from nextn.ops.cpu.library import NoLibrary, choose_level, library, machine_level
 
 CPU = torch.device("cpu")
 
@@ -142,3 +142,60 @@ def test_a_compiler_that_knows_less(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     level, reason = machine_level()
     assert level == "portable"
     assert reason.endswith(f"; the compiler that built nextn did not know {levels[-1]}")
+
+
+def test_a_level_asked_for(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    levels = built_levels()
+    with caplog.at_level(logging.INFO, "nextn.engine"):
+        assert made(folder, cpu_isa="portable") == "cpu"
+    assert "kernels: native portable (--cpu-isa is portable; this machine can run portable" in caplog.text
+    assert choose_level("auto") == machine_level()
+    for level in levels:
+        assert choose_level(level)[0] == level
+
+
+def test_a_level_beyond_the_machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built_levels()
+    monkeypatch.setattr(native, "able_levels", lambda: ("portable",))
+    with pytest.raises(ValueError, match=r"--cpu-isa avx2: the CPU lacks it; this machine can run portable$"):
+        made(folder, cpu_isa="avx2")
+    assert made(folder, cpu_isa="portable") == "cpu"
+
+
+def test_a_level_that_was_not_built(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    levels = built_levels()
+    if len(levels) < 2:
+        pytest.skip("this machine runs the portable kernels only")
+    (tmp_path / "libnextn_portable.so").symlink_to(native.FOLDER / "libnextn_portable.so")
+    monkeypatch.setattr(native, "FOLDER", tmp_path)
+    with pytest.raises(
+        ValueError, match=r"--cpu-isa \w+: the compiler that built nextn did not know it; .* run portable$"
+    ):
+        made(folder, cpu_isa=levels[-1])
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"kernel_backend": "reference"}, "--kernel-backend is reference"),
+        ({"dtype": "float32"}, "--dtype is float32"),
+    ],
+    ids=str,
+)
+def test_a_level_without_native_kernels(folder: Path, options: dict[str, str], why: str) -> None:
+    with pytest.raises(ValueError, match=f"--cpu-isa portable needs the native kernels: {why}"):
+        made(folder, cpu_isa="portable", **options)
+
+
+def test_a_level_of_a_model_without_arithmetic() -> None:
+    config = EngineConfig(model_path="fake:0.5", cpu_isa="portable")
+    with pytest.raises(
+        ValueError, match=r"--cpu-isa portable needs the native kernels: --model-path fake:0\.5"
+    ):
+        make_model(config, CPU, threads=1)
+
+
+@pytest.mark.usefixtures("no_library")
+def test_a_level_where_none_is_built(folder: Path) -> None:
+    with pytest.raises(ValueError, match="--cpu-isa avx2 needs the native kernels: they were not built"):
+        made(folder, cpu_isa="avx2")

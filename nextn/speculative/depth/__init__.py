@@ -1,0 +1,1 @@
+"""The draft-length controller: what steps cost, what drafts are worth, and whether to draft. Pure."""

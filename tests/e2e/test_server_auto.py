@@ -1,0 +1,55 @@
+"""What automatic depth does at a load, wherever a server tells it; the scripted engine says it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import httpx
+import pytest
+from e2e.conftest import StartServer
+from support.server_process import ServerProcess, until
+
+ASK = {"prompt": "x", "max_tokens": 30, "temperature": 0}
+
+
+def told(server: ServerProcess) -> tuple[object, object, dict[str, float]]:
+    """By /v1/loads, /server_info and /metrics."""
+    (load,) = httpx.get(server.url + "/v1/loads").json()["loads"]
+    (state,) = httpx.get(server.url + "/server_info").json()["internal_states"]
+    gauges = {name: value for name, value in server.metrics().items() if name.startswith("nextn:auto_")}
+    return load["speculative"].get("auto"), state.get("speculative_auto"), gauges
+
+
+@pytest.mark.parametrize(
+    ("gain", "line", "top"),
+    [
+        (
+            "0.94",
+            "not drafting at 1 request; drafts would make 0.94 x",
+            "not drafting; drafts would make 0.94 x",
+        ),
+        ("1.5", "drafting at 1 request; drafts make 1.50 x", "drafting; drafts make 1.50 x"),
+    ],
+)
+def test_it_is_told(gain: str, line: str, top: str, start: StartServer) -> None:
+    with start(SCRIPT_AUTO=gain) as server:
+        assert httpx.post(server.url + "/v1/completions", json=ASK).status_code == 200
+        does = float(gain) >= 1
+        by_load, by_info, gauges = told(server)
+        assert by_load == by_info
+        assert isinstance(by_load, dict)
+        assert (by_load["drafting"], by_load["gain"]) == (does, float(gain))
+        assert by_load["reason"] == "as the script has it"
+        assert gauges == {"nextn:auto_drafting": does, "nextn:auto_draft_gain": float(gain)}
+        until(lambda: any(f"auto: {line} (as the script has it)" in said for said in server.stderr))
+        assert sum("auto: " in said for said in server.stderr) == 1
+        command = [sys.executable, "-m", "nextn", "top", "--once", "--base-url", server.url]
+        frame = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert f"auto depth    {top}\n" in frame.stdout
+
+
+def test_a_fixed_depth_has_nothing_to_tell(scripted: ServerProcess) -> None:
+    assert httpx.post(scripted.url + "/v1/completions", json=ASK).status_code == 200
+    assert told(scripted) == (None, None, {})
+    assert not any("auto: " in said for said in scripted.stderr)

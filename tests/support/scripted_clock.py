@@ -1,0 +1,124 @@
+"""A load on a machine whose costs are known: steps take what a `StepCost` says, and chains hold by their
+confidence. For the draft-length controller; nothing here looks at a clock."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nextn.draft import DRAFT_WINDOW, NO_DRAFT, Draft
+from nextn.gate import Gate
+from nextn.speculative.depth.controller import DepthController
+from nextn.speculative.depth.cost import StepCost, StepWork
+from nextn.speculative.depth.worth import BIN_RATES, BIN_SHARES
+
+
+@dataclass
+class Machine:
+    """cost: the true one. noise: standard deviation of a step's time. python: seconds of every step besides."""
+
+    cost: StepCost
+    noise: float = 0.03
+    python: float = 0.0
+
+
+class Load:
+    """n requests, each with the draft that the step before made."""
+
+    def __init__(self, machine: Machine, seed: int = 0, rates: tuple[float, ...] = BIN_RATES) -> None:
+        self.machine, self.luck, self.rates = machine, random.Random(seed), rates
+        self.drafts: list[tuple[Draft, int]] = []
+        self.owed: list[int] = []
+
+    def resize(self, n: int) -> None:
+        """Requests leave, or new ones come that owe nothing."""
+        self.drafts = (self.drafts + [(NO_DRAFT, 0)] * n)[:n]
+        self.owed = (self.owed + [0] * n)[:n]
+
+    def draw(self, gate: Gate | None, num_steps: int) -> list[int]:
+        """Drafts for every request; the rows of each pass beyond the first."""
+        n = len(self.drafts)
+        bins: list[list[int]] = [[] for _ in range(n)]
+        kept, holds, passes = [0] * n, [1.0] * n, []
+        going = list(range(n))
+        for depth in range(num_steps):
+            if depth:
+                passes.append(len(going))
+            left, worth = [], 0.0
+            for i in going:
+                bins[i].append(self.luck.choices(range(9), BIN_SHARES)[0])
+                if gate is not None:
+                    holds[i] *= gate.rates[bins[i][-1]]
+                    if holds[i] < gate.keep:
+                        continue
+                    gain = holds[i] * gate.usual - gate.each
+                    worth += max(0.0, gain)
+                    if gain > 0.0:
+                        left.append(i)
+                else:
+                    left.append(i)
+                kept[i] += 1
+            going = left
+            if not going or (gate is not None and worth <= gate.passing):
+                break
+        self.drafts = []
+        for i in range(n):
+            held = 0
+            while held < kept[i] and self.luck.random() < self.rates[bins[i][held]]:
+                held += 1
+            self.drafts.append((Draft([0] * kept[i], bins=bytes(bins[i]) if gate else b""), held))
+        return passes
+
+    def step(self, drafting: bool, gate: Gate | None, num_steps: int) -> tuple[StepWork, float, int, list]:
+        """What ran, its seconds, tokens, and the drafts that were verified."""
+        n = len(self.drafts)
+        verified = self.drafts
+        tokens = n + sum(held for _, held in verified)
+        rows = n + sum(len(draft) for draft, _ in verified)
+        extended, passes = 0, []
+        if drafting:
+            extended = tokens + sum(self.owed)
+            self.owed = [0] * n
+            passes = self.draw(gate, num_steps)
+        else:
+            self.owed = [min(DRAFT_WINDOW, o + 1) for o in self.owed]
+            self.drafts = [(NO_DRAFT, 0)] * n
+        work = StepWork(rows, extended, passes, n, rows - n)
+        cost = self.machine.cost
+        seconds = (cost.base(work) + cost.extra(work)) * max(0.5, self.luck.gauss(1.0, self.machine.noise))
+        return work, seconds + self.machine.python, tokens, verified
+
+
+def run(load: Load, controller: DepthController, n: int, seconds: float) -> float:
+    """Tokens per second with the controller, for so long."""
+    load.resize(n)
+    at, tokens = 0.0, 0
+    while at < seconds:
+        drafting = controller.drafting
+        work, took, made, verified = load.step(drafting, controller.gate, controller.num_steps)
+        for draft, held in verified:
+            if draft is not NO_DRAFT:
+                controller.note(draft, held)
+        controller.stepped(work, took, lambda: sum(load.owed))
+        at += took
+        tokens += made
+    return tokens / at
+
+
+def fixed(machine: Machine, n: int, num_steps: int, steps: int = 400, **more: object) -> float:
+    """Tokens per second with so many drafts in every step."""
+    load = Load(machine, **more)  # type: ignore[arg-type]
+    load.resize(n)
+    at, tokens = 0.0, 0
+    for _ in range(steps):
+        _, took, made, _ = load.step(num_steps > 0, None, num_steps)
+        at += took
+        tokens += made
+    return tokens / at
+
+
+def best(machine: Machine, n: int, of: Callable[[int], float] | None = None) -> tuple[float, float]:
+    """Tokens per second without drafts, and with the best of 0 to 4."""
+    speeds = [fixed(machine, n, depth) for depth in range(5)]
+    return speeds[0], max(speeds)
