@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,7 +53,7 @@ class StepCostFile:
             kept["cost"]["experts"] = tuple(kept["cost"]["experts"])
             cost = StepCost(**kept["cost"])
             factors = {int(size): (float(mean), float(sd)) for size, (mean, sd) in kept["factors"].items()}
-            cost.check()
+            _check(cost)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as e:
@@ -72,6 +73,15 @@ class StepCostFile:
         except OSError as e:
             part.unlink(missing_ok=True)
             log.warning("step costs are not kept for the next start: %s", e)
+
+
+def _check(cost: StepCost) -> None:
+    """Raises ValueError for what is no cost."""
+    count, chosen = cost.experts
+    parts = {k: v for k, v in dataclasses.asdict(cost).items() if k != "experts"}
+    wrong = [name for name, value in parts.items() if not 0.0 <= value < math.inf]
+    if wrong or not 1 <= chosen <= count or not cost.rows(1) > 0.0:
+        raise ValueError(f"{', '.join(wrong) or 'experts or rows'} out of range")
 
 
 def _model(config: EngineConfig) -> object:
