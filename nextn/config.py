@@ -168,6 +168,12 @@ class EngineConfig:
         "--speculative-draft-model",
         "--draft_model",
     )
+    step_cost_cache: str | None = option(
+        None,
+        "speculation",
+        "folder where automatic depth keeps what steps cost on this machine, so that the next start need not "
+        "measure it; off: measured at every start; default: nextn/step-costs in $XDG_CACHE_HOME or ~/.cache",
+    )
     speculative_num_steps: int | None = option(
         None,
         "speculation",
@@ -357,7 +363,9 @@ class EngineConfig:
         that is asked for."""
         free = self.speculative_num_steps in (None, AUTO_DEPTH) and self.speculative_algorithm != "NONE"
         judged = self.speculative_simulate_accept_length is None
-        return free and judged and (self.speculative_eagle_topk > 1 or self.speculative_num_draft_tokens is None)
+        return (
+            free and judged and (self.speculative_eagle_topk > 1 or self.speculative_num_draft_tokens is None)
+        )
 
     @property
     def speculative(self) -> SpeculativeParams:

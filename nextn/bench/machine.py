@@ -6,9 +6,9 @@ import importlib.metadata
 import platform
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 from nextn.config import usable_cores
+from nextn.machine import cpu_model
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,3 @@ def this_machine() -> Machine:
         python=platform.python_version(),
         torch=importlib.metadata.version("torch"),
     )
-
-
-def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    try:
-        lines = cpuinfo.read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name.strip() == "model name":
-            return value.strip()
-    return platform.processor() or platform.machine()

@@ -15,6 +15,7 @@ from nextn.draft import Shape
 from nextn.engine.model import make_model
 from nextn.engine.runner import Runner
 from nextn.engine.sampler import draw
+from nextn.engine.step_cost_file import StepCostFile
 from nextn.engine.step_timing import time_steps
 from nextn.kvcache.manager import KVManager
 from nextn.kvcache.naive import NaiveCache
@@ -27,7 +28,7 @@ from nextn.ops.cpu.library import choose_level, library
 from nextn.ops.cpu.weights import Arena
 from nextn.scheduler.scheduler import Scheduler
 from nextn.speculative.depth.controller import DepthController
-from nextn.speculative.depth.worth import ByConfidence, ByDepth
+from nextn.speculative.depth.worth import Worth
 from nextn.speculative.drafter import Drafter, MTPDrafter, NoDrafter
 from nextn.speculative.layered import LayeredDrafter
 from nextn.speculative.mixed_drafter import MixedDrafter
@@ -89,11 +90,11 @@ def build(config: EngineConfig) -> Built:
     auto = None
     gates = isinstance(drafter, MTPDrafter) and drafter.gates
     if num_drafts and config.auto_depth:
-        cost = time_steps(
-            executor, most_requests=config.max_running_requests, token_budget=config.chunked_prefill_size,
+        kept = StepCostFile(config, f"{kernels} {isa or ''}", device)
+        auto = _controller(
+            kept, executor, Worth(num_drafts, shape, gates), most_requests=config.max_running_requests, token_budget=config.chunked_prefill_size,
             context=context,
         )  # fmt: skip
-        auto = DepthController(cost, ByConfidence(num_drafts) if gates else ByDepth(num_drafts, shape))
     scheduler = Scheduler(
         kv,
         token_budget=config.chunked_prefill_size,
@@ -145,6 +146,17 @@ def build(config: EngineConfig) -> Built:
         auto is not None,
         startup,
     )
+
+
+def _controller(kept: StepCostFile, executor: Runner, worth: Worth, **limits: int) -> DepthController:
+    """By the costs that were kept, or that are measured now."""
+    found = kept.read()
+    if found is not None:
+        return DepthController(found[0], worth, found[1])
+    cost, calm = time_steps(executor, **limits)
+    if calm:
+        kept.write(cost, {})
+    return DepthController(cost, worth)
 
 
 def _mtp_drafter(model: Model, pool: KVPool, shape: Shape) -> Drafter:

@@ -90,7 +90,8 @@ class Runner:
         decoding = sum(r.chooses for r in rows)
         drafts = sum([len(r.draft.tokens) for r in rows])
         context = sum([r.start for r in rows if r.chooses])
-        work = StepWork(sum(len(r.tokens) for r in rows), made.extended, made.passes, decoding, drafts, context)
+        ran = sum(len(r.tokens) for r in rows)
+        work = StepWork(ran, made.extended, tuple(made.passes), decoding, drafts, context)
         return StepResult(results, work)
 
     def _verify(self, hidden: Tensor, rows: Sequence[Row]) -> tuple[list[Verified], Tensor | None]:
@@ -188,8 +189,17 @@ def _committed(rows: Sequence[Row], verified: Sequence[Verified], page_size: int
         pages = r.pages[r.draft_from // page_size :] if r.draft_from else r.pages
         out.append(
             Committed(
-                r.rid, r.start - r.draft_from, true, following, pages, want, r.history, tokens, r.draft_from,
-                r.extend, r.gate,
+                r.rid,
+                r.start - r.draft_from,
+                true,
+                following,
+                pages,
+                want,
+                r.history,
+                tokens,
+                r.draft_from,
+                r.extend,
+                r.gate,
             )
         )
         at += len(r.tokens)

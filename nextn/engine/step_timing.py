@@ -1,15 +1,12 @@
 """What steps cost on this machine: whole steps of made-up requests, timed at start-up on the executor that
-will serve.
-
-For growing numbers of requests: a step without drafts, steps that draft once and four times, and steps that
-verify two and four drafts, in rounds. Other work on the machine only adds to a time, so the least of each goes to `nextn.speculative.depth.cost.fit`. The pages that are
-written to are garbage that is written over before anybody reads it.
+will serve, for growing numbers of requests. The pages they write to are written over before anybody reads them.
 """
 
 from __future__ import annotations
 
 import random
 import time
+from statistics import median
 
 from nextn.draft import NO_DRAFT, Draft
 from nextn.engine.runner import Runner
@@ -17,72 +14,70 @@ from nextn.request import SamplingParams
 from nextn.scheduler.plan import Plan, Row
 from nextn.speculative.depth.cost import StepCost, StepWork, fit
 
-REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128)
-SECONDS = 0.5  # after which no larger number of requests is begun
+REQUESTS = (1, 2, 4, 8, 16, 32, 64)
 SETTINGS = ((0, 0), (0, 1), (0, 4), (2, 1), (4, 2))  # (drafts verified, made)
-STEPS, ROUNDS, PER_SIZE, POSITION, FAR = 3, (2, 8), 0.06, 32, 1024  # positions of the requests' roots; `FAR` shows what context costs
+SECONDS = 0.5  # after which no larger batch is begun; an eighth of them for each, but two rounds at least
+STEPS = 3  # of one setting in a row, after one that does not count
+NEAR, FAR = 32, 1024  # positions that requests read; the difference shows what context costs
+CALM = 1.2  # times its least, the usual time of a step on a machine that does nothing else
 
 
-def time_steps(executor: Runner, *, most_requests: int, token_budget: int, context: int) -> StepCost:
-    """context: most tokens of a request."""
-    pages, page_size = executor.pool.data.shape[1] // executor.pool.page_size - 1, executor.pool.page_size
-    begin = time.perf_counter()
-    found: list[tuple[StepWork, float]] = []
+def time_steps(
+    executor: Runner, *, most_requests: int, token_budget: int, context: int
+) -> tuple[StepCost, bool]:
+    """context: most tokens of a request. Returns the cost, and whether steps that are alike took about as
+    long, as on a machine that does nothing else, which only ever adds to a time."""
+    pool, begin = executor.pool, time.perf_counter()
+    slots = pool.data.shape[1] - pool.page_size
+    found: dict[StepWork, list[float]] = {}
     for n in REQUESTS:
-        position = min(POSITION, context // 2)
-        fits = n * (-(-(position + 16) // page_size)) <= pages and n * 5 <= token_budget
-        if found and (not fits or n > most_requests or time.perf_counter() - begin > SECONDS):
+        late = time.perf_counter() - begin > SECONDS
+        if found and (late or n > most_requests or 5 * n > token_budget or n * (NEAR + 32) > slots):
             break
         settings = SETTINGS if n in REQUESTS[::2] else SETTINGS[:1]
-        found += _time(executor, n, position, settings, begin + 2 * SECONDS)
-        if n == 4 and FAR + 16 < context and n * (FAR + 16) < pages * page_size:
-            found += _time(executor, n, FAR, SETTINGS[:1], begin + 2 * SECONDS)
+        _time(executor, n, min(NEAR, context // 2), settings, found)
+        if n == 4 and FAR + 32 < min(context, slots // n):
+            _time(executor, n, FAR, SETTINGS[:1], found)
     cfg = executor.model.config
     experts = (cfg.n_routed_experts, cfg.num_experts_per_tok) if cfg.n_routed_experts else (1, 1)
-    return fit(found, experts)
+    cost = fit([(work, min(took)) for work, took in found.items()], experts)
+    return cost, median(median(took) / min(took) for took in found.values()) < CALM
 
 
 def _time(
-    executor: Runner, n: int, position: int, settings: tuple[tuple[int, int], ...], end: float
-) -> list[tuple[StepWork, float]]:
-    took: dict[tuple[int, int], list[float]] = {s: [] for s in settings}
-    works: dict[tuple[int, int], StepWork] = {}
-    drafts: list[list[int]] = []
+    executor: Runner, n: int, position: int, settings: tuple[tuple[int, int], ...],
+    found: dict[StepWork, list[float]],
+) -> None:  # fmt: skip
+    drafts = [[1] * 4] * n
     begin = time.perf_counter()
-    for at in range(ROUNDS[1]):
-        if at >= ROUNDS[0] and time.perf_counter() - begin > PER_SIZE:
-            break
-        for setting in settings:
-            verified, made = setting
-            plan = _plan(executor, n, position, [d[:verified] for d in drafts] or [[1] * verified] * n, made)
-            for repeat in range(1 + STEPS):
+    rounds = 0
+    while rounds < 2 or time.perf_counter() - begin < SECONDS / 8:
+        rounds += 1
+        for verified, made in settings:
+            plan = _plan(executor, n, position, [d[:verified] for d in drafts], made)
+            for step in range(1 + STEPS):
                 start = time.perf_counter()
                 result = executor.run(plan)
                 seconds = time.perf_counter() - start
-                if result.work is not None and repeat:  # a step after one of another kind is slower
-                    took[setting].append(seconds)
-                    works[setting] = result.work
-            if made == 4 and not drafts:
-                drafts = [list(r.draft.tokens) + [1] * 4 for r in result.rows]
-        if time.perf_counter() > end:
-            break
+                if step and result.work is not None:
+                    found.setdefault(result.work, []).append(seconds)
+            if made == 4:
+                drafts = [[*r.draft.tokens, 1, 1, 1, 1] for r in result.rows]
     executor.drafter.forget([str(i) for i in range(n)])
-    return [(work, min(took[setting])) for setting, work in works.items()]
 
 
 def _plan(executor: Runner, n: int, position: int, drafts: list[list[int]], made: int) -> Plan:
     luck = random.Random(n)
-    page_size, vocabulary = executor.pool.page_size, executor.model.config.vocab_size
-    pages = -(-(position + 16) // page_size)
+    size, vocabulary = executor.pool.page_size, executor.model.config.vocab_size
+    pages = -(-(position + 16) // size)
     params = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
     rows = []
-    for i in range(n):
-        root = luck.randrange(vocabulary)
-        row = Row(
-            rid=str(i), tokens=[root, *drafts[i]], start=position,
-            draft=Draft(drafts[i]) if drafts[i] else NO_DRAFT, chooses=True, following=-1,
-            pages=range(1 + i * pages, 1 + (i + 1) * pages), draft_next=made, room=64, params=params,
-            history=[root] * (position + 1), num_prompt=position, end_ids=frozenset(), extend=made > 0,
-        )  # fmt: skip
-        rows.append(row)
+    for i, draft in enumerate(drafts):
+        tokens = [luck.randrange(vocabulary), *draft]
+        rows.append(Row(
+            rid=str(i), tokens=tokens, start=position, draft=Draft(draft) if draft else NO_DRAFT, chooses=True,
+            following=-1, pages=range(1 + i * pages, 1 + (i + 1) * pages), draft_next=made, room=64,
+            params=params, history=[tokens[0]] * (position + 1), num_prompt=position, end_ids=frozenset(),
+            extend=made > 0,
+        ))  # fmt: skip
     return Plan(rows, [str(i) for i in range(n)])

@@ -91,7 +91,9 @@ class Scheduler:
     def _automatic(self, req: Request) -> bool:
         """Does the controller decide about its drafts?"""
         params = req.params
-        return self.auto is not None and params.speculative.num_steps is None and params.verify_mode == "exact"
+        return (
+            self.auto is not None and params.speculative.num_steps is None and params.verify_mode == "exact"
+        )
 
     def _wanted(self, req: Request) -> int:
         """How deep a draft it is to get now."""
@@ -258,7 +260,12 @@ class Scheduler:
         self.kv.commit(req, committed)
         if row.extend:
             self.kv.extended(req)
-        if self.auto is not None and not row.draft.forced and row.draft is not NO_DRAFT and self._automatic(req):
+        if (
+            self.auto is not None
+            and not row.draft.forced
+            and row.draft is not NO_DRAFT
+            and self._automatic(req)
+        ):
             self.auto.note(row.draft, accepted)
         if decoding:
             ended = matched is not None

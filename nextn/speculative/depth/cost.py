@@ -1,22 +1,18 @@
 """What a step costs: seconds by what it runs, from whole steps that are timed at start-up. Pure.
 
     seconds = fixed + row * rows + expert * woken(rows) + context * positions read
-            + drafted * (what drafts add to that)  +  pass_ * passes  +  pass_row * rows of these
+            + drafted * (what the rows of drafts add to that) + a_pass * passes + pass_row * rows of these
 
-woken(n): distinct experts of E that n tokens wake which choose K each independently, E (1 - (1 - K/E)^n).
-Drafts of one request choose less independently, and share what they read: `drafted` says by how much their
-rows are cheaper than rows of other requests.
+woken(n): distinct experts of E that n tokens wake when each chooses K on its own, E (1 - (1 - K/E)^n). Drafts
+of one request choose alike and share what they read: `drafted` says how much cheaper their rows are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from itertools import combinations
+from dataclasses import dataclass
 
 import numpy as np
-
-NEAR = 256  # positions a request reads, up to which steps say nothing of `context`
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +30,22 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
+    """experts: of a layer, and chosen by a token."""
+
     fixed: float
     row: float
     expert: float = 0.0
-    experts: tuple[int, int] = (1, 1)  # of a layer, and chosen by a token
+    experts: tuple[int, int] = (1, 1)
     context: float = 0.0
     drafted: float = 1.0
-    pass_: float = 0.0
+    a_pass: float = 0.0
     pass_row: float = 0.0
 
     def rows(self, n: float) -> float:
-        """Seconds of a step of n rows, one for each request."""
+        """Seconds of a step of n rows, each of a request of its own."""
         count, chosen = self.experts
-        return self.fixed + self.row * n + self.expert * count * (1.0 - (1.0 - chosen / count) ** n)
+        woken: float = count * (1.0 - (1.0 - chosen / count) ** n)
+        return self.fixed + self.row * n + self.expert * woken
 
     def base(self, work: StepWork) -> float:
         """Of the step as it would be without drafts; parts of prompts are in it."""
@@ -54,57 +53,44 @@ class StepCost:
 
     def extra(self, work: StepWork) -> float:
         """What drafts, verified and made, add to that."""
-        seconds = self.verify(work.rows - work.drafts, work.drafts)
-        if work.extended:
-            seconds += self.drafting(len(work.passes) + 1, work.extended + sum(work.passes))
-        return seconds
+        drafting = self.drafting(len(work.passes) + 1, work.extended + sum(work.passes)) * (work.extended > 0)
+        return self.verify(work.rows - work.drafts, work.drafts) + drafting
 
     def verify(self, rows: float, drafts: float) -> float:
         """Of so many drafts in a step of so many other rows."""
         return self.drafted * (self.rows(rows + drafts) - self.rows(rows))
 
     def drafting(self, passes: float, rows: float) -> float:
-        """Of the drafter's passes over so many rows in all."""
-        return passes * self.pass_ + rows * self.pass_row
+        """Of the drafter's passes, over so many rows in all."""
+        return passes * self.a_pass + rows * self.pass_row
 
 
 def fit(steps: Sequence[tuple[StepWork, float]], experts: tuple[int, int]) -> StepCost:
     """steps: what was run and its seconds, without drafts and with. Least squares of the relative errors."""
-    still = [(w, s) for w, s in steps if not w.drafts and not w.extended]
-    near = [(w, s) for w, s in still if w.context <= NEAR * w.requests]
-    unit = [StepCost(*(i == k for i in range(3)), experts) for k in range(3)]
-    parts = [[part.rows(w.rows) / s for part in unit] for w, s in near]
-    fixed, row, expert = _least_squares(parts, [1.0] * len(near))
-    plain = StepCost(fixed, row, expert, experts)
-    far = [(s - plain.rows(w.rows)) / w.context for w, s in still if w.context > NEAR * w.requests]
-    # A step without drafts of the same requests is at hand for every one with drafts.
-    beside = {w.requests: s for w, s in near}
-    drafting = [(w, s) for w, s in steps if w.extended and w.requests in beside]
-    parts = [
-        [p / s for p in (plain.verify(w.requests, w.drafts), len(w.passes) + 1, w.extended + sum(w.passes))]
-        for w, s in drafting
-    ]
-    more = _least_squares(parts, [(s - beside[w.requests]) / s for w, s in drafting])
-    return StepCost(fixed, row, expert, experts, max(0.0, min(far, default=0.0)), *more)
+    plain = {w: s for w, s in steps if not w.extended}
+    least = min(w.context / w.requests for w in plain)
+    near = {w.requests: s for w, s in plain.items() if w.context <= least * w.requests}
+    units = [StepCost(i == 0, i == 1, i == 2, experts) for i in range(3)]
+    parts = _solve([[u.rows(n) / s for u in units] for n, s in near.items()], [1.0] * len(near))
+    cost = StepCost(parts[0], parts[1], parts[2], experts)
+    far = [(s - cost.rows(w.rows)) / w.context for w, s in plain.items() if w.context > least * w.requests]
+    rows, more = [], []
+    for w, s in steps:
+        if w.extended and w.requests in near:  # beside a step of the same requests without drafts
+            verified = cost.verify(w.requests, w.drafts)
+            rows.append([verified / s, (len(w.passes) + 1) / s, (w.extended + sum(w.passes)) / s])
+            more.append(1.0 - near[w.requests] / s)
+    return StepCost(*parts[:3], experts, max(0.0, *far, 0.0), *_solve(rows, more))
 
 
-def _least_squares(rows: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
-    """The x >= 0 for which rows @ x is closest to `right`: of few columns, the best of all subsets."""
-    if not rows:
-        return [0.0, 0.0, 0.0]
-    a, b = np.array(rows), np.array(right)
-    count = a.shape[1]
-    best, least = np.zeros(count), float(b @ b)
-    for size in range(1, count + 1):
-        for columns in combinations(range(count), size):
-            x = np.linalg.lstsq(a[:, columns], b, rcond=None)[0]
-            rest = a[:, columns] @ x - b
-            if (x >= 0.0).all() and float(rest @ rest) < least:
-                best, least = np.zeros(count), float(rest @ rest)
-                best[list(columns)] = x
-    found: list[float] = best.tolist()
+def _solve(rows: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
+    """Least squares in three unknowns, none below 0: the most negative one is left out until none is."""
+    found, left = [0.0] * 3, list(range(3))
+    while left and rows:
+        x = np.linalg.lstsq(np.array(rows)[:, left], np.array(right), rcond=None)[0].tolist()
+        if min(x) >= 0.0:
+            for i, value in zip(left, x, strict=True):
+                found[i] = value
+            break
+        left.pop(x.index(min(x)))
     return found
-
-
-def to_json(cost: StepCost) -> dict[str, object]:
-    return asdict(cost)

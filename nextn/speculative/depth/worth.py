@@ -1,19 +1,15 @@
-"""How many tokens drafts bring and which of them are worth their cost. Pure.
+"""How many tokens drafts bring, and how deep they are worth going. Pure.
 
-Two ways to say how deep a draft goes, with one interface:
-
-- `ByConfidence`: chains that end guess by guess (`nextn.gate`). How often a guess holds follows from its
-  confidence, counted by bin as drafts are verified; the depth adds nothing to that.
-- `ByDepth`: every draft is `num_steps` deep: trees, n-grams, backends without the gate.
-
-`plan` returns the setting with the most tokens per second for n requests by the costs given.
+A guess is of a kind, and guesses of a kind hold equally often; that is counted as drafts are verified. Where
+chains end by confidence (`nextn.gate`), the kind is the bin of a guess's confidence, and the depth adds nothing.
+Elsewhere (trees, n-grams, a drafter without the gate) the kind is the depth.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,17 +17,17 @@ from nextn.draft import Draft, Shape
 from nextn.gate import Gate
 from nextn.speculative.depth.cost import StepCost
 
-# Rates assumed at first, measured with nextn-tiny, and how many guesses they count as. Old guesses fade.
+# By bin of confidence, measured with nextn-tiny: how often guesses hold, and what share of all they are.
 BIN_RATES = (0.45, 0.6, 0.7, 0.75, 0.85, 0.92, 0.96, 0.98, 0.99)
 BIN_SHARES = (0.12, 0.1, 0.09, 0.08, 0.13, 0.11, 0.15, 0.09, 0.13)
-DEPTH_RATE, PRIOR_GUESSES, REMEMBERED = 0.65, 20.0, 4000.0
-SAMPLES = 64  # chains by which the expectation over chains is computed
-NOTED = 128  # drafts looked at between two plans: the others would cost time and teach little
+FIRST = 20.0  # guesses of a kind that these count as
+REMEMBERED = 4000.0  # guesses of a kind, after which old ones count half: texts change within minutes
+CHAINS = 64  # over which expectations are taken, with an error of 1 %; twice as many drafts teach in a plan
 
 
 class Setting(NamedTuple):
-    """num_steps: the deepest that a draft may go where nothing else ends it. tokens: expected of a request and step. extra: seconds that
-    drafts add to the step."""
+    """num_steps: how deep a draft may go. tokens: expected of a request and step. extra: seconds that drafts
+    are expected to add to the step."""
 
     num_steps: int
     gate: Gate | None
@@ -39,120 +35,79 @@ class Setting(NamedTuple):
     extra: float
 
 
-class Worth(Protocol):
+class Worth:
+    def __init__(self, most: int, shape: Shape, gated: bool) -> None:
+        """most: the deepest draft. gated: chains end by confidence."""
+        self.most, self.shape, self.gated = most, shape, gated
+        rates = BIN_RATES if gated else (float(np.dot(BIN_RATES, BIN_SHARES)),) * most
+        self._made = FIRST * len(rates) * np.array(BIN_SHARES if gated else (1.0 / most,) * most)
+        self._seen = np.full(len(rates), FIRST)
+        self._held = FIRST * np.array(rates)
+        self._noted: list[tuple[Sequence[int], int, int]] = []
+        self._luck = np.random.default_rng(0).random((CHAINS, most))  # the same in every run
+
     def note(self, draft: Draft, accepted: int) -> None:
-        """A draft was verified; so many of its nodes, from the root on, held."""
+        """A draft was verified; so many of its guesses, from the root on, held."""
+        if len(self._noted) < 2 * CHAINS and (draft.bins or not self.gated):
+            depth = min(draft.depth, self.most)
+            self._noted.append((draft.bins if self.gated else range(depth), depth, accepted))
 
-    def plan(self, n: int, cost: StepCost, base: float, factor: float) -> Setting:
-        """base: seconds of the step without drafts. factor: by which drafts cost more than `cost` says."""
+    def plan(self, n: int, cost: StepCost, base: float) -> Setting:
+        """The setting with which n requests make most tokens per second. base: seconds without drafts."""
+        for made, verified, accepted in self._noted:
+            for i, kind in enumerate(made):
+                self._made[kind] += 1.0
+                self._seen[kind] += i < verified and i <= accepted
+                self._held[kind] += i < accepted
+        self._noted = []
+        old = np.where(self._seen > REMEMBERED, 0.5, 1.0)
+        self._seen *= old
+        self._held *= old
+        self._made *= 0.5 if self._made.max() > REMEMBERED else 1.0
+        rates = np.clip(self._held / self._seen, 1e-3, 0.999)
+        options = self._by_gate if self.gated else self._by_depth
+        return max(options(n, cost, base, rates), key=lambda s: s.tokens / (base + s.extra))
 
+    def _by_depth(self, n: int, cost: StepCost, base: float, rates: np.ndarray) -> list[Setting]:
+        found, tokens = [], 1.0
+        for depth, held in enumerate(np.cumprod(rates).tolist(), start=1):
+            tokens += held
+            passes = [float(self.shape.topk)] * (depth - 1)
+            found.append(Setting(depth, None, tokens, _extra(n, cost, self.shape.size(depth), tokens, passes)))
+        return found
 
-class _Rates:
-    """Of guesses, by class: how often they hold, and how often each class comes up."""
-
-    def __init__(self, rates: Sequence[float], shares: Sequence[float]) -> None:
-        self.made = PRIOR_GUESSES * np.array(shares) * len(shares)
-        self.seen = np.full(len(rates), PRIOR_GUESSES)
-        self.held = self.seen * np.array(rates)
-
-    def add(self, made: Sequence[int], verified: int, accepted: int) -> None:
-        for i, kind in enumerate(made):
-            self.made[kind] += 1.0
-            if i < verified and i <= accepted:
-                self.seen[kind] += 1.0
-                self.held[kind] += i < accepted
-                if self.seen[kind] > REMEMBERED:
-                    self.seen[kind] *= 0.5
-                    self.held[kind] *= 0.5
-        if self.made[0] > REMEMBERED or self.made[-1] > REMEMBERED:
-            self.made *= 0.5
-
-    def rates(self) -> np.ndarray:
-        found: np.ndarray = np.clip(self.held / self.seen, 1e-3, 0.999)
+    def _by_gate(self, n: int, cost: StepCost, base: float, rates: np.ndarray) -> list[Setting]:
+        """By Dinkelbach's iteration: thresholds for a rate of tokens, then the rate that they reach."""
+        shares = self._made / self._made.sum()
+        usual = float(shares @ rates)
+        holds = np.cumprod(rates[np.searchsorted(np.cumsum(shares)[:-1], self._luck)], axis=1)
+        found: list[Setting] = []
+        rate, drafts = n / base, 1.0
+        for _ in range(4):
+            row = cost.verify(n + n * drafts, n) / n
+            worth = rate / max(0.3, 1.0 - rate * cost.pass_row)  # a token that holds costs the drafter a row
+            each = worth * (row + cost.pass_row)
+            gate = Gate(rates.tolist(), worth * row, usual, each, worth * cost.a_pass)
+            kept, made = _through(gate, holds, n)
+            drafts, tokens = float(kept.mean(0).sum()), 1.0 + float((holds * kept).mean(0).sum())
+            extra = _extra(n, cost, drafts, tokens, made.mean(0)[1:].tolist())
+            ungated = max(1, round(float(made.mean(0).sum())))
+            found.append(Setting(self.most, gate._replace(ungated=ungated), tokens, extra))
+            rate = max(n / base, n * tokens / (base + extra))
         return found
 
 
-class ByConfidence:
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._rates = _Rates(BIN_RATES, BIN_SHARES)
-        self._noted: list[tuple[bytes, int, int]] = []
-        self._quantiles = np.random.default_rng(0).random((SAMPLES, most))
-
-    def note(self, draft: Draft, accepted: int) -> None:
-        if draft.bins and len(self._noted) < NOTED:
-            self._noted.append((draft.bins, len(draft.tokens), accepted))
-
-    def plan(self, n: int, cost: StepCost, base: float, factor: float) -> Setting:
-        for each in self._noted:
-            self._rates.add(*each)
-        self._noted = []
-        rates, made = self._rates.rates(), self._rates.made
-        usual = float(made @ rates / made.sum())
-        bins = np.searchsorted(np.cumsum(made / made.sum())[:-1], self._quantiles)
-        holds = np.cumprod(rates[bins], axis=1)
-        best = Setting(1, None, 1.0, base)
-        rate, drafts = n / base, 1.0
-        for _ in range(4):  # Dinkelbach's iteration: thresholds for a rate, the rate that they reach
-            gate = self._gate(n, cost, factor, rate, drafts, rates.tolist(), usual)
-            kept, opened = _through(gate, holds, n)
-            tokens, drafts = 1.0 + float((holds * kept).sum(axis=1).mean()), float(kept.sum(axis=1).mean())
-            extra = factor * _extra(n, cost, drafts, tokens, opened.mean(axis=0)[1:].tolist())
-            ungated = max(1, round(float(opened.sum(axis=1).mean())))
-            found = Setting(self.most, gate._replace(ungated=ungated), tokens, extra)
-            speed = n * tokens / (base + extra)
-            if best.gate is None or speed > n * best.tokens / (base + best.extra):
-                best = found
-            rate = max(speed, n / base)
-        return best
-
-    def _gate(
-        self, n: int, cost: StepCost, factor: float, rate: float, drafts: float, rates: list[float], usual: float
-    ) -> Gate:
-        """rate: tokens per second that a second spent is to be worth."""
-        row = factor * cost.verify(n + n * drafts, n) / n
-        each = factor * cost.pass_row
-        # A token that holds costs the drafter a row, too.
-        worth = rate / max(0.3, 1.0 - rate * each)
-        return Gate(rates, worth * row, usual, worth * (row + each), worth * factor * cost.pass_)
-
-
-class ByDepth:
-    def __init__(self, most: int, shape: Shape) -> None:
-        self.most, self.shape = most, shape
-        self._rates = _Rates((DEPTH_RATE,) * most, (1.0 / most,) * most)
-
-    def note(self, draft: Draft, accepted: int) -> None:
-        depth = min(draft.depth, self.most)
-        self._rates.add(range(depth), depth, accepted)
-
-    def plan(self, n: int, cost: StepCost, base: float, factor: float) -> Setting:
-        best = None
-        tokens, held = 1.0, 1.0
-        for depth, rate in enumerate(self._rates.rates().tolist(), start=1):
-            held *= rate
-            tokens += held
-            passes = [float(self.shape.topk)] * (depth - 1)
-            extra = factor * _extra(n, cost, self.shape.size(depth), tokens, passes)
-            if best is None or tokens / (base + extra) > best.tokens / (base + best.extra):
-                best = Setting(depth, None, tokens, extra)
-        assert best is not None
-        return best
-
-
 def _through(gate: Gate, holds: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Chains by the probability that all up to each guess holds -> which guesses are kept, and made, [S, depth]
-    as 0 and 1, when n chains share a pass."""
-    kept = np.zeros(holds.shape)
-    made = np.zeros(holds.shape)
-    goes_on = np.ones(len(holds), dtype=bool)
-    for depth in range(holds.shape[1]):
-        made[:, depth] = goes_on
-        enough = goes_on & (holds[:, depth] >= gate.keep)
-        kept[:, depth] = enough
-        gain = holds[:, depth] * gate.usual - gate.each
-        goes_on = enough & (gain > 0.0)
-        if n * gain[goes_on].sum() / len(holds) <= gate.passing:
+    """Chains by the probability that all up to each guess holds [S, depth] -> which guesses are kept, and
+    which are made, when n chains share a pass."""
+    kept, made = np.zeros(holds.shape, bool), np.zeros(holds.shape, bool)
+    going = np.ones(len(holds), bool)
+    for depth, hold in enumerate(holds.T):
+        made[:, depth] = going
+        kept[:, depth] = going & (hold >= gate.keep)
+        gain = hold * gate.usual - gate.each
+        going = kept[:, depth] & (gain > 0.0)
+        if n * gain[going].sum() <= gate.passing * len(holds):
             break
     return kept, made
 

@@ -22,7 +22,7 @@ from nextn.scheduler.plan import Plan, RowResult, StepResult
 from nextn.scheduler.scheduler import Scheduler
 from nextn.speculative.depth.controller import DepthController
 from nextn.speculative.depth.cost import StepCost, StepWork
-from nextn.speculative.depth.worth import ByDepth
+from nextn.speculative.depth.worth import Worth
 from nextn.speculative.tree import Growing
 from nextn.speculative.verify.exact import accepted_path
 
@@ -366,8 +366,8 @@ class Chaos(RuleBasedStateMachine):
         if auto:
             controller = Whims()
             if auto == "learning":
-                cost = StepCost(1e-3, 3e-4, pass_=1e-4, pass_row=1e-5)
-                controller = DepthController(cost, ByDepth(drafts, shape))
+                cost = StepCost(1e-3, 3e-4, a_pass=1e-4, pass_row=1e-5)
+                controller = DepthController(cost, Worth(drafts, shape, gated=False))
         manager.DRAFT_WINDOW = window
         self.sched, self.ex = make(
             pages + beyond, page, budget, running, drafts, radix, skill, shape, controller

@@ -1,0 +1,93 @@
+"""Step costs kept from one start to the next: a small JSON file for each machine, build, model and set of
+options that what a step costs depends on.
+
+What is not there, not readable or not of this form is measured again. A file is replaced whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import logging
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from nextn import __version__
+from nextn.config import FAKE, EngineConfig, model_folder, usable_cores
+from nextn.machine import cpu_model
+from nextn.speculative.depth.cost import StepCost
+
+log = logging.getLogger("nextn.engine")
+
+Factors = Mapping[int, tuple[float, float]]  # see DepthController
+OFF = "off"
+# What a step costs does not depend on these.
+_OTHER = ("step_cost_cache", "check_integrity", "disable_radix_cache", "model_path")
+
+
+class StepCostFile:
+    def __init__(self, config: EngineConfig, kernels: str, device: torch.device) -> None:
+        """kernels: the backend and its level."""
+        asked = config.step_cost_cache
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = Path(asked) if asked else cache / "nextn" / "step-costs"
+        chip = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_model()
+        options = {k: v for k, v in dataclasses.asdict(config).items() if k not in _OTHER}
+        self.key = {
+            "nextn": __version__, "torch": torch.__version__, "machine": [chip, usable_cores()],
+            "kernels": kernels, "model": _model(config), "options": options,
+        }  # fmt: skip
+        name = hashlib.sha256(json.dumps(self.key, sort_keys=True, default=str).encode()).hexdigest()[:24]
+        self.path = None if asked == OFF else folder / f"{name}.json"
+
+    def read(self) -> tuple[StepCost, Factors] | None:
+        if self.path is None:
+            return None
+        try:
+            kept = json.loads(self.path.read_bytes())
+            kept["cost"]["experts"] = tuple(kept["cost"]["experts"])
+            cost = StepCost(**kept["cost"])
+            factors = {int(size): (float(mean), float(sd)) for size, (mean, sd) in kept["factors"].items()}
+            _check(cost)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as e:
+            log.warning("step costs in %s are measured again: %s", self.path, e or type(e).__name__)
+            return None
+        return cost, factors
+
+    def write(self, cost: StepCost, factors: Factors) -> None:
+        if self.path is None:
+            return
+        kept = {**self.key, "cost": dataclasses.asdict(cost), "factors": dict(factors)}
+        part = self.path.with_suffix(f".{os.getpid()}.part")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(json.dumps(kept, indent=1, default=str))
+            part.replace(self.path)
+        except OSError as e:
+            part.unlink(missing_ok=True)
+            log.warning("step costs are not kept for the next start: %s", e)
+
+
+def _check(cost: StepCost) -> None:
+    """Raises ValueError for what is no cost."""
+    count, chosen = cost.experts
+    parts = {k: v for k, v in dataclasses.asdict(cost).items() if k != "experts"}
+    wrong = [name for name, value in parts.items() if not 0.0 <= value < math.inf]
+    if wrong or not 1 <= chosen <= count or not cost.rows(1) > 0.0:
+        raise ValueError(f"{', '.join(wrong) or 'experts or rows'} out of range")
+
+
+def _model(config: EngineConfig) -> object:
+    """The checkpoint: its path, and what its files were when they were read."""
+    if config.model_path.partition(":")[0] == FAKE:
+        return config.model_path
+    folder = model_folder(config.model_path)
+    files = sorted(folder.glob("*.json")) + sorted(folder.glob("*.safetensors"))
+    return [str(folder.resolve()), [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files]]
