@@ -359,8 +359,8 @@ class EngineConfig:
 
     @property
     def auto_depth(self) -> bool:
-        """Is it chosen at run time? Not where drafts are accepted by lot, nor for chains of a number of tokens
-        that is asked for."""
+        """Is it chosen at run time? Not where drafts are accepted by lot, nor for chains whose number of
+        tokens is asked for."""
         free = self.speculative_num_steps in (None, AUTO_DEPTH) and self.speculative_algorithm != "NONE"
         judged = self.speculative_simulate_accept_length is None
         return (

@@ -32,7 +32,7 @@ _EDGES = np.array(EDGES, np.float32)
 
 
 class Gate(NamedTuple):
-    """Of a step. rates: by bin. keep, each, passing: tokens; usual: a probability. ungated: how deep the chains
+    """Of a step. rates: by bin. keep, each, passing: tokens; usual: a probability. ungated: how deep chains
     go whose guesses are not chosen by a draw alone, and so have no confidence."""
 
     rates: Sequence[float]

@@ -92,7 +92,8 @@ def build(config: EngineConfig) -> Built:
     if num_drafts and config.auto_depth:
         kept = StepCostFile(config, f"{kernels} {isa or ''}", device)
         auto = _controller(
-            kept, executor, Worth(num_drafts, shape, gates), most_requests=config.max_running_requests, token_budget=config.chunked_prefill_size,
+            kept, executor, Worth(num_drafts, shape, gates, ends=device.type != "cuda"),
+            most_requests=config.max_running_requests, token_budget=config.chunked_prefill_size,
             context=context,
         )  # fmt: skip
     scheduler = Scheduler(
