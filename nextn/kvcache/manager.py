@@ -118,10 +118,11 @@ class KVManager:
         self._allocator.free([mine for mine, theirs in zip(own, held, strict=True) if mine != theirs])
         req.pages[:full] = held
 
-    def release(self, req: Request) -> None:
-        """Ends the request's hold on its pages, whatever the reason: what it committed is shared, the
-        rest freed. Its tokens stay, so it can be admitted again."""
-        self.share(req)
+    def release(self, req: Request, share: bool = True) -> None:
+        """Ends the request's hold on its pages, whatever the reason: what it committed is shared, unless that
+        is in doubt, the rest freed. Its tokens stay, so it can be admitted again."""
+        if share:
+            self.share(req)
         self._cache.unlock(req.lock)
         self._allocator.free(req.pages[req.cached // self.page_size :])
         req.pages = []  # a new list: a step's plan may still refer to the old one

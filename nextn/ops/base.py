@@ -82,7 +82,9 @@ class Drawn(NamedTuple):
     rows: int = 1
 
 
-# Penalized logits f32, which may be written over, a row for each choice -> the tokens chosen.
+# Penalized logits f32, which may be written over, a row for each choice -> the tokens chosen; NO_TOKEN of a
+# row that has a NaN or +infinity, or nothing but -infinity.
+NO_TOKEN = -1
 Draw = Callable[[Tensor, Sequence[Drawn]], list[int]]
 
 

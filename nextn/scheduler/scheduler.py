@@ -10,15 +10,18 @@ retracted when pages run out, so the first always gets on, and no two requests c
 from __future__ import annotations
 
 import bisect
+import logging
 import time
 
 from nextn.constraint import GrammarCursor
 from nextn.draft import MAX_DRAFTS, NO_DRAFT, Draft, Shape
 from nextn.kvcache.manager import KVManager
-from nextn.request import Output, Request
+from nextn.request import Failure, Output, Request, failed_in
 from nextn.scheduler.auto_depth import AutoDepth
 from nextn.scheduler.plan import Plan, Row, RowResult, StepResult
 from nextn.scheduler.stats import EngineStats
+
+log = logging.getLogger("nextn.engine")
 
 
 def rank(req: Request) -> tuple[int, int]:
@@ -219,7 +222,11 @@ class Scheduler:
             if req is None:  # aborted while the step ran
                 continue
             decoded |= req.decoding
-            outputs += self._commit_row(req, row, res)
+            try:
+                outputs += self._commit_row(req, row, res)
+            except Exception as e:
+                log.exception("committing request %s failed; it ends", req.rid)
+                outputs.append(self._fail(req, failed_in("its commit", e)))
         if self.auto is not None:
             self.auto.stepped(result, seconds, self.running)
         self.stats.steps += bool(plan.rows)
@@ -253,14 +260,11 @@ class Scheduler:
             if not decoding:
                 self.kv.share(req)
         else:
-            self.running.remove(req)
-            self.kv.release(req)
-            del self.by_rid[req.rid]
-            self._forget(req)
-            self.stats.finished += 1
+            self._end(req, share=reason != "error")
         drafted = [i + 1 if i < accepted else 0 for i in range(took)]
         out = Output(req.rid, res.tokens[:took], drafted, reason, matched, queued=req.queued)
-        out.error = res.error if reason == "error" else None
+        if reason == "error" and res.error is not None:
+            out.error_code, out.error = res.error
         if res.logprobs is not None:
             out.logprobs = res.logprobs[:took]
             out.matched_logprob = None if matched is None else res.logprobs[took]
@@ -270,6 +274,23 @@ class Scheduler:
             out.spec, out.cached_tokens, out.retractions = req.spec, req.first_cached, req.retractions
         return [out]
 
+    def _end(self, req: Request, share: bool = True) -> None:
+        """share: the prefix cache may have what it committed."""
+        self.running.remove(req)
+        self.kv.release(req, share)
+        del self.by_rid[req.rid]
+        self._forget(req)
+        self.stats.finished += 1
+
+    def _fail(self, req: Request, error: Failure) -> Output:
+        """Ends a request amid whose commit something was raised."""
+        if req.rid in self.by_rid:
+            self._end(req, share=False)
+        out = Output(req.rid, [], [], "error", queued=req.queued)
+        out.error_code, out.error = error
+        out.spec, out.cached_tokens, out.retractions = req.spec, req.first_cached, req.retractions
+        return out
+
     def _append(
         self, req: Request, tokens: list[int], end_ids: frozenset[int]
     ) -> tuple[int, str | None, int | None]:
@@ -277,7 +298,8 @@ class Scheduler:
         if tokens and len(req.tokens) >= req.limit:  # nothing but the prompt was asked for
             return 0, "length", None
         for i, token in enumerate(tokens):
-            if token in end_ids and req.num_output >= req.params.min_tokens:
+            # Before min_tokens a grammar's text ends only if the grammar leaves nothing else.
+            if token in end_ids and (req.num_output >= req.params.min_tokens or req.cursor is not None):
                 return i, "stop", token
             req.tokens.append(token)
             if len(req.tokens) >= req.limit:

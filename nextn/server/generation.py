@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from nextn.request import Output, SamplingParams, SpecStats, TokenLogprob
+from nextn.request import REQUEST_FAILED, Output, SamplingParams, SpecStats, TokenLogprob
 from nextn.server.engine_client import EngineClient, News
 from nextn.server.errors import ApiError, bad_request, ended_by_request, overdue
 from nextn.server.logprobs import Entry, LogprobStream
@@ -146,7 +146,8 @@ class Generation:
                 if isinstance(what, ApiError):
                     raise what
                 if isinstance(what, Output) and what.error is not None:
-                    raise ApiError(500, what.error, "grammar_error", code="grammar_error")
+                    code = what.error_code or REQUEST_FAILED
+                    raise ApiError(500, what.error, code, code=code)
                 if choice is None:
                     continue  # it ended at a stop string; this was under way
                 before = choice.completion_tokens

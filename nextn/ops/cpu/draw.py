@@ -12,7 +12,8 @@ from nextn.ops.cpu.library import SAMPLING, library
 
 
 def draw(logits: Tensor, draws: Sequence[Drawn]) -> list[int]:
-    """logits [N or more, V] f32, rows may be written over -> the N tokens that `draws` ask for."""
+    """logits [N or more, V] f32, rows may be written over -> the N tokens that `draws` ask for, or
+    NO_TOKEN."""
     tokens = array("i", bytes(4 * sum([d.rows for d in draws])))
     assert len(tokens) <= logits.shape[0]
     address = tokens.buffer_info()[0]
