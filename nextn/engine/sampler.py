@@ -26,8 +26,8 @@ from nextn.engine.gumbel import gumbel_noise
 from nextn.ops.base import NO_TOKEN, Draw, Drawn
 from nextn.request import GREEDY_BELOW, SamplingParams
 
-# Of a penalized logit: the smallest penalties make it infinite, and so would a temperature of one.
-MOST_LOGIT = 1e30
+# A smaller repetition penalty counts as this: dividing by less makes logits infinite; less still is 0 in f32.
+LEAST_PENALTY = 1e-20
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +139,8 @@ def apply_penalties(logits: Tensor, choices: Sequence[Choice]) -> None:
             seen = torch.from_numpy(np.unique(np.fromiter((*c.tokens, *c.path), dtype=np.int64)))
             seen = seen.to(row.device)
             values = row[seen]
-            changed = torch.where(values > 0, values / p.repetition_penalty, values * p.repetition_penalty)
-            row[seen] = changed.clamp_(max=MOST_LOGIT)
+            by = max(p.repetition_penalty, LEAST_PENALTY)
+            row[seen] = torch.where(values > 0, values / by, values * by)
         if p.frequency_penalty or p.presence_penalty:
             output = np.fromiter((*c.tokens[c.num_prompt :], *c.path), dtype=np.int64)
             counts = torch.from_numpy(np.bincount(output, minlength=vocab)).to(row.device)

@@ -38,7 +38,7 @@ def test_a_cursor_is_a_grammar_read_from_the_start(steps, paths, length, salt):
         for path in paths:
             assert seen(cursor, path) == after([*committed, *path], **kind)
         took = cursor.commit(step)
-        # By brute force: the first token that completes the text is the last that counts; none that is no good.
+        # By brute force: the token that completes the text is the last that counts, none that is no good.
         expected, ended, error = len(step), False, False
         for i, token in enumerate(step):
             if token == END:
