@@ -1,4 +1,4 @@
-"""Something raises for one request amid a step: it ends with an error, and the others as if it were not there."""
+"""Something raises for one request amid a step: it ends with an error, the others as if it were not there."""
 
 from __future__ import annotations
 
@@ -202,8 +202,7 @@ def test_ctrl_c_is_nobodys_error() -> None:
     for request in batch(PLAIN.replace(constraint=ANY), Failing("mask", 3, KeyboardInterrupt())):
         engine.add(request)
     with pytest.raises(KeyboardInterrupt):
-        while engine.has_work():
-            engine.step()
+        [engine.step() for _ in range(20)]
 
 
 def test_where_all_fail_alone() -> None:
@@ -211,11 +210,3 @@ def test_where_all_fail_alone() -> None:
         raise Boom(f"of {len(items)}")
 
     assert isolated(work, [3, 4], lambda item, e: f"{item} {e}", "work") == ["3 of 1", "4 of 1"]  # type: ignore[arg-type]
-
-
-def test_what_a_broken_request_leaves_spoils_nobody() -> None:
-    """Its pages hold whatever its model wrote; who gets them next has the text it has alone."""
-    engine = make(kv_cache_tokens=160, disable_radix_cache=True)
-    want = run(engine, [Request("a", [5] * 60, PLAIN)])["a"][0]
-    engine._executor.pool.data[:, engine._executor.pool.page_size :] = float("nan")
-    assert run(engine, [Request("b", [5] * 60, PLAIN)])["b"][0] == want
