@@ -1,7 +1,8 @@
 """The engine process: takes messages, steps, sends what came out. One `Engine`, one thread, no web.
 
 Started by `nextn.server.supervisor` with the spawn method. It ends on `Stop`, when its parent is gone, or
-with a traceback when a step fails: an engine whose bookkeeping is in doubt serves nobody.
+with a traceback when a step fails: an engine whose bookkeeping is in doubt serves nobody. What one request
+alone meets ends that request (`nextn.engine.runner`, `nextn.scheduler.scheduler`).
 """
 
 from __future__ import annotations

@@ -116,7 +116,9 @@ class CommonRequest(Sampling):
 
     model: str | None = None
     seed: Seed | None = None
-    min_tokens: Annotated[int, Field(description="before it no end token ends the text")] = 0
+    min_tokens: Annotated[
+        int, Field(description="before it no end token ends the text, unless a grammar leaves nothing else")
+    ] = 0
     include_stop_str_in_output: Annotated[bool, Field(description="vLLM's name of no_stop_trim")] = False
     stream: bool = False
     stream_options: StreamOptions | None = None
