@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from nextn.request import Output, SamplingParams, SpeculativeParams
+from nextn.request import Output, SamplingParams, SpeculativeParams, TokenLogprob
 from nextn.scheduler.stats import EngineStats
 
 
@@ -18,6 +18,8 @@ class NewRequest(msgspec.Struct, array_like=True):
     tokens: list[int]
     params: SamplingParams
     priority: int = 0  # larger goes first
+    # Those of one `Add` with the same number have one prompt, and want the same log-probabilities of it.
+    group: int | None = None
 
 
 class Add(msgspec.Struct, tag=True, array_like=True):
@@ -83,12 +85,21 @@ class Done(msgspec.Struct, tag=True, array_like=True):
     error: str | None
 
 
+class PromptScores(msgspec.Struct, array_like=True):
+    """Log-probabilities of the prompt that these requests have, None for its first token."""
+
+    rids: list[str]
+    logprobs: list[TokenLogprob | None]
+
+
 class StepNews(msgspec.Struct, tag=True, array_like=True):
-    """After a step, or after aborts between steps. `seconds` that the engine was busy for it."""
+    """After a step, or after aborts between steps. `seconds` that the engine was busy for it. `scores`: of
+    prompts that are complete now; the outputs have none."""
 
     outputs: list[Output]
     stats: EngineStats
     seconds: float
+    scores: list[PromptScores] = []
 
 
 FromEngine: TypeAlias = Ready | Failed | Rejected | Done | StepNews

@@ -16,8 +16,8 @@ from nextn.request import Output, SamplingParams, TokenLogprob
 from nextn.scheduler.stats import EngineStats
 from nextn.server.engine_client import EngineClient
 from nextn.server.generation import Generation, Prompt
-from nextn.server.logprobs import LogprobStream, chat_logprobs, completion_logprobs
-from nextn.server.messages import Ready, StepNews, decode_from_engine, encode
+from nextn.server.logprobs import PromptEntries, chat_logprobs, completion_logprobs
+from nextn.server.messages import PromptScores, Ready, StepNews, decode_from_engine, encode
 from nextn.server.metrics import Metrics
 from nextn.server.openai import Reply
 from nextn.server.protocol import ChatRequest, CompletionRequest
@@ -49,12 +49,12 @@ def answer(
     params = SamplingParams(logprobs=2, prompt_logprobs=None if echo is None else 2)
     gen = Generation(engine, tokenizer, [Prompt(list(prompt), params, stop, echo)], 1, 0.0)
     rid = gen.choices[0].request.rid
-    outs, at = [], 0
+    outs, scores, at = [], [], 0
     for run in [*cuts, len(tokens) + 1]:
         part = list(tokens[at : at + run])
         out = Output(rid, part, [0] * len(part), logprobs=[logprob_of(t) for t in part])
         if at == 0 and echo is not None:
-            out.prompt_logprobs = [None, *map(logprob_of, prompt[1:])]
+            scores = [PromptScores([rid], [None, *map(logprob_of, prompt[1:])])]
         at += run
         if at >= len(tokens):
             out.finish_reason, out.matched = reason, matched
@@ -74,8 +74,9 @@ def answer(
 
         working = asyncio.ensure_future(chunks() if request.stream else whole())
         await asyncio.sleep(0)
-        for out in outs:
-            engine.receive(decode_from_engine(encode(StepNews([out], EngineStats(), 0.1))))
+        for i, out in enumerate(outs):
+            news = StepNews([out], EngineStats(), 0.1, [] if i else scores)
+            engine.receive(decode_from_engine(encode(news)))
             await asyncio.sleep(0)
         return await working
 
@@ -170,9 +171,8 @@ def test_special_tokens_spelled_out_in_a_prompt(tokenizer: Tokenizer) -> None:
     assert prompt[0] == BOS
     assert prompt[2] == EOS
     for echo, offsets in (("a<eos>b", [0, 0, 1, 6]), ("ab", [0, 0, 1, 1])):
-        stream = LogprobStream(tokenizer, tokenizer.token_bytes())
-        stream.push_prompt(echo, prompt, [None, *map(logprob_of, prompt[1:])])
-        assert [e.offset for e in stream.rest()] == offsets
+        made = PromptEntries(tokenizer, echo, prompt, [None, *map(logprob_of, prompt[1:])])
+        assert [e.offset for e in (*made.entries, *made.rest)] == offsets
 
 
 def test_names_of_tokens(tokenizer: Tokenizer) -> None:
