@@ -211,7 +211,7 @@ def prompt_scores(outputs: list[Output], requests: dict[str, Request]) -> list[P
         if scores is not None and group is not None and not group.told:
             group.told = True
             alike = [rid for rid, request in requests.items() if request.group is group]
-            found.append(PromptScores(alike, scores))
+            found.append(PromptScores.pack(alike, scores))
     return found
 
 

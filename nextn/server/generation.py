@@ -18,6 +18,8 @@ from nextn.tokenizer.stop_regex import StopRegexError, StopRegexes
 from nextn.tokenizer.stream import TextStream
 from nextn.tokenizer.tokenizer import Tokenizer
 
+LONG_PROMPT = 256  # tokens; the scores of a longer one are read in a thread
+
 
 class Prompt(NamedTuple):
     """A prompt and what is to come of it. `stop`: the strings that end its texts. `echo`: its text, if the
@@ -152,7 +154,7 @@ class Generation:
                 if isinstance(what, ApiError):
                     raise what
                 if isinstance(what, PromptScores):
-                    self._take_scores(what)
+                    await self._take_scores(what)
                     continue
                 if isinstance(what, Output) and what.error is not None:
                     raise ApiError(500, what.error, "grammar_error", code="grammar_error")
@@ -216,18 +218,28 @@ class Generation:
         choice.sent += len(text)
         return text
 
-    def _take_scores(self, scores: PromptScores) -> None:
+    async def _take_scores(self, scores: PromptScores) -> None:
         rids = set(scores.rids)
         alike = [c for c in self.choices if c.request.rid in rids and c.finish_reason is None]
         if not alike:
             return
-        told, entries = alike[0], None
-        if told.echo is not None and told.logprobs is not None:
-            entries = PromptEntries(self.tokenizer, told.echo, told.request.tokens, scores.logprobs)
+        # Of a long prompt it takes long, and other requests go on meanwhile.
+        if len(scores.own) < LONG_PROMPT:
+            logprobs, entries = self._read(scores, alike[0])
+        else:
+            logprobs, entries = await asyncio.to_thread(self._read, scores, alike[0])
         for choice in alike:
-            choice.prompt_logprobs, choice.prompt_entries = scores.logprobs, entries
+            choice.prompt_logprobs, choice.prompt_entries = logprobs, entries
             if entries is not None and choice.logprobs is not None:
                 choice.logprobs.begin(entries)
+
+    def _read(
+        self, scores: PromptScores, choice: Choice
+    ) -> tuple[list[TokenLogprob | None], PromptEntries | None]:
+        logprobs = scores.unpack()
+        if choice.echo is None or choice.logprobs is None:
+            return logprobs, None
+        return logprobs, PromptEntries(self.tokenizer, choice.echo, choice.request.tokens, logprobs)
 
     def _take_logprobs(self, choice: Choice, out: Output, used: int) -> list[Entry]:
         """The entries to send; `used` of the output's tokens belong to the answer."""

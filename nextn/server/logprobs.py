@@ -44,9 +44,12 @@ class PromptEntries:
         self.entries, self.rest = made[:first], made[first:]  # the rest goes out with what follows the text
         told = completion_logprobs(self.entries, tokenizer)
         self._worded = [encode(getattr(told, name))[1:-1] for name in told.__struct_fields__]
+        self._alone = msgspec.Raw(encode(told))
 
     def before(self, told: CompletionLogprobs) -> msgspec.Raw:
         """The JSON of both, the prompt's first."""
+        if not told.tokens:
+            return self._alone
         parts = []
         for name, first in zip(told.__struct_fields__, self._worded, strict=True):
             both = (first, encode(getattr(told, name))[1:-1])

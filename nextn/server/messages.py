@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -86,10 +87,26 @@ class Done(msgspec.Struct, tag=True, array_like=True):
 
 
 class PromptScores(msgspec.Struct, array_like=True):
-    """Log-probabilities of the prompt that these requests have, None for its first token."""
+    """Log-probabilities of the prompt that these requests have. In columns, so that to read a long one takes
+    the HTTP process's loop a millisecond; `unpack` may be called in a thread."""
 
     rids: list[str]
-    logprobs: list[TokenLogprob | None]
+    own: list[float]  # of every token but the first
+    top_ids: list[int]  # of the most likely tokens at each of these, equally many
+    top_logprobs: list[float]
+
+    @classmethod
+    def pack(cls, rids: list[str], logprobs: Sequence[TokenLogprob | None]) -> PromptScores:
+        """logprobs: None for the first token."""
+        told = [each for each in logprobs if each is not None]
+        tops = [pair for each in told for pair in each.top]
+        return cls(rids, [each.logprob for each in told], [i for i, _ in tops], [p for _, p in tops])
+
+    def unpack(self) -> list[TokenLogprob | None]:
+        count = len(self.top_ids) // max(1, len(self.own))
+        tops = list(zip(self.top_ids, self.top_logprobs, strict=True))
+        each = (TokenLogprob(p, tops[i * count : (i + 1) * count]) for i, p in enumerate(self.own))
+        return [None, *each]
 
 
 class StepNews(msgspec.Struct, tag=True, array_like=True):

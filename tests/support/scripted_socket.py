@@ -50,7 +50,7 @@ class ScriptedSocket:
             if params.logprobs is not None:
                 out.logprobs = [logprob_of(token) for token in part]
             if at == 0 and params.prompt_logprobs is not None:
-                scores = [PromptScores([request.rid], [None, *map(logprob_of, request.tokens[1:])])]
+                scores = [PromptScores.pack([request.rid], [None, *map(logprob_of, request.tokens[1:])])]
             at += run
             if at >= len(self.tokens):
                 out.finish_reason = "length" if self.matched is None else "stop"

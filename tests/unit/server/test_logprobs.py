@@ -54,7 +54,7 @@ def answer(
         part = list(tokens[at : at + run])
         out = Output(rid, part, [0] * len(part), logprobs=[logprob_of(t) for t in part])
         if at == 0 and echo is not None:
-            scores = [PromptScores([rid], [None, *map(logprob_of, prompt[1:])])]
+            scores = [PromptScores.pack([rid], [None, *map(logprob_of, prompt[1:])])]
         at += run
         if at >= len(tokens):
             out.finish_reason, out.matched = reason, matched
