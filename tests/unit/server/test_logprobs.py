@@ -188,3 +188,48 @@ def test_names_of_tokens(tokenizer: Tokenizer) -> None:
 def test_nothing_asked_for_nothing_told(tokenizer: Tokenizer) -> None:
     assert completion_logprobs([], tokenizer).tokens == []
     assert chat_logprobs([], tokenizer).content == []
+
+
+@pytest.mark.parametrize("length", [3, 600], ids=["at once", "in a thread"])
+@pytest.mark.parametrize("ended", [None, 0, 1])
+def test_scores_of_a_prompt_come_once(tokenizer: Tokenizer, length: int, ended: int | None) -> None:
+    """For all choices, also when the one that was first has been ended."""
+    engine = EngineClient(Metrics(40))
+    engine.attach(Ready(258, 1024, 2, {}, EngineStats()), EngineSocket())  # type: ignore[arg-type]
+    prompt = [BOS, *([5] * (length - 1))]
+    echo = tokenizer.decode(prompt)
+    params = SamplingParams(max_tokens=2, logprobs=2, prompt_logprobs=2)
+    gen = Generation(engine, tokenizer, [Prompt(prompt, params, (), echo)], 3, 0.0, name="answer")
+    rids = [choice.request.rid for choice in gen.choices]
+    assert len({choice.request.group for choice in gen.choices}) == 1
+
+    async def play() -> Any:
+        working = asyncio.ensure_future(Reply(CompletionRequest(prompt="x", n=3), gen, "m").whole())
+        await asyncio.sleep(0)
+        if ended is not None:
+            engine.end(f"answer-{ended}")
+        scores = PromptScores.pack(rids, [None, *map(logprob_of, prompt[1:])])
+        ends = [Output(rid, [6], [0], "length", logprobs=[logprob_of(6)]) for rid in rids]
+        for news in (
+            StepNews(ends[:1], EngineStats(), 0.1, [scores]),
+            StepNews(ends[1:], EngineStats(), 0.1),
+        ):
+            engine.receive(decode_from_engine(encode(news)))
+        return json.loads(await working)["choices"]
+
+    for i, choice in enumerate(asyncio.run(play())):
+        assert choice["finish_reason"] == ("abort" if i == ended else "length")
+        if i != ended:
+            told = choice["logprobs"]
+            expected = [*prompt[1:], 6]
+            assert told["token_logprobs"] == [None, *(logprob_of(t).logprob for t in expected)]
+            assert len(told["tokens"]) == len(told["text_offset"]) == len(told["top_logprobs"]) == length + 1
+            assert told["text_offset"][-1] == len(echo)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(tokens=st.lists(st.integers(0, 257), min_size=1, max_size=9), top=st.integers(0, 3))
+def test_scores_unpack_to_what_was_packed(tokens: list[int], top: int) -> None:
+    told = [None, *(TokenLogprob(-t / 7, [(i, -i / 3) for i in range(top)]) for t in tokens[1:])]
+    scores = PromptScores.pack(["a"], told)
+    assert decode_from_engine(encode(StepNews([], EngineStats(), 0.1, [scores]))).scores[0].unpack() == told
