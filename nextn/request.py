@@ -105,7 +105,8 @@ class SamplingParams:
     speculative: SpeculativeParams = SpeculativeParams()
     # Log-probabilities to be told, and how many of the most likely tokens beside each; None: none
     logprobs: int | None = None  # of the output
-    prompt_logprobs: int | None = None  # of the prompt; such a request is never served from the prefix cache
+    # of the prompt, which is then computed: the prefix cache gives positions whose scores are there already
+    prompt_logprobs: int | None = None
 
     def check(self, vocab_size: int | None = None) -> None:
         def need(ok: bool, name: str, rule: str) -> None:
@@ -266,6 +267,16 @@ def _lengthen(counts: list[int], length: int) -> None:
 
 
 @dataclass(slots=True, eq=False)
+class PromptGroup:
+    """Requests that came together and have one prompt, of which they want the same log-probabilities: what
+    one of them computes, the others take. The scheduler fills it in."""
+
+    members: list[Request] = field(default_factory=list)  # that are in the engine, in order of arrival
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of every member, so far
+    told: bool = False  # have they gone out? For whoever sends outputs on
+
+
+@dataclass(slots=True, eq=False)
 class Request:
     """One sequence in the engine. `tokens` is prompt then output, committed only."""
 
@@ -273,6 +284,7 @@ class Request:
     tokens: list[int]
     params: SamplingParams
     priority: int = 0  # larger goes first
+    group: PromptGroup | None = None
     num_prompt: int = 0
     limit: int = 0  # len(tokens) at which it ends by length; set by the engine
     order: int = 0  # arrival number; the youngest is retracted first

@@ -11,6 +11,7 @@ import torch
 
 from nextn.config import EngineConfig, usable_cores
 from nextn.draft import MOST_DEPTH, Shape
+from nextn.engine.logprobs import score_cost
 from nextn.engine.model import make_model
 from nextn.engine.rehearsal import DOUBT, rehearse
 from nextn.engine.runner import Runner
@@ -21,6 +22,7 @@ from nextn.kvcache.pool import KVPool
 from nextn.kvcache.radix import RadixCache
 from nextn.models.base import Chains, Model
 from nextn.models.config import ModelConfig
+from nextn.models.fake import FakeModel
 from nextn.ops.cpu.draw import draw as native_draw
 from nextn.ops.cpu.weights import Arena
 from nextn.scheduler.auto_depth import AutoDepth
@@ -106,6 +108,7 @@ def build(config: EngineConfig) -> Built:
         eos_ids=frozenset(cfg.eos_token_ids),
         shape=shape,
         auto=auto,
+        score_cost=0.0 if isinstance(model, FakeModel) else score_cost(cfg),
     )
     slots = pages * config.page_size
     trees = num_drafts > 0 and shape.topk > 1

@@ -33,6 +33,10 @@ class KVManager:
         """Pages that cover `length` slots."""
         return -(-length // self.page_size)
 
+    def shareable(self, length: int) -> int:
+        """Slots of a prompt of so many tokens that a request can take over from another with that prompt."""
+        return self._cache.knows(length) * self.page_size
+
     @property
     def available(self) -> int:
         """Pages that `reserve` could get: free, or cached and not locked."""

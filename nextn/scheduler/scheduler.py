@@ -10,13 +10,16 @@ retracted when pages run out, so the first always gets on, and no two requests c
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import logging
+import math
 import time
 
 from nextn.constraint import GrammarCursor
 from nextn.draft import MAX_DRAFTS, NO_DRAFT, Draft, Shape
 from nextn.kvcache.manager import KVManager
-from nextn.request import Failure, Output, Request, failed_in
+from nextn.request import Failure, Output, PromptGroup, Request, failed_in
+from nextn.scheduler import groups
 from nextn.scheduler.auto_depth import AutoDepth
 from nextn.scheduler.plan import Plan, Row, RowResult, StepResult
 from nextn.scheduler.stats import EngineStats
@@ -39,10 +42,13 @@ class Scheduler:
         eos_ids: frozenset[int],
         shape: Shape = Shape(),  # noqa: B008
         auto: AutoDepth | None = None,
+        score_cost: float = 0.0,
     ) -> None:
         """num_drafts: depth of a draft where a request asks for none of its own; 0: nothing can draft. With
-        `auto` it is the most, and `auto` says how much of it."""
+        `auto` it is the most, and `auto` says how much of it. score_cost: of the log-probability of a
+        prompt's token, in tokens of the budget."""
         self.kv = kv
+        self.score_cost = score_cost
         self.token_budget, self.max_running = token_budget, max_running
         self.num_drafts, self.shape, self.auto = num_drafts, shape, auto
         self.eos_ids = eos_ids
@@ -59,6 +65,7 @@ class Scheduler:
         self.by_rid[req.rid] = req
         if req.grammar is not None:
             req.cursor = GrammarCursor(req.grammar, self.end_ids(req))
+        groups.enter(req)
         bisect.insort(self.waiting, req, key=rank)
 
     def abort(self, rid: str) -> bool:
@@ -76,6 +83,7 @@ class Scheduler:
         return True
 
     def _forget(self, req: Request) -> None:
+        groups.leave(req)
         self._gone.append(req.rid)
         if self.auto is not None:
             self.auto.forget(req.rid)
@@ -111,16 +119,28 @@ class Scheduler:
         for req in prefilling:
             if req in self.running and budget > 0:
                 budget -= self._extend(req, budget, rows)
-        while budget > 0 and self.waiting and len(self.running) < self.max_running:
-            if not self._admit(self.waiting[0]):
+        while budget > 0 and len(self.running) < self.max_running:
+            new = self._next()
+            if new is None or not self._admit(new):
                 break
-            req = self.waiting.pop(0)
-            bisect.insort(self.running, req, key=rank)
-            budget -= self._extend(req, budget, rows)
+            self.waiting.remove(new)
+            bisect.insort(self.running, new, key=rank)
+            budget -= self._extend(new, budget, rows)
         if not rows:
             return Plan(rows)
         gone, self._gone = self._gone, []
         return Plan(rows, gone)
+
+    def _next(self) -> Request | None:
+        """The first in line that does not wait for another of its group. That one runs, so others go ahead of
+        those that wait only until its prompt is complete."""
+        held: set[PromptGroup | None] = set()
+        for req in self.waiting:
+            if req.group not in held:
+                if not groups.waits(req, self.kv):
+                    return req
+                held.add(req.group)
+        return None
 
     def _admit(self, req: Request) -> bool:
         """Takes the request's cached prefix if the rest of it will fit beside what runs."""
@@ -131,11 +151,14 @@ class Scheduler:
             self.kv.release(req)
             return False
         if first:
-            req.queued = time.perf_counter() - req.arrived
-            req.first_cached = req.cached
-            self.stats.prompt_tokens += req.num_prompt
-            self.stats.cached_tokens += req.cached
+            self._begin(req, req.cached)
         return True
+
+    def _begin(self, req: Request, cached: int) -> None:
+        req.queued = time.perf_counter() - req.arrived
+        req.first_cached = cached
+        self.stats.prompt_tokens += req.num_prompt
+        self.stats.cached_tokens += cached
 
     def _unscored(self, req: Request) -> int | None:
         """The first position whose logits are still wanted, and so must be computed; None: none is."""
@@ -157,9 +180,20 @@ class Scheduler:
         return max(0, self.kv.pages_for(ahead) + 1 - len(req.pages))
 
     def _extend(self, req: Request, budget: int, rows: list[Row]) -> int:
-        """Plans the next chunk of what is not yet in the cache. Returns the tokens it takes."""
-        chunk = req.tokens[req.committed : req.committed + budget]
-        return len(chunk) if self._row(req, chunk, NO_DRAFT, rows) else 0
+        """Plans the next chunk of what is not yet in the cache. Returns what it takes of the budget."""
+        chunk = req.tokens[req.committed : req.committed + self._affordable(req, budget)]
+        if not self._row(req, chunk, NO_DRAFT, rows):
+            return 0
+        return len(chunk) + math.ceil(self.score_cost * len(rows[-1].scores))
+
+    def _affordable(self, req: Request, budget: int) -> int:
+        """How many of the next tokens the budget is enough for, the scores that are wanted of them included;
+        at least one."""
+        unscored = self._unscored(req)
+        if unscored is None:
+            return budget
+        free = min(budget, unscored - req.committed)
+        return max(1, free + int((budget - free) / (1.0 + self.score_cost)))
 
     def _row(self, req: Request, tokens: list[int], draft: Draft, rows: list[Row]) -> bool:
         """Reserves the slots of a row and of the drafting after it and plans the row. When pages run
@@ -270,9 +304,24 @@ class Scheduler:
             out.matched_logprob = None if matched is None else res.logprobs[took]
         if first and req.params.prompt_logprobs is not None:
             out.prompt_logprobs = [None, *req.prompt_logprobs]
-        if reason is not None:
-            out.spec, out.cached_tokens, out.retractions = req.spec, req.first_cached, req.retractions
-        return [out]
+        if reason is None:
+            return [out]
+        out.spec, out.cached_tokens, out.retractions = req.spec, req.first_cached, req.retractions
+        alike = [] if reason != "length" else groups.ends_with(req)
+        return [out, *(self._end_like(out, other) for other in alike)]
+
+    def _end_like(self, out: Output, req: Request) -> Output:
+        """Ends a request that waits with what another has been told of the same prompt."""
+        if req.retractions == 0:
+            self._begin(req, req.num_prompt)
+        self.waiting.remove(req)
+        del self.by_rid[req.rid]
+        self._forget(req)
+        self.stats.finished += 1
+        return dataclasses.replace(
+            out, rid=req.rid, spec=req.spec, queued=req.queued, cached_tokens=req.first_cached,
+            retractions=req.retractions,
+        )  # fmt: skip
 
     def _end(self, req: Request, share: bool = True) -> None:
         """share: the prefix cache may have what it committed."""
@@ -325,6 +374,9 @@ class Scheduler:
         assert len(self.running) <= self.max_running
         if self.auto is not None:
             self.auto.check_integrity(self.by_rid)
+        for r in self.by_rid.values():
+            assert r.group is None or r in r.group.members
+            assert r.group is None or all(self.by_rid.get(m.rid) is m for m in r.group.members)
         for r in self.waiting:
             assert not r.pages
             assert r.committed == r.owed == 0

@@ -27,7 +27,7 @@ from nextn.server.protocol import ChatRequest, CommonRequest, CompletionRequest
 from nextn.server.request_id import RequestId, request_id
 from nextn.server.responses import Answer, ChatChoice, CompletionChoice, Model, ModelList
 from nextn.server.service import Service
-from nextn.server.sse import ClientGone, EventStream, unless_gone
+from nextn.server.sse import ClientGone, EventStream, WholeAnswer, unless_gone
 from nextn.server.static import add_page
 from nextn.server.tokens import (
     DetokenizeRequest,
@@ -101,7 +101,7 @@ def add_generation(app: FastAPI, service: Service, document: Document) -> None:
             whole = await unless_gone(request.receive, reply.whole())
         except ClientGone:
             return Response(status_code=499)
-        return Response(whole, media_type="application/json")
+        return WholeAnswer(whole)
 
 
 def add_control(app: FastAPI, service: Service, document: Document) -> None:

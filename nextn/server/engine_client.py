@@ -23,6 +23,7 @@ from nextn.server.messages import (
     FlushCache,
     FromEngine,
     NewRequest,
+    PromptScores,
     Ready,
     Rejected,
     SetSpeculativeDefaults,
@@ -35,10 +36,11 @@ from nextn.server.watch import Watch
 
 
 class News(NamedTuple):
-    """What a waiter finds in its queue: an output of request `rid`, or why there will be none."""
+    """What a waiter finds in its queue: an output of request `rid`, the log-probabilities of its prompt,
+    which others may have too, or why there will be no more."""
 
     rid: str
-    what: Output | ApiError
+    what: Output | PromptScores | ApiError
 
 
 class Waiter(NamedTuple):
@@ -153,6 +155,8 @@ class EngineClient:
         self.last_sign = time.monotonic()
         if isinstance(message, StepNews):
             self.metrics.on_step(message.stats, message.seconds)
+            for scores in message.scores:
+                self._tell_scores(scores)
             for out in message.outputs:
                 self._tell(out.rid, out, last=out.finish_reason is not None)
         elif isinstance(message, Rejected):
@@ -165,6 +169,12 @@ class EngineClient:
                 call.set_result(None)
             else:
                 call.set_exception(ValueError(message.error))
+
+    def _tell_scores(self, scores: PromptScores) -> None:
+        """Once, as the requests are of one client, to the first that has not been aborted meanwhile."""
+        rid = next((rid for rid in scores.rids if rid in self.waiters), None)
+        if rid is not None:
+            self.waiters[rid].queue.put_nowait(News(rid, scores))
 
     def _tell(self, rid: str, what: Output | ApiError, last: bool) -> None:
         waiter = self.waiters.get(rid)
