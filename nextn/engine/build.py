@@ -11,7 +11,7 @@ import torch
 
 from nextn.config import EngineConfig, usable_cores
 from nextn.draft import MOST_DEPTH, Shape
-from nextn.engine.logprobs import score_cost
+from nextn.engine.logprobs import context_cost, score_cost
 from nextn.engine.model import make_model
 from nextn.engine.rehearsal import DOUBT, rehearse
 from nextn.engine.runner import Runner
@@ -109,6 +109,7 @@ def build(config: EngineConfig) -> Built:
         shape=shape,
         auto=auto,
         score_cost=0.0 if isinstance(model, FakeModel) else score_cost(cfg),
+        context_cost=0.0 if isinstance(model, FakeModel) else context_cost(cfg),
     )
     slots = pages * config.page_size
     trees = num_drafts > 0 and shape.topk > 1

@@ -43,12 +43,13 @@ class Scheduler:
         shape: Shape = Shape(),  # noqa: B008
         auto: AutoDepth | None = None,
         score_cost: float = 0.0,
+        context_cost: float = 0.0,
     ) -> None:
         """num_drafts: depth of a draft where a request asks for none of its own; 0: nothing can draft. With
         `auto` it is the most, and `auto` says how much of it. score_cost: of the log-probability of a
-        prompt's token, in tokens of the budget."""
+        prompt's token, in tokens of the budget. context_cost: of each position that a token attends to."""
         self.kv = kv
-        self.score_cost = score_cost
+        self.score_cost, self.context_cost = score_cost, context_cost
         self.token_budget, self.max_running = token_budget, max_running
         self.num_drafts, self.shape, self.auto = num_drafts, shape, auto
         self.eos_ids = eos_ids
@@ -116,16 +117,18 @@ class Scheduler:
                 spare -= len(draft)
                 used += 1 + len(draft)
         budget = self.token_budget - used
+        if decoding:  # their next tokens wait for this step
+            budget = min(budget, max(1, self.token_budget // 2))
         for req in prefilling:
             if req in self.running and budget > 0:
-                budget -= self._extend(req, budget, rows)
+                budget -= self._extend(req, budget, rows, bool(decoding))
         while budget > 0 and len(self.running) < self.max_running:
             new = self._next()
             if new is None or not self._admit(new):
                 break
             self.waiting.remove(new)
             bisect.insort(self.running, new, key=rank)
-            budget -= self._extend(new, budget, rows)
+            budget -= self._extend(new, budget, rows, bool(decoding))
         if not rows:
             return Plan(rows)
         gone, self._gone = self._gone, []
@@ -179,21 +182,27 @@ class Scheduler:
         ahead += min(self.shape.beyond, self.shape.size(steps) + self.shape.scratch(steps))
         return max(0, self.kv.pages_for(ahead) + 1 - len(req.pages))
 
-    def _extend(self, req: Request, budget: int, rows: list[Row]) -> int:
-        """Plans the next chunk of what is not yet in the cache. Returns what it takes of the budget."""
-        chunk = req.tokens[req.committed : req.committed + self._affordable(req, budget)]
+    def _extend(self, req: Request, budget: int, rows: list[Row], beside: bool) -> int:
+        """Plans the next chunk of what is not yet in the cache. Returns what it takes of the budget. beside:
+        other requests decode, so what attention costs counts, too."""
+        context = self.context_cost * beside
+        chunk = req.tokens[req.committed : req.committed + self._affordable(req, budget, context)]
         if not self._row(req, chunk, NO_DRAFT, rows):
             return 0
-        return len(chunk) + math.ceil(self.score_cost * len(rows[-1].scores))
+        n = len(chunk)
+        attention = context * n * (req.committed + n / 2)
+        return n + math.ceil(self.score_cost * len(rows[-1].scores) + attention)
 
-    def _affordable(self, req: Request, budget: int) -> int:
+    def _affordable(self, req: Request, budget: int, context: float) -> int:
         """How many of the next tokens the budget is enough for, the scores that are wanted of them included;
-        at least one."""
+        at least one. context: what each position costs that a token attends to."""
+        each = 1.0 + context * req.committed
         unscored = self._unscored(req)
-        if unscored is None:
-            return budget
-        free = min(budget, unscored - req.committed)
-        return max(1, free + int((budget - free) / (1.0 + self.score_cost)))
+        if unscored is not None and unscored < req.committed + budget / each:
+            each += self.score_cost
+        # n tokens cost each * n + context * n * n / 2.
+        root = math.sqrt(each * each + 2.0 * context * budget)
+        return max(1, int(2.0 * budget / (each + root)))
 
     def _row(self, req: Request, tokens: list[int], draft: Draft, rows: list[Row]) -> bool:
         """Reserves the slots of a row and of the drafting after it and plans the row. When pages run

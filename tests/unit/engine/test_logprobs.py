@@ -213,3 +213,10 @@ def test_what_a_score_costs_follows_from_the_models_sizes():
     assert 0.2 < cost < 0.6  # a third of a row was measured
     assert logprobs.score_cost(dataclasses.replace(cfg, vocab_size=2 * cfg.vocab_size)) == 2 * cost
     assert logprobs.score_cost(dataclasses.replace(cfg, num_hidden_layers=24)) < cost / 1.8
+
+
+def test_what_a_context_costs_follows_from_the_models_sizes():
+    cfg = ModelConfig.from_folder(model_folder(EMBEDDED))
+    cost = logprobs.context_cost(cfg)
+    assert 1e-4 < cost < 1e-2  # of a row, for each position
+    assert logprobs.context_cost(dataclasses.replace(cfg, vocab_size=2 * cfg.vocab_size)) == cost

@@ -179,6 +179,7 @@ class Whims(DepthController):
 def make(
     pages=40, page_size=4, budget=32, running=4, drafts=2, radix=True, skill=0.7, shape=CHAINS, auto=None,
     score_cost=0.0,
+    context_cost=0.0,
 ):  # fmt: skip
     cache = RadixCache(page_size) if radix else NaiveCache()
     kv = KVManager(pages + 1, page_size, cache)
@@ -191,6 +192,7 @@ def make(
         shape=shape,
         auto=auto and AutoDepth(auto),
         score_cost=score_cost,
+        context_cost=context_cost,
     )
     return sched, Executor(page_size, skill, shape=shape)
 
@@ -468,9 +470,32 @@ def test_a_step_of_scores_is_as_dear_as_one_without():
         return found
 
     plain, scored = sizes(max_tokens=0), sizes(max_tokens=0, prompt_logprobs=1)
-    assert max(plain) == 21  # beside the other's root and two drafts
-    assert max(scored) == 14
+    assert max(plain) == 12  # half of the budget, beside a request that decodes
+    assert max(scored) == 8
     assert sum(plain) == sum(scored) == 100
+
+
+def test_a_prompts_chunks_get_shorter_with_its_context_where_others_wait():
+    def sizes(beside):
+        sched, ex = make(pages=400, budget=48, context_cost=0.02)
+        if beside:
+            sched.add(request("a", [3, 4], 0, 700, max_tokens=200, ignore_eos=True))
+            plan = sched.plan()
+            sched.commit(plan, ex.run(plan))
+        sched.add(request("b", [7] * 300, 1, 700, max_tokens=0))
+        found = []
+        while "b" in sched.by_rid:
+            plan = sched.plan()
+            found += [len(r.tokens) for r in plan.rows if r.rid == "b"]
+            sched.commit(plan, ex.run(plan))
+        return found
+
+    alone, beside = sizes(False), sizes(True)
+    assert alone[:-1] == [48] * 6  # nobody waits
+    assert beside[0] == 20  # with the attention to one another, 24 rows' worth
+    assert beside[:-1] == sorted(beside[:-1], reverse=True)
+    assert beside[-2] == 3  # 24 over 1 + 0.02 * 300
+    assert sum(alone) == sum(beside) == 300
 
 
 def test_a_score_that_no_budget_is_enough_for():
