@@ -164,7 +164,7 @@ class TextWording:
 
     def __call__(self, delta: Delta) -> list[Chunk]:
         choice = delta.choice
-        told = completion_logprobs(delta.entries, self.tokenizer) if delta.entries else None
+        told = None if choice.logprobs is None else completion_logprobs(delta.entries, self.tokenizer)
         depths: list[tuple[str, int]] | UnsetType = UNSET
         if choice.depths is not None:
             depths, choice.depths = choice.depths, []
