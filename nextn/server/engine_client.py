@@ -18,7 +18,6 @@ from nextn.request import Output, SpeculativeParams
 from nextn.server.errors import ApiError, bad_request, engine_dead, no_engine
 from nextn.server.messages import (
     Abort,
-    Add,
     Done,
     FlushCache,
     FromEngine,
@@ -29,6 +28,7 @@ from nextn.server.messages import (
     SetSpeculativeDefaults,
     StepNews,
     ToEngine,
+    add_of,
     encode,
 )
 from nextn.server.metrics import Metrics
@@ -66,6 +66,7 @@ class EngineClient:
 
     def __post_init__(self) -> None:
         self.watch = Watch(self.metrics)
+        self.metrics.silent_for = self.silent_for
 
     @property
     def active(self) -> int:
@@ -105,7 +106,7 @@ class EngineClient:
             self.last_sign = time.monotonic()
         for request, name in zip(requests, names or [r.rid for r in requests], strict=True):
             self.waiters[request.rid] = Waiter(queue, name)
-        self._send(Add(requests))
+        self._send(add_of(requests))
 
     def abort(self, rid: str) -> bool:
         """Ends a request and its news. False if it had ended already."""

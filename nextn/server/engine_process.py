@@ -44,6 +44,7 @@ from nextn.server.messages import (
     ToEngine,
     decode_to_engine,
     encode,
+    requests_of,
 )
 from nextn.server_config import ServerConfig
 
@@ -148,7 +149,7 @@ def loop(engine: Engine, link: Link, grammars: GrammarCompiler) -> None:
             began = time.perf_counter()
         for message in messages:
             if isinstance(message, Add):
-                line.put(message.requests)
+                line.put(requests_of(message))
             elif isinstance(message, Abort):
                 line.drop(message.rid)
                 requests.pop(message.rid, None)

@@ -24,9 +24,42 @@ class NewRequest(msgspec.Struct, array_like=True):
 
 
 class Add(msgspec.Struct, tag=True, array_like=True):
-    """All choices of one HTTP request: one that is refused is told of before the others begin."""
+    """All choices of one HTTP request: one that is refused is told of before the others begin. Made by
+    `add_of`, read by `requests_of`."""
 
     requests: list[NewRequest]
+    same_tokens: list[bool]  # of each request: its prompt is the last one's, and empty here
+    same_constraint: list[bool]  # likewise; None here
+
+
+def add_of(requests: Sequence[NewRequest]) -> Add:
+    """What a request has in common with the last one is sent once: a long prompt may have 128 choices."""
+    short, same_tokens, same_constraint = [], [], []
+    last: NewRequest | None = None
+    for new in requests:
+        params = new.params
+        same_tokens.append(last is not None and new.tokens is last.tokens)
+        same_constraint.append(
+            last is not None and params.constraint is not None and params.constraint is last.params.constraint
+        )
+        if same_constraint[-1]:
+            params = params.replace(constraint=None)
+        tokens = [] if same_tokens[-1] else new.tokens
+        short.append(NewRequest(new.rid, tokens, params, new.priority, new.group))
+        last = new
+    return Add(short, same_tokens, same_constraint)
+
+
+def requests_of(add: Add) -> list[NewRequest]:
+    """The requests as they were; each has tokens of its own."""
+    requests: list[NewRequest] = []
+    for new, tokens, constraint in zip(add.requests, add.same_tokens, add.same_constraint, strict=True):
+        if tokens:
+            new.tokens = list(requests[-1].tokens)
+        if constraint:
+            new.params = new.params.replace(constraint=requests[-1].params.constraint)
+        requests.append(new)
+    return requests
 
 
 class Abort(msgspec.Struct, tag=True, array_like=True):

@@ -169,7 +169,7 @@ class TextWording:
     def __call__(self, delta: Delta) -> list[Chunk]:
         choice = delta.choice
         told: CompletionLogprobs | Raw | None = None
-        if delta.entries or (delta.prompt and delta.prompt.entries):
+        if choice.logprobs is not None:
             told = completion_logprobs(delta.entries, self.tokenizer)
             told = told if delta.prompt is None else delta.prompt.before(told)
         depths: list[tuple[str, int]] | UnsetType = UNSET

@@ -13,7 +13,7 @@ from nextn.request import Output, SpecStats, TokenLogprob
 from nextn.scheduler.stats import EngineStats
 from nextn.server.app import make_app
 from nextn.server.engine_client import EngineClient
-from nextn.server.messages import Add, PromptScores, Ready, StepNews, decode_to_engine
+from nextn.server.messages import Add, PromptScores, Ready, StepNews, decode_to_engine, requests_of
 from nextn.server.metrics import Metrics
 from nextn.server.service import Service
 from nextn.server_config import ServerConfig
@@ -36,7 +36,7 @@ class ScriptedSocket:
     def send(self, data: bytes) -> None:
         message = decode_to_engine(data)
         if isinstance(message, Add):
-            for request in message.requests:
+            for request in requests_of(message):
                 asyncio.get_running_loop().create_task(self.play(request))
 
     async def play(self, request: Any) -> None:

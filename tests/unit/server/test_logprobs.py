@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engine_socket import EngineSocket
+from support.scripted_socket import post
 
 from nextn.request import Output, SamplingParams, TokenLogprob
 from nextn.scheduler.stats import EngineStats
@@ -233,3 +234,22 @@ def test_scores_unpack_to_what_was_packed(tokens: list[int], top: int) -> None:
     told = [None, *(TokenLogprob(-t / 7, [(i, -i / 3) for i in range(top)]) for t in tokens[1:])]
     scores = PromptScores.pack(["a"], told)
     assert decode_from_engine(encode(StepNews([], EngineStats(), 0.1, [scores]))).scores[0].unpack() == told
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_one_shape_where_there_are_none(tokenizer: Tokenizer, asked: bool) -> None:
+    """An answer without a token; and chunks that have none: the first of a chat, the last that ends it."""
+    stopped: dict[str, Any] = {"stop": "a", "max_tokens": 5}
+    tokens = tokenizer.encode("a", False)
+    lists = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+    text = {"prompt": "x", "logprobs": 1 if asked else None, **stopped}
+    whole = post(tokenizer, "/v1/completions", tokens, **text)
+    (chunk,) = post(tokenizer, "/v1/completions", tokens, stream=True, **text)
+    for each in (whole, chunk):
+        assert each["choices"][0]["logprobs"] == (lists if asked else None)
+    chat = {"messages": [{"role": "user", "content": "x"}], "logprobs": asked, **stopped}
+    whole = post(tokenizer, "/v1/chat/completions", tokens, **chat)
+    chunks = post(tokenizer, "/v1/chat/completions", tokens, stream=True, **chat)
+    assert len(chunks) == 2
+    for each in (whole, *chunks):
+        assert each["choices"][0]["logprobs"] == ({"content": [], "refusal": None} if asked else None)
