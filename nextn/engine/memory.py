@@ -68,10 +68,10 @@ def check_memory(
     """
     have = device_memory(device)
 
-    def take(cfg: ModelConfig, tokens: int) -> int:
+    def take(cfg: ModelConfig, tokens: int) -> int:  # tokens 0: the weights alone
         tensors, values = size_of(cfg, nextn_layers)
         pool = tokens * (cfg.num_hidden_layers + nextn_layers) * cfg.latent_dim * 2
-        tables = cfg.max_position_embeddings * cfg.qk_rope_head_dim * 4
+        tables = min(tokens, cfg.max_position_embeddings) * cfg.qk_rope_head_dim * 4
         return values * value_bytes + tensors * PER_TENSOR + pool + tables
 
     tokens = config.kv_cache_tokens or (CPU_KV_TOKENS if device.type == "cpu" else 0)

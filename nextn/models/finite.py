@@ -29,7 +29,7 @@ def non_finite(tensor: Tensor) -> int:
         low, high = torch.aminmax(tensor)
         if float(low) >= -LARGEST and float(high) <= LARGEST:  # false for NaN
             return 0
-    return tensor.numel() - int((tensor.abs() <= LARGEST).sum())
+    return tensor.numel() - int((tensor.float().abs() <= LARGEST).sum())
 
 
 def non_finite_scales(scale: Tensor) -> int:

@@ -13,6 +13,10 @@ import numpy as np
 import torch
 
 LARGEST_ID = 32  # bytes of one id in a file, at most: of JSON, with spaces
+UNREADABLE = (  # what the three readers raise for files that are none or lie
+    OSError, ValueError, TypeError, RuntimeError, ArithmeticError, MemoryError, EOFError,
+    pickle.UnpicklingError,
+)  # fmt: skip
 FRAME = 65536  # bytes besides
 
 
@@ -32,7 +36,7 @@ def read_token_map(path: Path, vocab_size: int) -> tuple[int, ...]:
         if count > vocab_size:
             raise ValueError(f"it has {count} ids, the model has {vocab_size}")
         ids = np.asarray(found)
-    except (OSError, ValueError, TypeError, RuntimeError, MemoryError, EOFError, pickle.UnpicklingError) as e:
+    except UNREADABLE as e:
         raise ValueError(f"--speculative-token-map {path} cannot be read: {e}") from e
     if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
         raise ValueError(f"--speculative-token-map {path} holds no list of token ids")
