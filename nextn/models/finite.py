@@ -7,6 +7,8 @@ something a second one that counts.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -23,7 +25,7 @@ def non_finite(tensor: Tensor) -> int:
             return 0
         return int((raw & 0x7F == 0x7F).sum())
     if tensor.dtype == torch.bfloat16:
-        if tensor.sum().isfinite():  # neither NaN nor infinity leaves a sum again
+        if math.isfinite(tensor.sum().item()):  # neither NaN nor infinity leaves a sum again
             return 0
     else:
         low, high = torch.aminmax(tensor)
