@@ -40,7 +40,7 @@ def main() -> int:
     rules = SHORT if args.short else Rules()
     if args.limit is not None:
         rules = dataclasses.replace(rules, limit=args.limit)
-    options = ["--model-path", args.model_path]
+    options = ["--model-path", args.model_path, "--shutdown-timeout", "1"]
     if args.threads is not None:
         options += ["--threads", str(args.threads)]
     told = {}
