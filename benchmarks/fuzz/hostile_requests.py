@@ -48,6 +48,7 @@ class Fuzz:
         self.outcomes: collections.Counter[str] = collections.Counter()
         self.found: list[dict[str, Any]] = []
         self.running: dict[int, Hostile] = {}
+        self.engine: int | None = None  # its process
 
     async def play(
         self, server: Server, shape: str, numbers: Iterator[int], until: float, clients: int
