@@ -107,13 +107,18 @@ class Fuzz:
         return f"{said} {answer.code}" if found else said, found
 
     def _look_at_engine(self, server: Server, shape: str, number: int, request: Hostile) -> None:
-        """Keeps all that ran when the engine died."""
+        """Keeps all that ran when the engine died, and the end of the server's log. A request whose client had
+        left may have been the one."""
         engine = engine_of(server)
         if engine == self.engine:
             return
         if self.engine is not None:  # else it is only back
             for other, suspect in {number: request, **self.running}.items():
                 self._keep(shape, other, suspect, "the engine died")
+            log = server.log.read_text(errors="replace")[-5000:]
+            print(log, file=sys.stderr, flush=True)
+            if self.keep is not None:
+                (self.keep / f"{self.seed}-{number}.log").write_text(log, encoding="utf-8")
         self.engine = engine
 
     def _keep(self, shape: str, number: int, request: Hostile, outcome: str) -> None:

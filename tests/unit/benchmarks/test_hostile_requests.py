@@ -78,13 +78,19 @@ def test_all_that_ran_when_the_engine_died_is_kept(tmp_path: Path, monkeypatch: 
     import hostile_requests
     from hostile import hostile
 
-    fuzz = hostile_requests.Fuzz(5, 1.0, tmp_path)
+    class Logging:
+        log = tmp_path / "server.log"
+
+    Logging.log.write_text("IndexError: list index out of range")
+    kept_in = tmp_path / "kept"
+    fuzz = hostile_requests.Fuzz(5, 1.0, kept_in)
     requests = {i: hostile(random.Random(f"5/{i}")) for i in (3, 4)}
     fuzz.engine, fuzz.running = 100, {4: requests[4]}
     monkeypatch.setattr(hostile_requests, "engine_of", lambda server: 101)
-    fuzz._look_at_engine(object(), "trees", 3, requests[3])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["5-3.json", "5-4.json"]
-    kept = json.loads((tmp_path / "5-4.json").read_text())
+    fuzz._look_at_engine(Logging(), "trees", 3, requests[3])
+    assert sorted(path.name for path in kept_in.iterdir()) == ["5-3.json", "5-3.log", "5-4.json"]
+    assert "IndexError" in (kept_in / "5-3.log").read_text()
+    kept = json.loads((kept_in / "5-4.json").read_text())
     assert (kept["server"], kept["outcome"], kept["body"]) == ("trees", "the engine died", requests[4].body)
-    fuzz._look_at_engine(object(), "trees", 3, requests[3])
+    fuzz._look_at_engine(Logging(), "trees", 3, requests[3])
     assert len(fuzz.found) == 2  # once
