@@ -107,8 +107,8 @@ class Fuzz:
         return f"{said} {answer.code}" if found else said, found
 
     def _look_at_engine(self, server: Server, shape: str, number: int, request: Hostile) -> None:
-        """Keeps all that ran when the engine died, and the end of the server's log. A request whose client had
-        left may have been the one."""
+        """Keeps all that ran when the engine died, and the end of the server's log. It may have been a
+        request whose client had left, too."""
         engine = engine_of(server)
         if engine == self.engine:
             return
