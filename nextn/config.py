@@ -74,6 +74,9 @@ class EngineConfig:
     load_format: str = option(
         "auto", "model", "auto: safetensors; dummy: random weights", choices=("auto", "dummy")
     )
+    allow_non_finite_weights: bool = option(
+        False, "model", "serve a checkpoint with NaN or infinite weights, which is refused else"
+    )
     dtype: str = option(
         "auto",
         "model",

@@ -62,7 +62,7 @@ class Allowed(NamedTuple):
 
 class Took(NamedTuple):
     """Of the tokens that a step would commit the first `kept`. ended: the text is complete with the last of
-    them. error: why that one may not stand, nor any other."""
+    them. error: why nothing may follow them."""
 
     kept: int
     ended: bool = False
@@ -70,13 +70,18 @@ class Took(NamedTuple):
 
 
 class GrammarCursor:
-    """A request's grammar at its last committed token. Not thread-safe."""
+    """A request's grammar at its last committed token. Not thread-safe.
+
+    What the grammar's library raises stays in here: from then on `failed` says so, nothing is allowed or
+    forced any more, and `commit` is an error.
+    """
 
     def __init__(self, grammar: Grammar, end_ids: frozenset[int]) -> None:
         """end_ids: the tokens that end the request."""
         self.grammar, self.end_ids = grammar, end_ids
         # What drafting asks for is asked again when the drafts are verified. None: no such path.
         self._known: dict[tuple[int, ...], Allowed | None] = {}
+        self.failed: str | None = None
 
     def allowed(self, path: Sequence[int] = ()) -> Allowed | None:
         """After these drafts; None if they may not stand there themselves, or if the text has ended."""
@@ -86,19 +91,28 @@ class GrammarCursor:
         return self._known[key]
 
     def _look(self, path: tuple[int, ...]) -> Allowed | None:
-        if not self.end_ids.isdisjoint(path):
+        if self.failed is not None or not self.end_ids.isdisjoint(path):
             return None
-        took = self.grammar.advance(path)
         found = None
-        if took == len(path):
-            tokens = self.grammar.mask()
-            nothing, accepting = not tokens.any(), self.grammar.accepting
-            if accepting:
-                tokens[list(self.end_ids)] = True
-            found = Allowed(tokens, nothing and accepting, nothing and not accepting)
-        if took:
-            self.grammar.rollback(took)
+        try:
+            took = self.grammar.advance(path)
+            if took == len(path):
+                tokens = self.grammar.mask()
+                nothing, accepting = not tokens.any(), self.grammar.accepting
+                if accepting:
+                    tokens[list(self.end_ids)] = True
+                found = Allowed(tokens, nothing and accepting, nothing and not accepting)
+            if took:
+                self.grammar.rollback(took)
+        except BaseException as e:
+            self._fail(e)
+            return None
         return found
+
+    def _fail(self, error: BaseException) -> None:
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):  # Rust's panics are no Exception either
+            raise error
+        self.failed = f"the grammar's library failed: {type(error).__name__}: {error}"
 
     def forced(self, most: int) -> list[int]:
         """What follows, at most so many tokens, as far as each is the only one allowed."""
@@ -123,14 +137,21 @@ class GrammarCursor:
                 break
             path = (*path, token)
             after = self.allowed(path)
-            if after is None or after.dead:
+            if after is None:
+                return Took(i, error=self.failed or "the grammar does not allow what was chosen")
+            if after.dead:
                 return Took(i + 1, error="the grammar has no way to go on from here")
             if after.ended:
                 took = Took(i + 1, ended=True)
                 break
         took = took or Took(len(tokens))
-        n = self.grammar.advance(path)
-        assert n == len(path), "a token was allowed and is not taken"
+        try:
+            n = self.grammar.advance(path)
+            assert n == len(path), "a token was allowed and is not taken"
+        except BaseException as e:
+            self._fail(e)
+        if self.failed is not None:
+            return Took(0, error=self.failed)
         self._known = {known[n:]: what for known, what in self._known.items() if known[:n] == path}
         return took
 

@@ -77,7 +77,7 @@ def _plan(executor: Runner, n: int, position: int, drafts: list[list[int]], made
         rows.append(Row(
             rid=str(i), tokens=tokens, start=position, draft=Draft(draft) if draft else NO_DRAFT,
             chooses=True, following=-1, pages=range(1 + i * pages, 1 + (i + 1) * pages), draft_next=made,
-            room=64, params=params, history=[tokens[0]] * (position + 1), num_prompt=position, end_ids=frozenset(),
-            extend=made > 0,
+            room=64, params=params, history=[tokens[0]] * (position + 1), num_prompt=position,
+            end_ids=frozenset(), extend=made > 0,
         ))  # fmt: skip
     return Plan(rows, [str(i) for i in range(n)])

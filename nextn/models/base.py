@@ -57,7 +57,8 @@ class Model(Protocol):
         `draft_logits`."""
 
 
-# Draft logits [N, V], which may be written over; each row's (number of its chain, guesses so far) -> tokens.
+# Draft logits [N, V], which may be written over; each row's (number of its chain, guesses so far) -> tokens,
+# NO_TOKEN for a chain that is to end there.
 GuessChains = Callable[[Tensor, Sequence[tuple[int, Sequence[int]]]], list[int]]
 
 

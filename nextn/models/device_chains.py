@@ -21,7 +21,7 @@ from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
 from nextn.layers.paged_batch import PagedBatch
 from nextn.models.base import GuessChains, Model, take
-from nextn.ops.base import Drawn
+from nextn.ops.base import NO_TOKEN, Drawn
 
 
 def draft_chains(
@@ -46,6 +46,7 @@ def draft_chains(
     going = list(range(len(draws)))  # chains; those that the host guesses are last
     own = len(draws) - asked
     paths: dict[int, list[int]] = {i: [] for i in going}
+    over: set[int] = set()  # chains that the host has ended
     chosen: list[tuple[list[int], Tensor]] = []
     leads: list[Tensor] = []  # by how much each of the drawn guesses was, where there is a gate
     for depth in range(1, max([d.rows for d in draws], default=0) + 1):
@@ -62,9 +63,11 @@ def draft_chains(
             guesses = guess(logits[drawn:], [(i, list(paths[i])) for i in others])
             for i, token in zip(others, guesses, strict=True):
                 paths[i].append(token)
+                if token == NO_TOKEN:
+                    over.add(i)
             tokens = torch.cat((tokens, torch.tensor(guesses, device=tokens.device)))
         chosen.append((going, tokens))
-        at = [n for n, i in enumerate(going) if draws[i].rows > depth]
+        at = [n for n, i in enumerate(going) if draws[i].rows > depth and i not in over]
         going = [going[n] for n in at]
         if not going:
             break
@@ -79,7 +82,9 @@ def draft_chains(
     made: list[list[int]] = [[] for _ in draws]
     for chains, _ in chosen:
         for i in chains:
-            made[i].append(next(every))
+            token = next(every)
+            if token != NO_TOKEN:
+                made[i].append(token)
     if gate is None:
         return [Draft(tokens) for tokens in made]
     fell = iter(bins(torch.cat(leads).tolist()))

@@ -82,11 +82,15 @@ class Drawn(NamedTuple):
     rows: int = 1
 
 
+NO_TOKEN = -1
+
+
 class Draw(Protocol):
     def __call__(
         self, logits: Tensor, draws: Sequence[Drawn], confidence: list[float] | None = None
     ) -> list[int]:
-        """Penalized logits f32, which may be written over, a row for each choice -> the tokens chosen.
+        """Penalized logits f32, which may be written over, a row for each choice -> the tokens chosen;
+        NO_TOKEN of a row that has a NaN or +infinity, or nothing but -infinity.
 
         confidence: if given, gets by how much each was ahead of what would have been chosen without it, in
         logits: noise included, and times the temperature."""

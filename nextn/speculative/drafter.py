@@ -21,7 +21,7 @@ from nextn.gate import GatedChains, bins
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
 from nextn.models.base import Chains, Model, take
-from nextn.ops.base import Drawn
+from nextn.ops.base import NO_TOKEN, Drawn
 from nextn.speculative.behind import Behind
 from nextn.speculative.committed import Committed
 from nextn.speculative.tree import Growing
@@ -34,7 +34,8 @@ class ChooseDraft(Protocol):
         self, logits: Tensor, asked: Sequence[tuple[int, Sequence[int]]], k: int
     ) -> list[list[tuple[int, float]]]:
         """(index into the step's requests, guesses so far) per row of logits -> the k best (token,
-        log-probability) of each row, best first. The log-probability may be left at 0 when k is 1."""
+        log-probability) of each row, best first. Fewer, or none, where no more may be guessed. The
+        log-probability may be left at 0 when k is 1, and be -infinity or NaN: such a token is no guess."""
 
     def drawn(self, index: int, count: int) -> tuple[Drawn, bool]:
         """How to draw so many guesses of one of the step's requests; whether a draw is all that it takes."""
@@ -126,7 +127,7 @@ class MTPDrafter:
                 for _, g in left:
                     g.grow([next(guesses) for _ in g.tree.frontier])
             depth += 1
-            left = [(i, g) for i, g in left if wants[i] > depth]
+            left = [(i, g) for i, g in left if wants[i] > depth and g.tree.frontier]
             if gated.going:
                 gated.guess(logits, choose, bool(left))
             both = [*gated.going, *(g for _, g in left)]
@@ -164,7 +165,8 @@ class MTPDrafter:
         every = drawn + asked
 
         def guess(logits: Tensor, paths: Sequence[tuple[int, Sequence[int]]]) -> list[int]:
-            return [best[0][0] for best in choose(logits, [(every[n].place, path) for n, path in paths], 1)]
+            found = choose(logits, [(every[n].place, path) for n, path in paths], 1)
+            return [best[0][0] if best else NO_TOKEN for best in found]
 
         batch = self.model.batch(spans, self.pool.page_size)
         gate = next((w.gate for w in work if w.gate is not None), None)
@@ -252,7 +254,8 @@ class _Gated:
         tokens, confidence = choose.draw(logits, draws)
         fell = bins(confidence)
         for n, token, k in zip(going, tokens, fell, strict=True):
-            self._chains[n].grow([[(token, 0.0)]])
+            # NO_TOKEN of logits that are not finite: a draft of any token does no harm.
+            self._chains[n].grow([[(max(0, token), 0.0)]])
             self._bins[n] += bytes((k,))
         self._rule.guessed(fell, others)
         self.going = [self._chains[n] for n in self._rule.going]

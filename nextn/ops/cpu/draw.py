@@ -15,7 +15,7 @@ from nextn.ops.cpu.library import SAMPLING
 def draw(
     kernels: CDLL, logits: Tensor, draws: Sequence[Drawn], confidence: list[float] | None = None
 ) -> list[int]:
-    """`nextn.ops.base.Draw`: logits [N or more, V] -> the N tokens that `draws` ask for."""
+    """`nextn.ops.base.Draw`: logits [N or more, V] -> the N tokens that `draws` ask for, or NO_TOKEN."""
     tokens = array("i", bytes(4 * sum([d.rows for d in draws])))
     assert len(tokens) <= logits.shape[0]
     leads = array("f", bytes(0 if confidence is None else 4 * len(tokens)))

@@ -13,7 +13,7 @@ from nextn.constraint import Constraint
 from nextn.request import Output, Request, SamplingParams, SpecStats
 from nextn.scheduler.stats import EngineStats
 from nextn.server import engine_process
-from nextn.server.messages import Abort, Add, Done, FlushCache, NewRequest, StepNews, Stop
+from nextn.server.messages import Abort, Done, FlushCache, NewRequest, StepNews, Stop, add_of
 
 
 class OneStepEngine:
@@ -89,7 +89,7 @@ def test_nothing_is_flushed_under_a_request_that_waits() -> None:
     grammars = Grammars()
 
     def says(link: Link) -> Iterator[list[Any]]:
-        yield [Add([NEW])]
+        yield [add_of([NEW])]
         yield [FlushCache(1)]
         grammars.compiling.set_result(Toy())
         while not any(isinstance(message, StepNews) and message.outputs for message in link.heard):
@@ -110,7 +110,7 @@ def test_it_gives_signs_of_life(monkeypatch: Any) -> None:
     monkeypatch.setattr(engine_process, "IDLE_MS", 20)
 
     def says(link: Link) -> Iterator[list[Any]]:
-        yield [Add([NEW])]
+        yield [add_of([NEW])]
         for _ in range(3000):
             if len(link.heard) == 3:
                 break

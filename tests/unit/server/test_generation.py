@@ -345,9 +345,10 @@ def test_a_grammar_that_cannot_go_on_is_an_error(tokenizer: Tokenizer) -> None:
     gen = generation(engine, tokenizer)
     (news,) = steps(gen.choices[0].request.rid, [5, 6], [], "error")
     news.outputs[0].error = "the grammar has no way to go on from here"
+    news.outputs[0].error_code = "grammar_error"
     with pytest.raises(ApiError, match="the grammar has no way to go on") as error:
         run(engine, Reply(CompletionRequest(prompt="x"), gen, "m"), [news])
-    assert error.value.status == 500
+    assert (error.value.status, error.value.code) == (500, "grammar_error")
     assert engine.active == 0
 
 
