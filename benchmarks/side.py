@@ -44,6 +44,7 @@ class Side:
         self.engine = Engine(replace(config, speculative_num_steps=depth))
         self.requests = 0
         self.live: list[str] = []  # the oldest first
+        self._paused = time.perf_counter()
 
     def load(self, concurrency: int, seed: int, keep: int = 0) -> None:
         """A new load, the same for every side. keep: so many of the running requests, the oldest, go on."""
@@ -55,8 +56,9 @@ class Side:
 
     def turn(self) -> Turn:
         tokens = steps = 0
-        self.engine._ended = None  # the others' turns are no time of its own
         begin = time.perf_counter()
+        if self.engine._ended is not None:  # for the engine, time stands still in the others' turns
+            self.engine._ended += begin - self._paused
         while (seconds := time.perf_counter() - begin) < TURN:
             while len(self.live) < self.concurrency:
                 self._add()
@@ -65,6 +67,7 @@ class Side:
                 if out.finish_reason is not None:
                     self.live.remove(out.rid)
             steps += 1
+        self._paused = time.perf_counter()
         return Turn(tokens, steps, seconds)
 
     def _add(self) -> None:
