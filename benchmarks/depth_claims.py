@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NoReturn
 
+from nextn.bench.errors import BenchError
 from nextn.config import CPU_LEVELS, EMBEDDED
 
 AT_LEAST = 0.97  # of the side it is compared with, wherever a claim is checked
-PROMPT_TOKENS = 64  # at most; prompts are held-out code
+
+
+def run_script(main: Callable[[], int]) -> NoReturn:
+    """What the user must mend is a line on stderr."""
+    try:
+        sys.exit(main())
+    except (BenchError, ValueError) as e:
+        sys.exit(f"{Path(sys.argv[0]).name}: error: {e}")
 
 
 def add_shared_options(parser: argparse.ArgumentParser) -> None:
@@ -29,6 +39,13 @@ def positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value}: it must be at least 1")
+    return value
+
+
+def seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 86400:
+        raise argparse.ArgumentTypeError(f"{value}: it must be more than 0, and less than a day")
     return value
 
 

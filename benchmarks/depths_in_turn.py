@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 from collections.abc import Sequence
 from statistics import geometric_mean, mean, median
 
-from depth_claims import add_shared_options, positive, positives
+from depth_claims import add_shared_options, positive, positives, run_script
 from last_line import tell
 from side import AUTO, Side, load_prompts
 
@@ -92,4 +91,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main)

@@ -1,4 +1,4 @@
-"""Automatic depth under a load that changes: many requests for some seconds, one for as long, again and again.
+"""Automatic depth under a load that changes: many requests for some seconds, one for as long, and again.
 
     python benchmarks/load_by_turns.py [--many 64] [--seconds 3] [--times 10] [--output FOLDER]
                                        [--cpu-isa avx2] [--threads 2]
@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from depth_claims import add_shared_options, check_claim, positive
+from depth_claims import add_shared_options, check_claim, positive, run_script, seconds
 from last_line import tell
 from side import AUTO, Side, load_prompts
 
@@ -103,7 +102,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_shared_options(parser)
     parser.add_argument("--many", type=positive, default=64, help="requests at once (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each load (default: %(default)s)")
+    parser.add_argument("--seconds", type=seconds, default=3.0, help="of each load (default: %(default)s)")
     parser.add_argument("--times", type=positive, default=10, help="of both loads (default: %(default)s)")
     args = parser.parse_args()
     if args.many < 2:
@@ -130,8 +129,8 @@ def main() -> int:
     )
     startup = sides[0].engine.startup
     result = {
-        "loads": [row._asdict() for row in rows], "claim": claim, "model": args.model_path, "seconds": args.seconds,
-        "times": args.times, "cpu_isa": startup.get("cpu_isa"), "threads": startup["threads"],
+        "loads": [row._asdict() for row in rows], "claim": claim, "model": args.model_path,
+        "seconds": args.seconds, "times": args.times, "cpu_isa": startup.get("cpu_isa"), "threads": startup["threads"],
         "machine": dataclasses.asdict(this_machine()),
     }  # fmt: skip
     tell("load-by-turns", result, args.output)
@@ -139,4 +138,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main)

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from depth_claims import PROMPT_TOKENS
-
 from nextn.bench.prompts import heldout_prompts
 from nextn.config import EngineConfig, model_folder
 from nextn.engine.engine import Engine
@@ -19,7 +17,7 @@ from nextn.tokenizer.tokenizer import Tokenizer
 AUTO = -1
 TURN = 0.06  # seconds
 LENGTHS = (64, 192)  # tokens of a text
-PROMPTS = 64
+PROMPTS, PROMPT_TOKENS = 64, 64  # of held-out code; tokens at most
 
 
 class Turn(NamedTuple):
