@@ -27,7 +27,15 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import httpx
-from depth_claims import add_shared_options, check_claim, positive, positives, run_script, seconds
+from depth_claims import (
+    add_engine_options,
+    add_shared_options,
+    check_claim,
+    positive,
+    positives,
+    run_script,
+    seconds,
+)
 from last_line import tell
 
 from nextn.bench.apis import GENERATE
@@ -153,6 +161,7 @@ def measure(args: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, A
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_shared_options(parser)
+    add_engine_options(parser)
     parser.add_argument("--concurrency", type=positives, default="1,4,16,64", help="requests at once")
     parser.add_argument("--starts", type=positive, default=10, help="of each side (default: %(default)s)")
     parser.add_argument("--seconds", type=seconds, default=2.0, help="of each load (default: %(default)s)")

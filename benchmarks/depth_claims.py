@@ -26,13 +26,16 @@ def add_shared_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model-path", default=EMBEDDED, help="checkpoint folder, or fake:1,0.75 (default: %(default)s)"
     )
+    parser.add_argument("--output", type=Path, help="folder for the result", metavar="FOLDER")
+
+
+def add_engine_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cpu-isa", default="auto", choices=("auto", *CPU_LEVELS), help="of the native kernels"
     )
     parser.add_argument(
         "--threads", type=positive, help="of each engine (default: the cores it may use)", metavar="N"
     )
-    parser.add_argument("--output", type=Path, help="folder for the result", metavar="FOLDER")
 
 
 def positive(text: str) -> int:

@@ -18,7 +18,7 @@ import dataclasses
 from collections.abc import Sequence
 from statistics import geometric_mean, mean, median
 
-from depth_claims import add_shared_options, positive, positives, run_script
+from depth_claims import add_engine_options, add_shared_options, positive, positives, run_script
 from last_line import tell
 from side import AUTO, Side, load_prompts
 
@@ -50,6 +50,7 @@ def measure(sides: Sequence[Side], concurrency: int, rounds: int) -> dict[str, f
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_shared_options(parser)
+    add_engine_options(parser)
     parser.add_argument("--concurrency", type=positives, default="1,2,4,8,16,32,64", help="requests at once")
     parser.add_argument(
         "--rounds", type=positive, default=40, help="turns of each side (default: %(default)s)"

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from statistics import median
 from typing import NamedTuple
 
-from depth_claims import add_shared_options, check_claim, positive, run_script, seconds
+from depth_claims import add_engine_options, add_shared_options, check_claim, positive, run_script, seconds
 from last_line import tell
 from side import AUTO, Side, load_prompts
 
@@ -101,6 +101,7 @@ def summary(requests: int, phases: Sequence[dict[str, Phase]]) -> Row:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_shared_options(parser)
+    add_engine_options(parser)
     parser.add_argument("--many", type=positive, default=64, help="requests at once (default: %(default)s)")
     parser.add_argument("--seconds", type=seconds, default=3.0, help="of each load (default: %(default)s)")
     parser.add_argument("--times", type=positive, default=10, help="of both loads (default: %(default)s)")
@@ -130,7 +131,8 @@ def main() -> int:
     startup = sides[0].engine.startup
     result = {
         "loads": [row._asdict() for row in rows], "claim": claim, "model": args.model_path,
-        "seconds": args.seconds, "times": args.times, "cpu_isa": startup.get("cpu_isa"), "threads": startup["threads"],
+        "seconds": args.seconds, "times": args.times, "cpu_isa": startup.get("cpu_isa"),
+        "threads": startup["threads"],
         "machine": dataclasses.asdict(this_machine()),
     }  # fmt: skip
     tell("load-by-turns", result, args.output)
