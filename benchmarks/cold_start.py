@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import httpx
 from depth_claims import (
+    NO_COST_FILE,
     add_engine_options,
     add_shared_options,
     check_claim,
@@ -45,7 +46,7 @@ from nextn.bench.local_server import LocalServer, ended_like_ctrl_c
 from nextn.bench.machine import this_machine
 from nextn.bench.prompts import all_heldout_prompts
 from nextn.bench.servers import last_lines_on_error
-from nextn.config import EngineConfig, model_folder
+from nextn.config import model_folder
 from nextn.tokenizer.tokenizer import Tokenizer
 
 SIDES = {"none": "0", "auto": "auto"}  # --speculative-num-steps
@@ -65,8 +66,8 @@ def server_options(args: argparse.Namespace, side: str) -> list[str]:
     options += ["--speculative-num-steps", SIDES[side]]
     if args.threads is not None:
         options += ["--threads", str(args.threads)]
-    if any(field.name == "step_cost_cache" for field in dataclasses.fields(EngineConfig)):
-        options += ["--step-cost-cache", "off"]
+    for name, value in NO_COST_FILE.items():
+        options += [f"--{name.replace('_', '-')}", value]
     return options
 
 

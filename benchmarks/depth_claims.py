@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from nextn.bench.errors import BenchError
-from nextn.config import CPU_LEVELS, EMBEDDED
+from nextn.config import CPU_LEVELS, EMBEDDED, EngineConfig
 
 AT_LEAST = 0.97  # of the side it is compared with, wherever a claim is checked
+# What a run shows must not depend on what an earlier one left behind.
+NO_COST_FILE = {"step_cost_cache": "off"} if hasattr(EngineConfig, "step_cost_cache") else {}
 
 
 def run_script(main: Callable[[], int]) -> NoReturn:

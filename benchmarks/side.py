@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from depth_claims import NO_COST_FILE
+
 from nextn.bench.prompts import heldout_prompts
 from nextn.config import EngineConfig, model_folder
 from nextn.engine.engine import Engine
@@ -39,7 +41,7 @@ class Side:
     ) -> None:
         self.name = "auto" if depth == AUTO else str(depth)
         self.prompts, self.temperature = prompts, temperature
-        self.engine = Engine(replace(config, speculative_num_steps=depth))
+        self.engine = Engine(replace(config, speculative_num_steps=depth, **NO_COST_FILE))
         self.requests = 0
         self.live: list[str] = []  # the oldest first
         self._paused = time.perf_counter()
