@@ -14,6 +14,7 @@ from nextn.server.engine_client import EngineClient, News
 from nextn.server.errors import ApiError, bad_request, ended_by_request, overdue
 from nextn.server.logprobs import Entry, LogprobStream
 from nextn.server.messages import NewRequest
+from nextn.server.request_id import client
 from nextn.tokenizer.stop_regex import StopRegexError, StopRegexes
 from nextn.tokenizer.stream import TextStream
 from nextn.tokenizer.tokenizer import Tokenizer
@@ -115,7 +116,7 @@ class Generation:
                 if prompt.name:
                     called = f"{prompt.name}_{i}" if n > 1 else prompt.name
                 params = prompt.params.replace(stream=i)
-                request = NewRequest(f"{unique}-{index}", prompt.tokens, params, priority)
+                request = NewRequest(f"{unique}-{index}", prompt.tokens, params, priority, client.get())
                 stream = TextStream(
                     tokenizer,
                     prompt.stop,
@@ -146,7 +147,7 @@ class Generation:
                 if isinstance(what, ApiError):
                     raise what
                 if isinstance(what, Output) and what.error is not None:
-                    raise ApiError(500, what.error, "grammar_error", code="grammar_error")
+                    raise ApiError(400, what.error, "grammar_error", code="grammar_error")
                 if choice is None:
                     continue  # it ended at a stop string; this was under way
                 before = choice.completion_tokens

@@ -18,6 +18,7 @@ class NewRequest(msgspec.Struct, array_like=True):
     tokens: list[int]
     params: SamplingParams
     priority: int = 0  # larger goes first
+    client: str = ""  # "host port" of its connection: grammars of many are compiled in turn
 
 
 class Add(msgspec.Struct, tag=True, array_like=True):
@@ -70,10 +71,11 @@ class Failed(msgspec.Struct, tag=True, array_like=True):
 
 
 class Rejected(msgspec.Struct, tag=True, array_like=True):
-    """The engine did not take a request."""
+    """The engine did not take a request. `busy`: not now; it may be tried again."""
 
     rid: str
     message: str
+    busy: bool = False
 
 
 class Done(msgspec.Struct, tag=True, array_like=True):
