@@ -64,11 +64,11 @@ class _Watched:
         self.grammar, self.held = grammar, held
 
     def mask(self) -> NDArray[np.bool_]:
-        memory, began = resident(), time.thread_time()
+        before, began = resident.read(), time.thread_time()
         found = self.grammar.mask()
-        seconds, size = time.thread_time() - began, resident() - memory
-        if size > 0:
-            self.held.grow(size)
+        seconds, after = time.thread_time() - began, resident.read()
+        if after != before:
+            self.held.grow(max(0, resident.grown(before, after)))
         if seconds > SLOW_MASK:
             self.held.delay(seconds)
         if self.held.failure is None:

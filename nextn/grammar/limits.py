@@ -92,10 +92,17 @@ class Resident:
             self._file = os.open(STATM, os.O_RDONLY)
 
     def __call__(self) -> int:
-        if self._file is None:
-            return 0
-        fields = os.pread(self._file, 128, 0).split(None, 3)
-        return (int(fields[1]) - int(fields[2])) * PAGE
+        return self.grown(b"0 0 0", self.read())
+
+    def read(self) -> bytes:
+        """For `grown`. The same twice: there is nothing new."""
+        return b"0 0 0" if self._file is None else os.pread(self._file, 128, 0)
+
+    @staticmethod
+    def grown(before: bytes, after: bytes) -> int:
+        """Bytes, between two readings."""
+        (_, old, old_shared), (_, new, new_shared) = (map(int, each.split()[:3]) for each in (before, after))
+        return (new - new_shared - old + old_shared) * PAGE
 
 
 resident = Resident()

@@ -93,8 +93,10 @@ class _Grammar:
 
     @property
     def failure(self) -> str | None:
+        if not self.matcher.is_error():
+            return None
         why = reason(self.matcher)
-        return f"llguidance came to a limit: {why}" if why and not why.startswith(NO_WAY) else None
+        return None if why.startswith(NO_WAY) else f"llguidance came to a limit: {why}"
 
     @property
     def accepting(self) -> bool:

@@ -9,7 +9,7 @@ from support.toy_grammar import ToyGrammar
 from nextn.constraint import Constraint, GrammarCursor
 from nextn.grammar import held as module
 from nextn.grammar.held import Memory
-from nextn.grammar.limits import MIB, Busy, Limits
+from nextn.grammar.limits import MIB, PAGE, Busy, Limits
 
 LIMITS = Limits(seconds=1, memory=16 * MIB)  # 2 MiB each
 
@@ -74,7 +74,7 @@ class Growing(ToyGrammar):
 @pytest.fixture
 def growing(monkeypatch):
     Growing.taken = 0
-    monkeypatch.setattr(module, "resident", lambda: Growing.taken)
+    monkeypatch.setattr(module.resident, "read", lambda: b"0 %d 0" % (Growing.taken // PAGE))
     monkeypatch.setattr(Toy, "begin", lambda self: Growing(12, length=400, spread=2))
 
 
