@@ -244,6 +244,15 @@ class EngineConfig:
     constrained_json_disable_any_whitespace: bool = option(
         False, "structured output", "JSON by a schema comes without whitespace between its parts"
     )
+    grammar_compile_timeout: float = option(
+        10.0, "structured output", "seconds that a schema or grammar may take to compile; then 400"
+    )
+    grammar_memory_mb: int = option(
+        512,
+        "structured output",
+        "MiB of memory for compiled schemas and grammars, those kept for later requests among them; one of "
+        "them may take an eighth, a larger one is refused with 400",
+    )
 
     def need(self, ok: bool, name: str, rule: str) -> None:
         if not ok:
@@ -268,6 +277,8 @@ class EngineConfig:
         need(1 <= self.page_size <= 1024, "page_size", "it must be between 1 and 1024")
         need(self.chunked_prefill_size >= 16, "chunked_prefill_size", "it must be at least 16")
         need(self.max_running_requests >= 1, "max_running_requests", "it must be at least 1")
+        need(self.grammar_compile_timeout > 0, "grammar_compile_timeout", "it must be more than 0")
+        need(self.grammar_memory_mb >= 8, "grammar_memory_mb", "it must be at least 8")
         need(
             self.max_running_requests <= self.chunked_prefill_size * 7 // 8,
             "max_running_requests",

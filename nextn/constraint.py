@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # the HTTP process does without numpy
     import numpy as np
     from numpy.typing import NDArray
 
+MOST_TEXT = 2**20  # characters of a constraint
+NOT_ALLOWED = "the grammar does not allow what was chosen"
 KINDS = ("json_schema", "regex", "choice", "ebnf", "lark", "structural_tag")
 
 
@@ -32,6 +34,8 @@ class Constraint:
     def check(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"constraint.kind is {self.kind!r}; it must be one of {', '.join(KINDS)}")
+        if len(self.text) > MOST_TEXT:
+            raise ValueError(f"{self.kind}: it has {len(self.text)} characters; {MOST_TEXT} are allowed")
 
 
 class Grammar(Protocol):
@@ -43,6 +47,10 @@ class Grammar(Protocol):
     @property
     def accepting(self) -> bool:
         """May the text end here?"""
+
+    @property
+    def failure(self) -> str | None:
+        """The limit that it came to: there is no way on, nor back."""
 
     def advance(self, tokens: Sequence[int]) -> int:
         """Takes the tokens one by one, up to the first that may not follow. How many it took."""
@@ -138,22 +146,25 @@ class GrammarCursor:
             path = (*path, token)
             after = self.allowed(path)
             if after is None:
-                return Took(i, error=self.failed or "the grammar does not allow what was chosen")
+                return Took(i, error=self.failed or self.grammar.failure or NOT_ALLOWED)
             if after.dead:
-                return Took(i + 1, error="the grammar has no way to go on from here")
+                return Took(i + 1, error=self._why())
             if after.ended:
                 took = Took(i + 1, ended=True)
                 break
         took = took or Took(len(tokens))
         try:
             n = self.grammar.advance(path)
-            assert n == len(path), "a token was allowed and is not taken"
         except BaseException as e:
             self._fail(e)
-        if self.failed is not None:
             return Took(0, error=self.failed)
+        if n < len(path):  # it came to a limit since the token was allowed, after a draft
+            return Took(n + 1, error=self._why())
         self._known = {known[n:]: what for known, what in self._known.items() if known[:n] == path}
         return took
+
+    def _why(self) -> str:
+        return self.grammar.failure or "the grammar has no way to go on from here"
 
     def prune(self, draft: Draft) -> Draft:
         """The draft without the nodes that the grammar would turn down, and what is under them."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import zmq.asyncio
 
 from nextn.request import Output, SpeculativeParams
-from nextn.server.errors import ApiError, bad_request, engine_dead, no_engine
+from nextn.server.errors import ApiError, bad_request, engine_dead, no_engine, unavailable
 from nextn.server.messages import (
     Abort,
     Done,
@@ -161,7 +161,8 @@ class EngineClient:
             for out in message.outputs:
                 self._tell(out.rid, out, last=out.finish_reason is not None)
         elif isinstance(message, Rejected):
-            self._tell(message.rid, bad_request(message.message), last=True)
+            error = unavailable(message.message, "grammars_busy") if message.busy else None
+            self._tell(message.rid, error or bad_request(message.message), last=True)
         elif isinstance(message, Done):
             call = self.calls.get(message.call)
             if call is None or call.done():

@@ -24,6 +24,7 @@ from nextn.config import EngineConfig
 from nextn.constraint import Grammar
 from nextn.grammar.base import check_backend
 from nextn.grammar.compiler import GrammarCompiler
+from nextn.grammar.limits import Busy
 from nextn.request import Output, PromptGroup, Request
 from nextn.server import logs
 from nextn.server.grammar_line import GrammarLine
@@ -139,6 +140,7 @@ class Link:
 
 def loop(engine: Engine, link: Link, grammars: GrammarCompiler) -> None:
     requests: dict[str, Request] = {}
+    grammars.start()
     line = GrammarLine(grammars)
     began = told = time.perf_counter()
     while True:
@@ -199,7 +201,7 @@ def add(
     except Exception as e:
         if not isinstance(e, ValueError):
             log.exception("request %s could not be added", new.rid)
-        link.send(Rejected(new.rid, str(e) or type(e).__name__))
+        link.send(Rejected(new.rid, str(e) or type(e).__name__, isinstance(e, Busy)))
     else:
         requests[new.rid] = request
 

@@ -9,11 +9,12 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from nextn.request import REQUEST_FAILED, Output, SamplingParams, SpecStats, TokenLogprob
+from nextn.request import GRAMMAR_ERROR, REQUEST_FAILED, Output, SamplingParams, SpecStats, TokenLogprob
 from nextn.server.engine_client import EngineClient, News
 from nextn.server.errors import ApiError, bad_request, ended_by_request, overdue
 from nextn.server.logprobs import Entry, LogprobStream, PromptEntries
 from nextn.server.messages import NewRequest, PromptScores
+from nextn.server.request_id import client
 from nextn.tokenizer.stop_regex import StopRegexError, StopRegexes
 from nextn.tokenizer.stream import TextStream
 from nextn.tokenizer.tokenizer import Tokenizer
@@ -123,7 +124,9 @@ class Generation:
                 if prompt.name:
                     called = f"{prompt.name}_{i}" if n > 1 else prompt.name
                 params = prompt.params.replace(stream=i)
-                request = NewRequest(f"{unique}-{index}", prompt.tokens, params, priority, group)
+                request = NewRequest(
+                    f"{unique}-{index}", prompt.tokens, params, priority, group, client.get()
+                )
                 stream = TextStream(
                     tokenizer,
                     prompt.stop,
@@ -158,7 +161,7 @@ class Generation:
                     continue
                 if isinstance(what, Output) and what.error is not None:
                     code = what.error_code or REQUEST_FAILED
-                    raise ApiError(500, what.error, code, code=code)
+                    raise ApiError(400 if code == GRAMMAR_ERROR else 500, what.error, code, code=code)
                 if choice is None:
                     continue  # it ended at a stop string; this was under way
                 before, first = choice.completion_tokens, choice.last_news == self.arrival

@@ -21,6 +21,7 @@ class NewRequest(msgspec.Struct, array_like=True):
     priority: int = 0  # larger goes first
     # Those of one `Add` with the same number have one prompt, and want the same log-probabilities of it.
     group: int | None = None
+    client: str = ""  # "host port" of its connection: grammars of many are compiled in turn
 
 
 class Add(msgspec.Struct, tag=True, array_like=True):
@@ -45,7 +46,7 @@ def add_of(requests: Sequence[NewRequest]) -> Add:
         if same_constraint[-1]:
             params = params.replace(constraint=None)
         tokens = [] if same_tokens[-1] else new.tokens
-        short.append(NewRequest(new.rid, tokens, params, new.priority, new.group))
+        short.append(NewRequest(new.rid, tokens, params, new.priority, new.group, new.client))
         last = new
     return Add(short, same_tokens, same_constraint)
 
@@ -106,10 +107,11 @@ class Failed(msgspec.Struct, tag=True, array_like=True):
 
 
 class Rejected(msgspec.Struct, tag=True, array_like=True):
-    """The engine did not take a request."""
+    """The engine did not take a request. `busy`: not now; it may be tried again."""
 
     rid: str
     message: str
+    busy: bool = False
 
 
 class Done(msgspec.Struct, tag=True, array_like=True):

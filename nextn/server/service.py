@@ -31,13 +31,15 @@ from nextn.server.parsers.answer import Reading
 from nextn.server.parsers.tools import CALL_END
 from nextn.server.prompts import prompts
 from nextn.server.protocol import ChatRequest, CommonRequest, CompletionRequest, Sampling
+from nextn.server.stop_regexes import compiled_regexes
 from nextn.server_config import ServerConfig
-from nextn.tokenizer.stop_regex import StopRegexError, StopRegexes
+from nextn.tokenizer.stop_regex import StopRegexes
 from nextn.tokenizer.tokenizer import Tokenizer
 
 MOST_TOGETHER = 2**21  # tokens of all prompts of one request
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
 GENERATE_MAX_TOKENS = 128  # SGLang's
+MOST_CONSTRAINTS = 2**25  # characters of a request's constraints, each counted for every choice
 
 
 class Service:
@@ -117,6 +119,7 @@ class Service:
             params = each.params(len(tokens), limit, seed, request.speculative, ready.vocab_size)
             stop_regexes = regexes[tuple(each.sampling.stop_regex)]
             prompts.append(prompt_of(each.sampling, tokens, params, stop_regexes, name=each.rid))
+        check_constraints(prompts, n)
         self._admit(len(prompts) * n)
         priority = self._priority(request.priority)
         generation = Generation(
@@ -189,6 +192,7 @@ class Service:
         self, request: CommonRequest, prompts: Sequence[Prompt], arrival: float, kind: str
     ) -> Generation:
         """`kind`: what the answer's id begins with, if it is not given."""
+        check_constraints(prompts, request.candidates)
         self._admit(len(prompts) * request.candidates)
         return Generation(
             self.engine,
@@ -240,14 +244,20 @@ def patterns(asked: Sequence[Asked]) -> set[tuple[str, ...]]:
     return {tuple(each.sampling.stop_regex) for each in asked}
 
 
-async def compiled_regexes(given: Sequence[str], within: str = "") -> StopRegexes | None:
-    """None without any. Raises ApiError."""
-    if not given:
-        return None
+def check_constraints(prompts: Sequence[Prompt], n: int) -> None:
+    """Also those that were made of tools. Raises ApiError."""
+    given = [prompt.params.constraint for prompt in prompts if prompt.params.constraint is not None]
     try:
-        return await asyncio.to_thread(StopRegexes, given)
-    except StopRegexError as e:
-        raise bad_request(f"{within}stop_regex: {e}", f"{within}stop_regex") from e
+        for constraint in given:
+            constraint.check()
+    except ValueError as e:
+        raise bad_request(str(e)) from e
+    length = n * sum(len(constraint.text) for constraint in given)
+    if length > MOST_CONSTRAINTS:
+        raise bad_request(
+            f"what the texts must match has {length} characters, counted for each of the choices; "
+            f"{MOST_CONSTRAINTS} are allowed"
+        )
 
 
 def prompt_of(
