@@ -103,7 +103,8 @@ class Fuzz:
         said = f"{answer.status}{' with an error event' if streamed else ''}"
         if answer.code in (*BUSY, DEAD):
             return f"{said} {answer.code}", False  # a dead engine is found by its pid
-        found = answer.status >= 500 or streamed
+        # A text may come to where its grammar has no way on: that is known when it is there.
+        found = answer.status >= 500 or (streamed and answer.code != "grammar_error")
         return f"{said} {answer.code}" if found else said, found
 
     def _look_at_engine(self, server: Server, shape: str, number: int, request: Hostile) -> None:
