@@ -25,7 +25,7 @@ from struct import Struct
 
 FOLDER = Path(__file__).parent / "lib"
 LEVELS = ("portable", "avx2", "avx512", "avx512bf16", "amx")  # by nx_machine_level
-INTERFACE = 7  # nx_interface of a library that fits this file
+INTERFACE = 8  # nx_interface of a library that fits this file
 F32, BF16, E4M3, INT8 = range(4)
 # NxSampling of csrc/choose.h, its fields in the order of nextn.ops.base.Drawn.
 SAMPLING = Struct("@QIIfffii4x")
