@@ -52,7 +52,7 @@ class Engine:
         hidden = self.model.forward(self.model.batch([Span(now, start, PAGES)], PAGE), self.pool)
         following = TOKENS[start + 1 : start + count + 1]
         want = DEPTH if extend else 0
-        committed = Committed("a", start, range(count), following, PAGES, want, [], [], extend)
+        committed = Committed("a", start, range(count), following, PAGES, want, [], [], extend=extend)
         self.draft = self.drafter.propose(hidden, [committed], best).drafts[0]
 
     def entries(self) -> list[Tensor]:
