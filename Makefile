@@ -1,4 +1,5 @@
-# make demo   sets up and runs the main job on the embedded model
+# make demo   sets up and runs the main job on the embedded model; DEMO_ARGS="--cpu-isa avx2 --threads 1"
+#             as on a lesser machine
 # make test   sets up and runs the tests
 # make test-native  the native kernels under the sanitizers, and their tests
 # make check  linters and types

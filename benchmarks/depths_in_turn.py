@@ -14,77 +14,24 @@ like for life, so all of it can be done several times, with new engines. The las
 from __future__ import annotations
 
 import argparse
-import random
-import sys
-import time
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from statistics import geometric_mean, mean, median
 
+from depth_claims import add_engine_options, add_shared_options, positive, positives, run_script
 from last_line import tell
+from side import AUTO, Side, load_prompts
 
-from nextn.bench.prompts import heldout_prompts
-from nextn.config import CPU_LEVELS, EngineConfig, model_folder
-from nextn.engine.engine import Engine
-from nextn.request import Request, SamplingParams
-from nextn.tokenizer.tokenizer import Tokenizer
+from nextn.bench.machine import this_machine
+from nextn.config import EngineConfig
 
 DEPTHS = (0, 1, 2, 3, 4)
-AUTO = -1
-TURN = 0.06  # seconds
-LENGTHS = (64, 192)  # tokens of a text
-PROMPTS = 64
-
-
-class Side:
-    def __init__(
-        self, config: EngineConfig, depth: int, prompts: Sequence[Sequence[int]], temperature: float
-    ) -> None:
-        self.name = "auto" if depth == AUTO else str(depth)
-        self.prompts, self.temperature = prompts, temperature
-        self.engine = Engine(replace(config, speculative_num_steps=depth))
-        self.requests = 0
-        self.live: set[str] = set()
-
-    def load(self, concurrency: int) -> None:
-        """A new load, the same for every side."""
-        for rid in self.live:
-            self.engine.abort(rid)
-        self.live.clear()
-        self.luck = random.Random(concurrency)
-        self.concurrency = concurrency
-
-    def turn(self) -> tuple[int, int, float]:
-        """Tokens, steps and seconds of a turn."""
-        tokens = steps = 0
-        self.engine._ended = None  # the others' turns are no time of its own
-        begin = time.perf_counter()
-        while (seconds := time.perf_counter() - begin) < TURN:
-            while len(self.live) < self.concurrency:
-                self._add()
-            for out in self.engine.step():
-                tokens += len(out.tokens)
-                if out.finish_reason is not None:
-                    self.live.discard(out.rid)
-            steps += 1
-        return tokens, steps, seconds
-
-    def _add(self) -> None:
-        rid = str(self.requests)
-        self.requests += 1
-        self.live.add(rid)
-        params = SamplingParams(
-            max_tokens=self.luck.randint(*LENGTHS), temperature=self.temperature, ignore_eos=True,
-            seed=self.luck.randrange(1 << 30),
-        )  # fmt: skip
-        self.engine.add(Request(rid, list(self.luck.choice(self.prompts)), params))
 
 
 def measure(sides: Sequence[Side], concurrency: int, rounds: int) -> dict[str, float]:
     """Speed of each side, in units that all share."""
     for side in sides:
-        side.load(concurrency)
+        side.load(concurrency, seed=concurrency)
     tokens = dict.fromkeys([s.name for s in sides], 0)
     steps = dict.fromkeys(tokens, 0)
     took: dict[str, list[float]] = {name: [] for name in tokens}
@@ -102,20 +49,19 @@ def measure(sides: Sequence[Side], concurrency: int, rounds: int) -> dict[str, f
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--model-path", default="nextn-tiny", help="checkpoint folder (default: %(default)s)")
-    parser.add_argument("--concurrency", default="1,2,4,8,16,32,64", help="requests at once")
-    parser.add_argument("--rounds", type=int, default=40, help="turns of each side (default: %(default)s)")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
-    parser.add_argument("--output", type=Path, help="folder for the result")
+    add_shared_options(parser)
+    add_engine_options(parser)
+    parser.add_argument("--concurrency", type=positives, default="1,2,4,8,16,32,64", help="requests at once")
     parser.add_argument(
-        "--cpu-isa", default="auto", choices=("auto", *CPU_LEVELS), help="of the native kernels"
+        "--rounds", type=positive, default=40, help="turns of each side (default: %(default)s)"
     )
-    parser.add_argument("--threads", type=int, help="of each engine (default: the cores it may use)")
-    parser.add_argument("--times", type=int, default=1, help="with new engines each (default: %(default)s)")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
+    parser.add_argument(
+        "--times", type=positive, default=1, help="with new engines each (default: %(default)s)"
+    )
     args = parser.parse_args()
-    tokenizer = Tokenizer.from_folder(model_folder(args.model_path))
-    prompts = [tokenizer.encode(text)[:64] for text in heldout_prompts(PROMPTS)]
-    loads = [int(n) for n in args.concurrency.split(",")]
+    loads: list[int] = args.concurrency
+    prompts = load_prompts(args.model_path)
     found: dict[int, list[dict[str, float]]] = {n: [] for n in loads}
     config = EngineConfig(model_path=args.model_path, cpu_isa=args.cpu_isa, threads=args.threads)
     for _ in range(args.times):
@@ -139,10 +85,11 @@ def main() -> int:
         "loads": rows, "model": args.model_path, "temperature": args.temperature, "rounds": args.rounds,
         "times": args.times, "cpu_isa": sides[0].engine.startup.get("cpu_isa"),
         "threads": sides[0].engine.startup["threads"],
+        "machine": dataclasses.asdict(this_machine()),
     }  # fmt: skip
     tell("depths-in-turn", result, args.output)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_script(main)

@@ -1,5 +1,6 @@
 // The choice of a token: argmax(filter(logits / T) + G(seed, stream, index, .)), the definition of
-// nextn.engine.sampler, without probabilities where no filter asks for them.
+// nextn.engine.sampler, without probabilities where no filter asks for them. -1 where there is none to be made: a
+// logit is NaN or +infinity, or all of them are -infinity.
 //
 // G: Gumbel noise from Philox4x32-10 (Salmon et al., SC'11), keyed by the seed, counted by (token id / 4,
 // index, stream): the noise of nextn.engine.gumbel.
@@ -7,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "simd.h"
@@ -55,22 +57,33 @@ struct Bar {
     }
 };
 
-// The largest of z that is a number; -infinity where there is none.
+// The largest of z. Sound: z may hold anything, and where a NaN or +infinity is in it the result is NaN.
+template <bool Sound = false>
 inline float largest_of(const float* z, int n) {
     constexpr int step = 64;
+    const vf least = splat(std::numeric_limits<float>::lowest());
     vf m[4] = {splat(-INFINITY), splat(-INFINITY), splat(-INFINITY), splat(-INFINITY)};
+    vf odd[4] = {zero(), zero(), zero(), zero()};
     int i = 0;
     for (; i + step <= n; i += step)
-        NX_UNROLL for (int j = 0; j < 4; ++j) m[j] = max(load(z + i + 16 * j), m[j]);  // NaN: what was there
+        NX_UNROLL for (int j = 0; j < 4; ++j) {
+            const vf x = load(z + i + 16 * j);
+            m[j] = max(x, m[j]);                                       // NaN: what was there
+            if (Sound) odd[j] = fma(max(least, x), zero(), odd[j]);  // NaN: itself; 0 times it is NaN
+        }
     float best = largest(max(max(m[0], m[1]), max(m[2], m[3])));
-    for (; i < n; ++i) best = z[i] > best ? z[i] : best;
-    return best;
+    float flaw = Sound ? sum(add(add(odd[0], odd[1]), add(odd[2], odd[3]))) : 0.f;
+    for (; i < n; ++i) {
+        best = z[i] > best ? z[i] : best;
+        if (Sound && !(z[i] <= std::numeric_limits<float>::max())) flaw = NAN;
+    }
+    return Sound ? best + flaw : best;
 }
 
-// The first of the largest; the first of all where that is not a number.
+// The first of the largest, see above for -1.
 inline int argmax(const float* z, int n) {
-    if (z[0] != z[0]) return 0;
-    const float best = largest_of(z, n);
+    const float best = largest_of<true>(z, n);
+    if (!std::isfinite(best)) return -1;
     int i = 0;
     for (constexpr int step = 256; i + step < n && largest_of(z + i, step) < best;) i += step;
     while (z[i] != best) ++i;
@@ -116,12 +129,13 @@ template <bool Lead = false>
 inline int choose(float* z, int n, const NxSampling& s, std::vector<int32_t>& order, float* lead = nullptr) {
     const int greedy = argmax(z, n);
     if (Lead) *lead = 0.f;
+    if (greedy < 0) return -1;
     if (s.temperature < 1e-5f) {
         if (Lead) *lead = z[greedy] - best_but(z, n, greedy);
         return greedy;
     }
-    if (!std::isfinite(z[greedy])) return greedy;
-    for (int i = 0; i < n; ++i) z[i] = z[i] == z[i] ? z[i] / s.temperature : -INFINITY;  // sorting needs an order
+    for (int i = 0; i < n; ++i) z[i] /= s.temperature;
+    if (!std::isfinite(z[greedy])) return -1;
     filter(z, n, s, greedy, order);
     int best = greedy;
     uint32_t words[4];

@@ -15,7 +15,7 @@ struct NxChains {
     const NxSampling* sampling;  // of each chain's guesses; as many as it has rows, at least 1
     int32_t count, most, vocab;  // chains, the longest one's guesses, the vocabulary
     // The last `asked` chains are not chosen here, where their logits are changed first: whoever called writes
-    // their tokens. scores [count, vocab]: of the chains that are still open, in order; `guess` is told the depth
+    // their tokens, -1 where there is nothing to guess, which ends the chain. scores [count, vocab]: of the chains that are still open, in order; `guess` is told the depth
     // and the first row of theirs. Not 0: it failed, and all of it ends.
     int32_t asked;
     float* scores;
@@ -23,8 +23,9 @@ struct NxChains {
     // A gate for those chains that have a 1 here; null: none has.
     const NxGate* gate;
     const uint8_t* gated;  // [count]
-    uint8_t* bins;         // out, [count, most]: of the gated chains' guesses, by their lead
-    int32_t *made, *kept;  // out, [count]: guesses made, and those of them that are worth verifying
+    uint8_t* bins;   // out, [count, most]: of the gated chains' guesses, by their lead
+    int32_t* made;   // out, [count], zeros: guesses made
+    int32_t* kept;   // out, [count], zeros, with a gate: those of them that are worth verifying
 };
 }
 
@@ -86,17 +87,16 @@ private:
         draft({n, n, fed.data(), spans_fed.data(), b.pages, b.paths}, state.data(), rows.data(), module, state.data());
     }
 
-    // Leaves those chains open that are to have more than `made` guesses.
+    // Leaves those chains open that are to have more than `made` guesses and have something to guess.
     void go_on(int made, const NxChains& c) {
         size_t left = 0;
         float worth = 0.f;
         bool must = false;
         for (const Chain& chain : open) {
             const bool gated = c.gate && c.gated[chain.number];
-            if (c.gate) {
-                c.made[chain.number] = made;
-                if (!gated || chain.holds >= c.gate->keep) c.kept[chain.number] = made;
-            }
+            if (chain.last < 0) continue;
+            c.made[chain.number] = made;
+            if (c.gate && (!gated || chain.holds >= c.gate->keep)) c.kept[chain.number] = made;
             if (c.sampling[chain.number].rows <= made) continue;
             if (gated) {
                 const float gain = chain.holds * c.gate->usual - c.gate->each;

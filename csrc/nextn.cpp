@@ -21,7 +21,7 @@
 // What this machine can run; must be asked before the library of level 4 is used, in every process.
 NX_API int nx_machine_level() { return machine_level(); }
 
-NX_API int nx_interface() { return 6; }
+NX_API int nx_interface() { return 7; }
 
 NX_API void nx_advise(void* p, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
@@ -124,11 +124,12 @@ NX_API void nx_chains(void* engine, const NxBatch* batch, const float* hidden, i
 }
 
 // tokens <- the choices, one for each row of the logits [.., vocab]; rows that are sampled are written over.
-NX_API void nx_choose(float* logits, int runs, int vocab, const NxSampling* sampling, int32_t* tokens) {
+// leads: if not null, by how much each is ahead of the next best.
+NX_API void nx_choose(float* logits, int runs, int vocab, const NxSampling* sampling, int32_t* tokens, float* leads) {
     std::vector<int32_t> order;
     for (int i = 0; i < runs; ++i) {
         NxSampling s = sampling[i];
         for (int j = 0; j < sampling[i].rows; ++j, ++s.index, logits += vocab)
-            *tokens++ = choose(logits, vocab, s, order);
+            *tokens++ = leads ? choose<true>(logits, vocab, s, order, leads++) : choose(logits, vocab, s, order);
     }
 }

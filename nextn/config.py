@@ -74,6 +74,9 @@ class EngineConfig:
     load_format: str = option(
         "auto", "model", "auto: safetensors; dummy: random weights", choices=("auto", "dummy")
     )
+    allow_non_finite_weights: bool = option(
+        False, "model", "serve a checkpoint with NaN or infinite weights, which is refused else"
+    )
     dtype: str = option(
         "auto",
         "model",
@@ -241,6 +244,15 @@ class EngineConfig:
     constrained_json_disable_any_whitespace: bool = option(
         False, "structured output", "JSON by a schema comes without whitespace between its parts"
     )
+    grammar_compile_timeout: float = option(
+        10.0, "structured output", "seconds that a schema or grammar may take to compile; then 400"
+    )
+    grammar_memory_mb: int = option(
+        512,
+        "structured output",
+        "MiB of memory for compiled schemas and grammars, those kept for later requests among them; one of "
+        "them may take an eighth, a larger one is refused with 400",
+    )
 
     def need(self, ok: bool, name: str, rule: str) -> None:
         if not ok:
@@ -265,6 +277,8 @@ class EngineConfig:
         need(1 <= self.page_size <= 1024, "page_size", "it must be between 1 and 1024")
         need(self.chunked_prefill_size >= 16, "chunked_prefill_size", "it must be at least 16")
         need(self.max_running_requests >= 1, "max_running_requests", "it must be at least 1")
+        need(self.grammar_compile_timeout > 0, "grammar_compile_timeout", "it must be more than 0")
+        need(self.grammar_memory_mb >= 8, "grammar_memory_mb", "it must be at least 8")
         need(
             self.max_running_requests <= self.chunked_prefill_size * 7 // 8,
             "max_running_requests",
@@ -359,8 +373,8 @@ class EngineConfig:
 
     @property
     def auto_depth(self) -> bool:
-        """Is it chosen at run time? Not where drafts are accepted by lot, nor for chains of a number of tokens
-        that is asked for."""
+        """Is it chosen at run time? Not where drafts are accepted by lot, nor for chains whose number of
+        tokens is asked for."""
         free = self.speculative_num_steps in (None, AUTO_DEPTH) and self.speculative_algorithm != "NONE"
         judged = self.speculative_simulate_accept_length is None
         return (

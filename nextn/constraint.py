@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # the HTTP process does without numpy
     import numpy as np
     from numpy.typing import NDArray
 
+MOST_TEXT = 2**20  # characters of a constraint
+NOT_ALLOWED = "the grammar does not allow what was chosen"
 KINDS = ("json_schema", "regex", "choice", "ebnf", "lark", "structural_tag")
 
 
@@ -32,6 +34,8 @@ class Constraint:
     def check(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"constraint.kind is {self.kind!r}; it must be one of {', '.join(KINDS)}")
+        if len(self.text) > MOST_TEXT:
+            raise ValueError(f"{self.kind}: it has {len(self.text)} characters; {MOST_TEXT} are allowed")
 
 
 class Grammar(Protocol):
@@ -43,6 +47,10 @@ class Grammar(Protocol):
     @property
     def accepting(self) -> bool:
         """May the text end here?"""
+
+    @property
+    def failure(self) -> str | None:
+        """The limit that it came to: there is no way on, nor back."""
 
     def advance(self, tokens: Sequence[int]) -> int:
         """Takes the tokens one by one, up to the first that may not follow. How many it took."""
@@ -62,7 +70,7 @@ class Allowed(NamedTuple):
 
 class Took(NamedTuple):
     """Of the tokens that a step would commit the first `kept`. ended: the text is complete with the last of
-    them. error: why that one may not stand, nor any other."""
+    them. error: why nothing may follow them."""
 
     kept: int
     ended: bool = False
@@ -70,13 +78,18 @@ class Took(NamedTuple):
 
 
 class GrammarCursor:
-    """A request's grammar at its last committed token. Not thread-safe."""
+    """A request's grammar at its last committed token. Not thread-safe.
+
+    What the grammar's library raises stays in here: from then on `failed` says so, nothing is allowed or
+    forced any more, and `commit` is an error.
+    """
 
     def __init__(self, grammar: Grammar, end_ids: frozenset[int]) -> None:
         """end_ids: the tokens that end the request."""
         self.grammar, self.end_ids = grammar, end_ids
         # What drafting asks for is asked again when the drafts are verified. None: no such path.
         self._known: dict[tuple[int, ...], Allowed | None] = {}
+        self.failed: str | None = None
 
     def allowed(self, path: Sequence[int] = ()) -> Allowed | None:
         """After these drafts; None if they may not stand there themselves, or if the text has ended."""
@@ -86,19 +99,28 @@ class GrammarCursor:
         return self._known[key]
 
     def _look(self, path: tuple[int, ...]) -> Allowed | None:
-        if not self.end_ids.isdisjoint(path):
+        if self.failed is not None or not self.end_ids.isdisjoint(path):
             return None
-        took = self.grammar.advance(path)
         found = None
-        if took == len(path):
-            tokens = self.grammar.mask()
-            nothing, accepting = not tokens.any(), self.grammar.accepting
-            if accepting:
-                tokens[list(self.end_ids)] = True
-            found = Allowed(tokens, nothing and accepting, nothing and not accepting)
-        if took:
-            self.grammar.rollback(took)
+        try:
+            took = self.grammar.advance(path)
+            if took == len(path):
+                tokens = self.grammar.mask()
+                nothing, accepting = not tokens.any(), self.grammar.accepting
+                if accepting:
+                    tokens[list(self.end_ids)] = True
+                found = Allowed(tokens, nothing and accepting, nothing and not accepting)
+            if took:
+                self.grammar.rollback(took)
+        except BaseException as e:
+            self._fail(e)
+            return None
         return found
+
+    def _fail(self, error: BaseException) -> None:
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):  # Rust's panics are no Exception either
+            raise error
+        self.failed = f"the grammar's library failed: {type(error).__name__}: {error}"
 
     def forced(self, most: int) -> list[int]:
         """What follows, at most so many tokens, as far as each is the only one allowed."""
@@ -123,16 +145,26 @@ class GrammarCursor:
                 break
             path = (*path, token)
             after = self.allowed(path)
-            if after is None or after.dead:
-                return Took(i + 1, error="the grammar has no way to go on from here")
+            if after is None:
+                return Took(i, error=self.failed or self.grammar.failure or NOT_ALLOWED)
+            if after.dead:
+                return Took(i + 1, error=self._why())
             if after.ended:
                 took = Took(i + 1, ended=True)
                 break
         took = took or Took(len(tokens))
-        n = self.grammar.advance(path)
-        assert n == len(path), "a token was allowed and is not taken"
+        try:
+            n = self.grammar.advance(path)
+        except BaseException as e:
+            self._fail(e)
+            return Took(0, error=self.failed)
+        if n < len(path):  # it came to a limit since the token was allowed, after a draft
+            return Took(n + 1, error=self._why())
         self._known = {known[n:]: what for known, what in self._known.items() if known[:n] == path}
         return took
+
+    def _why(self) -> str:
+        return self.grammar.failure or "the grammar has no way to go on from here"
 
     def prune(self, draft: Draft) -> Draft:
         """The draft without the nodes that the grammar would turn down, and what is under them."""

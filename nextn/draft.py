@@ -18,9 +18,9 @@ from typing import NamedTuple
 MAX_DRAFTS = 16  # deepest
 AUTO_DEPTH = -1  # instead of a depth: chosen while it runs
 MOST_DEPTH, MOST_TREE_DEPTH = 8, 4  # deepest that is chosen automatically, of chains and of trees
-# Positions that a request's drafter catches up with when it drafts again after steps without drafts; what lies
-# before them it does not see then. With nextn-tiny a drafter that sees 64 positions makes chains of three 3 %
-# shorter than one that sees all, one that sees 32 some 10 %. A window is at least a page.
+# Positions that a request's drafter catches up with when it drafts again after steps without drafts. It does
+# not see those before them; with nextn-tiny its chains are then up to a tenth shorter for some dozen tokens.
+# A window is at least a page.
 DRAFT_WINDOW = 64
 MAX_TOPK = 32
 

@@ -15,8 +15,10 @@ verifies it. `kvcache.manager` moves these numbers when the scheduler says so; n
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import NamedTuple
 
 from nextn.constraint import Constraint, Grammar, GrammarCursor
@@ -28,6 +30,17 @@ CHAINS_ONLY = ("rejection", "block")
 # Of temperatures: dividing by much less overflows f32, and noise would only decide between logits that are
 # all but equal.
 GREEDY_BELOW = 1e-5
+ALL_TOKENS = 2**31  # ids are below it where no vocabulary is known
+
+
+def number(value: object, least: float, most: float) -> bool:
+    """Is it a number in this range? NaN is in none."""
+    return isinstance(value, Real) and least <= value <= most  # type: ignore[operator]
+
+
+def whole(value: object, least: int, most: float = math.inf) -> bool:
+    """Is it a whole number in this range?"""
+    return isinstance(value, Integral) and least <= value <= most  # type: ignore[operator]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +60,11 @@ class SpeculativeParams:
                 raise ValueError(f"speculative.{name} is {getattr(self, name)!r}; it must be {rule}")
 
         steps = self.num_steps
-        need(steps is None or 0 <= steps <= MAX_DRAFTS, "num_steps", f"between 0 (off) and {MAX_DRAFTS}")
+        need(steps is None or whole(steps, 0, MAX_DRAFTS), "num_steps", f"between 0 (off) and {MAX_DRAFTS}")
         need(self.verify in (None, *VERIFY_MODES), "verify", f"one of {', '.join(VERIFY_MODES)}")
         for name in ("accept_threshold_single", "accept_threshold_acc"):
             value = getattr(self, name)
-            need(value is None or 0.0 <= value <= 1.0, name, "between 0 and 1")
+            need(value is None or number(value, 0.0, 1.0), name, "between 0 and 1")
 
     @property
     def lossy(self) -> bool:
@@ -77,7 +90,7 @@ class SamplingParams:
     max_tokens: int = 128
     min_tokens: int = 0
     temperature: float = 1.0  # 0 (below 1e-5): greedy
-    top_k: int = -1  # -1 or 0: all
+    top_k: int = -1  # -1, 0, or more than the vocabulary has: all
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
@@ -92,37 +105,45 @@ class SamplingParams:
     speculative: SpeculativeParams = SpeculativeParams()
     # Log-probabilities to be told, and how many of the most likely tokens beside each; None: none
     logprobs: int | None = None  # of the output
-    prompt_logprobs: int | None = None  # of the prompt; such a request is never served from the prefix cache
+    # of the prompt, which is then computed: the prefix cache gives positions whose scores are there already
+    prompt_logprobs: int | None = None
 
     def check(self, vocab_size: int | None = None) -> None:
         def need(ok: bool, name: str, rule: str) -> None:
             if not ok:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it must be {rule}")
 
-        need(self.max_tokens >= 0, "max_tokens", "at least 0")
-        need(0 <= self.min_tokens <= self.max_tokens, "min_tokens", "between 0 and max_tokens")
-        need(0.0 <= self.temperature <= 100.0, "temperature", "between 0 and 100")
-        need(self.top_k >= -1, "top_k", "-1 (all) or a positive count")
-        need(0.0 < self.top_p <= 1.0, "top_p", "in (0, 1]")
-        need(0.0 <= self.min_p <= 1.0, "min_p", "in [0, 1]")
-        need(0.0 < self.repetition_penalty <= 100.0, "repetition_penalty", "in (0, 100]")
-        need(-2.0 <= self.frequency_penalty <= 2.0, "frequency_penalty", "in [-2, 2]")
-        need(-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", "in [-2, 2]")
-        need(0 <= self.seed < 2**64, "seed", "in [0, 2**64)")
+        top = ALL_TOKENS if vocab_size is None else vocab_size
+        need(whole(self.max_tokens, 0), "max_tokens", "at least 0")
+        need(whole(self.min_tokens, 0, self.max_tokens), "min_tokens", "between 0 and max_tokens")
+        need(number(self.temperature, 0.0, 100.0), "temperature", "between 0 and 100")
+        need(whole(self.top_k, -1), "top_k", "-1 (all) or a positive count")
+        need(number(self.top_p, 0.0, 1.0) and self.top_p > 0.0, "top_p", "in (0, 1]")
+        need(number(self.min_p, 0.0, 1.0), "min_p", "in [0, 1]")
+        repetition = self.repetition_penalty
+        need(number(repetition, 0.0, 2.0) and repetition > 0.0, "repetition_penalty", "in (0, 2]")
+        need(number(self.frequency_penalty, -2.0, 2.0), "frequency_penalty", "in [-2, 2]")
+        need(number(self.presence_penalty, -2.0, 2.0), "presence_penalty", "in [-2, 2]")
+        need(whole(self.seed, 0, 2**64 - 1), "seed", "in [0, 2**64)")
+        need(whole(self.stream, 0, 2**32 - 1), "stream", "in [0, 2**32)")
         need(len(self.stop_token_ids) <= MAX_STOP_TOKENS, "stop_token_ids", f"at most {MAX_STOP_TOKENS} ids")
-        top = vocab_size if vocab_size is not None else 2**31
-        need(all(0 <= t < top for t in self.stop_token_ids), "stop_token_ids", "ids inside the vocabulary")
-        need(all(0 <= t < top for t in self.logit_bias), "logit_bias", "of ids inside the vocabulary")
         need(
-            all(-100.0 <= b <= 100.0 for b in self.logit_bias.values()), "logit_bias", "between -100 and 100"
+            all(whole(t, 0, top - 1) for t in self.stop_token_ids),
+            "stop_token_ids",
+            "ids inside the vocabulary",
+        )
+        need(all(whole(t, 0, top - 1) for t in self.logit_bias), "logit_bias", "of ids inside the vocabulary")
+        need(
+            all(number(b, -100.0, 100.0) for b in self.logit_bias.values()),
+            "logit_bias",
+            "between -100 and 100",
         )
         if self.constraint is not None:
             self.constraint.check()
         self.speculative.check()
-        need(self.logprobs is None or self.logprobs >= 0, "logprobs", "None or at least 0")
-        need(
-            self.prompt_logprobs is None or self.prompt_logprobs >= 0, "prompt_logprobs", "None or at least 0"
-        )
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            need(value is None or whole(value, 0), name, "None or at least 0")
 
     @property
     def verify_mode(self) -> str:
@@ -137,6 +158,22 @@ class SamplingParams:
 
     def replace(self, **changes: object) -> SamplingParams:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
+
+
+class Failure(NamedTuple):
+    """Why a request ended in an error. code: for programs. What one request's data does ends that request
+    alone."""
+
+    code: str
+    message: str
+
+
+GRAMMAR_ERROR, NOT_FINITE, REQUEST_FAILED = "grammar_error", "logits_not_finite", "request_failed"
+
+
+def failed_in(what: str, error: BaseException) -> Failure:
+    """An exception, which is a mistake of nextn's."""
+    return Failure(REQUEST_FAILED, f"the request failed in {what}: {type(error).__name__}: {error}")
 
 
 class TokenLogprob(NamedTuple):
@@ -230,6 +267,16 @@ def _lengthen(counts: list[int], length: int) -> None:
 
 
 @dataclass(slots=True, eq=False)
+class PromptGroup:
+    """Requests that came together and have one prompt, of which they want the same log-probabilities: what
+    one of them computes, the others take. The scheduler fills it in."""
+
+    members: list[Request] = field(default_factory=list)  # that are in the engine, in order of arrival
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of every member, so far
+    told: bool = False  # have they gone out? For whoever sends outputs on
+
+
+@dataclass(slots=True, eq=False)
 class Request:
     """One sequence in the engine. `tokens` is prompt then output, committed only."""
 
@@ -237,6 +284,7 @@ class Request:
     tokens: list[int]
     params: SamplingParams
     priority: int = 0  # larger goes first
+    group: PromptGroup | None = None
     num_prompt: int = 0
     limit: int = 0  # len(tokens) at which it ends by length; set by the engine
     order: int = 0  # arrival number; the youngest is retracted first
@@ -280,9 +328,9 @@ class Output:
     """News of one request after a step. `finish_reason` None: more will come.
 
     finish_reason: "stop" (an end token, which is not among `tokens`, or the end of its grammar), "length",
-    "abort" or "error", which `error` tells. `matched` is the end token's id, None at the end of a grammar.
-    `spec`, `cached_tokens` and `retractions` are set on the last. `queued`: seconds that the request waited
-    for its first step.
+    "abort" or "error", which `error` and `error_code` tell, see `Failure`. `matched` is the end token's id,
+    None at the end of a grammar. `spec`, `cached_tokens` and `retractions` are set on the last. `queued`:
+    seconds that the request waited for its first step.
     `drafted[i]` is the depth at which tokens[i] had been drafted, 0 for the target's own choice.
 
     Where they were asked for: logprobs[i] is tokens[i]'s, `matched_logprob` the stop token's, and
@@ -295,6 +343,7 @@ class Output:
     finish_reason: str | None = None
     matched: int | None = None
     error: str | None = None
+    error_code: str | None = None
     spec: SpecStats | None = None
     cached_tokens: int = 0
     retractions: int = 0

@@ -41,11 +41,13 @@ async def ask(
     send_only: int | None = None,  # bytes of the request; then the client leaves
     pause: float = 0.0,  # seconds before each read
     piece: int = 65536,  # bytes that a read takes at most
+    headers: str = "",  # further lines
 ) -> Answer:
     """One request on a connection of its own. Raises Hung, OSError when nobody listens."""
     answer, loop = Answer(), asyncio.get_running_loop()
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nhost: faults\r\nconnection: close\r\ncontent-length: {len(data)}\r\n\r\n"
+    head = f"POST {path} HTTP/1.1\r\nhost: faults\r\nconnection: close\r\n{headers}"
+    head += f"content-length: {len(data)}\r\n\r\n"
     began = loop.time()
     # A small limit: what is not read soon stays in the sockets, and then in the server.
     reader, writer = await asyncio.open_connection(*address, limit=65536)

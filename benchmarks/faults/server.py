@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import tempfile
@@ -102,3 +103,20 @@ def is_engine(pid: str) -> bool:
         return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def family(pid: int) -> list[tuple[int, float]]:
+    """A process and all that descend from it: pids, and resident megabytes."""
+    parents: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            parents.setdefault(parent, []).append(int(stat.parent.name))
+    found, waiting = [], [pid]
+    while waiting:
+        each = waiting.pop()
+        waiting += parents.get(each, [])
+        with contextlib.suppress(OSError):
+            pages = int(Path(f"/proc/{each}/statm").read_text().split()[1])
+            found.append((each, pages * os.sysconf("SC_PAGE_SIZE") / 2**20))
+    return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +44,7 @@ class Settings:
     rounds: int  # of each server at each concurrency
     output_dir: Path
     bar: bool
+    server_options: Sequence[str] = ()  # of both servers
 
     def bodies(self, concurrency: int) -> list[Body]:
         """The requests at one concurrency: the first prompts of those at the next higher one."""
@@ -65,7 +67,8 @@ def run_demo(settings: Settings) -> int:
     texts = 2 * settings.rounds * sum(len(settings.bodies(c)) for c in SIXTEENTHS)
     out = settings.output_dir
     out.mkdir(parents=True, exist_ok=True)
-    common = ["--model-path", settings.model_path, "--disable-radix-cache", "--speculative-num-steps"]
+    common = ["--model-path", settings.model_path, "--disable-radix-cache", *settings.server_options]
+    common.append("--speculative-num-steps")
     with (
         ended_like_ctrl_c(),
         LocalServer(WITHOUT, [*common, "0"], out / "server-without-mtp.log") as without,

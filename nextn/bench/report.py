@@ -25,6 +25,7 @@ def heading(results: Results) -> list[str]:
         f"{results.model}, {engine['dtype']} on {engine['device']}, {threads}; "
         f"MTP with {drafts}; {results.max_tokens} new tokens a prompt",
         machine.line,
+        *([f"native kernels: {engine['cpu_isa']}"] if "cpu_isa" in engine else []),
     ]
 
 

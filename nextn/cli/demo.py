@@ -2,6 +2,7 @@
 
 nextn demo                # about three minutes on two cores
 nextn demo --quick        # half a minute
+nextn demo --cpu-isa avx2 --threads 1    # as on a lesser machine
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 from pathlib import Path
 
 from nextn.cli.errors import CommandError
-from nextn.config import EMBEDDED
+from nextn.config import CPU_LEVELS, EMBEDDED
 
 HELP = "measure a model without and with MTP on real prompts, and compare every text"
 
@@ -23,6 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--speculative-num-steps", type=drafts, default="auto", metavar="N|auto",
         help="drafts per step of the side with MTP (default: auto)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cpu-isa", default="auto", choices=("auto", *CPU_LEVELS),
+        help="instruction set level of the native CPU kernels, of both sides (default: the machine's best)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--threads", type=positive, metavar="N",
+        help="CPU threads of each engine (default: the cores it may use)",
     )  # fmt: skip
     parser.add_argument(
         "--quick", action="store_true", help="fewer prompts, shorter texts and one round: half a minute"
@@ -47,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
     from nextn.bench.demo import Settings, run_demo
     from nextn.bench.errors import BenchError
 
+    threads = [] if args.threads is None else ["--threads", str(args.threads)]
     settings = Settings(
         model_path=args.model_path,
         num_drafts=args.speculative_num_steps,
@@ -55,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
         rounds=1 if args.quick else 2,
         output_dir=args.output_dir,
         bar=args.progress or sys.stderr.isatty(),
+        server_options=["--cpu-isa", args.cpu_isa, *threads],
     )
     try:
         return run_demo(settings)

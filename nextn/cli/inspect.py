@@ -8,7 +8,6 @@ nextn inspect --machine
 from __future__ import annotations
 
 import argparse
-import math
 
 from nextn.cli.errors import CommandError
 from nextn.config import EMBEDDED, model_folder
@@ -58,21 +57,19 @@ def machine() -> dict[str, str]:
 
 
 def checkpoint(model_path: str) -> dict[str, str]:
-    from nextn.models.config import ModelConfig
     from nextn.models.loader import stored_nextn_layers
-    from nextn.models.names import expected_tensors
+    from nextn.models.names import size_of
+    from nextn.models.sizes import checked_config
 
     folder = model_folder(model_path)
     try:
-        cfg = ModelConfig.from_folder(folder)
+        cfg = checked_config(folder)
         stored = stored_nextn_layers(folder, cfg)
     except ValueError as e:
         raise CommandError(str(e)) from e
 
-    def count(nextn_layers: int) -> int:
-        return sum(math.prod(shape) for shape in expected_tensors(cfg, nextn_layers).values())
-
-    target = count(0)
+    _, target = size_of(cfg, 0)
+    _, all_values = size_of(cfg, stored)
     moe = sum(cfg.is_moe(i) for i in range(cfg.num_hidden_layers))
     idle = (cfg.n_routed_experts - cfg.num_experts_per_tok) * 3 * cfg.hidden_size * cfg.moe_intermediate_size
     return {
@@ -87,7 +84,7 @@ def checkpoint(model_path: str) -> dict[str, str]:
         "stored as": "FP8 blocks" if cfg.quantization else "plain",
         "parameters": f"{target / 1e6:,.1f} M, {(target - moe * idle) / 1e6:,.1f} M active a token",
         "NextN (MTP) layers": f"{stored}"
-        + (f", {(count(stored) - target) / 1e6:,.1f} M parameters" if stored else ""),
+        + (f", {(all_values - target) / 1e6:,.1f} M parameters" if stored else ""),
         "KV cache a token": f"{cfg.latent_dim * cfg.num_hidden_layers} values"
         + (f" + {cfg.latent_dim * stored} for drafting" if stored else ""),
     }

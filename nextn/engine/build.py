@@ -12,6 +12,8 @@ import torch
 
 from nextn.config import EngineConfig, usable_cores
 from nextn.draft import Shape
+from nextn.engine.logprobs import context_cost, score_cost
+from nextn.engine.memory import CPU_KV_TOKENS
 from nextn.engine.model import make_model
 from nextn.engine.runner import Runner
 from nextn.engine.sampler import draw
@@ -22,7 +24,7 @@ from nextn.kvcache.naive import NaiveCache
 from nextn.kvcache.pool import KVPool
 from nextn.kvcache.radix import RadixCache
 from nextn.models.base import Chains, Model
-from nextn.models.config import ModelConfig
+from nextn.models.fake import FakeModel
 from nextn.ops.cpu.draw import draw as native_draw
 from nextn.ops.cpu.library import choose_level, library
 from nextn.ops.cpu.weights import Arena
@@ -34,7 +36,6 @@ from nextn.speculative.layered import LayeredDrafter
 from nextn.speculative.mixed_drafter import MixedDrafter
 from nextn.speculative.ngram_drafter import NGramDrafter
 
-CPU_KV_TOKENS = 32768
 NGRAM_DRAFTERS: dict[str | None, str] = {"NGRAM": "n-grams", "NEXTN+NGRAM": "MTP and n-grams"}  # by algorithm
 
 
@@ -86,13 +87,14 @@ def build(config: EngineConfig) -> Built:
     isa = choose_level(config.cpu_isa)[0] if kernels == "cpu" else None
     draw_tokens = partial(native_draw, library(isa)) if isa else draw
     executor = Runner(model, pool, drafter, draw_tokens, simulated)
-    context = _context_length(config, cfg)
+    context = min(config.context_length or cfg.max_position_embeddings, cfg.max_position_embeddings)
     auto = None
     gates = isinstance(drafter, MTPDrafter) and drafter.gates
     if num_drafts and config.auto_depth:
         kept = StepCostFile(config, f"{kernels} {isa or ''}", device)
         auto = _controller(
-            kept, executor, Worth(num_drafts, shape, gates), most_requests=config.max_running_requests, token_budget=config.chunked_prefill_size,
+            kept, executor, Worth(num_drafts, shape, gates, ends=device.type != "cuda"),
+            most_requests=config.max_running_requests, token_budget=config.chunked_prefill_size,
             context=context,
         )  # fmt: skip
     scheduler = Scheduler(
@@ -103,6 +105,8 @@ def build(config: EngineConfig) -> Built:
         eos_ids=frozenset(cfg.eos_token_ids),
         shape=shape,
         auto=auto,
+        score_cost=0.0 if isinstance(model, FakeModel) else score_cost(cfg),
+        context_cost=0.0 if isinstance(model, FakeModel) else context_cost(cfg),
     )
     slots = pages * config.page_size
     trees = num_drafts > 0 and shape.topk > 1
@@ -171,13 +175,6 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)
-
-
-def _context_length(config: EngineConfig, cfg: ModelConfig) -> int:
-    longest = cfg.max_position_embeddings
-    if config.context_length is not None and config.context_length > longest:
-        raise ValueError(f"--context-length is {config.context_length}: the model's own longest is {longest}")
-    return config.context_length or longest
 
 
 def _pages(config: EngineConfig, bytes_per_token: int, device: torch.device) -> int:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from nextn.engine.gumbel import MASK, gumbel_noise, philox, uniform
+from nextn.engine.sampler import best_tokens
 
 COIN, FINAL, DRAFT = 1, 2, 3
 
@@ -47,7 +48,7 @@ def coins(dice: Sequence[Dice]) -> list[list[float]]:
 
 def draw(purpose: int, weights: Tensor, dice: Sequence[Dice]) -> list[int]:
     """Draws a token in proportion to each row of weights [N, V]: Gumbel-max over their logarithms. purpose:
-    DRAFT for drafts, FINAL for the tokens that end a step."""
+    DRAFT for drafts, FINAL for the tokens that end a step. NO_TOKEN where all weights are 0."""
     noise = gumbel_noise(
         [d.seed for d in dice],
         [d.stream for d in dice],
@@ -56,5 +57,4 @@ def draw(purpose: int, weights: Tensor, dice: Sequence[Dice]) -> list[int]:
         weights.device,
         [purpose | d.depth << 2 for d in dice],
     )
-    drawn: list[int] = (weights.log() + noise).argmax(dim=-1).tolist()
-    return drawn
+    return best_tokens(weights.log() + noise)

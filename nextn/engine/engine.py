@@ -9,6 +9,7 @@ while engine.has_work():
 from __future__ import annotations
 
 import time
+from array import array
 
 from nextn.config import EngineConfig
 from nextn.engine.build import build
@@ -47,6 +48,10 @@ class Engine:
         speculative = asked.or_else(self.speculative_defaults).or_else(self.config.speculative)
         request.params = request.params.replace(speculative=speculative)
         request.params.check(self.vocab_size)
+        if request.params.top_k > self.vocab_size:
+            request.params = request.params.replace(top_k=-1)
+        if not isinstance(request.priority, int):
+            raise ValueError(f"priority is {request.priority!r}; it must be a whole number")
         self._check_verify(asked, speculative)
         self._check_depth(asked)
         request.spec.lossy = request.params.lossy
@@ -61,8 +66,7 @@ class Engine:
                 f"the prompt has {n} tokens, the context length is {self.context_length}; "
                 f"it must leave room for at least one more, unless max_tokens is 0"
             )
-        if min(request.tokens) < 0 or max(request.tokens) >= self.vocab_size:
-            raise ValueError(f"the prompt has token ids outside 0..{self.vocab_size - 1}")
+        _check_ids(request.tokens, self.vocab_size)
         if request.rid in self._scheduler.by_rid:
             raise ValueError(f"request id {request.rid!r} is in use")
         request.num_prompt = n
@@ -147,3 +151,12 @@ class Engine:
     def check_integrity(self) -> None:
         """AssertionError if any bookkeeping structure is not what it is from scratch."""
         self._scheduler.check_integrity()
+
+
+def _check_ids(tokens: list[int], vocab_size: int) -> None:
+    try:
+        ids = array("q", tokens)
+    except (TypeError, OverflowError) as e:
+        raise ValueError(f"the prompt must be token ids in 0..{vocab_size - 1}: {e}") from e
+    if min(ids) < 0 or max(ids) >= vocab_size:
+        raise ValueError(f"the prompt has token ids outside 0..{vocab_size - 1}")

@@ -13,12 +13,14 @@ from torch import Tensor
 
 from nextn.config import EngineConfig, model_folder
 from nextn.draft import AUTO_DEPTH
+from nextn.engine.memory import bounded_context, check_memory
 from nextn.models.base import Model
 from nextn.models.config import ModelConfig
 from nextn.models.draft_folder import OPTION, DraftFolder
 from nextn.models.dummy import dummy_checkpoint
 from nextn.models.fake import FakeModel, parse_acceptance
-from nextn.models.loader import fp8_names, load_checkpoint, stored_nextn_layers
+from nextn.models.files import first_names
+from nextn.models.loader import ALLOW_NON_FINITE, fp8_names, load_checkpoint, stored_nextn_layers
 from nextn.models.names import (
     expected_tensors,
     nextn_prefixes,
@@ -28,6 +30,7 @@ from nextn.models.names import (
 )
 from nextn.models.native_weights import Drafting
 from nextn.models.registry import model_class
+from nextn.models.sizes import check_target, checked_config
 from nextn.models.token_map import read_token_map
 from nextn.ops.cpu.library import NoLibrary, choose_level, library
 from nextn.ops.registry import make_ops, triton_obstacle
@@ -60,22 +63,29 @@ def make_model(config: EngineConfig, device: torch.device, threads: int) -> tupl
                 f"--cpu-isa {config.cpu_isa} needs the native kernels: "
                 f"--model-path {config.model_path} runs none; leave it out"
             )
-        return FakeModel(acceptance, device), "reference"
+        fake = FakeModel(acceptance, device)
+        check_memory(config, bounded_context(config, fake.config, device), 1, 4, device)
+        return fake, "reference"
     folder = model_folder(config.model_path)
-    cfg = target = ModelConfig.from_folder(folder)
+    dummy = config.load_format == "dummy"
+    cfg = target = bounded_context(
+        config, ModelConfig.from_folder(folder) if dummy else checked_config(folder), device
+    )
     draft = _draft_folder(config, target)
     if draft is None:
         own = nextn = _nextn_layers(config, target, folder)
     else:
         own, nextn = 0, min(draft.layers, config.num_drafts)
         cfg = dataclasses.replace(target, num_nextn_predict_layers=draft.layers)
+    kernels = choose_kernels(config, device)
+    check_memory(config, cfg, nextn, _value_bytes(config, cfg, kernels), device)
+    if not dummy:
+        check_target(folder, target)
     expected = expected_tensors(cfg, nextn)
     token_map = config.speculative_token_map
     allowed = read_token_map(Path(token_map), cfg.vocab_size) if token_map and nextn else None
-    kernels = choose_kernels(config, device)
     model: Any
     if kernels == "cpu":
-        dummy = config.load_format == "dummy"
         stored = frozenset() if dummy else fp8_names(folder, cfg.quantization)
         if draft is not None:
             stored = stored - set(nextn_tensors(cfg, nextn)) | draft.fp8_names(cfg, nextn)
@@ -95,10 +105,11 @@ def make_model(config: EngineConfig, device: torch.device, threads: int) -> tupl
         def place(name: str, tensor: Tensor) -> None:
             targets[name].copy_(tensor)
 
-    if config.load_format == "dummy":
+    if dummy:
         dummy_checkpoint(expected, place, config.random_seed, dtype)
         return model, kernels
-    load_checkpoint(
+    allow = config.allow_non_finite_weights
+    report = load_checkpoint(
         folder,
         expected_tensors(target, own),
         place,
@@ -107,10 +118,24 @@ def make_model(config: EngineConfig, device: torch.device, threads: int) -> tupl
         shared=shared_tensors(target, own),
         skip_prefixes=nextn_prefixes(target, own),
         as_stored=as_stored,
+        allow_non_finite=allow,
     )
+    non_finite = report.non_finite
     if draft is not None:
-        draft.load(cfg, nextn, place, dtype, as_stored)
+        non_finite += draft.load(cfg, nextn, place, dtype, as_stored, allow).non_finite
+    if non_finite:
+        names = first_names(non_finite)
+        log.warning(
+            "%s: %d tensors with NaN or infinite values: %s", ALLOW_NON_FINITE, len(non_finite), names
+        )
     return model, kernels
+
+
+def _value_bytes(config: EngineConfig, cfg: ModelConfig, kernels: str) -> int:
+    """Of one weight in memory, at least."""
+    if kernels == "cpu":
+        return 1 if config.quantization is not None or cfg.quantization is not None else 2
+    return dtype_of(config.dtype, kernels).itemsize
 
 
 def _coarse_drafts(config: EngineConfig, cfg: ModelConfig) -> bool:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from nextn.draft import MAX_DRAFTS, Draft
+from nextn.draft import MAX_DRAFTS, NO_DRAFT, Draft
+from nextn.engine.isolate import isolated
 from nextn.engine.logprobs import Asked, prompt_logprobs, token_logprobs
 from nextn.engine.sampler import draw
-from nextn.engine.verifier import WITH_DRAFT_PROBABILITIES, Guess, Verified, Verifier
+from nextn.engine.verifier import WITH_DRAFT_PROBABILITIES, Guess, Verified, Verifier, grammatical
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
 from nextn.models.base import Model, take
 from nextn.ops.base import Draw, Drawn
-from nextn.request import TokenLogprob
+from nextn.request import GRAMMAR_ERROR, Failure, TokenLogprob, failed_in
 from nextn.scheduler.plan import Plan, Row, RowResult, StepResult
 from nextn.speculative.committed import Committed
 from nextn.speculative.depth.cost import StepWork
-from nextn.speculative.drafter import Drafter
+from nextn.speculative.drafter import Drafted, Drafter
 
 NOTHING = Verified([], [])
 _USUAL = 2  # drafts that a gate lets through, or so
@@ -30,14 +32,33 @@ class _ChooseDraft:
 
     def __init__(self, verifier: Verifier, rows: Sequence[Row], new: Sequence[list[int]]) -> None:
         self.verifier, self.rows, self.new = verifier, rows, new
+        self.failed: dict[int, Failure] = {}  # by number of the row
 
     def __call__(
         self, logits: Tensor, asked: Sequence[tuple[int, Sequence[int]]], k: int
     ) -> list[list[tuple[int, float]]]:
-        return self.verifier.guess(logits, [Guess(self.rows[i], self.new[i], path) for i, path in asked], k)
+        every = range(len(asked))
+
+        def guess(some: Sequence[int]) -> list[list[tuple[int, float]]]:
+            # Alone a row may be penalized twice, which can cost a draft and nothing else.
+            part = logits if some is every else logits[list(some)]
+            return self.verifier.guess(part, [self._guess(*asked[n]) for n in some], k)
+
+        def failed(n: int, error: Exception) -> list[tuple[int, float]]:
+            self.failed[asked[n][0]] = failed_in("drafting", error)
+            return []
+
+        return isolated(guess, every, failed, "drafting")
+
+    def _guess(self, index: int, path: Sequence[int]) -> Guess:
+        return Guess(self.rows[index], self.new[index], path)
 
     def drawn(self, index: int, count: int) -> tuple[Drawn, bool]:
         return self.verifier.drawn(self.rows[index], self.new[index], count)
+
+    def draw(self, logits: Tensor, draws: Sequence[Drawn]) -> tuple[list[int], list[float]]:
+        confidence: list[float] = []
+        return self.verifier.draw(logits, draws, confidence), confidence
 
 
 class Runner:
@@ -62,52 +83,102 @@ class Runner:
         spans = [Span(r.tokens, r.start, r.pages, r.draft.paths()) for r in rows]
         hidden = self.model.forward(self.model.batch(spans, self.pool.page_size), self.pool)
         verified, raw = self._verify(hidden, rows)
-        accepted, new = [v.path for v in verified], [v.tokens for v in verified]
-        self.verifier.forget()
-        self._compact(rows, accepted)
-
-        told = _output_logprobs(raw, rows, new, accepted)
-        scored = prompt_logprobs(self.model, hidden, _asked_of_prompts(rows))
-        choose_draft = _ChooseDraft(self.verifier, rows, new)
-        committed = _committed(rows, verified, self.pool.page_size)
-        forced = _forced(rows, committed)
-        made = self.drafter.propose(hidden, committed, choose_draft)
-        results = [
-            RowResult(
-                v.tokens,
-                f or (d if r.grammar is None else r.grammar.prune(d)),
-                o,
-                [next(scored) for _ in r.scores],
-                v.ended,
-                v.error,
-            )
-            for r, v, d, f, o in zip(rows, verified, made.drafts, forced, told, strict=True)
+        verified = [
+            v if r.grammar is None or not r.chooses else grammatical(r.grammar, v)
+            for r, v in zip(rows, verified, strict=True)
         ]
+        self.verifier.forget()
+        self._compact(rows, [v.path for v in verified])
+        told = _output_logprobs(raw, rows, verified)
+        scored = self._prompt_logprobs(hidden, rows)
+        drafts, failed, made = self._draft(hidden, rows, verified)
+        results = []
+        for i, (r, v) in enumerate(zip(rows, verified, strict=True)):
+            error = v.error or failed.get(i)
+            if r.grammar is not None and r.grammar.failed is not None:
+                error = error or Failure(GRAMMAR_ERROR, r.grammar.failed)
+            results.append(
+                RowResult(
+                    v.tokens,
+                    NO_DRAFT if error is not None else drafts[i],
+                    told[i].found,
+                    scored[i].found or [],
+                    v.ended,
+                    error or told[i].error or scored[i].error,
+                )
+            )
         decoding = sum(r.chooses for r in rows)
-        drafts = sum([len(r.draft.tokens) for r in rows])
+        nodes = sum([len(r.draft.tokens) for r in rows])
         context = sum([r.start for r in rows if r.chooses])
         ran = sum(len(r.tokens) for r in rows)
-        work = StepWork(ran, made.extended, tuple(made.passes), decoding, drafts, context)
+        work = StepWork(ran, made.extended, tuple(made.passes), decoding, nodes, context)
         return StepResult(results, work)
 
     def _verify(self, hidden: Tensor, rows: Sequence[Row]) -> tuple[list[Verified], Tensor | None]:
         """Of every row the nodes that hold and the tokens that it commits; neither for a part of a prompt.
         And a copy of the logits of those rows that want log-probabilities, as the others are written over."""
+        asked: list[tuple[Row, int]] = []  # rows that choose, with their root's row of `hidden`
         index: list[int] = []
         wanted: list[int] = []
         at = 0
         for r in rows:
             at += len(r.tokens)
             if r.chooses:
+                root = at - len(r.draft) - 1
                 if r.params.logprobs is not None:
-                    wanted.extend(range(len(index), len(index) + len(r.draft) + 1))
-                index.extend(range(at - len(r.draft) - 1, at))
+                    wanted.extend(range(len(index), len(index) + at - root))
+                index.extend(range(root, at))
+                asked.append((r, root))
         if not index:
             return [NOTHING for _ in rows], None
         logits = self.model.logits(take(self.model, hidden, index))
         raw = logits[wanted] if wanted else None
-        verified = iter(self.verifier.verify(logits, [r for r in rows if r.chooses]))
+
+        def verify(some: Sequence[tuple[Row, int]]) -> list[Verified]:
+            own = logits
+            if some is not asked:  # they have been written over
+                places = [i for r, root in some for i in range(root, root + len(r.draft) + 1)]
+                own = self.model.logits(take(self.model, hidden, places))
+            return self.verifier.verify(own, [r for r, _ in some])
+
+        def failed(_: tuple[Row, int], error: Exception) -> Verified:
+            return Verified([], [], error=failed_in("verification", error))
+
+        verified = iter(isolated(verify, asked, failed, "verification"))
         return [next(verified) if r.chooses else NOTHING for r in rows], raw
+
+    def _prompt_logprobs(self, hidden: Tensor, rows: Sequence[Row]) -> list[_Told]:
+        wanted: list[tuple[int, int]] = []  # numbers of rows, with their first row of `hidden`
+        at = 0
+        for i, r in enumerate(rows):
+            if r.scores:
+                wanted.append((i, at))
+            at += len(r.tokens)
+
+        def tell(some: Sequence[tuple[int, int]]) -> list[_Told]:
+            asked = [a for i, first in some for a in _asked_of_prompt(rows[i], first)]
+            told = prompt_logprobs(self.model, hidden, asked)
+            return [_Told([next(told) for _ in rows[i].scores]) for i, _ in some]
+
+        return _each(tell, wanted, len(rows))
+
+    def _draft(
+        self, hidden: Tensor, rows: Sequence[Row], verified: Sequence[Verified]
+    ) -> tuple[list[Draft], dict[int, Failure], Drafted]:
+        """The next drafts, why rows failed as they drafted, by number, and what ran. Rows that are in error
+        have no part in it."""
+        live = [i for i, v in enumerate(verified) if v.error is None]
+        work = _committed(rows, verified, self.pool.page_size)
+        if len(live) < len(rows):
+            work = [work[i] for i in live]
+        own = [rows[i] for i in live]
+        choose_draft = _ChooseDraft(self.verifier, own, [verified[i].tokens for i in live])
+        forced = _forced(own, work)
+        made = self.drafter.propose(hidden, work, choose_draft)
+        drafts = [NO_DRAFT for _ in rows]
+        for i, r, f, d in zip(live, own, forced, made.drafts, strict=True):
+            drafts[i] = f or (d if r.grammar is None else r.grammar.prune(d))
+        return drafts, {live[n]: error for n, error in choose_draft.failed.items()}, made
 
     def _compact(self, rows: Sequence[Row], accepted: Sequence[Sequence[int]]) -> None:
         """Moves the target's cache entries of accepted nodes to the slots of their positions. In a chain they
@@ -123,36 +194,52 @@ class Runner:
             self.pool.move(source, target, self.model.config.num_hidden_layers)
 
 
-def _output_logprobs(
-    raw: Tensor | None, rows: Sequence[Row], new: Sequence[list[int]], accepted: Sequence[Sequence[int]]
-) -> list[list[TokenLogprob] | None]:
+class _Told(NamedTuple):
+    """One row's log-probabilities, None if it wants none."""
+
+    found: list[TokenLogprob] | None = None
+    error: Failure | None = None
+
+
+def _output_logprobs(raw: Tensor | None, rows: Sequence[Row], verified: Sequence[Verified]) -> list[_Told]:
     """Of the tokens that each row commits. `raw`: see `Runner._verify`."""
-    if raw is None:
-        return [None] * len(rows)
-    asked: list[Asked] = []
-    at = 0
-    for r, tokens, path in zip(rows, new, accepted, strict=True):
-        if r.chooses and r.params.logprobs is not None:
-            chosen_at = (0, *(node + 1 for node in path))
-            asked += [
-                Asked(at + i, token, r.params.logprobs) for i, token in zip(chosen_at, tokens, strict=True)
-            ]
-            at += len(r.draft) + 1
-    told = iter(token_logprobs(raw, asked))
-    return [
-        [next(told) for _ in tokens] if r.chooses and r.params.logprobs is not None else None
-        for r, tokens in zip(rows, new, strict=True)
-    ]
+    wanted: list[tuple[int, int]] = []  # numbers of rows, with their first row of `raw`
+    if raw is not None:
+        at = 0
+        for i, r in enumerate(rows):
+            if r.chooses and r.params.logprobs is not None:
+                wanted.append((i, at))
+                at += len(r.draft) + 1
+
+    def tell(some: Sequence[tuple[int, int]]) -> list[_Told]:
+        assert raw is not None
+        asked: list[Asked] = []
+        for i, first in some:
+            chosen_at = (0, *(node + 1 for node in verified[i].path))
+            top = rows[i].params.logprobs or 0
+            # A row in error may commit nothing.
+            asked += [Asked(first + n, t, top) for n, t in zip(chosen_at, verified[i].tokens, strict=False)]
+        told = iter(token_logprobs(raw, asked))
+        return [_Told([next(told) for _ in verified[i].tokens]) for i, _ in some]
+
+    return _each(tell, wanted, len(rows))
 
 
-def _asked_of_prompts(rows: Sequence[Row]) -> list[Asked]:
-    asked: list[Asked] = []
-    at = 0
-    for r in rows:
-        after = [*r.tokens[1:], r.following] if r.scores else ()
-        asked += [Asked(at + i, after[i], r.params.prompt_logprobs or 0) for i in r.scores]
-        at += len(r.tokens)
-    return asked
+def _each(
+    tell: Callable[[Sequence[tuple[int, int]]], list[_Told]], wanted: Sequence[tuple[int, int]], rows: int
+) -> list[_Told]:
+    """What is told of every row, of those that are not `wanted` nothing."""
+    told = [_Told()] * rows
+    if wanted:
+        found = isolated(tell, wanted, lambda _, e: _Told(error=failed_in("log-probabilities", e)), "telling")
+        for (i, _), each in zip(wanted, found, strict=True):
+            told[i] = each
+    return told
+
+
+def _asked_of_prompt(row: Row, first: int) -> list[Asked]:
+    after = [*row.tokens[1:], row.following]
+    return [Asked(first + i, after[i], row.params.prompt_logprobs or 0) for i in row.scores]
 
 
 def _forced(rows: Sequence[Row], work: Sequence[Committed]) -> list[Draft | None]:

@@ -2,7 +2,9 @@
 
 token_i = argmax(filter(logits_i) / T + G(seed, stream, i, .)), T < 1e-5: argmax(filter(logits_i)).
 
-It depends on the tokens before i, the sampling parameters and i; not on drafts, batch or chunking.
+It depends on the tokens before i, the sampling parameters and i; not on drafts, batch or chunking. Where a
+logit is NaN or +infinity there is no choice: NO_TOKEN.
+
 The drafter draws with the same noise (common random numbers), which keeps its guesses close to the
 target's choices at any temperature.
 
@@ -11,6 +13,7 @@ Shapes: N choices, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,8 +23,12 @@ from torch import Tensor
 
 from nextn.constraint import Allowed
 from nextn.engine.gumbel import gumbel_noise
-from nextn.ops.base import Draw, Drawn
+from nextn.ops.base import NO_TOKEN, Draw, Drawn
+from nextn.ops.best import best_token
 from nextn.request import GREEDY_BELOW, SamplingParams
+
+# A smaller repetition penalty counts as this: dividing by less makes logits infinite; less still is 0 in f32.
+LEAST_PENALTY = 1e-20
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +70,34 @@ def drawn(params: SamplingParams, position: int, rows: int = 1) -> Drawn:
     return Drawn(p.seed, p.stream, position, p.temperature, p.top_p, p.min_p, p.top_k, rows)
 
 
-def draw(logits: Tensor, draws: Sequence[Drawn]) -> list[int]:
+def draw(logits: Tensor, draws: Sequence[Drawn], confidence: list[float] | None = None) -> list[int]:
     """`Draw` in plain torch."""
     draws = [Drawn(d[0], d[1], d.position + i, *d[3:7]) for d in draws for i in range(d.rows)]
     logits = logits[: len(draws)]
     _perturb_random(logits, draws)
-    picked: list[int] = logits.argmax(dim=-1).tolist()
-    return picked
+    if confidence is None:
+        return best_tokens(logits)
+    ids, ahead = best_token(logits)
+    scales = [d.temperature if d.temperature >= GREEDY_BELOW else 1.0 for d in draws]
+    confidence += (ahead * torch.tensor(scales, device=ahead.device)).tolist()
+    return _finite(logits, ids[:, None])
+
+
+def best_tokens(logits: Tensor) -> list[int]:
+    """The argmax of each row; NO_TOKEN where that is not finite, as it is wherever a logit is NaN."""
+    return _finite(logits, logits.argmax(dim=-1, keepdim=True))
+
+
+def _finite(logits: Tensor, picked: Tensor) -> list[int]:
+    finite = logits.gather(1, picked).abs() < math.inf
+    tokens: list[int] = torch.where(finite, picked, NO_TOKEN)[:, 0].tolist()
+    return tokens
 
 
 def rank(logits: Tensor, choices: Sequence[Choice], k: int) -> list[list[tuple[int, float]]]:
     """As `choose`, the k best of each, best first, with the log-softmax of what they are best in: noise that
-    the target will see too says more about its choice than the probabilities before the noise."""
+    the target will see too says more about its choice than the probabilities before the noise. That is
+    -infinity of a token that may not be chosen, and NaN of all of them where there is no choice."""
     logits = logits[: len(choices)]
     apply_penalties(logits, choices)
     _perturb_random(logits, [c.drawn for c in choices])
@@ -92,34 +115,41 @@ def choose(logits: Tensor, choices: Sequence[Choice], draw: Draw = draw) -> list
 
 def probabilities(logits: Tensor, choices: Sequence[Choice]) -> Tensor:
     """As `choose`, the chance of each token to be chosen, [N, V] f32: softmax(filter(logits / T)), or all of
-    it on the best token where the choice is greedy."""
+    it on the best token where the choice is greedy. Zeros where there is no choice."""
     logits = logits[: len(choices)]
     apply_penalties(logits, choices)
     draws = [c.drawn for c in choices]
-    chances = torch.zeros_like(logits).scatter_(1, logits.argmax(dim=-1, keepdim=True), 1.0)
+    best = logits.argmax(dim=-1, keepdim=True)
+    chances = torch.zeros_like(logits).scatter_(1, best, logits.gather(1, best).isfinite().to(logits.dtype))
     random = [i for i, d in enumerate(draws) if d.temperature >= GREEDY_BELOW]
     if random:
         rows = torch.tensor(random, device=logits.device)
         scaled = _scaled(logits.index_select(0, rows), [draws[i] for i in random])
-        chances.index_copy_(0, rows, scaled.softmax(dim=-1))
+        soft = scaled.softmax(dim=-1)
+        chances.index_copy_(0, rows, soft.masked_fill_(soft[:, :1].isnan(), 0.0))  # it is NaN all along
     return chances
 
 
 def apply_penalties(logits: Tensor, choices: Sequence[Choice]) -> None:
-    """In place, of each choice's row: penalties of what came before, the bias, then the grammar's mask."""
+    """In place, of each choice's row: penalties of what came before, the bias, then the grammar's mask.
+
+    min_tokens gives way where the grammar allows nothing but the end, and where everything ends the request.
+    So of finite logits one is left, unless the grammar allows nothing at all.
+    """
     vocab = logits.shape[1]
     for i, c in enumerate(choices):
         p = c.params
         if not penalized(p, c.index - c.num_prompt):
             continue
         row = logits[i]
-        if c.index - c.num_prompt < p.min_tokens and c.end_ids:
+        if c.index - c.num_prompt < p.min_tokens and c.end_ids and not _only_ends(c, vocab):
             row[list(c.end_ids)] = float("-inf")
         if p.repetition_penalty != 1.0:
             seen = torch.from_numpy(np.unique(np.fromiter((*c.tokens, *c.path), dtype=np.int64)))
             seen = seen.to(row.device)
             values = row[seen]
-            row[seen] = torch.where(values > 0, values / p.repetition_penalty, values * p.repetition_penalty)
+            by = max(p.repetition_penalty, LEAST_PENALTY)
+            row[seen] = torch.where(values > 0, values / by, values * by)
         if p.frequency_penalty or p.presence_penalty:
             output = np.fromiter((*c.tokens[c.num_prompt :], *c.path), dtype=np.int64)
             counts = torch.from_numpy(np.bincount(output, minlength=vocab)).to(row.device)
@@ -129,6 +159,14 @@ def apply_penalties(logits: Tensor, choices: Sequence[Choice]) -> None:
             row[biased] += torch.tensor(list(p.logit_bias.values()), device=row.device)
         if c.allowed is not None:
             row.masked_fill_(~torch.from_numpy(c.allowed.tokens).to(row.device), float("-inf"))
+
+
+def _only_ends(choice: Choice, vocab: int) -> bool:
+    """Is there nothing to choose but what ends the request?"""
+    if choice.allowed is None:
+        return len(choice.end_ids) >= vocab
+    tokens = choice.allowed.tokens
+    return bool(np.count_nonzero(tokens) == np.count_nonzero(tokens[list(choice.end_ids)]))
 
 
 def _perturb_random(logits: Tensor, draws: Sequence[Drawn]) -> None:

@@ -1,5 +1,5 @@
 """What steps cost on this machine: whole steps of made-up requests, timed at start-up on the executor that
-will serve, for growing numbers of requests. The pages they write to are written over before anybody reads them.
+will serve, for growing numbers of requests. The pages that they write are written over before they are read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def time_steps(
             break
         settings = SETTINGS if n in REQUESTS[::2] else SETTINGS[:1]
         _time(executor, n, min(NEAR, context // 2), settings, found)
-        if n == 4 and FAR + 32 < min(context, slots // n):
+        if n == 4 and min(context, slots // n) > FAR + 32:
             _time(executor, n, FAR, SETTINGS[:1], found)
     cfg = executor.model.config
     experts = (cfg.n_routed_experts, cfg.num_experts_per_tok) if cfg.n_routed_experts else (1, 1)
@@ -75,9 +75,9 @@ def _plan(executor: Runner, n: int, position: int, drafts: list[list[int]], made
     for i, draft in enumerate(drafts):
         tokens = [luck.randrange(vocabulary), *draft]
         rows.append(Row(
-            rid=str(i), tokens=tokens, start=position, draft=Draft(draft) if draft else NO_DRAFT, chooses=True,
-            following=-1, pages=range(1 + i * pages, 1 + (i + 1) * pages), draft_next=made, room=64,
-            params=params, history=[tokens[0]] * (position + 1), num_prompt=position, end_ids=frozenset(),
-            extend=made > 0,
+            rid=str(i), tokens=tokens, start=position, draft=Draft(draft) if draft else NO_DRAFT,
+            chooses=True, following=-1, pages=range(1 + i * pages, 1 + (i + 1) * pages), draft_next=made,
+            room=64, params=params, history=[tokens[0]] * (position + 1), num_prompt=position,
+            end_ids=frozenset(), extend=made > 0,
         ))  # fmt: skip
     return Plan(rows, [str(i) for i in range(n)])

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from nextn.constraint import GrammarCursor
+from nextn.draft import Draft
 from nextn.engine.coins import DRAFT, FINAL, Dice, coins, draw
 from nextn.engine.sampler import Choice, apply_penalties, choose, drawn, penalized, probabilities, rank
-from nextn.ops.base import Draw, Drawn
-from nextn.request import SamplingParams
+from nextn.ops.base import NO_TOKEN, Draw, Drawn
+from nextn.request import GRAMMAR_ERROR, NOT_FINITE, Failure, SamplingParams
 from nextn.scheduler.plan import Row
 from nextn.speculative.simulate import simulated_path
 from nextn.speculative.verify import block, rejection, typical
@@ -31,7 +32,10 @@ class Verified(NamedTuple):
     path: Sequence[int]  # the nodes of the draft that hold, from the root's child down
     tokens: list[int]  # theirs, and the target's own after them
     ended: bool = False  # the row's grammar is complete
-    error: str | None = None  # it can never be
+    error: Failure | None = None  # nothing can follow
+
+
+NO_CHOICE = Failure(NOT_FINITE, "the model's logits are not finite")
 
 
 class Guess(NamedTuple):
@@ -50,7 +54,8 @@ class Verifier:
         self.kept: dict[str, list[Tensor]] = {}
 
     def verify(self, logits: Tensor, rows: Sequence[Row]) -> list[Verified]:
-        """logits: after the root and after every node of each row in turn; may be written over."""
+        """logits: after the root and after every node of each row in turn; may be written over. Nothing that
+        is kept changes. `grammatical` comes next."""
         found: dict[int, Verified] = {}
         for weighs in (True, False):
             mine = [i for i, row in enumerate(rows) if (row.params.verify_mode != "exact") == weighs]
@@ -64,10 +69,7 @@ class Verifier:
                 found |= zip(mine, self._weigh(asked, p), strict=True)
             else:
                 found |= zip(mine, self._equal(asked, self._chosen(part, asked)), strict=True)
-        return [
-            found[i] if row.grammar is None else _grammatical(row.grammar, found[i])
-            for i, row in enumerate(rows)
-        ]
+        return [found[i] for i in range(len(rows))]
 
     def forget(self) -> None:
         """To be called between `verify` and the next `guess`. A request that has a draft is in the next step
@@ -102,8 +104,7 @@ class Verifier:
                 path = accepted_path(draft, own)
             else:
                 path = simulated_path(draft, self.accept_length, row.params, len(row.history))
-            final = own[path[-1] + 1 if path else 0]
-            verified.append(Verified(path, [*[draft.tokens[node] for node in path], final]))
+            verified.append(_verified(draft, path, own[path[-1] + 1 if path else 0]))
         return verified
 
     def _weigh(self, rows: Sequence[Row], p: Sequence[Tensor]) -> list[Verified]:
@@ -113,8 +114,7 @@ class Verifier:
         dice = [_dice(row, 0, len(v.path) + 1) for row, v in zip(rows, verdicts, strict=True)]
         finals = draw(FINAL, torch.stack([v.final for v in verdicts]), dice)
         return [
-            Verified(v.path, [*(row.draft.tokens[i] for i in v.path), final])
-            for row, v, final in zip(rows, verdicts, finals, strict=True)
+            _verified(row.draft, v.path, final) for row, v, final in zip(rows, verdicts, finals, strict=True)
         ]
 
     def _verdict(self, row: Row, p: Tensor, thrown: Sequence[float]) -> Verdict:
@@ -138,6 +138,7 @@ class Verifier:
 
     def guess(self, logits: Tensor, guesses: Sequence[Guess], k: int) -> list[list[tuple[int, float]]]:
         """The k guesses of each row of the drafter's logits, best first, see `drafter.ChooseDraft`.
+        Where it raises, nothing has been kept.
 
         `exact`: by the noise that the target will choose with. `typical`: by probability, as the target's
         coin asks for nothing else. `rejection`, `block`: drawn, with noise that nothing else sees.
@@ -147,14 +148,14 @@ class Verifier:
         drawn = [i for i, mode in enumerate(modes) if mode in WITH_DRAFT_PROBABILITIES]
         others = [i for i, mode in enumerate(modes) if mode not in WITH_DRAFT_PROBABILITIES]
         found: dict[int, list[tuple[int, float]]] = {}
+        q: Sequence[Tensor] | Tensor = ()
         if drawn:
             assert k == 1
             part = logits[torch.tensor(drawn, device=logits.device)]
             q = probabilities(part, [_guessed(guesses[i]) for i in drawn])
             dice = [_dice(g.row, len(g.new), len(g.path) + 1) for g in (guesses[i] for i in drawn)]
-            for i, chances, token in zip(drawn, q, draw(DRAFT, q, dice), strict=True):
-                found[i] = [(token, 0.0)]
-                self.kept.setdefault(guesses[i].row.rid, []).append(chances)
+            tokens = draw(DRAFT, q, dice)
+            found |= {i: _single(token) for i, token in zip(drawn, tokens, strict=True)}
         if others:
             part = logits[torch.tensor(others, device=logits.device)] if drawn else logits
             choices = [_guessed(guesses[i]) for i in others]
@@ -162,7 +163,10 @@ class Verifier:
                 found |= zip(others, rank(part, choices, k), strict=True)
             else:
                 tokens = choose(part, choices, self.draw)
-                found |= {i: [(token, 0.0)] for i, token in zip(others, tokens, strict=True)}
+                found |= {i: _single(token) for i, token in zip(others, tokens, strict=True)}
+        for i, chances in zip(drawn, q, strict=True):
+            if found[i]:
+                self.kept.setdefault(guesses[i].row.rid, []).append(chances)
         return [found[i] for i in range(len(guesses))]
 
 
@@ -178,10 +182,28 @@ def _dice(row: Row, new: int, depth: int) -> Dice:
     return Dice(row.params.seed, row.params.stream, len(row.history) + new - 1, depth)
 
 
-def _grammatical(grammar: GrammarCursor, verified: Verified) -> Verified:
-    """Goes on in the grammar. Where the text is complete, what was verified beyond is left out."""
+def _verified(draft: Draft, path: Sequence[int], final: int) -> Verified:
+    """final: the target's own token after the nodes of the path, or NO_TOKEN."""
+    tokens = [draft.tokens[node] for node in path]
+    if final == NO_TOKEN:
+        return Verified(path[:-1], tokens, error=NO_CHOICE)
+    return Verified(path, [*tokens, final])
+
+
+def grammatical(grammar: GrammarCursor, verified: Verified) -> Verified:
+    """Goes on in the grammar. Where the text is complete, what was verified beyond is left out; that
+    nothing could be chosen there is no error then."""
     took = grammar.commit(verified.tokens)
-    return Verified(verified.path[: took.kept - 1], verified.tokens[: took.kept], took.ended, took.error)
+    error = None if took.ended else verified.error
+    if took.error is not None:
+        error = Failure(GRAMMAR_ERROR, took.error)
+    path = verified.path[: max(0, took.kept - 1)]
+    return Verified(path, verified.tokens[: took.kept], took.ended, error)
+
+
+def _single(token: int) -> list[tuple[int, float]]:
+    """The one guess, if there is one."""
+    return [] if token == NO_TOKEN else [(token, 0.0)]
 
 
 def _choice(row: Row, new: Sequence[int], path: Sequence[int], params: SamplingParams) -> Choice:

@@ -38,6 +38,10 @@ class _After:
     def accepting(self) -> bool:
         return self.begun and self.grammar.accepting
 
+    @property
+    def failure(self) -> str | None:
+        return self.grammar.failure
+
     def advance(self, tokens: Sequence[int]) -> int:
         taken = 0
         while not self.begun and taken < len(tokens) and tokens[taken] not in self.vocabulary.eos_ids:

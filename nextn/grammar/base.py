@@ -32,8 +32,12 @@ class Compiled(Protocol):
 class Backend(Protocol):
     """Thread-safe."""
 
-    def compile(self, constraint: Constraint) -> Compiled:
-        """Raises ValueError for what is not valid, or not supported."""
+    def prepare(self, constraint: Constraint) -> str:
+        """What `compile` takes, with all of the work that Python has with it, as that holds up other threads.
+        Raises ValueError for what is not valid, or not supported."""
+
+    def compile(self, kind: str, prepared: str) -> Compiled:
+        """kind: the constraint's. Raises ValueError for what is not valid, or not supported."""
 
 
 def make_backend(name: str, vocabulary: Vocabulary) -> Backend:

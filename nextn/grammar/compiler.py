@@ -1,26 +1,65 @@
-"""Compiles constraints beside the engine's loop, each once: in a thread, and kept while it is in use.
+"""Compiles constraints beside the engine's loop, each once, and keeps them while there is room.
 
-A large schema takes a second. The engine goes on with the others meanwhile.
+What a client wrote is tried in a process of its own first (`workers`): it may crash a library, take for ever
+or fill the memory. What passed is known to do none of that, and is compiled here, in a thread.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+import threading
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 from nextn.config import EngineConfig, model_folder
-from nextn.constraint import Constraint, GrammarCursor
+from nextn.constraint import Constraint
+from nextn.grammar import trial
 from nextn.grammar.base import Backend, Compiled, Vocabulary, make_backend
+from nextn.grammar.fair_queue import Source
+from nextn.grammar.held import Memory
+from nextn.grammar.limits import COMPILE_STACK, Limits, stack_of_threads
+from nextn.grammar.workers import AT_ONCE, Tried, Workers
 from nextn.tokenizer import folder
 
 log = logging.getLogger("nextn.grammar")
 
-KEPT = 128  # compiled constraints
+HERE = Source()
+
+
+class Waiting:
+    """For a constraint that is being compiled, with others perhaps."""
+
+    def __init__(self, compiling: _Compiling) -> None:
+        self._compiling = compiling
+
+    def done(self) -> bool:
+        return self._compiling.made.done()
+
+    def result(self) -> Compiled:
+        """Raises ValueError for a constraint that is not valid, or that no text could match; Busy."""
+        return self._compiling.made.result()
+
+    def exception(self) -> BaseException | None:
+        """What `result` would raise."""
+        return self._compiling.made.exception()
+
+    def drop(self) -> None:
+        """Waits no more. Once nobody does, the work ends."""
+        self._compiling.waiters -= 1
+        if self._compiling.waiters == 0:
+            self._compiling.tried.cancel()
+
+
+class _Compiling:
+    def __init__(self, tried: Future[Tried]) -> None:
+        self.tried = tried
+        self.made: Future[Compiled] = Future()
+        self.waiters = 0
 
 
 class GrammarCompiler:
-    """Its library is loaded with the first constraint. One thread submits."""
+    """One thread submits and drops."""
 
     def __init__(self, config: EngineConfig, vocab_size: int, eos_ids: frozenset[int]) -> None:
         self.name = config.grammar_backend
@@ -30,47 +69,107 @@ class GrammarCompiler:
             sorted(eos_ids),
             not config.constrained_json_disable_any_whitespace,
         )
-        self._backend: Backend | None = None
-        self._thread = ThreadPoolExecutor(1, "grammar")
-        self._kept: OrderedDict[Constraint, Future[Compiled]] = OrderedDict()
+        limits = Limits.of(config)
+        self.memory = Memory(limits)
+        self.workers = Workers(
+            "nextn.grammar.trial:constraints", trial.options(self.name, self.vocabulary), limits
+        )
+        weakref.finalize(self, self.workers.close)
+        self._threads = ThreadPoolExecutor(AT_ONCE, "grammar")
+        self._compiling: dict[Constraint, _Compiling] = {}
+        self._changing = threading.Lock()  # held by whoever changes `_compiling`
+        self._loading = threading.Lock()
+        self._loaded: Backend | None = None
+        self._token_ids: dict[str, int | None] = {}
 
-    def submit(self, constraint: Constraint) -> Future[Compiled]:
-        """The result raises ValueError for a constraint that is not valid, or that no text could match."""
+    def start(self) -> None:
+        """Gets ready for the first constraint, beside whatever else goes on."""
+        if self.name != "none":
+            self.workers.start()
+
+    def submit(self, constraint: Constraint, source: Source = HERE) -> Waiting:
+        """source: who wants it. Raises ValueError where structured output is off, Busy."""
         if self.name == "none":
             raise ValueError("structured output is off on this server (--grammar-backend none)")
-        found = self._kept.get(constraint)
-        if found is None or (found.done() and found.exception() is not None):
-            found = self._kept[constraint] = self._thread.submit(self._compile, constraint)
-            if len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-        self._kept.move_to_end(constraint)
-        return found
+        with self._changing:
+            compiling = self._compiling.get(constraint)
+        if compiling is None or compiling.tried.cancelled():
+            compiling = self._begin(constraint, source)
+        compiling.waiters += 1
+        return Waiting(compiling)
 
     def compile(self, constraint: Constraint) -> Compiled:
         """Waits for it."""
         return self.submit(constraint).result()
 
-    def _compile(self, constraint: Constraint) -> Compiled:
+    def _begin(self, constraint: Constraint, source: Source) -> _Compiling:
+        held = self.memory.get(constraint)
+        if held is not None:
+            compiling = _Compiling(Future())
+            compiling.made.set_result(held)
+            return compiling
+        asked = {"kind": constraint.kind, "text": constraint.text}
+        compiling = _Compiling(self.workers.submit(asked, source))
+        if self._loaded is None:
+            self._submit(self._backend)  # meanwhile
+        with self._changing:
+            self._compiling[constraint] = compiling
+
+        compiling.tried.add_done_callback(lambda tried: self._go_on(constraint, compiling))
+        return compiling
+
+    def _go_on(self, constraint: Constraint, compiling: _Compiling) -> None:
+        """Once it was tried, or need not be any more."""
+        if compiling.tried.cancelled():
+            self._ended(constraint, compiling, ValueError("nobody waits for it"))
+        elif (error := compiling.tried.exception()) is not None:
+            assert isinstance(error, ValueError)
+            told = str(error).removeprefix(f"{constraint.kind}: ")
+            self._ended(constraint, compiling, type(error)(f"{constraint.kind}: {told}"))
+        else:
+            self._submit(self._make, constraint, compiling)
+
+    def _submit(self, *call: Any) -> None:
+        with stack_of_threads(COMPILE_STACK):  # the pool may start one
+            self._threads.submit(*call)
+
+    def _make(self, constraint: Constraint, compiling: _Compiling) -> None:
+        tried = compiling.tried.result()
         try:
-            return self._checked(constraint)
-        except ValueError:
-            raise
+            compiled = self._with_after(constraint, self._backend().compile(constraint.kind, tried.text))
+            self._ended(constraint, compiling, self.memory.keep(constraint, compiled, tried.bytes))
+        except ValueError as e:
+            self._ended(constraint, compiling, e)
         except BaseException as e:  # Rust's panics are no Exception; a request's grammar ends nobody else
             log.exception("%s failed on %s", self.name, constraint)
-            raise ValueError(f"{constraint.kind}: {self.name} failed on it: {e}") from e
+            error = ValueError(f"{constraint.kind}: {self.name} failed on it: {e}")
+            self._ended(constraint, compiling, error)
 
-    def _checked(self, constraint: Constraint) -> Compiled:
-        if self._backend is None:
-            self._backend = make_backend(self.name, self.vocabulary)
-        compiled = self._backend.compile(constraint)
-        first = GrammarCursor(compiled.begin(), frozenset()).allowed()
-        if first is None or first.dead or first.ended:
-            raise ValueError(f"{constraint.kind}: no text matches it, or the empty one alone")
+    def _ended(self, constraint: Constraint, compiling: _Compiling, how: Compiled | ValueError) -> None:
+        with self._changing:
+            if self._compiling.get(constraint) is compiling:
+                del self._compiling[constraint]
+        if isinstance(how, ValueError):
+            compiling.made.set_exception(how)
+        else:
+            compiling.made.set_result(how)
+
+    def _backend(self) -> Backend:
+        with self._loading:
+            self._loaded = self._loaded or make_backend(self.name, self.vocabulary)
+            return self._loaded
+
+    def _with_after(self, constraint: Constraint, compiled: Compiled) -> Compiled:
         if constraint.after is None:
             return compiled
-        token = folder.read_backend(self.vocabulary.folder).token_to_id(constraint.after)
+        token = self._token_id(constraint.after)
         if token is None:
             raise ValueError(f"{constraint.kind}: there is no token {constraint.after!r} to begin after")
         from nextn.grammar.after import CompiledAfter  # numpy, which the HTTP process does without
 
         return CompiledAfter(compiled, token, self.vocabulary)
+
+    def _token_id(self, token: str) -> int | None:
+        if token not in self._token_ids:
+            self._token_ids[token] = folder.read_backend(self.vocabulary.folder).token_to_id(token)
+        return self._token_ids[token]

@@ -11,12 +11,17 @@ from collections.abc import Sequence
 
 import llguidance
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer, StructTag
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag
 from numpy.typing import NDArray
 
 from nextn.constraint import Constraint, Grammar
 from nextn.grammar.base import Compiled, Vocabulary
 from nextn.tokenizer import folder
+
+NO_WAY = "NoExtension"  # an error too: no token can follow
+# Of one mask: at most 50 ms and 40 MiB, where the library's own limits allow four times as much. Of all of a
+# constraint's texts, which share what was worked out: 100 MB.
+LIMITS = LLParserLimits(step_lexer_fuel=50_000, max_lexer_states=50_000, verbose_errors=False)
 
 
 class LLGuidance:
@@ -28,13 +33,13 @@ class LLGuidance:
             eos_token=list(vocabulary.eos_ids),
         )
 
-    def compile(self, constraint: Constraint) -> Compiled:
-        matcher = LLMatcher(self._tokenizer, self._grammar(constraint), log_level=0)
+    def compile(self, kind: str, prepared: str) -> Compiled:
+        matcher = LLMatcher(self._tokenizer, prepared, log_level=0, limits=LIMITS)
         if matcher.is_error():
-            raise ValueError(f"{constraint.kind}: {matcher.get_error().strip()}")
+            raise ValueError(f"{kind}: {reason(matcher)}")
         return _Compiled(matcher, self.vocabulary)
 
-    def _grammar(self, constraint: Constraint) -> str:
+    def prepare(self, constraint: Constraint) -> str:
         kind, text = constraint.kind, constraint.text
         if kind == "json_schema":
             return LLMatcher.grammar_from_json_schema(
@@ -87,6 +92,13 @@ class _Grammar:
         return found
 
     @property
+    def failure(self) -> str | None:
+        if not self.matcher.is_error():
+            return None
+        why = reason(self.matcher)
+        return None if why.startswith(NO_WAY) else f"llguidance came to a limit: {why}"
+
+    @property
     def accepting(self) -> bool:
         return not self.matcher.is_error() and self.matcher.is_accepting()
 
@@ -95,3 +107,7 @@ class _Grammar:
 
     def rollback(self, count: int) -> None:
         self.matcher.rollback(count)
+
+
+def reason(matcher: LLMatcher) -> str:
+    return matcher.get_error().replace("<non-verbose/>", "").strip()

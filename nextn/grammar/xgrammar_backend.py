@@ -29,11 +29,18 @@ class XGrammar:
         )
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
-    def compile(self, constraint: Constraint) -> Compiled:
+    def prepare(self, constraint: Constraint) -> str:
+        if constraint.kind == "choice":
+            return "root ::= " + " | ".join(map(json.dumps, json.loads(constraint.text)))
+        if constraint.kind == "structural_tag":
+            return _structural_tag(constraint.text)
+        return constraint.text
+
+    def compile(self, kind: str, prepared: str) -> Compiled:
         try:
-            return _Compiled(self._compile(constraint.kind, constraint.text), self.vocabulary)
+            return _Compiled(self._compile(kind, prepared), self.vocabulary)
         except (RuntimeError, ValueError, TypeError) as e:
-            raise ValueError(f"{constraint.kind}: {e}") from e
+            raise ValueError(f"{kind}: {e}") from e
 
     def _compile(self, kind: str, text: str) -> xgrammar.CompiledGrammar:
         if kind == "json_schema":
@@ -45,13 +52,11 @@ class XGrammar:
             )
         if kind == "regex":
             return self._compiler.compile_regex(text)
-        if kind == "choice":
-            return self._compiler.compile_grammar("root ::= " + " | ".join(map(json.dumps, json.loads(text))))
-        if kind == "ebnf":
+        if kind in ("choice", "ebnf"):
             return self._compiler.compile_grammar(text)
         if kind == "lark":
             return self._compiler.compile_lark(text)
-        return self._compiler.compile_structural_tag(_structural_tag(text))
+        return self._compiler.compile_structural_tag(text)
 
 
 def _structural_tag(text: str) -> str:
@@ -88,6 +93,10 @@ class _Grammar:
         found = np.unpackbits(bits, count=self.vocabulary.size, bitorder="little").view(np.bool_)
         found[list(self.vocabulary.eos_ids)] = False
         return found
+
+    @property
+    def failure(self) -> str | None:
+        return None  # it has no limits
 
     @property
     def accepting(self) -> bool:

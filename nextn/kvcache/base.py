@@ -37,8 +37,12 @@ class PrefixCache(ABC):
     ahead: int  # tokens after a page that it is known by, at least 1
 
     @abstractmethod
+    def knows(self, length: int) -> int:
+        """How many pages of a text of so many tokens can come to be found, at most."""
+
+    @abstractmethod
     def match(self, tokens: list[int]) -> Match:
-        """The longest cached prefix of `tokens`, at most (len(tokens) - ahead) // page_size pages.
+        """The longest cached prefix of `tokens`, at most `knows(len(tokens))` pages.
 
         Makes that prefix the most recently used. Takes no lock: the answer holds until the next call
         of `evict`, so lock the handle first. The list of pages is the caller's own.

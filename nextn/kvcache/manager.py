@@ -39,6 +39,10 @@ class KVManager:
         """Pages that cover `length` slots."""
         return -(-length // self.page_size)
 
+    def shareable(self, length: int) -> int:
+        """Slots of a prompt of so many tokens that a request can take over from another with that prompt."""
+        return self._cache.knows(length) * self.page_size
+
     @property
     def available(self) -> int:
         """Pages that `reserve` could get: free, or cached and not locked."""
@@ -153,10 +157,11 @@ class KVManager:
         if changed:
             self._see_behind(req, changed)
 
-    def release(self, req: Request) -> None:
-        """Ends the request's hold on its pages, whatever the reason: what it committed is shared, the
-        rest freed. Its tokens stay, so it can be admitted again."""
-        self.share(req)
+    def release(self, req: Request, share: bool = True) -> None:
+        """Ends the request's hold on its pages, whatever the reason: what it committed is shared, unless that
+        is in doubt, the rest freed. Its tokens stay, so it can be admitted again."""
+        if share:
+            self.share(req)
         self._cache.unlock(req.lock)
         self._allocator.free(req.pages[req.cached // self.page_size :])
         req.pages = []  # a new list: a step's plan may still refer to the old one

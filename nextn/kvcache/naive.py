@@ -14,6 +14,9 @@ class NaiveCache(PrefixCache):
         self.evictable, self.ahead = 0, 1  # of no account: it knows no page
         self._locks = 0
 
+    def knows(self, length: int) -> int:
+        return 0
+
     def match(self, tokens: list[int]) -> Match:
         return Match([], _NOTHING)
 

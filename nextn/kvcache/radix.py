@@ -51,8 +51,11 @@ class RadixCache(PrefixCache):
         # out. Every unlocked leaf has exactly one entry, no node has two (`queued`).
         self._queue: list[tuple[int, int, Node]] = []
 
+    def knows(self, length: int) -> int:
+        return max(0, length - self.ahead) // self.page_size
+
     def match(self, tokens: list[int]) -> Match:
-        node, pages = self._descend(tokens, max(0, len(tokens) - self.ahead) // self.page_size)
+        node, pages = self._descend(tokens, self.knows(len(tokens)))
         return Match(pages, node)
 
     def lock(self, handle: object) -> None:

@@ -162,6 +162,8 @@ def _plan_attention(
             row_index[j, n:] = first
             table = tables[i][:s]
             slot_index[j, : len(table)] = table
+            # Keys that nobody sees are multiplied by 0, and 0 * NaN is NaN: they are to be the request's own.
+            slot_index[j, len(table) :] = table[0]
             back[first : first + n] = offset + j * q + np.arange(n)
         hidden = np.arange(s) > positions[row_index][:, :, None, None]
         groups.append(

@@ -57,15 +57,14 @@ class Model(Protocol):
         `draft_logits`."""
 
 
-# Draft logits [N, V], which may be written over; each row's (number of its chain, guesses so far) -> tokens.
+# Draft logits [N, V], which may be written over; each row's (number of its chain, guesses so far) -> tokens,
+# NO_TOKEN for a chain that is to end there.
 GuessChains = Callable[[Tensor, Sequence[tuple[int, Sequence[int]]]], list[int]]
 
 
 @runtime_checkable
 class Chains(Protocol):
     """What a model may have besides: a whole draft of chains in one call."""
-
-    gates: bool  # may chains be gated?
 
     def can_draw(self, draw: Drawn) -> bool:
         """May this draw be among those that the call makes by itself?"""
@@ -86,8 +85,9 @@ class Chains(Protocol):
         """`draft` by NextN module 0 over the batch, with hidden[rows] for its states. Then, after each of the
         batch's spans that `after` names, as many guesses as its draw has rows: each is chosen from
         `draft_logits` and put through `draft`, one position on, for the next. The last `asked` of these
-        chains are not drawn but chosen by `guess`. Of those chains that are `gated`, none of these, only the
-        guesses that `gate` lets through are made and kept. Returns the guesses."""
+        chains are not drawn but chosen by `guess`, and never gated. Of each chain that is `gated` the guesses
+        are kept that are worth verifying by `nextn.gate.GatedChains`. More may be made, where to know that
+        would take to wait for a device. Returns the guesses."""
 
 
 def take(model: Model, rows: Tensor, index: list[int]) -> Tensor:

@@ -24,6 +24,9 @@ ROPE_KEYS = {
 }  # fmt: skip
 
 
+LARGEST_BLOCK = 65536  # rows or columns of an FP8 block
+
+
 @dataclass(frozen=True)
 class YarnScaling:
     """YaRN (arXiv 2309.00071) with DeepSeek's two mscales; with mscale_all_dim 0 the softmax scale stays."""
@@ -192,7 +195,10 @@ def _rope(f: Fields) -> tuple[float, YarnScaling | None]:
     readings = [(t.number("rope_theta", theta), _scaling(t)) for t in (old, new) if t is not None]
     if len(readings) == 2 and readings[0] != readings[1]:
         raise f.error("rope_parameters", f"it contradicts rope_scaling, {f.data['rope_scaling']!r}; keep one")
-    return readings[0] if readings else (theta, None)
+    theta, scaling = readings[0] if readings else (theta, None)
+    if scaling is not None and theta <= 1:  # YaRN divides by its logarithm
+        raise f.error("rope_theta", "with YaRN it must be more than 1")
+    return theta, scaling
 
 
 def _scaling(t: Fields) -> YarnScaling | None:
@@ -241,9 +247,11 @@ def _quantization(f: Fields) -> Fp8Blocks | None:
     if not (
         isinstance(block, list)
         and len(block) == 2
-        and all(isinstance(b, int) and not isinstance(b, bool) and b > 0 for b in block)
+        and all(isinstance(b, int) and not isinstance(b, bool) and 0 < b <= LARGEST_BLOCK for b in block)
     ):
-        raise t.error("weight_block_size", "supported: two positive integers, as in [128, 128]")
+        raise t.error(
+            "weight_block_size", f"supported: two positive integers up to {LARGEST_BLOCK}, as in [128, 128]"
+        )
     return Fp8Blocks((block[0], block[1]))
 
 

@@ -23,7 +23,6 @@ from nextn.request import GREEDY_BELOW
 
 class CudaDeepseekV3(DeepseekV3):
     row_align = 1
-    gates = False
 
     _graphs: Graphs | None = None
     _pool: KVPool | None = None
@@ -60,8 +59,8 @@ class CudaDeepseekV3(DeepseekV3):
         gate: Gate | None,
         gated: Sequence[bool],
     ) -> list[Draft]:
-        assert gate is None
-        return draft_chains(self, batch, hidden, rows, pool, after, draws, guess, asked)
+        best = self.ops.best_token
+        return draft_chains(self, batch, hidden, rows, pool, after, draws, guess, asked, gate, gated, best)
 
     def _run(
         self, kind: Hashable, compute: Pass, batch: PagedBatch, hidden: Tensor | None, pool: KVPool

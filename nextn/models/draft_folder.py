@@ -89,6 +89,7 @@ class DraftFolder:
         place: Callable[..., object],
         dtype: torch.dtype,
         as_stored: Collection[str] = (),
+        allow_non_finite: bool = False,
     ) -> LoadReport:
         """`load_checkpoint` of the first modules, under the target's names."""
         wanted = {self.stored_name(n): (n, shape) for n, shape in nextn_tensors(target, layers).items()}
@@ -105,6 +106,7 @@ class DraftFolder:
             shared=shared,
             skip_prefixes=self._skipped(target, layers),
             as_stored=[stored for stored, (name, _) in wanted.items() if name in as_stored],
+            allow_non_finite=allow_non_finite,
         )
 
     def _skipped(self, target: ModelConfig, layers: int) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from nextn.models.new_folder import new_folder
 from nextn.models.safetensors_reader import DTYPES
 from nextn.models.shard_writer import TensorSpec, write_shards
 from nextn.models.shards import Shards, open_shards
+from nextn.models.sizes import checked_config
 
 ARCHITECTURE = "DeepseekV3ForCausalLMNextN"
 NOT_COPIED = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf")  # weights, in whatever form
@@ -68,7 +69,7 @@ def export_mtp(
     Raises ValueError (CheckpointError for what is wrong with the checkpoint), and OSError.
     """
     folder = checkpoint_folder(input_dir, "--input-dir")
-    cfg = ModelConfig.from_folder(folder)
+    cfg = checked_config(folder)
     layers = stored_nextn_layers(folder, cfg)
     if layers == 0:
         raise CheckpointError(f"{folder} has no NextN layer to export")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 REQUIRED: Any = object()
+LARGEST_INTEGER = 2**63 - 1
+SMALLEST, LARGEST = 1e-30, 1e30  # of numbers; what is computed with them stays finite
 
 
 class Fields:
@@ -30,14 +31,18 @@ class Fields:
         value = self.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise self.error(key, f"it must be an integer >= {least}")
+        if value > LARGEST_INTEGER:
+            raise self.error(key, "it must be an integer below 2**63")
         return value
 
     def number(self, key: str, default: Any = REQUIRED, *, zero: bool = False) -> float:
         """A positive number, or 0 where `zero` allows it."""
         value = self.get(key, default)
-        real = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-        if not real or value < 0 or (value == 0 and not zero):
+        real = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not real or value != value or value < 0 or (value == 0 and not zero):
             raise self.error(key, f"it must be a number {'>=' if zero else '>'} 0")
+        if value != 0 and not SMALLEST <= value <= LARGEST:
+            raise self.error(key, f"it must be between {SMALLEST} and {LARGEST}")
         return float(value)
 
     def boolean(self, key: str, default: bool) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 SHOWN = 10
+LARGEST_JSON = 100_000_000  # bytes; DeepSeek-V3's index, the largest of these files, has 9 million
 
 
 class CheckpointError(ValueError):
@@ -40,6 +41,10 @@ def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises CheckpointError when there is no such file or it holds none."""
     if not path.is_file():
         raise CheckpointError(f"{path}: there is no such file in the folder; {contents(path.parent)}")
+    if path.stat().st_size > LARGEST_JSON:
+        raise CheckpointError(
+            f"{path} has {path.stat().st_size} bytes; such a file has {LARGEST_JSON} at most"
+        )
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as e:

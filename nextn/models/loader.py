@@ -22,6 +22,7 @@ from torch import Tensor
 
 from nextn.models.config import Fp8Blocks, ModelConfig
 from nextn.models.files import CheckpointError, first_names
+from nextn.models.finite import non_finite, non_finite_scales
 from nextn.models.fp8 import SCALE_SUFFIX, dequantize, scale_shape
 from nextn.models.names import nextn_prefixes
 from nextn.models.safetensors_reader import TensorInfo
@@ -39,17 +40,20 @@ __all__ = [
 
 PLAIN = ("F32", "BF16", "F16")
 FP8 = "F8_E4M3"
+ALLOW_NON_FINITE = "--allow-non-finite-weights"
 LEFTOVERS = (".rotary_emb.inv_freq",)  # tables that old exporters saved; they follow from the config
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What was read: files, tensors placed, their stored bytes (scales included), wall time."""
+    """What was read: files, tensors placed, their stored bytes (scales included), wall time; tensors with NaN
+    or infinite values, and how many of them."""
 
     files: int
     tensors: int
     bytes: int
     seconds: float
+    non_finite: tuple[str, ...] = ()
 
 
 @dataclass
@@ -84,6 +88,7 @@ def load_checkpoint(
     skip_prefixes: tuple[str, ...] = (),
     progress: Callable[[int, int], None] | None = None,
     as_stored: Collection[str] = (),
+    allow_non_finite: bool = False,
 ) -> LoadReport:
     """Calls place(name, tensor) once for every name in `expected`, in file order.
 
@@ -92,7 +97,8 @@ def load_checkpoint(
     shared: names and shapes that may be there and are not loaded. skip_prefixes: names that do not matter.
     as_stored: FP8 names that come undequantized, as place(name, e4m3 [N, K], scale [N, blocks of K] f32).
     progress(done, total) in stored bytes is called after every tensor.
-    Raises CheckpointError: a broken file, or names missing, unexpected, or of a wrong shape or dtype.
+    Raises CheckpointError: a broken file, or names missing, unexpected, or of a wrong shape or dtype; and
+    when all is read, unless `allow_non_finite`, for NaN or infinite weights.
     """
     begin = time.perf_counter()
     shared = shared or {}
@@ -101,19 +107,26 @@ def load_checkpoint(
         compare(shards, expected, shared, skip_prefixes, quantization)
         total = sum(_stored_bytes(shards, name) for name in expected)
         done = 0
+        weights = _Weights(shards)
         for file in shards.files:
             for name in file.tensors:
                 if name not in expected:
                     continue
                 if name in as_stored:
                     assert quantization is not None
-                    place(name, *_read_blocks(shards, name, quantization))
+                    place(name, *_read_blocks(weights, name, quantization))
                 else:
-                    place(name, _read(shards, name, quantization, dtype))
+                    place(name, _read(weights, name, quantization, dtype))
                 done += _stored_bytes(shards, name)
                 if progress is not None:
                     progress(done, total)
-        return LoadReport(len(shards.files), len(expected), done, time.perf_counter() - begin)
+        found = tuple(weights.non_finite)
+        if found and not allow_non_finite:
+            raise CheckpointError(
+                f"{shards.folder}: {len(found)} tensors with NaN or infinite values: {first_names(found)}; "
+                f"the files are damaged, or {ALLOW_NON_FINITE} serves them all the same"
+            )
+        return LoadReport(len(shards.files), len(expected), done, time.perf_counter() - begin, found)
 
 
 def stored_nextn_layers(folder: str | Path, cfg: ModelConfig) -> int:
@@ -196,18 +209,39 @@ def _stored_bytes(shards: Shards, name: str) -> int:
     return sum(shards.info(n).end - shards.info(n).start for n in names)
 
 
-def _read(shards: Shards, name: str, quantization: Fp8Blocks | None, dtype: torch.dtype) -> Tensor:
-    stored = shards.where[name].read(name)
-    if shards.info(name).dtype != FP8:
+class _Weights:
+    """Reads tensors, and takes down which have values that are no numbers."""
+
+    def __init__(self, shards: Shards) -> None:
+        self.shards = shards
+        self.non_finite: list[str] = []
+
+    def read(self, name: str) -> Tensor:
+        tensor = self.shards.where[name].read(name)
+        self._count(name, tensor, non_finite(tensor))
+        return tensor
+
+    def read_scale(self, weight: str) -> Tensor:
+        name = weight + SCALE_SUFFIX  # small, and possibly in another file
+        tensor = self.shards.where[name].read(name)
+        self._count(name, tensor, non_finite_scales(tensor))
+        return tensor
+
+    def _count(self, name: str, tensor: Tensor, bad: int) -> None:
+        if bad:
+            self.non_finite.append(f"{name} ({bad} of {tensor.numel()})")
+
+
+def _read(weights: _Weights, name: str, quantization: Fp8Blocks | None, dtype: torch.dtype) -> Tensor:
+    stored = weights.read(name)
+    if weights.shards.info(name).dtype != FP8:
         return stored
     assert quantization is not None
-    scale = name + SCALE_SUFFIX  # small, and possibly in another file
-    return dequantize(stored, shards.where[scale].read(scale), quantization.weight_block_size, dtype)
+    return dequantize(stored, weights.read_scale(name), quantization.weight_block_size, dtype)
 
 
-def _read_blocks(shards: Shards, name: str, quantization: Fp8Blocks) -> tuple[Tensor, Tensor]:
+def _read_blocks(weights: _Weights, name: str, quantization: Fp8Blocks) -> tuple[Tensor, Tensor]:
     """The stored matrix [N, K] and a row of block scales for each of its rows."""
-    stored = shards.where[name].read(name)
-    scale = shards.where[name + SCALE_SUFFIX].read(name + SCALE_SUFFIX)
+    stored, scale = weights.read(name), weights.read_scale(name)
     rows = quantization.weight_block_size[0]
     return stored, scale.repeat_interleave(rows, 0)[: stored.shape[0]]

@@ -5,6 +5,9 @@ NextN module k is layer num_hidden_layers + k: a decoder layer with four tensors
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
 from nextn.models.config import ModelConfig
 from nextn.ops.base import KV_BLOCK
 
@@ -23,6 +26,28 @@ def expected_tensors(cfg: ModelConfig, nextn_layers: int) -> Shapes:
     if not cfg.tie_word_embeddings:
         found["lm_head.weight"] = (vocab, hidden)
     return found
+
+
+def size_of(cfg: ModelConfig, nextn_layers: int) -> tuple[int, int]:
+    """(tensors, their values) of `expected_tensors`, from one layer of each kind: layers and experts may be
+    as many as a config says."""
+    first = min(cfg.first_k_dense_replace, cfg.num_hidden_layers)
+    moe = cfg.num_hidden_layers - first if cfg.n_routed_experts else 0
+    dense = cfg.num_hidden_layers - moe
+    if cfg.n_routed_experts:
+        moe += nextn_layers
+    else:
+        dense += nextn_layers
+    hidden, table = cfg.hidden_size, cfg.vocab_size * cfg.hidden_size
+    tables = 1 if cfg.tie_word_embeddings else 2
+    plain = _decoder_layer(dataclasses.replace(cfg, n_routed_experts=0), 0)
+    tensors, values = tables + 1 + dense * len(plain), tables * table + hidden + dense * _values(plain)
+    if moe:
+        one = _decoder_layer(dataclasses.replace(cfg, n_routed_experts=1, first_k_dense_replace=0), 0)
+        expert, others = 3 * hidden * cfg.moe_intermediate_size + hidden + 1, cfg.n_routed_experts - 1
+        tensors += moe * (len(one) + 3 * others)
+        values += moe * (_values(one) + expert * others)
+    return tensors + 4 * nextn_layers, values + nextn_layers * (2 * hidden * hidden + 3 * hidden)
 
 
 def nextn_tensors(cfg: ModelConfig, nextn_layers: int) -> Shapes:
@@ -92,6 +117,10 @@ def product_shapes(cfg: ModelConfig) -> set[tuple[int, int]]:
 
 def _under(prefix: str, shapes: Shapes) -> Shapes:
     return {prefix + name: shape for name, shape in shapes.items()}
+
+
+def _values(shapes: Shapes) -> int:
+    return sum(map(math.prod, shapes.values()))
 
 
 def _decoder_layer(cfg: ModelConfig, index: int) -> Shapes:

@@ -23,7 +23,7 @@ from nextn.layers.rotary import rotary_tables, softmax_scale
 from nextn.models.base import GuessChains
 from nextn.models.config import ModelConfig
 from nextn.models.native_weights import Drafting, NativeWeights
-from nextn.ops.base import Drawn
+from nextn.ops.base import NO_TOKEN, Drawn
 from nextn.ops.cpu.draw import packed
 from nextn.ops.cpu.library import GATE, Guess, Model, NxBatch, NxChains, library
 from nextn.ops.cpu.weights import padded
@@ -76,16 +76,20 @@ class _Caller:
         """first: of the chains, the first that is asked for. tokens: `most` for each chain."""
         self.scores, self.draws, self.first, self.guess = scores, draws, first, guess
         self.tokens, self.most = tokens, most
+        self.over: set[int] = set()  # chains that have ended
         self.error: BaseException | None = None
 
     def __call__(self, depth: int, row: int) -> int:
         """row: of `scores`, the first that is asked for. 0: the tokens are there."""
         try:
-            asked = [i for i in range(self.first, len(self.draws)) if self.draws[i].rows > depth]
+            every = range(self.first, len(self.draws))
+            asked = [i for i in every if self.draws[i].rows > depth and i not in self.over]
             paths = [self.tokens[i * self.most : i * self.most + depth] for i in asked]
             logits = self.scores[row : row + len(asked)]
             for i, token in zip(asked, self.guess(logits, list(zip(asked, paths, strict=True))), strict=True):
                 self.tokens[i * self.most + depth] = token
+                if token == NO_TOKEN:
+                    self.over.add(i)
         except BaseException as e:
             self.error = e
             return 1
@@ -101,7 +105,6 @@ class NativeDeepseekV3:
     dtype = torch.bfloat16  # of the cache
     device = torch.device("cpu")
     row_align = 1
-    gates = True
 
     def __init__(
         self,
@@ -199,14 +202,13 @@ class NativeDeepseekV3:
             states.buffer_info()[0], spans.buffer_info()[0], packed(draws), count, most, vocab, asked,
             scores.data_ptr(), Guess(caller) if asked else Guess(),
         )  # fmt: skip
-        bins, made, kept = array("B"), array("i"), array("i")
+        bins, made, kept = array("B"), array("i", bytes(4 * count)), array("i")
+        chains.made = made.buffer_info()[0]
         if gate is not None:
             bins.frombytes(bytes(most * count))
-            made.frombytes(bytes(4 * count))
             kept.frombytes(bytes(4 * count))
             chains.gate, chains.gated = GATE.pack(*EDGES, *gate.rates, *gate[1:5]), bytes(gated)
-            chains.bins = bins.buffer_info()[0]
-            chains.made, chains.kept = made.buffer_info()[0], kept.buffer_info()[0]
+            chains.bins, chains.kept = bins.buffer_info()[0], kept.buffer_info()[0]
         self._kernels.nx_chains(
             self._on(pool), batch.struct, hidden.data_ptr(), 0, chains, tokens.buffer_info()[0]
         )
@@ -215,7 +217,7 @@ class NativeDeepseekV3:
         found = tokens.tolist()
         starts = [i * most for i in range(count)]
         if gate is None:
-            return [Draft(found[at : at + d.rows]) for at, d in zip(starts, draws, strict=True)]
+            return [Draft(found[at : at + m]) for at, m in zip(starts, made, strict=True)]
         fell = bins.tobytes()
         return [
             Draft(found[at : at + k], bins=fell[at : at + m]) if through else Draft(found[at : at + k])

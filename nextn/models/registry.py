@@ -23,14 +23,14 @@ def architecture(config: Mapping[str, Any], source: str = "config.json") -> str:
     """
     named = config.get("architectures")
     if named:
-        names = [named] if isinstance(named, str) else list(named)
+        names = named if isinstance(named, list) else [named]
         for name in names:
-            if name in SUPPORTED:
-                return str(name)
+            if isinstance(name, str) and name in SUPPORTED:
+                return name
         found = f"architectures is {names!r}"
     else:
         model_type = config.get("model_type")
-        if model_type in MODEL_TYPES:
+        if isinstance(model_type, str) and model_type in MODEL_TYPES:
             return MODEL_TYPES[model_type]
         found = f"it has no architectures, and model_type is {model_type!r}"
     raise ValueError(f"{source}: {found}: not supported; supported are {', '.join(SUPPORTED)}")

@@ -12,18 +12,31 @@ from pathlib import Path
 import numpy as np
 import torch
 
+LARGEST_ID = 32  # bytes of one id in a file, at most: of JSON, with spaces
+UNREADABLE = (  # what the three readers raise for files that are none or lie
+    OSError, ValueError, TypeError, RuntimeError, ArithmeticError, MemoryError, EOFError,
+    pickle.UnpicklingError,
+)  # fmt: skip
+FRAME = 65536  # bytes besides
+
 
 def read_token_map(path: Path, vocab_size: int) -> tuple[int, ...]:
     """The ids, in the file's order. Raises ValueError for a file that is none, or not of this vocabulary."""
     try:
+        size = path.stat().st_size
+        if size > vocab_size * LARGEST_ID + FRAME:
+            raise ValueError(f"it has {size} bytes, more than {vocab_size} ids take")
         if path.suffix == ".pt":
             found = torch.load(path, weights_only=True, map_location="cpu")
         elif path.suffix == ".npy":
             found = np.load(path, allow_pickle=False)
         else:
             found = json.loads(path.read_text(encoding="utf-8"))
+        count = found.numel() if isinstance(found, torch.Tensor) else np.size(found)
+        if count > vocab_size:
+            raise ValueError(f"it has {count} ids, the model has {vocab_size}")
         ids = np.asarray(found)
-    except (OSError, ValueError, RuntimeError, pickle.UnpicklingError) as e:
+    except UNREADABLE as e:
         raise ValueError(f"--speculative-token-map {path} cannot be read: {e}") from e
     if ids.ndim != 1 or ids.size == 0 or ids.dtype.kind not in "iu":
         raise ValueError(f"--speculative-token-map {path} holds no list of token ids")

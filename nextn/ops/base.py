@@ -10,7 +10,7 @@ sequence was cut into steps. A backend may ask that T is a multiple of ROW_ALIGN
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -82,8 +82,18 @@ class Drawn(NamedTuple):
     rows: int = 1
 
 
-# Penalized logits f32, which may be written over, a row for each choice -> the tokens chosen.
-Draw = Callable[[Tensor, Sequence[Drawn]], list[int]]
+NO_TOKEN = -1
+
+
+class Draw(Protocol):
+    def __call__(
+        self, logits: Tensor, draws: Sequence[Drawn], confidence: list[float] | None = None
+    ) -> list[int]:
+        """Penalized logits f32, which may be written over, a row for each choice -> the tokens chosen;
+        NO_TOKEN of a row that has a NaN or +infinity, or nothing but -infinity.
+
+        confidence: if given, gets by how much each was ahead of what would have been chosen without it, in
+        logits: noise included, and times the temperature."""
 
 
 class Ops(Protocol):
@@ -163,3 +173,8 @@ class Ops(Protocol):
     ) -> Tensor:
         """Routed experts for the first `rows` rows (the others get zeros). gate_up [E, 2 * I, C],
         down [E, C, I]; a token's experts are summed in the order of its ids. Returns [T, C]."""
+
+    def best_token(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The largest of each row, of equal ones that with the smallest id, and its confidence: by how much
+        it is above the next one. logits [N, V] f32, which may be written over -> ids [N] int64, confidence
+        [N] f32, +infinity above -infinity, 0 where all are -infinity. Where a logit is NaN: any id."""

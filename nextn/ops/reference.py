@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nextn.ops.base import KV_BLOCK, ROW_ALIGN, Attention
+from nextn.ops.best import best_token
 from nextn.ops.naive import naive_attention
 from nextn.ops.probe import Mode, Shape
 from nextn.ops.rotary import rotate
@@ -27,6 +28,7 @@ class Reference:
     name = "reference"
 
     naive_attention = staticmethod(naive_attention)
+    best_token = staticmethod(best_token)
 
     def __init__(self, modes: Mapping[Shape, Mode] | None = None) -> None:
         """modes: from `product_modes`; a shape that is not in it goes the direct way."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from nextn.constraint import GrammarCursor
 from nextn.draft import Draft
 from nextn.gate import Gate
-from nextn.request import SamplingParams, TokenLogprob
+from nextn.request import Failure, SamplingParams, TokenLogprob
 from nextn.speculative.depth.cost import StepWork
 
 
@@ -61,14 +61,15 @@ class Plan:
 class RowResult:
     """tokens: what the step commits, [accepted drafts ..., bonus]; empty for a part of a prompt.
     draft: the proposal for the next step. logprobs: of `tokens`, None if not wanted. prompt_logprobs: one
-    for each of the row's `scores`. ended: the row's grammar is complete. error: it can never be."""
+    for each of the row's `scores`. ended: the row's grammar is complete. error: why the request ends after
+    `tokens`, of which there may be none then."""
 
     tokens: list[int]
     draft: Draft
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     ended: bool = False
-    error: str | None = None
+    error: Failure | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,16 @@ retracted when pages run out, so the first always gets on, and no two requests c
 from __future__ import annotations
 
 import bisect
+import dataclasses
+import logging
+import math
 import time
 
 from nextn.constraint import GrammarCursor
 from nextn.draft import DRAFT_WINDOW, MAX_DRAFTS, NO_DRAFT, Draft, Shape
 from nextn.kvcache.manager import KVManager
-from nextn.request import Output, Request
+from nextn.request import Failure, Output, PromptGroup, Request, failed_in
+from nextn.scheduler import groups
 from nextn.scheduler.plan import Plan, Row, RowResult, StepResult
 from nextn.scheduler.stats import EngineStats
 from nextn.speculative.depth.controller import DepthController
@@ -23,6 +27,8 @@ from nextn.speculative.depth.controller import DepthController
 # Drafts of a request that is not verified by `exact` and asks for no number: its text depends on where drafts
 # are, which must not depend on the clock.
 INEXACT = 2
+
+log = logging.getLogger("nextn.engine")
 
 
 def rank(req: Request) -> tuple[int, int]:
@@ -40,10 +46,14 @@ class Scheduler:
         eos_ids: frozenset[int],
         shape: Shape = Shape(),  # noqa: B008
         auto: DepthController | None = None,
+        score_cost: float = 0.0,
+        context_cost: float = 0.0,
     ) -> None:
         """num_drafts: depth of a draft where a request asks for none of its own; 0: nothing can draft. With
-        `auto` it is the most, and `auto` says how much of it."""
+        `auto` it is the most, and `auto` says how much of it. score_cost: of the log-probability of a
+        prompt's token, in tokens of the budget. context_cost: of each position that a token attends to."""
         self.kv = kv
+        self.score_cost, self.context_cost = score_cost, context_cost
         self.token_budget, self.max_running = token_budget, max_running
         self.num_drafts, self.shape, self.auto = num_drafts, shape, auto
         self.eos_ids = eos_ids
@@ -60,6 +70,7 @@ class Scheduler:
         self.by_rid[req.rid] = req
         if req.grammar is not None:
             req.cursor = GrammarCursor(req.grammar, self.end_ids(req))
+        groups.enter(req)
         bisect.insort(self.waiting, req, key=rank)
 
     def abort(self, rid: str) -> bool:
@@ -77,6 +88,7 @@ class Scheduler:
         return True
 
     def _forget(self, req: Request) -> None:
+        groups.leave(req)
         self._gone.append(req.rid)
 
     def end_ids(self, req: Request) -> frozenset[int]:
@@ -123,19 +135,33 @@ class Scheduler:
                 spare -= len(draft)
                 used += 1 + len(draft)
         budget = self.token_budget - used
+        if decoding:  # their next tokens wait for this step
+            budget = min(budget, max(1, self.token_budget // 2))
         for req in prefilling:
             if req in self.running and budget > 0:
-                budget -= self._extend(req, budget, rows)
-        while budget > 0 and self.waiting and len(self.running) < self.max_running:
-            if not self._admit(self.waiting[0]):
+                budget -= self._extend(req, budget, rows, bool(decoding))
+        while budget > 0 and len(self.running) < self.max_running:
+            new = self._next()
+            if new is None or not self._admit(new):
                 break
-            req = self.waiting.pop(0)
-            bisect.insort(self.running, req, key=rank)
-            budget -= self._extend(req, budget, rows)
+            self.waiting.remove(new)
+            bisect.insort(self.running, new, key=rank)
+            budget -= self._extend(new, budget, rows, bool(decoding))
         if not rows:
             return Plan(rows)
         gone, self._gone = self._gone, []
         return Plan(rows, gone)
+
+    def _next(self) -> Request | None:
+        """The first in line that does not wait for another of its group. That one runs, so others go ahead of
+        those that wait only until its prompt is complete."""
+        held: set[PromptGroup | None] = set()
+        for req in self.waiting:
+            if req.group not in held:
+                if not groups.waits(req, self.kv):
+                    return req
+                held.add(req.group)
+        return None
 
     def _admit(self, req: Request) -> bool:
         """Takes the request's cached prefix if the rest of it will fit beside what runs."""
@@ -146,11 +172,14 @@ class Scheduler:
             self.kv.release(req)
             return False
         if first:
-            req.queued = time.perf_counter() - req.arrived
-            req.first_cached = req.cached
-            self.stats.prompt_tokens += req.num_prompt
-            self.stats.cached_tokens += req.cached
+            self._begin(req, req.cached)
         return True
+
+    def _begin(self, req: Request, cached: int) -> None:
+        req.queued = time.perf_counter() - req.arrived
+        req.first_cached = cached
+        self.stats.prompt_tokens += req.num_prompt
+        self.stats.cached_tokens += cached
 
     def _unscored(self, req: Request) -> int | None:
         """The first position whose logits are still wanted, and so must be computed; None: none is."""
@@ -171,10 +200,27 @@ class Scheduler:
         ahead += min(self.shape.beyond, self.shape.size(steps) + self.shape.scratch(steps))
         return max(0, self.kv.pages_for(ahead) + 1 - len(req.pages))
 
-    def _extend(self, req: Request, budget: int, rows: list[Row]) -> int:
-        """Plans the next chunk of what is not yet in the cache. Returns the tokens it takes."""
-        chunk = req.tokens[req.committed : req.committed + budget]
-        return len(chunk) if self._row(req, chunk, NO_DRAFT, rows) else 0
+    def _extend(self, req: Request, budget: int, rows: list[Row], beside: bool) -> int:
+        """Plans the next chunk of what is not yet in the cache. Returns what it takes of the budget. beside:
+        other requests decode, so what attention costs counts, too."""
+        context = self.context_cost * beside
+        chunk = req.tokens[req.committed : req.committed + self._affordable(req, budget, context)]
+        if not self._row(req, chunk, NO_DRAFT, rows):
+            return 0
+        n = len(chunk)
+        attention = context * n * (req.committed + n / 2)
+        return n + math.ceil(self.score_cost * len(rows[-1].scores) + attention)
+
+    def _affordable(self, req: Request, budget: int, context: float) -> int:
+        """How many of the next tokens the budget is enough for, the scores that are wanted of them included;
+        at least one. context: what each position costs that a token attends to."""
+        each = 1.0 + context * req.committed
+        unscored = self._unscored(req)
+        if unscored is not None and unscored < req.committed + budget / each:
+            each += self.score_cost
+        # n tokens cost each * n + context * n * n / 2.
+        root = math.sqrt(each * each + 2.0 * context * budget)
+        return max(1, int(2.0 * budget / (each + root)))
 
     def _row(self, req: Request, tokens: list[int], draft: Draft, rows: list[Row]) -> bool:
         """Reserves the slots of a row and of the drafting after it and plans the row. When pages run
@@ -240,7 +286,11 @@ class Scheduler:
             if req is None:  # aborted while the step ran
                 continue
             decoded |= req.decoding
-            outputs += self._commit_row(req, row, res)
+            try:
+                outputs += self._commit_row(req, row, res)
+            except Exception as e:
+                log.exception("committing request %s failed; it ends", req.rid)
+                outputs.append(self._fail(req, failed_in("its commit", e)))
         if self.auto is not None and result.work is not None:
             self.auto.stepped(result.work, seconds, self._owed)
         self.stats.steps += bool(plan.rows)
@@ -280,22 +330,51 @@ class Scheduler:
             if not decoding:
                 self.kv.share(req)
         else:
-            self.running.remove(req)
-            self.kv.release(req)
-            del self.by_rid[req.rid]
-            self._forget(req)
-            self.stats.finished += 1
+            self._end(req, share=reason != "error")
         drafted = [i + 1 if i < accepted else 0 for i in range(took)]
         out = Output(req.rid, res.tokens[:took], drafted, reason, matched, queued=req.queued)
-        out.error = res.error if reason == "error" else None
+        if reason == "error" and res.error is not None:
+            out.error_code, out.error = res.error
         if res.logprobs is not None:
             out.logprobs = res.logprobs[:took]
             out.matched_logprob = None if matched is None else res.logprobs[took]
         if first and req.params.prompt_logprobs is not None:
             out.prompt_logprobs = [None, *req.prompt_logprobs]
-        if reason is not None:
-            out.spec, out.cached_tokens, out.retractions = req.spec, req.first_cached, req.retractions
-        return [out]
+        if reason is None:
+            return [out]
+        out.spec, out.cached_tokens, out.retractions = req.spec, req.first_cached, req.retractions
+        alike = [] if reason != "length" else groups.ends_with(req)
+        return [out, *(self._end_like(out, other) for other in alike)]
+
+    def _end_like(self, out: Output, req: Request) -> Output:
+        """Ends a request that waits with what another has been told of the same prompt."""
+        if req.retractions == 0:
+            self._begin(req, req.num_prompt)
+        self.waiting.remove(req)
+        del self.by_rid[req.rid]
+        self._forget(req)
+        self.stats.finished += 1
+        return dataclasses.replace(
+            out, rid=req.rid, spec=req.spec, queued=req.queued, cached_tokens=req.first_cached,
+            retractions=req.retractions,
+        )  # fmt: skip
+
+    def _end(self, req: Request, share: bool = True) -> None:
+        """share: the prefix cache may have what it committed."""
+        self.running.remove(req)
+        self.kv.release(req, share)
+        del self.by_rid[req.rid]
+        self._forget(req)
+        self.stats.finished += 1
+
+    def _fail(self, req: Request, error: Failure) -> Output:
+        """Ends a request amid whose commit something was raised."""
+        if req.rid in self.by_rid:
+            self._end(req, share=False)
+        out = Output(req.rid, [], [], "error", queued=req.queued)
+        out.error_code, out.error = error
+        out.spec, out.cached_tokens, out.retractions = req.spec, req.first_cached, req.retractions
+        return out
 
     def _append(
         self, req: Request, tokens: list[int], end_ids: frozenset[int]
@@ -304,7 +383,8 @@ class Scheduler:
         if tokens and len(req.tokens) >= req.limit:  # nothing but the prompt was asked for
             return 0, "length", None
         for i, token in enumerate(tokens):
-            if token in end_ids and req.num_output >= req.params.min_tokens:
+            # Before min_tokens a grammar's text ends only if the grammar leaves nothing else.
+            if token in end_ids and (req.num_output >= req.params.min_tokens or req.cursor is not None):
                 return i, "stop", token
             req.tokens.append(token)
             if len(req.tokens) >= req.limit:
@@ -333,6 +413,9 @@ class Scheduler:
         assert sorted(self.waiting, key=rank) == self.waiting
         assert {r.rid for r in (*self.running, *self.waiting)} == set(self.by_rid)
         assert len(self.running) <= self.max_running
+        for r in self.by_rid.values():
+            assert r.group is None or r in r.group.members
+            assert r.group is None or all(self.by_rid.get(m.rid) is m for m in r.group.members)
         for r in self.waiting:
             assert not r.pages
             assert r.committed == r.draft_to == 0

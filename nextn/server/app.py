@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from starlette.routing import Match, Route
 import nextn
 from nextn.server import figures
 from nextn.server.auth import ApiKey
-from nextn.server.body import parse
+from nextn.server.body import check_values, parse
 from nextn.server.control import AbortRequest, abort_request, check_engine, flush_cache
 from nextn.server.errors import ApiError
 from nextn.server.http_metrics import CountResponses
@@ -27,7 +28,7 @@ from nextn.server.protocol import ChatRequest, CommonRequest, CompletionRequest
 from nextn.server.request_id import RequestId, request_id
 from nextn.server.responses import Answer, ChatChoice, CompletionChoice, Model, ModelList
 from nextn.server.service import Service
-from nextn.server.sse import ClientGone, EventStream, unless_gone
+from nextn.server.sse import ClientGone, EventStream, WholeAnswer, unless_gone
 from nextn.server.static import add_page
 from nextn.server.tokens import (
     DetokenizeRequest,
@@ -39,6 +40,8 @@ from nextn.server.tokens import (
     tokenizer_info,
 )
 from nextn.server.tracing import TraceParent
+
+LARGE_BODY = 2**20  # bytes; the values in a larger one are counted before they are made
 
 
 def json(content: object, status: int = 200) -> Response:
@@ -101,7 +104,7 @@ def add_generation(app: FastAPI, service: Service, document: Document) -> None:
             whole = await unless_gone(request.receive, reply.whole())
         except ClientGone:
             return Response(status_code=499)
-        return Response(whole, media_type="application/json")
+        return WholeAnswer(whole)
 
 
 def add_control(app: FastAPI, service: Service, document: Document) -> None:
@@ -237,8 +240,9 @@ def allowed(app: FastAPI, request: Request) -> str:
     return ", ".join(sorted({method for route in here for method in route.methods or ()}))
 
 
-async def read_body(request: Request, most: int) -> bytes:
-    """Raises ApiError 413 as soon as it is known to be longer than `most` bytes."""
+async def read_body(request: Request, most: int) -> bytearray:
+    """Raises ApiError 413 as soon as it is known to be longer than `most` bytes, and 400 for too many
+    values."""
     too_long = ApiError(413, f"the body is longer than {most} bytes (--max-request-bytes)")
     if int(request.headers.get("content-length", 0)) > most:
         raise too_long
@@ -247,4 +251,6 @@ async def read_body(request: Request, most: int) -> bytes:
         body += part
         if len(body) > most:
             raise too_long
-    return bytes(body)
+    if len(body) > LARGE_BODY:
+        await asyncio.to_thread(check_values, body)
+    return body

@@ -95,27 +95,27 @@ class ChatWording:
         said = self.begun.get(choice.index)
         if said is None:
             said = self.begun[choice.index] = Said(AnswerParser(self.reading))
-            chunks.append(ChatDelta(choice.index, ChatText(role="assistant", content="")))
+            chunks.append(self._chunk(said, choice, ChatText(role="assistant", content="")))
             if self.reading.echo:
-                chunks.append(ChatDelta(choice.index, ChatText(content=self.reading.echo)))
+                chunks.append(self._chunk(said, choice, ChatText(content=self.reading.echo)))
         parts = said.parser.push(delta.text)
         if choice.finish_reason is not None:
             parts += said.parser.finish()
         said.entries += delta.entries
         for part in parts:
             said.calls |= part.kind == "call"
-            chunks.append(self._chunk(said, choice.index, wording(part)))
+            chunks.append(self._chunk(said, choice, wording(part)))
         if choice.finish_reason is not None:
             if not parts:
-                chunks.append(self._chunk(said, choice.index, ChatText()))
+                chunks.append(self._chunk(said, choice, ChatText()))
             chunks[-1].finish_reason = finish_reason(choice, said.calls)
             chunks[-1].matched_stop = matched_stop(choice)
         return chunks
 
-    def _chunk(self, said: Said, index: int, text: ChatText) -> ChatDelta:
-        told = chat_logprobs(said.entries, self.tokenizer) if said.entries else None
+    def _chunk(self, said: Said, choice: Choice, text: ChatText) -> ChatDelta:
+        told = None if choice.logprobs is None else chat_logprobs(said.entries, self.tokenizer)
         said.entries = []
-        return ChatDelta(index, text, None, told)
+        return ChatDelta(choice.index, text, None, told)
 
 
 def wording(part: Part) -> ChatText:

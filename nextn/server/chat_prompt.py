@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from nextn.constraint import Constraint
 from nextn.server.chat_protocol import ChatMessages, NamedTool
+from nextn.server.encoding import LONG_TEXT
 from nextn.server.errors import bad_request
 from nextn.server.parsers import reasoning
 from nextn.server.parsers.answer import Reading
@@ -18,6 +19,7 @@ from nextn.server_config import ServerConfig
 from nextn.tokenizer.chat import plain_content
 from nextn.tokenizer.tokenizer import Tokenizer
 
+MANY_MESSAGES = 100
 CONTINUED = "\ue000continued\ue000"  # private characters: in no message
 RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
 
@@ -65,6 +67,24 @@ def chat_prompt(request: ChatRequest, tokenizer: Tokenizer, config: ServerConfig
     return ChatPrompt(text, reading, constraint)
 
 
+def is_small(request: ChatMessages) -> bool:
+    """Is its prompt made in next to no time?"""
+    few = not request.tools and not request.chat_template_kwargs and len(request.messages) < MANY_MESSAGES
+    return few and sum(map(len, contents(request))) < LONG_TEXT
+
+
+def contents(request: ChatMessages) -> list[str]:
+    """The texts in the messages."""
+    texts = []
+    for message in request.messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else [content]:
+            text = part.get("text") if isinstance(part, dict) else part
+            if isinstance(text, str):
+                texts.append(text)
+    return texts
+
+
 def echoed(request: ChatRequest) -> str:
     """As vLLM: the last message, if the answer is in its role."""
     last = request.messages[-1]
@@ -78,7 +98,7 @@ def forced_calls(request: ChatRequest, reading: Reading) -> Constraint | None:
     choice = request.tool_choice
     if choice in ("none", "auto") or reading.tool_parser is None:
         return None
-    if request.constraint() is not None:
+    if request.constraint is not None:
         raise bad_request("tool_choice: an answer cannot be a call and follow another grammar", "tool_choice")
     tools = request.tools or []
     if isinstance(choice, NamedTool):
@@ -88,14 +108,14 @@ def forced_calls(request: ChatRequest, reading: Reading) -> Constraint | None:
 
 def strict_calls(request: ChatRequest, reading: Reading) -> Constraint | None:
     """Where calls are up to the model. There are none in a text that follows a grammar of its own."""
-    if reading.tool_parser is None or request.constraint() is not None:
+    if reading.tool_parser is None or request.constraint is not None:
         return None
     return strict_grammar(reading.tool_parser, request.tools or [])
 
 
 def after_reasoning(request: ChatRequest, reading: Reading) -> Constraint | None:
     """What the content must match, where the answer begins with reasoning, which is free."""
-    constraint = request.constraint() if reading.reasoning else None
+    constraint = request.constraint if reading.reasoning else None
     return constraint and dataclasses.replace(constraint, after=reasoning.CLOSE)
 
 

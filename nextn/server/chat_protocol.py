@@ -6,8 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, PlainValidator, ValidationError, WithJsonSchema
 
-from nextn.server.body import Body, first_error, json_type, schema_of, shortened
+from nextn.server.body import Body, ListOf, first_error, json_type, part, schema_of, shortened
 from nextn.server.errors import bad_request
+
+MAX_TOOLS = 1024  # each is checked by itself
 
 
 class Function(Body):
@@ -42,6 +44,8 @@ def without_nulls(value: Any) -> Any:
 
 def checked_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The tools as they came: the chat template shows them to the model."""
+    if len(tools) > MAX_TOOLS:
+        raise bad_request(f"there are {len(tools)} tools; {MAX_TOOLS} are allowed", "tools")
     for i, tool in enumerate(tools):
         try:
             Tool.model_validate(without_nulls(tool))
@@ -60,16 +64,13 @@ def checked_choice(choice: Any) -> str | NamedTool:
         raise bad_request(
             f"tool_choice must be a string or an object, not {json_type(choice)}", "tool_choice"
         )
-    try:
-        return NamedTool.model_validate(choice)
-    except ValidationError as e:
-        raise first_error(e, "tool_choice") from e
+    return part(choice, NamedTool, "tool_choice")
 
 
 Tools = Annotated[
-    list[dict[str, Any]],
+    ListOf[dict[str, Any]],
     AfterValidator(checked_tools),
-    WithJsonSchema({"type": "array", "items": schema_of(Tool)}),
+    WithJsonSchema({"type": "array", "items": schema_of(Tool), "maxItems": MAX_TOOLS}),
 ]
 ToolChoice = Annotated[
     str | NamedTool,
@@ -83,7 +84,7 @@ ToolChoice = Annotated[
 class ChatMessages(Body):
     """What makes a prompt."""
 
-    messages: list[dict[str, Any]]
+    messages: ListOf[dict[str, Any]]
     tools: Tools | None = None
     tool_choice: ToolChoice = "auto"
     chat_template_kwargs: Annotated[
@@ -117,6 +118,8 @@ class ChatMessages(Body):
         if isinstance(self.tool_choice, NamedTool):
             if self.tool_choice.function.name not in names:
                 name = self.tool_choice.function.name
-                raise bad_request(f"tool_choice names {name!r}, which is not among the tools", "tool_choice")
+                raise bad_request(
+                    f"tool_choice names {shortened(name)}, which is not among the tools", "tool_choice"
+                )
         elif self.tool_choice == "required" and not names:
             raise bad_request("tool_choice is 'required', and there are no tools", "tool_choice")

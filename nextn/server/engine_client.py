@@ -15,19 +15,20 @@ from typing import NamedTuple
 import zmq.asyncio
 
 from nextn.request import Output, SpeculativeParams
-from nextn.server.errors import ApiError, bad_request, engine_dead, no_engine
+from nextn.server.errors import ApiError, bad_request, engine_dead, no_engine, unavailable
 from nextn.server.messages import (
     Abort,
-    Add,
     Done,
     FlushCache,
     FromEngine,
     NewRequest,
+    PromptScores,
     Ready,
     Rejected,
     SetSpeculativeDefaults,
     StepNews,
     ToEngine,
+    add_of,
     encode,
 )
 from nextn.server.metrics import Metrics
@@ -35,10 +36,11 @@ from nextn.server.watch import Watch
 
 
 class News(NamedTuple):
-    """What a waiter finds in its queue: an output of request `rid`, or why there will be none."""
+    """What a waiter finds in its queue: an output of request `rid`, the log-probabilities of its prompt,
+    which others may have too, or why there will be no more."""
 
     rid: str
-    what: Output | ApiError
+    what: Output | PromptScores | ApiError
 
 
 class Waiter(NamedTuple):
@@ -64,6 +66,7 @@ class EngineClient:
 
     def __post_init__(self) -> None:
         self.watch = Watch(self.metrics)
+        self.metrics.silent_for = self.silent_for
 
     @property
     def active(self) -> int:
@@ -103,7 +106,7 @@ class EngineClient:
             self.last_sign = time.monotonic()
         for request, name in zip(requests, names or [r.rid for r in requests], strict=True):
             self.waiters[request.rid] = Waiter(queue, name)
-        self._send(Add(requests))
+        self._send(add_of(requests))
 
     def abort(self, rid: str) -> bool:
         """Ends a request and its news. False if it had ended already."""
@@ -153,10 +156,13 @@ class EngineClient:
         self.last_sign = time.monotonic()
         if isinstance(message, StepNews):
             self.metrics.on_step(message.stats, message.seconds)
+            for scores in message.scores:
+                self._tell_scores(scores)
             for out in message.outputs:
                 self._tell(out.rid, out, last=out.finish_reason is not None)
         elif isinstance(message, Rejected):
-            self._tell(message.rid, bad_request(message.message), last=True)
+            error = unavailable(message.message, "grammars_busy") if message.busy else None
+            self._tell(message.rid, error or bad_request(message.message), last=True)
         elif isinstance(message, Done):
             call = self.calls.get(message.call)
             if call is None or call.done():
@@ -165,6 +171,12 @@ class EngineClient:
                 call.set_result(None)
             else:
                 call.set_exception(ValueError(message.error))
+
+    def _tell_scores(self, scores: PromptScores) -> None:
+        """Once, as the requests are of one client, to the first that has not been aborted meanwhile."""
+        rid = next((rid for rid in scores.rids if rid in self.waiters), None)
+        if rid is not None:
+            self.waiters[rid].queue.put_nowait(News(rid, scores))
 
     def _tell(self, rid: str, what: Output | ApiError, last: bool) -> None:
         waiter = self.waiters.get(rid)

@@ -1,7 +1,8 @@
 """The engine process: takes messages, steps, sends what came out. One `Engine`, one thread, no web.
 
 Started by `nextn.server.supervisor` with the spawn method. It ends on `Stop`, when its parent is gone, or
-with a traceback when a step fails: an engine whose bookkeeping is in doubt serves nobody.
+with a traceback when a step fails: an engine whose bookkeeping is in doubt serves nobody. What one request
+alone meets ends that request (`nextn.engine.runner`, `nextn.scheduler.scheduler`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from nextn.config import EngineConfig
 from nextn.constraint import Grammar
 from nextn.grammar.base import check_backend
 from nextn.grammar.compiler import GrammarCompiler
-from nextn.request import Request
+from nextn.grammar.limits import Busy
+from nextn.request import Output, PromptGroup, Request
 from nextn.server import logs
 from nextn.server.grammar_line import GrammarLine
 from nextn.server.messages import (
@@ -34,6 +36,7 @@ from nextn.server.messages import (
     FlushCache,
     FromEngine,
     NewRequest,
+    PromptScores,
     Ready,
     Rejected,
     SetSpeculativeDefaults,
@@ -42,6 +45,7 @@ from nextn.server.messages import (
     ToEngine,
     decode_to_engine,
     encode,
+    requests_of,
 )
 from nextn.server_config import ServerConfig
 
@@ -136,6 +140,7 @@ class Link:
 
 def loop(engine: Engine, link: Link, grammars: GrammarCompiler) -> None:
     requests: dict[str, Request] = {}
+    grammars.start()
     line = GrammarLine(grammars)
     began = told = time.perf_counter()
     while True:
@@ -146,7 +151,7 @@ def loop(engine: Engine, link: Link, grammars: GrammarCompiler) -> None:
             began = time.perf_counter()
         for message in messages:
             if isinstance(message, Add):
-                line.put(message.requests)
+                line.put(requests_of(message))
             elif isinstance(message, Abort):
                 line.drop(message.rid)
                 requests.pop(message.rid, None)
@@ -159,10 +164,13 @@ def loop(engine: Engine, link: Link, grammars: GrammarCompiler) -> None:
             else:
                 return
         for compiled in line.take():
+            groups: dict[int, PromptGroup] = {}
             for new, grammar in compiled:
-                add(engine, link, requests, new, grammar)
+                group = PromptGroup() if new.group is None else groups.setdefault(new.group, PromptGroup())
+                add(engine, link, requests, new, grammar, group)
         stepped = engine.has_work()
         outputs = engine.step() if stepped else []
+        scores = prompt_scores(outputs, requests)
         for out in outputs:
             # On every output, not only the last: the server may end a request at a stop string.
             request = requests[out.rid]
@@ -172,7 +180,7 @@ def loop(engine: Engine, link: Link, grammars: GrammarCompiler) -> None:
         now = time.perf_counter()
         # One that only waits for grammars says so now and then: silence is taken for death.
         if stepped or aborted or (line and now - told >= IDLE_MS / 1000):
-            link.send(StepNews(outputs, engine.stats(), now - began))
+            link.send(StepNews(outputs, engine.stats(), now - began, scores))
             began = told = now
 
 
@@ -182,8 +190,9 @@ def add(
     requests: dict[str, Request],
     new: NewRequest,
     grammar: Grammar | ValueError | None,
+    group: PromptGroup,
 ) -> None:
-    request = Request(new.rid, new.tokens, new.params, new.priority)
+    request = Request(new.rid, new.tokens, new.params, new.priority, group)
     try:
         if isinstance(grammar, ValueError):
             raise grammar
@@ -192,9 +201,22 @@ def add(
     except Exception as e:
         if not isinstance(e, ValueError):
             log.exception("request %s could not be added", new.rid)
-        link.send(Rejected(new.rid, str(e) or type(e).__name__))
+        link.send(Rejected(new.rid, str(e) or type(e).__name__, isinstance(e, Busy)))
     else:
         requests[new.rid] = request
+
+
+def prompt_scores(outputs: list[Output], requests: dict[str, Request]) -> list[PromptScores]:
+    """Takes them out of the outputs. A group is told with the first output of any of its requests."""
+    found = []
+    for out in outputs:
+        group, scores = requests[out.rid].group, out.prompt_logprobs
+        out.prompt_logprobs = None
+        if scores is not None and group is not None and not group.told:
+            group.told = True
+            alike = [rid for rid, request in requests.items() if request.group is group]
+            found.append(PromptScores.pack(alike, scores))
+    return found
 
 
 def set_speculative_defaults(engine: Engine, link: Link, message: SetSpeculativeDefaults) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 SHUTTING_DOWN = "shutting_down"
+LONGEST = 2000  # characters of a message: what a client sent may be in it
 
 
 class ErrorBody(msgspec.Struct):
@@ -32,14 +33,36 @@ class ApiError(Exception):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
+        message = cut(message, LONGEST)
+        param = None if param is None else cut(param, LONGEST)
         super().__init__(message)
         self.status, self.code = status, code
         self.headers = dict(headers or {})
         self.body = msgspec.json.encode(ErrorResponse(ErrorBody(message, type, param, code)))
 
 
+def cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
 def bad_request(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, message, param=param)
+
+
+def over_context(message: str) -> ApiError:
+    return ApiError(400, message, param="prompt", code="context_length_exceeded")
+
+
+def too_long(characters: int, context: int) -> ApiError:
+    """For a text that has more tokens than that, nobody knows how many."""
+    return over_context(
+        f"the prompt has {characters} characters, more than {context} tokens; the context length is {context}"
+    )
+
+
+def too_many_tokens(most: int) -> ApiError:
+    rule = f"{most} are allowed in one request; send them in several"
+    return bad_request(f"the prompts together have more than {most} tokens; {rule}", "prompt")
 
 
 def unavailable(message: str, code: str) -> ApiError:

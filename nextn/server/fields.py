@@ -11,9 +11,14 @@ from nextn.request import SpeculativeParams
 from nextn.server.body import like, part, schema_of
 
 MAX_STOP_STRINGS = 16
+LONGEST_ID = 256  # characters; it is in every chunk of a stream
+MAX_BIASES = 1024  # as OpenAI; each is checked for every prompt and added for every token
 MAX_STOP_REGEXES = 4  # each is looked for at every character
 
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**64, description="missing: drawn at random")]
+
+
+AnswerId = Annotated[str, Field(min_length=1, max_length=LONGEST_ID, description="the answer's id")]
 
 
 def one_or_more(most: int) -> Callable[[object], object]:
@@ -51,6 +56,8 @@ def biases(value: object) -> object:
     """JSON's keys are strings."""
     if not isinstance(value, dict):
         raise ValueError("it must be an object, token ids with what is added to their logits")
+    if len(value) > MAX_BIASES:
+        raise ValueError(f"it has {len(value)} token ids; {MAX_BIASES} are allowed")
     try:
         return {int(token): bias for token, bias in value.items()}
     except ValueError as e:
@@ -60,7 +67,10 @@ def biases(value: object) -> object:
 Biases = Annotated[
     dict[int, float],
     BeforeValidator(biases),
-    Field(description="token id -> -100 to 100, added to its logit after the penalties"),
+    Field(
+        max_length=MAX_BIASES,
+        description="token id -> -100 to 100, added to its logit after the penalties",
+    ),
 ]
 SpeculativeField = Annotated[
     SpeculativeParams,

@@ -49,6 +49,7 @@ class Load(msgspec.Struct):
     cache_hit_rate: float
     utilization: float
     max_running_requests: int
+    seconds_since_last_step: float  # nextn's own; 0 without requests
     speculative: SpeculativeLoad | UnsetType = UNSET
     queues: QueueLoad | UnsetType = UNSET
 
@@ -92,6 +93,7 @@ def loads(service: Service, include: Sequence[str] = (), dp_rank: str | None = N
         cache_hit_rate=total.cached_tokens / max(total.prompt_tokens, 1),
         utilization=stats.running / service.config.max_running_requests,
         max_running_requests=service.config.max_running_requests,
+        seconds_since_last_step=service.engine.silent_for(),
     )
     if asked & {"spec", "all"}:
         auto = UNSET if stats.auto is None else stats.auto
@@ -128,6 +130,7 @@ def server_info(service: Service) -> dict[str, object]:
         "last_accept_length": metrics.interval.spec.accept_length,
         "last_gen_throughput": metrics.interval.throughput,
         **({} if auto is None else {"speculative_auto": dataclasses.asdict(auto)}),
+        "seconds_since_last_step": service.engine.silent_for(),
         **in_force(service),
     }
     return {

@@ -9,14 +9,17 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from nextn.request import Output, SamplingParams, SpecStats, TokenLogprob
+from nextn.request import GRAMMAR_ERROR, REQUEST_FAILED, Output, SamplingParams, SpecStats, TokenLogprob
 from nextn.server.engine_client import EngineClient, News
 from nextn.server.errors import ApiError, bad_request, ended_by_request, overdue
-from nextn.server.logprobs import Entry, LogprobStream
-from nextn.server.messages import NewRequest
+from nextn.server.logprobs import Entry, LogprobStream, PromptEntries
+from nextn.server.messages import NewRequest, PromptScores
+from nextn.server.request_id import client
 from nextn.tokenizer.stop_regex import StopRegexError, StopRegexes
 from nextn.tokenizer.stream import TextStream
 from nextn.tokenizer.tokenizer import Tokenizer
+
+LONG_PROMPT = 256  # tokens; the scores of a longer one are read in a thread
 
 
 class Prompt(NamedTuple):
@@ -52,6 +55,7 @@ class Choice:
     last_depth: int = 0  # of the last token in `depths`, sent or not
     echo: str | None = None  # the prompt's text, if the answer begins with it
     logprobs: LogprobStream | None = None
+    prompt_entries: PromptEntries | None = None  # that its log-probabilities begin with
     entries: list[Entry] = field(default_factory=list)
     token_logprobs: list[TokenLogprob] = field(default_factory=list)  # of `tokens`, where asked for by token
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
@@ -76,12 +80,13 @@ class Choice:
 
 
 class Delta(NamedTuple):
-    """More of a choice's text, and the log-probabilities that go with it. After the last one the choice's
-    `finish_reason` is set."""
+    """More of a choice's text, and the log-probabilities that go with it, `prompt` before `entries`. After
+    the last one the choice's `finish_reason` is set."""
 
     choice: Choice
     text: str
     entries: list[Entry]
+    prompt: PromptEntries | None = None
 
 
 class Generation:
@@ -106,16 +111,22 @@ class Generation:
         self.n = n
         self.arrival = arrival  # perf_counter
         self.choices: list[Choice] = []
+        # By all that what is computed of a prompt, and told of it, depends on
+        groups: dict[tuple[tuple[int, ...], int | None, str | None], int] = {}
         unique = uuid.uuid4().hex
         self.id = name or unique
         for prompt in prompts:
+            key = (tuple(prompt.tokens), prompt.params.prompt_logprobs, prompt.echo)
+            group = groups.setdefault(key, len(groups))
             for i in range(n):
                 index = len(self.choices)
                 called = f"{self.id}-{index}"
                 if prompt.name:
                     called = f"{prompt.name}_{i}" if n > 1 else prompt.name
                 params = prompt.params.replace(stream=i)
-                request = NewRequest(f"{unique}-{index}", prompt.tokens, params, priority)
+                request = NewRequest(
+                    f"{unique}-{index}", prompt.tokens, params, priority, group, client.get()
+                )
                 stream = TextStream(
                     tokenizer,
                     prompt.stop,
@@ -128,7 +139,7 @@ class Generation:
                 choice.depths = [] if keep_depths else None
                 choice.echo = prompt.echo
                 if prompt.params.logprobs is not None and not logprobs_by_token:
-                    choice.logprobs = LogprobStream(tokenizer, stream.token_bytes)
+                    choice.logprobs = LogprobStream(stream.token_bytes)
                 self.choices.append(choice)
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
@@ -145,11 +156,15 @@ class Generation:
                 choice = running.get(rid)
                 if isinstance(what, ApiError):
                     raise what
+                if isinstance(what, PromptScores):
+                    await self._take_scores(what)
+                    continue
                 if isinstance(what, Output) and what.error is not None:
-                    raise ApiError(500, what.error, "grammar_error", code="grammar_error")
+                    code = what.error_code or REQUEST_FAILED
+                    raise ApiError(400 if code == GRAMMAR_ERROR else 500, what.error, code, code=code)
                 if choice is None:
                     continue  # it ended at a stop string; this was under way
-                before = choice.completion_tokens
+                before, first = choice.completion_tokens, choice.last_news == self.arrival
                 try:
                     text = self._take(choice, what)
                 except StopRegexError as e:
@@ -162,7 +177,7 @@ class Generation:
                         watch.given_up(choice, self.arrival, True, ended_by_request())
                     else:
                         watch.finished(choice, self.arrival)
-                yield Delta(choice, text, entries)
+                yield Delta(choice, text, entries, choice.prompt_entries if first else None)
         except ApiError as e:
             error = e
             raise
@@ -207,6 +222,29 @@ class Generation:
         choice.sent += len(text)
         return text
 
+    async def _take_scores(self, scores: PromptScores) -> None:
+        rids = set(scores.rids)
+        alike = [c for c in self.choices if c.request.rid in rids and c.finish_reason is None]
+        if not alike:
+            return
+        # Of a long prompt it takes long, and other requests go on meanwhile.
+        if len(scores.own) < LONG_PROMPT:
+            logprobs, entries = self._read(scores, alike[0])
+        else:
+            logprobs, entries = await asyncio.to_thread(self._read, scores, alike[0])
+        for choice in alike:
+            choice.prompt_logprobs, choice.prompt_entries = logprobs, entries
+            if entries is not None and choice.logprobs is not None:
+                choice.logprobs.begin(entries)
+
+    def _read(
+        self, scores: PromptScores, choice: Choice
+    ) -> tuple[list[TokenLogprob | None], PromptEntries | None]:
+        logprobs = scores.unpack()
+        if choice.echo is None or choice.logprobs is None:
+            return logprobs, None
+        return logprobs, PromptEntries(self.tokenizer, choice.echo, choice.request.tokens, logprobs)
+
     def _take_logprobs(self, choice: Choice, out: Output, used: int) -> list[Entry]:
         """The entries to send; `used` of the output's tokens belong to the answer."""
         stream = choice.logprobs
@@ -215,10 +253,7 @@ class Generation:
             choice.logprob += out.matched_logprob.logprob
         if stream is None:
             choice.token_logprobs += (out.logprobs or [])[:used]
-            choice.prompt_logprobs = out.prompt_logprobs or choice.prompt_logprobs
             return []
-        if out.prompt_logprobs is not None and choice.echo is not None:
-            stream.push_prompt(choice.echo, choice.request.tokens, out.prompt_logprobs)
         stream.push(out.tokens[:used], (out.logprobs or [])[:used])
         entries = stream.take(choice.sent)
         if choice.finish_reason is None or choice.stream.stopped is not None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from typing import NamedTuple
 
 from nextn.constraint import Grammar
-from nextn.grammar.base import Compiled
-from nextn.grammar.compiler import GrammarCompiler
+from nextn.grammar.compiler import GrammarCompiler, Waiting
+from nextn.grammar.fair_queue import Source
 from nextn.server.messages import NewRequest
 
 Ready = tuple[NewRequest, Grammar | ValueError | None]
@@ -16,14 +15,20 @@ Ready = tuple[NewRequest, Grammar | ValueError | None]
 
 class _Waiting(NamedTuple):
     request: NewRequest
-    compiling: Future[Compiled] | ValueError | None  # None: it needs no grammar
+    compiling: Waiting | ValueError | None  # None: it needs no grammar
 
     @property
     def done(self) -> bool:
-        return not isinstance(self.compiling, Future) or self.compiling.done()
+        return self.compiling is None or isinstance(self.compiling, ValueError) or self.compiling.done()
+
+    @property
+    def refused(self) -> bool:
+        if self.compiling is None or isinstance(self.compiling, ValueError):
+            return self.compiling is not None
+        return self.compiling.done() and self.compiling.exception() is not None
 
     def ready(self) -> Ready:
-        if not isinstance(self.compiling, Future):
+        if self.compiling is None or isinstance(self.compiling, ValueError):
             return self.request, self.compiling
         try:
             return self.request, self.compiling.result().begin()
@@ -45,20 +50,28 @@ class GrammarLine:
     def put(self, requests: Sequence[NewRequest]) -> None:
         self._groups.append([_Waiting(new, self._submit(new)) for new in requests])
 
-    def _submit(self, new: NewRequest) -> Future[Compiled] | ValueError | None:
+    def _submit(self, new: NewRequest) -> Waiting | ValueError | None:
         if new.params.constraint is None:
             return None
         try:
-            return self.grammars.submit(new.params.constraint)
+            return self.grammars.submit(new.params.constraint, Source.of(new.client))
         except ValueError as e:
             return e
 
     def drop(self, rid: str) -> None:
-        self._groups = [[each for each in group if each.request.rid != rid] for group in self._groups]
+        for group in self._groups:
+            for each in [each for each in group if each.request.rid == rid]:
+                group.remove(each)
+                if each.compiling is not None and not isinstance(each.compiling, ValueError):
+                    each.compiling.drop()
 
     def take(self) -> Iterator[list[Ready]]:
-        """The groups that are ready, each once. What is refused comes first."""
+        """What is refused, at once; the groups that are ready, each once."""
+        for group in self._groups:
+            refused = [each for each in group if each.refused]
+            group[:] = [each for each in group if not each.refused]
+            if refused:
+                yield [each.ready() for each in refused]
         ready = [group for group in self._groups if all(each.done for each in group)]
         self._groups = [group for group in self._groups if not all(each.done for each in group)]
-        for group in ready:
-            yield sorted((each.ready() for each in group), key=lambda r: not isinstance(r[1], ValueError))
+        yield from ([each.ready() for each in group] for group in ready if group)

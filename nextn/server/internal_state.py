@@ -33,7 +33,7 @@ class SetInternalState(Body):
     server_args: Annotated[KnownKeys, PlainValidator(server_args), WithJsonSchema(schema_of(ServerArgs))]
 
 
-async def set_internal_state(service: Service, body: bytes) -> list[bool]:
+async def set_internal_state(service: Service, body: bytes | bytearray) -> list[bool]:
     """One "updated" for each engine, as SGLang answers. Raises ApiError naming the field."""
     args = parse(body, SetInternalState).server_args
     service.check_open()

@@ -26,6 +26,7 @@ from nextn.server.connection import Connection, cut_stalled
 from nextn.server.engine_client import EngineClient
 from nextn.server.engine_process import MakeEngine, make_engine
 from nextn.server.errors import shut_down
+from nextn.server.memory import give_back
 from nextn.server.messages import Ready
 from nextn.server.metrics import Metrics
 from nextn.server.request_log import RequestLog
@@ -103,6 +104,7 @@ class Launch:
         stopping = asyncio.create_task(self.stopping.wait())
         starting = asyncio.create_task(handle.ready())
         cutting = asyncio.create_task(cut_stalled(server, self.config.client_timeout))
+        giving = asyncio.create_task(give_back())
         keeping: asyncio.Task[None] | None = None
         try:
             await asyncio.wait({starting, stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
@@ -117,7 +119,7 @@ class Launch:
             left = await self._drain(service)
             server.config.timeout_graceful_shutdown = max(SEND_SECONDS, left)
         finally:
-            for task in (keeping, starting, stopping, cutting):
+            for task in (keeping, starting, stopping, cutting, giving):
                 if task is not None:
                     task.cancel()
             server.should_exit = True

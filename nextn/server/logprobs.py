@@ -7,12 +7,15 @@ with the text that it begins in, so an answer's chunks together tell what the wh
 from __future__ import annotations
 
 import codecs
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from nextn.request import TokenLogprob
-from nextn.server.responses import ChatLogprob, ChatLogprobs, CompletionLogprobs, TopLogprob
+from nextn.server.responses import ChatLogprob, ChatLogprobs, CompletionLogprobs, TopLogprob, encode
 from nextn.tokenizer.bytelevel import TokenBytes
 from nextn.tokenizer.tokenizer import Tokenizer
 
@@ -28,30 +31,61 @@ class Entry(NamedTuple):
     logprob: TokenLogprob | None  # None: the first token of a prompt
 
 
+class PromptEntries:
+    """The entries of a prompt that answers begin with, made and worded once for all of them."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, text: str, tokens: list[int], logprobs: Sequence[TokenLogprob | None]
+    ) -> None:
+        """`text`: what is sent of the prompt."""
+        self.length = len(text)
+        made = list(prompt_entries(tokenizer, text, tokens, logprobs))
+        first = bisect_left(made, self.length, key=lambda entry: entry.offset)
+        self.entries, self.rest = made[:first], made[first:]  # the rest goes out with what follows the text
+        told = completion_logprobs(self.entries, tokenizer)
+        self._worded = [encode(getattr(told, name))[1:-1] for name in told.__struct_fields__]
+        self._alone = msgspec.Raw(encode(told))
+
+    def before(self, told: CompletionLogprobs) -> msgspec.Raw:
+        """The JSON of both, the prompt's first."""
+        if not told.tokens:
+            return self._alone
+        parts = []
+        for name, first in zip(told.__struct_fields__, self._worded, strict=True):
+            both = (first, encode(getattr(told, name))[1:-1])
+            parts.append(b'"%s":[%s]' % (name.encode(), b",".join(filter(None, both))))
+        return msgspec.Raw(b"{%s}" % b",".join(parts))
+
+
+def prompt_entries(
+    tokenizer: Tokenizer, text: str, tokens: list[int], logprobs: Sequence[TokenLogprob | None]
+) -> Iterator[Entry]:
+    spelled, plain = tokenizer.token_bytes(skip_special_tokens=False), tokenizer.token_bytes()
+    utf8, length = UTF8("replace"), 0
+    for token, logprob in zip(tokens, logprobs, strict=True):
+        yield Entry(token, min(length, len(text)), logprob)
+        data = plain[token]
+        # A special token has no text, unless the prompt spells it out.
+        if not data and text.startswith(name := spelled[token].decode(errors="replace"), length):
+            length += len(name)
+        else:
+            length += len(utf8.decode(data))
+
+
 class LogprobStream:
     """Tokens and their log-probabilities in, entries out, for one choice."""
 
-    def __init__(self, tokenizer: Tokenizer, token_bytes: TokenBytes) -> None:
+    def __init__(self, token_bytes: TokenBytes) -> None:
         """`token_bytes`: of the answer's text."""
-        self._tokenizer = tokenizer
         self._bytes = token_bytes
         self._utf8 = UTF8("replace")
         self._length = 0  # characters of the tokens so far
         self._held: deque[Entry] = deque()
 
-    def push_prompt(self, text: str, tokens: list[int], logprobs: Sequence[TokenLogprob | None]) -> None:
-        """A prompt that the answer begins with. `text`: what is sent of it."""
-        spelled, plain = self._tokenizer.token_bytes(skip_special_tokens=False), self._tokenizer.token_bytes()
-        for token, logprob in zip(tokens, logprobs, strict=True):
-            self._held.append(Entry(token, min(self._length, len(text)), logprob))
-            data = plain[token]
-            # A special token has no text, unless the prompt spells it out.
-            if not data and text.startswith(name := spelled[token].decode(errors="replace"), self._length):
-                self._length += len(name)
-            else:
-                self._length += len(self._utf8.decode(data))
-        self._utf8.reset()  # an unfinished character at the prompt's end was sent as U+FFFD
-        self._length = len(text)
+    def begin(self, prompt: PromptEntries) -> None:
+        """With a prompt; its first entries are not among those that come out here."""
+        self._held.extend(prompt.rest)
+        self._length = prompt.length
 
     def push(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob]) -> None:
         for token, logprob in zip(tokens, logprobs, strict=True):

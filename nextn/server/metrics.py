@@ -6,7 +6,7 @@ Names are SGLang's with the prefix `nextn:`, and those of vLLM's `spec_decode` c
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -41,6 +41,7 @@ class Metrics:
         self.failed = 0  # refused by the engine, or lost with it
         self.engine_up = False
         self.engine_restarts = 0
+        self.silent_for: Callable[[], float] = lambda: 0.0  # the engine client's
         self._before = EngineStats()  # of engines that are gone
         self.registry = CollectorRegistry()
         self.registry.register(self)
@@ -153,6 +154,11 @@ class Metrics:
             finished.add_metric([reason], count)
         yield finished
         yield gauge("engine_up", self.engine_up, "1 while there is an engine to serve")
+        yield gauge(
+            "seconds_since_last_step",
+            self.silent_for(),
+            "since the engine was last heard of, while it has requests; 0 when idle",
+        )
         yield counter("nextn:engine_restarts", self.engine_restarts, "engines started after the first")
         build = GaugeMetricFamily("nextn:build_info", "which nextn this is", labels=["version"])
         build.add_metric([nextn.__version__], 1)

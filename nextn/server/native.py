@@ -41,6 +41,8 @@ class NativeReply:
     def __init__(self, request: GenerateRequest, asked: Sequence[Asked], generation: Generation) -> None:
         self.request, self.asked, self.generation = request, asked, generation
         self.many = request.batch or generation.n > 1
+        # Of each prompt, when it has been scored: worded once, for all choices and all chunks
+        self._of_prompts: dict[int, dict[str, object]] = {}
 
     async def whole(self) -> bytes:
         """The answer in one piece; a list of them for a list of prompts, or with n > 1."""
@@ -73,11 +75,21 @@ class NativeReply:
         }
         if asked.logprobs:
             names = self.generation.tokenizer if self.request.return_text_in_logprobs else None
+            meta |= self._prompt_logprobs(choice, asked, names)
             meta |= logprobs(choice, asked, names)
         if choice.finish_reason is not None:
             meta["e2e_latency"] = choice.last_news - self.generation.arrival
             meta |= msgspec.structs.asdict(spec_tokens_details(choice.spec))
         return NativeAnswer("".join(choice.text), choice.tokens, meta)
+
+    def _prompt_logprobs(self, choice: Choice, asked: Asked, names: Tokenizer | None) -> dict[str, object]:
+        index = choice.index // self.generation.n
+        if index in self._of_prompts:
+            return self._of_prompts[index]
+        worded = prompt_logprobs(choice, asked, names)
+        if choice.prompt_logprobs:
+            self._of_prompts[index] = worded
+        return worded
 
 
 def finish_reason(choice: Choice) -> FinishReason | None:
@@ -89,20 +101,26 @@ def finish_reason(choice: Choice) -> FinishReason | None:
 
 
 def logprobs(choice: Choice, asked: Asked, names: Tokenizer | None) -> dict[str, object]:
-    """One entry for each token of `output_ids`, and for each of the prompt from `asked.start` on; the first
-    of these has no log-probability, as in SGLang. None of the prompt where it was aborted before they were
-    there. `names`: for the tokens' texts."""
+    """One entry for each token of `output_ids`. `names`: for the tokens' texts."""
+    found: dict[str, object] = {
+        "output_token_logprobs": list(told(choice.tokens, choice.token_logprobs, names))
+    }
+    if asked.tops:
+        found["output_top_logprobs"] = [tops(each, names) for each in choice.token_logprobs]
+    return found
+
+
+def prompt_logprobs(choice: Choice, asked: Asked, names: Tokenizer | None) -> dict[str, object]:
+    """One entry for each token of the prompt from `asked.start` on, in JSON. The first has no
+    log-probability, as in SGLang. None of the prompt where it was aborted before they were there."""
     prompt = choice.request.tokens
     start = len(prompt) if asked.start < 0 else asked.start
     given = choice.prompt_logprobs[start:]
     before = [None, *given[1:]] if given else []
-    found: dict[str, object] = {
-        "input_token_logprobs": list(told(prompt[start : start + len(before)], before, names)),
-        "output_token_logprobs": list(told(choice.tokens, choice.token_logprobs, names)),
-    }
+    entries = list(told(prompt[start : start + len(before)], before, names))
+    found: dict[str, object] = {"input_token_logprobs": msgspec.Raw(encode(entries))}
     if asked.tops:
-        found["input_top_logprobs"] = [tops(each, names) for each in before]
-        found["output_top_logprobs"] = [tops(each, names) for each in choice.token_logprobs]
+        found["input_top_logprobs"] = msgspec.Raw(encode([tops(each, names) for each in before]))
     return found
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, NamedTuple, TypeVar
 
-from pydantic import ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import ConfigDict, Field, WithJsonSchema
 
 from nextn.request import SamplingParams, SpeculativeParams
-from nextn.server.body import Body, first_error, json_type, refuse, schema_of
+from nextn.server.body import Body, json_type, part, refuse, schema_of
 from nextn.server.errors import bad_request
-from nextn.server.fields import Seed, SpeculativeField
+from nextn.server.fields import LONGEST_ID, Seed, SpeculativeField
 from nextn.server.prompts import TEXT_SCHEMA, TOKENS_SCHEMA, prompts
 from nextn.server.protocol import MAX_LOGPROBS, REFUSED, Sampling
 
@@ -148,8 +148,11 @@ class GenerateRequest(Body):
     def _rids(self, count: int) -> list[str]:
         """A string with a list of prompts is the beginning of their ids."""
         if self.batch and isinstance(self.rid, str):
-            return [f"{self.rid}_{i}" for i in range(count)]
-        rids = spread(self.rid, count, "rid", "")
+            rids = [f"{self.rid}_{i}" for i in range(count)]
+        else:
+            rids = spread(self.rid, count, "rid", "")
+        if any(len(rid) > LONGEST_ID for rid in rids):
+            raise bad_request(f"rid has more than {LONGEST_ID} characters", "rid")
         named = [rid for rid in rids if rid]
         if len(set(named)) < len(named):
             raise bad_request("rid: the ids must differ", "rid")
@@ -170,10 +173,7 @@ def one_sampling(given: object, where: str) -> NativeSampling:
     fields = {name: value for name, value in given.items() if value is not None}
     refuse(fields, REFUSED_SAMPLING, f"{where}.")
     known = {name: value for name, value in fields.items() if name not in REFUSED_SAMPLING}
-    try:
-        return NativeSampling.model_validate(known)
-    except ValidationError as e:
-        raise first_error(e, where) from e
+    return part(known, NativeSampling, where)
 
 
 Value = TypeVar("Value", bool, int, str)

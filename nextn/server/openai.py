@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
 from nextn.request import SpecStats
 from nextn.server.chat import ChatWording, chat_choice, matched_stop, reasoning_tokens
@@ -19,6 +19,7 @@ from nextn.server.responses import (
     ChatChoice,
     ChatDelta,
     CompletionChoice,
+    CompletionLogprobs,
     CompletionTokensDetails,
     SglExt,
     Usage,
@@ -153,7 +154,10 @@ def likelihood(choice: Choice) -> float:
 
 def text_choice(choice: Choice, tokenizer: Tokenizer, index: int) -> CompletionChoice:
     depths = UNSET if choice.depths is None else choice.depths
-    told = None if choice.logprobs is None else completion_logprobs(choice.entries, tokenizer)
+    told: CompletionLogprobs | Raw | None = None
+    if choice.logprobs is not None:
+        told = completion_logprobs(choice.entries, tokenizer)
+        told = told if choice.prompt_entries is None else choice.prompt_entries.before(told)
     text = "".join(choice.text)
     return CompletionChoice(index, text, choice.finish_reason, told, depths, matched_stop(choice))
 
@@ -164,7 +168,10 @@ class TextWording:
 
     def __call__(self, delta: Delta) -> list[Chunk]:
         choice = delta.choice
-        told = completion_logprobs(delta.entries, self.tokenizer) if delta.entries else None
+        told: CompletionLogprobs | Raw | None = None
+        if choice.logprobs is not None:
+            told = completion_logprobs(delta.entries, self.tokenizer)
+            told = told if delta.prompt is None else delta.prompt.before(told)
         depths: list[tuple[str, int]] | UnsetType = UNSET
         if choice.depths is not None:
             depths, choice.depths = choice.depths, []

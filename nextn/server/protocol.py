@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
 from nextn.constraint import Constraint
 from nextn.request import SamplingParams, SpeculativeParams
-from nextn.server.body import Body
+from nextn.server.body import Body, ListOf
 from nextn.server.chat_protocol import ChatMessages
 from nextn.server.errors import bad_request
-from nextn.server.fields import Biases, Seed, SpeculativeField, StopPatterns, StopStrings
+from nextn.server.fields import AnswerId, Biases, Seed, SpeculativeField, StopPatterns, StopStrings
 from nextn.server.prompts import PROMPT_SCHEMA
 from nextn.server.structured import grammar_for
 
@@ -65,7 +66,7 @@ class Sampling(Body):
     min_p: float = 0.0
     stop: StopStrings = Field(default_factory=list)
     stop_regex: StopPatterns = Field(default_factory=list)
-    stop_token_ids: list[int] = Field(default_factory=list)
+    stop_token_ids: ListOf[int] = Field(default_factory=list)
     no_stop_trim: Annotated[bool, Field(description="the text keeps what ended it: stop string, token")] = (
         False
     )
@@ -87,6 +88,7 @@ class Sampling(Body):
     def keeps_stop(self) -> bool:
         return self.no_stop_trim
 
+    @cached_property
     def constraint(self) -> Constraint | None:
         """What the text must match. Raises ApiError naming the field."""
         return grammar_for(self.__dict__)
@@ -102,7 +104,7 @@ class Sampling(Body):
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,
             logit_bias=self.logit_bias,
-            constraint=self.constraint(),
+            constraint=self.constraint,
             ignore_eos=self.ignore_eos,
             stop_token_ids=tuple(self.stop_token_ids),
             **others,
@@ -116,7 +118,9 @@ class CommonRequest(Sampling):
 
     model: str | None = None
     seed: Seed | None = None
-    min_tokens: Annotated[int, Field(description="before it no end token ends the text")] = 0
+    min_tokens: Annotated[
+        int, Field(description="before it no end token ends the text, unless a grammar leaves nothing else")
+    ] = 0
     include_stop_str_in_output: Annotated[bool, Field(description="vLLM's name of no_stop_trim")] = False
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -131,7 +135,7 @@ class CommonRequest(Sampling):
     guided_regex: Annotated[Any, Field(description="the same")] = None
     guided_choice: Annotated[Any, Field(description="the same")] = None
     guided_grammar: Annotated[Any, Field(description="the same")] = None
-    rid: Annotated[str, Field(min_length=1, description="the answer's id")] | None = None
+    rid: AnswerId | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     speculative: SpeculativeField = SpeculativeParams()
     return_token_ids: Annotated[

@@ -1,4 +1,5 @@
-"""X-Request-ID: the client's is echoed, else one is made. Log lines of the request carry it."""
+"""What identifies a request: X-Request-ID, the client's or else one made here, which log lines carry; and the
+connection that it came by."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 HEADER = b"x-request-id"
 USABLE = re.compile(rb"[!-~]{1,128}")  # it goes into headers and log lines
 
+client: contextvars.ContextVar[str] = contextvars.ContextVar("client", default="")  # "host port"
 request_id: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="")
 
 
@@ -27,6 +29,8 @@ class RequestId:
         given = dict(scope["headers"]).get(HEADER, b"")
         own = given if USABLE.fullmatch(given) else uuid.uuid4().hex.encode()
         request_id.set(own.decode())
+        host, port = scope.get("client") or ("", 0)
+        client.set(f"{host} {port}")
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -124,7 +124,7 @@ class CompletionChoice(msgspec.Struct):
     index: int
     text: str
     finish_reason: str | None = None
-    logprobs: CompletionLogprobs | None = None
+    logprobs: CompletionLogprobs | msgspec.Raw | None = None
     draft_depths: list[tuple[str, int]] | UnsetType = UNSET
     matched_stop: int | str | UnsetType = UNSET  # SGLang's: the end token's id, or the stop string
     token_ids: list[int] | UnsetType = UNSET  # this and the next are vLLM's

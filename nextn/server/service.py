@@ -6,12 +6,22 @@ import asyncio
 import secrets
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from nextn.request import SamplingParams
-from nextn.server.chat_prompt import chat_prompt
+from nextn.server.body import shortened
+from nextn.server.chat_prompt import ChatPrompt, chat_prompt, contents, is_small
+from nextn.server.encoding import Encoder
 from nextn.server.engine_client import EngineClient
-from nextn.server.errors import SHUTTING_DOWN, ApiError, bad_request, no_engine, unavailable
+from nextn.server.errors import (
+    SHUTTING_DOWN,
+    ApiError,
+    bad_request,
+    no_engine,
+    over_context,
+    too_many_tokens,
+    unavailable,
+)
 from nextn.server.fill_in import with_suffix
 from nextn.server.generation import Generation, Prompt
 from nextn.server.messages import Ready
@@ -21,13 +31,15 @@ from nextn.server.parsers.answer import Reading
 from nextn.server.parsers.tools import CALL_END
 from nextn.server.prompts import prompts
 from nextn.server.protocol import ChatRequest, CommonRequest, CompletionRequest, Sampling
+from nextn.server.stop_regexes import compiled_regexes
 from nextn.server_config import ServerConfig
-from nextn.tokenizer.stop_regex import StopRegexError, StopRegexes
+from nextn.tokenizer.stop_regex import StopRegexes
 from nextn.tokenizer.tokenizer import Tokenizer
 
-LONG_TEXT = 20_000  # characters; a longer text is tokenized in a thread
+MOST_TOGETHER = 2**21  # tokens of all prompts of one request
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
 GENERATE_MAX_TOKENS = 128  # SGLang's
+MOST_CONSTRAINTS = 2**25  # characters of a request's constraints, each counted for every choice
 
 
 class Service:
@@ -37,6 +49,7 @@ class Service:
         self, config: ServerConfig, engine: EngineClient, metrics: Metrics, tokenizer: Tokenizer
     ) -> None:
         self.config, self.engine, self.metrics, self.tokenizer = config, engine, metrics, tokenizer
+        self.encoder = Encoder(tokenizer)
         self.draining = False
         self.changing = asyncio.Lock()  # held while the engine's defaults are read, changed and sent
         self.created = int(time.time())
@@ -63,7 +76,8 @@ class Service:
 
     def check_model(self, model: str | None) -> None:
         if model is not None and model != self.config.model_name:
-            message = f"the model {model!r} does not exist; this server has {self.config.model_name!r}"
+            asked, ours = shortened(model, 200), self.config.model_name
+            message = f"the model {asked} does not exist; this server has {ours!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
     async def completion(self, request: CompletionRequest) -> Generation:
@@ -72,7 +86,10 @@ class Service:
         given = prompts(request.prompt)
         self._check_count(len(given) * request.candidates)  # first: a body has room for millions of prompts
         regexes = await compiled_regexes(request.stop_regex)
-        ids = await self._ids(with_suffix(given, request.suffix, self.tokenizer) if request.suffix else given)
+        if request.suffix:
+            ids = await self._encode(with_suffix(given, request.suffix, self.tokenizer))
+        else:
+            ids = await self._ids(given)
         echo = given if request.echo else None
         made = self._prompts(request, ids, request.max_tokens, COMPLETION_MAX_TOKENS, regexes, echo)
         return self._generation(request, made, arrival, "cmpl")
@@ -90,7 +107,6 @@ class Service:
         ready = self.check_open()  # again: tokenizing may have taken a while
         prompts = []
         for tokens, each in zip(ids, asked, strict=True):
-            check_vocabulary(tokens, ready.vocab_size)
             limit = token_limit(
                 tokens,
                 each.sampling.max_new_tokens,
@@ -98,10 +114,12 @@ class Service:
                 ready.context_length,
                 "max_new_tokens",
             )
+            check_vocabulary(tokens, ready.vocab_size)
             seed = drawn(each.sampling.sampling_seed)
             params = each.params(len(tokens), limit, seed, request.speculative, ready.vocab_size)
             stop_regexes = regexes[tuple(each.sampling.stop_regex)]
             prompts.append(prompt_of(each.sampling, tokens, params, stop_regexes, name=each.rid))
+        check_constraints(prompts, n)
         self._admit(len(prompts) * n)
         priority = self._priority(request.priority)
         generation = Generation(
@@ -111,9 +129,9 @@ class Service:
 
     async def chat(self, request: ChatRequest) -> tuple[Generation, Reading]:
         arrival = time.perf_counter()
-        self.open(request.model)
-        text, reading, constraint = chat_prompt(request, self.tokenizer, self.config)
-        ids = await self.encode([text], add_special_tokens=False)
+        ready = self.open(request.model)
+        text, reading, constraint = await self.chat_prompt(request, ready)
+        ids = await self.encoder.encode([text], add_special_tokens=False, most=ready.context_length)
         limit = request.max_completion_tokens
         limit = request.max_tokens if limit is None else limit
         regexes = await compiled_regexes(request.stop_regex)
@@ -125,19 +143,29 @@ class Service:
         generation = self._generation(request, [prompt._replace(shown=reading.markers)], arrival, "chatcmpl")
         return generation, reading
 
-    async def _ids(self, given: Sequence[str | list[int]]) -> list[list[int]]:
-        encoded = iter(await self.encode([p for p in given if isinstance(p, str)]))
-        return [next(encoded) if isinstance(p, str) else p for p in given]
+    async def chat_prompt(self, request: ChatRequest, ready: Ready) -> ChatPrompt:
+        """In a thread, if it may take a while. Raises ApiError."""
+        if is_small(request):
+            return chat_prompt(request, self.tokenizer, self.config)
+        await self.encoder.check_length(contents(request), ready.context_length)
+        return await self.encoder.run(chat_prompt, request, self.tokenizer, self.config)
 
-    async def encode(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        if not texts:
-            return []
-        try:
-            if sum(map(len, texts)) < LONG_TEXT:
-                return self.tokenizer.encode_batch(texts, add_special_tokens)
-            return await asyncio.to_thread(self.tokenizer.encode_batch, texts, add_special_tokens)
-        except ValueError as e:
-            raise bad_request(str(e), "prompt") from e
+    async def _ids(self, given: Sequence[str | list[int]]) -> list[list[int]]:
+        """Of prompts that are all texts or all token ids. Raises ApiError."""
+        ids = [prompt for prompt in given if isinstance(prompt, list)]
+        if not ids:
+            return await self._encode(prompt for prompt in given if isinstance(prompt, str))
+        count, most = sum(map(len, ids)), self._most_together()
+        if count > most:
+            raise too_many_tokens(most)
+        return ids
+
+    async def _encode(self, prompts: Iterable[str]) -> list[list[int]]:
+        context = self.check_open().context_length
+        return await self.encoder.encode(prompts, most=context, most_together=self._most_together())
+
+    def _most_together(self) -> int:
+        return max(MOST_TOGETHER, self.check_open().context_length)
 
     def _prompts(
         self,
@@ -153,8 +181,8 @@ class Service:
         ready = self.open(request.model)  # again: tokenizing may have taken a while
         made = []
         for i, tokens in enumerate(prompts):
-            check_vocabulary(tokens, ready.vocab_size)
             limit = token_limit(tokens, max_tokens, default, ready.context_length)
+            check_vocabulary(tokens, ready.vocab_size)
             params = request.sampling(limit, drawn(request.seed), ready.vocab_size)
             begin = None if echo is None else self._text(echo[i], request.skip_special_tokens)
             made.append(prompt_of(request, tokens, params, regexes, begin))
@@ -164,6 +192,7 @@ class Service:
         self, request: CommonRequest, prompts: Sequence[Prompt], arrival: float, kind: str
     ) -> Generation:
         """`kind`: what the answer's id begins with, if it is not given."""
+        check_constraints(prompts, request.candidates)
         self._admit(len(prompts) * request.candidates)
         return Generation(
             self.engine,
@@ -215,14 +244,20 @@ def patterns(asked: Sequence[Asked]) -> set[tuple[str, ...]]:
     return {tuple(each.sampling.stop_regex) for each in asked}
 
 
-async def compiled_regexes(given: Sequence[str], within: str = "") -> StopRegexes | None:
-    """None without any. Raises ApiError."""
-    if not given:
-        return None
+def check_constraints(prompts: Sequence[Prompt], n: int) -> None:
+    """Also those that were made of tools. Raises ApiError."""
+    given = [prompt.params.constraint for prompt in prompts if prompt.params.constraint is not None]
     try:
-        return await asyncio.to_thread(StopRegexes, given)
-    except StopRegexError as e:
-        raise bad_request(f"{within}stop_regex: {e}", f"{within}stop_regex") from e
+        for constraint in given:
+            constraint.check()
+    except ValueError as e:
+        raise bad_request(str(e)) from e
+    length = n * sum(len(constraint.text) for constraint in given)
+    if length > MOST_CONSTRAINTS:
+        raise bad_request(
+            f"what the texts must match has {length} characters, counted for each of the choices; "
+            f"{MOST_CONSTRAINTS} are allowed"
+        )
 
 
 def prompt_of(
@@ -277,4 +312,4 @@ def token_limit(
         )
     else:
         return min(default or room, room) if asked is None else asked
-    raise ApiError(400, message, param="prompt", code="context_length_exceeded")
+    raise over_context(message)

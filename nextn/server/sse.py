@@ -1,4 +1,5 @@
-"""Server-sent events, and answers that end when their client goes away. Plain ASGI: no task group a chunk."""
+"""Server-sent events, long answers in pieces, and answers that end when their client goes away. Plain ASGI:
+no task group a chunk."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from nextn.server.errors import ApiError
 
 DONE = b"data: [DONE]\n\n"
+PIECE = 1 << 18  # bytes of an answer that are sent at once
 Result = TypeVar("Result")
 
 
@@ -45,6 +47,23 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Re
         if not working.done():
             working.cancel()
             await asyncio.wait({working})
+
+
+class WholeAnswer(Response):
+    """An answer in JSON. A long one is sent piece by piece, as its client takes it: others are served between
+    the pieces, and the connection buffers no second copy."""
+
+    media_type = "application/json"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        body = bytes(self.body)
+        for begin in range(0, max(1, len(body)), PIECE):
+            more = begin + PIECE < len(body)
+            piece = body[begin : begin + PIECE]
+            await send({"type": "http.response.body", "body": piece, "more_body": more})
+            if more:
+                await asyncio.sleep(0)
 
 
 class EventStream(Response):

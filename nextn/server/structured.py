@@ -56,7 +56,7 @@ def json_schema(schema: object, name: str = "json_schema") -> Constraint:
         schema = _from_json(schema, name)
     if not isinstance(schema, (dict, bool)):
         raise bad_request(f"{name} must be a JSON schema, an object", name)
-    return Constraint("json_schema", json.dumps(schema))
+    return Constraint("json_schema", _to_json(schema, name))
 
 
 def response_format(given: object) -> Constraint | None:
@@ -88,7 +88,7 @@ def structural_tag(given: object, name: str) -> Constraint:
         whole = isinstance(structures, list) and isinstance(triggers, list)
         if whole and all(isinstance(t, str) for t in triggers) and all(map(_is_structure, structures)):
             tag = {"type": "structural_tag", "structures": structures, "triggers": triggers}
-            return Constraint("structural_tag", json.dumps(tag))
+            return Constraint("structural_tag", _to_json(tag, name))
     raise bad_request(f"{name} must have structures, of begin, schema and end, and triggers", name)
 
 
@@ -124,6 +124,13 @@ def _constraint(kind: str, value: Any, name: str) -> Constraint:
     if kind == "grammar":  # vLLM takes either notation
         kind = "ebnf" if "::=" in value else "lark"
     return Constraint(kind, value)
+
+
+def _to_json(value: object, name: str) -> str:
+    try:
+        return json.dumps(value)
+    except RecursionError as e:  # what was just not too deep to be read
+        raise bad_request(f"{name} is nested too deeply", name) from e
 
 
 def _from_json(text: str, name: str) -> Any:

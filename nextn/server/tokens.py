@@ -12,19 +12,24 @@ from msgspec import UNSET, UnsetType
 from pydantic import Field, WithJsonSchema
 
 from nextn.config import model_folder
-from nextn.server.body import Body
-from nextn.server.chat_prompt import render
+from nextn.server.body import Body, ListOf
+from nextn.server.chat_prompt import contents, render
 from nextn.server.chat_protocol import ChatMessages
 from nextn.server.errors import bad_request
 from nextn.server.prompts import TOKENS_SCHEMA, prompts
 from nextn.server.service import Service
 from nextn.tokenizer import folder
+from nextn.tokenizer.bytelevel import TokenBytes
+
+# Of one request. They keep the answer, and what it takes to make it, below 200 MB.
+MOST_CHARACTERS, MOST_TEXTS = 2**20, 2**14
+MOST_TOKENS = 2**18  # to be made into text
 
 
 class TokenizeRequest(ChatMessages):
     model: str | None = None
-    prompt: Annotated[str | list[str], Field(description="or messages")] | None = None
-    messages: list[dict[str, Any]] = Field(default_factory=list)
+    prompt: Annotated[str | ListOf[str], Field(description="or messages")] | None = None
+    messages: ListOf[dict[str, Any]] = Field(default_factory=list)
     add_special_tokens: Annotated[
         bool, Field(description="those that the checkpoint puts around a prompt; not for messages")
     ] = True
@@ -62,17 +67,34 @@ class Text(msgspec.Struct):
 
 async def tokenize(service: Service, request: TokenizeRequest) -> Tokens:
     length = service.open(request.model).context_length
+    encoder, names = service.encoder, service.tokenizer.token_names
     if request.prompt is None:
-        many = await service.encode([render(request, service.tokenizer)], add_special_tokens=False)
+        check_size(contents(request), "messages")
+        text = await encoder.run(render, request, service.tokenizer)
+        many = await encoder.encode([text], add_special_tokens=False)
     else:
         texts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
-        many = await service.encode(texts, request.add_special_tokens)
+        check_size(texts, "prompt")
+        many = await encoder.encode(texts, request.add_special_tokens)
     told = [len(tokens) for tokens in many]
-    names = service.tokenizer.token_names
-    strings = [[names[token] for token in tokens] for tokens in many] if request.return_token_strs else None
-    if isinstance(request.prompt, list):
-        return Tokens(many, told, length, UNSET if strings is None else strings)
-    return Tokens(many[0], told[0], length, UNSET if strings is None else strings[0])
+    answer = Tokens(many, told, length)
+    if request.return_token_strs:
+        answer.token_strs = await encoder.run(lambda: [[names[t] for t in tokens] for tokens in many])
+    if not isinstance(request.prompt, list):
+        answer.tokens, answer.count = many[0], told[0]
+        if answer.token_strs:
+            answer.token_strs = answer.token_strs[0]
+    return answer
+
+
+def check_size(texts: Sequence[str], name: str) -> None:
+    """Raises ApiError for more than one request may have; there may be more than fits into the context."""
+    if len(texts) > MOST_TEXTS:
+        raise bad_request(f"{name} has {len(texts)} texts; {MOST_TEXTS} are allowed in one request", name)
+    count = sum(map(len, texts))
+    if count > MOST_CHARACTERS:
+        rule = f"{MOST_CHARACTERS} are allowed in one request; send them in several"
+        raise bad_request(f"{name} has {count} characters; {rule}", name)
 
 
 async def detokenize(service: Service, request: DetokenizeRequest) -> Text:
@@ -81,15 +103,25 @@ async def detokenize(service: Service, request: DetokenizeRequest) -> Text:
     for tokens in prompts(request.tokens, "tokens"):
         if isinstance(tokens, str):
             raise bad_request("tokens must be a list of token ids or a list of such lists", "tokens")
-        wrong = [token for token in tokens if not 0 <= token < vocabulary]
-        if wrong:
-            message = f"tokens: token id {wrong[0]} is outside the vocabulary 0..{vocabulary - 1}"
-            raise bad_request(message, "tokens")
         many.append(tokens)
-    skip = request.skip_special_tokens
-    texts = await asyncio.to_thread(lambda: [service.tokenizer.decode(tokens, skip) for tokens in many])
+    count = sum(map(len, many))
+    if count > MOST_TOKENS:
+        rule = f"{MOST_TOKENS} are allowed in one request; send them in several"
+        raise bad_request(f"tokens has {count} token ids; {rule}", "tokens")
+    for tokens in many:
+        wrong = next((token for token in tokens if not 0 <= token < vocabulary), None)
+        if wrong is not None:
+            message = f"tokens: token id {wrong} is outside the vocabulary 0..{vocabulary - 1}"
+            raise bad_request(message, "tokens")
+    table = service.tokenizer.token_bytes(request.skip_special_tokens)
+    texts = await service.encoder.run(lambda: [text_of(tokens, table) for tokens in many])
     told = texts if isinstance(request.tokens[0], list) else texts[0]
     return Text(told, told)
+
+
+def text_of(tokens: Sequence[int], table: TokenBytes) -> str:
+    """As `Tokenizer.decode`, which would hold up all other threads."""
+    return b"".join([table[token] for token in tokens]).decode(errors="replace")
 
 
 async def tokenizer_info(service: Service) -> dict[str, object]:

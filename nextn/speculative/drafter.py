@@ -10,17 +10,18 @@ While a draft grows, what is grown on gets slots behind the committed ones, `top
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from nextn.draft import NO_DRAFT, Draft, Shape
+from nextn.gate import GatedChains, bins
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
 from nextn.models.base import Chains, Model, take
-from nextn.ops.base import Drawn
+from nextn.ops.base import NO_TOKEN, Drawn
 from nextn.speculative.behind import Behind
 from nextn.speculative.committed import Committed
 from nextn.speculative.tree import Growing
@@ -33,10 +34,14 @@ class ChooseDraft(Protocol):
         self, logits: Tensor, asked: Sequence[tuple[int, Sequence[int]]], k: int
     ) -> list[list[tuple[int, float]]]:
         """(index into the step's requests, guesses so far) per row of logits -> the k best (token,
-        log-probability) of each row, best first. The log-probability may be left at 0 when k is 1."""
+        log-probability) of each row, best first. Fewer, or none, where no more may be guessed. The
+        log-probability may be left at 0 when k is 1, and be -infinity or NaN: such a token is no guess."""
 
     def drawn(self, index: int, count: int) -> tuple[Drawn, bool]:
         """How to draw so many guesses of one of the step's requests; whether a draw is all that it takes."""
+
+    def draw(self, logits: Tensor, draws: Sequence[Drawn]) -> tuple[list[int], list[float]]:
+        """Guesses that take no more, and the confidence of each (`nextn.ops.base.Draw`)."""
 
 
 class Drafted(NamedTuple):
@@ -80,7 +85,7 @@ class MTPDrafter:
     @property
     def gates(self) -> bool:
         """Are drafts cut short by a gate?"""
-        return self.chains is not None and self.chains.gates and self.shape.topk == 1
+        return self.shape.topk == 1
 
     def forget(self, rids: Sequence[str]) -> None:
         self.behind.drop(rids)
@@ -88,11 +93,18 @@ class MTPDrafter:
     def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> Drafted:
         extended = self._catch_up(work)
         self.behind.keep(hidden, work)
-        if self.chains is not None and self.shape.topk == 1 and any(w.extend for w in work):
-            return self._in_one_call(self.chains, hidden, work, choose, extended)
         now = [w for w in work if w.extend]
         if not now:
             return Drafted([NO_DRAFT for _ in work])
+        draws: dict[int, tuple[Drawn, bool]] = {}
+        if self.shape.topk == 1:
+            draws = {
+                i: _drawn(choose, i, w)
+                for i, w in enumerate(work)
+                if w.want and (self.chains is not None or w.gate is not None)
+            }
+            if self.chains is not None and not _waits(self.chains, work, draws):
+                return self._in_one_call(self.chains, hidden, work, choose, draws, extended)
         state, rows, ran = self._extend(hidden, now)
         extended += ran
         ends = iter(rows)
@@ -102,26 +114,40 @@ class MTPDrafter:
             row = next(ends) if w.extend else -1
             if w.want:
                 growing[i] = Grown(w, self.shape.topk, row)
+        wants = {i: draws[i][0].rows if i in draws else g.work.want for i, g in growing.items()}
+        gated = _Gated(growing, draws)
         depth = 0
-        left = list(growing.items())
-        while left:
-            asked = [(i, g.tree.path(node)) for i, g in left for node in g.tree.frontier]
-            frontier = take(self.model, state, [row for _, g in left for row in g.rows])
-            guesses = iter(choose(self.model.draft_logits(frontier), asked, self.shape.topk))
-            for _, g in left:
-                g.grow([next(guesses) for _ in g.tree.frontier])
-            depth += 1
-            left = [(i, g) for i, g in left if g.work.want > depth]
+        left = [(i, g) for i, g in growing.items() if i not in gated.places]
+        while left or gated.going:
+            both = [*gated.going, *(g for _, g in left)]
+            logits = self.model.draft_logits(take(self.model, state, [row for g in both for row in g.rows]))
             if left:
-                state, ran = self._deeper(state, [g for _, g in left], depth)
+                asked = [(i, g.tree.path(node)) for i, g in left for node in g.tree.frontier]
+                guesses = iter(choose(logits[len(gated.going) :], asked, self.shape.topk))
+                for _, g in left:
+                    g.grow([next(guesses) for _ in g.tree.frontier])
+            depth += 1
+            left = [(i, g) for i, g in left if wants[i] > depth and g.tree.frontier]
+            if gated.going:
+                gated.guess(logits, choose, bool(left))
+            both = [*gated.going, *(g for _, g in left)]
+            if both:
+                state, ran = self._deeper(state, both, depth)
                 passes.append(ran)
-        drafts = [
-            growing[i].tree.best(self.shape.size(w.want)) if w.want else NO_DRAFT for i, w in enumerate(work)
-        ]
-        return Drafted(drafts, extended, passes)
+        found = gated.drafts()
+        for i, g in growing.items():
+            if i not in found:
+                found[i] = g.tree.best(self.shape.size(wants[i]))
+        return Drafted([found.get(i, NO_DRAFT) for i in range(len(work))], extended, passes)
 
     def _in_one_call(
-        self, chains: Chains, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft, caught_up: int
+        self,
+        chains: Chains,
+        hidden: Tensor,
+        work: Sequence[Committed],
+        choose: ChooseDraft,
+        draws: Mapping[int, tuple[Drawn, bool]],
+        caught_up: int,
     ) -> Drafted:
         """The same drafts."""
         spans: list[Span] = []
@@ -131,25 +157,24 @@ class MTPDrafter:
         for i, w in enumerate(work):
             if w.extend:
                 if w.want:
-                    draw, enough = choose.drawn(i, w.want)
+                    draw, enough = draws[i]
                     within = enough and chains.can_draw(draw)
-                    if within:
-                        drawn.append(_Chain(i, len(spans), draw))
-                    else:
-                        depth = draw.rows if w.gate is None else min(draw.rows, w.gate.ungated)
-                        asked.append(_Chain(i, len(spans), draw._replace(rows=depth)))
+                    (drawn if within else asked).append(_Chain(i, len(spans), draw))
                 spans.append(Span(w.following, w.start, w.pages))
                 rows += w.rows
         every = drawn + asked
 
         def guess(logits: Tensor, paths: Sequence[tuple[int, Sequence[int]]]) -> list[int]:
-            return [best[0][0] for best in choose(logits, [(every[n].place, path) for n, path in paths], 1)]
+            found = choose(logits, [(every[n].place, path) for n, path in paths], 1)
+            return [best[0][0] if best else NO_TOKEN for best in found]
 
         batch = self.model.batch(spans, self.pool.page_size)
-        after, draws = [c.span for c in every], [c.draw for c in every]
         gate = next((w.gate for w in work if w.gate is not None), None)
         gated = [work[c.place].gate is not None for c in drawn] + [False for _ in asked]
-        found = chains.chains(batch, hidden, rows, self.pool, after, draws, guess, len(asked), gate, gated)
+        found = chains.chains(
+            batch, hidden, rows, self.pool, [c.span for c in every], [c.draw for c in every], guess,
+            len(asked), gate, gated,
+        )  # fmt: skip
         drafts = [NO_DRAFT for _ in work]
         for chain, draft in zip(every, found, strict=True):
             drafts[chain.place] = draft
@@ -187,6 +212,60 @@ class MTPDrafter:
             at += len(g.rows)
             g.rows = list(range(at - len(g.rows), at))
         return state, at
+
+
+def _drawn(choose: ChooseDraft, index: int, work: Committed) -> tuple[Drawn, bool]:
+    """As `ChooseDraft.drawn`, of as many guesses as the request wants or, where its chain would be gated and
+    cannot be, as its gate says."""
+    draw, enough = choose.drawn(index, work.want)
+    if work.gate is None or enough:
+        return draw, enough
+    return draw._replace(rows=min(work.want, work.gate.ungated)), False
+
+
+def _waits(chains: Chains, work: Sequence[Committed], draws: Mapping[int, tuple[Drawn, bool]]) -> bool:
+    """Is there a chain to gate that the model cannot draw? Then the host chooses, guess by guess, and where
+    it waits in any case, the rule can save passes too."""
+    return any(
+        enough and work[i].gate is not None and not chains.can_draw(draw)
+        for i, (draw, enough) in draws.items()
+    )
+
+
+class _Gated:
+    """The gated chains of a step while they grow, each guess drawn and its confidence looked at.
+
+    places: of the step's requests. going: those chains that get a further guess."""
+
+    def __init__(self, growing: Mapping[int, Grown], draws: Mapping[int, tuple[Drawn, bool]]) -> None:
+        self.places = [i for i, (_, enough) in draws.items() if enough and growing[i].work.gate is not None]
+        self._chains = self.going = [growing[i] for i in self.places]
+        if self.places:
+            gate = self.going[0].work.gate
+            assert gate is not None
+            self._rule = GatedChains(gate, [g.work.want for g in self.going])
+            self._draws = [draws[i][0]._replace(rows=1) for i in self.places]
+            self._bins = [b"" for _ in self.places]
+
+    def guess(self, logits: Tensor, choose: ChooseDraft, others: bool) -> None:
+        """logits: their rows first. others: see `GatedChains.guessed`."""
+        going, made = self._rule.going, self._rule.made
+        draws = [d._replace(position=d.position + made) for d in (self._draws[n] for n in going)]
+        tokens, confidence = choose.draw(logits, draws)
+        fell = bins(confidence)
+        for n, token, k in zip(going, tokens, fell, strict=True):
+            # NO_TOKEN of logits that are not finite: a draft of any token does no harm.
+            self._chains[n].grow([[(max(0, token), 0.0)]])
+            self._bins[n] += bytes((k,))
+        self._rule.guessed(fell, others)
+        self.going = [self._chains[n] for n in self._rule.going]
+
+    def drafts(self) -> dict[int, Draft]:
+        """By place."""
+        if not self.places:
+            return {}
+        chains = zip(self.places, self._chains, self._rule.kept, self._bins, strict=True)
+        return {i: Draft(g.tree.tokens[:kept], bins=fell) for i, g, kept, fell in chains}
 
 
 def _passes(made: Sequence[int]) -> list[int]:

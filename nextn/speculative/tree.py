@@ -8,6 +8,7 @@ likeliest are verified. How likely a node is: the product of the drafter's proba
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 
 from nextn.draft import Draft
@@ -24,11 +25,15 @@ class Growing:
         self.frontier: list[int] = [-1]
 
     def grow(self, children: Sequence[Sequence[tuple[int, float]]]) -> None:
-        """children[j]: (token, log-probability) of the best guesses after frontier node j."""
+        """children[j]: (token, log-probability) of the best guesses after frontier node j. Those of no
+        probability are left out, and those whose is NaN: without a choice there is no guess, and an order of
+        NaN would put children before their parents."""
         first = len(self.tokens)
         for parent, guesses in zip(self.frontier, children, strict=True):
             before = self.scores[parent] if parent >= 0 else 0.0
             for token, confidence in guesses:
+                if not confidence > -math.inf:
+                    continue
                 self.tokens.append(token)
                 self.parents.append(parent)
                 self.scores.append(before + min(confidence, 0.0))

@@ -26,10 +26,10 @@ class ChatTemplate:
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
         try:
             self._templates = {name: ENVIRONMENT.from_string(text) for name, text in sources.items()}
-        except jinja2.TemplateError as e:
+            trees = [ENVIRONMENT.parse(text) for text in sources.values()]
+        except (jinja2.TemplateError, RecursionError) as e:
             raise ValueError(f"the chat template is not valid: {e}") from e
         self.sources = dict(sources)
-        trees = [ENVIRONMENT.parse(text) for text in sources.values()]
         self._looks_at = frozenset[str]().union(*map(meta.find_undeclared_variables, trees))
         self._special_tokens = dict(special_tokens)
 

@@ -13,6 +13,7 @@ from nextn.tokenizer.chat import ChatTemplate
 
 CONFIG = "tokenizer_config.json"
 TOKENIZER = "tokenizer.json"
+LARGEST = 500_000_000  # bytes of a file; the largest vocabularies take 40 million
 
 
 def read_backend(folder: Path) -> tokenizers.Tokenizer:
@@ -21,6 +22,7 @@ def read_backend(folder: Path) -> tokenizers.Tokenizer:
         raise ValueError(
             f"{folder} has no tokenizer.json; save one there with the tokenizer's save_pretrained"
         )
+    check_size(file)
     try:
         backend = tokenizers.Tokenizer.from_file(str(file))
     # The library raises Exception itself, whatever went wrong.
@@ -37,8 +39,15 @@ def read_backend(folder: Path) -> tokenizers.Tokenizer:
     return backend
 
 
+def check_size(file: Path) -> None:
+    size = file.stat().st_size
+    if size > LARGEST:
+        raise ValueError(f"{file} has {size} bytes; {LARGEST} is the most that is read")
+
+
 def read_text(file: Path) -> str:
     try:
+        check_size(file)
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as e:
         raise ValueError(f"{file} cannot be read: {e}") from e
@@ -47,9 +56,10 @@ def read_text(file: Path) -> str:
 def read_config(file: Path) -> dict[str, object]:
     if not file.is_file():
         return {}
+    text = read_text(file)
     try:
-        config = json.loads(read_text(file))
-    except json.JSONDecodeError as e:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as e:  # ValueError: also for a number of too many digits
         raise ValueError(f"{file} cannot be read as JSON: {e}") from e
     if not isinstance(config, dict):
         raise ValueError(f"{file} must hold a JSON object")

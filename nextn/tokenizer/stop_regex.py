@@ -8,12 +8,16 @@ ends at the first character at which there is one. So where a text ends does not
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # a tenth of a second, for the few requests that need it
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 MAX_LENGTH = 1000  # characters of an expression
+# What the library may construct for an expression: so many steps of work to compile it, as many to look for
+# it in all texts of a request, and so many states. That is about 1 MB, and 5 ms at once.
+FUEL, STATES = 50_000, 2_000
 
 
 class StopRegexError(ValueError):
@@ -53,22 +57,36 @@ class StopRegexSearch:
 
 def compiled(pattern: str) -> LLMatcher:
     """Of the texts that end with a match."""
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher
 
-    if len(pattern) > MAX_LENGTH:
-        message = f"{shortened(pattern)} has {len(pattern)} characters; {MAX_LENGTH} are allowed"
-        raise StopRegexError(message)
-    tokenizer = LLTokenizer("byte")  # token i is byte i
+    check_length(pattern)
+    tokenizer, limits = library()
     # By itself first: "a)|(b" is valid only within brackets.
     for whole in (pattern, f"(?s:.*)(?:{pattern})"):
-        matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_regex(whole), log_level=0)
+        matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_regex(whole), log_level=0, limits=limits)
         if matcher.is_error():
             _, _, told = matcher.get_error().rpartition("(in regex):")
             why = " ".join(told.partition("\n\n")[0].split())
             raise StopRegexError(f"{shortened(pattern)} is not a regular expression that can be used: {why}")
     if matcher.is_accepting():
         raise StopRegexError(f"{shortened(pattern)} matches the empty text, so every text would be empty")
+    matcher.compute_bitmask()  # the limits of looking count from the last mask on
     return matcher
+
+
+@cache
+def library() -> tuple[LLTokenizer, LLParserLimits]:
+    from llguidance import LLParserLimits, LLTokenizer
+
+    limits = LLParserLimits(initial_lexer_fuel=FUEL, step_lexer_fuel=FUEL, max_lexer_states=STATES)
+    return LLTokenizer("byte"), limits  # token i is byte i
+
+
+def check_length(pattern: str) -> None:
+    """Raises StopRegexError."""
+    if len(pattern) > MAX_LENGTH:
+        message = f"{shortened(pattern)} has {len(pattern)} characters; {MAX_LENGTH} are allowed"
+        raise StopRegexError(message)
 
 
 def shortened(pattern: str) -> str:

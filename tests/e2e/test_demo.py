@@ -61,11 +61,13 @@ def check_run(done: subprocess.CompletedProcess[str], out: Path, drafts: int = M
 
 def test_demo_on_a_small_model(small_model: Path, tmp_path: Path) -> None:
     done = subprocess.run(
-        [*DEMO, "--model-path", str(small_model), "--max-tokens", "16", "--output-dir", str(tmp_path)],
+        [*DEMO, "--model-path", str(small_model), "--max-tokens", "16", "--threads", "1",
+         "--output-dir", str(tmp_path)],
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     found = check_run(done, tmp_path)
     assert found["engine"]["device"] == "cpu"
+    assert found["engine"]["threads"] == 1
     assert "concurrency 16, with MTP, round 1 of 1: 16 texts" in done.stderr
     assert "\r" not in done.stderr  # no bar: stderr is not a terminal
 

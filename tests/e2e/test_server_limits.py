@@ -18,6 +18,8 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from support.server_process import SCRIPTED, ServerProcess, check_ended, idle, in_background, until
 
+from nextn.config import model_folder
+
 StartServer = Callable[..., ServerProcess]
 LIMITS = (
     "--client-timeout", "1", "--request-timeout", "2", "--max-request-bytes", "3000",
@@ -189,6 +191,67 @@ def test_an_engine_that_hangs_and_one_that_dies_too_often(start: StartServer) ->
     assert server.stderr[-1].startswith(
         "nextn serve: error: the engine ended again after 1 restarts in 10 minutes"
     )
+
+
+def test_silence_of_an_engine_is_seen(start: StartServer) -> None:
+    """Long before the watchdog ends it, and not where it has nothing to do."""
+    server = start("--watchdog-timeout", "100", SCRIPT_STEP="0.05").wait_ready()
+    name = "nextn:seconds_since_last_step"
+    time.sleep(0.5)
+    assert server.metrics()[name] == 0
+    in_background(lambda: httpx.post(server.url + "/v1/completions", json=LONG, timeout=60))
+    until(lambda: not idle(server))
+    os.kill(server.engine_pid(), signal.SIGSTOP)
+    until(lambda: server.metrics()[name] > 1)
+    (load,) = httpx.get(server.url + "/v1/loads").json()["loads"]
+    (state,) = httpx.get(server.url + "/server_info").json()["internal_states"]
+    assert min(load["seconds_since_last_step"], state["seconds_since_last_step"]) > 1
+    assert httpx.get(server.url + "/health").status_code == 200
+    os.kill(server.engine_pid(), signal.SIGCONT)
+    until(lambda: server.metrics()[name] < 1)
+    httpx.post(server.url + "/abort_request", json={"abort_all": True})
+    until(lambda: idle(server) and server.metrics()[name] == 0)
+
+
+def memory(server: ServerProcess, which: str) -> float:
+    """Of the HTTP process, MB."""
+    lines = Path(f"/proc/{server.process.pid}/status").read_text().splitlines()
+    (told,) = (line.split()[1] for line in lines if line.startswith(which))
+    return int(told) / 1024
+
+
+LARGE: dict[str, tuple[str, object, str]] = {
+    "a text": ("/v1/completions", {"prompt": "The quick brown fox, " * 10**6}, "more than 4096 tokens"),
+    "without a space": ("/generate", {"text": "a" * 20 * 2**20}, "more than 4096 tokens"),
+    "a chat": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "Hi! " * 10**6}] * 5},
+        "more than 4096 tokens",
+    ),
+    "to be tokenized": ("/tokenize", {"prompt": ["a" * 2**20] * 20}, "1048576 are allowed"),
+    "token ids": ("/v1/completions", {"prompt": [999] * 5 * 10**6}, "the body has more than"),
+    "lists": ("/generate", {"input_ids": [[]] * 5 * 10**6}, "the body has more than"),
+    "messages": ("/v1/chat/completions", {"messages": [1] * 10**6}, "messages[0]"),
+    "to be made text": ("/detokenize", {"tokens": [999] * 300_000}, "262144 are allowed"),
+}  # fmt: skip
+
+
+def test_large_requests_take_no_memory(start: StartServer) -> None:
+    """Tokenizing 20 MB takes gigabytes. What is allowed is there for a while."""
+    folder = str(model_folder("nextn-tiny"))
+    server = start("--context-length", "4096", SCRIPT_TOKENIZER=folder).wait_ready()
+    small = {"prompt": "hello", "max_tokens": 3, "temperature": 0}
+    answer = httpx.post(server.url + "/v1/completions", json=small).json()["choices"]
+    before = memory(server, "VmRSS")
+    for path, body, told in LARGE.values():
+        refused = httpx.post(server.url + path, json=body, timeout=60)
+        assert refused.status_code == 400
+        assert told in refused.json()["error"]["message"]
+    allowed = {"prompt": "The quick brown fox, " * 45_000}
+    assert httpx.post(server.url + "/tokenize", json=allowed, timeout=60).json()["count"] > 150_000
+    assert memory(server, "VmHWM") < before + 400
+    assert httpx.post(server.url + "/v1/completions", json=small).json()["choices"] == answer
+    until(lambda: memory(server, "VmRSS") < before + 50, seconds=60)
 
 
 def test_traces_reach_a_collector(start: StartServer) -> None:

@@ -211,3 +211,73 @@ def test_out_of_range(drafting: ServerProcess, path: str, fields: dict[str, Any]
     response = httpx.post(f"{drafting.url}/v1/{path}", json=body)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
+
+
+LONG_PROMPT = "def shared(x):\n    return x\n" * 8
+COMPUTED = ("nextn:prompt_tokens_total", "nextn:cached_tokens_total")
+
+
+def computed(server: ServerProcess) -> float:
+    """Prompt tokens that did not come from the prefix cache."""
+    lines = httpx.get(server.url + "/metrics").text.splitlines()
+    figures = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    prompt, cached = (float(figures[name]) for name in COMPUTED)
+    return prompt - cached
+
+
+@pytest.mark.parametrize("most", [0, 6])
+@pytest.mark.parametrize("stream", [False, True])
+def test_choices_share_a_prompt_and_its_scores(
+    drafting: ServerProcess, plain: ServerProcess, most: int, stream: bool
+) -> None:
+    """More of them than run at once, on one server; the other runs all together and has no drafts."""
+    prompt = f"{LONG_PROMPT}{most}{stream}"
+    length = len(prompt) + 1
+    fields: dict[str, Any] = {"max_tokens": most, "echo": True, "logprobs": 2, "seed": 3, "ignore_eos": True}
+    before = computed(drafting)
+    if stream:
+        told = streamed(drafting, 12, prompt=prompt, n=12, **fields)
+    else:
+        told = [(c["text"], c["logprobs"]) for c in complete(drafting, prompt=prompt, n=12, **fields)]
+    # What is computed again is what the cache cannot know: the last page, or all but one of it.
+    assert computed(drafting) - before <= length + (12 * 16 if most else 0)
+    assert told == [(c["text"], c["logprobs"]) for c in complete(plain, prompt=prompt, n=12, **fields)]
+    assert {len(logprobs["tokens"]) for _, logprobs in told} == {length + most}
+    assert all(text.startswith(prompt) for text, _ in told)
+    # Twice the same prompt in one request is as good as n = 2.
+    before = computed(plain)
+    twice = complete(plain, prompt=[prompt, prompt], **fields)
+    assert computed(plain) - before <= length + (16 if most else 0)
+    assert [(c["text"], c["logprobs"]) for c in twice] == [told[0], told[0]]
+
+
+def streamed(server: ServerProcess, count: int, **fields: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Text and log-probabilities of each choice, its chunks put together."""
+    found: list[tuple[str, dict[str, Any]]] = [("", {}) for _ in range(count)]
+    answer = httpx.post(server.url + "/v1/completions", json={**fields, "stream": True}, timeout=60)
+    for event in answer.text.removesuffix("data: [DONE]\n\n").strip().split("\n\n"):
+        (choice,) = json.loads(event.removeprefix("data: "))["choices"]
+        text, told = found[choice["index"]]
+        for name, values in (choice["logprobs"] or {}).items():
+            told[name] = told.get(name, []) + values
+        found[choice["index"]] = text + choice["text"], told
+    return found
+
+
+def test_the_native_endpoint_shares_them_too(drafting: ServerProcess, plain: ServerProcess) -> None:
+    body = {
+        "text": LONG_PROMPT + "native",
+        "sampling_params": {"n": 6, "max_new_tokens": 4, "sampling_seed": 3, "ignore_eos": True},
+        "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 2,
+    }  # fmt: skip
+    before = computed(drafting)
+    answers = [httpx.post(s.url + "/generate", json=body, timeout=60).json() for s in (drafting, plain)]
+    assert computed(drafting) - before <= len(LONG_PROMPT) + 7 + 6 * 16
+    shared, expected = ([(each["text"], logprobs_of(each)) for each in answer] for answer in answers)
+    assert len(shared) == 6
+    assert shared == expected
+    assert len(shared[0][1]["input_token_logprobs"]) == len(LONG_PROMPT) + 7
+
+
+def logprobs_of(answer: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in answer["meta_info"].items() if name.endswith("logprobs")}

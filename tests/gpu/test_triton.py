@@ -1,6 +1,7 @@
 """The Triton kernels and the engine on them, on a CUDA device. Skipped where there is none."""
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 from support.triton_checks import CHECKS, Device
 
+from nextn.gate import Gate
 from nextn.layers.batch import Span
 from nextn.models.deepseek_v3 import DeepseekV3
 from nextn.speculative.drafter import MTPDrafter
@@ -93,12 +95,12 @@ def test_a_graph_has_the_bits_of_its_kernels():
 
 
 class Both:
-    """Drafts twice, whole chains in one call and depth by depth, and compares."""
+    """Drafts twice, whole chains in one call and depth by depth, and compares. gate: of all that draft."""
 
-    def __init__(self, drafter):
+    def __init__(self, drafter, gate=None):
         assert drafter.chains is drafter.model
         self.whole, self.plain = drafter, MTPDrafter(drafter.model, drafter.pool, drafter.shape)
-        self.guesses = 0
+        self.gate, self.guesses = gate, 0
 
     def forget(self, rids):
         self.whole.forget(rids)
@@ -106,10 +108,13 @@ class Both:
 
     def propose(self, hidden, work, choose):
         hidden = hidden.clone()
+        work = [replace(w, gate=self.gate) for w in work]
         made, again = (d.propose(hidden, work, choose) for d in (self.whole, self.plain))
         assert [list(d.tokens) for d in made.drafts] == [list(d.tokens) for d in again.drafts]
-        assert [len(d) for d in made.drafts] == [w.want for w in work]
-        assert (made.extended, list(made.passes)) == (again.extended, list(again.passes))
+        if self.gate is None:
+            assert [len(d) for d in made.drafts] == [w.want for w in work]
+            assert (made.extended, list(made.passes)) == (again.extended, list(again.passes))
+        assert all(d.bins.startswith(a.bins) for d, a in zip(made.drafts, again.drafts, strict=True))
         self.guesses += sum(len(d) for d in made.drafts)
         return made
 
@@ -126,3 +131,17 @@ def test_chains_in_one_call_are_those_of_a_call_for_each_depth():
     ]  # fmt: skip
     model.generate(prompts(model), asked)
     assert both.guesses
+
+
+@pytest.mark.parametrize("params", [[GREEDY] * 7, [GREEDY, HOT] * 3 + [GREEDY]], ids=["greedy", "mixed"])
+def test_gated_chains_in_one_call_are_those_of_a_call_for_each_depth(params):
+    rates = (0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99)
+    model = llm(3)
+    want = ids(llm(0), GREEDY)
+    runner = model.engine._executor
+    both = runner.drafter = Both(runner.drafter, Gate(rates, keep=0.6, usual=0.8, each=0.2, passing=0.9))
+    got = [c.token_ids for c in model.generate(prompts(model), params)]
+    assert both.guesses
+    assert [g for g, p in zip(got, params, strict=True) if p is GREEDY] == [
+        w for w, p in zip(want, params, strict=True) if p is GREEDY
+    ]

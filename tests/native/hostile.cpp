@@ -210,9 +210,12 @@ void chains(void* engine, const std::vector<float>& states, int hidden, int voca
     for (int i = 0; i < 3; ++i)
         sampling[i] = {7, 1, uint32_t(20 + i), i == 1 ? 0.f : 1.f, 0.9f, 0.f, 0, guesses[i]};
     std::vector<float> scores(3 * size_t(vocab));
-    const NxChains asked{rows.data(), after, sampling, 3, 4, vocab, 0, scores.data(), nullptr};
+    std::vector<int32_t> made(3);
+    NxChains asked{rows.data(), after, sampling, 3, 4, vocab, 0, scores.data(), nullptr};
+    asked.made = made.data();
     std::vector<int32_t> tokens(12);
     nx_chains(engine, &batch.b, states.data(), 0, &asked, tokens.data());
+    must(std::equal(made.begin(), made.end(), guesses), "a chain is not as long as it was to be");
 
     // The same where the last two are chosen by the caller.
     static std::vector<int32_t> theirs;
@@ -225,14 +228,28 @@ void chains(void* engine, const std::vector<float>& states, int hidden, int voca
                 NxSampling s = partly.sampling[i];
                 s.index += uint32_t(depth);
                 s.rows = 1;
-                nx_choose(partly.scores + int64_t(row++) * partly.vocab, 1, partly.vocab, &s, &theirs[size_t(4 * i + depth)]);
+                nx_choose(partly.scores + int64_t(row++) * partly.vocab, 1, partly.vocab, &s, &theirs[size_t(4 * i + depth)], nullptr);
             }
         return int32_t(0);
     }};
+    partly.made = made.data();
     nx_chains(engine, &batch.b, states.data(), 0, &partly, theirs.data());
     for (int i = 0; i < 3; ++i)
         for (int depth = 0; depth < guesses[i]; ++depth)
             must(theirs[size_t(4 * i + depth)] == tokens[size_t(4 * i + depth)], "a guess depends on who chooses");
+    // And where the caller has nothing to guess after the first: those chains end.
+    partly.guess = [](int32_t depth, int32_t row) {
+        for (int i = 1; i < 3; ++i, ++row) theirs[size_t(4 * i + depth)] = depth ? -1 : i;
+        return int32_t(depth > 1);
+    };
+    nx_chains(engine, &batch.b, states.data(), 0, &partly, theirs.data());
+    must(made[0] == 4 && made[1] == 1 && made[2] == 1, "a chain goes on after nothing");
+    // And where the states are not numbers: there is nothing to guess from the beginning.
+    std::vector<float> broken(states.size(), NAN);
+    std::vector<int32_t> nothing(12);
+    made.assign(3, 0);
+    nx_chains(engine, &batch.b, broken.data(), 0, &asked, nothing.data());
+    must(made == std::vector<int32_t>(3), "a guess from states that are not numbers");
     // And where the caller fails.
     partly.guess = [](int32_t, int32_t) { return int32_t(1); };
     nx_chains(engine, &batch.b, states.data(), 0, &partly, theirs.data());
@@ -249,7 +266,7 @@ void chains(void* engine, const std::vector<float>& states, int hidden, int voca
             s.rows = 1;
             int32_t token = -1;
             nx_draft_logits(engine, row.data(), 1, vocab, z.data());
-            nx_choose(z.data(), 1, vocab, &s, &token);
+            nx_choose(z.data(), 1, vocab, &s, &token, nullptr);
             must(token == tokens[size_t(4 * i + depth)], "a guess depends on how it was asked for");
             const int32_t next[6] = {0, 1, span[2] + span[1] + depth, span[3], INT32_MAX, 0};
             const NxBatch one{1, 1, &token, next, batch.pages.data(), nullptr};
@@ -358,11 +375,13 @@ void choices() {
                     NxSampling all[2] = {s, s};
                     all[1].rows = 2;
                     int32_t tokens[3];
-                    nx_choose(z.data(), 2, vocab, all, tokens);
-                    for (int t : tokens) must(t >= 0 && t < vocab, "a token outside of the vocabulary");
+                    float leads[3];
+                    nx_choose(z.data(), 2, vocab, all, tokens, top_k == 2 ? leads : nullptr);
+                    must(tokens[0] >= 0 && tokens[0] < vocab, "a token outside of the vocabulary");
+                    must(tokens[1] == -1 && tokens[2] == -1, "a choice among what is not finite");
                 }
     }
-    nx_choose(nullptr, 0, 7, nullptr, nullptr);
+    nx_choose(nullptr, 0, 7, nullptr, nullptr, nullptr);
 }
 
 // Many short loops, with pauses long enough for the workers to fall asleep in some.

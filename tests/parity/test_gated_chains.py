@@ -1,9 +1,11 @@
-"""Chains that a gate cuts short are what is left of whole ones by the gate's own rule, guess by guess."""
+"""Chains that a gate cuts short are what is left of whole ones by the gate's own rule, guess by guess; and
+the rule of the native kernels is that of `nextn.gate`."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from dataclasses import replace
 from math import isclose
 
 import pytest
@@ -17,6 +19,7 @@ from nextn.engine.model import choose_kernels
 from nextn.engine.runner import _ChooseDraft
 from nextn.gate import EDGES, Gate
 from nextn.models.base import Chains
+from nextn.ops.base import Drawn
 from nextn.request import Request, SamplingParams, SpeculativeParams
 from nextn.speculative.committed import Committed
 from nextn.speculative.drafter import ChooseDraft, Drafted, MTPDrafter
@@ -60,26 +63,57 @@ class Leading:
         return self.choose.drawn(index, count)
 
 
+class PlainDraws:
+    """Guesses drawn by plain torch, whatever the engine draws with."""
+
+    def __init__(self, choose: _ChooseDraft) -> None:
+        self.choose, self.drawn = choose, choose.drawn
+
+    def __call__(
+        self, logits: Tensor, asked: Sequence[tuple[int, Sequence[int]]], k: int
+    ) -> list[list[tuple[int, float]]]:
+        return self.choose(logits, asked, k)
+
+    def draw(self, logits: Tensor, draws: Sequence[Drawn]) -> tuple[list[int], list[float]]:
+        confidence: list[float] = []
+        return sampler.draw(logits, draws, confidence), confidence
+
+
 class Gated:
-    """Drafts with a gate, and whole; and compares. gate: instead of the engine's own."""
+    """Drafts with a gate in one call, with one depth by depth, and whole; and compares. gate: of all
+    requests but one."""
 
     def __init__(self, drafter: MTPDrafter, gate: Gate) -> None:
         assert isinstance(drafter.model, Chains)
-        self.gated, self.whole = drafter, MTPDrafter(drafter.model, drafter.pool, drafter.shape)
+        self.gated, self.plain, self.torch, self.whole = (
+            drafter,
+            *(MTPDrafter(drafter.model, drafter.pool, drafter.shape) for _ in range(3)),
+        )
         self.gate = gate
-        self.made = self.kept = 0
+        self.made = self.kept = self.by_torch = 0
 
     def forget(self, rids: Sequence[str]) -> None:
-        self.gated.forget(rids)
-        self.whole.forget(rids)
+        for drafter in (self.gated, self.plain, self.torch, self.whole):
+            drafter.forget(rids)
 
     def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> Drafted:
         for w in work:
-            w.gate = None if w.gate is None else self.gate
+            w.gate = None if w.rid == OTHER else self.gate
         made = self.gated.propose(hidden, work, choose)
         assert isinstance(choose, _ChooseDraft)
+        plain = self.plain.propose(hidden, work, choose)
+        assert [(list(d.tokens), d.bins) for d in made.drafts] == [
+            (list(d.tokens), d.bins) for d in plain.drafts
+        ]
+        assert (made.extended, list(made.passes)) == (plain.extended, list(plain.passes))
+        by_torch = self.torch.propose(hidden, work, PlainDraws(choose))
         leading = Leading(choose)
-        whole = self.whole.propose(hidden, work, leading)
+        whole = self.whole.propose(hidden, [replace(w, gate=None) for w in work], leading)
+        if not any(close_to_an_edge(leading.leads, i) for i in range(len(work))):
+            assert [(list(d.tokens), d.bins) for d in made.drafts] == [
+                (list(d.tokens), d.bins) for d in by_torch.drafts
+            ]
+            self.by_torch += 1
         wanted = [w.want if w.gate is None else 0 for w in work]
         through = {i: w.want for i, w in enumerate(work) if w.want and w.gate and choose.drawn(i, 1)[1]}
         for i, count in enumerate(by_hand(self.gate, leading.leads, through, len(work), any(wanted))):
@@ -119,7 +153,8 @@ def by_hand(gate, leads, through, n, others):
     return [(bins[i], keeps[i]) for i in range(n)]
 
 
-OTHERS = 2  # drafts of the request that says how many it wants, which is not gated
+# The request that says how many drafts it wants, which is not gated, and how many these are.
+OTHER, OTHERS = str(len(REQUESTS) - 1), 2
 
 
 def close_to_an_edge(leads, i):
@@ -138,12 +173,13 @@ def close_to_an_edge(leads, i):
     ids=["usual", "passes cost", "all", "nothing is kept"],
 )
 def test_what_is_made_and_kept(gate: Gate) -> None:
-    engine = make_engine(model_folder(EMBEDDED), -1, dtype="bfloat16")
+    engine = make_engine(model_folder(EMBEDDED), 8, dtype="bfloat16")
     for i, (prompt, params) in enumerate(REQUESTS):
         engine.add(Request(str(i), list(prompt), params))
     gated = engine._executor.drafter = Gated(engine._executor.drafter, gate)
     while engine.has_work():
         engine.step()
     assert gated.made
+    assert gated.by_torch
     assert (gated.kept > 0) == (gate.keep < 1.0)
     assert (gated.kept == gated.made) == (gate.keep == 0.0)

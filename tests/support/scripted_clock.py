@@ -16,7 +16,7 @@ from nextn.speculative.depth.worth import BIN_RATES, BIN_SHARES
 
 @dataclass
 class Machine:
-    """cost: the true one. noise: standard deviation of a step's time. python: seconds of every step besides."""
+    """cost: the true one. noise: standard deviation of a step's time. python: seconds of every step more."""
 
     cost: StepCost
     noise: float = 0.03

@@ -13,7 +13,7 @@ from nextn.request import Output, SpecStats, TokenLogprob
 from nextn.scheduler.stats import EngineStats
 from nextn.server.app import make_app
 from nextn.server.engine_client import EngineClient
-from nextn.server.messages import Add, Ready, StepNews, decode_to_engine
+from nextn.server.messages import Add, PromptScores, Ready, StepNews, decode_to_engine, requests_of
 from nextn.server.metrics import Metrics
 from nextn.server.service import Service
 from nextn.server_config import ServerConfig
@@ -36,7 +36,7 @@ class ScriptedSocket:
     def send(self, data: bytes) -> None:
         message = decode_to_engine(data)
         if isinstance(message, Add):
-            for request in message.requests:
+            for request in requests_of(message):
                 asyncio.get_running_loop().create_task(self.play(request))
 
     async def play(self, request: Any) -> None:
@@ -46,18 +46,18 @@ class ScriptedSocket:
             part = list(self.tokens[at : at + run])
             spec.add(len(part), len(part) - 1, len(part))
             out = Output(request.rid, part, [0] * len(part), cached_tokens=2)
-            out.spec = spec.since(SpecStats())
+            out.spec, scores = spec.since(SpecStats()), []
             if params.logprobs is not None:
                 out.logprobs = [logprob_of(token) for token in part]
             if at == 0 and params.prompt_logprobs is not None:
-                out.prompt_logprobs = [None, *(logprob_of(token) for token in request.tokens[1:])]
+                scores = [PromptScores.pack([request.rid], [None, *map(logprob_of, request.tokens[1:])])]
             at += run
             if at >= len(self.tokens):
                 out.finish_reason = "length" if self.matched is None else "stop"
                 out.matched = self.matched
                 if params.logprobs is not None and self.matched is not None:
                     out.matched_logprob = logprob_of(self.matched)
-            self.client.receive(StepNews([out], EngineStats(), 0.1))
+            self.client.receive(StepNews([out], EngineStats(), 0.1, scores))
             await asyncio.sleep(0)
 
 

@@ -40,6 +40,10 @@ class ToyGrammar:
         n = len(self.tokens)
         return n != self.dead and (n == self.length or (n > 0 and self._state() % 5 == 0))
 
+    @property
+    def failure(self) -> str | None:
+        return None
+
     def advance(self, tokens: Sequence[int]) -> int:
         for i, token in enumerate(tokens):
             if not self.mask()[token]:

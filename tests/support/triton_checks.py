@@ -159,6 +159,40 @@ def check_equal_experts(on: Device) -> None:
     torch.testing.assert_close(weights, torch.full_like(weights, 1 / 3))
 
 
+def check_best_token(on: Device) -> None:
+    """To the bit: nothing is added up. More than a block of logits, less, and odd numbers of them."""
+    ops = TritonOps()
+    for rows, vocab in [(5, 9001), (3, 4096), (4, 37), (2, 1)] + [(40, 129280)] * on.large:
+        logits = on.rand(rows, vocab, dtype=torch.float32)
+        ids, confidence = ops.best_token(logits)
+        want = PLAIN.best_token(logits.clone())
+        assert torch.equal(ids, want[0])
+        assert torch.equal(confidence, want[1])
+        for first, n in parts(rows):
+            some = ops.best_token(logits[first : first + n])
+            assert torch.equal(some[0], ids[first : first + n])
+            assert torch.equal(some[1], confidence[first : first + n])
+
+
+def check_best_of_equals(on: Device) -> None:
+    """The smallest id, in one lane or in several, and no lead; -infinity and what is no number."""
+    inf, vocab = float("inf"), 9001
+    logits = on.rand(7, vocab, dtype=torch.float32)
+    for row, places in enumerate([(11, 4107), (4107, 4108), (9000, 3), (0, 8192)]):
+        logits[row, list(places)] = 50.0
+    logits[4] = -inf
+    logits[5] = -inf
+    logits[5, 8999] = 2.0
+    logits[6, ::2] = float("nan")
+    ids, confidence = TritonOps().best_token(logits)
+    assert ids[:6].tolist() == [11, 4107, 3, 0, 0, 8999]
+    assert 0 <= int(ids[6]) < vocab
+    assert confidence[:6].tolist() == [0.0] * 5 + [inf]
+    want = PLAIN.best_token(logits[:6].clone())
+    assert torch.equal(ids[:6], want[0])
+    assert torch.equal(confidence[:6], want[1])
+
+
 def check_experts(on: Device) -> None:
     ops = TritonOps()
     for count, top_k, hidden, inner, rows in [(5, 2, 40, 24, 37)] + [(64, 6, 2048, 1408, 200)] * on.large:

@@ -12,12 +12,19 @@ from nextn.ops.base import Drawn
 from nextn.ops.cpu.library import SAMPLING
 
 
-def draw(kernels: CDLL, logits: Tensor, draws: Sequence[Drawn]) -> list[int]:
-    """logits [N or more, V] f32, rows may be written over -> the N tokens that `draws` ask for."""
+def draw(
+    kernels: CDLL, logits: Tensor, draws: Sequence[Drawn], confidence: list[float] | None = None
+) -> list[int]:
+    """`nextn.ops.base.Draw`: logits [N or more, V] -> the N tokens that `draws` ask for, or NO_TOKEN."""
     tokens = array("i", bytes(4 * sum([d.rows for d in draws])))
     assert len(tokens) <= logits.shape[0]
-    address = tokens.buffer_info()[0]
-    kernels.nx_choose(logits.data_ptr(), len(draws), logits.shape[1], packed(draws), address)
+    leads = array("f", bytes(0 if confidence is None else 4 * len(tokens)))
+    kernels.nx_choose(
+        logits.data_ptr(), len(draws), logits.shape[1], packed(draws), tokens.buffer_info()[0],
+        leads.buffer_info()[0] if leads else None,
+    )  # fmt: skip
+    if confidence is not None:
+        confidence += leads
     return tokens.tolist()
 
 

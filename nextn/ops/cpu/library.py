@@ -27,7 +27,7 @@ from struct import Struct
 from nextn.config import CPU_LEVELS
 
 FOLDER = Path(__file__).parent / "lib"
-INTERFACE = 6  # nx_interface of a library that fits this file
+INTERFACE = 7  # nx_interface of a library that fits this file
 F32, BF16, E4M3, INT8 = range(4)
 # NxSampling of csrc/choose.h, its fields in the order of nextn.ops.base.Drawn.
 SAMPLING = Struct("@QIIfffii4x")
@@ -133,7 +133,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "nx_logits": (None, (c_void_p, c_void_p, c_int, c_int, c_void_p)),
     "nx_draft_logits": (None, (c_void_p, c_void_p, c_int, c_int, c_void_p)),
     "nx_chains": (None, (c_void_p, POINTER(NxBatch), c_void_p, c_int, POINTER(NxChains), c_void_p)),
-    "nx_choose": (None, (c_void_p, c_int, c_int, c_void_p, c_void_p)),
+    "nx_choose": (None, (c_void_p, c_int, c_int, c_void_p, c_void_p, c_void_p)),
 }
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from nextn.ops.base import PagedAttention
 from nextn.ops.naive import naive_attention
-from nextn.ops.triton import attention, experts, linear, route, rows
+from nextn.ops.triton import attention, best, experts, linear, route, rows
 
 
 class TritonOps:
@@ -71,3 +71,6 @@ class TritonOps:
         onto: Tensor | None = None,
     ) -> Tensor:
         return experts.experts(x, rows, ids, weights, gate_up, down, onto)
+
+    def best_token(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        return best.best_token(logits)

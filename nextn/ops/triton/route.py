@@ -47,6 +47,7 @@ def _route(
     logit = tl.load(logits + row * groups * group_size + expert, mask=ok, other=0.0)
     scores = 1.0 / (1.0 + tl.exp(-logit))
     biased = tl.where(ok, scores + tl.load(bias + expert, mask=ok, other=0.0), float("-inf"))
+    biased = tl.where(biased == biased, biased, -1e30)  # of NaN any expert, but one that exists
     if LIMITED:
         square = tl.reshape(biased, (G, S))
         first = tl.argmax(square, axis=1)

@@ -1,10 +1,10 @@
 """The draft-length controller: whether requests draft, and how deep. Pure, deterministic; it changes no text.
 
-Requests draft where that makes more tokens per second, by what steps cost (`cost`), what drafts bring (`worth`)
-and, for each batch size, the factor by which drafts cost more than `cost` says. The factor is learnt from
-trials: some steps of the other kind, with drafts or without, amid steps of the usual kind. What slows the whole
-machine slows both, so only their ratio counts. A trial is made where it could change the decision, and paid
-for from 1 % of the time.
+Requests draft where that makes more tokens per second, by what steps cost (`cost`), what drafts bring
+(`worth`) and, for each batch size, the factor by which drafts cost more than `cost` says. The factor is
+learnt from trials: some steps of the other kind, with drafts or without, amid steps of the usual kind. What
+slows the machine slows both, so only their ratio counts. A trial is made where it could change the decision,
+and paid for from 1 % of the time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ EXPLORE = 200  # steps, one of which keeps every guess: what is never verified i
 class DepthController:
     """drafting: do requests that ask for no depth draft in the next step? state: what people are told."""
 
-    def __init__(self, cost: StepCost, worth: Worth, factors: Mapping[int, tuple[float, float]] | None = None):
+    def __init__(
+        self, cost: StepCost, worth: Worth, factors: Mapping[int, tuple[float, float]] | None = None
+    ):
         """factors: by batch size (`_size`), mean and standard deviation, of an earlier run."""
         self.cost, self.worth, self.factors = cost, worth, dict(factors or {})
         self.drafting = self._usual = True  # in the next step, and apart from trials
@@ -100,7 +102,7 @@ class DepthController:
         self.drafting = drafting
 
     def _learn(self) -> None:
-        """Steps without drafts take `level` times what `cost` says; from those with drafts follows the factor."""
+        """Steps without drafts take `level` times what `cost` says; the others tell the factor."""
         plain = [s / base for drafting, s, base, _ in self._log if not drafting]
         drafted = [(s, base, extra) for drafting, s, base, extra in self._log if drafting and extra > 0.0]
         if min(len(plain), len(drafted)) < TRIAL_STEPS[0]:
@@ -131,7 +133,8 @@ class DepthController:
         self._blind = 0.0 if self._usual else self._blind + self._since
         self._since, self._requests = 0.0, n
         base, cost = self.cost.rows(n), self.cost
-        cost = replace(cost, drafted=mean * cost.drafted, a_pass=mean * cost.a_pass, pass_row=mean * cost.pass_row)
+        more = {name: mean * getattr(cost, name) for name in ("drafted", "a_pass", "pass_row")}
+        cost = replace(cost, **more)
         self._setting = setting = self.worth.plan(n, cost, base)
         tokens = 1.0 + _ratio(self._tokens) * (setting.tokens - 1.0)
         extra = _ratio(self._extra) * setting.extra

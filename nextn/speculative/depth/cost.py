@@ -10,7 +10,7 @@ of one request choose alike and share what they read: `drafted` says how much ch
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -80,7 +80,9 @@ def fit(steps: Sequence[tuple[StepWork, float]], experts: tuple[int, int]) -> St
             verified = cost.verify(w.requests, w.drafts)
             rows.append([verified / s, (len(w.passes) + 1) / s, (w.extended + sum(w.passes)) / s])
             more.append(1.0 - near[w.requests] / s)
-    return StepCost(*parts[:3], experts, max(0.0, *far, 0.0), *_solve(rows, more))
+    drafted, a_pass, pass_row = _solve(rows, more)
+    context = max(0.0, *far, 0.0)
+    return replace(cost, context=context, drafted=drafted, a_pass=a_pass, pass_row=pass_row)
 
 
 def _solve(rows: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:

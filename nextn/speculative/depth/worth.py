@@ -1,8 +1,8 @@
 """How many tokens drafts bring, and how deep they are worth going. Pure.
 
 A guess is of a kind, and guesses of a kind hold equally often; that is counted as drafts are verified. Where
-chains end by confidence (`nextn.gate`), the kind is the bin of a guess's confidence, and the depth adds nothing.
-Elsewhere (trees, n-grams, a drafter without the gate) the kind is the depth.
+chains end by confidence (`nextn.gate`), the kind is the bin of a guess's confidence, and the depth adds
+nothing to that. Elsewhere (trees, n-grams) the kind is the depth.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Setting(NamedTuple):
 
 
 class Worth:
-    def __init__(self, most: int, shape: Shape, gated: bool) -> None:
-        """most: the deepest draft. gated: chains end by confidence."""
-        self.most, self.shape, self.gated = most, shape, gated
+    def __init__(self, most: int, shape: Shape, gated: bool, ends: bool = True) -> None:
+        """most: the deepest draft. gated: guesses are kept by confidence. ends: and passes end with them."""
+        self.most, self.shape, self.gated, self.ends = most, shape, gated, ends
         rates = BIN_RATES if gated else (float(np.dot(BIN_RATES, BIN_SHARES)),) * most
         self._made = FIRST * len(rates) * np.array(BIN_SHARES if gated else (1.0 / most,) * most)
         self._seen = np.full(len(rates), FIRST)
@@ -73,26 +73,30 @@ class Worth:
         for depth, held in enumerate(np.cumprod(rates).tolist(), start=1):
             tokens += held
             passes = [float(self.shape.topk)] * (depth - 1)
-            found.append(Setting(depth, None, tokens, _extra(n, cost, self.shape.size(depth), tokens, passes)))
+            found.append(
+                Setting(depth, None, tokens, _extra(n, cost, self.shape.size(depth), tokens, passes))
+            )
         return found
 
     def _by_gate(self, n: int, cost: StepCost, base: float, rates: np.ndarray) -> list[Setting]:
-        """By Dinkelbach's iteration: thresholds for a rate of tokens, then the rate that they reach."""
+        """By Dinkelbach's iteration: thresholds for a rate of tokens, then the rate that they reach. Where
+        passes do not end with the chains, the depth is another choice."""
         shares = self._made / self._made.sum()
         usual = float(shares @ rates)
         holds = np.cumprod(rates[np.searchsorted(np.cumsum(shares)[:-1], self._luck)], axis=1)
         found: list[Setting] = []
         rate, drafts = n / base, 1.0
-        for _ in range(4):
+        for depth in (self.most,) * 4 if self.ends else range(1, self.most + 1):
             row = cost.verify(n + n * drafts, n) / n
             worth = rate / max(0.3, 1.0 - rate * cost.pass_row)  # a token that holds costs the drafter a row
             each = worth * (row + cost.pass_row)
             gate = Gate(rates.tolist(), worth * row, usual, each, worth * cost.a_pass)
-            kept, made = _through(gate, holds, n)
-            drafts, tokens = float(kept.mean(0).sum()), 1.0 + float((holds * kept).mean(0).sum())
+            kept, made = _through(gate, holds[:, :depth], n)
+            made |= not self.ends
+            drafts, tokens = float(kept.mean(0).sum()), 1.0 + float((holds[:, :depth] * kept).mean(0).sum())
             extra = _extra(n, cost, drafts, tokens, made.mean(0)[1:].tolist())
             ungated = max(1, round(float(made.mean(0).sum())))
-            found.append(Setting(self.most, gate._replace(ungated=ungated), tokens, extra))
+            found.append(Setting(depth, gate._replace(ungated=ungated), tokens, extra))
             rate = max(n / base, n * tokens / (base + extra))
         return found
 

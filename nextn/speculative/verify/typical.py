@@ -43,7 +43,8 @@ def verify(
         for node in (i for i in range(len(draft)) if draft.parent(i) == last):
             chance = float(p[last + 1, draft.tokens[node]])
             total += chance
-            if coin <= total / acc or chance >= threshold_single:
+            # What has no chance may be forbidden, by a grammar or min_tokens.
+            if chance > 0.0 and (coin <= total / acc or chance >= threshold_single):
                 held = node
                 break
             tried.append(draft.tokens[node])

@@ -98,7 +98,9 @@ class Servers:
 
 @pytest.fixture
 def settings(tmp_path: Path) -> demo.Settings:
-    return demo.Settings("nextn-tiny", 2, 8, 16, 2, tmp_path / "made", bar=False)
+    return demo.Settings(
+        "nextn-tiny", 2, 8, 16, 2, tmp_path / "made", bar=False, server_options=["--cpu-isa", "avx2"]
+    )
 
 
 def test_prompts_at_a_concurrency_are_the_first_of_those_at_the_next(settings: demo.Settings) -> None:
@@ -140,6 +142,7 @@ def test_all_texts_the_same(
         ["--speculative-num-steps", "2"],
     ]
     assert all("--disable-radix-cache" in options for options in servers.started)
+    assert all("--cpu-isa avx2" in " ".join(options) for options in servers.started)
     assert sorted(servers.stopped) == [demo.WITH, demo.WITHOUT]
 
 

@@ -64,6 +64,12 @@ def test_table_has_all_figures_in_100_columns(results: Results) -> None:
     assert rows[1][:4] == ["16", "1268.5", "4200", "157.8"]
 
 
+def test_the_level_of_the_native_kernels_is_named(results: Results) -> None:
+    results.engine["cpu_isa"] = "avx2"
+    assert table(results).splitlines()[2] == "native kernels: avx2"
+    assert "native kernels: avx2" in Page(page(results, b"", b"")).of("soft")
+
+
 def test_columns_are_under_their_names(results: Results) -> None:
     names, *rows = [
         line for line in table(results).splitlines() if "tok/s" in line or line.strip()[:1].isdigit()

@@ -16,7 +16,8 @@ from nextn.server_config import ServerConfig
 
 # A change here is a change that users see: it belongs into the CHANGELOG.
 SERVE_FLAGS = """
---model-path --model --load-format --dtype --device --kernel-backend --cpu-isa --quantization
+--model-path --model --load-format --allow-non-finite-weights --dtype --device --kernel-backend --cpu-isa
+--quantization
 --context-length --max-model-len --random-seed --seed
 --threads --kv-cache-tokens --max-total-tokens --mem-fraction-static --max-memory-utilization
 --gpu-memory-utilization --page-size --block-size --disable-radix-cache --chunked-prefill-size
@@ -27,7 +28,7 @@ SERVE_FLAGS = """
 --speculative-eagle-topk --speculative-draft-model-quantization
 --speculative-token-map --speculative-simulate-accept-length --speculative-num-draft-tokens
 --speculative-verify --speculative-accept-threshold-single --speculative-accept-threshold-acc
---grammar-backend --constrained-json-disable-any-whitespace
+--grammar-backend --constrained-json-disable-any-whitespace --grammar-compile-timeout --grammar-memory-mb
 --host --port --served-model-name
 --chat-template --tool-call-parser --reasoning-parser
 --enable-priority-scheduling --schedule-low-priority-values-first

@@ -1,16 +1,18 @@
 """Log-probabilities in the engine: what they are, that they depend on their row alone, and that none is
 lost or told twice."""
 
+import dataclasses
 import math
 import random
 
 import pytest
 import torch
 
-from nextn.config import EngineConfig
+from nextn.config import EMBEDDED, EngineConfig, model_folder
 from nextn.engine import logprobs
 from nextn.engine.engine import Engine
 from nextn.engine.logprobs import Asked, token_logprobs
+from nextn.models.config import ModelConfig
 from nextn.request import Request, SamplingParams
 
 VOCAB = 4096  # of the fake model
@@ -202,3 +204,19 @@ def test_only_rows_that_asked_are_softmaxed(monkeypatch):
 def test_bad_counts_are_named(name):
     with pytest.raises(ValueError, match=f"^{name} is -1; it must be None or at least 0"):
         SamplingParams(**{name: -1}).check()
+
+
+def test_what_a_score_costs_follows_from_the_models_sizes():
+    """Wider vocabularies cost more, deeper models make it matter less."""
+    cfg = ModelConfig.from_folder(model_folder(EMBEDDED))
+    cost = logprobs.score_cost(cfg)
+    assert 0.2 < cost < 0.6  # a third of a row was measured
+    assert logprobs.score_cost(dataclasses.replace(cfg, vocab_size=2 * cfg.vocab_size)) == 2 * cost
+    assert logprobs.score_cost(dataclasses.replace(cfg, num_hidden_layers=24)) < cost / 1.8
+
+
+def test_what_a_context_costs_follows_from_the_models_sizes():
+    cfg = ModelConfig.from_folder(model_folder(EMBEDDED))
+    cost = logprobs.context_cost(cfg)
+    assert 1e-4 < cost < 1e-2  # of a row, for each position
+    assert logprobs.context_cost(dataclasses.replace(cfg, vocab_size=2 * cfg.vocab_size)) == cost

@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from nextn.engine.sampler import Choice, choose, filter_logits, probabilities
+from nextn.engine.sampler import Choice, choose, draw, drawn, filter_logits, probabilities
 from nextn.request import SamplingParams
 
 V = 32
@@ -168,3 +168,48 @@ def test_probabilities_do_not_depend_on_their_neighbours():
     for i, c in enumerate(cs):
         assert torch.equal(together[i : i + 1], probabilities(x[i : i + 1].clone(), [c]))
     assert torch.equal(together[3], torch.eye(V)[x[3].argmax()])
+
+
+def confident(x, *params):
+    found = []
+    tokens = draw(x.clone(), [drawn(SamplingParams(**p), 3) for p in params], found)
+    assert tokens == draw(x.clone(), [drawn(SamplingParams(**p), 3) for p in params])
+    return found
+
+
+def test_a_greedy_choice_leads_by_the_distance_to_the_next_logit():
+    x = logits(rows=3)
+    x[1, 4] = x[1, 9] = 20.0
+    x[2] = float("-inf")
+    x[2, 7] = 1.0
+    first, second = x[0].topk(2).values.tolist()
+    assert confident(x, *[{"temperature": 0}] * 3) == [pytest.approx(first - second), 0.0, float("inf")]
+
+
+def test_a_drawn_choice_leads_by_what_would_have_to_be_added_to_change_it():
+    """In logits, so times the temperature; noise included."""
+    for seed in range(20):
+        kind = {"seed": seed, "temperature": 0.6}
+        x = logits(seed)
+        (lead,) = confident(x, kind)
+        token = draw(x.clone(), [drawn(SamplingParams(**kind), 3)])[0]
+        for by, same in ((lead - 1e-4, True), (lead + 1e-4, False)):
+            less = x.clone()
+            less[0, token] -= by
+            assert (draw(less, [drawn(SamplingParams(**kind), 3)]) == [token]) == same
+
+
+def test_a_choice_that_filters_leave_alone_is_certain():
+    assert confident(logits(), {"seed": 1, "top_k": 1}) == [float("inf")]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_no_numbers_raise_nothing(value, temperature):
+    for some in (slice(0, V), slice(0, V, 3), slice(5, 6)):
+        x = logits()
+        x[0, some] = value
+        found = []
+        (token,) = draw(x, [drawn(SamplingParams(seed=1, temperature=temperature), 3)], found)
+        assert 0 <= token < V
+        assert len(found) == 1

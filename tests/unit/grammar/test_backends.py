@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.grammars import compiled
 
 from nextn.config import EMBEDDED, model_folder
 from nextn.constraint import Constraint
@@ -35,7 +36,7 @@ def library(name, whitespace=False):
 
 
 def begin(name, kind, text):
-    return library(name).compile(Constraint(kind, text)).begin()
+    return compiled(library(name), Constraint(kind, text)).begin()
 
 
 def walk(grammar, seed, most=400):
@@ -118,7 +119,7 @@ def test_special_tokens_are_never_allowed(name):
 def test_whitespace_in_json(name):
     schema = '{"type": "array", "items": {"type": "integer"}}'
     for whitespace in (False, True):
-        grammar = library(name, whitespace).compile(Constraint("json_schema", schema)).begin()
+        grammar = compiled(library(name, whitespace), Constraint("json_schema", schema)).begin()
         assert accepts(grammar, tokenizer.encode("[1,\n  2]", False)) == whitespace
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
 
 import pytest
+from support.grammars import FOR_EVER, HOSTILE
 
 from nextn.config import EngineConfig
 from nextn.constraint import Constraint
 from nextn.grammar import compiler
 from nextn.grammar.compiler import GrammarCompiler
+from nextn.grammar.limits import MIB, resident
 from nextn.request import SamplingParams
 from nextn.server.grammar_line import GrammarLine
 from nextn.server.messages import NewRequest
@@ -22,24 +25,25 @@ def make(**options):
     return GrammarCompiler(EngineConfig(**options), 4096, frozenset({1}))
 
 
-def test_compiled_once_and_kept(monkeypatch):
-    monkeypatch.setattr(compiler, "KEPT", 2)
-    grammars = make()
+@pytest.fixture(scope="module")
+def grammars():
+    return make()
+
+
+def test_compiled_once_and_kept(grammars):
     first = grammars.compile(REGEX)
     assert grammars.compile(Constraint("regex", "[0-9]+")) is first
     one, two = first.begin(), first.begin()
     five = one.mask().nonzero()[0][0]
     assert one.advance([five]) == 1
     assert (one.accepting, two.accepting) == (True, False)
-    for text in ("a", "b"):
-        grammars.compile(Constraint("regex", text))
-    assert grammars.compile(REGEX) is not first
+    assert not grammars._compiling
 
 
 @pytest.mark.parametrize("text", ["", r"[^\s\S]"])
-def test_what_no_text_could_match_is_refused(text):
+def test_what_no_text_could_match_is_refused(grammars, text):
     with pytest.raises(ValueError, match="regex: no text matches it, or the empty one alone"):
-        make().compile(Constraint("regex", text))
+        grammars.compile(Constraint("regex", text))
 
 
 def test_none_refuses():
@@ -53,8 +57,8 @@ class Library:
     def __init__(self):
         self.let = threading.Event()
 
-    def compile(self, constraint):
-        if constraint.text == "panic":
+    def compile(self, kind, prepared):
+        if "panic" in prepared:
             raise BaseException("a panic")
         assert self.let.wait(10)
         raise ValueError("regex: it is no good")
@@ -89,17 +93,83 @@ def test_requests_wait_for_their_grammars_and_others_do_not(monkeypatch):
     assert line
     line.drop("gone")
     library.let.set()
-    ((refused, other),) = take(line)
+    (refused,), (other,) = take(line)
     assert refused[0] is with_it  # first, so that the answer has not begun
     assert str(refused[1]) == "regex: it is no good"
     assert other == (without, None)
     assert not line
 
 
-def test_requests_of_one_grammar_go_their_own_ways():
-    line = GrammarLine(make())
+def test_requests_of_one_grammar_go_their_own_ways(grammars):
+    line = GrammarLine(grammars)
     params = SamplingParams(constraint=REGEX)
     line.put([NewRequest("a", [5], params), NewRequest("b", [5], params)])
     ((a, b),) = take(line)
     assert a[1] is not b[1]
     assert not isinstance(a[1], ValueError)
+
+
+@pytest.mark.parametrize(("kind", "text", "message"), HOSTILE.values(), ids=HOSTILE)
+def test_what_would_harm_is_refused(grammars, kind, text, message):
+    """It would end this process, or take its memory, and there is a word of why it is not taken."""
+    before = resident()
+    with pytest.raises(ValueError, match=f"^{kind}: {message}"):
+        grammars.compile(Constraint(kind, text))
+    assert resident() - before < 40 * MIB
+    assert grammars.compile(REGEX).begin().mask().any()
+
+
+def test_what_takes_too_long_is_refused():
+    grammars = make(grammar_compile_timeout=0.05)
+    with pytest.raises(
+        ValueError, match=r"ebnf: it takes more than 0.05 s to compile \(--grammar-compile-tim"
+    ):
+        grammars.compile(Constraint("ebnf", FOR_EVER))
+
+
+def test_what_nobody_waits_for_is_ended(grammars):
+    constraint = Constraint("ebnf", FOR_EVER)
+    one, two = grammars.submit(constraint), grammars.submit(constraint)
+    one.drop()
+    assert not two.done()
+    two.drop()
+    with pytest.raises(ValueError, match="nobody waits for it"):
+        two.result()
+    assert constraint not in grammars._compiling
+    assert grammars.submit(constraint) is not one  # another may come, and waits
+    assert grammars.compile(REGEX)
+
+
+def test_what_grows_while_it_is_used_comes_to_an_end(grammars):
+    """Each of its texts may take the library elsewhere."""
+    grammar = grammars.compile(Constraint("regex", "((.{1,60}a){1,60}b)*")).begin()
+    before = resident()
+    rng = random.Random(1)
+    while grammar.failure is None:
+        found = grammar.mask().nonzero()[0]
+        if grammar.failure is not None:
+            break
+        assert grammar.advance([rng.choice(found.tolist())]) == 1
+        assert resident() - before < grammars.memory.limits.one + 100 * MIB
+    assert not grammar.mask().any()
+    assert not grammar.accepting
+    again = grammars.compile(Constraint("regex", "((.{1,60}a){1,60}b)*")).begin()  # another, from the start
+    assert again.failure is None
+    assert again.mask().any()
+
+
+def test_what_is_refused_is_told_of_at_once(grammars):
+    """Then the others of its HTTP request are aborted."""
+    line = GrammarLine(grammars)
+    refused, slow = (
+        NewRequest(rid, [5], SamplingParams(constraint=Constraint(kind, text)))
+        for rid, kind, text in [("refused", "regex", "(("), ("slow", "ebnf", FOR_EVER)]
+    )
+    line.put([slow, refused])
+    (((new, error),),) = take(line)
+    assert new is refused
+    assert isinstance(error, ValueError)
+    assert line
+    line.drop("slow")
+    assert not list(line.take())
+    assert not line

@@ -16,6 +16,7 @@ from torch import Tensor
 from nextn.models.config import ModelConfig
 from nextn.models.draft_folder import OPTION, DraftFolder
 from nextn.models.export import export_mtp
+from nextn.models.files import CheckpointError
 from nextn.models.fp8 import dequantize
 from nextn.models.names import expected_tensors, nextn_tensors
 
@@ -206,3 +207,24 @@ def test_missing_and_foreign_tensors_bear_the_folders_own_names(tmp_path: Path) 
         "model.shared_head.head.weight is [47, 32], the config makes it [48, 32]",
     ):  # fmt: skip
         assert told in str(error.value)
+
+
+def test_weights_that_are_no_numbers(tmp_path: Path) -> None:
+    name = "model.layers.3.eh_proj.weight"
+    tensors = TENSORS | {name: TENSORS[name].clone().fill_(float("nan"))}
+    draft = DraftFolder.open(export(tmp_path / "draft", CONFIG, tensors), CFG)
+    with pytest.raises(
+        CheckpointError, match=rf"model\.layers\.0\.eh_proj\.weight \({32 * 64} of {32 * 64}\)"
+    ):
+        loaded(draft)
+    assert loaded(draft, allow_non_finite=True)[name][0].isnan().all()
+
+
+@pytest.mark.parametrize("field", ["vocab_size", "hidden_size", "n_routed_experts", "num_attention_heads"])
+def test_sizes_that_no_machine_has(tmp_path: Path, field: str) -> None:
+    folder = export(tmp_path / "draft", CONFIG, TENSORS)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {field: 10**12, "num_key_value_heads": 10**12 if "heads" in field else 2}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=f"{field} is {10**12}, the target's is "):
+        DraftFolder.open(folder, CFG)

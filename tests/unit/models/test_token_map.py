@@ -48,3 +48,24 @@ def test_no_file_and_no_pickle(tmp_path: Path) -> None:
     torch.save({"a": Path("x")}, tmp_path / "code.pt")
     with pytest.raises(ValueError, match="cannot be read"):
         read_token_map(tmp_path / "code.pt", 100)
+
+
+def test_files_that_claim_more_than_they_hold(tmp_path: Path) -> None:
+    def npy(name: str, count: int) -> None:
+        header = {"descr": "<i8", "fortran_order": False, "shape": (count,)}
+        with (tmp_path / name).open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, header)
+
+    npy("million-million.npy", 10**12)
+    npy("no-number-of-c.npy", 10**25)
+    torch.save(torch.tensor([1]).expand(10**12), tmp_path / "one-id-many-times.pt")
+    torch.save(torch.empty(10**12, device="meta", dtype=torch.int64), tmp_path / "no-data.pt")
+    torch.save(torch.tensor([1, 2]).to_sparse(), tmp_path / "sparse.pt")
+    (tmp_path / "deep.json").write_text("[" * 60_000)
+    (tmp_path / "digits.json").write_text("[" + "9" * 5000 + "]")
+    (tmp_path / "long.json").write_text(" " * 100_000 + "[1]")
+    (tmp_path / "empty.pt").write_bytes(b"")
+    (tmp_path / "empty.npy").write_bytes(b"")
+    for path in tmp_path.iterdir():
+        with pytest.raises(ValueError, match=f"--speculative-token-map {path} "):
+            read_token_map(path, 100)

@@ -163,3 +163,12 @@ def test_route_limits_groups():
         assert ids[t].tolist() == want
         w = scores[t][want]
         torch.testing.assert_close(weights[t], w / w.sum() * 1.5)
+
+
+def test_the_best_token_and_by_how_much_it_leads():
+    inf = float("inf")
+    x = torch.tensor([[0.0, 3.0, 1.5, 3.0], [2.0, -inf, -inf, -inf], [-inf] * 4, [-1.0, -4.0, -1.5, -9.0]])
+    ids, confidence = ops().best_token(x)
+    assert ids.tolist() == [1, 0, 0, 0]
+    assert confidence.tolist() == [0.0, inf, 0.0, 0.5]
+    assert [t.tolist() for t in ops().best_token(torch.zeros(2, 1))] == [[0, 0], [inf, inf]]

@@ -17,7 +17,7 @@ from nextn.kvcache import manager
 from nextn.kvcache.manager import KVManager
 from nextn.kvcache.naive import NaiveCache
 from nextn.kvcache.radix import RadixCache
-from nextn.request import Request, SamplingParams
+from nextn.request import PromptGroup, Request, SamplingParams, TokenLogprob
 from nextn.scheduler.plan import Plan, RowResult, StepResult
 from nextn.scheduler.scheduler import Scheduler
 from nextn.speculative.depth.controller import DepthController
@@ -47,6 +47,10 @@ def expected(prompt, max_tokens, limit, ignore_eos=False):
     return tokens[len(prompt) :]
 
 
+def score(position):
+    return TokenLogprob(-float(position), [])
+
+
 class Executor:
     """Answers plans; slots[s] is the token whose KV lies there, entries[s] the token and the one after it of
     the draft layer's entry. What rows leave for later is kept by request until they extend."""
@@ -56,6 +60,7 @@ class Executor:
         self.slots, self.entries, self.kept = {}, {}, {}
         self.random = random.Random(seed)
         self.largest = 0
+        self.computed, self.scored = {}, []  # tokens by request; positions of scores
 
     def run(self, plan):
         assert len({r.rid for r in plan.rows}) == len(plan.rows)
@@ -75,13 +80,16 @@ class Executor:
                 self.slots[slot] = t
             seen = [self.slots.get(s) for s in table[: r.start + len(r.tokens)]]
             known = r.known
+            self.computed[r.rid] = self.computed.get(r.rid, 0) + known
+            self.scored += [r.start + i for i in r.scores]
+            scores = [score(r.start + i) for i in r.scores]
             assert seen[: r.start + known] == list(r.history[: r.start + known]), (
                 "the cache holds other tokens"
             )
             if not r.chooses:
                 assert r.following == r.history[r.start + known]
                 self.extend(r, table, [*r.tokens, r.following])
-                results.append(RowResult([], NO_DRAFT))
+                results.append(RowResult([], NO_DRAFT, prompt_logprobs=scores))
                 continue
             assert r.start + known == len(r.history)
             assert r.draft.depth < max(1, r.room)
@@ -101,7 +109,8 @@ class Executor:
             assert free + self.shape.scratch(want) <= len(table)
             for slot in table[free : free + self.shape.scratch(want)]:
                 self.slots[slot] = self.entries[slot] = "guess"
-            results.append(RowResult(new, self.draft([*r.history, *new], want)))
+            draft = self.draft([*r.history, *new], want)
+            results.append(RowResult(new, draft, prompt_logprobs=scores))
         work = StepWork(len(written), sum(r.extend for r in plan.rows))
         return StepResult(results, work)
 
@@ -165,8 +174,10 @@ class Whims(Never):
 
 
 def make(
-    pages=40, page_size=4, budget=32, running=4, drafts=2, radix=True, skill=0.7, shape=CHAINS, auto=None
-):
+    pages=40, page_size=4, budget=32, running=4, drafts=2, radix=True, skill=0.7, shape=CHAINS, auto=None,
+    score_cost=0.0,
+    context_cost=0.0,
+):  # fmt: skip
     cache = RadixCache(page_size) if radix else NaiveCache()
     kv = KVManager(pages + 1, page_size, cache)
     sched = Scheduler(
@@ -177,13 +188,15 @@ def make(
         eos_ids=frozenset({EOS}),
         shape=shape,
         auto=auto,
+        score_cost=score_cost,
+        context_cost=context_cost,
     )
     return sched, Executor(page_size, skill, shape=shape)
 
 
-def request(rid, prompt, order, limit, **params):
+def request(rid, prompt, order, limit, group=None, **params):
     p = SamplingParams(**params)
-    r = Request(rid, list(prompt), p, num_prompt=len(prompt), order=order)
+    r = Request(rid, list(prompt), p, group=group, num_prompt=len(prompt), order=order)
     r.limit = min(len(prompt) + p.max_tokens, limit)
     return r
 
@@ -341,6 +354,163 @@ def test_stop_tokens_and_min_tokens():
     assert reasons["a"] == "stop"
 
 
+PROMPT = [1 + i % 7 for i in range(50)]
+
+
+def choices(sched, count, prompt=PROMPT, limit=160, **params):
+    """Requests of one group. Their texts differ by where they end."""
+    group = PromptGroup()
+    for i in range(count):
+        own = {"max_tokens": 3 + i, **params}
+        sched.add(request(str(i), prompt, i, limit, group, ignore_eos=True, **own))
+    return group
+
+
+def told(sched, ex, each=lambda steps: None):
+    """rid -> (tokens, log-probabilities of the prompt); `each` is called before every step."""
+    found, steps = {}, 0
+    while sched.has_work():
+        each(steps)
+        steps += 1
+        plan = sched.plan()
+        assert plan.rows or not sched.has_work()
+        for out in sched.commit(plan, ex.run(plan)):
+            tokens, scores = found.setdefault(out.rid, ([], out.prompt_logprobs))
+            assert out.prompt_logprobs in (None, scores)
+            tokens += out.tokens
+        sched.check_integrity()
+    return found
+
+
+@pytest.mark.parametrize("scored", [None, 2])
+@pytest.mark.parametrize("radix", [True, False])
+@pytest.mark.parametrize("budget", [16, 200])
+def test_choices_share_their_prompt(radix, scored, budget):
+    sched, ex = make(pages=200, budget=budget, running=8, radix=radix)
+    group = choices(sched, 6, prompt_logprobs=scored)
+    found = told(sched, ex)
+    scores = [None, *map(score, range(49))] if scored is not None else None
+    assert found == {str(i): (expected(PROMPT, 3 + i, 160, True), scores) for i in range(6)}
+    assert sorted(ex.scored) == (list(range(49)) if scored is not None else [])  # once
+    if radix:  # the first's pages, all but the last, whose successor the cache did not know
+        assert sched.stats.prompt_tokens - sched.stats.cached_tokens == 50 + 5 * 2
+    assert not group.members
+
+
+@pytest.mark.parametrize("scored", [None, 0])
+@pytest.mark.parametrize("radix", [True, False])
+def test_choices_that_only_read_end_with_the_first(radix, scored):
+    sched, ex = make(pages=200, budget=16, running=3, radix=radix)
+    choices(sched, 9, max_tokens=0, prompt_logprobs=scored)
+    found = told(sched, ex)
+    scores = [None, *map(score, range(49))] if scored is not None else None
+    assert found == {str(i): ([], scores) for i in range(9)}
+    assert ex.computed == {"0": 50}
+    assert (sched.stats.finished, sched.stats.prompt_tokens, sched.stats.cached_tokens) == (9, 450, 400)
+
+
+@pytest.mark.parametrize("most", [0, 4])
+@pytest.mark.parametrize("radix", [True, False])
+@pytest.mark.parametrize("at", [0, 1, 2, 3])
+def test_when_the_first_is_aborted_the_next_goes_on(at, radix, most):
+    """Where it had come to: what was scored is not scored again, nor what was cached computed."""
+    sched, ex = make(pages=200, budget=16, running=8, radix=radix)
+    choices(sched, 4, max_tokens=most, prompt_logprobs=1)
+    found = told(sched, ex, lambda steps: steps == at and sched.abort("0"))
+    scores = [None, *map(score, range(49))]
+    assert found == {str(i): (expected(PROMPT, most, 160, True), scores) for i in range(1, 4)}
+    assert sorted(ex.scored) == list(range(49))
+    if radix:
+        assert ex.computed.get("0", 0) + ex.computed["1"] <= 50 + max(0, most - 1)
+
+
+@pytest.mark.parametrize("most", [0, 12])
+@pytest.mark.parametrize("pages", [15, 18, 40])
+@pytest.mark.parametrize("radix", [True, False])
+def test_choices_in_a_pool_that_is_too_small_for_them(radix, pages, most):
+    sched, ex = make(pages=pages, budget=16, running=8, radix=radix)
+    choices(sched, 5, limit=4 * pages, max_tokens=most, prompt_logprobs=1)
+
+    def retract(steps):
+        if steps % 5 == 2 and steps < 40 and sched.running:
+            sched._retract(sched.running[-1])
+
+    found = told(sched, ex, retract)
+    scores = [None, *map(score, range(49))]
+    want = expected(PROMPT, most, 4 * pages, True)
+    assert found == {str(i): (want, scores) for i in range(5)}
+    assert sorted(ex.scored) == list(range(49))
+
+
+def test_who_waits_for_its_group_holds_nobody_up():
+    sched, ex = make(pages=200, budget=64, running=8)
+    choices(sched, 3)
+    sched.add(request("other", [5, 6], 9, 160, max_tokens=2))
+    plan = sched.plan()
+    assert [r.rid for r in plan.rows] == ["0", "other"]
+    sched.commit(plan, ex.run(plan))
+    assert [r.rid for r in sched.plan().rows] == ["0", "other", "1", "2"]
+
+
+def test_what_nobody_can_share_nobody_waits_for():
+    """A prompt of less than a page, or no prefix cache."""
+    for prompt, radix in ((PROMPT[:4], True), (PROMPT[:20], False)):
+        sched, _ = make(pages=200, budget=200, running=8, radix=radix)
+        choices(sched, 3, prompt)
+        assert [r.rid for r in sched.plan().rows] == ["0", "1", "2"]
+
+
+def test_a_step_of_scores_is_as_dear_as_one_without():
+    def sizes(**params):
+        sched, ex = make(pages=200, budget=24, score_cost=0.5)
+        sched.add(request("a", [3, 4], 0, 700, max_tokens=60, ignore_eos=True))
+        plan = sched.plan()
+        sched.commit(plan, ex.run(plan))
+        sched.add(request("b", [7] * 100, 1, 700, ignore_eos=True, **params))
+        found = []
+        while "b" in sched.by_rid:
+            plan = sched.plan()
+            rows = {r.rid: r for r in plan.rows}
+            assert len(rows["a"].tokens) + len(rows["b"].tokens) + 0.5 * len(rows["b"].scores) <= 24
+            found.append(len(rows["b"].tokens))
+            sched.commit(plan, ex.run(plan))
+        return found
+
+    plain, scored = sizes(max_tokens=0), sizes(max_tokens=0, prompt_logprobs=1)
+    assert max(plain) == 12  # half of the budget, beside a request that decodes
+    assert max(scored) == 8
+    assert sum(plain) == sum(scored) == 100
+
+
+def test_a_prompts_chunks_get_shorter_with_its_context_where_others_wait():
+    def sizes(beside):
+        sched, ex = make(pages=400, budget=48, context_cost=0.02)
+        if beside:
+            sched.add(request("a", [3, 4], 0, 700, max_tokens=200, ignore_eos=True))
+            plan = sched.plan()
+            sched.commit(plan, ex.run(plan))
+        sched.add(request("b", [7] * 300, 1, 700, max_tokens=0))
+        found = []
+        while "b" in sched.by_rid:
+            plan = sched.plan()
+            found += [len(r.tokens) for r in plan.rows if r.rid == "b"]
+            sched.commit(plan, ex.run(plan))
+        return found
+
+    alone, beside = sizes(False), sizes(True)
+    assert alone[:-1] == [48] * 6  # nobody waits
+    assert beside[0] == 20  # with the attention to one another, 24 rows' worth
+    assert beside[:-1] == sorted(beside[:-1], reverse=True)
+    assert beside[-2] == 3  # 24 over 1 + 0.02 * 300
+    assert sum(alone) == sum(beside) == 300
+
+
+def test_a_score_that_no_budget_is_enough_for():
+    sched, ex = make(pages=200, budget=8, score_cost=100.0)
+    choices(sched, 2, PROMPT[:9], prompt_logprobs=0, max_tokens=0)
+    assert told(sched, ex)["1"] == ([], [None, *map(score, range(8))])
+
+
 class Chaos(RuleBasedStateMachine):
     """Random arrivals, aborts and steps over small pools."""
 
@@ -391,6 +561,21 @@ class Chaos(RuleBasedStateMachine):
         self.got[rid] = []
         self.count += 1
 
+    @rule(
+        prompt=st.lists(st.integers(1, 3), min_size=1, max_size=30),
+        most=st.lists(st.integers(0, 9), min_size=1, max_size=5),
+        scored=st.sampled_from([None, 1]),
+    )
+    def add_choices(self, prompt, most, scored):
+        prompt, group = prompt[: self.limit - 1], PromptGroup()
+        for each in most:
+            rid = str(self.count)
+            params = {"max_tokens": each, "prompt_logprobs": scored, "ignore_eos": True}
+            self.sched.add(request(rid, prompt, self.count, self.limit, group, **params))
+            self.want[rid] = expected(prompt, each, self.limit, True)
+            self.got[rid] = []
+            self.count += 1
+
     @precondition(lambda self: self.sched.by_rid)
     @rule(data=st.data())
     def abort(self, data):
@@ -405,6 +590,9 @@ class Chaos(RuleBasedStateMachine):
             plan = self.sched.plan()
             assert bool(plan.rows) == self.sched.has_work()
             for out in self.sched.commit(plan, self.ex.run(plan), 2e-3):
+                if out.prompt_logprobs is not None:
+                    count = len(out.prompt_logprobs)
+                    assert out.prompt_logprobs == [None, *map(score, range(count - 1))]
                 self.got[out.rid] += out.tokens
                 if out.finish_reason:
                     assert self.got[out.rid] == self.want.pop(out.rid)

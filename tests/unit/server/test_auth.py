@@ -46,6 +46,16 @@ async def test_with_the_key(given: str) -> None:
         assert KEY not in told.text
 
 
+@pytest.mark.parametrize("keys", [[KEY, "wrong"], ["wrong", KEY], [KEY, KEY]])
+async def test_two_keys(keys: list[str]) -> None:
+    headers = [("Authorization", f"Bearer {key}") for key in keys]
+    async with asking(ServerConfig(api_key=KEY)) as client:
+        answer = await client.get("/v1/models", headers=headers)
+        assert answer.status_code == 400
+        assert "2 Authorization headers; send one" in answer.json()["error"]["message"]
+        assert (await client.get("/livez", headers=headers)).status_code == 200
+
+
 async def test_probes_and_figures_stay_open() -> None:
     async with asking(ServerConfig(api_key=KEY)) as client:
         statuses = {path: (await client.get(path)).status_code for path in OPEN}

@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
+import msgspec
 from support.toy_grammar import ToyGrammar
 
 from nextn.constraint import Constraint
+from nextn.grammar.fair_queue import Source
+from nextn.grammar.limits import Busy
 from nextn.request import Output, Request, SamplingParams, SpecStats
 from nextn.scheduler.stats import EngineStats
 from nextn.server import engine_process
-from nextn.server.messages import Abort, Add, Done, FlushCache, NewRequest, StepNews, Stop
+from nextn.server.messages import Abort, Done, FlushCache, NewRequest, Rejected, StepNews, Stop, add_of
 
 
 class OneStepEngine:
@@ -59,13 +62,21 @@ class Link:
         return next(self.says)
 
 
+class Waiting(Future[Any]):
+    def drop(self) -> None:
+        pass
+
+
 class Grammars:
     """All wait for the same."""
 
     def __init__(self) -> None:
-        self.compiling: Future[Any] = Future()
+        self.compiling = Waiting()
 
-    def submit(self, constraint: Constraint) -> Future[Any]:
+    def start(self) -> None:
+        pass
+
+    def submit(self, constraint: Constraint, source: Source) -> Waiting:
         return self.compiling
 
 
@@ -89,7 +100,7 @@ def test_nothing_is_flushed_under_a_request_that_waits() -> None:
     grammars = Grammars()
 
     def says(link: Link) -> Iterator[list[Any]]:
-        yield [Add([NEW])]
+        yield [add_of([NEW])]
         yield [FlushCache(1)]
         grammars.compiling.set_result(Toy())
         while not any(isinstance(message, StepNews) and message.outputs for message in link.heard):
@@ -105,12 +116,26 @@ def test_nothing_is_flushed_under_a_request_that_waits() -> None:
     assert engine.flushed == 1
 
 
+def test_one_that_finds_no_room_may_come_again() -> None:
+    class Full(Grammars):
+        def submit(self, constraint: Constraint, source: Source) -> Waiting:
+            assert source == Source("127.0.0.1", "80")
+            raise Busy("there is no room")
+
+    def says(link: Link) -> Iterator[list[Any]]:
+        yield [add_of([msgspec.structs.replace(NEW, client="127.0.0.1 80")])]
+        yield [Stop()]
+
+    _, heard = played(Full(), says)
+    assert heard == [Rejected("r", "there is no room", busy=True)]
+
+
 def test_it_gives_signs_of_life(monkeypatch: Any) -> None:
     """Else /health_generate would take it for dead, and so would the watchdog."""
     monkeypatch.setattr(engine_process, "IDLE_MS", 20)
 
     def says(link: Link) -> Iterator[list[Any]]:
-        yield [Add([NEW])]
+        yield [add_of([NEW])]
         for _ in range(3000):
             if len(link.heard) == 3:
                 break

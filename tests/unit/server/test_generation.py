@@ -61,7 +61,7 @@ def steps(rid: str, tokens: Sequence[int], cuts: Sequence[int], reason: str | No
     return news
 
 
-def run(engine: EngineClient, reply: Reply, news: Sequence[StepNews]) -> tuple[Any, list[Any]]:
+def run(engine: EngineClient, reply: Reply, news: Sequence[StepNews | Rejected]) -> tuple[Any, list[Any]]:
     """Plays the news; returns the whole answer, or the chunks when the request streams."""
 
     async def play() -> Any:
@@ -345,10 +345,21 @@ def test_a_grammar_that_cannot_go_on_is_an_error(tokenizer: Tokenizer) -> None:
     gen = generation(engine, tokenizer)
     (news,) = steps(gen.choices[0].request.rid, [5, 6], [], "error")
     news.outputs[0].error = "the grammar has no way to go on from here"
+    news.outputs[0].error_code = "grammar_error"
     with pytest.raises(ApiError, match="the grammar has no way to go on") as error:
         run(engine, Reply(CompletionRequest(prompt="x"), gen, "m"), [news])
-    assert error.value.status == 500
+    assert (error.value.status, error.value.code) == (400, "grammar_error")
     assert engine.active == 0
+
+
+def test_no_room_for_its_grammar(tokenizer: Tokenizer) -> None:
+    engine = client()
+    gen = generation(engine, tokenizer)
+    news = Rejected(gen.choices[0].request.rid, "they wait", busy=True)
+    with pytest.raises(ApiError, match="they wait") as error:
+        run(engine, Reply(CompletionRequest(prompt="x"), gen, "m"), [news])
+    assert (error.value.status, error.value.code) == (503, "grammars_busy")
+    assert error.value.headers["Retry-After"] == "1"
 
 
 def test_likelihood_of_candidates(tokenizer: Tokenizer) -> None:

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engine_socket import EngineSocket
+from support.scripted_socket import post
 
 from nextn.request import Output, SamplingParams, TokenLogprob
 from nextn.scheduler.stats import EngineStats
 from nextn.server.engine_client import EngineClient
 from nextn.server.generation import Generation, Prompt
-from nextn.server.logprobs import LogprobStream, chat_logprobs, completion_logprobs
-from nextn.server.messages import Ready, StepNews, decode_from_engine, encode
+from nextn.server.logprobs import PromptEntries, chat_logprobs, completion_logprobs
+from nextn.server.messages import PromptScores, Ready, StepNews, decode_from_engine, encode
 from nextn.server.metrics import Metrics
 from nextn.server.openai import Reply
 from nextn.server.protocol import ChatRequest, CompletionRequest
@@ -49,12 +50,12 @@ def answer(
     params = SamplingParams(logprobs=2, prompt_logprobs=None if echo is None else 2)
     gen = Generation(engine, tokenizer, [Prompt(list(prompt), params, stop, echo)], 1, 0.0)
     rid = gen.choices[0].request.rid
-    outs, at = [], 0
+    outs, scores, at = [], [], 0
     for run in [*cuts, len(tokens) + 1]:
         part = list(tokens[at : at + run])
         out = Output(rid, part, [0] * len(part), logprobs=[logprob_of(t) for t in part])
         if at == 0 and echo is not None:
-            out.prompt_logprobs = [None, *map(logprob_of, prompt[1:])]
+            scores = [PromptScores.pack([rid], [None, *map(logprob_of, prompt[1:])])]
         at += run
         if at >= len(tokens):
             out.finish_reason, out.matched = reason, matched
@@ -74,8 +75,9 @@ def answer(
 
         working = asyncio.ensure_future(chunks() if request.stream else whole())
         await asyncio.sleep(0)
-        for out in outs:
-            engine.receive(decode_from_engine(encode(StepNews([out], EngineStats(), 0.1))))
+        for i, out in enumerate(outs):
+            news = StepNews([out], EngineStats(), 0.1, [] if i else scores)
+            engine.receive(decode_from_engine(encode(news)))
             await asyncio.sleep(0)
         return await working
 
@@ -170,9 +172,8 @@ def test_special_tokens_spelled_out_in_a_prompt(tokenizer: Tokenizer) -> None:
     assert prompt[0] == BOS
     assert prompt[2] == EOS
     for echo, offsets in (("a<eos>b", [0, 0, 1, 6]), ("ab", [0, 0, 1, 1])):
-        stream = LogprobStream(tokenizer, tokenizer.token_bytes())
-        stream.push_prompt(echo, prompt, [None, *map(logprob_of, prompt[1:])])
-        assert [e.offset for e in stream.rest()] == offsets
+        made = PromptEntries(tokenizer, echo, prompt, [None, *map(logprob_of, prompt[1:])])
+        assert [e.offset for e in (*made.entries, *made.rest)] == offsets
 
 
 def test_names_of_tokens(tokenizer: Tokenizer) -> None:
@@ -188,3 +189,67 @@ def test_names_of_tokens(tokenizer: Tokenizer) -> None:
 def test_nothing_asked_for_nothing_told(tokenizer: Tokenizer) -> None:
     assert completion_logprobs([], tokenizer).tokens == []
     assert chat_logprobs([], tokenizer).content == []
+
+
+@pytest.mark.parametrize("length", [3, 600], ids=["at once", "in a thread"])
+@pytest.mark.parametrize("ended", [None, 0, 1])
+def test_scores_of_a_prompt_come_once(tokenizer: Tokenizer, length: int, ended: int | None) -> None:
+    """For all choices, also when the one that was first has been ended."""
+    engine = EngineClient(Metrics(40))
+    engine.attach(Ready(258, 1024, 2, {}, EngineStats()), EngineSocket())  # type: ignore[arg-type]
+    prompt = [BOS, *([5] * (length - 1))]
+    echo = tokenizer.decode(prompt)
+    params = SamplingParams(max_tokens=2, logprobs=2, prompt_logprobs=2)
+    gen = Generation(engine, tokenizer, [Prompt(prompt, params, (), echo)], 3, 0.0, name="answer")
+    rids = [choice.request.rid for choice in gen.choices]
+    assert len({choice.request.group for choice in gen.choices}) == 1
+
+    async def play() -> Any:
+        working = asyncio.ensure_future(Reply(CompletionRequest(prompt="x", n=3), gen, "m").whole())
+        await asyncio.sleep(0)
+        if ended is not None:
+            engine.end(f"answer-{ended}")
+        scores = PromptScores.pack(rids, [None, *map(logprob_of, prompt[1:])])
+        ends = [Output(rid, [6], [0], "length", logprobs=[logprob_of(6)]) for rid in rids]
+        for news in (
+            StepNews(ends[:1], EngineStats(), 0.1, [scores]),
+            StepNews(ends[1:], EngineStats(), 0.1),
+        ):
+            engine.receive(decode_from_engine(encode(news)))
+        return json.loads(await working)["choices"]
+
+    for i, choice in enumerate(asyncio.run(play())):
+        assert choice["finish_reason"] == ("abort" if i == ended else "length")
+        if i != ended:
+            told = choice["logprobs"]
+            expected = [*prompt[1:], 6]
+            assert told["token_logprobs"] == [None, *(logprob_of(t).logprob for t in expected)]
+            assert len(told["tokens"]) == len(told["text_offset"]) == len(told["top_logprobs"]) == length + 1
+            assert told["text_offset"][-1] == len(echo)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(tokens=st.lists(st.integers(0, 257), min_size=1, max_size=9), top=st.integers(0, 3))
+def test_scores_unpack_to_what_was_packed(tokens: list[int], top: int) -> None:
+    told = [None, *(TokenLogprob(-t / 7, [(i, -i / 3) for i in range(top)]) for t in tokens[1:])]
+    scores = PromptScores.pack(["a"], told)
+    assert decode_from_engine(encode(StepNews([], EngineStats(), 0.1, [scores]))).scores[0].unpack() == told
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_one_shape_where_there_are_none(tokenizer: Tokenizer, asked: bool) -> None:
+    """An answer without a token; and chunks that have none: the first of a chat, the last that ends it."""
+    stopped: dict[str, Any] = {"stop": "a", "max_tokens": 5}
+    tokens = tokenizer.encode("a", False)
+    lists = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+    text = {"prompt": "x", "logprobs": 1 if asked else None, **stopped}
+    whole = post(tokenizer, "/v1/completions", tokens, **text)
+    (chunk,) = post(tokenizer, "/v1/completions", tokens, stream=True, **text)
+    for each in (whole, chunk):
+        assert each["choices"][0]["logprobs"] == (lists if asked else None)
+    chat = {"messages": [{"role": "user", "content": "x"}], "logprobs": asked, **stopped}
+    whole = post(tokenizer, "/v1/chat/completions", tokens, **chat)
+    chunks = post(tokenizer, "/v1/chat/completions", tokens, stream=True, **chat)
+    assert len(chunks) == 2
+    for each in (whole, *chunks):
+        assert each["choices"][0]["logprobs"] == ({"content": [], "refusal": None} if asked else None)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.small_tokenizer import write_small_tokenizer
 
-from nextn.request import Request
+from nextn.request import PromptGroup, Request
 from nextn.scheduler.stats import EngineStats
 from nextn.server.engine_client import EngineClient
 from nextn.server.engine_process import add
@@ -45,5 +45,5 @@ async def test_priority_arrives(tmp_path: Path, option: str, sign: int) -> None:
     ]
     engine = KeepingEngine()
     for generation in made:
-        add(engine, None, {}, generation.choices[0].request, None)  # type: ignore[arg-type]
+        add(engine, None, {}, generation.choices[0].request, None, PromptGroup())  # type: ignore[arg-type]
     assert [request.priority for request in engine.added] == [3 * sign] * 3

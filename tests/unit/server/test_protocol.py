@@ -144,7 +144,8 @@ def test_bad_fields_are_named(fields: dict[str, Any], param: str) -> None:
         ({"min_tokens": 9}, "min_tokens is 9; it must be between 0 and max_tokens"),
         ({"frequency_penalty": 3}, "frequency_penalty is 3.0"),
         ({"presence_penalty": -3}, "presence_penalty is -3.0"),
-        ({"repetition_penalty": 0}, "repetition_penalty is 0.0"),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0.0; it must be in (0, 2]"),
+        ({"repetition_penalty": 2.1}, "repetition_penalty is 2.1; it must be in (0, 2]"),
         ({"stop_token_ids": [100]}, "stop_token_ids is (100,)"),
         ({"stop_token_ids": [10**30]}, "stop_token_ids is"),
         (

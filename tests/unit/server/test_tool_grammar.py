@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.grammars import compiled
 
 from nextn.config import model_folder
 from nextn.grammar.base import Backend, Vocabulary, make_backend
@@ -44,7 +45,7 @@ def answer(parser: str, *calls: tuple[str, str]) -> str:
 @pytest.mark.parametrize("parser", sorted(FORMATS))
 def test_grammars_of_calls(backend: Backend, tokenizer: Tokenizer, parser: str) -> None:
     def fits(text: str, parallel: bool = True, thought: bool = False, tools: object = TOOLS) -> bool:
-        grammar = backend.compile(call_grammar(parser, tools, parallel, thought)).begin()  # type: ignore[arg-type]
+        grammar = compiled(backend, call_grammar(parser, tools, parallel, thought)).begin()  # type: ignore[arg-type]
         tokens = tokenizer.encode(text, add_special_tokens=False)
         return grammar.advance(tokens) == len(tokens) and grammar.accepting
 
@@ -77,10 +78,10 @@ def test_strict_functions(backend: Backend, tokenizer: Tokenizer, parser: str) -
     """The text is free, reasoning and all; calls have the strict one's arguments, or the other's any JSON."""
     constraint = strict_grammar(parser, STRICT)
     assert constraint is not None
-    compiled = backend.compile(constraint)
+    made = compiled(backend, constraint)
 
     def fits(text: str) -> bool:
-        grammar = compiled.begin()
+        grammar = made.begin()
         tokens = tokenizer.encode(text, add_special_tokens=False)
         return grammar.advance(tokens) == len(tokens) and grammar.accepting
 

@@ -134,6 +134,13 @@ def test_decoder_of_another_kind(make_folder: Any) -> None:
         ('{"chat_template": [{"name": "default"}]}', "chat_template must be a string or a list"),
         ('{"chat_template": "{% if %}"}', "the chat template is not valid"),
         ('{"x": "\udcff"}', "cannot be read"),
+        pytest.param("[" * 100_000, "cannot be read as JSON", id="deep"),
+        pytest.param('{"x": ' + "9" * 5000 + "}", "cannot be read as JSON", id="digits"),
+        pytest.param(
+            json.dumps({"chat_template": "{{" + "(" * 3000 + "1" + ")" * 3000 + "}}"}),
+            "the chat template is not valid",
+            id="deep template",
+        ),
     ],
 )
 def test_bad_config(make_folder: Any, text: str, message: str) -> None:
@@ -141,6 +148,16 @@ def test_bad_config(make_folder: Any, text: str, message: str) -> None:
     (path / "tokenizer_config.json").write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(ValueError, match=rf"tokenizer_config\.json:? .*{message}"):
         Tokenizer.from_folder(path)
+
+
+def test_files_that_are_too_large(make_folder: Any) -> None:
+    path = make_folder()
+    for name in ("tokenizer_config.json", "tokenizer.json"):
+        with (path / name).open("r+b") as file:
+            file.truncate(600_000_000)  # a hole: it takes no room on the disk
+        with pytest.raises(ValueError, match=rf"{name}.* 600000000 bytes; 500000000 is the most"):
+            Tokenizer.from_folder(path)
+        (path / name).write_text("{}")
 
 
 def test_import_is_light() -> None:

@@ -9,15 +9,15 @@ import torch
 from scipy import stats
 
 from nextn.engine import sampler
-from nextn.ops.base import Drawn
+from nextn.ops.base import NO_TOKEN, Drawn
 from nextn.ops.cpu.draw import draw
 from nextn.ops.cpu.library import library
 
 INF = math.inf
 
 
-def native_draw(logits: torch.Tensor, draws: list[Drawn]) -> list[int]:
-    return draw(library(), logits, draws)
+def native_draw(logits: torch.Tensor, draws: list[Drawn], confidence: list[float] | None = None) -> list[int]:
+    return draw(library(), logits, draws, confidence)
 
 
 def drawn(seed: int, position: int = 0, **changes: float) -> Drawn:
@@ -162,10 +162,43 @@ def test_distribution(level: str, filters: dict[str, float]) -> None:
     )
 
 
-def test_not_a_number_does_no_harm(level: str) -> None:
-    """A broken model's logits give some token of the vocabulary."""
-    z = logits(8, 2000)
-    z[:, ::3] = torch.nan
-    z[4] = torch.nan
-    asked = [drawn(i, temperature=float(i % 4 > 0), top_k=(0, 700)[i % 2], top_p=0.9) for i in range(8)]
-    assert all(0 <= token < 2000 for token in native_draw(z, asked))
+@pytest.mark.parametrize("vocab", [1, 2, 300, 4096])
+@pytest.mark.parametrize(
+    "filters", [{}, {"top_k": 1}, {"top_k": 20}, {"top_p": 0.8}, {"min_p": 0.05}], ids=str
+)
+def test_the_same_confidence(level: str, vocab: int, filters: dict[str, float]) -> None:
+    z = logits(12, vocab, seed=vocab)
+    z[3] = z[3].round()  # equal ones
+    asked = [
+        drawn(seed=i, position=i, temperature=(0.0, 0.4, 1.0, 3.0)[i % 4], rows=1 + i % 2, **filters)
+        for i in range(8)
+    ]
+    native, plain = [], []
+    tokens = native_draw(z.clone(), asked, native)
+    assert tokens == native_draw(z.clone(), asked) == sampler.draw(z.clone(), asked, plain)
+    assert native == pytest.approx(plain, abs=1e-4)
+
+
+@pytest.mark.parametrize("vocab", [1, 15, 64, 65, 2000])
+@pytest.mark.parametrize("bad", [torch.nan, INF])
+def test_there_is_no_choice_among_what_is_not_finite(level: str, vocab: int, bad: float) -> None:
+    """A NaN or +infinity anywhere, or nothing but -infinity; the rows beside it choose as ever."""
+    z = logits(9, vocab)
+    z[1, 0] = z[3, vocab // 2] = z[5, vocab - 1] = bad
+    z[6], z[7] = bad, -INF
+    asked = [
+        drawn(i, temperature=(0.0, 1.0, 0.7)[i % 3], top_k=(0, 5)[i % 2], top_p=(1.0, 0.9)[i // 2 % 2])
+        for i in range(9)
+    ]
+    got = native_draw(z.clone(), asked)
+    assert got == sampler.draw(z.clone(), asked)
+    assert [i for i, token in enumerate(got) if token == NO_TOKEN] == [1, 3, 5, 6, 7]
+    assert all(0 <= got[i] < vocab for i in (0, 2, 4, 8))
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 0.5])
+def test_logits_that_their_temperature_makes_infinite(level: str, temperature: float) -> None:
+    z = torch.tensor([[1.0, 3e38, -3e38, 2e38]])
+    asked = [drawn(1, temperature=temperature)]
+    assert native_draw(z.clone(), asked) == sampler.draw(z.clone(), asked) == [NO_TOKEN]
+    assert native_draw(z.clone(), [drawn(1, temperature=1.0)]) == [1]

@@ -1,0 +1,61 @@
+"""Attacks on a server by requests: grammars, regular expressions, prompts and parameters that one client may
+send, beside an honest client that must not notice.
+
+python benchmarks/attacks.py                                   # all, a few minutes
+python benchmarks/attacks.py --attack lark-chain gbnf-leaves
+python benchmarks/attacks.py --short                           # as in the tests: nothing depends on speed
+
+What must hold is in faults/attacks.py, the requests are in faults/attack_cases.py. The exit code is 1 when
+something did not hold; the last line is JSON. On a machine with other work, limit what a server that does
+not hold may take: `ulimit -v 12000000`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent / "faults"))
+
+from attacks import NAMES, Rules, play_all
+from last_line import tell
+
+from nextn.bench.machine import this_machine
+from nextn.config import EMBEDDED
+
+SHORT = Rules(limit=60.0, slower=None, megabytes=200.0, patience=5.0, warm=2)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model-path", default=EMBEDDED)
+    parser.add_argument("--attack", nargs="+", choices=NAMES, default=list(NAMES))
+    parser.add_argument("--short", action="store_true", help="shorter waits; times do not count")
+    parser.add_argument("--limit", type=float, help="seconds after which a request is taken for a hang")
+    parser.add_argument("--threads", type=int, help="of the engine")
+    parser.add_argument("--output-dir", type=Path, help="where the result is kept")
+    args = parser.parse_args()
+    rules = SHORT if args.short else Rules()
+    if args.limit is not None:
+        rules = dataclasses.replace(rules, limit=args.limit)
+    options = ["--model-path", args.model_path, "--shutdown-timeout", "1"]
+    if args.threads is not None:
+        options += ["--threads", str(args.threads)]
+    told = {}
+    for name, result in play_all(args.attack, options, rules):
+        told[name] = result
+        print(f"{name}: {result}", file=sys.stderr, flush=True)
+    held = all(result["held"] for result in told.values())
+    machine = dataclasses.asdict(this_machine())
+    tell(
+        "attacks",
+        {"model": args.model_path, "machine": machine, "held": held, "attacks": told},
+        args.output_dir,
+    )
+    return 0 if held else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

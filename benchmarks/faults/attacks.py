@@ -1,0 +1,230 @@
+"""Plays attacks on a server, beside an honest client, and says what of that which must hold did not.
+
+Of each attack: every request of it ends soon, in an answer or a 4xx (or its client leaves); the honest client
+is served, within twice its usual time; the engine's process is the same; the memory of all processes of the
+server comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import itertools
+import os
+import signal
+import statistics
+import time
+from collections.abc import Awaitable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+from attack_cases import ATTACKS, KEY, KEYED, Attack, Request, encoded
+from client import Answer, Hung, ask
+from server import Server, family
+
+STOPPED = "engine-stopped"  # the one that is no request
+NAMES = (*ATTACKS, STOPPED)
+RESTARTS = "nextn:engine_restarts_total"
+SINCE = "nextn:seconds_since_last_step"
+
+
+@dataclass(frozen=True)
+class Rules:
+    """limit: seconds that a request may take before it is a hang. slower: how many times its usual time the
+    honest client's may be, None: any. megabytes: that may stay, when `patience` seconds have passed."""
+
+    limit: float = 60.0
+    slower: float | None = 2.0
+    megabytes: float = 50.0
+    patience: float = 60.0
+    warm: int = 8  # honest requests before an attack
+
+
+@dataclass
+class Report:
+    failures: list[str] = field(default_factory=list)
+    ended: collections.Counter[str] = field(default_factory=collections.Counter)
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    def need(self, ok: bool, what: str) -> None:
+        if not ok:
+            self.failures.append(what)
+
+    def result(self) -> dict[str, Any]:
+        return {
+            "held": not self.failures,
+            "failures": self.failures,
+            "ended": dict(self.ended),
+        } | self.figures
+
+
+class Honest:
+    """A client with one request after another, each unlike those before."""
+
+    def __init__(self, server: Server, attack: Attack, limit: float) -> None:
+        self.server, self.attack, self.limit = server, attack, limit
+        self.number = 0
+        self.headers = f"authorization: Bearer {KEY}\r\n" if attack.options == KEYED else ""
+
+    async def once(self) -> float:
+        """Seconds of one request. AssertionError when it is not served."""
+        self.number += 1
+        body = {
+            "prompt": f"import os  # {self.number}\n", "max_tokens": 16, "temperature": 0,
+            "ignore_eos": True, **self.attack.honest(self.number),
+        }  # fmt: skip
+        answer = await within(ask(self.server.address, body, headers=self.headers), self.limit)
+        assert answer is not None, f"the honest client had no answer for {self.limit:.0f} s"
+        assert answer.ended == "whole", f"the honest client's request: {answer.status} {answer.code}"
+        return answer.seconds
+
+    async def beside(self, attack: asyncio.Future[Any]) -> list[float]:
+        """Until the attack is over; three requests at least."""
+        seconds: list[float] = []
+        while not attack.done() or len(seconds) < 3:
+            seconds.append(await self.once())
+            await asyncio.sleep(0.05)
+        return seconds
+
+
+async def within(answer: Awaitable[Answer], limit: float) -> Answer | None:
+    """None for a hang."""
+    try:
+        return await asyncio.wait_for(answer, limit)
+    except (asyncio.TimeoutError, Hung):
+        return None
+
+
+async def sent(server: Server, request: Request, refused: bool, limit: float, report: Report) -> None:
+    """One request of an attack, and what became of it."""
+    leaves = request.leaves
+    try:
+        answer = await within(
+            ask(
+                server.address, encoded(request), request.path, headers=request.headers,
+                leave_after=None if leaves is None else 0, pause=leaves or 0.0,
+            ),
+            limit,
+        )  # fmt: skip
+    except (OSError, ValueError, KeyError, TypeError) as e:  # nobody listens; no JSON; no error in it
+        report.failures.append(f"{request.path}: no proper answer: {e!r}")
+        return
+    if answer is None:
+        report.ended["hung"] += 1
+        report.failures.append(f"{request.path}: no answer within {limit:.0f} s")
+        return
+    report.ended[f"{answer.ended} {answer.status or ''}".strip()] += 1
+    proper = answer.ended in (("error",) if refused else ("error", "whole", "left"))
+    if not proper or answer.status >= 500 or (answer.ended == "error" and answer.status < 400):
+        report.failures.append(f"{request.path}: {answer.ended}, {answer.status} {answer.code}")
+
+
+async def stopped(server: Server, report: Report) -> None:
+    """The engine's process is stopped for some seconds, under load; the metric must tell."""
+    engine = engine_of(server)
+    assert engine is not None, "there is no engine"
+    asked = asyncio.create_task(ask(server.address, {"prompt": "import os", "max_tokens": 64}))
+    await asyncio.sleep(0.2)
+    os.kill(engine, signal.SIGSTOP)
+    try:
+        seen = []
+        for _ in range(3):
+            await asyncio.sleep(1.0)
+            seen.append((await asyncio.to_thread(server.metrics)).get(SINCE))
+        report.figures["since_last_step"] = seen
+        grew = all(a is not None and b is not None and b > a for a, b in itertools.pairwise(seen))
+        report.need(grew, f"{SINCE} does not grow while the engine is stopped: {seen}")
+    finally:
+        os.kill(engine, signal.SIGCONT)
+    answer = await asked
+    report.need(answer.ended == "whole", f"its request after it went on: {answer.ended} {answer.status}")
+
+
+async def play(name: str, server: Server, rules: Rules) -> dict[str, Any]:
+    attack = ATTACKS.get(name, Attack(list))
+    report, honest = Report(), Honest(server, attack, rules.limit)
+    usual = [await honest.once() for _ in range(rules.warm)]
+    before, engine, restarts = family_megabytes(server), engine_of(server), server.metrics()[RESTARTS]
+    peak = [before]
+    watching = asyncio.create_task(watch(server, peak))
+    began = time.monotonic()
+    if name == STOPPED:
+        attacking = asyncio.ensure_future(stopped(server, report))
+        await attacking
+    else:
+        requests = attack.make()
+        each = (sent(server, request, attack.refused, rules.limit, report) for request in requests)
+        attacking = asyncio.gather(*each)
+    try:
+        during = await honest.beside(attacking)
+    except (AssertionError, OSError) as e:
+        report.failures.append(str(e) or repr(e))
+        during = []
+    await attacking
+    took = time.monotonic() - began
+    if during and rules.slower is not None and name != STOPPED:
+        times = statistics.median(during) / statistics.median(usual)
+        report.need(times <= rules.slower, f"the honest client took {times:.1f} times its usual time")
+    same = engine == engine_of(server) and server.metrics()[RESTARTS] == restarts
+    report.need(same, f"the engine's process was {engine}, now it is {engine_of(server)}")
+    after = await settled(server, before + rules.megabytes, rules.patience)
+    report.need(after <= before + rules.megabytes, f"{after - before:.0f} MB more stayed")
+    watching.cancel()
+    report.need(not server.complaints(), f"the log: {server.complaints()[:3]}")
+    report.figures |= {
+        "seconds": round(took, 2),
+        "honest_ms": [round(1e3 * statistics.median(s), 1) if s else None for s in (usual, during)],
+        "honest_slowest_ms": round(1e3 * max(during), 1) if during else None,
+        "megabytes": [round(m, 1) for m in (before, max(peak), after)],
+    }
+    return report.result()
+
+
+def engine_of(server: Server) -> int | None:
+    """The engine's process is the first that the server starts."""
+    return min(server.pids()[1:], default=None)
+
+
+def family_megabytes(server: Server) -> float:
+    return sum(m for _, m in family(server.pids()[0]))
+
+
+async def watch(server: Server, peak: list[float]) -> None:
+    while True:
+        with contextlib.suppress(OSError):
+            peak.append(family_megabytes(server))
+        await asyncio.sleep(0.1)
+
+
+async def settled(server: Server, wanted: float, patience: float) -> float:
+    """Memory, as soon as it is no more than `wanted`, or when the patience is over."""
+    deadline = time.monotonic() + patience
+    while True:
+        megabytes = family_megabytes(server)
+        if megabytes <= wanted or time.monotonic() > deadline:
+            return megabytes
+        await asyncio.sleep(0.25)
+
+
+def play_all(names: list[str], options: list[str], rules: Rules) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Results one by one. Attacks of the same options share a server until one fails."""
+    running: tuple[tuple[str, ...], Server] | None = None
+    with contextlib.ExitStack() as stack:
+        for name in sorted(names, key=lambda n: tuple(options_of(n))):
+            wanted = tuple(options_of(name))
+            if running is None or running[0] != wanted:
+                stack.close()
+                running = (wanted, stack.enter_context(Server([*options, *wanted])))
+            try:
+                result = asyncio.run(play(name, running[1], rules))
+            except (OSError, AssertionError, ValueError, httpx.HTTPError) as e:
+                result = {"held": False, "failures": [f"the server is gone: {e!r}"]}
+            yield name, result
+            if not result["held"]:
+                running = None
+
+
+def options_of(name: str) -> list[str]:
+    return list(ATTACKS[name].options) if name in ATTACKS else []

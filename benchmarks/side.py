@@ -1,0 +1,81 @@
+"""One engine among several that take short turns in one process, so that a busy neighbour slows all alike."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from depth_claims import NO_COST_FILE
+
+from nextn.bench.prompts import heldout_prompts
+from nextn.config import EngineConfig, model_folder
+from nextn.engine.engine import Engine
+from nextn.request import Request, SamplingParams
+from nextn.tokenizer.tokenizer import Tokenizer
+
+AUTO = -1
+TURN = 0.06  # seconds
+LENGTHS = (64, 192)  # tokens of a text
+PROMPTS, PROMPT_TOKENS = 64, 64  # of held-out code; tokens at most
+
+
+class Turn(NamedTuple):
+    tokens: int
+    steps: int
+    seconds: float
+
+
+def load_prompts(model_path: str) -> list[list[int]]:
+    tokenizer = Tokenizer.from_folder(model_folder(model_path))
+    return [tokenizer.encode(text)[:PROMPT_TOKENS] for text in heldout_prompts(PROMPTS)]
+
+
+class Side:
+    """depth: drafts per step, or AUTO."""
+
+    def __init__(
+        self, config: EngineConfig, depth: int, prompts: Sequence[Sequence[int]], temperature: float = 0.0
+    ) -> None:
+        self.name = "auto" if depth == AUTO else str(depth)
+        self.prompts, self.temperature = prompts, temperature
+        self.engine = Engine(replace(config, speculative_num_steps=depth, **NO_COST_FILE))
+        self.requests = 0
+        self.live: list[str] = []  # the oldest first
+        self._paused = time.perf_counter()
+
+    def load(self, concurrency: int, seed: int, keep: int = 0) -> None:
+        """A new load, the same for every side. keep: so many of the running requests, the oldest, go on."""
+        for rid in self.live[keep:]:
+            self.engine.abort(rid)
+        del self.live[keep:]
+        self.luck = random.Random(seed)
+        self.concurrency = concurrency
+
+    def turn(self) -> Turn:
+        tokens = steps = 0
+        begin = time.perf_counter()
+        if self.engine._ended is not None:  # for the engine, time stands still in the others' turns
+            self.engine._ended += begin - self._paused
+        while (seconds := time.perf_counter() - begin) < TURN:
+            while len(self.live) < self.concurrency:
+                self._add()
+            for out in self.engine.step():
+                tokens += len(out.tokens)
+                if out.finish_reason is not None:
+                    self.live.remove(out.rid)
+            steps += 1
+        self._paused = time.perf_counter()
+        return Turn(tokens, steps, seconds)
+
+    def _add(self) -> None:
+        rid = str(self.requests)
+        self.requests += 1
+        self.live.append(rid)
+        params = SamplingParams(
+            max_tokens=self.luck.randint(*LENGTHS), temperature=self.temperature, ignore_eos=True,
+            seed=self.luck.randrange(1 << 30),
+        )  # fmt: skip
+        self.engine.add(Request(rid, list(self.luck.choice(self.prompts)), params))

@@ -1,0 +1,91 @@
+"""Who is next: round robin over the hosts that ask, and over the connections of each. Pure."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from nextn.grammar.limits import Busy
+
+PER_SOURCE = 64  # items of one connection that may wait; a batch may have as many constraints
+PER_ALL = 1024
+BYTES_PER_SOURCE, BYTES_PER_ALL = 2**24, 2**26  # of their texts
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Source:
+    """host: of a client; connection: which of its connections. "": this process itself."""
+
+    host: str = ""
+    connection: str = ""
+
+    @classmethod
+    def of(cls, name: str) -> Source:
+        """name: "host port"."""
+        host, _, connection = name.partition(" ")
+        return cls(host, connection)
+
+
+class FairQueue(Generic[Item]):
+    def __init__(self) -> None:
+        self._hosts: OrderedDict[str, OrderedDict[str, deque[tuple[Item, int]]]] = OrderedDict()
+        self._count = self._bytes = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def put(self, source: Source, item: Item, size: int) -> list[Item]:
+        """Where there is no more room, the last of those who have most waiting make way: these are returned.
+        Raises Busy where that is this source."""
+        connections = self._hosts.setdefault(source.host, OrderedDict())
+        line = connections.setdefault(source.connection, deque())
+        if len(line) >= PER_SOURCE or (line and sum(n for _, n in line) + size > BYTES_PER_SOURCE):
+            raise Busy(f"{len(line)} constraints of this connection wait to be compiled; try again later")
+        line.append((item, size))
+        self._count += 1
+        self._bytes += size
+        out: list[Item] = []
+        while self._count > PER_ALL or self._bytes > BYTES_PER_ALL:
+            out.append(self._last_of_most())
+        if any(each is item for each in out):
+            raise Busy(f"{self._count} constraints wait to be compiled; try again later")
+        return out
+
+    def take(self) -> Item:
+        """There must be one."""
+        host, connections = next(iter(self._hosts.items()))
+        connection, line = next(iter(connections.items()))
+        item, size = line.popleft()
+        self._hosts.move_to_end(host)
+        connections.move_to_end(connection)
+        self._left(host, connection, size)
+        return item
+
+    def remove(self, item: Item) -> bool:
+        """False where it does not wait here."""
+        for host, connections in self._hosts.items():
+            for connection, line in connections.items():
+                for i, (each, size) in enumerate(line):
+                    if each is item:
+                        del line[i]
+                        self._left(host, connection, size)
+                        return True
+        return False
+
+    def _last_of_most(self) -> Item:
+        host, connections = max(self._hosts.items(), key=lambda h: sum(map(len, h[1].values())))
+        connection, line = max(connections.items(), key=lambda c: len(c[1]))
+        item, size = line.pop()
+        self._left(host, connection, size)
+        return item
+
+    def _left(self, host: str, connection: str, size: int) -> None:
+        self._count -= 1
+        self._bytes -= size
+        if not self._hosts[host][connection]:
+            del self._hosts[host][connection]
+        if not self._hosts[host]:
+            del self._hosts[host]

@@ -1,0 +1,159 @@
+"""Compiled constraints and the memory that they take: when they were tried, and since.
+
+A library works lazily: what it learns of a constraint while texts follow it stays, for all texts of that
+constraint. So each is watched while it is used, and all of them together have a bound.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from nextn.constraint import Constraint, Grammar
+from nextn.grammar.base import Compiled
+from nextn.grammar.limits import MIB, SLOW_MASK, SLOW_MASKS, Busy, Limits, resident
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+LEAST = 16384  # bytes of one: of all that is too little to be seen
+
+
+class Held:
+    """One of them; a `Compiled`. `failure`: it came to a limit, and none of its texts can go on."""
+
+    def __init__(self, compiled: Compiled, size: int, memory: Memory) -> None:
+        self.compiled, self.memory = compiled, memory
+        self.bytes = size
+        self.unseen = 0  # bytes of growth since `memory` last looked
+        self.seconds = 0.0  # of masks that took long
+        self.failure: str | None = None
+        self.users: weakref.WeakSet[_Watched] = weakref.WeakSet()
+
+    def begin(self) -> Grammar:
+        grammar = _Watched(self.compiled.begin(), self)
+        self.users.add(grammar)
+        return grammar
+
+    def grow(self, size: int) -> None:
+        self.unseen += size
+        if self.unseen >= MIB:
+            size, self.unseen = self.unseen, 0
+            self.memory.grown(self, size)
+
+    def __del__(self) -> None:
+        self.memory.freed(self)
+
+    def delay(self, seconds: float) -> None:
+        self.seconds += seconds
+        if self.seconds > SLOW_MASKS:
+            self.failure = (
+                f"to find the tokens that may follow took more than {1000 * SLOW_MASK:g} ms too often, "
+                f"{SLOW_MASKS:g} s in all"
+            )
+
+
+class _Watched:
+    """A grammar in use."""
+
+    def __init__(self, grammar: Grammar, held: Held) -> None:
+        self.grammar, self.held = grammar, held
+
+    def mask(self) -> NDArray[np.bool_]:
+        before, began = resident.read(), time.thread_time()
+        found = self.grammar.mask()
+        seconds, after = time.thread_time() - began, resident.read()
+        if after != before:
+            self.held.grow(max(0, resident.grown(before, after)))
+        if seconds > SLOW_MASK:
+            self.held.delay(seconds)
+        if self.held.failure is None:
+            self.held.failure = self.grammar.failure
+        if self.held.failure is not None:
+            found[:] = False
+        return found
+
+    @property
+    def accepting(self) -> bool:
+        return self.held.failure is None and self.grammar.accepting
+
+    @property
+    def failure(self) -> str | None:
+        return self.held.failure
+
+    def advance(self, tokens: Sequence[int]) -> int:
+        return self.grammar.advance(tokens)
+
+    def rollback(self, count: int) -> None:
+        self.grammar.rollback(count)
+
+
+class Memory:
+    """All of them: those kept for later requests, the one used last at the end, and those still in use.
+    Thread-safe."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._lock = threading.RLock()
+        self._kept: dict[Constraint, Held] = {}
+        self._all: weakref.WeakSet[Held] = weakref.WeakSet()
+        self.bytes = 0  # of those in `_all`, and of those just freed
+
+    def get(self, constraint: Constraint) -> Held | None:
+        with self._lock:
+            held = self._kept.pop(constraint, None)
+            if held is None or held.failure is not None:
+                return None
+            self._kept[constraint] = held
+            return held
+
+    def keep(self, constraint: Constraint, compiled: Compiled, size: int) -> Held:
+        """size: in bytes. Raises ValueError if that is too much for one, Busy if there is no room."""
+        size = max(size, LEAST) + 2 * len(constraint.text)
+        if size > self.limits.one:
+            raise ValueError(f"{constraint.kind}: {self.limits.too_large}")
+        held = Held(compiled, size, self)
+        with self._lock:
+            self._make_room(held.bytes)
+            self.bytes += held.bytes  # which `freed` takes off, whatever comes
+            if self.bytes > self.limits.memory:
+                raise Busy(
+                    f"{constraint.kind}: the constraints in use take all of --grammar-memory-mb "
+                    f"({self.limits.memory // MIB}); try again later"
+                )
+            self._all.add(held)
+            self._kept[constraint] = held
+        return held
+
+    def freed(self, held: Held) -> None:
+        with self._lock:
+            self.bytes -= held.bytes
+
+    def grown(self, held: Held, size: int) -> None:
+        with self._lock:
+            held.bytes += size
+            self.bytes += size
+            if held.bytes > self.limits.one:
+                held.failure = f"with these texts {self.limits.too_large}"
+            self._make_room(0)
+            sound = [each for each in self._all if each.failure is None]
+            if sum(each.bytes for each in sound) > self.limits.memory:  # the others are about to end
+                largest = max(sound, key=lambda each: each.bytes)
+                largest.failure = (
+                    "the constraints in use take more than --grammar-memory-mb "
+                    f"({self.limits.memory // MIB}), and this one most"
+                )
+
+    def _make_room(self, size: int) -> None:
+        """Forgets those that nobody uses, the longest unused first, and those that came to a limit."""
+        if self.bytes + size <= self.limits.memory:
+            return
+        for constraint in list(self._kept):
+            if self.bytes + size <= self.limits.memory:
+                break
+            if self._kept[constraint].failure is not None or not len(self._kept[constraint].users):
+                del self._kept[constraint]

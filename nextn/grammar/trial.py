@@ -1,0 +1,116 @@
+"""What is tried in a worker's child: a constraint is compiled and followed for some tokens; a stop regex is
+compiled. Made here, loaded with its library, before anything of a client's comes near."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nextn.constraint import Constraint, Grammar, GrammarCursor
+from nextn.grammar.base import Vocabulary, make_backend
+from nextn.grammar.limits import SLOWEST_MASK, TRIAL_STACK, WALK_STACK, stack
+from nextn.grammar.worker import Try
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+WALK = 6  # tokens; where a library works lazily, most of it is done by the first mask
+WARM = Constraint("json_schema", '{"type": "object", "properties": {"a": {"type": "string"}}}')
+
+
+def options(backend: str, vocabulary: Vocabulary) -> dict[str, Any]:
+    """For `constraints`, as JSON."""
+    return {
+        "backend": backend,
+        "folder": str(vocabulary.folder),
+        "size": vocabulary.size,
+        "eos_ids": list(vocabulary.eos_ids),
+        "whitespace": vocabulary.whitespace,
+    }
+
+
+def constraints(options: Mapping[str, Any]) -> Try:
+    """A job's answer is the constraint as the backend prepares it; no job is one to get warm by."""
+    backend = make_backend(
+        options["backend"],
+        Vocabulary(Path(options["folder"]), options["size"], options["eos_ids"], options["whitespace"]),
+    )
+
+    def attempt(job: Mapping[str, Any]) -> tuple[str, object]:
+        constraint = Constraint(job["kind"], job["text"]) if job else WARM
+        with stack(TRIAL_STACK):
+            prepared = backend.prepare(constraint)
+            compiled = backend.compile(constraint.kind, prepared)
+        with stack(WALK_STACK):
+            grammar = Timed(compiled.begin())
+            first_look(grammar, constraint.kind)
+            walk(grammar)
+        if grammar.slowest > SLOWEST_MASK:
+            took, most = f"{1000 * grammar.slowest:.0f} ms", f"{1000 * SLOWEST_MASK:g} ms"
+            raise ValueError(
+                f"{constraint.kind}: to find the tokens that may follow takes {took}; {most} are allowed"
+            )
+        if grammar.failure is not None:
+            raise ValueError(f"{constraint.kind}: {grammar.failure}")
+        return prepared, (compiled, grammar)
+
+    return attempt
+
+
+class Timed:
+    """A grammar that knows how long its slowest mask took, in seconds of the processor."""
+
+    def __init__(self, grammar: Grammar) -> None:
+        self.grammar = grammar
+        self.slowest = 0.0
+
+    def mask(self) -> NDArray[np.bool_]:
+        began = time.thread_time()
+        found = self.grammar.mask()
+        self.slowest = max(self.slowest, time.thread_time() - began)
+        return found
+
+    @property
+    def accepting(self) -> bool:
+        return self.grammar.accepting
+
+    @property
+    def failure(self) -> str | None:
+        return self.grammar.failure
+
+    def advance(self, tokens: Sequence[int]) -> int:
+        return self.grammar.advance(tokens)
+
+    def rollback(self, count: int) -> None:
+        self.grammar.rollback(count)
+
+
+def first_look(grammar: Grammar, kind: str) -> None:
+    """Raises ValueError where no text can match."""
+    first = GrammarCursor(grammar, frozenset()).allowed()
+    if grammar.failure is not None:
+        raise ValueError(f"{kind}: {grammar.failure}")
+    if first is None or first.dead or first.ended:
+        raise ValueError(f"{kind}: no text matches it, or the empty one alone")
+
+
+def walk(grammar: Grammar) -> None:
+    for step in range(WALK):
+        found = grammar.mask().nonzero()[0]
+        if not len(found):
+            break
+        grammar.advance([int(found[step * 7919 % len(found)])])
+
+
+def stop_regexes(options: Mapping[str, Any]) -> Try:
+    """A job's answer is empty."""
+    from nextn.tokenizer.stop_regex import StopRegexes
+
+    def attempt(job: Mapping[str, Any]) -> tuple[str, object]:
+        with stack(WALK_STACK):
+            return "", StopRegexes([job.get("pattern", "warm")])
+
+    return attempt

@@ -1,0 +1,177 @@
+"""Processes that try what clients wrote, and may die of it.
+
+Started by `nextn.grammar.workers`: a parent, which loads a library once and never reads what a client wrote,
+and children that it forks, which have the library and limits that the kernel keeps. One that dies is
+replaced in a few milliseconds, however long loading takes.
+
+Over the control socket come the children's ends of socket pairs, one for each child that is wanted. A child
+takes jobs from it, one after the other; how it ended is added here. When the other end is closed the child is
+killed. When the control socket is closed all of them are, and the parent ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+import math
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+from nextn.grammar.limits import MIB, Limits, resident, statm
+
+PR_SET_PDEATHSIG = 1
+LONG_SECONDS, NICE = 0.25, 10  # a child that is busy for so long goes on behind everybody else
+SWOLLEN = 32 * MIB  # a child that has grown by as much has had its last job
+SEEN = MIB // 4  # growth that is worth a closer look
+# Of a job: what is to be sent back, and what must live while its memory is counted.
+Try = Callable[[Mapping[str, Any]], tuple[str, object]]
+
+
+def main(control: int, factory: str, options: Mapping[str, Any], limits: Limits) -> NoReturn:
+    """factory: "module:function", of the options, that makes a `Try`."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # they are the server's, which ends this process
+        signal.signal(number, signal.SIG_IGN)
+    module, _, name = factory.partition(":")
+    attempt: Try = getattr(importlib.import_module(module), name)(options)
+    Parent(socket.socket(fileno=control), attempt, limits).run()
+
+
+class Parent:
+    def __init__(self, control: socket.socket, attempt: Try, limits: Limits) -> None:
+        self.control, self.attempt, self.limits = control, attempt, limits
+        self.children: dict[int, tuple[int, socket.socket]] = {}  # file number -> pid, the child's end
+
+    def run(self) -> NoReturn:
+        ended, wake = socket.socketpair()
+        for end in (ended, wake):
+            end.setblocking(False)
+        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        poll = select.poll()
+        poll.register(self.control, select.POLLIN)
+        poll.register(ended, select.POLLIN)
+        while True:
+            for number, _ in poll.poll():
+                if number == self.control.fileno():
+                    _, numbers, _, _ = socket.recv_fds(self.control, 1, 1)
+                    if not numbers:
+                        self._end()
+                    link = socket.socket(fileno=numbers[0])
+                    self.children[link.fileno()] = self._fork(link, ended, wake), link
+                    poll.register(link, 0)  # whether the other end is closed
+                elif number == ended.fileno():
+                    ended.recv(4096)
+                elif number in self.children:
+                    os.kill(self.children[number][0], signal.SIGKILL)
+                    poll.unregister(number)
+            for number in [number for number in self.children if self._has_ended(number)]:
+                with contextlib.suppress(KeyError):  # it was killed
+                    poll.unregister(number)
+                self.children.pop(number)[1].close()
+
+    def _fork(self, link: socket.socket, *others: socket.socket) -> int:
+        pid = os.fork()
+        if pid:
+            return pid
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for other in (self.control, *others, *(link for _, link in self.children.values())):
+                other.close()
+            Child(link, self.attempt, self.limits).run()
+        finally:
+            os._exit(1)
+
+    def _has_ended(self, number: int) -> bool:
+        pid, link = self.children[number]
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            code = os.waitstatus_to_exitcode(status)
+            with contextlib.suppress(OSError):  # nobody listens
+                link.send(json.dumps({"code": code}).encode() + b"\n", socket.MSG_DONTWAIT)
+        return bool(ended)
+
+    def _end(self) -> NoReturn:
+        for pid, _ in self.children.values():
+            os.kill(pid, signal.SIGKILL)
+        os._exit(0)
+
+
+class Child:
+    def __init__(self, link: socket.socket, attempt: Try, limits: Limits) -> None:
+        self.link, self.attempt, self.limits = link, attempt, limits
+        self.nice = False
+
+    def run(self) -> NoReturn:
+        """A job is a line of JSON. The answer: an empty line at once, as the time runs from there; a line of
+        JSON, {"error"} or {"bytes", "length"}, which has "last" when it is; the text of that length."""
+        self._restrict()
+        self._try({})  # to touch the memory that was the parent's
+        before = resident()
+        with self.link.makefile("rb") as jobs:
+            for line in jobs:
+                self.link.sendall(b"\n")
+                self._limit_seconds()
+                timer = threading.Timer(LONG_SECONDS, self._make_way)
+                timer.start()
+                answer, text = self._try(json.loads(line))
+                timer.cancel()
+                if resident() - before > SEEN:
+                    trim()
+                if self.nice or resident() - before > SWOLLEN:
+                    answer["last"] = True
+                self.link.sendall(json.dumps(answer).encode() + b"\n" + text)
+        os._exit(0)
+
+    def _try(self, asked: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+        before = resident()
+        try:
+            text, _keep = self.attempt(asked)
+            if resident() - before > SEEN:
+                trim()
+            data = text.encode()
+            return {"bytes": max(0, resident() - before), "length": len(data)}, data
+        except BaseException as e:  # Rust's panics are no Exception
+            if isinstance(e, MemoryError) or "std::bad_alloc" in str(e):
+                return {"error": self.limits.too_large_to_compile}, b""
+            if isinstance(e, ValueError):
+                return {"error": str(e)}, b""
+            return {"error": f"the library failed on it: {e}"}, b""
+
+    def _restrict(self) -> None:
+        """Nothing goes to stderr: clients could write there."""
+        if sys.platform == "linux":
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2):
+            os.dup2(null, number)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        data = statm(5)
+        if data:
+            most = data + self.limits.peak + SWOLLEN
+            resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+
+    def _make_way(self) -> None:
+        self.nice = True  # for good: only root may take it back
+        os.setpriority(os.PRIO_PROCESS, os.getpid(), NICE)  # of the main thread
+
+    def _limit_seconds(self) -> None:
+        """Of the processor, from now on."""
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        seconds = math.ceil(used.ru_utime + used.ru_stime + self.limits.seconds)
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
+
+
+def trim() -> None:
+    """Gives back what was freed, where the C library can, so that it is not counted."""
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

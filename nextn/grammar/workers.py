@@ -1,0 +1,297 @@
+"""Tries what clients wrote in processes of its own, see `nextn.grammar.worker`, a few at a time.
+
+One thread does all of it: it starts the processes, gives them jobs, sees how they end, and ends those that
+take too long or whose job nobody waits for any more. Whoever submits never waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any, NamedTuple
+
+from nextn.grammar.fair_queue import FairQueue, Source
+from nextn.grammar.limits import MIB, Busy, Limits
+
+log = logging.getLogger("nextn.grammar")
+
+AT_ONCE = 2  # so that one that takes long leaves room for another
+ANSWER = 16 * MIB  # bytes; what a library makes of a constraint is a few times as long as that
+START_SECONDS = 60.0  # for the processes to load their library
+# As with multiprocessing's spawn, what this process can import the others can.
+RUN = (
+    "import json, sys; a = json.loads(sys.argv[1]); sys.path[:] = a['path']; "
+    "from nextn.grammar.limits import Limits; from nextn.grammar.worker import main; "
+    "main(a['control'], a['factory'], a['options'], Limits(**a['limits']))"
+)
+
+
+class Tried(NamedTuple):
+    """What came of a job: the text, and how many bytes of memory stayed in use."""
+
+    text: str
+    bytes: int
+
+
+@dataclass(eq=False)
+class Job:
+    asked: bytes  # a line
+    done: Future[Tried] = field(default_factory=Future)
+
+
+@dataclass(eq=False)
+class Child:
+    """A process, by the link to it. Without a job it waits for one."""
+
+    link: socket.socket
+    job: Job | None = None
+    unsent: bytes = b""
+    heard: bytearray = field(default_factory=bytearray)
+    deadline: float = 0.0  # monotonic, of its job
+
+
+class Workers:
+    """Processes are started by the first job, or by `start`. Thread-safe."""
+
+    def __init__(self, factory: str, options: Mapping[str, Any], limits: Limits) -> None:
+        """factory, options: for `worker.main`."""
+        self.factory, self.options, self.limits = factory, options, limits
+        self._lock = threading.Lock()
+        self._queue: FairQueue[Job] = FairQueue()
+        self._cancelled: list[Job] = []
+        self._closed = False
+        self._wake: socket.socket | None = None  # set once the thread runs
+        # The thread's own:
+        self._selector: selectors.BaseSelector
+        self._parent: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket
+        self._children: list[Child] = []
+        self._failed = False  # a parent ended; there is no other until there is a job
+
+    @property
+    def pid(self) -> int | None:
+        """Of the parent of those that try; None before it is there."""
+        return None if self._parent is None else self._parent.pid
+
+    def start(self) -> None:
+        """Gets ready for the first job, beside whatever else goes on."""
+        with self._lock:
+            self._running()
+
+    def submit(self, asked: Mapping[str, Any], source: Source) -> Future[Tried]:
+        """Its result raises ValueError for what is no good, Busy when it had to make way. To cancel it is
+        enough to cancel that. Raises Busy."""
+        job = Job(json.dumps(asked).encode() + b"\n")
+        with self._lock:
+            out = self._queue.put(source, job, len(job.asked))
+            wake = self._running()
+        job.done.add_done_callback(lambda done: self._cancel(job) if done.cancelled() else None)
+        for each in out:
+            settle(each, Busy("too many constraints wait to be compiled; try again later"))
+        poke(wake)
+        return job.done
+
+    def close(self) -> None:
+        """Ends the processes. Nothing may be submitted after it."""
+        with self._lock:
+            self._closed = True
+            wake, self._wake = self._wake, None
+        if wake is not None:
+            with wake:
+                poke(wake)
+
+    def _cancel(self, job: Job) -> None:
+        with self._lock:
+            if not self._queue.remove(job):
+                self._cancelled.append(job)
+            wake = self._wake
+        if wake is not None:
+            poke(wake)
+
+    def _running(self) -> socket.socket:
+        if self._wake is None:
+            assert not self._closed
+            woken, self._wake = socket.socketpair()
+            for end in (woken, self._wake):
+                end.setblocking(False)
+            threading.Thread(target=self._run, args=(woken,), name="grammar-workers", daemon=True).start()
+        return self._wake
+
+    def _run(self, woken: socket.socket) -> None:
+        with woken, selectors.DefaultSelector() as self._selector:
+            self._selector.register(woken, selectors.EVENT_READ)
+            while not self._closed:
+                self._fill()
+                for key, events in self._selector.select(self._time_left()):
+                    if key.fileobj is woken:
+                        with contextlib.suppress(BlockingIOError):
+                            woken.recv(4096)
+                    elif key.data is None:
+                        self._lost()
+                    elif key.data in self._children:
+                        self._go_on(key.data, events)
+                self._end_some()
+            for child in list(self._children):
+                self._end(child)
+                if child.job is not None:
+                    settle(child.job, ValueError("it was not compiled: this process ends"))
+            if self._parent is not None:
+                self._control.close()
+                self._parent.wait()
+
+    def _time_left(self) -> float | None:
+        deadlines = [child.deadline for child in self._children if child.job is not None]
+        return max(0.0, min(deadlines) - monotonic()) if deadlines else None
+
+    def _fill(self) -> None:
+        """As many children as there may be, and jobs for those that have none."""
+        if self._parent is None:
+            with self._lock:
+                if self._failed and not self._queue:
+                    return
+            self._start_parent()
+        while len(self._children) < AT_ONCE:
+            self._start_child()
+        for child in self._children:
+            if child.job is not None:
+                continue
+            with self._lock:
+                if not self._queue:
+                    return
+                job = self._queue.take()
+            if not job.done.cancelled():
+                child.job, child.unsent = job, job.asked
+                child.deadline = monotonic() + START_SECONDS
+                self._selector.modify(child.link, selectors.EVENT_READ | selectors.EVENT_WRITE, child)
+
+    def _go_on(self, child: Child, events: int) -> None:
+        try:
+            if events & selectors.EVENT_WRITE:
+                child.unsent = child.unsent[child.link.send(child.unsent) :]
+                if not child.unsent:
+                    self._selector.modify(child.link, selectors.EVENT_READ, child)
+            if not events & selectors.EVENT_READ:
+                return
+            data = child.link.recv(2**18)
+        except BlockingIOError:
+            return
+        except OSError:  # it ended without reading all of its job
+            data = b""
+        job = child.job
+        if data and not child.heard:
+            child.deadline = monotonic() + self.limits.seconds
+        child.heard += data
+        answer, text = self._answer(child)
+        if not data or job is None or len(child.heard) > ANSWER:
+            self._end(child)
+            if job is not None and len(child.heard) > ANSWER:
+                settle(job, ValueError(self.limits.too_large))
+            elif job is not None:
+                settle(job, ValueError(how_it_ended(answer.get("code"), self.limits)))
+        elif "error" in answer or len(text) == answer.get("length"):
+            child.job = None
+            child.heard.clear()
+            if "last" in answer:
+                self._end(child)
+            if "error" in answer:
+                settle(job, ValueError(answer["error"]))
+            else:
+                settle(job, Tried(text.decode(), answer["bytes"]))
+
+    @staticmethod
+    def _answer(child: Child) -> tuple[dict[str, Any], bytes]:
+        """As far as it is there."""
+        lines = bytes(child.heard).lstrip(b"\n").split(b"\n", 1)
+        if len(lines) < 2:
+            return {}, b""
+        return json.loads(lines[0]), lines[1]
+
+    def _end_some(self) -> None:
+        with self._lock:
+            cancelled, self._cancelled = self._cancelled, []
+        now = monotonic()
+        for child in list(self._children):
+            job = child.job
+            if job is not None and (job in cancelled or child.deadline <= now):
+                started = bool(child.heard)
+                self._end(child)
+                settle(job, ValueError(self.limits.too_slow if started else "the worker does not start"))
+
+    def _start_child(self) -> None:
+        link, theirs = socket.socketpair()
+        link.setblocking(False)
+        with theirs, contextlib.suppress(OSError):  # the parent has ended; that will be heard of
+            socket.send_fds(self._control, [b"c"], [theirs.fileno()])
+        child = Child(link)
+        self._children.append(child)
+        self._selector.register(link, selectors.EVENT_READ, child)
+
+    def _end(self, child: Child) -> None:
+        """The parent kills a child whose link is closed."""
+        self._children.remove(child)
+        self._selector.unregister(child.link)
+        child.link.close()
+
+    def _start_parent(self) -> None:
+        self._control, theirs = socket.socketpair()
+        told = {
+            "path": sys.path, "control": theirs.fileno(), "factory": self.factory, "options": self.options,
+            "limits": dataclasses.asdict(self.limits),
+        }  # fmt: skip
+        with theirs:
+            self._parent = subprocess.Popen(
+                [sys.executable, "-c", RUN, json.dumps(told)], stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                # Threads do not come along into a fork, and none of them would have work.
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+            )  # fmt: skip
+        self._selector.register(self._control, selectors.EVENT_READ)
+
+    def _lost(self) -> None:
+        """The parent has ended, which no job can do."""
+        assert self._parent is not None
+        self._selector.unregister(self._control)
+        self._control.close()
+        log.error("the grammar worker ended (exit code %s)", self._parent.wait())
+        self._parent, self._failed = None, True
+        for child in list(self._children):
+            self._end(child)
+            if child.job is not None:
+                settle(child.job, ValueError("the worker ended while it compiled this; see the server's log"))
+
+
+def poke(wake: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it is awake, or has ended
+        wake.send(b"w")
+
+
+def settle(job: Job, how: Tried | ValueError) -> None:
+    with contextlib.suppress(InvalidStateError):  # it was cancelled
+        if isinstance(how, ValueError):
+            job.done.set_exception(how)
+        else:
+            job.done.set_result(how)
+
+
+def how_it_ended(code: int | None, limits: Limits) -> str:
+    """Of a child that gave no answer."""
+    if code in (-signal.SIGSEGV, -signal.SIGBUS):
+        return "it is nested or linked too deeply"
+    if code == -signal.SIGXCPU:
+        return limits.too_slow
+    if code == -signal.SIGABRT:
+        return limits.too_large_to_compile
+    return f"the library failed on it (exit code {code})"

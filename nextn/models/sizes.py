@@ -1,0 +1,103 @@
+"""A config's sizes, held against the checkpoint's files before anything is allocated or counted through.
+
+    cfg = checked_config("/models/DeepSeek-V3")
+
+Headers are cheap to read: names and shapes say what the fields of config.json must be. So a config that asks
+for a billion layers is refused at once, by the field's name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+from nextn.models.config import ModelConfig
+from nextn.models.files import CheckpointError
+from nextn.models.loader import compare
+from nextn.models.names import expected_tensors, nextn_prefixes, shared_tensors
+from nextn.models.shards import Shards, open_shards
+
+LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
+EXPERT = re.compile(r"model\.layers\.\d{1,9}\.mlp\.experts\.(\d{1,9})\.")
+
+
+def checked_config(folder: str | Path) -> ModelConfig:
+    """The folder's config, its sizes those of the files. num_nextn_predict_layers is no more than the files
+    may hold: many converters drop the modules and keep the key.
+
+    Raises CheckpointError that names a field, its value and what the files hold; ValueError as
+    `ModelConfig.from_folder` does.
+    """
+    cfg = ModelConfig.from_folder(folder)
+    with open_shards(folder) as shards:
+        layers = _largest(LAYER, shards) + 1
+        _check_counts(cfg, shards, layers)
+        _check_shapes(cfg, shards)
+    most = max(0, layers - cfg.num_hidden_layers)
+    return dataclasses.replace(cfg, num_nextn_predict_layers=min(cfg.num_nextn_predict_layers, most))
+
+
+def check_target(folder: str | Path, cfg: ModelConfig) -> None:
+    """Raises CheckpointError with every tensor of the target that does not fit. cfg: a `checked_config`."""
+    expected, shared = expected_tensors(cfg, 0), shared_tensors(cfg, 0)
+    with open_shards(folder) as shards:
+        compare(shards, expected, shared, nextn_prefixes(cfg), cfg.quantization)
+
+
+def _largest(pattern: re.Pattern[str], shards: Shards) -> int:
+    """-1 where no tensor's name matches."""
+    return max((int(m[1]) for m in map(pattern.match, shards.where) if m), default=-1)
+
+
+def _check_counts(cfg: ModelConfig, shards: Shards, layers: int) -> None:
+    """That loops over layers and experts end soon."""
+    if cfg.num_hidden_layers > layers:
+        raise _error(shards, cfg, "num_hidden_layers", f"the files hold {_numbered('layers', layers)}")
+    experts = _largest(EXPERT, shards) + 1
+    if cfg.n_routed_experts > experts:
+        raise _error(shards, cfg, "n_routed_experts", f"the files hold {_numbered('experts', experts)}")
+
+
+def _check_shapes(cfg: ModelConfig, shards: Shards) -> None:
+    """That what is allocated by a field is as large as its tensor. Tensors that are not there are named with
+    all others that are missing, when the checkpoint is loaded."""
+    table, at, mlp = "model.embed_tokens", "model.layers.0.self_attn.", "model.layers.0.mlp."
+    moe = f"model.layers.{cfg.first_k_dense_replace}.mlp."
+    query = "q_proj" if cfg.q_lora_rank is None else "q_b_proj"
+    # field, tensor, axis that it makes, the field that it is multiplied by, what is added
+    wanted: list[tuple[str, str, int, str | None, int]] = [
+        ("vocab_size", table, 0, None, 0),
+        ("hidden_size", table, 1, None, 0),
+        ("q_lora_rank", f"{at}q_a_layernorm", 0, None, 0),
+        ("kv_lora_rank", f"{at}kv_a_layernorm", 0, None, 0),
+        ("qk_rope_head_dim", f"{at}kv_a_proj_with_mqa", 0, None, cfg.kv_lora_rank),
+        ("v_head_dim", f"{at}o_proj", 1, "num_attention_heads", 0),
+        ("qk_head_dim", f"{at}{query}", 0, "num_attention_heads", 0),
+    ]
+    if cfg.first_k_dense_replace:
+        wanted.append(("intermediate_size", f"{mlp}gate_proj", 0, None, 0))
+    if cfg.n_routed_experts:
+        wanted += [
+            ("n_routed_experts", f"{moe}gate", 0, None, 0),
+            ("moe_intermediate_size", f"{moe}experts.0.gate_proj", 0, None, 0),
+            ("n_shared_experts", f"{moe}shared_experts.gate_proj", 0, "moe_intermediate_size", 0),
+        ]
+    for field, tensor, axis, other, plus in wanted:
+        name, value = f"{tensor}.weight", getattr(cfg, field)
+        if not value or name not in shards.where:
+            continue
+        shape, times = shards.info(name).shape, getattr(cfg, other) if other else 1
+        if axis < len(shape) and value * times + plus != shape[axis]:
+            if field == "qk_head_dim":
+                field = "qk_nope_head_dim"
+            by = f" and {other} {times}" if other else ""
+            raise _error(shards, cfg, field, f"{name} in the files is {list(shape)}", by)
+
+
+def _numbered(things: str, count: int) -> str:
+    return f"{things} 0 to {count - 1}" if count else f"no {things}"
+
+
+def _error(shards: Shards, cfg: ModelConfig, field: str, found: str, by: str = "") -> CheckpointError:
+    return CheckpointError(f"{shards.folder / 'config.json'}: {field} is {getattr(cfg, field)}{by}; {found}")

@@ -1,0 +1,73 @@
+"""How many tokens a text has at least, without tokenizing it.
+
+A byte weighs 1 / (length of the longest token that has this byte in it). The bytes of one token weigh 1
+together at most, so a text has at least as many tokens as its bytes weigh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tokenizers
+from tokenizers import models
+
+from nextn.tokenizer.bytelevel import BYTE_OF_CHAR
+from nextn.tokenizer.pipeline import normalizers, pre_tokenizers
+
+CHUNK = 2**18  # characters weighed at once: the interpreter's lock is given up between them
+WHITESPACE = frozenset("".join(char for char in map(chr, range(0x3001)) if char.isspace()).encode())
+KEEP_ALL = ("ByteLevel", "Digits", "Split", "Punctuation")  # pre-tokenizers, unless they say "Removed"
+
+
+class Length:
+    """Of texts, by one tokenizer. `weights`: of each of the 256 bytes."""
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        self.weights = weights
+        self._groups = [
+            (weight, bytes(byte for byte in range(256) if weights[byte] == weight))
+            for weight in sorted(set(weights) - {0.0})
+        ]
+
+    def exceeds(self, texts: Sequence[str], most: int) -> bool:
+        """True: they have more than `most` tokens together. False: they may have fewer. Raises
+        UnicodeEncodeError for text that is not Unicode."""
+        total = 0.0
+        for text in texts:
+            for begin in range(0, len(text), CHUNK):
+                total += self._weight(text[begin : begin + CHUNK].encode())
+                if total * (1 - 1e-9) > most:  # a sum of floats is not exact
+                    return True
+        return False
+
+    def _weight(self, data: bytes) -> float:
+        return sum(weight * (len(data) - len(data.translate(None, group))) for weight, group in self._groups)
+
+
+def byte_weights(backend: tokenizers.Tokenizer) -> list[float]:
+    """0 for a byte of which a token may hold any number, so all zero where text may vanish on its way to the
+    tokens, or be one token whatever its length."""
+    drops = any(
+        part["type"] not in KEEP_ALL or part.get("behavior") == "Removed" for part in pre_tokenizers(backend)
+    )
+    if drops or normalizers(backend) or not isinstance(backend.model, models.BPE):
+        return [0.0] * 256
+    vocabulary = backend.get_vocab(with_added_tokens=False)
+    longest = [0] * 256
+    left = set(BYTE_OF_CHAR)
+    for spelled in sorted(vocabulary, key=len, reverse=True):
+        if not left:
+            break
+        for char in left.intersection(spelled):
+            longest[BYTE_OF_CHAR[char]] = len(spelled)
+        left.difference_update(spelled)
+    added = backend.get_added_tokens_decoder().values()
+    for token in added:
+        data = token.content.encode()
+        for byte in set(data):
+            longest[byte] = max(longest[byte], len(data))
+    # A byte that is no token by itself may be dropped, or be part of an unknown token.
+    unbounded = {byte for char, byte in BYTE_OF_CHAR.items() if char not in vocabulary}
+    if any(token.lstrip or token.rstrip for token in added):
+        unbounded |= WHITESPACE
+    return [0.0 if byte in unbounded else 1 / longest[byte] for byte in range(256)]

@@ -1,0 +1,60 @@
+"""`nextn serve` with the embedded model, whose target logits are not numbers for requests whose prompt begins
+with token BROKEN, from their third token on: python broken_engine.py [options]"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nextn.config import EngineConfig
+from nextn.engine.engine import Engine
+
+BROKEN, WHOLE = 7, 2
+
+
+def break_requests(engine: Engine) -> Engine:
+    """Spoils the hidden states of such requests: logits come from them, and drafts."""
+    executor, model = engine._executor, engine._executor.model
+    run, forward = executor.run, model.forward
+    spoilt: list[int] = []
+
+    def look(plan: Any) -> Any:
+        spoilt.clear()
+        at = 0
+        for row in plan.rows:
+            if row.history[0] == BROKEN and len(row.history) - row.num_prompt >= WHOLE:
+                spoilt.extend(range(at, at + len(row.tokens)))
+            at += len(row.tokens)
+        return run(plan)
+
+    def spoil(*args: Any) -> Tensor:
+        hidden: Tensor = forward(*args)
+        hidden[spoilt] = torch.nan
+        return hidden
+
+    executor.run, model.forward = look, spoil  # type: ignore[method-assign]
+    return engine
+
+
+def make(config: EngineConfig) -> Engine:
+    return break_requests(Engine(config))
+
+
+def main(argv: Sequence[str]) -> int:
+    from nextn import cli
+    from nextn.server import launch
+
+    serve = launch.serve
+    launch.serve = lambda config: serve(config, make)  # type: ignore[assignment]
+    return cli.main(["serve", *argv])
+
+
+if __name__ == "__main__":
+    # The engine process imports `make` by its module's name, which must not be __main__.
+    import broken_engine
+
+    sys.exit(broken_engine.main(sys.argv[1:]))

@@ -1,0 +1,123 @@
+"""The benchmarks of automatic depth in short forms: the result's shape and its arithmetic, never a speed."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from support.native_kernels import built_levels
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+FAKE = ["--model-path", "fake:1,0.75", "--threads", "1"]
+
+
+def run(script: str, *options: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / script), *options], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert found["machine"]["cores"] >= 1
+    return found
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+    def load(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    return load
+
+
+def test_cold_start(tmp_path: Path) -> None:
+    options = ["--starts", "1", "--seconds", "2", "--concurrency", "3", "--output", str(tmp_path)]
+    found = run("cold_start.py", *FAKE, *options)
+    (row,) = found["loads"]
+    assert row["requests"] == 3
+    (auto,), (none,) = row["tokens"]["auto"], row["tokens"]["none"]
+    assert row["ratio"] == auto / none
+    assert row["each_time"] == [auto / none]
+    assert found["claim"]["holds"] is (row["ratio"] >= 0.97)
+    assert found["engine"]["drafts"] == "auto"
+    (file,) = tmp_path.iterdir()
+    assert file.name.startswith("cold-start_")
+    assert json.loads(file.read_text()) == found
+
+
+def test_load_by_turns() -> None:
+    found = run("load_by_turns.py", *FAKE, "--many", "3", "--seconds", "0.2", "--times", "2")
+    assert [row["requests"] for row in found["loads"]] == [3, 1]
+    for row in found["loads"]:
+        assert set(row["tokens_per_s"]) == {"0", "2", "auto"}
+        assert min(row["tokens_per_s"].values()) > 0
+        better = max(1.0, row["fixed_over_none"])
+        assert row["auto_over_better"] == pytest.approx(row["auto_over_none"] / better)
+        assert len(row["settled_after_s"]) == len(row["drafting_in_the_end"]) == 2
+    assert found["claim"]["least"] == min(row["auto_over_better"] for row in found["loads"])
+
+
+def test_auto_everywhere_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    options = ["--cpu-isa", built_levels()[0], "--threads", "1", "--rounds", "1", "--times", "1"]
+    options += ["--output", str(tmp_path), "--concurrency"]
+    (first,) = run("auto_everywhere.py", *options, "1")["cells"]
+    assert (first["level"], first["threads"], first["requests"]) == (built_levels()[0], 1, 1)
+    found = run("auto_everywhere.py", *options, "1,2")
+    assert found["cells"][0] == first  # not measured again: no second run has the same figures
+    assert [cell["requests"] for cell in found["cells"]] == [1, 2]
+    (file,) = tmp_path.iterdir()
+    assert json.loads(file.read_text()) == found
+    assert found["summary"]["auto_over_none"]["least"] == min(c["auto_over_none"] for c in found["cells"])
+
+
+def test_a_cell_and_their_summary(script: Any) -> None:
+    everywhere = script("auto_everywhere")
+    over_none = {"0": 1.0, "1": 1.2, "2": 1.1, "auto": 1.18}
+    cell = everywhere.cell_of("avx2", 2, {"requests": 4, "over_none": over_none, "of_best_fixed": 0.983})
+    ratios = {"auto_over_none": 1.18, "auto_over_best": 0.983}
+    assert cell == {"level": "avx2", "threads": 2, "requests": 4, **ratios, "best": "1"}
+    worse = {**cell, "auto_over_none": 0.97, "auto_over_best": 0.97}
+    assert everywhere.summary([cell, worse]) == {
+        "auto_over_none": {"least": 0.97, "under_0.98": 1, "under_0.99": 1},
+        "auto_over_best": {"least": 0.97, "under_0.98": 1, "under_0.99": 2},
+    }
+
+
+def test_cells_of_other_settings_are_not_mixed(script: Any, tmp_path: Path) -> None:
+    file = tmp_path / "kept.json"
+    file.write_text(json.dumps({"settings": {"rounds": 2}, "cells": [{"level": "avx2"}]}))
+    read = script("auto_everywhere").read_cells
+    assert read(file, {"rounds": 2}) == [{"level": "avx2"}]
+    assert read(tmp_path / "none.json", {"rounds": 2}) == []
+    with pytest.raises(ValueError, match="another --output"):
+        read(file, {"rounds": 3})
+
+
+def test_settled_after(script: Any) -> None:
+    settled_after = script("load_by_turns").settled_after
+    assert settled_after([(0.1, True), (0.2, True)]) == 0.0
+    assert settled_after([(0.1, True), (0.2, False), (0.3, True), (0.4, True)]) == 0.2
+
+
+def test_a_claim_is_checked(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    check_claim = script("depth_claims").check_claim
+    assert check_claim("auto over none", {"1": 0.97, "4": 1.1})["holds"] is True
+    assert check_claim("auto over none", {"1": 1.0, "4": 0.9})["holds"] is False
+    assert capsys.readouterr().out.splitlines() == [
+        "claim: auto over none >= 0.97: yes",
+        "claim: auto over none >= 0.97: NO: 0.900 at 4",
+    ]
+
+
+@pytest.mark.parametrize(("reader", "text"), [("positives", "1,0"), ("seconds", "nan"), ("seconds", "0")])
+def test_bad_numbers_are_refused(script: Any, reader: str, text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        getattr(script("depth_claims"), reader)(text)

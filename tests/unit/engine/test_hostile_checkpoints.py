@@ -1,0 +1,93 @@
+"""Configs, options and token maps that ask for more than a machine has: one clear error each, in a process
+that may take one GiB more of address space than it has when torch is there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from support.checkpoints import random_tensors, tiny_config, write_checkpoint
+
+from nextn.models.config import ModelConfig
+from nextn.models.names import expected_tensors
+
+CONFIG = tiny_config()
+BUILD = """
+import json, resource, sys
+from pathlib import Path
+from nextn.config import EngineConfig
+from nextn.engine.build import build
+folder = Path(sys.argv[1])
+good = json.loads((folder / "config.json").read_text())
+taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (taken + (1 << 30),) * 2)
+for changes, options in json.loads(sys.stdin.read()):
+    (folder / "config.json").write_text(json.dumps(good | changes))
+    common = {"model_path": str(folder), "threads": 1, "kernel_backend": "reference"}
+    try:
+        built = build(EngineConfig(**common | options))
+        said = f"built for {built.context_length}"
+    except ValueError as e:
+        said = str(e)
+    print(json.dumps(said), flush=True)
+"""
+HUGE = 10**9
+DUMMY = {"load_format": "dummy"}
+FILES = [
+    ({"num_hidden_layers": HUGE}, {}, "config.json: num_hidden_layers is 1000000000; the files hold layers"),
+    ({"n_routed_experts": HUGE}, {}, "config.json: n_routed_experts is 1000000000; the files hold experts"),
+    ({"vocab_size": HUGE}, {}, "config.json: vocab_size is 1000000000; model.embed_tokens.weight"),
+    ({"intermediate_size": 10**18}, {}, f"config.json: intermediate_size is {10**18}; "),
+    ({"hidden_size": HUGE}, {}, "config.json: hidden_size is 1000000000; "),
+    ({"num_nextn_predict_layers": HUGE}, {}, "built for 256"),
+    ({"max_position_embeddings": 10**12}, {}, "built for 32768"),
+    ({"max_position_embeddings": 10**12}, {"context_length": 10**9}, "built for 32768"),
+    ({"max_position_embeddings": 10**12}, {"kv_cache_tokens": 10**11}, "--kv-cache-tokens is 100000000000: "),
+    ({"rope_theta": 10**400}, {}, "it must be between 1e-30 and 1e+30"),
+    ({"max_position_embeddings": 10**40}, {}, "it must be an integer below 2**63"),
+    ({}, {"kv_cache_tokens": 10**12}, "--kv-cache-tokens is 1000000000000: the engine would take"),
+    ({}, {"context_length": 10**12}, "--context-length is 1000000000000: the model's own longest is 256"),
+    ({}, {"model_path": "fake:0.9", "kv_cache_tokens": 10**12}, "--kv-cache-tokens is 1000000000000: "),
+    ({}, {"speculative_token_map": "{map}"}, "cannot be read: it has 1000000000000 ids, the model has 48"),
+    ({}, {}, "built for 256"),
+]
+MADE_UP = [
+    ({field: HUGE, **more}, DUMMY, f"config.json: {field} is 1000000000: the engine would take ")
+    for field, more in {
+        "num_hidden_layers": {},
+        "n_routed_experts": {},
+        "vocab_size": {},
+        "hidden_size": {},
+        "num_attention_heads": {"num_key_value_heads": HUGE},
+        "intermediate_size": {},
+        "moe_intermediate_size": {},
+        "n_shared_experts": {},
+        "q_lora_rank": {},
+        "kv_lora_rank": {},
+        "qk_nope_head_dim": {},
+        "v_head_dim": {},
+    }.items()
+]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the limit of address space is not kept")
+def test_hostile_checkpoints(tmp_path):
+    tensors = random_tensors(expected_tensors(ModelConfig.from_dict(CONFIG), 1))
+    folder = write_checkpoint(tmp_path / "model", CONFIG, tensors)
+    token_map = tmp_path / "map.pt"
+    torch.save(torch.tensor([1]).expand(10**12), token_map)
+    cases = [
+        (changes, {k: str(token_map) if v == "{map}" else v for k, v in options.items()}, wanted)
+        for changes, options, wanted in FILES + MADE_UP
+    ]
+    asked = json.dumps([(changes, options) for changes, options, _ in cases])
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, str(folder)], input=asked, capture_output=True, text=True, timeout=200
+    )
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(said) == len(cases), (cases[len(said)], done.stderr)
+    for (changes, options, wanted), answer in zip(cases, said, strict=True):
+        assert wanted in answer, (changes, options, answer)
