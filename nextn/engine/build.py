@@ -95,7 +95,7 @@ def build(config: EngineConfig) -> Built:
         auto = _controller(
             kept, executor, Worth(num_drafts, shape, gates, ends=device.type != "cuda"),
             most_requests=config.max_running_requests, token_budget=config.chunked_prefill_size,
-            context=context,
+            context=context, beyond=shape.beyond,
         )  # fmt: skip
     scheduler = Scheduler(
         kv,

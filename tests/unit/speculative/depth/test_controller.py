@@ -69,8 +69,8 @@ def test_after_a_second_it_is_as_fast_as_the_better(name: str, n: int, factor: f
 @pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize(("name", "n"), [case for case in CASES if not at_once(*case)])
 def test_where_steps_are_slow_it_takes_longer(name: str, n: int, factor: float) -> None:
-    """A trial takes a dozen steps, and to catch up takes the drafter up to 64 rows of each request: where costs
-    are off by two, one in a hundred seconds pays for that after a thousand steps."""
+    """A trial takes a dozen steps, and the drafter catches up with up to 64 rows of each request: where costs
+    are off by two, a hundredth of the time pays for that after a thousand steps."""
     steps = 100 if factor == 1.0 else 1000
     reached, before = [], []
     for seed in SEEDS:
@@ -303,7 +303,9 @@ def test_a_plan_is_made_ten_times_a_second_at_most(monkeypatch: pytest.MonkeyPat
     assert len(chosen._log) <= 4 * TRIAL_STEPS[1]
 
 
-@pytest.mark.xfail(strict=True, reason="sizes are rounded to powers of two: from 11 to 12 requests is another one")
+@pytest.mark.xfail(
+    strict=True, reason="sizes are rounded to powers of two: from 11 to 12 requests is another one"
+)
 def test_nor_where_a_batch_moves_between_two_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan takes 0.3 ms, a step 3 ms; and a trial that is given up was paid for."""
     load, chosen = Load(Machine(COSTS["EPYC"])), controller(off(COSTS["EPYC"], 0.5))
@@ -322,7 +324,9 @@ def test_costs_that_are_off_by_four_are_put_right(n: int) -> None:
     assert not chosen.state.drafting
 
 
-@pytest.mark.xfail(strict=True, reason="the factor is of what drafts cost, and stays unknown where that is nothing")
+@pytest.mark.xfail(
+    strict=True, reason="the factor is of what drafts cost, and stays unknown where that is nothing"
+)
 def test_costs_that_say_drafts_are_free_are_put_right() -> None:
     """As a start-up measures that was disturbed in its steps without drafts alone."""
     free = replace(COSTS["EPYC"], drafted=0.0, a_pass=0.0, pass_row=0.0)

@@ -39,9 +39,7 @@ def plain(n: int, near: int = 0) -> StepWork:
 
 def drafting(n: int, verified: int, made: int, near: int = 0) -> StepWork:
     """Every second draft holds."""
-    return StepWork(
-        n * (1 + verified), n + n * verified // 2, (n,) * (made - 1), n, n * verified, near * n
-    )
+    return StepWork(n * (1 + verified), n + n * verified // 2, (n,) * (made - 1), n, n * verified, near * n)
 
 
 def works(sizes: Sequence[int] = SIZES, near: int = 0) -> list[StepWork]:
