@@ -24,7 +24,7 @@ SERVE_FLAGS = """
 --max-tokens-per-batch --max-num-batched-tokens --prefill-attention --max-running-requests
 --max-seqs-per-batch --max-num-seqs
 --check-integrity --speculative-algorithm --speculative-draft-model-path --speculative-draft-model
---draft-model --speculative-num-steps --num-speculative-tokens
+--draft-model --step-cost-cache --speculative-num-steps --num-speculative-tokens
 --speculative-eagle-topk --speculative-draft-model-quantization
 --speculative-token-map --speculative-simulate-accept-length --speculative-num-draft-tokens
 --speculative-verify --speculative-accept-threshold-single --speculative-accept-threshold-acc

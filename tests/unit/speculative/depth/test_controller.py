@@ -236,7 +236,7 @@ def test_a_batch_of_another_size_ends_a_trial() -> None:
 
 def test_steps_of_prompts_are_not_compared_with_others() -> None:
     """A step that computes 500 rows of a prompt takes long, whatever drafts cost."""
-    load, chosen = begin_trial()
+    _, chosen = begin_trial()
     before = chosen.factors[2][0]
     plain = StepWork(504, 0, (), 4, 0)
     for _ in range(3 * TRIAL_STEPS[1]):
