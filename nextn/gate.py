@@ -4,7 +4,7 @@ How sure it is shows in its choice: by how much the chosen token was ahead of th
 since the target chooses with the same noise. That lead, in logits, says far more than the depth does: with
 nextn-tiny a guess that leads by less than 0.25 holds in 43 of 100 cases, one that leads by more than 2 in 99,
 at any depth. How often guesses of each bin of leads hold is counted as they are verified
-(`nextn.speculative.leads`).
+(`nextn.speculative.depth.worth`).
 
 So a chain has at every point a probability that all of it holds, and a step gains by
 

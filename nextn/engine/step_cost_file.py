@@ -6,6 +6,7 @@ What is not there, not readable or not of this form is measured again. A file is
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -53,10 +54,10 @@ class StepCostFile:
             kept["cost"]["experts"] = tuple(kept["cost"]["experts"])
             cost = StepCost(**kept["cost"])
             factors = {int(size): (float(mean), float(sd)) for size, (mean, sd) in kept["factors"].items()}
-            _check(cost)
+            _check(cost, factors)
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as e:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
             log.warning("step costs in %s are measured again: %s", self.path, e or type(e).__name__)
             return None
         return cost, factors
@@ -71,17 +72,20 @@ class StepCostFile:
             part.write_text(json.dumps(kept, indent=1, default=str))
             part.replace(self.path)
         except OSError as e:
-            part.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                part.unlink()
             log.warning("step costs are not kept for the next start: %s", e)
 
 
-def _check(cost: StepCost) -> None:
-    """Raises ValueError for what is no cost."""
+def _check(cost: StepCost, factors: Factors) -> None:
+    """Raises ValueError for what is no cost, or no factor."""
     count, chosen = cost.experts
     parts = {k: v for k, v in dataclasses.asdict(cost).items() if k != "experts"}
     wrong = [name for name, value in parts.items() if not 0.0 <= value < math.inf]
     if wrong or not 1 <= chosen <= count or not cost.rows(1) > 0.0:
         raise ValueError(f"{', '.join(wrong) or 'experts or rows'} out of range")
+    if not all(0.0 < mean < math.inf and 0.0 <= deviation < math.inf for mean, deviation in factors.values()):
+        raise ValueError("factors out of range")
 
 
 def _model(config: EngineConfig) -> object:

@@ -23,21 +23,22 @@ CALM = 1.2  # times its least, the usual time of a step on a machine that does n
 
 
 def time_steps(
-    executor: Runner, *, most_requests: int, token_budget: int, context: int
+    executor: Runner, *, most_requests: int, token_budget: int, context: int, beyond: int
 ) -> tuple[StepCost, bool]:
-    """context: most tokens of a request. Returns the cost, and whether steps that are alike took about as
-    long, as on a machine that does nothing else, which only ever adds to a time."""
+    """context: most tokens of a request. beyond: slots that its trees take past them. Returns the cost, and
+    whether steps that are alike took about as long, as on a machine that does nothing else, which only ever
+    adds to a time."""
     pool, begin = executor.pool, time.perf_counter()
     slots = pool.data.shape[1] - pool.page_size
     found: dict[StepWork, list[float]] = {}
     for n in REQUESTS:
         late = time.perf_counter() - begin > SECONDS
-        if found and (late or n > most_requests or 5 * n > token_budget or n * (NEAR + 32) > slots):
+        if found and (late or n > most_requests or 5 * n > token_budget or n * (NEAR + 32 + beyond) > slots):
             break
         settings = SETTINGS if n in REQUESTS[::2] else SETTINGS[:1]
-        _time(executor, n, min(NEAR, context // 2), settings, found)
-        if n == 4 and min(context, slots // n) > FAR + 32:
-            _time(executor, n, FAR, SETTINGS[:1], found)
+        _time(executor, n, min(NEAR, context // 2), beyond, settings, found)
+        if n == 4 and min(context, slots // n) > FAR + 32 + beyond:
+            _time(executor, n, FAR, beyond, SETTINGS[:1], found)
     cfg = executor.model.config
     experts = (cfg.n_routed_experts, cfg.num_experts_per_tok) if cfg.n_routed_experts else (1, 1)
     cost = fit([(work, min(took)) for work, took in found.items()], experts)
@@ -45,7 +46,7 @@ def time_steps(
 
 
 def _time(
-    executor: Runner, n: int, position: int, settings: tuple[tuple[int, int], ...],
+    executor: Runner, n: int, position: int, beyond: int, settings: tuple[tuple[int, int], ...],
     found: dict[StepWork, list[float]],
 ) -> None:  # fmt: skip
     drafts = [[1] * 4] * n
@@ -54,7 +55,7 @@ def _time(
     while rounds < 2 or time.perf_counter() - begin < SECONDS / 8:
         rounds += 1
         for verified, made in settings:
-            plan = _plan(executor, n, position, [d[:verified] for d in drafts], made)
+            plan = _plan(executor, position, beyond, [d[:verified] for d in drafts], made)
             for step in range(1 + STEPS):
                 start = time.perf_counter()
                 result = executor.run(plan)
@@ -66,18 +67,18 @@ def _time(
     executor.drafter.forget([str(i) for i in range(n)])
 
 
-def _plan(executor: Runner, n: int, position: int, drafts: list[list[int]], made: int) -> Plan:
-    luck = random.Random(n)
+def _plan(executor: Runner, position: int, beyond: int, drafts: list[list[int]], made: int) -> Plan:
+    luck = random.Random(len(drafts))
     size, vocabulary = executor.pool.page_size, executor.model.config.vocab_size
-    pages = -(-(position + 16) // size)
+    each, there_are = -(-(position + 16 + beyond) // size), executor.pool.data.shape[1] // size - 1
     params = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
     rows = []
     for i, draft in enumerate(drafts):
         tokens = [luck.randrange(vocabulary), *draft]
         rows.append(Row(
             rid=str(i), tokens=tokens, start=position, draft=Draft(draft) if draft else NO_DRAFT,
-            chooses=True, following=-1, pages=range(1 + i * pages, 1 + (i + 1) * pages), draft_next=made,
-            room=64, params=params, history=[tokens[0]] * (position + 1), num_prompt=position,
-            end_ids=frozenset(), extend=made > 0,
+            chooses=True, following=-1, pages=[1 + (i * each + k) % there_are for k in range(each)],
+            draft_next=made, room=64, params=params, history=[tokens[0]] * (position + 1),
+            num_prompt=position, end_ids=frozenset(), extend=made > 0,
         ))  # fmt: skip
-    return Plan(rows, [str(i) for i in range(n)])
+    return Plan(rows, [row.rid for row in rows])

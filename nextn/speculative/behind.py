@@ -28,9 +28,7 @@ PIECE = 512  # rows that are caught up in one pass
 class _Step:
     """states: of all rows of a step, or of those alone that are kept. work: the requests in it."""
 
-    def __init__(
-        self, number: int, hidden: Tensor, work: Sequence[Committed], room: Tensor | None
-    ) -> None:
+    def __init__(self, number: int, hidden: Tensor, work: Sequence[Committed], room: Tensor | None) -> None:
         """room: memory to keep them in; new memory takes ten times as long as the copy."""
         self.number, self.work = number, work
         self.first: list[int] | None = None
@@ -66,8 +64,8 @@ class Behind:
         self._most = max(DRAFT_WINDOW, page_size)
         self._steps: deque[_Step] = deque()
         self._count = 0
-        # Of a request: the last part of its prompt (states, tokens after them, end), and the step from which on
-        # it is the one that it is.
+        # Of a request: the last part of its prompt (states, tokens after them, end), and the first step that
+        # is of this request and of no other with its id.
         self._prompts: dict[str, tuple[Tensor, Sequence[int], int]] = {}
         self._since: dict[str, int] = {}
 

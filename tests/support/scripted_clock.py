@@ -4,7 +4,7 @@ confidence. For the draft-length controller; nothing here looks at a clock."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nextn.draft import DRAFT_WINDOW, NO_DRAFT, Draft
@@ -24,9 +24,9 @@ class Machine:
 
 
 class Load:
-    """n requests, each with the draft that the step before made."""
+    """n requests, each with the draft that the step before made. rates: how often guesses hold, by bin."""
 
-    def __init__(self, machine: Machine, seed: int = 0, rates: tuple[float, ...] = BIN_RATES) -> None:
+    def __init__(self, machine: Machine, seed: int = 0, rates: Sequence[float] = BIN_RATES) -> None:
         self.machine, self.luck, self.rates = machine, random.Random(seed), rates
         self.drafts: list[tuple[Draft, int]] = []
         self.owed: list[int] = []
@@ -70,13 +70,15 @@ class Load:
             self.drafts.append((Draft([0] * kept[i], bins=bytes(bins[i]) if gate else b""), held))
         return passes
 
-    def step(self, drafting: bool, gate: Gate | None, num_steps: int) -> tuple[StepWork, float, int, list]:
+    def step(
+        self, drafting: bool, gate: Gate | None, num_steps: int
+    ) -> tuple[StepWork, float, int, list[tuple[Draft, int]]]:
         """What ran, its seconds, tokens, and the drafts that were verified."""
         n = len(self.drafts)
         verified = self.drafts
         tokens = n + sum(held for _, held in verified)
         rows = n + sum(len(draft) for draft, _ in verified)
-        extended, passes = 0, []
+        extended, passes = 0, list[int]()
         if drafting:
             extended = tokens + sum(self.owed)
             self.owed = [0] * n
@@ -84,31 +86,55 @@ class Load:
         else:
             self.owed = [min(DRAFT_WINDOW, o + 1) for o in self.owed]
             self.drafts = [(NO_DRAFT, 0)] * n
-        work = StepWork(rows, extended, passes, n, rows - n)
+        work = StepWork(rows, extended, tuple(passes), n, rows - n)
         cost = self.machine.cost
         seconds = (cost.base(work) + cost.extra(work)) * max(0.5, self.luck.gauss(1.0, self.machine.noise))
         return work, seconds + self.machine.python, tokens, verified
 
 
-def run(load: Load, controller: DepthController, n: int, seconds: float) -> float:
-    """Tokens per second with the controller, for so long."""
+@dataclass
+class Ran:
+    """What a controller did in a while. drafting: steps that drafted."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    steps: int = 0
+    drafting: int = 0
+
+    @property
+    def speed(self) -> float:
+        return self.tokens / self.seconds
+
+
+def watch(
+    load: Load, controller: DepthController, n: int, seconds: float, told: Callable[[int], bool] | None = None
+) -> Ran:
+    """n requests for so long. told: of a step's number, is the controller told its time?"""
     load.resize(n)
-    at, tokens = 0.0, 0
-    while at < seconds:
+    ran = Ran()
+    while ran.seconds < seconds:
         drafting = controller.drafting
         work, took, made, verified = load.step(drafting, controller.gate, controller.num_steps)
         for draft, held in verified:
             if draft is not NO_DRAFT:
                 controller.note(draft, held)
-        controller.stepped(work, took, lambda: sum(load.owed))
-        at += took
-        tokens += made
-    return tokens / at
+        known = told is None or told(ran.steps)
+        controller.stepped(work, took if known else None, lambda: sum(load.owed))
+        ran.seconds += took
+        ran.tokens += made
+        ran.steps += 1
+        ran.drafting += drafting
+    return ran
 
 
-def fixed(machine: Machine, n: int, num_steps: int, steps: int = 400, **more: object) -> float:
+def run(load: Load, controller: DepthController, n: int, seconds: float) -> float:
+    """Tokens per second with the controller, for so long."""
+    return watch(load, controller, n, seconds).speed
+
+
+def fixed(machine: Machine, n: int, num_steps: int, steps: int = 400) -> float:
     """Tokens per second with so many drafts in every step."""
-    load = Load(machine, **more)  # type: ignore[arg-type]
+    load = Load(machine)
     load.resize(n)
     at, tokens = 0.0, 0
     for _ in range(steps):
@@ -118,7 +144,7 @@ def fixed(machine: Machine, n: int, num_steps: int, steps: int = 400, **more: ob
     return tokens / at
 
 
-def best(machine: Machine, n: int, of: Callable[[int], float] | None = None) -> tuple[float, float]:
+def best(machine: Machine, n: int, steps: int = 400) -> tuple[float, float]:
     """Tokens per second without drafts, and with the best of 0 to 4."""
-    speeds = [fixed(machine, n, depth) for depth in range(5)]
+    speeds = [fixed(machine, n, depth, steps) for depth in range(5)]
     return speeds[0], max(speeds)

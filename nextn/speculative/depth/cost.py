@@ -67,7 +67,7 @@ class StepCost:
 
 def fit(steps: Sequence[tuple[StepWork, float]], experts: tuple[int, int]) -> StepCost:
     """steps: what was run and its seconds, without drafts and with. Least squares of the relative errors."""
-    plain = {w: s for w, s in steps if not w.extended}
+    plain = {w: s for w, s in steps if not w.extended and not w.drafts}
     least = min(w.context / w.requests for w in plain)
     near = {w.requests: s for w, s in plain.items() if w.context <= least * w.requests}
     units = [StepCost(i == 0, i == 1, i == 2, experts) for i in range(3)]
@@ -76,9 +76,10 @@ def fit(steps: Sequence[tuple[StepWork, float]], experts: tuple[int, int]) -> St
     far = [(s - cost.rows(w.rows)) / w.context for w, s in plain.items() if w.context > least * w.requests]
     rows, more = [], []
     for w, s in steps:
-        if w.extended and w.requests in near:  # beside a step of the same requests without drafts
+        if w not in plain and w.requests in near:  # beside a step of the same requests without drafts
+            passes = (len(w.passes) + 1) * (w.extended > 0)  # n-grams take none
             verified = cost.verify(w.requests, w.drafts)
-            rows.append([verified / s, (len(w.passes) + 1) / s, (w.extended + sum(w.passes)) / s])
+            rows.append([verified / s, passes / s, (w.extended + sum(w.passes)) / s])
             more.append(1.0 - near[w.requests] / s)
     drafted, a_pass, pass_row = _solve(rows, more)
     context = max(0.0, *far, 0.0)

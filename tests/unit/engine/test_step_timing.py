@@ -1,0 +1,204 @@
+"""What steps cost, timed at start-up: on a clock that only the steps move it finds their costs; in real
+engines of every kind it fits what there is and leaves nothing behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from parity.oracle import more_layers
+
+from nextn.config import EMBEDDED, EngineConfig, model_folder
+from nextn.draft import NO_DRAFT, Draft
+from nextn.engine import build, step_timing
+from nextn.engine.engine import Engine
+from nextn.engine.step_timing import time_steps
+from nextn.request import Request, SamplingParams
+from nextn.scheduler.plan import Plan, RowResult, StepResult
+from nextn.speculative.depth.cost import StepCost, StepWork
+
+PAGE = 16
+COST = StepCost(2e-3, 1e-4, 5e-4, (8, 2), drafted=0.8, a_pass=3e-4, pass_row=2e-5)
+
+
+class Clock:
+    """Time that steps take, and looking at it."""
+
+    def __init__(self) -> None:
+        self.now, self.look = 0.0, 1e-9
+
+    def perf_counter(self) -> float:
+        self.now += self.look
+        return self.now
+
+
+class Steps:
+    """An executor whose steps take what a cost says; every second guess holds."""
+
+    def __init__(self, clock: Clock, cost: StepCost, tokens: int = 1 << 17, busy: float = 0.0) -> None:
+        self.clock, self.cost, self.busy = clock, cost, busy
+        self.pool = SimpleNamespace(data=torch.empty(1, tokens + PAGE, 0), page_size=PAGE)
+        config = SimpleNamespace(vocab_size=99, n_routed_experts=8, num_experts_per_tok=2)
+        self.model = SimpleNamespace(config=config)
+        self.drafter = self
+        self.sizes: list[int] = []
+        self.forgotten: list[str] = []
+        self.count = 0
+
+    def forget(self, rids: list[str]) -> None:
+        self.forgotten = rids
+
+    def run(self, plan: Plan) -> StepResult:
+        rows = plan.rows
+        self.sizes.append(len(rows))
+        self.count += 1
+        for r in rows:
+            assert min(r.pages) > 0
+            assert (max(r.pages) + 1) * PAGE <= self.pool.data.shape[1]
+            assert r.start + len(r.tokens) + 4 <= len(r.pages) * PAGE
+            assert plan.gone == [r.rid for r in rows]
+        n, drafts = len(rows), sum(len(r.draft) for r in rows)
+        made = rows[0].draft_next
+        extended = n + drafts // 2 if rows[0].extend else 0
+        context = sum(r.start for r in rows)
+        work = StepWork(n + drafts, extended, (n,) * (made - 1), n, drafts, context)
+        # A neighbour takes its share of two steps in three.
+        seconds = self.cost.base(work) + self.cost.extra(work)
+        self.clock.now += seconds * (1.0 + self.busy * (self.count % 3 > 0))
+        guesses = Draft([3] * made) if made else NO_DRAFT
+        return StepResult([RowResult([5], guesses) for _ in rows], work)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(step_timing, "time", made)
+    return made
+
+
+def timed(steps: Steps, **limits: int) -> tuple[StepCost, bool]:
+    ample = {"most_requests": 512, "token_budget": 4096, "context": 4096, "beyond": 0}
+    return time_steps(steps, **{**ample, **limits})  # type: ignore[arg-type]
+
+
+def test_costs_are_those_of_the_steps(clock: Clock) -> None:
+    found, calm = timed(Steps(clock, COST))
+    assert calm
+    assert found.experts == (8, 2)
+    for n in (1, 3, 16, 64):
+        for work in (StepWork(n, 0, (), n, 0), StepWork(3 * n, 2 * n, (n, n), n, 2 * n)):
+            assert found.base(work) == pytest.approx(COST.base(work), rel=0.01)
+            assert found.extra(work) == pytest.approx(COST.extra(work), rel=0.02)
+    assert found.context == pytest.approx(0.0, abs=1e-8)
+
+
+def test_positions_that_are_read_cost_something(clock: Clock) -> None:
+    cost = StepCost(2e-3, 1e-3, context=1e-6, a_pass=1e-4)
+    found, _ = timed(Steps(clock, cost))
+    assert found.context == pytest.approx(1e-6, rel=0.1)
+
+
+def test_a_busy_machine_is_noticed_and_only_adds_to_times(clock: Clock) -> None:
+    found, calm = timed(Steps(clock, COST, busy=0.9))
+    assert not calm
+    assert found.rows(4) == pytest.approx(COST.rows(4), rel=0.02)
+
+
+def test_a_slow_model_is_not_timed_for_long(clock: Clock) -> None:
+    """No new number of requests after half a second, but one to the end: costs must come from somewhere."""
+    steps = Steps(clock, StepCost(0.5, 0.01, a_pass=0.01))
+    found, _ = timed(steps)
+    assert set(steps.sizes) == {1}
+    assert found.rows(1) == pytest.approx(0.51, rel=0.01)
+    assert found.extra(StepWork(3, 2, (1,), 1, 2)) > 0.0
+
+
+@pytest.mark.parametrize(
+    ("limits", "tokens", "most"),
+    [
+        ({}, 1 << 17, 64),
+        ({"most_requests": 5}, 1 << 17, 4),
+        ({"most_requests": 1}, 1 << 17, 1),
+        ({"token_budget": 80}, 1 << 17, 16),
+        ({"token_budget": 16}, 1 << 17, 2),
+        ({}, 600, 8),
+        ({"beyond": 512}, 1200, 2),
+        ({}, PAGE, 1),
+        ({"context": 1}, 1 << 17, 64),
+    ],
+)
+def test_it_fits_what_there_is(clock: Clock, limits: dict[str, int], tokens: int, most: int) -> None:
+    steps = Steps(clock, StepCost(1e-4, 1e-6, a_pass=1e-6), tokens)
+    timed(steps, **limits)
+    assert max(steps.sizes) == most
+    assert steps.forgotten
+
+
+ENGINES: dict[str, dict[str, Any]] = {
+    "chains": {},
+    "trees": {"speculative_eagle_topk": 2},
+    "wide trees": {"speculative_eagle_topk": 8, "speculative_num_draft_tokens": 64},
+    "n-grams": {"speculative_algorithm": "NGRAM"},
+    "both": {"speculative_algorithm": "NEXTN+NGRAM"},
+    "a tiny pool": {"kv_cache_tokens": 32, "page_size": 16},
+    "one page": {"kv_cache_tokens": 16, "page_size": 16},
+    "large pages": {"page_size": 1024},
+    "one request": {"max_running_requests": 1},
+    "a tiny context": {"context_length": 8},
+    "a small budget": {"chunked_prefill_size": 16, "max_running_requests": 4},
+    "no prefix cache": {"disable_radix_cache": True},
+}
+
+
+def engine(path: str, **options: Any) -> Engine:
+    return Engine(EngineConfig(model_path=path, step_cost_cache="off", check_integrity=True, **options))
+
+
+def text(made: Engine, prompt: list[int]) -> list[int]:
+    tokens: list[int] = []
+    made.add(Request("0", list(prompt), SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)))
+    while made.has_work():
+        for out in made.step():
+            tokens += out.tokens
+    return tokens
+
+
+@pytest.mark.parametrize("options", ENGINES.values(), ids=ENGINES)
+@pytest.mark.parametrize("path", ["fake:0.5,0.5", EMBEDDED])
+def test_engines_of_every_kind(clock: Clock, path: str, options: dict[str, Any]) -> None:
+    """By a clock on which each step takes 2 ms."""
+    clock.look = 1e-3
+    made = engine(path, **options)
+    auto = made._scheduler.auto
+    assert auto is not None
+    assert auto.cost.rows(1) > 0.0
+    stats = made.stats()
+    assert (stats.steps, stats.generated_tokens, stats.spec.verify_steps, stats.used_tokens) == (0, 0, 0, 0)
+    made.check_integrity()
+    drafter = made._executor.drafter
+    for part in (drafter, getattr(drafter, "nextn", None)):
+        assert not len(getattr(part, "behind", ()))
+        assert not getattr(part, "progress", {})
+    plain = engine(path, **{**options, "speculative_algorithm": "NONE", "speculative_eagle_topk": 1,
+                            "speculative_num_draft_tokens": None})  # fmt: skip
+    prompt = [5, 6, 7]
+    assert text(made, prompt) == text(plain, prompt)
+
+
+def test_several_layers_leave_nothing(clock: Clock, tmp_path: Path) -> None:
+    clock.look = 1e-3
+    folder = more_layers(model_folder(EMBEDDED), tmp_path / "three", 3)
+    made = engine(str(folder))
+    drafter: Any = made._executor.drafter
+    assert not drafter.progress
+    assert not len(drafter.behind)
+    assert text(made, [5, 6, 7]) == text(engine(EMBEDDED, speculative_num_steps=0), [5, 6, 7])
+
+
+def test_only_automatic_depth_times_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "time_steps", None)
+    assert engine("fake:0.5", speculative_num_steps=2)._scheduler.auto is None
+    assert engine("fake:0.5", speculative_algorithm="NONE")._scheduler.auto is None
