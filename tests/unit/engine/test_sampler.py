@@ -5,6 +5,7 @@ import torch
 from scipy.stats import chisquare
 
 from nextn.engine.sampler import Choice, choose, draw, drawn, filter_logits, probabilities
+from nextn.ops.base import NO_TOKEN
 from nextn.request import SamplingParams
 
 V = 32
@@ -211,5 +212,5 @@ def test_logits_that_are_no_numbers_raise_nothing(value, temperature):
         x[0, some] = value
         found = []
         (token,) = draw(x, [drawn(SamplingParams(seed=1, temperature=temperature), 3)], found)
-        assert 0 <= token < V
+        assert NO_TOKEN <= token < V
         assert len(found) == 1
