@@ -20,8 +20,8 @@ from nextn.ops.base import Draw, Drawn
 from nextn.request import GRAMMAR_ERROR, Failure, TokenLogprob, failed_in
 from nextn.scheduler.plan import Plan, Row, RowResult, StepResult
 from nextn.speculative.committed import Committed
-from nextn.speculative.depth.cost import StepWork
 from nextn.speculative.drafter import Drafted, Drafter
+from nextn.speculative.work import StepWork
 
 NOTHING = Verified([], [])
 _USUAL = 2  # drafts that a gate lets through, or so

@@ -12,13 +12,14 @@ from nextn.draft import NO_DRAFT, Draft
 from nextn.engine.runner import Runner
 from nextn.request import SamplingParams
 from nextn.scheduler.plan import Plan, Row
-from nextn.speculative.depth.cost import StepCost, StepWork, fit
+from nextn.speculative.depth.cost import StepCost, fit
+from nextn.speculative.work import StepWork
 
 REQUESTS = (1, 2, 4, 8, 16, 32, 64)
 SETTINGS = ((0, 0), (0, 1), (0, 4), (2, 1), (4, 2))  # (drafts verified, made)
 SECONDS = 0.5  # after which no larger batch is begun; an eighth of them for each, but two rounds at least
 STEPS = 3  # of one setting in a row, after one that does not count
-NEAR, FAR = 32, 1024  # positions that requests read; the difference shows what context costs
+POSITIONS = (32, 1024)  # that requests read; the difference shows what context costs
 CALM = 1.2  # times its least, the usual time of a step on a machine that does nothing else
 
 
@@ -26,19 +27,19 @@ def time_steps(
     executor: Runner, *, most_requests: int, token_budget: int, context: int, beyond: int
 ) -> tuple[StepCost, bool]:
     """context: most tokens of a request. beyond: slots that its trees take past them. Returns the cost, and
-    whether steps that are alike took about as long, as on a machine that does nothing else, which only ever
-    adds to a time."""
+    whether steps that are alike took about as long, as on a machine that does nothing else."""
     pool, begin = executor.pool, time.perf_counter()
     slots = pool.data.shape[1] - pool.page_size
+    near, far = POSITIONS
     found: dict[StepWork, list[float]] = {}
     for n in REQUESTS:
         late = time.perf_counter() - begin > SECONDS
-        if found and (late or n > most_requests or 5 * n > token_budget or n * (NEAR + 32 + beyond) > slots):
+        if found and (late or n > most_requests or 5 * n > token_budget or n * (near + 32 + beyond) > slots):
             break
         settings = SETTINGS if n in REQUESTS[::2] else SETTINGS[:1]
-        _time(executor, n, min(NEAR, context // 2), beyond, settings, found)
-        if n == 4 and min(context, slots // n) > FAR + 32 + beyond:
-            _time(executor, n, FAR, beyond, SETTINGS[:1], found)
+        _time(executor, n, min(near, context // 2), beyond, settings, found)
+        if n == 4 and min(context, slots // n) > far + 32 + beyond:
+            _time(executor, n, far, beyond, SETTINGS[:1], found)
     cfg = executor.model.config
     experts = (cfg.n_routed_experts, cfg.num_experts_per_tok) if cfg.n_routed_experts else (1, 1)
     cost = fit([(work, min(took)) for work, took in found.items()], experts)

@@ -9,7 +9,7 @@ from nextn.constraint import GrammarCursor
 from nextn.draft import Draft
 from nextn.gate import Gate
 from nextn.request import Failure, SamplingParams, TokenLogprob
-from nextn.speculative.depth.cost import StepWork
+from nextn.speculative.work import StepWork
 
 
 @dataclass(slots=True)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from nextn.draft import DRAFT_WINDOW, NO_DRAFT, Draft
 from nextn.gate import Gate
 from nextn.speculative.depth.controller import DepthController
-from nextn.speculative.depth.cost import StepCost, StepWork
+from nextn.speculative.depth.cost import StepCost
 from nextn.speculative.depth.worth import BIN_RATES, BIN_SHARES
+from nextn.speculative.work import StepWork
 
 
 @dataclass

@@ -17,8 +17,9 @@ from statistics import median
 
 from nextn.draft import Draft, DraftingState
 from nextn.gate import Gate
-from nextn.speculative.depth.cost import StepCost, StepWork
+from nextn.speculative.depth.cost import StepCost
 from nextn.speculative.depth.worth import REMEMBERED, Worth
+from nextn.speculative.work import StepWork
 
 TRIAL_SHARE = 0.01  # of the time, what trials may cost, and of two seconds that are to come
 TRIAL_SECONDS, TRIAL_STEPS = 0.01, (4, 16)  # of a trial: two switches of tasks, within so many steps
@@ -36,8 +37,11 @@ class DepthController:
     def __init__(
         self, cost: StepCost, worth: Worth, factors: Mapping[int, tuple[float, float]] | None = None
     ):
-        """factors: by batch size (`_size`), mean and standard deviation, of an earlier run."""
+        """factors: by batch size, as a power of two: mean and standard deviation, of an earlier run."""
+        # What is said to cost nothing could never be found to cost more.
+        cost = replace(cost, drafted=max(0.2, cost.drafted), a_pass=max(0.02 * cost.rows(1), cost.a_pass))
         self.cost, self.worth, self.factors = cost, worth, dict(factors or {})
+        self._size, self._requests = 0, 1  # of the batch, as a power of two, and when the last plan was made
         self.drafting = self._usual = True  # in the next step, and apart from trials
         self._log: deque[tuple[bool, float, float, float]] = deque(maxlen=4 * TRIAL_STEPS[1])
         self._left: list[int] = []  # steps of a trial's other kind, then of the usual one, that are left
@@ -70,7 +74,8 @@ class DepthController:
             return
         if seconds is not None:
             self._note_step(work, seconds)
-        if _size(n) != _size(self._requests):
+        if abs(math.log2(n) - self._size) > 0.75:  # loads are powers of two, or move around them
+            self._size = round(math.log2(n))
             self._log.clear()
             self._left = []
             self._plan(n, owed())
@@ -87,7 +92,7 @@ class DepthController:
             extra = self.cost.extra(work)
             self._log.append((self.drafting, seconds, self.cost.base(work), extra))
             if self.drafting:
-                _add(self._extra, extra, self._setting.extra / self._factor(self._requests)[0])
+                _add(self._extra, extra, self._setting.extra / self._factor()[0])
         self._skip = False
         if self._left:
             self._left[0] -= 1
@@ -113,23 +118,22 @@ class DepthController:
         share = median(extra / base for _, base, extra in drafted)
         # Neighbouring steps err alike: as if there were a third as many.
         variance = 3.0 * (noise / share) ** 2 * (1.0 / len(plain) + 1.0 / len(drafted))
-        mean, deviation = self._factor(self._requests)
+        mean, deviation = self._factor()
         gain = deviation**2 / (deviation**2 + variance)
         mean = max(0.1, mean + gain * (found - mean))
-        self.factors[_size(self._requests)] = mean, deviation * math.sqrt(1.0 - gain)
+        self.factors[self._size] = mean, deviation * math.sqrt(1.0 - gain)
 
-    def _factor(self, n: int) -> tuple[float, float]:
-        size = _size(n)
-        if size not in self.factors:
-            near = min(self.factors, key=lambda other: abs(other - size), default=None)
+    def _factor(self) -> tuple[float, float]:
+        if self._size not in self.factors:
+            near = min(self.factors, key=lambda other: abs(other - self._size), default=None)
             mean, deviation = (1.0, UNKNOWN) if near is None else self.factors[near]
-            self.factors[size] = mean, math.hypot(deviation, 0.0 if near is None else UNKNOWN / 2)
-        return self.factors[size]
+            self.factors[self._size] = mean, min(UNKNOWN, math.hypot(deviation, UNKNOWN / 2))
+        return self.factors[self._size]
 
     def _plan(self, n: int, owed: int) -> None:
-        mean, deviation = self._factor(n)
+        mean, deviation = self._factor()
         deviation = min(UNKNOWN, math.hypot(deviation, DRIFT * math.sqrt(self._since)))
-        self.factors[_size(n)] = mean, deviation
+        self.factors[self._size] = mean, deviation
         self._blind = 0.0 if self._usual else self._blind + self._since
         self._since, self._requests = 0.0, n
         base, cost = self.cost.rows(n), self.cost
@@ -139,18 +143,20 @@ class DepthController:
         tokens = 1.0 + _ratio(self._tokens) * (setting.tokens - 1.0)
         extra = _ratio(self._extra) * setting.extra
         gain = tokens * base / (base + extra)
-        ahead = math.log(gain)
+        ahead, untried = math.log(gain), deviation >= UNKNOWN
+        doubt = extra / (base + extra) * deviation / mean + DRIFT * math.sqrt(self._blind)
         if abs(ahead) > MARGIN:
             self._usual = ahead > 0.0
         self._switch(self._usual)
         makes = "make" if self._usual else "would make"
-        reason = f"drafts {makes} {gain:.2f} x the tokens/s of none at {n} requests"
+        reason = f"drafts {makes} {gain:.2f} x the tokens/s of none with {n} at once"
         self.state = DraftingState(self._usual, n, round(gain, 3), reason)
-        doubt = extra / (base + extra) * deviation / mean + DRIFT * math.sqrt(self._blind)
         fewest, most = TRIAL_STEPS
         length = round(min(most, max(fewest, TRIAL_SECONDS / (self._step or TRIAL_SECONDS))))
-        price = length * self._step * max(MARGIN, abs(ahead)) + cost.drafting(1, owed)
-        if abs(ahead) < HOPE * doubt and price < self._purse and len(self._log) >= length:
+        # Each size is tried once; nobody knows what that costs, so what it is thought to cost is bounded.
+        lost = min(0.2 if untried else 1.0, max(MARGIN, abs(ahead)))
+        price = lost * length * self._step + cost.drafting(1, owed)
+        if (untried or abs(ahead) < HOPE * doubt) and price < self._purse and len(self._log) >= length:
             self._purse -= price
             self._left = [length + 1, length + 1]  # the first step of each kind does not count
             self._switch(not self._usual)
@@ -166,8 +172,3 @@ def _ratio(sums: list[float]) -> float:
     came, expected, count = sums
     assumed = REMEMBERED / 80 * expected / count if expected else 1.0
     return (came + assumed) / (expected + assumed) if expected else 1.0
-
-
-def _size(n: int) -> int:
-    """Batches of about one size: around powers of two, as loads are."""
-    return round(math.log2(n))

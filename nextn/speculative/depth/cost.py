@@ -3,8 +3,8 @@
     seconds = fixed + row * rows + expert * woken(rows) + context * positions read
             + drafted * (what the rows of drafts add to that) + a_pass * passes + pass_row * rows of these
 
-woken(n): distinct experts of E that n tokens wake when each chooses K on its own, E (1 - (1 - K/E)^n). Drafts
-of one request choose alike and share what they read: `drafted` says how much cheaper their rows are.
+woken(n): distinct experts of E that n tokens wake when each chooses K alone, E (1 - (1 - K/E)^n). Drafts of
+one request choose alike and share what they read: `drafted` says how much cheaper their rows are.
 """
 
 from __future__ import annotations
@@ -14,18 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-
-@dataclass(frozen=True, slots=True)
-class StepWork:
-    """What a step ran. rows: of the target. extended: rows of the drafter's first pass. passes: rows of each
-    further one. requests: that decode. drafts: rows that were drafts. context: positions they read."""
-
-    rows: int
-    extended: int = 0
-    passes: Sequence[int] = ()
-    requests: int = 0
-    drafts: int = 0
-    context: int = 0
+from nextn.speculative.work import StepWork
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
 """How many tokens drafts bring, and how deep they are worth going. Pure.
 
-A guess is of a kind, and guesses of a kind hold equally often; that is counted as drafts are verified. Where
-chains end by confidence (`nextn.gate`), the kind is the bin of a guess's confidence, and the depth adds
-nothing to that. Elsewhere (trees, n-grams) the kind is the depth.
+Guesses of a kind hold equally often, which is counted as drafts are verified. Where chains end by confidence
+(`nextn.gate`), the kind is its bin, and the depth adds nothing; elsewhere (trees, n-grams) it is the depth.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ CHAINS = 64  # over which expectations are taken, with an error of 1 %; twice as
 
 
 class Setting(NamedTuple):
-    """num_steps: how deep a draft may go. tokens: expected of a request and step. extra: seconds that drafts
-    are expected to add to the step."""
+    """num_steps: how deep a draft may go. tokens: of a request and step. extra: seconds that drafts add."""
 
     num_steps: int
     gate: Gate | None
@@ -79,8 +77,7 @@ class Worth:
         return found
 
     def _by_gate(self, n: int, cost: StepCost, base: float, rates: np.ndarray) -> list[Setting]:
-        """By Dinkelbach's iteration: thresholds for a rate of tokens, then the rate that they reach. Where
-        passes do not end with the chains, the depth is another choice."""
+        """By Dinkelbach's iteration: thresholds for a rate of tokens, then the rate that they reach."""
         shares = self._made / self._made.sum()
         usual = float(shares @ rates)
         holds = np.cumprod(rates[np.searchsorted(np.cumsum(shares)[:-1], self._luck)], axis=1)

@@ -18,7 +18,8 @@ from nextn.engine.engine import Engine
 from nextn.engine.step_timing import time_steps
 from nextn.request import Request, SamplingParams
 from nextn.scheduler.plan import Plan, RowResult, StepResult
-from nextn.speculative.depth.cost import StepCost, StepWork
+from nextn.speculative.depth.cost import StepCost
+from nextn.speculative.work import StepWork
 
 PAGE = 16
 COST = StepCost(2e-3, 1e-4, 5e-4, (8, 2), drafted=0.8, a_pass=3e-4, pass_row=2e-5)

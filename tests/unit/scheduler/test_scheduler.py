@@ -21,10 +21,11 @@ from nextn.request import PromptGroup, Request, SamplingParams, TokenLogprob
 from nextn.scheduler.plan import Plan, RowResult, StepResult
 from nextn.scheduler.scheduler import Scheduler
 from nextn.speculative.depth.controller import DepthController
-from nextn.speculative.depth.cost import StepCost, StepWork
+from nextn.speculative.depth.cost import StepCost
 from nextn.speculative.depth.worth import Worth
 from nextn.speculative.tree import Growing
 from nextn.speculative.verify.exact import accepted_path
+from nextn.speculative.work import StepWork
 
 VOCAB, EOS = 23, 0
 CHAINS = Shape()
