@@ -180,9 +180,9 @@ class EngineConfig:
     speculative_num_steps: int | None = option(
         None,
         "speculation",
-        "drafts per step, 0 is off; auto, the default: as many as pay, up to 8 (of a tree 4), none where they "
-        "cost more than they bring; with --speculative-num-draft-tokens of a chain or a simulated accept "
-        "length auto is 2",
+        "drafts per step, 0 is off; auto, the default: as many as pay, up to 8 (of a tree 4), none where "
+        "they cost more than they bring; with --speculative-num-draft-tokens of a chain, or a simulated "
+        "accept length, auto is 2",
         "--num_speculative_tokens",
         "--num-speculative-tokens",
         words={"auto": AUTO_DEPTH},

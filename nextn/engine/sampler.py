@@ -75,20 +75,17 @@ def draw(logits: Tensor, draws: Sequence[Drawn], confidence: list[float] | None 
     draws = [Drawn(d[0], d[1], d.position + i, *d[3:7]) for d in draws for i in range(d.rows)]
     logits = logits[: len(draws)]
     _perturb_random(logits, draws)
-    if confidence is None:
-        return best_tokens(logits)
-    ids, ahead = best_token(logits)
-    scales = [d.temperature if d.temperature >= GREEDY_BELOW else 1.0 for d in draws]
-    confidence += (ahead * torch.tensor(scales, device=ahead.device)).tolist()
-    return _finite(logits, ids[:, None])
+    tokens = best_tokens(logits)
+    if confidence is not None:
+        _, ahead = best_token(logits)  # it may write over the best logit
+        scales = [d.temperature if d.temperature >= GREEDY_BELOW else 1.0 for d in draws]
+        confidence += (ahead * torch.tensor(scales, device=ahead.device)).tolist()
+    return tokens
 
 
 def best_tokens(logits: Tensor) -> list[int]:
     """The argmax of each row; NO_TOKEN where that is not finite, as it is wherever a logit is NaN."""
-    return _finite(logits, logits.argmax(dim=-1, keepdim=True))
-
-
-def _finite(logits: Tensor, picked: Tensor) -> list[int]:
+    picked = logits.argmax(dim=-1, keepdim=True)
     finite = logits.gather(1, picked).abs() < math.inf
     tokens: list[int] = torch.where(finite, picked, NO_TOKEN)[:, 0].tolist()
     return tokens
