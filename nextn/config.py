@@ -180,9 +180,10 @@ class EngineConfig:
     speculative_num_steps: int | None = option(
         None,
         "speculation",
-        "drafts per step, 0 is off; auto, the default: as many as pay, up to 8 (of a tree 4), none where "
-        "they cost more than they bring; with --speculative-num-draft-tokens of a chain, or a simulated "
-        "accept length, auto is 2",
+        "drafts per step, 0 is off; auto, the default: as many as pay at each load, none where none do, up "
+        "to 8 in a chain and 4 deep in a tree, by what steps cost on this machine, how often drafts hold and "
+        "how sure the drafter is; with --speculative-num-draft-tokens for a chain, or a simulated accept "
+        "length, it is 2",
         "--num_speculative_tokens",
         "--num-speculative-tokens",
         words={"auto": AUTO_DEPTH},

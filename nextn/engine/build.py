@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -48,6 +48,7 @@ class Built:
     context_length: int
     num_drafts: int  # at most
     auto_depth: bool
+    remember: Callable[[], None]  # keeps for the next start what automatic depth has learnt
     startup: Mapping[str, object]
 
 
@@ -88,11 +89,11 @@ def build(config: EngineConfig) -> Built:
     draw_tokens = partial(native_draw, library(isa)) if isa else draw
     executor = Runner(model, pool, drafter, draw_tokens, simulated)
     context = min(config.context_length or cfg.max_position_embeddings, cfg.max_position_embeddings)
-    auto = None
+    auto, remember = None, _nothing
     gates = isinstance(drafter, MTPDrafter) and drafter.gates
     if num_drafts and config.auto_depth:
         kept = StepCostFile(config, f"{kernels} {isa or ''}", device)
-        auto = _controller(
+        auto, remember = _controller(
             kept, executor, Worth(num_drafts, shape, gates, ends=device.type != "cuda"),
             most_requests=config.max_running_requests, token_budget=config.chunked_prefill_size,
             context=context, beyond=shape.beyond,
@@ -148,19 +149,28 @@ def build(config: EngineConfig) -> Built:
         context,
         num_drafts,
         auto is not None,
+        remember,
         startup,
     )
 
 
-def _controller(kept: StepCostFile, executor: Runner, worth: Worth, **limits: int) -> DepthController:
-    """By the costs that were kept, or that are measured now."""
+def _controller(
+    kept: StepCostFile, executor: Runner, worth: Worth, **limits: int
+) -> tuple[DepthController, Callable[[], None]]:
+    """By the costs that were kept, or that are measured now; and what keeps what it will have learnt."""
     found = kept.read()
-    if found is not None:
-        return DepthController(found[0], worth, found[1])
-    cost, calm = time_steps(executor, **limits)
-    if calm:
-        kept.write(cost, {})
-    return DepthController(cost, worth)
+    cost, factors = found or (None, {})
+    calm = cost is not None
+    if cost is None:
+        cost, calm = time_steps(executor, **limits)
+        if calm:
+            kept.write(cost, factors)
+    controller = DepthController(cost, worth, factors)
+    return controller, partial(kept.write, cost, controller.factors) if calm else _nothing
+
+
+def _nothing() -> None:
+    pass
 
 
 def _mtp_drafter(model: Model, pool: KVPool, shape: Shape) -> Drafter:

@@ -30,7 +30,7 @@ class Engine:
         self.eos_token_ids = built.eos_ids
         self.context_length = built.context_length
         self.num_drafts, self.auto_depth = built.num_drafts, built.auto_depth
-        self.startup = built.startup
+        self.startup, self._remember = built.startup, built.remember
         self.speculative_defaults = SpeculativeParams()
         self._scheduler, self._executor = built.scheduler, built.executor
         self._simulated = config.speculative_simulate_accept_length is not None and built.num_drafts > 0
@@ -147,6 +147,11 @@ class Engine:
             return False
         self._scheduler.kv.flush()
         return True
+
+    def remember(self) -> None:
+        """To be called when the engine is no longer needed: keeps for the next start what automatic depth has
+        learnt of what steps cost here."""
+        self._remember()
 
     def check_integrity(self) -> None:
         """AssertionError if any bookkeeping structure is not what it is from scratch."""

@@ -77,7 +77,7 @@ def draw(logits: Tensor, draws: Sequence[Drawn], confidence: list[float] | None 
     _perturb_random(logits, draws)
     tokens = best_tokens(logits)
     if confidence is not None:
-        _, ahead = best_token(logits)  # it may write over the best logit
+        _, ahead = best_token(logits)  # which writes over the logits
         scales = [d.temperature if d.temperature >= GREEDY_BELOW else 1.0 for d in draws]
         confidence += (ahead * torch.tensor(scales, device=ahead.device)).tolist()
     return tokens

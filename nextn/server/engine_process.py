@@ -99,6 +99,7 @@ def run(config: ServerConfig, address: str, parent: int, make: MakeEngine) -> No
     gc.freeze()  # weights and modules need never be looked at again
     try:
         loop(engine, link, GrammarCompiler(config, engine.vocab_size, engine.eos_token_ids))
+        engine.remember()
     except Exception:
         log.critical("the engine failed and ends:\n%s", traceback.format_exc())
         link.close()

@@ -91,11 +91,12 @@ class MTPDrafter:
         self.behind.drop(rids)
 
     def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> Drafted:
-        extended = self._catch_up(work)
-        self.behind.keep(hidden, work)
         now = [w for w in work if w.extend]
+        if len(now) < len(work):
+            self.behind.keep(hidden, work)
         if not now:
-            return Drafted([NO_DRAFT for _ in work])
+            return Drafted([NO_DRAFT] * len(work))
+        extended = self._catch_up(work)
         draws: dict[int, tuple[Drawn, bool]] = {}
         if self.shape.topk == 1:
             draws = {

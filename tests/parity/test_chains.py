@@ -16,6 +16,7 @@ from nextn.config import EMBEDDED, EngineConfig, model_folder
 from nextn.constraint import Constraint
 from nextn.engine.engine import Engine
 from nextn.engine.model import choose_kernels
+from nextn.engine.runner import _ChooseDraft
 from nextn.models.base import Chains
 from nextn.request import Request, SamplingParams, SpeculativeParams
 from nextn.speculative.committed import Committed
@@ -107,13 +108,28 @@ def test_requests_whose_guesses_take_more_than_a_draw(threads: int) -> None:
     drafted([*MIXED[:2], *ASKED, *MIXED[2:]], threads=threads)
 
 
-def test_a_guess_that_fails_ends_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, _ = make()
+def test_a_guess_that_fails_ends_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, both = make()
+    engine._executor.drafter = both.whole
 
     def fail(*args: object) -> None:
         raise RuntimeError("no guess")
 
     monkeypatch.setattr(engine._executor.verifier, "guess", fail)
+    engine.add(Request("a", *ASKED[0]))
+    (out,) = engine.step()
+    assert out.error == "the request failed in drafting: RuntimeError: no guess"
+    assert not engine.has_work()
+
+
+def test_what_chooses_guesses_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is called by the kernels, through which nothing can be raised."""
+    engine, _ = make()
+
+    def fail(*args: object) -> None:
+        raise RuntimeError("no guess")
+
+    monkeypatch.setattr(_ChooseDraft, "__call__", fail)
     engine.add(Request("a", *ASKED[0]))
     with pytest.raises(RuntimeError, match="no guess"):
         engine.step()

@@ -109,6 +109,9 @@ class ScriptedEngine:
         done = len(request.tokens) >= request.limit
         return Output(request.rid, tokens, [*range(1, took), 0], "length" if done else None)
 
+    def remember(self) -> None:
+        pass
+
     def has_work(self) -> bool:
         return bool(self.running or self.waiting)
 

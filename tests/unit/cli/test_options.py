@@ -11,7 +11,7 @@ from nextn.cli import Parser, dashed
 from nextn.cli.errors import CommandError
 from nextn.cli.options import add_options, options_markdown, options_of, parse
 from nextn.config import EngineConfig
-from nextn.draft import AUTO_DEPTH, MOST_DEPTH
+from nextn.draft import AUTO_DEPTH
 from nextn.server_config import REFUSED, ServerConfig
 
 ROOT = Path(__file__).parents[3]
@@ -67,8 +67,7 @@ def test_refused_by_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_word_for_a_value() -> None:
     assert read("--speculative-num-steps", "auto").speculative_num_steps == AUTO_DEPTH
     assert read("--num-speculative-tokens=auto").speculative_num_steps == AUTO_DEPTH
-    assert read().auto_depth
-    assert read().num_drafts == MOST_DEPTH
+    assert read().num_drafts == 8
     with pytest.raises(SystemExit):
         read("--speculative-num-steps", "most")
 

@@ -4,6 +4,7 @@ drafts change no text."""
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from nextn.speculative.tree import Growing
 
 try:
     library()
-    DRAWS = {"reference": draw, "native": native_draw}
+    DRAWS = {"reference": draw, "native": partial(native_draw, library())}
 except NoLibrary:
     DRAWS = {"reference": draw}
 

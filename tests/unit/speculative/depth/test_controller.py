@@ -342,5 +342,7 @@ def test_drafts_that_never_hold_are_worth_less_and_less() -> None:
         chosen.note(Draft([0] * 2, bins=bytes([8, 8, 3])), 0)
         chosen.stepped(StepWork(3, 2, (1,), 1, 2), 5e-3, lambda: 0)
         gains.append(chosen.state.gain)
-    assert gains[0] > 1.3 > 1.01 > gains[-1]
-    assert gains[-1] < gains[100] < gains[0]
+    # These steps run less than was expected of them, which is learnt first.
+    assert gains[0] > 1.3 > 1.01 > gains[-1] == min(gains)
+    last = gains[100:]
+    assert last == sorted(last, reverse=True)
