@@ -214,3 +214,15 @@ def test_logits_that_are_no_numbers_raise_nothing(value, temperature):
         (token,) = draw(x, [drawn(SamplingParams(seed=1, temperature=temperature), 3)], found)
         assert NO_TOKEN <= token < V
         assert len(found) == 1
+
+
+def test_a_draw_is_the_same_with_its_confidence() -> None:
+    """To find the runner-up, the best logit may be written over."""
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(1))
+    draws = [drawn(SamplingParams(temperature=t, seed=3), 5, 1) for t in (0.0, 0.7, 1.0)]
+    confidence: list[float] = []
+    tokens = draw(logits.clone(), draws, confidence)
+    assert tokens == draw(logits.clone(), draws)
+    assert min(tokens) >= 0
+    assert len(confidence) == 3
+    assert min(confidence) > 0.0
