@@ -70,7 +70,14 @@ class Bench:
 
     def cases(self, counts: Sequence[int] = ROWS) -> list[OpCase]:
         """Every op at each number of rows; one with several uses in the model at the shape of each."""
-        makers = (self.linears, self.row_ops, self.attention, self.head_products, self.feed_forward)
+        makers = (
+            self.linears,
+            self.row_ops,
+            self.attention,
+            self.head_products,
+            self.feed_forward,
+            self.choice,
+        )
         found = [one for make in makers for rows in counts for one in make(rows)]
         order = {use: i for i, use in enumerate(dict.fromkeys((one.op, one.what) for one in found))}
         return sorted(found, key=lambda one: order[one.op, one.what])
@@ -212,6 +219,13 @@ class Bench:
         return self.made(
             "route", f"{cfg.num_experts_per_tok} of {count}", f"{count}x{hidden}", rows, work, calls
         )
+
+    def choice(self, rows: int) -> Iterator[OpCase]:
+        """Of draft logits, which lie in the cache: they have just been made."""
+        vocab = self.cfg.vocab_size
+        logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(rows))
+        calls = [partial(self.ops.best_token, logits)]
+        yield self.made("best_token", "drafts", f"{vocab}", rows, op_work.best_token(rows, vocab), calls)
 
     @property
     def size(self) -> int:

@@ -92,6 +92,11 @@ def route(rows: int, hidden: int, experts: int, top_k: int, size: int) -> Work:
     return Work(moved, 2 * rows * hidden * experts)
 
 
+def best_token(rows: int, vocab: int) -> Work:
+    """Logits are f32; an id is int64, its confidence f32. Two comparisons a logit."""
+    return Work(rows * (4 * vocab + 12), 2 * rows * vocab)
+
+
 def experts(rows: int, hidden: int, inner: int, top_k: int, distinct: float, size: int) -> Work:
     """`distinct`: experts that at least one row wants, a mean perhaps; each one's weights are read once."""
     moved = round(size * (3 * distinct * hidden * inner + 2 * rows * hidden)) + 12 * rows * top_k
