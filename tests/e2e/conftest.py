@@ -36,6 +36,7 @@ def slow(tokenizer_folder: Path) -> Iterator[ServerProcess]:
 def fake() -> Iterator[ServerProcess]:
     """A real engine on the fake model: every first draft is right, every second three times in four."""
     options = ("--port", "0", "--threads", "1", "--check-integrity", "--kv-cache-tokens", "2048")
+    options += ("--speculative-num-steps", "2")
     command = ["-m", "nextn", "serve", "--model-path", "fake:1,0.75", "--served-model-name", "fake", *options]
     with ServerProcess(command) as server:
         yield server

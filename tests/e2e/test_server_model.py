@@ -182,6 +182,6 @@ def test_a_second_time_comes_from_the_cache(tiny: ServerProcess) -> None:
 
 @embedded
 def test_fake_model_borrows_its_tokenizer() -> None:
-    with serve("fake:1,1") as server:
+    with serve("fake:1,1", "--speculative-num-steps", "2") as server:
         answer = complete(server, prompt="x", max_tokens=31, return_spec_tokens_details=True)
     assert answer["usage"]["spec_details"]["accept_length"] == 3
