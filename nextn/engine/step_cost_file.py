@@ -13,7 +13,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -25,7 +25,7 @@ from nextn.speculative.depth.cost import StepCost
 
 log = logging.getLogger("nextn.engine")
 
-Factors = Mapping[int, tuple[float, float]]  # see DepthController
+Factors = Mapping[int, Sequence[float]]  # see DepthController
 OFF = "off"
 # What a step costs does not depend on these.
 _OTHER = ("step_cost_cache", "check_integrity", "disable_radix_cache", "model_path")
@@ -53,7 +53,7 @@ class StepCostFile:
             kept = json.loads(self.path.read_bytes())
             kept["cost"]["experts"] = tuple(kept["cost"]["experts"])
             cost = StepCost(**kept["cost"])
-            factors = {int(size): (float(mean), float(sd)) for size, (mean, sd) in kept["factors"].items()}
+            factors = {int(size): [float(f) for f in found] for size, found in kept["factors"].items()}
             _check(cost, factors)
         except FileNotFoundError:
             return None
@@ -84,7 +84,7 @@ def _check(cost: StepCost, factors: Factors) -> None:
     wrong = [name for name, value in parts.items() if not 0.0 <= value < math.inf]
     if wrong or not 1 <= chosen <= count or not cost.rows(1) > 0.0:
         raise ValueError(f"{', '.join(wrong) or 'experts or rows'} out of range")
-    if not all(0.0 < mean < math.inf and 0.0 <= deviation < math.inf for mean, deviation in factors.values()):
+    if not all(found and all(0.0 < f < math.inf for f in found) for found in factors.values()):
         raise ValueError("factors out of range")
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -25,7 +25,7 @@ TRIAL_SHARE = 0.01  # of the time, what trials may cost, and of two seconds that
 TRIAL_SECONDS, TRIAL_STEPS = 0.01, (4, 16)  # of a trial: two switches of tasks, within so many steps
 PLAN_SECONDS = 0.1  # between two plans: they take 0.3 ms, and a load is noticed within a second
 MARGIN = 0.01  # by which the other kind must be better: nothing can be known to less
-HOPE = 2.0  # standard deviations by which the other kind may be better than it seems
+TRIALS = 3  # of a batch size at least: one may have been disturbed
 UNKNOWN = 0.5  # standard deviation of a factor at first: costs may be off by two
 DRIFT = 0.01  # what a second adds to it: a neighbour that comes or goes within minutes
 EXPLORE = 200  # steps, one of which keeps every guess: what is never verified is never seen to hold
@@ -34,19 +34,19 @@ EXPLORE = 200  # steps, one of which keeps every guess: what is never verified i
 class DepthController:
     """drafting: do requests that ask for no depth draft in the next step? state: what people are told."""
 
-    def __init__(
-        self, cost: StepCost, worth: Worth, factors: Mapping[int, tuple[float, float]] | None = None
-    ):
-        """factors: by batch size, as a power of two: mean and standard deviation, of an earlier run."""
+    def __init__(self, cost: StepCost, worth: Worth, factors: Mapping[int, Sequence[float]] | None = None):
+        """factors: what trials of an earlier run found, by batch size as a power of two."""
         # What is said to cost nothing could never be found to cost more.
         cost = replace(cost, drafted=max(0.2, cost.drafted), a_pass=max(0.02 * cost.rows(1), cost.a_pass))
-        self.cost, self.worth, self.factors = cost, worth, dict(factors or {})
+        self.cost, self.worth = cost, worth
+        self.factors = {size: list(found) for size, found in (factors or {}).items()}
         self._size, self._requests = 0, 1  # of the batch, as a power of two, and when the last plan was made
         self.drafting = self._usual = True  # in the next step, and apart from trials
         self._log: deque[tuple[bool, float, float, float]] = deque(maxlen=4 * TRIAL_STEPS[1])
         self._left: list[int] = []  # steps of a trial's other kind, then of the usual one, that are left
         self._skip = False  # the first step of its kind verifies what the other kind made
-        self._since = self._step = self._blind = 0.0  # seconds: from the plan, of a step, without drafts
+        # Seconds: from the last plan and the last trial, of a step, without drafts.
+        self._since = self._since_trial = self._step = self._blind = 0.0
         self._steps, self._purse = 0, 2.0 * TRIAL_SHARE
         # Sums of what came and was expected: tokens of drafts, and seconds by `cost` that they added.
         self._tokens, self._extra = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
@@ -92,7 +92,7 @@ class DepthController:
             extra = self.cost.extra(work)
             self._log.append((self.drafting, seconds, self.cost.base(work), extra))
             if self.drafting:
-                _add(self._extra, extra, self._setting.extra / self._factor()[0])
+                _add(self._extra, extra, self._setting.extra / self._mean)
         self._skip = False
         if self._left:
             self._left[0] -= 1
@@ -114,26 +114,25 @@ class DepthController:
             return
         level = median(plain)
         found = median((s / level - base) / extra for s, base, extra in drafted)
-        noise = max(0.02, 1.5 * median(abs(p / level - 1.0) for p in plain))
-        share = median(extra / base for _, base, extra in drafted)
-        # Neighbouring steps err alike: as if there were a third as many.
-        variance = 3.0 * (noise / share) ** 2 * (1.0 / len(plain) + 1.0 / len(drafted))
-        mean, deviation = self._factor()
-        gain = deviation**2 / (deviation**2 + variance)
-        mean = max(0.1, mean + gain * (found - mean))
-        self.factors[self._size] = mean, deviation * math.sqrt(1.0 - gain)
+        self.factors[self._size] = [*self.factors[self._size], max(0.1, found)][-TRIALS - 2 :]
+        self._since_trial = 0.0
 
     def _factor(self) -> tuple[float, float]:
+        """Mean and standard deviation: a busy machine can make any one trial say anything, so of the last
+        ones the median counts, and what was taken for granted before is one of these at first."""
         if self._size not in self.factors:
             near = min(self.factors, key=lambda other: abs(other - self._size), default=None)
-            mean, deviation = (1.0, UNKNOWN) if near is None else self.factors[near]
-            self.factors[self._size] = mean, min(UNKNOWN, math.hypot(deviation, UNKNOWN / 2))
-        return self.factors[self._size]
+            self.factors[self._size] = [1.0 if near is None else median(self.factors[near])]
+        known = self.factors[self._size]
+        mean, count = median(known), len(known)
+        spread = 1.5 * median(abs(each - mean) for each in known) / math.sqrt(count)
+        drift = DRIFT * math.sqrt(self._since_trial)
+        return mean, max(UNKNOWN / count**2, math.hypot(spread, drift))
 
     def _plan(self, n: int, owed: int) -> None:
+        self._since_trial += self._since
         mean, deviation = self._factor()
-        deviation = min(UNKNOWN, math.hypot(deviation, DRIFT * math.sqrt(self._since)))
-        self.factors[self._size] = mean, deviation
+        self._mean = mean
         self._blind = 0.0 if self._usual else self._blind + self._since
         self._since, self._requests = 0.0, n
         base, cost = self.cost.rows(n), self.cost
@@ -143,7 +142,7 @@ class DepthController:
         tokens = 1.0 + _ratio(self._tokens) * (setting.tokens - 1.0)
         extra = _ratio(self._extra) * setting.extra
         gain = tokens * base / (base + extra)
-        ahead, untried = math.log(gain), deviation >= UNKNOWN
+        ahead, untried = math.log(gain), len(self.factors[self._size]) <= TRIALS
         doubt = extra / (base + extra) * deviation / mean + DRIFT * math.sqrt(self._blind)
         if abs(ahead) > MARGIN:
             self._usual = ahead > 0.0
@@ -153,10 +152,10 @@ class DepthController:
         self.state = DraftingState(self._usual, n, round(gain, 3), reason)
         fewest, most = TRIAL_STEPS
         length = round(min(most, max(fewest, TRIAL_SECONDS / (self._step or TRIAL_SECONDS))))
-        # Each size is tried once; nobody knows what that costs, so what it is thought to cost is bounded.
+        # Each size is tried; nobody knows what that costs, so what it is thought to cost is bounded.
         lost = min(0.2 if untried else 1.0, max(MARGIN, abs(ahead)))
         price = lost * length * self._step + cost.drafting(1, owed)
-        if (untried or abs(ahead) < HOPE * doubt) and price < self._purse and len(self._log) >= length:
+        if (untried or abs(ahead) < 2.0 * doubt) and price < self._purse and len(self._log) >= length:
             self._purse -= price
             self._left = [length + 1, length + 1]  # the first step of each kind does not count
             self._switch(not self._usual)

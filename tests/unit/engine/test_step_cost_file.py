@@ -21,7 +21,7 @@ from nextn.request import Request, SamplingParams
 from nextn.speculative.depth.cost import StepCost
 
 COST = StepCost(1e-3, 1e-4, 2e-5, (8, 2), 1e-9, 0.9, 5e-5, 1e-6)
-FACTORS = {0: (1.25, 0.1), 4: (0.8, 0.02)}
+FACTORS = {0: [1.25, 1.1], 4: [0.8]}
 CPU = torch.device("cpu")
 
 
@@ -134,7 +134,7 @@ BAD = {
         for name, factors in {
             "factors that are a list": [1],
             "a size that is a word": {"many": [1, 1]},
-            "a factor without deviation": {"1": [1.0]},
+            "a factor that is no list": {"1": 1.0},
             "a factor that is a word": {"1": ["a", "b"]},
         }.items()
     },
@@ -142,10 +142,10 @@ BAD = {
 FACTORS_OUT_OF_RANGE = {
     "a negative factor": {"1": [-1.0, 0.1]},
     "a factor of NaN": {"1": [float("nan"), 0.1]},
-    "a deviation of NaN": {"1": [1.0, float("nan")]},
+    "a second factor of NaN": {"1": [1.0, float("nan")]},
     "a factor of 0": {"1": [0.0, 0.1]},
     "an infinite factor": {"1": [float("inf"), 0.1]},
-    "a negative deviation": {"1": [1.0, -0.1]},
+    "a second one that is negative": {"1": [1.0, -0.1]},
 }
 
 
