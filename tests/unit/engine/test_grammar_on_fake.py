@@ -148,7 +148,7 @@ def test_forced_drafts_tell_automatic_depth_nothing(monkeypatch):
 
     def two(controller):  # whatever pays here
         controller._requests, controller._setting = 1, Setting(2, None, 2.0, 1.0)
-        controller.state = None
+        controller.state, controller._mean = None, 1.0
 
     engine = make("fake:1", speculative_num_steps=AUTO_DEPTH)
     params = SamplingParams(max_tokens=80, seed=3, ignore_eos=True, constraint=ANY)
