@@ -72,6 +72,7 @@ class Behind:
     def keep(self, hidden: Tensor, work: Sequence[Committed]) -> None:
         """Of the requests that do not extend in this step, whose hidden states are in `hidden`."""
         since, parts = self._since, 0
+        number, self._count = self._count, self._count + 1
         for w in work:
             if w.extend:
                 parts += 1
@@ -80,8 +81,7 @@ class Behind:
                 parts += 1
         if parts < len(work):
             oldest = self._steps.popleft().states if len(self._steps) == self._most else None
-            self._steps.append(_Step(self._count, hidden, work, oldest))
-            self._count += 1
+            self._steps.append(_Step(number, hidden, work, oldest))
 
     def _keep_part(self, hidden: Tensor, w: Committed) -> None:
         """Of a prompt, or the first step after one that extended."""
@@ -94,7 +94,7 @@ class Behind:
         end = w.draft_from + w.start + len(w.following)
         self._prompts[w.rid] = states[-self._most :], following[-self._most :], end
         if w.chosen:
-            self._since[w.rid] = self._count
+            self._since[w.rid] = self._count  # from the next step on: this one is in the part
 
     def _take(self, w: Committed) -> tuple[Tensor, list[int]] | None:
         """What is kept of a request's last positions, up to those of this step; it is kept no longer."""

@@ -60,3 +60,26 @@ def test_a_gap_is_noticed():
         kept.keep(torch.zeros(4, 2), [committed("a", 8, [0])])
     with pytest.raises(AssertionError, match="a gap before 6"):
         list(kept.pieces([committed("a", 6, [0], extend=True)]))
+
+
+def test_the_first_step_of_one_beside_others_is_kept_once():
+    """Its prompt, its first token in a step that others decode in, and what follows: nothing is missing."""
+    kept = Behind(16)
+
+    def states(request, first, count):
+        return torch.tensor([(request, first + i) for i in range(count)])
+
+    def part(rid, start, rows, chosen):
+        following = [start + i + 1 for i in range(len(rows))]
+        return Committed(rid, start, rows, following, [1], 0, [], chosen, extend=False)
+
+    other = 50
+    kept.keep(states(1, other, 1), [part("1", other, [0], [5])])
+    kept.keep(states(0, 0, 7), [part("0", 0, range(7), [])])
+    for at in range(7, 10):
+        other += 1
+        both = torch.cat([states(1, other, 1), states(0, at, 1)])
+        kept.keep(both, [part("1", other, [0], [5]), part("0", at, [1], [5])])
+    [(spans, found)] = list(kept.pieces([part("0", 10, [0], [5])]))
+    assert [s.start for s in spans] == [0]
+    assert found.tolist() == [[0, p] for p in range(10)]
