@@ -12,11 +12,9 @@ import torch
 
 from nextn.config import EngineConfig, usable_cores
 from nextn.draft import Shape
-from nextn.engine.logprobs import context_cost, score_cost
 from nextn.engine.memory import CPU_KV_TOKENS
 from nextn.engine.model import make_model
 from nextn.engine.runner import Runner
-from nextn.engine.sampler import draw
 from nextn.engine.step_cost_file import Factors, StepCostFile
 from nextn.engine.step_timing import time_steps
 from nextn.kvcache.manager import KVManager
@@ -25,9 +23,11 @@ from nextn.kvcache.pool import KVPool
 from nextn.kvcache.radix import RadixCache
 from nextn.models.base import Chains, Model
 from nextn.models.fake import FakeModel
+from nextn.models.row_cost import context_cost, score_cost
 from nextn.ops.cpu.draw import draw as native_draw
 from nextn.ops.cpu.library import choose_level, library
 from nextn.ops.cpu.weights import Arena
+from nextn.sampling.sampler import draw
 from nextn.scheduler.prompt_budget import PromptBudget
 from nextn.scheduler.scheduler import Scheduler
 from nextn.speculative.depth.controller import DepthController
