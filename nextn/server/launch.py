@@ -20,19 +20,19 @@ import uvloop
 
 import nextn
 from nextn.config import model_folder
-from nextn.server import logs
-from nextn.server.app import make_app
-from nextn.server.connection import Connection, cut_stalled
-from nextn.server.engine_client import EngineClient
-from nextn.server.engine_process import MakeEngine, make_engine
-from nextn.server.errors import shut_down
-from nextn.server.memory import give_back
-from nextn.server.messages import Ready
-from nextn.server.metrics import Metrics
-from nextn.server.request_log import RequestLog
-from nextn.server.service import Service
-from nextn.server.supervisor import EngineHandle, StartupError, Supervisor
-from nextn.server.tracing import otlp
+from nextn.server.answers.service import Service
+from nextn.server.http.app import make_app
+from nextn.server.http.connection import Connection, cut_stalled
+from nextn.server.monitoring.metrics import Metrics
+from nextn.server.monitoring.request_log import RequestLog
+from nextn.server.monitoring.tracing import otlp
+from nextn.server.process import logs
+from nextn.server.process.engine_client import EngineClient
+from nextn.server.process.engine_process import MakeEngine, make_engine
+from nextn.server.process.memory import give_back
+from nextn.server.process.messages import Ready
+from nextn.server.process.supervisor import EngineHandle, StartupError, Supervisor
+from nextn.server.protocol.errors import shut_down
 from nextn.server_config import ServerConfig
 from nextn.tokenizer.tokenizer import Tokenizer
 

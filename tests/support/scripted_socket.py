@@ -11,11 +11,11 @@ import httpx
 
 from nextn.request import Output, SpecStats, TokenLogprob
 from nextn.scheduler.stats import EngineStats
-from nextn.server.app import make_app
-from nextn.server.engine_client import EngineClient
-from nextn.server.messages import Add, PromptScores, Ready, StepNews, decode_to_engine, requests_of
-from nextn.server.metrics import Metrics
-from nextn.server.service import Service
+from nextn.server.answers.service import Service
+from nextn.server.http.app import make_app
+from nextn.server.monitoring.metrics import Metrics
+from nextn.server.process.engine_client import EngineClient
+from nextn.server.process.messages import Add, PromptScores, Ready, StepNews, decode_to_engine, requests_of
 from nextn.server_config import ServerConfig
 from nextn.tokenizer.tokenizer import Tokenizer
 

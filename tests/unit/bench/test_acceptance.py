@@ -8,7 +8,7 @@ from nextn.bench.acceptance import parse_spec, parse_vllm
 from nextn.bench.errors import BenchError
 from nextn.request import SpecStats
 from nextn.scheduler.stats import EngineStats
-from nextn.server.metrics import Metrics
+from nextn.server.monitoring.metrics import Metrics
 
 SPEC = SpecStats(verify_steps=40, proposed=[40, 38], accepted=[30, 12], committed=81)
 

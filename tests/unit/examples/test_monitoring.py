@@ -12,7 +12,7 @@ import yaml
 
 from nextn.request import SpecStats
 from nextn.scheduler.stats import EngineStats
-from nextn.server.metrics import Metrics
+from nextn.server.monitoring.metrics import Metrics
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "examples" / "monitoring"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nextn.request import SpecStats
 from nextn.scheduler.stats import EngineStats
-from nextn.server.metrics import Metrics
+from nextn.server.monitoring.metrics import Metrics
 from nextn.terminal.scrape import Distribution, Scrape
 
 BOUNDS = [0.1, 0.5, 1.0, 5.0, math.inf]

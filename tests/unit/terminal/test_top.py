@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nextn.request import SpecStats
 from nextn.scheduler.stats import DraftingState, EngineStats
-from nextn.server.metrics import Metrics
+from nextn.server.monitoring.metrics import Metrics
 from nextn.terminal.scrape import Scrape
 from nextn.terminal.top import Window, frame
 
