@@ -17,10 +17,8 @@ from source import TOKENIZER, Source
 
 from nextn.scheduler.stats import EngineStats
 from nextn.server.answers.service import Service
-from nextn.server.http.control import AbortRequest
-from nextn.server.http.internal_state import SetInternalState
+from nextn.server.http.control import AbortRequest, SetInternalState
 from nextn.server.http.tokens import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
-from nextn.server.monitoring.metrics import Metrics
 from nextn.server.parsers import reasoning, tools
 from nextn.server.parsers.answer import AnswerParser, Reading
 from nextn.server.parsers.parts import Part
@@ -142,10 +140,9 @@ async def status_of(body: bytes, kind: type[Body]) -> int:
 async def taken(body: bytes, kind: type[Body]) -> None:
     """All that is done with it before the engine hears of it."""
     config = ServerConfig(tool_call_parser="deepseekv31", reasoning_parser="deepseek-v3")
-    metrics = Metrics(40)
-    engine = EngineClient(metrics)
+    engine = EngineClient()
     engine.ready = Ready(4096, 4096, 2, {}, EngineStats())
-    service = Service(config, engine, metrics, TOKENIZER)
+    service = Service(config, engine, TOKENIZER)
     request = parse(body, kind)
     if isinstance(request, CompletionRequest):
         await service.completion(request)

@@ -13,10 +13,10 @@ from source import TOKENIZER, Source
 
 from nextn.request import Output, SamplingParams, SpecStats, TokenLogprob
 from nextn.scheduler.stats import EngineStats
-from nextn.server.answers.generation import Generation, Prompt
+from nextn.server.answers.choice import Prompt
+from nextn.server.answers.generation import Generation
 from nextn.server.answers.openai import Reply
 from nextn.server.http.sse import EventStream
-from nextn.server.monitoring.metrics import Metrics
 from nextn.server.parsers.answer import CONTENT, Reading
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.messages import Add, Ready, StepNews, decode_to_engine
@@ -32,7 +32,7 @@ class Played:
     steps: Sequence[list[int]]
     logprobs: bool
     reason: str
-    client: EngineClient = field(default_factory=lambda: EngineClient(Metrics(40)))
+    client: EngineClient = field(default_factory=EngineClient)
 
     def __post_init__(self) -> None:
         self.client.attach(Ready(4200, 4096, 2, {}, EngineStats()), self)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from msgspec import UNSET, UnsetType
 
-from nextn.server.answers.generation import Choice, Delta
+from nextn.server.answers.choice import Choice, Delta
 from nextn.server.answers.logprobs import Entry, chat_logprobs
 from nextn.server.parsers.answer import AnswerParser, Reading
 from nextn.server.parsers.parts import Part

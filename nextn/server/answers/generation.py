@@ -6,87 +6,19 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from nextn.request import GRAMMAR_ERROR, REQUEST_FAILED, Output, SamplingParams, SpecStats, TokenLogprob
+from nextn.request import GRAMMAR_ERROR, REQUEST_FAILED, Output, TokenLogprob
+from nextn.server.answers.choice import Choice, Delta, Observer, Prompt
 from nextn.server.answers.logprobs import Entry, LogprobStream, PromptEntries
-from nextn.server.http.request_id import client
 from nextn.server.process.engine_client import EngineClient, News
 from nextn.server.process.messages import NewRequest, PromptScores
+from nextn.server.protocol.context import client
 from nextn.server.protocol.errors import ApiError, bad_request, ended_by_request, overdue
-from nextn.tokenizer.stop_regex import StopRegexError, StopRegexes
+from nextn.tokenizer.stop_regex import StopRegexError
 from nextn.tokenizer.stream import TextStream
 from nextn.tokenizer.tokenizer import Tokenizer
 
 LONG_PROMPT = 256  # tokens; the scores of a longer one are read in a thread
-
-
-class Prompt(NamedTuple):
-    """A prompt and what is to come of it. `stop`: the strings that end its texts. `echo`: its text, if the
-    answers begin with it. `name`: the client's for it, "" if it gave none. `shown`: special tokens that must
-    come through as text even with `skip_special_tokens`. `include_stop`: texts keep the stop string or token
-    that ended them. `stop_regexes`: end texts too."""
-
-    tokens: list[int]
-    params: SamplingParams
-    stop: Sequence[str] = ()
-    echo: str | None = None
-    name: str = ""
-    shown: frozenset[str] = frozenset()
-    skip_special_tokens: bool = True
-    include_stop: bool = False
-    stop_regexes: StopRegexes | None = None
-
-
-@dataclass
-class Choice:
-    """One of the texts asked for."""
-
-    index: int
-    id: str  # what clients and the log call it; the engine's id of it is the request's
-    request: NewRequest
-    stream: TextStream
-    tokens: list[int] = field(default_factory=list)  # the token that completed a stop string is the last
-    text: list[str] = field(default_factory=list)
-    # Per token, if asked for: the text that came out with it, the depth it was drafted at. A stream takes
-    # them out as it sends them.
-    depths: list[tuple[str, int]] | None = None
-    last_depth: int = 0  # of the last token in `depths`, sent or not
-    echo: str | None = None  # the prompt's text, if the answer begins with it
-    logprobs: LogprobStream | None = None
-    prompt_entries: PromptEntries | None = None  # that its log-probabilities begin with
-    entries: list[Entry] = field(default_factory=list)
-    token_logprobs: list[TokenLogprob] = field(default_factory=list)  # of `tokens`, where asked for by token
-    prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
-    # Of all tokens together, the one that ended it too, where log-probabilities were asked for
-    logprob: float = 0.0
-    sent: int = 0  # characters
-    cached_tokens: int = 0
-    finish_reason: str | None = None
-    matched: str | int | None = None  # the stop string, the stop regex or the stop token's id that ended it
-    spec: SpecStats = field(default_factory=SpecStats)
-    queued: float = 0.0  # seconds that it waited in the engine for its first step
-    first_news: float = 0.0  # perf_counter
-    last_news: float = 0.0
-
-    @property
-    def prompt_tokens(self) -> int:
-        return len(self.request.tokens)
-
-    @property
-    def completion_tokens(self) -> int:
-        return len(self.tokens)
-
-
-class Delta(NamedTuple):
-    """More of a choice's text, and the log-probabilities that go with it, `prompt` before `entries`. After
-    the last one the choice's `finish_reason` is set."""
-
-    choice: Choice
-    text: str
-    entries: list[Entry]
-    prompt: PromptEntries | None = None
 
 
 class Generation:
@@ -104,10 +36,12 @@ class Generation:
         logprobs_by_token: bool = False,
         name: str = "",
         priority: int = 0,
+        observer: Observer | None = None,
     ) -> None:
         """`logprobs_by_token`: log-probabilities are kept in the choices, they do not go with the text.
         `name`: what the answer is called; `priority`: larger goes first."""
         self.engine, self.tokenizer = engine, tokenizer
+        self.observer = observer or Observer()
         self.n = n
         self.arrival = arrival  # perf_counter
         self.choices: list[Choice] = []
@@ -146,9 +80,9 @@ class Generation:
         """Runs the choices; raises ApiError. However it is left, nothing stays behind in the engine."""
         running = {choice.request.rid: choice for choice in self.choices}
         queue: asyncio.Queue[News] = asyncio.Queue()
-        watch, error = self.engine.watch, None
+        error: ApiError | None = None
         timer = self._deadline(queue)
-        watch.begun(self)
+        self.observer.begun(self.choices, self.n)
         self.engine.submit([c.request for c in self.choices], queue, [c.id for c in self.choices])
         try:
             while running:
@@ -174,9 +108,9 @@ class Generation:
                     del running[rid]
                     self.engine.abort(rid)  # a stop string ends a request that the engine would go on with
                     if choice.finish_reason == "abort":
-                        watch.given_up(choice, self.arrival, True, ended_by_request())
+                        self.observer.given_up(choice, self.arrival, True, ended_by_request())
                     else:
-                        watch.finished(choice, self.arrival)
+                        self.observer.finished(choice, self.arrival)
                 yield Delta(choice, text, entries, choice.prompt_entries if first else None)
         except ApiError as e:
             error = e
@@ -185,7 +119,7 @@ class Generation:
             if timer is not None:
                 timer.cancel()
             for rid, choice in running.items():
-                watch.given_up(choice, self.arrival, self.engine.abort(rid), error)
+                self.observer.given_up(choice, self.arrival, self.engine.abort(rid), error)
 
     def _deadline(self, queue: asyncio.Queue[News]) -> asyncio.TimerHandle | None:
         """When there is one it comes into the queue as news."""
@@ -200,7 +134,7 @@ class Generation:
         """Brings the choice up to date; returns the text to send."""
         first = choice.last_news == self.arrival
         if out.finish_reason != "abort":
-            self.engine.watch.news(choice, out, self.arrival)
+            self._take_time(choice, out, first)
             choice.cached_tokens = out.cached_tokens
         choice.spec = out.spec or choice.spec
         if choice.depths is None:
@@ -221,6 +155,15 @@ class Generation:
             text = choice.echo + text
         choice.sent += len(text)
         return text
+
+    def _take_time(self, choice: Choice, out: Output, first: bool) -> None:
+        now = time.perf_counter()
+        since, choice.last_news = now - choice.last_news, now
+        if first:
+            choice.first_news, choice.queued = now, out.queued
+            self.observer.first(choice, self.arrival)
+        else:
+            self.observer.more(len(out.tokens), since)
 
     async def _take_scores(self, scores: PromptScores) -> None:
         rids = set(scores.rids)

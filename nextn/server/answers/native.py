@@ -13,7 +13,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from nextn.request import TokenLogprob
-from nextn.server.answers.generation import Choice, Generation
+from nextn.server.answers.choice import Choice
+from nextn.server.answers.generation import Generation
 from nextn.server.protocol.native import Asked, GenerateRequest
 from nextn.server.protocol.responses import encode, spec_tokens_details
 from nextn.tokenizer.tokenizer import Tokenizer

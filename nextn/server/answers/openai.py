@@ -10,9 +10,9 @@ from msgspec import UNSET, Raw, UnsetType
 
 from nextn.request import SpecStats
 from nextn.server.answers.chat import ChatWording, chat_choice, matched_stop, reasoning_tokens
-from nextn.server.answers.generation import Choice, Delta, Generation
+from nextn.server.answers.choice import Choice, Delta
+from nextn.server.answers.generation import Generation
 from nextn.server.answers.logprobs import completion_logprobs
-from nextn.server.answers.token_ids import TokenIds
 from nextn.server.parsers.answer import CONTENT, Reading
 from nextn.server.protocol.openai import ChatRequest, CommonRequest
 from nextn.server.protocol.responses import (
@@ -178,3 +178,29 @@ class TextWording:
         chunk = CompletionChoice(choice.index, delta.text, choice.finish_reason, told, depths)
         chunk.matched_stop = matched_stop(choice)
         return [chunk]
+
+
+class TokenIds:
+    """return_token_ids, as vLLM words it: an answer's tokens and its prompt's, beside the text.
+
+    In a stream each chunk has the tokens that came since the last, its text's or not yet; a choice's first
+    chunk has the prompt's. Of completions it is the choice that has the prompt's, of chats the answer.
+    """
+
+    def __init__(self) -> None:
+        self._told: dict[int, int] = {}  # by choice: how many tokens
+
+    def tell(self, choice: Choice, worded: Sequence[Whole | Chunk]) -> list[int] | UnsetType:
+        """Adds them to the choice as it is worded: whole, or in one or more chunks. Returns what the first of
+        them must say of the prompt beside the choice."""
+        tokens = choice.tokens + ([choice.matched] if isinstance(choice.matched, int) else [])
+        first, last = worded[0], worded[-1]
+        last.token_ids = tokens[self._told.get(choice.index, 0) :]
+        begins = choice.index not in self._told
+        self._told[choice.index] = len(tokens)
+        if not begins:
+            return UNSET
+        if isinstance(first, CompletionChoice):
+            first.prompt_token_ids = choice.request.tokens
+            return UNSET
+        return choice.request.tokens

@@ -9,8 +9,8 @@ import uuid
 from collections.abc import Iterable, Sequence
 
 from nextn.request import SamplingParams
-from nextn.server.answers.generation import Generation, Prompt
-from nextn.server.monitoring.metrics import Metrics
+from nextn.server.answers.choice import Observer, Prompt
+from nextn.server.answers.generation import Generation
 from nextn.server.parsers.answer import Reading
 from nextn.server.parsers.tools import CALL_END
 from nextn.server.process.engine_client import EngineClient
@@ -29,9 +29,9 @@ from nextn.server.protocol.errors import (
     too_many_tokens,
     unavailable,
 )
+from nextn.server.protocol.fields import prompts
 from nextn.server.protocol.native import Asked, GenerateRequest
 from nextn.server.protocol.openai import ChatRequest, CommonRequest, CompletionRequest, Sampling
-from nextn.server.protocol.prompts import prompts
 from nextn.server_config import ServerConfig
 from nextn.tokenizer.stop_regex import StopRegexes
 from nextn.tokenizer.tokenizer import Tokenizer
@@ -46,9 +46,13 @@ class Service:
     """`draining`: the server is shutting down and takes no more requests."""
 
     def __init__(
-        self, config: ServerConfig, engine: EngineClient, metrics: Metrics, tokenizer: Tokenizer
+        self,
+        config: ServerConfig,
+        engine: EngineClient,
+        tokenizer: Tokenizer,
+        observer: Observer | None = None,
     ) -> None:
-        self.config, self.engine, self.metrics, self.tokenizer = config, engine, metrics, tokenizer
+        self.config, self.engine, self.tokenizer, self.observer = config, engine, tokenizer, observer
         self.encoder = Encoder(tokenizer)
         self.draining = False
         self.changing = asyncio.Lock()  # held while the engine's defaults are read, changed and sent
@@ -123,7 +127,14 @@ class Service:
         self._admit(len(prompts) * n)
         priority = self._priority(request.priority)
         generation = Generation(
-            self.engine, self.tokenizer, prompts, n, arrival, logprobs_by_token=True, priority=priority
+            self.engine,
+            self.tokenizer,
+            prompts,
+            n,
+            arrival,
+            logprobs_by_token=True,
+            priority=priority,
+            observer=self.observer,
         )
         return generation, asked
 
@@ -204,6 +215,7 @@ class Service:
             logprobs_by_token=request.tops is None,
             name=request.rid or f"{kind}-{uuid.uuid4().hex}",
             priority=self._priority(request.priority),
+            observer=self.observer,
         )
 
     def _priority(self, asked: int) -> int:
@@ -223,7 +235,7 @@ class Service:
 
     def _admit(self, choices: int) -> None:
         """Bounded admission: all of a request's choices or none."""
-        most, stats = self._check_count(choices), self.metrics.stats
+        most, stats = self._check_count(choices), self.engine.figures.stats
         if self.engine.active + choices > most or stats.waiting >= self.config.max_queued_requests:
             raise unavailable(
                 f"the queue is full ({stats.waiting} requests wait); try again later", "queue_full"

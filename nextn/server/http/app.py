@@ -18,11 +18,16 @@ from nextn.server.answers.openai import Reply
 from nextn.server.answers.service import Service
 from nextn.server.http import figures
 from nextn.server.http.auth import ApiKey
-from nextn.server.http.control import AbortRequest, abort_request, check_engine, flush_cache
-from nextn.server.http.http_metrics import CountResponses
-from nextn.server.http.internal_state import SetInternalState, set_internal_state
+from nextn.server.http.control import (
+    AbortRequest,
+    SetInternalState,
+    abort_request,
+    check_engine,
+    flush_cache,
+    set_internal_state,
+)
+from nextn.server.http.middleware import CountResponses, RequestId, TraceParent
 from nextn.server.http.openapi import Document
-from nextn.server.http.request_id import RequestId, request_id
 from nextn.server.http.sse import ClientGone, EventStream, WholeAnswer, unless_gone
 from nextn.server.http.static import add_page
 from nextn.server.http.tokens import (
@@ -34,8 +39,9 @@ from nextn.server.http.tokens import (
     tokenize,
     tokenizer_info,
 )
-from nextn.server.monitoring.tracing import TraceParent
+from nextn.server.monitoring.metrics import Metrics
 from nextn.server.protocol.body import check_values, parse
+from nextn.server.protocol.context import request_id
 from nextn.server.protocol.errors import ApiError
 from nextn.server.protocol.native import GenerateRequest
 from nextn.server.protocol.openai import ChatRequest, CommonRequest, CompletionRequest
@@ -48,19 +54,19 @@ def json(content: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
-def make_app(service: Service) -> FastAPI:
+def make_app(service: Service, metrics: Metrics) -> FastAPI:
     app = FastAPI(title="nextn", version=nextn.__version__, docs_url=None, redoc_url=None)
     if service.config.key is not None:
         app.add_middleware(ApiKey, key=service.config.key)
     if service.config.otlp_traces_endpoint is not None:
         app.add_middleware(TraceParent)
-    app.add_middleware(CountResponses, metrics=service.metrics)
+    app.add_middleware(CountResponses, metrics=metrics)
     app.add_middleware(RequestId)  # the last is the outermost
     add_error_handlers(app)
     document = Document()
     add_generation(app, service, document)
     add_control(app, service, document)
-    add_figures(app, service, document)
+    add_figures(app, service, metrics, document)
     add_page(app)
     document.serve(app)
     return app
@@ -145,7 +151,7 @@ def add_control(app: FastAPI, service: Service, document: Document) -> None:
         return json(await detokenize(service, parse(await read_body(request, most), DetokenizeRequest)))
 
 
-def add_figures(app: FastAPI, service: Service, document: Document) -> None:
+def add_figures(app: FastAPI, service: Service, prometheus: Metrics, document: Document) -> None:
     route = document.route
     facts = dict[str, Any]
 
@@ -205,7 +211,7 @@ def add_figures(app: FastAPI, service: Service, document: Document) -> None:
 
         @app.get("/metrics", **route("Figures for Prometheus", text=True))
         async def metrics() -> Response:
-            return Response(service.metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})
+            return Response(prometheus.render(), headers={"content-type": CONTENT_TYPE_LATEST})
 
 
 def add_error_handlers(app: FastAPI) -> None:

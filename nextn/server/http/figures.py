@@ -11,9 +11,9 @@ from msgspec import UNSET, UnsetType
 
 import nextn
 from nextn.config import model_folder
-from nextn.scheduler.stats import DraftingState
+from nextn.draft import DraftingState
 from nextn.server.answers.service import Service
-from nextn.server.http.internal_state import in_force
+from nextn.server.http.control import in_force
 from nextn.server.protocol.errors import bad_request
 from nextn.server.protocol.responses import Model
 
@@ -79,7 +79,8 @@ def loads(service: Service, include: Sequence[str] = (), dp_rank: str | None = N
     if dp_rank is not None and not dp_rank.isdecimal():
         raise bad_request(f"dp_rank is {dp_rank!r}; it must be a whole number", "dp_rank")
     now = datetime.now(timezone.utc)
-    stats, total, last = service.metrics.stats, service.metrics.totals(), service.metrics.interval
+    figures = service.engine.figures
+    stats, total, last = figures.stats, figures.totals(), figures.interval
     load = Load(
         dp_rank=0,
         timestamp=now.timestamp(),
@@ -105,7 +106,7 @@ def loads(service: Service, include: Sequence[str] = (), dp_rank: str | None = N
 
 
 def old_loads(service: Service) -> list[OldLoad]:
-    stats = service.metrics.stats
+    stats = service.engine.figures.stats
     return [OldLoad(0, stats.running + stats.waiting, stats.waiting, stats.used_tokens)]
 
 
@@ -122,13 +123,13 @@ def folder(service: Service) -> str:
 
 
 def server_info(service: Service) -> dict[str, object]:
-    config, metrics, ready = service.config, service.metrics, service.engine.ready
-    total, auto = metrics.totals().spec, metrics.stats.auto
+    config, figures, ready = service.config, service.engine.figures, service.engine.ready
+    total, auto = figures.totals().spec, figures.stats.auto
     state = {
         "avg_spec_accept_length": total.accept_length,
         "spec_accept_rates": total.accept_rates,
-        "last_accept_length": metrics.interval.spec.accept_length,
-        "last_gen_throughput": metrics.interval.throughput,
+        "last_accept_length": figures.interval.spec.accept_length,
+        "last_gen_throughput": figures.interval.throughput,
         **({} if auto is None else {"speculative_auto": dataclasses.asdict(auto)}),
         "seconds_since_last_step": service.engine.silent_for(),
         **in_force(service),

@@ -17,7 +17,7 @@ from nextn.server.prompts.chat import contents, render
 from nextn.server.protocol.body import Body, ListOf
 from nextn.server.protocol.chat import ChatMessages
 from nextn.server.protocol.errors import bad_request
-from nextn.server.protocol.prompts import TOKENS_SCHEMA, prompts
+from nextn.server.protocol.fields import TOKENS_SCHEMA, prompts
 from nextn.tokenizer import folder
 from nextn.tokenizer.bytelevel import TokenBytes
 

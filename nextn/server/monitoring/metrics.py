@@ -1,12 +1,12 @@
 """/metrics: the engine's figures and the latencies that requests saw, in Prometheus' format.
 
 Names are SGLang's with the prefix `nextn:`, and those of vLLM's `spec_decode` counters, which
-`vllm bench serve` reads. Totals go on over a restart of the engine.
+`vllm bench serve` reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -14,9 +14,7 @@ from prometheus_client.utils import floatToGoString
 
 import nextn
 from nextn.request import SpecStats
-from nextn.scheduler.stats import EngineStats
-from nextn.server.process.drafting import DraftingLog
-from nextn.server.process.interval import DecodeInterval
+from nextn.server.process.engine_client import EngineClient
 
 TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
 ITL_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)
@@ -25,24 +23,16 @@ QUEUE_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 20, 30, 60, 12
 TOKEN_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 ACCEPTED_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16)
 
-TOTALS = ("prompt_tokens", "cached_tokens", "generated_tokens", "retracted")
-
 
 class Metrics:
-    """All figures of one server. `stats` is the engine's latest word, all zero while there is none."""
+    """All figures of one server: its engine's, and those of choices, which the others here count."""
 
-    def __init__(self, log_steps: int) -> None:
-        self.stats = EngineStats()
-        self.interval = DecodeInterval(log_steps)
-        self.drafting_log = DraftingLog(log_steps > 0)
+    def __init__(self, engine: EngineClient) -> None:
+        self.engine = engine
         self.requests = 0  # choices sent to the engine; each ends as one of the next three
         self.finished: dict[str, int] = dict.fromkeys(("stop", "length"), 0)  # by their reason
         self.aborted = 0  # given up: by client, /abort_request, deadline or shutdown
         self.failed = 0  # refused by the engine, or lost with it
-        self.engine_up = False
-        self.engine_restarts = 0
-        self.silent_for: Callable[[], float] = lambda: 0.0  # the engine client's
-        self._before = EngineStats()  # of engines that are gone
         self.registry = CollectorRegistry()
         self.registry.register(self)
         ProcessCollector(registry=self.registry)  # of this process; the engine's memory is its own
@@ -73,36 +63,14 @@ class Metrics:
             registry=self.registry,
         )
 
-    def on_step(self, stats: EngineStats, seconds: float) -> None:
-        self.stats = stats
-        self.interval.update(stats, seconds)
-        self.drafting_log.update(stats.auto, seconds)
-
-    def engine_gone(self) -> None:
-        """Keeps the totals of an engine that is gone; the next one counts from zero."""
-        self.engine_up = False
-        self._before = self.totals()
-        self.stats = EngineStats()
-        self.interval.restart()
-        self.drafting_log.restart()
-
-    def totals(self) -> EngineStats:
-        """Over all engines that this server has had."""
-        spec = SpecStats()
-        spec.merge(self._before.spec)
-        spec.merge(self.stats.spec)
-        total = EngineStats(spec=spec)
-        for name in TOTALS:
-            setattr(total, name, getattr(self._before, name) + getattr(self.stats, name))
-        return total
-
     def render(self) -> bytes:
         return generate_latest(self.registry)
 
     def collect(self) -> Iterable[Metric]:
         """Called by prometheus_client when somebody reads /metrics."""
-        stats, total = self.stats, self.totals()
-        spec, last = total.spec, self.interval
+        figures = self.engine.figures
+        stats, total, last = figures.stats, figures.totals(), figures.interval
+        spec = total.spec
 
         def gauge(name: str, value: float, help: str) -> Metric:
             return GaugeMetricFamily(f"nextn:{name}", help, value=value)
@@ -153,13 +121,13 @@ class Metrics:
         for reason, count in self.finished.items():
             finished.add_metric([reason], count)
         yield finished
-        yield gauge("engine_up", self.engine_up, "1 while there is an engine to serve")
+        yield gauge("engine_up", figures.engine_up, "1 while there is an engine to serve")
         yield gauge(
             "seconds_since_last_step",
-            self.silent_for(),
+            self.engine.silent_for(),
             "since the engine was last heard of, while it has requests; 0 when idle",
         )
-        yield counter("nextn:engine_restarts", self.engine_restarts, "engines started after the first")
+        yield counter("nextn:engine_restarts", figures.restarts, "engines started after the first")
         build = GaugeMetricFamily("nextn:build_info", "which nextn this is", labels=["version"])
         build.add_metric([nextn.__version__], 1)
         yield build

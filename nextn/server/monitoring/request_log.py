@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from nextn.request import SamplingParams
+from nextn.server.answers.choice import Choice
 from nextn.server.protocol.errors import ApiError
-
-if TYPE_CHECKING:
-    from nextn.server.answers.generation import Choice, Generation
 
 log = logging.getLogger("nextn.request")
 
@@ -30,10 +27,11 @@ class RequestLog:
     def __init__(self, level: int | None, decode: Callable[[list[int]], str]) -> None:
         self.level, self.decode = level, decode
 
-    def begun(self, generation: Generation) -> None:
+    def begun(self, firsts: Sequence[Choice]) -> None:
+        """Of a request: the first choice for each of its prompts."""
         if self.level is None or not log.isEnabledFor(logging.INFO):
             return
-        for choice in generation.choices[:: generation.n]:
+        for choice in firsts:
             said = f"Received request, id: {choice.id!r}, #prompt-token: {choice.prompt_tokens}"
             fields: dict[str, object] = {"id": choice.id, "prompt_tokens": choice.prompt_tokens}
             if self.level >= PARAMETERS:

@@ -7,37 +7,18 @@ nothing.
 
 from __future__ import annotations
 
-import contextvars
 import time
 from typing import TYPE_CHECKING
 
-from starlette.types import ASGIApp, Receive, Scope, Send
-
 import nextn
+from nextn.server.answers.choice import Choice
+from nextn.server.protocol.context import trace_headers
 from nextn.server.protocol.errors import ApiError
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
-    from nextn.server.answers.generation import Choice
-
-HEADERS = (b"traceparent", b"tracestate")
 EXPORT_SECONDS = 2  # a collector that does not answer must not hold up the server's end
-
-carried: contextvars.ContextVar[dict[str, str]] = contextvars.ContextVar("carried")
-
-
-class TraceParent:
-    """ASGI middleware: keeps the client's trace headers for the spans of its request."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            given = dict(scope["headers"])
-            carried.set({name.decode(): given[name].decode("latin-1") for name in HEADERS if name in given})
-        await self.app(scope, receive, send)
 
 
 class Tracing:
@@ -63,7 +44,7 @@ class Tracing:
         params, done = choice.request.params, choice.finish_reason is not None
         span = self.tracer.start_span(
             "llm_request",
-            context=self.propagator.extract(carried.get({})),
+            context=self.propagator.extract(trace_headers.get({})),
             kind=self.api.SpanKind.SERVER,
             start_time=nanoseconds(arrival + to_epoch),
             attributes={

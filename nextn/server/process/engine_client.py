@@ -15,8 +15,7 @@ from typing import NamedTuple
 import zmq.asyncio
 
 from nextn.request import Output, SpeculativeParams
-from nextn.server.monitoring.metrics import Metrics
-from nextn.server.monitoring.watch import Watch
+from nextn.server.process.engine_figures import EngineFigures
 from nextn.server.process.messages import (
     Abort,
     Done,
@@ -50,9 +49,7 @@ class Waiter(NamedTuple):
 
 @dataclass
 class EngineClient:
-    """The engine's figures go to `metrics`."""
-
-    metrics: Metrics
+    figures: EngineFigures = field(default_factory=EngineFigures)
     request_timeout: float | None = None  # seconds
     ready: Ready | None = None  # set while an engine is there to serve
     waiters: dict[str, Waiter] = field(default_factory=dict)  # by rid
@@ -61,12 +58,7 @@ class EngineClient:
     calls: dict[int, asyncio.Future[None]] = field(default_factory=dict)  # sent, and not done
     numbers: Iterator[int] = field(default_factory=itertools.count)
     heard: asyncio.Event = field(default_factory=asyncio.Event)  # set by everything the engine says
-    watch: Watch = field(init=False)  # is told of every choice
     last_sign: float = 0.0  # monotonic: when the engine last said something, or was given work while idle
-
-    def __post_init__(self) -> None:
-        self.watch = Watch(self.metrics)
-        self.metrics.silent_for = self.silent_for
 
     @property
     def active(self) -> int:
@@ -74,15 +66,15 @@ class EngineClient:
         return len(self.waiters)
 
     def attach(self, ready: Ready, socket: zmq.asyncio.Socket) -> None:
-        self.ready, self.socket, self.metrics.stats = ready, socket, ready.stats
-        self.metrics.engine_up = True
+        self.ready, self.socket, self.figures.stats = ready, socket, ready.stats
+        self.figures.engine_up = True
         if self.speculative_defaults != SpeculativeParams():  # they outlive the engine that took them
             self._send(SetSpeculativeDefaults(next(self.numbers), self.speculative_defaults))
 
     def detach(self, reason: str) -> None:
         """The engine is gone: every waiter is told."""
         self.ready = self.socket = None
-        self.metrics.engine_gone()
+        self.figures.engine_gone()
         self.fail_all(engine_dead(reason))
         for call in self.calls.values():
             if not call.done():
@@ -155,7 +147,7 @@ class EngineClient:
         self.heard.set()
         self.last_sign = time.monotonic()
         if isinstance(message, StepNews):
-            self.metrics.on_step(message.stats, message.seconds)
+            self.figures.on_step(message.stats, message.seconds)
             for scores in message.scores:
                 self._tell_scores(scores)
             for out in message.outputs:

@@ -8,7 +8,7 @@ import sys
 
 import msgspec
 
-from nextn.server.http.request_id import request_id
+from nextn.server.protocol.context import request_id
 
 TEXT = "%(asctime)s %(levelname)s: %(message)s"
 TEXT_OF_THE_ENGINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"

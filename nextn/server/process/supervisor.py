@@ -189,7 +189,7 @@ class Supervisor:
             told = f"the engine ended again after {most} restarts in {WINDOW_SECONDS / 60:.0f} minutes"
             raise StartupError(f"{told} (--max-engine-restarts); the server ends", False)
         self.restarts.append(now)
-        self.client.metrics.engine_restarts += 1
+        self.client.figures.restarts += 1
 
     async def _serve(self, handle: EngineHandle) -> None:
         """Passes on the engine's messages until it dies; then every waiting request has been told."""

@@ -10,7 +10,7 @@ from functools import cache
 from nextn.grammar.fair_queue import Source
 from nextn.grammar.limits import MIB, Busy, Limits
 from nextn.grammar.workers import Workers
-from nextn.server.http.request_id import client
+from nextn.server.protocol.context import client
 from nextn.server.protocol.errors import bad_request, unavailable
 from nextn.tokenizer.stop_regex import StopRegexes, check_length
 

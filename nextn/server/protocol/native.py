@@ -13,9 +13,15 @@ from pydantic import ConfigDict, Field, WithJsonSchema
 from nextn.request import SamplingParams, SpeculativeParams
 from nextn.server.protocol.body import Body, json_type, part, refuse, schema_of
 from nextn.server.protocol.errors import bad_request
-from nextn.server.protocol.fields import LONGEST_ID, Seed, SpeculativeField
+from nextn.server.protocol.fields import (
+    LONGEST_ID,
+    TEXT_SCHEMA,
+    TOKENS_SCHEMA,
+    Seed,
+    SpeculativeField,
+    prompts,
+)
 from nextn.server.protocol.openai import MAX_LOGPROBS, REFUSED, Sampling
-from nextn.server.protocol.prompts import TEXT_SCHEMA, TOKENS_SCHEMA, prompts
 
 REFUSED_SAMPLING: dict[str, tuple[object, ...]] = {
     "custom_params": REFUSED["custom_params"], "stream_interval": (1,), "beam_width": (1,),

@@ -12,8 +12,15 @@ from nextn.request import SamplingParams, SpeculativeParams
 from nextn.server.protocol.body import Body, ListOf
 from nextn.server.protocol.chat import ChatMessages
 from nextn.server.protocol.errors import bad_request
-from nextn.server.protocol.fields import AnswerId, Biases, Seed, SpeculativeField, StopPatterns, StopStrings
-from nextn.server.protocol.prompts import PROMPT_SCHEMA
+from nextn.server.protocol.fields import (
+    PROMPT_SCHEMA,
+    AnswerId,
+    Biases,
+    Seed,
+    SpeculativeField,
+    StopPatterns,
+    StopStrings,
+)
 from nextn.server.protocol.structured import grammar_for
 
 MAX_CHOICES = 128

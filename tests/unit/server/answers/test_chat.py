@@ -15,9 +15,9 @@ from support.small_tokenizer import write_small_tokenizer
 
 from nextn.request import Output, SamplingParams, TokenLogprob
 from nextn.scheduler.stats import EngineStats
-from nextn.server.answers.generation import Generation, Prompt
+from nextn.server.answers.choice import Prompt
+from nextn.server.answers.generation import Generation
 from nextn.server.answers.openai import Reply
-from nextn.server.monitoring.metrics import Metrics
 from nextn.server.parsers.answer import CONTENT, Reading
 from nextn.server.parsers.tools import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
 from nextn.server.process.engine_client import EngineClient
@@ -35,7 +35,7 @@ def played(
     tokenizer: Tokenizer, text: str, cuts: list[int], reading: Reading, reason: str = "stop", **fields: Any
 ) -> list[dict[str, Any]]:
     """The answer, or the chunks, when the text comes in runs of so many tokens."""
-    engine = EngineClient(Metrics(40))
+    engine = EngineClient()
     engine.attach(Ready(258, 1024, 2, {}, EngineStats()), EngineSocket())  # type: ignore[arg-type]
     request = ChatRequest(messages=[], **fields)
     params = SamplingParams(logprobs=request.tops)

@@ -18,10 +18,12 @@ from support.engine_socket import EngineSocket
 
 from nextn.request import Output, SamplingParams, SpecStats
 from nextn.scheduler.stats import EngineStats
-from nextn.server.answers.generation import Generation, Prompt
+from nextn.server.answers.choice import Prompt
+from nextn.server.answers.generation import Generation
 from nextn.server.answers.openai import Reply, likelihood
 from nextn.server.monitoring.metrics import Metrics
 from nextn.server.monitoring.request_log import RequestLog
+from nextn.server.monitoring.watch import Watch
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.messages import Abort, Add, Ready, Rejected, StepNews
 from nextn.server.protocol.errors import ApiError, engine_dead
@@ -32,9 +34,13 @@ TEXT = "héllo €uro, stop here"
 
 
 def client() -> EngineClient:
-    engine = EngineClient(Metrics(40))
+    engine = EngineClient()
     engine.attach(Ready(258, 1024, 2, {}, EngineStats()), EngineSocket())
     return engine
+
+
+def watch(engine: EngineClient, log: RequestLog | None = None) -> Watch:
+    return Watch(Metrics(engine), log or RequestLog(None, str))
 
 
 def generation(engine: EngineClient, tokenizer: Tokenizer, **options: Any) -> Generation:
@@ -159,13 +165,14 @@ def test_draft_depths_of_a_stream(tokenizer: Tokenizer, cuts: list[int], stop: l
 
 def test_stop_string_ends_the_request_in_the_engine(tokenizer: Tokenizer) -> None:
     engine = client()
-    gen = generation(engine, tokenizer, stop=["o"])
+    observer = watch(engine)
+    gen = generation(engine, tokenizer, stop=["o"], observer=observer)
     rid = gen.choices[0].request.rid
     news = steps(rid, tokenizer.encode(TEXT, add_special_tokens=False), [8, 2], None)
     answer, sent = run(engine, Reply(CompletionRequest(prompt="x"), gen, "m"), news)
     assert answer["choices"][0]["text"] == "héll"
     assert [type(message) for message in sent] == [Add, Abort]
-    assert engine.metrics.aborted == 0  # the client got all it asked for
+    assert observer.metrics.aborted == 0  # the client got all it asked for
 
 
 def test_unfinished_character_at_the_end(tokenizer: Tokenizer) -> None:
@@ -266,7 +273,9 @@ def test_one_line_for_each_finished_request(tokenizer: Tokenizer, caplog: pytest
     request = CompletionRequest(prompt="x")
     for level, count in ((logging.INFO, 0), (logging.DEBUG, 2)):
         engine = client()
-        gen = generation(engine, tokenizer, n=2, stop=["b"], arrival=time.perf_counter() - 2)
+        observer = watch(engine, RequestLog(None, tokenizer.decode))
+        arrival = time.perf_counter() - 2
+        gen = generation(engine, tokenizer, n=2, stop=["b"], arrival=arrival, observer=observer)
         first, second = (choice.request.rid for choice in gen.choices)
         news = [
             StepNews([Output(first, [5], [0], cached_tokens=2)], EngineStats(), 0.1),
@@ -276,7 +285,6 @@ def test_one_line_for_each_finished_request(tokenizer: Tokenizer, caplog: pytest
                 EngineStats(), 0.1,
             ),
         ]  # fmt: skip
-        engine.watch.log = RequestLog(None, tokenizer.decode)
         with caplog.at_level(level, "nextn.request"):
             run(engine, Reply(request, gen, "m"), news)
         assert len(caplog.messages) == count
@@ -317,7 +325,8 @@ def test_errors_end_all_choices(tokenizer: Tokenizer, cause: str) -> None:
 
 def test_leaving_aborts(tokenizer: Tokenizer) -> None:
     engine = client()
-    gen = generation(engine, tokenizer, n=2)
+    observer = watch(engine)
+    gen = generation(engine, tokenizer, n=2, observer=observer)
 
     async def play() -> None:
         working = asyncio.ensure_future(Reply(CompletionRequest(prompt="x"), gen, "m").whole())
@@ -328,7 +337,7 @@ def test_leaving_aborts(tokenizer: Tokenizer) -> None:
 
     asyncio.run(play())
     assert engine.active == 0
-    assert engine.metrics.aborted == 2
+    assert observer.metrics.aborted == 2
     sent = engine.socket.sent  # type: ignore[union-attr]
     assert [m.rid for m in sent[1:]] == [c.request.rid for c in gen.choices]
 
@@ -372,13 +381,14 @@ def test_likelihood_of_candidates(tokenizer: Tokenizer) -> None:
 
 def test_an_engine_that_goes_before_it_is_asked(tokenizer: Tokenizer) -> None:
     """Between the look at it and the answer's first step it may die: every choice ends, with news."""
-    engine = EngineClient(Metrics(40))
+    engine = EngineClient()
+    observer = watch(engine)
 
     async def ask() -> None:
-        async for _ in generation(engine, tokenizer, n=2).deltas():
+        async for _ in generation(engine, tokenizer, n=2, observer=observer).deltas():
             pass
 
     with pytest.raises(ApiError, match="the engine is not running") as told:
         asyncio.run(ask())
     assert told.value.status == 503
-    assert (engine.metrics.requests, engine.metrics.failed, engine.active) == (2, 2, 0)
+    assert (observer.metrics.requests, observer.metrics.failed, engine.active) == (2, 2, 0)

@@ -15,10 +15,10 @@ from support.scripted_socket import post
 
 from nextn.request import Output, SamplingParams, TokenLogprob
 from nextn.scheduler.stats import EngineStats
-from nextn.server.answers.generation import Generation, Prompt
+from nextn.server.answers.choice import Prompt
+from nextn.server.answers.generation import Generation
 from nextn.server.answers.logprobs import PromptEntries, chat_logprobs, completion_logprobs
 from nextn.server.answers.openai import Reply
-from nextn.server.monitoring.metrics import Metrics
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.messages import PromptScores, Ready, StepNews, decode_from_engine, encode
 from nextn.server.protocol.openai import ChatRequest, CompletionRequest
@@ -45,7 +45,7 @@ def answer(
     echo: str | None = None,
 ) -> list[Any]:
     """Plays the tokens as news, cut into runs of these lengths; the choices of the answer or its chunks."""
-    engine = EngineClient(Metrics(40))
+    engine = EngineClient()
     engine.attach(Ready(258, 1024, 2, {}, EngineStats()), EngineSocket())  # type: ignore[arg-type]
     params = SamplingParams(logprobs=2, prompt_logprobs=None if echo is None else 2)
     gen = Generation(engine, tokenizer, [Prompt(list(prompt), params, stop, echo)], 1, 0.0)
@@ -195,7 +195,7 @@ def test_nothing_asked_for_nothing_told(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize("ended", [None, 0, 1])
 def test_scores_of_a_prompt_come_once(tokenizer: Tokenizer, length: int, ended: int | None) -> None:
     """For all choices, also when the one that was first has been ended."""
-    engine = EngineClient(Metrics(40))
+    engine = EngineClient()
     engine.attach(Ready(258, 1024, 2, {}, EngineStats()), EngineSocket())  # type: ignore[arg-type]
     prompt = [BOS, *([5] * (length - 1))]
     echo = tokenizer.decode(prompt)

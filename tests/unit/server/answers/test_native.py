@@ -15,7 +15,6 @@ from support.scripted_socket import ScriptedSocket
 from nextn.scheduler.stats import EngineStats
 from nextn.server.answers.native import NativeReply
 from nextn.server.answers.service import Service
-from nextn.server.monitoring.metrics import Metrics
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.messages import Ready
 from nextn.server.protocol.body import parse
@@ -36,11 +35,10 @@ def answer(
     """The whole answer, or the chunks when the request streams."""
 
     async def play() -> Any:
-        metrics = Metrics(40)
-        client = EngineClient(metrics)
+        client = EngineClient()
         socket = ScriptedSocket(client, tokens, cuts, matched)
         client.attach(Ready(258, 1024, 2, {}, EngineStats()), socket)  # type: ignore[arg-type]
-        service = Service(ServerConfig(), client, metrics, tokenizer)
+        service = Service(ServerConfig(), client, tokenizer)
         request = parse(json.dumps({"input_ids": [0, 5, 6]} | fields).encode(), GenerateRequest)
         generation, asked = await service.generate(request)
         reply = NativeReply(request, asked, generation)

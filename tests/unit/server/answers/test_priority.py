@@ -11,7 +11,6 @@ from support.small_tokenizer import write_small_tokenizer
 from nextn.request import PromptGroup, Request
 from nextn.scheduler.stats import EngineStats
 from nextn.server.answers.service import Service
-from nextn.server.monitoring.metrics import Metrics
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.engine_process import add
 from nextn.server.process.messages import Ready
@@ -33,10 +32,9 @@ class KeepingEngine:
     ("option", "sign"), [("enable_priority_scheduling", 1), ("schedule_low_priority_values_first", -1)]
 )
 async def test_priority_arrives(tmp_path: Path, option: str, sign: int) -> None:
-    metrics = Metrics(40)
-    client = EngineClient(metrics, ready=Ready(258, 1024, 2, {}, EngineStats()))
+    client = EngineClient(ready=Ready(258, 1024, 2, {}, EngineStats()))
     tokenizer = Tokenizer.from_folder(write_small_tokenizer(tmp_path))
-    service = Service(ServerConfig(**{option: True}), client, metrics, tokenizer)
+    service = Service(ServerConfig(**{option: True}), client, tokenizer)
     message: dict[str, Any] = {"role": "user", "content": "x"}
     made = [
         await service.completion(CompletionRequest(prompt="x", priority=3)),

@@ -6,7 +6,6 @@ import pytest
 
 from nextn.scheduler.stats import EngineStats
 from nextn.server.answers.service import Service
-from nextn.server.monitoring.metrics import Metrics
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.messages import Ready
 from nextn.server.protocol.errors import ApiError
@@ -22,18 +21,16 @@ class NoTokenizer:
 @pytest.mark.parametrize("prompt", ["x", [-1]], ids=["text", "token ids"])
 async def test_too_many_choices_cost_nothing(prompt: object, n: int) -> None:
     """Neither encoded nor checked one by one, which would stop the whole server for a minute."""
-    metrics = Metrics(40)
-    engine = EngineClient(metrics, ready=Ready(258, 1024, 2, {}, EngineStats()))
+    engine = EngineClient(ready=Ready(258, 1024, 2, {}, EngineStats()))
     config = ServerConfig(max_running_requests=2, max_queued_requests=8)
-    service = Service(config, engine, metrics, NoTokenizer())  # type: ignore[arg-type]
+    service = Service(config, engine, NoTokenizer())  # type: ignore[arg-type]
     with pytest.raises(ApiError, match=f"asks for {11 * n} choices; .* is 10") as error:
         await service.completion(CompletionRequest(prompt=[prompt] * 11, n=n))
     assert error.value.status == 400
 
 
 def priority(asked: int, **options: bool) -> int:
-    metrics = Metrics(40)
-    service = Service(ServerConfig(**options), EngineClient(metrics), metrics, NoTokenizer())  # type: ignore[arg-type]
+    service = Service(ServerConfig(**options), EngineClient(), NoTokenizer())  # type: ignore[arg-type]
     return service._priority(asked)
 
 

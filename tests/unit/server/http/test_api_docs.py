@@ -8,10 +8,10 @@ import pytest
 
 from nextn.request import SpecStats
 from nextn.scheduler.stats import DraftingState, EngineStats
-from nextn.server.http.control import AbortRequest
-from nextn.server.http.internal_state import ServerArgs
+from nextn.server.http.control import AbortRequest, ServerArgs
 from nextn.server.http.tokens import DetokenizeRequest, TokenizeRequest
 from nextn.server.monitoring.metrics import Metrics
+from nextn.server.process.engine_client import EngineClient
 from nextn.server.protocol.fields import Speculative
 from nextn.server.protocol.native import GenerateRequest, NativeSampling
 from nextn.server.protocol.openai import ChatRequest, CompletionRequest, StreamOptions
@@ -45,10 +45,10 @@ def test_figures(struct: type) -> None:
 
 
 def test_metrics() -> None:
-    metrics = Metrics(40)
+    engine = EngineClient()
     auto = DraftingState(True, 1, 1.5, "")
-    metrics.on_step(EngineStats(spec=SpecStats(1, [1], [1], 2, [0, 1]), auto=auto), 1.0)
-    lines = metrics.render().decode().splitlines()
+    engine.figures.on_step(EngineStats(spec=SpecStats(1, [1], [1], 2, [0, 1]), auto=auto), 1.0)
+    lines = Metrics(engine).render().decode().splitlines()
     names = {line.split()[2] for line in lines if line.startswith("# TYPE")}
     names = {name for name in names if not name.endswith("_created")}
     assert len(names) > 20

@@ -6,10 +6,9 @@ from typing import Any
 
 import httpx
 import pytest
+from support.scripted_socket import app_of
 
 from nextn.config import model_folder
-from nextn.server.answers.service import Service
-from nextn.server.http.app import make_app
 from nextn.server.monitoring.metrics import Metrics
 from nextn.server.process.engine_client import EngineClient
 from nextn.server_config import ServerConfig
@@ -18,8 +17,7 @@ from nextn.server_config import ServerConfig
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 async def test_a_client_that_leaves_in_the_middle_of_its_body(path: str) -> None:
     """No error of ours: nothing is raised, so uvicorn logs no traceback."""
-    metrics = Metrics(40)
-    app = make_app(Service(ServerConfig(), EngineClient(metrics), metrics, None))  # type: ignore[arg-type]
+    app = app_of(ServerConfig(), Metrics(EngineClient()))
     scope = {
         "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
         "headers": [(b"content-length", b"100")],
@@ -38,8 +36,8 @@ async def test_a_client_that_leaves_in_the_middle_of_its_body(path: str) -> None
 
 
 async def test_a_bug_of_ours_is_counted_and_has_an_id() -> None:
-    metrics = Metrics(40)
-    app = make_app(Service(ServerConfig(), EngineClient(metrics), metrics, None))  # type: ignore[arg-type]
+    metrics = Metrics(EngineClient())
+    app = app_of(ServerConfig(), metrics)
 
     @app.get("/bug/{number}")
     async def bug(number: int) -> None:
@@ -68,9 +66,7 @@ async def test_a_bug_of_ours_is_counted_and_has_an_id() -> None:
     ("model", "folder"), [("nextn-tiny", str(model_folder("nextn-tiny"))), ("a/b", "a/b")]
 )
 async def test_tools_find_the_tokenizer(path: str, model: str, folder: str) -> None:
-    metrics = Metrics(40)
-    config = ServerConfig(model_path=model)
-    app = make_app(Service(config, EngineClient(metrics), metrics, None))  # type: ignore[arg-type]
+    app = app_of(ServerConfig(model_path=model), Metrics(EngineClient()))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
         info = (await client.get(path)).json()
         server_info = (await client.get("/server_info")).json()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import httpx
 import pytest
+from support.scripted_socket import app_of
 
-from nextn.server.answers.service import Service
-from nextn.server.http.app import make_app
 from nextn.server.http.auth import OPEN
 from nextn.server.http.static import PATHS
 from nextn.server.monitoring.metrics import Metrics
@@ -17,8 +16,7 @@ KEY = "sk-test-42"
 
 
 def asking(config: ServerConfig) -> httpx.AsyncClient:
-    metrics = Metrics(40)
-    app = make_app(Service(config, EngineClient(metrics), metrics, None))  # type: ignore[arg-type]
+    app = app_of(config, Metrics(EngineClient()))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server")
 
 

@@ -10,13 +10,12 @@ from typing import Any
 import httpx
 import jsonschema
 import pytest
+from support.scripted_socket import app_of
 from support.small_tokenizer import CHAT_TEMPLATE, write_small_tokenizer
 
 from nextn.request import Output, SpecStats
 from nextn.scheduler.stats import DraftingState, EngineStats
-from nextn.server.answers.service import Service
 from nextn.server.http import control, tokens
-from nextn.server.http.app import make_app
 from nextn.server.http.openapi import REF
 from nextn.server.http.static import PATHS
 from nextn.server.monitoring.metrics import Metrics
@@ -41,8 +40,8 @@ class PlayedEngine:
     """The engine's end of the socket: keeps what it is told, and answers by `on` if that says something."""
 
     def __init__(self) -> None:
-        metrics = Metrics(40)
-        self.client = EngineClient(metrics)
+        self.client = EngineClient()
+        self.metrics = Metrics(self.client)
         self.told: list[Any] = []
         self.on: Callable[[Any], FromEngine | None] = lambda message: None
         self.client.attach(Ready(258, 1024, 2, {}, EngineStats()), self)  # type: ignore[arg-type]
@@ -63,7 +62,7 @@ def engine() -> PlayedEngine:
 @pytest.fixture
 async def http(engine: PlayedEngine, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     tokenizer = Tokenizer.from_folder(write_small_tokenizer(tmp_path))
-    app = make_app(Service(CONFIG, engine.client, engine.client.metrics, tokenizer))
+    app = app_of(CONFIG, engine.metrics, tokenizer)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
         yield client
 
@@ -94,7 +93,7 @@ async def test_abort(http: httpx.AsyncClient, engine: PlayedEngine, by: str) -> 
     assert told["meta_info"]["finish_reason"] == {"type": "abort"}
     assert len(told["output_ids"]) == 1
     assert sum(isinstance(message, Abort) for message in engine.told) >= 2
-    assert engine.client.metrics.aborted == 2
+    assert engine.metrics.aborted == 2
 
 
 async def test_abort_before_the_prompt_was_scored(http: httpx.AsyncClient, engine: PlayedEngine) -> None:
@@ -128,7 +127,7 @@ async def test_health_generate_asks_an_idle_engine(http: httpx.AsyncClient, engi
     engine.on = lambda message: step(message.requests[0].rid, 5) if isinstance(message, Add) else None
     assert (await http.get("/health_generate")).status_code == 200
     assert [type(message) for message in engine.told] == [Add, Abort]
-    assert engine.client.active == engine.client.metrics.requests == 0
+    assert engine.client.active == engine.metrics.requests == 0
 
 
 async def test_health_generate_listens_to_a_busy_engine(

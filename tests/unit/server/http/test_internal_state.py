@@ -11,8 +11,7 @@ import pytest
 from nextn.request import SpeculativeParams
 from nextn.scheduler.stats import EngineStats
 from nextn.server.answers.service import Service
-from nextn.server.http.internal_state import ServerArgs, in_force, set_internal_state
-from nextn.server.monitoring.metrics import Metrics
+from nextn.server.http.control import ServerArgs, in_force, set_internal_state
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.messages import Done, Ready, SetSpeculativeDefaults, decode_to_engine
 from nextn.server.protocol.errors import ApiError
@@ -40,11 +39,10 @@ class Socket:
 
 
 def make() -> tuple[Service, Socket]:
-    metrics = Metrics(40)
-    client = EngineClient(metrics)
+    client = EngineClient()
     socket = Socket(client)
     client.attach(READY, socket)  # type: ignore[arg-type]
-    return Service(ServerConfig(), client, metrics, None), socket  # type: ignore[arg-type]
+    return Service(ServerConfig(), client, None), socket  # type: ignore[arg-type]
 
 
 async def set_to(service: Service, **args: Any) -> list[bool]:

@@ -6,9 +6,8 @@ import re
 
 import httpx
 import pytest
+from support.scripted_socket import app_of
 
-from nextn.server.answers.service import Service
-from nextn.server.http.app import make_app
 from nextn.server.http.static import FOLDER
 from nextn.server.monitoring.metrics import Metrics
 from nextn.server.process.engine_client import EngineClient
@@ -18,8 +17,7 @@ FILES = sorted(path.name for path in FOLDER.iterdir())
 
 
 async def get(path: str) -> httpx.Response:
-    metrics = Metrics(40)
-    app = make_app(Service(ServerConfig(), EngineClient(metrics), metrics, None))  # type: ignore[arg-type]
+    app = app_of(ServerConfig(), Metrics(EngineClient()))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
         return await client.get(path)
 

@@ -11,9 +11,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from nextn.request import SamplingParams, SpecStats
-from nextn.server.answers.generation import Choice
-from nextn.server.monitoring.tracing import Tracing, carried
+from nextn.server.answers.choice import Choice
+from nextn.server.monitoring.tracing import Tracing
 from nextn.server.process.messages import NewRequest
+from nextn.server.protocol.context import trace_headers
 from nextn.server.protocol.errors import engine_dead
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -51,9 +52,9 @@ def seconds(span: ReadableSpan) -> float:
 
 
 def test_a_choice_and_its_parts(tracing: Tracing) -> None:
-    token = carried.set({"traceparent": PARENT})
+    token = trace_headers.set({"traceparent": PARENT})
     tracing.ended(a_choice("length"), 100.0)
-    carried.reset(token)
+    trace_headers.reset(token)
     found = spans(tracing)
     whole = found.pop("llm_request")
     assert {name: seconds(span) for name, span in found.items()} == {"waiting": 1, "prompt": 0.5, "decode": 2}
@@ -78,9 +79,9 @@ def test_a_choice_and_its_parts(tracing: Tracing) -> None:
 
 @pytest.mark.parametrize("header", [None, "", "nonsense", PARENT[:-3]])
 def test_without_a_parent_of_its_own(tracing: Tracing, header: str | None) -> None:
-    token = carried.set({} if header is None else {"traceparent": header})
+    token = trace_headers.set({} if header is None else {"traceparent": header})
     tracing.ended(a_choice("stop"), 100.0)
-    carried.reset(token)
+    trace_headers.reset(token)
     assert spans(tracing)["llm_request"].parent is None
 
 

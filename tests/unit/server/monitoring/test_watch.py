@@ -10,10 +10,12 @@ from support.engine_socket import EngineSocket
 
 from nextn.request import Output, SamplingParams
 from nextn.scheduler.stats import EngineStats
-from nextn.server.answers.generation import Generation, Prompt
+from nextn.server.answers.choice import Prompt
+from nextn.server.answers.generation import Generation
 from nextn.server.monitoring import request_log
 from nextn.server.monitoring.metrics import Metrics
 from nextn.server.monitoring.request_log import RequestLog
+from nextn.server.monitoring.watch import Watch
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.messages import Ready, Rejected, StepNews
 from nextn.server.protocol.errors import ApiError, shut_down
@@ -21,7 +23,7 @@ from nextn.tokenizer.tokenizer import Tokenizer
 
 
 def engine(timeout: float | None = None) -> EngineClient:
-    made = EngineClient(Metrics(40), timeout)
+    made = EngineClient(request_timeout=timeout)
     made.attach(Ready(258, 1024, 2, {}, EngineStats()), EngineSocket())  # type: ignore[arg-type]
     return made
 
@@ -30,10 +32,12 @@ def outcome(metrics: Metrics) -> tuple[int, int, int, int]:
     return metrics.requests, sum(metrics.finished.values()), metrics.aborted, metrics.failed
 
 
-def a_generation(client: EngineClient, tokenizer: Tokenizer, arrival: float | None = None) -> Generation:
+def a_generation(
+    client: EngineClient, tokenizer: Tokenizer, arrival: float | None = None, watch: Watch | None = None
+) -> Generation:
     prompt = Prompt(tokenizer.encode("secret"), SamplingParams(max_tokens=9, temperature=0.5), name="mine")
     arrival = asyncio.get_running_loop().time() if arrival is None else arrival
-    return Generation(client, tokenizer, [prompt], 2, arrival)
+    return Generation(client, tokenizer, [prompt], 2, arrival, observer=watch)
 
 
 async def read(generation: Generation) -> str:
@@ -42,8 +46,9 @@ async def read(generation: Generation) -> str:
 
 async def play(tokenizer: Tokenizer, end: str, log: RequestLog | None = None) -> Metrics:
     client = engine(0.01 if end == "deadline" else None)
-    client.watch.log = log
-    generation = a_generation(client, tokenizer)
+    metrics = Metrics(client)
+    watch = Watch(metrics, log or RequestLog(None, tokenizer.decode))
+    generation = a_generation(client, tokenizer, watch=watch)
     first, second = (choice.request.rid for choice in generation.choices)
     reading = asyncio.ensure_future(read(generation))
     await asyncio.sleep(0)
@@ -68,7 +73,7 @@ async def play(tokenizer: Tokenizer, end: str, log: RequestLog | None = None) ->
     except (ApiError, asyncio.CancelledError):
         assert end != "whole"
     assert client.active == 0
-    return client.metrics
+    return metrics
 
 
 @pytest.mark.parametrize(

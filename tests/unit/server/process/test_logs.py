@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 
-from nextn.server.http.request_id import USABLE, request_id
+from nextn.server.http.middleware import USABLE
 from nextn.server.process.logs import TEXT, JsonLines, Lines
+from nextn.server.protocol.context import request_id
 
 
 def record(message: str, *args: object, **extra: object) -> logging.LogRecord:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from nextn.server.monitoring.metrics import Metrics
 from nextn.server.process import supervisor
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.engine_process import make_engine
@@ -25,7 +24,7 @@ from nextn.server_config import ServerConfig
 def test_restarts_in_ten_minutes(
     most: int, deaths: list[float], gives_up_at: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = EngineClient(Metrics(40))
+    client = EngineClient()
     kept = Supervisor(ServerConfig(max_engine_restarts=most), client, make_engine)
     for i, now in enumerate(deaths):
         monkeypatch.setattr(supervisor.time, "monotonic", lambda now=now: now)
@@ -34,4 +33,4 @@ def test_restarts_in_ten_minutes(
                 kept._count_restart()
         else:
             kept._count_restart()
-    assert client.metrics.engine_restarts == len(deaths) - (gives_up_at is not None)
+    assert client.figures.restarts == len(deaths) - (gives_up_at is not None)

@@ -14,6 +14,7 @@ from support.hostile_json import json_values
 from nextn.request import SamplingParams, SpeculativeParams
 from nextn.server.protocol.body import parse
 from nextn.server.protocol.errors import ApiError
+from nextn.server.protocol.fields import prompts
 from nextn.server.protocol.openai import (
     REFUSED_IN_CHAT,
     REFUSED_IN_COMPLETIONS,
@@ -21,7 +22,6 @@ from nextn.server.protocol.openai import (
     CommonRequest,
     CompletionRequest,
 )
-from nextn.server.protocol.prompts import prompts
 
 CHAT = [{"role": "user", "content": "hi"}]
 
