@@ -1,5 +1,5 @@
-"""What the engine's steps come to: totals, figures over the last interval of decode steps, and the decode log.
-It has a line for each interval, and now and then one on what automatic depth does."""
+"""What the engine's steps come to: totals, the last interval of decode steps, and the decode log, which has a
+line for each interval and now and then one on what automatic depth does."""
 
 from __future__ import annotations
 

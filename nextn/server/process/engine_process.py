@@ -22,7 +22,7 @@ import zmq
 
 from nextn.config import EngineConfig
 from nextn.constraint import Grammar
-from nextn.grammar.base import check_backend
+from nextn.grammar.backends import check_backend
 from nextn.grammar.compiler import GrammarCompiler
 from nextn.grammar.limits import Busy
 from nextn.request import Output, PromptGroup, Request

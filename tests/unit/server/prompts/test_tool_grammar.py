@@ -6,7 +6,8 @@ import pytest
 from support.grammars import compiled
 
 from nextn.config import model_folder
-from nextn.grammar.base import Backend, Vocabulary, make_backend
+from nextn.grammar.backends import make_backend
+from nextn.grammar.base import Backend, Vocabulary
 from nextn.server.parsers.answer import AnswerParser, Reading
 from nextn.server.parsers.parts import Part
 from nextn.server.parsers.tools import FORMATS
