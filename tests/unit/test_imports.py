@@ -24,7 +24,7 @@ BELOW = {
     "tokenizer": set(),
     "grammar": {"tokenizer"},
     "llm": {"engine", "grammar", "tokenizer"},
-    # The server, from the bottom up
+    "server": set(),  # what it holds are rooms; from the bottom up:
     "server.protocol": set(),
     "server.parsers": {"tokenizer"},
     "server.prompts": {"server.protocol", "server.parsers", "grammar", "tokenizer"},
@@ -132,4 +132,4 @@ def test_the_engine_needs_torch_numpy_safetensors(room):
 
 
 def test_every_module_is_in_a_room():
-    assert [name for name in MODULES if room_of(name) is None and MODULES[name].read_text()] == []
+    assert [name for name in MODULES if room_of(name) is None] == []

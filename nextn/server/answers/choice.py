@@ -82,21 +82,21 @@ class Delta(NamedTuple):
 
 
 class Observer:
-    """Hears of each choice: `begun`, `first` and `more` as its tokens come, and at last one of `finished` and
-    `given_up`. This one does nothing with it. Times are those of `perf_counter`, in seconds."""
+    """Is told of each choice: `begun`, `first` and `more` as its tokens come, and at last `finished` or
+    `given_up`. This one ignores it. `arrival` is the request's, by `perf_counter`."""
 
     def begun(self, choices: Sequence[Choice], n: int) -> None:
-        """All choices of one HTTP request, `n` for each prompt."""
+        """The choices of one HTTP request, `n` for each prompt, go to the engine."""
 
     def first(self, choice: Choice, arrival: float) -> None:
-        """The engine's first word of it has come."""
+        """Its first output has come."""
 
     def more(self, tokens: int, seconds: float) -> None:
-        """So many tokens came so long after the last ones."""
+        """`tokens` more came, `seconds` after the output before."""
 
     def finished(self, choice: Choice, arrival: float) -> None:
-        pass
+        """It has its finish reason."""
 
     def given_up(self, choice: Choice, arrival: float, running: bool, error: ApiError | None) -> None:
-        """running: the engine was still at it, and was told to stop. error: what its client is told; None: it
-        went away."""
+        """running: the engine still worked on it, and was told to stop. error: what the client is told; None:
+        the client went away."""

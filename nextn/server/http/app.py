@@ -121,7 +121,8 @@ def add_control(app: FastAPI, service: Service, document: Document) -> None:
     @app.put("/set_internal_state", **described)
     @app.post("/set_internal_state", **described)
     async def internal_state(request: Request) -> Response:
-        return json(await set_internal_state(service, await read_body(request, most)))
+        body = parse(await read_body(request, most), SetInternalState)
+        return json(await set_internal_state(service, body))
 
     @app.post("/abort_request", **route("End requests as they are", AbortRequest))
     async def abort(request: Request) -> Response:

@@ -20,7 +20,7 @@ from nextn.request import SamplingParams, SpeculativeParams
 from nextn.server.answers.service import Service
 from nextn.server.process.engine_client import News
 from nextn.server.process.messages import NewRequest
-from nextn.server.protocol.body import Body, KnownKeys, like, parse, part, schema_of
+from nextn.server.protocol.body import Body, KnownKeys, like, part, schema_of
 from nextn.server.protocol.errors import ApiError, bad_request
 
 log = logging.getLogger("nextn.server")
@@ -85,9 +85,9 @@ class SetInternalState(Body):
     server_args: Annotated[KnownKeys, PlainValidator(server_args), WithJsonSchema(schema_of(ServerArgs))]
 
 
-async def set_internal_state(service: Service, body: bytes | bytearray) -> list[bool]:
+async def set_internal_state(service: Service, request: SetInternalState) -> list[bool]:
     """One "updated" for each engine, as SGLang answers. Raises ApiError naming the field."""
-    args = parse(body, SetInternalState).server_args
+    args = request.server_args
     service.check_open()
     async with service.changing:
         given = {name.removeprefix(PREFIX): getattr(args, name) for name in args.model_fields_set}

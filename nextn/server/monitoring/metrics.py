@@ -25,7 +25,7 @@ ACCEPTED_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16)
 
 
 class Metrics:
-    """All figures of one server: its engine's, and those of choices, which the others here count."""
+    """All figures of one server: the engine's, and those of choices, which `Watch` counts."""
 
     def __init__(self, engine: EngineClient) -> None:
         self.engine = engine

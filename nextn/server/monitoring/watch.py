@@ -12,6 +12,8 @@ from nextn.server.protocol.errors import SHUTTING_DOWN, ApiError
 
 
 class Watch(Observer):
+    """Passes it on to metrics, log and traces."""
+
     def __init__(self, metrics: Metrics, log: RequestLog, tracing: Tracing | None = None) -> None:
         self.metrics, self.log, self.tracing = metrics, log, tracing
 

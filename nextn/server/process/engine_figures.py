@@ -20,8 +20,8 @@ TOTALS = ("prompt_tokens", "cached_tokens", "generated_tokens", "retracted")
 
 
 class EngineFigures:
-    """Of one server. `stats` is the engine's latest word, all zero while there is none. Totals go on over a
-    restart of the engine. log_steps: decode steps to a line of the log; 0: none are logged."""
+    """Of one server. `stats` is what the engine said last, all zero while there is none. Totals go on over a
+    restart of the engine. log_steps: decode steps between two log lines; 0: there are none."""
 
     def __init__(self, log_steps: int = 0) -> None:
         self.stats = EngineStats()

@@ -11,9 +11,10 @@ import pytest
 from nextn.request import SpeculativeParams
 from nextn.scheduler.stats import EngineStats
 from nextn.server.answers.service import Service
-from nextn.server.http.control import ServerArgs, in_force, set_internal_state
+from nextn.server.http.control import ServerArgs, SetInternalState, in_force, set_internal_state
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.messages import Done, Ready, SetSpeculativeDefaults, decode_to_engine
+from nextn.server.protocol.body import parse
 from nextn.server.protocol.errors import ApiError
 from nextn.server_config import ServerConfig
 
@@ -46,7 +47,8 @@ def make() -> tuple[Service, Socket]:
 
 
 async def set_to(service: Service, **args: Any) -> list[bool]:
-    return await set_internal_state(service, json.dumps({"server_args": args}).encode())
+    body = json.dumps({"server_args": args}).encode()
+    return await set_internal_state(service, parse(body, SetInternalState))
 
 
 def steps(service: Service) -> object:
@@ -102,7 +104,7 @@ async def test_refused_by_name(args: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize("body", [b"{}", b'{"server_args": 3}', b'{"server_args": null}', b"[]", b"x"])
 async def test_not_a_change(body: bytes) -> None:
     with pytest.raises(ApiError) as error:
-        await set_internal_state(make()[0], body)
+        await set_internal_state(make()[0], parse(body, SetInternalState))
     assert error.value.status == 400
 
 
