@@ -12,12 +12,10 @@ import torch
 
 from nextn.config import EngineConfig, usable_cores
 from nextn.draft import Shape
-from nextn.engine.logprobs import context_cost, score_cost
 from nextn.engine.memory import CPU_KV_TOKENS
 from nextn.engine.model import make_model
 from nextn.engine.runner import Runner
-from nextn.engine.sampler import draw
-from nextn.engine.step_cost_file import StepCostFile
+from nextn.engine.step_cost_file import Factors, StepCostFile
 from nextn.engine.step_timing import time_steps
 from nextn.kvcache.manager import KVManager
 from nextn.kvcache.naive import NaiveCache
@@ -25,11 +23,15 @@ from nextn.kvcache.pool import KVPool
 from nextn.kvcache.radix import RadixCache
 from nextn.models.base import Chains, Model
 from nextn.models.fake import FakeModel
+from nextn.models.row_cost import context_cost, score_cost
 from nextn.ops.cpu.draw import draw as native_draw
 from nextn.ops.cpu.library import choose_level, library
 from nextn.ops.cpu.weights import Arena
+from nextn.sampling.sampler import draw
+from nextn.scheduler.prompt_budget import PromptBudget
 from nextn.scheduler.scheduler import Scheduler
 from nextn.speculative.depth.controller import DepthController
+from nextn.speculative.depth.cost import StepCost
 from nextn.speculative.depth.worth import Worth
 from nextn.speculative.drafter import Drafter, MTPDrafter, NoDrafter
 from nextn.speculative.layered import LayeredDrafter
@@ -89,25 +91,30 @@ def build(config: EngineConfig) -> Built:
     draw_tokens = partial(native_draw, library(isa)) if isa else draw
     executor = Runner(model, pool, drafter, draw_tokens, simulated)
     context = min(config.context_length or cfg.max_position_embeddings, cfg.max_position_embeddings)
-    auto, remember = None, _nothing
     gates = isinstance(drafter, MTPDrafter) and drafter.gates
-    if num_drafts and config.auto_depth:
+    drafts = num_drafts > 0 and config.auto_depth
+    auto, cost, remember = None, None, _nothing
+    if drafts or not isinstance(model, FakeModel):
         kept = StepCostFile(config, f"{kernels} {isa or ''}", device)
-        auto, remember = _controller(
-            kept, executor, Worth(num_drafts, shape, gates, ends=device.type != "cuda"),
-            most_requests=config.max_running_requests, token_budget=config.chunked_prefill_size,
-            context=context, beyond=shape.beyond,
+        cost, factors, keep = _step_cost(
+            kept, executor, drafts=drafts, most_requests=config.max_running_requests,
+            token_budget=config.chunked_prefill_size, context=context, beyond=shape.beyond,
         )  # fmt: skip
+        if drafts:
+            worth = Worth(num_drafts, shape, gates, ends=device.type != "cuda")
+            auto = DepthController(cost, worth, factors)
+            remember = partial(kept.write, cost, auto.factors) if keep else _nothing
+    prompts = PromptBudget(config.chunked_prefill_size)
+    if not isinstance(model, FakeModel):
+        prompts = PromptBudget(config.chunked_prefill_size, score_cost(cfg), context_cost(cfg), cost)
     scheduler = Scheduler(
         kv,
-        token_budget=config.chunked_prefill_size,
+        prompts=prompts,
         max_running=config.max_running_requests,
         num_drafts=num_drafts,
         eos_ids=frozenset(cfg.eos_token_ids),
         shape=shape,
         auto=auto,
-        score_cost=0.0 if isinstance(model, FakeModel) else score_cost(cfg),
-        context_cost=0.0 if isinstance(model, FakeModel) else context_cost(cfg),
     )
     slots = pages * config.page_size
     trees = num_drafts > 0 and shape.topk > 1
@@ -154,19 +161,17 @@ def build(config: EngineConfig) -> Built:
     )
 
 
-def _controller(
-    kept: StepCostFile, executor: Runner, worth: Worth, **limits: int
-) -> tuple[DepthController, Callable[[], None]]:
-    """By the costs that were kept, or that are measured now; and what keeps what it will have learnt."""
+def _step_cost(
+    kept: StepCostFile, executor: Runner, *, drafts: bool, **limits: int
+) -> tuple[StepCost, Factors, bool]:
+    """What was kept of an earlier start, or what is measured now; and whether it is worth keeping."""
     found = kept.read()
-    cost, factors = found or (None, {})
-    calm = cost is not None
-    if cost is None:
-        cost, calm = time_steps(executor, **limits)
-        if calm:
-            kept.write(cost, factors)
-    controller = DepthController(cost, worth, factors)
-    return controller, partial(kept.write, cost, controller.factors) if calm else _nothing
+    if found is not None:
+        return *found, True
+    cost, calm = time_steps(executor, drafts=drafts, **limits)
+    if calm:
+        kept.write(cost, {})
+    return cost, {}, calm
 
 
 def _nothing() -> None:

@@ -24,22 +24,23 @@ CALM = 1.2  # times its least, the usual time of a step on a machine that does n
 
 
 def time_steps(
-    executor: Runner, *, most_requests: int, token_budget: int, context: int, beyond: int
+    executor: Runner, *, drafts: bool, most_requests: int, token_budget: int, context: int, beyond: int
 ) -> tuple[StepCost, bool]:
-    """context: most tokens of a request. beyond: slots that its trees take past them. Returns the cost, and
-    whether steps that are alike took about as long, as on a machine that does nothing else."""
+    """drafts: is what they cost wanted, too? Without it, less is measured. context: most tokens of a request.
+    beyond: slots that its trees take past them. Returns the cost, and whether steps that are alike took about
+    as long, as on a machine that does nothing else."""
     pool, begin = executor.pool, time.perf_counter()
     slots = pool.data.shape[1] - pool.page_size
     near, far = POSITIONS
     found: dict[StepWork, list[float]] = {}
-    for n in REQUESTS:
+    for n in REQUESTS if drafts else REQUESTS[::3]:
         late = time.perf_counter() - begin > SECONDS
         if found and (late or n > most_requests or 5 * n > token_budget or n * (near + 32 + beyond) > slots):
             break
-        settings = SETTINGS if n in REQUESTS[::2] else SETTINGS[:1]
-        _time(executor, n, min(near, context // 2), beyond, settings, found)
+        settings = SETTINGS if drafts and n in REQUESTS[::2] else SETTINGS[:1]
+        _time(executor, n, min(near, context // 2), beyond, settings, found, SECONDS / 8 * drafts)
         if n == 4 and min(context, slots // n) > far + 32 + beyond:
-            _time(executor, n, far, beyond, SETTINGS[:1], found)
+            _time(executor, n, far, beyond, SETTINGS[:1], found, SECONDS / 8)
     cfg = executor.model.config
     experts = (cfg.n_routed_experts, cfg.num_experts_per_tok) if cfg.n_routed_experts else (1, 1)
     cost = fit([(work, min(took)) for work, took in found.items()], experts)
@@ -48,21 +49,21 @@ def time_steps(
 
 def _time(
     executor: Runner, n: int, position: int, beyond: int, settings: tuple[tuple[int, int], ...],
-    found: dict[StepWork, list[float]],
+    found: dict[StepWork, list[float]], seconds: float,
 ) -> None:  # fmt: skip
     drafts = [[1] * 4] * n
     begin = time.perf_counter()
     rounds = 0
-    while rounds < 2 or time.perf_counter() - begin < SECONDS / 8:
+    while rounds < 2 or time.perf_counter() - begin < seconds:
         rounds += 1
         for verified, made in settings:
             plan = _plan(executor, position, beyond, [d[:verified] for d in drafts], made)
             for step in range(1 + STEPS):
                 start = time.perf_counter()
                 result = executor.run(plan)
-                seconds = time.perf_counter() - start
+                took = time.perf_counter() - start
                 if step and result.work is not None:
-                    found.setdefault(result.work, []).append(seconds)
+                    found.setdefault(result.work, []).append(took)
             if made == 4:
                 drafts = [[*r.draft.tokens, 1, 1, 1, 1] for r in result.rows]
     executor.drafter.forget([str(i) for i in range(n)])

@@ -1,16 +1,13 @@
-"""The interface of a grammar library, and the table of libraries."""
+"""The interface of a grammar library."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from nextn.constraint import Constraint, Grammar
-
-PACKAGES = {"llguidance": "llguidance", "xgrammar": "nextn[xgrammar]"}  # backend -> what to install
 
 
 @dataclass(frozen=True)
@@ -38,20 +35,3 @@ class Backend(Protocol):
 
     def compile(self, kind: str, prepared: str) -> Compiled:
         """kind: the constraint's. Raises ValueError for an invalid or unsupported constraint."""
-
-
-def make_backend(name: str, vocabulary: Vocabulary) -> Backend:
-    """name: one of PACKAGES, checked by `check_backend`."""
-    if name == "xgrammar":
-        from nextn.grammar.xgrammar_backend import XGrammar
-
-        return XGrammar(vocabulary)
-    from nextn.grammar.llguidance_backend import LLGuidance
-
-    return LLGuidance(vocabulary)
-
-
-def check_backend(name: str) -> None:
-    """Raises ValueError where the library is not installed."""
-    if name in PACKAGES and importlib.util.find_spec(name) is None:
-        raise ValueError(f"--grammar-backend {name}: it is not installed; pip install '{PACKAGES[name]}'")

@@ -1,0 +1,60 @@
+"""The random numbers of the verify modes that weigh probabilities (nextn.speculative.verify).
+
+Each is a function of (seed, stream, root, depth, purpose), where `root` is the position of the last committed
+token: a step's own name, as every step commits a token. The position alone would not do: `block` turns a
+prefix down by looking at the coins of all drafts after it, so those coins are spent, whatever is tried at
+their positions in the next step.
+
+Philox's counter is (word, root + depth, stream, purpose | depth << 2), see nextn.sampling.gumbel, whose own
+noise has a 0 in the last place. So nothing here is ever drawn twice, nor together with the one choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nextn.sampling.gumbel import MASK, gumbel_noise, philox, uniform
+from nextn.sampling.sampler import best_tokens
+
+COIN, FINAL, DRAFT = 1, 2, 3
+
+
+class DrawKey(NamedTuple):
+    """One request's numbers for the tokens at `depth` after the token at position `root`; for `coins`, for
+    all up to there."""
+
+    seed: int
+    stream: int
+    root: int
+    depth: int
+
+
+def coins(keys: Sequence[DrawKey]) -> list[list[float]]:
+    """[i][j] in (0, 1): request i's at depth j + 1."""
+
+    def column(values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64)[:, None]
+
+    depth = torch.arange(1, max((d.depth for d in keys), default=0) + 1)[None]
+    root, stream = column([d.root for d in keys]), column([d.stream for d in keys])
+    key = column([d.seed & MASK for d in keys]), column([d.seed >> 32 for d in keys])
+    words = philox((torch.zeros_like(depth), root + depth, stream, COIN | depth << 2), key)
+    return [row[: d.depth] for row, d in zip(uniform(words[..., 0]).tolist(), keys, strict=True)]
+
+
+def draw(purpose: int, weights: Tensor, keys: Sequence[DrawKey]) -> list[int]:
+    """Draws a token in proportion to each row of weights [N, V]: Gumbel-max over their logarithms. purpose:
+    DRAFT for drafts, FINAL for the tokens that end a step. NO_TOKEN where all weights are 0."""
+    noise = gumbel_noise(
+        [d.seed for d in keys],
+        [d.stream for d in keys],
+        [d.root + d.depth for d in keys],
+        weights.shape[1],
+        weights.device,
+        [purpose | d.depth << 2 for d in keys],
+    )
+    return best_tokens(weights.log() + noise)

@@ -1,0 +1,62 @@
+"""Log-probabilities of tokens: log_softmax of the target's raw logits, for the rows that asked.
+
+What is told of a row depends on that row alone: log_softmax works row by row, and the most likely tokens
+are picked among rows that want equally many. So MTP, batch and chunking do not show in it, to the bit.
+
+Shapes: N rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nextn.request import TokenLogprob
+
+ROWS = 64  # at a time: bounds the memory, 64 rows of 129,280 logits are 32 MiB
+
+
+class Asked(NamedTuple):
+    """One log-probability to tell: of `token` by row `row` of the logits, and of the `top`
+    most likely ones."""
+
+    row: int
+    token: int
+    top: int
+
+
+def token_logprobs(logits: Tensor, asked: Sequence[Asked]) -> list[TokenLogprob]:
+    """logits [N, V] f32, raw -> one answer for each question. Rows that nobody asks for cost nothing."""
+    told: dict[int, TokenLogprob] = {}
+    for top in {a.top for a in asked}:
+        alike = [i for i, a in enumerate(asked) if a.top == top]
+        for begin in range(0, len(alike), ROWS):
+            some = alike[begin : begin + ROWS]
+            told |= zip(some, _tell(logits, [asked[i] for i in some], top), strict=True)
+    return [told[i] for i in range(len(asked))]
+
+
+def _tell(logits: Tensor, asked: Sequence[Asked], top: int) -> list[TokenLogprob]:
+    def column(values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=logits.device)
+
+    logprobs = logits.index_select(0, column([a.row for a in asked])).log_softmax(dim=-1)
+    own = logprobs.gather(1, column([a.token for a in asked])[:, None])[:, 0].tolist()
+    best, ids = (t.tolist() for t in logprobs.topk(min(top, logprobs.shape[1]), dim=-1))
+    # Among equals the smaller id comes first, as in the choice of a token.
+    return [
+        TokenLogprob(p, sorted(zip(i, b, strict=True), key=lambda pair: (-pair[1], pair[0])))
+        for p, i, b in zip(own, ids, best, strict=True)
+    ]
+
+
+def prompt_logprobs(logits: Callable[[list[int]], Tensor], asked: Sequence[Asked]) -> Iterator[TokenLogprob]:
+    """logits: of these rows of the target's step, in order -> one answer for each question. They are made a
+    few rows at a time."""
+    for begin in range(0, len(asked), ROWS):
+        some = asked[begin : begin + ROWS]
+        found = logits([a.row for a in some])
+        yield from token_logprobs(found, [a._replace(row=i) for i, a in enumerate(some)])
