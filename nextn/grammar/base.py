@@ -1,4 +1,4 @@
-"""What a grammar library must be able to do."""
+"""The interface of a grammar library."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nextn.constraint import Constraint, Grammar
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """folder: of the checkpoint, with tokenizer.json. size: of the model, which may have more rows than the
+    """folder: the checkpoint's, with tokenizer.json. size: the model's, which may have more rows than the
     tokenizer has tokens."""
 
     folder: Path
@@ -23,15 +23,15 @@ class Vocabulary:
 
 class Compiled(Protocol):
     def begin(self) -> Grammar:
-        """Of a request's own, at its beginning."""
+        """Returns a grammar of one request, at its beginning."""
 
 
 class Backend(Protocol):
-    """Thread-safe."""
+    """One library. Thread-safe."""
 
     def prepare(self, constraint: Constraint) -> str:
-        """What `compile` takes, with all of the work that Python has with it, as that holds up other threads.
-        Raises ValueError for what is not valid, or not supported."""
+        """Returns the input of `compile`. All work in Python is done here, as it blocks other threads. Raises
+        ValueError for an invalid or unsupported constraint."""
 
     def compile(self, kind: str, prepared: str) -> Compiled:
-        """kind: the constraint's. Raises ValueError for what is not valid, or not supported."""
+        """kind: the constraint's. Raises ValueError for an invalid or unsupported constraint."""
