@@ -99,11 +99,14 @@ class Bench:
     def row_ops(self, rows: int) -> Iterator[OpCase]:
         cfg, ops, size = self.cfg, self.ops, self.size
         hidden, rank, rope = cfg.hidden_size, cfg.kv_lora_rank, cfg.qk_rope_head_dim
-        x = self.input(rows, hidden)
-        norms = [partial(ops.rms_norm, x, w, 1e-6) for (w,) in self.weights((hidden,))]
-        yield self.made(
-            "rms_norm", "residual", f"{hidden}", rows, op_work.rms_norm(rows, hidden, size), norms
-        )
+        x, added = self.input(rows, hidden).float(), (torch.zeros(align(rows), hidden),)
+        sums = [partial(ops.add_norm, x, added, w, 1e-6) for (w,) in self.weights((hidden,))]
+        work = op_work.add_norm(rows, hidden, size)
+        yield self.made("add_norm", "residual", f"{hidden}", rows, work, sums)
+        width = cfg.q_lora_rank or rank
+        x = self.input(rows, width)
+        norms = [partial(ops.rms_norm, x, w, 1e-6) for (w,) in self.weights((width,))]
+        yield self.made("rms_norm", "latent", f"{width}", rows, op_work.rms_norm(rows, width, size), norms)
         cos, sin = (torch.rand(align(rows), rope // 2) for _ in range(2))
         slots, latent = torch.arange(align(rows)), self.input(rows, cfg.latent_dim)
         weights = self.weights((rank,))

@@ -37,6 +37,12 @@ def rms_norm(rows: int, width: int, size: int) -> Work:
     return Work(size * (2 * rows * width + width), 4 * rows * width)
 
 
+def add_norm(rows: int, width: int, size: int) -> Work:
+    """The stream and what is added to it are f32; an addition more per element."""
+    norm = rms_norm(rows, width, size)
+    return Work(norm.bytes - size * rows * width + 12 * rows * width, norm.flops + rows * width)
+
+
 def rotate(rows: int, heads: int, dim: int, size: int) -> Work:
     """Per pair four multiplications and two additions; cos and sin are f32, [rows, dim / 2] each."""
     return Work(2 * size * rows * heads * dim + 4 * rows * dim, 3 * rows * heads * dim)
