@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nextn.draft import MAX_DRAFTS, NO_DRAFT, Draft
+from nextn.engine.executor import ExecutorInfo, Ran
 from nextn.engine.isolate import isolated
 from nextn.engine.logprobs import Asked, prompt_logprobs, token_logprobs
 from nextn.engine.sampler import draw
@@ -62,10 +63,11 @@ class _ChooseDraft:
 
 
 class Runner:
-    """An executor of one process. Others have the same `run`."""
+    """The executor of one process (`nextn.engine.executor`): a step has run when it was launched."""
 
     def __init__(
         self,
+        info: ExecutorInfo,
         model: Model,
         pool: KVPool,
         drafter: Drafter,
@@ -73,8 +75,17 @@ class Runner:
         accept_length: float | None = None,
     ) -> None:
         """draw: what chooses among logits; a backend may bring its own. accept_length: simulated."""
-        self.model, self.pool, self.drafter = model, pool, drafter
+        self.info, self.model, self.pool, self.drafter = info, model, pool, drafter
         self.verifier = Verifier(draw, accept_length)
+
+    def drop(self, rid: str) -> None:
+        self.drafter.forget([rid])
+
+    def launch(self, plan: Plan) -> Ran:
+        return Ran(self.run(plan))
+
+    def close(self) -> None:
+        pass
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:

@@ -9,7 +9,7 @@ import time
 from statistics import median
 
 from nextn.draft import NO_DRAFT, Draft
-from nextn.engine.runner import Runner
+from nextn.engine.executor import Executor
 from nextn.request import SamplingParams
 from nextn.scheduler.plan import Plan, Row
 from nextn.speculative.depth.cost import StepCost, fit
@@ -24,12 +24,12 @@ CALM = 1.2  # times its least, the usual time of a step on a machine that does n
 
 
 def time_steps(
-    executor: Runner, *, most_requests: int, token_budget: int, context: int, beyond: int
+    executor: Executor, *, most_requests: int, token_budget: int, context: int, beyond: int
 ) -> tuple[StepCost, bool]:
     """context: most tokens of a request. beyond: slots that its trees take past them. Returns the cost, and
     whether steps that are alike took about as long, as on a machine that does nothing else."""
-    pool, begin = executor.pool, time.perf_counter()
-    slots = pool.data.shape[1] - pool.page_size
+    begin = time.perf_counter()
+    slots = executor.info.pages * executor.info.page_size
     near, far = POSITIONS
     found: dict[StepWork, list[float]] = {}
     for n in REQUESTS:
@@ -40,14 +40,12 @@ def time_steps(
         _time(executor, n, min(near, context // 2), beyond, settings, found)
         if n == 4 and min(context, slots // n) > far + 32 + beyond:
             _time(executor, n, far, beyond, SETTINGS[:1], found)
-    cfg = executor.model.config
-    experts = (cfg.n_routed_experts, cfg.num_experts_per_tok) if cfg.n_routed_experts else (1, 1)
-    cost = fit([(work, min(took)) for work, took in found.items()], experts)
+    cost = fit([(work, min(took)) for work, took in found.items()], executor.info.experts)
     return cost, median(median(took) / min(took) for took in found.values()) < CALM
 
 
 def _time(
-    executor: Runner, n: int, position: int, beyond: int, settings: tuple[tuple[int, int], ...],
+    executor: Executor, n: int, position: int, beyond: int, settings: tuple[tuple[int, int], ...],
     found: dict[StepWork, list[float]],
 ) -> None:  # fmt: skip
     drafts = [[1] * 4] * n
@@ -59,26 +57,27 @@ def _time(
             plan = _plan(executor, position, beyond, [d[:verified] for d in drafts], made)
             for step in range(1 + STEPS):
                 start = time.perf_counter()
-                result = executor.run(plan)
+                result = executor.launch(plan).result()
                 seconds = time.perf_counter() - start
                 if step and result.work is not None:
                     found.setdefault(result.work, []).append(seconds)
             if made == 4:
                 drafts = [[*r.draft.tokens, 1, 1, 1, 1] for r in result.rows]
-    executor.drafter.forget([str(i) for i in range(n)])
+    for i in range(n):
+        executor.drop(str(i))
 
 
-def _plan(executor: Runner, position: int, beyond: int, drafts: list[list[int]], made: int) -> Plan:
+def _plan(executor: Executor, position: int, beyond: int, drafts: list[list[int]], made: int) -> Plan:
     luck = random.Random(len(drafts))
-    size, vocabulary = executor.pool.page_size, executor.model.config.vocab_size
-    each, there_are = -(-(position + 16 + beyond) // size), executor.pool.data.shape[1] // size - 1
+    info, size = executor.info, executor.info.page_size
+    each = -(-(position + 16 + beyond) // size)
     params = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
     rows = []
     for i, draft in enumerate(drafts):
-        tokens = [luck.randrange(vocabulary), *draft]
+        tokens = [luck.randrange(info.vocab_size), *draft]
         rows.append(Row(
             rid=str(i), tokens=tokens, start=position, draft=Draft(draft) if draft else NO_DRAFT,
-            chooses=True, following=-1, pages=[1 + (i * each + k) % there_are for k in range(each)],
+            chooses=True, following=-1, pages=[1 + (i * each + k) % info.pages for k in range(each)],
             draft_next=made, room=64, params=params, history=[tokens[0]] * (position + 1),
             num_prompt=position, end_ids=frozenset(), extend=made > 0,
         ))  # fmt: skip

@@ -42,20 +42,20 @@ class Scheduler:
         *,
         token_budget: int,
         max_running: int,
-        num_drafts: int,
+        num_steps: int,
         eos_ids: frozenset[int],
         shape: Shape = Shape(),  # noqa: B008
         auto: DepthController | None = None,
         score_cost: float = 0.0,
         context_cost: float = 0.0,
     ) -> None:
-        """num_drafts: depth of a draft where a request asks for none of its own; 0: nothing can draft. With
+        """num_steps: depth of a draft where a request asks for none of its own; 0: nothing can draft. With
         `auto` it is the most, and `auto` says how much of it. score_cost: of the log-probability of a
         prompt's token, in tokens of the budget. context_cost: of each position that a token attends to."""
         self.kv = kv
         self.score_cost, self.context_cost = score_cost, context_cost
         self.token_budget, self.max_running = token_budget, max_running
-        self.num_drafts, self.shape, self.auto = num_drafts, shape, auto
+        self.num_steps, self.shape, self.auto = num_steps, shape, auto
         self.eos_ids = eos_ids
         self.waiting: list[Request] = []  # sorted by rank
         self.running: list[Request] = []  # sorted by rank
@@ -98,7 +98,7 @@ class Scheduler:
     def depth(self, req: Request) -> int:
         """How deep a draft the request gets in a step, at most; 0 where nothing can draft."""
         asked = req.params.speculative.num_steps
-        return self.num_drafts if asked is None else asked * (self.num_drafts > 0)
+        return self.num_steps if asked is None else asked * (self.num_steps > 0)
 
     def _automatic(self, req: Request) -> bool:
         """Does the controller decide about its drafts?"""

@@ -90,7 +90,7 @@ def run(config: ServerConfig, address: str, parent: int, make: MakeEngine) -> No
         Ready(
             engine.vocab_size,
             engine.context_length,
-            None if engine.auto_depth else engine.num_drafts,
+            None if engine.speculation.auto else engine.speculation.num_steps,
             dict(engine.startup),
             engine.stats(),
         )

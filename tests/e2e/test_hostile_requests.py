@@ -104,7 +104,7 @@ def test_a_draft_layer_of_nan(
 ) -> None:
     """There is no guess; the text is the target's."""
     engine = make(**{"speculative_num_steps": 3, **SHAPES[shape]}, kernel_backend=backend)
-    cfg, place = engine.model_config, getattr(engine._executor.model, "place", None)
+    cfg, place = engine._executor.model.config, getattr(engine._executor.model, "place", None)
     for name, size in nextn_tensors(cfg, 1).items():
         if name.endswith(("enorm.weight", "eh_proj.weight")):
             broken = torch.full(size, torch.nan)

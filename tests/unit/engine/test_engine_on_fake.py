@@ -204,9 +204,9 @@ def test_thresholds_need_a_mode_that_has_them(fields):
 
 def test_defaults_need_a_drafter():
     engine = make(speculative_num_steps=0)
-    with pytest.raises(ValueError, match="num_steps is 2; this engine was started without a drafter"):
+    with pytest.raises(ValueError, match="num_steps is 2: there is no drafter, so it can only be 0"):
         engine.set_speculative_defaults(SpeculativeParams(num_steps=2))
-    with pytest.raises(ValueError, match=r"num_steps is 3; .* start it with --speculative-num-steps"):
+    with pytest.raises(ValueError, match=r"num_steps is 3: .* --speculative-num-steps above 0"):
         alone(engine, num_steps=3)
     assert alone(engine, num_steps=0) == alone(engine)
     engine.set_speculative_defaults(SpeculativeParams(num_steps=0, verify="exact"))

@@ -185,7 +185,7 @@ def make(
         kv,
         token_budget=budget,
         max_running=running,
-        num_drafts=drafts,
+        num_steps=drafts,
         eos_ids=frozenset({EOS}),
         shape=shape,
         auto=auto,
