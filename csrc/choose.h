@@ -1,9 +1,9 @@
 // The choice of a token: argmax(filter(logits / T) + G(seed, stream, index, .)), the definition of
-// nextn.engine.sampler, without probabilities where no filter asks for them. -1 where there is none to be made: a
+// nextn.sampling.sampler, without probabilities where no filter asks for them. -1 where there is none to be made: a
 // logit is NaN or +infinity, or all of them are -infinity.
 //
 // G: Gumbel noise from Philox4x32-10 (Salmon et al., SC'11), keyed by the seed, counted by (token id / 4,
-// index, stream): the noise of nextn.engine.gumbel.
+// index, stream): the noise of nextn.sampling.gumbel.
 #pragma once
 #include <algorithm>
 #include <cmath>

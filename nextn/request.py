@@ -81,7 +81,7 @@ class SpeculativeParams:
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen, and what is told of it. Every field but the log-probabilities' is part
-    of the choice's definition, see `nextn.engine.sampler`; `seed` must be set by the time a request reaches
+    of the choice's definition, see `nextn.sampling.sampler`; `seed` must be set by the time a request reaches
     the engine. With max_tokens 0 a request ends when its prompt has been read.
 
     Raises ValueError from `check` with the field's name, its value and the range it must be in.

@@ -10,19 +10,19 @@ import torch
 
 from nextn.config import EngineConfig, usable_cores
 from nextn.engine.executor import ExecutorInfo
-from nextn.engine.logprobs import context_cost, score_cost
 from nextn.engine.memory import CPU_KV_TOKENS
 from nextn.engine.model import make_model
 from nextn.engine.runner import Runner
-from nextn.engine.sampler import draw
 from nextn.kvcache.pool import KVPool
 from nextn.machine import cpu_model
 from nextn.models.base import Chains, Model
 from nextn.models.fake import FakeModel
+from nextn.models.row_cost import context_cost, score_cost
 from nextn.ops.base import Draw
 from nextn.ops.cpu.draw import draw as native_draw
 from nextn.ops.cpu.library import choose_level, library
 from nextn.ops.cpu.weights import Arena
+from nextn.sampling.sampler import draw
 from nextn.speculation import Speculation
 from nextn.speculative.drafter import Drafter, MTPDrafter, NoDrafter
 from nextn.speculative.layered import LayeredDrafter

@@ -11,17 +11,17 @@ from torch import Tensor
 from nextn.draft import MAX_DRAFTS, NO_DRAFT, Draft
 from nextn.engine.executor import ExecutorInfo, Ran
 from nextn.engine.isolate import isolated
-from nextn.engine.logprobs import Asked, prompt_logprobs, token_logprobs
-from nextn.engine.sampler import draw
-from nextn.engine.verifier import WITH_DRAFT_PROBABILITIES, Guess, Verified, Verifier, grammatical
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
 from nextn.models.base import Model, take
 from nextn.ops.base import Draw, Drawn
 from nextn.request import GRAMMAR_ERROR, Failure, TokenLogprob, failed_in
+from nextn.sampling.logprobs import Asked, prompt_logprobs, token_logprobs
+from nextn.sampling.sampler import draw
 from nextn.scheduler.plan import Plan, Row, RowResult, StepResult
 from nextn.speculative.committed import Committed
 from nextn.speculative.drafter import Drafted, Drafter
+from nextn.speculative.verifier import WITH_DRAFT_PROBABILITIES, Guess, Verified, Verifier, grammatical
 from nextn.speculative.work import StepWork
 
 NOTHING = Verified([], [])
@@ -166,9 +166,12 @@ class Runner:
                 wanted.append((i, at))
             at += len(r.tokens)
 
+        def logits(places: list[int]) -> Tensor:
+            return self.model.logits(take(self.model, hidden, places))
+
         def tell(some: Sequence[tuple[int, int]]) -> list[_Told]:
             asked = [a for i, first in some for a in _asked_of_prompt(rows[i], first)]
-            told = prompt_logprobs(self.model, hidden, asked)
+            told = prompt_logprobs(logits, asked)
             return [_Told([next(told) for _ in rows[i].scores]) for i, _ in some]
 
         return _each(tell, wanted, len(rows))

@@ -70,7 +70,7 @@ class PagedAttention:
 
 class Drawn(NamedTuple):
     """What choices depend on besides their penalized logits: those of `rows` rows, one after another, whose
-    positions count up. See nextn.engine.sampler for the choice itself."""
+    positions count up. See nextn.sampling.sampler for the choice itself."""
 
     seed: int
     stream: int

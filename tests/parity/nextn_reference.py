@@ -2,7 +2,7 @@
 
 Written from the papers' and the checkpoint's definition, apart from nextn's engine, layers and drafter.
 The target and the module's decoder layer are transformers' own; only the rule by which a token is picked
-from logits (`nextn.engine.sampler.choose`) is nextn's, and it is tested elsewhere.
+from logits (`nextn.sampling.sampler.choose`) is nextn's, and it is tested elsewhere.
 
 With committed tokens t_0 .. t_{n-1}, module inputs are pairs (state, token after it):
 
@@ -34,8 +34,9 @@ from torch import Tensor, nn
 from transformers import DeepseekV3Config
 
 from nextn.draft import Draft, Shape
-from nextn.engine.sampler import Choice, choose, rank
 from nextn.request import SamplingParams
+from nextn.sampling.choice import Choice
+from nextn.sampling.sampler import choose, rank
 from nextn.speculative.tree import Growing
 
 

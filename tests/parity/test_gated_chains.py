@@ -14,13 +14,13 @@ from parity.engine_steps import make_engine
 from torch import Tensor
 
 from nextn.config import EMBEDDED, EngineConfig, model_folder
-from nextn.engine import sampler
 from nextn.engine.model import choose_kernels
 from nextn.engine.runner import _ChooseDraft
 from nextn.gate import EDGES, Gate
 from nextn.models.base import Chains
 from nextn.ops.base import Drawn
 from nextn.request import Request, SamplingParams, SpeculativeParams
+from nextn.sampling import sampler
 from nextn.speculative.committed import Committed
 from nextn.speculative.drafter import ChooseDraft, Drafted, MTPDrafter
 

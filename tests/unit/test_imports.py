@@ -17,9 +17,10 @@ BELOW = {
     "kvcache": set(),
     "layers": {"ops", "models.config"},
     "models": {"ops", "layers", "kvcache.pool"},
-    "speculative": {"ops", "layers", "models", "kvcache"},
+    "sampling": {"ops"},
+    "speculative": {"ops", "layers", "models", "kvcache", "sampling"},
     "scheduler": {"kvcache", "speculative"},
-    "engine": {"machine", "ops", "layers", "models", "kvcache", "speculative", "scheduler"},
+    "engine": {"machine", "ops", "layers", "models", "kvcache", "sampling", "speculative", "scheduler"},
     "tokenizer": set(),
     "grammar": {"tokenizer"},
     "llm": {"engine", "grammar", "tokenizer"},
@@ -29,7 +30,7 @@ BELOW = {
     "terminal": {"bench"},
     "utils": {"bench.logged_process"},
 }
-ENGINE = ("ops", "kvcache", "layers", "models", "speculative", "scheduler", "engine")
+ENGINE = ("ops", "kvcache", "layers", "models", "sampling", "speculative", "scheduler", "engine")
 ALLOWED = {"torch", "numpy", "safetensors", *sys.stdlib_module_names}
 
 

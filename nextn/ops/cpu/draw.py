@@ -1,4 +1,4 @@
-"""The native choice of tokens; see nextn.engine.sampler for its definition."""
+"""The native choice of tokens; see nextn.sampling.sampler for its definition."""
 
 from __future__ import annotations
 

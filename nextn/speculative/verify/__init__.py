@@ -7,7 +7,7 @@
 
 Terms of the last three: n drafts; p [n + 1, V], the target's distributions after temperature and filters, row
 0 after the root, row j + 1 after draft j; q [n, V], the distributions that the drafts were drawn from, row j
-draft j's; `coins`, uniform in (0, 1), one for each depth, from nextn.engine.coins. In `rejection` and `block`
+draft j's; `coins`, uniform in (0, 1), one for each depth (nextn.sampling.draws). In `rejection` and `block`
 the text keeps the target's distribution on two conditions:
 
 * Coins and the noise of the final token are independent of the noise that drew the drafts, and none is used

@@ -15,14 +15,15 @@ from support.toy_grammar import ToyGrammar
 
 from nextn.config import EngineConfig
 from nextn.constraint import Constraint, GrammarCursor
-from nextn.engine.coins import Dice
-from nextn.engine.coins import draw as draw_from
 from nextn.engine.engine import Engine
-from nextn.engine.sampler import Choice, choose, draw, probabilities, rank
 from nextn.ops.base import NO_TOKEN
 from nextn.ops.cpu.draw import draw as native_draw
 from nextn.ops.cpu.library import NoLibrary, library
 from nextn.request import GREEDY_BELOW, VERIFY_MODES, Request, SamplingParams, SpeculativeParams
+from nextn.sampling.choice import Choice
+from nextn.sampling.draws import DrawKey
+from nextn.sampling.draws import draw as draw_from
+from nextn.sampling.sampler import choose, draw, probabilities, rank
 from nextn.speculative.tree import Growing
 
 try:
@@ -85,7 +86,7 @@ def test_a_choice_is_one_that_may_be_made_or_none(
     assert all(0 <= t < V for t, _ in best)
     chances = probabilities(z.clone(), [c])
     assert not chances.isnan().any()
-    (drawn,) = draw_from(1, chances, [Dice(1, 0, 4, 1)])
+    (drawn,) = draw_from(1, chances, [DrawKey(1, 0, 4, 1)])
     assert (drawn == NO_TOKEN) == (not chances.any())
     assert drawn == NO_TOKEN or chances[0, drawn] > 0
     if p.temperature >= GREEDY_BELOW and token == NO_TOKEN:

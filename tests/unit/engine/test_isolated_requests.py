@@ -11,11 +11,14 @@ from support.toy_grammar import ToyGrammar
 
 from nextn.config import EngineConfig
 from nextn.constraint import Constraint
-from nextn.engine import runner, sampler, verifier
+from nextn.engine import runner
 from nextn.engine.engine import Engine
 from nextn.engine.isolate import isolated
 from nextn.kvcache.manager import KVManager
 from nextn.request import Output, Request, SamplingParams, SpeculativeParams
+from nextn.sampling import penalties
+from nextn.sampling.choice import Choice
+from nextn.speculative import verifier
 
 BAD = 666  # a seed
 ANY = Constraint("regex", "")
@@ -82,9 +85,9 @@ def check(found: dict[str, tuple[list[int], Output]], message: str, code: str = 
 @pytest.mark.parametrize("after", [0, 5])
 def test_penalties(shape: dict[str, int], after: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are made for all rows of the target together."""
-    penalize = sampler.apply_penalties
+    penalize = penalties.apply_penalties
 
-    def fail(logits: Any, choices: Sequence[sampler.Choice]) -> None:
+    def fail(logits: Any, choices: Sequence[Choice]) -> None:
         for c in choices:
             if c.params.seed == BAD and len(c.tokens) - c.num_prompt >= after:
                 raise Boom("penalties")
@@ -114,7 +117,7 @@ def test_other_verify_modes(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_guesses(shape: dict[str, int], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     guess = getattr(verifier, name)
 
-    def fail(logits: Any, choices: Sequence[sampler.Choice], *args: Any) -> Any:
+    def fail(logits: Any, choices: Sequence[Choice], *args: Any) -> Any:
         if any(c.params.seed == BAD and len(c.path) == 1 for c in choices):
             raise Boom("guess")
         return guess(logits, choices, *args)

@@ -1,19 +1,14 @@
 """Log-probabilities in the engine: what they are, that they depend on their row alone, and that none is
 lost or told twice."""
 
-import dataclasses
-import math
 import random
 
 import pytest
-import torch
 
-from nextn.config import EMBEDDED, EngineConfig, model_folder
-from nextn.engine import logprobs
+from nextn.config import EngineConfig
 from nextn.engine.engine import Engine
-from nextn.engine.logprobs import Asked, token_logprobs
-from nextn.models.config import ModelConfig
 from nextn.request import Request, SamplingParams
+from nextn.sampling import logprobs
 
 VOCAB = 4096  # of the fake model
 
@@ -62,30 +57,6 @@ def work(seed=0):
         )
         jobs.append((str(i), prompt, params))
     return jobs
-
-
-def test_they_are_the_log_softmax_of_raw_logits():
-    logits = torch.randn(5, 40)
-    asked = [Asked(3, 7, 2), Asked(0, 1, 0), Asked(4, 2, 40), Asked(4, 5, 99)]
-    expected = logits.double().log_softmax(-1)
-    for ask, (own, top) in zip(asked, token_logprobs(logits, asked), strict=True):
-        row = expected[ask.row]
-        assert own == pytest.approx(row[ask.token].item(), abs=1e-5)
-        assert [i for i, _ in top] == row.argsort(descending=True)[: ask.top].tolist()
-        assert [p for _, p in top] == pytest.approx([row[i].item() for i, _ in top], abs=1e-5)
-    everything = token_logprobs(logits, [Asked(i, 0, 40) for i in range(5)])
-    assert [sum(math.exp(p) for _, p in top) for _, top in everything] == pytest.approx([1.0] * 5, abs=1e-5)
-
-
-def test_a_row_is_told_the_same_in_any_company():
-    """To the bit, however many rows and questions there are, and among equal logits."""
-    logits = torch.randn(150, 1000).round(decimals=1)
-    alone = [token_logprobs(logits[i : i + 1].clone(), [Asked(0, i, i % 5)])[0] for i in range(150)]
-    order = random.Random(1).sample(range(150), 150)
-    together = token_logprobs(logits, [Asked(i, i, i % 5) for i in order])
-    assert together == [alone[i] for i in order]
-    for _, top in together:
-        assert top == sorted(top, key=lambda pair: (-pair[1], pair[0]))
 
 
 @pytest.mark.parametrize(
@@ -204,19 +175,3 @@ def test_only_rows_that_asked_are_softmaxed(monkeypatch):
 def test_bad_counts_are_named(name):
     with pytest.raises(ValueError, match=f"^{name} is -1; it must be None or at least 0"):
         SamplingParams(**{name: -1}).check()
-
-
-def test_what_a_score_costs_follows_from_the_models_sizes():
-    """Wider vocabularies cost more, deeper models make it matter less."""
-    cfg = ModelConfig.from_folder(model_folder(EMBEDDED))
-    cost = logprobs.score_cost(cfg)
-    assert 0.2 < cost < 0.6  # a third of a row was measured
-    assert logprobs.score_cost(dataclasses.replace(cfg, vocab_size=2 * cfg.vocab_size)) == 2 * cost
-    assert logprobs.score_cost(dataclasses.replace(cfg, num_hidden_layers=24)) < cost / 1.8
-
-
-def test_what_a_context_costs_follows_from_the_models_sizes():
-    cfg = ModelConfig.from_folder(model_folder(EMBEDDED))
-    cost = logprobs.context_cost(cfg)
-    assert 1e-4 < cost < 1e-2  # of a row, for each position
-    assert logprobs.context_cost(dataclasses.replace(cfg, vocab_size=2 * cfg.vocab_size)) == cost

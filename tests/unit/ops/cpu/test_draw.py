@@ -1,4 +1,4 @@
-"""The native choice against `nextn.engine.sampler`: the same tokens from the same logits and seeds."""
+"""The native choice against `nextn.sampling.sampler`: the same tokens from the same logits and seeds."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import pytest
 import torch
 from scipy import stats
 
-from nextn.engine import sampler
 from nextn.ops.base import NO_TOKEN, Drawn
 from nextn.ops.cpu.draw import draw
 from nextn.ops.cpu.library import library
+from nextn.sampling import sampler
+from nextn.sampling.filters import filter_logits
 
 INF = math.inf
 
@@ -148,7 +149,7 @@ def test_distribution(level: str, filters: dict[str, float]) -> None:
         z.expand(n, 12).contiguous(), [drawn(i % 50, position=i // 50, **filters) for i in range(n)]
     )
     plain = drawn(0, **filters)
-    kept = sampler.filter_logits(z, [plain.top_k], [plain.top_p], [plain.min_p])[0]
+    kept = filter_logits(z, [plain.top_k], [plain.top_p], [plain.min_p])[0]
     want = kept.softmax(-1)
     counts = torch.bincount(torch.tensor(got), minlength=12)
     assert not counts[want == 0].any()

@@ -8,26 +8,19 @@ Shapes: N rows, V vocabulary.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from nextn.models.base import Model, take
-from nextn.models.config import ModelConfig
-from nextn.models.names import expected_tensors
 from nextn.request import TokenLogprob
 
-# What softmax, the best tokens and their Python objects take for each logit, in multiplications of the
-# model's layers: measured.
-TELLING = 256
 ROWS = 64  # at a time: bounds the memory, 64 rows of 129,280 logits are 32 MiB
 
 
 class Asked(NamedTuple):
-    """One log-probability to tell: of `token` by the logits or hidden state in row `row`, and of the `top`
+    """One log-probability to tell: of `token` by row `row` of the logits, and of the `top`
     most likely ones."""
 
     row: int
@@ -60,33 +53,10 @@ def _tell(logits: Tensor, asked: Sequence[Asked], top: int) -> list[TokenLogprob
     ]
 
 
-def prompt_logprobs(model: Model, hidden: Tensor, asked: Sequence[Asked]) -> Iterator[TokenLogprob]:
-    """hidden [T, C] of the target's step -> one answer for each question. The logits are made a few rows
-    at a time."""
+def prompt_logprobs(logits: Callable[[list[int]], Tensor], asked: Sequence[Asked]) -> Iterator[TokenLogprob]:
+    """logits: of these rows of the target's step, in order -> one answer for each question. They are made a
+    few rows at a time."""
     for begin in range(0, len(asked), ROWS):
         some = asked[begin : begin + ROWS]
-        logits = model.logits(take(model, hidden, [a.row for a in some]))
-        yield from token_logprobs(logits, [a._replace(row=i) for i, a in enumerate(some)])
-
-
-def score_cost(cfg: ModelConfig) -> float:
-    """What the log-probability at a position costs, in rows of the model's layers: the head's product and
-    what becomes of the logits, over all other products of a row."""
-    return cfg.vocab_size * (cfg.hidden_size + TELLING) / _row_products(cfg)
-
-
-def context_cost(cfg: ModelConfig) -> float:
-    """What each position that a row attends to costs, in rows of the model's layers without attention: the
-    products with a cached entry, as a key and as a value."""
-    entry = 2 * cfg.kv_lora_rank + cfg.qk_rope_head_dim
-    return cfg.num_hidden_layers * cfg.num_attention_heads * entry / _row_products(cfg)
-
-
-def _row_products(cfg: ModelConfig) -> float:
-    """Multiplications of a row with the weights of all layers."""
-    routed = cfg.num_experts_per_tok / cfg.n_routed_experts if cfg.n_routed_experts else 0.0
-    return sum(
-        math.prod(shape) * (routed if ".mlp.experts." in name else 1.0)
-        for name, shape in expected_tensors(cfg, 0).items()
-        if name.startswith("model.layers.") and len(shape) == 2
-    )
+        found = logits([a.row for a in some])
+        yield from token_logprobs(found, [a._replace(row=i) for i, a in enumerate(some)])

@@ -8,24 +8,44 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from nextn.constraint import GrammarCursor
 from nextn.draft import Draft
-from nextn.engine.coins import DRAFT, FINAL, Dice, coins, draw
-from nextn.engine.sampler import Choice, apply_penalties, choose, drawn, penalized, probabilities, rank
 from nextn.ops.base import NO_TOKEN, Draw, Drawn
 from nextn.request import GRAMMAR_ERROR, NOT_FINITE, Failure, SamplingParams
-from nextn.scheduler.plan import Row
+from nextn.sampling.choice import Choice, drawn
+from nextn.sampling.draws import DRAFT, FINAL, DrawKey, coins, draw
+from nextn.sampling.penalties import apply_penalties, penalized
+from nextn.sampling.sampler import choose, probabilities, rank
 from nextn.speculative.simulate import simulated_path
 from nextn.speculative.verify import block, rejection, typical
 from nextn.speculative.verify.exact import accepted_path
 from nextn.speculative.verify.verdict import Verdict
 
 WITH_DRAFT_PROBABILITIES = {"rejection": rejection.verify, "block": block.verify}
+
+
+class VerifySpan(Protocol):
+    """One request's root and draft, and what its choices depend on."""
+
+    @property
+    def rid(self) -> str: ...
+    @property
+    def draft(self) -> Draft: ...
+    @property
+    def params(self) -> SamplingParams: ...
+    @property
+    def history(self) -> Sequence[int]: ...  # all committed tokens
+    @property
+    def num_prompt(self) -> int: ...
+    @property
+    def end_ids(self) -> frozenset[int]: ...
+    @property
+    def grammar(self) -> GrammarCursor | None: ...  # at the last of `history`
 
 
 class Verified(NamedTuple):
@@ -41,7 +61,7 @@ NO_CHOICE = Failure(NOT_FINITE, "the model's logits are not finite")
 class Guess(NamedTuple):
     """A place to draft a token for: after `row`, the tokens `new` that it commits and the guesses `path`."""
 
-    row: Row
+    row: VerifySpan
     new: Sequence[int]
     path: Sequence[int]
 
@@ -53,7 +73,7 @@ class Verifier:
         # Request id -> q of its draft, one row [V] a depth.
         self.kept: dict[str, list[Tensor]] = {}
 
-    def verify(self, logits: Tensor, rows: Sequence[Row]) -> list[Verified]:
+    def verify(self, logits: Tensor, rows: Sequence[VerifySpan]) -> list[Verified]:
         """logits: after the root and after every node of each row in turn; may be written over. Nothing that
         is kept changes. `grammatical` comes next."""
         found: dict[int, Verified] = {}
@@ -76,7 +96,7 @@ class Verifier:
         or loses it: what is left by then is of requests that were aborted or retracted."""
         self.kept = {}
 
-    def _chosen(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
+    def _chosen(self, logits: Tensor, rows: Sequence[VerifySpan]) -> list[int]:
         """The target's choices after the root and after every node of each row in turn."""
         draws: list[Drawn] = []
         at = 0
@@ -92,7 +112,7 @@ class Verifier:
             at += nodes
         return self.draw(logits, draws)
 
-    def _equal(self, rows: Sequence[Row], chosen: Sequence[int]) -> list[Verified]:
+    def _equal(self, rows: Sequence[VerifySpan], chosen: Sequence[int]) -> list[Verified]:
         """chosen: for each row in turn."""
         verified = []
         at = 0
@@ -107,17 +127,17 @@ class Verifier:
             verified.append(_verified(draft, path, own[path[-1] + 1 if path else 0]))
         return verified
 
-    def _weigh(self, rows: Sequence[Row], p: Sequence[Tensor]) -> list[Verified]:
+    def _weigh(self, rows: Sequence[VerifySpan], p: Sequence[Tensor]) -> list[Verified]:
         """p [nodes + 1, V] of each row: the target's."""
-        thrown = coins([_dice(row, 0, row.draft.depth) for row in rows])
+        thrown = coins([_key(row, 0, row.draft.depth) for row in rows])
         verdicts = [self._verdict(*each) for each in zip(rows, p, thrown, strict=True)]
-        dice = [_dice(row, 0, len(v.path) + 1) for row, v in zip(rows, verdicts, strict=True)]
-        finals = draw(FINAL, torch.stack([v.final for v in verdicts]), dice)
+        keys = [_key(row, 0, len(v.path) + 1) for row, v in zip(rows, verdicts, strict=True)]
+        finals = draw(FINAL, torch.stack([v.final for v in verdicts]), keys)
         return [
             _verified(row.draft, v.path, final) for row, v, final in zip(rows, verdicts, finals, strict=True)
         ]
 
-    def _verdict(self, row: Row, p: Tensor, thrown: Sequence[float]) -> Verdict:
+    def _verdict(self, row: VerifySpan, p: Tensor, thrown: Sequence[float]) -> Verdict:
         draft, mode, asked = row.draft, row.params.verify_mode, row.params.speculative
         if mode == "typical":
             assert asked.accept_threshold_single is not None, "the engine fills in its own"
@@ -127,7 +147,7 @@ class Verifier:
         q = torch.stack(self.kept[row.rid][: len(draft)]) if len(draft) else p[:0]
         return WITH_DRAFT_PROBABILITIES[mode](p, q, draft.tokens, thrown)
 
-    def drawn(self, row: Row, new: Sequence[int], count: int) -> tuple[Drawn, bool]:
+    def drawn(self, row: VerifySpan, new: Sequence[int], count: int) -> tuple[Drawn, bool]:
         """How to draw so many guesses after the tokens `new` that the row commits, and whether that is all
         that `guess` would do with the drafter's logits."""
         params, n = row.params, len(row.history) + len(new)
@@ -153,8 +173,8 @@ class Verifier:
             assert k == 1
             part = logits[torch.tensor(drawn, device=logits.device)]
             q = probabilities(part, [_guessed(guesses[i]) for i in drawn])
-            dice = [_dice(g.row, len(g.new), len(g.path) + 1) for g in (guesses[i] for i in drawn)]
-            tokens = draw(DRAFT, q, dice)
+            keys = [_key(g.row, len(g.new), len(g.path) + 1) for g in (guesses[i] for i in drawn)]
+            tokens = draw(DRAFT, q, keys)
             found |= {i: _single(token) for i, token in zip(drawn, tokens, strict=True)}
         if others:
             part = logits[torch.tensor(others, device=logits.device)] if drawn else logits
@@ -170,16 +190,16 @@ class Verifier:
         return [found[i] for i in range(len(guesses))]
 
 
-def _places(rows: Sequence[Row], which: Sequence[int], device: torch.device) -> Tensor:
+def _places(rows: Sequence[VerifySpan], which: Sequence[int], device: torch.device) -> Tensor:
     """Of the logits of all rows, those of some of the rows."""
     ends = list(accumulate(len(row.draft) + 1 for row in rows))
     places = [at for i in which for at in range(ends[i] - len(rows[i].draft) - 1, ends[i])]
     return torch.tensor(places, device=device)
 
 
-def _dice(row: Row, new: int, depth: int) -> Dice:
+def _key(row: VerifySpan, new: int, depth: int) -> DrawKey:
     """For the step whose root is the last of `new` tokens after the row's."""
-    return Dice(row.params.seed, row.params.stream, len(row.history) + new - 1, depth)
+    return DrawKey(row.params.seed, row.params.stream, len(row.history) + new - 1, depth)
 
 
 def _verified(draft: Draft, path: Sequence[int], final: int) -> Verified:
@@ -206,13 +226,13 @@ def _single(token: int) -> list[tuple[int, float]]:
     return [] if token == NO_TOKEN else [(token, 0.0)]
 
 
-def _choice(row: Row, new: Sequence[int], path: Sequence[int], params: SamplingParams) -> Choice:
+def _choice(row: VerifySpan, new: Sequence[int], path: Sequence[int], params: SamplingParams) -> Choice:
     """After the row, tokens that it has just committed and guesses."""
     allowed = None if row.grammar is None else row.grammar.allowed(path)
     return Choice(params, row.history, (*new, *path), row.num_prompt, row.end_ids, allowed)
 
 
-def _choices(row: Row) -> list[Choice]:
+def _choices(row: VerifySpan) -> list[Choice]:
     """After the root and after each node of the draft."""
     draft = row.draft
     return [

@@ -2,7 +2,7 @@
 
 Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11). Key: the seed's two
 halves. Counter: (token id / 4, position, stream, use); the four words are those of four token ids. `use` is 0
-for the one choice of `nextn.engine.sampler`; nextn.engine.coins has the others.
+for the one choice of `nextn.sampling.sampler`; nextn.sampling.draws has the others.
 """
 
 from __future__ import annotations

@@ -4,9 +4,11 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from nextn.engine.sampler import Choice, choose, draw, drawn, filter_logits, probabilities
 from nextn.ops.base import NO_TOKEN
 from nextn.request import SamplingParams
+from nextn.sampling.choice import Choice, drawn
+from nextn.sampling.filters import filter_logits
+from nextn.sampling.sampler import choose, draw, probabilities
 
 V = 32
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from nextn.engine.gumbel import gumbel_noise, philox
+from nextn.sampling.gumbel import gumbel_noise, philox
 
 CPU = torch.device("cpu")
 

@@ -5,7 +5,7 @@ token: a step's own name, as every step commits a token. The position alone woul
 prefix down by looking at the coins of all drafts after it, so those coins are spent, whatever is tried at
 their positions in the next step.
 
-Philox's counter is (word, root + depth, stream, purpose | depth << 2), see nextn.engine.gumbel, whose own
+Philox's counter is (word, root + depth, stream, purpose | depth << 2), see nextn.sampling.gumbel, whose own
 noise has a 0 in the last place. So nothing here is ever drawn twice, nor together with the one choice.
 """
 
@@ -17,13 +17,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nextn.engine.gumbel import MASK, gumbel_noise, philox, uniform
-from nextn.engine.sampler import best_tokens
+from nextn.sampling.gumbel import MASK, gumbel_noise, philox, uniform
+from nextn.sampling.sampler import best_tokens
 
 COIN, FINAL, DRAFT = 1, 2, 3
 
 
-class Dice(NamedTuple):
+class DrawKey(NamedTuple):
     """One request's numbers for the tokens at `depth` after the token at position `root`; for `coins`, for
     all up to there."""
 
@@ -33,28 +33,28 @@ class Dice(NamedTuple):
     depth: int
 
 
-def coins(dice: Sequence[Dice]) -> list[list[float]]:
+def coins(keys: Sequence[DrawKey]) -> list[list[float]]:
     """[i][j] in (0, 1): request i's at depth j + 1."""
 
     def column(values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64)[:, None]
 
-    depth = torch.arange(1, max((d.depth for d in dice), default=0) + 1)[None]
-    root, stream = column([d.root for d in dice]), column([d.stream for d in dice])
-    key = column([d.seed & MASK for d in dice]), column([d.seed >> 32 for d in dice])
+    depth = torch.arange(1, max((d.depth for d in keys), default=0) + 1)[None]
+    root, stream = column([d.root for d in keys]), column([d.stream for d in keys])
+    key = column([d.seed & MASK for d in keys]), column([d.seed >> 32 for d in keys])
     words = philox((torch.zeros_like(depth), root + depth, stream, COIN | depth << 2), key)
-    return [row[: d.depth] for row, d in zip(uniform(words[..., 0]).tolist(), dice, strict=True)]
+    return [row[: d.depth] for row, d in zip(uniform(words[..., 0]).tolist(), keys, strict=True)]
 
 
-def draw(purpose: int, weights: Tensor, dice: Sequence[Dice]) -> list[int]:
+def draw(purpose: int, weights: Tensor, keys: Sequence[DrawKey]) -> list[int]:
     """Draws a token in proportion to each row of weights [N, V]: Gumbel-max over their logarithms. purpose:
     DRAFT for drafts, FINAL for the tokens that end a step. NO_TOKEN where all weights are 0."""
     noise = gumbel_noise(
-        [d.seed for d in dice],
-        [d.stream for d in dice],
-        [d.root + d.depth for d in dice],
+        [d.seed for d in keys],
+        [d.stream for d in keys],
+        [d.root + d.depth for d in keys],
         weights.shape[1],
         weights.device,
-        [purpose | d.depth << 2 for d in dice],
+        [purpose | d.depth << 2 for d in keys],
     )
     return best_tokens(weights.log() + noise)

@@ -1,0 +1,35 @@
+"""What log-probabilities and context cost, in rows of the model's layers. Pure."""
+
+from __future__ import annotations
+
+import math
+
+from nextn.models.config import ModelConfig
+from nextn.models.names import expected_tensors
+
+# What softmax, the best tokens and their Python objects take for each logit, in multiplications of the
+# model's layers: measured.
+TELLING = 256
+
+
+def score_cost(cfg: ModelConfig) -> float:
+    """What the log-probability at a position costs, in rows of the model's layers: the head's product and
+    what becomes of the logits, over all other products of a row."""
+    return cfg.vocab_size * (cfg.hidden_size + TELLING) / _row_products(cfg)
+
+
+def context_cost(cfg: ModelConfig) -> float:
+    """What each position that a row attends to costs, in rows of the model's layers without attention: the
+    products with a cached entry, as a key and as a value."""
+    entry = 2 * cfg.kv_lora_rank + cfg.qk_rope_head_dim
+    return cfg.num_hidden_layers * cfg.num_attention_heads * entry / _row_products(cfg)
+
+
+def _row_products(cfg: ModelConfig) -> float:
+    """Multiplications of a row with the weights of all layers."""
+    routed = cfg.num_experts_per_tok / cfg.n_routed_experts if cfg.n_routed_experts else 0.0
+    return sum(
+        math.prod(shape) * (routed if ".mlp.experts." in name else 1.0)
+        for name, shape in expected_tensors(cfg, 0).items()
+        if name.startswith("model.layers.") and len(shape) == 2
+    )

@@ -1,0 +1,52 @@
+"""Which tokens a draw may choose: the logits over the temperature, then top-k, top-p and min-p."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nextn.ops.base import Drawn
+
+
+def scaled_logits(logits: Tensor, draws: Sequence[Drawn]) -> Tensor:
+    """filter(logits / T): [N, V] f32, a draw for each row."""
+
+    def column(values: list[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float32, device=logits.device)[:, None]
+
+    logits = logits / column([d.temperature for d in draws])
+    return filter_logits(logits, [d.top_k for d in draws], [d.top_p for d in draws], [d.min_p for d in draws])
+
+
+def filter_logits(logits: Tensor, top_k: list[int], top_p: list[float], min_p: list[float]) -> Tensor:
+    """Sets to -inf what top-k, then top-p over what is left, then min-p exclude. [N, V] f32, already
+    divided by the temperature. Among equal logits the smaller token id ranks first. The best token
+    always stays."""
+    vocab = logits.shape[1]
+    rows = [
+        i
+        for i, (k, p, m) in enumerate(zip(top_k, top_p, min_p, strict=True))
+        if 0 < k < vocab or p < 1.0 or m > 0.0
+    ]
+    if not rows:
+        return logits
+
+    def column(values: list[float]) -> Tensor:
+        picked = [values[i] for i in rows]
+        return torch.tensor(picked, dtype=torch.float32, device=logits.device)[:, None]
+
+    index = torch.tensor(rows, device=logits.device)
+    ordered, ids = logits.index_select(0, index).sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(vocab, device=logits.device)[None]
+    ordered = ordered.masked_fill(
+        rank >= column([float(k) if k > 0 else float(vocab) for k in top_k]), float("-inf")
+    )
+    probs = ordered.softmax(dim=-1)
+    before = probs.cumsum(dim=-1) - probs
+    drop = (before >= column(top_p)) | (probs < column(min_p) * probs[:, :1])
+    drop[:, 0] = False
+    ordered = ordered.masked_fill(drop, float("-inf"))
+    kept = torch.empty_like(ordered).scatter_(1, ids, ordered)
+    return logits.index_copy(0, index, kept)

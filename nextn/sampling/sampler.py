@@ -1,0 +1,104 @@
+"""The one place where a token is chosen: plain decode, verification and drafting all come here.
+
+token_i = argmax(filter(logits_i) / T + G(seed, stream, i, .)), T < 1e-5: argmax(filter(logits_i)).
+
+It depends on the tokens before i, the sampling parameters and i; not on drafts, batch or chunking. Where a
+logit is NaN or +infinity there is no choice: NO_TOKEN.
+
+The drafter draws with the same noise (common random numbers), which keeps its guesses close to the
+target's choices at any temperature.
+
+Shapes: N choices, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nextn.ops.base import NO_TOKEN, Draw, Drawn
+from nextn.ops.best import best_token
+from nextn.request import GREEDY_BELOW
+from nextn.sampling.choice import Choice
+from nextn.sampling.filters import scaled_logits
+from nextn.sampling.gumbel import gumbel_noise
+from nextn.sampling.penalties import apply_penalties
+
+
+def draw(logits: Tensor, draws: Sequence[Drawn], confidence: list[float] | None = None) -> list[int]:
+    """`Draw` in plain torch."""
+    draws = [Drawn(d[0], d[1], d.position + i, *d[3:7]) for d in draws for i in range(d.rows)]
+    logits = logits[: len(draws)]
+    _perturb_random(logits, draws)
+    tokens = best_tokens(logits)
+    if confidence is not None:
+        _, ahead = best_token(logits)  # which writes over the logits
+        scales = [d.temperature if d.temperature >= GREEDY_BELOW else 1.0 for d in draws]
+        confidence += (ahead * torch.tensor(scales, device=ahead.device)).tolist()
+    return tokens
+
+
+def best_tokens(logits: Tensor) -> list[int]:
+    """The argmax of each row; NO_TOKEN where that is not finite, as it is wherever a logit is NaN."""
+    picked = logits.argmax(dim=-1, keepdim=True)
+    finite = logits.gather(1, picked).abs() < math.inf
+    tokens: list[int] = torch.where(finite, picked, NO_TOKEN)[:, 0].tolist()
+    return tokens
+
+
+def rank(logits: Tensor, choices: Sequence[Choice], k: int) -> list[list[tuple[int, float]]]:
+    """As `choose`, the k best of each, best first, with the log-softmax of what they are best in: noise that
+    the target will see too says more about its choice than the probabilities before the noise. That is
+    -infinity of a token that may not be chosen, and NaN of all of them where there is no choice."""
+    logits = logits[: len(choices)]
+    apply_penalties(logits, choices)
+    _perturb_random(logits, [c.drawn for c in choices])
+    best, ids = (t.tolist() for t in logits.log_softmax(dim=-1).topk(min(k, logits.shape[1]), dim=-1))
+    return [list(zip(i, b, strict=True)) for i, b in zip(ids, best, strict=True)]
+
+
+def choose(logits: Tensor, choices: Sequence[Choice], draw: Draw = draw) -> list[int]:
+    """logits [N or more, V] f32 (padding rows at the end are ignored; rows may be written over) ->
+    N token ids."""
+    logits = logits[: len(choices)]
+    apply_penalties(logits, choices)
+    return draw(logits, [c.drawn for c in choices])
+
+
+def probabilities(logits: Tensor, choices: Sequence[Choice]) -> Tensor:
+    """As `choose`, the chance of each token to be chosen, [N, V] f32: softmax(filter(logits / T)), or all of
+    it on the best token where the choice is greedy. Zeros where there is no choice."""
+    logits = logits[: len(choices)]
+    apply_penalties(logits, choices)
+    draws = [c.drawn for c in choices]
+    best = logits.argmax(dim=-1, keepdim=True)
+    chances = torch.zeros_like(logits).scatter_(1, best, logits.gather(1, best).isfinite().to(logits.dtype))
+    random = [i for i, d in enumerate(draws) if d.temperature >= GREEDY_BELOW]
+    if random:
+        rows = torch.tensor(random, device=logits.device)
+        scaled = scaled_logits(logits.index_select(0, rows), [draws[i] for i in random])
+        soft = scaled.softmax(dim=-1)
+        chances.index_copy_(0, rows, soft.masked_fill_(soft[:, :1].isnan(), 0.0))  # it is NaN all along
+    return chances
+
+
+def _perturb_random(logits: Tensor, draws: Sequence[Drawn]) -> None:
+    """Of the rows that are sampled: filter(logits / T) + noise, in place."""
+    random = [i for i, d in enumerate(draws) if d.temperature >= GREEDY_BELOW]
+    if random:
+        rows = torch.tensor(random, device=logits.device)
+        logits.index_copy_(0, rows, _perturb(logits.index_select(0, rows), [draws[i] for i in random]))
+
+
+def _perturb(logits: Tensor, draws: Sequence[Drawn]) -> Tensor:
+    noise = gumbel_noise(
+        [d.seed for d in draws],
+        [d.stream for d in draws],
+        [d.position for d in draws],
+        logits.shape[1],
+        logits.device,
+    )
+    return scaled_logits(logits, draws) + noise
