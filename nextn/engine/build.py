@@ -31,9 +31,9 @@ class Built:
     startup: dict[str, object]
 
 
-def build(config: EngineConfig) -> Built:
+def build(config: EngineConfig, make_executor: Callable[[EngineConfig], Executor] = make_runner) -> Built:
     """Raises ValueError for options that do not go together or that the model cannot honour."""
-    executor = make_runner(config)
+    executor = make_executor(config)
     info = executor.info
     speculation = config.speculation.on(info.nextn_layers)
     context = min(config.context_length or info.max_positions, info.max_positions)
@@ -42,6 +42,7 @@ def build(config: EngineConfig) -> Built:
         auto, remember = _controller(config, executor, speculation, context)
     scheduler = Scheduler(
         _kv(config, info),
+        executor,
         token_budget=config.chunked_prefill_size,
         max_running=config.max_running_requests,
         num_steps=speculation.num_steps,

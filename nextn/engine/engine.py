@@ -11,9 +11,12 @@ from __future__ import annotations
 import dataclasses
 import time
 from array import array
+from collections.abc import Callable
 
 from nextn.config import EngineConfig
 from nextn.engine.build import build
+from nextn.engine.executor import Executor
+from nextn.engine.rank import make_runner
 from nextn.request import Output, Request, SpeculativeParams
 from nextn.scheduler.stats import EngineStats
 
@@ -22,9 +25,12 @@ class Engine:
     """Raises ValueError (or its subclass CheckpointError) when the configuration or the checkpoint is
     no good. Not thread-safe: one thread adds, steps and aborts."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(
+        self, config: EngineConfig, make_executor: Callable[[EngineConfig], Executor] = make_runner
+    ) -> None:
+        """make_executor: what runs the steps, in this process or (`nextn.engine.process`) in another."""
         config.check()
-        built = build(config)
+        built = build(config, make_executor)
         self.config = config
         self.vocab_size, self.eos_token_ids = built.executor.info.vocab_size, built.executor.info.eos_ids
         self.context_length, self.speculation = built.context_length, built.speculation

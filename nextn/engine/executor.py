@@ -1,6 +1,6 @@
 """What an engine asks of whatever runs its steps, and what it has to know of it.
 
-`nextn.engine.runner` is the executor of one process. Others have the same three calls.
+`nextn.engine.runner` runs them in this process, `nextn.engine.process` in another.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from nextn.scheduler.plan import Plan, StepResult
+from nextn.scheduler.plan import Plan, States, StepResult
 
 
 @dataclass(frozen=True)
@@ -45,19 +45,14 @@ class Ticket(Protocol):
         """Waits until the step has run. May be called once."""
 
 
-class Executor(Protocol):
+class Executor(States, Protocol):
     """Not thread-safe."""
 
-    info: ExecutorInfo
-
-    def drop(self, rid: str) -> None:
-        """Nothing is kept of this request any more."""
+    @property
+    def info(self) -> ExecutorInfo: ...
 
     def launch(self, plan: Plan) -> Ticket:
         """Begins a step. Steps run in the order in which they are launched."""
-
-    def close(self) -> None:
-        """Ends it: nothing else may be asked of it."""
 
 
 class Ran(NamedTuple):

@@ -9,10 +9,11 @@ import time
 from statistics import median
 
 from nextn.draft import NO_DRAFT, Draft
-from nextn.engine.executor import Executor
+from nextn.engine.executor import Executor, ExecutorInfo
 from nextn.request import SamplingParams
 from nextn.scheduler.plan import Plan, Row
 from nextn.speculative.depth.cost import StepCost, fit
+from nextn.speculative.state import RequestState
 from nextn.speculative.work import StepWork
 
 REQUESTS = (1, 2, 4, 8, 16, 32, 64)
@@ -54,31 +55,35 @@ def _time(
     while rounds < 2 or time.perf_counter() - begin < SECONDS / 8:
         rounds += 1
         for verified, made in settings:
-            plan = _plan(executor, position, beyond, [d[:verified] for d in drafts], made)
+            plan = Plan(_rows(executor.info, position, beyond, [d[:verified] for d in drafts], made))
             for step in range(1 + STEPS):
+                for i in range(n):
+                    executor.add(_state(i, position, executor.info.vocab_size))
                 start = time.perf_counter()
                 result = executor.launch(plan).result()
                 seconds = time.perf_counter() - start
                 if step and result.work is not None:
                     found.setdefault(result.work, []).append(seconds)
+                for i in range(n):
+                    executor.drop(str(i))
             if made == 4:
                 drafts = [[*r.draft.tokens, 1, 1, 1, 1] for r in result.rows]
-    for i in range(n):
-        executor.drop(str(i))
 
 
-def _plan(executor: Executor, position: int, beyond: int, drafts: list[list[int]], made: int) -> Plan:
-    luck = random.Random(len(drafts))
-    info, size = executor.info, executor.info.page_size
-    each = -(-(position + 16 + beyond) // size)
+def _state(i: int, position: int, vocabulary: int) -> RequestState:
+    """Of a request whose last token, the root, is at that position."""
+    root = random.Random(i).randrange(vocabulary)
     params = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
-    rows = []
-    for i, draft in enumerate(drafts):
-        tokens = [luck.randrange(info.vocab_size), *draft]
-        rows.append(Row(
-            rid=str(i), tokens=tokens, start=position, draft=Draft(draft) if draft else NO_DRAFT,
-            chooses=True, following=-1, pages=[1 + (i * each + k) % info.pages for k in range(each)],
-            draft_next=made, room=64, params=params, history=[tokens[0]] * (position + 1),
-            num_prompt=position, end_ids=frozenset(), extend=made > 0,
-        ))  # fmt: skip
-    return Plan(rows, [row.rid for row in rows])
+    return RequestState(str(i), params, [root] * (position + 1), position, position + 65, frozenset())
+
+
+def _rows(info: ExecutorInfo, position: int, beyond: int, drafts: list[list[int]], made: int) -> list[Row]:
+    each = -(-(position + 16 + beyond) // info.page_size)
+    return [
+        Row(
+            rid=str(i), start=position, known=1, draft=Draft(draft) if draft else NO_DRAFT, chooses=True,
+            first_page=0, pages=[1 + (i * each + k) % info.pages for k in range(each)], num_steps=made,
+            extend=made > 0,
+        )
+        for i, draft in enumerate(drafts)
+    ]  # fmt: skip

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from nextn.constraint import Constraint, Grammar
+from nextn.constraint import CompiledGrammar, Constraint
 
 PACKAGES = {"llguidance": "llguidance", "xgrammar": "nextn[xgrammar]"}  # backend -> what to install
 
@@ -24,11 +25,6 @@ class Vocabulary:
     whitespace: bool = True  # may there be whitespace between the parts of JSON, as the model likes?
 
 
-class Compiled(Protocol):
-    def begin(self) -> Grammar:
-        """Of a request's own, at its beginning."""
-
-
 class Backend(Protocol):
     """Thread-safe."""
 
@@ -36,7 +32,7 @@ class Backend(Protocol):
         """What `compile` takes, with all of the work that Python has with it, as that holds up other threads.
         Raises ValueError for what is not valid, or not supported."""
 
-    def compile(self, kind: str, prepared: str) -> Compiled:
+    def compile(self, kind: str, prepared: str) -> CompiledGrammar:
         """kind: the constraint's. Raises ValueError for what is not valid, or not supported."""
 
 
@@ -49,6 +45,16 @@ def make_backend(name: str, vocabulary: Vocabulary) -> Backend:
     from nextn.grammar.llguidance_backend import LLGuidance
 
     return LLGuidance(vocabulary)
+
+
+def compiled_again(name: str, vocabulary: Vocabulary, kind: str, prepared: str) -> CompiledGrammar:
+    """What another process compiled."""
+    return _backend(name, vocabulary).compile(kind, prepared)
+
+
+@functools.lru_cache(maxsize=2)
+def _backend(name: str, vocabulary: Vocabulary) -> Backend:
+    return make_backend(name, vocabulary)
 
 
 def check_backend(name: str) -> None:

@@ -13,9 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from nextn.config import EngineConfig, model_folder
-from nextn.constraint import Constraint
+from nextn.constraint import CompiledGrammar, Constraint
 from nextn.grammar import trial
-from nextn.grammar.base import Backend, Compiled, Vocabulary, make_backend
+from nextn.grammar.base import Backend, Vocabulary, make_backend
 from nextn.grammar.fair_queue import Source
 from nextn.grammar.held import Memory
 from nextn.grammar.limits import COMPILE_STACK, Limits, stack_of_threads
@@ -36,7 +36,7 @@ class Waiting:
     def done(self) -> bool:
         return self._compiling.made.done()
 
-    def result(self) -> Compiled:
+    def result(self) -> CompiledGrammar:
         """Raises ValueError for a constraint that is not valid, or that no text could match; Busy."""
         return self._compiling.made.result()
 
@@ -54,7 +54,7 @@ class Waiting:
 class _Compiling:
     def __init__(self, tried: Future[Tried]) -> None:
         self.tried = tried
-        self.made: Future[Compiled] = Future()
+        self.made: Future[CompiledGrammar] = Future()
         self.waiters = 0
 
 
@@ -66,7 +66,7 @@ class GrammarCompiler:
         self.vocabulary = Vocabulary(
             model_folder(config.model_path),
             vocab_size,
-            sorted(eos_ids),
+            tuple(sorted(eos_ids)),
             not config.constrained_json_disable_any_whitespace,
         )
         limits = Limits.of(config)
@@ -98,7 +98,7 @@ class GrammarCompiler:
         compiling.waiters += 1
         return Waiting(compiling)
 
-    def compile(self, constraint: Constraint) -> Compiled:
+    def compile(self, constraint: Constraint) -> CompiledGrammar:
         """Waits for it."""
         return self.submit(constraint).result()
 
@@ -145,7 +145,9 @@ class GrammarCompiler:
             error = ValueError(f"{constraint.kind}: {self.name} failed on it: {e}")
             self._ended(constraint, compiling, error)
 
-    def _ended(self, constraint: Constraint, compiling: _Compiling, how: Compiled | ValueError) -> None:
+    def _ended(
+        self, constraint: Constraint, compiling: _Compiling, how: CompiledGrammar | ValueError
+    ) -> None:
         with self._changing:
             if self._compiling.get(constraint) is compiling:
                 del self._compiling[constraint]
@@ -159,7 +161,7 @@ class GrammarCompiler:
             self._loaded = self._loaded or make_backend(self.name, self.vocabulary)
             return self._loaded
 
-    def _with_after(self, constraint: Constraint, compiled: Compiled) -> Compiled:
+    def _with_after(self, constraint: Constraint, compiled: CompiledGrammar) -> CompiledGrammar:
         if constraint.after is None:
             return compiled
         token = self._token_id(constraint.after)

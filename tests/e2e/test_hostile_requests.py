@@ -57,7 +57,7 @@ def texts(engine: Engine, verify: str | None = None) -> dict[str, tuple[list[int
     found: dict[str, tuple[list[int], str | None]] = {}
     for i, (rid, params) in enumerate(jobs.items()):
         params = params.replace(max_tokens=24, seed=i, speculative=SpeculativeParams(verify=verify))
-        grammar = None if params.constraint is None else grammars.compile(params.constraint).begin()
+        grammar = None if params.constraint is None else grammars.compile(params.constraint)
         engine.add(Request(rid, [5 + i, 300, 301, 302], params, grammar=grammar))
         found[rid] = ([], None)
     while engine.has_work():

@@ -19,6 +19,7 @@ from nextn.engine.step_timing import time_steps
 from nextn.request import Request, SamplingParams
 from nextn.scheduler.plan import Plan, RowResult, StepResult
 from nextn.speculative.depth.cost import StepCost
+from nextn.speculative.state import RequestState
 from nextn.speculative.work import StepWork
 
 PAGE = 16
@@ -43,11 +44,14 @@ class Steps:
         self.clock, self.cost, self.busy = clock, cost, busy
         self.info = SimpleNamespace(vocab_size=99, experts=(8, 2), page_size=PAGE, pages=tokens // PAGE)
         self.sizes: list[int] = []
-        self.dropped: list[str] = []
+        self.states: dict[str, RequestState] = {}
         self.count = 0
 
+    def add(self, state: RequestState) -> None:
+        self.states[state.rid] = state
+
     def drop(self, rid: str) -> None:
-        self.dropped.append(rid)
+        del self.states[rid]
 
     def launch(self, plan: Plan) -> Ran:
         rows = plan.rows
@@ -56,10 +60,11 @@ class Steps:
         for r in rows:
             assert min(r.pages) > 0
             assert (max(r.pages) + 1) * PAGE <= (self.info.pages + 1) * PAGE
-            assert r.start + len(r.tokens) + 4 <= len(r.pages) * PAGE
-            assert plan.gone == [r.rid for r in rows]
+            assert r.start + r.known + len(r.draft) + 4 <= len(r.pages) * PAGE
+            assert r.start + r.known == len(self.states[r.rid].history)
+        assert list(self.states) == [r.rid for r in rows]
         n, drafts = len(rows), sum(len(r.draft) for r in rows)
-        made = rows[0].draft_next
+        made = rows[0].num_steps
         extended = n + drafts // 2 if rows[0].extend else 0
         context = sum(r.start for r in rows)
         work = StepWork(n + drafts, extended, (n,) * (made - 1), n, drafts, context)
@@ -132,7 +137,7 @@ def test_it_fits_what_there_is(clock: Clock, limits: dict[str, int], tokens: int
     steps = Steps(clock, StepCost(1e-4, 1e-6, a_pass=1e-6), tokens)
     timed(steps, **limits)
     assert max(steps.sizes) == most
-    assert steps.dropped
+    assert not steps.states
 
 
 ENGINES: dict[str, dict[str, Any]] = {
