@@ -20,8 +20,8 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
+from nextn.bench.dev.sweep.plots import COLORS, MARKERS
 from nextn.bench.plots import LIGHT, blank, dress, png
-from nextn.bench.sweep.plots import COLORS, MARKERS
 from nextn.config import EMBEDDED, EngineConfig, model_folder
 from nextn.draft import Draft
 from nextn.engine.engine import Engine

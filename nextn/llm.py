@@ -15,7 +15,7 @@ from typing import Any
 
 from nextn.config import EMBEDDED, EngineConfig, model_folder
 from nextn.engine.engine import Engine
-from nextn.grammar.base import check_backend
+from nextn.grammar.backends import check_backend
 from nextn.grammar.compiler import GrammarCompiler
 from nextn.request import Output, Request, SamplingParams, SpecStats, TokenLogprob
 from nextn.tokenizer.stream import TextStream

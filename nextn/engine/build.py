@@ -10,14 +10,16 @@ from nextn.config import EngineConfig
 from nextn.engine.executor import Executor, ExecutorInfo
 from nextn.engine.rank import make_runner
 from nextn.engine.startup import startup
-from nextn.engine.step_cost_file import StepCostFile
+from nextn.engine.step_cost_file import Factors, StepCostFile
 from nextn.engine.step_timing import time_steps
 from nextn.kvcache.manager import KVManager
 from nextn.kvcache.naive import NaiveCache
 from nextn.kvcache.radix import RadixCache
+from nextn.scheduler.prompt_budget import PromptBudget
 from nextn.scheduler.scheduler import Scheduler
 from nextn.speculation import Speculation
 from nextn.speculative.depth.controller import DepthController
+from nextn.speculative.depth.cost import StepCost
 from nextn.speculative.depth.worth import Worth
 
 
@@ -37,32 +39,39 @@ def build(config: EngineConfig, make_executor: Callable[[EngineConfig], Executor
     info = executor.info
     speculation = config.speculation.on(info.nextn_layers)
     context = min(config.context_length or info.max_positions, info.max_positions)
-    auto, remember = None, _nothing
-    if speculation.auto:
-        auto, remember = _controller(config, executor, speculation, context)
+    auto, cost, remember = None, None, _nothing
+    if speculation.auto or info.computes:
+        kept = StepCostFile(config, info.chip, f"{info.kernels} {info.isa or ''}")
+        cost, factors, keep = _step_cost(
+            kept, executor, drafts=speculation.auto, most_requests=config.max_running_requests,
+            token_budget=config.chunked_prefill_size, context=context, beyond=speculation.beyond,
+        )  # fmt: skip
+        if speculation.auto:
+            auto = _controller(info, speculation, cost, factors)
+            remember = partial(kept.write, cost, auto.factors) if keep else _nothing
     scheduler = Scheduler(
         _kv(config, info),
         executor,
-        token_budget=config.chunked_prefill_size,
+        prompts=_prompts(config, info, cost),
         max_running=config.max_running_requests,
         num_steps=speculation.num_steps,
         eos_ids=info.eos_ids,
         shape=speculation.shape,
         auto=auto,
-        score_cost=info.score_cost,
-        context_cost=info.context_cost,
     )
     fits = _fitting(context, info, speculation)
     return Built(executor, scheduler, speculation, fits, remember, startup(config, info, speculation))
 
 
 def _kv(config: EngineConfig, info: ExecutorInfo) -> KVManager:
-    cache = (
-        NaiveCache()
-        if config.disable_radix_cache
-        else RadixCache(info.page_size, ahead=max(1, info.nextn_layers))
-    )
-    return KVManager(info.pages + 1, info.page_size, cache)
+    radix = RadixCache(info.page_size, ahead=max(1, info.nextn_layers))
+    return KVManager(info.pages + 1, info.page_size, NaiveCache() if config.disable_radix_cache else radix)
+
+
+def _prompts(config: EngineConfig, info: ExecutorInfo, cost: StepCost | None) -> PromptBudget:
+    if not info.computes:
+        return PromptBudget(config.chunked_prefill_size)
+    return PromptBudget(config.chunked_prefill_size, info.score_cost, info.context_cost, cost)
 
 
 def _fitting(context: int, info: ExecutorInfo, speculation: Speculation) -> int:
@@ -76,28 +85,24 @@ def _fitting(context: int, info: ExecutorInfo, speculation: Speculation) -> int:
     return min(context, slots - beyond)
 
 
-def _controller(
-    config: EngineConfig, executor: Executor, speculation: Speculation, context: int
-) -> tuple[DepthController, Callable[[], None]]:
-    """By the costs that were kept, or that are measured now; and what keeps what it will have learnt."""
-    info = executor.info
-    kept = StepCostFile(config, info.chip, f"{info.kernels} {info.isa or ''}")
+def _step_cost(
+    kept: StepCostFile, executor: Executor, *, drafts: bool, **limits: int
+) -> tuple[StepCost, Factors, bool]:
+    """What was kept of an earlier start, or what is measured now; and whether it is worth keeping."""
     found = kept.read()
-    cost, factors = found or (None, {})
-    calm = cost is not None
-    if cost is None:
-        cost, calm = time_steps(
-            executor,
-            most_requests=config.max_running_requests,
-            token_budget=config.chunked_prefill_size,
-            context=context,
-            beyond=speculation.beyond,
-        )
-        if calm:
-            kept.write(cost, factors)
+    if found is not None:
+        return *found, True
+    cost, calm = time_steps(executor, drafts=drafts, **limits)
+    if calm:
+        kept.write(cost, {})
+    return cost, {}, calm
+
+
+def _controller(
+    info: ExecutorInfo, speculation: Speculation, cost: StepCost, factors: Factors
+) -> DepthController:
     worth = Worth(speculation.num_steps, speculation.shape, info.gates, ends=info.device != "cuda")
-    controller = DepthController(cost, worth, factors)
-    return controller, partial(kept.write, cost, controller.factors) if calm else _nothing
+    return DepthController(cost, worth, factors)
 
 
 def _nothing() -> None:

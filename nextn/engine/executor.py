@@ -15,7 +15,8 @@ from nextn.scheduler.plan import Plan, States, StepResult
 class ExecutorInfo:
     """Plain data. nextn_layers: MTP layers that draft. pages: of the KV pool, the null page not counted.
     experts: of the model, and chosen for a row. gates: may a chain of drafts be cut by its confidence?
-    score_cost, context_cost: see `Scheduler`. chip: by name. isa: of the native kernels."""
+    computes: False of a fake model, whose steps cost nothing. score_cost, context_cost: see `PromptBudget`.
+    chip: by name. isa: of the native kernels."""
 
     architecture: str
     vocab_size: int
@@ -26,6 +27,7 @@ class ExecutorInfo:
     page_size: int
     pages: int
     gates: bool
+    computes: bool
     score_cost: float
     context_cost: float
     device: str

@@ -67,7 +67,6 @@ def _info(
     cfg, cuda = model.config, model.device.type == "cuda"
     pages = pool.data.shape[1] // pool.page_size - 1
     layer_bytes = pages * pool.page_size * _entry_bytes(model)
-    computes = not isinstance(model, FakeModel)
     return ExecutorInfo(
         architecture=cfg.architecture,
         vocab_size=cfg.vocab_size,
@@ -78,8 +77,9 @@ def _info(
         page_size=pool.page_size,
         pages=pages,
         gates=isinstance(drafter, MTPDrafter) and drafter.gates,
-        score_cost=score_cost(cfg) if computes else 0.0,
-        context_cost=context_cost(cfg) if computes else 0.0,
+        computes=not isinstance(model, FakeModel),
+        score_cost=score_cost(cfg),
+        context_cost=context_cost(cfg),
         device=model.device.type,
         chip=torch.cuda.get_device_name(model.device) if cuda else cpu_model(),
         dtype=str(model.dtype).removeprefix("torch."),

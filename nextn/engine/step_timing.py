@@ -25,34 +25,35 @@ CALM = 1.2  # times its least, the usual time of a step on a machine that does n
 
 
 def time_steps(
-    executor: Executor, *, most_requests: int, token_budget: int, context: int, beyond: int
+    executor: Executor, *, drafts: bool, most_requests: int, token_budget: int, context: int, beyond: int
 ) -> tuple[StepCost, bool]:
-    """context: most tokens of a request. beyond: slots that its trees take past them. Returns the cost, and
-    whether steps that are alike took about as long, as on a machine that does nothing else."""
+    """drafts: is what they cost wanted, too? Without it, less is measured. context: most tokens of a request.
+    beyond: slots that its trees take past them. Returns the cost, and whether steps that are alike took about
+    as long, as on a machine that does nothing else."""
     begin = time.perf_counter()
     slots = executor.info.pages * executor.info.page_size
     near, far = POSITIONS
     found: dict[StepWork, list[float]] = {}
-    for n in REQUESTS:
+    for n in REQUESTS if drafts else REQUESTS[::3]:
         late = time.perf_counter() - begin > SECONDS
         if found and (late or n > most_requests or 5 * n > token_budget or n * (near + 32 + beyond) > slots):
             break
-        settings = SETTINGS if n in REQUESTS[::2] else SETTINGS[:1]
-        _time(executor, n, min(near, context // 2), beyond, settings, found)
+        settings = SETTINGS if drafts and n in REQUESTS[::2] else SETTINGS[:1]
+        _time(executor, n, min(near, context // 2), beyond, settings, found, SECONDS / 8 * drafts)
         if n == 4 and min(context, slots // n) > far + 32 + beyond:
-            _time(executor, n, far, beyond, SETTINGS[:1], found)
+            _time(executor, n, far, beyond, SETTINGS[:1], found, SECONDS / 8)
     cost = fit([(work, min(took)) for work, took in found.items()], executor.info.experts)
     return cost, median(median(took) / min(took) for took in found.values()) < CALM
 
 
 def _time(
     executor: Executor, n: int, position: int, beyond: int, settings: tuple[tuple[int, int], ...],
-    found: dict[StepWork, list[float]],
+    found: dict[StepWork, list[float]], seconds: float,
 ) -> None:  # fmt: skip
     drafts = [[1] * 4] * n
     begin = time.perf_counter()
     rounds = 0
-    while rounds < 2 or time.perf_counter() - begin < SECONDS / 8:
+    while rounds < 2 or time.perf_counter() - begin < seconds:
         rounds += 1
         for verified, made in settings:
             plan = Plan(_rows(executor.info, position, beyond, [d[:verified] for d in drafts], made))
@@ -61,9 +62,8 @@ def _time(
                     executor.add(_state(i, position, executor.info.vocab_size))
                 start = time.perf_counter()
                 result = executor.launch(plan).result()
-                seconds = time.perf_counter() - start
                 if step and result.work is not None:
-                    found.setdefault(result.work, []).append(seconds)
+                    found.setdefault(result.work, []).append(time.perf_counter() - start)
                 for i in range(n):
                     executor.drop(str(i))
             if made == 4:
@@ -84,6 +84,5 @@ def _rows(info: ExecutorInfo, position: int, beyond: int, drafts: list[list[int]
             rid=str(i), start=position, known=1, draft=Draft(draft) if draft else NO_DRAFT, chooses=True,
             first_page=0, pages=[1 + (i * each + k) % info.pages for k in range(each)], num_steps=made,
             extend=made > 0,
-        )
-        for i, draft in enumerate(drafts)
+        ) for i, draft in enumerate(drafts)
     ]  # fmt: skip

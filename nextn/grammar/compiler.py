@@ -15,7 +15,8 @@ from typing import Any
 from nextn.config import EngineConfig, model_folder
 from nextn.constraint import CompiledGrammar, Constraint
 from nextn.grammar import trial
-from nextn.grammar.base import Backend, Vocabulary, make_backend
+from nextn.grammar.backends import make_backend
+from nextn.grammar.base import Backend, Vocabulary
 from nextn.grammar.fair_queue import Source
 from nextn.grammar.held import Memory
 from nextn.grammar.limits import COMPILE_STACK, Limits, stack_of_threads

@@ -76,7 +76,7 @@ class _Compiled:
         self.matcher, self.vocabulary, self.kind, self.prepared = matcher, vocabulary, kind, prepared
 
     def __reduce__(self) -> tuple[object, ...]:
-        return compiled_again, ("llguidance", self.vocabulary, self.kind, self.prepared)
+        return compiled_again, (LLGuidance, self.vocabulary, self.kind, self.prepared)
 
     def begin(self) -> Grammar:
         return _Grammar(self.matcher.deep_copy(), self.vocabulary)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nextn.constraint import Constraint, Grammar, GrammarCursor
-from nextn.grammar.base import Vocabulary, make_backend
+from nextn.grammar.backends import make_backend
+from nextn.grammar.base import Vocabulary
 from nextn.grammar.limits import SLOWEST_MASK, TRIAL_STACK, WALK_STACK, stack
 from nextn.grammar.worker import Try
 

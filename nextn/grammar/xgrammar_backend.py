@@ -81,7 +81,7 @@ class _Compiled:
         self.compiled, self.vocabulary, self.kind, self.prepared = compiled, vocabulary, kind, prepared
 
     def __reduce__(self) -> tuple[object, ...]:
-        return compiled_again, ("xgrammar", self.vocabulary, self.kind, self.prepared)
+        return compiled_again, (XGrammar, self.vocabulary, self.kind, self.prepared)
 
     def begin(self) -> Grammar:
         return _Grammar(xgrammar.GrammarMatcher(self.compiled), self.vocabulary)

@@ -12,21 +12,24 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import logging
-import math
 import time
+from collections.abc import Sequence
 
 from nextn.draft import DRAFT_WINDOW, MAX_DRAFTS, NO_DRAFT, Draft, Shape
 from nextn.kvcache.manager import KVManager
 from nextn.request import Failure, Output, PromptGroup, Request, failed_in
 from nextn.scheduler import groups
 from nextn.scheduler.plan import Plan, Row, RowResult, States, StepResult
+from nextn.scheduler.prompt_budget import PromptBudget
 from nextn.scheduler.stats import EngineStats
 from nextn.speculative.depth.controller import DepthController
 from nextn.speculative.state import RequestState
+from nextn.speculative.work import StepWork
 
 # Drafts of a request that is not verified by `exact` and asks for no number: its text depends on where drafts
 # are, which must not depend on the clock.
 INEXACT = 2
+MANY = 64  # prompts: more of them change nothing, any budget is enough for less
 
 log = logging.getLogger("nextn.engine")
 
@@ -41,22 +44,17 @@ class Scheduler:
         kv: KVManager,
         states: States,
         *,
-        token_budget: int,
+        prompts: PromptBudget,
         max_running: int,
         num_steps: int,
         eos_ids: frozenset[int],
         shape: Shape = Shape(),  # noqa: B008
         auto: DepthController | None = None,
-        score_cost: float = 0.0,
-        context_cost: float = 0.0,
     ) -> None:
         """states: the executor's. num_steps: depth of a draft where a request asks for none of its own; 0:
-        nothing can draft. With `auto` it is the most, and `auto` says how much of it. score_cost: of the
-        log-probability of a prompt's token, in tokens of the budget. context_cost: of each position that a
-        token attends to."""
+        nothing can draft. With `auto` it is the most, and `auto` says how much of it."""
         self.kv, self.states = kv, states
-        self.score_cost, self.context_cost = score_cost, context_cost
-        self.token_budget, self.max_running = token_budget, max_running
+        self.prompts, self.token_budget, self.max_running = prompts, prompts.tokens, max_running
         self.num_steps, self.shape, self.auto = num_steps, shape, auto
         self.eos_ids = eos_ids
         self.waiting: list[Request] = []  # sorted by rank
@@ -133,18 +131,18 @@ class Scheduler:
                 spare -= len(draft)
                 used += 1 + len(draft)
         budget = self.token_budget - used
-        if decoding:  # their next tokens wait for this step
-            budget = min(budget, max(1, self.token_budget // 2))
+        if used and (prefilling or self.waiting):  # the next tokens of those that decode wait for this step
+            budget = min(budget, self.prompts.beside(used, self._prompts(prefilling)))
         for req in prefilling:
             if req in self.running and budget > 0:
-                budget -= self._extend(req, budget, rows, bool(decoding))
+                budget -= self._extend(req, budget, rows, used > 0)
         while budget > 0 and len(self.running) < self.max_running:
             new = self._next()
             if new is None or not self._admit(new):
                 break
             self.waiting.remove(new)
             bisect.insort(self.running, new, key=rank)
-            budget -= self._extend(new, budget, rows, bool(decoding))
+            budget -= self._extend(new, budget, rows, used > 0)
         return Plan(rows, self.auto.gate if self.auto is not None and any(r.gated for r in rows) else None)
 
     def _next(self) -> Request | None:
@@ -157,6 +155,11 @@ class Scheduler:
                     return req
                 held.add(req.group)
         return None
+
+    def _prompts(self, prefilling: Sequence[Request]) -> int:
+        """How many different prompts are under way or wait; many count as MANY."""
+        some = (*prefilling, *self.waiting[:MANY])
+        return min(MANY, len({req.rid if req.group is None else id(req.group) for req in some}))
 
     def _admit(self, req: Request) -> bool:
         """Takes the request's cached prefix if the rest of it will fit beside what runs."""
@@ -201,23 +204,13 @@ class Scheduler:
     def _extend(self, req: Request, budget: int, rows: list[Row], beside: bool) -> int:
         """Plans the next chunk of what is not yet in the cache. Returns what it takes of the budget. beside:
         other requests decode, so what attention costs counts, too."""
-        context = self.context_cost * beside
-        n = min(len(req.tokens) - req.committed, self._affordable(req, budget, context))
+        unscored = self._unscored(req)
+        room = self.token_budget - sum(row.known + len(row.draft) for row in rows)
+        n = self.prompts.affordable(budget, room, req.committed, unscored, beside)
+        n = min(n, len(req.tokens) - req.committed)
         if not self._row(req, n, NO_DRAFT, rows):
             return 0
-        attention = context * n * (req.committed + n / 2)
-        return n + math.ceil(self.score_cost * len(rows[-1].scores) + attention)
-
-    def _affordable(self, req: Request, budget: int, context: float) -> int:
-        """How many of the next tokens the budget is enough for, the scores that are wanted of them included;
-        at least one. context: what each position costs that a token attends to."""
-        each = 1.0 + context * req.committed
-        unscored = self._unscored(req)
-        if unscored is not None and unscored < req.committed + budget / each:
-            each += self.score_cost
-        # n tokens cost each * n + context * n * n / 2.
-        root = math.sqrt(each * each + 2.0 * context * budget)
-        return max(1, int(2.0 * budget / (each + root)))
+        return self.prompts.taken(req.committed, n, len(rows[-1].scores), beside)
 
     def _row(self, req: Request, n: int, draft: Draft, rows: list[Row]) -> bool:
         """Reserves the slots of a row of the next n tokens and the draft, and of the drafting after it, and
@@ -282,11 +275,22 @@ class Scheduler:
             except Exception as e:
                 log.exception("committing request %s failed; it ends", req.rid)
                 outputs.append(self._fail(req, failed_in("its commit", e)))
-        if self.auto is not None and result.work is not None:
-            self.auto.stepped(result.work, seconds, self._owed)
+        if result.work is not None:
+            if self.auto is not None:
+                self.auto.stepped(result.work, seconds, self._owed)
+            if seconds is not None:
+                self._took(plan, result.work, seconds)
         self.stats.steps += bool(plan.rows)
         self.stats.decode_steps += decoded
         return outputs
+
+    def _took(self, plan: Plan, work: StepWork, seconds: float) -> None:
+        decoding = work.requests + work.drafts
+        prompts = 0
+        if work.rows > decoding:
+            parts = [r for r in plan.rows if not r.chooses]
+            prompts = sum(self.prompts.taken(r.start, r.known, len(r.scores), True) for r in parts)
+        self.prompts.took(decoding, prompts, seconds)
 
     def _commit_row(self, req: Request, row: Row, res: RowResult) -> list[Output]:
         decoding = req.decoding

@@ -20,19 +20,21 @@ import uvloop
 
 import nextn
 from nextn.config import model_folder
-from nextn.server import logs
-from nextn.server.app import make_app
-from nextn.server.connection import Connection, cut_stalled
-from nextn.server.engine_client import EngineClient
-from nextn.server.engine_process import MakeEngine, make_engine
-from nextn.server.errors import shut_down
-from nextn.server.memory import give_back
-from nextn.server.messages import Ready
-from nextn.server.metrics import Metrics
-from nextn.server.request_log import RequestLog
-from nextn.server.service import Service
-from nextn.server.supervisor import EngineHandle, StartupError, Supervisor
-from nextn.server.tracing import otlp
+from nextn.server.answers.service import Service
+from nextn.server.http.app import make_app
+from nextn.server.http.connection import Connection, cut_stalled
+from nextn.server.monitoring.metrics import Metrics
+from nextn.server.monitoring.request_log import RequestLog
+from nextn.server.monitoring.tracing import otlp
+from nextn.server.monitoring.watch import Watch
+from nextn.server.process import logs
+from nextn.server.process.engine_client import EngineClient
+from nextn.server.process.engine_figures import EngineFigures
+from nextn.server.process.engine_process import MakeEngine, make_engine
+from nextn.server.process.memory import give_back
+from nextn.server.process.messages import Ready
+from nextn.server.process.supervisor import EngineHandle, StartupError, Supervisor
+from nextn.server.protocol.errors import shut_down
 from nextn.server_config import ServerConfig
 from nextn.tokenizer.tokenizer import Tokenizer
 
@@ -67,8 +69,7 @@ class Launch:
 
     def __init__(self, config: ServerConfig, listener: socket.socket, make: MakeEngine) -> None:
         self.config, self.listener = config, listener
-        self.metrics = Metrics(config.decode_log_interval)
-        self.client = EngineClient(self.metrics, config.request_timeout)
+        self.client = EngineClient(EngineFigures(config.decode_log_interval), config.request_timeout)
         self.supervisor = Supervisor(config, self.client, make)
         self.stopping = asyncio.Event()
 
@@ -90,14 +91,15 @@ class Launch:
             tracing = None if endpoint is None else otlp(self.config.model_name, endpoint)
         except ValueError as e:
             raise StartupError(str(e), True) from e
-        service = Service(self.config, self.client, self.metrics, tokenizer)
         level = self.config.log_requests_level if self.config.log_requests else None
-        self.client.watch.log = RequestLog(level, tokenizer.decode)
-        self.client.watch.tracing = tracing
+        metrics = Metrics(self.client)
+        watch = Watch(metrics, RequestLog(level, tokenizer.decode), tracing)
+        service = Service(self.config, self.client, tokenizer, watch)
         server = Server(
             uvicorn.Config(
-                make_app(service), log_config=None, log_level="warning", access_log=False, lifespan="off",
-                timeout_graceful_shutdown=SEND_SECONDS, loop="none", http=Connection, ws="none",
+                make_app(service, metrics), log_config=None, log_level="warning", access_log=False,
+                lifespan="off", timeout_graceful_shutdown=SEND_SECONDS, loop="none", http=Connection,
+                ws="none",
             )
         )  # fmt: skip
         serving = asyncio.create_task(server.serve(sockets=[self.listener]))

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from nextn.bench.micro import run
-from nextn.bench.micro.ceilings import make_ceilings
-from nextn.bench.micro.run import Effort
+from nextn.bench.dev.micro import run
+from nextn.bench.dev.micro.ceilings import make_ceilings
+from nextn.bench.dev.micro.run import Effort
 from nextn.cli import main
 from nextn.ops.cpu.library import NoLibrary, library
 

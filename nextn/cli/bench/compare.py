@@ -19,7 +19,7 @@ from nextn.cli.errors import CommandError
 from nextn.config import EMBEDDED
 
 HELP = "compare servers or configurations under the same loads, in turns, and every text they write"
-# The same as in nextn.bench.sweep, which is too heavy to import for --help; a test compares them.
+# The same as in nextn.bench.dev.sweep, which is too heavy to import for --help; a test compares them.
 SCENARIOS = ("code", "random", "sharegpt", "translation", "generation", "summarization")
 TEXTS = ("real", "random")
 
@@ -117,8 +117,8 @@ def add_output(group: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from nextn.bench.dev.sweep.run import run_compare
     from nextn.bench.errors import BenchError
-    from nextn.bench.sweep.run import run_compare
 
     try:
         return run_compare(settings_of(args))
@@ -129,11 +129,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def settings_of(args: argparse.Namespace) -> Any:
-    """A nextn.bench.sweep.settings.Settings. Raises ValueError."""
-    from nextn.bench.sweep.plan import make_levels
-    from nextn.bench.sweep.scenarios import make_scenario
-    from nextn.bench.sweep.settings import Settings
-    from nextn.bench.sweep.sides import num_steps_sides, option_side, url_side
+    """A nextn.bench.dev.sweep.settings.Settings. Raises ValueError."""
+    from nextn.bench.dev.sweep.plan import make_levels
+    from nextn.bench.dev.sweep.scenarios import make_scenario
+    from nextn.bench.dev.sweep.settings import Settings
+    from nextn.bench.dev.sweep.sides import num_steps_sides, option_side, url_side
 
     makers: dict[str, Any] = {
         "steps": num_steps_sides, "side": lambda t: [option_side(t)], "url": lambda t: [url_side(t)]

@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = parse(args, EngineConfig)
-    from nextn.bench.micro.run import Settings, run_micro
+    from nextn.bench.dev.micro.run import Settings, run_micro
 
     bar = sys.stderr.isatty() and not args.disable_tqdm
     try:

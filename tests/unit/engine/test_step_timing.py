@@ -82,9 +82,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def timed(steps: Steps, **limits: int) -> tuple[StepCost, bool]:
+def timed(steps: Steps, drafts: bool = True, **limits: int) -> tuple[StepCost, bool]:
     ample = {"most_requests": 512, "token_budget": 4096, "context": 4096, "beyond": 0}
-    return time_steps(steps, **{**ample, **limits})  # type: ignore[arg-type]
+    return time_steps(steps, drafts=drafts, **{**ample, **limits})  # type: ignore[arg-type]
 
 
 def test_costs_are_those_of_the_steps(clock: Clock) -> None:
@@ -96,6 +96,17 @@ def test_costs_are_those_of_the_steps(clock: Clock) -> None:
             assert found.base(work) == pytest.approx(COST.base(work), rel=0.01)
             assert found.extra(work) == pytest.approx(COST.extra(work), rel=0.02)
     assert found.context == pytest.approx(0.0, abs=1e-8)
+
+
+def test_without_drafts_less_is_measured(clock: Clock) -> None:
+    steps, without = Steps(clock, COST), Steps(clock, COST)
+    timed(steps)
+    found, calm = timed(without, drafts=False)
+    assert calm
+    assert without.count < steps.count / 4
+    for n in (1, 3, 16, 64):
+        assert found.rows(n) == pytest.approx(COST.rows(n), rel=0.01)
+    assert found.verify(4, 4) == found.drafting(2, 8) == 0.0
 
 
 def test_positions_that_are_read_cost_something(clock: Clock) -> None:

@@ -15,8 +15,8 @@ from nextn.grammar import compiler
 from nextn.grammar.compiler import GrammarCompiler
 from nextn.grammar.limits import MIB, resident
 from nextn.request import SamplingParams
-from nextn.server.grammar_line import GrammarLine
-from nextn.server.messages import NewRequest
+from nextn.server.process.grammar_line import GrammarLine
+from nextn.server.process.messages import NewRequest
 
 REGEX = Constraint("regex", "[0-9]+")
 

@@ -20,6 +20,7 @@ from nextn.kvcache.naive import NaiveCache
 from nextn.kvcache.radix import RadixCache
 from nextn.request import PromptGroup, Request, SamplingParams, TokenLogprob
 from nextn.scheduler.plan import Plan, RowResult, StepResult
+from nextn.scheduler.prompt_budget import PromptBudget
 from nextn.scheduler.scheduler import Scheduler
 from nextn.speculative.depth.controller import DepthController
 from nextn.speculative.depth.cost import StepCost
@@ -191,8 +192,7 @@ class Whims(Never):
 
 def make(
     pages=40, page_size=4, budget=32, running=4, drafts=2, radix=True, skill=0.7, shape=CHAINS, auto=None,
-    score_cost=0.0,
-    context_cost=0.0,
+    **costs,
 ):  # fmt: skip
     cache = RadixCache(page_size) if radix else NaiveCache()
     kv = KVManager(pages + 1, page_size, cache)
@@ -200,14 +200,12 @@ def make(
     sched = Scheduler(
         kv,
         executor,
-        token_budget=budget,
+        prompts=PromptBudget(budget, **costs),
         max_running=running,
         num_steps=drafts,
         eos_ids=frozenset({EOS}),
         shape=shape,
         auto=auto,
-        score_cost=score_cost,
-        context_cost=context_cost,
     )
     return sched, executor
 
@@ -480,7 +478,7 @@ def test_what_nobody_can_share_nobody_waits_for():
 
 def test_a_step_of_scores_is_as_dear_as_one_without():
     def sizes(**params):
-        sched, ex = make(pages=200, budget=24, score_cost=0.5)
+        sched, ex = make(pages=200, budget=24, score=0.5)
         sched.add(request("a", [3, 4], 0, 700, max_tokens=60, ignore_eos=True))
         plan = sched.plan()
         sched.commit(plan, ex.run(plan))
@@ -503,7 +501,7 @@ def test_a_step_of_scores_is_as_dear_as_one_without():
 
 def test_a_prompts_chunks_get_shorter_with_its_context_where_others_wait():
     def sizes(beside):
-        sched, ex = make(pages=400, budget=48, context_cost=0.02)
+        sched, ex = make(pages=400, budget=48, context=0.02)
         if beside:
             sched.add(request("a", [3, 4], 0, 700, max_tokens=200, ignore_eos=True))
             plan = sched.plan()
@@ -520,12 +518,12 @@ def test_a_prompts_chunks_get_shorter_with_its_context_where_others_wait():
     assert alone[:-1] == [48] * 6  # nobody waits
     assert beside[0] == 20  # with the attention to one another, 24 rows' worth
     assert beside[:-1] == sorted(beside[:-1], reverse=True)
-    assert beside[-2] == 3  # 24 over 1 + 0.02 * 300
+    assert beside[-2] == 4  # the least; 24 over 1 + 0.02 * 300 would be 3
     assert sum(alone) == sum(beside) == 300
 
 
 def test_a_score_that_no_budget_is_enough_for():
-    sched, ex = make(pages=200, budget=8, score_cost=100.0)
+    sched, ex = make(pages=200, budget=8, score=100.0)
     choices(sched, 2, PROMPT[:9], prompt_logprobs=0, max_tokens=0)
     assert told(sched, ex)["1"] == ([], [None, *map(score, range(8))])
 
