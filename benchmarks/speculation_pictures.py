@@ -73,8 +73,9 @@ def steps(**options: Any) -> Iterator[Step]:
     while engine.has_work():
         plan = engine._scheduler.plan()
         (row,) = plan.rows
-        result = engine._executor.run(plan)
-        draft, root, tokens = row.draft, row.tokens[0], result.rows[0].tokens
+        root = engine._scheduler.by_rid["a"].tokens[row.start]
+        result = engine._executor.launch(plan).result()
+        draft, tokens = row.draft, result.rows[0].tokens
         engine._scheduler.commit(plan, result)
         if len(draft):
             accepted: list[int] = []

@@ -10,6 +10,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,7 +24,8 @@ from nextn.draft import (
     Shape,
     tree_size,
 )
-from nextn.request import CHAINS_ONLY, VERIFY_MODES, SpeculativeParams
+from nextn.request import VERIFY_MODES, SpeculativeParams
+from nextn.speculation import Speculation
 
 EMBEDDED = "nextn-tiny"
 FAKE = "fake"  # the model of scripted logits, nextn.models.fake
@@ -293,13 +295,13 @@ class EngineConfig:
             "speculative_num_steps",
             f"it must be between 0 (off) and {MAX_DRAFTS}",
         )
-        simulated = self.speculative_simulate_accept_length
+        resolved, simulated = self.speculation, self.speculative_simulate_accept_length
+        topk, steps, nodes = resolved.shape.topk, resolved.num_steps, self.speculative_num_draft_tokens
         need(
-            simulated is None or 1 <= simulated <= self.num_drafts + 1,
+            simulated is None or 1 <= simulated <= steps + 1,
             "speculative_simulate_accept_length",
-            f"it must be between 1 and --speculative-num-steps + 1 = {self.num_drafts + 1}",
+            f"it must be between 1 and --speculative-num-steps + 1 = {steps + 1}",
         )
-        topk, steps, nodes = self.speculative_eagle_topk, self.num_drafts, self.speculative_num_draft_tokens
         need(1 <= topk <= MAX_TOPK, "speculative_eagle_topk", f"it must be between 1 and {MAX_TOPK}")
         if nodes is not None and steps:
             most = tree_size(topk, steps) + 1
@@ -314,88 +316,44 @@ class EngineConfig:
                 f"a tree of --speculative-eagle-topk {topk} and --speculative-num-steps {steps} has at "
                 f"most {most} nodes, its root counted, and needs {steps + 1} to be that deep",
             )
-        if self.ngrams:
+        if resolved.ngrams:
             algorithm = f"--speculative-algorithm {self.speculative_algorithm}"
-            need(
-                self.speculative_verify not in CHAINS_ONLY,
-                "speculative_verify",
-                f"it weighs the drafter's probabilities, and {algorithm} drafts without any; choose exact or "
-                "typical",
-            )
             need(topk == 1, "speculative_eagle_topk", f"{algorithm} drafts chains; leave it out")
-            for name in () if self.mtp else ("draft_model_path", "draft_model_quantization", "token_map"):
+            for name in () if resolved.mtp else ("draft_model_path", "draft_model_quantization", "token_map"):
                 need(
                     getattr(self, f"speculative_{name}") is None,
                     f"speculative_{name}",
                     f"{algorithm} drafts without a model; leave one of them out",
                 )
-        need(
-            topk == 1 or self.speculative_verify not in CHAINS_ONLY,
-            "speculative_verify",
-            f"it verifies chains, not the trees of --speculative-eagle-topk {topk}; choose exact or typical",
-        )
-        need(
-            simulated is None or self.speculative_verify == "exact",
-            "speculative_verify",
-            "with --speculative-simulate-accept-length drafts are accepted by lot; leave it out",
-        )
         for name in ("speculative_accept_threshold_single", "speculative_accept_threshold_acc"):
-            value = getattr(self, name)
-            need(0.0 <= value <= 1.0, name, "it must be between 0 and 1")
-            need(
-                value == 1.0 or self.speculative_verify == "typical",
-                name,
-                f"--speculative-verify {self.speculative_verify} has no threshold; it needs typical",
-            )
-        need(
-            self.speculative_algorithm != "NONE" or not self.speculative_num_steps,
-            "speculative_num_steps",
-            "drafts need --speculative-algorithm NEXTN or NGRAM, not NONE",
+            need(0.0 <= getattr(self, name) <= 1.0, name, "it must be between 0 and 1")
+        asked = dataclasses.replace(resolved.defaults, num_steps=self.speculative_num_steps)
+        resolved.check(asked, lambda field: f"--speculative-{field.replace('_', '-')}")
+
+    @cached_property
+    def speculation(self) -> Speculation:
+        """What the options ask for; a model without an MTP layer may have nothing to draft with."""
+        asked, topk = self.speculative_num_steps, self.speculative_eagle_topk
+        nodes, simulated = self.speculative_num_draft_tokens, self.speculative_simulate_accept_length
+        algorithm = self.speculative_algorithm or "NEXTN"
+        auto = False
+        if algorithm == "NONE":
+            num_steps = 0
+        elif asked not in (None, AUTO_DEPTH):
+            num_steps = asked
+        else:
+            # Not where drafts are accepted by lot, nor for chains whose number of tokens is asked for.
+            auto = simulated is None and (topk > 1 or nodes is None)
+            num_steps = (MOST_DEPTH if topk == 1 else MOST_TREE_DEPTH) if auto else 2
+        return Speculation(
+            "NEXTN" if algorithm == "EAGLE" else algorithm,
+            num_steps,
+            auto,
+            Shape(topk, (nodes or topk * num_steps + 1) - 1),
+            SpeculativeParams(
+                verify=self.speculative_verify,
+                accept_threshold_single=self.speculative_accept_threshold_single,
+                accept_threshold_acc=self.speculative_accept_threshold_acc,
+            ),
+            simulated,
         )
-
-    @property
-    def mtp(self) -> bool:
-        """Is an MTP layer to draft?"""
-        return self.num_drafts > 0 and self.speculative_algorithm != "NGRAM"
-
-    @property
-    def ngrams(self) -> bool:
-        """May n-grams draft?"""
-        return self.speculative_algorithm in ("NGRAM", "NEXTN+NGRAM")
-
-    @property
-    def num_drafts(self) -> int:
-        """Drafts per step that the options ask for, at most; the model may have no MTP layer."""
-        if self.speculative_algorithm == "NONE":
-            return 0
-        if self.speculative_num_steps not in (None, AUTO_DEPTH):
-            return self.speculative_num_steps
-        if not self.auto_depth:
-            return 2
-        return MOST_DEPTH if self.speculative_eagle_topk == 1 else MOST_TREE_DEPTH
-
-    @property
-    def auto_depth(self) -> bool:
-        """Is it chosen at run time? Not where drafts are accepted by lot, nor for chains whose number of
-        tokens is asked for."""
-        free = self.speculative_num_steps in (None, AUTO_DEPTH) and self.speculative_algorithm != "NONE"
-        judged = self.speculative_simulate_accept_length is None
-        return (
-            free and judged and (self.speculative_eagle_topk > 1 or self.speculative_num_draft_tokens is None)
-        )
-
-    @property
-    def speculative(self) -> SpeculativeParams:
-        """What a request gets where it asks for nothing else; its depth is the scheduler's to say."""
-        return SpeculativeParams(
-            verify=self.speculative_verify,
-            accept_threshold_single=self.speculative_accept_threshold_single,
-            accept_threshold_acc=self.speculative_accept_threshold_acc,
-        )
-
-    @property
-    def draft_shape(self) -> Shape:
-        """Of the drafts that the options ask for."""
-        topk, steps = self.speculative_eagle_topk, self.num_drafts
-        nodes = self.speculative_num_draft_tokens or topk * steps + 1
-        return Shape(topk, nodes - 1)

@@ -83,7 +83,7 @@ class LLM:
                 self._made += 1
                 request = Request(rid, list(ids), p)
                 if p.constraint is not None:
-                    request.grammar = self.grammars.compile(p.constraint).begin()
+                    request.grammar = self.grammars.compile(p.constraint)
                 self.engine.add(request)
                 jobs[rid] = _Job(ids, TextStream(self.tokenizer, stop))
             while any(job.done is None for job in jobs.values()):

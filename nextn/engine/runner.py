@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from nextn.draft import MAX_DRAFTS, NO_DRAFT, Draft
+from nextn.engine.executor import ExecutorInfo, Ran
 from nextn.engine.isolate import isolated
+from nextn.gate import Gate
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
 from nextn.models.base import Model, take
@@ -20,6 +22,7 @@ from nextn.sampling.sampler import draw
 from nextn.scheduler.plan import Plan, Row, RowResult, StepResult
 from nextn.speculative.committed import Committed
 from nextn.speculative.drafter import Drafted, Drafter
+from nextn.speculative.state import RequestState
 from nextn.speculative.verifier import WITH_DRAFT_PROBABILITIES, Guess, Verified, Verifier, grammatical
 from nextn.speculative.work import StepWork
 
@@ -30,7 +33,7 @@ _USUAL = 2  # drafts that a gate lets through, or so
 class _ChooseDraft:
     """`nextn.speculative.drafter.ChooseDraft` of one step."""
 
-    def __init__(self, verifier: Verifier, rows: Sequence[Row], new: Sequence[list[int]]) -> None:
+    def __init__(self, verifier: Verifier, rows: Sequence[RequestState], new: Sequence[list[int]]) -> None:
         self.verifier, self.rows, self.new = verifier, rows, new
         self.failed: dict[int, Failure] = {}  # by number of the row
 
@@ -62,10 +65,11 @@ class _ChooseDraft:
 
 
 class Runner:
-    """An executor of one process. Others have the same `run`."""
+    """The executor of one process (`nextn.engine.executor`): a step has run when it was launched."""
 
     def __init__(
         self,
+        info: ExecutorInfo,
         model: Model,
         pool: KVPool,
         drafter: Drafter,
@@ -73,13 +77,25 @@ class Runner:
         accept_length: float | None = None,
     ) -> None:
         """draw: what chooses among logits; a backend may bring its own. accept_length: simulated."""
-        self.model, self.pool, self.drafter = model, pool, drafter
+        self.info, self.model, self.pool, self.drafter = info, model, pool, drafter
         self.verifier = Verifier(draw, accept_length)
+        self.states: dict[str, RequestState] = {}
+
+    def add(self, state: RequestState) -> None:
+        assert state.rid not in self.states
+        state.begin()
+        self.states[state.rid] = state
+
+    def drop(self, rid: str) -> None:
+        del self.states[rid]
+        self.drafter.forget([rid])
+
+    def launch(self, plan: Plan) -> Ran:
+        return Ran(self.run(plan))
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
-        self.drafter.forget(plan.gone)
-        rows = plan.rows
+        rows = [self._state(row, plan.gate) for row in plan.rows]
         spans = [Span(r.tokens, r.start, r.pages, r.draft.paths()) for r in rows]
         hidden = self.model.forward(self.model.batch(spans, self.pool.page_size), self.pool)
         verified, raw = self._verify(hidden, rows)
@@ -94,6 +110,7 @@ class Runner:
         drafts, failed, made = self._draft(hidden, rows, verified)
         results = []
         for i, (r, v) in enumerate(zip(rows, verified, strict=True)):
+            r.history += v.tokens
             error = v.error or failed.get(i)
             if r.grammar is not None and r.grammar.failed is not None:
                 error = error or Failure(GRAMMAR_ERROR, r.grammar.failed)
@@ -114,10 +131,21 @@ class Runner:
         work = StepWork(ran, made.extended, tuple(made.passes), decoding, nodes, context)
         return StepResult(results, work)
 
-    def _verify(self, hidden: Tensor, rows: Sequence[Row]) -> tuple[list[Verified], Tensor | None]:
+    def _state(self, row: Row, gate: Gate | None) -> RequestState:
+        """The row's request, about to go on as planned."""
+        state = self.states[row.rid]
+        state.start, state.known, state.draft = row.start, row.known, row.draft
+        state.tokens = [*state.history[row.start : row.start + row.known], *row.draft.tokens]
+        state.chooses, state.num_steps, state.scores = row.chooses, row.num_steps, row.scores
+        state.extend, state.draft_from = row.extend, row.draft_from
+        state.gate = gate if row.gated else None
+        state.pages[row.first_page :] = row.pages
+        return state
+
+    def _verify(self, hidden: Tensor, rows: Sequence[RequestState]) -> tuple[list[Verified], Tensor | None]:
         """Of every row the nodes that hold and the tokens that it commits; neither for a part of a prompt.
         And a copy of the logits of those rows that want log-probabilities, as the others are written over."""
-        asked: list[tuple[Row, int]] = []  # rows that choose, with their root's row of `hidden`
+        asked: list[tuple[RequestState, int]] = []  # rows that choose, with their root's row of `hidden`
         index: list[int] = []
         wanted: list[int] = []
         at = 0
@@ -134,20 +162,20 @@ class Runner:
         logits = self.model.logits(take(self.model, hidden, index))
         raw = logits[wanted] if wanted else None
 
-        def verify(some: Sequence[tuple[Row, int]]) -> list[Verified]:
+        def verify(some: Sequence[tuple[RequestState, int]]) -> list[Verified]:
             own = logits
             if some is not asked:  # they have been written over
                 places = [i for r, root in some for i in range(root, root + len(r.draft) + 1)]
                 own = self.model.logits(take(self.model, hidden, places))
             return self.verifier.verify(own, [r for r, _ in some])
 
-        def failed(_: tuple[Row, int], error: Exception) -> Verified:
+        def failed(_: tuple[RequestState, int], error: Exception) -> Verified:
             return Verified([], [], error=failed_in("verification", error))
 
         verified = iter(isolated(verify, asked, failed, "verification"))
         return [next(verified) if r.chooses else NOTHING for r in rows], raw
 
-    def _prompt_logprobs(self, hidden: Tensor, rows: Sequence[Row]) -> list[_Told]:
+    def _prompt_logprobs(self, hidden: Tensor, rows: Sequence[RequestState]) -> list[_Told]:
         wanted: list[tuple[int, int]] = []  # numbers of rows, with their first row of `hidden`
         at = 0
         for i, r in enumerate(rows):
@@ -166,7 +194,7 @@ class Runner:
         return _each(tell, wanted, len(rows))
 
     def _draft(
-        self, hidden: Tensor, rows: Sequence[Row], verified: Sequence[Verified]
+        self, hidden: Tensor, rows: Sequence[RequestState], verified: Sequence[Verified]
     ) -> tuple[list[Draft], dict[int, Failure], Drafted]:
         """The next drafts, why rows failed as they drafted, by number, and what ran. Rows that are in error
         have no part in it."""
@@ -183,7 +211,7 @@ class Runner:
             drafts[i] = f or (d if r.grammar is None else r.grammar.prune(d))
         return drafts, {live[n]: error for n, error in choose_draft.failed.items()}, made
 
-    def _compact(self, rows: Sequence[Row], accepted: Sequence[Sequence[int]]) -> None:
+    def _compact(self, rows: Sequence[RequestState], accepted: Sequence[Sequence[int]]) -> None:
         """Moves the target's cache entries of accepted nodes to the slots of their positions. In a chain they
         lie there already."""
         source: list[int] = []
@@ -204,7 +232,9 @@ class _Told(NamedTuple):
     error: Failure | None = None
 
 
-def _output_logprobs(raw: Tensor | None, rows: Sequence[Row], verified: Sequence[Verified]) -> list[_Told]:
+def _output_logprobs(
+    raw: Tensor | None, rows: Sequence[RequestState], verified: Sequence[Verified]
+) -> list[_Told]:
     """Of the tokens that each row commits. `raw`: see `Runner._verify`."""
     wanted: list[tuple[int, int]] = []  # numbers of rows, with their first row of `raw`
     if raw is not None:
@@ -240,12 +270,12 @@ def _each(
     return told
 
 
-def _asked_of_prompt(row: Row, first: int) -> list[Asked]:
-    after = [*row.tokens[1:], row.following]
-    return [Asked(first + i, after[i], row.params.prompt_logprobs or 0) for i in row.scores]
+def _asked_of_prompt(row: RequestState, first: int) -> list[Asked]:
+    after, top = row.start + 1, row.params.prompt_logprobs or 0
+    return [Asked(first + i, row.history[after + i], top) for i in row.scores]
 
 
-def _forced(rows: Sequence[Row], work: Sequence[Committed]) -> list[Draft | None]:
+def _forced(rows: Sequence[RequestState], work: Sequence[Committed]) -> list[Draft | None]:
     """Drafts of requests whose grammar leaves one way to go on for as many tokens as they want drafts, or for
     more. All of them hold, and the drafter need not run for them: it is asked for none."""
     drafts: list[Draft | None] = [None for _ in rows]
@@ -258,7 +288,7 @@ def _forced(rows: Sequence[Row], work: Sequence[Committed]) -> list[Draft | None
     return drafts
 
 
-def _committed(rows: Sequence[Row], verified: Sequence[Verified], page_size: int) -> list[Committed]:
+def _committed(rows: Sequence[RequestState], verified: Sequence[Verified], page_size: int) -> list[Committed]:
     out = []
     at = 0
     for r, v in zip(rows, verified, strict=True):
@@ -271,7 +301,7 @@ def _committed(rows: Sequence[Row], verified: Sequence[Verified], page_size: int
             true = [*range(at, at + known), *(at + known + node for node in path)]
         # A request that ends with this step needs no drafts; nor may drafts outrun its limit.
         ended = v.ended or v.error is not None or not r.end_ids.isdisjoint(tokens)
-        want = 0 if ended else max(0, min(r.draft_next, r.room - len(tokens) - 1))
+        want = 0 if ended else max(0, min(r.num_steps, r.room - len(tokens) - 1))
         pages = r.pages[r.draft_from // page_size :] if r.draft_from else r.pages
         out.append(
             Committed(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from nextn.constraint import Constraint, Grammar
+from nextn.constraint import CompiledGrammar, Constraint
 
 
 @dataclass(frozen=True)
@@ -21,11 +22,6 @@ class Vocabulary:
     whitespace: bool = True  # may there be whitespace between the parts of JSON, as the model likes?
 
 
-class Compiled(Protocol):
-    def begin(self) -> Grammar:
-        """Returns a grammar of one request, at its beginning."""
-
-
 class Backend(Protocol):
     """One library. Thread-safe."""
 
@@ -33,5 +29,17 @@ class Backend(Protocol):
         """Returns the input of `compile`. All work in Python is done here, as it blocks other threads. Raises
         ValueError for an invalid or unsupported constraint."""
 
-    def compile(self, kind: str, prepared: str) -> Compiled:
+    def compile(self, kind: str, prepared: str) -> CompiledGrammar:
         """kind: the constraint's. Raises ValueError for an invalid or unsupported constraint."""
+
+
+def compiled_again(
+    make: Callable[[Vocabulary], Backend], vocabulary: Vocabulary, kind: str, prepared: str
+) -> CompiledGrammar:
+    """What another process compiled."""
+    return _backend(make, vocabulary).compile(kind, prepared)
+
+
+@functools.lru_cache(maxsize=2)
+def _backend(make: Callable[[Vocabulary], Backend], vocabulary: Vocabulary) -> Backend:
+    return make(vocabulary)

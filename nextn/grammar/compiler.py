@@ -13,10 +13,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from nextn.config import EngineConfig, model_folder
-from nextn.constraint import Constraint
+from nextn.constraint import CompiledGrammar, Constraint
 from nextn.grammar import trial
 from nextn.grammar.backends import make_backend
-from nextn.grammar.base import Backend, Compiled, Vocabulary
+from nextn.grammar.base import Backend, Vocabulary
 from nextn.grammar.fair_queue import Source
 from nextn.grammar.held import Memory
 from nextn.grammar.limits import COMPILE_STACK, Limits, stack_of_threads
@@ -37,7 +37,7 @@ class Waiting:
     def done(self) -> bool:
         return self._compiling.made.done()
 
-    def result(self) -> Compiled:
+    def result(self) -> CompiledGrammar:
         """Returns the constraint. Raises ValueError if it is invalid or no text could match it, Busy if there
         is no room."""
         return self._compiling.made.result()
@@ -56,7 +56,7 @@ class Waiting:
 class _Compiling:
     def __init__(self, tried: Future[Tried]) -> None:
         self.tried = tried
-        self.made: Future[Compiled] = Future()
+        self.made: Future[CompiledGrammar] = Future()
         self.waiters = 0
 
 
@@ -68,7 +68,7 @@ class GrammarCompiler:
         self.vocabulary = Vocabulary(
             model_folder(config.model_path),
             vocab_size,
-            sorted(eos_ids),
+            tuple(sorted(eos_ids)),
             not config.constrained_json_disable_any_whitespace,
         )
         limits = Limits.of(config)
@@ -101,7 +101,7 @@ class GrammarCompiler:
         compiling.waiters += 1
         return Waiting(compiling)
 
-    def compile(self, constraint: Constraint) -> Compiled:
+    def compile(self, constraint: Constraint) -> CompiledGrammar:
         """Submits and waits for the result."""
         return self.submit(constraint).result()
 
@@ -148,7 +148,9 @@ class GrammarCompiler:
             error = ValueError(f"{constraint.kind}: {self.name} failed on it: {e}")
             self._ended(constraint, compiling, error)
 
-    def _ended(self, constraint: Constraint, compiling: _Compiling, how: Compiled | ValueError) -> None:
+    def _ended(
+        self, constraint: Constraint, compiling: _Compiling, how: CompiledGrammar | ValueError
+    ) -> None:
         with self._changing:
             if self._compiling.get(constraint) is compiling:
                 del self._compiling[constraint]
@@ -162,7 +164,7 @@ class GrammarCompiler:
             self._loaded = self._loaded or make_backend(self.name, self.vocabulary)
             return self._loaded
 
-    def _with_after(self, constraint: Constraint, compiled: Compiled) -> Compiled:
+    def _with_after(self, constraint: Constraint, compiled: CompiledGrammar) -> CompiledGrammar:
         if constraint.after is None:
             return compiled
         token = self._token_id(constraint.after)

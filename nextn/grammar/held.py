@@ -12,8 +12,7 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nextn.constraint import Constraint, Grammar
-from nextn.grammar.base import Compiled
+from nextn.constraint import CompiledGrammar, Constraint, Grammar
 from nextn.grammar.limits import MIB, SLOW_MASK, SLOW_MASKS, Busy, Limits, resident
 
 if TYPE_CHECKING:
@@ -24,16 +23,20 @@ LEAST = 16384  # bytes of one: of all that is too little to be seen
 
 
 class Held:
-    """One compiled constraint; a `Compiled`. `failure`: it exceeded a limit, and none of its texts can
+    """One compiled constraint; a `CompiledGrammar`. `failure`: it exceeded a limit, and none of its texts can
     continue."""
 
-    def __init__(self, compiled: Compiled, size: int, memory: Memory) -> None:
-        self.compiled, self.memory = compiled, memory
+    def __init__(self, constraint: Constraint, compiled: CompiledGrammar, size: int, memory: Memory) -> None:
+        self.constraint, self.compiled, self.memory = constraint, compiled, memory
         self.bytes = size
         self.unseen = 0  # bytes of growth since `memory` last looked
         self.seconds = 0.0  # of masks that took long
         self.failure: str | None = None
         self.users: weakref.WeakSet[_Watched] = weakref.WeakSet()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Another process holds it, and watches it, as this one does."""
+        return _held_again, (self.constraint, self.compiled, self.bytes, self.memory.limits)
 
     def begin(self) -> Grammar:
         grammar = _Watched(self.compiled.begin(), self)
@@ -93,6 +96,11 @@ class _Watched:
         self.grammar.rollback(count)
 
 
+def _held_again(constraint: Constraint, compiled: CompiledGrammar, size: int, limits: Limits) -> Held:
+    memory = _MEMORIES.setdefault(limits, Memory(limits))
+    return memory.get(constraint) or memory.keep(constraint, compiled, size)
+
+
 class Memory:
     """All compiled constraints: those kept for later requests, the last used at the end, and those in use.
     Thread-safe."""
@@ -112,13 +120,13 @@ class Memory:
             self._kept[constraint] = held
             return held
 
-    def keep(self, constraint: Constraint, compiled: Compiled, size: int) -> Held:
+    def keep(self, constraint: Constraint, compiled: CompiledGrammar, size: int) -> Held:
         """Keeps a constraint. size: bytes. Raises ValueError if that is too much for one, Busy if there is no
         room."""
         size = max(size, LEAST) + 2 * len(constraint.text)
         if size > self.limits.one:
             raise ValueError(f"{constraint.kind}: {self.limits.too_large}")
-        held = Held(compiled, size, self)
+        held = Held(constraint, compiled, size, self)
         with self._lock:
             self._make_room(held.bytes)
             self.bytes += held.bytes  # which `freed` takes off, whatever comes
@@ -159,3 +167,6 @@ class Memory:
                 break
             if self._kept[constraint].failure is not None or not len(self._kept[constraint].users):
                 del self._kept[constraint]
+
+
+_MEMORIES: dict[Limits, Memory] = {}  # of constraints that came from another process

@@ -13,8 +13,8 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag
 from numpy.typing import NDArray
 
-from nextn.constraint import Constraint, Grammar
-from nextn.grammar.base import Compiled, Vocabulary
+from nextn.constraint import CompiledGrammar, Constraint, Grammar
+from nextn.grammar.base import Vocabulary, compiled_again
 from nextn.tokenizer import folder
 
 NO_WAY = "NoExtension"  # an error too: no token can follow
@@ -32,11 +32,11 @@ class LLGuidance:
             eos_token=list(vocabulary.eos_ids),
         )
 
-    def compile(self, kind: str, prepared: str) -> Compiled:
+    def compile(self, kind: str, prepared: str) -> CompiledGrammar:
         matcher = LLMatcher(self._tokenizer, prepared, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise ValueError(f"{kind}: {reason(matcher)}")
-        return _Compiled(matcher, self.vocabulary)
+        return _Compiled(matcher, self.vocabulary, kind, prepared)
 
     def prepare(self, constraint: Constraint) -> str:
         kind, text = constraint.kind, constraint.text
@@ -71,8 +71,11 @@ class LLGuidance:
 
 
 class _Compiled:
-    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
-        self.matcher, self.vocabulary = matcher, vocabulary
+    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, kind: str, prepared: str) -> None:
+        self.matcher, self.vocabulary, self.kind, self.prepared = matcher, vocabulary, kind, prepared
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return compiled_again, (LLGuidance, self.vocabulary, self.kind, self.prepared)
 
     def begin(self) -> Grammar:
         return _Grammar(self.matcher.deep_copy(), self.vocabulary)

@@ -69,6 +69,7 @@ class KVManager:
         known = len(req.tokens) if most is None else most + self._cache.ahead
         req.pages, req.lock = self._cache.match(req.tokens[:known])
         self._cache.lock(req.lock)
+        req.sent_pages = 0
         req.cached = req.committed = req.draft_to = len(req.pages) * self.page_size
         req.draft_from = 0
         self._see_behind(req, range(len(req.pages)))
@@ -124,12 +125,19 @@ class KVManager:
                 req.draft_to = max(req.draft_to, req.draft_from)
                 return
 
+    def send(self, req: Request) -> tuple[int, list[int]]:
+        """The pages that the executor does not know yet, after the number of the first of them. It knows them
+        from now on."""
+        first, req.sent_pages = req.sent_pages, len(req.pages)
+        return first, req.pages[first:]
+
     def trim(self, req: Request, length: int) -> None:
         """Releases the pages beyond the first `length` slots; committed slots stay."""
         keep = -(-(length if length > req.committed else req.committed) // self.page_size)
         if keep < len(req.pages):
             self._allocator.free(req.pages[keep:])
             del req.pages[keep:]
+            req.sent_pages = min(req.sent_pages, keep)
 
     def share(self, req: Request) -> None:
         """Puts the full committed pages of the request into the prefix cache, so that others can use them.
@@ -155,6 +163,7 @@ class KVManager:
         self._allocator.free([own[i] for i in changed])
         req.pages[:full] = held
         if changed:
+            req.sent_pages = min(req.sent_pages, changed[0])
             self._see_behind(req, changed)
 
     def release(self, req: Request, share: bool = True) -> None:
@@ -164,7 +173,7 @@ class KVManager:
             self.share(req)
         self._cache.unlock(req.lock)
         self._allocator.free(req.pages[req.cached // self.page_size :])
-        req.pages = []  # a new list: a step's plan may still refer to the old one
+        req.pages, req.sent_pages = [], 0
         req.cached = req.committed = req.draft_from = req.draft_to = 0
         req.lock = None
 
@@ -189,6 +198,7 @@ class KVManager:
             assert all(self._drafted[page] for page in seen), f"{req.rid} sees pages without draft entries"
             assert req.committed <= len(req.pages) * self.page_size
             assert req.cached % self.page_size == 0
+            assert req.sent_pages <= len(req.pages)
             cached = req.cached // self.page_size
             tokens, pages = self._cache.path(req.lock)
             assert pages == req.pages[:cached], f"{req.rid} holds other pages than it has locked"

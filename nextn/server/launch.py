@@ -182,7 +182,7 @@ def announce(config: ServerConfig, ready: Ready, listener: socket.socket) -> Non
         print(f"  {line}")
     host = f"[{config.host}]" if ":" in config.host else config.host
     drafts = "auto" if ready.num_drafts is None else ready.num_drafts
-    drafter = " and ".join(["MTP"] * config.mtp + ["n-gram"] * config.ngrams)
+    drafter = " and ".join(["MTP"] * config.speculation.mtp + ["n-gram"] * config.speculation.ngrams)
     mtp = f"{drafter} {drafts} drafts" if drafts else "no MTP"
     url = f"http://{host}:{listener.getsockname()[1]}"
     print(f"nextn is ready on {url} (model {config.model_name}, {mtp})", flush=True)

@@ -105,12 +105,12 @@ async def set_internal_state(service: Service, request: SetInternalState) -> lis
 
 def in_force(service: Service) -> dict[str, object]:
     """The engine's present defaults, by their names in `ServerArgs`."""
-    ready = service.engine.ready
+    ready, speculation = service.engine.ready, service.config.speculation
     if ready is None:
-        num_drafts = None if service.config.auto_depth else service.config.num_drafts
+        num_drafts = None if speculation.auto else speculation.num_steps
     else:
         num_drafts = ready.num_drafts
-    started = dataclasses.replace(service.config.speculative, num_steps=num_drafts)
+    started = dataclasses.replace(speculation.defaults, num_steps=num_drafts)
     defaults = service.engine.speculative_defaults.or_else(started)
     named = {f"{PREFIX}{name}": value for name, value in dataclasses.asdict(defaults).items()}
     if defaults.num_steps is None:

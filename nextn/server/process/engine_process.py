@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import zmq
 
 from nextn.config import EngineConfig
-from nextn.constraint import Grammar
+from nextn.constraint import CompiledGrammar
 from nextn.grammar.backends import check_backend
 from nextn.grammar.compiler import GrammarCompiler
 from nextn.grammar.limits import Busy
@@ -90,7 +90,7 @@ def run(config: ServerConfig, address: str, parent: int, make: MakeEngine) -> No
         Ready(
             engine.vocab_size,
             engine.context_length,
-            None if engine.auto_depth else engine.num_drafts,
+            None if engine.speculation.auto else engine.speculation.num_steps,
             dict(engine.startup),
             engine.stats(),
         )
@@ -190,7 +190,7 @@ def add(
     link: Link,
     requests: dict[str, Request],
     new: NewRequest,
-    grammar: Grammar | ValueError | None,
+    grammar: CompiledGrammar | ValueError | None,
     group: PromptGroup,
 ) -> None:
     request = Request(new.rid, new.tokens, new.params, new.priority, group)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from nextn.constraint import Grammar
+from nextn.constraint import CompiledGrammar
 from nextn.grammar.compiler import GrammarCompiler, Waiting
 from nextn.grammar.fair_queue import Source
 from nextn.server.process.messages import NewRequest
 
-Ready = tuple[NewRequest, Grammar | ValueError | None]
+Ready = tuple[NewRequest, CompiledGrammar | ValueError | None]
 
 
 class _Waiting(NamedTuple):
@@ -31,7 +31,7 @@ class _Waiting(NamedTuple):
         if self.compiling is None or isinstance(self.compiling, ValueError):
             return self.request, self.compiling
         try:
-            return self.request, self.compiling.result().begin()
+            return self.request, self.compiling.result()
         except ValueError as e:
             return self.request, e
 

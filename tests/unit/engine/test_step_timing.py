@@ -8,17 +8,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from parity.oracle import more_layers
 
 from nextn.config import EMBEDDED, EngineConfig, model_folder
 from nextn.draft import NO_DRAFT, Draft
 from nextn.engine import build, step_timing
 from nextn.engine.engine import Engine
+from nextn.engine.executor import Ran
 from nextn.engine.step_timing import time_steps
 from nextn.request import Request, SamplingParams
 from nextn.scheduler.plan import Plan, RowResult, StepResult
 from nextn.speculative.depth.cost import StepCost
+from nextn.speculative.state import RequestState
 from nextn.speculative.work import StepWork
 
 PAGE = 16
@@ -41,28 +42,29 @@ class Steps:
 
     def __init__(self, clock: Clock, cost: StepCost, tokens: int = 1 << 17, busy: float = 0.0) -> None:
         self.clock, self.cost, self.busy = clock, cost, busy
-        self.pool = SimpleNamespace(data=torch.empty(1, tokens + PAGE, 0), page_size=PAGE)
-        config = SimpleNamespace(vocab_size=99, n_routed_experts=8, num_experts_per_tok=2)
-        self.model = SimpleNamespace(config=config)
-        self.drafter = self
+        self.info = SimpleNamespace(vocab_size=99, experts=(8, 2), page_size=PAGE, pages=tokens // PAGE)
         self.sizes: list[int] = []
-        self.forgotten: list[str] = []
+        self.states: dict[str, RequestState] = {}
         self.count = 0
 
-    def forget(self, rids: list[str]) -> None:
-        self.forgotten = rids
+    def add(self, state: RequestState) -> None:
+        self.states[state.rid] = state
 
-    def run(self, plan: Plan) -> StepResult:
+    def drop(self, rid: str) -> None:
+        del self.states[rid]
+
+    def launch(self, plan: Plan) -> Ran:
         rows = plan.rows
         self.sizes.append(len(rows))
         self.count += 1
         for r in rows:
             assert min(r.pages) > 0
-            assert (max(r.pages) + 1) * PAGE <= self.pool.data.shape[1]
-            assert r.start + len(r.tokens) + 4 <= len(r.pages) * PAGE
-            assert plan.gone == [r.rid for r in rows]
+            assert (max(r.pages) + 1) * PAGE <= (self.info.pages + 1) * PAGE
+            assert r.start + r.known + len(r.draft) + 4 <= len(r.pages) * PAGE
+            assert r.start + r.known == len(self.states[r.rid].history)
+        assert list(self.states) == [r.rid for r in rows]
         n, drafts = len(rows), sum(len(r.draft) for r in rows)
-        made = rows[0].draft_next
+        made = rows[0].num_steps
         extended = n + drafts // 2 if rows[0].extend else 0
         context = sum(r.start for r in rows)
         work = StepWork(n + drafts, extended, (n,) * (made - 1), n, drafts, context)
@@ -70,7 +72,7 @@ class Steps:
         seconds = self.cost.base(work) + self.cost.extra(work)
         self.clock.now += seconds * (1.0 + self.busy * (self.count % 3 > 0))
         guesses = Draft([3] * made) if made else NO_DRAFT
-        return StepResult([RowResult([5], guesses) for _ in rows], work)
+        return Ran(StepResult([RowResult([5], guesses) for _ in rows], work))
 
 
 @pytest.fixture
@@ -146,7 +148,7 @@ def test_it_fits_what_there_is(clock: Clock, limits: dict[str, int], tokens: int
     steps = Steps(clock, StepCost(1e-4, 1e-6, a_pass=1e-6), tokens)
     timed(steps, **limits)
     assert max(steps.sizes) == most
-    assert steps.forgotten
+    assert not steps.states
 
 
 ENGINES: dict[str, dict[str, Any]] = {

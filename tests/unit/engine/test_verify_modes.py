@@ -145,7 +145,7 @@ def test_trees_are_refused(mode):
 
 def test_acceptance_by_lot_knows_no_modes():
     engine = make(speculative_simulate_accept_length=1.5)
-    with pytest.raises(ValueError, match=r"speculative.verify is 'block': this engine accepts drafts by lot"):
+    with pytest.raises(ValueError, match=r"speculative.verify is 'block': with --speculative-simulate"):
         engine.add(job("block"))
     with pytest.raises(ValueError, match=r"--speculative-verify is 'typical': with --speculative-simulate"):
         make(speculative_simulate_accept_length=1.5, speculative_verify="typical")

@@ -27,6 +27,7 @@ from nextn.bench.dev.micro.step_work import Step, step_work
 from nextn.bench.prompts import all_heldout_prompts
 from nextn.config import EngineConfig, model_folder
 from nextn.engine.engine import Engine
+from nextn.engine.runner import Runner
 from nextn.models.config import ModelConfig
 from nextn.models.native import NativeDeepseekV3
 from nextn.request import Request, SamplingParams
@@ -75,7 +76,7 @@ class StepBench:
     def __init__(self, config: EngineConfig, ceilings: Ceilings, steps: int, seconds: float) -> None:
         """steps: pairs of each kind, fewer when `seconds` are over."""
         # A step that is measured has the same rows every time.
-        drafts = 2 if config.auto_depth else config.num_drafts
+        drafts = 2 if config.speculation.auto else config.speculation.num_steps
         self.config = dataclasses.replace(config, disable_radix_cache=True, speculative_num_steps=drafts)
         self.ceilings, self.steps, self.seconds = ceilings, steps, seconds
         self.text = tokens_of_text(config)
@@ -86,9 +87,9 @@ class StepBench:
         plain = Engine(off)
         found = [self.decode(plain), self.prefill(plain)]
         del plain
-        if self.config.num_drafts:
+        if self.config.speculation.num_steps:
             engine = Engine(self.config)
-            if engine.num_drafts:
+            if engine.speculation.num_steps:
                 found.insert(1, self.decode(engine))
         return found
 
@@ -98,7 +99,7 @@ class StepBench:
 
     def decode(self, engine: Engine) -> StepFigures:
         """One request, one row and its drafts a step."""
-        drafts = engine.num_drafts
+        drafts = engine.speculation.num_steps
         steps = 2 * self.steps + self.steps // BETWEEN + 8
         room = engine.context_length - steps * (drafts + 1)
         if room < 1:
@@ -161,12 +162,14 @@ class StepBench:
 
     def figures(self, engine: Engine, name: str, rows: int, chosen: int, samples: Samples) -> StepFigures:
         extended, end = statistics.mean(samples.committed), round(statistics.median(samples.ends))
-        step = Step(rows, end, chosen, statistics.mean(samples.experts), engine.num_drafts, extended)
+        step = Step(
+            rows, end, chosen, statistics.mean(samples.experts), engine.speculation.num_steps, extended
+        )
         model = model_of(engine)
         if isinstance(model, NativeDeepseekV3):
             work = native_step_work(model, step)
         else:
-            work = step_work(engine.model_config, step, model.dtype.itemsize)
+            work = step_work(model.config, step, model.dtype.itemsize)
         return StepFigures(
             name=name,
             rows=rows,
@@ -205,9 +208,15 @@ def timed_ops(engine: Engine, clock: CallClock, samples: Samples) -> int:
     return took
 
 
+def runner_of(engine: Engine) -> Runner:
+    runner = engine._executor
+    assert isinstance(runner, Runner), "steps are measured in this process"
+    return runner
+
+
 def model_of(engine: Engine) -> Any:
     """The model behind an engine. Raises ValueError for one that computes nothing."""
-    model = engine._executor.model
+    model = runner_of(engine).model
     if not isinstance(model, NativeDeepseekV3) and not hasattr(model, "ops"):
         raise ValueError(f"--model-path {engine.config.model_path} has no arithmetic to measure")
     return model
@@ -215,7 +224,7 @@ def model_of(engine: Engine) -> Any:
 
 def clock_of(engine: Engine) -> CallClock:
     model = model_of(engine)
-    return NativeClock(engine._executor) if isinstance(model, NativeDeepseekV3) else OpClock(model.ops)
+    return NativeClock(runner_of(engine)) if isinstance(model, NativeDeepseekV3) else OpClock(model.ops)
 
 
 def tokens_of_text(config: EngineConfig) -> list[int]:

@@ -1,0 +1,59 @@
+"""What an executor keeps of one request from step to step: made when the request is added, gone when it is
+dropped. What makes it is plain data; a request that lost its pages is added again with what it has committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from nextn.constraint import CompiledGrammar, GrammarCursor
+from nextn.draft import NO_DRAFT, Draft
+from nextn.gate import Gate
+from nextn.request import SamplingParams
+
+
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """history: all committed tokens; a step that ran has appended its own. limit: how many there may be.
+    constraint: what `grammar` is made from."""
+
+    rid: str
+    params: SamplingParams
+    history: list[int]
+    num_prompt: int
+    limit: int
+    end_ids: frozenset[int]
+    constraint: CompiledGrammar | None = None
+
+    # The executor's.
+    grammar: GrammarCursor | None = None  # at the last of `history`
+    pages: list[int] = field(default_factory=list)
+
+    # Of the step that runs: see `nextn.scheduler.plan.Row`.
+    start: int = 0
+    known: int = 0
+    draft: Draft = NO_DRAFT
+    tokens: Sequence[int] = ()  # the known ones and the draft's
+    chooses: bool = False
+    num_steps: int = 0
+    scores: range = range(0)
+    extend: bool = True
+    draft_from: int = 0
+    gate: Gate | None = None
+
+    def begin(self) -> None:
+        """To be called by the executor that it is added to."""
+        if self.constraint is not None:
+            self.grammar = GrammarCursor(self.constraint.begin(), self.end_ids)
+            self.grammar.replay(self.history[self.num_prompt :])
+
+    @property
+    def room(self) -> int:
+        """Tokens that the request may still get, this step's included."""
+        return self.limit - len(self.history)
+
+    @property
+    def following(self) -> int:
+        """Of a part of a prompt: the token after it."""
+        return self.history[self.start + self.known]
