@@ -15,7 +15,6 @@ from pathlib import Path
 
 from source import TOKENIZER, Source
 
-from nextn.scheduler.stats import EngineStats
 from nextn.server.answers.service import Service
 from nextn.server.http.control import AbortRequest, SetInternalState
 from nextn.server.http.tokens import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
@@ -29,6 +28,7 @@ from nextn.server.protocol.errors import ApiError
 from nextn.server.protocol.native import GenerateRequest
 from nextn.server.protocol.openai import ChatRequest, CompletionRequest
 from nextn.server_config import ServerConfig
+from nextn.stats import EngineStats
 from nextn.tokenizer import TextStream
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))

@@ -12,7 +12,6 @@ from typing import Any
 from source import TOKENIZER, Source
 
 from nextn.request import Output, SamplingParams, SpecStats, TokenLogprob
-from nextn.scheduler.stats import EngineStats
 from nextn.server.answers.choice import Prompt
 from nextn.server.answers.generation import Generation
 from nextn.server.answers.openai import Reply
@@ -21,6 +20,7 @@ from nextn.server.parsers.answer import CONTENT, Reading
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.messages import Add, Ready, StepNews, decode_to_engine
 from nextn.server.protocol.openai import ChatRequest, CompletionRequest
+from nextn.stats import EngineStats
 
 TEXTS = ("text", "content", "reasoning_content")
 

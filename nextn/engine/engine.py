@@ -18,7 +18,7 @@ from nextn.engine.build import build
 from nextn.engine.executor import Executor
 from nextn.engine.rank import make_runner
 from nextn.request import Output, Request, SpeculativeParams
-from nextn.scheduler.stats import EngineStats
+from nextn.stats import EngineStats
 
 
 class Engine:

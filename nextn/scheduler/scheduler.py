@@ -21,10 +21,10 @@ from nextn.request import Failure, Output, PromptGroup, Request, failed_in
 from nextn.scheduler import groups
 from nextn.scheduler.plan import Plan, Row, RowResult, States, StepResult
 from nextn.scheduler.prompt_budget import PromptBudget
-from nextn.scheduler.stats import EngineStats
 from nextn.speculative.depth.controller import DepthController
 from nextn.speculative.state import RequestState
 from nextn.speculative.work import StepWork
+from nextn.stats import EngineStats
 
 # Drafts of a request that is not verified by `exact` and asks for no number: its text depends on where drafts
 # are, which must not depend on the clock.

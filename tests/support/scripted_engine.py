@@ -22,9 +22,10 @@ import sys
 import time
 
 from nextn.config import EngineConfig
+from nextn.draft import DraftingState
 from nextn.request import Output, Request, SpeculativeParams
-from nextn.scheduler.stats import DraftingState, EngineStats
 from nextn.speculation import Speculation
+from nextn.stats import EngineStats
 from nextn.tokenizer.tokenizer import Tokenizer
 
 TEXT = "def add(a, b):\n    return a + b\n\n\nclass Ключ:\n    pass  # €uro\n\n"

@@ -11,7 +11,6 @@ import httpx
 from fastapi import FastAPI
 
 from nextn.request import Output, SpecStats, TokenLogprob
-from nextn.scheduler.stats import EngineStats
 from nextn.server.answers.service import Service
 from nextn.server.http.app import make_app
 from nextn.server.monitoring.metrics import Metrics
@@ -20,6 +19,7 @@ from nextn.server.monitoring.watch import Watch
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.messages import Add, PromptScores, Ready, StepNews, decode_to_engine, requests_of
 from nextn.server_config import ServerConfig
+from nextn.stats import EngineStats
 from nextn.tokenizer.tokenizer import Tokenizer
 
 

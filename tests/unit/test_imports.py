@@ -12,7 +12,7 @@ import nextn
 ROOT = Path(nextn.__file__).parent
 # Every room may import itself, the leaves and those named here, or no more than a module of one. A room in a
 # room is one of its own.
-LEAVES = {"config", "server_config", "request", "draft", "gate", "constraint", "speculation"}
+LEAVES = {"config", "server_config", "request", "draft", "gate", "constraint", "speculation", "stats"}
 BELOW = {
     "ops": set(),
     "kvcache": set(),
@@ -29,7 +29,7 @@ BELOW = {
     "server.protocol": set(),
     "server.parsers": {"tokenizer"},
     "server.prompts": {"server.protocol", "server.parsers", "grammar", "tokenizer"},
-    "server.process": {"server.protocol", "engine", "scheduler.stats", "grammar"},
+    "server.process": {"server.protocol", "engine", "grammar"},
     "server.answers": {
         "server.protocol", "server.parsers", "server.prompts", "server.process", "tokenizer",
     },

@@ -8,7 +8,7 @@ import math
 
 from nextn.draft import DraftingState
 from nextn.request import SpecStats
-from nextn.scheduler.stats import EngineStats
+from nextn.stats import EngineStats
 
 log = logging.getLogger("nextn.decode")
 

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import msgspec
 
 from nextn.request import Output, SamplingParams, SpeculativeParams, TokenLogprob
-from nextn.scheduler.stats import EngineStats
+from nextn.stats import EngineStats
 
 
 class NewRequest(msgspec.Struct, array_like=True):

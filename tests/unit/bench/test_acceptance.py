@@ -7,9 +7,9 @@ import pytest
 from nextn.bench.acceptance import parse_spec, parse_vllm
 from nextn.bench.errors import BenchError
 from nextn.request import SpecStats
-from nextn.scheduler.stats import EngineStats
 from nextn.server.monitoring.metrics import Metrics
 from nextn.server.process.engine_client import EngineClient
+from nextn.stats import EngineStats
 
 SPEC = SpecStats(verify_steps=40, proposed=[40, 38], accepted=[30, 12], committed=81)
 

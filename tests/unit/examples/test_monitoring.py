@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from nextn.request import SpecStats
-from nextn.scheduler.stats import EngineStats
 from nextn.server.monitoring.metrics import Metrics
 from nextn.server.process.engine_client import EngineClient
+from nextn.stats import EngineStats
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "examples" / "monitoring"

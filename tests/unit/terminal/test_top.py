@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from nextn.draft import DraftingState
 from nextn.request import SpecStats
-from nextn.scheduler.stats import DraftingState, EngineStats
 from nextn.server.monitoring.metrics import Metrics
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.engine_figures import EngineFigures
+from nextn.stats import EngineStats
 from nextn.terminal.scrape import Scrape
 from nextn.terminal.top import Window, frame
 

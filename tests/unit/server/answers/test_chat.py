@@ -14,7 +14,6 @@ from support.engine_socket import EngineSocket
 from support.small_tokenizer import write_small_tokenizer
 
 from nextn.request import Output, SamplingParams, TokenLogprob
-from nextn.scheduler.stats import EngineStats
 from nextn.server.answers.choice import Prompt
 from nextn.server.answers.generation import Generation
 from nextn.server.answers.openai import Reply
@@ -23,6 +22,7 @@ from nextn.server.parsers.tools import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.messages import Ready, StepNews
 from nextn.server.protocol.openai import ChatRequest
+from nextn.stats import EngineStats
 from nextn.tokenizer.tokenizer import Tokenizer
 
 ARGUMENTS = '{"where": "é/src"}'

@@ -14,7 +14,6 @@ from support.engine_socket import EngineSocket
 from support.scripted_socket import post
 
 from nextn.request import Output, SamplingParams, TokenLogprob
-from nextn.scheduler.stats import EngineStats
 from nextn.server.answers.choice import Prompt
 from nextn.server.answers.generation import Generation
 from nextn.server.answers.logprobs import PromptEntries, chat_logprobs, completion_logprobs
@@ -22,6 +21,7 @@ from nextn.server.answers.openai import Reply
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.messages import PromptScores, Ready, StepNews, decode_from_engine, encode
 from nextn.server.protocol.openai import ChatRequest, CompletionRequest
+from nextn.stats import EngineStats
 from nextn.tokenizer.tokenizer import Tokenizer
 
 TEXT = "héllo €uro, stop here"

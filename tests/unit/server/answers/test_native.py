@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.scripted_socket import ScriptedSocket
 
-from nextn.scheduler.stats import EngineStats
 from nextn.server.answers.native import NativeReply
 from nextn.server.answers.service import Service
 from nextn.server.process.engine_client import EngineClient
@@ -20,6 +19,7 @@ from nextn.server.process.messages import Ready
 from nextn.server.protocol.body import parse
 from nextn.server.protocol.native import GenerateRequest
 from nextn.server_config import ServerConfig
+from nextn.stats import EngineStats
 from nextn.tokenizer.tokenizer import Tokenizer
 
 TEXT = "héllo €uro, stop here"

@@ -9,7 +9,6 @@ import pytest
 from support.small_tokenizer import write_small_tokenizer
 
 from nextn.request import PromptGroup, Request
-from nextn.scheduler.stats import EngineStats
 from nextn.server.answers.service import Service
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.engine_process import add
@@ -17,6 +16,7 @@ from nextn.server.process.messages import Ready
 from nextn.server.protocol.native import GenerateRequest
 from nextn.server.protocol.openai import ChatRequest, CompletionRequest
 from nextn.server_config import ServerConfig
+from nextn.stats import EngineStats
 from nextn.tokenizer.tokenizer import Tokenizer
 
 

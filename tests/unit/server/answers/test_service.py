@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from nextn.scheduler.stats import EngineStats
 from nextn.server.answers.service import Service
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.messages import Ready
 from nextn.server.protocol.errors import ApiError
 from nextn.server.protocol.openai import CompletionRequest
 from nextn.server_config import ServerConfig
+from nextn.stats import EngineStats
 
 
 class NoTokenizer:

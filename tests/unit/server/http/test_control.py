@@ -13,8 +13,8 @@ import pytest
 from support.scripted_socket import app_of
 from support.small_tokenizer import CHAT_TEMPLATE, write_small_tokenizer
 
+from nextn.draft import DraftingState
 from nextn.request import Output, SpecStats
-from nextn.scheduler.stats import DraftingState, EngineStats
 from nextn.server.http import control, tokens
 from nextn.server.http.openapi import REF
 from nextn.server.http.static import PATHS
@@ -31,6 +31,7 @@ from nextn.server.process.messages import (
     decode_to_engine,
 )
 from nextn.server_config import ServerConfig
+from nextn.stats import EngineStats
 from nextn.tokenizer.tokenizer import Tokenizer
 
 CONFIG = ServerConfig(served_model_name="a/model", max_running_requests=4, tool_call_parser="deepseekv31")

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from nextn.request import SpeculativeParams
-from nextn.scheduler.stats import EngineStats
 from nextn.server.answers.service import Service
 from nextn.server.http.control import ServerArgs, SetInternalState, in_force, set_internal_state
 from nextn.server.process.engine_client import EngineClient
@@ -17,6 +16,7 @@ from nextn.server.process.messages import Done, Ready, SetSpeculativeDefaults, d
 from nextn.server.protocol.body import parse
 from nextn.server.protocol.errors import ApiError
 from nextn.server_config import ServerConfig
+from nextn.stats import EngineStats
 
 READY = Ready(258, 1024, 2, {}, EngineStats())
 

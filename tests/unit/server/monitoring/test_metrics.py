@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from nextn.draft import DraftingState
 from nextn.request import SpecStats
-from nextn.scheduler.stats import DraftingState, EngineStats
 from nextn.server.monitoring.metrics import Metrics
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.engine_figures import EngineFigures
+from nextn.stats import EngineStats
 
 
 def stats(steps: int, accepted: int, running: int = 1) -> EngineStats:

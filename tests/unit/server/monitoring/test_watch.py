@@ -9,7 +9,6 @@ import pytest
 from support.engine_socket import EngineSocket
 
 from nextn.request import Output, SamplingParams
-from nextn.scheduler.stats import EngineStats
 from nextn.server.answers.choice import Prompt
 from nextn.server.answers.generation import Generation
 from nextn.server.monitoring import request_log
@@ -19,6 +18,7 @@ from nextn.server.monitoring.watch import Watch
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.messages import Ready, Rejected, StepNews
 from nextn.server.protocol.errors import ApiError, shut_down
+from nextn.stats import EngineStats
 from nextn.tokenizer.tokenizer import Tokenizer
 
 

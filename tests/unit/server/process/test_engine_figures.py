@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
+from nextn.draft import DraftingState
 from nextn.request import SpecStats
-from nextn.scheduler.stats import DraftingState, EngineStats
 from nextn.server.process.engine_figures import (
     CHANGED,
     STAYED,
@@ -17,6 +17,7 @@ from nextn.server.process.engine_figures import (
     drafting_line,
 )
 from nextn.server.process.messages import StepNews, decode_from_engine, encode
+from nextn.stats import EngineStats
 
 ON = DraftingState(True, 4, 1.309, "")
 OFF = DraftingState(False, 16, 0.94, "a draft costs more than it brings")

@@ -14,7 +14,6 @@ from nextn.constraint import Constraint
 from nextn.grammar.fair_queue import Source
 from nextn.grammar.limits import Busy
 from nextn.request import Output, Request, SamplingParams, SpecStats
-from nextn.scheduler.stats import EngineStats
 from nextn.server.process import engine_process
 from nextn.server.process.messages import (
     Abort,
@@ -26,6 +25,7 @@ from nextn.server.process.messages import (
     Stop,
     add_of,
 )
+from nextn.stats import EngineStats
 
 
 class OneStepEngine:
