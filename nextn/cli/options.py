@@ -152,7 +152,7 @@ def options_markdown() -> str:
     lines = [
         "# Options of `nextn serve`",
         "",
-        "This page lists every option of `nextn serve` with its default and its aliases. `--a_b` is the same as "
+        "This page lists every option of `nextn serve`, with default and aliases. `--a_b` is the same as "
         "`--a-b`. It is generated: `python -m nextn.cli.options > docs/options.md`.",
     ]
     group = ""

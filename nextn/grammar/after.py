@@ -20,7 +20,8 @@ class CompiledAfter:
 
 
 class _After:
-    """The text may not end before the token. Tokens taken: `free` up to and with it, then `inside`."""
+    """A grammar after a token, before which the text may not end. It counts the tokens taken: `free` up to
+    and with that token, then `inside`."""
 
     def __init__(self, grammar: Grammar, token: int, vocabulary: Vocabulary) -> None:
         self.grammar, self.token, self.vocabulary = grammar, token, vocabulary

@@ -1,4 +1,4 @@
-"""What a grammar library must be able to do."""
+"""The interface of a grammar library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nextn.constraint import CompiledGrammar, Constraint
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """folder: of the checkpoint, with tokenizer.json. size: of the model, which may have more rows than the
+    """folder: the checkpoint's, with tokenizer.json. size: the model's, which may have more rows than the
     tokenizer has tokens."""
 
     folder: Path
@@ -23,14 +23,14 @@ class Vocabulary:
 
 
 class Backend(Protocol):
-    """Thread-safe."""
+    """One library. Thread-safe."""
 
     def prepare(self, constraint: Constraint) -> str:
-        """What `compile` takes, with all of the work that Python has with it, as that holds up other threads.
-        Raises ValueError for what is not valid, or not supported."""
+        """Returns the input of `compile`. All work in Python is done here, as it blocks other threads. Raises
+        ValueError for an invalid or unsupported constraint."""
 
     def compile(self, kind: str, prepared: str) -> CompiledGrammar:
-        """kind: the constraint's. Raises ValueError for what is not valid, or not supported."""
+        """kind: the constraint's. Raises ValueError for an invalid or unsupported constraint."""
 
 
 def compiled_again(

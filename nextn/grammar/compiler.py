@@ -1,7 +1,7 @@
 """Compiles constraints beside the engine's loop, each once, and keeps them while there is room.
 
-What a client wrote is tried in a process of its own first (`workers`): it may crash a library, take for ever
-or fill the memory. What passed is known to do none of that, and is compiled here, in a thread.
+A client's constraint is tried in another process first (`workers`): it may crash a library, run for ever or
+fill the memory. One that passed does none of that, and is compiled here, in a thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HERE = Source()
 
 
 class Waiting:
-    """For a constraint that is being compiled, with others perhaps."""
+    """A request's wait for a constraint that is being compiled; others may wait for the same one."""
 
     def __init__(self, compiling: _Compiling) -> None:
         self._compiling = compiling
@@ -38,15 +38,16 @@ class Waiting:
         return self._compiling.made.done()
 
     def result(self) -> CompiledGrammar:
-        """Raises ValueError for a constraint that is not valid, or that no text could match; Busy."""
+        """Returns the constraint. Raises ValueError if it is invalid or no text could match it, Busy if there
+        is no room."""
         return self._compiling.made.result()
 
     def exception(self) -> BaseException | None:
-        """What `result` would raise."""
+        """Returns what `result` would raise."""
         return self._compiling.made.exception()
 
     def drop(self) -> None:
-        """Waits no more. Once nobody does, the work ends."""
+        """Gives up this wait. When nobody waits any more, the work ends."""
         self._compiling.waiters -= 1
         if self._compiling.waiters == 0:
             self._compiling.tried.cancel()
@@ -84,12 +85,13 @@ class GrammarCompiler:
         self._token_ids: dict[str, int | None] = {}
 
     def start(self) -> None:
-        """Gets ready for the first constraint, beside whatever else goes on."""
+        """Prepares for the first constraint in the background."""
         if self.name != "none":
             self.workers.start()
 
     def submit(self, constraint: Constraint, source: Source = HERE) -> Waiting:
-        """source: who wants it. Raises ValueError where structured output is off, Busy."""
+        """Starts the compilation. source: the client. Raises ValueError if structured output is off, and
+        Busy."""
         if self.name == "none":
             raise ValueError("structured output is off on this server (--grammar-backend none)")
         with self._changing:
@@ -100,7 +102,7 @@ class GrammarCompiler:
         return Waiting(compiling)
 
     def compile(self, constraint: Constraint) -> CompiledGrammar:
-        """Waits for it."""
+        """Submits and waits for the result."""
         return self.submit(constraint).result()
 
     def _begin(self, constraint: Constraint, source: Source) -> _Compiling:
@@ -120,7 +122,7 @@ class GrammarCompiler:
         return compiling
 
     def _go_on(self, constraint: Constraint, compiling: _Compiling) -> None:
-        """Once it was tried, or need not be any more."""
+        """Continues after the trial, or without one if none is needed."""
         if compiling.tried.cancelled():
             self._ended(constraint, compiling, ValueError("nobody waits for it"))
         elif (error := compiling.tried.exception()) is not None:

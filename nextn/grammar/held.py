@@ -1,7 +1,7 @@
-"""CompiledGrammar constraints and the memory that they take: when they were tried, and since.
+"""Compiled constraints and the memory they take, since their trial and now.
 
-A library works lazily: what it learns of a constraint while texts follow it stays, for all texts of that
-constraint. So each is watched while it is used, and all of them together have a bound.
+A library works lazily: what it learns about a constraint while texts follow it stays, for all texts of that
+constraint. So each constraint is watched while it is used, and all of them together have a bound.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ LEAST = 16384  # bytes of one: of all that is too little to be seen
 
 
 class Held:
-    """One of them; a `CompiledGrammar`. `failure`: it came to a limit, and none of its texts can go on."""
+    """One compiled constraint; a `CompiledGrammar`. `failure`: it exceeded a limit, and none of its texts can
+    continue."""
 
     def __init__(self, constraint: Constraint, compiled: CompiledGrammar, size: int, memory: Memory) -> None:
         self.constraint, self.compiled, self.memory = constraint, compiled, memory
@@ -61,7 +62,7 @@ class Held:
 
 
 class _Watched:
-    """A grammar in use."""
+    """A grammar in use, with its time and memory measured."""
 
     def __init__(self, grammar: Grammar, held: Held) -> None:
         self.grammar, self.held = grammar, held
@@ -101,7 +102,7 @@ def _held_again(constraint: Constraint, compiled: CompiledGrammar, size: int, li
 
 
 class Memory:
-    """All of them: those kept for later requests, the one used last at the end, and those still in use.
+    """All compiled constraints: those kept for later requests, the last used at the end, and those in use.
     Thread-safe."""
 
     def __init__(self, limits: Limits) -> None:
@@ -120,7 +121,8 @@ class Memory:
             return held
 
     def keep(self, constraint: Constraint, compiled: CompiledGrammar, size: int) -> Held:
-        """size: in bytes. Raises ValueError if that is too much for one, Busy if there is no room."""
+        """Keeps a constraint. size: bytes. Raises ValueError if that is too much for one, Busy if there is no
+        room."""
         size = max(size, LEAST) + 2 * len(constraint.text)
         if size > self.limits.one:
             raise ValueError(f"{constraint.kind}: {self.limits.too_large}")
@@ -157,7 +159,7 @@ class Memory:
                 )
 
     def _make_room(self, size: int) -> None:
-        """Forgets those that nobody uses, the longest unused first, and those that came to a limit."""
+        """Drops unused constraints, the least recently used first, and those that exceeded a limit."""
         if self.bytes + size <= self.limits.memory:
             return
         for constraint in list(self._kept):

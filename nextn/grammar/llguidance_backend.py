@@ -1,7 +1,6 @@
 """Constraints by llguidance (MIT, Rust): regular expressions by derivatives, the rest by Earley's parser.
 
-Its matcher never raises: it goes into an error state and stays there, so nothing is given to it that it could
-turn down.
+Its matcher never raises: after an error it stays in an error state. So it only gets tokens that it allows.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class LLGuidance:
             raise ValueError(f"{kind}: {e or 'it is nested too deeply'}") from e
 
     def _structural_tag(self, text: str) -> str:
-        """Text, and within it what follows a trigger, as SGLang's `structural_tag` says it."""
+        """Free text in which a schema follows each trigger, from SGLang's `structural_tag`."""
         tag = json.loads(text)
         tags = []
         for each in tag["structures"]:

@@ -1,7 +1,8 @@
 """From a configuration to a running server, and to its end.
 
-One asyncio loop in this process serves HTTP; the engine runs in a child. First Ctrl-C or SIGTERM: no new
-requests (503), running ones get --shutdown-timeout seconds, exit code 0. Second: the end, at once.
+One asyncio loop in this process serves HTTP; the engine runs in a child process. On the first Ctrl-C or
+SIGTERM new requests get 503, running ones --shutdown-timeout seconds, and the exit code is 0. The second ends
+all at once.
 """
 
 from __future__ import annotations
@@ -44,9 +45,10 @@ SEND_SECONDS = 2  # at least, for answers to be taken when the server ends
 
 
 def serve(config: ServerConfig, make: MakeEngine = make_engine) -> int:
-    """Serves until it is told to end. Returns the exit code. `make` builds the engine, in its process.
+    """Serves until a signal ends it. Returns the exit code. `make` builds the engine, in the engine's
+    process.
 
-    Raises StartupError when the address is taken or the engine cannot be built.
+    Raises StartupError if the address is taken or the engine cannot be built.
     """
     config.check()
     logs.configure(config.log_level, config.log_format)
@@ -131,7 +133,7 @@ class Launch:
         return 0
 
     async def _drain(self, service: Service) -> int:
-        """Lets requests finish. Returns how many whole seconds are left for answers to be taken."""
+        """Lets requests finish. Returns how many whole seconds are left in which clients may read answers."""
         service.draining = True
         if self.client.active:
             log.info("shutting down: %d requests may finish; Ctrl-C again ends at once", self.client.active)
@@ -174,7 +176,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def announce(config: ServerConfig, ready: Ready, listener: socket.socket) -> None:
-    """On stdout: what was allocated, and last the line that says where to go."""
+    """Prints what was allocated, and last the line with the server's address."""
     print(f"nextn {nextn.__version__}")
     for line in startup_lines(ready.startup):
         print(f"  {line}")

@@ -65,7 +65,7 @@ def test_sentences_are_short(page: Path) -> None:
     assert [s for s in found if len(markdown.words(s)) > MOST_WORDS] == []
 
 
-@each(PAGES)
+@each(PAGES + GUIDES)
 def test_words_are_those_of_the_field(page: Path) -> None:
     text = re.sub(
         r"\]\([^)]*\)", "", markdown.CODE.sub("", markdown.without_code_blocks(page.read_text("utf-8")))
@@ -73,7 +73,7 @@ def test_words_are_those_of_the_field(page: Path) -> None:
     assert [line for line in text.splitlines() if HOUSE_WORDS & set(re.findall(r"\w+", line.lower()))] == []
 
 
-@each(PAGES)
+@each(PAGES + GUIDES)
 def test_a_page_begins_with_what_it_answers(page: Path) -> None:
     title, _, rest = page.read_text(encoding="utf-8").partition("\n")
     assert title.startswith("# ")
@@ -185,6 +185,14 @@ def test_python_in_code_blocks_is_python(page: Path) -> None:
     for language, content in markdown.code_blocks(page.read_text(encoding="utf-8")):
         if language == "python":
             ast.parse(content)
+
+
+def test_the_rooms_of_the_architecture_page() -> None:
+    """It has a row for every package, and for no other."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)/[^`]*` \|", text.partition("## The rooms")[2], re.M)
+    packages = {path.parent.name for path in (ROOT / "nextn").glob("*/__init__.py")}
+    assert set(rows) == packages | {"csrc"}
 
 
 def test_the_path_through_the_code() -> None:

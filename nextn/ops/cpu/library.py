@@ -27,7 +27,7 @@ from struct import Struct
 from nextn.config import CPU_LEVELS
 
 FOLDER = Path(__file__).parent / "lib"
-INTERFACE = 9  # nx_interface of a library that fits this file
+INTERFACE = 10  # nx_interface of a library that fits this file
 F32, BF16, E4M3, INT8 = range(4)
 # NxSampling of csrc/choose.h, its fields in the order of nextn.ops.base.Drawn.
 SAMPLING = Struct("@QIIfffii4x")

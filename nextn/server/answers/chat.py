@@ -1,4 +1,4 @@
-"""How a chat's answer is worded, whole and in chunks: content, reasoning, tool calls."""
+"""A chat's answer, whole and in chunks: content, reasoning, tool calls."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def chat_choice(choice: Choice, tokenizer: Tokenizer, reading: Reading) -> ChatC
     if calls:
         message.tool_calls = calls
         message.content = said or None
-    told = None if choice.logprobs is None else chat_logprobs(choice.entries, tokenizer)
+    logprobs = None if choice.logprobs is None else chat_logprobs(choice.entries, tokenizer)
     reason = finish_reason(choice, bool(calls))
-    return ChatChoice(choice.index, message, reason, told, matched_stop(choice))
+    return ChatChoice(choice.index, message, reason, logprobs, matched_stop(choice))
 
 
 def whole_calls(parts: Sequence[Part]) -> list[ToolCall]:
@@ -58,7 +58,7 @@ def matched_stop(choice: Choice) -> int | str | UnsetType:
 
 
 def reasoning_tokens(choice: Choice, reading: Reading) -> int:
-    """How many of an answer's tokens are its reasoning, with the marks around it."""
+    """How many of an answer's tokens are reasoning, including the marks around it."""
     data = [choice.stream.token_bytes[token] for token in choice.tokens]
     text = b"".join(data)
     if not reading.reasoning and not text.startswith(OPEN.encode()):
@@ -75,7 +75,7 @@ def reasoning_tokens(choice: Choice, reading: Reading) -> int:
 
 @dataclass
 class Said:
-    """What the chunks of a choice have said so far."""
+    """What the chunks of a choice contained so far."""
 
     parser: AnswerParser
     calls: bool = False
@@ -113,9 +113,9 @@ class ChatWording:
         return chunks
 
     def _chunk(self, said: Said, choice: Choice, text: ChatText) -> ChatDelta:
-        told = None if choice.logprobs is None else chat_logprobs(said.entries, self.tokenizer)
+        logprobs = None if choice.logprobs is None else chat_logprobs(said.entries, self.tokenizer)
         said.entries = []
-        return ChatDelta(choice.index, text, None, told)
+        return ChatDelta(choice.index, text, None, logprobs)
 
 
 def wording(part: Part) -> ChatText:

@@ -1,4 +1,4 @@
-"""A text that was asked for, from its prompt to its last token, and who looks on while it is made."""
+"""A text that is asked for: its prompt, the choice that it becomes, and who is told about it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from nextn.tokenizer.stream import TextStream
 
 
 class Prompt(NamedTuple):
-    """A prompt and what is to come of it. `stop`: the strings that end its texts. `echo`: its text, if the
-    answers begin with it. `name`: the client's for it, "" if it gave none. `shown`: special tokens that must
-    come through as text even with `skip_special_tokens`. `include_stop`: texts keep the stop string or token
-    that ended them. `stop_regexes`: end texts too."""
+    """A prompt and how its texts are made. `stop`: strings that end them; `stop_regexes` end them too.
+    `echo`: the prompt's text, if answers begin with it. `name`: the client's name for it, or "". `shown`:
+    special tokens that are text even with `skip_special_tokens`. `include_stop`: texts keep the stop string
+    or token that ended them."""
 
     tokens: list[int]
     params: SamplingParams
@@ -72,8 +72,8 @@ class Choice:
 
 
 class Delta(NamedTuple):
-    """More of a choice's text, and the log-probabilities that go with it, `prompt` before `entries`. After
-    the last one the choice's `finish_reason` is set."""
+    """More of a choice's text, with its log-probabilities: those of `prompt`, then `entries`. With the last
+    delta the choice has its `finish_reason`."""
 
     choice: Choice
     text: str

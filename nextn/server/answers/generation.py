@@ -1,4 +1,4 @@
-"""From prompts to text: the choices of one HTTP request while the engine works on them."""
+"""From prompts to text: runs the choices of one HTTP request."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Generation:
         self.n = n
         self.arrival = arrival  # perf_counter
         self.choices: list[Choice] = []
-        # By all that what is computed of a prompt, and told of it, depends on
+        # By everything that the computation on a prompt, and what is said of it, depends on
         groups: dict[tuple[tuple[int, ...], int | None, str | None], int] = {}
         unique = uuid.uuid4().hex
         self.id = name or unique
@@ -77,7 +77,7 @@ class Generation:
                 self.choices.append(choice)
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
-        """Runs the choices; raises ApiError. However it is left, nothing stays behind in the engine."""
+        """Runs the choices; raises ApiError. However it is left, no request stays in the engine."""
         running = {choice.request.rid: choice for choice in self.choices}
         queue: asyncio.Queue[News] = asyncio.Queue()
         error: ApiError | None = None
@@ -122,7 +122,7 @@ class Generation:
                 self.observer.given_up(choice, self.arrival, self.engine.abort(rid), error)
 
     def _deadline(self, queue: asyncio.Queue[News]) -> asyncio.TimerHandle | None:
-        """When there is one it comes into the queue as news."""
+        """Puts an error into the queue when the request's time is over. None: it has no limit."""
         seconds = self.engine.request_timeout
         if seconds is None:
             return None
@@ -170,7 +170,7 @@ class Generation:
         alike = [c for c in self.choices if c.request.rid in rids and c.finish_reason is None]
         if not alike:
             return
-        # Of a long prompt it takes long, and other requests go on meanwhile.
+        # A long prompt's take long to read; other requests go on meanwhile.
         if len(scores.own) < LONG_PROMPT:
             logprobs, entries = self._read(scores, alike[0])
         else:
@@ -202,8 +202,8 @@ class Generation:
         if choice.finish_reason is None or choice.stream.stopped is not None:
             return entries
         # Scoring clients count on max_tokens entries after the prompt's, an end token among them.
-        told = choice.echo is not None or choice.stream.kept_of(out.matched)
-        if told and out.matched is not None and out.matched_logprob is not None:
+        kept = choice.echo is not None or choice.stream.kept_of(out.matched)
+        if kept and out.matched is not None and out.matched_logprob is not None:
             stream.push([out.matched], [out.matched_logprob])
         return entries + stream.rest()
 

@@ -1,7 +1,7 @@
-"""Log-probabilities on their way out: which go with which text, and how the two endpoints word them.
+"""Log-probabilities of an answer: which go with which text, and their form in the two endpoints' answers.
 
-They are cut as the text is: after a stop string, the tokens that begin in it are left out. A token goes out
-with the text that it begins in, so an answer's chunks together tell what the whole answer tells.
+They are cut as the text is: tokens that begin in a stop string are left out. A token's goes out with the text
+that the token begins in, so the chunks of an answer together have what the whole answer has.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Entry(NamedTuple):
 
 
 class PromptEntries:
-    """The entries of a prompt that answers begin with, made and worded once for all of them."""
+    """The entries of a prompt that answers begin with. They are made and encoded once for all answers."""
 
     def __init__(
         self, tokenizer: Tokenizer, text: str, tokens: list[int], logprobs: Sequence[TokenLogprob | None]
@@ -42,17 +42,17 @@ class PromptEntries:
         made = list(prompt_entries(tokenizer, text, tokens, logprobs))
         first = bisect_left(made, self.length, key=lambda entry: entry.offset)
         self.entries, self.rest = made[:first], made[first:]  # the rest goes out with what follows the text
-        told = completion_logprobs(self.entries, tokenizer)
-        self._worded = [encode(getattr(told, name))[1:-1] for name in told.__struct_fields__]
-        self._alone = msgspec.Raw(encode(told))
+        own = completion_logprobs(self.entries, tokenizer)
+        self._encoded = [encode(getattr(own, name))[1:-1] for name in own.__struct_fields__]
+        self._alone = msgspec.Raw(encode(own))
 
-    def before(self, told: CompletionLogprobs) -> msgspec.Raw:
+    def before(self, others: CompletionLogprobs) -> msgspec.Raw:
         """The JSON of both, the prompt's first."""
-        if not told.tokens:
+        if not others.tokens:
             return self._alone
         parts = []
-        for name, first in zip(told.__struct_fields__, self._worded, strict=True):
-            both = (first, encode(getattr(told, name))[1:-1])
+        for name, first in zip(others.__struct_fields__, self._encoded, strict=True):
+            both = (first, encode(getattr(others, name))[1:-1])
             parts.append(b'"%s":[%s]' % (name.encode(), b",".join(filter(None, both))))
         return msgspec.Raw(b"{%s}" % b",".join(parts))
 
@@ -83,7 +83,7 @@ class LogprobStream:
         self._held: deque[Entry] = deque()
 
     def begin(self, prompt: PromptEntries) -> None:
-        """With a prompt; its first entries are not among those that come out here."""
+        """The text begins with this prompt. Only its last entries (`rest`) come out of this stream."""
         self._held.extend(prompt.rest)
         self._length = prompt.length
 
@@ -93,14 +93,15 @@ class LogprobStream:
             self._length += len(self._utf8.decode(self._bytes[token]))
 
     def take(self, sent: int) -> list[Entry]:
-        """The entries that go out now that `sent` characters of the text have gone out."""
+        """The entries of tokens that begin in the first `sent` characters, each once."""
         taken = []
         while self._held and self._held[0].offset < sent:
             taken.append(self._held.popleft())
         return taken
 
     def rest(self) -> list[Entry]:
-        """What is left when the text ended by itself: tokens without a character of their own too."""
+        """What is left when the text has ended by itself, including tokens without a character of their
+        own."""
         rest = list(self._held)
         self._held.clear()
         return rest

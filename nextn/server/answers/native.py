@@ -1,7 +1,7 @@
-"""/generate: a generation as SGLang's native answers. A chunk of a stream holds the whole text so far.
+"""/generate: from a generation to SGLang's native answers. A chunk of a stream holds the whole text so far.
 
-Lengths and acceptance are nextn's: an end token is not counted, and the accept length leaves out the first
-token, which no verify step committed.
+Lengths and acceptance are counted as nextn does: without the end token, and the accept length without the
+first token, which no verify step committed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nextn.server.protocol.responses import encode, spec_tokens_details
 from nextn.tokenizer.tokenizer import Tokenizer
 
 # Log-probability (None: nothing comes before the token), token id, its text
-Told = tuple[float | None, int, str | None]
+Scored = tuple[float | None, int, str | None]
 
 
 class FinishReason(msgspec.Struct):
@@ -42,7 +42,7 @@ class NativeReply:
     def __init__(self, request: GenerateRequest, asked: Sequence[Asked], generation: Generation) -> None:
         self.request, self.asked, self.generation = request, asked, generation
         self.many = request.batch or generation.n > 1
-        # Of each prompt, when it has been scored: worded once, for all choices and all chunks
+        # By prompt, once it is scored: made once for all choices and chunks
         self._of_prompts: dict[int, dict[str, object]] = {}
 
     async def whole(self) -> bytes:
@@ -104,7 +104,7 @@ def finish_reason(choice: Choice) -> FinishReason | None:
 def logprobs(choice: Choice, asked: Asked, names: Tokenizer | None) -> dict[str, object]:
     """One entry for each token of `output_ids`. `names`: for the tokens' texts."""
     found: dict[str, object] = {
-        "output_token_logprobs": list(told(choice.tokens, choice.token_logprobs, names))
+        "output_token_logprobs": list(scored(choice.tokens, choice.token_logprobs, names))
     }
     if asked.tops:
         found["output_top_logprobs"] = [tops(each, names) for each in choice.token_logprobs]
@@ -118,21 +118,21 @@ def prompt_logprobs(choice: Choice, asked: Asked, names: Tokenizer | None) -> di
     start = len(prompt) if asked.start < 0 else asked.start
     given = choice.prompt_logprobs[start:]
     before = [None, *given[1:]] if given else []
-    entries = list(told(prompt[start : start + len(before)], before, names))
+    entries = list(scored(prompt[start : start + len(before)], before, names))
     found: dict[str, object] = {"input_token_logprobs": msgspec.Raw(encode(entries))}
     if asked.tops:
         found["input_top_logprobs"] = msgspec.Raw(encode([tops(each, names) for each in before]))
     return found
 
 
-def told(
+def scored(
     tokens: Sequence[int], many: Sequence[TokenLogprob | None], names: Tokenizer | None
-) -> Iterator[Told]:
+) -> Iterator[Scored]:
     for token, each in zip(tokens, many, strict=True):
         yield (None if each is None else each.logprob, token, spelled(token, names))
 
 
-def tops(each: TokenLogprob | None, names: Tokenizer | None) -> list[Told] | None:
+def tops(each: TokenLogprob | None, names: Tokenizer | None) -> list[Scored] | None:
     """Best first."""
     if each is None:
         return None

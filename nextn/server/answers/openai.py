@@ -1,4 +1,4 @@
-"""/v1/completions and /v1/chat/completions: a generation's deltas as OpenAI's answers and chunks."""
+"""/v1/completions and /v1/chat/completions: from a generation's deltas to OpenAI's answers and chunks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Chunk = CompletionChoice | ChatDelta
 
 
 class Reply:
-    """How one endpoint words its answers. `reading`: what a chat's are parted into."""
+    """Makes one request's answer, whole or in chunks. `reading`: how a chat's text is parted."""
 
     def __init__(
         self, request: CommonRequest, generation: Generation, model: str, reading: Reading = CONTENT
@@ -52,25 +52,25 @@ class Reply:
             delta.choice.entries += delta.entries
         choices, tokenizer = self.generation.choices, self.generation.tokenizer
         name = "chat.completion" if self.chat else "text_completion"
-        told: list[Whole]
+        worded: list[Whole]
         if self.chat:
-            told = [chat_choice(choice, tokenizer, self.reading) for choice in choices]
+            worded = [chat_choice(choice, tokenizer, self.reading) for choice in choices]
         else:
             choices = self._best()
-            told = [text_choice(choice, tokenizer, i) for i, choice in enumerate(choices)]
+            worded = [text_choice(choice, tokenizer, i) for i, choice in enumerate(choices)]
         figures = self._usage(self.generation.choices)
         figures.completion_tokens_details = self._details()
         prompt: list[int] | UnsetType = UNSET
         if self.request.return_token_ids:
             ids = TokenIds()
-            for choice, worded in zip(choices, told, strict=True):
-                prompt = ids.tell(choice, [worded])
+            for choice, each in zip(choices, worded, strict=True):
+                prompt = ids.add(choice, [each])
         return encode(
-            Answer(self.id, name, self.created, self.model, told, figures, self._extension(choices), prompt)
+            Answer(self.id, name, self.created, self.model, worded, figures, self._extension(choices), prompt)
         )
 
     def _best(self) -> list[Choice]:
-        """Of each prompt's candidates the n that are most likely a token, most likely first."""
+        """The n best of each prompt's candidates, by mean log-probability of a token, best first."""
         n, candidates = self.request.n, self.generation.n
         if candidates == n:
             return self.generation.choices
@@ -101,7 +101,7 @@ class Reply:
                     figures = self._usage([delta.choice]) if always else None
                 chunks = word(delta)
                 if ids is not None and chunks:
-                    prompt = ids.tell(delta.choice, chunks)
+                    prompt = ids.add(delta.choice, chunks)
                 for chunk in chunks:
                     yield encode(
                         Answer(self.id, name, self.created, self.model, [chunk], figures, UNSET, prompt)
@@ -130,8 +130,8 @@ class Reply:
         return CompletionTokensDetails(sum(spent))
 
     def _usage(self, choices: Sequence[Choice]) -> Usage:
-        """A prompt counts once, however many choices it has. A text that the model
-        alone could not have written says so unasked."""
+        """A prompt counts once, however many choices it has. `spec_details` are there when asked for, and
+        always when speculation may have changed the text (lossy verification, simulated acceptance)."""
         firsts = [c for c in choices if c.index % self.generation.n == 0] or choices[:1]
         spec: SpecStats | None = None
         if self.request.return_spec_tokens_details or not all(choice.spec.true for choice in choices):
@@ -147,19 +147,19 @@ class Reply:
 
 
 def likelihood(choice: Choice) -> float:
-    """Mean log-probability of its tokens, the one that ended it too; without any it is the least likely."""
+    """Mean log-probability of its tokens, including the one that ended it. Without any: minus infinity."""
     count = choice.completion_tokens + isinstance(choice.matched, int)
     return choice.logprob / count if count else -math.inf
 
 
 def text_choice(choice: Choice, tokenizer: Tokenizer, index: int) -> CompletionChoice:
     depths = UNSET if choice.depths is None else choice.depths
-    told: CompletionLogprobs | Raw | None = None
+    logprobs: CompletionLogprobs | Raw | None = None
     if choice.logprobs is not None:
-        told = completion_logprobs(choice.entries, tokenizer)
-        told = told if choice.prompt_entries is None else choice.prompt_entries.before(told)
+        made = completion_logprobs(choice.entries, tokenizer)
+        logprobs = made if choice.prompt_entries is None else choice.prompt_entries.before(made)
     text = "".join(choice.text)
-    return CompletionChoice(index, text, choice.finish_reason, told, depths, matched_stop(choice))
+    return CompletionChoice(index, text, choice.finish_reason, logprobs, depths, matched_stop(choice))
 
 
 class TextWording:
@@ -168,36 +168,37 @@ class TextWording:
 
     def __call__(self, delta: Delta) -> list[Chunk]:
         choice = delta.choice
-        told: CompletionLogprobs | Raw | None = None
+        logprobs: CompletionLogprobs | Raw | None = None
         if choice.logprobs is not None:
-            told = completion_logprobs(delta.entries, self.tokenizer)
-            told = told if delta.prompt is None else delta.prompt.before(told)
+            made = completion_logprobs(delta.entries, self.tokenizer)
+            logprobs = made if delta.prompt is None else delta.prompt.before(made)
         depths: list[tuple[str, int]] | UnsetType = UNSET
         if choice.depths is not None:
             depths, choice.depths = choice.depths, []
-        chunk = CompletionChoice(choice.index, delta.text, choice.finish_reason, told, depths)
+        chunk = CompletionChoice(choice.index, delta.text, choice.finish_reason, logprobs, depths)
         chunk.matched_stop = matched_stop(choice)
         return [chunk]
 
 
 class TokenIds:
-    """return_token_ids, as vLLM words it: an answer's tokens and its prompt's, beside the text.
+    """return_token_ids, in vLLM's form: the tokens of the answer and of the prompt, beside the text.
 
-    In a stream each chunk has the tokens that came since the last, its text's or not yet; a choice's first
-    chunk has the prompt's. Of completions it is the choice that has the prompt's, of chats the answer.
+    Each chunk of a stream has the tokens that came since the last chunk, whether their text is in it or
+    follows. A choice's first chunk has the prompt's tokens: in the choice for completions, in the answer for
+    chats.
     """
 
     def __init__(self) -> None:
-        self._told: dict[int, int] = {}  # by choice: how many tokens
+        self._sent: dict[int, int] = {}  # by choice: how many tokens
 
-    def tell(self, choice: Choice, worded: Sequence[Whole | Chunk]) -> list[int] | UnsetType:
-        """Adds them to the choice as it is worded: whole, or in one or more chunks. Returns what the first of
-        them must say of the prompt beside the choice."""
+    def add(self, choice: Choice, worded: Sequence[Whole | Chunk]) -> list[int] | UnsetType:
+        """Adds them to a choice's answer: whole, or one or more chunks of it. Returns the prompt's tokens
+        where the answer, not the choice, must have them."""
         tokens = choice.tokens + ([choice.matched] if isinstance(choice.matched, int) else [])
         first, last = worded[0], worded[-1]
-        last.token_ids = tokens[self._told.get(choice.index, 0) :]
-        begins = choice.index not in self._told
-        self._told[choice.index] = len(tokens)
+        last.token_ids = tokens[self._sent.get(choice.index, 0) :]
+        begins = choice.index not in self._sent
+        self._sent[choice.index] = len(tokens)
         if not begins:
             return UNSET
         if isinstance(first, CompletionChoice):

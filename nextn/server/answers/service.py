@@ -1,4 +1,4 @@
-"""What the endpoints share: the engine, the tokenizer, and the checks before a request goes in."""
+"""From checked bodies to generations: prompts are encoded, limits are checked, requests are admitted."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class Service:
         return self.engine.ready
 
     def open(self, model: str | None) -> Ready:
-        """The same, and when it is not this model."""
+        """As `check_open`; raises ApiError too if the server has another model."""
         ready = self.check_open()
         self.check_model(model)
         return ready
@@ -155,14 +155,14 @@ class Service:
         return generation, reading
 
     async def chat_prompt(self, request: ChatRequest, ready: Ready) -> ChatPrompt:
-        """In a thread, if it may take a while. Raises ApiError."""
+        """Renders a chat, in a thread if that may take long. Raises ApiError."""
         if is_small(request):
             return chat_prompt(request, self.tokenizer, self.config)
         await self.encoder.check_length(contents(request), ready.context_length)
         return await self.encoder.run(chat_prompt, request, self.tokenizer, self.config)
 
     async def _ids(self, given: Sequence[str | list[int]]) -> list[list[int]]:
-        """Of prompts that are all texts or all token ids. Raises ApiError."""
+        """The token ids of prompts, which are all texts or all token ids. Raises ApiError."""
         ids = [prompt for prompt in given if isinstance(prompt, list)]
         if not ids:
             return await self._encode(prompt for prompt in given if isinstance(prompt, str))
@@ -187,8 +187,8 @@ class Service:
         regexes: StopRegexes | None,
         echo: Sequence[str | list[int]] | None = None,
     ) -> list[Prompt]:
-        """Checks all that can be checked here. `default` None: as many tokens as there is room for. `echo`:
-        the prompts as they were given, if the answers begin with them."""
+        """Checks prompts and parameters. `default` None: as many tokens as there is room for. `echo`: the
+        prompts as given, if the answers begin with them."""
         ready = self.open(request.model)  # again: tokenizing may have taken a while
         made = []
         for i, tokens in enumerate(prompts):
@@ -219,7 +219,7 @@ class Service:
         )
 
     def _priority(self, asked: int) -> int:
-        """As the engine means it: larger goes first. Raises ApiError where priorities are not honoured."""
+        """The priority for the engine, where larger goes first. Raises ApiError if the server has none."""
         if self.config.schedule_low_priority_values_first:
             return -asked
         if asked and not self.config.enable_priority_scheduling:
@@ -234,7 +234,7 @@ class Service:
         return prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt, skip_special_tokens)
 
     def _admit(self, choices: int) -> None:
-        """Bounded admission: all of a request's choices or none."""
+        """Raises ApiError (503) if there is no room for all of the request's choices."""
         most, stats = self._check_count(choices), self.engine.figures.stats
         if self.engine.active + choices > most or stats.waiting >= self.config.max_queued_requests:
             raise unavailable(
@@ -242,7 +242,7 @@ class Service:
             )
 
     def _check_count(self, choices: int) -> int:
-        """The most choices that there is ever room for. Raises ApiError when these are more."""
+        """Returns how many choices there is room for at most. Raises ApiError (400) for more."""
         most = self.config.max_running_requests + self.config.max_queued_requests
         if choices > most:
             raise bad_request(
@@ -257,7 +257,7 @@ def patterns(asked: Sequence[Asked]) -> set[tuple[str, ...]]:
 
 
 def check_constraints(prompts: Sequence[Prompt], n: int) -> None:
-    """Also those that were made of tools. Raises ApiError."""
+    """Constraints made of tools are checked too. Raises ApiError."""
     given = [prompt.params.constraint for prompt in prompts if prompt.params.constraint is not None]
     try:
         for constraint in given:
@@ -307,8 +307,8 @@ def drawn(seed: int | None) -> int:
 def token_limit(
     tokens: list[int], asked: int | None, default: int | None, context: int, name: str = "max_tokens"
 ) -> int:
-    """What was asked for in field `name`, else the default, or as many as there is room for. Raises ApiError
-    if there is no room, or less than was asked for."""
+    """The most tokens to generate: `asked` (from field `name`), else the default, or what there is room for.
+    Raises ApiError if there is no room, or less than asked for."""
     length = len(tokens)
     room = context - length
     if room == asked == 0:

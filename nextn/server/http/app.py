@@ -47,7 +47,7 @@ from nextn.server.protocol.native import GenerateRequest
 from nextn.server.protocol.openai import ChatRequest, CommonRequest, CompletionRequest
 from nextn.server.protocol.responses import Answer, ChatChoice, CompletionChoice, Model, ModelList
 
-LARGE_BODY = 2**20  # bytes; the values in a larger one are counted before they are made
+LARGE_BODY = 2**20  # bytes; a larger body's values are counted before it is parsed
 
 
 def json(content: object, status: int = 200) -> Response:
@@ -230,7 +230,7 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: ClientDisconnect) -> Response:
-        return Response(status_code=499)  # in the middle of its body; nobody is told
+        return Response(status_code=499)  # it left in the middle of its body, and reads no answer
 
     @app.exception_handler(Exception)
     async def bug(request: Request, error: Exception) -> Response:
@@ -241,15 +241,14 @@ def add_error_handlers(app: FastAPI) -> None:
 
 
 def allowed(app: FastAPI, request: Request) -> str:
-    """A path's methods, all of them: Starlette tells of the first of its routes alone."""
+    """All methods of a path. Starlette names only those of the path's first route."""
     routes = [route for route in app.routes if isinstance(route, Route)]
     here = [route for route in routes if route.matches(request.scope)[0] != Match.NONE]
     return ", ".join(sorted({method for route in here for method in route.methods or ()}))
 
 
 async def read_body(request: Request, most: int) -> bytearray:
-    """Raises ApiError 413 as soon as it is known to be longer than `most` bytes, and 400 for too many
-    values."""
+    """Raises ApiError: 413 as soon as the body is longer than `most` bytes, 400 if it has too many values."""
     too_long = ApiError(413, f"the body is longer than {most} bytes (--max-request-bytes)")
     if int(request.headers.get("content-length", 0)) > most:
         raise too_long

@@ -1,5 +1,5 @@
-"""--api-key: who may ask. Health and metrics stay open, as probes and scrapers carry no keys, and so do the
-files of the page, where the key is typed in."""
+"""--api-key: only requests with the key are served. Health and metrics stay open, as probes and scrapers have
+no keys, and so do the files of the page, where the key is typed in."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ SCHEME = b"bearer "
 
 
 class ApiKey:
-    """ASGI middleware: 401 for a request without the key, 400 for one with two. What it compares are digests,
-    so the time that takes tells nothing of the key, not even its length."""
+    """ASGI middleware: 401 for a request without the key, 400 for one with two. It compares digests, so the
+    time of a comparison says nothing about the key, not even its length."""
 
     def __init__(self, app: ASGIApp, key: str) -> None:
         self.app, self.digest = app, digest(key.encode())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        told = self.refusal(scope) if scope["type"] == "http" else None
-        if told is not None:
-            response = Response(told.body, told.status, told.headers, "application/json")
+        error = self.refusal(scope) if scope["type"] == "http" else None
+        if error is not None:
+            response = Response(error.body, error.status, error.headers, "application/json")
             await response(scope, receive, send)
         else:
             await self.app(scope, receive, send)
@@ -36,7 +36,7 @@ class ApiKey:
             return None
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         if len(given) > 1:
-            # A proxy in front may have looked at another of them than this server would.
+            # A proxy in front may check another of them than this server does.
             return bad_request(f"the request has {len(given)} Authorization headers; send one")
         if given and self.is_key(given[0]):
             return None

@@ -1,7 +1,8 @@
-"""Clients that hold a connection and do not get on: half a request, or an answer that is not taken. And those
-that send more than anyone would keep: a head without end, request after request before any is answered.
+"""Cuts clients that hold a connection and do nothing with it: they send half a request, or do not read the
+answer. Also those that send more than the server keeps: a head without end, or many requests before one is
+answered.
 
-Cutting one is to the server as if its client had gone: the request ends and its pages are free.
+A client that is cut is treated as one that left: its request ends and its pages are freed.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from uvicorn.server import Server
 
 log = logging.getLogger("nextn.server")
 
-LOOKS = 4  # at the connections, in the time that a client has
+LOOKS = 4  # the connections are checked so often in the time that a client has
 MOST_UNREAD = 65536  # bytes of a request's line and headers; of trailers, too
-MOST_BEHIND = 64  # requests that wait for the answer to the one before them on their connection
+MOST_BEHIND = 64  # requests of one connection that wait for the answer to an earlier one
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's, which knows since when it waits for its client; None: it does not."""
+    """uvicorn's, and it notes since when it has waited for its client (`time.monotonic`; None: it does not
+    wait)."""
 
     coming_since: float | None = None  # for a whole request
     taking_since: float | None = None  # for room to write
@@ -71,7 +73,7 @@ class Connection(HttpToolsProtocol):
 
 
 async def cut_stalled(server: Server, seconds: float) -> None:
-    """Cuts every connection that waits for its client longer than this. Returns never."""
+    """Cuts every connection that has waited for its client for longer than `seconds`. Never returns."""
     while True:
         await asyncio.sleep(seconds / LOOKS)
         latest = time.monotonic() - seconds

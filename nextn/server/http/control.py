@@ -1,5 +1,5 @@
-"""What is done to a running server: requests are ended, the cache is dropped, its life is looked for, and
-defaults are changed.
+"""Control of a running server: requests are ended, the prefix cache is dropped, the engine is asked for a
+sign of life, defaults are changed.
 
 POST /set_internal_state takes SGLang's names: {"server_args": {"speculative_num_steps": 3}} changes the
 engine's defaults for requests that come later. What is not named stays; null goes back to what the server was
@@ -41,12 +41,13 @@ class AbortRequest(Body):
 
 
 def abort_request(service: Service, request: AbortRequest) -> None:
-    """They end as they are, with finish_reason "abort". No such id is no error: a request may have ended."""
+    """Ends requests with what they have, finish_reason "abort". An unknown id is no error: the request may
+    have ended."""
     service.engine.end("" if request.abort_all else request.rid)
 
 
 async def flush_cache(service: Service) -> bool:
-    """False, and nothing done, while there are requests."""
+    """Drops the prefix cache. Returns False, and does nothing, while there are requests."""
     service.check_open()
     try:
         await service.engine.flush_cache()
@@ -56,8 +57,8 @@ async def flush_cache(service: Service) -> bool:
 
 
 async def check_engine(service: Service) -> None:
-    """Waits for a sign of life from the engine: what it says of running requests, else a token that is asked
-    for. Raises ApiError when there is none."""
+    """Waits until the engine sends something: about running requests, or else one token, which is asked for.
+    Raises ApiError if nothing comes."""
     service.check_open()
     engine = service.engine
     engine.heard.clear()
@@ -86,7 +87,7 @@ class SetInternalState(Body):
 
 
 async def set_internal_state(service: Service, request: SetInternalState) -> list[bool]:
-    """One "updated" for each engine, as SGLang answers. Raises ApiError naming the field."""
+    """Returns one "updated" for each engine, as SGLang does. Raises ApiError that names the field."""
     args = request.server_args
     service.check_open()
     async with service.changing:
@@ -103,7 +104,7 @@ async def set_internal_state(service: Service, request: SetInternalState) -> lis
 
 
 def in_force(service: Service) -> dict[str, object]:
-    """The engine's defaults, by their names in `ServerArgs`."""
+    """The engine's present defaults, by their names in `ServerArgs`."""
     ready, speculation = service.engine.ready, service.config.speculation
     if ready is None:
         num_drafts = None if speculation.auto else speculation.num_steps
@@ -111,7 +112,7 @@ def in_force(service: Service) -> dict[str, object]:
         num_drafts = ready.num_drafts
     started = dataclasses.replace(speculation.defaults, num_steps=num_drafts)
     defaults = service.engine.speculative_defaults.or_else(started)
-    told = {f"{PREFIX}{name}": value for name, value in dataclasses.asdict(defaults).items()}
+    named = {f"{PREFIX}{name}": value for name, value in dataclasses.asdict(defaults).items()}
     if defaults.num_steps is None:
-        told[f"{PREFIX}num_steps"] = "auto"
-    return told
+        named[f"{PREFIX}num_steps"] = "auto"
+    return named

@@ -1,4 +1,4 @@
-"""What the server tells of itself as JSON: the server's options and state, the model, the load."""
+"""What the server says about itself in JSON: its options and state, the model, the load."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nextn.server.http.control import in_force
 from nextn.server.protocol.errors import bad_request
 from nextn.server.protocol.responses import Model
 
-# SGLang's; of memory, lora and disagg nextn has nothing to tell
+# SGLang's; nextn has no figures for memory, lora and disagg
 SECTIONS = {"core", "memory", "spec", "lora", "disagg", "queues", "all"}
 
 
@@ -117,8 +117,8 @@ def model_card(service: Service) -> Model:
 
 
 def folder(service: Service) -> str:
-    """Where the model lies, for gateways and benchmarks that want its tokenizer: a name such as nextn-tiny
-    would send them to a hub."""
+    """The model's folder. Gateways and benchmarks load its tokenizer from there; with a name such as
+    nextn-tiny they would ask a model hub."""
     return str(model_folder(service.config.model_path))
 
 

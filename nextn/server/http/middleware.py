@@ -1,4 +1,4 @@
-"""What every request passes on its way in and out: an id, a kept trace, a count of its answer."""
+"""ASGI middleware for every request: gives it an id, keeps its trace headers, counts its answer."""
 
 from __future__ import annotations
 

@@ -70,9 +70,9 @@ class Document:
         schemas: dict[str, Any] = {}
         for body in self.bodies.values():
             schemas |= body_schemas(body)
-        _, told = msgspec.json.schema_components(self.answers, ref_template=f"{REF}{{name}}")
-        assert not schemas.keys() & told.keys(), "two types of one name"
-        whole["components"] = {"schemas": dict(sorted((schemas | told).items()))}
+        _, answers = msgspec.json.schema_components(self.answers, ref_template=f"{REF}{{name}}")
+        assert not schemas.keys() & answers.keys(), "two types of one name"
+        whole["components"] = {"schemas": dict(sorted((schemas | answers).items()))}
         return whole
 
 

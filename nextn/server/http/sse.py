@@ -1,5 +1,5 @@
-"""Server-sent events, long answers in pieces, and answers that end when their client goes away. Plain ASGI:
-no task group a chunk."""
+"""Sends answers: as server-sent events, or whole and in pieces. Work on an answer ends when its client
+leaves. Plain ASGI, without a task group for each chunk."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def event(data: bytes) -> bytes:
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of `work`, which is cancelled with ClientGone when the client disconnects.
+    """Returns the result of `work`. Cancels it and raises ClientGone when the client disconnects.
 
-    The request's body must have been read: what comes next can only be the disconnect.
+    The request's body must have been read, so that the next message can only be the disconnect.
     """
 
     async def gone() -> None:
@@ -50,8 +50,8 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Re
 
 
 class WholeAnswer(Response):
-    """An answer in JSON. A long one is sent piece by piece, as its client takes it: others are served between
-    the pieces, and the connection buffers no second copy."""
+    """An answer in JSON. A long one is sent in pieces, as fast as the client reads: other requests are served
+    in between, and the connection buffers no second copy."""
 
     media_type = "application/json"
 

@@ -1,4 +1,4 @@
-"""The page at /: the files of `page/`, read once. They need no key; what they fetch does."""
+"""Serves the page at /: the files in `page/`, read once. They need no API key; the requests they make do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# Scripts, styles and requests of this server's own, nothing else; the page stands in no frame.
+# Scripts, styles and requests come from this server alone; no other page may frame this one.
 HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "

@@ -21,7 +21,7 @@ from nextn.server.protocol.fields import TOKENS_SCHEMA, prompts
 from nextn.tokenizer import folder
 from nextn.tokenizer.bytelevel import TokenBytes
 
-# Of one request. They keep the answer, and what it takes to make it, below 200 MB.
+# Limits of one request. With them the answer and the memory to make it stay below 200 MB.
 MOST_CHARACTERS, MOST_TEXTS = 2**20, 2**14
 MOST_TOKENS = 2**18  # to be made into text
 
@@ -76,19 +76,19 @@ async def tokenize(service: Service, request: TokenizeRequest) -> Tokens:
         texts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
         check_size(texts, "prompt")
         many = await encoder.encode(texts, request.add_special_tokens)
-    told = [len(tokens) for tokens in many]
-    answer = Tokens(many, told, length)
+    counts = [len(tokens) for tokens in many]
+    answer = Tokens(many, counts, length)
     if request.return_token_strs:
         answer.token_strs = await encoder.run(lambda: [[names[t] for t in tokens] for tokens in many])
     if not isinstance(request.prompt, list):
-        answer.tokens, answer.count = many[0], told[0]
+        answer.tokens, answer.count = many[0], counts[0]
         if answer.token_strs:
             answer.token_strs = answer.token_strs[0]
     return answer
 
 
 def check_size(texts: Sequence[str], name: str) -> None:
-    """Raises ApiError for more than one request may have; there may be more than fits into the context."""
+    """Raises ApiError for more than one request may have. Texts may be longer than the context."""
     if len(texts) > MOST_TEXTS:
         raise bad_request(f"{name} has {len(texts)} texts; {MOST_TEXTS} are allowed in one request", name)
     count = sum(map(len, texts))
@@ -115,8 +115,8 @@ async def detokenize(service: Service, request: DetokenizeRequest) -> Text:
             raise bad_request(message, "tokens")
     table = service.tokenizer.token_bytes(request.skip_special_tokens)
     texts = await service.encoder.run(lambda: [text_of(tokens, table) for tokens in many])
-    told = texts if isinstance(request.tokens[0], list) else texts[0]
-    return Text(told, told)
+    answer = texts if isinstance(request.tokens[0], list) else texts[0]
+    return Text(answer, answer)
 
 
 def text_of(tokens: Sequence[int], table: TokenBytes) -> str:
@@ -130,7 +130,7 @@ async def tokenizer_info(service: Service) -> dict[str, object]:
     info = await asyncio.to_thread(folder.read_config, file)
     template = service.tokenizer.chat_template
     sources = {} if template is None else template.sources
-    told: object = [{"name": name, "template": text} for name, text in sources.items()]
+    templates: object = [{"name": name, "template": text} for name, text in sources.items()]
     if sources.keys() <= {"default"}:
-        told = sources.get("default")
-    return {"tokenizer_class": None, **info, **service.tokenizer.special_tokens, "chat_template": told}
+        templates = sources.get("default")
+    return {"tokenizer_class": None, **info, **service.tokenizer.special_tokens, "chat_template": templates}

@@ -1,4 +1,4 @@
-"""/metrics: the engine's figures and the latencies that requests saw, in Prometheus' format.
+"""/metrics: the engine's figures and the latencies of requests, in Prometheus' format.
 
 Names are SGLang's with the prefix `nextn:`, and those of vLLM's `spec_decode` counters, which
 `vllm bench serve` reads.

@@ -1,6 +1,6 @@
 """--log-requests: a line when a request comes, and one for each of its choices when it ends.
 
-Without it, the second at --log-level debug.
+Without the option, the second is there at --log-level debug.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ DEFAULTS = dataclasses.asdict(SamplingParams())
 
 
 class RequestLog:
-    """`level`: one of the above; None: requests are not logged, unless for debugging. `decode`: a text from
-    its tokens."""
+    """`level`: one of the above; None: requests are logged at level debug only. `decode`: makes a text of its
+    tokens."""
 
     def __init__(self, level: int | None, decode: Callable[[list[int]], str]) -> None:
         self.level, self.decode = level, decode
 
     def begun(self, firsts: Sequence[Choice]) -> None:
-        """Of a request: the first choice for each of its prompts."""
+        """`firsts`: the first choice for each prompt of a request."""
         if self.level is None or not log.isEnabledFor(logging.INFO):
             return
         for choice in firsts:
@@ -85,7 +85,7 @@ def summary(choice: Choice, arrival: float) -> str:
 
 
 def figures(choice: Choice, arrival: float) -> dict[str, object]:
-    """The same for machines. Times in seconds; None where there were none."""
+    """The same as fields. Times are in seconds; None: the choice never began."""
     begun = choice.first_news > 0
     return {
         "id": choice.id,

@@ -1,8 +1,7 @@
 """--otlp-traces-endpoint: a span for each choice, and below it those of waiting, prompt and decode, sent to
 an OpenTelemetry collector. A client's `traceparent` becomes the parent. Needs the extra `trace`.
 
-Spans are made when a choice has ended, from the times that were noted anyway: while it runs, they cost
-nothing.
+Spans are made when a choice has ended, from times that are noted anyway. While it runs, they cost nothing.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ class Tracing:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         self.api, self.model = trace, model
-        told = {"service.name": "nextn", "service.version": nextn.__version__}
-        self.provider = TracerProvider(resource=Resource.create(told), shutdown_on_exit=False)
+        service = {"service.name": "nextn", "service.version": nextn.__version__}
+        self.provider = TracerProvider(resource=Resource.create(service), shutdown_on_exit=False)
         self.provider.add_span_processor(BatchSpanProcessor(exporter))
         self.tracer = self.provider.get_tracer("nextn", nextn.__version__)
         self.propagator = TraceContextTextMapPropagator()
 
     def ended(self, choice: Choice, arrival: float, error: ApiError | None = None) -> None:
-        """error: why it was given up."""
+        """Sends the spans of a choice that has ended. error: why it was given up."""
         to_epoch = time.time() - time.perf_counter()
         params, done = choice.request.params, choice.finish_reason is not None
         span = self.tracer.start_span(
@@ -81,7 +80,7 @@ class Tracing:
         span.end(nanoseconds(end + to_epoch))
 
     def close(self) -> None:
-        """Sends what is left."""
+        """Sends the spans that are left."""
         self.provider.shutdown()
 
 

@@ -1,4 +1,4 @@
-"""What becomes of each choice, for those who look on: figures, the request log and traces."""
+"""Records what becomes of each choice: in metrics, in the request log and as traces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nextn.server.protocol.errors import SHUTTING_DOWN, ApiError
 
 
 class Watch(Observer):
-    """Passes it on to metrics, log and traces."""
+    """The server's observer."""
 
     def __init__(self, metrics: Metrics, log: RequestLog, tracing: Tracing | None = None) -> None:
         self.metrics, self.log, self.tracing = metrics, log, tracing

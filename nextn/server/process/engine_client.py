@@ -1,6 +1,6 @@
-"""The HTTP process's side of the engine: sends requests, hands each answer to whoever waits for it.
+"""The HTTP process's side of the engine: sends requests, and hands each output to whoever waits for it.
 
-One engine process after another may stand behind it, see `nextn.server.process.supervisor`.
+The supervisor attaches it to one engine process after another.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from nextn.server.protocol.errors import ApiError, bad_request, engine_dead, no_
 
 
 class News(NamedTuple):
-    """What a waiter finds in its queue: an output of request `rid`, the log-probabilities of its prompt,
-    which others may have too, or why there will be no more."""
+    """What a waiter finds in its queue: an output of request `rid`, the log-probabilities of its prompt
+    (other requests may share them), or an error, after which nothing comes."""
 
     rid: str
     what: Output | PromptScores | ApiError
@@ -72,7 +72,7 @@ class EngineClient:
             self._send(SetSpeculativeDefaults(next(self.numbers), self.speculative_defaults))
 
     def detach(self, reason: str) -> None:
-        """The engine is gone: every waiter is told."""
+        """The engine is gone: every waiter gets an error."""
         self.ready = self.socket = None
         self.figures.engine_gone()
         self.fail_all(engine_dead(reason))
@@ -81,15 +81,15 @@ class EngineClient:
                 call.set_exception(engine_dead(reason))
 
     def fail_all(self, error: ApiError) -> None:
-        """Every waiter is told; what the engine still says of these requests is dropped."""
+        """Every waiter gets this error. What the engine still sends for these requests is dropped."""
         for rid in list(self.waiters):
             self._tell(rid, error, last=True)
 
     def submit(
         self, requests: list[NewRequest], queue: asyncio.Queue[News], names: Sequence[str] | None = None
     ) -> None:
-        """Sends requests; their news come into `queue`. `names`: what clients know them by, if not by their
-        ids. Where the engine has gone since it was looked for, that is the news."""
+        """Sends requests; their news goes into `queue`. `names`: the clients' names for them, if they are not
+        the ids. If the engine has gone meanwhile, the news is that error."""
         if self.ready is None:
             for request in requests:
                 queue.put_nowait(News(request.rid, no_engine()))
@@ -108,7 +108,7 @@ class EngineClient:
         return True
 
     def end(self, beginning: str) -> None:
-        """Ends every request whose name begins so; who waits for it gets an output that says "abort"."""
+        """Ends every request whose name begins with this. Its waiter gets an output with reason "abort"."""
         for rid, waiter in list(self.waiters.items()):
             if waiter.name.startswith(beginning):
                 self._tell(rid, Output(rid, [], [], "abort"), last=True)
@@ -140,7 +140,7 @@ class EngineClient:
             self.socket.send(encode(message))
 
     def silent_for(self) -> float:
-        """Seconds for which an engine that has work has said nothing."""
+        """Seconds since an engine with work last sent something; 0 without work."""
         return time.monotonic() - self.last_sign if self.waiters else 0.0
 
     def receive(self, message: FromEngine) -> None:
@@ -165,7 +165,7 @@ class EngineClient:
                 call.set_exception(ValueError(message.error))
 
     def _tell_scores(self, scores: PromptScores) -> None:
-        """Once, as the requests are of one client, to the first that has not been aborted meanwhile."""
+        """The requests are of one client, which needs them once: for the first that is not aborted."""
         rid = next((rid for rid in scores.rids if rid in self.waiters), None)
         if rid is not None:
             self.waiters[rid].queue.put_nowait(News(rid, scores))
@@ -173,7 +173,7 @@ class EngineClient:
     def _tell(self, rid: str, what: Output | ApiError, last: bool) -> None:
         waiter = self.waiters.get(rid)
         if waiter is None:
-            return  # aborted while this was under way
+            return  # aborted meanwhile
         if last:
             del self.waiters[rid]
         waiter.queue.put_nowait(News(rid, what))

@@ -56,10 +56,10 @@ class EngineFigures:
 
 
 class DecodeInterval:
-    """Cuts an engine's life into intervals of `log_steps` decode steps; at the end of each it logs a line.
+    """Figures over intervals of `log_steps` decode steps, and a log line at the end of each.
 
-    The figures are those of the last whole interval; until there is one, or when the engine falls idle in
-    the middle, those of the interval so far. Time counts only while the engine is busy.
+    The figures are those of the last whole interval. Until there is one, or when the engine falls idle in the
+    middle of one, they are those of the interval so far. Time counts only while the engine is busy.
     """
 
     def __init__(self, log_steps: int) -> None:
@@ -110,25 +110,25 @@ class DecodeInterval:
 
 
 class DraftingLog:
-    """A change that is undone within `CHANGED` seconds of the last line is not told."""
+    """A change that is undone within `CHANGED` seconds of the last line is not logged."""
 
     def __init__(self, logs: bool) -> None:
         self._logs = logs
         self.restart()
 
     def restart(self) -> None:
-        """A new engine: its first word is told at once."""
-        self._told: bool | None = None
+        """A new engine: its first state is logged at once."""
+        self._logged: bool | None = None
         self._seconds = math.inf  # of load, since the last line
 
     def update(self, auto: DraftingState | None, seconds: float) -> None:
-        """After a step. seconds: that the engine was busy for it."""
+        """After a step. seconds: how long the engine was busy with it."""
         if auto is None or not self._logs:
             return
         self._seconds += seconds
-        if auto.requests and self._seconds >= (STAYED if auto.drafting is self._told else CHANGED):
+        if auto.requests and self._seconds >= (STAYED if auto.drafting is self._logged else CHANGED):
             log.info(drafting_line(auto))
-            self._told, self._seconds = auto.drafting, 0.0
+            self._logged, self._seconds = auto.drafting, 0.0
 
 
 def drafting_line(auto: DraftingState) -> str:

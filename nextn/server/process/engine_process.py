@@ -1,8 +1,8 @@
-"""The engine process: takes messages, steps, sends what came out. One `Engine`, one thread, no web.
+"""The engine process: takes messages, runs steps, sends outputs. One `Engine`, one thread, no web framework.
 
-Started by the supervisor with the spawn method. It ends on `Stop`, when its parent is gone, or
-with a traceback when a step fails: an engine whose bookkeeping is in doubt serves nobody. What one request
-alone meets ends that request (`nextn.engine.runner`, `nextn.scheduler.scheduler`).
+The supervisor starts it with the spawn method. It ends on `Stop`, when its parent is gone, or with a
+traceback when a step fails: the bookkeeping of such an engine is in doubt. An error that concerns one request
+ends that request alone (`nextn.engine.runner`, `nextn.scheduler.scheduler`).
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("nextn.engine")
 
-IDLE_MS = 500  # how often an idle engine looks whether its parent is still there
-COMPILING_MS = 2  # and whether a grammar is ready
+IDLE_MS = 500  # how often an idle engine checks that its parent is still there
+COMPILING_MS = 2  # how often one that waits for grammars checks whether they are compiled
 PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PR_SET_PDEATHSIG = 1
 MakeEngine = Callable[[EngineConfig], "Engine"]
@@ -122,8 +122,8 @@ class Link:
         self.socket.send(encode(message))
 
     def receive(self, wait: bool, milliseconds: int = IDLE_MS) -> list[ToEngine]:
-        """All messages that are there; with `wait` what comes within that time, and it is Stop when the
-        parent is gone."""
+        """All messages there are; with `wait`, those that come within that time. Stop, if the parent is
+        gone."""
         if wait:
             self.socket.poll(milliseconds)
         messages: list[ToEngine] = []
@@ -143,7 +143,7 @@ def loop(engine: Engine, link: Link, grammars: GrammarCompiler) -> None:
     requests: dict[str, Request] = {}
     grammars.start()
     line = GrammarLine(grammars)
-    began = told = time.perf_counter()
+    began = sent = time.perf_counter()
     while True:
         aborted = False
         idle = not engine.has_work()
@@ -179,10 +179,10 @@ def loop(engine: Engine, link: Link, grammars: GrammarCompiler) -> None:
             if out.finish_reason is not None:
                 del requests[out.rid]
         now = time.perf_counter()
-        # One that only waits for grammars says so now and then: silence is taken for death.
-        if stepped or aborted or (line and now - told >= IDLE_MS / 1000):
+        # An engine that only waits for grammars sends a sign of life: the watchdog ends a silent one.
+        if stepped or aborted or (line and now - sent >= IDLE_MS / 1000):
             link.send(StepNews(outputs, engine.stats(), now - began, scores))
-            began = told = now
+            began = sent = now
 
 
 def add(
@@ -208,7 +208,7 @@ def add(
 
 
 def prompt_scores(outputs: list[Output], requests: dict[str, Request]) -> list[PromptScores]:
-    """Takes them out of the outputs. A group is told with the first output of any of its requests."""
+    """Takes them out of the outputs. A group's are sent once, with the first output of its requests."""
     found = []
     for out in outputs:
         group, scores = requests[out.rid].group, out.prompt_logprobs
@@ -230,7 +230,7 @@ def set_speculative_defaults(engine: Engine, link: Link, message: SetSpeculative
 
 
 def die_with_parent(parent: int) -> None:
-    """Linux: the kernel kills this process when its parent dies. Elsewhere the loop's look must do."""
+    """On Linux the kernel kills this process when its parent dies. Elsewhere `Link.receive` notices it."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:

@@ -1,4 +1,4 @@
-"""New requests whose grammars are being compiled, in the engine's process, until they may be added."""
+"""In the engine's process: new requests wait here until their grammars are compiled."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class _Waiting(NamedTuple):
 
 
 class GrammarLine:
-    """Groups of requests, those of one HTTP request: none begins before all of them can, so that the one
-    whose grammar is no good is told of before an answer begins."""
+    """Groups of requests; a group is one HTTP request. None of a group begins before all can, so that a
+    grammar that does not compile is reported before the answer begins."""
 
     def __init__(self, grammars: GrammarCompiler) -> None:
         self.grammars = grammars
@@ -66,7 +66,7 @@ class GrammarLine:
                     each.compiling.drop()
 
     def take(self) -> Iterator[list[Ready]]:
-        """What is refused, at once; the groups that are ready, each once."""
+        """Refused requests, at once; then the groups that are ready, each once."""
         for group in self._groups:
             refused = [each for each in group if each.refused]
             group[:] = [each for each in group if not each.refused]

@@ -15,7 +15,7 @@ TEXT_OF_THE_ENGINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def configure(level: str, format: str, engine: bool = False) -> None:
-    """For this process. `format`: text or json. `engine`: is it the engine's?"""
+    """Of this process. `format`: text or json. `engine`: is this the engine's process?"""
     handler = logging.StreamHandler(sys.stderr)
     text = TEXT_OF_THE_ENGINE if engine else TEXT
     handler.setFormatter(JsonLines() if format == "json" else Lines(text))
@@ -23,25 +23,26 @@ def configure(level: str, format: str, engine: bool = False) -> None:
 
 
 class Lines(logging.Formatter):
-    """A line break inside a message, which may quote a client, begins no line that looks like ours."""
+    """Indents lines after a line break in a message: it may quote a client, and must not look like our
+    lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return super().formatMessage(record).replace("\n", "\n  ")
 
 
 class JsonLines(logging.Formatter):
-    """One object a line. What a record was given as `extra={"fields": {...}}` stands beside the rest."""
+    """One object a line. It includes what a record was given as `extra={"fields": {...}}`."""
 
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.datetime.fromtimestamp(record.created, datetime.timezone.utc)
-        told: dict[str, object] = {
+        line: dict[str, object] = {
             "time": when.isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
         if request_id.get():
-            told["request_id"] = request_id.get()
+            line["request_id"] = request_id.get()
         if record.exc_info:
-            told["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode({**getattr(record, "fields", {}), **told}).decode()
+            line["exception"] = self.formatException(record.exc_info)
+        return msgspec.json.encode({**getattr(record, "fields", {}), **line}).decode()

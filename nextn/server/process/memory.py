@@ -1,4 +1,4 @@
-"""Gives memory back to the system after large requests: the C library keeps what was freed, for ever."""
+"""Gives memory back to the system after large requests: the C library would keep what was freed."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import resource
 from collections.abc import Callable
 from pathlib import Path
 
-SECONDS = 5.0  # between two looks, eight times that where the last ones brought little
-GROWTH = 32 * 2**20  # bytes above the least there ever was, from which on it is worth a few milliseconds
+SECONDS = 5.0  # between two checks; up to eight times that while they free little
+GROWTH = 32 * 2**20  # bytes above the smallest size so far; from there on it is worth a few milliseconds
 STATM = Path("/proc/self/statm")
 
 
 async def give_back(seconds: float = SECONDS, growth: int = GROWTH) -> None:
-    """Looks now and then. Returns at once where this C library has no way to do it, else never."""
+    """Checks now and then. Returns at once if this C library cannot do it, else never."""
     trim = malloc_trim()
     if trim is None:
         return

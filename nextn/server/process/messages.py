@@ -25,7 +25,7 @@ class NewRequest(msgspec.Struct, array_like=True):
 
 
 class Add(msgspec.Struct, tag=True, array_like=True):
-    """All choices of one HTTP request: one that is refused is told of before the others begin. Made by
+    """All choices of one HTTP request: if one is refused, that is reported before the others begin. Made by
     `add_of`, read by `requests_of`."""
 
     requests: list[NewRequest]
@@ -34,7 +34,7 @@ class Add(msgspec.Struct, tag=True, array_like=True):
 
 
 def add_of(requests: Sequence[NewRequest]) -> Add:
-    """What a request has in common with the last one is sent once: a long prompt may have 128 choices."""
+    """What a request shares with the one before is sent once: a long prompt may have 128 choices."""
     short, same_tokens, same_constraint = [], [], []
     last: NewRequest | None = None
     for new in requests:
@@ -122,8 +122,8 @@ class Done(msgspec.Struct, tag=True, array_like=True):
 
 
 class PromptScores(msgspec.Struct, array_like=True):
-    """Log-probabilities of the prompt that these requests have. In columns, so that to read a long one takes
-    the HTTP process's loop a millisecond; `unpack` may be called in a thread."""
+    """Log-probabilities of the prompt that these requests share. They come in columns, so that a long prompt
+    takes the HTTP process's loop a millisecond to read; `unpack` may be called in a thread."""
 
     rids: list[str]
     own: list[float]  # of every token but the first
@@ -133,9 +133,9 @@ class PromptScores(msgspec.Struct, array_like=True):
     @classmethod
     def pack(cls, rids: list[str], logprobs: Sequence[TokenLogprob | None]) -> PromptScores:
         """logprobs: None for the first token."""
-        told = [each for each in logprobs if each is not None]
-        tops = [pair for each in told for pair in each.top]
-        return cls(rids, [each.logprob for each in told], [i for i, _ in tops], [p for _, p in tops])
+        known = [each for each in logprobs if each is not None]
+        tops = [pair for each in known for pair in each.top]
+        return cls(rids, [each.logprob for each in known], [i for i, _ in tops], [p for _, p in tops])
 
     def unpack(self) -> list[TokenLogprob | None]:
         count = len(self.top_ids) // max(1, len(self.own))
@@ -145,8 +145,8 @@ class PromptScores(msgspec.Struct, array_like=True):
 
 
 class StepNews(msgspec.Struct, tag=True, array_like=True):
-    """After a step, or after aborts between steps. `seconds` that the engine was busy for it. `scores`: of
-    prompts that are complete now; the outputs have none."""
+    """After a step, or after aborts between steps. `seconds`: how long the engine was busy with it. `scores`:
+    of prompts that are now complete; the outputs themselves have none."""
 
     outputs: list[Output]
     stats: EngineStats

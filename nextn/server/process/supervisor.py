@@ -1,4 +1,4 @@
-"""Starts the engine process, notices its death at once, and starts another; not for ever."""
+"""Starts the engine process, notices at once when it dies, and starts another, a limited number of times."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class StartupError(Exception):
 
 @contextlib.contextmanager
 def held_back_signals() -> Iterator[None]:
-    """A child started in here begins with SIGINT and SIGTERM blocked, so that a Ctrl-C cannot hit it before
-    it ignores them; here they are delivered afterwards."""
+    """A child that is started in here begins with SIGINT and SIGTERM blocked, so that Ctrl-C cannot end it
+    before it ignores them. This process gets them afterwards."""
     resource_tracker.ensure_running()  # it would unblock them when it starts
     signal.pthread_sigmask(signal.SIG_BLOCK, PARENTS_SIGNALS)
     try:
@@ -63,8 +63,8 @@ def private_folder() -> str:
 class EngineHandle:
     """One engine process and the socket to it. `died` is done when the process has ended.
 
-    The socket lies in a folder that only this user may enter; it goes as soon as both ends are connected,
-    so nothing is left however the server ends.
+    The socket is in a folder that only this user may enter. The folder is removed as soon as both ends are
+    connected, so nothing is left however the server ends.
     """
 
     def __init__(self, config: ServerConfig, make: MakeEngine) -> None:
@@ -125,7 +125,8 @@ class EngineHandle:
         return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
 
     async def stop(self) -> None:
-        """Asks the process to end, then kills it; closes the socket. One that loads would not listen."""
+        """Asks the process to end, then kills it and closes the socket. One that still loads is only
+        killed."""
         if self.listens and not self.died.done():
             self.socket.send(encode(Stop()))
             await asyncio.wait({self.died}, timeout=STOP_SECONDS)
@@ -157,7 +158,7 @@ class Supervisor:
 
     async def keep(self, handle: EngineHandle) -> None:
         """Serves with `handle`, which is ready, and with its successors. Raises StartupError when they die
-        too often: then whoever watches this server should know."""
+        too often, so that whoever watches this server notices."""
         delay = FIRST_DELAY
         while True:
             began = time.monotonic()
@@ -186,13 +187,13 @@ class Supervisor:
         while self.restarts and self.restarts[0] < now - WINDOW_SECONDS:
             self.restarts.popleft()
         if len(self.restarts) >= most:
-            told = f"the engine ended again after {most} restarts in {WINDOW_SECONDS / 60:.0f} minutes"
-            raise StartupError(f"{told} (--max-engine-restarts); the server ends", False)
+            message = f"the engine ended again after {most} restarts in {WINDOW_SECONDS / 60:.0f} minutes"
+            raise StartupError(f"{message} (--max-engine-restarts); the server ends", False)
         self.restarts.append(now)
         self.client.figures.restarts += 1
 
     async def _serve(self, handle: EngineHandle) -> None:
-        """Passes on the engine's messages until it dies; then every waiting request has been told."""
+        """Passes on the engine's messages until it dies. Then every waiting request has got an error."""
 
         async def pump() -> None:
             while True:
@@ -210,7 +211,7 @@ class Supervisor:
             pumping.result()  # raises what went wrong
 
     async def _watchdog(self, handle: EngineHandle) -> None:
-        """Ends an engine that hangs: it has requests and makes no step."""
+        """Ends an engine that hangs, that is, has requests and makes no step."""
         seconds = self.config.watchdog_timeout
         while True:
             await asyncio.sleep(seconds / 4)

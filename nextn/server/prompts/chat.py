@@ -1,4 +1,4 @@
-"""From a chat's messages to its prompt, and to how the answer is to be read."""
+"""From a chat's messages to its prompt, and to the way its answer will be read."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def chat_prompt(request: ChatRequest, tokenizer: Tokenizer, config: ServerConfig
 
 
 def is_small(request: ChatMessages) -> bool:
-    """Is its prompt made in next to no time?"""
+    """Can its prompt be rendered without a thread?"""
     few = not request.tools and not request.chat_template_kwargs and len(request.messages) < MANY_MESSAGES
     return few and sum(map(len, contents(request))) < LONG_TEXT
 
@@ -94,7 +94,8 @@ def echoed(request: ChatRequest) -> str:
 
 
 def forced_calls(request: ChatRequest, reading: Reading) -> Constraint | None:
-    """Raises ApiError where something else is asked of the text, too."""
+    """The grammar of the call that tool_choice asks for. Raises ApiError if the request has another
+    grammar."""
     choice = request.tool_choice
     if choice in ("none", "auto") or reading.tool_parser is None:
         return None
@@ -107,14 +108,14 @@ def forced_calls(request: ChatRequest, reading: Reading) -> Constraint | None:
 
 
 def strict_calls(request: ChatRequest, reading: Reading) -> Constraint | None:
-    """Where calls are up to the model. There are none in a text that follows a grammar of its own."""
+    """The grammar of strict functions, where the model decides whether to call. None with another grammar."""
     if reading.tool_parser is None or request.constraint is not None:
         return None
     return strict_grammar(reading.tool_parser, request.tools or [])
 
 
 def after_reasoning(request: ChatRequest, reading: Reading) -> Constraint | None:
-    """What the content must match, where the answer begins with reasoning, which is free."""
+    """The constraint of the content, if the answer begins with reasoning, which is free text."""
     constraint = request.constraint if reading.reasoning else None
     return constraint and dataclasses.replace(constraint, after=reasoning.CLOSE)
 
@@ -142,8 +143,8 @@ def render(request: ChatMessages, tokenizer: Tokenizer) -> str:
 
 
 def template_variables(request: ChatMessages) -> dict[str, Any]:
-    """chat_template_kwargs; what reasoning_effort asks for is in them unless they say otherwise, under the
-    names that templates know (as in SGLang)."""
+    """chat_template_kwargs, to which reasoning_effort is added under the names that templates know, as in
+    SGLang. What is already there stays."""
     given = request.chat_template_kwargs
     for name in RESERVED:
         if name in given:
@@ -168,8 +169,8 @@ def cut_after(text: str, final: str) -> str:
 
 
 def beginning(request: ChatRequest, text: str) -> str:
-    """Where the prompt's last word on reasoning stands at its end: in a message that the answer goes on with,
-    the last of the two marks."""
+    """A text that ends with the prompt's last reasoning mark. If the answer goes on with a message, it is the
+    last of the two marks in that message."""
     if request.continue_final_message:
         content = plain_content(request.messages[-1].get("content"), "messages[-1].content") or ""
         marks = {content.rfind(mark): mark for mark in reasoning.MARKERS if mark in content}
@@ -179,7 +180,8 @@ def beginning(request: ChatRequest, text: str) -> str:
 
 
 def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Copies for the template: `developer` is `system`, a call's arguments are as templates want them."""
+    """Copies for the template: `developer` becomes `system`, a call's arguments become what templates
+    expect."""
     checked = []
     for i, message in enumerate(messages):
         role = message.get("role")
@@ -214,7 +216,8 @@ def checked_calls(calls: object, where: str) -> list[dict[str, Any]]:
 
 
 def for_templates(arguments: object) -> object:
-    """As the model wrote them where they are not a JSON object: the conversation must be able to go on."""
+    """Arguments that are not a JSON object stay as the model wrote them: the conversation must be able to go
+    on."""
     if isinstance(arguments, Mapping):
         return Arguments(arguments, json.dumps(arguments, ensure_ascii=False))
     if not isinstance(arguments, str):

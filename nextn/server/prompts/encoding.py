@@ -1,5 +1,5 @@
-"""From texts to tokens, beside the event loop: what is long goes to a thread, in pieces, and what cannot fit
-is refused before it is tokenized. So a text of any length takes a few megabytes while it is tokenized."""
+"""From texts to tokens, beside the event loop: long texts are tokenized in a thread, in pieces, and a text
+that cannot fit is refused first. So a text of any length takes a few megabytes while it is tokenized."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 class Encoder:
-    """Each piece of a text is a turn of its own: long texts that come at once share the threads."""
+    """Threads take pieces in turn, so long texts that come at the same time share them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -55,7 +55,7 @@ class Encoder:
             raise too_long(sum(map(len, texts)), most)
 
     async def run(self, call: Callable[..., Result], *values: object) -> Result:
-        """In a thread, when it is its turn."""
+        """Runs `call` in a thread when its turn comes."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *values)
 
     async def _batch(self, texts: list[str], add_special_tokens: bool, most: int | None) -> list[list[int]]:
@@ -87,7 +87,7 @@ class Encoder:
 
 
 def batches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Texts that are tokenized at once: of a piece's length together, or one that is longer."""
+    """Batches of texts to tokenize at once: up to one piece's length together, or one longer text."""
     batch, length = list[str](), 0
     for text in texts:
         if batch and length + len(text) > PIECE:

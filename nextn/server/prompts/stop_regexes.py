@@ -1,5 +1,5 @@
-"""Stop regexes of requests. Each is tried in a process of its own before it is compiled here: a client wrote
-it, and this process serves everybody."""
+"""Stop regexes of requests. Clients write them, so each is tried in a worker process before this process,
+which serves everybody, compiles it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from nextn.server.protocol.context import client
 from nextn.server.protocol.errors import bad_request, unavailable
 from nextn.tokenizer.stop_regex import StopRegexes, check_length
 
-# Its own limits keep an expression within a fraction of that.
+# An expression's own limits are a fraction of these.
 LIMITS = Limits(seconds=5.0, memory=128 * MIB)
 
 
 @cache
 def workers() -> Workers:
-    """Of this process. They are started with the first request that needs them."""
+    """This process has one set of them; they start with the first request that needs them."""
     return Workers("nextn.grammar.trial:stop_regexes", {}, LIMITS)
 
 

@@ -1,8 +1,8 @@
 """Grammars of answers with calls, in the model's own format: `call_grammar` for tool_choice "required" or a
 named function, where the answer is calls, and `strict_grammar` for "auto", where it may have some.
 
-The answer is read by the same parser as one without a grammar. Marks are spelled as text, so a tokenizer must
-have them as tokens that are not special, as DeepSeek's has.
+The answer is read by the same parser as without a grammar. The grammars spell marks as text, so a tokenizer
+must have them as tokens that are not special, as DeepSeek's has.
 """
 
 from __future__ import annotations

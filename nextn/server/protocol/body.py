@@ -1,7 +1,7 @@
-"""Request bodies: from JSON to checked fields, and how it is said what is wrong with them.
+"""Request bodies: from JSON to checked fields, with errors that name the field.
 
-A field that is known and cannot be honoured is an error that names it, unless it is at its default. Keys
-that nobody knows are tolerated: gateways add their own.
+A field that is known and cannot be honoured is an error that names it, unless it has its default. Unknown
+keys are tolerated: gateways add their own.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from nextn.server.protocol.errors import ApiError, bad_request, cut
 
-# Of one body. JSON is read in one go, in which the server does nothing else: a number takes 0.2 us and 40
-# bytes, an object or a list ten times that.
+# Limits of one body. While JSON is parsed, the server does nothing else: a number takes 0.2 us and 40 bytes,
+# an object or a list ten times that.
 MOST_VALUES, MOST_CONTAINERS = 2**20, 2**17
-# The inside of a string, or as much of it as is looked at in one go, too.
+# The inside of a string, or as much of it as one match may cover
 INSIDE = re.compile(rb'[^"\\]*(?:\\.[^"\\]*){0,4096}', re.DOTALL)
 
 
@@ -39,14 +39,14 @@ class KnownKeys(Body):
 
 
 def like(params: type, name: str, prefix: str = "") -> type[KnownKeys]:
-    """The fields of a dataclass, under these names, each of which may be left out."""
+    """A body with the fields of a dataclass, under these names; each may be left out."""
     fields: dict[str, Any] = {prefix + field: (hint, None) for field, hint in get_type_hints(params).items()}
     return create_model(name, __base__=KnownKeys, **fields)
 
 
 Kind = TypeVar("Kind", bound=Body)
 Item = TypeVar("Item")
-# One wrong item is told of. pydantic would note down each of a million.
+# Reports one wrong item; pydantic would collect an error for each of a million.
 ListOf = Annotated[list[Item], Field(fail_fast=True)]
 
 
@@ -69,7 +69,7 @@ def parse(body: bytes | bytearray, kind: type[Kind]) -> Kind:
 
 
 def check_values(body: bytes | bytearray) -> None:
-    """Raises ApiError for JSON of more values than there is time for."""
+    """Raises ApiError for JSON with more values than the server may parse in one go."""
     if all(count <= most for count, most in zip(counted(body), (MOST_VALUES, MOST_CONTAINERS), strict=True)):
         return  # and some of them may stand in strings
     values = containers = 0
@@ -97,7 +97,7 @@ def outside_strings(body: bytes | bytearray) -> Iterator[bytes | bytearray]:
 
 
 def end_of_string(body: bytes | bytearray, at: int) -> int:
-    """Behind the quotation mark that ends it; `at` is inside."""
+    """The position after the closing quotation mark; `at` is inside the string."""
     while True:
         inside = INSIDE.match(body, at)
         assert inside is not None
@@ -142,7 +142,7 @@ def not_known(where: str) -> ApiError:
 
 
 def schema_of(kind: type[BaseModel]) -> dict[str, Any]:
-    """A body's JSON schema in one piece, to stand within another."""
+    """A body's JSON schema without references, to be put into another."""
     schema = kind.model_json_schema()
     types = schema.pop("$defs", {})
 
@@ -165,7 +165,7 @@ def json_type(value: object) -> str:
 
 
 def shortened(value: object, limit: int = 60) -> str:
-    """Its repr, of which no more is made than is shown."""
+    """The beginning of its repr; the rest is never made."""
     text = ""
     for more in spelled(value, limit):
         text += more

@@ -1,4 +1,4 @@
-"""Messages and tools in a chat's body: what makes its prompt."""
+"""The part of a chat's body that makes its prompt: messages and tools."""
 
 from __future__ import annotations
 

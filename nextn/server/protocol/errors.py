@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 SHUTTING_DOWN = "shutting_down"
-LONGEST = 2000  # characters of a message: what a client sent may be in it
+LONGEST = 2000  # characters of a message, which may quote what a client sent
 
 
 class ErrorBody(msgspec.Struct):
@@ -22,7 +22,7 @@ class ErrorResponse(msgspec.Struct):
 
 
 class ApiError(Exception):
-    """What a client is told instead of an answer."""
+    """The answer to a request that cannot be served."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ def over_context(message: str) -> ApiError:
 
 
 def too_long(characters: int, context: int) -> ApiError:
-    """For a text that has more tokens than that, nobody knows how many."""
+    """For a text that has more tokens than the context; it was not counted to the end."""
     return over_context(
         f"the prompt has {characters} characters, more than {context} tokens; the context length is {context}"
     )

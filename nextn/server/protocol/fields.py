@@ -1,4 +1,4 @@
-"""Kinds of field that the bodies of several endpoints have, and what may stand in them: prompts, too."""
+"""Fields that the bodies of several endpoints have, prompts among them, and their checks."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ Speculative = like(SpeculativeParams, "Speculative")
 
 
 def speculative_params(value: object) -> SpeculativeParams:
-    """Of an object, or of false. The ranges are `SpeculativeParams.check`'s."""
+    """From an object, or from false: no drafts. `SpeculativeParams.check` checks ranges."""
     if value is False:
         return SpeculativeParams(num_steps=0)
     if not isinstance(value, dict):
@@ -60,7 +60,7 @@ def speculative_params(value: object) -> SpeculativeParams:
 
 
 def biases(value: object) -> object:
-    """JSON's keys are strings."""
+    """Token ids are strings in JSON's keys."""
     if not isinstance(value, dict):
         raise ValueError("it must be an object, token ids with what is added to their logits")
     if len(value) > MAX_BIASES:

@@ -54,8 +54,8 @@ class NativeSampling(Sampling):
 
 
 class Asked(NamedTuple):
-    """What is asked of one prompt. With `logprobs`, prompt tokens from `start` on are told too, and `tops` of
-    the most likely tokens beside each."""
+    """What is asked for one prompt. `logprobs`: also for the prompt's tokens from `start` on, with the `tops`
+    most likely tokens beside each."""
 
     sampling: NativeSampling
     rid: str  # "": to be made up
@@ -70,7 +70,7 @@ class Asked(NamedTuple):
         if self.start > length:
             message = f"logprob_start_len is {self.start}; the prompt has {length} tokens"
             raise bad_request(message, "logprob_start_len")
-        told = self.tops if self.logprobs else None
+        tops = self.tops if self.logprobs else None
         try:
             return self.sampling.params(
                 vocab_size,
@@ -78,8 +78,8 @@ class Asked(NamedTuple):
                 min_tokens=self.sampling.min_new_tokens,
                 seed=seed % 2**64,
                 speculative=speculative,
-                logprobs=told,
-                prompt_logprobs=told if 0 <= self.start < length else None,
+                logprobs=tops,
+                prompt_logprobs=tops if 0 <= self.start < length else None,
             )
         except ValueError as e:
             message = str(e)

@@ -1,4 +1,4 @@
-"""Request bodies of the OpenAI API: which fields there are, what is refused, what becomes of them."""
+"""Request bodies of the OpenAI API: their fields, what is refused, and the parameters they become."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from nextn.server.protocol.structured import grammar_for
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
 
-# Field -> the values at which it asks for nothing; null is always one. Other engines' fields included.
+# Field -> values with which it asks for nothing, besides null. Fields of other engines are included.
 REFUSED: dict[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
     "length_penalty": (1, 1.0),
@@ -173,12 +173,12 @@ class CommonRequest(Sampling):
 
     @property
     def tops(self) -> int | None:
-        """How many of the most likely tokens are told with each log-probability; None: none is told."""
+        """How many of the most likely tokens go with each log-probability; None: there are none."""
         return None
 
     def sampling(self, max_tokens: int, seed: int, vocab_size: int) -> SamplingParams:
         """Checked parameters of the first choice. Raises ApiError naming the field."""
-        # Candidates are compared by their log-probabilities, told or not.
+        # Candidates are compared by their log-probabilities, whether these were asked for or not.
         compared = 0 if self.candidates > self.n else None
         if max_tokens == 0 and not self.echoes:
             raise bad_request("max_tokens is 0; it must be at least 1, or 0 with echo", "max_tokens")

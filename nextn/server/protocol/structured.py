@@ -1,7 +1,7 @@
 """Structured output in request bodies: OpenAI's `response_format`, vLLM's and SGLang's own fields.
 
-All of them come down to one `Constraint`; `grammar_for` finds it. That it is valid is found out where it is
-compiled, in the engine's process.
+`grammar_for` makes one `Constraint` of them. Whether it is valid is found out in the engine's process, which
+compiles it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ STRUCTURED_OUTPUTS = {
 
 
 def grammar_for(fields: Mapping[str, Any]) -> Constraint | None:
-    """What the fields of a body ask for; those that are not here are None or missing. Raises ApiError when
-    one is malformed, or two ask for something."""
+    """The constraint that the fields of a body ask for, if any. Raises ApiError if a field is malformed, or
+    if two ask for one."""
     asked: list[tuple[str, Constraint]] = []
     for table in (SGLANG, GUIDED):
         asked += _each(fields, table, "")

@@ -1,1 +1,1 @@
-"""The engine's parts against the roofline: every op, and whole steps. Start at `run.py`."""
+"""Ops and whole steps against the roofline. Start at `run.py`."""

@@ -1,4 +1,4 @@
-"""Weights that lie in no cache: tensors cut from a block of memory several times as large as the last one."""
+"""Weights that lie in no cache: tensors cut from a block of memory several times the last cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST = 1024  # sets; a burst of the clock is shorter, so that it reads none twic
 
 
 class Arena:
-    """Pairs of ordinary bf16 numbers, which read as f32 are ordinary numbers too: no infinities, and no
+    """The block. Its bf16 numbers are ordinary, and so are pairs of them read as f32: no infinities, and no
     denormals, which would slow the arithmetic down."""
 
     def __init__(self, size: int) -> None:
@@ -28,8 +28,8 @@ class Arena:
         self.data.view(-1, pattern.nbytes).copy_(pattern)
 
     def sets(self, dtype: torch.dtype, *shapes: tuple[int, ...]) -> list[list[Tensor]]:
-        """As many sets of tensors of these shapes as there is room for, up to MOST, one after another; they
-        overlap with those of other calls. Raises ValueError when there is no room for one."""
+        """Cuts as many sets of tensors of these shapes as fit, up to MOST, one after another. They overlap
+        with those of other calls. Raises ValueError when not even one fits."""
         sizes = [math.prod(shape) * dtype.itemsize for shape in shapes]
         steps = [align(size, LINE) for size in sizes]
         count = self.data.nbytes // sum(steps)

@@ -1,4 +1,4 @@
-"""How much of a step is spent in certain calls: each of them behind a timer, for a while."""
+"""Times certain calls of a step, so that the rest of the step is known."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class CallClock:
-    """with clock: methods are timed. One that calls another is one call: the outer one's time counts."""
+    """with clock: the methods are timed. If one calls another, only the outer one counts."""
 
     def __init__(self, methods: Sequence[tuple[Any, str]]) -> None:
         """methods: (object, name of its method or function)."""
@@ -28,8 +28,8 @@ class CallClock:
 
     @property
     def experts(self) -> float:
-        """That were read since `reset`, each counted once in each layer's call; in experts of the target
-        where the drafter's have fewer bytes."""
+        """Experts read since `reset`, each counted once in each layer's call. The unit is an expert of the
+        target; the drafter's may have fewer bytes."""
         raise AssertionError("a clock of no model")
 
     @property
@@ -57,7 +57,7 @@ class CallClock:
         self._before.clear()
 
     def _cost(self) -> float:
-        """Seconds of a timer around nothing, besides what it takes for nothing's own time."""
+        """Measures the seconds of a timer around an empty call, less those of the call."""
         nothing = self.timer("nothing", lambda *args: None)
         rounds = []
         for _ in range(20):

@@ -1,8 +1,8 @@
 """Every op of a backend at the shapes of a model, as cases for the clock: through nextn.ops.base.Ops alone.
 
-Weights and KV entries come from an arena that is larger than the last cache, each call's from another
-piece of it: they are read from memory, as in an engine whose layers take turns. Inputs and results are small
-and stay in the cache, as there. Rows are padded to the multiple that the backends ask for.
+Weights and KV entries come from an arena larger than the last cache, each call's from another piece of it. So
+they are read from memory, as in an engine whose layers take turns. Inputs and results are small and stay in
+the cache, as there. Rows are padded to the multiple that the backends need.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ PAGE = 16
 
 @dataclass(frozen=True)
 class OpCase:
-    """op: a method of nextn.ops.base.Ops, or `feed_forward`: route and experts. what: which of its uses in
-    the model."""
+    """op: a method of nextn.ops.base.Ops, or `feed_forward`: route and experts. what: its use."""
 
     case: Case
     op: str
@@ -47,7 +46,7 @@ class OpCase:
 
 
 def product_uses(cfg: ModelConfig) -> Iterator[tuple[str, int, int]]:
-    """(what, n_out, n_in) of a model's products that are linear."""
+    """(what, n_out, n_in) of the model's linear products."""
     hidden, queries = cfg.hidden_size, cfg.num_attention_heads * cfg.qk_head_dim
     yield "attention down", (cfg.q_lora_rank or queries) + cfg.latent_dim, hidden
     if cfg.q_lora_rank:
@@ -69,7 +68,8 @@ class Bench:
     end: int
 
     def cases(self, counts: Sequence[int] = ROWS) -> list[OpCase]:
-        """Every op at each number of rows; one with several uses in the model at the shape of each."""
+        """Makes a case for every op and number of rows; an op with several uses gets one at the shape of
+        each."""
         makers = (
             self.linears,
             self.row_ops,
@@ -99,11 +99,14 @@ class Bench:
     def row_ops(self, rows: int) -> Iterator[OpCase]:
         cfg, ops, size = self.cfg, self.ops, self.size
         hidden, rank, rope = cfg.hidden_size, cfg.kv_lora_rank, cfg.qk_rope_head_dim
-        x = self.input(rows, hidden)
-        norms = [partial(ops.rms_norm, x, w, 1e-6) for (w,) in self.weights((hidden,))]
-        yield self.made(
-            "rms_norm", "residual", f"{hidden}", rows, op_work.rms_norm(rows, hidden, size), norms
-        )
+        x, added = self.input(rows, hidden).float(), (torch.zeros(align(rows), hidden),)
+        sums = [partial(ops.add_norm, x, added, w, 1e-6) for (w,) in self.weights((hidden,))]
+        work = op_work.add_norm(rows, hidden, size)
+        yield self.made("add_norm", "residual", f"{hidden}", rows, work, sums)
+        width = cfg.q_lora_rank or rank
+        x = self.input(rows, width)
+        norms = [partial(ops.rms_norm, x, w, 1e-6) for (w,) in self.weights((width,))]
+        yield self.made("rms_norm", "latent", f"{width}", rows, op_work.rms_norm(rows, width, size), norms)
         cos, sin = (torch.rand(align(rows), rope // 2) for _ in range(2))
         slots, latent = torch.arange(align(rows)), self.input(rows, cfg.latent_dim)
         weights = self.weights((rank,))
@@ -115,7 +118,7 @@ class Bench:
         yield self.made("write_latent", "entries", f"{cfg.latent_dim}", rows, work, writes)
 
     def attention(self, rows: int) -> Iterator[OpCase]:
-        """One request that goes forward by `rows`, up to position `end`."""
+        """Attention of one request that goes forward by `rows`, up to position `end`."""
         cfg, ops, end = self.cfg, self.ops, self.end
         if rows > end:
             return
@@ -176,7 +179,7 @@ class Bench:
         yield self.routed(rows)
 
     def routed(self, rows: int) -> OpCase:
-        """The router and its experts; every pass over the arena with other rows and so other experts."""
+        """The router and its experts. Each pass over the arena has other rows and so other experts."""
         cfg, ops = self.cfg, self.ops
         count, inner, hidden = cfg.n_routed_experts, cfg.moe_intermediate_size, cfg.hidden_size
         routing, bias = Routing(cfg, rows), torch.zeros(count)
@@ -221,7 +224,7 @@ class Bench:
         )
 
     def choice(self, rows: int) -> Iterator[OpCase]:
-        """Of draft logits, which lie in the cache: they have just been made."""
+        """The choice of tokens. Its logits lie in the cache, as after a step."""
         vocab = self.cfg.vocab_size
         logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(rows))
         calls = [partial(self.ops.best_token, logits)]

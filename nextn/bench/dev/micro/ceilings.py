@@ -1,10 +1,11 @@
 """The two ceilings of this machine, with the engine's own number of threads.
 
-Read bandwidth: three of torch's ops that come close to reading memory and nothing else, and, where the
-native library is built, its read; which is the fastest differs from machine to machine, so all are timed
-and the best median counts. What they read lies in large pages, like the native weights. Operations:
-products by F.linear, square of several sizes and of 256 rows, in bf16 (oneDNN) and in f32, the best median
-of each.
+Read bandwidth: three of torch's ops that do little but read memory and, if the native library is built, its
+read. Which is fastest differs from machine to machine, so all are timed and the best median counts. Their
+buffer lies in large pages, like the native weights.
+
+Operations: products by F.linear, square of several sizes and of 256 rows, in bf16 (oneDNN) and in f32, the
+best median of each.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ NARROW = (256, 4096, 2048)  # rows, n_out, n_in
 
 
 def cache_bytes(level: int, folder: Path = CPU0) -> int:
-    """Size of a data cache. Without a third level the second stands for it."""
+    """Size of a data cache. Without a third level, that of the second."""
     found: dict[int, int] = {}
     for index in sorted(folder.glob("index*")):
         try:
@@ -61,13 +62,13 @@ class Ceilings:
 
     @property
     def unrest(self) -> float:
-        """The 90th percentile of the times of the fastest read over the 10th: 1 on a machine of one's own."""
+        """The 90th percentile of the times of the fastest read over the 10th: 1 on an idle machine."""
         best = max(self.read, key=lambda case: case.bytes_per_s)
         fast, slow = np.percentile(best.samples, (10, 90)).tolist()
         return float(slow / fast)
 
     def flops_per_s(self, dtype: torch.dtype) -> float:
-        """The peak in f32, or else in bf16, in which weights of one byte are computed too."""
+        """The peak in f32, or in bf16. Weights of one byte are also computed in bf16."""
         return max(case.flops_per_s for case in (self.f32 if dtype is torch.float32 else self.bf16))
 
     def as_dict(self) -> dict[str, object]:
@@ -84,7 +85,7 @@ class Ceilings:
 def make_ceilings(
     pool: NativePool | None, dram: int | None = None, squares: Sequence[int] = SQUARES
 ) -> Ceilings:
-    """dram: bytes of the buffer that is read."""
+    """Makes the cases. dram: bytes of the buffer that is read."""
     l2, l3 = cache_bytes(2), cache_bytes(3)
     dram = max(DRAM, 8 * l3) if dram is None else dram
     buffer = large(dram).view(torch.float32).fill_(1.0)

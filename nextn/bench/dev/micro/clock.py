@@ -1,8 +1,8 @@
-"""Timing: cases in turns, so that what disturbs the machine disturbs all of them; medians.
+"""Timing: cases in turns, so that a disturbance of the machine hits all of them; medians.
 
 Every round takes one sample of each case. A sample is a burst of calls, long enough for the clock, over
-copies of the weights in turns. One call before each sample is not counted: it pays for what the case
-before it left behind. The garbage collector is off.
+copies of the weights in turns. One call before each sample is not counted: it pays for what the case before
+it left behind. The garbage collector is off.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ FEWEST = 3  # rounds, whatever the time says
 
 @dataclass
 class Case:
-    """Something to time. `calls` do the same on different copies; they are called in turns. team: whose
-    threads compute it."""
+    """A thing to time. `calls` do the same on different copies, in turns. team: whose threads compute it."""
 
     name: str
     work: Work
@@ -37,7 +36,7 @@ class Case:
     _next: int = 0
 
     def burst(self, count: int) -> float:
-        """Seconds of `count` calls."""
+        """The seconds of `count` calls."""
         calls, at = self.calls, self._next
         chosen = [calls[(at + i) % len(calls)] for i in range(count)]
         self._next = (at + count) % len(calls)
@@ -51,7 +50,7 @@ class Case:
 
     @property
     def seconds(self) -> float:
-        """Median of one call."""
+        """The median seconds of one call."""
         return statistics.median(self.samples)
 
     @property
@@ -79,9 +78,9 @@ def quiet() -> Iterator[None]:
 def measure(
     cases: Sequence[Case], rounds: int, seconds: float, told: Callable[[int, int], None] = lambda n, of: None
 ) -> None:
-    """Puts samples into every case: `rounds` of them, fewer when `seconds` are over (finding out how many
-    calls a sample needs is in them), FEWEST at least; of a dear case fewer still. told(n, of): round n of
-    so many begins."""
+    """Takes `rounds` samples of every case, or fewer when `seconds` are over, but at least FEWEST; of slow
+    cases fewer still. The time to find out how many calls a sample needs is included. told(n, of): called
+    when round n of `of` begins."""
     with quiet():
         begin = time.perf_counter()
         counts, costs = [], []
@@ -104,8 +103,8 @@ def measure(
 
 
 def by_team(cases: Iterable[Case]) -> Iterator[Case]:
-    """The cases as they come, with a pause wherever the next one is another team's: threads that spin,
-    waiting for more of their own work, would take its cores."""
+    """The cases in order, with a pause wherever the team changes: spinning threads of the one before would
+    take the cores."""
     last = None
     for case in cases:
         if last not in (None, case.team):

@@ -1,8 +1,8 @@
 """The native kernels at the shapes of a model, as cases for the clock, beside those of `cases`.
 
-Names, shapes and rows are those of the ops that do the same, so that both can be held side by side. Weights
-and KV entries come from the arena, each call's from another piece of it; a weight's panels are what the
-arena holds there, as the kernels' speed does not depend on the numbers.
+Names, shapes and rows are those of the ops that do the same, so that both can be compared. Weights and KV
+entries come from the arena, each call's from another piece of it. A weight's panels are whatever the arena
+holds there: the kernels' speed does not depend on the numbers.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class NativeBench:
         return sorted(found, key=lambda one: order[one.op, one.what])
 
     def headline(self, counts: Sequence[int] = ROWS) -> list[OpCase]:
-        """In bf16, and in e4m3 and int8."""
+        """The headline product in bf16, e4m3 and int8."""
         return [self.linear(rows, HEADLINE, *LINEAR, kind) for kind in KINDS for rows in counts]
 
     def linears(self, rows: int) -> Iterator[OpCase]:
@@ -112,7 +112,7 @@ class NativeBench:
         return self.made("swiglu_mlp", what, f"{hidden}x{inner}", rows, work, calls)
 
     def routed(self, rows: int) -> OpCase:
-        """The router and its experts; every pass over the arena with other rows and so other experts."""
+        """The router and its experts. Each pass over the arena has other rows and so other experts."""
         cfg = self.cfg
         routing = Routing(cfg, rows)
         gate = PackedWeight(cfg.n_routed_experts, cfg.hidden_size, F32)
@@ -132,7 +132,7 @@ class NativeBench:
         return self.made("feed_forward", ROUTED, routing.shape, rows, routing.work(2), calls)
 
     def feed(self, block: FeedForward, h: Tensor, *kept: object) -> NativeCall:
-        """block: its weights. h [rows, hidden] f32."""
+        """The dense block or the shared expert. block: its weights. h [rows, hidden] f32."""
         stride = padded(h.shape[1], 32)
         wide = torch.nn.functional.pad(h, (0, stride - h.shape[1])).contiguous()
         half, out = wide.bfloat16(), torch.zeros_like(wide)
@@ -151,7 +151,8 @@ class NativeBench:
         )
 
     def weights(self, *matrices: tuple[int, int, int, int]) -> list[list[Weight]]:
-        """matrices: (n_out, n_in, kind, members). Sets of them, their panels in the arena in that order."""
+        """Makes sets of weights with their panels in the arena, in this order. matrices: (n_out, n_in, kind,
+        members)."""
         models, shapes = [], []
         for n_out, n_in, kind, members in matrices:
             one = PackedWeight(n_out, n_in, kind, block=FP8_BLOCK if kind == E4M3 else 0)
@@ -163,7 +164,7 @@ class NativeBench:
         ]
 
     def half(self, rows: int, n: int) -> Tensor:
-        """[rows, n up to an even number] bf16."""
+        """A bf16 input [rows, n], n rounded up to an even number."""
         return self.random(rows, padded(n, 2)).bfloat16()
 
     def random(self, rows: int, n: int) -> Tensor:
@@ -184,7 +185,7 @@ class NativeBench:
 
 
 def moved(weight: Weight, panels: Tensor, scales: Tensor | None = None) -> Weight:
-    """The same weight with its panels, and scales if it has some, elsewhere."""
+    """The same weight with its panels, and its scales if it has some, in another place."""
     copy = Weight.from_buffer_copy(weight)
     copy.data = panels.data_ptr()
     if copy.scale_stride and scales is not None:

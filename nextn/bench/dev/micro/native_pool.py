@@ -1,4 +1,4 @@
-"""The native kernels' threads, memory like their weights', and a call that costs little besides itself."""
+"""The native kernels' threads, memory like that of their weights, and a call with little overhead."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from nextn.ops.cpu.weights import in_large_pages
 
 
 class NativePool:
-    """Threads for single kernels, at this level or the best. `handle` is good as long as this lives. Raises
-    NoLibrary."""
+    """Threads for single kernels, at this level or the best. `handle` is valid as long as this object lives.
+    Raises NoLibrary."""
 
     def __init__(self, threads: int, level: str | None = None) -> None:
         self.library = library(level)
@@ -26,13 +26,13 @@ class NativePool:
         weakref.finalize(self, self.library.nx_pool_free, self.handle)
 
     def read(self, data: Tensor) -> int:
-        """Reads all of it; the sum of its bits as 64-bit words or, in the portable library, pairs of
-        32-bit words."""
+        """Reads all of it and returns the sum of its bits as 64-bit words, or pairs of 32-bit words in the
+        portable library."""
         return int(self.library.nx_read(self.handle, data.data_ptr(), data.nbytes))
 
 
 def native_pool(threads: int, level: str | None = None) -> NativePool | None:
-    """None where the kernels are not built."""
+    """A pool; None if the kernels are not built."""
     try:
         return NativePool(threads, level)
     except NoLibrary:
@@ -40,7 +40,7 @@ def native_pool(threads: int, level: str | None = None) -> NativePool | None:
 
 
 class NativeCall:
-    """A kernel with its arguments. kept: what the pointers among them point into, result last."""
+    """A kernel with its arguments. kept: the tensors that the pointers point into, the result last."""
 
     __slots__ = ("arguments", "function", "kept")
 
@@ -52,7 +52,7 @@ class NativeCall:
 
 
 def large(size: int) -> Tensor:
-    """[size] uint8, uninitialised; in large pages, as the native weights are, where there is a library."""
+    """[size] uint8, uninitialised; in large pages, as the native weights are, if there is a library."""
     with contextlib.suppress(NoLibrary):
         return in_large_pages(size)
     return torch.empty(size, dtype=torch.uint8)

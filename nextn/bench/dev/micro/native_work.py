@@ -1,7 +1,7 @@
-"""What a whole step of a native model must read: its weights as they are stored, packed. Pure.
+"""The bytes that a whole step of a native model must read: its weights as they are packed. Pure.
 
-As `step_work` counts it, but bytes are those of the panels: 2 an element in bf16, 1 and the scales in e4m3
-and int8, 4 in the router's gate and in norms, and what pads a matrix to whole panels of 16 outputs. A KV
+It counts as `step_work` does, but in bytes of the panels. An element has 2 in bf16, 1 and the scales in e4m3
+and int8, and 4 in the router's gate and in norms. Padding to whole panels of 16 outputs is included. A KV
 entry counts without its padding.
 """
 
@@ -31,7 +31,7 @@ def native_step_work(model: NativeDeepseekV3, step: Step) -> Work:
 
 
 def layer_bytes(model: NativeDeepseekV3, layer: Layer) -> int:
-    """Without its routed experts."""
+    """Bytes of a layer without its routed experts."""
     cfg, mlp = model.config, layer.mlp
     heads = cfg.num_attention_heads
     found = sum(map(weight_bytes, (layer.down, layer.q_up, layer.out)))
@@ -42,7 +42,7 @@ def layer_bytes(model: NativeDeepseekV3, layer: Layer) -> int:
 
 
 def expert_bytes(model: NativeDeepseekV3) -> float:
-    """Of one routed expert of the target, the mean over the layers; 0 without."""
+    """Bytes of one routed expert of the target, the mean over the layers; 0 without experts."""
     sizes = [
         weight_bytes(layer.mlp.gate_up) + weight_bytes(layer.mlp.down)
         for layer in model.weights.layers[: model.config.num_hidden_layers]
@@ -52,5 +52,5 @@ def expert_bytes(model: NativeDeepseekV3) -> float:
 
 
 def weight_bytes(weight: Weight) -> int:
-    """Of one member (head, expert): its panels and scales; 0 of a weight that is not there."""
+    """Bytes of one member (head, expert): its panels and scales; 0 for a weight that is not there."""
     return int(weight.stride + 4 * weight.scale_stride) if weight.data else 0

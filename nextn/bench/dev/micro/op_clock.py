@@ -1,4 +1,4 @@
-"""The time of a step in the ops of a backend, or in the calls of a native model."""
+"""Times the ops of a backend in a step, or the calls of a native model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NATIVE = ("forward", "logits", "chains", "draft", "draft_logits")  # of the mode
 
 
 class OpClock(CallClock):
-    """Every layer holds this one instance of the ops."""
+    """Times the one instance of the ops that every layer holds."""
 
     def __init__(self, ops: Ops) -> None:
         super().__init__([(ops, name) for name in NAMES])

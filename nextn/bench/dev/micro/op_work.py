@@ -1,8 +1,8 @@
-"""How many bytes an op must move and how many operations it must do, whoever computes it. Pure.
+"""The bytes that an op must move and the operations that it must do, whoever computes it. Pure.
 
-Letters as in nextn.ops.base: rows are the batch's real ones (what a backend adds as padding is its own
-loss). `size`: bytes of an element. Bytes are weights read once, inputs read, results written; operations
-are those of the products (a multiply-add is two) and, where an op has none, of its arithmetic.
+Letters as in nextn.ops.base. Rows are the batch's real ones: padding is the backend's own loss. `size`: bytes
+of an element. Bytes are weights read once, inputs read, results written. Operations are those of the products
+(a multiply-add is two) or, if an op has none, of its arithmetic.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Work:
         return Work(self.bytes + other.bytes, self.flops + other.flops)
 
     def seconds(self, bytes_per_s: float, flops_per_s: float) -> float:
-        """The least it can take under these two ceilings: the roofline."""
+        """The least time under these two ceilings: the roofline."""
         return max(self.bytes / bytes_per_s, self.flops / flops_per_s)
 
 
@@ -28,13 +28,19 @@ def linear(rows: int, n_out: int, n_in: int, size: int) -> Work:
 
 
 def packed_linear(rows: int, n_out: int, n_in: int, stored: int, size: int) -> Work:
-    """stored: bytes of the weight as it is kept, scales included. size: of an element of the rows."""
+    """stored: bytes of the weight as it is stored, scales included. size: bytes of an element of the rows."""
     return Work(stored + size * rows * (n_in + n_out), 2 * rows * n_out * n_in)
 
 
 def rms_norm(rows: int, width: int, size: int) -> Work:
     """Per element: square, add, two multiplications."""
     return Work(size * (2 * rows * width + width), 4 * rows * width)
+
+
+def add_norm(rows: int, width: int, size: int) -> Work:
+    """The stream and what is added to it are f32; an addition more per element."""
+    norm = rms_norm(rows, width, size)
+    return Work(norm.bytes - size * rows * width + 12 * rows * width, norm.flops + rows * width)
 
 
 def rotate(rows: int, heads: int, dim: int, size: int) -> Work:
@@ -75,7 +81,7 @@ def mla_attention(rows: int, end: int, heads: int, rank: int, rope: int, size: i
 def naive_attention(
     rows: int, end: int, heads: int, rank: int, nope: int, rope: int, value: int, size: int
 ) -> Work:
-    """The same with keys and values expanded; what is expanded need not leave the cache."""
+    """The same with keys and values expanded; the expanded ones need not leave the cache."""
     up = heads * rank * (nope + value)
     moved = end * (rank + rope) + up + rows * heads * (nope + rope + value)
     return Work(size * moved, 2 * end * up + 2 * pairs(rows, end) * heads * (nope + rope + value))
@@ -98,6 +104,6 @@ def best_token(rows: int, vocab: int) -> Work:
 
 
 def experts(rows: int, hidden: int, inner: int, top_k: int, distinct: float, size: int) -> Work:
-    """`distinct`: experts that at least one row wants, a mean perhaps; each one's weights are read once."""
+    """`distinct`: experts that at least one row wants, perhaps a mean; the weights of each are read once."""
     moved = round(size * (3 * distinct * hidden * inner + 2 * rows * hidden)) + 12 * rows * top_k
     return Work(moved, 6 * rows * top_k * hidden * inner)

@@ -55,7 +55,7 @@ def roofline_plot(micro: Micro, palette: Palette = LIGHT) -> bytes:
 
 
 def curves(micro: Micro) -> dict[str, list[OpFigures]]:
-    """One for each op that has products, the first of its uses in the model; ordered by rows."""
+    """One curve for each op that has products, for the first of its uses in the model; ordered by rows."""
     found: dict[str, list[OpFigures]] = {}
     uses: dict[str, str] = {}
     for op in (*micro.headline, *micro.ops):

@@ -1,4 +1,4 @@
-"""What `nextn bench micro` found, as plain data: the last line, the tables and the plot come from it."""
+"""The results of `nextn bench micro` as plain data: the last line, the tables and the plot come from it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ OF_BACKEND = (
 
 @dataclass(frozen=True)
 class OpFigures:
-    """One op at one number of rows. Fractions are of the measured ceilings; roofline: of what the two
-    together allow, the least time over the time it took."""
+    """One op at one number of rows. Fractions are of the measured ceilings. roofline: the least time that
+    both allow over the time it took."""
 
     op: str
     what: str
@@ -59,7 +59,7 @@ class Micro:
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
-        """The keys up to `seconds` are the headline figures; others read them by name."""
+        """The keys up to `seconds` are the headline numbers; others read them by name."""
         return {
             **self.figures(self.backend, self.steps[0]),
             "model": self.model,
@@ -80,19 +80,19 @@ class Micro:
         }
 
     def as_json(self) -> str:
-        """On one line."""
+        """JSON on one line."""
         return json.dumps(rounded(self.as_dict()), allow_nan=False)
 
     def reference_figures(self) -> dict[str, Any] | None:
-        """The same figures of plain torch, as it serves where nothing else can."""
+        """The headline numbers of plain torch, as it serves without the kernels."""
         if self.reference is None:
             return None
         found = self.figures("reference", self.reference)
         return {key: found[key] for key in OF_BACKEND} | {"step": self.step(self.reference)}
 
     def figures(self, backend: str, step: StepFigures) -> dict[str, float]:
-        """The headline linear, weights out of the cache; the step of one row. At 256 rows it is held
-        against oneDNN's product of the same shape, not against the peak."""
+        """The headline linear, weights out of the cache, and the step of one row. At 256 rows it is compared
+        with oneDNN's product of the same shape, not with the peak."""
         dtype = self.headline[0].dtype
         linear = {op.rows: op for op in self.headline if (op.backend, op.dtype) == (backend, dtype)}
         same_shape = self.ceilings.bf16[-1].flops_per_s / 1e9

@@ -1,4 +1,4 @@
-"""Rows that want other experts each time: what the cases of routed experts have in common."""
+"""Rows that want other experts each time, for the cases of routed experts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Routing:
 
     @cached_property
     def distinct(self) -> float:
-        """Experts that at least one row wants, the mean over the variants."""
+        """The number of experts that at least one row wants, the mean over the variants."""
         cfg, ops = self.cfg, Reference()
         found = 0
         for x in self.inputs:
@@ -46,7 +46,7 @@ class Routing:
         return found / len(self.inputs)
 
     def work(self, size: int) -> Work:
-        """Of the router and its experts."""
+        """The work of the router and its experts."""
         cfg, hidden, top_k = self.cfg, self.cfg.hidden_size, self.cfg.num_experts_per_tok
         gate = op_work.route(self.rows, hidden, cfg.n_routed_experts, top_k, size)
         return gate + op_work.experts(

@@ -1,7 +1,7 @@
 """`nextn bench micro`: both ceilings, ops and kernels of every backend, whole steps; one process, in turns.
 
-Order: ceilings and ops in rounds (clock.py), then steps with looks at the read ceiling between them
-(steps.py). What is reported is the median over all rounds.
+Ceilings and ops come first, in rounds (clock.py). Then come steps, with samples of the read ceiling between
+them (steps.py). The medians over all rounds are reported.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from nextn.ops.registry import make_ops
 
 @dataclass(frozen=True)
 class Effort:
-    """rounds: of ceilings and ops. steps: pairs of each kind. seconds: after which each of the two parts ends
-    early."""
+    """rounds: of ceilings and ops. steps: pairs of each kind. seconds: the time after which each of the two
+    parts ends early."""
 
     rounds: int
     steps: int
@@ -123,7 +123,7 @@ def find(settings: Settings, effort: Effort, progress: Progress) -> Micro:
 def steps_of(
     config: EngineConfig, native: bool, ceilings: Ceilings, effort: Effort
 ) -> tuple[list[StepFigures], StepFigures | None]:
-    """The engine's steps, and beside those of native kernels plain torch's step of one row."""
+    """The engine's steps and, beside those of native kernels, plain torch's step of one row."""
     seconds = effort.seconds / 3
     steps = StepBench(config, ceilings, effort.steps, seconds).run()
     if not native:
@@ -133,8 +133,7 @@ def steps_of(
 
 
 def in_turns(often: Sequence[Case], others: Sequence[Case]) -> list[Case]:
-    """One round: all of `often` before every one of OFTEN parts of the others, each time torch's cases
-    first."""
+    """One round: all of `often` before each of OFTEN parts of the others, torch's cases first each time."""
     parts = [others[i::OFTEN] for i in range(OFTEN)]
     return [case for part in parts for case in sorted((*often, *part), key=lambda one: one.team == NATIVE)]
 
@@ -150,8 +149,7 @@ def on_cpu(config: EngineConfig) -> EngineConfig:
 def all_cases(
     cfg: ModelConfig, dtype: torch.dtype, linear_dtype: torch.dtype, pool: NativePool | None
 ) -> tuple[list[OpCase], list[OpCase]]:
-    """The linear of the headline figures, and all ops of the model: of plain torch, and of the
-    native kernels if there is a pool for them."""
+    """The headline linear and all ops of the model, of plain torch and, with a pool, of native kernels."""
     last = cache_bytes(3)
     arena = Arena(arena_bytes(cfg, last, 4 * LINEAR[0] * LINEAR[1]))
     end = min(CONTEXT, cfg.max_position_embeddings)

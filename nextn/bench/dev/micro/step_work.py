@@ -1,6 +1,6 @@
-"""What a whole step of the engine must read and compute: active weights and KV entries. Pure.
+"""The bytes and operations of a whole engine step: active weights and KV entries. Pure.
 
-Activations are left out: they stay in the cache. The router's gate is f32, all else has `size` bytes.
+Activations are left out: they stay in the cache. The router's gate is f32; everything else has `size` bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Step:
 
 
 def step_work(cfg: ModelConfig, step: Step, size: int) -> Work:
-    """The target over `rows`, its head over `chosen`, and the drafter. size: bytes of an element."""
+    """The work of the target over `rows`, its head over `chosen`, and the drafter. size: bytes an element."""
     hidden, vocab = cfg.hidden_size, cfg.vocab_size
     weights = float(step.rows * hidden + hidden + vocab * hidden)  # embedding's rows, last norm, head
     flops = 2.0 * step.chosen * vocab * hidden
@@ -49,7 +49,7 @@ def step_work(cfg: ModelConfig, step: Step, size: int) -> Work:
 
 
 def layer_work(cfg: ModelConfig, index: int, rows: float, end: int, size: int) -> Work:
-    """A decoder layer but for its routed experts' weights (their operations are in)."""
+    """The work of a decoder layer without its routed experts' weights; their operations are included."""
     hidden, heads = cfg.hidden_size, cfg.num_attention_heads
     queries, rank = heads * cfg.qk_head_dim, cfg.kv_lora_rank
     products = hidden * ((cfg.q_lora_rank or queries) + cfg.latent_dim)

@@ -1,9 +1,9 @@
 """Whole steps of the engine: one row (decode), k + 1 rows (verify), a prompt's chunk.
 
-A step is one call of Engine.step: plan, run, commit. Every second one runs with its ops timed, or, of a
-native model, its calls (`op_clock`): its overhead is its own time less theirs, and less what the timers
-cost. That is Python, batch building, small tensor glue in between, bookkeeping, and in plain torch the choice
-of tokens.
+A step is one call of Engine.step: plan, run, commit. Every second one runs with its ops timed or, for a
+native model, its calls (`op_clock`). Its overhead is its own time less theirs and less the cost of the
+timers. That is Python, batch building, bookkeeping and small tensor code in between; in plain torch also the
+choice of tokens.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BETWEEN = 8  # steps between two looks at the ceiling; the first one after a loo
 
 @dataclass
 class Samples:
-    """Of pairs of steps, plain and timed."""
+    """Times of pairs of steps, plain and timed."""
 
     plain: list[float] = field(default_factory=list)  # seconds
     in_ops: list[float] = field(default_factory=list)  # seconds of the timed step
@@ -53,7 +53,7 @@ class Samples:
 
 @dataclass(frozen=True)
 class StepFigures:
-    """Medians. seconds: of a plain step. in_ops: of what the ops took of a timed one."""
+    """Medians. seconds: of a plain step. in_ops: the time in the ops of a timed one."""
 
     name: str
     rows: int
@@ -82,7 +82,7 @@ class StepBench:
         self.text = tokens_of_text(config)
 
     def run(self) -> list[StepFigures]:
-        """Verification only where the model can draft."""
+        """Measures all kinds of steps; verification only if the model can draft."""
         off = dataclasses.replace(self.config, speculative_num_steps=0)
         plain = Engine(off)
         found = [self.decode(plain), self.prefill(plain)]
@@ -94,7 +94,7 @@ class StepBench:
         return found
 
     def run_decode(self) -> StepFigures:
-        """The step of one row alone."""
+        """Measures the step of one row alone."""
         return self.decode(Engine(dataclasses.replace(self.config, speculative_num_steps=0)))
 
     def decode(self, engine: Engine) -> StepFigures:
@@ -151,7 +151,7 @@ class StepBench:
         return self.figures(engine, f"prefill {rows}", rows, 1, samples)
 
     def look(self) -> None:
-        """At the read ceiling. It leaves nothing of the model in the caches."""
+        """Samples the read ceiling. Nothing of the model is left in the caches."""
         for case in by_team(sorted(self.ceilings.read, key=lambda case: case.team == NATIVE)):
             case.sample()
         time.sleep(SWITCH)
@@ -188,14 +188,14 @@ class StepBench:
 
 
 def timed(engine: Engine) -> tuple[float, int]:
-    """Seconds of one step and the tokens that it committed."""
+    """Runs one step and returns its seconds and the tokens that it committed."""
     begin = time.perf_counter()
     outputs = engine.step()
     return time.perf_counter() - begin, sum(len(out.tokens) for out in outputs)
 
 
 def timed_ops(engine: Engine, clock: CallClock, samples: Samples) -> int:
-    """One step with its ops timed; the tokens that it committed."""
+    """Runs one step with its ops timed and returns the tokens that it committed."""
     clock.reset()
     with clock:
         seconds, took = timed(engine)
@@ -215,7 +215,7 @@ def runner_of(engine: Engine) -> Runner:
 
 
 def model_of(engine: Engine) -> Any:
-    """Raises ValueError for one that computes nothing."""
+    """The model behind an engine. Raises ValueError for one that computes nothing."""
     model = runner_of(engine).model
     if not isinstance(model, NativeDeepseekV3) and not hasattr(model, "ops"):
         raise ValueError(f"--model-path {engine.config.model_path} has no arithmetic to measure")
@@ -228,7 +228,7 @@ def clock_of(engine: Engine) -> CallClock:
 
 
 def tokens_of_text(config: EngineConfig) -> list[int]:
-    """Held-out code, on which experts are as busy as in use; random ids where there is no tokenizer."""
+    """Tokens of held-out code, which keeps experts as busy as in use; random ids if there is no tokenizer."""
     folder = model_folder(config.model_path)
     if (folder / "tokenizer.json").exists():
         return Tokenizer.from_folder(folder).encode("".join(all_heldout_prompts()[:16]))

@@ -1,4 +1,4 @@
-"""The findings as Markdown: what the terminal shows and what --output-dir keeps."""
+"""The results as Markdown: what the terminal shows and what --output-dir keeps."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def report(micro: Micro) -> str:
 
 
 def summary(micro: Micro) -> str:
-    """What the terminal shows: without the ops in detail."""
+    """The tables for the terminal: without the ops in detail."""
     linear = [op for op in micro.headline if op.backend == micro.backend]
     parts = [ceilings(micro), op_rows(linear), steps(micro)]
     if micro.ceilings.unrest > BUSY:
@@ -90,7 +90,7 @@ def steps(micro: Micro) -> str:
 
 
 def in_ops(micro: Micro, index: int) -> str:
-    """One step's ops, and what is left."""
+    """One step's ops, and the rest of its time."""
     step = micro.step(micro.steps[index])
     rows = [
         (op, str(found["calls"]), f"{found['ms']:.3f}", percent(found["ms"] / step["ms"]))
@@ -121,7 +121,7 @@ def op_table(micro: Micro, backend: str) -> str:
 
 
 def side_by_side(ops: Sequence[OpFigures], backends: Sequence[str]) -> str:
-    """Microseconds of every op in each backend."""
+    """The microseconds of every op in each backend."""
     cells: dict[tuple[str, str, int], dict[str, float]] = {}
     for op in ops:
         cells.setdefault((f"{op.op} {op.what}, {op.dtype}", op.shape, op.rows), {})[op.backend] = op.us

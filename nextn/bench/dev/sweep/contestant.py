@@ -1,4 +1,4 @@
-"""A side whose server is ready: what it is called, what it takes, what is asked of it."""
+"""A side whose server is ready: its name, what it accepts, and its requests."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class Contestant:
 
     @property
     def caches_prompts(self) -> bool:
-        """Whether a prompt that comes again may be less work."""
+        """Whether a repeated prompt may be less work."""
         return not self.info.get("disable_radix_cache", False)
 
     def takes(self, samples: Sequence[Sample], maker: Tokenizer | None) -> list[Sample]:
-        """`samples` as this side can read them: token ids of `maker` only if they are its own too."""
+        """`samples` as this side can read them: token ids of `maker` only if its ids are the same."""
         same = maker is not None and same_tokens(self.target.tokenizer, maker)
         return list(samples) if self.api.takes_ids and same else as_text(samples, maker)
 
     def body(self, sample: Sample, temperature: float, seed: int) -> dict[str, Any]:
-        """A request that ignores end tokens."""
+        """Makes a request that ignores end tokens."""
         made = self.api.body(self.target.model, sample.prompt, sample.output_len, True)
         sampling = made.get("sampling_params", made)
         sampling["temperature"] = temperature
@@ -50,13 +50,13 @@ class Contestant:
         return made
 
     def warmup_body(self, sample: Sample) -> dict[str, Any]:
-        """The prompt backwards, so that nothing of the load is cached."""
+        """Makes a request with the prompt backwards, so that nothing of the load is cached."""
         return self.body(Sample(sample.prompt[::-1], min(sample.output_len, WARMUP_TOKENS)), 0.0, 0)
 
 
 async def meet(spec: SideSpec, url: str, tokenizer: str | None, api_key: str | None) -> Contestant:
-    """`tokenizer`: a folder; None: the server's own, if it is on this machine. Raises BenchError when no
-    server is there, ValueError for a `tokenizer` that cannot be read."""
+    """Finds out about a running server. `tokenizer`: a folder; None: the server's own, if it is on this
+    machine. Raises BenchError when no server is there, ValueError for a `tokenizer` that cannot be read."""
     try:
         listed = await get(url, "/v1/models", api_key)
     except BenchError as e:
@@ -79,7 +79,7 @@ async def meet(spec: SideSpec, url: str, tokenizer: str | None, api_key: str | N
 
 
 def same_tokens(one: Tokenizer | None, other: Tokenizer) -> bool:
-    """Whether the same ids stand for the same bytes."""
+    """Whether the same ids stand for the same bytes in both."""
     if one is None or one.vocab_size != other.vocab_size:
         return False
     ours, theirs = one.token_bytes(False), other.token_bytes(False)
@@ -87,8 +87,8 @@ def same_tokens(one: Tokenizer | None, other: Tokenizer) -> bool:
 
 
 def salted(samples: Sequence[Sample], salt: str, tokenizer: Tokenizer | None) -> list[Sample]:
-    """The same loads with beginnings of their own, so that no prefix cache has seen them. Token ids keep
-    their number: the beginning is replaced. Raises ValueError for ids without a tokenizer."""
+    """The same loads with new beginnings, so that no prefix cache has seen them. Token ids keep their number:
+    the beginning is replaced. Raises ValueError for ids without a tokenizer."""
     return [salted_sample(sample, f"{salt}.{i}", tokenizer) for i, sample in enumerate(samples)]
 
 

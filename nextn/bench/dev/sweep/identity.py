@@ -1,7 +1,7 @@
-"""Which texts must be the same, and whether they are.
+"""Which texts must be equal, and whether they are.
 
-Sides that were started here with the same model and arithmetic write the same text: at any draft length, in
-any round and at any load. Of other servers it is only told how often they agree with the first side.
+Sides that were started here with the same model and arithmetic write the same text, at any draft length, in
+any round and at any load. For other servers, only the share of texts equal to the first side's is counted.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ FREE = ("threads", "context_length", "chunked_prefill_size", "max_running_reques
 
 
 def text_key(info: dict[str, Any]) -> Hashable:
-    """Of a nextn server's /server_info: servers that must write the same text have the same.
+    """The options in a nextn server's /server_info that can change texts. Servers with equal keys must write
+    the same text.
 
-    An option that is not known to be without effect counts.
+    An option counts unless it is known to have no effect.
     """
     free = {f.name for f in dataclasses.fields(ServerConfig) if f.metadata["group"] in FREE_GROUPS} | {*FREE}
     settings = {f.name: info.get(f.name) for f in dataclasses.fields(ServerConfig) if f.name not in free}
@@ -34,7 +35,7 @@ def text_key(info: dict[str, Any]) -> Hashable:
 
 @dataclass
 class Agreement:
-    """Of a server that runs, with the first side."""
+    """Agreement of a running server with the first side."""
 
     compared: int = 0
     differ: int = 0
@@ -43,7 +44,7 @@ class Agreement:
 
 @dataclass
 class Identity:
-    """`groups`: of each side, the key of those that must agree; None: nothing is promised."""
+    """`groups`: for each side the key of those that must agree; None: nothing is promised."""
 
     groups: Sequence[Hashable | None]
     agreements: dict[int, Agreement] = field(default_factory=dict)  # of sides without a group
@@ -55,7 +56,7 @@ class Identity:
         return Identity([text_key(s.info) if s.spec.started else None for s in sides])
 
     def add(self, side: int, scenario: int, prompt: int, text: str, where: str) -> None:
-        """`prompt`: its number in the scenario. The first side comes first."""
+        """Adds a text. `prompt`: its number in the scenario. The first side comes first."""
         if side == 0:
             self._base.setdefault((scenario, prompt), (text, where))
         group = self.groups[side]

@@ -1,4 +1,4 @@
-"""Who goes when: scenario by scenario and load by load, in every round each side once."""
+"""The order of the runs: scenario by scenario and load by load, each side once a round."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Level:
-    """One load: so many prompts, either so many at once or arriving at so many a second."""
+    """One load: n prompts, either n at once or arriving at a rate."""
 
     prompts: int
     concurrency: int | None = None
@@ -21,7 +21,7 @@ class Level:
 
     @property
     def axis(self) -> str:
-        """What `value` counts."""
+        """The name of what `value` counts."""
         return "request rate" if self.concurrency is None else "concurrency"
 
     def __str__(self) -> str:
@@ -29,8 +29,8 @@ class Level:
 
 
 def make_levels(concurrencies: Sequence[int], rates: Sequence[float], num_prompts: int | None) -> list[Level]:
-    """In ascending order; one of the two is empty. Without `num_prompts`: two rounds of what is in flight, or
-    ten seconds' arrivals, and at least 8. Raises ValueError."""
+    """Makes the levels in ascending order; one of the two lists is empty. Without `num_prompts`: two rounds
+    of what is in flight, or ten seconds' arrivals, and at least 8. Raises ValueError."""
     for name, values in (("--concurrency", concurrencies), ("--request-rate", rates)):
         for value in values:
             if not (value > 0 and math.isfinite(value)):
@@ -48,8 +48,8 @@ def make_levels(concurrencies: Sequence[int], rates: Sequence[float], num_prompt
 
 @dataclass(frozen=True)
 class Turn:
-    """One load on one side; all by their indices, `round` from 1. Turns of one `serial` get the same
-    prompts from every side, one after another."""
+    """One load on one side, all by index; `round` from 1. Turns of one `serial` get the same prompts from
+    every side, one after another."""
 
     scenario: int
     level: int
@@ -59,8 +59,8 @@ class Turn:
 
 
 def turns(scenarios: int, levels: int, rounds: int, sides: int) -> Iterator[Turn]:
-    """A B C, A C B: at each load the sides take turns, so that a machine that slows down slows all of them,
-    now these more, now those. The first one, with which the others are compared, goes first."""
+    """A B C, A C B: at each load the sides take turns, so that a machine that slows down slows all of them.
+    The first one, with which the others are compared, goes first."""
     serial = 0
     for scenario in range(scenarios):
         for level in range(levels):

@@ -21,7 +21,7 @@ MARKERS = "osD^vPX*"
 
 @dataclass(frozen=True)
 class Curves:
-    """One scenario's rows, and what its sides are called."""
+    """One scenario's rows, and the names of its sides."""
 
     title: str
     sides: Sequence[str]
@@ -29,7 +29,7 @@ class Curves:
 
     @property
     def axis(self) -> str:
-        """What the load counts, for the x axis."""
+        """The label of the x axis."""
         of = {"concurrency": "concurrency, requests at once", "request rate": "request rate, requests/s"}
         return of[self.rows[0].level.axis]
 
@@ -58,7 +58,7 @@ def latency_throughput(curves: Curves, palette: Palette = LIGHT) -> bytes:
 
 
 def ratio(curves: Curves, palette: Palette = LIGHT) -> bytes:
-    """Each side's ratio to the first one over the load."""
+    """Each side's ratio to the first one, over the load."""
     figure = blank(palette)
     axes = figure.add_subplot(facecolor=palette.background)
     over_load(axes, curves, palette, lambda row, side: row.ratio(side))

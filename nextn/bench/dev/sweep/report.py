@@ -32,7 +32,7 @@ def write_report(results: Results, folder: Path) -> list[Path]:
 
 
 def plots(results: Results) -> dict[str, bytes]:
-    """PNG by file name."""
+    """PNG bytes by file name."""
     made = {}
     sides = [side.name for side in results.sides]
     for scenario, rows in results.scenarios:

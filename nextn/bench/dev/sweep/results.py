@@ -1,4 +1,4 @@
-"""What a comparison found, as plain data: the tables, the plots, the page and results.json come from it."""
+"""The results of a comparison as plain data: the tables, plots, the page and results.json come from it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nextn.request import SpecStats
 
 @dataclass
 class Cell:
-    """One side at one load: all rounds of it."""
+    """One side at one load, all rounds."""
 
     rounds: list[Figures] = field(default_factory=list)
     spec: SpecStats | None = None  # what speculation did in all rounds; None: the server does not say
@@ -46,7 +46,7 @@ class Cell:
 
     @property
     def accept_length(self) -> float | None:
-        """Tokens a verify step commits; None where nothing was drafted or nobody knows."""
+        """Tokens that a verify step commits; None if nothing was drafted or nobody knows."""
         if self.spec is not None:
             return self.spec.accept_length if any(self.spec.proposed) else None
         return self.lifetime
@@ -58,7 +58,7 @@ class Cell:
 
     @property
     def simulated(self) -> bool:
-        """Were drafts accepted by lot?"""
+        """Were drafts accepted at random?"""
         return self.spec is not None and self.spec.simulated
 
 
@@ -70,9 +70,10 @@ class Row:
     cells: list[Cell]
 
     def ratio(self, side: int) -> float:
-        """How much better than the first side: output tokens/s over its; where the rate of requests is given,
-        and with it the throughput, its mean latency over this one's. Of each round, as a machine that slows
-        down slows what is beside each other alike, and of these the median."""
+        """How much better a side is than the first: the median over rounds of output tokens/s over the first
+        side's in the same round. At a request rate, which sets the throughput, it is the first side's mean
+        latency over this one's. Rounds are compared one by one because a machine that slows down slows
+        neighbours alike."""
         rounds = zip(self.cells[0].rounds, self.cells[side].rounds, strict=True)
         if self.level.concurrency is None:
             return statistics.median(base.e2e_ms.mean / this.e2e_ms.mean for base, this in rounds)
@@ -116,7 +117,7 @@ class Results:
         return not self.failed and not self.identity.differences
 
     def as_dict(self, details: bool = True) -> dict[str, Any]:
-        """`details`: with the figures of every round."""
+        """`details`: include every round."""
         differences = self.identity.differences
         made = {
             "sides": [dataclasses.asdict(side) for side in self.sides],

@@ -1,6 +1,6 @@
-"""`nextn bench compare`: starts what is to be started, lets the sides take turns, reports.
+"""`nextn bench compare`: starts servers, lets the sides take turns, reports.
 
-All servers are up at once; those that wait for their turn cost memory only.
+All servers run at once; those that wait for their turn cost memory only.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from nextn.request import SpecStats
 
 
 def run_compare(settings: Settings) -> int:
-    """The exit code: 0, or 1 when a request failed or a text differs that must not.
+    """Returns the exit code: 0, or 1 when a request failed or a text differs that must not.
 
-    Raises ValueError and OSError for what the user must mend, BenchError for a server that does not come up
-    or answers nothing; what it said last is then on stderr.
+    Raises ValueError and OSError for what the user can fix. Raises BenchError for a server that does not come
+    up or answers nothing, after printing its last lines to stderr.
     """
     settings.check()
     settings.output_dir.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def run_compare(settings: Settings) -> int:
 
 @contextlib.contextmanager
 def started(settings: Settings, progress: Progress) -> Iterator[list[LocalServer | None]]:
-    """For every side its server, ready; None for one that runs already."""
+    """Yields for every side its server, ready; None for one that runs already."""
     own = sum(side.started for side in settings.sides)
     progress.now("start")
     if own:
@@ -83,7 +83,7 @@ def log_of(settings: Settings, side: int) -> Path:
 
 
 class Comparison:
-    """One run over all that `settings` name. `servers`: as from `started`."""
+    """One run over everything in `settings`. `servers`: as from `started`."""
 
     def __init__(self, settings: Settings, servers: Sequence[LocalServer | None], progress: Progress) -> None:
         self.settings, self.servers, self.progress = settings, servers, progress
@@ -122,7 +122,7 @@ class Comparison:
         )
 
     def make_samples(self) -> None:
-        """Raises ValueError for a scenario that a side's context is too short for."""
+        """Makes the prompts. Raises ValueError for a scenario that a side's context is too short for."""
         contexts = [side.context for side in self.sides if side.context is not None]
         most = max(level.prompts for level in self.settings.levels)
         for scenario in self.settings.scenarios:
@@ -134,7 +134,7 @@ class Comparison:
             self.samples.append([side.takes(made, self.maker) for side in self.sides])
 
     async def warm_up(self) -> None:
-        """One short completion each. Raises BenchError when it fails: the loads would fail too."""
+        """Sends one short completion to each. Raises BenchError when it fails: the loads would fail too."""
         self.progress.now("warm-up")
         for index, side in enumerate(self.sides):
             with self.last_lines(index):

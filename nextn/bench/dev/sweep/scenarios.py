@@ -1,4 +1,4 @@
-"""What the loads look like: input and output lengths under the names the field uses, and their prompts."""
+"""The scenarios: input and output lengths under their usual names, and their prompts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BETWEEN = "\n\n\n"  # two pieces of a joined prompt
 
 @dataclass(frozen=True)
 class Scenario:
-    """Lengths in tokens; None: those of the prompts, of the answers in `path`."""
+    """Lengths in tokens; None: those of the prompts, or of the answers in `path`."""
 
     name: str
     input_len: int | None
@@ -38,14 +38,14 @@ class Scenario:
 
     @property
     def title(self) -> str:
-        """As it is published: name input/output."""
+        """Its usual title: name input/output."""
         if self.path is not None:
             return f"{self.name}, {self.path.name}"
         return f"{self.name} {self.input_len}/{self.output_len}" if self.input_len else self.name
 
     @property
     def source(self) -> str:
-        """What its prompts are and how long, for people."""
+        """What its prompts are and how long, in words."""
         if self.path is not None:
             return f"conversations of {self.path.name}, each as long as in the file"
         if self.input_len is None:
@@ -57,14 +57,14 @@ class Scenario:
 
     @property
     def longest(self) -> int:
-        """Tokens of prompt and output together, where it is known before the prompts are made; else 0."""
+        """Tokens of prompt and output together, if known before the prompts are made; else 0."""
         return self.input_len + self.output_len if self.input_len and self.output_len else 0
 
 
 def make_scenario(
     name: str, scale: float = 1.0, text: str = "real", output_len: int = 128, path: Path | None = None
 ) -> Scenario:
-    """`output_len`: of `code`, which is not scaled. Raises ValueError."""
+    """Makes a scenario by name. `output_len`: for `code`, which is not scaled. Raises ValueError."""
     if name != CODE and name not in LENGTHS:
         raise ValueError(f"--scenario {name}: choose from {', '.join([CODE, *LENGTHS])}")
     if not 0 < scale <= 1000:
@@ -99,7 +99,7 @@ def check_fits(scenario: Scenario, context: int | None, side: str) -> None:
 def make_samples(
     scenario: Scenario, tokenizer: Tokenizer | None, count: int, seed: int, context: int | None
 ) -> list[Sample]:
-    """`count` prompts. Longer conversations of a file than `context` tokens are left out.
+    """Makes `count` prompts. Conversations of a file that are longer than `context` tokens are left out.
 
     Raises ValueError without a tokenizer where one is needed, and for more prompts than there are; OSError.
     """

@@ -1,4 +1,4 @@
-"""What `nextn bench compare` is asked for."""
+"""The settings of `nextn bench compare`."""
 
 from __future__ import annotations
 
@@ -42,11 +42,12 @@ class Settings:
                 raise ValueError(f"--scenario has {name} twice")
 
     def server_options(self, side: SideSpec) -> list[str]:
-        """Of `nextn serve`; a later one wins, so a side may serve another model or keep its prefix cache."""
+        """Options of `nextn serve`; a later one wins, so a side may serve another model or keep its prefix
+        cache."""
         return ["--model-path", self.model_path, "--disable-radix-cache", *self.common_options, *side.options]
 
     @property
     def texts(self) -> int:
-        """How many there will be."""
+        """The number of texts to come."""
         per_round = sum(level.prompts for level in self.levels)
         return per_round * len(self.scenarios) * self.rounds * len(self.sides)

@@ -1,6 +1,6 @@
-"""What is compared: servers that are started with options of `nextn serve`, and servers that run.
+"""The sides of a comparison: servers started with options of `nextn serve`, and running servers.
 
-Written NAME="serve options", as a list of draft counts, or NAME=[BACKEND+]URL.
+They are written as NAME="serve options", as a list of draft counts, or as NAME=[BACKEND+]URL.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ OURS = ("--port", "--host")  # options that the benchmark itself sets
 
 @dataclass(frozen=True)
 class SideSpec:
-    """One side. `options` are of a server that is started, `url` and `backend` of one that runs."""
+    """One side. `options`: of a server to start. `url`, `backend`: of a running one."""
 
     name: str
     options: tuple[str, ...] = ()
@@ -29,7 +29,7 @@ class SideSpec:
 
 
 def num_steps_sides(text: str) -> list[SideSpec]:
-    """ "0,1,2" -> one side for each; the server says what it makes of a word. Raises ValueError."""
+    """ "0,1,2" -> one side for each. The server itself checks words such as "auto". Raises ValueError."""
     words = [word.strip() for word in text.split(",")]
     if not all(words):
         raise ValueError(f"--num-steps {text}: it must be a list such as 0,1,2")
@@ -43,7 +43,7 @@ def num_steps_sides(text: str) -> list[SideSpec]:
 
 
 def option_side(text: str) -> SideSpec:
-    """NAME="serve options"; no options is a server as it comes. Raises ValueError."""
+    """NAME="serve options" -> a side; no options: a server with the defaults. Raises ValueError."""
     name, options = halves("--side", text, 'NAME="options of nextn serve"')
     try:
         words = tuple(shlex.split(options))
@@ -56,7 +56,7 @@ def option_side(text: str) -> SideSpec:
 
 
 def url_side(text: str) -> SideSpec:
-    """NAME=[BACKEND+]URL. Raises ValueError."""
+    """NAME=[BACKEND+]URL -> a side. Raises ValueError."""
     name, place = halves("--base-url-side", text, "NAME=[BACKEND+]URL")
     backend, plus, url = place.partition("+")
     if not plus or "://" in backend:  # a plus sign of the URL itself

@@ -10,7 +10,7 @@ NOTHING = "-"
 
 
 def markdown(results: Results) -> str:
-    """What was compared on what, and a table for each scenario. Ends in an empty line."""
+    """What was compared on what, and a table for each scenario. It ends in an empty line."""
     lines = [*(f"- {line}" for line in heading(results)), ""]
     for scenario, rows in results.scenarios:
         lines += [f"### {scenario.title}", "", f"{scenario.source}; {prompts_of(rows)}.", ""]
@@ -113,7 +113,7 @@ def failures(results: Results, rows: Sequence[Row]) -> list[str]:
 
 
 def aligned(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table in columns: figures to the right, words to the left."""
+    """A Markdown table in columns: numbers to the right, words to the left."""
     widths = [max(map(len, column)) for column in zip(header, *body, strict=True)]
     left = [name in ("side", "by depth, %") for name in header]
 
@@ -129,7 +129,7 @@ def aligned(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
 
 
 def verdict(results: Results) -> str:
-    """Whether the texts are the same; the first difference, if there is one; failed requests."""
+    """Whether the texts are equal; the first difference, if there is one; failed requests."""
     identity = results.identity
     differences = identity.differences
     lines = []

@@ -119,8 +119,8 @@ def test_op_clock_counts_the_outer_op_and_leaves_no_trace() -> None:
 
 def test_every_op_of_the_contract_has_a_timer() -> None:
     assert set(NAMES) == {
-        "linear", "rms_norm", "swiglu_mlp", "write_latent", "absorb", "mla_attention", "naive_attention",
-        "heads_matmul", "route", "experts", "best_token",
+        "linear", "rms_norm", "add_norm", "swiglu_mlp", "write_latent", "absorb", "mla_attention",
+        "naive_attention", "heads_matmul", "route", "experts", "best_token",
     }  # fmt: skip
 
 

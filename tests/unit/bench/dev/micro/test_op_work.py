@@ -20,6 +20,8 @@ def test_packed_linear() -> None:
 
 def test_row_ops() -> None:
     assert op_work.rms_norm(3, 10, 2) == Work(2 * (60 + 10), 120)
+    # two streams read and one written in f32, 3 rows of bf16 written, the weight read
+    assert op_work.add_norm(3, 10, 2) == Work(12 * 30 + 2 * (30 + 10), 150)
     # 3 rows, 2 heads of 4: read and written in bf16; cos and sin, 2 f32 each, for every row
     assert op_work.rotate(3, 2, 4, 2) == Work(2 * 2 * 24 + 4 * 12, 72)
     assert op_work.write_latent(3, 10, 4, 2) == Work(2 * (60 + 10) + 2 * 2 * 12 + 48 + 24, 120 + 36)
