@@ -21,19 +21,21 @@ from nextn.kvcache.manager import KVManager
 from nextn.kvcache.naive import NaiveCache
 from nextn.kvcache.pool import KVPool
 from nextn.kvcache.radix import RadixCache
-from nextn.models.base import Chains, Model
+from nextn.models.base import Model
 from nextn.models.fake import FakeModel
 from nextn.models.row_cost import context_cost, score_cost
+from nextn.ops.base import Draw
 from nextn.ops.cpu.draw import draw as native_draw
 from nextn.ops.cpu.library import choose_level, library
 from nextn.ops.cpu.weights import Arena
 from nextn.sampling.sampler import draw
 from nextn.scheduler.scheduler import Scheduler
+from nextn.speculative.base import Drafter, NoDrafter
 from nextn.speculative.depth.controller import DepthController
 from nextn.speculative.depth.worth import Worth
-from nextn.speculative.drafter import Drafter, MTPDrafter, NoDrafter
 from nextn.speculative.layered import LayeredDrafter
 from nextn.speculative.mixed_drafter import MixedDrafter
+from nextn.speculative.mtp import MTPDrafter
 from nextn.speculative.ngram_drafter import NGramDrafter
 
 NGRAM_DRAFTERS: dict[str | None, str] = {"NGRAM": "n-grams", "NEXTN+NGRAM": "MTP and n-grams"}  # by algorithm
@@ -80,21 +82,21 @@ def build(config: EngineConfig) -> Built:
             "--speculative-simulate-accept-length %g: drafts are accepted by lot; texts are NOT the model's",
             simulated,
         )
-    drafter: Drafter = NoDrafter()
-    if num_drafts:
-        drafter = NGramDrafter() if ngram else _mtp_drafter(model, pool, shape)
-        if config.ngrams and not ngram:
-            drafter = MixedDrafter(drafter)
     isa = choose_level(config.cpu_isa)[0] if kernels == "cpu" else None
     draw_tokens = partial(native_draw, library(isa)) if isa else draw
+    drafter: Drafter = NoDrafter()
+    if num_drafts:
+        drafter = NGramDrafter() if ngram else _mtp_drafter(model, pool, shape, draw_tokens)
+        if config.ngrams and not ngram:
+            drafter = MixedDrafter(drafter)
     executor = Runner(model, pool, drafter, draw_tokens, simulated)
     context = min(config.context_length or cfg.max_position_embeddings, cfg.max_position_embeddings)
     auto, remember = None, _nothing
-    gates = isinstance(drafter, MTPDrafter) and drafter.gates
+    cuts = isinstance(drafter, MTPDrafter) and drafter.cuts
     if num_drafts and config.auto_depth:
         kept = StepCostFile(config, f"{kernels} {isa or ''}", device)
         auto, remember = _controller(
-            kept, executor, Worth(num_drafts, shape, gates, ends=device.type != "cuda"),
+            kept, executor, Worth(num_drafts, shape, cuts, ends=device.type != "cuda"),
             most_requests=config.max_running_requests, token_budget=config.chunked_prefill_size,
             context=context, beyond=shape.beyond,
         )  # fmt: skip
@@ -173,10 +175,10 @@ def _nothing() -> None:
     pass
 
 
-def _mtp_drafter(model: Model, pool: KVPool, shape: Shape) -> Drafter:
+def _mtp_drafter(model: Model, pool: KVPool, shape: Shape, draw: Draw) -> Drafter:
     if model.nextn_layers > 1:
-        return LayeredDrafter(model, pool, shape)
-    return MTPDrafter(model, pool, shape, model if isinstance(model, Chains) else None)
+        return LayeredDrafter(model, pool, shape, draw)
+    return MTPDrafter(model, pool, shape, draw)
 
 
 def _device(name: str) -> torch.device:

@@ -65,7 +65,8 @@ def _time(
                     found.setdefault(result.work, []).append(seconds)
             if made == 4:
                 drafts = [[*r.draft.tokens, 1, 1, 1, 1] for r in result.rows]
-    executor.drafter.forget([str(i) for i in range(n)])
+    for i in range(n):
+        executor.drop(str(i))
 
 
 def _plan(executor: Runner, position: int, beyond: int, drafts: list[list[int]], made: int) -> Plan:

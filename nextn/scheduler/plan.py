@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from nextn.constraint import GrammarCursor
+from nextn.cutoff import Cutoff
 from nextn.draft import Draft
-from nextn.gate import Gate
 from nextn.request import Failure, SamplingParams, TokenLogprob
 from nextn.speculative.work import StepWork
 
@@ -40,7 +40,7 @@ class Row:
     scores: range = range(0)
     extend: bool = True
     draft_from: int = 0  # first position that the drafter sees, at the beginning of a page
-    gate: Gate | None = None  # for the next draft, which may then be shorter
+    cutoff: Cutoff | None = None  # for the next draft, which may then be shorter
 
     @property
     def known(self) -> int:

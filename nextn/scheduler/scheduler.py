@@ -260,7 +260,9 @@ class Scheduler:
             scores=self._scores(req, end),
             extend=extend,
             draft_from=req.draft_from,
-            gate=self.auto.gate if self.auto is not None and draft_next and self._automatic(req) else None,
+            cutoff=self.auto.cutoff
+            if self.auto is not None and draft_next and self._automatic(req)
+            else None,
         )
         rows.append(row)
         return True

@@ -14,7 +14,13 @@ from nextn.models.native import NativeDeepseekV3
 from nextn.ops.base import Ops
 
 NAMES = tuple(name for name, value in vars(Ops).items() if callable(value) and not name.startswith("_"))
-NATIVE = ("forward", "logits", "chains", "draft", "draft_logits")  # of the model; and the choice of tokens
+NATIVE = (
+    "forward",
+    "logits",
+    "draft_chains",
+    "draft",
+    "draft_logits",
+)  # of the model; and the choice of tokens
 
 
 class OpClock(CallClock):

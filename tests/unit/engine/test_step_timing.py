@@ -44,13 +44,12 @@ class Steps:
         self.pool = SimpleNamespace(data=torch.empty(1, tokens + PAGE, 0), page_size=PAGE)
         config = SimpleNamespace(vocab_size=99, n_routed_experts=8, num_experts_per_tok=2)
         self.model = SimpleNamespace(config=config)
-        self.drafter = self
         self.sizes: list[int] = []
-        self.forgotten: list[str] = []
+        self.dropped: list[str] = []
         self.count = 0
 
-    def forget(self, rids: list[str]) -> None:
-        self.forgotten = rids
+    def drop(self, rid: str) -> None:
+        self.dropped.append(rid)
 
     def run(self, plan: Plan) -> StepResult:
         rows = plan.rows
@@ -135,7 +134,7 @@ def test_it_fits_what_there_is(clock: Clock, limits: dict[str, int], tokens: int
     steps = Steps(clock, StepCost(1e-4, 1e-6, a_pass=1e-6), tokens)
     timed(steps, **limits)
     assert max(steps.sizes) == most
-    assert steps.forgotten
+    assert steps.dropped
 
 
 ENGINES: dict[str, dict[str, Any]] = {
@@ -180,9 +179,9 @@ def test_engines_of_every_kind(clock: Clock, path: str, options: dict[str, Any])
     assert (stats.steps, stats.generated_tokens, stats.spec.verify_steps, stats.used_tokens) == (0, 0, 0, 0)
     made.check_integrity()
     drafter = made._executor.drafter
+    assert not made._executor.states
     for part in (drafter, getattr(drafter, "nextn", None)):
         assert not len(getattr(part, "behind", ()))
-        assert not getattr(part, "progress", {})
     plain = engine(path, **{**options, "speculative_algorithm": "NONE", "speculative_eagle_topk": 1,
                             "speculative_num_draft_tokens": None})  # fmt: skip
     prompt = [5, 6, 7]
@@ -194,7 +193,7 @@ def test_several_layers_leave_nothing(clock: Clock, tmp_path: Path) -> None:
     folder = more_layers(model_folder(EMBEDDED), tmp_path / "three", 3)
     made = engine(str(folder))
     drafter: Any = made._executor.drafter
-    assert not drafter.progress
+    assert not made._executor.states
     assert not len(drafter.behind)
     assert text(made, [5, 6, 7]) == text(engine(EMBEDDED, speculative_num_steps=0), [5, 6, 7])
 
