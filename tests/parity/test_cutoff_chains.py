@@ -87,7 +87,7 @@ class Compared:
         if not any(close_to_an_edge(leads, i) for i in range(len(spans))):
             assert made.drafts == by_torch.drafts
             self.by_torch += 1
-        others = any(span.num_steps for span in spans if span.cutoff is None)
+        others = max((span.num_steps for span in spans if span.cutoff is None), default=0)
         through = {i: span.num_steps for i, span in enumerate(spans) if span.num_steps and span.cutoff}
         for i, count in enumerate(by_hand(self.cutoff, leads, through, len(spans), others)):
             draft = made.drafts[i]
@@ -104,7 +104,7 @@ class Compared:
 
 
 def by_hand(cutoff, leads, through, n, others):
-    """(bins of the guesses made, how many are kept) of each request."""
+    """(bins of the guesses made, how many are kept) of each request. others: depths that run in any case."""
     bins = {i: [] for i in range(n)}
     keeps = dict.fromkeys(range(n), 0)
     holds = dict.fromkeys(through, 1.0)
@@ -121,13 +121,11 @@ def by_hand(cutoff, leads, through, n, others):
                     worth += gain
                     on.add(i)
         depth += 1
-        still_others = others and depth < OTHERS
-        going = on if worth > cutoff.passing or still_others else set()
+        going = on if worth > cutoff.passing or depth < others else set()
     return [(bins[i], keeps[i]) for i in range(n)]
 
 
-# The stream of the request that asks for so many drafts, which has no cutoff, and how many these are.
-OTHER, OTHERS = 4, 2
+OTHER = 4  # the stream of the request that says how deep its drafts go: it has no cutoff
 
 
 def close_to_an_edge(leads, i):

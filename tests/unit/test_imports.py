@@ -11,7 +11,7 @@ import nextn
 
 ROOT = Path(nextn.__file__).parent
 # Every room may import itself and those named here.
-LEAVES = {"config", "server_config", "request", "draft", "gate", "constraint"}
+LEAVES = {"config", "server_config", "request", "draft", "cutoff", "constraint"}
 BELOW = {
     "ops": set(),
     "kvcache": set(),
