@@ -35,9 +35,10 @@ $(VENV)/.dev: $(VENV)/.core
 demo: $(VENV)/.core
 	$(BIN)/nextn demo $(DEMO_ARGS)
 
-# A file's tests run in one process, which starts their servers once; long files come first.
+# A file's tests run in one process, which starts their servers once; long files come first. -rs: says what was
+# skipped, and why.
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
 
 test-native: $(VENV)/.dev
 	$(BIN)/python -m pytest -rs tests/native tests/unit/ops/cpu tests/parity/test_native_model.py $(TEST_ARGS)

@@ -4,17 +4,19 @@
                                         [--cpu-isa avx2] [--threads 2]
 
 An engine for each side, in one process, each with as many requests as the load has; where one ends, the next
-begins. A turn is some 60 ms of steps; a round gives every side its turn, in changing order. Speed is tokens a
-step, over all rounds, by the middle of what a step takes relative to its round. (`nextn bench compare`
+begins. A turn is some 60 ms of steps; a round gives every side its turn, in an order drawn anew. Speed is tokens
+a step, over all rounds, by the middle of what a step takes relative to its round. (`nextn bench compare`
 measures over seconds, and some machines change their speed by half between two of its loads.) The first
-quarter of the rounds is warm-up. Where an engine's memory happens to lie makes it faster or slower than its
-like for life, so all of it can be done several times, with new engines. The last line is JSON.
+quarter of the rounds is warm-up. Where an engine's memory lies makes it up to a tenth faster or slower than
+its like for life, and that depends on which was made first. So all of it can be done several times, with
+new engines, made in an order drawn anew. The last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import random
 from collections.abc import Sequence
 from statistics import geometric_mean, mean, median
 
@@ -36,7 +38,7 @@ def measure(sides: Sequence[Side], concurrency: int, rounds: int) -> dict[str, f
     steps = dict.fromkeys(tokens, 0)
     took: dict[str, list[float]] = {name: [] for name in tokens}
     for at in range(rounds):
-        turns = {s.name: s.turn() for s in (sides if at % 2 else sides[::-1])}
+        turns = {s.name: s.turn() for s in random.sample(sides, len(sides))}
         if at < rounds // 4:
             continue
         usual = mean(seconds / count for _, count, seconds in turns.values())
@@ -65,7 +67,8 @@ def main() -> int:
     found: dict[int, list[dict[str, float]]] = {n: [] for n in loads}
     config = EngineConfig(model_path=args.model_path, cpu_isa=args.cpu_isa, threads=args.threads)
     for _ in range(args.times):
-        sides = [Side(config, depth, prompts, args.temperature) for depth in (*DEPTHS, AUTO)]
+        depths = random.sample((*DEPTHS, AUTO), len(DEPTHS) + 1)
+        sides = [Side(config, depth, prompts, args.temperature) for depth in depths]
         for n in loads:
             found[n].append(measure(sides, n, args.rounds))
     print("| requests | " + " | ".join(f"{d} drafts" for d in DEPTHS[1:]) + " | auto | of the best |")

@@ -28,7 +28,8 @@ from last_line import tell
 from nextn.bench.machine import this_machine
 from nextn.config import EMBEDDED
 from nextn.constraint import Constraint
-from nextn.grammar.base import Compiled, make_backend
+from nextn.grammar.backends import make_backend
+from nextn.grammar.base import Compiled
 from nextn.grammar.compiler import GrammarCompiler
 from nextn.llm import LLM
 from nextn.request import SamplingParams

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from last_line import tell
 
+from nextn.bench.dev.micro.ceilings import make_ceilings
+from nextn.bench.dev.micro.steps import StepBench, StepFigures
 from nextn.bench.machine import this_machine
-from nextn.bench.micro.ceilings import make_ceilings
-from nextn.bench.micro.steps import StepBench, StepFigures
 from nextn.config import EMBEDDED, EngineConfig
 from nextn.engine.engine import Engine
 

@@ -20,8 +20,8 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
+from nextn.bench.dev.sweep.plots import COLORS, MARKERS
 from nextn.bench.plots import LIGHT, blank, dress, png
-from nextn.bench.sweep.plots import COLORS, MARKERS
 from nextn.config import EMBEDDED, EngineConfig, model_folder
 from nextn.draft import Draft
 from nextn.engine.engine import Engine
@@ -73,8 +73,9 @@ def steps(**options: Any) -> Iterator[Step]:
     while engine.has_work():
         plan = engine._scheduler.plan()
         (row,) = plan.rows
-        result = engine._executor.run(plan)
-        draft, root, tokens = row.draft, row.tokens[0], result.rows[0].tokens
+        root = engine._scheduler.by_rid["a"].tokens[row.start]
+        result = engine._executor.launch(plan).result()
+        draft, tokens = row.draft, result.rows[0].tokens
         engine._scheduler.commit(plan, result)
         if len(draft):
             accepted: list[int] = []

@@ -82,6 +82,7 @@ struct Engine {
     std::vector<int32_t> position;
     std::vector<int32_t> head_begin, head_rows;  // vectors sorted by head: where one begins; number of row and head
     std::vector<float> x, h, a, q;
+    std::vector<float> added;  // what the residual stream x is to grow by, before it is read again
     std::vector<Line> parts;
     std::vector<uint16_t> h16, q_latent, q_nope, query, mixed, values;
     Inputs by_head;
@@ -113,16 +114,24 @@ struct Engine {
             for (int i = 0; i < rows; ++i) *row++ = i * model.heads + head;
     }
 
-    void attend(const NxLayer& l, int index, int rows) {
+    // x += added (null: nothing), then norm(i, row) of each of its rows.
+    template <class Norm> void add_norm(int rows, const float* added, const Norm& norm) {
+        const int64_t c = wide(model.hidden);
+        each_row(pool, rows, [&](int i) {
+            float* row = x.data() + i * c;
+            if (added) add_to(row, added + i * c, model.hidden);
+            norm(i, row);
+        });
+    }
+
+    // Of rows in h16, normed: what the residual stream grows by, [rows, wide(hidden)] f32.
+    const float* attend(const NxLayer& l, int index, int rows) {
         const NxModel& m = model;
         const int64_t c = wide(m.hidden), latent = m.rank + m.rope;
         const int64_t down = l.down.n_out;
         const Cache cache{m.cache + index * m.layer_elements, m.width, m.page};
-        float* xs = x.data();
-        uint16_t* hs = room(h16, rows * c);
-        each_row(pool, rows, [&](int i) { norm_bf16(xs + i * c, l.attention_norm, m.hidden, m.eps, hs + i * c); });
         float* as = room(a, rows * wide(down));
-        product_all(pool, {reinterpret_cast<uint32_t*>(hs), c / 2}, rows, l.down,
+        product_all(pool, {reinterpret_cast<uint32_t*>(h16.data()), c / 2}, rows, l.down,
                     [&](int i, int n0, int n, const float* v) { put(as + i * wide(down) + n0, v, n); });
 
         // Queries: their latent through its norm, if they have one, and what is cached of this row.
@@ -204,11 +213,10 @@ struct Engine {
                                      size_t(n < m.value - n0 ? n : m.value - n0) * 2);
                           });
         }, m.heads * product_cost(l.value_up, rows));
+        float* out = room(added, rows * c);
         product_all(pool, {reinterpret_cast<uint32_t*>(vs), flat / 2}, rows, l.out,
-                    [&](int i, int n0, int n, const float* v) {
-                        for (int j = 0; j < n; j += 16)
-                            store(xs + i * c + n0 + j, add(load(xs + i * c + n0 + j), load(v + j)));
-                    });
+                    [&](int i, int n0, int n, const float* v) { put(out + i * c + n0, v, n); });
+        return out;
     }
 
     uint16_t* slot(const Cache& cache, int row) const {
@@ -222,21 +230,26 @@ struct Engine {
         return cache.entry(spans[i], spans[i].start + row - spans[i].first);
     }
 
-    void decoder_layer(int index, int rows) {
+    // grown: what x grows by first, or null. Returns what it is to grow by next.
+    const float* decoder_layer(int index, int rows, const float* grown) {
         const NxLayer& l = layers[index];
         const int64_t c = wide(model.hidden);
-        attend(l, index, rows);
-        float* hs = room(h, rows * c);
         uint16_t* half = room(h16, rows * c);
-        each_row(pool, rows, [&](int i) {
-            norm_f32(x.data() + i * c, l.mlp_norm, model.hidden, model.eps, hs + i * c);
+        add_norm(rows, grown, [&](int i, const float* row) {
+            norm_bf16(row, l.attention_norm, model.hidden, model.eps, half + i * c);
+        });
+        const float* attended = attend(l, index, rows);
+        float* hs = room(h, rows * c);
+        add_norm(rows, attended, [&](int i, const float* row) {
+            norm_f32(row, l.mlp_norm, model.hidden, model.eps, hs + i * c);
             put_bf16(half + i * c, hs + i * c, model.hidden);
         });
-        feed_forward(pool, l.mlp, hs, half, rows, c, x.data(), mlp);
+        feed_forward(pool, l.mlp, hs, half, rows, c, added.data(), mlp);
         const NxFeedForward& f = l.mlp;
         if (f.gate.data)
             expert_bytes += int64_t(mlp.assignment.used.size()) *
                             (f.gate_up.stride + f.down.stride + 4 * (f.gate_up.scale_stride + f.down.scale_stride));
+        return added.data();
     }
 
     int64_t take_expert_bytes() {
@@ -245,11 +258,11 @@ struct Engine {
         return found;
     }
 
-    void put_rows(int rows, const float* norm, float* out) {
+    void put_rows(int rows, const float* grown, const float* norm, float* out) {
         const int64_t c = wide(model.hidden);
         float* hs = room(h, rows * c);
-        each_row(pool, rows, [&](int i) {
-            norm_f32(x.data() + i * c, norm, model.hidden, model.eps, hs + i * c);
+        add_norm(rows, grown, [&](int i, const float* row) {
+            norm_f32(row, norm, model.hidden, model.eps, hs + i * c);
             memcpy(out + int64_t(i) * model.hidden, hs + i * c, size_t(model.hidden) * 4);
         });
     }
@@ -260,8 +273,9 @@ struct Engine {
         const int64_t c = wide(model.hidden);
         float* xs = room(x, b.rows * c);
         each_row(pool, b.rows, [&](int i) { embed(b.tokens[i], xs + i * c); });
-        for (int l = 0; l < model.layers; ++l) decoder_layer(l, b.rows);
-        put_rows(b.rows, model.norm, out);
+        const float* grown = nullptr;
+        for (int l = 0; l < model.layers; ++l) grown = decoder_layer(l, b.rows, grown);
+        put_rows(b.rows, grown, model.norm, out);
     }
 
     void embed(int32_t token, float* to) const {
@@ -295,8 +309,8 @@ struct Engine {
                     [&](int i, int n0, int n, const float* v) { put(xs + i * c + n0, v, n); });
         for (int i = 0; i < b.rows; ++i)
             for (int64_t j = m.hidden; j < c; ++j) xs[i * c + j] = 0.f;
-        decoder_layer(m.layers + k, b.rows);
-        put_rows(b.rows, own.norm, out);
+        const float* grown = decoder_layer(m.layers + k, b.rows, nullptr);
+        put_rows(b.rows, grown, own.norm, out);
     }
 
     // index: of `hidden`, or null, as in `draft`.

@@ -115,9 +115,9 @@ struct FeedForwardBuffers {
 
 inline int64_t inner_width(const NxWeight& down) { return (down.n_in + 31) / 32 * 32; }
 
-// x += feed-forward(h): h [rows] f32 and bf16 of the normed rows, x [rows, stride].
+// y [rows, stride] f32 <- feed-forward of the normed rows h, in f32 and bf16.
 inline void feed_forward(Pool& pool, const NxFeedForward& f, const float* h, const uint16_t* h16, int rows,
-                         int64_t stride, float* x, FeedForwardBuffers& b) {
+                         int64_t stride, float* y, FeedForwardBuffers& b) {
     const bool routed = f.gate.data != nullptr, shared = f.shared_gate_up.data != nullptr;
     const int k = routed ? f.top_k : 0;
     Assignment& a = b.assignment;
@@ -186,8 +186,7 @@ inline void feed_forward(Pool& pool, const NxFeedForward& f, const float* h, con
                     sum = fma(load(part.data() + int64_t(a.place[i * k + j]) * PANEL + c),
                               splat(b.weights[i * k + j]), sum);
                 if (shared) sum = add(sum, load(mine + int64_t(i) * PANEL + c));
-                float* to = x + i * stride + first + c;
-                store(to, add(load(to), sum));
+                store(y + i * stride + first + c, sum);
             }
     }, busy * (routed ? product_cost(f.down, 1) : 0) + (shared ? product_cost(f.shared_down, rows) : 0));
 }

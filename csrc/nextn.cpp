@@ -81,12 +81,12 @@ NX_API void nx_attention(void* pool, const NxBatch* b, uint16_t* cache, int widt
     attention(threads, spans.data(), b->spans, {cache, width, page}, q, heads, rank, scratch, parts, out);
 }
 
-// x [rows, stride] f32 += feed-forward of h [rows, stride] f32 and its bf16 copy. ids, weights: the router's.
+// y [rows, stride] f32 <- feed-forward of h [rows, stride] f32 and its bf16 copy. ids, weights: the router's.
 NX_API void nx_feed_forward(void* pool, const NxFeedForward* f, const float* h, const uint16_t* h16, int rows,
-                            int64_t stride, float* x, int32_t* ids, float* weights) {
+                            int64_t stride, float* y, int32_t* ids, float* weights) {
     const TileUse use;
     FeedForwardBuffers b;
-    feed_forward(*static_cast<Pool*>(pool), *f, h, h16, rows, stride, x, b);
+    feed_forward(*static_cast<Pool*>(pool), *f, h, h16, rows, stride, y, b);
     if (ids) std::copy(b.ids.begin(), b.ids.end(), ids);
     if (weights) std::copy(b.weights.begin(), b.weights.end(), weights);
 }

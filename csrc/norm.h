@@ -1,4 +1,4 @@
-// Row-wise pieces between the products: RMS norm, rotary embedding. One row is one thread's work.
+// Row-wise pieces between the products: residual add, RMS norm, rotary embedding. One row is one thread's work.
 #pragma once
 #include "simd.h"
 
@@ -25,6 +25,11 @@ inline void norm_bf16(const float* x, const float* weight, int n, float eps, uin
 inline void norm_f32(const float* x, const float* weight, int n, float eps, float* y) {
     const vf scale = splat(inverse_rms(x, n, eps));
     for (int c = 0; c < n; c += 16) store(y + c, mul(mul(load(x + c), scale), load(weight + c)));
+}
+
+// x += y; both are zero up to the next multiple of 16.
+inline void add_to(float* x, const float* y, int n) {
+    for (int c = 0; c < n; c += 16) store(x + c, add(load(x + c), load(y + c)));
 }
 
 // Adjacent pairs turn by the angles whose cosines and sines are given, each n / 2; times `scale`.

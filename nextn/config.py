@@ -10,6 +10,7 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,7 +24,8 @@ from nextn.draft import (
     Shape,
     tree_size,
 )
-from nextn.request import CHAINS_ONLY, VERIFY_MODES, SpeculativeParams
+from nextn.request import VERIFY_MODES, SpeculativeParams
+from nextn.speculation import Speculation
 
 EMBEDDED = "nextn-tiny"
 FAKE = "fake"  # the model of scripted logits, nextn.models.fake
@@ -53,16 +55,16 @@ def option(
     choices: tuple[str, ...] = (),
     words: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
-    """words: that stand for values which the type does not read."""
+    """words: other spellings of values, such as auto, that the field's type does not parse."""
     meta = {"group": group, "help": help, "aliases": aliases, "choices": choices, "words": words}
     return dataclasses.field(default=default, metadata=meta)
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What one engine needs. Frozen: what is found out at run time is kept elsewhere.
+    """The options of one engine. Frozen: state of the running engine is kept elsewhere.
 
-    Raises ValueError from `check` naming the option (as on the command line) and the fix.
+    `check` raises a ValueError that names the option, as on the command line, and the fix.
     """
 
     model_path: str = option(
@@ -75,13 +77,13 @@ class EngineConfig:
         "auto", "model", "auto: safetensors; dummy: random weights", choices=("auto", "dummy")
     )
     allow_non_finite_weights: bool = option(
-        False, "model", "serve a checkpoint with NaN or infinite weights, which is refused else"
+        False, "model", "serve a checkpoint with NaN or infinite weights instead of refusing it"
     )
     dtype: str = option(
         "auto",
         "model",
-        "arithmetic; auto is bfloat16 with the native CPU and the Triton kernels, float32 with plain torch: "
-        "what is exact for any batch",
+        "type of the arithmetic; auto: bfloat16 with the native CPU and the Triton kernels, float32 with "
+        "plain torch",
         choices=("auto", "float32", "bfloat16"),
     )
     device: str = option(
@@ -90,32 +92,35 @@ class EngineConfig:
     kernel_backend: str = option(
         "auto",
         "model",
-        "cpu: the native kernels; triton: those for CUDA; reference: plain torch; auto: those of the device "
-        "where they are there and can serve",
+        "cpu: native CPU kernels; triton: CUDA kernels; reference: plain torch; auto: the device's own "
+        "kernels if they are installed and support the model, else reference",
         choices=("auto", "cpu", "triton", "reference"),
     )
     cpu_isa: str = option(
         "auto",
         "model",
-        "instruction set level of the native CPU kernels; auto: the best that this machine runs; a lower one "
-        "shows what a lesser machine would do (texts are exact at each level, and may differ between levels)",
+        "instruction set of the native CPU kernels; auto: the best of this machine; a lower one shows what a "
+        "lesser machine would do. Texts are exact at each level and may differ between levels",
         choices=("auto", *CPU_LEVELS),
     )
     quantization: str | None = option(
         None,
         "model",
-        "w8a16: the layers' matrices in int8, one scale for each output, at load (native kernels); default: "
-        "as the checkpoint stores them (bf16, f32 or FP8 blocks)",
+        "w8a16: convert the layers' matrices to int8 at load, with one scale for each output (native "
+        "kernels); default: as the checkpoint stores them (bf16, f32 or FP8 blocks)",
         choices=("w8a16",),
     )
     context_length: int | None = option(
-        None, "model", "longest prompt + output in tokens; default: the model's own", "--max-model-len"
+        None,
+        "model",
+        "most tokens of prompt and output together; default: the model's own limit",
+        "--max-model-len",
     )
-    random_seed: int = option(0, "model", "seed of dummy weights", "--seed")
+    random_seed: int = option(0, "model", "seed of the random weights of --load-format dummy", "--seed")
     threads: int | None = option(
         None,
         "model",
-        "CPU threads of the engine; default: the cores it may use (with plain torch one less)",
+        "CPU threads of the engine; default: one for each core it may use, with plain torch one less",
     )
 
     kv_cache_tokens: int | None = option(
@@ -127,131 +132,131 @@ class EngineConfig:
     mem_fraction_static: float = option(
         0.85,
         "memory",
-        "GPU: share of free memory for the KV pool after loading",
+        "GPU: share of the memory left after loading that the KV pool gets",
         "--max_memory_utilization",
         "--gpu-memory-utilization",
     )
     page_size: int = option(16, "memory", "tokens in a page of the KV pool", "--block_size", "--block-size")
-    disable_radix_cache: bool = option(False, "memory", "keep no prefix cache")
+    disable_radix_cache: bool = option(False, "memory", "switch the prefix cache off")
 
     chunked_prefill_size: int = option(
         512,
         "scheduling",
-        "token budget of one step, prompts and running requests together",
+        "most tokens of one step, prompts and running requests together",
         "--max_tokens_per_batch",
         "--max-num-batched-tokens",
     )
     prefill_attention: str = option(
         "absorbed",
         "scheduling",
-        "MLA form for prompts; naive takes fewer operations on long ones, and gives up identical text "
-        "between a prefix-cache hit or a retraction and a fresh run",
+        "form of MLA for prompts; naive takes fewer operations on long ones, but a prefix-cache hit or a "
+        "retraction may then change the text",
         choices=("absorbed", "naive"),
     )
     max_running_requests: int = option(
         64, "scheduling", "most requests in one step", "--max_seqs_per_batch", "--max-num-seqs"
     )
-    check_integrity: bool = option(
-        False, "scheduling", "recheck every bookkeeping structure after every step (debug)"
-    )
+    check_integrity: bool = option(False, "scheduling", "debug: check all bookkeeping after every step")
 
     speculative_algorithm: str | None = option(
         None,
         "speculation",
-        "NEXTN, EAGLE (the same): draft with an MTP layer; NGRAM: with what followed earlier in the "
-        "request's own text, which needs no layer; NEXTN+NGRAM: with whichever has held more often; default: "
-        "NEXTN if there is a layer",
+        "what drafts: NEXTN or EAGLE (the same): the MTP layer; NGRAM: repetitions in the request's own "
+        "text; NEXTN+NGRAM: for each request the one that is accepted more often; default: NEXTN if there "
+        "is a layer",
         choices=("NEXTN", "EAGLE", "NGRAM", "NEXTN+NGRAM", "NONE"),
     )
     speculative_draft_model_path: str | None = option(
         None,
         "speculation",
-        "folder to take the MTP layer from, in place of --model-path: written by nextn export-mtp, SGLang's "
-        "or xLLM's export, or a whole checkpoint; not read with speculation off",
+        "folder with the MTP layer, if not in --model-path: an export by nextn export-mtp, SGLang or xLLM, "
+        "or a whole checkpoint; not read with speculation off",
         "--speculative-draft-model",
         "--draft_model",
     )
     step_cost_cache: str | None = option(
         None,
         "speculation",
-        "folder where automatic depth keeps what steps cost on this machine, so that the next start need not "
-        "measure it; off: measured at every start; default: nextn/step-costs in $XDG_CACHE_HOME or ~/.cache",
+        "folder where automatic depth keeps measured step costs for the next start; off: measure at every "
+        "start; default: nextn/step-costs in $XDG_CACHE_HOME or ~/.cache",
     )
     speculative_num_steps: int | None = option(
         None,
         "speculation",
-        "drafts per step, 0 is off; auto, the default: as many as pay at each load, none where none do, up "
-        "to 8 in a chain and 4 deep in a tree, by what steps cost on this machine, how often drafts hold and "
-        "how sure the drafter is; with --speculative-num-draft-tokens for a chain, or a simulated accept "
-        "length, it is 2",
+        "drafts per step; 0: off; auto, the default: as many as pay at each load, at most 8 in a chain and "
+        "4 levels in a tree; with --speculative-num-draft-tokens for a chain, or with a simulated accept "
+        "length, auto is 2",
         "--num_speculative_tokens",
         "--num-speculative-tokens",
         words={"auto": AUTO_DEPTH},
     )
     speculative_eagle_topk: int = option(
-        1, "speculation", "branches that a draft keeps at each depth; 1: a chain, more: a tree"
+        1, "speculation", "branches of a draft at each depth; 1: a chain; more: a tree"
     )
     speculative_draft_model_quantization: str | None = option(
         None,
         "speculation",
-        "weights of the drafter, whose guesses are verified: w8a16 holds them in int8 (native kernels; texts "
-        "stay the same), unquant as the checkpoint does; default: w8a16 where they are too large for a cache",
+        "weights of the drafter: w8a16: in int8 (native kernels); unquant: as in the checkpoint; default: "
+        "w8a16 if they are too large for a CPU cache. Texts are the same with either",
         choices=("w8a16", "unquant"),
     )
     speculative_token_map: str | None = option(
         None,
         "speculation",
-        "file of the token ids that may be drafted (.pt, .npy or .json: a list, as FR-Spec's); the drafter's "
-        "head has rows for these only (texts stay the same)",
+        "file with a list of the token ids that may be drafted (.pt, .npy or .json, as FR-Spec's); the "
+        "drafter's head computes only these. Texts stay the same",
     )
     speculative_simulate_accept_length: float | None = option(
         None,
         "speculation",
-        "for benchmarks on dummy weights: accept drafts by lot, so that a step commits this many tokens on "
-        "average (seeded by the request); the texts are then NOT the model's",
+        "for benchmarks on dummy weights: accept drafts at random, so that a step commits this many tokens "
+        "on average; the texts are then NOT the model's",
     )
     speculative_num_draft_tokens: int | None = option(
         None,
         "speculation",
-        "nodes verified per step, the root counted: of a tree the likeliest; in a chain always "
-        "speculative-num-steps + 1; default of a tree: topk * num-steps + 1",
+        "nodes verified per step, root included; a tree keeps its likeliest; a chain always has num-steps "
+        "+ 1; default of a tree: topk * num-steps + 1",
     )
 
     speculative_verify: str = option(
         "exact",
         "speculation",
-        "exact: the text without drafts, byte for byte; rejection, block: its distribution (chains only); "
-        "typical: what the model finds likely enough, LOSSY where a threshold is below 1; a request may ask "
-        "for another",
+        "how drafts are verified: exact: the text is that without drafts, byte for byte; rejection, block: "
+        "its distribution is (chains only); typical: drafts that the model finds likely enough are "
+        "accepted, LOSSY if a threshold is below 1. A request may ask for another",
         choices=VERIFY_MODES,
     )
     speculative_accept_threshold_single: float = option(
-        1.0, "speculation", "of typical: a draft at least so likely always holds; LOSSY below 1"
+        1.0, "speculation", "typical: a draft of at least this probability is always accepted; LOSSY below 1"
     )
     speculative_accept_threshold_acc: float = option(
         1.0,
         "speculation",
-        "of typical: divides the chance of a draft, and of those tried before it, to hold; LOSSY below 1",
+        "typical: a draft is accepted if a random number is at most its probability, and that of those "
+        "tried before it, divided by this; LOSSY below 1",
     )
 
     grammar_backend: str = option(
         "llguidance",
         "structured output",
-        "what keeps texts to schemas, regular expressions and grammars; xgrammar: pip install "
+        "library for JSON schemas, regular expressions and grammars; xgrammar needs pip install "
         "'nextn[xgrammar]'; none: such requests are refused",
         choices=("llguidance", "xgrammar", "none"),
     )
     constrained_json_disable_any_whitespace: bool = option(
-        False, "structured output", "JSON by a schema comes without whitespace between its parts"
+        False, "structured output", "forbid whitespace between the parts of JSON by a schema"
     )
     grammar_compile_timeout: float = option(
-        10.0, "structured output", "seconds that a schema or grammar may take to compile; then 400"
+        10.0,
+        "structured output",
+        "most seconds to compile a schema or grammar; beyond that the request gets a 400",
     )
     grammar_memory_mb: int = option(
         512,
         "structured output",
-        "MiB of memory for compiled schemas and grammars, those kept for later requests among them; one of "
-        "them may take an eighth, a larger one is refused with 400",
+        "MiB for all compiled schemas and grammars, in use or kept for later requests; one that takes more "
+        "than an eighth of it gets a 400",
     )
 
     def need(self, ok: bool, name: str, rule: str) -> None:
@@ -290,13 +295,13 @@ class EngineConfig:
             "speculative_num_steps",
             f"it must be between 0 (off) and {MAX_DRAFTS}",
         )
-        simulated = self.speculative_simulate_accept_length
+        resolved, simulated = self.speculation, self.speculative_simulate_accept_length
+        topk, steps, nodes = resolved.shape.topk, resolved.num_steps, self.speculative_num_draft_tokens
         need(
-            simulated is None or 1 <= simulated <= self.num_drafts + 1,
+            simulated is None or 1 <= simulated <= steps + 1,
             "speculative_simulate_accept_length",
-            f"it must be between 1 and --speculative-num-steps + 1 = {self.num_drafts + 1}",
+            f"it must be between 1 and --speculative-num-steps + 1 = {steps + 1}",
         )
-        topk, steps, nodes = self.speculative_eagle_topk, self.num_drafts, self.speculative_num_draft_tokens
         need(1 <= topk <= MAX_TOPK, "speculative_eagle_topk", f"it must be between 1 and {MAX_TOPK}")
         if nodes is not None and steps:
             most = tree_size(topk, steps) + 1
@@ -311,88 +316,44 @@ class EngineConfig:
                 f"a tree of --speculative-eagle-topk {topk} and --speculative-num-steps {steps} has at "
                 f"most {most} nodes, its root counted, and needs {steps + 1} to be that deep",
             )
-        if self.ngrams:
+        if resolved.ngrams:
             algorithm = f"--speculative-algorithm {self.speculative_algorithm}"
-            need(
-                self.speculative_verify not in CHAINS_ONLY,
-                "speculative_verify",
-                f"it weighs the drafter's probabilities, and {algorithm} drafts without any; choose exact or "
-                "typical",
-            )
             need(topk == 1, "speculative_eagle_topk", f"{algorithm} drafts chains; leave it out")
-            for name in () if self.mtp else ("draft_model_path", "draft_model_quantization", "token_map"):
+            for name in () if resolved.mtp else ("draft_model_path", "draft_model_quantization", "token_map"):
                 need(
                     getattr(self, f"speculative_{name}") is None,
                     f"speculative_{name}",
                     f"{algorithm} drafts without a model; leave one of them out",
                 )
-        need(
-            topk == 1 or self.speculative_verify not in CHAINS_ONLY,
-            "speculative_verify",
-            f"it verifies chains, not the trees of --speculative-eagle-topk {topk}; choose exact or typical",
-        )
-        need(
-            simulated is None or self.speculative_verify == "exact",
-            "speculative_verify",
-            "with --speculative-simulate-accept-length drafts are accepted by lot; leave it out",
-        )
         for name in ("speculative_accept_threshold_single", "speculative_accept_threshold_acc"):
-            value = getattr(self, name)
-            need(0.0 <= value <= 1.0, name, "it must be between 0 and 1")
-            need(
-                value == 1.0 or self.speculative_verify == "typical",
-                name,
-                f"--speculative-verify {self.speculative_verify} has no threshold; it needs typical",
-            )
-        need(
-            self.speculative_algorithm != "NONE" or not self.speculative_num_steps,
-            "speculative_num_steps",
-            "drafts need --speculative-algorithm NEXTN or NGRAM, not NONE",
+            need(0.0 <= getattr(self, name) <= 1.0, name, "it must be between 0 and 1")
+        asked = dataclasses.replace(resolved.defaults, num_steps=self.speculative_num_steps)
+        resolved.check(asked, lambda field: f"--speculative-{field.replace('_', '-')}")
+
+    @cached_property
+    def speculation(self) -> Speculation:
+        """What the options ask for; a model without an MTP layer may have nothing to draft with."""
+        asked, topk = self.speculative_num_steps, self.speculative_eagle_topk
+        nodes, simulated = self.speculative_num_draft_tokens, self.speculative_simulate_accept_length
+        algorithm = self.speculative_algorithm or "NEXTN"
+        auto = False
+        if algorithm == "NONE":
+            num_steps = 0
+        elif asked not in (None, AUTO_DEPTH):
+            num_steps = asked
+        else:
+            # Not where drafts are accepted by lot, nor for chains whose number of tokens is asked for.
+            auto = simulated is None and (topk > 1 or nodes is None)
+            num_steps = (MOST_DEPTH if topk == 1 else MOST_TREE_DEPTH) if auto else 2
+        return Speculation(
+            "NEXTN" if algorithm == "EAGLE" else algorithm,
+            num_steps,
+            auto,
+            Shape(topk, (nodes or topk * num_steps + 1) - 1),
+            SpeculativeParams(
+                verify=self.speculative_verify,
+                accept_threshold_single=self.speculative_accept_threshold_single,
+                accept_threshold_acc=self.speculative_accept_threshold_acc,
+            ),
+            simulated,
         )
-
-    @property
-    def mtp(self) -> bool:
-        """Is an MTP layer to draft?"""
-        return self.num_drafts > 0 and self.speculative_algorithm != "NGRAM"
-
-    @property
-    def ngrams(self) -> bool:
-        """May n-grams draft?"""
-        return self.speculative_algorithm in ("NGRAM", "NEXTN+NGRAM")
-
-    @property
-    def num_drafts(self) -> int:
-        """Drafts per step that the options ask for, at most; the model may have no MTP layer."""
-        if self.speculative_algorithm == "NONE":
-            return 0
-        if self.speculative_num_steps not in (None, AUTO_DEPTH):
-            return self.speculative_num_steps
-        if not self.auto_depth:
-            return 2
-        return MOST_DEPTH if self.speculative_eagle_topk == 1 else MOST_TREE_DEPTH
-
-    @property
-    def auto_depth(self) -> bool:
-        """Is it chosen at run time? Not where drafts are accepted by lot, nor for chains whose number of
-        tokens is asked for."""
-        free = self.speculative_num_steps in (None, AUTO_DEPTH) and self.speculative_algorithm != "NONE"
-        judged = self.speculative_simulate_accept_length is None
-        return (
-            free and judged and (self.speculative_eagle_topk > 1 or self.speculative_num_draft_tokens is None)
-        )
-
-    @property
-    def speculative(self) -> SpeculativeParams:
-        """What a request gets where it asks for nothing else; its depth is the scheduler's to say."""
-        return SpeculativeParams(
-            verify=self.speculative_verify,
-            accept_threshold_single=self.speculative_accept_threshold_single,
-            accept_threshold_acc=self.speculative_accept_threshold_acc,
-        )
-
-    @property
-    def draft_shape(self) -> Shape:
-        """Of the drafts that the options ask for."""
-        topk, steps = self.speculative_eagle_topk, self.num_drafts
-        nodes = self.speculative_num_draft_tokens or topk * steps + 1
-        return Shape(topk, nodes - 1)

@@ -1,8 +1,8 @@
 """What a text must match: how a request says it, and a request's way through it. Pure.
 
-The engine knows no grammar library: whoever builds it brings a `Grammar` for each request that asks for one
-(`nextn.grammar` has two). A `GrammarCursor` holds it at the request's last committed token and says what is
-allowed there and after drafts.
+The engine knows no grammar library: whoever builds it brings a `CompiledGrammar` for each request that asks
+for one (`nextn.grammar` has two). A `GrammarCursor` holds its grammar at the request's last committed token
+and says what is allowed there and after drafts.
 """
 
 from __future__ import annotations
@@ -59,6 +59,12 @@ class Grammar(Protocol):
         """Takes back the last `count` tokens."""
 
 
+class CompiledGrammar(Protocol):
+    """What grammars of one constraint are made from, each at its beginning."""
+
+    def begin(self) -> Grammar: ...
+
+
 class Allowed(NamedTuple):
     """tokens [vocabulary]: what may follow; end tokens too where the text may end. ended: nothing but the end
     may follow. dead: not even that."""
@@ -90,6 +96,14 @@ class GrammarCursor:
         # What drafting asks for is asked again when the drafts are verified. None: no such path.
         self._known: dict[tuple[int, ...], Allowed | None] = {}
         self.failed: str | None = None
+
+    def replay(self, output: Sequence[int]) -> None:
+        """Goes on by tokens that another cursor of the request took before."""
+        try:
+            if self.grammar.advance(output) < len(output):
+                self.failed = self._why()
+        except BaseException as e:
+            self._fail(e)
 
     def allowed(self, path: Sequence[int] = ()) -> Allowed | None:
         """After these drafts; None if they may not stand there themselves, or if the text has ended."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from nextn.config import EMBEDDED, EngineConfig, model_folder
 from nextn.engine.engine import Engine
-from nextn.grammar.base import check_backend
+from nextn.grammar.backends import check_backend
 from nextn.grammar.compiler import GrammarCompiler
 from nextn.request import Output, Request, SamplingParams, SpecStats, TokenLogprob
 from nextn.tokenizer.stream import TextStream
@@ -24,10 +24,10 @@ from nextn.tokenizer.tokenizer import Tokenizer
 
 @dataclass(slots=True)
 class Completion:
-    """What came of one prompt. token_ids end before the end token; with a stop string they include
-    the token that completed it, while `text` ends before it. drafted[i]: at which depth token_ids[i]
-    had been drafted, 0 for the target's own choice. Where the sampling params ask for them, logprobs[i] is
-    token_ids[i]'s and prompt_logprobs[i] prompt_token_ids[i]'s, None for the first."""
+    """The result of one prompt. token_ids end before the end token; with a stop string they include the token
+    that completed it, while `text` ends before it. drafted[i]: the depth at which token_ids[i] was drafted, 0
+    for the target's own choice. If the sampling params ask for them, logprobs[i] is token_ids[i]'s, and
+    prompt_logprobs[i] is prompt_token_ids[i]'s, None for the first."""
 
     prompt_token_ids: list[int]
     text: str
@@ -41,8 +41,8 @@ class Completion:
 
 
 class LLM:
-    """Options are those of `nextn serve`, as keywords: LLM("nextn-tiny", speculative_num_steps=3). Words
-    such as "auto" are taken too.
+    """The engine with a tokenizer. Options are those of `nextn serve`, as keywords: LLM("nextn-tiny",
+    speculative_num_steps=3). Words such as "auto" are accepted too.
 
     Raises ValueError for a bad option, prompt or checkpoint.
     """
@@ -83,7 +83,7 @@ class LLM:
                 self._made += 1
                 request = Request(rid, list(ids), p)
                 if p.constraint is not None:
-                    request.grammar = self.grammars.compile(p.constraint).begin()
+                    request.grammar = self.grammars.compile(p.constraint)
                 self.engine.add(request)
                 jobs[rid] = _Job(ids, TextStream(self.tokenizer, stop))
             while any(job.done is None for job in jobs.values()):

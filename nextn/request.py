@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import NamedTuple
 
-from nextn.constraint import Constraint, Grammar, GrammarCursor
+from nextn.constraint import CompiledGrammar, Constraint
 from nextn.draft import MAX_DRAFTS, NO_DRAFT, Draft
 
 MAX_STOP_TOKENS = 64
@@ -292,6 +292,7 @@ class Request:
     queued: float = 0.0  # seconds from there to its first step
     # KV bookkeeping: the KV manager's; draft: the scheduler's
     pages: list[int] = field(default_factory=list)
+    sent_pages: int = 0  # the executor knows the first so many of `pages`
     cached: int = 0
     committed: int = 0
     # The draft layer has entries for the positions [draft_from, draft_to) and sees no others.
@@ -299,9 +300,8 @@ class Request:
     draft_to: int = 0
     lock: object = None  # the prefix cache's handle for [0, cached)
     draft: Draft = NO_DRAFT
-    # of `params.constraint`, by whoever adds the request; the cursor is the scheduler's
-    grammar: Grammar | None = None
-    cursor: GrammarCursor | None = None
+    grammar: CompiledGrammar | None = None  # of `params.constraint`, by whoever adds the request
+    end_ids: frozenset[int] = frozenset()  # tokens that end it; set by the scheduler
     # what users are told
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # [i]: of token i + 1; so far
     first_cached: int = 0  # prompt tokens found in the cache at first admission

@@ -12,7 +12,7 @@ API_KEY_VARIABLE = "NEXTN_API_KEY"
 
 @dataclass(frozen=True)
 class ServerConfig(EngineConfig):
-    """What the server needs besides."""
+    """The options of a server: those of its engine, and its own."""
 
     host: str = option("127.0.0.1", "server", "address to listen on")
     port: int = option(30000, "server", "port to listen on; 0 picks a free one")
@@ -20,12 +20,12 @@ class ServerConfig(EngineConfig):
         None, "server", "model name in the API; default: the last part of --model-path"
     )
     chat_template: str | None = option(
-        None, "server", "Jinja file to render chats with, in place of the checkpoint's own"
+        None, "server", "Jinja file that renders chats; default: the checkpoint's own template"
     )
     tool_call_parser: str | None = option(
         None,
         "server",
-        "how the model writes tool calls: deepseekv3 (V3-0324, R1-0528) or deepseekv31 (V3.1 and later); "
+        "format of the model's tool calls: deepseekv3 (V3-0324, R1-0528) or deepseekv31 (V3.1 and later); "
         "default: requests with tools are refused",
         choices=("deepseekv3", "deepseekv31"),
         words={"deepseek_v3": "deepseekv3", "deepseek_v31": "deepseekv31"},
@@ -33,8 +33,8 @@ class ServerConfig(EngineConfig):
     reasoning_parser: str | None = option(
         None,
         "server",
-        "parts what comes before </think> from a chat's answer, as reasoning_content; deepseek-r1: an answer "
-        "begins with it, deepseek-v3: only where the prompt opens it; default: it is content",
+        "returns the text before </think> as reasoning_content; deepseek-r1: every answer begins with "
+        "reasoning; deepseek-v3: only if its prompt or the answer opens it; default: reasoning is content",
         choices=("deepseek-r1", "deepseek-v3"),
         words={"deepseek_r1": "deepseek-r1", "deepseek_v3": "deepseek-v3"},
     )
@@ -47,34 +47,36 @@ class ServerConfig(EngineConfig):
     api_key: str | None = option(
         None,
         "server",
-        "requests must have it (Authorization: Bearer), but for /health, /livez, /readyz, /metrics and the "
-        "files of the page; "
-        f"better given in the environment variable {API_KEY_VARIABLE}, which no list of processes shows",
+        "key that requests must send (Authorization: Bearer); /health, /livez, /readyz, /metrics and the "
+        f"page's files need none. The environment variable {API_KEY_VARIABLE} is safer: no list of "
+        "processes shows it",
     )
     max_queued_requests: int = option(
-        512, "server", "beyond this many waiting requests: 503 with Retry-After"
+        512, "server", "most waiting requests; further ones get 503 with Retry-After"
     )
-    max_request_bytes: int = option(32 * 2**20, "server", "a longer body is refused with 413")
+    max_request_bytes: int = option(32 * 2**20, "server", "most bytes of a body; a longer one gets 413")
     request_timeout: float | None = option(
-        None, "server", "seconds that a request may take, waiting included; then 504; default: no limit"
+        None, "server", "most seconds of a request, waiting included; then it gets 504; default: no limit"
     )
     client_timeout: float = option(
         60.0,
         "server",
-        "seconds that a client may take to send its request, or to take what waits to be sent to it; then "
-        "the connection is cut",
+        "most seconds that a client may take to send its request, or to receive what is ready; then the "
+        "connection is closed",
     )
     watchdog_timeout: float = option(
-        300.0, "server", "seconds without a step while requests run, after which the engine is restarted"
+        300.0, "server", "seconds without a step while requests run; then the engine is restarted"
     )
     max_engine_restarts: int = option(
-        5, "server", "most restarts of an engine in ten minutes; after one more death the server exits with 1"
+        5,
+        "server",
+        "most restarts of the engine in ten minutes; if it dies once more, the server exits with 1",
     )
     enable_metrics: bool = option(True, "server", "serve /metrics (Prometheus)")
-    decode_log_interval: int = option(40, "server", "decode steps between two log lines; 0: none")
+    decode_log_interval: int = option(40, "server", "decode steps between two log lines; 0: no such lines")
     log_level: str = option("info", "server", "log level", choices=("debug", "info", "warning", "error"))
     log_format: str = option(
-        "text", "server", "log lines on stderr; json: one object a line", choices=("text", "json")
+        "text", "server", "format of log lines on stderr; json: one object a line", choices=("text", "json")
     )
     log_requests: bool = option(False, "server", "log every request when it comes and when it ends")
     log_requests_level: int = option(
@@ -85,10 +87,12 @@ class ServerConfig(EngineConfig):
     otlp_traces_endpoint: str | None = option(
         None,
         "server",
-        "send a span for each request to this OpenTelemetry collector, such as "
+        "send spans of each request to this OpenTelemetry collector, such as "
         "http://localhost:4318/v1/traces; needs pip install 'nextn[trace]'",
     )
-    shutdown_timeout: float = option(30.0, "server", "seconds that running requests get to finish on Ctrl-C")
+    shutdown_timeout: float = option(
+        30.0, "server", "seconds that running requests get to finish on SIGTERM or Ctrl-C"
+    )
 
     def check(self) -> None:
         super().check()
@@ -106,7 +110,7 @@ class ServerConfig(EngineConfig):
 
     @property
     def key(self) -> str | None:
-        """That requests must have."""
+        """The key that requests must send, None if none."""
         return os.environ.get(API_KEY_VARIABLE) or None if self.api_key is None else self.api_key
 
     @property

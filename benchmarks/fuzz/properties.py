@@ -16,20 +16,18 @@ from pathlib import Path
 from source import TOKENIZER, Source
 
 from nextn.scheduler.stats import EngineStats
-from nextn.server.body import Body, parse
-from nextn.server.control import AbortRequest
-from nextn.server.engine_client import EngineClient
-from nextn.server.errors import ApiError
-from nextn.server.internal_state import SetInternalState
-from nextn.server.messages import Ready
-from nextn.server.metrics import Metrics
-from nextn.server.native_protocol import GenerateRequest
+from nextn.server.answers.service import Service
+from nextn.server.http.control import AbortRequest, SetInternalState
+from nextn.server.http.tokens import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
 from nextn.server.parsers import reasoning, tools
 from nextn.server.parsers.answer import AnswerParser, Reading
 from nextn.server.parsers.parts import Part
-from nextn.server.protocol import ChatRequest, CompletionRequest
-from nextn.server.service import Service
-from nextn.server.tokens import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
+from nextn.server.process.engine_client import EngineClient
+from nextn.server.process.messages import Ready
+from nextn.server.protocol.body import Body, parse
+from nextn.server.protocol.errors import ApiError
+from nextn.server.protocol.native import GenerateRequest
+from nextn.server.protocol.openai import ChatRequest, CompletionRequest
 from nextn.server_config import ServerConfig
 from nextn.tokenizer import TextStream
 
@@ -142,10 +140,9 @@ async def status_of(body: bytes, kind: type[Body]) -> int:
 async def taken(body: bytes, kind: type[Body]) -> None:
     """All that is done with it before the engine hears of it."""
     config = ServerConfig(tool_call_parser="deepseekv31", reasoning_parser="deepseek-v3")
-    metrics = Metrics(40)
-    engine = EngineClient(metrics)
+    engine = EngineClient()
     engine.ready = Ready(4096, 4096, 2, {}, EngineStats())
-    service = Service(config, engine, metrics, TOKENIZER)
+    service = Service(config, engine, TOKENIZER)
     request = parse(body, kind)
     if isinstance(request, CompletionRequest):
         await service.completion(request)

@@ -13,14 +13,14 @@ from source import TOKENIZER, Source
 
 from nextn.request import Output, SamplingParams, SpecStats, TokenLogprob
 from nextn.scheduler.stats import EngineStats
-from nextn.server.engine_client import EngineClient
-from nextn.server.generation import Generation, Prompt
-from nextn.server.messages import Add, Ready, StepNews, decode_to_engine
-from nextn.server.metrics import Metrics
-from nextn.server.openai import Reply
+from nextn.server.answers.choice import Prompt
+from nextn.server.answers.generation import Generation
+from nextn.server.answers.openai import Reply
+from nextn.server.http.sse import EventStream
 from nextn.server.parsers.answer import CONTENT, Reading
-from nextn.server.protocol import ChatRequest, CompletionRequest
-from nextn.server.sse import EventStream
+from nextn.server.process.engine_client import EngineClient
+from nextn.server.process.messages import Add, Ready, StepNews, decode_to_engine
+from nextn.server.protocol.openai import ChatRequest, CompletionRequest
 
 TEXTS = ("text", "content", "reasoning_content")
 
@@ -32,7 +32,7 @@ class Played:
     steps: Sequence[list[int]]
     logprobs: bool
     reason: str
-    client: EngineClient = field(default_factory=lambda: EngineClient(Metrics(40)))
+    client: EngineClient = field(default_factory=EngineClient)
 
     def __post_init__(self) -> None:
         self.client.attach(Ready(4200, 4096, 2, {}, EngineStats()), self)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """What speculation did during a load: the difference of two readings of the server's counters.
 
-nextn's counters, else vLLM's. A server with neither may know SGLang's mean since it started, which is not
-of this load: it is reported, and marked.
+The counters are nextn's, else vLLM's. A server with neither may have SGLang's mean since it started. That is
+not of this load alone: it is reported, and marked.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from nextn.request import SpecStats
 
 
 async def read_spec(url: str) -> SpecStats:
-    """The server's totals. Raises BenchError."""
+    """Reads the server's totals. Raises BenchError."""
     return parse_spec(await get_text(url, "/metrics"))
 
 
 def parse_spec(metrics: str) -> SpecStats:
-    """Raises BenchError when it is not the text of a nextn server's /metrics."""
+    """Raises BenchError for a text that is not a nextn server's /metrics."""
     samples = {
         (sample.name, sample.labels.get("position", "")): int(sample.value)
         for family in text_string_to_metric_families(metrics)
@@ -47,7 +47,7 @@ def parse_spec(metrics: str) -> SpecStats:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What is known about it. `length`: tokens per verify step, None if nothing was drafted."""
+    """Acceptance, as far as it is known. `length`: tokens per verify step, None if nothing was drafted."""
 
     length: float | None
     by_position: list[float]  # drafts accepted / proposed, by depth
@@ -57,7 +57,7 @@ class Acceptance:
 
 
 async def read_counters(url: str, api_key: str | None) -> tuple[str, SpecStats] | None:
-    """Whose counters they are, and their totals; None where there are none that we know."""
+    """Returns whose counters they are, and their totals; None if the server has none that we know."""
     try:
         text = await get_text(url, "/metrics", api_key)
         return ("nextn", parse_spec(text)) if "nextn:spec_" in text else ("vllm", parse_vllm(text))
@@ -66,9 +66,9 @@ async def read_counters(url: str, api_key: str | None) -> tuple[str, SpecStats] 
 
 
 def parse_vllm(metrics: str) -> SpecStats:
-    """vLLM's counters, all engines together. Raises BenchError when they are not there.
+    """Sums vLLM's counters over all engines. Raises BenchError when they are not there.
 
-    It counts drafts, not proposals by depth: every draft proposes at every depth.
+    vLLM counts drafts, not proposals by depth: every draft proposes at every depth.
     """
     totals: dict[str, float] = {}
     accepted: dict[int, float] = {}
@@ -94,7 +94,7 @@ def parse_vllm(metrics: str) -> SpecStats:
 async def acceptance_since(
     url: str, before: tuple[str, SpecStats] | None, api_key: str | None
 ) -> Acceptance | None:
-    """Since `before`, a result of `read_counters`. None when the server does not say."""
+    """The change since `before`, a result of `read_counters`. None when the server does not say."""
     after = await read_counters(url, api_key)
     if before is not None and after is not None:
         found = after[1].since(before[1])

@@ -16,9 +16,9 @@ Prompt = str | list[int]
 
 @dataclass(frozen=True)
 class News:
-    """What one chunk of a stream says. `text` is new, or all so far where `cumulative`.
+    """What one chunk of a stream says. `text` is the new text, or all so far if `cumulative`.
 
-    Token counts are totals so far, None where the chunk does not say.
+    Token counts are totals so far, None if the chunk has none.
     """
 
     text: str

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def poisson_arrivals(count: int, rate: float, seed: int) -> list[float]:
-    """Seconds from the beginning, ascending; the first is 0. `rate`: requests/s, inf for all at once.
+    """Seconds from the start, ascending; the first is 0. `rate`: requests/s, inf for all at once.
 
     Raises ValueError for a rate that is not positive.
     """

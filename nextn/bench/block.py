@@ -1,6 +1,7 @@
-"""The result block: bench_serving's lines in its form and order, so that what parses its logs parses ours.
+"""The result block: bench_serving's lines in its form and order, so that parsers of its logs read ours.
 
-What it does not have (goodput, acceptance by position, failures by kind) follows in sections of its own.
+Results that it does not have (goodput, acceptance by position, failures by kind) follow in sections of their
+own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ SIMULATED = "simulated"  # and so is what the texts say
 
 
 def result_block(outcome: Outcome) -> str:
-    """Without a line's end."""
+    """Makes the block, without a final line break."""
     figures, acceptance = outcome.figures, outcome.acceptance
     lines = [
         heading(" Serving Benchmark Result ", "="),

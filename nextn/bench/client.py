@@ -1,4 +1,4 @@
-"""The load client: so many streams at once, each timed chunk by chunk.
+"""The load client: n streams at once, each timed chunk by chunk.
 
 loaded = await run_load("http://127.0.0.1:30000", bodies, concurrency=16)
 """
@@ -33,7 +33,7 @@ class Reply:
 
     @property
     def ttft(self) -> float:
-        """Time to the first token: to the first chunk, that is."""
+        """Time to the first token, which is the time to the first chunk."""
         return self.arrivals[0] - self.sent
 
     @property
@@ -42,14 +42,14 @@ class Reply:
 
     @property
     def tpot(self) -> float | None:
-        """Time per output token after the first; None when there was one token only."""
+        """Time per output token after the first; None if there was one token only."""
         rest = self.completion_tokens - 1
         return (self.latency - self.ttft) / rest if rest > 0 else None
 
     @property
     def gaps(self) -> list[float]:
-        """Times between chunks. A chunk has as many tokens as the server committed in one step; where the
-        API says how many, each token has its share of the gap, as in bench_serving."""
+        """Times between chunks. A chunk has as many tokens as the server committed in one step. Where the API
+        says how many, each token gets its share of the gap, as in bench_serving."""
         gaps = [b - a for a, b in zip(self.arrivals, self.arrivals[1:], strict=False)]
         if not self.counts:
             return gaps
@@ -59,7 +59,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Load:
-    """What came of one load. `outcomes` are in the order of the requests."""
+    """The result of one load. `outcomes` are in the order of the requests."""
 
     outcomes: Sequence[Reply | RequestError]
     seconds: float  # from the first request sent to the last chunk received
@@ -74,7 +74,7 @@ class Load:
 
 
 def make_client(url: str, silence: float = SILENCE_SECONDS, api_key: str | None = None) -> httpx.AsyncClient:
-    """No proxy and no limit on connections. The caller closes it."""
+    """A client without a proxy and without a limit on connections. The caller closes it."""
     return httpx.AsyncClient(
         base_url=url,
         timeout=httpx.Timeout(silence, connect=10.0),
@@ -87,9 +87,9 @@ def make_client(url: str, silence: float = SILENCE_SECONDS, api_key: str | None 
 async def run_load(
     url: str, bodies: Sequence[Body], concurrency: int, on_reply: Callable[[], None] = lambda: None
 ) -> Load:
-    """Sends every body, in order, with `concurrency` in flight as long as there are so many left.
+    """Sends every body, in order, with `concurrency` requests in flight.
 
-    Raises RequestError for the first request that fails; the others are then given up.
+    Raises RequestError for the first request that fails; the others are cancelled.
     """
     async with make_client(url) as client:
 
@@ -130,7 +130,7 @@ async def timed(
     arrivals: Sequence[float],
     concurrency: int | None,
 ) -> Load:
-    """Runs `one(i)` for every arrival. What one raises ends them all."""
+    """Runs `one(i)` at every arrival. An exception in one cancels them all."""
     turns = asyncio.Semaphore(concurrency or max(len(arrivals), 1))
     begin = time.perf_counter()
 
@@ -151,7 +151,7 @@ async def timed(
 
 
 async def stream(client: httpx.AsyncClient, body: Body, api: Api = COMPLETIONS) -> Reply:
-    """Raises RequestError when the answer is an error, breaks off or cannot be read."""
+    """Streams one request. Raises RequestError when the answer is an error, breaks off or cannot be read."""
     where = f"POST {client.base_url.join(api.path)}"
     text = ""
     arrivals: list[float] = []
@@ -205,7 +205,7 @@ async def events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def refusal(status: int, body: bytes) -> RequestError:
-    """With the server's own words, if it has any. An error in the midst of a stream has status 200."""
+    """Makes an error with the server's own words, if it has any. An error amid a stream has status 200."""
     try:
         words = json.loads(body)["error"]["message"]
     except (ValueError, KeyError, TypeError):
@@ -215,22 +215,22 @@ def refusal(status: int, body: bytes) -> RequestError:
 
 
 async def get(url: str, path: str, api_key: str | None = None) -> Any:
-    """The JSON that a server answers with. Raises BenchError."""
+    """GETs JSON. Raises BenchError."""
     return _json(await _answer(url, "GET", path, None, api_key))
 
 
 async def get_with(client: httpx.AsyncClient, path: str) -> Any:
-    """The same over a client that is there already: making one takes a core 30 ms. Raises BenchError."""
+    """As `get`, with an existing client: making one takes a core 30 ms. Raises BenchError."""
     return _json(await _request(client, "GET", path, None))
 
 
 async def get_text(url: str, path: str, api_key: str | None = None) -> str:
-    """The text that a server answers with. Raises BenchError."""
+    """GETs text. Raises BenchError."""
     return (await _answer(url, "GET", path, None, api_key)).text
 
 
 async def post(url: str, path: str, body: Body) -> Any:
-    """The JSON that a server answers with. Raises BenchError."""
+    """POSTs and returns the JSON of the answer. Raises BenchError."""
     return _json(await _answer(url, "POST", path, body, None))
 
 

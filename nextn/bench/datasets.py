@@ -1,8 +1,8 @@
-"""What a load asks: prompts and output lengths, the same for the same seed.
+"""The requests of a load: prompts and output lengths, the same for the same seed.
 
-`code` is real text that every checkout has. `random`, `random-ids` and `generated-shared-prefix` make
-prompts of exact lengths as token ids (an API that takes text alone gets their text). `sharegpt` and `custom`
-read files.
+`code` is real text that every checkout has. `random`, `random-ids` and `generated-shared-prefix` make prompts
+of exact lengths as token ids; an API that takes text alone gets their text. `sharegpt` and `custom` read
+files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHORTEST = 2  # tokens of a sharegpt prompt or answer; shorter ones are left out
 
 @dataclass(frozen=True)
 class Options:
-    """What is asked for. Lengths are in tokens."""
+    """The options of a dataset. Lengths are in tokens."""
 
     name: str = "code"
     path: Path | None = None
@@ -51,7 +51,7 @@ class Sample:
 
 
 def load_samples(options: Options, tokenizer: Tokenizer | None) -> list[Sample]:
-    """Raises ValueError that names the option, or the file and line, that is wrong; OSError."""
+    """Makes the samples. Raises ValueError that names the wrong option, or file and line; OSError."""
     rng = np.random.default_rng(options.seed)
     if options.name in ("sharegpt", "custom") and options.path is None:
         raise ValueError(f"--dataset-name {options.name} needs --dataset-path")
@@ -77,8 +77,8 @@ def count_of(options: Options) -> int:
 
 
 def code(options: Options) -> list[Sample]:
-    """The held-out prompts in order; from the second time round, each without its first line, then without
-    its first two, and so on, so that no two begin alike."""
+    """The held-out prompts in order. From the second pass on, each without its first line, then without its
+    first two, and so on: no two begin alike."""
     prompts = [prompt.splitlines(keepends=True) for prompt in all_heldout_prompts()]
     cuts = [
         "".join(lines[dropped:])
@@ -98,7 +98,7 @@ def random_lengths(full: int, ratio: float, count: int, rng: np.random.Generator
 
 
 def random(options: Options, tokenizer: Tokenizer, rng: np.random.Generator) -> list[Sample]:
-    """Real text of random lengths: a text of the file, or else a held-out one, cut or repeated."""
+    """Real text of random lengths: a text of the file, else a held-out one, cut or repeated."""
     if options.path is None:
         texts = all_heldout_prompts()
     else:
@@ -131,7 +131,7 @@ def both_lengths(options: Options, rng: np.random.Generator) -> Iterator[tuple[i
 
 
 def ordinary_ids(tokenizer: Tokenizer) -> list[int]:
-    """All that stand for text: no special tokens."""
+    """All token ids that stand for text: no special tokens."""
     spelled = tokenizer.token_bytes(skip_special_tokens=True)
     return [token for token in range(tokenizer.vocab_size) if spelled[token]]
 
@@ -210,7 +210,7 @@ def generated_shared_prefix(options: Options, tokenizer: Tokenizer, rng: np.rand
 
 
 def enough(found: list[Any], options: Options, whole: bool = False) -> list[Any]:
-    """The first so many. `whole`: all of them, where no number is asked for."""
+    """The first n samples. `whole`: all of them if no number is given."""
     count = len(found) if whole and options.num_prompts is None else count_of(options)
     if len(found) < count or not found:
         raise ValueError(f"--num-prompts is {count}; the dataset {options.name} has {len(found)} that fit")

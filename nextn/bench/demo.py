@@ -47,7 +47,7 @@ class Settings:
     server_options: Sequence[str] = ()  # of both servers
 
     def bodies(self, concurrency: int) -> list[Body]:
-        """The requests at one concurrency: the first prompts of those at the next higher one."""
+        """The requests at one concurrency: the first ones of those at the next higher concurrency."""
         count = -(-self.num_prompts * SIXTEENTHS[concurrency] // 16)
         return [self._body(i, prompt) for i, prompt in enumerate(heldout_prompts(count))]
 
@@ -63,7 +63,8 @@ class Settings:
 
 
 def run_demo(settings: Settings) -> int:
-    """The exit code: 0, or 1 when a text differs. Raises BenchError, ValueError for too many prompts."""
+    """Runs the demo and returns the exit code: 0, or 1 when a text differs. Raises BenchError, and ValueError
+    for too many prompts."""
     texts = 2 * settings.rounds * sum(len(settings.bodies(c)) for c in SIXTEENTHS)
     out = settings.output_dir
     out.mkdir(parents=True, exist_ok=True)
@@ -150,7 +151,7 @@ class Demo:
         return Point(concurrency, len(bodies), Side(sides[WITHOUT]), Side(sides[WITH]), spec, auto)
 
     async def _completion(self, server: LocalServer, body: Body) -> Completion:
-        """The first prompt once more, now token by token: its text is compared like the others."""
+        """Requests the first prompt once more, now token by token: its text is compared like the others."""
         self.progress.now("one completion token by token")
         answer = await post(server.url, "/v1/completions", {**body, "return_draft_depths": True})
         choice = answer["choices"][0]

@@ -1,8 +1,8 @@
-"""What automatic depth does while a load runs, as the server tells it at /v1/loads.
+"""What automatic depth does while a load runs, as /v1/loads reports it.
 
 async with DraftingWatch(url) as watch:
     load = await run_load(url, bodies, 16)
-watch.found    # at the most requests that were seen to decode at once
+watch.found    # at the largest number of requests that were seen to decode at once
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PERIOD = 0.3  # seconds between two looks
 
 @dataclass(frozen=True)
 class Drafting:
-    """gain: tokens/s with drafts over without, as the engine predicts it from what it measured."""
+    """The state of automatic depth. gain: tokens/s with drafts over without, as the engine predicts it."""
 
     drafting: bool
     requests: int  # that decoded
@@ -31,16 +31,15 @@ class Drafting:
 
 
 async def read_drafting(client: httpx.AsyncClient) -> Drafting | None:
-    """None where the depth of drafts is fixed. Raises BenchError."""
+    """Reads the state once; None with a fixed depth. Raises BenchError."""
     (load,) = (await get_with(client, "/v1/loads?include=spec"))["loads"]
     auto = load["speculative"].get("auto")
     return None if auto is None else Drafting(**auto)
 
 
 class DraftingWatch:
-    """Looks again and again until the load is over. While a load ends it has fewer requests, which says
-    nothing of what was done at all of them: so the look that saw the most requests counts, the latest of
-    several."""
+    """Reads the state repeatedly until the load is over. A load ends with fewer requests, which says nothing
+    of the full load. So the reading with most requests counts, and of several the latest."""
 
     def __init__(self, url: str) -> None:
         self.url = url

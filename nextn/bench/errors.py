@@ -1,4 +1,4 @@
-"""What stops a measurement, and what fails one request of it."""
+"""The errors that stop a measurement, or one request of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ class BenchError(Exception):
 
 
 class RequestError(BenchError):
-    """One request that failed. `kind` is short and the same for all that failed in the same way."""
+    """One request that failed. `kind` is short, and the same for all that failed in the same way."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)

@@ -16,7 +16,7 @@ COLORS = ("#0a5fc4", "#8a5a00", "#1a7f37", "#8250df")
 
 
 def load_plot(title: str, load: Load, palette: Palette = LIGHT) -> bytes:
-    """PNG."""
+    """Draws a PNG."""
     figure = Figure(figsize=(11, 4.6), dpi=140, facecolor=palette.background, layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, color=palette.text)

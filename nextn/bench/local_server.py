@@ -27,10 +27,10 @@ START_SECONDS = 300.0
 
 
 class LocalServer:
-    """Started at once. `options`: those of `nextn serve`. What it prints goes to `log`.
+    """A server that starts at once. `options`: those of `nextn serve`. Its output goes to `log`.
 
-    It stays in this process's group, so that Ctrl-C in a terminal reaches it too, and ends with the thread
-    that started it (Linux), so that nothing is left if that is killed.
+    It stays in this process's group, so that Ctrl-C in a terminal reaches it too. On Linux it ends with the
+    thread that started it, so that nothing is left if that thread is killed.
     """
 
     def __init__(self, name: str, options: Sequence[str], log: Path) -> None:

@@ -14,10 +14,10 @@ LAST_LINES = 15
 
 
 class LoggedProcess(subprocess.Popen[bytes]):
-    """Started at once. What it prints, stderr included, goes to `log`.
+    """A process that starts at once. Its output, stderr included, goes to `log`.
 
-    `own_group`: it leads a process group of its own, which is ended whole, and Ctrl-C in the terminal does
-    not reach it. Without that it stays in this process's group, and Ctrl-C does.
+    `own_group`: the process gets a process group of its own, which is ended as a whole, and which Ctrl-C in
+    the terminal does not reach. Otherwise it stays in this process's group.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class LoggedProcess(subprocess.Popen[bytes]):
         return self.log.read_text(errors="replace").splitlines()[-LAST_LINES:]
 
     def stop(self) -> None:
-        """Asks it to end; after `STOP_SECONDS` by force. Nothing of its own group is left."""
+        """Asks the process to end; after `STOP_SECONDS` kills it. Nothing of its own group is left."""
         self.terminate()
         try:
             self.wait(STOP_SECONDS)

@@ -1,4 +1,4 @@
-"""What a measurement ran on."""
+"""The machine of a measurement."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Machine:
 
     @property
     def line(self) -> str:
-        """For people."""
+        """One line for people."""
         cores = "1 core" if self.cores == 1 else f"{self.cores} cores"
         return f"{self.cpu}, {cores}; torch {self.torch}; Python {self.python}"
 
     @property
     def slug(self) -> str:
-        """For names of files."""
+        """A part of file names."""
         return slug(f"{self.cpu} {self.cores}c")
 
 

@@ -1,8 +1,8 @@
-"""Figures of a load: throughput and latencies, in bench_serving's terms.
+"""Throughput and latencies of a load, in bench_serving's terms.
 
-E2E: from sent to the last chunk. TTFT: time to first token. TPOT: time per output token after the first,
-(E2E - TTFT) / (tokens - 1).
-ITL: inter-token latency, the time between two chunks of a stream; with drafts a chunk has several tokens.
+E2E: from sending to the last chunk. TTFT: time to first token. TPOT: time per output token after the first,
+(E2E - TTFT) / (tokens - 1). ITL: inter-token latency, the time between two chunks of a stream; with drafts a
+chunk has several tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nextn.bench.client import Load
 
 @dataclass(frozen=True)
 class Spread:
-    """Of one latency, in milliseconds."""
+    """The spread of one latency, in milliseconds."""
 
     mean: float
     median: float
@@ -29,7 +29,7 @@ class Spread:
 
     @staticmethod
     def of(seconds: Sequence[float]) -> Spread:
-        """All zero when there is nothing to measure."""
+        """Makes it from values; all zero when there are none."""
         ms = np.asarray(seconds if len(seconds) else [0.0]) * 1000.0
         p90, p95, p99 = np.percentile(ms, (90, 95, 99)).tolist()
         return Spread(
@@ -39,7 +39,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one load: of the requests that succeeded."""
+    """The measurements of one load, over the requests that succeeded."""
 
     requests: int
     seconds: float

@@ -1,4 +1,4 @@
-"""`nextn bench offline`: a load on the engine in-process. All requests are there from the beginning.
+"""`nextn bench offline`: a load on the engine in-process. All requests are there from the start.
 
 The block is that of SGLang's bench_offline_throughput, followed by what speculation did.
 """
@@ -40,7 +40,7 @@ class Settings:
 
 @dataclass
 class Run:
-    """What a load did. seconds: from the first step's begin to the last one's end."""
+    """The result of a load. seconds: from the first step's start to the last one's end."""
 
     requests: int = 0
     seconds: float = 0.0
@@ -59,7 +59,7 @@ class Run:
 
 
 def run_offline(settings: Settings) -> int:
-    """Prints the block and, as the last line, the record. Raises ValueError for what the user must mend,
+    """Prints the block and, as the last line, the record. Raises ValueError for what the user can fix,
     OSError."""
     engine = Engine(settings.config)
     tokenizer = tokenizer_of(settings.config)
@@ -89,7 +89,7 @@ def generate(
     ignore_eos: bool,
     progress: Progress,
 ) -> Run:
-    """All of them at once, greedy. Raises ValueError for a prompt that the engine refuses, naming it."""
+    """Generates all at once, greedily. Raises ValueError that names a prompt which the engine refuses."""
     found = Run(input_tokens=sum(map(len, prompts)))
     before = copy.deepcopy(engine.stats().spec)
     for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
@@ -134,7 +134,7 @@ def token_ids(sample: Sample, tokenizer: Tokenizer | None) -> list[int]:
 
 
 def offline_block(found: Run) -> str:
-    """Without a line's end."""
+    """Makes the block, without a final line break."""
     lines = [
         heading(" Offline Throughput Benchmark Result ", "="),
         line("Backend:", "nextn"),

@@ -1,4 +1,4 @@
-"""What one run of `nextn bench serve` found; the block, the JSONL record and the plot come from it."""
+"""The result of one run of `nextn bench serve`; the block, the JSONL record and the plot come from it."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def blank(palette: Palette) -> Figure:
 
 
 def dress(axes: Axes, palette: Palette) -> None:
-    """Grid, ticks and edges that stay behind what is drawn."""
+    """Draws grid, ticks and edges behind the data."""
     axes.grid(color=palette.grid, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(colors=palette.text, length=0)

@@ -1,4 +1,4 @@
-"""What people see on stderr while a measurement runs: a bar, or plain lines where a bar would be noise."""
+"""Progress on stderr while a measurement runs: a bar, or plain lines where a bar would be noise."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tqdm import tqdm
 
 
 class Progress:
-    """`total` texts (or other units) are to come. Without `bar` only what is said is shown."""
+    """`total` texts (or other units) are to come. Without `bar` only messages are shown."""
 
     def __init__(self, total: int, bar: bool, unit: str = "texts") -> None:
         self._bar = tqdm(
@@ -18,11 +18,11 @@ class Progress:
         )  # fmt: skip
 
     def now(self, what: str) -> None:
-        """What is being done."""
+        """Shows what is being done."""
         self._bar.set_description(what)
 
     def advance(self) -> None:
-        """One more is there."""
+        """Counts one more unit."""
         self._bar.update()
 
     def say(self, line: str) -> None:

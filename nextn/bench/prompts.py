@@ -9,7 +9,7 @@ HELDOUT = Path(__file__).parent.parent / "data" / "heldout.jsonl"
 
 
 def heldout_prompts(count: int) -> list[str]:
-    """The first `count` of them. Raises ValueError when there are fewer."""
+    """The first `count` prompts. Raises ValueError when there are fewer."""
     prompts = all_heldout_prompts()
     if count > len(prompts):
         raise ValueError(f"{count} prompts asked for; there are {len(prompts)} held-out prompts")

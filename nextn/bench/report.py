@@ -15,7 +15,7 @@ DEPTH_COLOURS = 4  # the page has so many; deeper drafts take them in turn
 
 
 def heading(results: Results) -> list[str]:
-    """What was measured, and on what."""
+    """What was measured, and on what machine."""
     engine, machine = results.engine, results.machine
     drafts = "1 draft" if results.num_drafts == 1 else f"{results.num_drafts} drafts"
     if results.num_drafts == "auto":
@@ -74,7 +74,7 @@ def notes(results: Results) -> list[str]:
 
 
 def verdict(results: Results) -> str:
-    """Whether the texts are the same and how much sooner they came; where automatic depth made no drafts; the
+    """Whether the texts are equal, and how much faster they came; where automatic depth made no drafts; the
     first difference, if there is one."""
     texts = results.texts
     ratios = ", ".join(f"{p.ratio:.2f}x at {p.concurrency}" for p in results.points)

@@ -1,4 +1,4 @@
-"""What the demo found, as plain data: the table, the plot, the page and results.json come from it."""
+"""The results of the demo as plain data: the table, the plot, the page and results.json come from it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nextn.request import SpecStats
 
 @dataclass(frozen=True)
 class Side:
-    """The rounds of one server at one concurrency. What stands for them is their median."""
+    """The rounds of one server at one concurrency, which their median stands for."""
 
     rounds: list[Figures]
 
@@ -44,8 +44,8 @@ class Side:
 
 @dataclass(frozen=True)
 class Point:
-    """One concurrency. Of the side with MTP, `spec`: what speculation did in all rounds; `auto`: what
-    automatic depth did in the last one, None where the depth is fixed."""
+    """One concurrency. Of the side with MTP: `spec`, what speculation did in all rounds, and `auto`, what
+    automatic depth did in the last one (None with a fixed depth)."""
 
     concurrency: int
     prompts: int
@@ -56,7 +56,7 @@ class Point:
 
     @property
     def ratio(self) -> float:
-        """Output tokens/s with MTP over without."""
+        """Output tokens/s with MTP over those without."""
         return self.with_mtp.output_throughput / self.without.output_throughput
 
 
@@ -103,7 +103,7 @@ class Results:
         }
 
     def as_json(self) -> str:
-        """On one line."""
+        """JSON on one line."""
         return json.dumps(rounded(self.as_dict()))
 
 
@@ -130,7 +130,7 @@ def _side(side: Side) -> dict[str, Any]:
 
 
 def rounded(value: Any) -> Any:
-    """Every float in it to four places."""
+    """A copy with every float rounded to four places."""
     if isinstance(value, float):
         return round(value, 4)
     if isinstance(value, dict):

@@ -1,7 +1,8 @@
 """`nextn bench serve`: one load on one server, measured.
 
-Warm-up, then counters, load, counters: what is reported is of the load alone. The warm-up sends the first
-prompts backwards, so that nothing of the load lies in the server's prefix cache.
+It runs the warm-up, then reads the counters, runs the load, and reads the counters again: the results are
+those of the load alone. The warm-up sends the first prompts backwards, so that nothing of the load is in the
+server's prefix cache.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class Settings:
 
 
 def run_serve(settings: Settings) -> int:
-    """The exit code: 0, or 1 when a request failed. Raises ValueError and OSError for what the user must
-    mend, BenchError for a server that does not come up or fails the warm-up."""
+    """Returns the exit code: 0, or 1 when a request failed. Raises ValueError and OSError for what the user
+    can fix, BenchError for a server that does not come up or fails the warm-up."""
     slos = parse_slos(settings.goodput)
     poisson_arrivals(0, settings.request_rate, 0)  # the rate is checked before a server starts
     with ended_like_ctrl_c(), server(settings) as url:
@@ -81,7 +82,7 @@ def run_serve(settings: Settings) -> int:
 
 @contextlib.contextmanager
 def server(settings: Settings) -> Iterator[str]:
-    """The URL of the server that is there, or of one that lives as long as this."""
+    """Yields the URL of the running server, or of one that is started and ended here."""
     if settings.base_url is not None:
         yield settings.base_url.rstrip("/").removesuffix("/v1")
         return
@@ -126,7 +127,7 @@ async def measure(settings: Settings, url: str, slos: dict[str, float]) -> Outco
 
 
 async def warm_up(settings: Settings, target: Target, samples: Sequence[Sample]) -> None:
-    """All at once. Raises BenchError when one fails: the load would fail too."""
+    """Sends all at once. Raises BenchError when one fails: the load would fail too."""
     api = BACKENDS[settings.backend]
     bodies = []
     for i in range(settings.warmup_requests):

@@ -1,4 +1,4 @@
-"""What a measurement's own servers have in common."""
+"""Helpers for a measurement's own servers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nextn.bench.local_server import LocalServer
 
 @contextlib.contextmanager
 def last_lines_on_error(*servers: LocalServer) -> Iterator[None]:
-    """A BenchError that passes through shows on stderr what `servers` said last."""
+    """On a BenchError, prints the last lines of the logs of `servers` to stderr."""
     try:
         yield
     except BenchError:

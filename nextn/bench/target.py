@@ -1,4 +1,4 @@
-"""The server that a load goes to: what its model is called, and the tokenizer that belongs to it."""
+"""The server of a load: the name of its model, and the tokenizer that belongs to it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Target:
 
 
 async def find_target(url: str, model: str | None, tokenizer: str | None, api_key: str | None) -> Target:
-    """`model` and `tokenizer` None: as the server says. A tokenizer it has may not lie on this machine.
+    """Finds model and tokenizer; None: as the server says. The server's tokenizer may not be on this machine.
 
     Raises ValueError for a `tokenizer` that cannot be read.
     """

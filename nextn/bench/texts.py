@@ -1,4 +1,4 @@
-"""Whether texts that must be the same are: every text of a prompt against the first one."""
+"""Compares texts that must be equal: every text of a prompt with the first one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ AROUND = 60  # characters shown on either side of the first difference
 
 @dataclass(frozen=True)
 class Difference:
-    """Two texts of one prompt, and where they part."""
+    """Two texts of one prompt, and where they differ first."""
 
     prompt: int
     first: str
@@ -19,7 +19,7 @@ class Difference:
 
     @property
     def position(self) -> int:
-        """Of the first character that differs; the shorter text's length if it is the other's beginning."""
+        """The first character that differs; the shorter text's length if the other begins with it."""
         pairs = zip(self.first, self.other, strict=False)
         same = min(len(self.first), len(self.other))
         return next((i for i, (a, b) in enumerate(pairs) if a != b), same)
@@ -43,7 +43,7 @@ class Texts:
     _first: dict[int, tuple[str, str]] = field(default_factory=dict)
 
     def add(self, prompt: int, text: str, where: str) -> None:
-        """`where`: from which run it came, for people."""
+        """Adds a text. `where`: the run it came from, in words."""
         self.compared += 1
         first, first_where = self._first.setdefault(prompt, (text, where))
         if text != first:

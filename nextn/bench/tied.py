@@ -1,7 +1,8 @@
-"""Runs a command that ends with whoever started it, even if that is killed: python tied.py PARENT COMMAND…
+"""Runs a command that ends with the process that started it, even if that is killed: python tied.py PARENT
+COMMAND…
 
-On Linux the kernel sees to it. Elsewhere the command is run all the same. A file to be run by its path, so
-that nothing else is imported; the command takes this process's place.
+On Linux the kernel sees to it. Elsewhere the command just runs. This file is run by its path, so that nothing
+else is imported; the command takes this process's place.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""nextn chat: talk to a server that runs, and see after each answer what speculation did.
+"""nextn chat: talk to a running server, and see after each answer what speculation did.
 
 nextn chat
 nextn chat --base-url http://127.0.0.1:8000 --temperature 0.7 --system "Answer in one line."
@@ -27,23 +27,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_server(parser)
     parser.add_argument("--system", default="", metavar="TEXT", help="system message")
     parser.add_argument(
-        "--max-tokens", type=positive, default=512, help="tokens of an answer at most (default: 512)"
+        "--max-tokens", type=positive, default=512, help="most tokens of an answer (default: 512)"
     )
     parser.add_argument("--temperature", type=float, help="0 is greedy (default: the server's)")
-    parser.add_argument("--seed", type=int, help="of every answer (default: drawn)")
-    parser.add_argument("--no-mtp", action="store_true", help="begin without drafts, as /nomtp")
+    parser.add_argument("--seed", type=int, help="seed of every answer (default: random)")
+    parser.add_argument("--no-mtp", action="store_true", help="start without drafts, as after /nomtp")
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--base-url", metavar="URL", default=URL, help=f"the server (default: {URL})")
     parser.add_argument(
         "--api-key", metavar="KEY", default=key_of_environment(),
-        help=f"its key (default: the environment's {API_KEY_VARIABLE}, else OPENAI_API_KEY)",
+        help=f"the server's key (default: the variable {API_KEY_VARIABLE}, else OPENAI_API_KEY)",
     )  # fmt: skip
 
 
 def key_of_environment() -> str | None:
-    """The variable that the server reads goes first."""
+    """Reads the server's own variable first, then OPENAI_API_KEY."""
     return os.environ.get(API_KEY_VARIABLE) or os.environ.get("OPENAI_API_KEY") or None
 
 
@@ -99,7 +99,7 @@ def converse(chat: Chat, text: str) -> None:
 
 
 def read_line() -> str:
-    """Raises EOFError at the end."""
+    """Reads one line. Raises EOFError at the end of the input."""
     if not sys.stdin.isatty():
         return input()
     with contextlib.suppress(ImportError):  # where there is none, input() does without
@@ -108,6 +108,6 @@ def read_line() -> str:
 
 
 def say(text: str) -> None:
-    """To the person, not into the text: faint where it is a terminal."""
+    """Writes a remark for the person, not for the text; faint on a terminal."""
     faint = sys.stderr.isatty()
     print(f"\x1b[2m{text}\x1b[0m" if faint else text, file=sys.stderr, flush=True)

@@ -23,11 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--speculative-num-steps", type=drafts, default="auto", metavar="N|auto",
-        help="drafts per step of the side with MTP (default: auto)",
+        help="drafts per step on the side with MTP (default: auto)",
     )  # fmt: skip
     parser.add_argument(
         "--cpu-isa", default="auto", choices=("auto", *CPU_LEVELS),
-        help="instruction set level of the native CPU kernels, of both sides (default: the machine's best)",
+        help="instruction set of the native CPU kernels on both sides (default: the machine's best)",
     )  # fmt: skip
     parser.add_argument(
         "--threads", type=positive, metavar="N",

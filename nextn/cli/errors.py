@@ -1,4 +1,4 @@
-"""The error a command ends with when it is the user's to mend."""
+"""The error that ends a command when the user can fix it."""
 
 from __future__ import annotations
 

@@ -25,31 +25,36 @@ TASKS = ("nextn_next_line", "nextn_rest_of_line")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tasks", nargs="+", default=list(TASKS), metavar="NAME",
-        help=f"lm-eval's names, such as mmlu or gsm8k (default: {' '.join(TASKS)}, which need no download)",
+        help=f"lm-eval's task names, such as mmlu (default: {' '.join(TASKS)}, which need no download)",
     )  # fmt: skip
     parser.add_argument(
         "--model-path", "--model", default=EMBEDDED, metavar="DIR",
-        help=f"checkpoint folder that the two servers started here serve (default: {EMBEDDED})",
+        help=f"checkpoint folder for the two servers that are started (default: {EMBEDDED})",
     )  # fmt: skip
     parser.add_argument(
         "--speculative-num-steps", type=drafts, default="auto", metavar="N|auto",
-        help="drafts per step of the one with MTP (default: auto)",
+        help="drafts per step of the server with MTP (default: auto)",
     )  # fmt: skip
     parser.add_argument(
         "--base-url", nargs="+", default=[], metavar="URL",
-        help="servers that run, instead: without MTP and with it; or a single one, to be scored alone",
+        help="running servers instead: one without MTP and one with it, or a single one to score alone",
     )  # fmt: skip
     parser.add_argument(
         "--tokenizer", metavar="DIR", help="folder with tokenizer.json, if it is not the model's"
     )
     parser.add_argument("--limit", type=positive, metavar="N", help="first N documents of each task")
     parser.add_argument(
-        "--num-fewshot", type=not_negative, metavar="N", help="examples before each; default: the task's"
+        "--num-fewshot",
+        type=not_negative,
+        metavar="N",
+        help="examples before each document (default: the task's)",
     )
     parser.add_argument(
         "--num-concurrent", type=positive, default=16, metavar="N", help="requests at once (default: 16)"
     )
-    parser.add_argument("--include-path", type=Path, metavar="DIR", help="more tasks, as lm-eval's YAML")
+    parser.add_argument(
+        "--include-path", type=Path, metavar="DIR", help="folder with more tasks, as lm-eval's YAML"
+    )
     parser.add_argument(
         "--output-dir", type=Path, default=Path("nextn-eval"), metavar="DIR",
         help="where results.json, table.md and the logs go (default: nextn-eval)",

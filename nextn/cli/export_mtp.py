@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--output-dir", type=Path, required=True, metavar="DIR",
-        help="folder to write; it must not be there, or be empty. It appears when it is complete",
+        help="folder to write; it must not exist or be empty, and appears when it is complete",
     )  # fmt: skip
     weights = parser.add_mutually_exclusive_group()
     weights.add_argument(
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     tables = parser.add_mutually_exclusive_group()
     tables.add_argument(
         "--without-shared", dest="with_shared", action="store_false", default=False,
-        help="leave out the copies of embedding and head: nextn and SGLang take the target's (default)",
+        help="leave out the copies of embedding and head; nextn and SGLang use the target's (default)",
     )  # fmt: skip
     tables.add_argument(
         "--with-shared", action="store_true", help="write the copies of embedding and head too"
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def size(text: str) -> int:
-    """Bytes.
+    """Parses a size into bytes.
 
     >>> size("1.5GB")
     1500000000

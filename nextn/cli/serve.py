@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     config = parse(args, ServerConfig)
     from nextn.server.launch import serve
-    from nextn.server.supervisor import StartupError
+    from nextn.server.process.supervisor import StartupError
 
     try:
         return serve(config)

@@ -25,7 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", type=int, default=32768, help="tokens to keep (default: 32768)")
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
     parser.add_argument(
-        "corpus", type=Path, nargs="+", help="text files (.jsonl: the `text` or `prompt` of each line)"
+        "corpus",
+        type=Path,
+        nargs="+",
+        help="text files; of .jsonl files, the `text` or `prompt` of each line",
     )
 
 
@@ -49,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def texts(paths: list[Path]) -> Iterator[str]:
-    """Raises ValueError that names the file and line that is not right."""
+    """Yields the texts of the files. Raises ValueError that names a wrong file and line."""
     for path in paths:
         with path.open(encoding="utf-8") as lines:
             if path.suffix != ".jsonl":

@@ -30,14 +30,16 @@ def positive_seconds(text: str) -> float:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_server(parser)
-    parser.add_argument("--once", action="store_true", help="print one frame, of the server's whole life")
+    parser.add_argument(
+        "--once", action="store_true", help="print one frame that covers the server's whole life"
+    )
     parser.add_argument(
         "--interval", type=positive_seconds, default=1.0, metavar="SECONDS",
-        help="from one frame to the next (default: 1)",
+        help="seconds between two frames (default: 1)",
     )  # fmt: skip
     parser.add_argument(
         "--window", type=positive_seconds, default=10.0, metavar="SECONDS",
-        help="what rates and quantiles are of (default: the last 10)",
+        help="seconds that rates and quantiles cover (default: 10)",
     )  # fmt: skip
 
 
@@ -68,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def look(url: str, api_key: str | None) -> Scrape:
-    """Raises BenchError."""
+    """Takes one scrape. Raises BenchError."""
     import asyncio
     import time
 
@@ -85,7 +87,7 @@ def look(url: str, api_key: str | None) -> Scrape:
 
 @contextmanager
 def screen() -> Iterator[Callable[[str], None]]:
-    """Shows frames on a screen of their own, or one after another where it is not a terminal."""
+    """Shows frames in place on a terminal, and one after another elsewhere."""
     if not sys.stdout.isatty():
         yield lambda text: print(text, flush=True)
         return

@@ -8,12 +8,16 @@ while engine.has_work():
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from array import array
+from collections.abc import Callable
 
 from nextn.config import EngineConfig
 from nextn.engine.build import build
-from nextn.request import CHAINS_ONLY, Output, Request, SpeculativeParams
+from nextn.engine.executor import Executor
+from nextn.engine.rank import make_runner
+from nextn.request import Output, Request, SpeculativeParams
 from nextn.scheduler.stats import EngineStats
 
 
@@ -21,19 +25,19 @@ class Engine:
     """Raises ValueError (or its subclass CheckpointError) when the configuration or the checkpoint is
     no good. Not thread-safe: one thread adds, steps and aborts."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(
+        self, config: EngineConfig, make_executor: Callable[[EngineConfig], Executor] = make_runner
+    ) -> None:
+        """make_executor: what runs the steps, in this process or (`nextn.engine.process`) in another."""
         config.check()
-        built = build(config)
+        built = build(config, make_executor)
         self.config = config
-        self.model_config = built.model.config
-        self.vocab_size = self.model_config.vocab_size
-        self.eos_token_ids = built.eos_ids
-        self.context_length = built.context_length
-        self.num_drafts, self.auto_depth = built.num_drafts, built.auto_depth
+        self.vocab_size, self.eos_token_ids = built.executor.info.vocab_size, built.executor.info.eos_ids
+        self.context_length, self.speculation = built.context_length, built.speculation
         self.startup, self._remember = built.startup, built.remember
         self.speculative_defaults = SpeculativeParams()
         self._scheduler, self._executor = built.scheduler, built.executor
-        self._simulated = config.speculative_simulate_accept_length is not None and built.num_drafts > 0
+        self._simulated = self.speculation.simulated is not None and self.speculation.num_steps > 0
         self._scheduler.stats.spec.simulated = self._simulated
         self._arrivals = 0
         self._ended: float | None = None  # when the last step was run, if work was left after it
@@ -45,15 +49,14 @@ class Engine:
         sampling parameters, and for an id that is in use.
         """
         asked = request.params.speculative
-        speculative = asked.or_else(self.speculative_defaults).or_else(self.config.speculative)
-        request.params = request.params.replace(speculative=speculative)
+        resolved = self._resolved(asked.or_else(self.speculative_defaults))
+        request.params = request.params.replace(speculative=resolved)
         request.params.check(self.vocab_size)
         if request.params.top_k > self.vocab_size:
             request.params = request.params.replace(top_k=-1)
         if not isinstance(request.priority, int):
             raise ValueError(f"priority is {request.priority!r}; it must be a whole number")
-        self._check_verify(asked, speculative)
-        self._check_depth(asked)
+        self._check_speculative(asked, resolved)
         request.spec.lossy = request.params.lossy
         request.spec.simulated = self._simulated and self._scheduler.depth(request) > 0
         if request.params.constraint is not None and request.grammar is None:
@@ -79,51 +82,24 @@ class Engine:
         """What None means in the requests that come later; where it is None here too, it means what the
         configuration says. Raises ValueError, and changes nothing, for what this engine cannot do."""
         defaults.check()
-        self._check_verify(defaults, defaults.or_else(self.config.speculative))
-        self._check_depth(defaults)
+        self._check_speculative(defaults, self._resolved(defaults))
         self.speculative_defaults = defaults
 
-    def _check_depth(self, asked: SpeculativeParams) -> None:
-        if asked.num_steps and not self.num_drafts:
-            raise ValueError(
-                f"speculative.num_steps is {asked.num_steps}; this engine was started without a drafter, so "
-                "it can only be 0; start it with --speculative-num-steps, or, where there is no MTP layer, "
-                "with --speculative-algorithm NGRAM"
-            )
+    def _resolved(self, asked: SpeculativeParams) -> SpeculativeParams:
+        return asked.or_else(self.speculation.defaults)
 
-    def _check_verify(self, asked: SpeculativeParams, resolved: SpeculativeParams) -> None:
-        """Raises ValueError for a mode that does not go with this engine's drafts, and for thresholds without
-        a use."""
-        topk = self.config.speculative_eagle_topk
-        if topk > 1 and resolved.verify in CHAINS_ONLY:
-            raise ValueError(
-                f"speculative.verify is {resolved.verify!r}: it verifies chains, and this engine drafts "
-                f"trees (--speculative-eagle-topk {topk}); choose exact or typical"
-            )
-        if self.config.ngrams and resolved.verify in CHAINS_ONLY:
-            raise ValueError(
-                f"speculative.verify is {resolved.verify!r}: it weighs the drafter's probabilities, n-grams "
-                f"(--speculative-algorithm {self.config.speculative_algorithm}) have none; choose exact or "
-                "typical"
-            )
-        if self.config.speculative_simulate_accept_length is not None and resolved.verify != "exact":
-            raise ValueError(
-                f"speculative.verify is {resolved.verify!r}: this engine accepts drafts by lot "
-                "(--speculative-simulate-accept-length); leave it out"
-            )
-        for name in ("accept_threshold_single", "accept_threshold_acc"):
-            if getattr(asked, name) not in (None, 1.0) and resolved.verify != "typical":
-                raise ValueError(
-                    f"speculative.{name} is {getattr(asked, name)}: verify {resolved.verify!r} has no "
-                    "threshold; it needs 'typical'"
-                )
+    def _check_speculative(self, asked: SpeculativeParams, resolved: SpeculativeParams) -> None:
+        """Raises ValueError for what does not go with this engine's drafts. What is not asked for is known to
+        go with them; a threshold is held against the mode that it would have."""
+        asked = dataclasses.replace(asked, verify=resolved.verify)
+        self.speculation.check(asked, lambda field: f"speculative.{field}")
 
     def step(self) -> list[Output]:
         """One step for whoever is next. [] when there is nothing to do or nothing to tell."""
         plan = self._scheduler.plan()
         if not plan.rows:
             return []
-        result = self._executor.run(plan)
+        result = self._executor.launch(plan).result()
         now = time.perf_counter()
         outputs = self._scheduler.commit(plan, result, None if self._ended is None else now - self._ended)
         self._ended = now if self.has_work() else None

@@ -54,7 +54,7 @@ def make_model(config: EngineConfig, device: torch.device, threads: int) -> tupl
     """
     acceptance = parse_acceptance(config.model_path)
     if acceptance is not None:
-        if config.mtp and config.speculative_draft_model_path is not None:
+        if config.speculation.mtp and config.speculative_draft_model_path is not None:
             raise ValueError(
                 f"{OPTION}: --model-path {config.model_path} scripts its own drafts; leave it out"
             )
@@ -75,7 +75,7 @@ def make_model(config: EngineConfig, device: torch.device, threads: int) -> tupl
     if draft is None:
         own = nextn = _nextn_layers(config, target, folder)
     else:
-        own, nextn = 0, min(draft.layers, config.num_drafts)
+        own, nextn = 0, min(draft.layers, config.speculation.num_steps)
         cfg = dataclasses.replace(target, num_nextn_predict_layers=draft.layers)
     kernels = choose_kernels(config, device)
     check_memory(config, cfg, nextn, _value_bytes(config, cfg, kernels), device)
@@ -206,7 +206,7 @@ def _obstacle(config: EngineConfig, device: torch.device, kernels: str) -> str |
 def _draft_folder(config: EngineConfig, target: ModelConfig) -> DraftFolder | None:
     """Where drafts are to come from, if not from the target's own folder. Raises ValueError."""
     path = config.speculative_draft_model_path
-    if path is None or not config.mtp:
+    if path is None or not config.speculation.mtp:
         return None
     if config.load_format == "dummy":
         raise ValueError(f"{OPTION} {path}: its weights are not read with --load-format dummy; leave one out")
@@ -220,7 +220,7 @@ def _nextn_layers(config: EngineConfig, cfg: ModelConfig, folder: Path) -> int:
 
     Raises ValueError when drafts were asked for by name and the checkpoint has no module.
     """
-    if not config.mtp:
+    if not config.speculation.mtp:
         return 0
     dummy = config.load_format == "dummy"
     stored = cfg.num_nextn_predict_layers if dummy else stored_nextn_layers(folder, cfg)
@@ -231,4 +231,4 @@ def _nextn_layers(config: EngineConfig, cfg: ModelConfig, folder: Path) -> int:
             f"--speculative-algorithm {algorithm}: {folder} has no NextN layer to draft with; "
             f"use {OPTION}, or --speculative-num-steps 0"
         )
-    return min(stored, config.num_drafts)
+    return min(stored, config.speculation.num_steps)

@@ -8,7 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from nextn.cutoff import Cutoff
 from nextn.draft import NO_DRAFT
+from nextn.engine.executor import ExecutorInfo, Ran
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
 from nextn.models.base import Model, take
@@ -20,7 +22,7 @@ from nextn.sampling.sampler import draw
 from nextn.scheduler.plan import Plan, Row, RowResult, StepResult
 from nextn.speculative.base import Drafted, Drafter, DraftRequest, DraftSpan
 from nextn.speculative.forced import draft_in_grammars
-from nextn.speculative.state import DraftState
+from nextn.speculative.state import RequestState
 from nextn.speculative.verifier import Verified, Verifier, VerifySpan, grammatical
 from nextn.speculative.work import StepWork
 
@@ -28,10 +30,11 @@ NOTHING = Verified([], [])
 
 
 class Runner:
-    """An executor of one process. Others have the same `run`."""
+    """The executor of one process (`nextn.engine.executor`): a step has run when it was launched."""
 
     def __init__(
         self,
+        info: ExecutorInfo,
         model: Model,
         pool: KVPool,
         drafter: Drafter,
@@ -39,24 +42,24 @@ class Runner:
         accept_length: float | None = None,
     ) -> None:
         """draw: what chooses among logits; a backend may bring its own. accept_length: simulated."""
-        self.model, self.pool, self.drafter = model, pool, drafter
+        self.info, self.model, self.pool, self.drafter = info, model, pool, drafter
         self.verifier = Verifier(draw, accept_length)
-        self.states: dict[str, DraftState] = {}  # by request id
+        self.states: dict[str, RequestState] = {}
+
+    def add(self, state: RequestState) -> None:
+        assert state.rid not in self.states
+        state.begin()
+        self.states[state.rid] = state
 
     def drop(self, rid: str) -> None:
-        """Nothing is kept of this request any more."""
-        state = self.states.pop(rid, None)
-        if state is not None:
-            self.drafter.drop(state)
+        self.drafter.drop(self.states.pop(rid).drafting)
+
+    def launch(self, plan: Plan) -> Ran:
+        return Ran(self.run(plan))
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
-        for rid in plan.gone:
-            self.drop(rid)
-        rows = plan.rows
-        for r in rows:
-            if r.rid not in self.states:
-                self.states[r.rid] = DraftState()
+        rows = [self._state(row, plan.cutoff) for row in plan.rows]
         spans = [Span(r.tokens, r.start, r.pages, r.draft.paths()) for r in rows]
         hidden = self.model.forward(self.model.batch(spans, self.pool.page_size), self.pool)
         verified, raw = self._verify(hidden, rows)
@@ -70,6 +73,7 @@ class Runner:
         made = self._draft(hidden, rows, verified)
         results = []
         for i, (r, v) in enumerate(zip(rows, verified, strict=True)):
+            r.history += v.tokens
             error = v.error or made.failed.get(i)
             if r.grammar is not None and r.grammar.failed is not None:
                 error = error or Failure(GRAMMAR_ERROR, r.grammar.failed)
@@ -90,10 +94,21 @@ class Runner:
         work = StepWork(ran, made.extended, tuple(made.passes), decoding, nodes, context)
         return StepResult(results, work)
 
-    def _verify(self, hidden: Tensor, rows: Sequence[Row]) -> tuple[list[Verified], Tensor | None]:
+    def _state(self, row: Row, cutoff: Cutoff | None) -> RequestState:
+        """The row's request, about to go on as planned."""
+        state = self.states[row.rid]
+        state.start, state.known, state.draft = row.start, row.known, row.draft
+        state.tokens = [*state.history[row.start : row.start + row.known], *row.draft.tokens]
+        state.chooses, state.num_steps, state.scores = row.chooses, row.num_steps, row.scores
+        state.extend, state.draft_from = row.extend, row.draft_from
+        state.cutoff = cutoff if row.cut else None
+        state.pages[row.first_page :] = row.pages
+        return state
+
+    def _verify(self, hidden: Tensor, rows: Sequence[RequestState]) -> tuple[list[Verified], Tensor | None]:
         """Of every row the nodes that hold and the tokens that it commits; neither for a part of a prompt.
         And a copy of the logits of those rows that want log-probabilities, as the others are written over."""
-        asked: list[tuple[Row, int]] = []  # rows that choose, with their root's row of `hidden`
+        asked: list[tuple[RequestState, int]] = []  # rows that choose, with their root's row of `hidden`
         index: list[int] = []
         wanted: list[int] = []
         at = 0
@@ -110,22 +125,20 @@ class Runner:
         logits = self.model.logits(take(self.model, hidden, index))
         raw = logits[wanted] if wanted else None
 
-        def verify(some: Sequence[tuple[Row, int]]) -> list[Verified]:
+        def verify(some: Sequence[tuple[RequestState, int]]) -> list[Verified]:
             own = logits
             if some is not asked:  # they have been written over
                 places = [i for r, root in some for i in range(root, root + len(r.draft) + 1)]
                 own = self.model.logits(take(self.model, hidden, places))
-            return self.verifier.verify(
-                own, [VerifySpan(r, r.draft, self.states[r.rid].chances) for r, _ in some]
-            )
+            return self.verifier.verify(own, [VerifySpan(r, r.draft, r.drafting.chances) for r, _ in some])
 
-        def failed(_: tuple[Row, int], error: Exception) -> Verified:
+        def failed(_: tuple[RequestState, int], error: Exception) -> Verified:
             return Verified([], [], error=failed_in("verification", error))
 
         verified = iter(isolated(verify, asked, failed, "verification"))
         return [next(verified) if r.chooses else NOTHING for r in rows], raw
 
-    def _prompt_logprobs(self, hidden: Tensor, rows: Sequence[Row]) -> list[_Told]:
+    def _prompt_logprobs(self, hidden: Tensor, rows: Sequence[RequestState]) -> list[_Told]:
         wanted: list[tuple[int, int]] = []  # numbers of rows, with their first row of `hidden`
         at = 0
         for i, r in enumerate(rows):
@@ -143,7 +156,7 @@ class Runner:
 
         return _each(tell, wanted, len(rows))
 
-    def _draft(self, hidden: Tensor, rows: Sequence[Row], verified: Sequence[Verified]) -> Drafted:
+    def _draft(self, hidden: Tensor, rows: Sequence[RequestState], verified: Sequence[Verified]) -> Drafted:
         """The next drafts. Rows that are in error have no part in it."""
         live = [i for i, v in enumerate(verified) if v.error is None]
         spans = self._draft_spans(rows, verified)
@@ -155,8 +168,8 @@ class Runner:
             drafts[i] = draft
         return made._replace(drafts=drafts, failed={live[n]: error for n, error in made.failed.items()})
 
-    def _draft_spans(self, rows: Sequence[Row], verified: Sequence[Verified]) -> list[DraftSpan]:
-        """What the step settled for each row."""
+    def _draft_spans(self, rows: Sequence[RequestState], verified: Sequence[Verified]) -> list[DraftSpan]:
+        """What the step settled for each request."""
         out = []
         at = 0
         for r, v in zip(rows, verified, strict=True):
@@ -170,9 +183,9 @@ class Runner:
             # A request that ends with this step needs no drafts; nor may drafts outrun its limit.
             ended = v.ended or v.error is not None or not r.end_ids.isdisjoint(tokens)
             room = r.room - len(tokens) - 1
-            num_steps = 0 if ended else max(0, min(r.draft_next, room))
+            num_steps = 0 if ended else max(0, min(r.num_steps, room))
             pages = r.pages[r.draft_from // self.pool.page_size :] if r.draft_from else r.pages
-            state, start = self.states[r.rid], r.start - r.draft_from
+            state, start = r.drafting, r.start - r.draft_from
             out.append(
                 DraftSpan(
                     r, state, start, true, following, pages, num_steps, tokens, room, r.draft_from, r.extend,
@@ -182,7 +195,7 @@ class Runner:
             at += len(r.tokens)
         return out
 
-    def _compact(self, rows: Sequence[Row], accepted: Sequence[Sequence[int]]) -> None:
+    def _compact(self, rows: Sequence[RequestState], accepted: Sequence[Sequence[int]]) -> None:
         """Moves the target's cache entries of accepted nodes to the slots of their positions. In a chain they
         lie there already."""
         source: list[int] = []
@@ -203,7 +216,9 @@ class _Told(NamedTuple):
     error: Failure | None = None
 
 
-def _output_logprobs(raw: Tensor | None, rows: Sequence[Row], verified: Sequence[Verified]) -> list[_Told]:
+def _output_logprobs(
+    raw: Tensor | None, rows: Sequence[RequestState], verified: Sequence[Verified]
+) -> list[_Told]:
     """Of the tokens that each row commits. `raw`: see `Runner._verify`."""
     wanted: list[tuple[int, int]] = []  # numbers of rows, with their first row of `raw`
     if raw is not None:
@@ -239,6 +254,6 @@ def _each(
     return told
 
 
-def _asked_of_prompt(row: Row, first: int) -> list[Asked]:
-    after = [*row.tokens[1:], row.following]
-    return [Asked(first + i, after[i], row.params.prompt_logprobs or 0) for i in row.scores]
+def _asked_of_prompt(row: RequestState, first: int) -> list[Asked]:
+    after, top = row.start + 1, row.params.prompt_logprobs or 0
+    return [Asked(first + i, row.history[after + i], top) for i in row.scores]

@@ -20,7 +20,6 @@ import torch
 
 from nextn import __version__
 from nextn.config import FAKE, EngineConfig, model_folder, usable_cores
-from nextn.machine import cpu_model
 from nextn.speculative.depth.cost import StepCost
 
 log = logging.getLogger("nextn.engine")
@@ -32,12 +31,11 @@ _OTHER = ("step_cost_cache", "check_integrity", "disable_radix_cache", "model_pa
 
 
 class StepCostFile:
-    def __init__(self, config: EngineConfig, kernels: str, device: torch.device) -> None:
-        """kernels: the backend and its level."""
+    def __init__(self, config: EngineConfig, chip: str, kernels: str) -> None:
+        """chip: by name. kernels: the backend and its level."""
         asked = config.step_cost_cache
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         folder = Path(asked) if asked else cache / "nextn" / "step-costs"
-        chip = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_model()
         options = {k: v for k, v in dataclasses.asdict(config).items() if k not in _OTHER}
         self.key = {
             "nextn": __version__, "torch": torch.__version__, "machine": [chip, usable_cores()],

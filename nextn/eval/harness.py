@@ -28,8 +28,8 @@ SEED = 1234  # of the choice of few-shot examples
 
 
 class ServedModel(LocalCompletionsAPI):  # type: ignore[misc]
-    """lm-eval's model `local-completions`, with the served model's own tokenizer: prompts go out as token
-    ids. `seconds`: spent on requests so far."""
+    """lm-eval's model `local-completions` with the served model's own tokenizer: prompts are sent as token
+    ids. `seconds`: time spent on requests so far."""
 
     tokenizer: Tokenizer
 
@@ -91,7 +91,7 @@ class Harness:
     concurrency: int
 
     def run(self, task: str, url: str, model: str, tokenizer: Tokenizer, max_length: int) -> Run:
-        """One task on one server. Raises BenchError when a request failed for good."""
+        """Runs one task on one server. Raises BenchError when a request failed for good."""
         served = ServedModel(url, model, tokenizer, max_length, self.concurrency)
         random.seed(SEED)
         np.random.seed(SEED)
@@ -113,7 +113,7 @@ class Harness:
 def load_tasks(names: Sequence[str], include_path: Path | None) -> TaskManager:
     """Finds the tasks and loads their data once, before any server starts.
 
-    Raises ValueError for a task that nobody knows, and for one whose data cannot be loaded.
+    Raises ValueError for an unknown task, and for one whose data cannot be loaded.
     """
     paths = [str(FOLDER), *([str(include_path)] if include_path else [])]
     # Reading all of lm-eval's own tasks takes ten seconds.
@@ -134,7 +134,7 @@ def load_tasks(names: Sequence[str], include_path: Path | None) -> TaskManager:
 
 @contextlib.contextmanager
 def quiet(log: Path, bars: bool) -> Iterator[None]:
-    """What lm-eval and the libraries under it say goes into a file; with `bars` their progress bars don't."""
+    """Sends what lm-eval and its libraries print to a file; with `bars`, not their progress bars."""
     handler = logging.FileHandler(log)
     loggers = [logging.getLogger(name) for name in ("lm_eval", "datasets", "huggingface_hub", "httpx")]
     before = [logger.propagate for logger in loggers]

@@ -1,4 +1,4 @@
-"""What came of an evaluation: scores side by side, and whether the answers behind them are the same."""
+"""The results of an evaluation: scores side by side, and whether the answers behind them are the same."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Run:
-    """One task on one server. `scores`: (task, metric) -> value; a group of tasks has its own and theirs.
-    `answers`: what the model said, (task, document) -> texts, or pairs of loglikelihood and "greedy"."""
+    """One task on one server. `scores`: (task, metric) -> value; a group of tasks has its own and those of
+    its parts. `answers`: (task, document) -> texts, or pairs of loglikelihood and "greedy"."""
 
     scores: Mapping[tuple[str, str], float]
     answers: Mapping[tuple[str, int], Any]
@@ -19,7 +19,7 @@ class Run:
 
     @classmethod
     def of(cls, found: Mapping[str, Any], seconds: float) -> Run:
-        """From the results of lm-eval's `evaluate`, in its order."""
+        """Makes it from the results of lm-eval's `evaluate`, in their order."""
         scores = {}
         for task, values in found["results"].items():
             for key, value in values.items():
@@ -52,7 +52,7 @@ class TaskResult:
         return sum(first.get(key) != last.get(key) for key in first.keys() | last.keys())
 
     def record(self) -> dict[str, Any]:
-        """For results.json. Lists have one value for each server."""
+        """Returns the data for results.json. Lists have one value for each server."""
         return {
             "task": self.name,
             "scores": [
@@ -75,7 +75,7 @@ class Results:
 
     @property
     def differ(self) -> bool:
-        """Does a score?"""
+        """Does any score differ?"""
         return any(task.differing_scores for task in self.tasks)
 
     def record(self) -> dict[str, Any]:

@@ -57,8 +57,8 @@ class Side(NamedTuple):
 
 
 def run_eval(settings: Settings) -> int:
-    """The exit code: 0, or 1 when a score differs. Raises ValueError for what the user must mend, BenchError
-    when a server or a request fails."""
+    """Runs the evaluation and returns the exit code: 0, or 1 when a score differs. Raises ValueError for what
+    the user can fix, BenchError when a server or a request fails."""
     try:
         from nextn.eval.harness import Harness, load_tasks, quiet
     except ModuleNotFoundError as e:
@@ -96,7 +96,7 @@ def run_eval(settings: Settings) -> int:
 
 @contextlib.contextmanager
 def servers(settings: Settings) -> Iterator[dict[str, str]]:
-    """Name -> URL of the servers: those that run, or two that live as long as this."""
+    """Yields name -> URL of the servers: the running ones, or two that are started and ended here."""
     if settings.base_urls:
         urls = [url.rstrip("/").removesuffix("/v1") for url in settings.base_urls]
         names = [WITHOUT, WITH] if len(urls) == 2 else ["score"]
@@ -117,7 +117,8 @@ def servers(settings: Settings) -> Iterator[dict[str, str]]:
 
 
 async def find_side(settings: Settings, name: str, url: str) -> Side:
-    """Raises BenchError for a server that does not answer, ValueError where there is no tokenizer for it."""
+    """Finds out about a running server. Raises BenchError if it does not answer, ValueError if there is no
+    tokenizer for it."""
     try:
         served = (await get(url, "/v1/models", settings.api_key))["data"][0]
         model, length = str(served["id"]), served.get("max_model_len")
@@ -132,7 +133,7 @@ async def find_side(settings: Settings, name: str, url: str) -> Side:
 
 
 def accept_length(before: Any, after: Any) -> float | None:
-    """Tokens per verify step between two readings of a server's counters: the drafts that held, and one."""
+    """Tokens per verify step between two readings of a server's counters: accepted drafts plus one."""
     if before is None or after is None:
         return None
     spec = after[1].since(before[1])

@@ -10,7 +10,7 @@ WITHOUT, WITH = "without MTP", "with MTP"
 
 
 def table(results: Results, whole: bool) -> str:
-    """`whole`: with the parts of a group of tasks, not only the group's own scores."""
+    """Makes the table. `whole`: also the parts of a group of tasks, not only the group's own scores."""
     both = len(results.sides) == 2
     head = ["task", "metric", *results.sides, *(["difference"] if both else [])]
     head += [f"seconds, {side}" for side in results.sides] + ["accept length"]

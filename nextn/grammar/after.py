@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from nextn.constraint import Grammar
-from nextn.grammar.base import Compiled, Vocabulary
+from nextn.constraint import CompiledGrammar, Grammar
+from nextn.grammar.base import Vocabulary
 
 
 class CompiledAfter:
-    def __init__(self, compiled: Compiled, token: int, vocabulary: Vocabulary) -> None:
+    def __init__(self, compiled: CompiledGrammar, token: int, vocabulary: Vocabulary) -> None:
         self.compiled, self.token, self.vocabulary = compiled, token, vocabulary
 
     def begin(self) -> Grammar:
@@ -20,7 +20,8 @@ class CompiledAfter:
 
 
 class _After:
-    """The text may not end before the token. Tokens taken: `free` up to and with it, then `inside`."""
+    """A grammar after a token, before which the text may not end. It counts the tokens taken: `free` up to
+    and with that token, then `inside`."""
 
     def __init__(self, grammar: Grammar, token: int, vocabulary: Vocabulary) -> None:
         self.grammar, self.token, self.vocabulary = grammar, token, vocabulary

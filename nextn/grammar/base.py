@@ -1,21 +1,19 @@
-"""What a grammar library must be able to do, and the table of those there are."""
+"""The interface of a grammar library."""
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from nextn.constraint import Constraint, Grammar
-
-PACKAGES = {"llguidance": "llguidance", "xgrammar": "nextn[xgrammar]"}  # backend -> what to install
+from nextn.constraint import CompiledGrammar, Constraint
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """folder: of the checkpoint, with tokenizer.json. size: of the model, which may have more rows than the
+    """folder: the checkpoint's, with tokenizer.json. size: the model's, which may have more rows than the
     tokenizer has tokens."""
 
     folder: Path
@@ -24,34 +22,24 @@ class Vocabulary:
     whitespace: bool = True  # may there be whitespace between the parts of JSON, as the model likes?
 
 
-class Compiled(Protocol):
-    def begin(self) -> Grammar:
-        """Of a request's own, at its beginning."""
-
-
 class Backend(Protocol):
-    """Thread-safe."""
+    """One library. Thread-safe."""
 
     def prepare(self, constraint: Constraint) -> str:
-        """What `compile` takes, with all of the work that Python has with it, as that holds up other threads.
-        Raises ValueError for what is not valid, or not supported."""
+        """Returns the input of `compile`. All work in Python is done here, as it blocks other threads. Raises
+        ValueError for an invalid or unsupported constraint."""
 
-    def compile(self, kind: str, prepared: str) -> Compiled:
-        """kind: the constraint's. Raises ValueError for what is not valid, or not supported."""
-
-
-def make_backend(name: str, vocabulary: Vocabulary) -> Backend:
-    """name: one of PACKAGES, checked by `check_backend`."""
-    if name == "xgrammar":
-        from nextn.grammar.xgrammar_backend import XGrammar
-
-        return XGrammar(vocabulary)
-    from nextn.grammar.llguidance_backend import LLGuidance
-
-    return LLGuidance(vocabulary)
+    def compile(self, kind: str, prepared: str) -> CompiledGrammar:
+        """kind: the constraint's. Raises ValueError for an invalid or unsupported constraint."""
 
 
-def check_backend(name: str) -> None:
-    """Raises ValueError where the library is not installed."""
-    if name in PACKAGES and importlib.util.find_spec(name) is None:
-        raise ValueError(f"--grammar-backend {name}: it is not installed; pip install '{PACKAGES[name]}'")
+def compiled_again(
+    make: Callable[[Vocabulary], Backend], vocabulary: Vocabulary, kind: str, prepared: str
+) -> CompiledGrammar:
+    """What another process compiled."""
+    return _backend(make, vocabulary).compile(kind, prepared)
+
+
+@functools.lru_cache(maxsize=2)
+def _backend(make: Callable[[Vocabulary], Backend], vocabulary: Vocabulary) -> Backend:
+    return make(vocabulary)

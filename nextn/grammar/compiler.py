@@ -1,7 +1,7 @@
 """Compiles constraints beside the engine's loop, each once, and keeps them while there is room.
 
-What a client wrote is tried in a process of its own first (`workers`): it may crash a library, take for ever
-or fill the memory. What passed is known to do none of that, and is compiled here, in a thread.
+A client's constraint is tried in another process first (`workers`): it may crash a library, run for ever or
+fill the memory. One that passed does none of that, and is compiled here, in a thread.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from nextn.config import EngineConfig, model_folder
-from nextn.constraint import Constraint
+from nextn.constraint import CompiledGrammar, Constraint
 from nextn.grammar import trial
-from nextn.grammar.base import Backend, Compiled, Vocabulary, make_backend
+from nextn.grammar.backends import make_backend
+from nextn.grammar.base import Backend, Vocabulary
 from nextn.grammar.fair_queue import Source
 from nextn.grammar.held import Memory
 from nextn.grammar.limits import COMPILE_STACK, Limits, stack_of_threads
@@ -28,7 +29,7 @@ HERE = Source()
 
 
 class Waiting:
-    """For a constraint that is being compiled, with others perhaps."""
+    """A request's wait for a constraint that is being compiled; others may wait for the same one."""
 
     def __init__(self, compiling: _Compiling) -> None:
         self._compiling = compiling
@@ -36,16 +37,17 @@ class Waiting:
     def done(self) -> bool:
         return self._compiling.made.done()
 
-    def result(self) -> Compiled:
-        """Raises ValueError for a constraint that is not valid, or that no text could match; Busy."""
+    def result(self) -> CompiledGrammar:
+        """Returns the constraint. Raises ValueError if it is invalid or no text could match it, Busy if there
+        is no room."""
         return self._compiling.made.result()
 
     def exception(self) -> BaseException | None:
-        """What `result` would raise."""
+        """Returns what `result` would raise."""
         return self._compiling.made.exception()
 
     def drop(self) -> None:
-        """Waits no more. Once nobody does, the work ends."""
+        """Gives up this wait. When nobody waits any more, the work ends."""
         self._compiling.waiters -= 1
         if self._compiling.waiters == 0:
             self._compiling.tried.cancel()
@@ -54,7 +56,7 @@ class Waiting:
 class _Compiling:
     def __init__(self, tried: Future[Tried]) -> None:
         self.tried = tried
-        self.made: Future[Compiled] = Future()
+        self.made: Future[CompiledGrammar] = Future()
         self.waiters = 0
 
 
@@ -66,7 +68,7 @@ class GrammarCompiler:
         self.vocabulary = Vocabulary(
             model_folder(config.model_path),
             vocab_size,
-            sorted(eos_ids),
+            tuple(sorted(eos_ids)),
             not config.constrained_json_disable_any_whitespace,
         )
         limits = Limits.of(config)
@@ -83,12 +85,13 @@ class GrammarCompiler:
         self._token_ids: dict[str, int | None] = {}
 
     def start(self) -> None:
-        """Gets ready for the first constraint, beside whatever else goes on."""
+        """Prepares for the first constraint in the background."""
         if self.name != "none":
             self.workers.start()
 
     def submit(self, constraint: Constraint, source: Source = HERE) -> Waiting:
-        """source: who wants it. Raises ValueError where structured output is off, Busy."""
+        """Starts the compilation. source: the client. Raises ValueError if structured output is off, and
+        Busy."""
         if self.name == "none":
             raise ValueError("structured output is off on this server (--grammar-backend none)")
         with self._changing:
@@ -98,8 +101,8 @@ class GrammarCompiler:
         compiling.waiters += 1
         return Waiting(compiling)
 
-    def compile(self, constraint: Constraint) -> Compiled:
-        """Waits for it."""
+    def compile(self, constraint: Constraint) -> CompiledGrammar:
+        """Submits and waits for the result."""
         return self.submit(constraint).result()
 
     def _begin(self, constraint: Constraint, source: Source) -> _Compiling:
@@ -119,7 +122,7 @@ class GrammarCompiler:
         return compiling
 
     def _go_on(self, constraint: Constraint, compiling: _Compiling) -> None:
-        """Once it was tried, or need not be any more."""
+        """Continues after the trial, or without one if none is needed."""
         if compiling.tried.cancelled():
             self._ended(constraint, compiling, ValueError("nobody waits for it"))
         elif (error := compiling.tried.exception()) is not None:
@@ -145,7 +148,9 @@ class GrammarCompiler:
             error = ValueError(f"{constraint.kind}: {self.name} failed on it: {e}")
             self._ended(constraint, compiling, error)
 
-    def _ended(self, constraint: Constraint, compiling: _Compiling, how: Compiled | ValueError) -> None:
+    def _ended(
+        self, constraint: Constraint, compiling: _Compiling, how: CompiledGrammar | ValueError
+    ) -> None:
         with self._changing:
             if self._compiling.get(constraint) is compiling:
                 del self._compiling[constraint]
@@ -159,7 +164,7 @@ class GrammarCompiler:
             self._loaded = self._loaded or make_backend(self.name, self.vocabulary)
             return self._loaded
 
-    def _with_after(self, constraint: Constraint, compiled: Compiled) -> Compiled:
+    def _with_after(self, constraint: Constraint, compiled: CompiledGrammar) -> CompiledGrammar:
         if constraint.after is None:
             return compiled
         token = self._token_id(constraint.after)

@@ -1,4 +1,4 @@
-"""Who is next: round robin over the hosts that ask, and over the connections of each. Pure."""
+"""A queue that is fair to clients: round robin over hosts, and over the connections of each. Pure."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Source:
-    """host: of a client; connection: which of its connections. "": this process itself."""
+    """Where a job comes from. host: the client's; connection: one of its connections; "": this process
+    itself."""
 
     host: str = ""
     connection: str = ""
 
     @classmethod
     def of(cls, name: str) -> Source:
-        """name: "host port"."""
+        """Parses a name "host port"."""
         host, _, connection = name.partition(" ")
         return cls(host, connection)
 
@@ -38,8 +39,8 @@ class FairQueue(Generic[Item]):
         return self._count
 
     def put(self, source: Source, item: Item, size: int) -> list[Item]:
-        """Where there is no more room, the last of those who have most waiting make way: these are returned.
-        Raises Busy where that is this source."""
+        """Adds a job. If there is no room, the last jobs of the source with most waiting are removed and
+        returned. Raises Busy if that is this source."""
         connections = self._hosts.setdefault(source.host, OrderedDict())
         line = connections.setdefault(source.connection, deque())
         if len(line) >= PER_SOURCE or (line and sum(n for _, n in line) + size > BYTES_PER_SOURCE):
@@ -55,7 +56,7 @@ class FairQueue(Generic[Item]):
         return out
 
     def take(self) -> Item:
-        """There must be one."""
+        """Removes and returns the next job. There must be one."""
         host, connections = next(iter(self._hosts.items()))
         connection, line = next(iter(connections.items()))
         item, size = line.popleft()
@@ -65,7 +66,7 @@ class FairQueue(Generic[Item]):
         return item
 
     def remove(self, item: Item) -> bool:
-        """False where it does not wait here."""
+        """Removes a job. False if it does not wait here."""
         for host, connections in self._hosts.items():
             for connection, line in connections.items():
                 for i, (each, size) in enumerate(line):

@@ -1,7 +1,7 @@
-"""Compiled constraints and the memory that they take: when they were tried, and since.
+"""Compiled constraints and the memory they take, since their trial and now.
 
-A library works lazily: what it learns of a constraint while texts follow it stays, for all texts of that
-constraint. So each is watched while it is used, and all of them together have a bound.
+A library works lazily: what it learns about a constraint while texts follow it stays, for all texts of that
+constraint. So each constraint is watched while it is used, and all of them together have a bound.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nextn.constraint import Constraint, Grammar
-from nextn.grammar.base import Compiled
+from nextn.constraint import CompiledGrammar, Constraint, Grammar
 from nextn.grammar.limits import MIB, SLOW_MASK, SLOW_MASKS, Busy, Limits, resident
 
 if TYPE_CHECKING:
@@ -24,15 +23,20 @@ LEAST = 16384  # bytes of one: of all that is too little to be seen
 
 
 class Held:
-    """One of them; a `Compiled`. `failure`: it came to a limit, and none of its texts can go on."""
+    """One compiled constraint; a `CompiledGrammar`. `failure`: it exceeded a limit, and none of its texts can
+    continue."""
 
-    def __init__(self, compiled: Compiled, size: int, memory: Memory) -> None:
-        self.compiled, self.memory = compiled, memory
+    def __init__(self, constraint: Constraint, compiled: CompiledGrammar, size: int, memory: Memory) -> None:
+        self.constraint, self.compiled, self.memory = constraint, compiled, memory
         self.bytes = size
         self.unseen = 0  # bytes of growth since `memory` last looked
         self.seconds = 0.0  # of masks that took long
         self.failure: str | None = None
         self.users: weakref.WeakSet[_Watched] = weakref.WeakSet()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Another process holds it, and watches it, as this one does."""
+        return _held_again, (self.constraint, self.compiled, self.bytes, self.memory.limits)
 
     def begin(self) -> Grammar:
         grammar = _Watched(self.compiled.begin(), self)
@@ -58,7 +62,7 @@ class Held:
 
 
 class _Watched:
-    """A grammar in use."""
+    """A grammar in use, with its time and memory measured."""
 
     def __init__(self, grammar: Grammar, held: Held) -> None:
         self.grammar, self.held = grammar, held
@@ -92,8 +96,13 @@ class _Watched:
         self.grammar.rollback(count)
 
 
+def _held_again(constraint: Constraint, compiled: CompiledGrammar, size: int, limits: Limits) -> Held:
+    memory = _MEMORIES.setdefault(limits, Memory(limits))
+    return memory.get(constraint) or memory.keep(constraint, compiled, size)
+
+
 class Memory:
-    """All of them: those kept for later requests, the one used last at the end, and those still in use.
+    """All compiled constraints: those kept for later requests, the last used at the end, and those in use.
     Thread-safe."""
 
     def __init__(self, limits: Limits) -> None:
@@ -111,12 +120,13 @@ class Memory:
             self._kept[constraint] = held
             return held
 
-    def keep(self, constraint: Constraint, compiled: Compiled, size: int) -> Held:
-        """size: in bytes. Raises ValueError if that is too much for one, Busy if there is no room."""
+    def keep(self, constraint: Constraint, compiled: CompiledGrammar, size: int) -> Held:
+        """Keeps a constraint. size: bytes. Raises ValueError if that is too much for one, Busy if there is no
+        room."""
         size = max(size, LEAST) + 2 * len(constraint.text)
         if size > self.limits.one:
             raise ValueError(f"{constraint.kind}: {self.limits.too_large}")
-        held = Held(compiled, size, self)
+        held = Held(constraint, compiled, size, self)
         with self._lock:
             self._make_room(held.bytes)
             self.bytes += held.bytes  # which `freed` takes off, whatever comes
@@ -149,7 +159,7 @@ class Memory:
                 )
 
     def _make_room(self, size: int) -> None:
-        """Forgets those that nobody uses, the longest unused first, and those that came to a limit."""
+        """Drops unused constraints, the least recently used first, and those that exceeded a limit."""
         if self.bytes + size <= self.limits.memory:
             return
         for constraint in list(self._kept):
@@ -157,3 +167,6 @@ class Memory:
                 break
             if self._kept[constraint].failure is not None or not len(self._kept[constraint].users):
                 del self._kept[constraint]
+
+
+_MEMORIES: dict[Limits, Memory] = {}  # of constraints that came from another process

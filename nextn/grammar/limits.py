@@ -1,4 +1,4 @@
-"""What a constraint may take: time and memory to compile it, memory while texts follow it, stack."""
+"""The limits of a constraint: time and memory to compile it, memory while texts follow it, stack."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ STATM = "/proc/self/statm"  # Linux: sizes in pages; resident is field 1, shared
 
 
 class Busy(ValueError):
-    """Not the request's fault: too many constraints wait, or are in use. It may be tried again."""
+    """Too many constraints wait or are in use. It is not the fault of the request, which may try again."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """seconds: of one compilation. memory: bytes of all compiled constraints together."""
+    """seconds: for one compilation. memory: bytes for all compiled constraints together."""
 
     seconds: float
     memory: int
@@ -70,14 +70,14 @@ class Limits:
 
 
 def statm(field: int) -> int:
-    """0 where the system does not say."""
+    """Reads the memory of a process; 0 if the system does not say."""
     with contextlib.suppress(OSError), open(STATM, "rb") as file:
         return int(file.read().split()[field]) * PAGE
     return 0
 
 
 class Resident:
-    """Bytes of memory of this process's own, by one short read; 0 where the system does not say."""
+    """Memory of this process in bytes, by one short read; 0 if the system does not say."""
 
     def __init__(self) -> None:
         self._file: int | None = None
@@ -95,12 +95,12 @@ class Resident:
         return self.grown(b"0 0 0", self.read())
 
     def read(self) -> bytes:
-        """For `grown`. The same twice: there is nothing new."""
+        """Takes a reading for `grown`. Two equal readings: nothing is new."""
         return b"0 0 0" if self._file is None else os.pread(self._file, 128, 0)
 
     @staticmethod
     def grown(before: bytes, after: bytes) -> int:
-        """Bytes, between two readings."""
+        """Bytes between two readings."""
         (_, old, old_shared), (_, new, new_shared) = (map(int, each.split()[:3]) for each in (before, after))
         return (new - new_shared - old + old_shared) * PAGE
 
@@ -110,7 +110,7 @@ resident = Resident()
 
 @contextlib.contextmanager
 def stack(size: int) -> Iterator[None]:
-    """In bytes, of the main thread while in here; what goes beyond it ends the process."""
+    """Limits the stack of the main thread, in bytes; a process that exceeds it ends."""
     soft, hard = process.getrlimit(process.RLIMIT_STACK)
     process.setrlimit(process.RLIMIT_STACK, (size if hard < 0 else min(size, hard), hard))
     try:
@@ -121,7 +121,7 @@ def stack(size: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def stack_of_threads(size: int) -> Iterator[None]:
-    """In bytes, for those that are started in here."""
+    """Limits the stack of threads that are started in this context, in bytes."""
     before = threading.stack_size(size)
     try:
         yield

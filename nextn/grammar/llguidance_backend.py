@@ -1,7 +1,6 @@
 """Constraints by llguidance (MIT, Rust): regular expressions by derivatives, the rest by Earley's parser.
 
-Its matcher never raises: it goes into an error state and stays there, so nothing is given to it that it could
-turn down.
+Its matcher never raises: after an error it stays in an error state. So it only gets tokens that it allows.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag
 from numpy.typing import NDArray
 
-from nextn.constraint import Constraint, Grammar
-from nextn.grammar.base import Compiled, Vocabulary
+from nextn.constraint import CompiledGrammar, Constraint, Grammar
+from nextn.grammar.base import Vocabulary, compiled_again
 from nextn.tokenizer import folder
 
 NO_WAY = "NoExtension"  # an error too: no token can follow
@@ -33,11 +32,11 @@ class LLGuidance:
             eos_token=list(vocabulary.eos_ids),
         )
 
-    def compile(self, kind: str, prepared: str) -> Compiled:
+    def compile(self, kind: str, prepared: str) -> CompiledGrammar:
         matcher = LLMatcher(self._tokenizer, prepared, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise ValueError(f"{kind}: {reason(matcher)}")
-        return _Compiled(matcher, self.vocabulary)
+        return _Compiled(matcher, self.vocabulary, kind, prepared)
 
     def prepare(self, constraint: Constraint) -> str:
         kind, text = constraint.kind, constraint.text
@@ -53,7 +52,7 @@ class LLGuidance:
             raise ValueError(f"{kind}: {e or 'it is nested too deeply'}") from e
 
     def _structural_tag(self, text: str) -> str:
-        """Text, and within it what follows a trigger, as SGLang's `structural_tag` says it."""
+        """Free text in which a schema follows each trigger, from SGLang's `structural_tag`."""
         tag = json.loads(text)
         tags = []
         for each in tag["structures"]:
@@ -72,8 +71,11 @@ class LLGuidance:
 
 
 class _Compiled:
-    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary) -> None:
-        self.matcher, self.vocabulary = matcher, vocabulary
+    def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, kind: str, prepared: str) -> None:
+        self.matcher, self.vocabulary, self.kind, self.prepared = matcher, vocabulary, kind, prepared
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return compiled_again, (LLGuidance, self.vocabulary, self.kind, self.prepared)
 
     def begin(self) -> Grammar:
         return _Grammar(self.matcher.deep_copy(), self.vocabulary)

@@ -1,5 +1,5 @@
-"""What is tried in a worker's child: a constraint is compiled and followed for some tokens; a stop regex is
-compiled. Made here, loaded with its library, before anything of a client's comes near."""
+"""What a worker's child tries: it compiles a constraint and follows it for some tokens, or compiles a stop
+regex. The functions and their library are loaded before any input of a client arrives."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nextn.constraint import Constraint, Grammar, GrammarCursor
-from nextn.grammar.base import Vocabulary, make_backend
+from nextn.grammar.backends import make_backend
+from nextn.grammar.base import Vocabulary
 from nextn.grammar.limits import SLOWEST_MASK, TRIAL_STACK, WALK_STACK, stack
 from nextn.grammar.worker import Try
 
@@ -22,7 +23,7 @@ WARM = Constraint("json_schema", '{"type": "object", "properties": {"a": {"type"
 
 
 def options(backend: str, vocabulary: Vocabulary) -> dict[str, Any]:
-    """For `constraints`, as JSON."""
+    """The options of `constraints`, as JSON."""
     return {
         "backend": backend,
         "folder": str(vocabulary.folder),
@@ -33,7 +34,8 @@ def options(backend: str, vocabulary: Vocabulary) -> dict[str, Any]:
 
 
 def constraints(options: Mapping[str, Any]) -> Try:
-    """A job's answer is the constraint as the backend prepares it; no job is one to get warm by."""
+    """Makes the trial of constraints. A job's answer is the constraint as the backend prepares it. An empty
+    job warms up."""
     backend = make_backend(
         options["backend"],
         Vocabulary(Path(options["folder"]), options["size"], options["eos_ids"], options["whitespace"]),
@@ -61,7 +63,7 @@ def constraints(options: Mapping[str, Any]) -> Try:
 
 
 class Timed:
-    """A grammar that knows how long its slowest mask took, in seconds of the processor."""
+    """A grammar that measures its slowest mask, in CPU seconds."""
 
     def __init__(self, grammar: Grammar) -> None:
         self.grammar = grammar
@@ -89,7 +91,7 @@ class Timed:
 
 
 def first_look(grammar: Grammar, kind: str) -> None:
-    """Raises ValueError where no text can match."""
+    """Computes the first mask. Raises ValueError if no text can match."""
     first = GrammarCursor(grammar, frozenset()).allowed()
     if grammar.failure is not None:
         raise ValueError(f"{kind}: {grammar.failure}")
@@ -106,7 +108,7 @@ def walk(grammar: Grammar) -> None:
 
 
 def stop_regexes(options: Mapping[str, Any]) -> Try:
-    """A job's answer is empty."""
+    """Makes the trial of stop expressions. A job's answer is empty."""
     from nextn.tokenizer.stop_regex import StopRegexes
 
     def attempt(job: Mapping[str, Any]) -> tuple[str, object]:

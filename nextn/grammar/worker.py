@@ -1,12 +1,12 @@
 """Processes that try what clients wrote, and may die of it.
 
-Started by `nextn.grammar.workers`: a parent, which loads a library once and never reads what a client wrote,
-and children that it forks, which have the library and limits that the kernel keeps. One that dies is
-replaced in a few milliseconds, however long loading takes.
+`nextn.grammar.workers` starts a parent, which loads a library once and never reads a client's input. It forks
+children, which have the library and limits that the kernel enforces. A child that dies is replaced in a few
+milliseconds, however long loading takes.
 
-Over the control socket come the children's ends of socket pairs, one for each child that is wanted. A child
-takes jobs from it, one after the other; how it ended is added here. When the other end is closed the child is
-killed. When the control socket is closed all of them are, and the parent ends.
+The control socket brings one end of a socket pair for each child that is wanted. The child takes jobs from
+it, one after the other; the parent reports how it ended. When the other end is closed, the child is killed.
+When the control socket is closed, all of them are, and the parent ends.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Try = Callable[[Mapping[str, Any]], tuple[str, object]]
 
 
 def main(control: int, factory: str, options: Mapping[str, Any], limits: Limits) -> NoReturn:
-    """factory: "module:function", of the options, that makes a `Try`."""
+    """factory: "module:function"; called with the options, it makes a `Try`."""
     for number in (signal.SIGINT, signal.SIGTERM):  # they are the server's, which ends this process
         signal.signal(number, signal.SIG_IGN)
     module, _, name = factory.partition(":")
@@ -112,8 +112,9 @@ class Child:
         self.nice = False
 
     def run(self) -> NoReturn:
-        """A job is a line of JSON. The answer: an empty line at once, as the time runs from there; a line of
-        JSON, {"error"} or {"bytes", "length"}, which has "last" when it is; the text of that length."""
+        """Serves jobs; each is a line of JSON. The answer is an empty line at once, from which the time runs;
+        then a line of JSON with {"error"} or {"bytes", "length"}, and "last" on the last one; then the text
+        of that length."""
         self._restrict()
         self._try({})  # to touch the memory that was the parent's
         before = resident()
@@ -148,7 +149,7 @@ class Child:
             return {"error": f"the library failed on it: {e}"}, b""
 
     def _restrict(self) -> None:
-        """Nothing goes to stderr: clients could write there."""
+        """Closes stderr, among other things: clients could write there."""
         if sys.platform == "linux":
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         null = os.open(os.devnull, os.O_RDWR)
@@ -165,13 +166,13 @@ class Child:
         os.setpriority(os.PRIO_PROCESS, os.getpid(), NICE)  # of the main thread
 
     def _limit_seconds(self) -> None:
-        """Of the processor, from now on."""
+        """Limits the CPU seconds from now on."""
         used = resource.getrusage(resource.RUSAGE_SELF)
         seconds = math.ceil(used.ru_utime + used.ru_stime + self.limits.seconds)
         resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.RLIM_INFINITY))
 
 
 def trim() -> None:
-    """Gives back what was freed, where the C library can, so that it is not counted."""
+    """Returns freed memory to the system if the C library can, so that it is not counted."""
     with contextlib.suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,7 +1,7 @@
-"""Tries what clients wrote in processes of its own, see `nextn.grammar.worker`, a few at a time.
+"""Tries what clients wrote in separate processes, see `nextn.grammar.worker`, a few at a time.
 
-One thread does all of it: it starts the processes, gives them jobs, sees how they end, and ends those that
-take too long or whose job nobody waits for any more. Whoever submits never waits.
+One thread does all of it: it starts the processes, gives them jobs and sees how they end. It kills those that
+take too long or whose job nobody waits for. `submit` never waits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RUN = (
 
 
 class Tried(NamedTuple):
-    """What came of a job: the text, and how many bytes of memory stayed in use."""
+    """The result of a job: its text, and how many bytes of memory stayed in use."""
 
     text: str
     bytes: int
@@ -54,7 +54,7 @@ class Job:
 
 @dataclass(eq=False)
 class Child:
-    """A process, by the link to it. Without a job it waits for one."""
+    """A process, by its link. Without a job it is idle."""
 
     link: socket.socket
     job: Job | None = None
@@ -64,10 +64,10 @@ class Child:
 
 
 class Workers:
-    """Processes are started by the first job, or by `start`. Thread-safe."""
+    """The processes, started by the first job or by `start`. Thread-safe."""
 
     def __init__(self, factory: str, options: Mapping[str, Any], limits: Limits) -> None:
-        """factory, options: for `worker.main`."""
+        """factory, options: see `worker.main`."""
         self.factory, self.options, self.limits = factory, options, limits
         self._lock = threading.Lock()
         self._queue: FairQueue[Job] = FairQueue()
@@ -83,17 +83,17 @@ class Workers:
 
     @property
     def pid(self) -> int | None:
-        """Of the parent of those that try; None before it is there."""
+        """The parent process; None before it has started."""
         return None if self._parent is None else self._parent.pid
 
     def start(self) -> None:
-        """Gets ready for the first job, beside whatever else goes on."""
+        """Prepares for the first job in the background."""
         with self._lock:
             self._running()
 
     def submit(self, asked: Mapping[str, Any], source: Source) -> Future[Tried]:
-        """Its result raises ValueError for what is no good, Busy when it had to make way. To cancel it is
-        enough to cancel that. Raises Busy."""
+        """Queues a job. Its future's result raises ValueError for invalid input, and Busy if the job had to
+        make room. Cancelling the future cancels the job. Raises Busy if there is no room."""
         job = Job(json.dumps(asked).encode() + b"\n")
         with self._lock:
             out = self._queue.put(source, job, len(job.asked))
@@ -105,7 +105,7 @@ class Workers:
         return job.done
 
     def close(self) -> None:
-        """Ends the processes. Nothing may be submitted after it."""
+        """Ends the processes. Nothing may be submitted afterwards."""
         with self._lock:
             self._closed = True
             wake, self._wake = self._wake, None
@@ -157,7 +157,7 @@ class Workers:
         return max(0.0, min(deadlines) - monotonic()) if deadlines else None
 
     def _fill(self) -> None:
-        """As many children as there may be, and jobs for those that have none."""
+        """Starts missing children and gives jobs to idle ones."""
         if self._parent is None:
             with self._lock:
                 if self._failed and not self._queue:
@@ -213,7 +213,7 @@ class Workers:
 
     @staticmethod
     def _answer(child: Child) -> tuple[dict[str, Any], bytes]:
-        """As far as it is there."""
+        """Reads the part of an answer that has arrived."""
         lines = bytes(child.heard).lstrip(b"\n").split(b"\n", 1)
         if len(lines) < 2:
             return {}, b""
@@ -240,7 +240,7 @@ class Workers:
         self._selector.register(link, selectors.EVENT_READ, child)
 
     def _end(self, child: Child) -> None:
-        """The parent kills a child whose link is closed."""
+        """Ends a child: its parent kills one whose link is closed."""
         self._children.remove(child)
         self._selector.unregister(child.link)
         child.link.close()
@@ -261,7 +261,7 @@ class Workers:
         self._selector.register(self._control, selectors.EVENT_READ)
 
     def _lost(self) -> None:
-        """The parent has ended, which no job can do."""
+        """Called when the parent has ended, which no job can cause."""
         assert self._parent is not None
         self._selector.unregister(self._control)
         self._control.close()
@@ -287,7 +287,7 @@ def settle(job: Job, how: Tried | ValueError) -> None:
 
 
 def how_it_ended(code: int | None, limits: Limits) -> str:
-    """Of a child that gave no answer."""
+    """Describes the end of a child that gave no answer."""
     if code in (-signal.SIGSEGV, -signal.SIGBUS):
         return "it is nested or linked too deeply"
     if code == -signal.SIGXCPU:

@@ -9,8 +9,8 @@ import numpy as np
 import xgrammar
 from numpy.typing import NDArray
 
-from nextn.constraint import Constraint, Grammar
-from nextn.grammar.base import Compiled, Vocabulary
+from nextn.constraint import CompiledGrammar, Constraint, Grammar
+from nextn.grammar.base import Vocabulary, compiled_again
 from nextn.tokenizer import folder
 from nextn.tokenizer.bytelevel import TokenBytes
 
@@ -36,9 +36,9 @@ class XGrammar:
             return _structural_tag(constraint.text)
         return constraint.text
 
-    def compile(self, kind: str, prepared: str) -> Compiled:
+    def compile(self, kind: str, prepared: str) -> CompiledGrammar:
         try:
-            return _Compiled(self._compile(kind, prepared), self.vocabulary)
+            return _Compiled(self._compile(kind, prepared), self.vocabulary, kind, prepared)
         except (RuntimeError, ValueError, TypeError) as e:
             raise ValueError(f"{kind}: {e}") from e
 
@@ -75,8 +75,13 @@ def _structural_tag(text: str) -> str:
 
 
 class _Compiled:
-    def __init__(self, compiled: xgrammar.CompiledGrammar, vocabulary: Vocabulary) -> None:
-        self.compiled, self.vocabulary = compiled, vocabulary
+    def __init__(
+        self, compiled: xgrammar.CompiledGrammar, vocabulary: Vocabulary, kind: str, prepared: str
+    ) -> None:
+        self.compiled, self.vocabulary, self.kind, self.prepared = compiled, vocabulary, kind, prepared
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return compiled_again, (XGrammar, self.vocabulary, self.kind, self.prepared)
 
     def begin(self) -> Grammar:
         return _Grammar(xgrammar.GrammarMatcher(self.compiled), self.vocabulary)

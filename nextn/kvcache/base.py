@@ -38,7 +38,7 @@ class PrefixCache(ABC):
 
     @abstractmethod
     def knows(self, length: int) -> int:
-        """How many pages of a text of so many tokens can come to be found, at most."""
+        """The largest number of pages that can be found for a text of n tokens."""
 
     @abstractmethod
     def match(self, tokens: list[int]) -> Match:

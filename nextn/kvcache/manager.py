@@ -55,20 +55,21 @@ class KVManager:
 
     @property
     def used_tokens(self) -> int:
-        """Slots of the pages that live requests hold, whole pages counted. What the prefix cache keeps
-        for nobody is not in use: it can be had at any time."""
+        """Slots of the pages that live requests hold; partly filled pages count whole. Cached pages that no
+        request holds do not count: they can be evicted at any time."""
         return (self._allocator.capacity - self.available) * self.page_size
 
     # --- a request's life ---------------------------------------------------------------------
 
     def admit(self, req: Request, most: int | None = None) -> None:
-        """Gives the request the cached prefix of its tokens, of `most` slots at most, and locks it. At
-        least one token is left to compute: committed <= len(tokens) - 1."""
+        """Gives the request the cached prefix of its tokens, at most `most` slots, and locks it. At least one
+        token is left to compute: committed <= len(tokens) - 1."""
         assert req.lock is None, "admitted twice"
         assert req.tokens
         known = len(req.tokens) if most is None else most + self._cache.ahead
         req.pages, req.lock = self._cache.match(req.tokens[:known])
         self._cache.lock(req.lock)
+        req.sent_pages = 0
         req.cached = req.committed = req.draft_to = len(req.pages) * self.page_size
         req.draft_from = 0
         self._see_behind(req, range(len(req.pages)))
@@ -93,8 +94,8 @@ class KVManager:
         return True
 
     def commit(self, req: Request, n: int) -> None:
-        """The next n slots are true now. The caller has appended their tokens, and one more: a slot is
-        known by its token and the one after it."""
+        """Marks the next n slots as true. The caller has appended their tokens and one more: a slot is
+        identified by its token and the one after it."""
         committed = req.committed + n
         assert n >= 0
         assert committed <= len(req.pages) * self.page_size, "committed more than was reserved"
@@ -102,7 +103,7 @@ class KVManager:
         req.committed = committed
 
     def extended(self, req: Request) -> None:
-        """The draft layer has taken in all that is committed."""
+        """Marks everything committed as seen by the draft layer."""
         lag = self._cache.ahead - 1  # of the last of several layers: it mixes in a later token
         first = max(req.draft_from, req.draft_to - lag) // self.page_size
         for page in req.pages[first : (req.committed - lag) // self.page_size]:
@@ -110,31 +111,38 @@ class KVManager:
         req.draft_to = req.committed
 
     def skip_drafts(self, req: Request) -> None:
-        """Before the draft layer catches up: where more is owed than its window, the rest is left out."""
+        """Called before the draft layer catches up. If it is behind by more than its window, the earlier
+        positions are skipped: it will never see them."""
         window = max(DRAFT_WINDOW, self.page_size)
         if req.owed > window:
             req.draft_from = req.draft_to = self.pages_for(req.committed - window) * self.page_size
 
     def _see_behind(self, req: Request, numbers: Sequence[int]) -> None:
-        """Moves the draft layer's view behind the last of these pages that is not true for it, though it has
-        been there."""
+        """Moves the draft layer's view behind the last of these pages without draft entries."""
         for i in reversed(numbers):
             if i * self.page_size < req.draft_to and not self._drafted[req.pages[i]]:
                 req.draft_from = max(req.draft_from, (i + 1) * self.page_size)
                 req.draft_to = max(req.draft_to, req.draft_from)
                 return
 
+    def send(self, req: Request) -> tuple[int, list[int]]:
+        """The pages that the executor does not know yet, after the number of the first of them. It knows them
+        from now on."""
+        first, req.sent_pages = req.sent_pages, len(req.pages)
+        return first, req.pages[first:]
+
     def trim(self, req: Request, length: int) -> None:
-        """Gives back the pages beyond those that cover `length` slots; committed slots stay."""
+        """Releases the pages beyond the first `length` slots; committed slots stay."""
         keep = -(-(length if length > req.committed else req.committed) // self.page_size)
         if keep < len(req.pages):
             self._allocator.free(req.pages[keep:])
             del req.pages[keep:]
+            req.sent_pages = min(req.sent_pages, keep)
 
     def share(self, req: Request) -> None:
-        """Puts the request's full committed pages into the prefix cache, so that others can use them.
-        Where the cache has the same page already, the request goes over to that one and its own is
-        freed: same tokens, same bits."""
+        """Puts the full committed pages of the request into the prefix cache, so that others can use them.
+        Where the cache already has the same page, the request uses that one and its own is freed: same
+        tokens, same bits."""
         assert req.lock is not None, "shared before it was admitted"
         # The last NextN layer is `ahead` - 1 positions behind the first: it mixes in a later token.
         true = req.committed - (self._cache.ahead - 1)
@@ -155,16 +163,17 @@ class KVManager:
         self._allocator.free([own[i] for i in changed])
         req.pages[:full] = held
         if changed:
+            req.sent_pages = min(req.sent_pages, changed[0])
             self._see_behind(req, changed)
 
     def release(self, req: Request, share: bool = True) -> None:
-        """Ends the request's hold on its pages, whatever the reason: what it committed is shared, unless that
-        is in doubt, the rest freed. Its tokens stay, so it can be admitted again."""
+        """Ends the request's hold on its pages, whatever the reason. Its committed pages are shared, unless
+        they are in doubt; the others are freed. Its tokens stay, so it can be admitted again."""
         if share:
             self.share(req)
         self._cache.unlock(req.lock)
         self._allocator.free(req.pages[req.cached // self.page_size :])
-        req.pages = []  # a new list: a step's plan may still refer to the old one
+        req.pages, req.sent_pages = [], 0
         req.cached = req.committed = req.draft_from = req.draft_to = 0
         req.lock = None
 
@@ -175,9 +184,9 @@ class KVManager:
     # --- checks -------------------------------------------------------------------------------
 
     def check_integrity(self, requests: Sequence[Request]) -> None:
-        """`requests`: every request that is admitted and not released. Asserts, from scratch, that
-        each page has exactly one owner, that the locks are these requests', and that the cached part
-        of each is the prefix cache's own path of the same tokens."""
+        """Asserts, from scratch, that each page has exactly one owner and that the locks are those of
+        `requests`. Asserts that the cached part of each request is the prefix cache's own path of the same
+        tokens. `requests`: all that are admitted and not released."""
         own: list[int] = []
         for req in requests:
             assert req.lock is not None, f"{req.rid} is not admitted"
@@ -189,6 +198,7 @@ class KVManager:
             assert all(self._drafted[page] for page in seen), f"{req.rid} sees pages without draft entries"
             assert req.committed <= len(req.pages) * self.page_size
             assert req.cached % self.page_size == 0
+            assert req.sent_pages <= len(req.pages)
             cached = req.cached // self.page_size
             tokens, pages = self._cache.path(req.lock)
             assert pages == req.pages[:cached], f"{req.rid} holds other pages than it has locked"

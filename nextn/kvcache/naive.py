@@ -1,4 +1,4 @@
-"""The prefix cache that keeps nothing: --disable-radix-cache, and the control in tests of the other."""
+"""A prefix cache that keeps nothing: --disable-radix-cache, and the control for tests of the other one."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class KVPool:
         device: torch.device,
         memory: Callable[[int], Tensor] | None = None,
     ) -> None:
-        """memory: gives so many bytes of zeros to lie in, uint8 on the device."""
+        """memory: returns n bytes of zeros to use, uint8 on the device."""
         # Zeros, not empty: a masked slot is multiplied by 0, and 0 * NaN is NaN.
         shape = layers, pages * page_size, width
         if memory is None:
@@ -35,15 +35,15 @@ class KVPool:
         self.page_size = page_size
 
     def layer(self, index: int) -> Tensor:
-        """[slots, width]; a view."""
+        """One layer, [slots, width]; a view."""
         return self.data[index]
 
     def slot(self, pages: Sequence[int], at: int) -> int:
-        """Number `at` of the slots that a page table covers."""
+        """The slot of position `at` in a page table."""
         return pages[at // self.page_size] * self.page_size + at % self.page_size
 
     def move(self, source: Sequence[int], target: Sequence[int], layers: int) -> None:
-        """Copies entries from slots to slots in the first `layers` layers; reads all before it writes any."""
+        """Copies entries between slots in the first `layers` layers; reads all before it writes any."""
         index = torch.tensor([source, target], device=self.data.device)
         self.data[:layers].index_copy_(1, index[1], self.data[:layers].index_select(1, index[0]))
 

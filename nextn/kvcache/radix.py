@@ -37,8 +37,8 @@ class Node:
 
 
 class RadixCache(PrefixCache):
-    """match, insert: O(tokens). lock, unlock: O(nodes on the path). evict: O(pages + log(nodes)), once
-    the uses since an entry was queued are paid for."""
+    """Costs: match and insert O(tokens); lock and unlock O(nodes on the path); evict O(pages + log(nodes)),
+    amortized over the uses since an entry was queued."""
 
     def __init__(self, page_size: int, ahead: int = 1) -> None:
         self.page_size, self.ahead = page_size, ahead
@@ -137,7 +137,7 @@ class RadixCache(PrefixCache):
         return node, pages
 
     def _shared(self, node: Node, tokens: list[int], start: int, most: int) -> int:
-        """How many of the node's pages, `most` at most, equal those of tokens[start:]; the first does."""
+        """How many of the node's pages, at most `most`, equal those of tokens[start:]; the first one does."""
         size, own, ahead = self.page_size, node.tokens, self.ahead
         n = min(len(node.pages), most)
         if tokens[start : start + n * size + ahead] == own[: n * size + ahead]:

@@ -1,6 +1,12 @@
-"""One decoder layer: attention and feed-forward, each behind a norm and a residual."""
+"""One decoder layer: attention and feed-forward, each behind a norm and a residual.
+
+What each adds to the residual stream is added by the norm that reads the stream next: where outputs are split
+over ranks, they are gathered before that.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -34,9 +40,13 @@ class DecoderLayer:
             **self.mlp.targets(f"{prefix}mlp."),
         }
 
-    def forward(self, x: Tensor, batch: Batch, cos: Tensor, sin: Tensor, cache: Tensor) -> Tensor:
-        """x [T, C] f32 residual stream -> [T, C]; writes the batch's entries to `cache` [slots, D]."""
+    def forward(
+        self, x: Tensor, added: Sequence[Tensor], batch: Batch, cos: Tensor, sin: Tensor, cache: Tensor
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """x [T, C] f32, the residual stream, and what is still to be added to it -> both after the layer.
+        Writes the batch's entries to `cache` [slots, D]."""
         eps = self.cfg.rms_norm_eps
-        normed = self.ops.rms_norm(x, self.attention_norm, eps)
-        x = self.attention.forward(normed, batch, cos, sin, cache, x)
-        return self.mlp.forward(self.ops.rms_norm(x, self.mlp_norm, eps), batch, x)
+        x, normed = self.ops.add_norm(x, added, self.attention_norm, eps)
+        attended = self.attention.forward(normed, batch, cos, sin, cache)
+        x, normed = self.ops.add_norm(x, (attended,), self.mlp_norm, eps)
+        return x, self.mlp.forward(normed, batch)

@@ -65,9 +65,8 @@ class MLA:
         cos: Tensor,
         sin: Tensor,
         cache: Tensor,
-        onto: Tensor | None = None,
     ) -> Tensor:
-        """x [T, C], cos and sin [T, P / 2], cache [slots, R + P] of this layer -> [T, C], onto [T, C] f32."""
+        """x [T, C], cos and sin [T, P / 2], cache [slots, R + P] of this layer -> [T, C] f32."""
         cfg, ops, rank = self.cfg, self.ops, self.cfg.kv_lora_rank
         q, latent = ops.linear(x, self.down).split((self.q_in, rank + cfg.qk_rope_head_dim), dim=-1)
         if cfg.q_lora_rank:
@@ -80,7 +79,7 @@ class MLA:
             query = torch.cat((q_nope, rotate(q_rope, cos, sin)), dim=-1) * self.scale
             naive = ops.naive_attention(query, cache, batch.prompts, rank, self.key_up, self.value_up)
             mixed = torch.where(batch.in_prompts[:, None, None], naive, mixed)
-        return ops.linear(mixed.flatten(1), self.out, onto=onto)
+        return ops.linear(mixed.flatten(1), self.out, torch.float32)
 
     def _absorbed(self, q: Tensor, batch: Batch, cos: Tensor, sin: Tensor, cache: Tensor) -> Tensor:
         """q [T, H, N + P] -> [T, H, V]."""

@@ -26,9 +26,9 @@ class MLP:
             f"{prefix}down_proj.weight": self.down,
         }
 
-    def forward(self, x: Tensor, batch: Batch, onto: Tensor | None = None) -> Tensor:
-        """x [T, C] -> [T, C], added onto [T, C] f32."""
-        return self.ops.swiglu_mlp(x, self.gate_up, self.down, onto)
+    def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+        """x [T, C] -> what the residual stream grows by: some [T, C] f32, to be added in their order."""
+        return (self.ops.swiglu_mlp(x, self.gate_up, self.down),)
 
 
 class MoE:
@@ -56,8 +56,8 @@ class MoE:
             found |= self.shared.targets(f"{prefix}shared_experts.")
         return found
 
-    def forward(self, x: Tensor, batch: Batch, onto: Tensor | None = None) -> Tensor:
-        """x [T, C] -> [T, C], added onto [T, C] f32."""
+    def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+        """As `MLP.forward`: of the shared experts, if there are some, and of the routed ones."""
         cfg, ops = self.cfg, self.ops
         ids, weights = ops.route(
             x,
@@ -69,6 +69,5 @@ class MoE:
             cfg.norm_topk_prob,
             cfg.routed_scaling_factor,
         )
-        if self.shared is not None:
-            onto = self.shared.forward(x, batch, onto)
-        return ops.experts(x, batch.rows, ids, weights, self.gate_up, self.down, onto)
+        routed = ops.experts(x, batch.rows, ids, weights, self.gate_up, self.down)
+        return (routed,) if self.shared is None else (*self.shared.forward(x, batch), routed)

@@ -77,9 +77,10 @@ class DeepseekV3:
     def forward(self, batch: Batch, pool: KVPool) -> Tensor:
         cos, sin = self.cos[batch.positions], self.sin[batch.positions]
         x = self.embedding[batch.tokens].float()
+        added: Sequence[Tensor] = ()
         for i, layer in enumerate(self.layers):
-            x = layer.forward(x, batch, cos, sin, pool.layer(i))
-        return self.ops.rms_norm(x, self.norm, self.config.rms_norm_eps)
+            x, added = layer.forward(x, added, batch, cos, sin, pool.layer(i))
+        return self.ops.add_norm(x, added, self.norm, self.config.rms_norm_eps)[1]
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.ops.linear(hidden, self.head, torch.float32)

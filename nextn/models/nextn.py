@@ -46,5 +46,5 @@ class NextN:
             (self.ops.rms_norm(embeds, self.enorm, eps), self.ops.rms_norm(hidden, self.hnorm, eps)), dim=-1
         )
         x = self.ops.linear(both, self.eh_proj, torch.float32)
-        x = self.layer.forward(x, batch, cos, sin, cache)
-        return self.ops.rms_norm(x, self.norm, eps)
+        x, added = self.layer.forward(x, (), batch, cos, sin, cache)
+        return self.ops.add_norm(x, added, self.norm, eps)[1]

@@ -101,18 +101,20 @@ class Ops(Protocol):
 
     name: str
 
-    # onto: [T, n_out] f32, to which what else would be the result is added.
-
-    def linear(
-        self, x: Tensor, weight: Tensor, dtype: torch.dtype | None = None, onto: Tensor | None = None
-    ) -> Tensor:
+    def linear(self, x: Tensor, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """x [T, n_in], weight [n_out, n_in] -> [T, n_out] of this dtype, by default that of x."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Over the last axis; the result has the weight's dtype."""
 
-    def swiglu_mlp(self, x: Tensor, gate_up: Tensor, down: Tensor, onto: Tensor | None = None) -> Tensor:
-        """x [T, C], gate_up [2 * I, C], down [C, I] -> [T, C]."""
+    def add_norm(
+        self, x: Tensor, added: Sequence[Tensor], weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """The residual stream and its norm: x [T, C] f32, each of `added` [T, C] f32 added to it in turn ->
+        (the sum, which may lie where x lay, its `rms_norm`). At most two are added."""
+
+    def swiglu_mlp(self, x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+        """x [T, C], gate_up [2 * I, C], down [C, I] -> [T, C] f32."""
 
     # Rotary embeddings turn adjacent pairs; cos and sin [T, P / 2] f32.
 
@@ -169,10 +171,9 @@ class Ops(Protocol):
         weights: Tensor,
         gate_up: Tensor,
         down: Tensor,
-        onto: Tensor | None = None,
     ) -> Tensor:
         """Routed experts for the first `rows` rows (the others get zeros). gate_up [E, 2 * I, C],
-        down [E, C, I]; a token's experts are summed in the order of its ids. Returns [T, C]."""
+        down [E, C, I]; a token's experts are summed in the order of its ids. Returns [T, C] f32."""
 
     def best_token(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The largest of each row, of equal ones that with the smallest id, and its confidence: by how much

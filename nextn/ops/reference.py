@@ -10,7 +10,7 @@ Shapes are those of `nextn.ops.base`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -34,10 +34,8 @@ class Reference:
         """modes: from `product_modes`; a shape that is not in it goes the direct way."""
         self.modes = {shape: mode for shape, mode in (modes or {}).items() if mode != "direct"}
 
-    def linear(
-        self, x: Tensor, weight: Tensor, dtype: torch.dtype | None = None, onto: Tensor | None = None
-    ) -> Tensor:
-        return _onto(onto, self._linear(x, weight).to(dtype or x.dtype))
+    def linear(self, x: Tensor, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        return self._linear(x, weight).to(dtype or x.dtype)
 
     def _linear(self, x: Tensor, weight: Tensor) -> Tensor:
         mode = self.modes.get((weight.shape[0], weight.shape[1]))
@@ -68,14 +66,21 @@ class Reference:
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps).to(weight.dtype)
 
+    def add_norm(
+        self, x: Tensor, added: Sequence[Tensor], weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        for one in added:
+            x = x + one
+        return x, self.rms_norm(x, weight, eps)
+
     def absorb(self, q: Tensor, key_up: Tensor, cos: Tensor, sin: Tensor, scale: float) -> Tensor:
         nope = key_up.shape[1]
         latent = self.heads_matmul(q[..., :nope], key_up)
         return torch.cat((latent, rotate(q[..., nope:], cos, sin)), dim=-1) * scale
 
-    def swiglu_mlp(self, x: Tensor, gate_up: Tensor, down: Tensor, onto: Tensor | None = None) -> Tensor:
+    def swiglu_mlp(self, x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
         gate, up = self._linear(x, gate_up).chunk(2, dim=-1)
-        return _onto(onto, self._linear(F.silu(gate) * up, down))
+        return self._linear(F.silu(gate) * up, down).float()
 
     def write_latent(
         self,
@@ -150,7 +155,6 @@ class Reference:
         weights: Tensor,
         gate_up: Tensor,
         down: Tensor,
-        onto: Tensor | None = None,
     ) -> Tensor:
         top_k, width = ids.shape[1], down.shape[2]
         flat = ids[:rows].flatten().cpu().numpy()
@@ -179,8 +183,4 @@ class Reference:
         mixed = mine[:, 0] * weights[:rows, 0, None]
         for k in range(1, top_k):
             mixed = mixed + mine[:, k] * weights[:rows, k, None]
-        return _onto(onto, F.pad(mixed, (0, 0, 0, x.shape[0] - rows)).to(x.dtype))
-
-
-def _onto(onto: Tensor | None, result: Tensor) -> Tensor:
-    return result if onto is None else onto + result
+        return F.pad(mixed, (0, 0, 0, x.shape[0] - rows)).to(x.dtype).float()

@@ -1,60 +1,63 @@
-"""A step's plan and its result: what the scheduler asks for and what the executor answers."""
+"""A step's plan and its result: what the scheduler asks for and what the executor answers. Plain data, which
+may cross to another process: what a request has had before is the executor's to know (`States`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
-from nextn.constraint import GrammarCursor
 from nextn.cutoff import Cutoff
 from nextn.draft import Draft
-from nextn.request import Failure, SamplingParams, TokenLogprob
+from nextn.request import Failure, TokenLogprob
+from nextn.speculative.state import RequestState
 from nextn.speculative.work import StepWork
+
+
+class States(Protocol):
+    """What an executor knows of requests between steps, in the order in which it is told."""
+
+    def add(self, state: RequestState) -> None:
+        """Steps may have rows of this request from now on. The executor keeps and changes the state."""
+
+    def drop(self, rid: str) -> None:
+        """The request has ended, or lost its pages and will be added again. No step has a row of it any
+        more."""
 
 
 @dataclass(slots=True)
 class Row:
-    """One request's part of a step: `tokens` in slots start, start + 1, ...; the last of them are the nodes
-    of `draft`, the others stand at positions of the same numbers.
+    """One request's part of a step: `known` committed tokens, at positions start, start + 1, ..., and after
+    them the nodes of `draft`, in slots of the numbers that follow.
 
     chooses: the committed tokens end in this row, so the target chooses after the root and after
-    every draft. Otherwise it is a part of a prompt and `following` is the token after it.
-    scores: indices into `tokens`, of a prompt whose log-probabilities are wanted: the token after each.
+    every draft. Otherwise it is a part of a prompt.
+    pages: the request's, from number `first_page` on; those before are as they were in its last row. They
+    cover everything that this step may write, next drafts included.
+    scores: which of the tokens, of a prompt whose log-probabilities are wanted: of the token after each.
     extend: the drafter takes in the row's true positions now; else it keeps what it needs to do it later.
     """
 
     rid: str
-    tokens: Sequence[int]
     start: int
+    known: int
     draft: Draft
     chooses: bool
-    following: int
-    pages: Sequence[int]  # covers everything this step may write, next drafts included
-    draft_next: int  # depth of the draft wanted for the next step
-    room: int  # tokens the request may still get, this step's included
-    params: SamplingParams
-    history: Sequence[int]  # all committed tokens of the request
-    num_prompt: int
-    end_ids: frozenset[int]
-    grammar: GrammarCursor | None = None  # at the last of `history`
+    first_page: int
+    pages: Sequence[int]
+    num_steps: int  # depth of the draft wanted for the next step
     scores: range = range(0)
     extend: bool = True
     draft_from: int = 0  # first position that the drafter sees, at the beginning of a page
-    cutoff: Cutoff | None = None  # for the next draft, which may then be shorter
-
-    @property
-    def known(self) -> int:
-        """How many of `tokens` are no guesses."""
-        return len(self.tokens) - len(self.draft)
+    cut: bool = False  # the plan's cutoff may make the next draft shorter
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """gone: requests that ended, or lost their pages, since the plan before: what is kept of them is dropped
-    before the step runs."""
+    """cutoff: None where it cuts no row's draft."""
 
     rows: Sequence[Row]
-    gone: Sequence[str] = ()
+    cutoff: Cutoff | None = None
 
 
 @dataclass(slots=True)

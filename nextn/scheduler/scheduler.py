@@ -12,21 +12,24 @@ from __future__ import annotations
 import bisect
 import dataclasses
 import logging
-import math
 import time
+from collections.abc import Sequence
 
-from nextn.constraint import GrammarCursor
 from nextn.draft import DRAFT_WINDOW, MAX_DRAFTS, NO_DRAFT, Draft, Shape
 from nextn.kvcache.manager import KVManager
 from nextn.request import Failure, Output, PromptGroup, Request, failed_in
 from nextn.scheduler import groups
-from nextn.scheduler.plan import Plan, Row, RowResult, StepResult
+from nextn.scheduler.plan import Plan, Row, RowResult, States, StepResult
+from nextn.scheduler.prompt_budget import PromptBudget
 from nextn.scheduler.stats import EngineStats
 from nextn.speculative.depth.controller import DepthController
+from nextn.speculative.state import RequestState
+from nextn.speculative.work import StepWork
 
 # Drafts of a request that is not verified by `exact` and asks for no number: its text depends on where drafts
 # are, which must not depend on the clock.
 INEXACT = 2
+MANY = 64  # prompts: more of them change nothing, any budget is enough for less
 
 log = logging.getLogger("nextn.engine")
 
@@ -39,28 +42,24 @@ class Scheduler:
     def __init__(
         self,
         kv: KVManager,
+        states: States,
         *,
-        token_budget: int,
+        prompts: PromptBudget,
         max_running: int,
-        num_drafts: int,
+        num_steps: int,
         eos_ids: frozenset[int],
         shape: Shape = Shape(),  # noqa: B008
         auto: DepthController | None = None,
-        score_cost: float = 0.0,
-        context_cost: float = 0.0,
     ) -> None:
-        """num_drafts: depth of a draft where a request asks for none of its own; 0: nothing can draft. With
-        `auto` it is the most, and `auto` says how much of it. score_cost: of the log-probability of a
-        prompt's token, in tokens of the budget. context_cost: of each position that a token attends to."""
-        self.kv = kv
-        self.score_cost, self.context_cost = score_cost, context_cost
-        self.token_budget, self.max_running = token_budget, max_running
-        self.num_drafts, self.shape, self.auto = num_drafts, shape, auto
+        """states: the executor's. num_steps: depth of a draft where a request asks for none of its own; 0:
+        nothing can draft. With `auto` it is the most, and `auto` says how much of it."""
+        self.kv, self.states = kv, states
+        self.prompts, self.token_budget, self.max_running = prompts, prompts.tokens, max_running
+        self.num_steps, self.shape, self.auto = num_steps, shape, auto
         self.eos_ids = eos_ids
         self.waiting: list[Request] = []  # sorted by rank
         self.running: list[Request] = []  # sorted by rank
         self.by_rid: dict[str, Request] = {}
-        self._gone: list[str] = []  # what the executor has not been told yet, see Plan
         self.stats = EngineStats(total_tokens=kv.total_tokens)
 
     # --- in and out -------------------------------------------------------------------------
@@ -68,8 +67,8 @@ class Scheduler:
     def add(self, req: Request) -> None:
         assert req.rid not in self.by_rid
         self.by_rid[req.rid] = req
-        if req.grammar is not None:
-            req.cursor = GrammarCursor(req.grammar, self.end_ids(req))
+        stops = frozenset(req.params.stop_token_ids)
+        req.end_ids = stops if req.params.ignore_eos else self.eos_ids | stops
         groups.enter(req)
         bisect.insort(self.waiting, req, key=rank)
 
@@ -79,26 +78,23 @@ class Scheduler:
         if req is None:
             return False
         if req in self.running:
-            self.running.remove(req)
-            self.kv.release(req)
+            self._stop(req)
         else:
             self.waiting.remove(req)
-        self._forget(req)
+        groups.leave(req)
         self.stats.aborted += 1
         return True
 
-    def _forget(self, req: Request) -> None:
-        groups.leave(req)
-        self._gone.append(req.rid)
-
-    def end_ids(self, req: Request) -> frozenset[int]:
-        stops = frozenset(req.params.stop_token_ids)
-        return stops if req.params.ignore_eos else self.eos_ids | stops
+    def _stop(self, req: Request, share: bool = True) -> None:
+        """It runs no more and has no pages. share: the prefix cache may have what it committed."""
+        self.running.remove(req)
+        self.kv.release(req, share)
+        self.states.drop(req.rid)
 
     def depth(self, req: Request) -> int:
         """How deep a draft the request gets in a step, at most; 0 where nothing can draft."""
         asked = req.params.speculative.num_steps
-        return self.num_drafts if asked is None else asked * (self.num_drafts > 0)
+        return self.num_steps if asked is None else asked * (self.num_steps > 0)
 
     def _automatic(self, req: Request) -> bool:
         """Does the controller decide about its drafts?"""
@@ -131,26 +127,23 @@ class Scheduler:
             if not req.pages:
                 continue  # retracted a moment ago to make room for an earlier one
             draft = req.draft.cut(max(0, spare), req.limit - len(req.tokens) - 1)
-            if self._row(req, [req.tokens[-1], *draft.tokens], draft, rows):
+            if self._row(req, 1, draft, rows):
                 spare -= len(draft)
                 used += 1 + len(draft)
         budget = self.token_budget - used
-        if decoding:  # their next tokens wait for this step
-            budget = min(budget, max(1, self.token_budget // 2))
+        if used and (prefilling or self.waiting):  # the next tokens of those that decode wait for this step
+            budget = min(budget, self.prompts.beside(used, self._prompts(prefilling)))
         for req in prefilling:
             if req in self.running and budget > 0:
-                budget -= self._extend(req, budget, rows, bool(decoding))
+                budget -= self._extend(req, budget, rows, used > 0)
         while budget > 0 and len(self.running) < self.max_running:
             new = self._next()
             if new is None or not self._admit(new):
                 break
             self.waiting.remove(new)
             bisect.insort(self.running, new, key=rank)
-            budget -= self._extend(new, budget, rows, bool(decoding))
-        if not rows:
-            return Plan(rows)
-        gone, self._gone = self._gone, []
-        return Plan(rows, gone)
+            budget -= self._extend(new, budget, rows, used > 0)
+        return Plan(rows, self.auto.cutoff if self.auto is not None and any(r.cut for r in rows) else None)
 
     def _next(self) -> Request | None:
         """The first in line that does not wait for another of its group. That one runs, so others go ahead of
@@ -163,6 +156,11 @@ class Scheduler:
                 held.add(req.group)
         return None
 
+    def _prompts(self, prefilling: Sequence[Request]) -> int:
+        """How many different prompts are under way or wait; many count as MANY."""
+        some = (*prefilling, *self.waiting[:MANY])
+        return min(MANY, len({req.rid if req.group is None else id(req.group) for req in some}))
+
     def _admit(self, req: Request) -> bool:
         """Takes the request's cached prefix if the rest of it will fit beside what runs."""
         first = req.num_output == 0 and req.retractions == 0
@@ -173,6 +171,9 @@ class Scheduler:
             return False
         if first:
             self._begin(req, req.cached)
+        tokens = list(req.tokens)
+        state = RequestState(req.rid, req.params, tokens, req.num_prompt, req.limit, req.end_ids, req.grammar)
+        self.states.add(state)
         return True
 
     def _begin(self, req: Request, cached: int) -> None:
@@ -203,35 +204,25 @@ class Scheduler:
     def _extend(self, req: Request, budget: int, rows: list[Row], beside: bool) -> int:
         """Plans the next chunk of what is not yet in the cache. Returns what it takes of the budget. beside:
         other requests decode, so what attention costs counts, too."""
-        context = self.context_cost * beside
-        chunk = req.tokens[req.committed : req.committed + self._affordable(req, budget, context)]
-        if not self._row(req, chunk, NO_DRAFT, rows):
-            return 0
-        n = len(chunk)
-        attention = context * n * (req.committed + n / 2)
-        return n + math.ceil(self.score_cost * len(rows[-1].scores) + attention)
-
-    def _affordable(self, req: Request, budget: int, context: float) -> int:
-        """How many of the next tokens the budget is enough for, the scores that are wanted of them included;
-        at least one. context: what each position costs that a token attends to."""
-        each = 1.0 + context * req.committed
         unscored = self._unscored(req)
-        if unscored is not None and unscored < req.committed + budget / each:
-            each += self.score_cost
-        # n tokens cost each * n + context * n * n / 2.
-        root = math.sqrt(each * each + 2.0 * context * budget)
-        return max(1, int(2.0 * budget / (each + root)))
+        room = self.token_budget - sum(row.known + len(row.draft) for row in rows)
+        n = self.prompts.affordable(budget, room, req.committed, unscored, beside)
+        n = min(n, len(req.tokens) - req.committed)
+        if not self._row(req, n, NO_DRAFT, rows):
+            return 0
+        return self.prompts.taken(req.committed, n, len(rows[-1].scores), beside)
 
-    def _row(self, req: Request, tokens: list[int], draft: Draft, rows: list[Row]) -> bool:
-        """Reserves the slots of a row and of the drafting after it and plans the row. When pages run
-        out, the last in order is retracted; False if that was this request itself."""
-        end = req.committed + len(tokens)
-        known = end - len(draft)
+    def _row(self, req: Request, n: int, draft: Draft, rows: list[Row]) -> bool:
+        """Reserves the slots of a row of the next n tokens and the draft, and of the drafting after it, and
+        plans the row. When pages run out, the last in order is retracted; False if that was this request
+        itself."""
+        known = req.committed + n
+        end = known + len(draft)
         chooses = known == len(req.tokens)
         room = req.limit - len(req.tokens)
         wanted = self._wanted(req)
-        draft_next = max(0, min(wanted, room - 2)) if chooses else 0
-        drafting = known + draft.depth + self.shape.scratch(draft_next)
+        num_steps = max(0, min(wanted, room - 2)) if chooses else 0
+        drafting = known + draft.depth + self.shape.scratch(num_steps)
         length = max(end, min(drafting, max(req.limit, end) + self.shape.beyond))
         while not self.kv.reserve(req, length):
             victim = self.running[-1]
@@ -242,36 +233,27 @@ class Scheduler:
         extend = self.auto is None or wanted > 0
         if extend:
             self.kv.skip_drafts(req)
+        first_page, pages = self.kv.send(req)
         row = Row(
             rid=req.rid,
-            tokens=tokens,
             start=req.committed,
+            known=n,
             draft=draft,
             chooses=chooses,
-            following=-1 if chooses else req.tokens[known],
-            pages=req.pages,
-            draft_next=draft_next,
-            room=room,
-            params=req.params,
-            history=req.tokens,
-            num_prompt=req.num_prompt,
-            end_ids=self.end_ids(req),
-            grammar=req.cursor,
+            first_page=first_page,
+            pages=pages,
+            num_steps=num_steps,
             scores=self._scores(req, end),
             extend=extend,
             draft_from=req.draft_from,
-            cutoff=self.auto.cutoff
-            if self.auto is not None and draft_next and self._automatic(req)
-            else None,
+            cut=num_steps > 0 and self._automatic(req),
         )
         rows.append(row)
         return True
 
     def _retract(self, req: Request) -> None:
         """Gives its pages back, keeps its tokens; it resumes later with the same text."""
-        self.running.remove(req)
-        self.kv.release(req)
-        self._gone.append(req.rid)
+        self._stop(req)
         req.draft = NO_DRAFT
         req.retractions += 1
         self.stats.retracted += 1
@@ -293,18 +275,29 @@ class Scheduler:
             except Exception as e:
                 log.exception("committing request %s failed; it ends", req.rid)
                 outputs.append(self._fail(req, failed_in("its commit", e)))
-        if self.auto is not None and result.work is not None:
-            self.auto.stepped(result.work, seconds, self._owed)
+        if result.work is not None:
+            if self.auto is not None:
+                self.auto.stepped(result.work, seconds, self._owed)
+            if seconds is not None:
+                self._took(plan, result.work, seconds)
         self.stats.steps += bool(plan.rows)
         self.stats.decode_steps += decoded
         return outputs
+
+    def _took(self, plan: Plan, work: StepWork, seconds: float) -> None:
+        decoding = work.requests + work.drafts
+        prompts = 0
+        if work.rows > decoding:
+            parts = [r for r in plan.rows if not r.chooses]
+            prompts = sum(self.prompts.taken(r.start, r.known, len(r.scores), True) for r in parts)
+        self.prompts.took(decoding, prompts, seconds)
 
     def _commit_row(self, req: Request, row: Row, res: RowResult) -> list[Output]:
         decoding = req.decoding
         first = req.num_output == 0
         req.prompt_logprobs += res.prompt_logprobs
         accepted = max(0, len(res.tokens) - 1)
-        took, reason, matched = self._append(req, res.tokens, row.end_ids)
+        took, reason, matched = self._append(req, res.tokens)
         if took == len(res.tokens) and (res.ended or reason is None):  # else it ended before that
             reason = "stop" if res.ended else "error" if res.error is not None else reason
         true_end = row.start + row.known + accepted
@@ -354,7 +347,7 @@ class Scheduler:
             self._begin(req, req.num_prompt)
         self.waiting.remove(req)
         del self.by_rid[req.rid]
-        self._forget(req)
+        groups.leave(req)
         self.stats.finished += 1
         return dataclasses.replace(
             out, rid=req.rid, spec=req.spec, queued=req.queued, cached_tokens=req.first_cached,
@@ -362,11 +355,10 @@ class Scheduler:
         )  # fmt: skip
 
     def _end(self, req: Request, share: bool = True) -> None:
-        """share: the prefix cache may have what it committed."""
-        self.running.remove(req)
-        self.kv.release(req, share)
+        """share: see `_stop`."""
+        self._stop(req, share)
         del self.by_rid[req.rid]
-        self._forget(req)
+        groups.leave(req)
         self.stats.finished += 1
 
     def _fail(self, req: Request, error: Failure) -> Output:
@@ -378,15 +370,13 @@ class Scheduler:
         out.spec, out.cached_tokens, out.retractions = req.spec, req.first_cached, req.retractions
         return out
 
-    def _append(
-        self, req: Request, tokens: list[int], end_ids: frozenset[int]
-    ) -> tuple[int, str | None, int | None]:
+    def _append(self, req: Request, tokens: list[int]) -> tuple[int, str | None, int | None]:
         """Takes over committed tokens up to the request's end: (how many, finish reason, stop id)."""
         if tokens and len(req.tokens) >= req.limit:  # nothing but the prompt was asked for
             return 0, "length", None
         for i, token in enumerate(tokens):
             # Before min_tokens a grammar's text ends only if the grammar leaves nothing else.
-            if token in end_ids and (req.num_output >= req.params.min_tokens or req.cursor is not None):
+            if token in req.end_ids and (req.num_output >= req.params.min_tokens or req.grammar is not None):
                 return i, "stop", token
             req.tokens.append(token)
             if len(req.tokens) >= req.limit:

@@ -1,7 +1,8 @@
 """From a configuration to a running server, and to its end.
 
-One asyncio loop in this process serves HTTP; the engine runs in a child. First Ctrl-C or SIGTERM: no new
-requests (503), running ones get --shutdown-timeout seconds, exit code 0. Second: the end, at once.
+One asyncio loop in this process serves HTTP; the engine runs in a child process. On the first Ctrl-C or
+SIGTERM new requests get 503, running ones --shutdown-timeout seconds, and the exit code is 0. The second ends
+all at once.
 """
 
 from __future__ import annotations
@@ -20,19 +21,21 @@ import uvloop
 
 import nextn
 from nextn.config import model_folder
-from nextn.server import logs
-from nextn.server.app import make_app
-from nextn.server.connection import Connection, cut_stalled
-from nextn.server.engine_client import EngineClient
-from nextn.server.engine_process import MakeEngine, make_engine
-from nextn.server.errors import shut_down
-from nextn.server.memory import give_back
-from nextn.server.messages import Ready
-from nextn.server.metrics import Metrics
-from nextn.server.request_log import RequestLog
-from nextn.server.service import Service
-from nextn.server.supervisor import EngineHandle, StartupError, Supervisor
-from nextn.server.tracing import otlp
+from nextn.server.answers.service import Service
+from nextn.server.http.app import make_app
+from nextn.server.http.connection import Connection, cut_stalled
+from nextn.server.monitoring.metrics import Metrics
+from nextn.server.monitoring.request_log import RequestLog
+from nextn.server.monitoring.tracing import otlp
+from nextn.server.monitoring.watch import Watch
+from nextn.server.process import logs
+from nextn.server.process.engine_client import EngineClient
+from nextn.server.process.engine_figures import EngineFigures
+from nextn.server.process.engine_process import MakeEngine, make_engine
+from nextn.server.process.memory import give_back
+from nextn.server.process.messages import Ready
+from nextn.server.process.supervisor import EngineHandle, StartupError, Supervisor
+from nextn.server.protocol.errors import shut_down
 from nextn.server_config import ServerConfig
 from nextn.tokenizer.tokenizer import Tokenizer
 
@@ -42,9 +45,10 @@ SEND_SECONDS = 2  # at least, for answers to be taken when the server ends
 
 
 def serve(config: ServerConfig, make: MakeEngine = make_engine) -> int:
-    """Serves until it is told to end. Returns the exit code. `make` builds the engine, in its process.
+    """Serves until a signal ends it. Returns the exit code. `make` builds the engine, in the engine's
+    process.
 
-    Raises StartupError when the address is taken or the engine cannot be built.
+    Raises StartupError if the address is taken or the engine cannot be built.
     """
     config.check()
     logs.configure(config.log_level, config.log_format)
@@ -67,8 +71,7 @@ class Launch:
 
     def __init__(self, config: ServerConfig, listener: socket.socket, make: MakeEngine) -> None:
         self.config, self.listener = config, listener
-        self.metrics = Metrics(config.decode_log_interval)
-        self.client = EngineClient(self.metrics, config.request_timeout)
+        self.client = EngineClient(EngineFigures(config.decode_log_interval), config.request_timeout)
         self.supervisor = Supervisor(config, self.client, make)
         self.stopping = asyncio.Event()
 
@@ -90,14 +93,15 @@ class Launch:
             tracing = None if endpoint is None else otlp(self.config.model_name, endpoint)
         except ValueError as e:
             raise StartupError(str(e), True) from e
-        service = Service(self.config, self.client, self.metrics, tokenizer)
         level = self.config.log_requests_level if self.config.log_requests else None
-        self.client.watch.log = RequestLog(level, tokenizer.decode)
-        self.client.watch.tracing = tracing
+        metrics = Metrics(self.client)
+        watch = Watch(metrics, RequestLog(level, tokenizer.decode), tracing)
+        service = Service(self.config, self.client, tokenizer, watch)
         server = Server(
             uvicorn.Config(
-                make_app(service), log_config=None, log_level="warning", access_log=False, lifespan="off",
-                timeout_graceful_shutdown=SEND_SECONDS, loop="none", http=Connection, ws="none",
+                make_app(service, metrics), log_config=None, log_level="warning", access_log=False,
+                lifespan="off", timeout_graceful_shutdown=SEND_SECONDS, loop="none", http=Connection,
+                ws="none",
             )
         )  # fmt: skip
         serving = asyncio.create_task(server.serve(sockets=[self.listener]))
@@ -129,7 +133,7 @@ class Launch:
         return 0
 
     async def _drain(self, service: Service) -> int:
-        """Lets requests finish. Returns how many whole seconds are left for answers to be taken."""
+        """Lets requests finish. Returns how many whole seconds are left in which clients may read answers."""
         service.draining = True
         if self.client.active:
             log.info("shutting down: %d requests may finish; Ctrl-C again ends at once", self.client.active)
@@ -172,13 +176,13 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def announce(config: ServerConfig, ready: Ready, listener: socket.socket) -> None:
-    """On stdout: what was allocated, and last the line that says where to go."""
+    """Prints what was allocated, and last the line with the server's address."""
     print(f"nextn {nextn.__version__}")
     for line in startup_lines(ready.startup):
         print(f"  {line}")
     host = f"[{config.host}]" if ":" in config.host else config.host
     drafts = "auto" if ready.num_drafts is None else ready.num_drafts
-    drafter = " and ".join(["MTP"] * config.mtp + ["n-gram"] * config.ngrams)
+    drafter = " and ".join(["MTP"] * config.speculation.mtp + ["n-gram"] * config.speculation.ngrams)
     mtp = f"{drafter} {drafts} drafts" if drafts else "no MTP"
     url = f"http://{host}:{listener.getsockname()[1]}"
     print(f"nextn is ready on {url} (model {config.model_name}, {mtp})", flush=True)

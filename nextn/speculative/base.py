@@ -12,7 +12,7 @@ from nextn.cutoff import Cutoff
 from nextn.draft import NO_DRAFT, Draft
 from nextn.request import Failure
 from nextn.sampling.choice import SampledRequest
-from nextn.speculative.state import DraftState
+from nextn.speculative.draft_state import DraftState
 
 
 @dataclass(slots=True)  # frozen ones take three times as long to make, and every step makes many

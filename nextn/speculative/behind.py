@@ -21,7 +21,7 @@ from torch import Tensor
 from nextn.draft import DRAFT_WINDOW, MAX_DRAFTS
 from nextn.layers.batch import Span
 from nextn.speculative.base import DraftSpan
-from nextn.speculative.state import DraftState, Waiting
+from nextn.speculative.draft_state import DraftState, Waiting
 
 PIECE = 512  # rows that are caught up in one pass
 

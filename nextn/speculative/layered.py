@@ -29,9 +29,9 @@ from nextn.models.base import Model, take
 from nextn.ops.base import Draw
 from nextn.sampling.sampler import draw
 from nextn.speculative.base import DraftSpan
+from nextn.speculative.draft_state import LayerProgress
 from nextn.speculative.grown import Grown
 from nextn.speculative.mtp import MTPDrafter
-from nextn.speculative.state import LayerProgress
 
 
 class LayeredDrafter(MTPDrafter):

@@ -15,8 +15,8 @@ import dataclasses
 from nextn.draft import Draft
 from nextn.speculative.acceptance import Acceptance
 from nextn.speculative.base import Drafted, Drafter, DraftRequest
+from nextn.speculative.draft_state import DraftState
 from nextn.speculative.ngram_drafter import ngram_guess
-from nextn.speculative.state import DraftState
 
 NEXTN = 0  # as a source; n-grams have their length
 

@@ -29,9 +29,9 @@ from nextn.request import GREEDY_BELOW, Failure
 from nextn.sampling.sampler import draw
 from nextn.speculative.base import Drafted, DraftRequest, DraftSpan
 from nextn.speculative.behind import Behind
+from nextn.speculative.draft_state import DraftState
 from nextn.speculative.grown import Cutting, Grown
 from nextn.speculative.guesses import first_draw, guess
-from nextn.speculative.state import DraftState
 
 
 class MTPDrafter:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from nextn.draft import NO_DRAFT, Draft
 from nextn.speculative.base import Drafted, DraftRequest, DraftSpan
-from nextn.speculative.state import DraftState
+from nextn.speculative.draft_state import DraftState
 
 
 class NGramDrafter:

@@ -1,45 +1,61 @@
-"""What is kept of one request from draft to draft."""
+"""What an executor keeps of one request from step to step: made when the request is added, gone when it is
+dropped. What makes it is plain data; a request that lost its pages is added again with what it has committed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
-from nextn.speculative.acceptance import Counts
-from nextn.speculative.ngram import NGramIndex
-
-
-@dataclass(slots=True)
-class Waiting:
-    """Positions that wait for the draft layer (nextn.speculative.behind): hidden states, the token after
-    each, and where they end. since: the first step that keeps the later ones, once the prompt is complete."""
-
-    states: Tensor
-    following: Sequence[int]
-    end: int
-    since: int | None = None
+from nextn.constraint import CompiledGrammar, GrammarCursor
+from nextn.cutoff import Cutoff
+from nextn.draft import NO_DRAFT, Draft
+from nextn.request import SamplingParams
+from nextn.speculative.draft_state import DraftState
 
 
-@dataclass(slots=True)
-class LayerProgress:
-    """How far the layers of `nextn.speculative.layered` are. Entries before position `first` are the prefix
-    cache's; positions count from `draft_from`. next[k], [1, C]: layer k - 1's state where layer k goes on."""
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """history: all committed tokens; a step that ran has appended its own. limit: how many there may be.
+    constraint: what `grammar` is made from."""
 
-    first: int
-    draft_from: int
-    next: list[Tensor | None]
+    rid: str
+    params: SamplingParams
+    history: list[int]
+    num_prompt: int
+    limit: int
+    end_ids: frozenset[int]
+    constraint: CompiledGrammar | None = None
 
+    # The executor's.
+    grammar: GrammarCursor | None = None  # at the last of `history`
+    pages: list[int] = field(default_factory=list)
+    drafting: DraftState = field(default_factory=DraftState)
 
-@dataclass(slots=True)
-class DraftState:
-    """guesses: what each source guessed after the last step, by number (nextn.speculative.acceptance).
-    chances: the probabilities that each draft was drawn from, where its verification weighs them."""
+    # Of the step that runs: see `nextn.scheduler.plan.Row`.
+    start: int = 0
+    known: int = 0
+    draft: Draft = NO_DRAFT
+    tokens: Sequence[int] = ()  # the known ones and the draft's
+    chooses: bool = False
+    num_steps: int = 0
+    scores: range = range(0)
+    extend: bool = True
+    draft_from: int = 0
+    cutoff: Cutoff | None = None
 
-    waiting: Waiting | None = None
-    layers: LayerProgress | None = None
-    ngrams: NGramIndex = field(default_factory=NGramIndex)
-    guesses: dict[int, Sequence[int]] = field(default_factory=dict)
-    acceptance: dict[int, Counts] = field(default_factory=dict)
-    chances: list[Tensor] = field(default_factory=list)
+    def begin(self) -> None:
+        """To be called by the executor that it is added to."""
+        if self.constraint is not None:
+            self.grammar = GrammarCursor(self.constraint.begin(), self.end_ids)
+            self.grammar.replay(self.history[self.num_prompt :])
+
+    @property
+    def room(self) -> int:
+        """Tokens that the request may still get, this step's included."""
+        return self.limit - len(self.history)
+
+    @property
+    def following(self) -> int:
+        """Of a part of a prompt: the token after it."""
+        return self.history[self.start + self.known]

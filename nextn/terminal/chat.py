@@ -29,7 +29,7 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 @dataclass(frozen=True)
 class Asked:
-    """How every answer is asked for. None: the server's default."""
+    """The sampling parameters of every answer; None: the server's default."""
 
     url: str
     model: str | None = None
@@ -46,7 +46,7 @@ class Chat:
         self.ended = False
 
     def command(self, line: str) -> str | None:
-        """What is to be said to a line that is a command; None: it is not one, but to be sent."""
+        """Executes a line that is a command and returns what to print; None: the line is no command."""
         if not line.startswith("/"):
             return None
         name, _, rest = line.partition(" ")
@@ -81,9 +81,9 @@ class Chat:
         }
 
     async def answer(self, text: str, show: Callable[[str], None]) -> str:
-        """Sends `text`, shows the answer as it comes and returns what is to be said of it.
+        """Sends `text`, shows the answer as it comes and returns the summary to print.
 
-        Raises BenchError, and then the conversation is as it was before. Cancelled, it keeps what has come.
+        After a BenchError the conversation is unchanged. After a cancellation it has the text that came.
         """
         self.messages.append({"role": "user", "content": text})
         parts: list[str] = []
@@ -134,7 +134,7 @@ class Chat:
 
 
 def summary(usage: Mapping[str, Any], arrivals: list[float]) -> str:
-    """Of one answer. `arrivals`: seconds from the request to each piece of text."""
+    """Makes the line after one answer. `arrivals`: seconds from the request to each piece of text."""
     tokens = usage.get("completion_tokens", 0)
     said = [f"{tokens} tokens"]
     spec = usage.get("spec_details")
@@ -149,7 +149,7 @@ def summary(usage: Mapping[str, Any], arrivals: list[float]) -> str:
 
 
 def harmless(text: str) -> str:
-    """The text without what a terminal obeys.
+    """Replaces control characters, which a terminal would obey.
 
     >>> harmless("a\\x1b[2Jb\\n")
     'a\ufffd[2Jb\\n'

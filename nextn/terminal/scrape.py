@@ -1,4 +1,4 @@
-"""/metrics as numbers: counters and histograms between two looks at it."""
+"""Counters and histograms of /metrics, and their differences between two scrapes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Distribution:
     counts: Sequence[float]
 
     def quantile(self, q: float) -> float:
-        """As Prometheus' histogram_quantile: within its bucket by straight line; beyond the last finite
-        bound that bound; nan without values."""
+        """As Prometheus' histogram_quantile: linear within its bucket; beyond the last finite bound that
+        bound; nan without values."""
         if not self.counts or not self.counts[-1]:
             return math.nan
         rank = q * self.counts[-1]
@@ -33,7 +33,7 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Scrape:
-    """One look at /metrics, or with `since` what came between two: gauges are those of the later one."""
+    """One scrape of /metrics, or with `since` the difference of two; gauges are those of the later one."""
 
     values: Mapping[Key, float]
     growing: frozenset[str] = frozenset()  # names of samples that only grow
@@ -42,7 +42,7 @@ class Scrape:
 
     @classmethod
     def read(cls, text: str, at: float) -> Scrape:
-        """Raises ValueError for a text that is not Prometheus' format."""
+        """Parses the text. Raises ValueError if it is not in Prometheus' format."""
         values: dict[Key, float] = {}
         growing = set()
         for family in text_string_to_metric_families(text):
@@ -53,7 +53,7 @@ class Scrape:
         return cls(values, frozenset(growing), at)
 
     def since(self, earlier: Scrape) -> Scrape | None:
-        """None: the server was started anew in between."""
+        """The difference to an earlier scrape; None if the server was restarted in between."""
         values = dict(self.values)
         for key in values:
             if key[0] in self.growing:
@@ -63,11 +63,11 @@ class Scrape:
         return Scrape(values, self.growing, self.at, self.at - earlier.at)
 
     def get(self, name: str) -> float:
-        """nan where there is none."""
+        """The value of a metric; nan if there is none."""
         return self.values.get((f"nextn:{name}", ()), math.nan)
 
     def by_position(self, name: str) -> list[float]:
-        """A counter's values at positions 1, 2, …"""
+        """A counter's values at positions 1, 2, and so on."""
         found: list[float] = []
         while (key := (f"nextn:{name}_total", (str(len(found) + 1),))) in self.values:
             found.append(self.values[key])

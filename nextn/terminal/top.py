@@ -25,8 +25,8 @@ class Window:
         self._kept: deque[Scrape] = deque()
 
     def push(self, scrape: Scrape) -> Scrape:
-        """What came in the window. The first time, and when the server was started anew, it is the server's
-        whole life."""
+        """Adds a scrape and returns the difference over the window. After the first scrape, and after a
+        restart of the server, it returns the server's whole life."""
         self._kept.append(scrape)
         while len(self._kept) > 2 and scrape.at - self._kept[1].at >= self.seconds:
             self._kept.popleft()
@@ -42,7 +42,7 @@ def frame(title: str, scrape: Scrape) -> str:
 
 
 def lines(title: str, s: Scrape) -> Iterator[tuple[str, str]]:
-    """(what it is, figures)."""
+    """The lines of a frame as (label, value)."""
     span = "since it was started" if s.seconds is None else f"over the last {s.seconds:.0f} s"
     yield "nextn top", f"{title}, {span}"
     yield "", ""

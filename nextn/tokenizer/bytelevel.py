@@ -1,8 +1,8 @@
 """The bytes behind each entry of a byte-level BPE vocabulary.
 
-Such a vocabulary spells every byte as one printable character (0x20 is "Ġ", 0x0A is "Ċ"), so the text
-of a token sequence is the UTF-8 decoding of its tokens' bytes put together, and nothing else: no token
-changes the text of an earlier one. That is what makes exact text from a stream of tokens simple.
+Such a vocabulary spells every byte as one printable character (0x20 is "Ġ", 0x0A is "Ċ"). So the text of a
+token sequence is the UTF-8 decoding of its tokens' bytes joined: no token changes the text of an earlier one.
+That makes exact text from a stream of tokens simple.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ BYTE_OF_CHAR = byte_of_char()
 class TokenBytes(dict[int, bytes]):
     """Token id -> bytes, looked up in the vocabulary on first use.
 
-    An added token that is not spelled in the byte alphabet ("<｜User｜>") is its own UTF-8. Ids that the
-    vocabulary lacks have no bytes, nor have special tokens with `skip_special_tokens` that are not among
-    `shown`.
+    An added token that is not spelled in the byte alphabet ("<｜User｜>") is its own UTF-8. Ids outside the
+    vocabulary have no bytes. With `skip_special_tokens`, special tokens that are not in `shown` have none
+    either.
     """
 
     def __init__(
@@ -57,8 +57,8 @@ class TokenBytes(dict[int, bytes]):
 
 
 class TokenNames(dict[int, str]):
-    """Token id -> how an answer names the token, no two of them alike: its text; where its bytes are not
-    UTF-8 by themselves, "bytes:\\xe2\\x82"; where the tokenizer has no such id, "token_id:4099"."""
+    """Token id -> its name in answers, different for every token. It is the token's text; "bytes:\\xe2\\x82"
+    where the bytes are not UTF-8 by themselves; "token_id:4099" where the tokenizer has no such id."""
 
     def __init__(self, token_bytes: TokenBytes) -> None:
         super().__init__()

@@ -35,7 +35,7 @@ class ChatTemplate:
 
     @property
     def takes_tools(self) -> bool:
-        """Does any of them show the model which tools there are?"""
+        """Does any of the templates use `tools`?"""
         return "tools" in self._looks_at or "tool_use" in self._templates
 
     def render(
@@ -103,7 +103,8 @@ def plain_content(content: object, where: str) -> str | None:
 
 
 class GenerationBlock(Extension):
-    """`{% generation %}…{% endgeneration %}`, the assistant's words in training: its body as it is."""
+    """`{% generation %}…{% endgeneration %}`, which marks the assistant's words in training: its body is
+    rendered as it is."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
 

@@ -44,7 +44,7 @@ CLASSES = frozenset({r"\p{N}{1,3}", r"\p{N}", "[一-龥\u3040-ゟ゠-ヿ]+"})
 
 
 def cut_places(backend: tokenizers.Tokenizer) -> re.Pattern[str] | None:
-    """Matches the empty text at each cut. None: there are none for certain."""
+    """A pattern that matches the empty text at each cut; None if no cut is known to be exact."""
     added = list(backend.get_added_tokens_decoder().values())
     if normalizers(backend) or any(token.lstrip or token.rstrip for token in added):
         return None
@@ -66,12 +66,12 @@ def cut_places(backend: tokenizers.Tokenizer) -> re.Pattern[str] | None:
 
 
 def plain(expression: str) -> str:
-    """Some files escape quotation marks, which changes nothing."""
+    """Removes needless escapes of quotation marks, which some files have."""
     return expression.replace('\\"', '"').replace("\\'", "'")
 
 
 def pieces(text: str, places: re.Pattern[str] | None, size: int) -> Iterator[str]:
-    """The text in pieces of `size` characters, each up to the first cut after that; to the end where there
+    """Cuts the text into pieces of `size` characters, each extended to the next cut, or to the end if there
     is none."""
     begin = 0
     while begin < len(text):

@@ -67,7 +67,7 @@ def read_config(file: Path) -> dict[str, object]:
 
 
 def read_special_tokens(config: Mapping[str, object], file: Path) -> dict[str, str]:
-    """All of `<name>_token` that are set: a string, or an object with its `content`."""
+    """Returns every `<name>_token` that is set: a string, or an object with its `content`."""
     tokens: dict[str, str] = {}
     for name, value in config.items():
         if not name.endswith("_token") or value is None or isinstance(value, bool):
@@ -103,8 +103,8 @@ def add_bos(
 def read_chat_template(
     folder: Path, config: Mapping[str, object], special_tokens: Mapping[str, str], other: Path | None = None
 ) -> ChatTemplate | None:
-    """chat_template.jinja, else `chat_template` of the config: a string or a list of named ones. `other`: a
-    file in place of them."""
+    """Reads chat_template.jinja, else `chat_template` of the config: a string or a list of named ones.
+    `other`: a file to read instead."""
     file = other or folder / "chat_template.jinja"
     if other is not None or file.is_file():
         sources = {"default": read_text(file)}

@@ -1,7 +1,7 @@
-"""How many tokens a text has at least, without tokenizing it.
+"""The least number of tokens of a text, without tokenizing it.
 
-A byte weighs 1 / (length of the longest token that has this byte in it). The bytes of one token weigh 1
-together at most, so a text has at least as many tokens as its bytes weigh.
+A byte weighs 1 / (length of the longest token that contains this byte). The bytes of one token weigh at most
+1 together, so a text has at least as many tokens as its bytes weigh.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ KEEP_ALL = ("ByteLevel", "Digits", "Split", "Punctuation")  # pre-tokenizers, un
 
 
 class Length:
-    """Of texts, by one tokenizer. `weights`: of each of the 256 bytes."""
+    """Bounds the length of texts in one tokenizer's tokens. `weights`: of each of the 256 bytes."""
 
     def __init__(self, weights: Sequence[float]) -> None:
         self.weights = weights
@@ -30,7 +30,7 @@ class Length:
         ]
 
     def exceeds(self, texts: Sequence[str], most: int) -> bool:
-        """True: they have more than `most` tokens together. False: they may have fewer. Raises
+        """True: the texts have more than `most` tokens together. False: they may have fewer. Raises
         UnicodeEncodeError for text that is not Unicode."""
         total = 0.0
         for text in texts:
@@ -45,8 +45,8 @@ class Length:
 
 
 def byte_weights(backend: tokenizers.Tokenizer) -> list[float]:
-    """0 for a byte of which a token may hold any number, so all zero where text may vanish on its way to the
-    tokens, or be one token whatever its length."""
+    """Returns the weight of each byte; 0 where a token may contain any number of it. All are 0 where the
+    tokenizer may drop text, or make one token of any length."""
     drops = any(
         part["type"] not in KEEP_ALL or part.get("behavior") == "Removed" for part in pre_tokenizers(backend)
     )

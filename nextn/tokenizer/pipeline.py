@@ -1,4 +1,4 @@
-"""What a tokenizer does to a text before BPE, as its tokenizer.json describes it."""
+"""The steps of a tokenizer before BPE, as its tokenizer.json describes them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tokenizers
 
 
 def normalizers(backend: tokenizers.Tokenizer) -> list[dict[str, Any]]:
-    """In the order in which they run. DeepSeek's files have an empty list of them."""
+    """The normalizers in the order in which they run. In DeepSeek's files the list is empty."""
     return flat(backend.normalizer, "normalizers")
 
 

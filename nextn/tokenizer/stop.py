@@ -25,7 +25,8 @@ class StopStrings:
         self._held = ""
 
     def push(self, piece: str) -> tuple[str, str | None]:
-        """The text that is safe to send and the stop string that is complete now; no pushes after that."""
+        """Returns the text that is safe to send, and the stop string that is complete now. Nothing may be
+        pushed after a stop string."""
         text = self._held + piece
         found: tuple[int, int, str] | None = None
         for stop, start in zip(self._stop, self._starts, strict=True):
@@ -43,7 +44,7 @@ class StopStrings:
         return text[:safe], None
 
     def rest(self) -> str:
-        """The text held back, when no more will come. "" after a stop string."""
+        """Returns the text held back, at the end of the input; "" after a stop string."""
         held, self._held = self._held, ""
         return held
 

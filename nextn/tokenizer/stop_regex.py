@@ -1,8 +1,8 @@
-"""Regular expressions that end a text, looked for while it arrives.
+"""Regular expressions that end a text, searched for while it arrives.
 
-llguidance's matcher reads the text byte by byte and never goes back, so that a character costs a few
-microseconds whatever the expression; one that would grow beyond its limits ends in an error instead. A match
-ends at the first character at which there is one. So where a text ends does not depend on its tokens.
+llguidance's matcher reads the text byte by byte and never goes back. So a character costs a few microseconds
+whatever the expression; an expression that would exceed its limits ends in an error. A match ends at the
+first possible character, so where a text ends does not depend on its tokens.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ FUEL, STATES = 50_000, 2_000
 
 
 class StopRegexError(ValueError):
-    """An expression that is not valid, or takes too much to look for."""
+    """An invalid expression, or one that is too expensive to search for."""
 
 
 class StopRegexes:
-    """Compiled, to be shared by texts. Raises StopRegexError that names the one that is not right."""
+    """Compiled expressions, which texts may share. Raises StopRegexError that names the wrong one."""
 
     def __init__(self, patterns: Sequence[str]) -> None:
         self.patterns = tuple(patterns)
@@ -42,8 +42,8 @@ class StopRegexSearch:
         self._each = list(zip(patterns, matchers, strict=True))
 
     def find(self, text: str) -> tuple[int, str | None]:
-        """In the next part of the text: how many characters it has up to the end of the first match, and the
-        expression; all of them and None without one. Nothing may be looked for after a match."""
+        """Searches the next part of the text. Returns the number of its characters up to the end of the first
+        match, and the expression; without a match, all of them and None. Must not be called after a match."""
         for at, char in enumerate(text, 1):
             data = list(char.encode())
             for pattern, matcher in self._each:
@@ -56,7 +56,7 @@ class StopRegexSearch:
 
 
 def compiled(pattern: str) -> LLMatcher:
-    """Of the texts that end with a match."""
+    """Compiles a grammar of the texts that end with a match."""
     from llguidance import LLMatcher
 
     check_length(pattern)
@@ -83,7 +83,7 @@ def library() -> tuple[LLTokenizer, LLParserLimits]:
 
 
 def check_length(pattern: str) -> None:
-    """Raises StopRegexError."""
+    """Raises StopRegexError if the expression is too long."""
     if len(pattern) > MAX_LENGTH:
         message = f"{shortened(pattern)} has {len(pattern)} characters; {MAX_LENGTH} are allowed"
         raise StopRegexError(message)

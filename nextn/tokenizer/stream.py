@@ -1,15 +1,15 @@
 """The text of one choice while its tokens arrive.
 
-What `TextStream` gives does not depend on how the tokens were cut into pushes, so a step that commits
-four tokens and four steps that commit one send the same text and count the same tokens:
+The text of `TextStream` does not depend on how the tokens were cut into pushes. A step that commits four
+tokens and four steps that commit one send the same text and count the same tokens:
 
 - no stop string found: all `Piece.text` and `finish()` together are `Tokenizer.decode(all ids)`;
 - else: the text up to the stop string, and the tokens up to the one that completed it. Tokens are taken
   one by one; after each the text of whole characters is searched, see `StopStrings`. What a stop regex
   matched stays in the text.
 
-A character whose bytes are spread over tokens is sent when it is whole. Bytes that cannot become a
-character are sent as U+FFFD, an unfinished character at the end by `finish`; it ends no stop string.
+A character whose bytes are spread over tokens is sent when it is complete. Bytes that cannot become a
+character are sent as U+FFFD. `finish` sends an unfinished character at the end; it ends no stop string.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 class Piece(NamedTuple):
-    """What one push gave: `text` to send, how many of the pushed tokens belong to the answer (fewer than
-    pushed if a stop string was completed before the last), and that stop string or stop regex."""
+    """What one push gave. `text`: to send. `tokens_used`: how many of the pushed tokens belong to the answer,
+    fewer than pushed if one before the last completed a stop string. `stopped`: that stop string or stop
+    regex."""
 
     text: str
     tokens_used: int
@@ -37,8 +38,8 @@ class Piece(NamedTuple):
 class TextStream:
     """Tokens in, text out, for one choice.
 
-    `include_stop` leaves in the text what ended it, a stop string or a token; `shown` are special tokens that
-    are not skipped. Raises ValueError for an empty stop string.
+    `include_stop` keeps the stop string or token in the text that ended it. `shown`: special tokens that are
+    not skipped. Raises ValueError for an empty stop string.
     """
 
     def __init__(
@@ -73,8 +74,8 @@ class TextStream:
         return Piece("".join(texts), len(token_ids), None)
 
     def _look(self, whole: str) -> tuple[str, str | None]:
-        """In one token's text: what can be sent now, and what ended it. Of a stop string and a regex it is
-        the one that is complete first."""
+        """Searches the text of one token. Returns what can be sent now, and what ended the text: of a stop
+        string and a regex, the one that is complete first."""
         end, matched = (len(whole), None) if self._search is None else self._search.find(whole)
         if self._stop is None:
             return whole[:end], matched
@@ -84,13 +85,13 @@ class TextStream:
         return text, stop or matched
 
     def finish(self, end_token: int | None = None) -> str:
-        """What was held back; "" after a stop string. Nothing may be pushed after it. `end_token`: the one
-        that ended the text, of which it is no part."""
+        """Returns the text held back; "" after a stop string. Nothing may be pushed after it. `end_token`:
+        the token that ended the text, which is no part of it."""
         if self.stopped is not None:
             return ""
         held = self._stop.rest() if self._stop else ""
         return held + self._utf8.decode(self.kept_of(end_token), True)
 
     def kept_of(self, end_token: int | None) -> bytes:
-        """What the text keeps of the token that ended it."""
+        """Returns the text of the end token if the text keeps it, else ""."""
         return self.token_bytes[end_token] if self._include and end_token is not None else b""

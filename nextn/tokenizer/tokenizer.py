@@ -43,8 +43,8 @@ class Tokenizer:
     def from_folder(
         cls, path: str | os.PathLike[str], chat_template: str | os.PathLike[str] | None = None
     ) -> Tokenizer:
-        """`chat_template`: a Jinja file in place of the folder's own. Raises ValueError that names the folder
-        without tokenizer.json, or the file that is not right."""
+        """Reads a checkpoint's tokenizer. `chat_template`: a Jinja file instead of the folder's own. Raises
+        ValueError that names a folder without tokenizer.json, or the wrong file."""
         root = Path(path)
         file = root / folder.CONFIG
         config = folder.read_config(file)
@@ -72,7 +72,7 @@ class Tokenizer:
         return self.token_id(self.eos_token)
 
     def token_id(self, token: str | None) -> int | None:
-        """None where there is no such token."""
+        """The id of a token; None if there is no such token."""
         return None if token is None else self._backend.token_to_id(token)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -93,8 +93,8 @@ class Tokenizer:
         return [encoding.ids for encoding in encodings]
 
     def pieces(self, text: str, size: int = PIECE) -> Iterator[str]:
-        """The text in pieces that have, without special tokens, the tokens of the whole. Where there is no
-        place to cut for certain, a piece is longer than `size`."""
+        """Cuts the text into pieces that together have the tokens of the whole, special tokens aside. A piece
+        is longer than `size` where no exact cut is known."""
         return pieces(text, self._cut_places, size)
 
     def exceeds(self, texts: Sequence[str], most: int) -> bool:

@@ -57,7 +57,7 @@ def texts(engine: Engine, verify: str | None = None) -> dict[str, tuple[list[int
     found: dict[str, tuple[list[int], str | None]] = {}
     for i, (rid, params) in enumerate(jobs.items()):
         params = params.replace(max_tokens=24, seed=i, speculative=SpeculativeParams(verify=verify))
-        grammar = None if params.constraint is None else grammars.compile(params.constraint).begin()
+        grammar = None if params.constraint is None else grammars.compile(params.constraint)
         engine.add(Request(rid, [5 + i, 300, 301, 302], params, grammar=grammar))
         found[rid] = ([], None)
     while engine.has_work():
@@ -104,7 +104,7 @@ def test_a_draft_layer_of_nan(
 ) -> None:
     """There is no guess; the text is the target's."""
     engine = make(**{"speculative_num_steps": 3, **SHAPES[shape]}, kernel_backend=backend)
-    cfg, place = engine.model_config, getattr(engine._executor.model, "place", None)
+    cfg, place = engine._executor.model.config, getattr(engine._executor.model, "place", None)
     for name, size in nextn_tensors(cfg, 1).items():
         if name.endswith(("enorm.weight", "eh_proj.weight")):
             broken = torch.full(size, torch.nan)

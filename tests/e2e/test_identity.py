@@ -5,16 +5,21 @@ Native kernels (bf16) or plain torch (f32); MTP off or 1, 2, 3 drafts in a chain
 trees; prompts whole or in chunks of 16 tokens; radix cache, none, or a pool so small that requests are
 retracted; one request at a time or all at once; T = 0 and seeded T = 1. Every combination must give the token
 ids and log-probabilities of the plainest one on the same kernels, to the bit. On plain torch, which takes ten
-times as long, the combinations are fewer (`ON_PLAIN_TORCH`).
+times as long, the combinations are fewer (`ON_PLAIN_TORCH`). So they are where another process runs the steps
+(`ELSEWHERE`); as many drafts hold there.
 """
 
+import functools
 import itertools
 import random
 
 import pytest
 
+from nextn import llm as module
 from nextn.bench.prompts import heldout_prompts
 from nextn.constraint import Constraint
+from nextn.engine.engine import Engine
+from nextn.engine.process import ProcessExecutor
 from nextn.llm import LLM
 from nextn.ops.cpu.library import NoLibrary, library
 from nextn.request import Request, SamplingParams
@@ -39,6 +44,11 @@ ON_PLAIN_TORCH = [
     ((2, 3, 8), "chunks", "radix"), ((2, 3, 8), "whole", "naive"), ((2, 3, 8), "chunks", "retracted"),
 ]  # fmt: skip
 
+ELSEWHERE = [
+    (0, "chunks", "retracted"), (1, "whole", "radix"), (3, "chunks", "radix"), (3, "chunks", "naive"),
+    (3, "whole", "retracted"), ("auto", "chunks", "retracted"), ("NGRAM", "whole", "radix"),
+    ("NEXTN+NGRAM", "chunks", "retracted"), ((2, 3, 8), "whole", "retracted"), ((4, 2, 7), "chunks", "radix"),
+]  # fmt: skip
 
 # Parts of it leave one way to go on, which is drafted without the drafter.
 FORM = Constraint("regex", r'\{"name": "[a-z]{1,4}", "is": "(red|blue)", "size": [0-9]{1,9}\}')
@@ -73,7 +83,7 @@ def work(llm):
 
 
 def request(llm, rid, prompt, params):
-    grammar = None if params.constraint is None else llm.grammars.compile(params.constraint).begin()
+    grammar = None if params.constraint is None else llm.grammars.compile(params.constraint)
     return Request(rid, list(prompt), params, grammar=grammar)
 
 
@@ -182,6 +192,23 @@ def test_text_is_the_same(plain, backend, drafts, chunk, cache):
     assert alone == [plain[i] for i in some]
     if cache == "radix":
         assert llm.engine.stats().cached_tokens > 0
+
+
+@pytest.mark.parametrize(("drafts", "chunk", "cache"), ELSEWHERE)
+def test_in_another_process(plain, backend, drafts, chunk, cache, monkeypatch):
+    if backend == "reference":
+        pytest.skip("plain torch is slow, and what crosses to the process does not depend on the kernels")
+    found = []
+    for make in (Engine, functools.partial(Engine, make_executor=ProcessExecutor)):
+        monkeypatch.setattr(module, "Engine", make)
+        llm = LLM(check_integrity=True, threads=1, **speculation(drafts), **CHUNKS[chunk], **CACHES[cache])
+        run = with_retractions if cache == "retracted" else lambda *work: told(work[0].generate(*work[1:]))
+        found.append((run(llm, *work(llm)), llm.engine.stats()))
+    (here, stats), (there, others) = found
+    assert here == there == plain
+    if drafts != "auto":  # whether that one drafts is a matter of speed
+        assert (stats.spec, stats.retracted) == (others.spec, others.retracted)
+    llm.engine._executor.close()
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.server_process import ServerProcess
 
-from nextn.server.native_protocol import GenerateRequest, NativeSampling
-from nextn.server.protocol import ChatRequest, CompletionRequest
+from nextn.server.protocol.native import GenerateRequest, NativeSampling
+from nextn.server.protocol.openai import ChatRequest, CompletionRequest
 
 
 def error_of(response: httpx.Response) -> dict[str, Any]:

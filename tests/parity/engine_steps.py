@@ -10,9 +10,9 @@ from parity.nextn_reference import Step
 
 from nextn.config import EngineConfig
 from nextn.engine.engine import Engine
-from nextn.engine.runner import Runner
+from nextn.engine.executor import Executor, Ran
 from nextn.request import Output, Request, SamplingParams
-from nextn.scheduler.plan import Plan, StepResult
+from nextn.scheduler.plan import Plan
 
 
 @dataclass
@@ -41,16 +41,16 @@ def make_engine(folder: Path, num_drafts: int, **options: object) -> Engine:
 class Recorder:
     """The engine's executor, and a note of every row that chose tokens."""
 
-    def __init__(self, inner: Runner, steps: Mapping[str, list[Step]]) -> None:
+    def __init__(self, inner: Executor, steps: Mapping[str, list[Step]]) -> None:
         self.inner, self.steps = inner, steps
 
-    def run(self, plan: Plan) -> StepResult:
+    def launch(self, plan: Plan) -> Ran:
         rows = [(r.rid, tuple(r.draft.tokens)) for r in plan.rows]
-        result = self.inner.run(plan)
+        result = self.inner.launch(plan).result()
         for (rid, drafts), res in zip(rows, result.rows, strict=True):
             if res.tokens:
                 self.steps[rid].append(Step(drafts, tuple(res.tokens)))
-        return result
+        return Ran(result)
 
 
 def run(engine: Engine, work: Mapping[str, tuple[Sequence[int], SamplingParams]]) -> dict[str, Trace]:

@@ -20,8 +20,8 @@ from nextn.ops.base import DrawParams
 from nextn.request import Request, SamplingParams, SpeculativeParams
 from nextn.sampling import sampler
 from nextn.speculative.base import Drafted, DraftRequest
+from nextn.speculative.draft_state import DraftState
 from nextn.speculative.mtp import MTPDrafter
-from nextn.speculative.state import DraftState
 
 NATIVE = choose_kernels(EngineConfig(), torch.device("cpu")) == "cpu"
 pytestmark = pytest.mark.skipif(not NATIVE, reason="no native kernels here")

@@ -129,7 +129,7 @@ def test_a_target_whose_config_knows_of_no_layer(tiny: Setup, tmp_path: Path, ke
     want = tiny.traces(kernels, tiny.whole)
     got = tiny.traces(kernels, target, tiny.drafts["export-mtp"])
     assert {rid: t.steps for rid, t in got.items()} == {rid: t.steps for rid, t in want.items()}
-    assert make_engine(target, 0, **KERNELS[kernels]).num_drafts == 0
+    assert make_engine(target, 0, **KERNELS[kernels]).speculation.num_steps == 0
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
@@ -153,7 +153,7 @@ def test_options_that_do_not_go_together(tiny: Setup) -> None:
     with pytest.raises(ValueError, match=r"has no NextN layer .* use --speculative-draft-model-path, or"):
         make_engine(tiny.target, 2)
     off = make_engine(tiny.target, 0, speculative_draft_model_path="/nowhere")
-    assert off.num_drafts == 0
+    assert off.speculation.num_steps == 0
     assert "draft_model" not in off.startup
     on = make_engine(tiny.target, 2, speculative_draft_model_path=str(draft))
     assert on.startup["draft_model"] == str(draft)

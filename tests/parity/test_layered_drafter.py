@@ -21,8 +21,8 @@ from nextn.config import EMBEDDED, model_folder
 from nextn.draft import Draft, Shape
 from nextn.layers.batch import Span
 from nextn.request import Request, SamplingParams
+from nextn.speculative.draft_state import DraftState
 from nextn.speculative.layered import LayeredDrafter
-from nextn.speculative.state import DraftState
 
 LAYERS, DEPTH, PAGE = 3, 4, 4
 CONFIG, TENSORS = random_checkpoint({"num_nextn_predict_layers": LAYERS}, seed=4)

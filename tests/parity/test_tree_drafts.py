@@ -55,18 +55,19 @@ def test_every_tree(reference: NextNReference, temperature: float, topk: int, st
     wide = accepted = 0
     while engine.has_work():
         plan = engine._scheduler.plan()
-        result = engine._executor.run(plan)
+        result = engine._executor.launch(plan).result()
         for row, res in zip(plan.rows, result.rows, strict=True):
             if not row.chooses:
                 continue
+            req = engine._scheduler.by_rid[row.rid]
             paths = [[row.draft.tokens[i] for i in row.draft.path(n)] for n in range(len(row.draft))]
             for length in range(1, len(res.tokens)):
                 assert res.tokens[:length] in paths
             assert res.tokens not in paths  # whatever could be accepted was
-            assert res.tokens == reference.verify(row.history, res.tokens[:-1], params)
+            assert res.tokens == reference.verify(req.tokens, res.tokens[:-1], params)
             accepted += len(res.tokens) - 1
-            text = [*row.history, *res.tokens]
-            deep = min(steps, row.room - len(res.tokens) - 1)
+            text = [*req.tokens, *res.tokens]
+            deep = min(steps, req.limit - len(text) - 1)
             if deep > 0:
                 want = reference.tree(text, deep, Shape(topk, nodes - 1), params)
                 assert alike(res.draft, want)

@@ -18,7 +18,8 @@ BROKEN, WHOLE = 7, 2
 
 def break_requests(engine: Engine) -> Engine:
     """Spoils the hidden states of such requests: logits come from them, and drafts."""
-    executor, model = engine._executor, engine._executor.model
+    executor: Any = engine._executor
+    model = executor.model
     run, forward = executor.run, model.forward
     spoilt: list[int] = []
 
@@ -26,9 +27,10 @@ def break_requests(engine: Engine) -> Engine:
         spoilt.clear()
         at = 0
         for row in plan.rows:
-            if row.history[0] == BROKEN and len(row.history) - row.num_prompt >= WHOLE:
-                spoilt.extend(range(at, at + len(row.tokens)))
-            at += len(row.tokens)
+            state, n = executor.states[row.rid], row.known + len(row.draft)
+            if state.history[0] == BROKEN and len(state.history) - state.num_prompt >= WHOLE:
+                spoilt.extend(range(at, at + n))
+            at += n
         return run(plan)
 
     def spoil(*args: Any) -> Tensor:
@@ -36,7 +38,7 @@ def break_requests(engine: Engine) -> Engine:
         hidden[spoilt] = torch.nan
         return hidden
 
-    executor.run, model.forward = look, spoil  # type: ignore[method-assign]
+    executor.run, model.forward = look, spoil
     return engine
 
 

@@ -13,7 +13,7 @@ from nextn.constraint import GrammarCursor
 from nextn.draft import Draft
 from nextn.request import SamplingParams
 from nextn.speculative.base import Drafted, Drafter, DraftRequest, DraftSpan
-from nextn.speculative.state import DraftState
+from nextn.speculative.draft_state import DraftState
 
 GREEDY = SamplingParams(temperature=0.0)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nextn.server.messages import Abort, Add, decode_to_engine
+from nextn.server.process.messages import Abort, Add, decode_to_engine
 
 
 class EngineSocket:

@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from nextn.constraint import Constraint
-from nextn.grammar.base import Backend, Compiled
+from nextn.constraint import CompiledGrammar, Constraint
+from nextn.grammar.base import Backend
 
 
-def compiled(backend: Backend, constraint: Constraint) -> Compiled:
+def compiled(backend: Backend, constraint: Constraint) -> CompiledGrammar:
     return backend.compile(constraint.kind, backend.prepare(constraint))
 
 

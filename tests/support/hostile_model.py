@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,7 +61,7 @@ class HostileModel(FakeModel):
 
 def use(engine: Engine, model: FakeModel) -> Engine:
     """The engine, made for a fake model, with this one instead."""
-    executor = engine._executor
+    executor: Any = engine._executor
     executor.model = model
     for drafter in (executor.drafter, getattr(executor.drafter, "nextn", None)):
         if hasattr(drafter, "model"):

@@ -166,11 +166,11 @@ class FeedForwardBlock:
         """[count, C] f32 normed rows."""
         return torch.randn(count, self.hidden, generator=torch.Generator().manual_seed(seed))
 
-    def run(self, pool: Pool, h: Tensor, x: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """h [rows, C], x [rows, C] the residual stream (zeros) -> (x + block(h), ids, weights)."""
+    def run(self, pool: Pool, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """h [rows, C] -> (block(h), ids, weights)."""
         rows = len(h)
         wide, half = widened(h, 32, torch.float32), widened(h, 32, torch.bfloat16)
-        out = torch.zeros_like(wide) if x is None else widened(x, 32, torch.float32)
+        out = torch.full_like(wide, torch.nan)
         ids = torch.full((rows, self.top_k), -1, dtype=torch.int32)
         weights = torch.full((rows, self.top_k), torch.nan)
         library().nx_feed_forward(

@@ -24,6 +24,7 @@ import time
 from nextn.config import EngineConfig
 from nextn.request import Output, Request, SpeculativeParams
 from nextn.scheduler.stats import DraftingState, EngineStats
+from nextn.speculation import Speculation
 from nextn.tokenizer.tokenizer import Tokenizer
 
 TEXT = "def add(a, b):\n    return a + b\n\n\nclass Ключ:\n    pass  # €uro\n\n"
@@ -49,7 +50,7 @@ class ScriptedEngine:
         self.context_length = config.context_length or 1024
         gain = os.environ.get("SCRIPT_AUTO")
         self.gain = None if gain is None else float(gain)
-        self.num_drafts, self.auto_depth = self.run - 1, gain is not None
+        self.speculation = Speculation("NEXTN", self.run - 1, auto=gain is not None)
         self.speculative_defaults = SpeculativeParams()
         self.startup = {"weight_bytes": 2**20, "load_seconds": 0.5, "kv_tokens": 4096}
         self.running: list[Request] = []
@@ -99,7 +100,7 @@ class ScriptedEngine:
         params = request.params
         begin = (params.seed + params.stream if params.temperature else 0) + request.num_output
         steps = params.speculative.num_steps
-        drafts = self.num_drafts if steps is None else min(steps, self.num_drafts)
+        drafts = self.run - 1 if steps is None else min(steps, self.run - 1)
         took = min(1 + drafts, request.limit - len(request.tokens))
         tokens = [self.text[(begin + i) % len(self.text)] for i in range(took)]
         request.tokens += tokens

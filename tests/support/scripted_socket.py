@@ -8,14 +8,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import httpx
+from fastapi import FastAPI
 
 from nextn.request import Output, SpecStats, TokenLogprob
 from nextn.scheduler.stats import EngineStats
-from nextn.server.app import make_app
-from nextn.server.engine_client import EngineClient
-from nextn.server.messages import Add, PromptScores, Ready, StepNews, decode_to_engine, requests_of
-from nextn.server.metrics import Metrics
-from nextn.server.service import Service
+from nextn.server.answers.service import Service
+from nextn.server.http.app import make_app
+from nextn.server.monitoring.metrics import Metrics
+from nextn.server.monitoring.request_log import RequestLog
+from nextn.server.monitoring.watch import Watch
+from nextn.server.process.engine_client import EngineClient
+from nextn.server.process.messages import Add, PromptScores, Ready, StepNews, decode_to_engine, requests_of
 from nextn.server_config import ServerConfig
 from nextn.tokenizer.tokenizer import Tokenizer
 
@@ -61,6 +64,12 @@ class ScriptedSocket:
             await asyncio.sleep(0)
 
 
+def app_of(config: ServerConfig, metrics: Metrics, tokenizer: Tokenizer | None = None) -> FastAPI:
+    """The server's application, as `launch` puts it together; without a tokenizer it generates nothing."""
+    watch = Watch(metrics, RequestLog(None, str))
+    return make_app(Service(config, metrics.engine, tokenizer, watch), metrics)  # type: ignore[arg-type]
+
+
 def post(
     tokenizer: Tokenizer,
     path: str,
@@ -73,11 +82,10 @@ def post(
     """The JSON of an answer, an error's too, or of the events of a stream, when the engine says `tokens`."""
 
     async def play() -> Any:
-        metrics = Metrics(40)
-        client = EngineClient(metrics)
+        client = EngineClient()
         socket = ScriptedSocket(client, tokens, cuts, matched)
         client.attach(Ready(tokenizer.vocab_size, 1024, 2, {}, EngineStats()), socket)  # type: ignore[arg-type]
-        app = make_app(Service(config or ServerConfig(), client, metrics, tokenizer))
+        app = app_of(config or ServerConfig(), Metrics(client), tokenizer)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as http:
             answer = await http.post(path, json=body)
         assert client.active == 0

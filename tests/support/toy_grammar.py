@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,6 +19,11 @@ class ToyGrammar:
         self.size, self.length, self.spread, self.salt, self.dead = size, length, spread, salt, dead
         self.narrow = narrow
         self.tokens: list[int] = []
+
+    def begin(self) -> ToyGrammar:
+        fresh = copy.copy(self)
+        fresh.tokens = []
+        return fresh
 
     def _state(self) -> int:
         value = self.salt

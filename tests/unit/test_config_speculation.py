@@ -29,7 +29,7 @@ def config(steps: int | None, topk: int = 1, nodes: int | None = None) -> Engine
 def test_shapes(asked: tuple[int, ...], shape: Shape) -> None:
     asks = config(*asked)
     asks.check()
-    assert asks.draft_shape == shape
+    assert asks.speculation.shape == shape
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_shapes(asked: tuple[int, ...], shape: Shape) -> None:
 )
 def test_depth_is_chosen_step_by_step(asks: EngineConfig, auto: bool, drafts: int) -> None:
     asks.check()
-    assert (asks.auto_depth, asks.num_drafts) == (auto, drafts)
+    assert (asks.speculation.auto, asks.speculation.num_steps) == (auto, drafts)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,8 @@ def test_depth_is_chosen_step_by_step(asks: EngineConfig, auto: bool, drafts: in
 def test_ngrams_take_no_draft_layers_options(more: dict[str, Any]) -> None:
     plain = EngineConfig(speculative_algorithm="NGRAM")
     plain.check()
-    assert (plain.mtp, plain.auto_depth, plain.num_drafts) == (False, True, 8)
+    asks = plain.speculation
+    assert (asks.mtp, asks.auto, asks.num_steps) == (False, True, 8)
     name = next(iter(more)).replace("_", "-")
     with pytest.raises(ValueError, match=f"--{name} is .*--speculative-algorithm NGRAM drafts"):
         EngineConfig(speculative_algorithm="NGRAM", **more).check()
@@ -73,7 +74,8 @@ def test_ngrams_take_no_draft_layers_options(more: dict[str, Any]) -> None:
 def test_ngrams_beside_a_draft_layer() -> None:
     both = EngineConfig(speculative_algorithm="NEXTN+NGRAM", speculative_draft_model_path="x")
     both.check()
-    assert (both.mtp, both.ngrams, both.num_drafts) == (True, True, 8)
+    asks = both.speculation
+    assert (asks.mtp, asks.ngrams, asks.num_steps) == (True, True, 8)
     for more in ({"speculative_eagle_topk": 2}, {"speculative_verify": "block"}):
         with pytest.raises(ValueError, match=r"--speculative-algorithm NEXTN\+NGRAM drafts"):
             EngineConfig(speculative_algorithm="NEXTN+NGRAM", **more).check()  # type: ignore[arg-type]

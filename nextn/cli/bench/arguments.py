@@ -1,4 +1,4 @@
-"""Arguments that several of `nextn bench` take: the dataset."""
+"""The dataset options, which several commands of `nextn bench` share."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ DATASETS = ("code", "random", "random-ids", "sharegpt", "custom", "generated-sha
 
 def add_dataset(group: Any) -> None:
     group.add_argument(
-        "--dataset-name", choices=DATASETS, default="code", help="(default: code, held-out Python)"
+        "--dataset-name", choices=DATASETS, default="code", help="prompts (default: code, held-out Python)"
     )
-    group.add_argument("--dataset-path", type=Path, metavar="FILE", help="of sharegpt, custom, random")
-    group.add_argument("--num-prompts", type=positive, metavar="N", help="(default: 64; custom: all)")
+    group.add_argument("--dataset-path", type=Path, metavar="FILE", help="file of sharegpt, custom or random")
+    group.add_argument(
+        "--num-prompts", type=positive, metavar="N", help="number of prompts (default: 64; custom: all)"
+    )
     counts = (
-        ("--output-len", 128, "output tokens of code, and of custom where a line does not say"),
+        ("--output-len", 128, "output tokens of code, and of custom lines without output_len"),
         ("--random-input-len", 1024, "longest prompt of random and random-ids"),
         ("--random-output-len", 1024, "longest output of random and random-ids"),
         ("--gsp-num-groups", 64, "generated-shared-prefix: groups of prompts that begin alike"),
-        ("--gsp-prompts-per-group", 16, "generated-shared-prefix: prompts in each"),
-        ("--gsp-system-prompt-len", 2048, "generated-shared-prefix: tokens they share"),
-        ("--gsp-question-len", 128, "generated-shared-prefix: tokens of their own"),
+        ("--gsp-prompts-per-group", 16, "generated-shared-prefix: prompts in each group"),
+        ("--gsp-system-prompt-len", 2048, "generated-shared-prefix: tokens of the shared prefix"),
+        ("--gsp-question-len", 128, "generated-shared-prefix: further tokens of each prompt"),
         ("--gsp-output-len", 256, "generated-shared-prefix: output tokens"),
     )
     for flag, default, text in counts:
@@ -34,16 +36,24 @@ def add_dataset(group: Any) -> None:
         )
     group.add_argument(
         "--random-range-ratio", type=float, default=0.0, metavar="R",
-        help="lengths of random and random-ids are uniform from R times the longest on (default: 0)",
+        help="random lengths are uniform between R times the longest and the longest (default: 0)",
     )  # fmt: skip
-    group.add_argument("--sharegpt-output-len", type=positive, metavar="N", help="default: as in the file")
     group.add_argument(
-        "--sharegpt-context-len", type=positive, metavar="N", help="leave longer conversations out"
+        "--sharegpt-output-len",
+        type=positive,
+        metavar="N",
+        help="output tokens of sharegpt (default: as in the file)",
+    )
+    group.add_argument(
+        "--sharegpt-context-len",
+        type=positive,
+        metavar="N",
+        help="leave out longer conversations of sharegpt",
     )
 
 
 def dataset_of(args: argparse.Namespace, seed: int) -> Any:
-    """A nextn.bench.datasets.Options. seed: of prompts and lengths."""
+    """Returns a nextn.bench.datasets.Options. seed: for prompts and lengths."""
     from nextn.bench.datasets import Options
 
     given = {name: getattr(args, name) for name in Options.__dataclass_fields__ if hasattr(args, name)}

@@ -19,7 +19,7 @@ from nextn.cli.errors import CommandError
 from nextn.config import EMBEDDED
 
 HELP = "compare servers or configurations under the same loads, in turns, and every text they write"
-# The same as in nextn.bench.sweep, which is too heavy to import for --help; a test compares them.
+# The same as in nextn.bench.dev.sweep, which is too heavy to import for --help; a test compares them.
 SCENARIOS = ("code", "random", "sharegpt", "translation", "generation", "summarization")
 TEXTS = ("real", "random")
 
@@ -42,16 +42,16 @@ def add_sides(group: Any) -> None:
     )  # fmt: skip
     group.add_argument(
         "--side", dest="sides", action="append", type=lambda text: ("side", text), metavar='NAME="OPTIONS"',
-        help="a server with these options of `nextn serve`; again for another",
+        help="a server with these options of `nextn serve`; may be repeated",
     )  # fmt: skip
     group.add_argument(
         "--base-url-side", dest="sides", action="append", type=lambda text: ("url", text),
         metavar="NAME=[BACKEND+]URL",
-        help="a server that runs, of this or another engine; BACKEND as in bench serve (default: nextn)",
+        help="a running server of this or another engine; BACKEND as in bench serve (default: nextn)",
     )  # fmt: skip
     group.add_argument(
         "--model-path", "--model", default=EMBEDDED, metavar="DIR",
-        help=f"checkpoint folder of servers that are started (default: {EMBEDDED}); a side may name another",
+        help=f"checkpoint folder for servers that are started (default: {EMBEDDED}); a side may name another",
     )  # fmt: skip
     group.add_argument(
         "--tokenizer", metavar="DIR", help="folder with tokenizer.json (default: as the first side says)"
@@ -69,7 +69,7 @@ def add_loads(group: Any) -> None:
     )  # fmt: skip
     group.add_argument(
         "--text", choices=TEXTS, default="real",
-        help="what prompts are made of: held-out Python, joined (default), or random token ids",
+        help="text of the prompts; real (default): held-out Python, joined; random: random token ids",
     )  # fmt: skip
     group.add_argument(
         "--dataset-path", type=Path, metavar="FILE", help="ShareGPT's JSON, for the scenario sharegpt"
@@ -88,7 +88,7 @@ def add_loads(group: Any) -> None:
     )  # fmt: skip
     group.add_argument(
         "--num-prompts", type=positive, metavar="N",
-        help="at each load (default: twice the concurrency, ten seconds of a rate; 8 at least)",
+        help="prompts at each load (default: twice the concurrency, or ten seconds of a rate; 8 at least)",
     )  # fmt: skip
     group.add_argument(
         "--rounds", type=positive, default=3, metavar="R",
@@ -100,11 +100,11 @@ def add_loads(group: Any) -> None:
     )  # fmt: skip
     group.add_argument(
         "--timeout", type=float, default=3600.0, metavar="SECONDS",
-        help="a request that hears nothing for so long has failed (default: 3600)",
+        help="a request without an answer for this long has failed (default: 3600)",
     )  # fmt: skip
     group.add_argument(
         "--seed", type=not_negative, default=1, metavar="N",
-        help="of arrivals, of random token ids and of the order of a file (default: 1)",
+        help="seed of arrivals, of random token ids and of the order of a file (default: 1)",
     )  # fmt: skip
 
 
@@ -117,8 +117,8 @@ def add_output(group: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from nextn.bench.dev.sweep.run import run_compare
     from nextn.bench.errors import BenchError
-    from nextn.bench.sweep.run import run_compare
 
     try:
         return run_compare(settings_of(args))
@@ -129,11 +129,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def settings_of(args: argparse.Namespace) -> Any:
-    """A nextn.bench.sweep.settings.Settings. Raises ValueError."""
-    from nextn.bench.sweep.plan import make_levels
-    from nextn.bench.sweep.scenarios import make_scenario
-    from nextn.bench.sweep.settings import Settings
-    from nextn.bench.sweep.sides import num_steps_sides, option_side, url_side
+    """Returns a nextn.bench.dev.sweep.settings.Settings. Raises ValueError."""
+    from nextn.bench.dev.sweep.plan import make_levels
+    from nextn.bench.dev.sweep.scenarios import make_scenario
+    from nextn.bench.dev.sweep.settings import Settings
+    from nextn.bench.dev.sweep.sides import num_steps_sides, option_side, url_side
 
     makers: dict[str, Any] = {
         "steps": num_steps_sides, "side": lambda t: [option_side(t)], "url": lambda t: [url_side(t)]

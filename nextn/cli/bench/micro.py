@@ -23,19 +23,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output-dir", type=Path, metavar="DIR", help="write micro.json, micro.md and roofline.png"
     )
-    parser.add_argument("--disable-tqdm", action="store_true", help="no progress bar, also in a terminal")
+    parser.add_argument(
+        "--disable-tqdm", action="store_true", help="show no progress bar, even in a terminal"
+    )
     add_options(parser, EngineConfig)
     parser.epilog = (
-        "step_overhead_ms: a whole engine step's time at one row less the sum of the time in its ops, or in "
-        "the native model's calls. The figures are of the backend that the engine would run; "
-        "--kernel-backend reference measures plain torch alone. --dtype is of the ops and steps and, unless "
-        "it is auto, of the linear of the headline figures, which is bfloat16 otherwise."
+        "step_overhead_ms: the time of an engine step at one row less the time in its ops, or in the native "
+        "model's calls. The results are those of the backend that the engine would run; --kernel-backend "
+        "reference measures plain torch alone. --dtype applies to ops and steps, and to the linear of the "
+        "headline, which is bfloat16 by default."
     )
 
 
 def run(args: argparse.Namespace) -> int:
     config = parse(args, EngineConfig)
-    from nextn.bench.micro.run import Settings, run_micro
+    from nextn.bench.dev.micro.run import Settings, run_micro
 
     bar = sys.stderr.isatty() and not args.disable_tqdm
     try:

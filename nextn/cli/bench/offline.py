@@ -24,11 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_dataset(parser.add_argument_group("dataset"))
     group = parser.add_argument_group("run")
     group.add_argument("--disable-ignore-eos", action="store_true", help="let an end token end a completion")
-    group.add_argument("--skip-warmup", action="store_true", help="measure from the first step on")
-    group.add_argument("--output-file", type=Path, metavar="FILE", help="JSONL, one line is added")
-    group.add_argument("--disable-tqdm", action="store_true", help="no progress bar, also in a terminal")
+    group.add_argument(
+        "--skip-warmup", action="store_true", help="run no warm-up: measure from the first step on"
+    )
+    group.add_argument("--output-file", type=Path, metavar="FILE", help="JSONL file that gets one more line")
+    group.add_argument("--disable-tqdm", action="store_true", help="show no progress bar, even in a terminal")
     add_options(parser, EngineConfig)
-    parser.epilog = f"--seed is of prompts and lengths too (there, default: {SEED})."
+    parser.epilog = f"--seed also seeds prompts and lengths (default there: {SEED})."
 
 
 def run(args: argparse.Namespace) -> int:

@@ -37,18 +37,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_server(group: Any) -> None:
     group.add_argument("--backend", choices=BACKENDS, default="nextn", help="API to speak (default: nextn)")
-    group.add_argument("--base-url", metavar="URL", help="a server that runs; default: one is started")
+    group.add_argument("--base-url", metavar="URL", help="a running server (default: one is started)")
     group.add_argument("--host", help="with --port, the same as --base-url (default: 127.0.0.1)")
-    group.add_argument("--port", type=positive, help="port of a server that runs on --host")
+    group.add_argument("--port", type=positive, help="port of a running server on --host")
     group.add_argument(
         "--model-path", "--model", metavar="DIR",
-        help=f"checkpoint folder: what the started server serves (default: {EMBEDDED}), and the tokenizer",
+        help=f"checkpoint folder for the tokenizer and for a server that is started (default: {EMBEDDED})",
     )  # fmt: skip
     group.add_argument(
         "--tokenizer", metavar="DIR", help="folder with tokenizer.json, if it is not the model's"
     )
     group.add_argument(
-        "--served-model-name", metavar="NAME", help="model named in requests; default: the server's first"
+        "--served-model-name", metavar="NAME", help="model named in requests (default: the server's first)"
     )
 
 
@@ -60,30 +60,30 @@ def add_load(group: Any) -> None:
     group.add_argument("--max-concurrency", type=positive, metavar="N", help="most requests in flight")
     group.add_argument(
         "--warmup-requests", type=not_negative, default=1, metavar="N",
-        help="sent before, not measured (default: 1)",
+        help="requests that are sent before and not measured (default: 1)",
     )  # fmt: skip
     group.add_argument("--disable-ignore-eos", action="store_true", help="let an end token end a completion")
     group.add_argument(
-        "--extra-request-body", metavar="JSON", help="an object whose fields are put into every request"
+        "--extra-request-body", metavar="JSON", help="object whose fields are added to every request"
     )
     group.add_argument(
         "--timeout", type=float, default=3600.0, metavar="SECONDS",
-        help="a request that hears nothing for so long has failed (default: 3600)",
+        help="a request without an answer for this long has failed (default: 3600)",
     )  # fmt: skip
     group.add_argument(
-        "--seed", type=not_negative, default=1, help="of prompts, lengths and arrivals (default: 1)"
+        "--seed", type=not_negative, default=1, help="seed of prompts, lengths and arrivals (default: 1)"
     )
 
 
 def add_output(group: Any) -> None:
-    group.add_argument("--output-file", type=Path, metavar="FILE", help="JSONL, one line is added")
-    group.add_argument("--output-details", action="store_true", help="with every request's times and text")
+    group.add_argument("--output-file", type=Path, metavar="FILE", help="JSONL file that gets one more line")
+    group.add_argument("--output-details", action="store_true", help="include every request's times and text")
     group.add_argument(
         "--goodput", nargs="+", default=[], metavar="NAME:MS",
-        help="count requests within these: ttft, tpot, e2el",
+        help="count requests within these latencies: ttft, tpot, e2el",
     )  # fmt: skip
-    group.add_argument("--plot", type=Path, metavar="FILE", help="PNG: latencies, requests in flight")
-    group.add_argument("--disable-tqdm", action="store_true", help="no progress bar, also in a terminal")
+    group.add_argument("--plot", type=Path, metavar="FILE", help="PNG of latencies and requests in flight")
+    group.add_argument("--disable-tqdm", action="store_true", help="show no progress bar, even in a terminal")
 
 
 def run(args: argparse.Namespace) -> int:

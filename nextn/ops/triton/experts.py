@@ -91,21 +91,18 @@ def _down(
 
 
 @triton.jit
-def _mix(
-    parts, weights, onto, out, rows, width, ONTO: tl.constexpr, top_k: tl.constexpr, C: tl.constexpr
-):  # fmt: skip
-    """out [T, C] <- a token's experts, in the order of its ids, each times its weight; 0 from row `rows`
-    on. ONTO: plus onto [T, C] f32."""
+def _mix(parts, weights, out, rows, width, top_k: tl.constexpr, C: tl.constexpr):
+    """out [T, C] f32 <- a token's experts, in the order of its ids, each times its weight; 0 from row `rows`
+    on."""
     row, c = tl.program_id(0), tl.program_id(1) * C + tl.arange(0, C)
-    ok = (c < width) & (row < rows)
+    ok = c < tl.where(row < rows, width, 0)
     acc = tl.zeros((C,), dtype=tl.float32)
     for k in tl.static_range(top_k):
         pair = row * top_k + k
-        weight = tl.load(weights + pair, mask=row < rows, other=0.0)
+        weight = tl.load(weights + pair)
         acc += tl.load(parts + pair * width + c, mask=ok, other=0.0) * weight
-    if ONTO:
-        acc = tl.load(onto + row * width + c, mask=c < width, other=0.0) + acc
-    tl.store(out + row * width + c, acc.to(out.dtype.element_ty), mask=c < width)
+    acc = tl.where(ok, acc, 0.0)  # a padding row's weight may be NaN
+    tl.store(out + row * width + c, acc, mask=c < width)
 
 
 def experts(
@@ -115,14 +112,12 @@ def experts(
     weights: Tensor,
     gate_up: Tensor,
     down: Tensor,
-    onto: Tensor | None,
 ) -> Tensor:
-    """x [T, C], ids and weights [T, K], gate_up [E, 2 * I, C], down [E, C, I], onto [T, C] f32 -> [T, C]."""
+    """x [T, C], ids and weights [T, K], gate_up [E, 2 * I, C], down [E, C, I] -> [T, C] f32."""
     assert x.stride(1) == 1
-    assert onto is None or (onto.is_contiguous() and onto.dtype == torch.float32)
     assert all(t.is_contiguous() for t in (ids, weights, gate_up, down))
     (count, hidden, width), top_k, device = down.shape, ids.shape[1], x.device
-    out = torch.empty(x.shape, dtype=x.dtype if onto is None else onto.dtype, device=device)
+    out = torch.empty(x.shape, dtype=torch.float32, device=device)
     pairs = rows * top_k
     most = min(pairs, pairs // ROWS + min(count, pairs))  # tiles
     order = torch.empty(most * ROWS, dtype=torch.int32, device=device)
@@ -146,7 +141,5 @@ def experts(
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     block = min(1024, triton.next_power_of_2(hidden))
-    _mix[x.shape[0], triton.cdiv(hidden, block)](
-        parts, weights, onto, out, rows, hidden, ONTO=onto is not None, top_k=top_k, C=block
-    )
+    _mix[x.shape[0], triton.cdiv(hidden, block)](parts, weights, out, rows, hidden, top_k=top_k, C=block)
     return out

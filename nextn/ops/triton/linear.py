@@ -16,11 +16,11 @@ from nextn.ops.triton.product import product, tile_of
 
 @triton.jit
 def _matmul(
-    x, w, onto, out, rows, n_out, n_in, x_row, x_head, w_head, w_out, w_in, out_row, out_head,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr, ONTO: tl.constexpr,
+    x, w, out, rows, n_out, n_in, x_row, x_head, w_head, w_out, w_in, out_row, out_head,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
     """out [T, H, n_out] <- x [T, H, n_in] times w, whose element for output n and input k of a head lies at
-    n * w_out + k * w_in. ONTO: plus onto, f32 and laid out as out."""
+    n * w_out + k * w_in."""
     head = tl.program_id(2)
     row = tl.program_id(0) * M + tl.arange(0, M)
     col = tl.program_id(1) * N + tl.arange(0, N)
@@ -30,8 +30,6 @@ def _matmul(
         M, N, K, EVEN,
     )  # fmt: skip
     to, ok = head * out_head + row[:, None] * out_row + col[None, :], row_ok[:, None] & col_ok[None, :]
-    if ONTO:
-        acc = tl.load(onto + to, mask=ok, other=0.0) + acc
     tl.store(out + to, acc.to(out.dtype.element_ty), mask=ok)
 
 
@@ -83,22 +81,21 @@ def _gate_up(
     tl.store(to, hidden.to(out.dtype.element_ty), mask=row_ok[:, None] & col_ok[None, :])
 
 
-def linear(x: Tensor, weight: Tensor, dtype: torch.dtype, onto: Tensor | None = None) -> Tensor:
-    """x [T, n_in], weight [n_out, n_in] -> [T, n_out] of this dtype. onto: [T, n_out] f32, added."""
-    return heads_matmul(x[:, None], weight.t()[None], dtype, onto)[:, 0]
+def linear(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """x [T, n_in], weight [n_out, n_in] -> [T, n_out] of this dtype."""
+    return heads_matmul(x[:, None], weight.t()[None], dtype)[:, 0]
 
 
-def heads_matmul(x: Tensor, weight: Tensor, dtype: torch.dtype, onto: Tensor | None = None) -> Tensor:
+def heads_matmul(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     """x [T, H, n_in], weight [H, n_in, n_out], however its elements lie -> [T, H, n_out]."""
     assert x.stride(2) == 1
-    assert onto is None or (onto.is_contiguous() and onto.dtype == torch.float32)
     (rows, heads, n_in), n_out = x.shape, weight.shape[2]
     tile = tile_of(rows, n_out, n_in, weight.dtype)
     out = torch.empty(rows, heads, n_out, dtype=dtype, device=x.device)
     _matmul[triton.cdiv(rows, tile.rows), triton.cdiv(n_out, tile.columns), heads](
-        x, weight, onto, out, rows, n_out, n_in, x.stride(0), x.stride(1),
+        x, weight, out, rows, n_out, n_in, x.stride(0), x.stride(1),
         weight.stride(0), weight.stride(2), weight.stride(1), out.stride(0), out.stride(1),
-        M=tile.rows, N=tile.columns, K=tile.step, EVEN=n_in % tile.step == 0, ONTO=onto is not None,
+        M=tile.rows, N=tile.columns, K=tile.step, EVEN=n_in % tile.step == 0,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out

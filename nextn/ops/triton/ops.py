@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -15,16 +17,19 @@ class TritonOps:
 
     naive_attention = staticmethod(naive_attention)
 
-    def linear(
-        self, x: Tensor, weight: Tensor, dtype: torch.dtype | None = None, onto: Tensor | None = None
-    ) -> Tensor:
-        return linear.linear(x, weight, onto.dtype if onto is not None else dtype or x.dtype, onto)
+    def linear(self, x: Tensor, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        return linear.linear(x, weight, dtype or x.dtype)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return rows.rms_norm(x, weight, eps)
 
-    def swiglu_mlp(self, x: Tensor, gate_up: Tensor, down: Tensor, onto: Tensor | None = None) -> Tensor:
-        return self.linear(linear.gate_up(x, gate_up), down, onto=onto)
+    def add_norm(
+        self, x: Tensor, added: Sequence[Tensor], weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        return x, rows.add_norm(x, added, weight, eps)
+
+    def swiglu_mlp(self, x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+        return self.linear(linear.gate_up(x, gate_up), down, torch.float32)
 
     def write_latent(
         self,
@@ -68,9 +73,8 @@ class TritonOps:
         weights: Tensor,
         gate_up: Tensor,
         down: Tensor,
-        onto: Tensor | None = None,
     ) -> Tensor:
-        return experts.experts(x, rows, ids, weights, gate_up, down, onto)
+        return experts.experts(x, rows, ids, weights, gate_up, down)
 
     def best_token(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         return best.best_token(logits)

@@ -5,6 +5,8 @@ Shapes: T rows, C their width, R kv_lora_rank, P rotated elements.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -19,6 +21,24 @@ def _rms_norm(x, weight, out, x_row, width, eps, C: tl.constexpr):
     scale = 1.0 / tl.sqrt(tl.sum(v * v, axis=0) / width + eps)
     v = v * scale * tl.load(weight + c, mask=ok, other=0.0).to(tl.float32)
     tl.store(out + row * width + c, v.to(out.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def _add_norm(x, first, second, weight, out, width, eps, ADDED: tl.constexpr, C: tl.constexpr):
+    """x [T, width] f32 <- x + first + second, as many of them as ADDED says; out <- its norm."""
+    row, c = tl.program_id(0), tl.arange(0, C)
+    ok = c < width
+    at = row * width + c
+    v = tl.load(x + at, mask=ok, other=0.0)
+    if ADDED >= 1:
+        v = v + tl.load(first + at, mask=ok, other=0.0)
+    if ADDED >= 2:
+        v = v + tl.load(second + at, mask=ok, other=0.0)
+    if ADDED >= 1:
+        tl.store(x + at, v, mask=ok)
+    scale = 1.0 / tl.sqrt(tl.sum(v * v, axis=0) / width + eps)
+    v = v * scale * tl.load(weight + c, mask=ok, other=0.0).to(tl.float32)
+    tl.store(out + at, v.to(out.dtype.element_ty), mask=ok)
 
 
 @triton.jit
@@ -50,6 +70,21 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     block = triton.next_power_of_2(width)
     warps = min(8, max(1, block // 256))
     _rms_norm[(x.shape[0],)](x, weight, out, x.stride(0), width, eps, C=block, num_warps=warps)
+    return out
+
+
+def add_norm(x: Tensor, added: Sequence[Tensor], weight: Tensor, eps: float) -> Tensor:
+    """x [T, C] f32 <- x plus each of `added` [T, C] f32 in turn. Returns its norm, of the weight's dtype."""
+    assert len(added) <= 2
+    assert all(t.is_contiguous() and t.dtype == torch.float32 and t.shape == x.shape for t in (x, *added))
+    out = torch.empty(x.shape, dtype=weight.dtype, device=x.device)
+    width = x.shape[1]
+    block = triton.next_power_of_2(width)
+    first, second = (*added, x, x)[:2]
+    _add_norm[(x.shape[0],)](
+        x, first, second, weight, out, width, eps, ADDED=len(added), C=block,
+        num_warps=min(8, max(1, block // 256)),
+    )  # fmt: skip
     return out
 
 

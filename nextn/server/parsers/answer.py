@@ -10,7 +10,7 @@ from nextn.server.parsers.parts import Part
 
 @dataclass(frozen=True)
 class Reading:
-    """What an answer is parted into; without anything, it is content as it comes."""
+    """How an answer is parted. With the defaults all of it is content."""
 
     tool_parser: str | None = None  # one of tools.FORMATS; None: calls are not looked for
     reasoning: bool | None = None  # does the answer begin within it? None: it is not parted off

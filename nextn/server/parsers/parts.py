@@ -1,4 +1,4 @@
-"""What the parsers tell of an answer, and the search for markers in text that arrives in pieces."""
+"""What the parsers make of an answer, and the search for markers in text that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from nextn.tokenizer.stop import begin
 
 
 class Part(NamedTuple):
-    """A piece of an answer. `call`: of "call", whose text is the function's name, and of "arguments", which
-    call of the answer it is."""
+    """A piece of an answer. The text of "call" is the function's name. `call`: which of the answer's calls,
+    for "call" and "arguments"."""
 
     kind: Literal["reasoning", "content", "call", "arguments"]
     text: str

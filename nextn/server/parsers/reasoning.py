@@ -1,10 +1,9 @@
-"""Parts an answer's reasoning, up to </think>, from what comes after it.
+"""Separates an answer's reasoning, up to </think>, from what comes after it.
 
     "<think>Two and two.</think>Four."  ->  reasoning "Two and two.", content "Four."
 
-An opening <think> is read at the very beginning only: the models that think either write it first or find it
-at the end of their prompt. No character is stripped or lost but the two marks, and what comes out does not
-depend on how the text was cut into pushes.
+An opening <think> counts at the very beginning only: models that think write it first, or find it at the end
+of their prompt. Only the two marks are removed. The parts do not depend on how the text was cut into pushes.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ deepseekv31 (V3.1 and later), within the same outer marks:
 
     <｜tool▁call▁begin｜>NAME<｜tool▁sep｜>ARGUMENTS<｜tool▁call▁end｜>
 
-Further calls follow in the same outer marks, which may be missing. Arguments are passed on as they come, so
-that they are JSON is the model's business. What turns out not to be a call is content, marks and all; of what
-is one, only the marks and the blanks between calls are dropped. What comes out does not depend on how the
-text was cut into pushes.
+Further calls follow in the same outer marks, which may be missing. Arguments are passed on as they come; that
+they are JSON is up to the model. What turns out to be no call is content, including its marks. Of calls, only
+the marks and the blanks between calls are dropped. The parts do not depend on how the text was cut into
+pushes.
 """
 
 from __future__ import annotations

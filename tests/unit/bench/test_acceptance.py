@@ -8,15 +8,17 @@ from nextn.bench.acceptance import parse_spec, parse_vllm
 from nextn.bench.errors import BenchError
 from nextn.request import SpecStats
 from nextn.scheduler.stats import EngineStats
-from nextn.server.metrics import Metrics
+from nextn.server.monitoring.metrics import Metrics
+from nextn.server.process.engine_client import EngineClient
 
 SPEC = SpecStats(verify_steps=40, proposed=[40, 38], accepted=[30, 12], committed=81)
 
 
 def rendered(spec: SpecStats, requests: int) -> str:
-    metrics = Metrics(log_steps=0)
+    metrics = Metrics(EngineClient())
     metrics.requests = requests
-    metrics.on_step(EngineStats(generated_tokens=spec.committed + requests, spec=spec), 0.1)
+    stats = EngineStats(generated_tokens=spec.committed + requests, spec=spec)
+    metrics.engine.figures.on_step(stats, 0.1)
     return metrics.render().decode()
 
 

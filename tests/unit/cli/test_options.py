@@ -67,7 +67,7 @@ def test_refused_by_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_word_for_a_value() -> None:
     assert read("--speculative-num-steps", "auto").speculative_num_steps == AUTO_DEPTH
     assert read("--num-speculative-tokens=auto").speculative_num_steps == AUTO_DEPTH
-    assert read().num_drafts == 8
+    assert read().speculation.num_steps == 8
     with pytest.raises(SystemExit):
         read("--speculative-num-steps", "most")
 

@@ -7,7 +7,7 @@ import torch
 from support.checkpoints import random_tensors, tiny_config, write_checkpoint
 
 from nextn.config import EngineConfig, usable_cores
-from nextn.engine import build
+from nextn.engine import build, rank
 from nextn.models.config import ModelConfig
 from nextn.models.export import export_mtp
 from nextn.models.names import expected_tensors
@@ -23,10 +23,10 @@ def test_a_gpu_without_room_for_a_page_is_an_error(monkeypatch):
     for free in (0, 999, 15_000):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 80 << 30))
         with pytest.raises(ValueError, match=r"less than one page of 16; raise --kv-cache-tokens"):
-            build._pages(EngineConfig(), 1000, torch.device("cuda"))
+            rank._pages(EngineConfig(), 1000, torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1_000_000, 80 << 30))
-    assert build._pages(EngineConfig(), 1000, torch.device("cuda")) == 850 // 16
-    assert build._pages(EngineConfig(), 1000, torch.device("cpu")) == 32768 // 16
+    assert rank._pages(EngineConfig(), 1000, torch.device("cuda")) == 850 // 16
+    assert rank._pages(EngineConfig(), 1000, torch.device("cpu")) == 32768 // 16
 
 
 def test_as_many_nextn_layers_as_there_are_drafts(tmp_path):
@@ -39,7 +39,7 @@ def test_as_many_nextn_layers_as_there_are_drafts(tmp_path):
     options = {"model_path": str(folder), "kv_cache_tokens": 320, "kernel_backend": "reference", "threads": 1}
     for drafts, layers in ((0, 0), (1, 1), (2, 2), (3, 3), (5, 3)):
         own = build.build(EngineConfig(**options, speculative_num_steps=drafts))
-        assert own.model.nextn_layers == layers
+        assert own.executor.model.nextn_layers == layers
         assert own.startup["kv_bytes_draft"] * 3 == own.startup["kv_bytes_target"] * layers
         assert own.startup.get("draft_layers", 1) == max(1, layers)
         if layers:
@@ -47,6 +47,6 @@ def test_as_many_nextn_layers_as_there_are_drafts(tmp_path):
             other = build.build(
                 EngineConfig(**options, speculative_num_steps=drafts, speculative_draft_model_path=path)
             )
-            ours, theirs = own.model.targets(), other.model.targets()
+            ours, theirs = own.executor.model.targets(), other.executor.model.targets()
             assert ours.keys() == theirs.keys()
             assert all(torch.equal(ours[name], theirs[name]) for name in ours)

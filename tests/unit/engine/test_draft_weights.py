@@ -10,8 +10,8 @@ import torch
 
 from nextn.bench.prompts import all_heldout_prompts
 from nextn.config import EMBEDDED, EngineConfig, model_folder
-from nextn.engine.build import build
 from nextn.engine.model import choose_kernels
+from nextn.engine.rank import make_runner
 from nextn.llm import LLM
 from nextn.models.native import NativeDeepseekV3
 from nextn.ops.cpu.library import INT8
@@ -42,8 +42,8 @@ def test_an_int8_drafter() -> None:
 
 @needs_kernels
 def test_the_drafter_alone_is_in_int8() -> None:
-    built = build(EngineConfig(threads=1, speculative_draft_model_quantization="w8a16"))
-    model = built.model
+    runner = make_runner(EngineConfig(threads=1, speculative_draft_model_quantization="w8a16"))
+    model = runner.model
     assert isinstance(model, NativeDeepseekV3)
     weights, nextn = model.weights, model.config.num_hidden_layers
     drafters = weights.layers[nextn]
@@ -77,6 +77,6 @@ def test_a_draft_vocabulary(tmp_path: Path, kernels: str) -> None:
 
 def test_refusals() -> None:
     with pytest.raises(ValueError, match=r"--speculative-draft-model-quantization w8a16 needs the native"):
-        build(EngineConfig(kernel_backend="reference", speculative_draft_model_quantization="w8a16"))
+        make_runner(EngineConfig(kernel_backend="reference", speculative_draft_model_quantization="w8a16"))
     with pytest.raises(ValueError, match=r"--speculative-token-map nowhere.json cannot be read"):
-        build(EngineConfig(speculative_token_map="nowhere.json"))
+        make_runner(EngineConfig(speculative_token_map="nowhere.json"))

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from nextn.config import EngineConfig
 from nextn.engine import build, step_cost_file
@@ -22,15 +21,14 @@ from nextn.speculative.depth.cost import StepCost
 
 COST = StepCost(1e-3, 1e-4, 2e-5, (8, 2), 1e-9, 0.9, 5e-5, 1e-6)
 FACTORS = {0: [1.25, 1.1], 4: [0.8]}
-CPU = torch.device("cpu")
 
 
 def config(folder: Path | str, **options: Any) -> EngineConfig:
     return EngineConfig(**{"model_path": "fake:0.5,0.5", **options}, step_cost_cache=str(folder))
 
 
-def kept(folder: Path | str, kernels: str = "cpu avx2", **options: Any) -> StepCostFile:
-    return StepCostFile(config(folder, **options), kernels, CPU)
+def kept(folder: Path | str, kernels: str = "cpu avx2", chip: str = "a chip", **options: Any) -> StepCostFile:
+    return StepCostFile(config(folder, **options), chip, kernels)
 
 
 def test_what_was_kept_is_read_again(tmp_path: Path) -> None:
@@ -71,13 +69,13 @@ def test_what_costs_depend_on_has_a_file_of_its_own(tmp_path: Path, options: dic
     assert kept(tmp_path).read() == (COST, {})
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("cpu_model", lambda: "another"), ("usable_cores", lambda: 999), ("__version__", "0")]
-)
+@pytest.mark.parametrize(("name", "value"), [("usable_cores", lambda: 999), ("__version__", "0")])
 def test_so_has_another_machine_or_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: object
 ) -> None:
     kept(tmp_path).write(COST, {})
+    assert kept(tmp_path).read() == (COST, {})
+    assert kept(tmp_path, chip="another").read() is None
     monkeypatch.setattr(step_cost_file, name, value)
     assert kept(tmp_path).read() is None
 

@@ -8,17 +8,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from parity.oracle import more_layers
 
 from nextn.config import EMBEDDED, EngineConfig, model_folder
 from nextn.draft import NO_DRAFT, Draft
 from nextn.engine import build, step_timing
 from nextn.engine.engine import Engine
+from nextn.engine.executor import Ran
 from nextn.engine.step_timing import time_steps
 from nextn.request import Request, SamplingParams
 from nextn.scheduler.plan import Plan, RowResult, StepResult
 from nextn.speculative.depth.cost import StepCost
+from nextn.speculative.state import RequestState
 from nextn.speculative.work import StepWork
 
 PAGE = 16
@@ -41,27 +42,29 @@ class Steps:
 
     def __init__(self, clock: Clock, cost: StepCost, tokens: int = 1 << 17, busy: float = 0.0) -> None:
         self.clock, self.cost, self.busy = clock, cost, busy
-        self.pool = SimpleNamespace(data=torch.empty(1, tokens + PAGE, 0), page_size=PAGE)
-        config = SimpleNamespace(vocab_size=99, n_routed_experts=8, num_experts_per_tok=2)
-        self.model = SimpleNamespace(config=config)
+        self.info = SimpleNamespace(vocab_size=99, experts=(8, 2), page_size=PAGE, pages=tokens // PAGE)
         self.sizes: list[int] = []
-        self.dropped: list[str] = []
+        self.states: dict[str, RequestState] = {}
         self.count = 0
 
-    def drop(self, rid: str) -> None:
-        self.dropped.append(rid)
+    def add(self, state: RequestState) -> None:
+        self.states[state.rid] = state
 
-    def run(self, plan: Plan) -> StepResult:
+    def drop(self, rid: str) -> None:
+        del self.states[rid]
+
+    def launch(self, plan: Plan) -> Ran:
         rows = plan.rows
         self.sizes.append(len(rows))
         self.count += 1
         for r in rows:
             assert min(r.pages) > 0
-            assert (max(r.pages) + 1) * PAGE <= self.pool.data.shape[1]
-            assert r.start + len(r.tokens) + 4 <= len(r.pages) * PAGE
-            assert plan.gone == [r.rid for r in rows]
+            assert (max(r.pages) + 1) * PAGE <= (self.info.pages + 1) * PAGE
+            assert r.start + r.known + len(r.draft) + 4 <= len(r.pages) * PAGE
+            assert r.start + r.known == len(self.states[r.rid].history)
+        assert list(self.states) == [r.rid for r in rows]
         n, drafts = len(rows), sum(len(r.draft) for r in rows)
-        made = rows[0].draft_next
+        made = rows[0].num_steps
         extended = n + drafts // 2 if rows[0].extend else 0
         context = sum(r.start for r in rows)
         work = StepWork(n + drafts, extended, (n,) * (made - 1), n, drafts, context)
@@ -69,7 +72,7 @@ class Steps:
         seconds = self.cost.base(work) + self.cost.extra(work)
         self.clock.now += seconds * (1.0 + self.busy * (self.count % 3 > 0))
         guesses = Draft([3] * made) if made else NO_DRAFT
-        return StepResult([RowResult([5], guesses) for _ in rows], work)
+        return Ran(StepResult([RowResult([5], guesses) for _ in rows], work))
 
 
 @pytest.fixture
@@ -79,9 +82,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def timed(steps: Steps, **limits: int) -> tuple[StepCost, bool]:
+def timed(steps: Steps, drafts: bool = True, **limits: int) -> tuple[StepCost, bool]:
     ample = {"most_requests": 512, "token_budget": 4096, "context": 4096, "beyond": 0}
-    return time_steps(steps, **{**ample, **limits})  # type: ignore[arg-type]
+    return time_steps(steps, drafts=drafts, **{**ample, **limits})  # type: ignore[arg-type]
 
 
 def test_costs_are_those_of_the_steps(clock: Clock) -> None:
@@ -93,6 +96,17 @@ def test_costs_are_those_of_the_steps(clock: Clock) -> None:
             assert found.base(work) == pytest.approx(COST.base(work), rel=0.01)
             assert found.extra(work) == pytest.approx(COST.extra(work), rel=0.02)
     assert found.context == pytest.approx(0.0, abs=1e-8)
+
+
+def test_without_drafts_less_is_measured(clock: Clock) -> None:
+    steps, without = Steps(clock, COST), Steps(clock, COST)
+    timed(steps)
+    found, calm = timed(without, drafts=False)
+    assert calm
+    assert without.count < steps.count / 4
+    for n in (1, 3, 16, 64):
+        assert found.rows(n) == pytest.approx(COST.rows(n), rel=0.01)
+    assert found.verify(4, 4) == found.drafting(2, 8) == 0.0
 
 
 def test_positions_that_are_read_cost_something(clock: Clock) -> None:
@@ -134,7 +148,7 @@ def test_it_fits_what_there_is(clock: Clock, limits: dict[str, int], tokens: int
     steps = Steps(clock, StepCost(1e-4, 1e-6, a_pass=1e-6), tokens)
     timed(steps, **limits)
     assert max(steps.sizes) == most
-    assert steps.dropped
+    assert not steps.states
 
 
 ENGINES: dict[str, dict[str, Any]] = {

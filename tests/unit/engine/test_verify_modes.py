@@ -39,7 +39,7 @@ def job(name: str, number: int = 0, **params) -> Request:
 
 def kept(engine: Engine) -> dict[str, list[Tensor]]:
     """The probabilities that drafts were drawn from, by request."""
-    return {rid: state.chances for rid, state in engine._executor.states.items() if state.chances}
+    return {rid: s.drafting.chances for rid, s in engine._executor.states.items() if s.drafting.chances}
 
 
 def run(engine: Engine, requests: list[Request]) -> dict[str, list[int]]:
@@ -151,7 +151,7 @@ def test_trees_are_refused(mode):
 
 def test_acceptance_by_lot_knows_no_modes():
     engine = make(speculative_simulate_accept_length=1.5)
-    with pytest.raises(ValueError, match=r"speculative.verify is 'block': this engine accepts drafts by lot"):
+    with pytest.raises(ValueError, match=r"speculative.verify is 'block': with --speculative-simulate"):
         engine.add(job("block"))
     with pytest.raises(ValueError, match=r"--speculative-verify is 'typical': with --speculative-simulate"):
         make(speculative_simulate_accept_length=1.5, speculative_verify="typical")

@@ -13,7 +13,7 @@ import yaml
 
 from nextn.cli import Parser
 from nextn.cli.options import add_options, parse
-from nextn.server.auth import OPEN
+from nextn.server.http.auth import OPEN
 from nextn.server_config import API_KEY_VARIABLE, ServerConfig
 
 ROOT = Path(__file__).parents[3]

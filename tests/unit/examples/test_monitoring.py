@@ -12,7 +12,8 @@ import yaml
 
 from nextn.request import SpecStats
 from nextn.scheduler.stats import EngineStats
-from nextn.server.metrics import Metrics
+from nextn.server.monitoring.metrics import Metrics
+from nextn.server.process.engine_client import EngineClient
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "examples" / "monitoring"
@@ -35,8 +36,8 @@ def expressions() -> list[str]:
 @pytest.fixture(scope="module")
 def shown() -> dict[str, set[str]]:
     """Names of samples and their labels, after a little of everything."""
-    metrics = Metrics(40)
-    metrics.on_step(EngineStats(spec=SpecStats(1, [1], [1], 2, [0, 1])), 1.0)
+    metrics = Metrics(EngineClient())
+    metrics.engine.figures.on_step(EngineStats(spec=SpecStats(1, [1], [1], 2, [0, 1])), 1.0)
     metrics.responses.labels("/x", "GET", "200").inc()
     found: dict[str, set[str]] = {}
     for line in metrics.render().decode().splitlines():

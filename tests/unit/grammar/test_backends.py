@@ -16,7 +16,8 @@ from support.grammars import compiled
 
 from nextn.config import EMBEDDED, model_folder
 from nextn.constraint import Constraint
-from nextn.grammar.base import Vocabulary, check_backend, make_backend
+from nextn.grammar.backends import check_backend, make_backend
+from nextn.grammar.base import Vocabulary
 from nextn.tokenizer.tokenizer import Tokenizer
 
 EOS = 1

@@ -74,6 +74,10 @@ def test_norm_and_rotate_and_mlp_rows():
     )
     want = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
     torch.testing.assert_close(full[0], want)
+    added = (rand(256, 256, seed=7), rand(256, 256, seed=8))
+    total, normed = op.add_norm(x, added, weight, 1e-6)
+    assert torch.equal(total, x + added[0] + added[1])  # in this order
+    assert torch.equal(normed, op.rms_norm(total, weight, 1e-6))
     for n in COUNTS:
         part = x[8 : 8 + n]
         k = len(part)

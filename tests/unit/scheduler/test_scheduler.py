@@ -4,6 +4,7 @@ The script: the next token is a hash of all tokens before it. The executor also 
 KV slot, so that a wrong page, an overlap or a stale slot is caught as a wrong read.
 """
 
+import pickle
 import random
 from itertools import pairwise
 
@@ -19,6 +20,7 @@ from nextn.kvcache.naive import NaiveCache
 from nextn.kvcache.radix import RadixCache
 from nextn.request import PromptGroup, Request, SamplingParams, TokenLogprob
 from nextn.scheduler.plan import Plan, RowResult, StepResult
+from nextn.scheduler.prompt_budget import PromptBudget
 from nextn.scheduler.scheduler import Scheduler
 from nextn.speculative.depth.controller import DepthController
 from nextn.speculative.depth.cost import StepCost
@@ -53,24 +55,38 @@ def score(position):
 
 
 class Executor:
-    """Answers plans; slots[s] is the token whose KV lies there, entries[s] the token and the one after it of
-    the draft layer's entry. What rows leave for later is kept by request until they extend."""
+    """Answers plans, which come to it through pickle; slots[s] is the token whose KV lies there, entries[s]
+    the token and the one after it of the draft layer's entry. What rows leave for later is kept by
+    request until they extend."""
 
     def __init__(self, page_size, skill, seed=0, shape=CHAINS):
         self.page_size, self.skill, self.shape = page_size, skill, shape
-        self.slots, self.entries, self.kept = {}, {}, {}
+        self.slots, self.entries, self.kept, self.states = {}, {}, {}, {}
         self.random = random.Random(seed)
         self.largest = 0
         self.computed, self.scored = {}, []  # tokens by request; positions of scores
 
+    def add(self, state):
+        assert state.rid not in self.states
+        self.states[state.rid] = pickle.loads(pickle.dumps(state))
+
+    def drop(self, rid):
+        del self.states[rid]
+        self.kept.pop(rid, None)
+
     def run(self, plan):
+        plan = pickle.loads(pickle.dumps(plan))
         assert len({r.rid for r in plan.rows}) == len(plan.rows)
-        self.largest = max(self.largest, sum(len(r.tokens) for r in plan.rows))
-        for rid in plan.gone:
-            self.kept.pop(rid, None)
+        self.largest = max(self.largest, sum(r.known + len(r.draft) for r in plan.rows))
         written = set()
         results = []
-        for r in plan.rows:
+        for row in plan.rows:
+            r = self.states[row.rid]
+            for name in ("start", "known", "draft", "chooses", "num_steps", "scores", "extend", "draft_from"):
+                setattr(r, name, getattr(row, name))
+            r.tokens = [*r.history[r.start : r.start + r.known], *r.draft.tokens]
+            assert row.first_page <= len(r.pages)
+            r.pages[row.first_page :] = row.pages
             table = [p * self.page_size + i for p in r.pages for i in range(self.page_size)]
             assert len(set(table)) == len(table)
             assert min(r.pages) > 0
@@ -88,7 +104,6 @@ class Executor:
                 "the cache holds other tokens"
             )
             if not r.chooses:
-                assert r.following == r.history[r.start + known]
                 self.extend(r, table, [*r.tokens, r.following])
                 results.append(RowResult([], NO_DRAFT, prompt_logprobs=scores))
                 continue
@@ -103,14 +118,15 @@ class Executor:
             moved = [self.slots[table[r.start + 1 + n]] for n in path]
             for depth, token in enumerate(moved, start=1):
                 self.slots[table[r.start + depth]] = token
-            want = max(0, min(r.draft_next, r.room - len(new) - 1))
+            want = max(0, min(r.num_steps, r.room - len(new) - 1))
             self.extend(r, table, [*r.tokens[:known], *new])
             assert r.extend or not want
             free = r.start + known + len(path)
             assert free + self.shape.scratch(want) <= len(table)
             for slot in table[free : free + self.shape.scratch(want)]:
                 self.slots[slot] = self.entries[slot] = "guess"
-            draft = self.draft([*r.history, *new], want)
+            r.history += new
+            draft = self.draft(r.history, want)
             results.append(RowResult(new, draft, prompt_logprobs=scores))
         work = StepWork(len(written), sum(r.extend for r in plan.rows))
         return StepResult(results, work)
@@ -176,23 +192,22 @@ class Whims(Never):
 
 def make(
     pages=40, page_size=4, budget=32, running=4, drafts=2, radix=True, skill=0.7, shape=CHAINS, auto=None,
-    score_cost=0.0,
-    context_cost=0.0,
+    **costs,
 ):  # fmt: skip
     cache = RadixCache(page_size) if radix else NaiveCache()
     kv = KVManager(pages + 1, page_size, cache)
+    executor = Executor(page_size, skill, shape=shape)
     sched = Scheduler(
         kv,
-        token_budget=budget,
+        executor,
+        prompts=PromptBudget(budget, **costs),
         max_running=running,
-        num_drafts=drafts,
+        num_steps=drafts,
         eos_ids=frozenset({EOS}),
         shape=shape,
         auto=auto,
-        score_cost=score_cost,
-        context_cost=context_cost,
     )
-    return sched, Executor(page_size, skill, shape=shape)
+    return sched, executor
 
 
 def request(rid, prompt, order, limit, group=None, **params):
@@ -272,7 +287,7 @@ def test_pages_without_draft_entries_are_shared_and_not_drafted_on():
     longer = [*prompt, *expected(prompt, 40, 160, True)]
     sched.add(request("b", longer, 1, 160, max_tokens=20, ignore_eos=True))
     plan = sched.plan()
-    assert plan.gone == ["a"]
+    assert list(ex.states) == ["b"]
     assert plan.rows[0].start == plan.rows[0].draft_from == 44
     sched.commit(plan, ex.run(plan))
     drain(sched, ex)
@@ -318,7 +333,7 @@ def test_prefill_is_chunked_beside_running_requests():
     mixed = 0
     while "b" in sched.by_rid:
         plan = sched.plan()
-        assert sum(len(r.tokens) for r in plan.rows) <= 16
+        assert sum(r.known + len(r.draft) for r in plan.rows) <= 16
         mixed += {"a", "b"} == {r.rid for r in plan.rows}
         sched.commit(plan, ex.run(plan))
     assert mixed >= 6
@@ -463,7 +478,7 @@ def test_what_nobody_can_share_nobody_waits_for():
 
 def test_a_step_of_scores_is_as_dear_as_one_without():
     def sizes(**params):
-        sched, ex = make(pages=200, budget=24, score_cost=0.5)
+        sched, ex = make(pages=200, budget=24, score=0.5)
         sched.add(request("a", [3, 4], 0, 700, max_tokens=60, ignore_eos=True))
         plan = sched.plan()
         sched.commit(plan, ex.run(plan))
@@ -472,8 +487,9 @@ def test_a_step_of_scores_is_as_dear_as_one_without():
         while "b" in sched.by_rid:
             plan = sched.plan()
             rows = {r.rid: r for r in plan.rows}
-            assert len(rows["a"].tokens) + len(rows["b"].tokens) + 0.5 * len(rows["b"].scores) <= 24
-            found.append(len(rows["b"].tokens))
+            a, b = rows["a"], rows["b"]
+            assert a.known + len(a.draft) + b.known + 0.5 * len(b.scores) <= 24
+            found.append(b.known)
             sched.commit(plan, ex.run(plan))
         return found
 
@@ -485,7 +501,7 @@ def test_a_step_of_scores_is_as_dear_as_one_without():
 
 def test_a_prompts_chunks_get_shorter_with_its_context_where_others_wait():
     def sizes(beside):
-        sched, ex = make(pages=400, budget=48, context_cost=0.02)
+        sched, ex = make(pages=400, budget=48, context=0.02)
         if beside:
             sched.add(request("a", [3, 4], 0, 700, max_tokens=200, ignore_eos=True))
             plan = sched.plan()
@@ -494,7 +510,7 @@ def test_a_prompts_chunks_get_shorter_with_its_context_where_others_wait():
         found = []
         while "b" in sched.by_rid:
             plan = sched.plan()
-            found += [len(r.tokens) for r in plan.rows if r.rid == "b"]
+            found += [r.known for r in plan.rows if r.rid == "b"]
             sched.commit(plan, ex.run(plan))
         return found
 
@@ -502,12 +518,12 @@ def test_a_prompts_chunks_get_shorter_with_its_context_where_others_wait():
     assert alone[:-1] == [48] * 6  # nobody waits
     assert beside[0] == 20  # with the attention to one another, 24 rows' worth
     assert beside[:-1] == sorted(beside[:-1], reverse=True)
-    assert beside[-2] == 3  # 24 over 1 + 0.02 * 300
+    assert beside[-2] == 4  # the least; 24 over 1 + 0.02 * 300 would be 3
     assert sum(alone) == sum(beside) == 300
 
 
 def test_a_score_that_no_budget_is_enough_for():
-    sched, ex = make(pages=200, budget=8, score_cost=100.0)
+    sched, ex = make(pages=200, budget=8, score=100.0)
     choices(sched, 2, PROMPT[:9], prompt_logprobs=0, max_tokens=0)
     assert told(sched, ex)["1"] == ([], [None, *map(score, range(8))])
 

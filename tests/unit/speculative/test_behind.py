@@ -8,7 +8,7 @@ from support.draft_spans import draft_span
 
 from nextn.speculative import behind
 from nextn.speculative.behind import Behind
-from nextn.speculative.state import DraftState
+from nextn.speculative.draft_state import DraftState
 
 
 def committed(state, start, rows, chosen=(), extend=False):

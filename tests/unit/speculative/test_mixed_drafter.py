@@ -9,8 +9,8 @@ from support.draft_spans import draft_span, next_draft
 
 from nextn.draft import NO_DRAFT, Draft
 from nextn.speculative.base import Drafted, DraftRequest, DraftSpan
+from nextn.speculative.draft_state import DraftState
 from nextn.speculative.mixed_drafter import MixedDrafter
-from nextn.speculative.state import DraftState
 
 LAYERS = Draft([90, 91])
 

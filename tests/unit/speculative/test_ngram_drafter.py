@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from support.draft_spans import all_drafts, draft_span
 
 from nextn.draft import NO_DRAFT
+from nextn.speculative.draft_state import DraftState
 from nextn.speculative.ngram import lookup
 from nextn.speculative.ngram_drafter import NGramDrafter
-from nextn.speculative.state import DraftState
 
 
 def ask(state, history, chosen, num_steps):

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from nextn.request import SpecStats
 from nextn.scheduler.stats import EngineStats
-from nextn.server.metrics import Metrics
+from nextn.server.monitoring.metrics import Metrics
+from nextn.server.process.engine_client import EngineClient
 from nextn.terminal.scrape import Distribution, Scrape
 
 BOUNDS = [0.1, 0.5, 1.0, 5.0, math.inf]
@@ -35,11 +36,12 @@ def test_quantiles_at_the_edges() -> None:
 
 
 def metrics_of(steps: int) -> Metrics:
-    metrics = Metrics(40)
+    metrics = Metrics(EngineClient())
     spec = SpecStats()
     for _ in range(steps):
         spec.add(2, 1, 2)
-    metrics.on_step(EngineStats(generated_tokens=2 * steps, running=steps, total_tokens=100, spec=spec), 0.1)
+    stats = EngineStats(generated_tokens=2 * steps, running=steps, total_tokens=100, spec=spec)
+    metrics.engine.figures.on_step(stats, 0.1)
     for _ in range(steps):
         metrics.ttft.observe(0.03)
     return metrics

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from nextn.request import SpecStats
 from nextn.scheduler.stats import DraftingState, EngineStats
-from nextn.server.metrics import Metrics
+from nextn.server.monitoring.metrics import Metrics
+from nextn.server.process.engine_client import EngineClient
+from nextn.server.process.engine_figures import EngineFigures
 from nextn.terminal.scrape import Scrape
 from nextn.terminal.top import Window, frame
 
@@ -25,9 +27,9 @@ draft 2       [#####...............]  25 %   1 of 4 accepted
 
 
 def server() -> Metrics:
-    metrics = Metrics(1)
+    metrics = Metrics(EngineClient(EngineFigures(1)))
     spec = SpecStats(10, [10, 4], [8, 1], 23, [2, 7, 1])
-    metrics.on_step(
+    metrics.engine.figures.on_step(
         EngineStats(
             decode_steps=10, generated_tokens=23, prompt_tokens=40, cached_tokens=10, running=2, waiting=1,
             used_tokens=500, total_tokens=1000, spec=spec,
@@ -53,16 +55,16 @@ def test_a_frame() -> None:
 
 def test_automatic_depth() -> None:
     metrics = server()
-    metrics.stats.auto = DraftingState(False, 2, 0.94, "")
+    metrics.engine.figures.stats.auto = DraftingState(False, 2, 0.94, "")
     text = frame("the server", look(metrics, 0.0))
     assert "accept length 2.30\nauto depth    not drafting; drafts would make 0.94 x\ndraft 1" in text
-    metrics.stats.auto = DraftingState(True, 2, 1.309, "")
+    metrics.engine.figures.stats.auto = DraftingState(True, 2, 1.309, "")
     assert "auto depth    drafting; drafts make 1.31 x\n" in frame("the server", look(metrics, 0.0))
 
 
 def test_without_anything() -> None:
     """Nothing is divided by nothing."""
-    text = frame("the server", look(Metrics(40), 0.0))
+    text = frame("the server", look(Metrics(EngineClient()), 0.0))
     assert "accept length -\n" in text
     assert "[....................]    -    0 of 0 tokens" in text
 
@@ -81,5 +83,5 @@ def test_a_window_slides() -> None:
 def test_a_server_started_anew() -> None:
     window = Window(10.0)
     window.push(look(server(), 0.0))
-    assert window.push(look(Metrics(40), 1.0)).seconds is None
+    assert window.push(look(Metrics(EngineClient()), 1.0)).seconds is None
     assert window.push(look(server(), 2.0)).seconds == 1.0

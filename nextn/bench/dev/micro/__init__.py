@@ -1,0 +1,1 @@
+"""Ops and whole steps against the roofline. Start at `run.py`."""

@@ -1,0 +1,261 @@
+"""Every op of a backend at the shapes of a model, as cases for the clock: through nextn.ops.base.Ops alone.
+
+Weights and KV entries come from an arena larger than the last cache, each call's from another piece of it. So
+they are read from memory, as in an engine whose layers take turns. Inputs and results are small and stay in
+the cache, as there. Rows are padded to the multiple that the backends need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nextn.bench.dev.micro import op_work
+from nextn.bench.dev.micro.arena import Arena
+from nextn.bench.dev.micro.clock import Case
+from nextn.bench.dev.micro.op_work import Work
+from nextn.bench.dev.micro.routing import Routing
+from nextn.layers.batch import Span, build_batch
+from nextn.models.config import ModelConfig
+from nextn.ops.base import Attention, Ops, align
+
+LINEAR = (4096, 2048)  # (n_out, n_in) of the headline figures
+HEADLINE = "headline"
+ROUTED = "router and routed experts"
+ROWS = (1, 2, 4, 8, 64, 256)
+CONTEXT = 1024  # positions that attention sees, the model's longest permitting
+PAGE = 16
+
+
+@dataclass(frozen=True)
+class OpCase:
+    """op: a method of nextn.ops.base.Ops, or `feed_forward`: route and experts. what: its use."""
+
+    case: Case
+    op: str
+    what: str
+    shape: str
+    rows: int
+    backend: str
+    dtype: torch.dtype
+
+
+def product_uses(cfg: ModelConfig) -> Iterator[tuple[str, int, int]]:
+    """(what, n_out, n_in) of the model's linear products."""
+    hidden, queries = cfg.hidden_size, cfg.num_attention_heads * cfg.qk_head_dim
+    yield "attention down", (cfg.q_lora_rank or queries) + cfg.latent_dim, hidden
+    if cfg.q_lora_rank:
+        yield "query up", queries, cfg.q_lora_rank
+    yield "attention out", hidden, cfg.num_attention_heads * cfg.v_head_dim
+    yield "head", cfg.vocab_size, hidden
+    if cfg.num_nextn_predict_layers:
+        yield "eh_proj", hidden, 2 * hidden
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One backend in one dtype. end: positions in the cache that attention sees."""
+
+    ops: Ops
+    cfg: ModelConfig
+    dtype: torch.dtype
+    arena: Arena
+    end: int
+
+    def cases(self, counts: Sequence[int] = ROWS) -> list[OpCase]:
+        """Makes a case for every op and number of rows; an op with several uses gets one at the shape of
+        each."""
+        makers = (
+            self.linears,
+            self.row_ops,
+            self.attention,
+            self.head_products,
+            self.feed_forward,
+            self.choice,
+        )
+        found = [one for make in makers for rows in counts for one in make(rows)]
+        order = {use: i for i, use in enumerate(dict.fromkeys((one.op, one.what) for one in found))}
+        return sorted(found, key=lambda one: order[one.op, one.what])
+
+    def headline(self, counts: Sequence[int] = ROWS) -> list[OpCase]:
+        """The product that is compared across machines and backends."""
+        return [self.linear(rows, HEADLINE, *LINEAR) for rows in counts]
+
+    def linears(self, rows: int) -> Iterator[OpCase]:
+        for what, n_out, n_in in product_uses(self.cfg):
+            yield self.linear(rows, what, n_out, n_in)
+
+    def linear(self, rows: int, what: str, n_out: int, n_in: int) -> OpCase:
+        x = self.input(rows, n_in)
+        calls = [partial(self.ops.linear, x, w) for (w,) in self.weights((n_out, n_in))]
+        work = op_work.linear(rows, n_out, n_in, self.size)
+        return self.made("linear", what, f"{n_out}x{n_in}", rows, work, calls)
+
+    def row_ops(self, rows: int) -> Iterator[OpCase]:
+        cfg, ops, size = self.cfg, self.ops, self.size
+        hidden, rank, rope = cfg.hidden_size, cfg.kv_lora_rank, cfg.qk_rope_head_dim
+        x, added = self.input(rows, hidden).float(), (torch.zeros(align(rows), hidden),)
+        sums = [partial(ops.add_norm, x, added, w, 1e-6) for (w,) in self.weights((hidden,))]
+        work = op_work.add_norm(rows, hidden, size)
+        yield self.made("add_norm", "residual", f"{hidden}", rows, work, sums)
+        width = cfg.q_lora_rank or rank
+        x = self.input(rows, width)
+        norms = [partial(ops.rms_norm, x, w, 1e-6) for (w,) in self.weights((width,))]
+        yield self.made("rms_norm", "latent", f"{width}", rows, op_work.rms_norm(rows, width, size), norms)
+        cos, sin = (torch.rand(align(rows), rope // 2) for _ in range(2))
+        slots, latent = torch.arange(align(rows)), self.input(rows, cfg.latent_dim)
+        weights = self.weights((rank,))
+        writes = [
+            partial(ops.write_latent, cache, slots, latent, weights[i % len(weights)][0], 1e-6, cos, sin)
+            for i, cache in enumerate(self.caches())
+        ]
+        work = op_work.write_latent(rows, rank, rope, size)
+        yield self.made("write_latent", "entries", f"{cfg.latent_dim}", rows, work, writes)
+
+    def attention(self, rows: int) -> Iterator[OpCase]:
+        """Attention of one request that goes forward by `rows`, up to position `end`."""
+        cfg, ops, end = self.cfg, self.ops, self.end
+        if rows > end:
+            return
+        heads, rank, rope = cfg.num_attention_heads, cfg.kv_lora_rank, cfg.qk_rope_head_dim
+        nope, value = cfg.qk_nope_head_dim, cfg.v_head_dim
+        plan = self.plan(rows)
+        shape = f"{heads}x{cfg.latent_dim}, {end} keys"
+        q = self.input(rows, heads, cfg.latent_dim)
+        calls = [partial(ops.mla_attention, q, cache, plan, rank) for cache in self.caches()]
+        work = op_work.mla_attention(rows, end, heads, rank, rope, self.size)
+        yield self.made("mla_attention", "one request", shape, rows, work, calls)
+        q = self.input(rows, heads, nope + rope)
+        ups = self.weights((heads, nope, rank), (heads, rank, value))
+        calls = [
+            partial(ops.naive_attention, q, cache, plan, rank, *ups[i % len(ups)])
+            for i, cache in enumerate(self.caches())
+        ]
+        work = op_work.naive_attention(rows, end, heads, rank, nope, rope, value, self.size)
+        yield self.made("naive_attention", "one request", shape, rows, work, calls)
+
+    def head_products(self, rows: int) -> Iterator[OpCase]:
+        cfg, heads, size = self.cfg, self.cfg.num_attention_heads, self.size
+        nope, rank, rope, value = cfg.qk_nope_head_dim, cfg.kv_lora_rank, cfg.qk_rope_head_dim, cfg.v_head_dim
+        q = self.input(rows, heads, nope + rope)
+        cos, sin = (torch.rand(align(rows), rope // 2) for _ in range(2))
+        calls = [partial(self.ops.absorb, q, w, cos, sin, 0.1) for (w,) in self.weights((heads, nope, rank))]
+        work = op_work.absorb(rows, heads, nope, rank, rope, size)
+        yield self.made("absorb", "queries", f"{heads}x{nope}x{rank}", rows, work, calls)
+        x = self.input(rows, heads, rank)
+        calls = [partial(self.ops.heads_matmul, x, w) for (w,) in self.weights((heads, rank, value))]
+        work = op_work.heads_matmul(rows, heads, rank, value, size)
+        yield self.made("heads_matmul", "value up", f"{heads}x{rank}x{value}", rows, work, calls)
+
+    def feed_forward(self, rows: int) -> Iterator[OpCase]:
+        cfg, hidden = self.cfg, self.cfg.hidden_size
+        if cfg.first_k_dense_replace:
+            yield self.mlp(rows, "dense", cfg.intermediate_size)
+        if not cfg.n_routed_experts:
+            return
+        if cfg.n_shared_experts:
+            yield self.mlp(rows, "shared expert", cfg.n_shared_experts * cfg.moe_intermediate_size)
+        yield self.route(rows)
+        ops, count, inner, top_k = (
+            self.ops,
+            cfg.n_routed_experts,
+            cfg.moe_intermediate_size,
+            cfg.num_experts_per_tok,
+        )
+        x = self.input(rows, hidden)
+        chances = torch.rand(align(rows), count, generator=torch.Generator().manual_seed(rows))
+        ids, weights = chances.topk(top_k).indices, torch.full((align(rows), top_k), 1 / top_k)
+        sets = self.weights((count, 2 * inner, hidden), (count, hidden, inner))
+        calls = [partial(ops.experts, x, rows, ids, weights, *pair) for pair in sets]
+        distinct = len(ids[:rows].unique())
+        work = op_work.experts(rows, hidden, inner, top_k, distinct, self.size)
+        shape = f"{distinct} of {count} {hidden}x{inner}"
+        yield self.made("experts", "routed", shape, rows, work, calls)
+        yield self.routed(rows)
+
+    def routed(self, rows: int) -> OpCase:
+        """The router and its experts. Each pass over the arena has other rows and so other experts."""
+        cfg, ops = self.cfg, self.ops
+        count, inner, hidden = cfg.n_routed_experts, cfg.moe_intermediate_size, cfg.hidden_size
+        routing, bias = Routing(cfg, rows), torch.zeros(count)
+        sets = self.weights((count, 2 * inner, hidden), (count, hidden, inner))
+        gates = [routing.gate.clone() for _ in sets]
+
+        def block(x: Tensor, gate: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+            ids, weights = ops.route(
+                x, gate, bias, cfg.n_group, cfg.topk_group, cfg.num_experts_per_tok, cfg.norm_topk_prob,
+                cfg.routed_scaling_factor,
+            )  # fmt: skip
+            return ops.experts(x, rows, ids, weights, gate_up, down)
+
+        inputs = [F.pad(x, (0, 0, 0, align(rows) - rows)).to(self.dtype) for x in routing.inputs]
+        calls = [
+            partial(block, x, gate, *pair) for x in inputs for gate, pair in zip(gates, sets, strict=True)
+        ]
+        return self.made("feed_forward", ROUTED, routing.shape, rows, routing.work(self.size), calls)
+
+    def mlp(self, rows: int, what: str, inner: int) -> OpCase:
+        hidden = self.cfg.hidden_size
+        x = self.input(rows, hidden)
+        sets = self.weights((2 * inner, hidden), (hidden, inner))
+        calls = [partial(self.ops.swiglu_mlp, x, *pair) for pair in sets]
+        work = op_work.swiglu_mlp(rows, hidden, inner, self.size)
+        return self.made("swiglu_mlp", what, f"{hidden}x{inner}", rows, work, calls)
+
+    def route(self, rows: int) -> OpCase:
+        cfg, count, hidden = self.cfg, self.cfg.n_routed_experts, self.cfg.hidden_size
+        x, bias = self.input(rows, hidden), torch.zeros(count)
+        gates = self.arena.sets(torch.float32, (count, hidden))
+        calls = [
+            partial(
+                self.ops.route, x, gate, bias, cfg.n_group, cfg.topk_group, cfg.num_experts_per_tok,
+                cfg.norm_topk_prob, cfg.routed_scaling_factor,
+            )
+            for (gate,) in gates
+        ]  # fmt: skip
+        work = op_work.route(rows, hidden, count, cfg.num_experts_per_tok, self.size)
+        return self.made(
+            "route", f"{cfg.num_experts_per_tok} of {count}", f"{count}x{hidden}", rows, work, calls
+        )
+
+    def choice(self, rows: int) -> Iterator[OpCase]:
+        """The choice of tokens. Its logits lie in the cache, as after a step."""
+        vocab = self.cfg.vocab_size
+        logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(rows))
+        calls = [partial(self.ops.best_token, logits)]
+        yield self.made("best_token", "drafts", f"{vocab}", rows, op_work.best_token(rows, vocab), calls)
+
+    @property
+    def size(self) -> int:
+        return self.dtype.itemsize
+
+    def input(self, rows: int, *shape: int) -> Tensor:
+        gen = torch.Generator().manual_seed(rows)
+        return torch.randn(align(rows), *shape, generator=gen).to(self.dtype)
+
+    def weights(self, *shapes: tuple[int, ...]) -> list[list[Tensor]]:
+        return self.arena.sets(self.dtype, *shapes)
+
+    def caches(self) -> list[Tensor]:
+        """Layers of a KV pool that hold `end` positions and page 0."""
+        slots = align(self.end, PAGE) + max(PAGE, max(ROWS))
+        return [cache for (cache,) in self.weights((slots, self.cfg.latent_dim))]
+
+    def plan(self, rows: int) -> Attention:
+        pages = range(1, 1 + align(self.end, PAGE) // PAGE)
+        span = Span([0] * rows, self.end - rows, list(pages))
+        plan: Attention = build_batch(
+            [span], PAGE, self.cfg.num_attention_heads, torch.device("cpu")
+        ).attention
+        return plan
+
+    def made(
+        self, op: str, what: str, shape: str, rows: int, work: Work, calls: Sequence[Callable[[], object]]
+    ) -> OpCase:
+        name = f"{op} {what} {shape}, {rows} rows, {self.ops.name}"
+        return OpCase(Case(name, work, calls), op, what, shape, rows, self.ops.name, self.dtype)

@@ -1,0 +1,119 @@
+"""The two ceilings of this machine, with the engine's own number of threads.
+
+Read bandwidth: three of torch's ops that do little but read memory and, if the native library is built, its
+read. Which is fastest differs from machine to machine, so all are timed and the best median counts. Their
+buffer lies in large pages, like the native weights.
+
+Operations: products by F.linear, square of several sizes and of 256 rows, in bf16 (oneDNN) and in f32, the
+best median of each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nextn.bench.dev.micro.clock import NATIVE, Case
+from nextn.bench.dev.micro.native_pool import NativePool, large
+from nextn.bench.dev.micro.op_work import Work, linear
+
+CPU0 = Path("/sys/devices/system/cpu/cpu0/cache")
+FALLBACK = {2: 1 << 20, 3: 32 << 20}  # bytes, where the system does not say
+DRAM = 256 << 20  # bytes that are read, at least; eight times the last cache if that is more
+SQUARES = (512, 1024, 2048)
+NARROW = (256, 4096, 2048)  # rows, n_out, n_in
+
+
+def cache_bytes(level: int, folder: Path = CPU0) -> int:
+    """Size of a data cache. Without a third level, that of the second."""
+    found: dict[int, int] = {}
+    for index in sorted(folder.glob("index*")):
+        try:
+            kind, size = (index / "type").read_text().strip(), (index / "size").read_text().strip()
+            at = int((index / "level").read_text())
+            if kind != "Instruction":
+                found[at] = int(size[:-1]) * {"K": 1 << 10, "M": 1 << 20}[size[-1]]
+        except (OSError, ValueError, KeyError, IndexError):
+            continue
+    if level == 3 and 3 not in found and 2 in found:
+        return found[2]
+    return found.get(level, FALLBACK[level])
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Cases; their samples come from `clock.measure` and from between the steps."""
+
+    read: list[Case]
+    caches: dict[str, Case]  # "l2", "l3": the same read from a buffer of half that cache
+    bf16: list[Case]  # the last one: NARROW, the shape of the headline linear at 256 rows
+    f32: list[Case]
+    sizes: dict[str, int] = field(default_factory=dict)  # bytes of what is read, by name
+
+    @property
+    def read_bytes_per_s(self) -> float:
+        return max(case.bytes_per_s for case in self.read)
+
+    @property
+    def unrest(self) -> float:
+        """The 90th percentile of the times of the fastest read over the 10th: 1 on an idle machine."""
+        best = max(self.read, key=lambda case: case.bytes_per_s)
+        fast, slow = np.percentile(best.samples, (10, 90)).tolist()
+        return float(slow / fast)
+
+    def flops_per_s(self, dtype: torch.dtype) -> float:
+        """The peak in f32, or in bf16. Weights of one byte are also computed in bf16."""
+        return max(case.flops_per_s for case in (self.f32 if dtype is torch.float32 else self.bf16))
+
+    def as_dict(self) -> dict[str, object]:
+        """GB/s and GFLOP/s, decimal."""
+        return {
+            "read_gb_s": {c.name: c.bytes_per_s / 1e9 for c in self.read},
+            "cache_gb_s": {name: c.bytes_per_s / 1e9 for name, c in self.caches.items()},
+            "bf16_gflop_s": {c.name: c.flops_per_s / 1e9 for c in self.bf16},
+            "f32_gflop_s": {c.name: c.flops_per_s / 1e9 for c in self.f32},
+            "bytes_read": self.sizes,
+        }
+
+
+def make_ceilings(
+    pool: NativePool | None, dram: int | None = None, squares: Sequence[int] = SQUARES
+) -> Ceilings:
+    """Makes the cases. dram: bytes of the buffer that is read."""
+    l2, l3 = cache_bytes(2), cache_bytes(3)
+    dram = max(DRAM, 8 * l3) if dram is None else dram
+    buffer = large(dram).view(torch.float32).fill_(1.0)
+    integers, halves = buffer.view(torch.int64), buffer.chunk(2)
+    moved = Work(buffer.numel() * 4, 0)
+    read = [
+        Case("sum of float32", moved, [lambda: buffer.sum()]),
+        Case("dot of two float32 halves", moved, [lambda: torch.dot(*halves)]),
+        Case("sum of int64", moved, [lambda: integers.sum()]),
+    ]
+    if pool is not None:
+        read.append(Case("native read", moved, [lambda: pool.read(buffer)], team=NATIVE))
+    caches = {}
+    for name, size in (("l2", l2), ("l3", l3)):
+        part = buffer[: min(size // 2, dram) // 4]
+        caches[name] = Case(name, Work(part.numel() * 4, 0), [part.sum])
+    shapes = [*((n, n, n) for n in squares), NARROW]
+    bf16, f32 = ([product(*shape, dtype) for shape in shapes] for dtype in (torch.bfloat16, torch.float32))
+    sizes = {"dram": dram} | {name: case.work.bytes for name, case in caches.items()}
+    return Ceilings(read, caches, bf16, f32, sizes)
+
+
+def product(rows: int, n_out: int, n_in: int, dtype: torch.dtype) -> Case:
+    gen = torch.Generator().manual_seed(0)
+    x: Tensor = torch.randn(rows, n_in, generator=gen).to(dtype)
+    weight: Tensor = torch.randn(n_out, n_in, generator=gen).to(dtype)
+    return Case(
+        f"{rows} rows, {n_out}x{n_in}",
+        linear(rows, n_out, n_in, dtype.itemsize),
+        [lambda: F.linear(x, weight)],
+    )

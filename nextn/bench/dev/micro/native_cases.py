@@ -1,0 +1,193 @@
+"""The native kernels at the shapes of a model, as cases for the clock, beside those of `cases`.
+
+Names, shapes and rows are those of the ops that do the same, so that both can be compared. Weights and KV
+entries come from the arena, each call's from another piece of it. A weight's panels are whatever the arena
+holds there: the kernels' speed does not depend on the numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nextn.bench.dev.micro import op_work
+from nextn.bench.dev.micro.arena import Arena
+from nextn.bench.dev.micro.cases import HEADLINE, LINEAR, PAGE, ROUTED, ROWS, OpCase, product_uses
+from nextn.bench.dev.micro.clock import NATIVE, Case
+from nextn.bench.dev.micro.native_pool import NativeCall, NativePool
+from nextn.bench.dev.micro.op_work import Work
+from nextn.bench.dev.micro.routing import Routing
+from nextn.layers.batch import Span
+from nextn.models.config import ModelConfig
+from nextn.models.native import NativeBatch
+from nextn.ops.base import align
+from nextn.ops.cpu.library import BF16, E4M3, F32, INT8, FeedForward, Weight
+from nextn.ops.cpu.weights import PackedWeight, padded
+
+BACKEND = "cpu"
+KINDS = {BF16: torch.bfloat16, E4M3: torch.float8_e4m3fn, INT8: torch.int8}
+FP8_BLOCK = 128  # inputs of one scale, as published checkpoints have them
+
+
+@dataclass(frozen=True)
+class NativeBench:
+    """end: positions in the cache that attention sees."""
+
+    pool: NativePool
+    cfg: ModelConfig
+    arena: Arena
+    end: int
+
+    def cases(self, counts: Sequence[int] = ROWS) -> list[OpCase]:
+        makers = (self.linears, self.attention, self.feed_forward)
+        found = [one for make in makers for rows in counts for one in make(rows)]
+        order = {use: i for i, use in enumerate(dict.fromkeys((one.op, one.what) for one in found))}
+        return sorted(found, key=lambda one: order[one.op, one.what])
+
+    def headline(self, counts: Sequence[int] = ROWS) -> list[OpCase]:
+        """The headline product in bf16, e4m3 and int8."""
+        return [self.linear(rows, HEADLINE, *LINEAR, kind) for kind in KINDS for rows in counts]
+
+    def linears(self, rows: int) -> Iterator[OpCase]:
+        for what, n_out, n_in in product_uses(self.cfg):
+            yield self.linear(rows, what, n_out, n_in)
+
+    def linear(self, rows: int, what: str, n_out: int, n_in: int, kind: int = BF16) -> OpCase:
+        weights = self.weights((n_out, n_in, kind, 1))
+        x, first = self.half(rows, n_in), weights[0][0]
+        y = torch.empty(rows, first.n_out)
+        linear = self.pool.library.nx_linear
+        calls = [
+            NativeCall(linear, (self.pool.handle, x.data_ptr(), rows, w, y.data_ptr()), x, y)
+            for (w,) in weights
+        ]
+        stored = n_out * n_in * (2 if kind == BF16 else 1) + 4 * first.scale_stride
+        work = op_work.packed_linear(rows, n_out, n_in, stored, 2)
+        return self.made("linear", what, f"{n_out}x{n_in}", rows, work, calls, KINDS[kind])
+
+    def attention(self, rows: int) -> Iterator[OpCase]:
+        cfg, end = self.cfg, self.end
+        if rows > end:
+            return
+        heads, rank, width = cfg.num_attention_heads, padded(cfg.kv_lora_rank, 32), padded(cfg.latent_dim, 32)
+        pages = range(1, 1 + align(end, PAGE) // PAGE)
+        batch = NativeBatch([Span([0] * rows, end - rows, list(pages))], PAGE)
+        q = (self.random(rows, heads * width) * width**-0.5).bfloat16()
+        out = torch.empty(rows, heads, rank, dtype=torch.bfloat16)
+        caches = self.arena.sets(torch.bfloat16, (PAGE * (len(pages) + 1), width))
+        calls = [
+            NativeCall(
+                self.pool.library.nx_attention,
+                (
+                    self.pool.handle, batch.struct, cache.data_ptr(), width, PAGE, q.data_ptr(), heads, rank,
+                    out.data_ptr(),
+                ),
+                batch, q, out,
+            )
+            for (cache,) in caches
+        ]  # fmt: skip
+        work = op_work.mla_attention(rows, end, heads, cfg.kv_lora_rank, cfg.qk_rope_head_dim, 2)
+        shape = f"{heads}x{cfg.latent_dim}, {end} keys"
+        yield self.made("mla_attention", "one request", shape, rows, work, calls)
+
+    def feed_forward(self, rows: int) -> Iterator[OpCase]:
+        cfg = self.cfg
+        if cfg.first_k_dense_replace:
+            yield self.mlp(rows, "dense", cfg.intermediate_size)
+        if not cfg.n_routed_experts:
+            return
+        if cfg.n_shared_experts:
+            yield self.mlp(rows, "shared expert", cfg.n_shared_experts * cfg.moe_intermediate_size)
+        yield self.routed(rows)
+
+    def mlp(self, rows: int, what: str, inner: int) -> OpCase:
+        hidden = self.cfg.hidden_size
+        h = self.random(rows, hidden)
+        blocks = [FeedForward(shared_gate_up=up, shared_down=down) for up, down in self.mlp_weights(inner, 1)]
+        calls = [self.feed(block, h) for block in blocks]
+        work = op_work.swiglu_mlp(rows, hidden, inner, 2)
+        return self.made("swiglu_mlp", what, f"{hidden}x{inner}", rows, work, calls)
+
+    def routed(self, rows: int) -> OpCase:
+        """The router and its experts. Each pass over the arena has other rows and so other experts."""
+        cfg = self.cfg
+        routing = Routing(cfg, rows)
+        gate = PackedWeight(cfg.n_routed_experts, cfg.hidden_size, F32)
+        gate.place(routing.gate)
+        sets = self.mlp_weights(cfg.moe_intermediate_size, cfg.n_routed_experts)
+        gates = gate.data.repeat(len(sets), 1)
+        bias = torch.zeros(padded(cfg.n_routed_experts, 16))
+        blocks = []
+        for data, (up, down) in zip(gates, sets, strict=True):
+            block = FeedForward(
+                gate=moved(gate.struct, data), bias=bias.data_ptr(), gate_up=up, down=down,
+                experts=cfg.n_routed_experts, groups=cfg.n_group, top_groups=cfg.topk_group,
+                top_k=cfg.num_experts_per_tok, normalize=cfg.norm_topk_prob, scale=cfg.routed_scaling_factor,
+            )  # fmt: skip
+            blocks.append(block)
+        calls = [self.feed(block, h, gates, bias) for h in routing.inputs for block in blocks]
+        return self.made("feed_forward", ROUTED, routing.shape, rows, routing.work(2), calls)
+
+    def feed(self, block: FeedForward, h: Tensor, *kept: object) -> NativeCall:
+        """The dense block or the shared expert. block: its weights. h [rows, hidden] f32."""
+        stride = padded(h.shape[1], 32)
+        wide = torch.nn.functional.pad(h, (0, stride - h.shape[1])).contiguous()
+        half, out = wide.bfloat16(), torch.zeros_like(wide)
+        pointers = wide.data_ptr(), half.data_ptr()
+        return NativeCall(
+            self.pool.library.nx_feed_forward,
+            (self.pool.handle, block, *pointers, len(h), stride, out.data_ptr(), None, None),
+            *kept, block, wide, half, out,
+        )  # fmt: skip
+
+    def mlp_weights(self, inner: int, members: int) -> list[list[Weight]]:
+        hidden = self.cfg.hidden_size
+        return self.weights(
+            (2 * padded(inner, 16), hidden, BF16, members),
+            (hidden, inner, BF16, members),
+        )
+
+    def weights(self, *matrices: tuple[int, int, int, int]) -> list[list[Weight]]:
+        """Makes sets of weights with their panels in the arena, in this order. matrices: (n_out, n_in, kind,
+        members)."""
+        models, shapes = [], []
+        for n_out, n_in, kind, members in matrices:
+            one = PackedWeight(n_out, n_in, kind, block=FP8_BLOCK if kind == E4M3 else 0)
+            models.append(one.struct)
+            shapes += [(members * one.struct.stride,), (members * 4 * one.struct.scale_stride,)]
+        return [
+            [moved(w, *pair) for w, pair in zip(models, zip(one[::2], one[1::2], strict=True), strict=True)]
+            for one in self.arena.sets(torch.uint8, *shapes)
+        ]
+
+    def half(self, rows: int, n: int) -> Tensor:
+        """A bf16 input [rows, n], n rounded up to an even number."""
+        return self.random(rows, padded(n, 2)).bfloat16()
+
+    def random(self, rows: int, n: int) -> Tensor:
+        return torch.randn(rows, n, generator=torch.Generator().manual_seed(rows))
+
+    def made(
+        self,
+        op: str,
+        what: str,
+        shape: str,
+        rows: int,
+        work: Work,
+        calls: Sequence[NativeCall],
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> OpCase:
+        case = Case(f"{op} {what} {shape}, {rows} rows, {BACKEND}", work, calls, team=NATIVE)
+        return OpCase(case, op, what, shape, rows, BACKEND, dtype)
+
+
+def moved(weight: Weight, panels: Tensor, scales: Tensor | None = None) -> Weight:
+    """The same weight with its panels, and its scales if it has some, in another place."""
+    copy = Weight.from_buffer_copy(weight)
+    copy.data = panels.data_ptr()
+    if copy.scale_stride and scales is not None:
+        copy.scales = scales.data_ptr()
+    return copy

@@ -1,0 +1,56 @@
+"""The bytes that a whole step of a native model must read: its weights as they are packed. Pure.
+
+It counts as `step_work` does, but in bytes of the panels. An element has 2 in bf16, 1 and the scales in e4m3
+and int8, and 4 in the router's gate and in norms. Padding to whole panels of 16 outputs is included. A KV
+entry counts without its padding.
+"""
+
+from __future__ import annotations
+
+from nextn.bench.dev.micro.op_work import Work
+from nextn.bench.dev.micro.step_work import Step, step_work
+from nextn.models.native import NativeDeepseekV3
+from nextn.ops.cpu.library import Layer, Weight
+
+
+def native_step_work(model: NativeDeepseekV3, step: Step) -> Work:
+    cfg, weights = model.config, model.weights
+    hidden, head = cfg.hidden_size, weight_bytes(weights.head)
+    norms = 4 * hidden
+    moved = float(2 * step.rows * hidden + norms + head)
+    for layer in weights.layers[: cfg.num_hidden_layers]:
+        moved += layer_bytes(model, layer) + 2 * step.end * cfg.latent_dim
+    if step.drafts:
+        passes = [step.extended] + [1.0] * (step.drafts - 1)
+        nextn = layer_bytes(model, weights.layers[cfg.num_hidden_layers])
+        nextn += weight_bytes(weights.nextn[0].eh_proj)
+        for depth, rows in enumerate(passes):
+            moved += nextn + 3 * norms + weight_bytes(weights.draft_head)
+            moved += 2 * (step.end + depth) * cfg.latent_dim + 2 * rows * hidden
+    return Work(round(moved + step.experts * expert_bytes(model)), step_work(cfg, step, 2).flops)
+
+
+def layer_bytes(model: NativeDeepseekV3, layer: Layer) -> int:
+    """Bytes of a layer without its routed experts."""
+    cfg, mlp = model.config, layer.mlp
+    heads = cfg.num_attention_heads
+    found = sum(map(weight_bytes, (layer.down, layer.q_up, layer.out)))
+    found += heads * (weight_bytes(layer.key_up) + weight_bytes(layer.value_up))
+    found += sum(map(weight_bytes, (mlp.gate, mlp.shared_gate_up, mlp.shared_down)))
+    norms = 2 * cfg.hidden_size + cfg.kv_lora_rank + (cfg.q_lora_rank or 0)
+    return found + 4 * (norms + int(mlp.experts))
+
+
+def expert_bytes(model: NativeDeepseekV3) -> float:
+    """Bytes of one routed expert of the target, the mean over the layers; 0 without experts."""
+    sizes = [
+        weight_bytes(layer.mlp.gate_up) + weight_bytes(layer.mlp.down)
+        for layer in model.weights.layers[: model.config.num_hidden_layers]
+        if layer.mlp.experts
+    ]
+    return sum(sizes) / len(sizes) if sizes else 0.0
+
+
+def weight_bytes(weight: Weight) -> int:
+    """Bytes of one member (head, expert): its panels and scales; 0 for a weight that is not there."""
+    return int(weight.stride + 4 * weight.scale_stride) if weight.data else 0

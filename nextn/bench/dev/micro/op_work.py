@@ -1,0 +1,109 @@
+"""The bytes that an op must move and the operations that it must do, whoever computes it. Pure.
+
+Letters as in nextn.ops.base. Rows are the batch's real ones: padding is the backend's own loss. `size`: bytes
+of an element. Bytes are weights read once, inputs read, results written. Operations are those of the products
+(a multiply-add is two) or, if an op has none, of its arithmetic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Work:
+    bytes: int
+    flops: int
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.bytes + other.bytes, self.flops + other.flops)
+
+    def seconds(self, bytes_per_s: float, flops_per_s: float) -> float:
+        """The least time under these two ceilings: the roofline."""
+        return max(self.bytes / bytes_per_s, self.flops / flops_per_s)
+
+
+def linear(rows: int, n_out: int, n_in: int, size: int) -> Work:
+    return Work(size * (n_out * n_in + rows * (n_in + n_out)), 2 * rows * n_out * n_in)
+
+
+def packed_linear(rows: int, n_out: int, n_in: int, stored: int, size: int) -> Work:
+    """stored: bytes of the weight as it is stored, scales included. size: bytes of an element of the rows."""
+    return Work(stored + size * rows * (n_in + n_out), 2 * rows * n_out * n_in)
+
+
+def rms_norm(rows: int, width: int, size: int) -> Work:
+    """Per element: square, add, two multiplications."""
+    return Work(size * (2 * rows * width + width), 4 * rows * width)
+
+
+def add_norm(rows: int, width: int, size: int) -> Work:
+    """The stream and what is added to it are f32; an addition more per element."""
+    norm = rms_norm(rows, width, size)
+    return Work(norm.bytes - size * rows * width + 12 * rows * width, norm.flops + rows * width)
+
+
+def rotate(rows: int, heads: int, dim: int, size: int) -> Work:
+    """Per pair four multiplications and two additions; cos and sin are f32, [rows, dim / 2] each."""
+    return Work(2 * size * rows * heads * dim + 4 * rows * dim, 3 * rows * heads * dim)
+
+
+def swiglu_mlp(rows: int, hidden: int, inner: int, size: int) -> Work:
+    return Work(size * (3 * hidden * inner + 2 * rows * hidden), 6 * rows * hidden * inner)
+
+
+def write_latent(rows: int, rank: int, rope: int, size: int) -> Work:
+    """Entries read, normed (`rank` elements) and rotated, written; slots (int64) read."""
+    norm, turn = rms_norm(rows, rank, size), rotate(rows, 1, rope, size)
+    return Work(norm.bytes + turn.bytes + 8 * rows, norm.flops + turn.flops)
+
+
+def absorb(rows: int, heads: int, nope: int, rank: int, rope: int, size: int) -> Work:
+    return heads_matmul(rows, heads, nope, rank, size) + rotate(rows, heads, rope, size)
+
+
+def pairs(rows: int, end: int) -> int:
+    """(query, key) pairs that the last `rows` of `end` positions see, each itself and all before it.
+
+    >>> pairs(2, 5)  # positions 3 and 4 see 4 and 5 keys
+    9
+    """
+    return rows * end - rows * (rows - 1) // 2
+
+
+def mla_attention(rows: int, end: int, heads: int, rank: int, rope: int, size: int) -> Work:
+    """One request's last `rows` of `end` positions; the cache is read once."""
+    width = rank + rope
+    moved = end * width + rows * heads * (width + rank)
+    return Work(size * moved, 2 * pairs(rows, end) * heads * (width + rank))
+
+
+def naive_attention(
+    rows: int, end: int, heads: int, rank: int, nope: int, rope: int, value: int, size: int
+) -> Work:
+    """The same with keys and values expanded; the expanded ones need not leave the cache."""
+    up = heads * rank * (nope + value)
+    moved = end * (rank + rope) + up + rows * heads * (nope + rope + value)
+    return Work(size * moved, 2 * end * up + 2 * pairs(rows, end) * heads * (nope + rope + value))
+
+
+def heads_matmul(rows: int, heads: int, n_in: int, n_out: int, size: int) -> Work:
+    moved = heads * n_in * n_out + rows * heads * (n_in + n_out)
+    return Work(size * moved, 2 * rows * heads * n_in * n_out)
+
+
+def route(rows: int, hidden: int, experts: int, top_k: int, size: int) -> Work:
+    """Gate and bias are f32; an id is int64, its weight f32."""
+    moved = 4 * experts * (hidden + 1) + size * rows * hidden + 12 * rows * top_k
+    return Work(moved, 2 * rows * hidden * experts)
+
+
+def best_token(rows: int, vocab: int) -> Work:
+    """Logits are f32; an id is int64, its confidence f32. Two comparisons a logit."""
+    return Work(rows * (4 * vocab + 12), 2 * rows * vocab)
+
+
+def experts(rows: int, hidden: int, inner: int, top_k: int, distinct: float, size: int) -> Work:
+    """`distinct`: experts that at least one row wants, perhaps a mean; the weights of each are read once."""
+    moved = round(size * (3 * distinct * hidden * inner + 2 * rows * hidden)) + 12 * rows * top_k
+    return Work(moved, 6 * rows * top_k * hidden * inner)

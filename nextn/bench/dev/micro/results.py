@@ -1,0 +1,160 @@
+"""The results of `nextn bench micro` as plain data: the last line, the tables and the plot come from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from nextn.bench.dev.micro.cases import OpCase
+from nextn.bench.dev.micro.ceilings import Ceilings
+from nextn.bench.dev.micro.steps import StepFigures
+from nextn.bench.machine import Machine
+from nextn.bench.results import rounded
+
+OF_BACKEND = (
+    "linear_1row_bw_frac", "linear_4row_over_1row", "linear_256row_over_onednn", "step_1row_bw_frac",
+    "step_overhead_ms",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class OpFigures:
+    """One op at one number of rows. Fractions are of the measured ceilings. roofline: the least time that
+    both allow over the time it took."""
+
+    op: str
+    what: str
+    shape: str
+    rows: int
+    backend: str
+    dtype: str
+    us: float
+    bytes: int
+    flops: int
+    gb_s: float
+    gflop_s: float
+    bw_frac: float
+    flop_frac: float
+    roofline: float
+
+
+@dataclass(frozen=True)
+class Micro:
+    model: str
+    dtype: str  # of the engine's steps
+    backend: str  # that the engine runs: "cpu" (native) or "reference"
+    cpu_isa: str | None  # of the native kernels
+    threads: int
+    quick: bool
+    machine: Machine
+    ceilings: Ceilings
+    headline: list[OpFigures]  # the linear of the headline figures
+    ops: list[OpFigures]
+    steps: list[StepFigures]
+    reference: StepFigures | None  # the step of one row on plain torch, where the engine runs another backend
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """The keys up to `seconds` are the headline numbers; others read them by name."""
+        return {
+            **self.figures(self.backend, self.steps[0]),
+            "model": self.model,
+            "backend": self.backend,
+            "cpu_isa": self.cpu_isa,
+            "dtype": self.dtype,
+            "linear_dtype": self.headline[0].dtype,
+            "threads": self.threads,
+            "quick": self.quick,
+            "unrest": self.ceilings.unrest,
+            "machine": dataclasses.asdict(self.machine),
+            "seconds": self.seconds,
+            "ceilings": self.ceilings.as_dict(),
+            "reference": self.reference_figures(),
+            "linear": [dataclasses.asdict(op) for op in self.headline],
+            "steps": [self.step(step) for step in self.steps],
+            "ops": [dataclasses.asdict(op) for op in self.ops],
+        }
+
+    def as_json(self) -> str:
+        """JSON on one line."""
+        return json.dumps(rounded(self.as_dict()), allow_nan=False)
+
+    def reference_figures(self) -> dict[str, Any] | None:
+        """The headline numbers of plain torch, as it serves without the kernels."""
+        if self.reference is None:
+            return None
+        found = self.figures("reference", self.reference)
+        return {key: found[key] for key in OF_BACKEND} | {"step": self.step(self.reference)}
+
+    def figures(self, backend: str, step: StepFigures) -> dict[str, float]:
+        """The headline linear, weights out of the cache, and the step of one row. At 256 rows it is compared
+        with oneDNN's product of the same shape, not with the peak."""
+        dtype = self.headline[0].dtype
+        linear = {op.rows: op for op in self.headline if (op.backend, op.dtype) == (backend, dtype)}
+        same_shape = self.ceilings.bf16[-1].flops_per_s / 1e9
+        return {
+            "read_gb_s": self.ceilings.read_bytes_per_s / 1e9,
+            "onednn_gflop_s": self.ceilings.flops_per_s(torch.bfloat16) / 1e9,
+            "linear_1row_bw_frac": linear[1].bw_frac,
+            "linear_4row_over_1row": linear[4].us / linear[1].us,
+            "linear_256row_over_onednn": linear[256].gflop_s / same_shape,
+            "step_1row_bw_frac": step.work.bytes / step.seconds / self.ceilings.read_bytes_per_s,
+            "step_overhead_ms": step.overhead * 1e3,
+        }
+
+    def step(self, step: StepFigures) -> dict[str, Any]:
+        read, peak = self.ceilings.read_bytes_per_s, self.ceilings.flops_per_s(step.dtype)
+        work, seconds = step.work, step.seconds
+        return {
+            "name": step.name,
+            "dtype": str(step.dtype).removeprefix("torch."),
+            "rows": step.rows,
+            "context": step.end,
+            "ms": seconds * 1e3,
+            "ms_in_ops": step.in_ops * 1e3,
+            "overhead_ms": step.overhead * 1e3,
+            "tokens": step.committed,
+            "experts": step.experts,
+            "bytes": work.bytes,
+            "flops": work.flops,
+            "gb_s": work.bytes / seconds / 1e9,
+            "gflop_s": work.flops / seconds / 1e9,
+            "bw_frac": work.bytes / seconds / read,
+            "flop_frac": work.flops / seconds / peak,
+            "roofline": work.seconds(read, peak) / seconds,
+            "ops": {
+                op: {"calls": step.calls[op], "ms": took * 1e3}
+                for op, took in sorted(step.ops.items(), key=lambda item: -item[1])
+            },
+            "steps": step.steps,
+        }
+
+
+def op_figures(cases: list[OpCase], ceilings: Ceilings) -> list[OpFigures]:
+    read = ceilings.read_bytes_per_s
+    found = []
+    for one in cases:
+        case, peak = one.case, ceilings.flops_per_s(one.dtype)
+        found.append(
+            OpFigures(
+                op=one.op,
+                what=one.what,
+                shape=one.shape,
+                rows=one.rows,
+                backend=one.backend,
+                dtype=str(one.dtype).removeprefix("torch."),
+                us=case.seconds * 1e6,
+                bytes=case.work.bytes,
+                flops=case.work.flops,
+                gb_s=case.bytes_per_s / 1e9,
+                gflop_s=case.flops_per_s / 1e9,
+                bw_frac=case.bytes_per_s / read,
+                flop_frac=case.flops_per_s / peak,
+                roofline=case.work.seconds(read, peak) / case.seconds,
+            )
+        )
+    return found

@@ -1,0 +1,54 @@
+"""Rows that want other experts each time, for the cases of routed experts."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+
+from nextn.bench.dev.micro import op_work
+from nextn.bench.dev.micro.op_work import Work
+from nextn.models.config import ModelConfig
+from nextn.ops.reference import Reference
+
+VARIANTS = 8
+
+
+class Routing:
+    """gate [E, C] f32. inputs: VARIANTS times [rows, C] f32. The bias is zero."""
+
+    def __init__(self, cfg: ModelConfig, rows: int) -> None:
+        gen = torch.Generator().manual_seed(rows)
+        self.cfg, self.rows = cfg, rows
+        self.gate = torch.randn(cfg.n_routed_experts, cfg.hidden_size, generator=gen)
+        self.gate *= cfg.hidden_size**-0.5
+        self.inputs = [
+            torch.randn(rows, cfg.hidden_size, generator=gen).bfloat16().float() for _ in range(VARIANTS)
+        ]
+
+    @property
+    def shape(self) -> str:
+        cfg = self.cfg
+        size = f"{cfg.hidden_size}x{cfg.moe_intermediate_size}"
+        return f"{self.distinct:.1f} of {cfg.n_routed_experts} {size}"
+
+    @cached_property
+    def distinct(self) -> float:
+        """The number of experts that at least one row wants, the mean over the variants."""
+        cfg, ops = self.cfg, Reference()
+        found = 0
+        for x in self.inputs:
+            ids, _ = ops.route(
+                x, self.gate, torch.zeros(cfg.n_routed_experts), cfg.n_group, cfg.topk_group,
+                cfg.num_experts_per_tok, cfg.norm_topk_prob, cfg.routed_scaling_factor,
+            )  # fmt: skip
+            found += len(ids.unique())
+        return found / len(self.inputs)
+
+    def work(self, size: int) -> Work:
+        """The work of the router and its experts."""
+        cfg, hidden, top_k = self.cfg, self.cfg.hidden_size, self.cfg.num_experts_per_tok
+        gate = op_work.route(self.rows, hidden, cfg.n_routed_experts, top_k, size)
+        return gate + op_work.experts(
+            self.rows, hidden, cfg.moe_intermediate_size, top_k, self.distinct, size
+        )

@@ -1,0 +1,164 @@
+"""`nextn bench micro`: both ceilings, ops and kernels of every backend, whole steps; one process, in turns.
+
+Ceilings and ops come first, in rounds (clock.py). Then come steps, with samples of the read ceiling between
+them (steps.py). The medians over all rounds are reported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from nextn.bench.dev.micro.arena import Arena, arena_bytes
+from nextn.bench.dev.micro.cases import CONTEXT, LINEAR, Bench, OpCase
+from nextn.bench.dev.micro.ceilings import Ceilings, cache_bytes, make_ceilings
+from nextn.bench.dev.micro.clock import NATIVE, Case, measure
+from nextn.bench.dev.micro.native_cases import NativeBench
+from nextn.bench.dev.micro.native_pool import NativePool, native_pool
+from nextn.bench.dev.micro.plot import roofline_plot
+from nextn.bench.dev.micro.results import Micro, op_figures
+from nextn.bench.dev.micro.steps import StepBench, StepFigures
+from nextn.bench.dev.micro.tables import report, summary
+from nextn.bench.machine import this_machine
+from nextn.bench.progress import Progress
+from nextn.config import FAKE, EngineConfig, model_folder, usable_cores
+from nextn.engine.model import choose_kernels, dtype_of
+from nextn.models.config import ModelConfig
+from nextn.models.names import product_shapes
+from nextn.ops.cpu.library import choose_level
+from nextn.ops.registry import make_ops
+
+
+@dataclass(frozen=True)
+class Effort:
+    """rounds: of ceilings and ops. steps: pairs of each kind. seconds: the time after which each of the two
+    parts ends early."""
+
+    rounds: int
+    steps: int
+    seconds: float
+
+
+OFTEN = 4  # samples in a round of what the headline figures come from
+QUICK = Effort(rounds=7, steps=24, seconds=11.0)
+FULL = Effort(rounds=41, steps=120, seconds=90.0)
+
+
+@dataclass(frozen=True)
+class Settings:
+    config: EngineConfig
+    quick: bool = False
+    output_dir: Path | None = None
+    bar: bool = False
+
+
+def run_micro(settings: Settings) -> int:
+    """Prints tables and, as the last line, JSON. Raises ValueError for what cannot be measured; OSError."""
+    if settings.output_dir is not None:
+        settings.output_dir.mkdir(parents=True, exist_ok=True)
+    effort = QUICK if settings.quick else FULL
+    with Progress(effort.rounds, settings.bar, "rounds") as progress:
+        micro = find(settings, effort, progress)
+    print(summary(micro), end="\n\n")
+    if settings.output_dir is not None:
+        folder = settings.output_dir
+        (folder / "micro.json").write_text(micro.as_json() + "\n", encoding="utf-8")
+        (folder / "micro.md").write_text(report(micro), encoding="utf-8")
+        (folder / "roofline.png").write_bytes(roofline_plot(micro))
+        print(f"written to {folder}: micro.json, micro.md, roofline.png", end="\n\n")
+    print(micro.as_json())
+    return 0
+
+
+def find(settings: Settings, effort: Effort, progress: Progress) -> Micro:
+    begin = time.perf_counter()
+    config = on_cpu(settings.config)
+    backend = choose_kernels(config, torch.device("cpu"))
+    native = backend == "cpu"
+    # All cores for the native kernels, as in the engine (nextn.engine.build); what they are held against gets
+    # as many.
+    threads = config.threads or (usable_cores() if native else max(1, usable_cores() - 1))
+    config = dataclasses.replace(config, threads=threads)
+    torch.set_num_threads(threads)
+    level = choose_level(config.cpu_isa)[0] if native else None
+    pool = native_pool(threads, level)
+    cfg = ModelConfig.from_folder(model_folder(config.model_path))
+    dtype = dtype_of(config.dtype, backend)
+    progress.now("ceilings and ops")
+    ceilings = make_ceilings(pool)
+    linear_dtype = torch.bfloat16 if config.dtype == "auto" else dtype
+    headline, ops = all_cases(cfg, dtype, linear_dtype, pool if native else None)
+    turns = in_turns([*ceilings.read, ceilings.bf16[-1], *(h.case for h in headline)], [o.case for o in ops])
+    with torch.inference_mode():
+        measure(
+            [*ceilings.caches.values(), *ceilings.bf16[:-1], *ceilings.f32, *turns],
+            effort.rounds,
+            effort.seconds,
+            lambda n, of: progress.advance(),
+        )
+    progress.now("steps")
+    steps, plain = steps_of(config, native, ceilings, effort)
+    return Micro(
+        model=config.model_path,
+        dtype=str(dtype).removeprefix("torch."),
+        backend=backend,
+        cpu_isa=level,
+        threads=threads,
+        quick=settings.quick,
+        machine=this_machine(),
+        ceilings=ceilings,
+        headline=op_figures(headline, ceilings),
+        ops=op_figures(ops, ceilings),
+        steps=steps,
+        reference=plain,
+        seconds=time.perf_counter() - begin,
+    )
+
+
+def steps_of(
+    config: EngineConfig, native: bool, ceilings: Ceilings, effort: Effort
+) -> tuple[list[StepFigures], StepFigures | None]:
+    """The engine's steps and, beside those of native kernels, plain torch's step of one row."""
+    seconds = effort.seconds / 3
+    steps = StepBench(config, ceilings, effort.steps, seconds).run()
+    if not native:
+        return steps, None
+    plain = dataclasses.replace(config, kernel_backend="reference", quantization=None, cpu_isa="auto")
+    return steps, StepBench(plain, ceilings, effort.steps, seconds).run_decode()
+
+
+def in_turns(often: Sequence[Case], others: Sequence[Case]) -> list[Case]:
+    """One round: all of `often` before each of OFTEN parts of the others, torch's cases first each time."""
+    parts = [others[i::OFTEN] for i in range(OFTEN)]
+    return [case for part in parts for case in sorted((*often, *part), key=lambda one: one.team == NATIVE)]
+
+
+def on_cpu(config: EngineConfig) -> EngineConfig:
+    if config.device == "cuda":
+        raise ValueError("--device cuda: bench micro measures the CPU; leave it out")
+    if config.model_path.partition(":")[0] == FAKE:
+        raise ValueError(f"--model-path {config.model_path} has no arithmetic to measure")
+    return dataclasses.replace(config, device="cpu")
+
+
+def all_cases(
+    cfg: ModelConfig, dtype: torch.dtype, linear_dtype: torch.dtype, pool: NativePool | None
+) -> tuple[list[OpCase], list[OpCase]]:
+    """The headline linear and all ops of the model, of plain torch and, with a pool, of native kernels."""
+    last = cache_bytes(3)
+    arena = Arena(arena_bytes(cfg, last, 4 * LINEAR[0] * LINEAR[1]))
+    end = min(CONTEXT, cfg.max_position_embeddings)
+    cpu = torch.device("cpu")
+    headline: list[OpCase] = []
+    ops: list[OpCase] = []
+    if pool is not None:
+        native = NativeBench(pool, cfg, arena, end)
+        headline, ops = native.headline(), native.cases()
+    headline += Bench(make_ops({LINEAR}, linear_dtype, cpu), cfg, linear_dtype, arena, end).headline()
+    ops += Bench(make_ops(product_shapes(cfg), dtype, cpu), cfg, dtype, arena, end).cases()
+    return headline, ops

@@ -1,0 +1,71 @@
+"""The bytes and operations of a whole engine step: active weights and KV entries. Pure.
+
+Activations are left out: they stay in the cache. The router's gate is f32; everything else has `size` bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nextn.bench.dev.micro.op_work import Work
+from nextn.models.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Step:
+    """Of one request. A decode step is rows 1, chosen 1; one that verifies k drafts and proposes as many is
+    rows and chosen k + 1, drafts k.
+
+    rows: that the target runs over, the last at position end - 1. chosen: rows whose logits are wanted.
+    drafts: proposed for the next step. extended: rows of the draft extend, what the step committed.
+    experts: read in the whole step, each counted once in each layer's call (the NextN layer's included).
+    """
+
+    rows: int
+    end: int
+    chosen: int
+    experts: float
+    drafts: int = 0
+    extended: float = 0.0
+
+
+def step_work(cfg: ModelConfig, step: Step, size: int) -> Work:
+    """The work of the target over `rows`, its head over `chosen`, and the drafter. size: bytes an element."""
+    hidden, vocab = cfg.hidden_size, cfg.vocab_size
+    weights = float(step.rows * hidden + hidden + vocab * hidden)  # embedding's rows, last norm, head
+    flops = 2.0 * step.chosen * vocab * hidden
+    total = Work(0, 0)
+    for index in range(cfg.num_hidden_layers):
+        total += layer_work(cfg, index, step.rows, step.end, size)
+    if step.drafts:
+        # Draft extend over what was committed, then one row for each further draft; a head for each draft.
+        passes = [step.extended] + [1.0] * (step.drafts - 1)
+        for depth, rows in enumerate(passes):
+            total += layer_work(cfg, cfg.num_hidden_layers, rows, step.end + depth, size)
+            weights += 2 * hidden * hidden + 3 * hidden + vocab * hidden + rows * hidden
+            flops += 4 * rows * hidden * hidden + 2 * vocab * hidden
+    expert = 3 * hidden * cfg.moe_intermediate_size
+    return total + Work(round(size * (weights + step.experts * expert)), round(flops))
+
+
+def layer_work(cfg: ModelConfig, index: int, rows: float, end: int, size: int) -> Work:
+    """The work of a decoder layer without its routed experts' weights; their operations are included."""
+    hidden, heads = cfg.hidden_size, cfg.num_attention_heads
+    queries, rank = heads * cfg.qk_head_dim, cfg.kv_lora_rank
+    products = hidden * ((cfg.q_lora_rank or queries) + cfg.latent_dim)
+    norms = 2 * hidden + rank
+    if cfg.q_lora_rank:
+        products += queries * cfg.q_lora_rank
+        norms += cfg.q_lora_rank
+    products += heads * rank * (cfg.qk_nope_head_dim + cfg.v_head_dim) + hidden * heads * cfg.v_head_dim
+    gates = routed = 0  # experts with a row in the gate; products of a token's routed experts
+    if cfg.is_moe(index):
+        expert = 3 * hidden * cfg.moe_intermediate_size
+        gates, routed = cfg.n_routed_experts, cfg.num_experts_per_tok * expert
+        products += cfg.n_shared_experts * expert
+    else:
+        products += 3 * hidden * cfg.intermediate_size
+    seen = rows * end - rows * (rows - 1) / 2
+    attention = 2 * seen * heads * (cfg.latent_dim + rank)
+    moved = size * (products + norms + end * cfg.latent_dim) + 4 * gates * (hidden + 1)
+    return Work(moved, round(2 * rows * (products + gates * hidden + routed) + attention))

@@ -1,0 +1,237 @@
+"""Whole steps of the engine: one row (decode), k + 1 rows (verify), a prompt's chunk.
+
+A step is one call of Engine.step: plan, run, commit. Every second one runs with its ops timed or, for a
+native model, its calls (`op_clock`). Its overhead is its own time less theirs and less the cost of the
+timers. That is Python, batch building, bookkeeping and small tensor code in between; in plain torch also the
+choice of tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from nextn.bench.dev.micro.call_clock import CallClock
+from nextn.bench.dev.micro.ceilings import Ceilings
+from nextn.bench.dev.micro.clock import NATIVE, SWITCH, by_team, quiet
+from nextn.bench.dev.micro.native_work import native_step_work
+from nextn.bench.dev.micro.op_clock import NativeClock, OpClock
+from nextn.bench.dev.micro.op_work import Work
+from nextn.bench.dev.micro.step_work import Step, step_work
+from nextn.bench.prompts import all_heldout_prompts
+from nextn.config import EngineConfig, model_folder
+from nextn.engine.engine import Engine
+from nextn.engine.runner import Runner
+from nextn.models.config import ModelConfig
+from nextn.models.native import NativeDeepseekV3
+from nextn.request import Request, SamplingParams
+from nextn.tokenizer import Tokenizer
+
+PROMPT = 256  # tokens before the steps that are measured, where the context permits
+BETWEEN = 8  # steps between two looks at the ceiling; the first one after a look is not counted
+
+
+@dataclass
+class Samples:
+    """Times of pairs of steps, plain and timed."""
+
+    plain: list[float] = field(default_factory=list)  # seconds
+    in_ops: list[float] = field(default_factory=list)  # seconds of the timed step
+    overhead: list[float] = field(default_factory=list)  # seconds of the timed step
+    ends: list[int] = field(default_factory=list)  # positions in the cache, the step's own included
+    committed: list[int] = field(default_factory=list)
+    experts: list[float] = field(default_factory=list)
+    ops: dict[str, list[float]] = field(default_factory=dict)  # seconds in each op, by name
+    calls: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """Medians. seconds: of a plain step. in_ops: the time in the ops of a timed one."""
+
+    name: str
+    rows: int
+    end: int
+    seconds: float
+    in_ops: float
+    overhead: float
+    committed: float  # tokens, mean
+    experts: float  # that were read, each counted once in each layer's pass, mean
+    dtype: torch.dtype
+    work: Work
+    ops: dict[str, float]  # op -> seconds of a step
+    calls: dict[str, int]  # op -> calls in a step
+    steps: int  # that were timed
+
+
+class StepBench:
+    """Builds its engines one after another. Raises ValueError for a model without ops (`fake`)."""
+
+    def __init__(self, config: EngineConfig, ceilings: Ceilings, steps: int, seconds: float) -> None:
+        """steps: pairs of each kind, fewer when `seconds` are over."""
+        # A step that is measured has the same rows every time.
+        drafts = 2 if config.speculation.auto else config.speculation.num_steps
+        self.config = dataclasses.replace(config, disable_radix_cache=True, speculative_num_steps=drafts)
+        self.ceilings, self.steps, self.seconds = ceilings, steps, seconds
+        self.text = tokens_of_text(config)
+
+    def run(self) -> list[StepFigures]:
+        """Measures all kinds of steps; verification only if the model can draft."""
+        off = dataclasses.replace(self.config, speculative_num_steps=0)
+        plain = Engine(off)
+        found = [self.decode(plain), self.prefill(plain)]
+        del plain
+        if self.config.speculation.num_steps:
+            engine = Engine(self.config)
+            if engine.speculation.num_steps:
+                found.insert(1, self.decode(engine))
+        return found
+
+    def run_decode(self) -> StepFigures:
+        """Measures the step of one row alone."""
+        return self.decode(Engine(dataclasses.replace(self.config, speculative_num_steps=0)))
+
+    def decode(self, engine: Engine) -> StepFigures:
+        """One request, one row and its drafts a step."""
+        drafts = engine.speculation.num_steps
+        steps = 2 * self.steps + self.steps // BETWEEN + 8
+        room = engine.context_length - steps * (drafts + 1)
+        if room < 1:
+            raise ValueError(f"a context of {engine.context_length} tokens is too short for {steps} steps")
+        prompt = self.prompt(min(PROMPT, room), 0)
+        engine.add(
+            Request("decode", prompt, SamplingParams(max_tokens=10**9, temperature=0, ignore_eos=True))
+        )
+        while not any(out.tokens for out in engine.step()):
+            pass
+        length = len(prompt) + 1
+        samples, clock = Samples(), clock_of(engine)
+        begin = time.perf_counter()
+        with quiet():
+            for n in range(self.steps):
+                if n >= 3 and time.perf_counter() - begin > self.seconds:
+                    break
+                if n % BETWEEN == 0:
+                    self.look()
+                    length += timed(engine)[1]
+                plain, took = timed(engine)
+                samples.plain.append(plain)
+                samples.ends.append(length + drafts)
+                samples.committed.append(took)
+                length += took + timed_ops(engine, clock, samples)
+        engine.abort("decode")
+        name = f"verify {drafts} drafts" if drafts else "decode"
+        return self.figures(engine, name, drafts + 1, drafts + 1, samples)
+
+    def prefill(self, engine: Engine) -> StepFigures:
+        """One request's prompt, as long as a step may be, from nothing to its first token."""
+        rows = min(self.config.chunked_prefill_size, engine.context_length - 1)
+        params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
+        samples, clock = Samples(), clock_of(engine)
+        begin = time.perf_counter()
+        with quiet():
+            for n in range(max(3, self.steps // 8)):
+                if n >= 3 and time.perf_counter() - begin > self.seconds:
+                    break
+                self.look()
+                engine.add(Request(f"plain {n}", self.prompt(rows, n), params))
+                plain, took = timed(engine)
+                samples.plain.append(plain)
+                samples.ends.append(rows)
+                samples.committed.append(took)
+                engine.add(Request(f"timed {n}", self.prompt(rows, n), params))
+                timed_ops(engine, clock, samples)
+        assert not engine.has_work()
+        return self.figures(engine, f"prefill {rows}", rows, 1, samples)
+
+    def look(self) -> None:
+        """Samples the read ceiling. Nothing of the model is left in the caches."""
+        for case in by_team(sorted(self.ceilings.read, key=lambda case: case.team == NATIVE)):
+            case.sample()
+        time.sleep(SWITCH)
+
+    def prompt(self, length: int, start: int) -> list[int]:
+        text = self.text[start % len(self.text) :] + self.text[: start % len(self.text)]
+        return (text * -(-length // len(text)))[:length]
+
+    def figures(self, engine: Engine, name: str, rows: int, chosen: int, samples: Samples) -> StepFigures:
+        extended, end = statistics.mean(samples.committed), round(statistics.median(samples.ends))
+        step = Step(
+            rows, end, chosen, statistics.mean(samples.experts), engine.speculation.num_steps, extended
+        )
+        model = model_of(engine)
+        if isinstance(model, NativeDeepseekV3):
+            work = native_step_work(model, step)
+        else:
+            work = step_work(model.config, step, model.dtype.itemsize)
+        return StepFigures(
+            name=name,
+            rows=rows,
+            end=end,
+            seconds=statistics.median(samples.plain),
+            in_ops=statistics.median(samples.in_ops),
+            overhead=statistics.median(samples.overhead),
+            committed=extended,
+            experts=step.experts,
+            dtype=model.dtype,
+            work=work,
+            ops={op: statistics.median(seconds) for op, seconds in samples.ops.items()},
+            calls=samples.calls,
+            steps=len(samples.plain),
+        )
+
+
+def timed(engine: Engine) -> tuple[float, int]:
+    """Runs one step and returns its seconds and the tokens that it committed."""
+    begin = time.perf_counter()
+    outputs = engine.step()
+    return time.perf_counter() - begin, sum(len(out.tokens) for out in outputs)
+
+
+def timed_ops(engine: Engine, clock: CallClock, samples: Samples) -> int:
+    """Runs one step with its ops timed and returns the tokens that it committed."""
+    clock.reset()
+    with clock:
+        seconds, took = timed(engine)
+    samples.in_ops.append(clock.total)
+    samples.overhead.append(seconds - clock.total - clock.own)
+    samples.experts.append(clock.experts)
+    samples.calls = dict(clock.calls)
+    for op, spent in clock.seconds.items():
+        samples.ops.setdefault(op, []).append(spent)
+    return took
+
+
+def runner_of(engine: Engine) -> Runner:
+    runner = engine._executor
+    assert isinstance(runner, Runner), "steps are measured in this process"
+    return runner
+
+
+def model_of(engine: Engine) -> Any:
+    """The model behind an engine. Raises ValueError for one that computes nothing."""
+    model = runner_of(engine).model
+    if not isinstance(model, NativeDeepseekV3) and not hasattr(model, "ops"):
+        raise ValueError(f"--model-path {engine.config.model_path} has no arithmetic to measure")
+    return model
+
+
+def clock_of(engine: Engine) -> CallClock:
+    model = model_of(engine)
+    return NativeClock(runner_of(engine)) if isinstance(model, NativeDeepseekV3) else OpClock(model.ops)
+
+
+def tokens_of_text(config: EngineConfig) -> list[int]:
+    """Tokens of held-out code, which keeps experts as busy as in use; random ids if there is no tokenizer."""
+    folder = model_folder(config.model_path)
+    if (folder / "tokenizer.json").exists():
+        return Tokenizer.from_folder(folder).encode("".join(all_heldout_prompts()[:16]))
+    vocabulary = ModelConfig.from_folder(folder).vocab_size
+    ids: list[int] = np.random.default_rng(0).integers(0, vocabulary, 4096).tolist()
+    return ids

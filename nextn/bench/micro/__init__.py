@@ -1,1 +1,0 @@
-"""The engine's parts against the roofline: every op, and whole steps. Start at `run.py`."""

@@ -1,0 +1,66 @@
+"""What an engine asks of whatever runs its steps, and what it has to know of it.
+
+`nextn.engine.runner` runs them in this process, `nextn.engine.process` in another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from nextn.scheduler.plan import Plan, States, StepResult
+
+
+@dataclass(frozen=True)
+class ExecutorInfo:
+    """Plain data. nextn_layers: MTP layers that draft. pages: of the KV pool, the null page not counted.
+    experts: of the model, and chosen for a row. cuts: may a chain of drafts be cut by its confidence?
+    computes: False of a fake model, whose steps cost nothing. score_cost, context_cost: see `PromptBudget`.
+    chip: by name. isa: of the native kernels."""
+
+    architecture: str
+    vocab_size: int
+    eos_ids: frozenset[int]
+    max_positions: int
+    nextn_layers: int
+    experts: tuple[int, int]
+    page_size: int
+    pages: int
+    cuts: bool
+    computes: bool
+    score_cost: float
+    context_cost: float
+    device: str
+    chip: str
+    dtype: str
+    kernels: str
+    isa: str | None
+    threads: int
+    load_seconds: float
+    weight_bytes: int
+    kv_bytes_target: int
+    kv_bytes_draft: int
+
+
+class Ticket(Protocol):
+    def result(self) -> StepResult:
+        """Waits until the step has run. May be called once."""
+
+
+class Executor(States, Protocol):
+    """Not thread-safe."""
+
+    @property
+    def info(self) -> ExecutorInfo: ...
+
+    def launch(self, plan: Plan) -> Ticket:
+        """Begins a step. Steps run in the order in which they are launched."""
+
+
+class Ran(NamedTuple):
+    """The ticket of a step that has run."""
+
+    found: StepResult
+
+    def result(self) -> StepResult:
+        return self.found

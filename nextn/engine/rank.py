@@ -1,0 +1,140 @@
+"""From a configuration to a runner: device, weights, KV pool, drafter, and what is to be known of them."""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import partial
+
+import torch
+
+from nextn.config import EngineConfig, usable_cores
+from nextn.engine.executor import ExecutorInfo
+from nextn.engine.memory import CPU_KV_TOKENS
+from nextn.engine.model import make_model
+from nextn.engine.runner import Runner
+from nextn.kvcache.pool import KVPool
+from nextn.machine import cpu_model
+from nextn.models.base import Model
+from nextn.models.fake import FakeModel
+from nextn.models.row_cost import context_cost, score_cost
+from nextn.ops.base import Draw
+from nextn.ops.cpu.draw import draw as native_draw
+from nextn.ops.cpu.library import choose_level, library
+from nextn.ops.cpu.weights import Arena
+from nextn.sampling.sampler import draw
+from nextn.speculation import Speculation
+from nextn.speculative.base import Drafter, NoDrafter
+from nextn.speculative.layered import LayeredDrafter
+from nextn.speculative.mixed_drafter import MixedDrafter
+from nextn.speculative.mtp import MTPDrafter
+from nextn.speculative.ngram_drafter import NGramDrafter
+
+
+def make_runner(config: EngineConfig) -> Runner:
+    """Raises ValueError for options that do not go together or that the model cannot honour."""
+    device = _device(config.device)
+    # A core that is taken away from one of torch's threads stops all of them at the next barrier, so one is
+    # left over. The native kernels wait for nobody (csrc/pool.h).
+    torch.set_num_threads(config.threads or max(1, usable_cores() - 1))
+    begin = time.perf_counter()
+    model, kernels = make_model(config, device, config.threads or usable_cores())
+    seconds = time.perf_counter() - begin
+    speculation = config.speculation.on(model.nextn_layers)
+    nextn_layers = model.nextn_layers if speculation.mtp else 0
+    pool = _pool(config, model, nextn_layers, kernels)
+    if speculation.simulated is not None:
+        logging.getLogger("nextn.engine").warning(
+            "--speculative-simulate-accept-length %g: drafts are accepted by lot; texts are NOT the model's",
+            speculation.simulated,
+        )
+    isa = choose_level(config.cpu_isa)[0] if kernels == "cpu" else None
+    choose: Draw = partial(native_draw, library(isa)) if isa else draw
+    drafter = _drafter(speculation, model, pool, choose)
+    info = _info(config, model, pool, nextn_layers, drafter, kernels, isa, seconds)
+    return Runner(info, model, pool, drafter, choose, speculation.simulated)
+
+
+def _info(
+    config: EngineConfig,
+    model: Model,
+    pool: KVPool,
+    nextn_layers: int,
+    drafter: Drafter,
+    kernels: str,
+    isa: str | None,
+    load_seconds: float,
+) -> ExecutorInfo:
+    cfg, cuda = model.config, model.device.type == "cuda"
+    pages = pool.data.shape[1] // pool.page_size - 1
+    layer_bytes = pages * pool.page_size * _entry_bytes(model)
+    return ExecutorInfo(
+        architecture=cfg.architecture,
+        vocab_size=cfg.vocab_size,
+        eos_ids=frozenset(cfg.eos_token_ids),
+        max_positions=cfg.max_position_embeddings,
+        nextn_layers=nextn_layers,
+        experts=(cfg.n_routed_experts, cfg.num_experts_per_tok) if cfg.n_routed_experts else (1, 1),
+        page_size=pool.page_size,
+        pages=pages,
+        cuts=isinstance(drafter, MTPDrafter) and drafter.cuts,
+        computes=not isinstance(model, FakeModel),
+        score_cost=score_cost(cfg),
+        context_cost=context_cost(cfg),
+        device=model.device.type,
+        chip=torch.cuda.get_device_name(model.device) if cuda else cpu_model(),
+        dtype=str(model.dtype).removeprefix("torch."),
+        kernels=kernels,
+        isa=isa,
+        threads=config.threads or usable_cores() if kernels == "cpu" else torch.get_num_threads(),
+        load_seconds=load_seconds,
+        weight_bytes=model.weight_bytes,
+        kv_bytes_target=layer_bytes * cfg.num_hidden_layers,
+        kv_bytes_draft=layer_bytes * nextn_layers,
+    )
+
+
+def _device(name: str) -> torch.device:
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: torch finds no CUDA device here; use --device cpu")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def _pool(config: EngineConfig, model: Model, nextn_layers: int, kernels: str) -> KVPool:
+    layers = model.config.num_hidden_layers + nextn_layers
+    pages = _pages(config, layers * _entry_bytes(model), model.device)
+    memory = Arena().take if kernels == "cpu" else None
+    return KVPool(layers, pages + 1, config.page_size, model.cache_width, model.dtype, model.device, memory)
+
+
+def _entry_bytes(model: Model) -> int:
+    """Of a token in one layer of the pool."""
+    return model.cache_width * model.dtype.itemsize
+
+
+def _pages(config: EngineConfig, bytes_per_token: int, device: torch.device) -> int:
+    tokens = config.kv_cache_tokens
+    if tokens is None and device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        tokens = int(free * config.mem_fraction_static) // bytes_per_token
+    elif tokens is None:
+        tokens = CPU_KV_TOKENS
+    pages = tokens // config.page_size
+    if pages < 1:
+        raise ValueError(
+            f"the KV pool would hold {tokens} tokens, less than one page of {config.page_size}; "
+            "raise --kv-cache-tokens or --mem-fraction-static"
+        )
+    return pages
+
+
+def _drafter(speculation: Speculation, model: Model, pool: KVPool, choose: Draw) -> Drafter:
+    if not speculation.num_steps:
+        return NoDrafter()
+    if not speculation.mtp:
+        return NGramDrafter()
+    kind = LayeredDrafter if model.nextn_layers > 1 else MTPDrafter
+    drafter = kind(model, pool, speculation.shape, choose)
+    return MixedDrafter(drafter) if speculation.ngrams else drafter

@@ -1,0 +1,38 @@
+"""What is told when an engine starts: what it runs on, what it allocated, how it drafts."""
+
+from __future__ import annotations
+
+from nextn.config import EngineConfig
+from nextn.engine.executor import ExecutorInfo
+from nextn.speculation import Speculation
+
+DRAFTERS = {"NGRAM": "n-grams", "NEXTN+NGRAM": "MTP and n-grams"}  # by algorithm
+
+
+def startup(config: EngineConfig, info: ExecutorInfo, speculation: Speculation) -> dict[str, object]:
+    """Names end in what the figure is: `_bytes`, `_seconds`."""
+    shape, steps, simulated = speculation.shape, speculation.num_steps, speculation.simulated
+    trees = steps > 0 and shape.topk > 1
+    other_drafter = steps > 0 and config.speculative_draft_model_path is not None
+    return {
+        "model": config.model_path,
+        "architecture": info.architecture,
+        "device": info.device,
+        "dtype": info.dtype,
+        "kernels": info.kernels,
+        **({"cpu_isa": info.isa} if info.isa else {}),
+        "threads": info.threads,
+        "weight_bytes": info.weight_bytes,
+        "load_seconds": round(info.load_seconds, 3),
+        "kv_tokens": info.pages * info.page_size,
+        "kv_bytes_target": info.kv_bytes_target,
+        "kv_bytes_draft": info.kv_bytes_draft,
+        "drafter": DRAFTERS.get(speculation.algorithm, "MTP") if steps else "none",
+        **({"draft_layers": info.nextn_layers} if info.nextn_layers > 1 else {}),
+        "drafts": "auto" if speculation.auto else steps,
+        **({"draft_topk": shape.topk, "draft_tokens": shape.size(steps) + 1} if trees else {}),
+        **({"simulated_accept_length": simulated} if simulated is not None else {}),
+        **({"draft_model": config.speculative_draft_model_path} if other_drafter else {}),
+        "verify": config.speculative_verify + ", lossy" * speculation.defaults.lossy,
+        "prefix_cache": "off" if config.disable_radix_cache else "radix",
+    }

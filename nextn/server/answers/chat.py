@@ -1,0 +1,128 @@
+"""A chat's answer, whole and in chunks: content, reasoning, tool calls."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from msgspec import UNSET, UnsetType
+
+from nextn.server.answers.choice import Choice, Delta
+from nextn.server.answers.logprobs import Entry, chat_logprobs
+from nextn.server.parsers.answer import AnswerParser, Reading
+from nextn.server.parsers.parts import Part
+from nextn.server.parsers.reasoning import CLOSE, OPEN
+from nextn.server.protocol.responses import ChatChoice, ChatDelta, FunctionCall, Message, ToolCall
+from nextn.server.protocol.responses import Delta as ChatText
+from nextn.tokenizer.tokenizer import Tokenizer
+
+
+def call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
+def chat_choice(choice: Choice, tokenizer: Tokenizer, reading: Reading) -> ChatChoice:
+    """The whole answer of a choice that has ended."""
+    parser = AnswerParser(reading)
+    parts = parser.push("".join(choice.text)) + parser.finish()
+    said = reading.echo + "".join(part.text for part in parts if part.kind == "content")
+    message = Message("assistant", said)
+    if reading.reasoning is not None:
+        message.reasoning_content = "".join(p.text for p in parts if p.kind == "reasoning") or None
+    calls = whole_calls(parts)
+    if calls:
+        message.tool_calls = calls
+        message.content = said or None
+    logprobs = None if choice.logprobs is None else chat_logprobs(choice.entries, tokenizer)
+    reason = finish_reason(choice, bool(calls))
+    return ChatChoice(choice.index, message, reason, logprobs, matched_stop(choice))
+
+
+def whole_calls(parts: Sequence[Part]) -> list[ToolCall]:
+    calls: list[ToolCall] = []
+    for part in parts:
+        if part.kind == "call":
+            calls.append(ToolCall(FunctionCall("", part.text), call_id(), "function"))
+        elif part.kind == "arguments":
+            calls[part.call].function.arguments += part.text
+    return calls
+
+
+def finish_reason(choice: Choice, calls: bool) -> str | None:
+    return "tool_calls" if calls and choice.finish_reason == "stop" else choice.finish_reason
+
+
+def matched_stop(choice: Choice) -> int | str | UnsetType:
+    return UNSET if choice.matched is None else choice.matched
+
+
+def reasoning_tokens(choice: Choice, reading: Reading) -> int:
+    """How many of an answer's tokens are reasoning, including the marks around it."""
+    data = [choice.stream.token_bytes[token] for token in choice.tokens]
+    text = b"".join(data)
+    if not reading.reasoning and not text.startswith(OPEN.encode()):
+        return 0
+    before, mark, _ = text.partition(CLOSE.encode())
+    end, count = len(before + mark), 0
+    for each in data:
+        if end <= 0:
+            break
+        end -= len(each)
+        count += 1
+    return count
+
+
+@dataclass
+class Said:
+    """What the chunks of a choice contained so far."""
+
+    parser: AnswerParser
+    calls: bool = False
+    entries: list[Entry] = field(default_factory=list)  # of text that a parser holds back
+
+
+class ChatWording:
+    """The first chunk of a choice gives the role, the next its text, a part each. Log-probabilities go with
+    the next chunk after their text."""
+
+    def __init__(self, tokenizer: Tokenizer, reading: Reading) -> None:
+        self.tokenizer, self.reading = tokenizer, reading
+        self.begun: dict[int, Said] = {}
+
+    def __call__(self, delta: Delta) -> list[ChatDelta]:
+        choice, chunks = delta.choice, list[ChatDelta]()
+        said = self.begun.get(choice.index)
+        if said is None:
+            said = self.begun[choice.index] = Said(AnswerParser(self.reading))
+            chunks.append(self._chunk(said, choice, ChatText(role="assistant", content="")))
+            if self.reading.echo:
+                chunks.append(self._chunk(said, choice, ChatText(content=self.reading.echo)))
+        parts = said.parser.push(delta.text)
+        if choice.finish_reason is not None:
+            parts += said.parser.finish()
+        said.entries += delta.entries
+        for part in parts:
+            said.calls |= part.kind == "call"
+            chunks.append(self._chunk(said, choice, wording(part)))
+        if choice.finish_reason is not None:
+            if not parts:
+                chunks.append(self._chunk(said, choice, ChatText()))
+            chunks[-1].finish_reason = finish_reason(choice, said.calls)
+            chunks[-1].matched_stop = matched_stop(choice)
+        return chunks
+
+    def _chunk(self, said: Said, choice: Choice, text: ChatText) -> ChatDelta:
+        logprobs = None if choice.logprobs is None else chat_logprobs(said.entries, self.tokenizer)
+        said.entries = []
+        return ChatDelta(choice.index, text, None, logprobs)
+
+
+def wording(part: Part) -> ChatText:
+    if part.kind == "content":
+        return ChatText(content=part.text)
+    if part.kind == "reasoning":
+        return ChatText(reasoning_content=part.text)
+    if part.kind == "call":
+        return ChatText(tool_calls=[ToolCall(FunctionCall("", part.text), call_id(), "function", part.call)])
+    return ChatText(tool_calls=[ToolCall(FunctionCall(part.text), index=part.call)])

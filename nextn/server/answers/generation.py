@@ -1,0 +1,222 @@
+"""From prompts to text: runs the choices of one HTTP request."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+
+from nextn.request import GRAMMAR_ERROR, REQUEST_FAILED, Output, TokenLogprob
+from nextn.server.answers.choice import Choice, Delta, Observer, Prompt
+from nextn.server.answers.logprobs import Entry, LogprobStream, PromptEntries
+from nextn.server.process.engine_client import EngineClient, News
+from nextn.server.process.messages import NewRequest, PromptScores
+from nextn.server.protocol.context import client
+from nextn.server.protocol.errors import ApiError, bad_request, ended_by_request, overdue
+from nextn.tokenizer.stop_regex import StopRegexError
+from nextn.tokenizer.stream import TextStream
+from nextn.tokenizer.tokenizer import Tokenizer
+
+LONG_PROMPT = 256  # tokens; the scores of a longer one are read in a thread
+
+
+class Generation:
+    """`n` choices for each prompt. Choice i of a prompt draws from noise stream i of the prompt's seed, so
+    it does not depend on n, nor on where in the list the prompt stands."""
+
+    def __init__(
+        self,
+        engine: EngineClient,
+        tokenizer: Tokenizer,
+        prompts: Sequence[Prompt],
+        n: int,
+        arrival: float,
+        keep_depths: bool = False,
+        logprobs_by_token: bool = False,
+        name: str = "",
+        priority: int = 0,
+        observer: Observer | None = None,
+    ) -> None:
+        """`logprobs_by_token`: log-probabilities are kept in the choices, they do not go with the text.
+        `name`: what the answer is called; `priority`: larger goes first."""
+        self.engine, self.tokenizer = engine, tokenizer
+        self.observer = observer or Observer()
+        self.n = n
+        self.arrival = arrival  # perf_counter
+        self.choices: list[Choice] = []
+        # By everything that the computation on a prompt, and what is said of it, depends on
+        groups: dict[tuple[tuple[int, ...], int | None, str | None], int] = {}
+        unique = uuid.uuid4().hex
+        self.id = name or unique
+        for prompt in prompts:
+            key = (tuple(prompt.tokens), prompt.params.prompt_logprobs, prompt.echo)
+            group = groups.setdefault(key, len(groups))
+            for i in range(n):
+                index = len(self.choices)
+                called = f"{self.id}-{index}"
+                if prompt.name:
+                    called = f"{prompt.name}_{i}" if n > 1 else prompt.name
+                params = prompt.params.replace(stream=i)
+                request = NewRequest(
+                    f"{unique}-{index}", prompt.tokens, params, priority, group, client.get()
+                )
+                stream = TextStream(
+                    tokenizer,
+                    prompt.stop,
+                    prompt.skip_special_tokens,
+                    prompt.include_stop,
+                    prompt.shown,
+                    prompt.stop_regexes,
+                )
+                choice = Choice(index, called, request, stream, last_news=self.arrival)
+                choice.depths = [] if keep_depths else None
+                choice.echo = prompt.echo
+                if prompt.params.logprobs is not None and not logprobs_by_token:
+                    choice.logprobs = LogprobStream(stream.token_bytes)
+                self.choices.append(choice)
+
+    async def deltas(self) -> AsyncGenerator[Delta, None]:
+        """Runs the choices; raises ApiError. However it is left, no request stays in the engine."""
+        running = {choice.request.rid: choice for choice in self.choices}
+        queue: asyncio.Queue[News] = asyncio.Queue()
+        error: ApiError | None = None
+        timer = self._deadline(queue)
+        self.observer.begun(self.choices, self.n)
+        self.engine.submit([c.request for c in self.choices], queue, [c.id for c in self.choices])
+        try:
+            while running:
+                rid, what = await queue.get()
+                choice = running.get(rid)
+                if isinstance(what, ApiError):
+                    raise what
+                if isinstance(what, PromptScores):
+                    await self._take_scores(what)
+                    continue
+                if isinstance(what, Output) and what.error is not None:
+                    code = what.error_code or REQUEST_FAILED
+                    raise ApiError(400 if code == GRAMMAR_ERROR else 500, what.error, code, code=code)
+                if choice is None:
+                    continue  # it ended at a stop string; this was under way
+                before, first = choice.completion_tokens, choice.last_news == self.arrival
+                try:
+                    text = self._take(choice, what)
+                except StopRegexError as e:
+                    raise bad_request(f"stop_regex: {e}", "stop_regex") from e
+                entries = self._take_logprobs(choice, what, choice.completion_tokens - before)
+                if choice.finish_reason is not None:
+                    del running[rid]
+                    self.engine.abort(rid)  # a stop string ends a request that the engine would go on with
+                    if choice.finish_reason == "abort":
+                        self.observer.given_up(choice, self.arrival, True, ended_by_request())
+                    else:
+                        self.observer.finished(choice, self.arrival)
+                yield Delta(choice, text, entries, choice.prompt_entries if first else None)
+        except ApiError as e:
+            error = e
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            for rid, choice in running.items():
+                self.observer.given_up(choice, self.arrival, self.engine.abort(rid), error)
+
+    def _deadline(self, queue: asyncio.Queue[News]) -> asyncio.TimerHandle | None:
+        """Puts an error into the queue when the request's time is over. None: it has no limit."""
+        seconds = self.engine.request_timeout
+        if seconds is None:
+            return None
+        left = self.arrival + seconds - time.perf_counter()
+        news = News("", overdue(seconds))
+        return asyncio.get_running_loop().call_later(max(0.0, left), queue.put_nowait, news)
+
+    def _take(self, choice: Choice, out: Output) -> str:
+        """Brings the choice up to date; returns the text to send."""
+        first = choice.last_news == self.arrival
+        if out.finish_reason != "abort":
+            self._take_time(choice, out, first)
+            choice.cached_tokens = out.cached_tokens
+        choice.spec = out.spec or choice.spec
+        if choice.depths is None:
+            text, used, stopped = choice.stream.push(out.tokens)
+            choice.tokens += out.tokens[:used]
+        else:
+            text, stopped = self._push_one_by_one(choice, choice.depths, out)
+        if stopped is not None:
+            choice.finish_reason, choice.matched = "stop", stopped
+        elif out.finish_reason is not None:
+            choice.finish_reason, choice.matched = out.finish_reason, out.matched
+            rest = choice.stream.finish(out.matched)
+            text += rest
+            if choice.depths is not None and rest:
+                last, depth = choice.depths.pop() if choice.depths else ("", choice.last_depth)
+                choice.depths.append((last + rest, depth))
+        if first and choice.echo is not None:
+            text = choice.echo + text
+        choice.sent += len(text)
+        return text
+
+    def _take_time(self, choice: Choice, out: Output, first: bool) -> None:
+        now = time.perf_counter()
+        since, choice.last_news = now - choice.last_news, now
+        if first:
+            choice.first_news, choice.queued = now, out.queued
+            self.observer.first(choice, self.arrival)
+        else:
+            self.observer.more(len(out.tokens), since)
+
+    async def _take_scores(self, scores: PromptScores) -> None:
+        rids = set(scores.rids)
+        alike = [c for c in self.choices if c.request.rid in rids and c.finish_reason is None]
+        if not alike:
+            return
+        # A long prompt's take long to read; other requests go on meanwhile.
+        if len(scores.own) < LONG_PROMPT:
+            logprobs, entries = self._read(scores, alike[0])
+        else:
+            logprobs, entries = await asyncio.to_thread(self._read, scores, alike[0])
+        for choice in alike:
+            choice.prompt_logprobs, choice.prompt_entries = logprobs, entries
+            if entries is not None and choice.logprobs is not None:
+                choice.logprobs.begin(entries)
+
+    def _read(
+        self, scores: PromptScores, choice: Choice
+    ) -> tuple[list[TokenLogprob | None], PromptEntries | None]:
+        logprobs = scores.unpack()
+        if choice.echo is None or choice.logprobs is None:
+            return logprobs, None
+        return logprobs, PromptEntries(self.tokenizer, choice.echo, choice.request.tokens, logprobs)
+
+    def _take_logprobs(self, choice: Choice, out: Output, used: int) -> list[Entry]:
+        """The entries to send; `used` of the output's tokens belong to the answer."""
+        stream = choice.logprobs
+        choice.logprob += sum(each.logprob for each in (out.logprobs or [])[:used])
+        if out.matched_logprob is not None and choice.stream.stopped is None:
+            choice.logprob += out.matched_logprob.logprob
+        if stream is None:
+            choice.token_logprobs += (out.logprobs or [])[:used]
+            return []
+        stream.push(out.tokens[:used], (out.logprobs or [])[:used])
+        entries = stream.take(choice.sent)
+        if choice.finish_reason is None or choice.stream.stopped is not None:
+            return entries
+        # Scoring clients count on max_tokens entries after the prompt's, an end token among them.
+        kept = choice.echo is not None or choice.stream.kept_of(out.matched)
+        if kept and out.matched is not None and out.matched_logprob is not None:
+            stream.push([out.matched], [out.matched_logprob])
+        return entries + stream.rest()
+
+    def _push_one_by_one(
+        self, choice: Choice, depths: list[tuple[str, int]], out: Output
+    ) -> tuple[str, str | None]:
+        texts: list[str] = []
+        for token, depth in zip(out.tokens, out.drafted, strict=True):
+            text, used, stopped = choice.stream.push([token])
+            choice.tokens += [token][:used]
+            texts.append(text)
+            depths.append((text, depth))
+            choice.last_depth = depth
+            if stopped is not None:
+                return "".join(texts), stopped
+        return "".join(texts), None

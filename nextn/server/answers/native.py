@@ -1,0 +1,143 @@
+"""/generate: from a generation to SGLang's native answers. A chunk of a stream holds the whole text so far.
+
+Lengths and acceptance are counted as nextn does: without the end token, and the accept length without the
+first token, which no verify step committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from nextn.request import TokenLogprob
+from nextn.server.answers.choice import Choice
+from nextn.server.answers.generation import Generation
+from nextn.server.protocol.native import Asked, GenerateRequest
+from nextn.server.protocol.responses import encode, spec_tokens_details
+from nextn.tokenizer.tokenizer import Tokenizer
+
+# Log-probability (None: nothing comes before the token), token id, its text
+Scored = tuple[float | None, int, str | None]
+
+
+class FinishReason(msgspec.Struct):
+    type: str
+    matched: int | str | UnsetType | None = UNSET  # the stop string, or the stop token's id
+    length: int | UnsetType = UNSET
+
+
+class NativeAnswer(msgspec.Struct):
+    text: str
+    output_ids: list[int]
+    meta_info: dict[str, Any]
+    index: int | UnsetType = UNSET
+
+
+class NativeReply:
+    """`asked`: of each prompt, in the generation's order."""
+
+    def __init__(self, request: GenerateRequest, asked: Sequence[Asked], generation: Generation) -> None:
+        self.request, self.asked, self.generation = request, asked, generation
+        self.many = request.batch or generation.n > 1
+        # By prompt, once it is scored: made once for all choices and chunks
+        self._of_prompts: dict[int, dict[str, object]] = {}
+
+    async def whole(self) -> bytes:
+        """The answer in one piece; a list of them for a list of prompts, or with n > 1."""
+        async for delta in self.generation.deltas():
+            delta.choice.text.append(delta.text)
+        answers = [self._answer(choice) for choice in self.generation.choices]
+        return encode(answers if self.many else answers[0])
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """The answers so far, each as the JSON of one event."""
+        deltas = self.generation.deltas()
+        try:
+            async for delta in deltas:
+                delta.choice.text = ["".join(delta.choice.text) + delta.text]
+                answer = self._answer(delta.choice)
+                if self.many:
+                    answer.index = delta.choice.index
+                yield encode(answer)
+        finally:
+            await deltas.aclose()
+
+    def _answer(self, choice: Choice) -> NativeAnswer:
+        asked = self.asked[choice.index // self.generation.n]
+        meta: dict[str, object] = {
+            "id": choice.id,
+            "finish_reason": finish_reason(choice),
+            "prompt_tokens": choice.prompt_tokens,
+            "completion_tokens": choice.completion_tokens,
+            "cached_tokens": choice.cached_tokens,
+        }
+        if asked.logprobs:
+            names = self.generation.tokenizer if self.request.return_text_in_logprobs else None
+            meta |= self._prompt_logprobs(choice, asked, names)
+            meta |= logprobs(choice, asked, names)
+        if choice.finish_reason is not None:
+            meta["e2e_latency"] = choice.last_news - self.generation.arrival
+            meta |= msgspec.structs.asdict(spec_tokens_details(choice.spec))
+        return NativeAnswer("".join(choice.text), choice.tokens, meta)
+
+    def _prompt_logprobs(self, choice: Choice, asked: Asked, names: Tokenizer | None) -> dict[str, object]:
+        index = choice.index // self.generation.n
+        if index in self._of_prompts:
+            return self._of_prompts[index]
+        worded = prompt_logprobs(choice, asked, names)
+        if choice.prompt_logprobs:
+            self._of_prompts[index] = worded
+        return worded
+
+
+def finish_reason(choice: Choice) -> FinishReason | None:
+    if choice.finish_reason == "stop":
+        return FinishReason("stop", matched=choice.matched)
+    if choice.finish_reason == "length":
+        return FinishReason("length", length=choice.request.params.max_tokens)
+    return None if choice.finish_reason is None else FinishReason(choice.finish_reason)
+
+
+def logprobs(choice: Choice, asked: Asked, names: Tokenizer | None) -> dict[str, object]:
+    """One entry for each token of `output_ids`. `names`: for the tokens' texts."""
+    found: dict[str, object] = {
+        "output_token_logprobs": list(scored(choice.tokens, choice.token_logprobs, names))
+    }
+    if asked.tops:
+        found["output_top_logprobs"] = [tops(each, names) for each in choice.token_logprobs]
+    return found
+
+
+def prompt_logprobs(choice: Choice, asked: Asked, names: Tokenizer | None) -> dict[str, object]:
+    """One entry for each token of the prompt from `asked.start` on, in JSON. The first has no
+    log-probability, as in SGLang. None of the prompt where it was aborted before they were there."""
+    prompt = choice.request.tokens
+    start = len(prompt) if asked.start < 0 else asked.start
+    given = choice.prompt_logprobs[start:]
+    before = [None, *given[1:]] if given else []
+    entries = list(scored(prompt[start : start + len(before)], before, names))
+    found: dict[str, object] = {"input_token_logprobs": msgspec.Raw(encode(entries))}
+    if asked.tops:
+        found["input_top_logprobs"] = msgspec.Raw(encode([tops(each, names) for each in before]))
+    return found
+
+
+def scored(
+    tokens: Sequence[int], many: Sequence[TokenLogprob | None], names: Tokenizer | None
+) -> Iterator[Scored]:
+    for token, each in zip(tokens, many, strict=True):
+        yield (None if each is None else each.logprob, token, spelled(token, names))
+
+
+def tops(each: TokenLogprob | None, names: Tokenizer | None) -> list[Scored] | None:
+    """Best first."""
+    if each is None:
+        return None
+    return [(logprob, token, spelled(token, names)) for token, logprob in each.top]
+
+
+def spelled(token: int, names: Tokenizer | None) -> str | None:
+    return None if names is None else names.token_names[token]

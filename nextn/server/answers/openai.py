@@ -1,0 +1,207 @@
+"""/v1/completions and /v1/chat/completions: from a generation's deltas to OpenAI's answers and chunks."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+
+from msgspec import UNSET, Raw, UnsetType
+
+from nextn.request import SpecStats
+from nextn.server.answers.chat import ChatWording, chat_choice, matched_stop, reasoning_tokens
+from nextn.server.answers.choice import Choice, Delta
+from nextn.server.answers.generation import Generation
+from nextn.server.answers.logprobs import completion_logprobs
+from nextn.server.parsers.answer import CONTENT, Reading
+from nextn.server.protocol.openai import ChatRequest, CommonRequest
+from nextn.server.protocol.responses import (
+    Answer,
+    ChatChoice,
+    ChatDelta,
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionTokensDetails,
+    SglExt,
+    Usage,
+    encode,
+    spec_tokens_details,
+    usage,
+)
+from nextn.tokenizer.tokenizer import Tokenizer
+
+Whole = CompletionChoice | ChatChoice
+Chunk = CompletionChoice | ChatDelta
+
+
+class Reply:
+    """Makes one request's answer, whole or in chunks. `reading`: how a chat's text is parted."""
+
+    def __init__(
+        self, request: CommonRequest, generation: Generation, model: str, reading: Reading = CONTENT
+    ) -> None:
+        self.request, self.generation, self.model, self.reading = request, generation, model, reading
+        self.chat = isinstance(request, ChatRequest)
+        self.id = generation.id
+        self.created = int(time.time())
+
+    async def whole(self) -> bytes:
+        """The answer in one piece."""
+        async for delta in self.generation.deltas():
+            delta.choice.text.append(delta.text)
+            delta.choice.entries += delta.entries
+        choices, tokenizer = self.generation.choices, self.generation.tokenizer
+        name = "chat.completion" if self.chat else "text_completion"
+        worded: list[Whole]
+        if self.chat:
+            worded = [chat_choice(choice, tokenizer, self.reading) for choice in choices]
+        else:
+            choices = self._best()
+            worded = [text_choice(choice, tokenizer, i) for i, choice in enumerate(choices)]
+        figures = self._usage(self.generation.choices)
+        figures.completion_tokens_details = self._details()
+        prompt: list[int] | UnsetType = UNSET
+        if self.request.return_token_ids:
+            ids = TokenIds()
+            for choice, each in zip(choices, worded, strict=True):
+                prompt = ids.add(choice, [each])
+        return encode(
+            Answer(self.id, name, self.created, self.model, worded, figures, self._extension(choices), prompt)
+        )
+
+    def _best(self) -> list[Choice]:
+        """The n best of each prompt's candidates, by mean log-probability of a token, best first."""
+        n, candidates = self.request.n, self.generation.n
+        if candidates == n:
+            return self.generation.choices
+        best: list[Choice] = []
+        for first in range(0, len(self.generation.choices), candidates):
+            of_prompt = self.generation.choices[first : first + candidates]
+            best += sorted(of_prompt, key=likelihood, reverse=True)[:n]
+        return best
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """The answer in pieces, each the JSON of one event."""
+        options = self.request.stream_options
+        at_end = options is not None and (options.include_usage or options.continuous_usage_stats)
+        always = options is not None and options.continuous_usage_stats
+        name = "chat.completion.chunk" if self.chat else "text_completion"
+        tokenizer = self.generation.tokenizer
+        word: Callable[[Delta], Sequence[Chunk]]
+        word = ChatWording(tokenizer, self.reading) if self.chat else TextWording(tokenizer)
+        ids = TokenIds() if self.request.return_token_ids else None
+        prompt: list[int] | UnsetType = UNSET
+        deltas = self.generation.deltas()
+        try:
+            async for delta in deltas:
+                if not delta.text and delta.choice.finish_reason is None:
+                    continue
+                figures: Usage | UnsetType | None = UNSET
+                if at_end:
+                    figures = self._usage([delta.choice]) if always else None
+                chunks = word(delta)
+                if ids is not None and chunks:
+                    prompt = ids.add(delta.choice, chunks)
+                for chunk in chunks:
+                    yield encode(
+                        Answer(self.id, name, self.created, self.model, [chunk], figures, UNSET, prompt)
+                    )
+                    prompt = UNSET
+        finally:
+            await deltas.aclose()
+        if at_end or self.request.return_spec_tokens_details:
+            choices, figures = self.generation.choices, UNSET
+            if at_end:
+                figures = self._usage(choices)
+                figures.completion_tokens_details = self._details()
+            extension = self._extension(choices)
+            yield encode(Answer(self.id, name, self.created, self.model, [], figures, extension))
+
+    def _extension(self, choices: Sequence[Choice]) -> SglExt | UnsetType:
+        if not self.request.return_spec_tokens_details:
+            return UNSET
+        each = [spec_tokens_details(choice.spec) for choice in choices]
+        return SglExt(each[0] if len(each) == 1 else each)
+
+    def _details(self) -> CompletionTokensDetails | UnsetType:
+        if self.reading.reasoning is None:
+            return UNSET
+        spent = [reasoning_tokens(choice, self.reading) for choice in self.generation.choices]
+        return CompletionTokensDetails(sum(spent))
+
+    def _usage(self, choices: Sequence[Choice]) -> Usage:
+        """A prompt counts once, however many choices it has. `spec_details` are there when asked for, and
+        always when speculation may have changed the text (lossy verification, simulated acceptance)."""
+        firsts = [c for c in choices if c.index % self.generation.n == 0] or choices[:1]
+        spec: SpecStats | None = None
+        if self.request.return_spec_tokens_details or not all(choice.spec.true for choice in choices):
+            spec = SpecStats()
+            for choice in choices:
+                spec.merge(choice.spec)
+        return usage(
+            sum(c.prompt_tokens for c in firsts),
+            sum(c.completion_tokens for c in choices),
+            sum(c.cached_tokens for c in firsts),
+            spec,
+        )
+
+
+def likelihood(choice: Choice) -> float:
+    """Mean log-probability of its tokens, including the one that ended it. Without any: minus infinity."""
+    count = choice.completion_tokens + isinstance(choice.matched, int)
+    return choice.logprob / count if count else -math.inf
+
+
+def text_choice(choice: Choice, tokenizer: Tokenizer, index: int) -> CompletionChoice:
+    depths = UNSET if choice.depths is None else choice.depths
+    logprobs: CompletionLogprobs | Raw | None = None
+    if choice.logprobs is not None:
+        made = completion_logprobs(choice.entries, tokenizer)
+        logprobs = made if choice.prompt_entries is None else choice.prompt_entries.before(made)
+    text = "".join(choice.text)
+    return CompletionChoice(index, text, choice.finish_reason, logprobs, depths, matched_stop(choice))
+
+
+class TextWording:
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def __call__(self, delta: Delta) -> list[Chunk]:
+        choice = delta.choice
+        logprobs: CompletionLogprobs | Raw | None = None
+        if choice.logprobs is not None:
+            made = completion_logprobs(delta.entries, self.tokenizer)
+            logprobs = made if delta.prompt is None else delta.prompt.before(made)
+        depths: list[tuple[str, int]] | UnsetType = UNSET
+        if choice.depths is not None:
+            depths, choice.depths = choice.depths, []
+        chunk = CompletionChoice(choice.index, delta.text, choice.finish_reason, logprobs, depths)
+        chunk.matched_stop = matched_stop(choice)
+        return [chunk]
+
+
+class TokenIds:
+    """return_token_ids, in vLLM's form: the tokens of the answer and of the prompt, beside the text.
+
+    Each chunk of a stream has the tokens that came since the last chunk, whether their text is in it or
+    follows. A choice's first chunk has the prompt's tokens: in the choice for completions, in the answer for
+    chats.
+    """
+
+    def __init__(self) -> None:
+        self._sent: dict[int, int] = {}  # by choice: how many tokens
+
+    def add(self, choice: Choice, worded: Sequence[Whole | Chunk]) -> list[int] | UnsetType:
+        """Adds them to a choice's answer: whole, or one or more chunks of it. Returns the prompt's tokens
+        where the answer, not the choice, must have them."""
+        tokens = choice.tokens + ([choice.matched] if isinstance(choice.matched, int) else [])
+        first, last = worded[0], worded[-1]
+        last.token_ids = tokens[self._sent.get(choice.index, 0) :]
+        begins = choice.index not in self._sent
+        self._sent[choice.index] = len(tokens)
+        if not begins:
+            return UNSET
+        if isinstance(first, CompletionChoice):
+            first.prompt_token_ids = choice.request.tokens
+            return UNSET
+        return choice.request.tokens

@@ -1,0 +1,327 @@
+"""From checked bodies to generations: prompts are encoded, limits are checked, requests are admitted."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+
+from nextn.request import SamplingParams
+from nextn.server.answers.choice import Observer, Prompt
+from nextn.server.answers.generation import Generation
+from nextn.server.parsers.answer import Reading
+from nextn.server.parsers.tools import CALL_END
+from nextn.server.process.engine_client import EngineClient
+from nextn.server.process.messages import Ready
+from nextn.server.prompts.chat import ChatPrompt, chat_prompt, contents, is_small
+from nextn.server.prompts.encoding import Encoder
+from nextn.server.prompts.fill_in import with_suffix
+from nextn.server.prompts.stop_regexes import compiled_regexes
+from nextn.server.protocol.body import shortened
+from nextn.server.protocol.errors import (
+    SHUTTING_DOWN,
+    ApiError,
+    bad_request,
+    no_engine,
+    over_context,
+    too_many_tokens,
+    unavailable,
+)
+from nextn.server.protocol.fields import prompts
+from nextn.server.protocol.native import Asked, GenerateRequest
+from nextn.server.protocol.openai import ChatRequest, CommonRequest, CompletionRequest, Sampling
+from nextn.server_config import ServerConfig
+from nextn.tokenizer.stop_regex import StopRegexes
+from nextn.tokenizer.tokenizer import Tokenizer
+
+MOST_TOGETHER = 2**21  # tokens of all prompts of one request
+COMPLETION_MAX_TOKENS = 16  # OpenAI's default
+GENERATE_MAX_TOKENS = 128  # SGLang's
+MOST_CONSTRAINTS = 2**25  # characters of a request's constraints, each counted for every choice
+
+
+class Service:
+    """`draining`: the server is shutting down and takes no more requests."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        engine: EngineClient,
+        tokenizer: Tokenizer,
+        observer: Observer | None = None,
+    ) -> None:
+        self.config, self.engine, self.tokenizer, self.observer = config, engine, tokenizer, observer
+        self.encoder = Encoder(tokenizer)
+        self.draining = False
+        self.changing = asyncio.Lock()  # held while the engine's defaults are read, changed and sent
+        self.created = int(time.time())
+
+    @property
+    def status(self) -> str:
+        if self.draining:
+            return "shutting down"
+        return "ok" if self.engine.ready is not None else "the engine is not running"
+
+    def check_open(self) -> Ready:
+        """Raises ApiError when there is no engine to serve."""
+        if self.draining:
+            raise unavailable("the server is shutting down", SHUTTING_DOWN)
+        if self.engine.ready is None:
+            raise no_engine()
+        return self.engine.ready
+
+    def open(self, model: str | None) -> Ready:
+        """As `check_open`; raises ApiError too if the server has another model."""
+        ready = self.check_open()
+        self.check_model(model)
+        return ready
+
+    def check_model(self, model: str | None) -> None:
+        if model is not None and model != self.config.model_name:
+            asked, ours = shortened(model, 200), self.config.model_name
+            message = f"the model {asked} does not exist; this server has {ours!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+
+    async def completion(self, request: CompletionRequest) -> Generation:
+        arrival = time.perf_counter()
+        self.open(request.model)
+        given = prompts(request.prompt)
+        self._check_count(len(given) * request.candidates)  # first: a body has room for millions of prompts
+        regexes = await compiled_regexes(request.stop_regex)
+        if request.suffix:
+            ids = await self._encode(with_suffix(given, request.suffix, self.tokenizer))
+        else:
+            ids = await self._ids(given)
+        echo = given if request.echo else None
+        made = self._prompts(request, ids, request.max_tokens, COMPLETION_MAX_TOKENS, regexes, echo)
+        return self._generation(request, made, arrival, "cmpl")
+
+    async def generate(self, request: GenerateRequest) -> tuple[Generation, list[Asked]]:
+        arrival = time.perf_counter()
+        self.check_open()
+        given = request.given()
+        self._check_count(len(given))
+        asked = request.asked(len(given))
+        n = asked[0].sampling.n
+        self._check_count(len(asked) * n)
+        regexes = {each: await compiled_regexes(each, "sampling_params.") for each in patterns(asked)}
+        ids = await self._ids(given)
+        ready = self.check_open()  # again: tokenizing may have taken a while
+        prompts = []
+        for tokens, each in zip(ids, asked, strict=True):
+            limit = token_limit(
+                tokens,
+                each.sampling.max_new_tokens,
+                GENERATE_MAX_TOKENS,
+                ready.context_length,
+                "max_new_tokens",
+            )
+            check_vocabulary(tokens, ready.vocab_size)
+            seed = drawn(each.sampling.sampling_seed)
+            params = each.params(len(tokens), limit, seed, request.speculative, ready.vocab_size)
+            stop_regexes = regexes[tuple(each.sampling.stop_regex)]
+            prompts.append(prompt_of(each.sampling, tokens, params, stop_regexes, name=each.rid))
+        check_constraints(prompts, n)
+        self._admit(len(prompts) * n)
+        priority = self._priority(request.priority)
+        generation = Generation(
+            self.engine,
+            self.tokenizer,
+            prompts,
+            n,
+            arrival,
+            logprobs_by_token=True,
+            priority=priority,
+            observer=self.observer,
+        )
+        return generation, asked
+
+    async def chat(self, request: ChatRequest) -> tuple[Generation, Reading]:
+        arrival = time.perf_counter()
+        ready = self.open(request.model)
+        text, reading, constraint = await self.chat_prompt(request, ready)
+        ids = await self.encoder.encode([text], add_special_tokens=False, most=ready.context_length)
+        limit = request.max_completion_tokens
+        limit = request.max_tokens if limit is None else limit
+        regexes = await compiled_regexes(request.stop_regex)
+        (prompt,) = self._prompts(request, ids, limit, None, regexes)
+        if reading.tool_parser is not None and not request.parallel_tool_calls:
+            prompt = prompt._replace(stop=[*prompt.stop, CALL_END])
+        if constraint is not None:
+            prompt = prompt._replace(params=prompt.params.replace(constraint=constraint))
+        generation = self._generation(request, [prompt._replace(shown=reading.markers)], arrival, "chatcmpl")
+        return generation, reading
+
+    async def chat_prompt(self, request: ChatRequest, ready: Ready) -> ChatPrompt:
+        """Renders a chat, in a thread if that may take long. Raises ApiError."""
+        if is_small(request):
+            return chat_prompt(request, self.tokenizer, self.config)
+        await self.encoder.check_length(contents(request), ready.context_length)
+        return await self.encoder.run(chat_prompt, request, self.tokenizer, self.config)
+
+    async def _ids(self, given: Sequence[str | list[int]]) -> list[list[int]]:
+        """The token ids of prompts, which are all texts or all token ids. Raises ApiError."""
+        ids = [prompt for prompt in given if isinstance(prompt, list)]
+        if not ids:
+            return await self._encode(prompt for prompt in given if isinstance(prompt, str))
+        count, most = sum(map(len, ids)), self._most_together()
+        if count > most:
+            raise too_many_tokens(most)
+        return ids
+
+    async def _encode(self, prompts: Iterable[str]) -> list[list[int]]:
+        context = self.check_open().context_length
+        return await self.encoder.encode(prompts, most=context, most_together=self._most_together())
+
+    def _most_together(self) -> int:
+        return max(MOST_TOGETHER, self.check_open().context_length)
+
+    def _prompts(
+        self,
+        request: CommonRequest,
+        prompts: Sequence[list[int]],
+        max_tokens: int | None,
+        default: int | None,
+        regexes: StopRegexes | None,
+        echo: Sequence[str | list[int]] | None = None,
+    ) -> list[Prompt]:
+        """Checks prompts and parameters. `default` None: as many tokens as there is room for. `echo`: the
+        prompts as given, if the answers begin with them."""
+        ready = self.open(request.model)  # again: tokenizing may have taken a while
+        made = []
+        for i, tokens in enumerate(prompts):
+            limit = token_limit(tokens, max_tokens, default, ready.context_length)
+            check_vocabulary(tokens, ready.vocab_size)
+            params = request.sampling(limit, drawn(request.seed), ready.vocab_size)
+            begin = None if echo is None else self._text(echo[i], request.skip_special_tokens)
+            made.append(prompt_of(request, tokens, params, regexes, begin))
+        return made
+
+    def _generation(
+        self, request: CommonRequest, prompts: Sequence[Prompt], arrival: float, kind: str
+    ) -> Generation:
+        """`kind`: what the answer's id begins with, if it is not given."""
+        check_constraints(prompts, request.candidates)
+        self._admit(len(prompts) * request.candidates)
+        return Generation(
+            self.engine,
+            self.tokenizer,
+            prompts,
+            request.candidates,
+            arrival,
+            keep_depths=isinstance(request, CompletionRequest) and request.return_draft_depths,
+            logprobs_by_token=request.tops is None,
+            name=request.rid or f"{kind}-{uuid.uuid4().hex}",
+            priority=self._priority(request.priority),
+            observer=self.observer,
+        )
+
+    def _priority(self, asked: int) -> int:
+        """The priority for the engine, where larger goes first. Raises ApiError if the server has none."""
+        if self.config.schedule_low_priority_values_first:
+            return -asked
+        if asked and not self.config.enable_priority_scheduling:
+            raise bad_request(
+                f"priority is {asked}; this server has one for all: it was started without "
+                "--enable-priority-scheduling",
+                "priority",
+            )
+        return asked
+
+    def _text(self, prompt: str | list[int], skip_special_tokens: bool) -> str:
+        return prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt, skip_special_tokens)
+
+    def _admit(self, choices: int) -> None:
+        """Raises ApiError (503) if there is no room for all of the request's choices."""
+        most, stats = self._check_count(choices), self.engine.figures.stats
+        if self.engine.active + choices > most or stats.waiting >= self.config.max_queued_requests:
+            raise unavailable(
+                f"the queue is full ({stats.waiting} requests wait); try again later", "queue_full"
+            )
+
+    def _check_count(self, choices: int) -> int:
+        """Returns how many choices there is room for at most. Raises ApiError (400) for more."""
+        most = self.config.max_running_requests + self.config.max_queued_requests
+        if choices > most:
+            raise bad_request(
+                f"the request asks for {choices} choices; --max-running-requests + --max-queued-requests "
+                f"is {most}"
+            )
+        return most
+
+
+def patterns(asked: Sequence[Asked]) -> set[tuple[str, ...]]:
+    return {tuple(each.sampling.stop_regex) for each in asked}
+
+
+def check_constraints(prompts: Sequence[Prompt], n: int) -> None:
+    """Constraints made of tools are checked too. Raises ApiError."""
+    given = [prompt.params.constraint for prompt in prompts if prompt.params.constraint is not None]
+    try:
+        for constraint in given:
+            constraint.check()
+    except ValueError as e:
+        raise bad_request(str(e)) from e
+    length = n * sum(len(constraint.text) for constraint in given)
+    if length > MOST_CONSTRAINTS:
+        raise bad_request(
+            f"what the texts must match has {length} characters, counted for each of the choices; "
+            f"{MOST_CONSTRAINTS} are allowed"
+        )
+
+
+def prompt_of(
+    asked: Sampling,
+    tokens: list[int],
+    params: SamplingParams,
+    regexes: StopRegexes | None,
+    echo: str | None = None,
+    name: str = "",
+) -> Prompt:
+    return Prompt(
+        tokens,
+        params,
+        asked.stop,
+        echo,
+        name,
+        skip_special_tokens=asked.skip_special_tokens,
+        include_stop=asked.keeps_stop,
+        stop_regexes=regexes,
+    )
+
+
+def check_vocabulary(tokens: list[int], vocab_size: int) -> None:
+    if not tokens:
+        raise bad_request("the prompt is empty", "prompt")
+    if min(tokens) < 0 or max(tokens) >= vocab_size:
+        wrong = next(token for token in tokens if not 0 <= token < vocab_size)
+        raise bad_request(f"prompt: token id {wrong} is outside the vocabulary 0..{vocab_size - 1}", "prompt")
+
+
+def drawn(seed: int | None) -> int:
+    return secrets.randbits(64) if seed is None else seed
+
+
+def token_limit(
+    tokens: list[int], asked: int | None, default: int | None, context: int, name: str = "max_tokens"
+) -> int:
+    """The most tokens to generate: `asked` (from field `name`), else the default, or what there is room for.
+    Raises ApiError if there is no room, or less than asked for."""
+    length = len(tokens)
+    room = context - length
+    if room == asked == 0:
+        return 0
+    if room < 1:
+        message = f"the prompt has {length} tokens, the context length is {context}"
+        if room == 0:
+            message += "; that leaves no room for an answer"
+    elif asked is not None and asked > room:
+        message = (
+            f"the prompt has {length} tokens and {name} is {asked}, {length + asked} together; "
+            f"the context length is {context}"
+        )
+    else:
+        return min(default or room, room) if asked is None else asked
+    raise over_context(message)

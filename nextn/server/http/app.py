@@ -1,0 +1,262 @@
+"""The routes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.routing import Match, Route
+
+import nextn
+from nextn.server.answers.native import NativeAnswer, NativeReply
+from nextn.server.answers.openai import Reply
+from nextn.server.answers.service import Service
+from nextn.server.http import figures
+from nextn.server.http.auth import ApiKey
+from nextn.server.http.control import (
+    AbortRequest,
+    SetInternalState,
+    abort_request,
+    check_engine,
+    flush_cache,
+    set_internal_state,
+)
+from nextn.server.http.middleware import CountResponses, RequestId, TraceParent
+from nextn.server.http.openapi import Document
+from nextn.server.http.sse import ClientGone, EventStream, WholeAnswer, unless_gone
+from nextn.server.http.static import add_page
+from nextn.server.http.tokens import (
+    DetokenizeRequest,
+    Text,
+    TokenizeRequest,
+    Tokens,
+    detokenize,
+    tokenize,
+    tokenizer_info,
+)
+from nextn.server.monitoring.metrics import Metrics
+from nextn.server.protocol.body import check_values, parse
+from nextn.server.protocol.context import request_id
+from nextn.server.protocol.errors import ApiError
+from nextn.server.protocol.native import GenerateRequest
+from nextn.server.protocol.openai import ChatRequest, CommonRequest, CompletionRequest
+from nextn.server.protocol.responses import Answer, ChatChoice, CompletionChoice, Model, ModelList
+
+LARGE_BODY = 2**20  # bytes; a larger body's values are counted before it is parsed
+
+
+def json(content: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+
+def make_app(service: Service, metrics: Metrics) -> FastAPI:
+    app = FastAPI(title="nextn", version=nextn.__version__, docs_url=None, redoc_url=None)
+    if service.config.key is not None:
+        app.add_middleware(ApiKey, key=service.config.key)
+    if service.config.otlp_traces_endpoint is not None:
+        app.add_middleware(TraceParent)
+    app.add_middleware(CountResponses, metrics=metrics)
+    app.add_middleware(RequestId)  # the last is the outermost
+    add_error_handlers(app)
+    document = Document()
+    add_generation(app, service, document)
+    add_control(app, service, document)
+    add_figures(app, service, metrics, document)
+    add_page(app)
+    document.serve(app)
+    return app
+
+
+def add_generation(app: FastAPI, service: Service, document: Document) -> None:
+    route = document.route
+    name, most = service.config.model_name, service.config.max_request_bytes
+
+    @app.post(
+        "/v1/completions",
+        **route("Go on with a text", CompletionRequest, Answer[CompletionChoice], stream=True),
+    )
+    async def completions(request: Request) -> Response:
+        body = parse(await read_body(request, most), CompletionRequest)
+        return await answer(request, body, Reply(body, await service.completion(body), name))
+
+    @app.post("/v1/chat/completions", **route("Answer a chat", ChatRequest, Answer[ChatChoice], stream=True))
+    async def chat_completions(request: Request) -> Response:
+        body = parse(await read_body(request, most), ChatRequest)
+        generation, reading = await service.chat(body)
+        return await answer(request, body, Reply(body, generation, name, reading))
+
+    described = route(
+        "Go on with texts or token ids", GenerateRequest, NativeAnswer | list[NativeAnswer], stream=True
+    )
+
+    @app.put("/generate", **described)
+    @app.post("/generate", **described)
+    async def generate(request: Request) -> Response:
+        body = parse(await read_body(request, most), GenerateRequest)
+        generation, asked = await service.generate(body)
+        return await answer(request, body, NativeReply(body, asked, generation))
+
+    async def answer(
+        request: Request, body: CommonRequest | GenerateRequest, reply: Reply | NativeReply
+    ) -> Response:
+        try:
+            if body.stream:
+                return await unless_gone(request.receive, EventStream(reply.chunks()).start())
+            whole = await unless_gone(request.receive, reply.whole())
+        except ClientGone:
+            return Response(status_code=499)
+        return WholeAnswer(whole)
+
+
+def add_control(app: FastAPI, service: Service, document: Document) -> None:
+    route = document.route
+    most = service.config.max_request_bytes
+    described = route("Change what requests to come mean by default", SetInternalState, list[bool])
+
+    @app.put("/set_internal_state", **described)
+    @app.post("/set_internal_state", **described)
+    async def internal_state(request: Request) -> Response:
+        body = parse(await read_body(request, most), SetInternalState)
+        return json(await set_internal_state(service, body))
+
+    @app.post("/abort_request", **route("End requests as they are", AbortRequest))
+    async def abort(request: Request) -> Response:
+        abort_request(service, parse(await read_body(request, most), AbortRequest))
+        return Response()
+
+    @app.get("/flush_cache", **route("Empty the prefix cache", text=True))
+    @app.post("/flush_cache", **route("Empty the prefix cache", text=True))
+    async def flush() -> Response:
+        if await flush_cache(service):
+            return Response("Cache flushed.\n", media_type="text/plain")
+        message = "the cache was not flushed: requests are running or waiting"
+        raise ApiError(400, message, code="engine_busy")
+
+    @app.post("/v1/tokenize", **route("Text or messages to token ids", TokenizeRequest, Tokens))
+    @app.post("/tokenize", **route("Text or messages to token ids", TokenizeRequest, Tokens))
+    async def to_tokens(request: Request) -> Response:
+        return json(await tokenize(service, parse(await read_body(request, most), TokenizeRequest)))
+
+    @app.get("/tokenizer_info", **route("The tokenizer's config and chat template", answer=dict[str, Any]))
+    async def tokenizer() -> Response:
+        return json(await tokenizer_info(service))
+
+    @app.post("/v1/detokenize", **route("Token ids to text", DetokenizeRequest, Text))
+    @app.post("/detokenize", **route("Token ids to text", DetokenizeRequest, Text))
+    async def to_text(request: Request) -> Response:
+        return json(await detokenize(service, parse(await read_body(request, most), DetokenizeRequest)))
+
+
+def add_figures(app: FastAPI, service: Service, prometheus: Metrics, document: Document) -> None:
+    route = document.route
+    facts = dict[str, Any]
+
+    @app.get("/health", **route("Is the engine there?", answer=facts))
+    @app.get("/readyz", **route("Is the engine there?", answer=facts))
+    async def health() -> Response:
+        return json({"status": service.status}, 200 if service.status == "ok" else 503)
+
+    @app.get("/livez", **route("Is the server process there?", answer=facts))
+    async def live() -> Response:
+        """The process answers. Whether it can serve is /readyz; what a dead engine needs it does itself."""
+        return json({"status": service.status})
+
+    @app.get("/health_generate", **route("Does the engine do anything?", answer=facts))
+    async def health_generate() -> Response:
+        await check_engine(service)
+        return json({"status": "ok"})
+
+    @app.get("/v1/models", **route("The model served", answer=ModelList))
+    async def models() -> Response:
+        return json(ModelList([figures.model_card(service)]))
+
+    @app.get("/v1/models/{model:path}", **route("The model of this name", answer=Model))
+    async def one_model(model: str) -> Response:
+        service.check_model(model)
+        return json(figures.model_card(service))
+
+    @app.get("/version", **route("The server's version", answer=facts))
+    async def version() -> Response:
+        return json({"version": nextn.__version__})
+
+    @app.get("/server_info", **route("Options and state", answer=facts))
+    @app.get("/get_server_info", **route("Options and state", answer=facts))
+    async def server_info() -> Response:
+        return json(figures.server_info(service))
+
+    @app.get("/model_info", **route("Where the model lies", answer=facts))
+    @app.get("/get_model_info", **route("Where the model lies", answer=facts))
+    async def model_info() -> Response:
+        return json(figures.model_info(service))
+
+    @app.get("/v1/loads", **route("What the engine has to do", answer=figures.Loads))
+    async def loads(request: Request) -> Response:
+        form = request.query_params.get("format", "json")
+        if form != "json":
+            raise ApiError(
+                400, f"format is {form!r}; it can only be json, /metrics has the rest", param="format"
+            )
+        include, rank = request.query_params.getlist("include"), request.query_params.get("dp_rank")
+        return json(figures.loads(service, include, rank))
+
+    @app.get("/get_load", **route("The same, in few words", answer=list[figures.OldLoad]))
+    async def old_loads() -> Response:
+        return json(figures.old_loads(service))
+
+    if service.config.enable_metrics:
+
+        @app.get("/metrics", **route("Figures for Prometheus", text=True))
+        async def metrics() -> Response:
+            return Response(prometheus.render(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    @app.exception_handler(ApiError)
+    async def api_error(request: Request, error: ApiError) -> Response:
+        return Response(error.body, error.status, error.headers, "application/json")
+
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> Response:
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        headers = dict(error.headers or {})
+        if error.status_code == 405:
+            headers["Allow"] = allowed(app, request)
+        return await api_error(request, ApiError(error.status_code, message, headers=headers))
+
+    @app.exception_handler(ClientDisconnect)
+    async def gone(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=499)  # it left in the middle of its body, and reads no answer
+
+    @app.exception_handler(Exception)
+    async def bug(request: Request, error: Exception) -> Response:
+        # Starlette sends this outside of all middleware.
+        headers = {"X-Request-ID": request_id.get()}
+        message = "internal error; see the server's log"
+        return await api_error(request, ApiError(500, message, "server_error", headers=headers))
+
+
+def allowed(app: FastAPI, request: Request) -> str:
+    """All methods of a path. Starlette names only those of the path's first route."""
+    routes = [route for route in app.routes if isinstance(route, Route)]
+    here = [route for route in routes if route.matches(request.scope)[0] != Match.NONE]
+    return ", ".join(sorted({method for route in here for method in route.methods or ()}))
+
+
+async def read_body(request: Request, most: int) -> bytearray:
+    """Raises ApiError: 413 as soon as the body is longer than `most` bytes, 400 if it has too many values."""
+    too_long = ApiError(413, f"the body is longer than {most} bytes (--max-request-bytes)")
+    if int(request.headers.get("content-length", 0)) > most:
+        raise too_long
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > most:
+            raise too_long
+    if len(body) > LARGE_BODY:
+        await asyncio.to_thread(check_values, body)
+    return body

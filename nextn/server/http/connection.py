@@ -1,0 +1,86 @@
+"""Cuts clients that hold a connection and do nothing with it: they send half a request, or do not read the
+answer. Also those that send more than the server keeps: a head without end, or many requests before one is
+answered.
+
+A client that is cut is treated as one that left: its request ends and its pages are freed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import Server
+
+log = logging.getLogger("nextn.server")
+
+LOOKS = 4  # the connections are checked so often in the time that a client has
+MOST_UNREAD = 65536  # bytes of a request's line and headers; of trailers, too
+MOST_BEHIND = 64  # requests of one connection that wait for the answer to an earlier one
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's, and it notes since when it has waited for its client (`time.monotonic`; None: it does not
+    wait)."""
+
+    coming_since: float | None = None  # for a whole request
+    taking_since: float | None = None  # for room to write
+    unread = 0  # bytes that came since the head was whole, or another part of the body was there
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.coming_since = time.monotonic()
+
+    def data_received(self, data: bytes) -> None:
+        self.unread += len(data)
+        super().data_received(data)
+        if self.unread > MOST_UNREAD and not self.transport.is_closing():
+            self.send_400_response(f"the request has a head of more than {MOST_UNREAD} bytes")
+
+    def on_headers_complete(self) -> None:
+        self.unread = 0
+        if len(self.pipeline) == MOST_BEHIND:
+            raise ValueError("too many requests on one connection")  # the parser's error: 400, and the end
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self.unread = 0
+        super().on_body(body)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self.coming_since is None:
+            self.coming_since = time.monotonic()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self.coming_since, self.unread = None, 0
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.taking_since = time.monotonic()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.taking_since = None
+
+    def waits_since(self) -> float | None:
+        since = [t for t in (self.coming_since, self.taking_since) if t is not None]
+        return min(since, default=None)
+
+
+async def cut_stalled(server: Server, seconds: float) -> None:
+    """Cuts every connection that has waited for its client for longer than `seconds`. Never returns."""
+    while True:
+        await asyncio.sleep(seconds / LOOKS)
+        latest = time.monotonic() - seconds
+        connections: list[Any] = list(server.server_state.connections)
+        for connection in connections:
+            since = connection.waits_since()
+            if since is not None and since < latest:
+                what = "take its answer" if connection.taking_since is not None else "send its request"
+                log.info("a connection is cut: its client did not %s for %g s", what, seconds)
+                connection.transport.abort()

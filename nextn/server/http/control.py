@@ -1,0 +1,118 @@
+"""Control of a running server: requests are ended, the prefix cache is dropped, the engine is asked for a
+sign of life, defaults are changed.
+
+POST /set_internal_state takes SGLang's names: {"server_args": {"speculative_num_steps": 3}} changes the
+engine's defaults for requests that come later. What is not named stays; null goes back to what the server was
+started with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import uuid
+from typing import Annotated
+
+from pydantic import PlainValidator, WithJsonSchema
+
+from nextn.request import SamplingParams, SpeculativeParams
+from nextn.server.answers.service import Service
+from nextn.server.process.engine_client import News
+from nextn.server.process.messages import NewRequest
+from nextn.server.protocol.body import Body, KnownKeys, like, part, schema_of
+from nextn.server.protocol.errors import ApiError, bad_request
+
+log = logging.getLogger("nextn.server")
+
+PREFIX = "speculative_"
+HEALTH_SECONDS = 20.0  # for the engine to say anything
+
+
+class AbortRequest(Body):
+    """`rid`: the beginning of the ids of those to end: an answer's id, or the rid that was sent."""
+
+    rid: str = ""
+    abort_all: bool = False
+
+    def check(self) -> None:
+        if not self.rid and not self.abort_all:
+            raise bad_request("rid is missing; give the id of a request, or abort_all", "rid")
+
+
+def abort_request(service: Service, request: AbortRequest) -> None:
+    """Ends requests with what they have, finish_reason "abort". An unknown id is no error: the request may
+    have ended."""
+    service.engine.end("" if request.abort_all else request.rid)
+
+
+async def flush_cache(service: Service) -> bool:
+    """Drops the prefix cache. Returns False, and does nothing, while there are requests."""
+    service.check_open()
+    try:
+        await service.engine.flush_cache()
+    except ValueError:
+        return False
+    return True
+
+
+async def check_engine(service: Service) -> None:
+    """Waits until the engine sends something: about running requests, or else one token, which is asked for.
+    Raises ApiError if nothing comes."""
+    service.check_open()
+    engine = service.engine
+    engine.heard.clear()
+    rid = f"health-{uuid.uuid4().hex}"
+    if not engine.active:
+        params = SamplingParams(max_tokens=1, temperature=0, speculative=SpeculativeParams(num_steps=0))
+        engine.submit([NewRequest(rid, [0], params)], asyncio.Queue[News]())
+    try:
+        await asyncio.wait_for(engine.heard.wait(), HEALTH_SECONDS)
+    except asyncio.TimeoutError as e:
+        message = f"the engine has said nothing for {HEALTH_SECONDS:.0f} s"
+        raise ApiError(503, message, "service_unavailable", code="engine_unresponsive") from e
+    finally:
+        engine.abort(rid)
+
+
+ServerArgs = like(SpeculativeParams, "ServerArgs", PREFIX)
+
+
+def server_args(value: object) -> KnownKeys:
+    return part(value, ServerArgs, "server_args")
+
+
+class SetInternalState(Body):
+    server_args: Annotated[KnownKeys, PlainValidator(server_args), WithJsonSchema(schema_of(ServerArgs))]
+
+
+async def set_internal_state(service: Service, request: SetInternalState) -> list[bool]:
+    """Returns one "updated" for each engine, as SGLang does. Raises ApiError that names the field."""
+    args = request.server_args
+    service.check_open()
+    async with service.changing:
+        given = {name.removeprefix(PREFIX): getattr(args, name) for name in args.model_fields_set}
+        defaults = dataclasses.replace(service.engine.speculative_defaults, **given)
+        try:
+            defaults.check()
+            await service.engine.set_speculative_defaults(defaults)
+        except ValueError as e:
+            message = str(e).replace("speculative.", f"server_args.{PREFIX}")
+            raise bad_request(message, message.partition(" ")[0]) from e
+    log.info("defaults of requests to come: %s", in_force(service))
+    return [True]
+
+
+def in_force(service: Service) -> dict[str, object]:
+    """The engine's present defaults, by their names in `ServerArgs`."""
+    ready, speculation = service.engine.ready, service.config.speculation
+    if ready is None:
+        num_drafts = None if speculation.auto else speculation.num_steps
+    else:
+        num_drafts = ready.num_drafts
+    started = dataclasses.replace(speculation.defaults, num_steps=num_drafts)
+    defaults = service.engine.speculative_defaults.or_else(started)
+    named = {f"{PREFIX}{name}": value for name, value in dataclasses.asdict(defaults).items()}
+    if defaults.num_steps is None:
+        named[f"{PREFIX}num_steps"] = "auto"
+    return named

@@ -1,0 +1,149 @@
+"""What the server says about itself in JSON: its options and state, the model, the load."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from datetime import datetime, timezone
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+import nextn
+from nextn.config import model_folder
+from nextn.draft import DraftingState
+from nextn.server.answers.service import Service
+from nextn.server.http.control import in_force
+from nextn.server.protocol.errors import bad_request
+from nextn.server.protocol.responses import Model
+
+# SGLang's; nextn has no figures for memory, lora and disagg
+SECTIONS = {"core", "memory", "spec", "lora", "disagg", "queues", "all"}
+
+
+class SpeculativeLoad(msgspec.Struct):
+    """Over the last interval. `auto`: what automatic depth does now; absent where the depth is fixed."""
+
+    accept_length: float
+    accept_rate: float
+    auto: DraftingState | UnsetType = UNSET
+
+
+class QueueLoad(msgspec.Struct):
+    waiting: int
+    retracted: int  # requests put back so far
+
+
+class Load(msgspec.Struct):
+    """Of one engine, under SGLang's names."""
+
+    dp_rank: int
+    timestamp: float
+    num_running_reqs: int
+    num_waiting_reqs: int
+    num_total_reqs: int
+    num_used_tokens: int
+    max_total_num_tokens: int
+    token_usage: float
+    gen_throughput: float
+    cache_hit_rate: float
+    utilization: float
+    max_running_requests: int
+    seconds_since_last_step: float  # nextn's own; 0 without requests
+    speculative: SpeculativeLoad | UnsetType = UNSET
+    queues: QueueLoad | UnsetType = UNSET
+
+
+class Loads(msgspec.Struct):
+    timestamp: str
+    version: str
+    loads: list[Load]
+
+
+class OldLoad(msgspec.Struct):
+    """Of /get_load."""
+
+    dp_rank: int
+    num_reqs: int
+    num_waiting_reqs: int
+    num_tokens: int
+
+
+def loads(service: Service, include: Sequence[str] = (), dp_rank: str | None = None) -> Loads:
+    """`include`: of SECTIONS, each or several with commas between; without any, all. Those of "core" are
+    always there. `dp_rank`: of this engine only. Raises ApiError."""
+    asked = {name for names in include for name in names.split(",")} or {"all"}
+    if unknown := sorted(asked - SECTIONS):
+        rule = f"it may have {', '.join(sorted(SECTIONS))}"
+        raise bad_request(f"include has {unknown[0]!r}; {rule}", "include")
+    if dp_rank is not None and not dp_rank.isdecimal():
+        raise bad_request(f"dp_rank is {dp_rank!r}; it must be a whole number", "dp_rank")
+    now = datetime.now(timezone.utc)
+    figures = service.engine.figures
+    stats, total, last = figures.stats, figures.totals(), figures.interval
+    load = Load(
+        dp_rank=0,
+        timestamp=now.timestamp(),
+        num_running_reqs=stats.running,
+        num_waiting_reqs=stats.waiting,
+        num_total_reqs=stats.running + stats.waiting,
+        num_used_tokens=stats.used_tokens,
+        max_total_num_tokens=stats.total_tokens,
+        token_usage=stats.used_tokens / max(stats.total_tokens, 1),
+        gen_throughput=last.throughput if stats.running else 0.0,
+        cache_hit_rate=total.cached_tokens / max(total.prompt_tokens, 1),
+        utilization=stats.running / service.config.max_running_requests,
+        max_running_requests=service.config.max_running_requests,
+        seconds_since_last_step=service.engine.silent_for(),
+    )
+    if asked & {"spec", "all"}:
+        auto = UNSET if stats.auto is None else stats.auto
+        load.speculative = SpeculativeLoad(last.spec.accept_length, last.accept_rate, auto)
+    if asked & {"queues", "all"}:
+        load.queues = QueueLoad(stats.waiting, total.retracted)
+    here = dp_rank is None or int(dp_rank) == load.dp_rank
+    return Loads(now.isoformat(), nextn.__version__, [load] if here else [])
+
+
+def old_loads(service: Service) -> list[OldLoad]:
+    stats = service.engine.figures.stats
+    return [OldLoad(0, stats.running + stats.waiting, stats.waiting, stats.used_tokens)]
+
+
+def model_card(service: Service) -> Model:
+    ready = service.engine.ready
+    length = ready.context_length if ready is not None else service.config.context_length
+    return Model(service.config.model_name, service.created, length, root=folder(service))
+
+
+def folder(service: Service) -> str:
+    """The model's folder. Gateways and benchmarks load its tokenizer from there; with a name such as
+    nextn-tiny they would ask a model hub."""
+    return str(model_folder(service.config.model_path))
+
+
+def server_info(service: Service) -> dict[str, object]:
+    config, figures, ready = service.config, service.engine.figures, service.engine.ready
+    total, auto = figures.totals().spec, figures.stats.auto
+    state = {
+        "avg_spec_accept_length": total.accept_length,
+        "spec_accept_rates": total.accept_rates,
+        "last_accept_length": figures.interval.spec.accept_length,
+        "last_gen_throughput": figures.interval.throughput,
+        **({} if auto is None else {"speculative_auto": dataclasses.asdict(auto)}),
+        "seconds_since_last_step": service.engine.silent_for(),
+        **in_force(service),
+    }
+    return {
+        **{**dataclasses.asdict(config), "model_path": folder(service), "api_key": None},
+        "version": nextn.__version__,
+        "status": service.status,
+        "served_model_name": config.model_name,
+        "engine": ready.startup if ready is not None else None,
+        "internal_states": [state],
+    }
+
+
+def model_info(service: Service) -> dict[str, object]:
+    """Where bench_serving finds the tokenizer."""
+    return {"model_path": folder(service), "tokenizer_path": folder(service), "is_generation": True}

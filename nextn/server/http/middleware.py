@@ -1,0 +1,86 @@
+"""ASGI middleware for every request: gives it an id, keeps its trace headers, counts its answer."""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from nextn.server.monitoring.metrics import Metrics
+from nextn.server.protocol.context import client, request_id, trace_headers
+
+REQUEST_ID = b"x-request-id"
+USABLE = re.compile(rb"[!-~]{1,128}")  # it goes into headers and log lines
+TRACE = (b"traceparent", b"tracestate")
+
+
+class RequestId:
+    """ASGI middleware: X-Request-ID, the client's or else one made here."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        given = dict(scope["headers"]).get(REQUEST_ID, b"")
+        own = given if USABLE.fullmatch(given) else uuid.uuid4().hex.encode()
+        request_id.set(own.decode())
+        host, port = scope.get("client") or ("", 0)
+        client.set(f"{host} {port}")
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message.get("headers", ()), (REQUEST_ID, own)]}
+            await send(message)
+
+        await self.app(scope, receive, send_with_id)
+
+
+class CountResponses:
+    """ASGI middleware: answers by route, method and status. Paths without a route count as one, so that
+    nobody can make up series."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app, self.metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        begun = False
+
+        async def counted(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                begun = True
+                self._count(scope, message["status"])
+            await send(message)
+
+        try:
+            await self.app(scope, receive, counted)
+        except Exception:
+            if not begun:  # Starlette answers it, outside of all middleware
+                self._count(scope, 500)
+            raise
+
+    def _count(self, scope: Scope, status: int) -> None:
+        endpoint = getattr(scope.get("route"), "path", "other")
+        method = scope["method"] if endpoint != "other" else "other"
+        self.metrics.responses.labels(endpoint, method, str(status)).inc()
+
+
+class TraceParent:
+    """ASGI middleware: keeps the client's trace headers for the spans of its request."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            given = dict(scope["headers"])
+            found = {name.decode(): given[name].decode("latin-1") for name in TRACE if name in given}
+            trace_headers.set(found)
+        await self.app(scope, receive, send)

@@ -1,0 +1,93 @@
+"""/openapi.json: every route with its body's schema and its answer's, from the types that read and write.
+
+A body's field that is not required may be null, which is its default; one that is known and refused is there
+with the values at which it asks for nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from starlette.responses import PlainTextResponse, Response
+
+from nextn.server.protocol.body import Body
+from nextn.server.protocol.errors import ErrorResponse
+
+REF = "#/components/schemas/"
+
+
+class Document:
+    """Takes note of the types as the routes are made."""
+
+    def __init__(self) -> None:
+        self.bodies: dict[str, type[Body]] = {}
+        self.answers: list[Any] = [ErrorResponse]
+
+    def route(
+        self,
+        summary: str,
+        body: type[Body] | None = None,
+        answer: Any = None,
+        stream: bool = False,
+        text: bool = False,
+    ) -> dict[str, Any]:
+        """Keywords for a route's decorator. `answer`: the type of a JSON answer; `stream`: it may come
+        in events; `text`: it is plain text. Without any of them it is empty."""
+        described: dict[str, Any] = {}
+        if body is not None:
+            self.bodies[body.__name__] = body
+            described["requestBody"] = {"content": as_json({"$ref": REF + body.__name__}), "required": True}
+        if answer is not None:
+            self.answers.append(answer)
+            (schema,), _ = msgspec.json.schema_components([answer], ref_template=f"{REF}{{name}}")
+            content = as_json(schema)
+            if stream:
+                content["text/event-stream"] = {}  # what an event holds, this version of OpenAPI cannot say
+            described["responses"] = {"200": {"content": content}}
+            return {"summary": summary, "openapi_extra": described}
+        kind = PlainTextResponse if text else Response
+        return {"summary": summary, "openapi_extra": described, "response_class": kind}
+
+    def serve(self, app: FastAPI) -> None:
+        """The app gives it out at its `openapi_url`, made when it is asked for first."""
+
+        def document() -> dict[str, Any]:
+            if app.openapi_schema is None:
+                app.openapi_schema = self.made(app)
+            return app.openapi_schema
+
+        app.openapi = document  # type: ignore[method-assign]
+
+    def made(self, app: FastAPI) -> dict[str, Any]:
+        whole = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        error = {"description": "an error", "content": as_json({"$ref": REF + "ErrorResponse"})}
+        for operations in whole["paths"].values():
+            for operation in operations.values():
+                operation["responses"] = {"200": operation["responses"]["200"], "default": error}
+        schemas: dict[str, Any] = {}
+        for body in self.bodies.values():
+            schemas |= body_schemas(body)
+        _, answers = msgspec.json.schema_components(self.answers, ref_template=f"{REF}{{name}}")
+        assert not schemas.keys() & answers.keys(), "two types of one name"
+        whole["components"] = {"schemas": dict(sorted((schemas | answers).items()))}
+        return whole
+
+
+def as_json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}
+
+
+def body_schemas(body: type[Body]) -> dict[str, Any]:
+    """Of a body and of the types in it, by name."""
+    schema = body.model_json_schema(ref_template=f"{REF}{{model}}")
+    others: dict[str, Any] = schema.pop("$defs", {})
+    required = schema.get("required", [])
+    for name, field in schema["properties"].items():
+        if name not in required and {"type": "null"} not in field.get("anyOf", []):
+            schema["properties"][name] = {"anyOf": [field, {"type": "null"}]}
+    for name, nothing in body.refused.items():
+        schema["properties"][name] = {"enum": [*nothing, None], "description": "not supported"}
+    return {body.__name__: schema, **others}

@@ -1,0 +1,106 @@
+"""Sends answers: as server-sent events, or whole and in pieces. Work on an answer ends when its client
+leaves. Plain ASGI, without a task group for each chunk."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from nextn.server.protocol.errors import ApiError
+
+DONE = b"data: [DONE]\n\n"
+PIECE = 1 << 18  # bytes of an answer that are sent at once
+Result = TypeVar("Result")
+
+
+class ClientGone(Exception):
+    """The client closed the connection before its answer was complete."""
+
+
+def event(data: bytes) -> bytes:
+    """One event. `data` is JSON, in which a line break is always escaped."""
+    return b"data: " + data + b"\n\n"
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """Returns the result of `work`. Cancels it and raises ClientGone when the client disconnects.
+
+    The request's body must have been read, so that the next message can only be the disconnect.
+    """
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working, watching = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        watching.cancel()
+        if not working.done():
+            working.cancel()
+            await asyncio.wait({working})
+
+
+class WholeAnswer(Response):
+    """An answer in JSON. A long one is sent in pieces, as fast as the client reads: other requests are served
+    in between, and the connection buffers no second copy."""
+
+    media_type = "application/json"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        body = bytes(self.body)
+        for begin in range(0, max(1, len(body)), PIECE):
+            more = begin + PIECE < len(body)
+            piece = body[begin : begin + PIECE]
+            await send({"type": "http.response.body", "body": piece, "more_body": more})
+            if more:
+                await asyncio.sleep(0)
+
+
+class EventStream(Response):
+    """Sends what `chunks` yields, each an event; then [DONE].
+
+    The status is sent with the first chunk, so an ApiError before it is an ordinary error response (raised
+    from `start`); after it, an error event.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, chunks: AsyncGenerator[bytes, None]) -> None:
+        super().__init__()
+        del self.headers["content-length"]
+        self.headers["cache-control"] = "no-cache"
+        self.headers["x-accel-buffering"] = "no"
+        self.chunks = chunks
+        self.first = b""
+
+    async def start(self) -> EventStream:
+        self.first = await anext(self.chunks)
+        return self
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            await unless_gone(receive, self._send_all(send))
+        except ClientGone:
+            pass
+        finally:
+            await self.chunks.aclose()
+
+    async def _send_all(self, send: Send) -> None:
+        await send({"type": "http.response.body", "body": event(self.first), "more_body": True})
+        try:
+            async for chunk in self.chunks:
+                await send({"type": "http.response.body", "body": event(chunk), "more_body": True})
+        except ApiError as e:
+            await send({"type": "http.response.body", "body": event(e.body), "more_body": True})
+        await send({"type": "http.response.body", "body": DONE, "more_body": False})

@@ -1,0 +1,101 @@
+"""--log-requests: a line when a request comes, and one for each of its choices when it ends.
+
+Without the option, the second is there at --log-level debug.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+
+from nextn.request import SamplingParams
+from nextn.server.answers.choice import Choice
+from nextn.server.protocol.errors import ApiError
+
+log = logging.getLogger("nextn.request")
+
+SIZES, PARAMETERS, BEGINNINGS, ALL = range(4)
+BEGINNING = 256  # tokens, at level BEGINNINGS
+DEFAULTS = dataclasses.asdict(SamplingParams())
+
+
+class RequestLog:
+    """`level`: one of the above; None: requests are logged at level debug only. `decode`: makes a text of its
+    tokens."""
+
+    def __init__(self, level: int | None, decode: Callable[[list[int]], str]) -> None:
+        self.level, self.decode = level, decode
+
+    def begun(self, firsts: Sequence[Choice]) -> None:
+        """`firsts`: the first choice for each prompt of a request."""
+        if self.level is None or not log.isEnabledFor(logging.INFO):
+            return
+        for choice in firsts:
+            said = f"Received request, id: {choice.id!r}, #prompt-token: {choice.prompt_tokens}"
+            fields: dict[str, object] = {"id": choice.id, "prompt_tokens": choice.prompt_tokens}
+            if self.level >= PARAMETERS:
+                params = dataclasses.asdict(choice.request.params)
+                fields["params"] = {k: v for k, v in params.items() if v != DEFAULTS[k]}
+                said += f", params: {fields['params']}"
+            if self.level >= BEGINNINGS:
+                fields["prompt"] = self._text(choice.request.tokens)
+                said += f", prompt: {fields['prompt']!r}"
+            log.info(said, extra={"fields": fields})
+
+    def finished(self, choice: Choice, arrival: float) -> None:
+        self._ended(choice, arrival, lambda: f"Finished request, {summary(choice, arrival)}", {})
+
+    def given_up(self, choice: Choice, arrival: float, error: ApiError | None) -> None:
+        why = "the client went away" if error is None else str(error)
+        self._ended(
+            choice, arrival,
+            lambda: f"Gave up request, id: {choice.id!r}, #prompt-token: {choice.prompt_tokens}, "
+            f"#output-token: {choice.completion_tokens}, why: {why}",
+            {"why": why},
+        )  # fmt: skip
+
+    def _ended(
+        self, choice: Choice, arrival: float, words: Callable[[], str], fields: dict[str, object]
+    ) -> None:
+        level = logging.DEBUG if self.level is None else logging.INFO
+        if not log.isEnabledFor(level):
+            return
+        said = words()
+        fields = {**figures(choice, arrival), **fields}
+        if self.level is not None and self.level >= BEGINNINGS:
+            fields["text"] = self._text(choice.tokens)
+            said += f", text: {fields['text']!r}"
+        log.log(level, said, extra={"fields": fields})
+
+    def _text(self, tokens: list[int]) -> str:
+        return self.decode(tokens if self.level == ALL else tokens[:BEGINNING])
+
+
+def summary(choice: Choice, arrival: float) -> str:
+    """A finished request in one line."""
+    seconds = choice.last_news - arrival
+    return (
+        f"id: {choice.id!r}, #prompt-token: {choice.prompt_tokens}, "
+        f"#cached-token: {choice.cached_tokens}, #output-token: {choice.completion_tokens}, "
+        f"finish reason: {choice.finish_reason}, ttft (ms): {(choice.first_news - arrival) * 1e3:.1f}, "
+        f"e2e (ms): {seconds * 1e3:.1f}, throughput (token/s): {choice.completion_tokens / seconds:.1f}, "
+        f"accept len: {choice.spec.accept_length:.2f}, accepted per step: {choice.spec.histogram}"
+    )
+
+
+def figures(choice: Choice, arrival: float) -> dict[str, object]:
+    """The same as fields. Times are in seconds; None: the choice never began."""
+    begun = choice.first_news > 0
+    return {
+        "id": choice.id,
+        "prompt_tokens": choice.prompt_tokens,
+        "cached_tokens": choice.cached_tokens,
+        "output_tokens": choice.completion_tokens,
+        "finish_reason": choice.finish_reason,
+        "queue_time": choice.queued if begun else None,
+        "ttft": choice.first_news - arrival if begun else None,
+        "e2e": choice.last_news - arrival if begun else None,
+        "accept_length": choice.spec.accept_length,
+        "accepted_per_step": choice.spec.histogram,
+    }

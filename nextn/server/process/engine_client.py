@@ -1,0 +1,179 @@
+"""The HTTP process's side of the engine: sends requests, and hands each output to whoever waits for it.
+
+The supervisor attaches it to one engine process after another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import zmq.asyncio
+
+from nextn.request import Output, SpeculativeParams
+from nextn.server.process.engine_figures import EngineFigures
+from nextn.server.process.messages import (
+    Abort,
+    Done,
+    FlushCache,
+    FromEngine,
+    NewRequest,
+    PromptScores,
+    Ready,
+    Rejected,
+    SetSpeculativeDefaults,
+    StepNews,
+    ToEngine,
+    add_of,
+    encode,
+)
+from nextn.server.protocol.errors import ApiError, bad_request, engine_dead, no_engine, unavailable
+
+
+class News(NamedTuple):
+    """What a waiter finds in its queue: an output of request `rid`, the log-probabilities of its prompt
+    (other requests may share them), or an error, after which nothing comes."""
+
+    rid: str
+    what: Output | PromptScores | ApiError
+
+
+class Waiter(NamedTuple):
+    queue: asyncio.Queue[News]
+    name: str  # what the client knows the request by
+
+
+@dataclass
+class EngineClient:
+    figures: EngineFigures = field(default_factory=EngineFigures)
+    request_timeout: float | None = None  # seconds
+    ready: Ready | None = None  # set while an engine is there to serve
+    waiters: dict[str, Waiter] = field(default_factory=dict)  # by rid
+    socket: zmq.asyncio.Socket | None = None
+    speculative_defaults: SpeculativeParams = field(default_factory=SpeculativeParams)  # as last set
+    calls: dict[int, asyncio.Future[None]] = field(default_factory=dict)  # sent, and not done
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+    heard: asyncio.Event = field(default_factory=asyncio.Event)  # set by everything the engine says
+    last_sign: float = 0.0  # monotonic: when the engine last said something, or was given work while idle
+
+    @property
+    def active(self) -> int:
+        """Requests sent and not finished."""
+        return len(self.waiters)
+
+    def attach(self, ready: Ready, socket: zmq.asyncio.Socket) -> None:
+        self.ready, self.socket, self.figures.stats = ready, socket, ready.stats
+        self.figures.engine_up = True
+        if self.speculative_defaults != SpeculativeParams():  # they outlive the engine that took them
+            self._send(SetSpeculativeDefaults(next(self.numbers), self.speculative_defaults))
+
+    def detach(self, reason: str) -> None:
+        """The engine is gone: every waiter gets an error."""
+        self.ready = self.socket = None
+        self.figures.engine_gone()
+        self.fail_all(engine_dead(reason))
+        for call in self.calls.values():
+            if not call.done():
+                call.set_exception(engine_dead(reason))
+
+    def fail_all(self, error: ApiError) -> None:
+        """Every waiter gets this error. What the engine still sends for these requests is dropped."""
+        for rid in list(self.waiters):
+            self._tell(rid, error, last=True)
+
+    def submit(
+        self, requests: list[NewRequest], queue: asyncio.Queue[News], names: Sequence[str] | None = None
+    ) -> None:
+        """Sends requests; their news goes into `queue`. `names`: the clients' names for them, if they are not
+        the ids. If the engine has gone meanwhile, the news is that error."""
+        if self.ready is None:
+            for request in requests:
+                queue.put_nowait(News(request.rid, no_engine()))
+            return
+        if not self.waiters:
+            self.last_sign = time.monotonic()
+        for request, name in zip(requests, names or [r.rid for r in requests], strict=True):
+            self.waiters[request.rid] = Waiter(queue, name)
+        self._send(add_of(requests))
+
+    def abort(self, rid: str) -> bool:
+        """Ends a request and its news. False if it had ended already."""
+        if self.waiters.pop(rid, None) is None:
+            return False
+        self._send(Abort(rid))
+        return True
+
+    def end(self, beginning: str) -> None:
+        """Ends every request whose name begins with this. Its waiter gets an output with reason "abort"."""
+        for rid, waiter in list(self.waiters.items()):
+            if waiter.name.startswith(beginning):
+                self._tell(rid, Output(rid, [], [], "abort"), last=True)
+                self._send(Abort(rid))
+
+    async def set_speculative_defaults(self, defaults: SpeculativeParams) -> None:
+        """For requests that come later. An engine must be there. Raises ValueError for what it cannot do,
+        ApiError when it is gone before it has answered."""
+        await self._call(SetSpeculativeDefaults(next(self.numbers), defaults))
+        self.speculative_defaults = defaults
+
+    async def flush_cache(self) -> None:
+        """Drops the prefix cache. An engine must be there. Raises ValueError while it has requests, ApiError
+        when it is gone before it has answered."""
+        await self._call(FlushCache(next(self.numbers)))
+
+    async def _call(self, message: SetSpeculativeDefaults | FlushCache) -> None:
+        assert self.ready is not None
+        done = self.calls[message.call] = asyncio.get_running_loop().create_future()
+        self._send(message)
+        try:
+            await done
+        finally:
+            del self.calls[message.call]
+
+    def _send(self, message: ToEngine) -> None:
+        if self.socket is not None:
+            # PAIR without a high-water mark: it is queued at once, the future is done.
+            self.socket.send(encode(message))
+
+    def silent_for(self) -> float:
+        """Seconds since an engine with work last sent something; 0 without work."""
+        return time.monotonic() - self.last_sign if self.waiters else 0.0
+
+    def receive(self, message: FromEngine) -> None:
+        self.heard.set()
+        self.last_sign = time.monotonic()
+        if isinstance(message, StepNews):
+            self.figures.on_step(message.stats, message.seconds)
+            for scores in message.scores:
+                self._tell_scores(scores)
+            for out in message.outputs:
+                self._tell(out.rid, out, last=out.finish_reason is not None)
+        elif isinstance(message, Rejected):
+            error = unavailable(message.message, "grammars_busy") if message.busy else None
+            self._tell(message.rid, error or bad_request(message.message), last=True)
+        elif isinstance(message, Done):
+            call = self.calls.get(message.call)
+            if call is None or call.done():
+                return
+            if message.error is None:
+                call.set_result(None)
+            else:
+                call.set_exception(ValueError(message.error))
+
+    def _tell_scores(self, scores: PromptScores) -> None:
+        """The requests are of one client, which needs them once: for the first that is not aborted."""
+        rid = next((rid for rid in scores.rids if rid in self.waiters), None)
+        if rid is not None:
+            self.waiters[rid].queue.put_nowait(News(rid, scores))
+
+    def _tell(self, rid: str, what: Output | ApiError, last: bool) -> None:
+        waiter = self.waiters.get(rid)
+        if waiter is None:
+            return  # aborted meanwhile
+        if last:
+            del self.waiters[rid]
+        waiter.queue.put_nowait(News(rid, what))

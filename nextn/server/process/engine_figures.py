@@ -1,0 +1,144 @@
+"""What the engine's steps come to: totals, the last interval of decode steps, and the decode log, which has a
+line for each interval and now and then one on what automatic depth does."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from nextn.draft import DraftingState
+from nextn.request import SpecStats
+from nextn.scheduler.stats import EngineStats
+
+log = logging.getLogger("nextn.decode")
+
+DEFAULT_STEPS = 40  # the interval when no log lines are asked for
+# Seconds of load between two lines on drafting, at least: where it began or ended, and where it stayed.
+CHANGED, STAYED = 5.0, 30.0
+
+TOTALS = ("prompt_tokens", "cached_tokens", "generated_tokens", "retracted")
+
+
+class EngineFigures:
+    """Of one server. `stats` is what the engine said last, all zero while there is none. Totals go on over a
+    restart of the engine. log_steps: decode steps between two log lines; 0: there are none."""
+
+    def __init__(self, log_steps: int = 0) -> None:
+        self.stats = EngineStats()
+        self.interval = DecodeInterval(log_steps)
+        self.drafting_log = DraftingLog(log_steps > 0)
+        self.engine_up = False
+        self.restarts = 0
+        self._before = EngineStats()  # of engines that are gone
+
+    def on_step(self, stats: EngineStats, seconds: float) -> None:
+        self.stats = stats
+        self.interval.update(stats, seconds)
+        self.drafting_log.update(stats.auto, seconds)
+
+    def engine_gone(self) -> None:
+        """Keeps the totals of an engine that is gone; the next one counts from zero."""
+        self.engine_up = False
+        self._before = self.totals()
+        self.stats = EngineStats()
+        self.interval.restart()
+        self.drafting_log.restart()
+
+    def totals(self) -> EngineStats:
+        """Over all engines that this server has had."""
+        spec = SpecStats()
+        spec.merge(self._before.spec)
+        spec.merge(self.stats.spec)
+        total = EngineStats(spec=spec)
+        for name in TOTALS:
+            setattr(total, name, getattr(self._before, name) + getattr(self.stats, name))
+        return total
+
+
+class DecodeInterval:
+    """Figures over intervals of `log_steps` decode steps, and a log line at the end of each.
+
+    The figures are those of the last whole interval. Until there is one, or when the engine falls idle in the
+    middle of one, they are those of the interval so far. Time counts only while the engine is busy.
+    """
+
+    def __init__(self, log_steps: int) -> None:
+        self._steps = log_steps or DEFAULT_STEPS
+        self._logs = log_steps > 0
+        self.throughput = 0.0  # generated tokens / second
+        self.spec = SpecStats()
+        self.restart()
+
+    def restart(self) -> None:
+        """A new engine counts from zero."""
+        self._begin(EngineStats())
+
+    def _begin(self, stats: EngineStats) -> None:
+        self._decode_steps = stats.decode_steps
+        self._generated = stats.generated_tokens
+        self._spec = stats.spec.since(SpecStats())
+        self._seconds = 0.0
+
+    def update(self, stats: EngineStats, seconds: float) -> None:
+        self._seconds += seconds
+        steps = stats.decode_steps - self._decode_steps
+        if steps >= self._steps:
+            self._measure(stats)
+            if self._logs:
+                log.info(self.line(stats))
+            self._begin(stats)
+        elif steps and stats.running + stats.waiting == 0:
+            self._measure(stats)
+
+    def _measure(self, stats: EngineStats) -> None:
+        self.spec = stats.spec.since(self._spec)
+        self.throughput = (stats.generated_tokens - self._generated) / max(self._seconds, 1e-9)
+
+    @property
+    def accept_rate(self) -> float:
+        """Drafts accepted / drafts proposed, all depths together."""
+        return sum(self.spec.accepted) / max(sum(self.spec.proposed), 1)
+
+    def line(self, stats: EngineStats) -> str:
+        rates = ", ".join(f"{rate:.2f}" for rate in self.spec.accept_rates)
+        usage = stats.used_tokens / max(stats.total_tokens, 1)
+        return (
+            f"Decode batch, #running-req: {stats.running}, #token: {stats.used_tokens}, "
+            f"token usage: {usage:.2f}, accept len: {self.spec.accept_length:.2f}, accept rate: [{rates}], "
+            f"gen throughput (token/s): {self.throughput:.1f}, #queue-req: {stats.waiting}"
+        )
+
+
+class DraftingLog:
+    """A change that is undone within `CHANGED` seconds of the last line is not logged."""
+
+    def __init__(self, logs: bool) -> None:
+        self._logs = logs
+        self.restart()
+
+    def restart(self) -> None:
+        """A new engine: its first state is logged at once."""
+        self._logged: bool | None = None
+        self._seconds = math.inf  # of load, since the last line
+
+    def update(self, auto: DraftingState | None, seconds: float) -> None:
+        """After a step. seconds: how long the engine was busy with it."""
+        if auto is None or not self._logs:
+            return
+        self._seconds += seconds
+        if auto.requests and self._seconds >= (STAYED if auto.drafting is self._logged else CHANGED):
+            log.info(drafting_line(auto))
+            self._logged, self._seconds = auto.drafting, 0.0
+
+
+def drafting_line(auto: DraftingState) -> str:
+    """
+    >>> drafting_line(DraftingState(False, 16, 0.94, "rows cost too much"))
+    'auto: not drafting at 16 requests; drafts would make 0.94 x (rows cost too much)'
+    >>> drafting_line(DraftingState(True, 1, 1.5, ""))
+    'auto: drafting at 1 request; drafts make 1.50 x'
+    """
+    at = "1 request" if auto.requests == 1 else f"{auto.requests} requests"
+    does, make = ("drafting", "make") if auto.drafting else ("not drafting", "would make")
+    why = f" ({auto.reason})" if auto.reason else ""
+    return f"auto: {does} at {at}; drafts {make} {auto.gain:.2f} x{why}"

@@ -1,0 +1,237 @@
+"""The engine process: takes messages, runs steps, sends outputs. One `Engine`, one thread, no web framework.
+
+The supervisor starts it with the spawn method. It ends on `Stop`, when its parent is gone, or with a
+traceback when a step fails: the bookkeeping of such an engine is in doubt. An error that concerns one request
+ends that request alone (`nextn.engine.runner`, `nextn.scheduler.scheduler`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import zmq
+
+from nextn.config import EngineConfig
+from nextn.constraint import CompiledGrammar
+from nextn.grammar.backends import check_backend
+from nextn.grammar.compiler import GrammarCompiler
+from nextn.grammar.limits import Busy
+from nextn.request import Output, PromptGroup, Request
+from nextn.server.process import logs
+from nextn.server.process.grammar_line import GrammarLine
+from nextn.server.process.messages import (
+    Abort,
+    Add,
+    Done,
+    Failed,
+    FlushCache,
+    FromEngine,
+    NewRequest,
+    PromptScores,
+    Ready,
+    Rejected,
+    SetSpeculativeDefaults,
+    StepNews,
+    Stop,
+    ToEngine,
+    decode_to_engine,
+    encode,
+    requests_of,
+)
+from nextn.server_config import ServerConfig
+
+if TYPE_CHECKING:
+    from nextn.engine.engine import Engine
+
+log = logging.getLogger("nextn.engine")
+
+IDLE_MS = 500  # how often an idle engine checks that its parent is still there
+COMPILING_MS = 2  # how often one that waits for grammars checks whether they are compiled
+PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+PR_SET_PDEATHSIG = 1
+MakeEngine = Callable[[EngineConfig], "Engine"]
+
+
+def make_engine(config: EngineConfig) -> Engine:
+    from nextn.engine.engine import Engine
+
+    return Engine(config)
+
+
+def run(config: ServerConfig, address: str, parent: int, make: MakeEngine) -> None:
+    """The child's main function. `address`: the ipc:// socket that the parent listens on."""
+    die_with_parent(parent)
+    # Ctrl-C and a service manager's SIGTERM reach the whole group; the parent drains first, then says Stop.
+    for number in PARENTS_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENTS_SIGNALS)
+    logs.configure(config.log_level, config.log_format, engine=True)
+    link = Link(address, parent)
+    try:
+        check_backend(config.grammar_backend)
+        engine = make(config)
+    except Exception as e:
+        mistake = isinstance(e, (ValueError, OSError))
+        if not mistake:
+            traceback.print_exc()
+        link.send(Failed(str(e) or type(e).__name__, mistake))
+        link.close()
+        sys.exit(2)
+    link.send(
+        Ready(
+            engine.vocab_size,
+            engine.context_length,
+            None if engine.speculation.auto else engine.speculation.num_steps,
+            dict(engine.startup),
+            engine.stats(),
+        )
+    )
+    gc.collect()
+    gc.freeze()  # weights and modules need never be looked at again
+    try:
+        loop(engine, link, GrammarCompiler(config, engine.vocab_size, engine.eos_token_ids))
+        engine.remember()
+    except Exception:
+        log.critical("the engine failed and ends:\n%s", traceback.format_exc())
+        link.close()
+        sys.exit(1)
+    link.close()
+
+
+class Link:
+    """The engine's end of the socket."""
+
+    def __init__(self, address: str, parent: int) -> None:
+        self.parent = parent
+        self.context = zmq.Context()
+        self.socket = self.context.socket(zmq.PAIR)
+        self.socket.set_hwm(0)
+        self.socket.linger = 1000
+        self.socket.connect(address)
+
+    def send(self, message: FromEngine) -> None:
+        self.socket.send(encode(message))
+
+    def receive(self, wait: bool, milliseconds: int = IDLE_MS) -> list[ToEngine]:
+        """All messages there are; with `wait`, those that come within that time. Stop, if the parent is
+        gone."""
+        if wait:
+            self.socket.poll(milliseconds)
+        messages: list[ToEngine] = []
+        while True:
+            try:
+                messages.append(decode_to_engine(self.socket.recv(zmq.NOBLOCK)))
+            except zmq.Again:
+                break
+        return messages if os.getppid() == self.parent else [Stop()]
+
+    def close(self) -> None:
+        self.socket.close()
+        self.context.term()
+
+
+def loop(engine: Engine, link: Link, grammars: GrammarCompiler) -> None:
+    requests: dict[str, Request] = {}
+    grammars.start()
+    line = GrammarLine(grammars)
+    began = sent = time.perf_counter()
+    while True:
+        aborted = False
+        idle = not engine.has_work()
+        messages = link.receive(wait=idle, milliseconds=COMPILING_MS if line else IDLE_MS)
+        if idle:
+            began = time.perf_counter()
+        for message in messages:
+            if isinstance(message, Add):
+                line.put(requests_of(message))
+            elif isinstance(message, Abort):
+                line.drop(message.rid)
+                requests.pop(message.rid, None)
+                aborted |= engine.abort(message.rid)
+            elif isinstance(message, SetSpeculativeDefaults):
+                set_speculative_defaults(engine, link, message)
+            elif isinstance(message, FlushCache):
+                flushed = not line and engine.flush_cache()
+                link.send(Done(message.call, None if flushed else "requests are running or waiting"))
+            else:
+                return
+        for compiled in line.take():
+            groups: dict[int, PromptGroup] = {}
+            for new, grammar in compiled:
+                group = PromptGroup() if new.group is None else groups.setdefault(new.group, PromptGroup())
+                add(engine, link, requests, new, grammar, group)
+        stepped = engine.has_work()
+        outputs = engine.step() if stepped else []
+        scores = prompt_scores(outputs, requests)
+        for out in outputs:
+            # On every output, not only the last: the server may end a request at a stop string.
+            request = requests[out.rid]
+            out.spec, out.cached_tokens = request.spec, request.first_cached
+            if out.finish_reason is not None:
+                del requests[out.rid]
+        now = time.perf_counter()
+        # An engine that only waits for grammars sends a sign of life: the watchdog ends a silent one.
+        if stepped or aborted or (line and now - sent >= IDLE_MS / 1000):
+            link.send(StepNews(outputs, engine.stats(), now - began, scores))
+            began = sent = now
+
+
+def add(
+    engine: Engine,
+    link: Link,
+    requests: dict[str, Request],
+    new: NewRequest,
+    grammar: CompiledGrammar | ValueError | None,
+    group: PromptGroup,
+) -> None:
+    request = Request(new.rid, new.tokens, new.params, new.priority, group)
+    try:
+        if isinstance(grammar, ValueError):
+            raise grammar
+        request.grammar = grammar
+        engine.add(request)
+    except Exception as e:
+        if not isinstance(e, ValueError):
+            log.exception("request %s could not be added", new.rid)
+        link.send(Rejected(new.rid, str(e) or type(e).__name__, isinstance(e, Busy)))
+    else:
+        requests[new.rid] = request
+
+
+def prompt_scores(outputs: list[Output], requests: dict[str, Request]) -> list[PromptScores]:
+    """Takes them out of the outputs. A group's are sent once, with the first output of its requests."""
+    found = []
+    for out in outputs:
+        group, scores = requests[out.rid].group, out.prompt_logprobs
+        out.prompt_logprobs = None
+        if scores is not None and group is not None and not group.told:
+            group.told = True
+            alike = [rid for rid, request in requests.items() if request.group is group]
+            found.append(PromptScores.pack(alike, scores))
+    return found
+
+
+def set_speculative_defaults(engine: Engine, link: Link, message: SetSpeculativeDefaults) -> None:
+    error = None
+    try:
+        engine.set_speculative_defaults(message.defaults)
+    except ValueError as e:
+        error = str(e)
+    link.send(Done(message.call, error))
+
+
+def die_with_parent(parent: int) -> None:
+    """On Linux the kernel kills this process when its parent dies. Elsewhere `Link.receive` notices it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(0)

@@ -1,0 +1,161 @@
+"""What the HTTP process and the engine process say to each other: msgspec structs in MessagePack.
+
+`Request` objects stay in the engine process; the other side knows a request by its `rid`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from nextn.request import Output, SamplingParams, SpeculativeParams, TokenLogprob
+from nextn.scheduler.stats import EngineStats
+
+
+class NewRequest(msgspec.Struct, array_like=True):
+    rid: str
+    tokens: list[int]
+    params: SamplingParams
+    priority: int = 0  # larger goes first
+    # Those of one `Add` with the same number have one prompt, and want the same log-probabilities of it.
+    group: int | None = None
+    client: str = ""  # "host port" of its connection: grammars of many are compiled in turn
+
+
+class Add(msgspec.Struct, tag=True, array_like=True):
+    """All choices of one HTTP request: if one is refused, that is reported before the others begin. Made by
+    `add_of`, read by `requests_of`."""
+
+    requests: list[NewRequest]
+    same_tokens: list[bool]  # of each request: its prompt is the last one's, and empty here
+    same_constraint: list[bool]  # likewise; None here
+
+
+def add_of(requests: Sequence[NewRequest]) -> Add:
+    """What a request shares with the one before is sent once: a long prompt may have 128 choices."""
+    short, same_tokens, same_constraint = [], [], []
+    last: NewRequest | None = None
+    for new in requests:
+        params = new.params
+        same_tokens.append(last is not None and new.tokens is last.tokens)
+        same_constraint.append(
+            last is not None and params.constraint is not None and params.constraint is last.params.constraint
+        )
+        if same_constraint[-1]:
+            params = params.replace(constraint=None)
+        tokens = [] if same_tokens[-1] else new.tokens
+        short.append(NewRequest(new.rid, tokens, params, new.priority, new.group, new.client))
+        last = new
+    return Add(short, same_tokens, same_constraint)
+
+
+def requests_of(add: Add) -> list[NewRequest]:
+    """The requests as they were; each has tokens of its own."""
+    requests: list[NewRequest] = []
+    for new, tokens, constraint in zip(add.requests, add.same_tokens, add.same_constraint, strict=True):
+        if tokens:
+            new.tokens = list(requests[-1].tokens)
+        if constraint:
+            new.params = new.params.replace(constraint=requests[-1].params.constraint)
+        requests.append(new)
+    return requests
+
+
+class Abort(msgspec.Struct, tag=True, array_like=True):
+    """The engine frees the pages before its next step; no news of the request follows."""
+
+    rid: str
+
+
+class SetSpeculativeDefaults(msgspec.Struct, tag=True, array_like=True):
+    """For requests that come later; `Done` follows."""
+
+    call: int
+    defaults: SpeculativeParams
+
+
+class FlushCache(msgspec.Struct, tag=True, array_like=True):
+    """Drops the prefix cache, unless requests are in the engine; `Done` follows."""
+
+    call: int
+
+
+class Stop(msgspec.Struct, tag=True, array_like=True):
+    """The engine process ends."""
+
+
+ToEngine: TypeAlias = Add | Abort | SetSpeculativeDefaults | FlushCache | Stop
+
+
+class Ready(msgspec.Struct, tag=True, array_like=True):
+    """The engine is loaded. `startup` is what it allocated, to be shown."""
+
+    vocab_size: int
+    context_length: int
+    num_drafts: int | None  # None: automatic
+    startup: dict[str, object]
+    stats: EngineStats
+
+
+class Failed(msgspec.Struct, tag=True, array_like=True):
+    """The engine could not be loaded. `mistake`: the configuration or the checkpoint is no good."""
+
+    message: str
+    mistake: bool
+
+
+class Rejected(msgspec.Struct, tag=True, array_like=True):
+    """The engine did not take a request. `busy`: not now; it may be tried again."""
+
+    rid: str
+    message: str
+    busy: bool = False
+
+
+class Done(msgspec.Struct, tag=True, array_like=True):
+    """Call `call` was carried out, or could not be: `error`."""
+
+    call: int
+    error: str | None
+
+
+class PromptScores(msgspec.Struct, array_like=True):
+    """Log-probabilities of the prompt that these requests share. They come in columns, so that a long prompt
+    takes the HTTP process's loop a millisecond to read; `unpack` may be called in a thread."""
+
+    rids: list[str]
+    own: list[float]  # of every token but the first
+    top_ids: list[int]  # of the most likely tokens at each of these, equally many
+    top_logprobs: list[float]
+
+    @classmethod
+    def pack(cls, rids: list[str], logprobs: Sequence[TokenLogprob | None]) -> PromptScores:
+        """logprobs: None for the first token."""
+        known = [each for each in logprobs if each is not None]
+        tops = [pair for each in known for pair in each.top]
+        return cls(rids, [each.logprob for each in known], [i for i, _ in tops], [p for _, p in tops])
+
+    def unpack(self) -> list[TokenLogprob | None]:
+        count = len(self.top_ids) // max(1, len(self.own))
+        tops = list(zip(self.top_ids, self.top_logprobs, strict=True))
+        each = (TokenLogprob(p, tops[i * count : (i + 1) * count]) for i, p in enumerate(self.own))
+        return [None, *each]
+
+
+class StepNews(msgspec.Struct, tag=True, array_like=True):
+    """After a step, or after aborts between steps. `seconds`: how long the engine was busy with it. `scores`:
+    of prompts that are now complete; the outputs themselves have none."""
+
+    outputs: list[Output]
+    stats: EngineStats
+    seconds: float
+    scores: list[PromptScores] = []
+
+
+FromEngine: TypeAlias = Ready | Failed | Rejected | Done | StepNews
+
+encode = msgspec.msgpack.Encoder().encode
+decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
+decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode

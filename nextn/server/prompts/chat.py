@@ -1,0 +1,229 @@
+"""From a chat's messages to its prompt, and to the way its answer will be read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from nextn.constraint import Constraint
+from nextn.server.parsers import reasoning
+from nextn.server.parsers.answer import Reading
+from nextn.server.prompts.encoding import LONG_TEXT
+from nextn.server.prompts.tool_grammar import call_grammar, strict_grammar
+from nextn.server.protocol.chat import ChatMessages, NamedTool
+from nextn.server.protocol.errors import bad_request
+from nextn.server.protocol.openai import ChatRequest
+from nextn.server_config import ServerConfig
+from nextn.tokenizer.chat import plain_content
+from nextn.tokenizer.tokenizer import Tokenizer
+
+MANY_MESSAGES = 100
+CONTINUED = "\ue000continued\ue000"  # private characters: in no message
+RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
+
+
+class ChatPrompt(NamedTuple):
+    text: str
+    reading: Reading
+    constraint: Constraint | None = None  # if not what the request says: for a call, or after reasoning
+
+
+class Arguments(dict[str, Any]):
+    """A call's arguments for a chat template. Some templates expect an object, DeepSeek's the JSON text that
+    OpenAI's messages carry: this is the one, and where it is added to a string, the other."""
+
+    def __init__(self, value: Mapping[str, Any], text: str) -> None:
+        super().__init__(value)
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __add__(self, other: str) -> str:
+        return self.text + other
+
+    def __radd__(self, other: str) -> str:
+        return other + self.text
+
+
+def chat_prompt(request: ChatRequest, tokenizer: Tokenizer, config: ServerConfig) -> ChatPrompt:
+    """Raises ApiError."""
+    calls = bool(request.tools) and request.tool_choice != "none"
+    if calls and config.tool_call_parser is None:
+        raise bad_request(
+            "tools are not supported by this server: it was started without --tool-call-parser", "tools"
+        )
+    text = render(request, tokenizer)
+    inside = None
+    if config.reasoning_parser is not None and request.separate_reasoning:
+        inside = reasoning.begins_inside(config.reasoning_parser, beginning(request, text))
+    tool_parser = config.tool_call_parser if calls else None
+    reading = Reading(tool_parser, inside, request.stream_reasoning, echoed(request))
+    constraint = (
+        forced_calls(request, reading) or after_reasoning(request, reading) or strict_calls(request, reading)
+    )
+    return ChatPrompt(text, reading, constraint)
+
+
+def is_small(request: ChatMessages) -> bool:
+    """Can its prompt be rendered without a thread?"""
+    few = not request.tools and not request.chat_template_kwargs and len(request.messages) < MANY_MESSAGES
+    return few and sum(map(len, contents(request))) < LONG_TEXT
+
+
+def contents(request: ChatMessages) -> list[str]:
+    """The texts in the messages."""
+    texts = []
+    for message in request.messages:
+        content = message.get("content")
+        for part in content if isinstance(content, list) else [content]:
+            text = part.get("text") if isinstance(part, dict) else part
+            if isinstance(text, str):
+                texts.append(text)
+    return texts
+
+
+def echoed(request: ChatRequest) -> str:
+    """As vLLM: the last message, if the answer is in its role."""
+    last = request.messages[-1]
+    if not request.echo or (request.generation_prompt and last["role"] != "assistant"):
+        return ""
+    return plain_content(last.get("content"), "messages[-1].content") or ""
+
+
+def forced_calls(request: ChatRequest, reading: Reading) -> Constraint | None:
+    """The grammar of the call that tool_choice asks for. Raises ApiError if the request has another
+    grammar."""
+    choice = request.tool_choice
+    if choice in ("none", "auto") or reading.tool_parser is None:
+        return None
+    if request.constraint is not None:
+        raise bad_request("tool_choice: an answer cannot be a call and follow another grammar", "tool_choice")
+    tools = request.tools or []
+    if isinstance(choice, NamedTool):
+        tools = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
+    return call_grammar(reading.tool_parser, tools, request.parallel_tool_calls, bool(reading.reasoning))
+
+
+def strict_calls(request: ChatRequest, reading: Reading) -> Constraint | None:
+    """The grammar of strict functions, where the model decides whether to call. None with another grammar."""
+    if reading.tool_parser is None or request.constraint is not None:
+        return None
+    return strict_grammar(reading.tool_parser, request.tools or [])
+
+
+def after_reasoning(request: ChatRequest, reading: Reading) -> Constraint | None:
+    """The constraint of the content, if the answer begins with reasoning, which is free text."""
+    constraint = request.constraint if reading.reasoning else None
+    return constraint and dataclasses.replace(constraint, after=reasoning.CLOSE)
+
+
+def render(request: ChatMessages, tokenizer: Tokenizer) -> str:
+    """The prompt. Raises ApiError."""
+    messages = checked_messages(request.messages)
+    tools = None if request.tool_choice == "none" else request.tools
+    if tools and tokenizer.chat_template is not None and not tokenizer.chat_template.takes_tools:
+        raise bad_request(
+            "tools: the chat template does not show them to the model; start the server with a "
+            "--chat-template that does",
+            "tools",
+        )
+    extra = template_variables(request)
+    final = ""
+    try:
+        if request.continue_final_message and messages:
+            final = plain_content(messages[-1].get("content"), "messages[-1].content") or ""
+            messages[-1]["content"] = final + CONTINUED
+        text = tokenizer.render_chat(messages, request.generation_prompt, tools or None, **extra)
+        return cut_after(text, final) if request.continue_final_message else text
+    except ValueError as e:
+        raise bad_request(str(e), "messages") from e
+
+
+def template_variables(request: ChatMessages) -> dict[str, Any]:
+    """chat_template_kwargs, to which reasoning_effort is added under the names that templates know, as in
+    SGLang. What is already there stays."""
+    given = request.chat_template_kwargs
+    for name in RESERVED:
+        if name in given:
+            where = f"chat_template_kwargs.{name}"
+            raise bad_request(f"{where} is not supported; leave it out", where)
+    if request.reasoning_effort is None:
+        return given
+    thinks = request.reasoning_effort != "none"
+    effort = {"thinking": thinks, "enable_thinking": thinks, "reasoning_effort": request.reasoning_effort}
+    return effort | given
+
+
+def cut_after(text: str, final: str) -> str:
+    """The prompt up to the end of the final message, which the answer goes on with. Raises ValueError."""
+    before, mark, _ = text.rpartition(CONTINUED)
+    if not mark or not before.endswith(final.lstrip()):
+        raise ValueError(
+            "continue_final_message: the chat template does not keep the final message as it is, so nothing "
+            "can go on with it"
+        )
+    return before
+
+
+def beginning(request: ChatRequest, text: str) -> str:
+    """A text that ends with the prompt's last reasoning mark. If the answer goes on with a message, it is the
+    last of the two marks in that message."""
+    if request.continue_final_message:
+        content = plain_content(request.messages[-1].get("content"), "messages[-1].content") or ""
+        marks = {content.rfind(mark): mark for mark in reasoning.MARKERS if mark in content}
+        if marks:
+            return marks[max(marks)]
+    return text
+
+
+def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Copies for the template: `developer` becomes `system`, a call's arguments become what templates
+    expect."""
+    checked = []
+    for i, message in enumerate(messages):
+        role = message.get("role")
+        if not isinstance(role, str):
+            raise bad_request(f"messages[{i}].role must be a string", "messages")
+        calls = message.get("tool_calls")
+        if calls:
+            if role != "assistant":
+                raise bad_request(f"messages[{i}]: only an assistant makes tool_calls", "messages")
+            calls = checked_calls(calls, f"messages[{i}].tool_calls")
+        elif message.get("content") is None:
+            raise bad_request(f"messages[{i}].content is missing", "messages")
+        # openai's model_dump() writes out the fields that an answer did not have.
+        kept = {name: value for name, value in message.items() if value is not None and name != "tool_calls"}
+        if role == "developer":
+            kept["role"] = "system"
+        checked.append(kept | {"tool_calls": calls} if calls else kept)
+    return checked
+
+
+def checked_calls(calls: object, where: str) -> list[dict[str, Any]]:
+    if not isinstance(calls, list):
+        raise bad_request(f"{where} must be a list", "messages")
+    checked = []
+    for i, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise bad_request(f"{where}[{i}] must have a function with a name", "messages")
+        arguments = for_templates(function.get("arguments"))
+        checked.append({"type": "function", **call, "function": {**function, "arguments": arguments}})
+    return checked
+
+
+def for_templates(arguments: object) -> object:
+    """Arguments that are not a JSON object stay as the model wrote them: the conversation must be able to go
+    on."""
+    if isinstance(arguments, Mapping):
+        return Arguments(arguments, json.dumps(arguments, ensure_ascii=False))
+    if not isinstance(arguments, str):
+        return ""
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return arguments
+    return Arguments(value, arguments) if isinstance(value, dict) else arguments

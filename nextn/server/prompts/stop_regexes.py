@@ -1,0 +1,41 @@
+"""Stop regexes of requests. Clients write them, so each is tried in a worker process before this process,
+which serves everybody, compiles it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import cache
+
+from nextn.grammar.fair_queue import Source
+from nextn.grammar.limits import MIB, Busy, Limits
+from nextn.grammar.workers import Workers
+from nextn.server.protocol.context import client
+from nextn.server.protocol.errors import bad_request, unavailable
+from nextn.tokenizer.stop_regex import StopRegexes, check_length
+
+# An expression's own limits are a fraction of these.
+LIMITS = Limits(seconds=5.0, memory=128 * MIB)
+
+
+@cache
+def workers() -> Workers:
+    """This process has one set of them; they start with the first request that needs them."""
+    return Workers("nextn.grammar.trial:stop_regexes", {}, LIMITS)
+
+
+async def compiled_regexes(patterns: Sequence[str], within: str = "") -> StopRegexes | None:
+    """None without any. Raises ApiError."""
+    if not patterns:
+        return None
+    try:
+        for pattern in patterns:
+            check_length(pattern)
+        source = Source.of(client.get())
+        tried = [workers().submit({"pattern": pattern}, source) for pattern in patterns]
+        await asyncio.gather(*map(asyncio.wrap_future, tried))
+        return await asyncio.to_thread(StopRegexes, patterns)
+    except Busy as e:
+        raise unavailable(f"{within}stop_regex: {e}", "grammars_busy") from e
+    except ValueError as e:
+        raise bad_request(f"{within}stop_regex: {e}", f"{within}stop_regex") from e

@@ -1,0 +1,90 @@
+"""Errors as the OpenAI API words them: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+SHUTTING_DOWN = "shutting_down"
+LONGEST = 2000  # characters of a message, which may quote what a client sent
+
+
+class ErrorBody(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(msgspec.Struct):
+    error: ErrorBody
+
+
+class ApiError(Exception):
+    """The answer to a request that cannot be served."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        type: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        message = cut(message, LONGEST)
+        param = None if param is None else cut(param, LONGEST)
+        super().__init__(message)
+        self.status, self.code = status, code
+        self.headers = dict(headers or {})
+        self.body = msgspec.json.encode(ErrorResponse(ErrorBody(message, type, param, code)))
+
+
+def cut(text: str, length: int) -> str:
+    return text if len(text) <= length else text[: length - 1] + "…"
+
+
+def bad_request(message: str, param: str | None = None) -> ApiError:
+    return ApiError(400, message, param=param)
+
+
+def over_context(message: str) -> ApiError:
+    return ApiError(400, message, param="prompt", code="context_length_exceeded")
+
+
+def too_long(characters: int, context: int) -> ApiError:
+    """For a text that has more tokens than the context; it was not counted to the end."""
+    return over_context(
+        f"the prompt has {characters} characters, more than {context} tokens; the context length is {context}"
+    )
+
+
+def too_many_tokens(most: int) -> ApiError:
+    rule = f"{most} are allowed in one request; send them in several"
+    return bad_request(f"the prompts together have more than {most} tokens; {rule}", "prompt")
+
+
+def unavailable(message: str, code: str) -> ApiError:
+    return ApiError(503, message, "service_unavailable", code=code, headers={"Retry-After": "1"})
+
+
+def no_engine() -> ApiError:
+    return unavailable("the engine is not running; it is being started", "engine_unavailable")
+
+
+def engine_dead(message: str) -> ApiError:
+    return ApiError(500, message, "engine_dead", code="engine_dead")
+
+
+def overdue(seconds: float) -> ApiError:
+    message = f"the request was not done after {seconds:g} s (--request-timeout)"
+    return ApiError(504, message, "timeout", code="request_timeout")
+
+
+def ended_by_request() -> ApiError:
+    return ApiError(499, "it was ended by /abort_request", code="aborted")
+
+
+def shut_down() -> ApiError:
+    return unavailable("the server was shut down before this was finished", SHUTTING_DOWN)

@@ -1,0 +1,201 @@
+"""The body of SGLang's own endpoint, /generate: one prompt or several, each with parameters of its own.
+
+A field that stands for every prompt may be a list with one value for each. In `sampling_params` a key that
+nobody knows is an error: a misspelt one would change the text unsaid.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+from pydantic import ConfigDict, Field, WithJsonSchema
+
+from nextn.request import SamplingParams, SpeculativeParams
+from nextn.server.protocol.body import Body, json_type, part, refuse, schema_of
+from nextn.server.protocol.errors import bad_request
+from nextn.server.protocol.fields import (
+    LONGEST_ID,
+    TEXT_SCHEMA,
+    TOKENS_SCHEMA,
+    Seed,
+    SpeculativeField,
+    prompts,
+)
+from nextn.server.protocol.openai import MAX_LOGPROBS, REFUSED, Sampling
+
+REFUSED_SAMPLING: dict[str, tuple[object, ...]] = {
+    "custom_params": REFUSED["custom_params"], "stream_interval": (1,), "beam_width": (1,),
+}  # fmt: skip
+REFUSED_IN_GENERATE: dict[str, tuple[object, ...]] = {
+    name: REFUSED[name]
+    for name in (
+        "lora_path", "session_params", "return_hidden_states", "custom_logit_processor",
+        "cache_salt", "extra_key",
+    )
+} | {
+    "input_embeds": (), "image_data": (), "video_data": (), "audio_data": (), "token_ids_logprob": ([],),
+    "return_sampling_mask": (False,), "return_flat_raw_top_logprobs": (False,), "return_entropy": (False,),
+    "return_routed_experts": (False,), "return_indexer_topk": (False,), "return_prompt_token_ids": (False,),
+    "positional_embed_overrides": (), "multi_item_delimiter_indices": (), "max_thinking_tokens": (),
+    "require_reasoning": (False,), "background": (False,),
+}  # fmt: skip
+# What the engine's messages call it, and what it is called here.
+NAMES = (("max_tokens", "max_new_tokens"), ("min_tokens", "min_new_tokens"), ("seed is", "sampling_seed is"))
+
+
+class NativeSampling(Sampling):
+    """`sampling_params`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    max_new_tokens: Annotated[int, Field(description="missing: 128, or what room there is")] | None = None
+    min_new_tokens: Annotated[int, Field(description="before it no end token ends the text")] = 0
+    sampling_seed: Seed | None = None
+
+
+class Asked(NamedTuple):
+    """What is asked for one prompt. `logprobs`: also for the prompt's tokens from `start` on, with the `tops`
+    most likely tokens beside each."""
+
+    sampling: NativeSampling
+    rid: str  # "": to be made up
+    logprobs: bool
+    start: int  # -1: none of the prompt
+    tops: int
+
+    def params(
+        self, length: int, max_tokens: int, seed: int, speculative: SpeculativeParams, vocab_size: int
+    ) -> SamplingParams:
+        """Of a prompt of `length` tokens. Raises ApiError naming the field."""
+        if self.start > length:
+            message = f"logprob_start_len is {self.start}; the prompt has {length} tokens"
+            raise bad_request(message, "logprob_start_len")
+        tops = self.tops if self.logprobs else None
+        try:
+            return self.sampling.params(
+                vocab_size,
+                max_tokens=max_tokens,
+                min_tokens=self.sampling.min_new_tokens,
+                seed=seed % 2**64,
+                speculative=speculative,
+                logprobs=tops,
+                prompt_logprobs=tops if 0 <= self.start < length else None,
+            )
+        except ValueError as e:
+            message = str(e)
+            for ours, theirs in NAMES:
+                message = message.replace(ours, theirs)
+            if not message.startswith("speculative."):
+                message = f"sampling_params.{message}"
+            raise bad_request(message, message.partition(" ")[0]) from e
+
+
+def one_or_many(schema: dict[str, Any]) -> WithJsonSchema:
+    """One value for all prompts, or a list of one for each."""
+    return WithJsonSchema({"anyOf": [schema, {"type": "array", "items": schema}]})
+
+
+class GenerateRequest(Body):
+    refused = REFUSED_IN_GENERATE
+
+    # Checked by `given` and `asked`: a union's errors would name every branch.
+    text: Annotated[Any, WithJsonSchema(TEXT_SCHEMA)] = None
+    input_ids: Annotated[Any, WithJsonSchema(TOKENS_SCHEMA)] = None
+    sampling_params: Annotated[Any, one_or_many(schema_of(NativeSampling))] = Field(default_factory=dict)
+    rid: Annotated[Any, one_or_many({"type": "string"})] = None
+    return_logprob: Annotated[Any, one_or_many({"type": "boolean"})] = None
+    logprob_start_len: Annotated[Any, one_or_many({"type": "integer", "minimum": -1})] = None
+    top_logprobs_num: Annotated[
+        Any, one_or_many({"type": "integer", "minimum": 0, "maximum": MAX_LOGPROBS})
+    ] = None
+    return_text_in_logprobs: bool = False
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
+    stream: bool = False
+    speculative: SpeculativeField = SpeculativeParams()
+
+    def check(self) -> None:
+        if (self.text is None) == (self.input_ids is None):
+            raise bad_request("give either text or input_ids", "text")
+
+    @property
+    def batch(self) -> bool:
+        """Is it a list of prompts, to be answered by a list?"""
+        if self.input_ids is None:
+            return isinstance(self.text, list)
+        return isinstance(self.input_ids[0], list)
+
+    def given(self) -> list[str | list[int]]:
+        """The prompts. Raises ApiError."""
+        name, kind = ("text", str) if self.input_ids is None else ("input_ids", list)
+        many = prompts(getattr(self, name), name)
+        if not all(isinstance(prompt, kind) for prompt in many):
+            raise bad_request(f"{name}: strings go into text, token ids into input_ids", name)
+        return many
+
+    def asked(self, count: int) -> list[Asked]:
+        """Of each of `count` prompts. Raises ApiError naming the field."""
+        sampling = sampling_of(self.sampling_params, count)
+        if any(each.n != sampling[0].n for each in sampling):
+            raise bad_request("sampling_params: n must be the same for all prompts", "sampling_params")
+        logprobs = spread(self.return_logprob, count, "return_logprob", False)
+        starts = spread(self.logprob_start_len, count, "logprob_start_len", -1)
+        tops = spread(self.top_logprobs_num, count, "top_logprobs_num", 0)
+        fields = zip(sampling, self._rids(count), logprobs, starts, tops, strict=True)
+        asked = [Asked(*each) for each in fields]
+        for each in asked:
+            if not 0 <= each.tops <= MAX_LOGPROBS:
+                rule = f"it must be between 0 and {MAX_LOGPROBS}"
+                raise bad_request(f"top_logprobs_num is {each.tops}; {rule}", "top_logprobs_num")
+            if each.start < -1:
+                rule = "it must be -1 (none of the prompt) or a position in the prompt"
+                raise bad_request(f"logprob_start_len is {each.start}; {rule}", "logprob_start_len")
+        return asked
+
+    def _rids(self, count: int) -> list[str]:
+        """A string with a list of prompts is the beginning of their ids."""
+        if self.batch and isinstance(self.rid, str):
+            rids = [f"{self.rid}_{i}" for i in range(count)]
+        else:
+            rids = spread(self.rid, count, "rid", "")
+        if any(len(rid) > LONGEST_ID for rid in rids):
+            raise bad_request(f"rid has more than {LONGEST_ID} characters", "rid")
+        named = [rid for rid in rids if rid]
+        if len(set(named)) < len(named):
+            raise bad_request("rid: the ids must differ", "rid")
+        return rids
+
+
+def sampling_of(given: object, count: int) -> list[NativeSampling]:
+    """`sampling_params`, one for each prompt. Raises ApiError."""
+    if not isinstance(given, list):
+        return [one_sampling(given, "sampling_params")] * count
+    check_length(given, count, "sampling_params")
+    return [one_sampling(each, f"sampling_params[{i}]") for i, each in enumerate(given)]
+
+
+def one_sampling(given: object, where: str) -> NativeSampling:
+    if not isinstance(given, dict):
+        raise bad_request(f"{where} must be an object, not {json_type(given)}", where)
+    fields = {name: value for name, value in given.items() if value is not None}
+    refuse(fields, REFUSED_SAMPLING, f"{where}.")
+    known = {name: value for name, value in fields.items() if name not in REFUSED_SAMPLING}
+    return part(known, NativeSampling, where)
+
+
+Value = TypeVar("Value", bool, int, str)
+KINDS = {bool: "a boolean", int: "a whole number", str: "a string"}
+
+
+def spread(value: Any, count: int, name: str, default: Value) -> list[Value]:
+    """One value for each prompt, given one for all or a list. Raises ApiError."""
+    many = value if isinstance(value, list) else [value] * count
+    check_length(many, count, name)
+    kind = type(default)
+    if not all(each is None or type(each) is kind for each in many):
+        raise bad_request(f"{name} must be {KINDS[kind]}, or a list of one for each prompt", name)
+    return [default if each is None else each for each in many]
+
+
+def check_length(many: list[Any], count: int, name: str) -> None:
+    if len(many) != count:
+        raise bad_request(f"{name} is a list of {len(many)}; the prompts are {count}", name)

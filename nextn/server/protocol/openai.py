@@ -1,0 +1,271 @@
+"""Request bodies of the OpenAI API: their fields, what is refused, and the parameters they become."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Annotated, Any
+
+from pydantic import Field, WithJsonSchema
+
+from nextn.constraint import Constraint
+from nextn.request import SamplingParams, SpeculativeParams
+from nextn.server.protocol.body import Body, ListOf
+from nextn.server.protocol.chat import ChatMessages
+from nextn.server.protocol.errors import bad_request
+from nextn.server.protocol.fields import (
+    PROMPT_SCHEMA,
+    AnswerId,
+    Biases,
+    Seed,
+    SpeculativeField,
+    StopPatterns,
+    StopStrings,
+)
+from nextn.server.protocol.structured import grammar_for
+
+MAX_CHOICES = 128
+MAX_LOGPROBS = 20
+
+# Field -> values with which it asks for nothing, besides null. Fields of other engines are included.
+REFUSED: dict[str, tuple[object, ...]] = {
+    "use_beam_search": (False,),
+    "length_penalty": (1, 1.0),
+    "prompt_logprobs": (),
+    "logprob_token_ids": ([],),
+    "guided_whitespace_pattern": (),
+    "add_special_tokens": (True,),
+    "bad_words": ([],),
+    "allowed_token_ids": ([],),
+    "logits_processors": ([],),
+    "custom_logit_processor": (),
+    "custom_params": ({},),
+    "truncate_prompt_tokens": (),
+    "lora_path": (),
+    "session_params": ({},),
+    "return_hidden_states": (False,),
+    "cache_salt": ("",),
+    "extra_key": ("",),
+    "prompt_embeds": (),
+    "input_ids": (),
+    "vllm_xargs": ({},),
+}
+REFUSED_IN_COMPLETIONS = REFUSED | {"top_logprobs": (0,)}
+REFUSED_IN_CHAT = REFUSED | {
+    "functions": ([],), "function_call": ("none", "auto"),
+    "modalities": (["text"],), "audio": (),
+    "web_search_options": (), "prediction": (), "chat_template": (), "documents": ([],),
+    "best_of": (1,),
+}  # fmt: skip
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class Sampling(Body):
+    """What is called the same in every API. The ranges are `SamplingParams.check`'s."""
+
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: Annotated[int, Field(lt=2**31)] = -1
+    min_p: float = 0.0
+    stop: StopStrings = Field(default_factory=list)
+    stop_regex: StopPatterns = Field(default_factory=list)
+    stop_token_ids: ListOf[int] = Field(default_factory=list)
+    no_stop_trim: Annotated[bool, Field(description="the text keeps what ended it: stop string, token")] = (
+        False
+    )
+    skip_special_tokens: Annotated[bool, Field(description="false: they are in the text")] = True
+    spaces_between_special_tokens: Annotated[
+        bool, Field(description="either way there are none: a byte-level tokenizer puts none there")
+    ] = True
+    ignore_eos: bool = False
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Biases = Field(default_factory=dict)
+    json_schema: Annotated[Any, Field(description="the text is JSON by this schema (or its JSON)")] = None
+    regex: Annotated[Any, Field(description="the text matches it as a whole")] = None
+    ebnf: Annotated[Any, Field(description="a grammar in GBNF, the notation of llama.cpp")] = None
+    structural_tag: Annotated[Any, Field(description="schemas for what follows certain words")] = None
+
+    @property
+    def keeps_stop(self) -> bool:
+        return self.no_stop_trim
+
+    @cached_property
+    def constraint(self) -> Constraint | None:
+        """What the text must match. Raises ApiError naming the field."""
+        return grammar_for(self.__dict__)
+
+    def params(self, vocab_size: int, **others: Any) -> SamplingParams:
+        """Checked parameters of the first choice. Raises ValueError beginning with the field's name."""
+        params = SamplingParams(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            logit_bias=self.logit_bias,
+            constraint=self.constraint,
+            ignore_eos=self.ignore_eos,
+            stop_token_ids=tuple(self.stop_token_ids),
+            **others,
+        )
+        params.check(vocab_size)
+        return params
+
+
+class CommonRequest(Sampling):
+    """What both endpoints take."""
+
+    model: str | None = None
+    seed: Seed | None = None
+    min_tokens: Annotated[
+        int, Field(description="before it no end token ends the text, unless a grammar leaves nothing else")
+    ] = 0
+    include_stop_str_in_output: Annotated[bool, Field(description="vLLM's name of no_stop_trim")] = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    response_format: Annotated[
+        Any, Field(description="text, json_object, json_schema (always kept to), structural_tag")
+    ] = None
+    structured_outputs: Annotated[
+        Any, Field(description="as vLLM: json, regex, choice, grammar, json_object or structural_tag")
+    ] = None
+    guided_json: Annotated[Any, Field(description="as vLLM before structured_outputs")] = None
+    guided_regex: Annotated[Any, Field(description="the same")] = None
+    guided_choice: Annotated[Any, Field(description="the same")] = None
+    guided_grammar: Annotated[Any, Field(description="the same")] = None
+    rid: AnswerId | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
+    speculative: SpeculativeField = SpeculativeParams()
+    return_token_ids: Annotated[
+        bool, Field(description="as vLLM: token_ids of each choice, end token included, and prompt_token_ids")
+    ] = False
+    return_spec_tokens_details: Annotated[
+        bool, Field(description="what speculation did: usage.spec_details, and sglext as SGLang sends it")
+    ] = False
+
+    def check(self) -> None:
+        super().check()
+        if self.stream_options is not None and not self.stream:
+            raise bad_request("stream_options is only allowed when stream is true", "stream_options")
+
+    @property
+    def keeps_stop(self) -> bool:
+        return self.no_stop_trim or self.include_stop_str_in_output
+
+    @property
+    def candidates(self) -> int:
+        """How many texts are generated for each prompt, to answer with n of them."""
+        return self.n
+
+    @property
+    def echoes(self) -> bool:
+        """Does the answer begin with the prompt?"""
+        return False
+
+    @property
+    def tops(self) -> int | None:
+        """How many of the most likely tokens go with each log-probability; None: there are none."""
+        return None
+
+    def sampling(self, max_tokens: int, seed: int, vocab_size: int) -> SamplingParams:
+        """Checked parameters of the first choice. Raises ApiError naming the field."""
+        # Candidates are compared by their log-probabilities, whether these were asked for or not.
+        compared = 0 if self.candidates > self.n else None
+        if max_tokens == 0 and not self.echoes:
+            raise bad_request("max_tokens is 0; it must be at least 1, or 0 with echo", "max_tokens")
+        try:
+            return self.params(
+                vocab_size,
+                max_tokens=max_tokens,
+                min_tokens=self.min_tokens,
+                seed=seed % 2**64,
+                speculative=self.speculative,
+                logprobs=compared if self.tops is None else self.tops,
+                prompt_logprobs=self.tops if self.echoes else None,
+            )
+        except ValueError as e:
+            raise bad_request(str(e), str(e).partition(" ")[0]) from e
+
+
+class CompletionRequest(CommonRequest):
+    refused = REFUSED_IN_COMPLETIONS
+
+    # Checked by `prompts`: a union's errors would name every branch.
+    prompt: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
+    suffix: Annotated[str, Field(description="the text goes between prompt and suffix")] = ""
+    max_tokens: Annotated[int, Field(description="0, with echo: the prompt alone")] | None = None
+    best_of: (
+        Annotated[int, Field(ge=1, le=MAX_CHOICES, description="of so many texts, the n most likely a token")]
+        | None
+    ) = None
+    echo: Annotated[bool, Field(description="the answer begins with the prompt")] = False
+    logprobs: (
+        Annotated[
+            int,
+            Field(ge=0, le=MAX_LOGPROBS, description="with so many of the most likely tokens beside each"),
+        ]
+        | None
+    ) = None
+    return_draft_depths: Annotated[
+        bool, Field(description="choices get draft_depths: [text, depth it was drafted at] per token")
+    ] = False
+
+    def check(self) -> None:
+        super().check()
+        if self.suffix and self.echo:
+            raise bad_request("echo and suffix are given; the prompt is not in one piece then", "suffix")
+        if self.best_of is None:
+            return
+        if self.best_of < self.n:
+            raise bad_request(f"best_of is {self.best_of}; it must be at least n, {self.n}", "best_of")
+        if self.stream and self.best_of > self.n:
+            raise bad_request(
+                "best_of cannot be streamed: the texts are compared when all are there", "best_of"
+            )
+
+    @property
+    def candidates(self) -> int:
+        return self.best_of or self.n
+
+    @property
+    def echoes(self) -> bool:
+        return self.echo
+
+    @property
+    def tops(self) -> int | None:
+        return self.logprobs
+
+
+class ChatRequest(CommonRequest, ChatMessages):
+    refused = REFUSED_IN_CHAT
+
+    parallel_tool_calls: Annotated[bool, Field(description="false: the answer ends with its first call")] = (
+        True
+    )
+    separate_reasoning: Annotated[bool, Field(description="reasoning goes into reasoning_content")] = True
+    stream_reasoning: Annotated[bool, Field(description="false: reasoning comes in one piece")] = True
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    echo: Annotated[
+        bool, Field(description="the content begins with the last message, if the answer is in its role")
+    ] = False
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
+
+    def check(self) -> None:
+        super().check()
+        if self.top_logprobs and not self.logprobs:
+            raise bad_request("top_logprobs is only allowed when logprobs is true", "top_logprobs")
+
+    @property
+    def tops(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None

@@ -1,0 +1,68 @@
+"""How much of a step prompts may take."""
+
+import pytest
+
+from nextn.scheduler.prompt_budget import LEAST, SLOWER, PromptBudget
+from nextn.speculative.depth.cost import StepCost
+
+DEAR_ROWS = StepCost(fixed=0.4e-3, row=0.2e-3)
+CHEAP_ROWS = StepCost(fixed=5e-3, row=1e-6)
+EXPERTS = StepCost(fixed=0.5e-3, row=0.05e-3, expert=0.1e-3, experts=(64, 4))
+
+
+@pytest.mark.parametrize("cost", [DEAR_ROWS, EXPERTS])
+@pytest.mark.parametrize("rows", [1, 3, 16])
+def test_one_prompt_makes_a_step_so_much_slower_and_not_more(cost: StepCost, rows: int) -> None:
+    found = PromptBudget(4096, cost=cost).beside(rows, 1)
+    assert cost.rows(rows + found) <= SLOWER * cost.rows(rows) < cost.rows(rows + found + 1)
+
+
+def test_further_prompts_take_as_much_again() -> None:
+    budget = PromptBudget(4096, cost=DEAR_ROWS)
+    one, two, four = (budget.beside(8, prompts) for prompts in (1, 2, 4))
+    assert (two, four) == (2 * one, 4 * one)
+
+
+def test_where_rows_cost_little_and_where_many_wait_half_the_budget_is_theirs() -> None:
+    assert PromptBudget(512, cost=CHEAP_ROWS).beside(1, 1) == 256
+    assert PromptBudget(512, cost=DEAR_ROWS).beside(1, 64) == 256
+    assert PromptBudget(512).beside(1, 1) == 256
+
+
+def test_a_prompt_always_gets_on() -> None:
+    slow = StepCost(fixed=1e-6, row=1.0)
+    assert PromptBudget(512, cost=slow).beside(1, 0) == 1
+    assert PromptBudget(1, cost=slow).beside(1, 1) == 1
+    dear = PromptBudget(8, score=100.0)
+    assert dear.affordable(1, 8, 0, 0, beside=True) == LEAST
+    assert dear.affordable(1, 2, 0, 0, beside=True) == 2
+
+
+def test_what_is_affordable_is_what_is_taken() -> None:
+    budget = PromptBudget(512, score=0.7, context=0.01)
+    for start in (0, 100, 3000):
+        for unscored in (None, 0):
+            n = budget.affordable(200, 512, start, unscored, beside=True)
+            scores = 0 if unscored is None else n
+            assert budget.taken(start, n, scores, beside=True) <= 201
+            assert budget.taken(start, n + 2, scores and n + 2, beside=True) > 200
+
+
+def test_what_steps_take_makes_up_for_costs_that_leave_something_out() -> None:
+    """Here drafts make a step twice as long as the rows say, and attention one with prompts by a half."""
+    budget = PromptBudget(4096, cost=DEAR_ROWS)
+    for _ in range(100):
+        budget.took(2, 0, 2.0 * DEAR_ROWS.rows(2))
+        found = budget.beside(2, 1)
+        budget.took(2, found, 1.5 * DEAR_ROWS.rows(2 + found))
+    usual = 2.0 * DEAR_ROWS.rows(2)
+    assert 1.5 * DEAR_ROWS.rows(2 + found) == pytest.approx(SLOWER * usual, rel=0.1)
+
+
+def test_a_step_that_was_held_up_does_not_decide() -> None:
+    budget = PromptBudget(4096, cost=DEAR_ROWS)
+    before = budget.beside(4, 1)
+    budget.took(4, before, 60.0)
+    assert before / 2 < budget.beside(4, 1) <= before
+    budget.took(0, 300, 60.0)  # nobody decodes: nobody waits
+    assert before / 2 < budget.beside(4, 1) <= before

@@ -1,0 +1,394 @@
+"""From outputs to text: nothing of it depends on how the engine cut its steps."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import re
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.engine_socket import EngineSocket
+
+from nextn.request import Output, SamplingParams, SpecStats
+from nextn.scheduler.stats import EngineStats
+from nextn.server.answers.choice import Prompt
+from nextn.server.answers.generation import Generation
+from nextn.server.answers.openai import Reply, likelihood
+from nextn.server.monitoring.metrics import Metrics
+from nextn.server.monitoring.request_log import RequestLog
+from nextn.server.monitoring.watch import Watch
+from nextn.server.process.engine_client import EngineClient
+from nextn.server.process.messages import Abort, Add, Ready, Rejected, StepNews
+from nextn.server.protocol.errors import ApiError, engine_dead
+from nextn.server.protocol.openai import ChatRequest, CompletionRequest
+from nextn.tokenizer.tokenizer import Tokenizer
+
+TEXT = "héllo €uro, stop here"
+
+
+def client() -> EngineClient:
+    engine = EngineClient()
+    engine.attach(Ready(258, 1024, 2, {}, EngineStats()), EngineSocket())
+    return engine
+
+
+def watch(engine: EngineClient, log: RequestLog | None = None) -> Watch:
+    return Watch(Metrics(engine), log or RequestLog(None, str))
+
+
+def generation(engine: EngineClient, tokenizer: Tokenizer, **options: Any) -> Generation:
+    options = {"n": 1, "stop": [], "arrival": 0.0, **options}
+    return Generation(
+        engine, tokenizer, [Prompt([0, 5, 6], SamplingParams(), options.pop("stop"))], **options
+    )
+
+
+def steps(rid: str, tokens: Sequence[int], cuts: Sequence[int], reason: str | None) -> list[StepNews]:
+    """The tokens as news, cut into runs of these lengths, the last run as long as is left."""
+    news, at = [], 0
+    for run in [*cuts, len(tokens)]:
+        part = list(tokens[at : at + run])
+        at += run
+        last = at >= len(tokens)
+        out = Output(
+            rid, part, [*range(1, len(part)), 0][: len(part)], reason if last else None, cached_tokens=2
+        )
+        out.spec = SpecStats(verify_steps=len(news) + 1, committed=at)
+        news.append(StepNews([out], EngineStats(), 0.1))
+        if last:
+            break
+    return news
+
+
+def run(engine: EngineClient, reply: Reply, news: Sequence[StepNews | Rejected]) -> tuple[Any, list[Any]]:
+    """Plays the news; returns the whole answer, or the chunks when the request streams."""
+
+    async def play() -> Any:
+        async def whole() -> bytes:
+            return await reply.whole()
+
+        async def chunks() -> list[bytes]:
+            return [chunk async for chunk in reply.chunks()]
+
+        streaming = reply.request.stream
+        answer = asyncio.ensure_future(chunks() if streaming else whole())
+        await asyncio.sleep(0)
+        for message in news:
+            engine.receive(message)
+            await asyncio.sleep(0)
+        got = await answer
+        return [json.loads(chunk) for chunk in got] if streaming else json.loads(got)
+
+    return asyncio.run(play()), engine.socket.sent  # type: ignore[union-attr]
+
+
+cuts = st.lists(st.integers(1, 5), max_size=20)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(cuts=cuts, stop=st.sampled_from([[], ["stop"], ["€"], ["éllo", "o"], ["nowhere"]]))
+def test_answers_do_not_depend_on_the_cuts(tokenizer: Tokenizer, cuts: list[int], stop: list[str]) -> None:
+    tokens = tokenizer.encode(TEXT, add_special_tokens=False)
+    answers = []
+    for these in ([], cuts):
+        engine = client()
+        gen = generation(engine, tokenizer, stop=stop)
+        reply = Reply(CompletionRequest(prompt="x"), gen, "m")
+        answer, _ = run(engine, reply, steps(gen.choices[0].request.rid, tokens, these, "length"))
+        answers.append((answer["choices"], answer["usage"]))
+        assert engine.active == 0
+    assert answers[0] == answers[1]
+    (choice,), usage = answers[0]
+    ends = [TEXT.index(s) for s in stop if s in TEXT]
+    assert choice["text"] == TEXT[: min(ends, default=len(TEXT))]
+    assert choice["finish_reason"] == ("stop" if ends else "length")
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 2}
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(cuts=cuts, chat=st.booleans())
+def test_chunks_add_up(tokenizer: Tokenizer, cuts: list[int], chat: bool) -> None:
+    tokens = tokenizer.encode(TEXT, add_special_tokens=False)
+    engine = client()
+    gen = generation(engine, tokenizer)
+    request: Any = (
+        ChatRequest(messages=[], stream=True) if chat else CompletionRequest(prompt="x", stream=True)
+    )
+    chunks, _ = run(engine, Reply(request, gen, "m"), steps(gen.choices[0].request.rid, tokens, cuts, "stop"))
+    choices = [chunk["choices"][0] for chunk in chunks]
+    assert [c["finish_reason"] for c in choices] == [None] * (len(choices) - 1) + ["stop"]
+    if chat:
+        assert choices[0]["delta"] == {"role": "assistant", "content": ""}
+        assert "".join(c["delta"].get("content", "") for c in choices) == TEXT
+    else:
+        assert "".join(c["text"] for c in choices) == TEXT
+        assert all(c["text"] or c["finish_reason"] for c in choices)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    cuts=cuts, stop=st.sampled_from([[], ["€"], ["o"], ["here!"]]), end=st.sampled_from(["length", "stop"])
+)
+def test_draft_depths_of_a_stream(tokenizer: Tokenizer, cuts: list[int], stop: list[str], end: str) -> None:
+    """They spell each chunk's text, and are those of the whole answer; "here!" holds the end back until an
+    end without a token lets it go."""
+    tokens = tokenizer.encode(TEXT, add_special_tokens=False)
+    told: list[list[tuple[str, int]]] = []
+    for stream in (False, True):
+        engine = client()
+        gen = generation(engine, tokenizer, stop=stop, keep_depths=True)
+        rid = gen.choices[0].request.rid
+        news = steps(rid, tokens, cuts, "length" if end == "length" else None)
+        if end == "stop":
+            news.append(StepNews([Output(rid, [], [], "stop", 1)], EngineStats(), 0.1))
+        request = CompletionRequest(prompt="x", stream=stream, return_draft_depths=True)
+        found, _ = run(engine, Reply(request, gen, "m"), news)
+        choices = [chunk["choices"][0] for chunk in found] if stream else found["choices"]
+        for choice in choices:
+            assert "".join(text for text, _ in choice["draft_depths"]) == choice["text"]
+        told.append([(text, depth) for choice in choices for text, depth in choice["draft_depths"]])
+    whole, pieces = told
+    assert len(whole) == len(gen.choices[0].tokens)
+    assert [depth for _, depth in pieces[: len(whole)]] == [depth for _, depth in whole]
+    assert len(pieces) - len(whole) in (0, 1)
+    if len(pieces) > len(whole):  # text that was held back, of the last token
+        assert pieces[-1][1] == whole[-1][1]
+        assert "here".startswith(pieces[-1][0])
+
+
+def test_stop_string_ends_the_request_in_the_engine(tokenizer: Tokenizer) -> None:
+    engine = client()
+    observer = watch(engine)
+    gen = generation(engine, tokenizer, stop=["o"], observer=observer)
+    rid = gen.choices[0].request.rid
+    news = steps(rid, tokenizer.encode(TEXT, add_special_tokens=False), [8, 2], None)
+    answer, sent = run(engine, Reply(CompletionRequest(prompt="x"), gen, "m"), news)
+    assert answer["choices"][0]["text"] == "héll"
+    assert [type(message) for message in sent] == [Add, Abort]
+    assert observer.metrics.aborted == 0  # the client got all it asked for
+
+
+def test_unfinished_character_at_the_end(tokenizer: Tokenizer) -> None:
+    engine = client()
+    gen = generation(engine, tokenizer, keep_depths=True)
+    tokens = tokenizer.encode("a€", add_special_tokens=False)[:3]
+    request = CompletionRequest(prompt="x", return_draft_depths=True)
+    answer, _ = run(
+        engine, Reply(request, gen, "m"), steps(gen.choices[0].request.rid, tokens, [2], "length")
+    )
+    assert answer["choices"][0]["text"] == "a\ufffd"
+    assert answer["choices"][0]["draft_depths"] == [["a", 1], ["", 0], ["\ufffd", 0]]
+
+
+def test_an_end_without_a_token(tokenizer: Tokenizer) -> None:
+    engine = client()
+    gen = generation(engine, tokenizer)
+    news = [StepNews([Output(gen.choices[0].request.rid, [], [], "stop", 1)], EngineStats(), 0.1)]
+    answer, _ = run(engine, Reply(CompletionRequest(prompt="x"), gen, "m"), news)
+    assert answer["choices"][0] == {
+        "index": 0,
+        "text": "",
+        "finish_reason": "stop",
+        "logprobs": None,
+        "matched_stop": 1,
+    }
+    assert answer["usage"]["completion_tokens"] == 0
+
+
+def spec_of(*steps: tuple[int, int]) -> SpecStats:
+    spec = SpecStats()
+    for proposed, accepted in steps:
+        spec.add(proposed, accepted, accepted + 1)
+    return spec
+
+
+SPEC = {
+    "spec_accept_rate": 0.6, "spec_accept_length": 2.0, "spec_num_correct_drafts": 3,
+    "spec_num_proposed_drafts": 5, "spec_verify_ct": 3, "spec_correct_drafts_histogram": [1, 1, 1],
+    "spec_lossy": False, "spec_simulated": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("usage", [None, False, True])
+@pytest.mark.parametrize("chat", [False, True])
+def test_spec_tokens_details(tokenizer: Tokenizer, chat: bool, usage: bool | None, n: int) -> None:
+    """Whole (None), and streamed with usage or without: they come last, and usage has them of all choices."""
+    engine = client()
+    gen = generation(engine, tokenizer, n=n)
+    fields: dict[str, Any] = {"return_spec_tokens_details": True, "stream": usage is not None, "n": n}
+    if usage:
+        fields["stream_options"] = {"include_usage": True}
+    request: Any = ChatRequest(messages=[], **fields) if chat else CompletionRequest(prompt="x", **fields)
+    news = []
+    for choice in gen.choices:
+        last = Output(choice.request.rid, [5], [0], "length", spec=spec_of((2, 0), (2, 2), (1, 1)))
+        news.append(StepNews([last], EngineStats(), 0.1))
+    answer, _ = run(engine, Reply(request, gen, "m"), news)
+    if usage is not None:
+        *chunks, answer = answer
+        assert answer["choices"] == []
+        assert not any("sglext" in chunk for chunk in chunks)
+    assert answer["sglext"] == {"spec_tokens_details": SPEC if n == 1 else [SPEC, SPEC]}
+    if usage is False:
+        assert "usage" not in answer
+    else:
+        assert answer["usage"]["spec_details"] == {
+            "verify_steps": 3 * n, "accept_length": 2.0, "proposed": [3 * n, 2 * n],
+            "accepted": [2 * n, n], "histogram": [n, n, n], "lossy": False,
+            "simulated": False,
+        }  # fmt: skip
+
+
+def test_spec_tokens_details_are_on_request(tokenizer: Tokenizer) -> None:
+    engine = client()
+    gen = generation(engine, tokenizer)
+    answer, _ = run(
+        engine,
+        Reply(CompletionRequest(prompt="x"), gen, "m"),
+        steps(gen.choices[0].request.rid, [5], [], "stop"),
+    )
+    assert "sglext" not in answer
+    assert "spec_details" not in answer["usage"]
+
+
+def test_a_text_that_is_nobodys_says_so_unasked(tokenizer: Tokenizer) -> None:
+    engine = client()
+    gen = generation(engine, tokenizer)
+    spec = SpecStats(simulated=True)
+    last = Output(gen.choices[0].request.rid, [5], [0], "length", spec=spec)
+    news = [StepNews([last], EngineStats(), 0.1)]
+    answer, _ = run(engine, Reply(CompletionRequest(prompt="x"), gen, "m"), news)
+    assert answer["usage"]["spec_details"]["simulated"] is True
+
+
+def test_one_line_for_each_finished_request(tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
+    request = CompletionRequest(prompt="x")
+    for level, count in ((logging.INFO, 0), (logging.DEBUG, 2)):
+        engine = client()
+        observer = watch(engine, RequestLog(None, tokenizer.decode))
+        arrival = time.perf_counter() - 2
+        gen = generation(engine, tokenizer, n=2, stop=["b"], arrival=arrival, observer=observer)
+        first, second = (choice.request.rid for choice in gen.choices)
+        news = [
+            StepNews([Output(first, [5], [0], cached_tokens=2)], EngineStats(), 0.1),
+            *steps(second, tokenizer.encode("ab", add_special_tokens=False), [], None),
+            StepNews(
+                [Output(first, [6, 7], [1, 0], "length", spec=spec_of((1, 1)), cached_tokens=2)],
+                EngineStats(), 0.1,
+            ),
+        ]  # fmt: skip
+        with caplog.at_level(level, "nextn.request"):
+            run(engine, Reply(request, gen, "m"), news)
+        assert len(caplog.messages) == count
+    stopped, whole = caplog.messages
+    assert stopped.startswith(f"Finished request, id: '{second}', #prompt-token: 3, #cached-token: 2, ")
+    assert "#output-token: 2, finish reason: stop, ttft (ms): 20" in stopped
+    found = re.fullmatch(
+        rf"Finished request, id: '{first}', #prompt-token: 3, #cached-token: 2, #output-token: 3, "
+        r"finish reason: length, ttft \(ms\): (2\d{3}\.\d), e2e \(ms\): (2\d{3}\.\d), "
+        r"throughput \(token/s\): 1\.\d, accept len: 2\.00, accepted per step: \[0, 1\]",
+        whole,
+    )
+    assert found is not None, whole
+    assert float(found[1]) <= float(found[2])
+
+
+@pytest.mark.parametrize("cause", ["rejected", "dead"])
+def test_errors_end_all_choices(tokenizer: Tokenizer, cause: str) -> None:
+    engine = client()
+    gen = generation(engine, tokenizer, n=3)
+
+    async def play() -> None:
+        deltas = gen.deltas()
+        first = asyncio.ensure_future(anext(deltas))
+        await asyncio.sleep(0)
+        if cause == "rejected":
+            engine.receive(Rejected(gen.choices[1].request.rid, "no"))
+        else:
+            engine.fail_all(engine_dead("gone"))
+        await first
+
+    with pytest.raises(ApiError, match="no" if cause == "rejected" else "gone"):
+        asyncio.run(play())
+    assert engine.active == 0
+    sent = engine.socket.sent  # type: ignore[union-attr]
+    assert len(sent) == (3 if cause == "rejected" else 1)  # Add, and an Abort for each that went on
+
+
+def test_leaving_aborts(tokenizer: Tokenizer) -> None:
+    engine = client()
+    observer = watch(engine)
+    gen = generation(engine, tokenizer, n=2, observer=observer)
+
+    async def play() -> None:
+        working = asyncio.ensure_future(Reply(CompletionRequest(prompt="x"), gen, "m").whole())
+        await asyncio.sleep(0)
+        assert engine.active == 2
+        working.cancel()
+        await asyncio.wait([working])
+
+    asyncio.run(play())
+    assert engine.active == 0
+    assert observer.metrics.aborted == 2
+    sent = engine.socket.sent  # type: ignore[union-attr]
+    assert [m.rid for m in sent[1:]] == [c.request.rid for c in gen.choices]
+
+
+def test_noise_streams(tokenizer: Tokenizer) -> None:
+    prompts = [Prompt([1], SamplingParams(seed=5)), Prompt([2], SamplingParams(seed=6))]
+    gen = Generation(client(), tokenizer, prompts, 2, 0.0)
+    got = [(c.index, c.request.tokens, c.request.params.seed, c.request.params.stream) for c in gen.choices]
+    assert got == [(0, [1], 5, 0), (1, [1], 5, 1), (2, [2], 6, 0), (3, [2], 6, 1)]
+
+
+def test_a_grammar_that_cannot_go_on_is_an_error(tokenizer: Tokenizer) -> None:
+    engine = client()
+    gen = generation(engine, tokenizer)
+    (news,) = steps(gen.choices[0].request.rid, [5, 6], [], "error")
+    news.outputs[0].error = "the grammar has no way to go on from here"
+    news.outputs[0].error_code = "grammar_error"
+    with pytest.raises(ApiError, match="the grammar has no way to go on") as error:
+        run(engine, Reply(CompletionRequest(prompt="x"), gen, "m"), [news])
+    assert (error.value.status, error.value.code) == (400, "grammar_error")
+    assert engine.active == 0
+
+
+def test_no_room_for_its_grammar(tokenizer: Tokenizer) -> None:
+    engine = client()
+    gen = generation(engine, tokenizer)
+    news = Rejected(gen.choices[0].request.rid, "they wait", busy=True)
+    with pytest.raises(ApiError, match="they wait") as error:
+        run(engine, Reply(CompletionRequest(prompt="x"), gen, "m"), [news])
+    assert (error.value.status, error.value.code) == (503, "grammars_busy")
+    assert error.value.headers["Retry-After"] == "1"
+
+
+def test_likelihood_of_candidates(tokenizer: Tokenizer) -> None:
+    """The token that ends a text counts: one that is nothing else is as likely as that token."""
+    nothing, end, text = generation(client(), tokenizer, n=3).choices
+    end.matched, end.logprob = 2, -4.0
+    text.tokens, text.matched, text.logprob = [5, 6], "stop", -3.0
+    assert [likelihood(choice) for choice in (nothing, end, text)] == [-math.inf, -4.0, -1.5]
+
+
+def test_an_engine_that_goes_before_it_is_asked(tokenizer: Tokenizer) -> None:
+    """Between the look at it and the answer's first step it may die: every choice ends, with news."""
+    engine = EngineClient()
+    observer = watch(engine)
+
+    async def ask() -> None:
+        async for _ in generation(engine, tokenizer, n=2, observer=observer).deltas():
+            pass
+
+    with pytest.raises(ApiError, match="the engine is not running") as told:
+        asyncio.run(ask())
+    assert told.value.status == 503
+    assert (observer.metrics.requests, observer.metrics.failed, engine.active) == (2, 2, 0)

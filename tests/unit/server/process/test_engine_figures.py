@@ -1,0 +1,146 @@
+"""Intervals are cut right; what automatic depth does comes from the engine, and the log tells it."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from nextn.request import SpecStats
+from nextn.scheduler.stats import DraftingState, EngineStats
+from nextn.server.process.engine_figures import (
+    CHANGED,
+    STAYED,
+    DecodeInterval,
+    DraftingLog,
+    EngineFigures,
+    drafting_line,
+)
+from nextn.server.process.messages import StepNews, decode_from_engine, encode
+
+ON = DraftingState(True, 4, 1.309, "")
+OFF = DraftingState(False, 16, 0.94, "a draft costs more than it brings")
+
+
+def stats(steps: int, accepted: int, running: int = 1) -> EngineStats:
+    """After `steps` decode steps of one request with two drafts, `accepted` of them accepted in each."""
+    spec = SpecStats()
+    for _ in range(steps):
+        spec.add(2, accepted, accepted + 1)
+    return EngineStats(
+        running=running, used_tokens=32, total_tokens=64, decode_steps=steps, prompt_tokens=10,
+        cached_tokens=4, generated_tokens=spec.committed, spec=spec,
+    )  # fmt: skip
+
+
+def grown(before: EngineStats, steps: int, accepted: int, running: int = 1) -> EngineStats:
+    after = stats(before.decode_steps, 0, running)
+    after.spec = SpecStats()
+    after.spec.merge(before.spec)
+    for _ in range(steps):
+        after.spec.add(2, accepted, accepted + 1)
+    after.decode_steps += steps
+    after.generated_tokens = after.spec.committed
+    return after
+
+
+def test_difference() -> None:
+    early, late = stats(3, 1).spec, grown(stats(3, 1), 2, 2).spec
+    assert late.since(early) == stats(2, 2).spec
+    assert late.since(SpecStats()) == late
+    assert late.since(late) == SpecStats(0, [0, 0], [0, 0], 0, [0, 0, 0])
+
+
+def test_interval_is_the_last_one_not_the_lifetime(caplog: pytest.LogCaptureFixture) -> None:
+    interval = DecodeInterval(4)
+    first = stats(4, 0)
+    with caplog.at_level(logging.INFO, "nextn.decode"):
+        interval.update(first, 2.0)
+        assert (interval.spec.accept_length, interval.throughput) == (1.0, 2.0)
+        interval.update(grown(first, 2, 2), 0.5)
+        assert interval.spec.accept_length == 1.0  # not over yet
+        interval.update(grown(first, 4, 2), 0.5)
+    assert (interval.spec.accept_length, interval.throughput) == (3.0, 12.0)
+    assert interval.spec.accept_rate == 1.0
+    assert caplog.messages[1] == (
+        "Decode batch, #running-req: 1, #token: 32, token usage: 0.50, accept len: 3.00, "
+        "accept rate: [1.00, 1.00], gen throughput (token/s): 12.0, #queue-req: 0"
+    )
+
+
+def test_an_idle_engine_shows_the_interval_so_far() -> None:
+    interval = DecodeInterval(40)
+    interval.update(stats(3, 1), 1.0)
+    assert interval.spec.accept_length == 0.0
+    interval.update(stats(3, 1, running=0), 0.0)
+    assert interval.spec.accept_length == 2.0
+
+
+def test_no_log_lines_when_none_are_wanted(caplog: pytest.LogCaptureFixture) -> None:
+    interval = DecodeInterval(0)
+    with caplog.at_level(logging.INFO, "nextn.decode"):
+        interval.update(stats(40, 1), 1.0)
+    assert interval.spec.accept_length == 2.0
+    assert caplog.messages == []
+
+
+def test_words() -> None:
+    assert drafting_line(ON) == "auto: drafting at 4 requests; drafts make 1.31 x"
+    assert drafting_line(OFF) == (
+        "auto: not drafting at 16 requests; drafts would make 0.94 x (a draft costs more than it brings)"
+    )
+    assert drafting_line(DraftingState(False, 1, 0.5, "")).startswith("auto: not drafting at 1 request; ")
+
+
+@pytest.mark.parametrize("auto", [None, ON, OFF])
+def test_it_comes_from_the_engine(auto: DraftingState | None) -> None:
+    news = decode_from_engine(encode(StepNews([], EngineStats(auto=auto), 0.1)))
+    assert isinstance(news, StepNews)
+    assert news.stats.auto == auto
+
+
+@pytest.fixture(autouse=True)
+def decode_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "nextn.decode")
+
+
+def test_a_change_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    figures = EngineFigures(40)
+    for auto in (ON, ON, OFF, OFF, OFF):
+        figures.on_step(EngineStats(auto=auto), CHANGED)
+    assert caplog.messages == [drafting_line(ON), drafting_line(OFF)]
+
+
+def test_changes_to_and_fro_are_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    log = DraftingLog(True)
+    for auto in (ON, OFF, ON, OFF, ON):
+        log.update(auto, CHANGED / 10)
+    assert caplog.messages == [drafting_line(ON)]
+    log.update(OFF, CHANGED)
+    assert caplog.messages == [drafting_line(ON), drafting_line(OFF)]
+
+
+def test_what_stays_is_told_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
+    """Time without load does not count, nor does a state of no requests."""
+    log = DraftingLog(True)
+    for _ in range(100):
+        log.update(OFF, STAYED / 40)
+    assert len(caplog.messages) == 3
+    log.update(DraftingState(False, 0, 0.94, ""), 10 * STAYED)
+    assert len(caplog.messages) == 3
+
+
+def test_a_new_engine_is_told_of_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    figures = EngineFigures(40)
+    for _ in range(2):
+        figures.on_step(EngineStats(auto=OFF), 0.1)
+    figures.engine_gone()
+    figures.on_step(EngineStats(auto=OFF), 0.1)
+    assert caplog.messages == [drafting_line(OFF)] * 2
+
+
+def test_silence(caplog: pytest.LogCaptureFixture) -> None:
+    """The depth is fixed; no log lines are wanted (--decode-log-interval 0)."""
+    EngineFigures(40).on_step(EngineStats(), 100.0)
+    EngineFigures(0).on_step(EngineStats(auto=OFF), 100.0)
+    assert caplog.messages == []

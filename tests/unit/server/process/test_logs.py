@@ -1,0 +1,52 @@
+"""Log lines: one record, one line that can be read back, with the request it belongs to."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+from nextn.server.http.middleware import USABLE
+from nextn.server.process.logs import TEXT, JsonLines, Lines
+from nextn.server.protocol.context import request_id
+
+
+def record(message: str, *args: object, **extra: object) -> logging.LogRecord:
+    return logging.getLogger("nextn.x").makeRecord(
+        "nextn.x", logging.WARNING, "f.py", 1, message, args, None, extra=extra
+    )
+
+
+def test_json() -> None:
+    token = request_id.set("abc")
+    try:
+        line = JsonLines().format(record("it is %s\nso", "€", fields={"ttft": 0.5, "level": "mine"}))
+    finally:
+        request_id.reset(token)
+    assert "\n" not in line
+    told = json.loads(line)
+    assert told.pop("time").endswith("+00:00")
+    assert told == {
+        "level": "warning", "logger": "nextn.x", "message": "it is €\nso", "request_id": "abc", "ttft": 0.5,
+    }  # fmt: skip
+
+
+def test_json_of_an_exception_outside_of_requests() -> None:
+    try:
+        raise RuntimeError("oh")
+    except RuntimeError as e:
+        failed = record("failed")
+        failed.exc_info = (RuntimeError, e, e.__traceback__)
+    told = json.loads(JsonLines().format(failed))
+    assert told["exception"].startswith("Traceback")
+    assert "request_id" not in told
+
+
+def test_text_forges_no_line() -> None:
+    lines = Lines(TEXT).format(record("asked for %s", "x\n2026-01-01 INFO: all is well")).split("\n")
+    assert lines[1] == "  2026-01-01 INFO: all is well"
+
+
+def test_ids_that_may_be_echoed() -> None:
+    assert USABLE.fullmatch(b"req_1-ABC:9")
+    for given in (b"", b"a b", b"x" * 129, b"a\nb", "é".encode()):
+        assert not USABLE.fullmatch(given)
