@@ -139,7 +139,7 @@ class MTPDrafter:
             else:
                 unread.append((growing, *device.best_token(logits[: len(growing)])))
                 for g in growing:
-                    g.grow([[(0, 0.0)]])  # in place of the token
+                    g.tree.append(0)  # in place of the token
             depth += 1
             others = [g for g in growing if not g.cut and g.num_steps > depth and g.tree.frontier]
             if device is None:
@@ -170,8 +170,11 @@ class MTPDrafter:
             confidence: list[float] | None = [] if growing[0].cut else None
             tokens = self.choose(logits[:n], draws, confidence)
             for g, token in zip(growing, tokens, strict=False):
-                g.grow([[] if token == NO_TOKEN else [(token, 0.0)]])
-            for g, token, fell in zip(growing, tokens, bins(confidence or ()), strict=False):
+                if token == NO_TOKEN:
+                    g.grow([[]])
+                else:
+                    g.tree.append(token)
+            for g, token, fell in zip(growing, tokens, bins(confidence) if confidence else b"", strict=False):
                 g.bins.append(NO_GUESS if token == NO_TOKEN else fell)
         others = growing[n:]
         if others:

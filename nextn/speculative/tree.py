@@ -38,12 +38,16 @@ class Growing:
                 self.tokens.append(token)
                 self.parents.append(parent)
                 self.scores.append(before + min(logprob, 0.0))
-        new = range(first, len(self.tokens))
-        if self.topk == 1 and len(new) < 2:
-            self.frontier = list(new)
-            return
         # Among equals the earlier one, which may be an ancestor of the later one.
+        new = range(first, len(self.tokens))
         self.frontier = heapq.nlargest(self.topk, new, key=lambda i: (self.scores[i], -i))
+
+    def append(self, token: int) -> None:
+        """The next guess of a chain."""
+        self.frontier = [len(self.tokens)]
+        self.parents.append(len(self.tokens) - 1)
+        self.tokens.append(token)
+        self.scores.append(0.0)
 
     def nodes(self, node: int) -> list[int]:
         """From the root's child down to `node`."""
