@@ -36,13 +36,13 @@ def teach(worth: Worth, cost: StepCost, rates: tuple[float, ...], plans: int = 2
     for _ in range(plans):
         for _ in range(CHAINS):
             bins = luck.choices(range(9), BIN_SHARES, k=4)
-            kinds = bins if worth.cutoffd else range(4)
+            kinds = bins if worth.cuts else range(4)
             held = 0
             for kind in kinds:
                 if luck.random() >= rates[kind]:
                     break
                 held += 1
-            worth.note(Draft([0] * 4, bins=bytes(bins) if worth.cutoffd else b""), held)
+            worth.note(Draft([0] * 4, bins=bytes(bins) if worth.cuts else b""), held)
         setting = worth.plan(1, cost, cost.rows(1))
     return setting
 
