@@ -123,15 +123,15 @@ inline float best_but(const float* z, int n, int chosen) {
     return std::max(largest_of(z, chosen), largest_of(z + chosen + 1, n - chosen - 1));
 }
 
-// Writes over the logits of a row that is sampled. Lead: also by how much, in logits, the choice is ahead of what
+// Writes over the logits of a row that is sampled. Confidence: also by how much, in logits, the choice is ahead of what
 // would have been chosen without it.
-template <bool Lead = false>
-inline int choose(float* z, int n, const NxSampling& s, std::vector<int32_t>& order, float* lead = nullptr) {
+template <bool Confidence = false>
+inline int choose(float* z, int n, const NxSampling& s, std::vector<int32_t>& order, float* confidence = nullptr) {
     const int greedy = argmax(z, n);
-    if (Lead) *lead = 0.f;
+    if (Confidence) *confidence = 0.f;
     if (greedy < 0) return -1;
     if (s.temperature < 1e-5f) {
-        if (Lead) *lead = z[greedy] - best_but(z, n, greedy);
+        if (Confidence) *confidence = z[greedy] - best_but(z, n, greedy);
         return greedy;
     }
     for (int i = 0; i < n; ++i) z[i] /= s.temperature;
@@ -143,7 +143,7 @@ inline int choose(float* z, int n, const NxSampling& s, std::vector<int32_t>& or
     const float top = z[greedy];
     float value = top + gumbel(words[greedy % 4]), second = -INFINITY;
     Bar bar;
-    bar.raise((Lead ? second : value) - top);
+    bar.raise((Confidence ? second : value) - top);
     for (int i = 0; i < n; i += 4) {
         const int end = i + 4 < n ? i + 4 : n;
         bool open = false;
@@ -154,17 +154,17 @@ inline int choose(float* z, int n, const NxSampling& s, std::vector<int32_t>& or
             if (z[j] == -INFINITY || !bar.can_win(top - z[j], words[j - i])) continue;
             const float v = z[j] + gumbel(words[j - i]);
             if (v > value || (v == value && j < best)) {
-                if (Lead) second = value;
+                if (Confidence) second = value;
                 value = v;
                 best = j;
-                bar.raise((Lead ? second : value) - top);
-            } else if (Lead && v > second && j != best) {
+                bar.raise((Confidence ? second : value) - top);
+            } else if (Confidence && v > second && j != best) {
                 second = v;
                 bar.raise(second - top);
             }
         }
     }
-    if (Lead) *lead = (value - second) * s.temperature;
+    if (Confidence) *confidence = (value - second) * s.temperature;
     return best;
 }
 

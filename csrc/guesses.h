@@ -1,31 +1,28 @@
 // Chains of guesses in one call: a NextN module over what a step committed, and then, after the last row of
 // each span that wants them, one guess after another, each fed back with the module's own output.
 //
-// Its products, norms and choices are those of one call for each depth, so its bits are; what is saved is what
-// lies between the calls. Chains whose logits something changes first, such as a grammar, are chosen by the caller.
+// It is the loop of nextn.speculative.mtp for chains whose guesses take nothing but a draw. Its products, norms and
+// choices are those of one call for each depth, so its bits are; what is saved is what lies between the calls.
 #pragma once
 #include "choose.h"
+#include "cutoff.h"
 #include "forward.h"
-#include "gate.h"
 
 extern "C" {
 struct NxChains {
     const int32_t* rows;         // of `hidden`: the state of each row of the batch
     const int32_t* span;         // of the batch: the one that each chain goes on from
-    const NxSampling* sampling;  // of each chain's guesses; as many as it has rows, at least 1
+    const NxSampling* sampling;  // of each chain's first guess; the index counts up
+    const int32_t* num_steps;    // guesses of each chain, at least 1
     int32_t count, most, vocab;  // chains, the longest one's guesses, the vocabulary
-    // The last `asked` chains are not chosen here, where their logits are changed first: whoever called writes
-    // their tokens, -1 where there is nothing to guess, which ends the chain. scores [count, vocab]: of the chains that are still open, in order; `guess` is told the depth
-    // and the first row of theirs. Not 0: it failed, and all of it ends.
-    int32_t asked;
-    float* scores;
-    int32_t (*guess)(int32_t depth, int32_t first);
-    // A gate for those chains that have a 1 here; null: none has.
-    const NxGate* gate;
-    const uint8_t* gated;  // [count]
-    uint8_t* bins;   // out, [count, most]: of the gated chains' guesses, by their lead
-    int32_t* made;   // out, [count], zeros: guesses made
-    int32_t* kept;   // out, [count], zeros, with a gate: those of them that are worth verifying
+    float* scores;               // room for [count, vocab]
+    const NxCutoff* cutoff;      // for those chains that have a 1 in `cut`; null: for none
+    const uint8_t* cut;          // [count]
+    int32_t* tokens;  // out, [count, most]
+    uint8_t* bins;    // out, [count, most]: of the guesses of chains with a cutoff, by their confidence
+    int32_t* made;    // out, [count], zeros: guesses made
+    int32_t* kept;    // out, [count], zeros: those of them that are worth verifying
+    int32_t* passes;  // out, [most], zeros: chains that had a guess made at each depth
 };
 }
 
@@ -34,8 +31,7 @@ namespace {
 struct Guesser : Engine {
     using Engine::Engine;
 
-    // tokens [count, most].
-    void chains(const NxBatch& b, const float* hidden, int module, const NxChains& c, int32_t* tokens) {
+    void chains(const NxBatch& b, const float* hidden, int module, const NxChains& c) {
         float* s = room(state, int64_t(b.rows) * model.hidden);
         {
             const TileUse use;
@@ -47,13 +43,14 @@ struct Guesser : Engine {
             open.push_back({i, span[0] + span[1] - 1, span[3], span[2] + span[1], 0, 1.f});
         }
         for (int depth = 0; !open.empty(); ++depth) {
+            c.passes[depth] = int32_t(open.size());
             {
                 const TileUse use;
                 if (depth) feed(b, module);
                 take_rows();
                 draft_logits(state.data(), rows.data(), int(open.size()), c.vocab, c.scores);
             }
-            if (!guess(depth, c, tokens)) return;
+            guess(depth, c);
             go_on(depth + 1, c);
         }
     }
@@ -93,45 +90,41 @@ private:
         float worth = 0.f;
         bool must = false;
         for (const Chain& chain : open) {
-            const bool gated = c.gate && c.gated[chain.number];
+            const bool cut = c.cutoff && c.cut[chain.number];
             if (chain.last < 0) continue;
             c.made[chain.number] = made;
-            if (c.gate && (!gated || chain.holds >= c.gate->keep)) c.kept[chain.number] = made;
-            if (c.sampling[chain.number].rows <= made) continue;
-            if (gated) {
-                const float gain = chain.holds * c.gate->usual - c.gate->each;
-                if (gain <= 0.f || chain.holds < c.gate->keep) continue;
+            if (!cut || chain.holds >= c.cutoff->keep) c.kept[chain.number] = made;
+            if (c.num_steps[chain.number] <= made) continue;
+            if (cut) {
+                const float gain = chain.holds * c.cutoff->usual - c.cutoff->each;
+                if (gain <= 0.f || chain.holds < c.cutoff->keep) continue;
                 worth += gain;
             }
-            must |= !gated;
+            must |= !cut;
             open[left++] = chain;
         }
-        if (!must && c.gate && worth <= c.gate->pass) left = 0;
+        if (!must && c.cutoff && worth <= c.cutoff->pass) left = 0;
         open.resize(left);
     }
 
-    // false: who was asked failed.
-    bool guess(int depth, const NxChains& c, int32_t* tokens) {
-        const auto place = [&](const Chain& chain) { return tokens + chain.number * c.most + depth; };
-        int drawn = 0;
+    void guess(int depth, const NxChains& c) {
+        float* z = c.scores;
         for (Chain& chain : open) {
-            if (chain.number >= c.count - c.asked) break;
+            const int at = chain.number * c.most + depth;
             NxSampling s = c.sampling[chain.number];
             s.index += uint32_t(depth);
-            float* z = c.scores + int64_t(drawn++) * c.vocab;
-            if (c.gate && c.gated[chain.number]) {
-                float lead;
-                *place(chain) = choose<true>(z, c.vocab, s, order, &lead);
-                const int bin = c.gate->bin(lead);
-                c.bins[chain.number * c.most + depth] = uint8_t(bin);
-                chain.holds *= c.gate->rate[bin];
+            if (c.cutoff && c.cut[chain.number]) {
+                float confidence;
+                chain.last = choose<true>(z, c.vocab, s, order, &confidence);
+                const int bin = c.cutoff->bin(confidence);
+                c.bins[at] = uint8_t(bin);
+                chain.holds *= c.cutoff->rate[bin];
             } else {
-                *place(chain) = choose(z, c.vocab, s, order);
+                chain.last = choose(z, c.vocab, s, order);
             }
+            c.tokens[at] = chain.last;
+            z += c.vocab;
         }
-        if (size_t(drawn) < open.size() && c.guess(depth, drawn)) return false;
-        for (Chain& chain : open) chain.last = *place(chain);
-        return true;
     }
 };
 

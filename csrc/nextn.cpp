@@ -117,19 +117,18 @@ NX_API void nx_draft_logits(void* engine, const float* hidden, int rows, int voc
     const TileUse use;
     static_cast<Guesser*>(engine)->draft_logits(hidden, nullptr, rows, vocab, out);
 }
-// The batch through a NextN module and chains of guesses after it: tokens [count, most].
-NX_API void nx_chains(void* engine, const NxBatch* batch, const float* hidden, int module, const NxChains* chains,
-                      int32_t* tokens) {
-    static_cast<Guesser*>(engine)->chains(*batch, hidden, module, *chains, tokens);
+// The batch through a NextN module and chains of guesses after it.
+NX_API void nx_chains(void* engine, const NxBatch* batch, const float* hidden, int module, const NxChains* chains) {
+    static_cast<Guesser*>(engine)->chains(*batch, hidden, module, *chains);
 }
 
 // tokens <- the choices, one for each row of the logits [.., vocab]; rows that are sampled are written over.
-// leads: if not null, by how much each is ahead of the next best.
-NX_API void nx_choose(float* logits, int runs, int vocab, const NxSampling* sampling, int32_t* tokens, float* leads) {
+// confidence: if not null, by how much each is ahead of the next best.
+NX_API void nx_choose(float* logits, int runs, int vocab, const NxSampling* sampling, int32_t* tokens, float* confidence) {
     std::vector<int32_t> order;
     for (int i = 0; i < runs; ++i) {
         NxSampling s = sampling[i];
         for (int j = 0; j < sampling[i].rows; ++j, ++s.index, logits += vocab)
-            *tokens++ = leads ? choose<true>(logits, vocab, s, order, leads++) : choose(logits, vocab, s, order);
+            *tokens++ = confidence ? choose<true>(logits, vocab, s, order, confidence++) : choose(logits, vocab, s, order);
     }
 }

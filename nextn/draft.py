@@ -32,9 +32,9 @@ class Draft:
 
     tokens: Sequence[int] = ()
     parents: Sequence[int] | None = None  # each node's parent, -1 for the root; None: a chain
-    confidence: Sequence[float] | None = None  # log-probability of each node's path, by the drafter
-    # Of a chain that was gated (`nextn.gate`): the bin of each guess that was made, of the last one
-    # too if it was not worth keeping.
+    logprobs: Sequence[float] | None = None  # of each node's path in a tree, by the drafter
+    # Of a chain with a cutoff (`nextn.cutoff`): the bin of each guess that was made, of the last one too if
+    # it was not worth keeping.
     bins: bytes = b""
     forced: bool = False  # the request's grammar leaves nothing else, so they tell nothing of the drafter
 
@@ -90,7 +90,7 @@ class Draft:
         return Draft(
             [self.tokens[i] for i in nodes],
             None if self.parents is None else [place[self.parents[i]] for i in nodes],
-            None if self.confidence is None else [self.confidence[i] for i in nodes],
+            None if self.logprobs is None else [self.logprobs[i] for i in nodes],
             self.bins[: len(nodes)],
             self.forced,
         )
@@ -118,13 +118,13 @@ class Shape(NamedTuple):
     topk: int = 1
     nodes: int = 0  # most nodes of a tree, the root not counted; of no account for chains
 
-    def size(self, steps: int) -> int:
+    def size(self, num_steps: int) -> int:
         """Nodes of a draft of that depth."""
-        return steps if self.topk == 1 else min(self.nodes, tree_size(self.topk, steps))
+        return num_steps if self.topk == 1 else min(self.nodes, tree_size(self.topk, num_steps))
 
-    def scratch(self, steps: int) -> int:
+    def scratch(self, num_steps: int) -> int:
         """Slots that the drafter writes while it drafts so deep: every depth but the last is grown on."""
-        return max(0, steps - 1) * self.topk
+        return max(0, num_steps - 1) * self.topk
 
     @property
     def beyond(self) -> int:
@@ -132,6 +132,6 @@ class Shape(NamedTuple):
         return 0 if self.topk == 1 else max(self.nodes, self.scratch(MAX_DRAFTS))
 
 
-def tree_size(topk: int, steps: int) -> int:
+def tree_size(topk: int, num_steps: int) -> int:
     """Nodes that a tree may have: topk children of the root, and topk * topk at each further depth."""
-    return topk + (steps - 1) * topk * topk if steps > 0 else 0
+    return topk + (num_steps - 1) * topk * topk if num_steps > 0 else 0

@@ -101,7 +101,7 @@ def _step_cost(
 def _controller(
     info: ExecutorInfo, speculation: Speculation, cost: StepCost, factors: Factors
 ) -> DepthController:
-    worth = Worth(speculation.num_steps, speculation.shape, info.gates, ends=info.device != "cuda")
+    worth = Worth(speculation.num_steps, speculation.shape, info.cuts, ends=info.device != "cuda")
     return DepthController(cost, worth, factors)
 
 

@@ -14,7 +14,7 @@ from nextn.scheduler.plan import Plan, States, StepResult
 @dataclass(frozen=True)
 class ExecutorInfo:
     """Plain data. nextn_layers: MTP layers that draft. pages: of the KV pool, the null page not counted.
-    experts: of the model, and chosen for a row. gates: may a chain of drafts be cut by its confidence?
+    experts: of the model, and chosen for a row. cuts: may a chain of drafts be cut by its confidence?
     computes: False of a fake model, whose steps cost nothing. score_cost, context_cost: see `PromptBudget`.
     chip: by name. isa: of the native kernels."""
 
@@ -26,7 +26,7 @@ class ExecutorInfo:
     experts: tuple[int, int]
     page_size: int
     pages: int
-    gates: bool
+    cuts: bool
     computes: bool
     score_cost: float
     context_cost: float

@@ -15,7 +15,7 @@ from nextn.engine.model import make_model
 from nextn.engine.runner import Runner
 from nextn.kvcache.pool import KVPool
 from nextn.machine import cpu_model
-from nextn.models.base import Chains, Model
+from nextn.models.base import Model
 from nextn.models.fake import FakeModel
 from nextn.models.row_cost import context_cost, score_cost
 from nextn.ops.base import Draw
@@ -24,9 +24,10 @@ from nextn.ops.cpu.library import choose_level, library
 from nextn.ops.cpu.weights import Arena
 from nextn.sampling.sampler import draw
 from nextn.speculation import Speculation
-from nextn.speculative.drafter import Drafter, MTPDrafter, NoDrafter
+from nextn.speculative.base import Drafter, NoDrafter
 from nextn.speculative.layered import LayeredDrafter
 from nextn.speculative.mixed_drafter import MixedDrafter
+from nextn.speculative.mtp import MTPDrafter
 from nextn.speculative.ngram_drafter import NGramDrafter
 
 
@@ -42,7 +43,6 @@ def make_runner(config: EngineConfig) -> Runner:
     speculation = config.speculation.on(model.nextn_layers)
     nextn_layers = model.nextn_layers if speculation.mtp else 0
     pool = _pool(config, model, nextn_layers, kernels)
-    drafter = _drafter(speculation, model, pool)
     if speculation.simulated is not None:
         logging.getLogger("nextn.engine").warning(
             "--speculative-simulate-accept-length %g: drafts are accepted by lot; texts are NOT the model's",
@@ -50,6 +50,7 @@ def make_runner(config: EngineConfig) -> Runner:
         )
     isa = choose_level(config.cpu_isa)[0] if kernels == "cpu" else None
     choose: Draw = partial(native_draw, library(isa)) if isa else draw
+    drafter = _drafter(speculation, model, pool, choose)
     info = _info(config, model, pool, nextn_layers, drafter, kernels, isa, seconds)
     return Runner(info, model, pool, drafter, choose, speculation.simulated)
 
@@ -76,7 +77,7 @@ def _info(
         experts=(cfg.n_routed_experts, cfg.num_experts_per_tok) if cfg.n_routed_experts else (1, 1),
         page_size=pool.page_size,
         pages=pages,
-        gates=isinstance(drafter, MTPDrafter) and drafter.gates,
+        cuts=isinstance(drafter, MTPDrafter) and drafter.cuts,
         computes=not isinstance(model, FakeModel),
         score_cost=score_cost(cfg),
         context_cost=context_cost(cfg),
@@ -129,15 +130,11 @@ def _pages(config: EngineConfig, bytes_per_token: int, device: torch.device) -> 
     return pages
 
 
-def _drafter(speculation: Speculation, model: Model, pool: KVPool) -> Drafter:
+def _drafter(speculation: Speculation, model: Model, pool: KVPool, choose: Draw) -> Drafter:
     if not speculation.num_steps:
         return NoDrafter()
     if not speculation.mtp:
         return NGramDrafter()
-    layered = model.nextn_layers > 1
-    drafter = (
-        LayeredDrafter(model, pool, speculation.shape)
-        if layered
-        else MTPDrafter(model, pool, speculation.shape, model if isinstance(model, Chains) else None)
-    )
+    kind = LayeredDrafter if model.nextn_layers > 1 else MTPDrafter
+    drafter = kind(model, pool, speculation.shape, choose)
     return MixedDrafter(drafter) if speculation.ngrams else drafter

@@ -8,60 +8,25 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nextn.draft import MAX_DRAFTS, NO_DRAFT, Draft
+from nextn.cutoff import Cutoff
+from nextn.draft import NO_DRAFT
 from nextn.engine.executor import ExecutorInfo, Ran
-from nextn.engine.isolate import isolated
-from nextn.gate import Gate
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
 from nextn.models.base import Model, take
-from nextn.ops.base import Draw, Drawn
+from nextn.ops.base import Draw
 from nextn.request import GRAMMAR_ERROR, Failure, TokenLogprob, failed_in
+from nextn.sampling.isolate import isolated
 from nextn.sampling.logprobs import Asked, prompt_logprobs, token_logprobs
 from nextn.sampling.sampler import draw
 from nextn.scheduler.plan import Plan, Row, RowResult, StepResult
-from nextn.speculative.committed import Committed
-from nextn.speculative.drafter import Drafted, Drafter
+from nextn.speculative.base import Drafted, Drafter, DraftRequest, DraftSpan
+from nextn.speculative.forced import draft_in_grammars
 from nextn.speculative.state import RequestState
-from nextn.speculative.verifier import WITH_DRAFT_PROBABILITIES, Guess, Verified, Verifier, grammatical
+from nextn.speculative.verifier import Verified, Verifier, VerifySpan, grammatical
 from nextn.speculative.work import StepWork
 
 NOTHING = Verified([], [])
-_USUAL = 2  # drafts that a gate lets through, or so
-
-
-class _ChooseDraft:
-    """`nextn.speculative.drafter.ChooseDraft` of one step."""
-
-    def __init__(self, verifier: Verifier, rows: Sequence[RequestState], new: Sequence[list[int]]) -> None:
-        self.verifier, self.rows, self.new = verifier, rows, new
-        self.failed: dict[int, Failure] = {}  # by number of the row
-
-    def __call__(
-        self, logits: Tensor, asked: Sequence[tuple[int, Sequence[int]]], k: int
-    ) -> list[list[tuple[int, float]]]:
-        every = range(len(asked))
-
-        def guess(some: Sequence[int]) -> list[list[tuple[int, float]]]:
-            # Alone a row may be penalized twice, which can cost a draft and nothing else.
-            part = logits if some is every else logits[list(some)]
-            return self.verifier.guess(part, [self._guess(*asked[n]) for n in some], k)
-
-        def failed(n: int, error: Exception) -> list[tuple[int, float]]:
-            self.failed[asked[n][0]] = failed_in("drafting", error)
-            return []
-
-        return isolated(guess, every, failed, "drafting")
-
-    def _guess(self, index: int, path: Sequence[int]) -> Guess:
-        return Guess(self.rows[index], self.new[index], path)
-
-    def drawn(self, index: int, count: int) -> tuple[Drawn, bool]:
-        return self.verifier.drawn(self.rows[index], self.new[index], count)
-
-    def draw(self, logits: Tensor, draws: Sequence[Drawn]) -> tuple[list[int], list[float]]:
-        confidence: list[float] = []
-        return self.verifier.draw(logits, draws, confidence), confidence
 
 
 class Runner:
@@ -87,15 +52,14 @@ class Runner:
         self.states[state.rid] = state
 
     def drop(self, rid: str) -> None:
-        del self.states[rid]
-        self.drafter.forget([rid])
+        self.drafter.drop(self.states.pop(rid).drafting)
 
     def launch(self, plan: Plan) -> Ran:
         return Ran(self.run(plan))
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
-        rows = [self._state(row, plan.gate) for row in plan.rows]
+        rows = [self._state(row, plan.cutoff) for row in plan.rows]
         spans = [Span(r.tokens, r.start, r.pages, r.draft.paths()) for r in rows]
         hidden = self.model.forward(self.model.batch(spans, self.pool.page_size), self.pool)
         verified, raw = self._verify(hidden, rows)
@@ -103,21 +67,20 @@ class Runner:
             v if r.grammar is None or not r.chooses else grammatical(r.grammar, v)
             for r, v in zip(rows, verified, strict=True)
         ]
-        self.verifier.forget()
         self._compact(rows, [v.path for v in verified])
         told = _output_logprobs(raw, rows, verified)
         scored = self._prompt_logprobs(hidden, rows)
-        drafts, failed, made = self._draft(hidden, rows, verified)
+        made = self._draft(hidden, rows, verified)
         results = []
         for i, (r, v) in enumerate(zip(rows, verified, strict=True)):
             r.history += v.tokens
-            error = v.error or failed.get(i)
+            error = v.error or made.failed.get(i)
             if r.grammar is not None and r.grammar.failed is not None:
                 error = error or Failure(GRAMMAR_ERROR, r.grammar.failed)
             results.append(
                 RowResult(
                     v.tokens,
-                    NO_DRAFT if error is not None else drafts[i],
+                    NO_DRAFT if error is not None else made.drafts[i],
                     told[i].found,
                     scored[i].found or [],
                     v.ended,
@@ -131,14 +94,14 @@ class Runner:
         work = StepWork(ran, made.extended, tuple(made.passes), decoding, nodes, context)
         return StepResult(results, work)
 
-    def _state(self, row: Row, gate: Gate | None) -> RequestState:
+    def _state(self, row: Row, cutoff: Cutoff | None) -> RequestState:
         """The row's request, about to go on as planned."""
         state = self.states[row.rid]
         state.start, state.known, state.draft = row.start, row.known, row.draft
         state.tokens = [*state.history[row.start : row.start + row.known], *row.draft.tokens]
         state.chooses, state.num_steps, state.scores = row.chooses, row.num_steps, row.scores
         state.extend, state.draft_from = row.extend, row.draft_from
-        state.gate = gate if row.gated else None
+        state.cutoff = cutoff if row.cut else None
         state.pages[row.first_page :] = row.pages
         return state
 
@@ -167,7 +130,7 @@ class Runner:
             if some is not asked:  # they have been written over
                 places = [i for r, root in some for i in range(root, root + len(r.draft) + 1)]
                 own = self.model.logits(take(self.model, hidden, places))
-            return self.verifier.verify(own, [r for r, _ in some])
+            return self.verifier.verify(own, [VerifySpan(r, r.draft, r.drafting.chances) for r, _ in some])
 
         def failed(_: tuple[RequestState, int], error: Exception) -> Verified:
             return Verified([], [], error=failed_in("verification", error))
@@ -193,23 +156,44 @@ class Runner:
 
         return _each(tell, wanted, len(rows))
 
-    def _draft(
-        self, hidden: Tensor, rows: Sequence[RequestState], verified: Sequence[Verified]
-    ) -> tuple[list[Draft], dict[int, Failure], Drafted]:
-        """The next drafts, why rows failed as they drafted, by number, and what ran. Rows that are in error
-        have no part in it."""
+    def _draft(self, hidden: Tensor, rows: Sequence[RequestState], verified: Sequence[Verified]) -> Drafted:
+        """The next drafts. Rows that are in error have no part in it."""
         live = [i for i, v in enumerate(verified) if v.error is None]
-        work = _committed(rows, verified, self.pool.page_size)
-        if len(live) < len(rows):
-            work = [work[i] for i in live]
-        own = [rows[i] for i in live]
-        choose_draft = _ChooseDraft(self.verifier, own, [verified[i].tokens for i in live])
-        forced = _forced(own, work)
-        made = self.drafter.propose(hidden, work, choose_draft)
+        spans = self._draft_spans(rows, verified)
+        if len(live) == len(rows):
+            return draft_in_grammars(self.drafter, DraftRequest(hidden, spans))
+        made = draft_in_grammars(self.drafter, DraftRequest(hidden, [spans[i] for i in live]))
         drafts = [NO_DRAFT for _ in rows]
-        for i, r, f, d in zip(live, own, forced, made.drafts, strict=True):
-            drafts[i] = f or (d if r.grammar is None else r.grammar.prune(d))
-        return drafts, {live[n]: error for n, error in choose_draft.failed.items()}, made
+        for i, draft in zip(live, made.drafts, strict=True):
+            drafts[i] = draft
+        return made._replace(drafts=drafts, failed={live[n]: error for n, error in made.failed.items()})
+
+    def _draft_spans(self, rows: Sequence[RequestState], verified: Sequence[Verified]) -> list[DraftSpan]:
+        """What the step settled for each request."""
+        out = []
+        at = 0
+        for r, v in zip(rows, verified, strict=True):
+            path, tokens = v.path, v.tokens
+            # Rejected guesses are left out; what follows the last true position is the bonus token.
+            known = r.known
+            following = [*r.tokens[1:known], *(tokens if r.chooses else (r.following,))]
+            true: Sequence[int] = range(at, at + known + len(path))
+            if r.draft.parents is not None:
+                true = [*range(at, at + known), *(at + known + node for node in path)]
+            # A request that ends with this step needs no drafts; nor may drafts outrun its limit.
+            ended = v.ended or v.error is not None or not r.end_ids.isdisjoint(tokens)
+            room = r.room - len(tokens) - 1
+            num_steps = 0 if ended else max(0, min(r.num_steps, room))
+            pages = r.pages[r.draft_from // self.pool.page_size :] if r.draft_from else r.pages
+            state, start = r.drafting, r.start - r.draft_from
+            out.append(
+                DraftSpan(
+                    r, state, start, true, following, pages, num_steps, tokens, room, r.draft_from, r.extend,
+                    r.cutoff,
+                )
+            )  # fmt: skip
+            at += len(r.tokens)
+        return out
 
     def _compact(self, rows: Sequence[RequestState], accepted: Sequence[Sequence[int]]) -> None:
         """Moves the target's cache entries of accepted nodes to the slots of their positions. In a chain they
@@ -273,50 +257,3 @@ def _each(
 def _asked_of_prompt(row: RequestState, first: int) -> list[Asked]:
     after, top = row.start + 1, row.params.prompt_logprobs or 0
     return [Asked(first + i, row.history[after + i], top) for i in row.scores]
-
-
-def _forced(rows: Sequence[RequestState], work: Sequence[Committed]) -> list[Draft | None]:
-    """Drafts of requests whose grammar leaves one way to go on for as many tokens as they want drafts, or for
-    more. All of them hold, and the drafter need not run for them: it is asked for none."""
-    drafts: list[Draft | None] = [None for _ in rows]
-    for i, (r, w) in enumerate(zip(rows, work, strict=True)):
-        if r.grammar is not None and w.want and r.params.verify_mode not in WITH_DRAFT_PROBABILITIES:
-            tokens = r.grammar.forced(min(MAX_DRAFTS, r.room - len(w.chosen) - 1))
-            # Where a gate says how deep drafts go, few come to what is wanted at most.
-            if len(tokens) >= (w.want if w.gate is None else min(w.want, _USUAL)):
-                drafts[i], w.want = Draft(tokens, forced=True), 0
-    return drafts
-
-
-def _committed(rows: Sequence[RequestState], verified: Sequence[Verified], page_size: int) -> list[Committed]:
-    out = []
-    at = 0
-    for r, v in zip(rows, verified, strict=True):
-        path, tokens = v.path, v.tokens
-        # Rejected guesses are left out; what follows the last true position is the bonus token.
-        known = r.known
-        following = [*r.tokens[1:known], *(tokens if r.chooses else (r.following,))]
-        true: Sequence[int] = range(at, at + known + len(path))
-        if r.draft.parents is not None:
-            true = [*range(at, at + known), *(at + known + node for node in path)]
-        # A request that ends with this step needs no drafts; nor may drafts outrun its limit.
-        ended = v.ended or v.error is not None or not r.end_ids.isdisjoint(tokens)
-        want = 0 if ended else max(0, min(r.num_steps, r.room - len(tokens) - 1))
-        pages = r.pages[r.draft_from // page_size :] if r.draft_from else r.pages
-        out.append(
-            Committed(
-                r.rid,
-                r.start - r.draft_from,
-                true,
-                following,
-                pages,
-                want,
-                r.history,
-                tokens,
-                r.draft_from,
-                r.extend,
-                r.gate,
-            )
-        )
-        at += len(r.tokens)
-    return out

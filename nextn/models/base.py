@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
+from nextn.cutoff import Cutoff
 from nextn.draft import Draft
-from nextn.gate import Gate
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
 from nextn.models.config import ModelConfig
-from nextn.ops.base import Drawn, align
+from nextn.ops.base import DrawParams, align
 
 
 class Model(Protocol):
@@ -57,37 +57,43 @@ class Model(Protocol):
         `draft_logits`."""
 
 
-# Draft logits [N, V], which may be written over; each row's (number of its chain, guesses so far) -> tokens,
-# NO_TOKEN for a chain that is to end there.
-GuessChains = Callable[[Tensor, Sequence[tuple[int, Sequence[int]]]], list[int]]
+class Chain(NamedTuple):
+    """A chain of guesses to draft. span: of the batch, it goes on from its last row. draw: of the first
+    guess; the position counts up. cut: may the cutoff end it?"""
+
+    span: int
+    draw: DrawParams
+    num_steps: int
+    cut: bool
+
+
+class ChainsRequest(NamedTuple):
+    """batch: of committed positions, whose states are hidden[rows]. chains: after some of its spans."""
+
+    batch: Any
+    hidden: Tensor
+    rows: Sequence[int]
+    chains: Sequence[Chain]
+    cutoff: Cutoff | None
+
+
+# What a model may have besides. Either gives the drafts of `nextn.speculative.mtp.MTPDrafter`'s loop, sooner.
 
 
 @runtime_checkable
-class Chains(Protocol):
-    """What a model may have besides: a whole draft of chains in one call."""
+class ChainDrafter(Protocol):
+    def draft_chains(self, request: ChainsRequest, pool: KVPool) -> tuple[list[Draft], Sequence[int]]:
+        """`draft` by NextN module 0 over the batch; then the chains, each guess chosen from `draft_logits` by
+        its draw and put through `draft`, one position on, for the next. Chains end by
+        `nextn.cutoff.CutChains`. Returns the drafts and the rows of each pass after the first."""
 
-    def can_draw(self, draw: Drawn) -> bool:
-        """May this draw be among those that the call makes by itself?"""
 
-    def chains(
-        self,
-        batch: Any,
-        hidden: Tensor,
-        rows: Sequence[int],
-        pool: KVPool,
-        after: Sequence[int],
-        draws: Sequence[Drawn],
-        guess: GuessChains,
-        asked: int,
-        gate: Gate | None,
-        gated: Sequence[bool],
-    ) -> list[Draft]:
-        """`draft` by NextN module 0 over the batch, with hidden[rows] for its states. Then, after each of the
-        batch's spans that `after` names, as many guesses as its draw has rows: each is chosen from
-        `draft_logits` and put through `draft`, one position on, for the next. The last `asked` of these
-        chains are not drawn but chosen by `guess`, and never gated. Of each chain that is `gated` the guesses
-        are kept that are worth verifying by `nextn.gate.GatedChains`. More may be made, where to know that
-        would take to wait for a device. Returns the guesses."""
+@runtime_checkable
+class DeviceChoice(Protocol):
+    """A model on a device that the host need not wait for: its batches have `tokens` to put guesses into."""
+
+    def best_token(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """See `nextn.ops.base.Ops`. The results stay on the device."""
 
 
 def take(model: Model, rows: Tensor, index: list[int]) -> Tensor:

@@ -8,17 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from nextn.draft import MAX_DRAFTS, MAX_TOPK, Draft
-from nextn.gate import Gate
+from nextn.draft import MAX_DRAFTS, MAX_TOPK
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Batch, Span
 from nextn.layers.paged_batch import PagedBatch
-from nextn.models.base import GuessChains
 from nextn.models.deepseek_v3 import DeepseekV3
-from nextn.models.device_chains import draft_chains
 from nextn.models.graphs import Graphs, Pass, bucket
-from nextn.ops.base import Drawn
-from nextn.request import GREEDY_BELOW
 
 
 class CudaDeepseekV3(DeepseekV3):
@@ -43,24 +38,8 @@ class CudaDeepseekV3(DeepseekV3):
 
         return self._run(("draft", layer), compute, batch, hidden, pool)
 
-    def can_draw(self, draw: Drawn) -> bool:
-        return draw.temperature < GREEDY_BELOW
-
-    def chains(
-        self,
-        batch: Any,
-        hidden: Tensor,
-        rows: Sequence[int],
-        pool: KVPool,
-        after: Sequence[int],
-        draws: Sequence[Drawn],
-        guess: GuessChains,
-        asked: int,
-        gate: Gate | None,
-        gated: Sequence[bool],
-    ) -> list[Draft]:
-        best = self.ops.best_token
-        return draft_chains(self, batch, hidden, rows, pool, after, draws, guess, asked, gate, gated, best)
+    def best_token(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        return self.ops.best_token(logits)
 
     def _run(
         self, kind: Hashable, compute: Pass, batch: PagedBatch, hidden: Tensor | None, pool: KVPool

@@ -14,18 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nextn.cutoff import EDGES
 from nextn.draft import Draft
-from nextn.gate import EDGES, Gate
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
 from nextn.layers.mla import LATENT_NORM_EPS
 from nextn.layers.rotary import rotary_tables, softmax_scale
-from nextn.models.base import GuessChains
+from nextn.models.base import ChainsRequest
 from nextn.models.config import ModelConfig
 from nextn.models.native_weights import Drafting, NativeWeights
-from nextn.ops.base import NO_TOKEN, Drawn
 from nextn.ops.cpu.draw import packed
-from nextn.ops.cpu.library import GATE, Guess, Model, NxBatch, NxChains, library
+from nextn.ops.cpu.library import CUTOFF, Model, NxBatch, NxChains, library
 from nextn.ops.cpu.weights import padded
 
 WIDEST = {  # buffers in csrc/forward.h and csrc/moe.h
@@ -58,42 +57,6 @@ class NativeBatch:
         self._kept = tokens, table, pages, paths
         addresses = (a.buffer_info()[0] for a in self._kept)
         self.struct = NxBatch(len(tokens), len(table) // 6, *addresses)
-
-
-class _Caller:
-    """Chooses the guesses that the kernels ask for amid their call. Nothing can be raised through them, so an
-    exception is kept."""
-
-    def __init__(
-        self,
-        scores: Tensor,
-        draws: Sequence[Drawn],
-        first: int,
-        tokens: array[int],
-        most: int,
-        guess: GuessChains,
-    ) -> None:
-        """first: of the chains, the first that is asked for. tokens: `most` for each chain."""
-        self.scores, self.draws, self.first, self.guess = scores, draws, first, guess
-        self.tokens, self.most = tokens, most
-        self.over: set[int] = set()  # chains that have ended
-        self.error: BaseException | None = None
-
-    def __call__(self, depth: int, row: int) -> int:
-        """row: of `scores`, the first that is asked for. 0: the tokens are there."""
-        try:
-            every = range(self.first, len(self.draws))
-            asked = [i for i in every if self.draws[i].rows > depth and i not in self.over]
-            paths = [self.tokens[i * self.most : i * self.most + depth] for i in asked]
-            logits = self.scores[row : row + len(asked)]
-            for i, token in zip(asked, self.guess(logits, list(zip(asked, paths, strict=True))), strict=True):
-                self.tokens[i * self.most + depth] = token
-                if token == NO_TOKEN:
-                    self.over.add(i)
-        except BaseException as e:
-            self.error = e
-            return 1
-        return 0
 
 
 class NativeDeepseekV3:
@@ -176,53 +139,32 @@ class NativeDeepseekV3:
         self._kernels.nx_draft(self._on(pool), batch.struct, rows.data_ptr(), layer, out.data_ptr())
         return out
 
-    def can_draw(self, draw: Drawn) -> bool:
-        return True
-
-    def chains(
-        self,
-        batch: NativeBatch,
-        hidden: Tensor,
-        rows: Sequence[int],
-        pool: KVPool,
-        after: Sequence[int],
-        draws: Sequence[Drawn],
-        guess: GuessChains,
-        asked: int,
-        gate: Gate | None,
-        gated: Sequence[bool],
-    ) -> list[Draft]:
+    def draft_chains(self, request: ChainsRequest, pool: KVPool) -> tuple[list[Draft], Sequence[int]]:
+        batch, hidden, rows, chains, cutoff = request
         assert len(rows) == batch.rows
-        states, spans, vocab = array("i", rows), array("i", after), self.config.vocab_size
-        count, most = len(draws), max([d.rows for d in draws], default=0)
-        tokens = array("i", bytes(4 * most * count))
-        scores = self._room("logits", count, vocab)
-        caller = _Caller(scores, draws, count - asked, tokens, most, guess)
-        chains = NxChains(
-            states.buffer_info()[0], spans.buffer_info()[0], packed(draws), count, most, vocab, asked,
-            scores.data_ptr(), Guess(caller) if asked else Guess(),
-        )  # fmt: skip
-        bins, made, kept = array("B"), array("i", bytes(4 * count)), array("i")
-        chains.made = made.buffer_info()[0]
-        if gate is not None:
-            bins.frombytes(bytes(most * count))
-            kept.frombytes(bytes(4 * count))
-            chains.gate, chains.gated = GATE.pack(*EDGES, *gate.rates, *gate[1:5]), bytes(gated)
-            chains.bins, chains.kept = bins.buffer_info()[0], kept.buffer_info()[0]
-        self._kernels.nx_chains(
-            self._on(pool), batch.struct, hidden.data_ptr(), 0, chains, tokens.buffer_info()[0]
+        count, num_steps = len(chains), array("i", [c.num_steps for c in chains])
+        most = max(num_steps, default=0)
+        scores = self._room("logits", count, self.config.vocab_size)
+        states, spans, cut = (
+            array("i", rows),
+            array("i", [c.span for c in chains]),
+            bytes(c.cut for c in chains),
         )
-        if caller.error is not None:
-            raise caller.error
-        found = tokens.tolist()
-        starts = [i * most for i in range(count)]
-        if gate is None:
-            return [Draft(found[at : at + m]) for at, m in zip(starts, made, strict=True)]
-        fell = bins.tobytes()
-        return [
-            Draft(found[at : at + k], bins=fell[at : at + m]) if through else Draft(found[at : at + k])
-            for at, k, m, through in zip(starts, kept, made, gated, strict=True)
+        tokens, made, kept = (array("i", bytes(4 * n)) for n in (most * count, count, count))
+        passes, bins = array("i", bytes(4 * most)), array("B", bytes(most * count))
+        struct = NxChains(
+            states.buffer_info()[0], spans.buffer_info()[0], packed([c.draw for c in chains]),
+            num_steps.buffer_info()[0], count, most, scores.shape[1], scores.data_ptr(),
+            None if cutoff is None else CUTOFF.pack(*EDGES, *cutoff.rates, *cutoff[1:5]), cut,
+            *(out.buffer_info()[0] for out in (tokens, bins, made, kept, passes)),
+        )  # fmt: skip
+        self._kernels.nx_chains(self._on(pool), batch.struct, hidden.data_ptr(), 0, struct)
+        found, fell = tokens.tolist(), bins.tobytes()
+        drafts = [
+            Draft(found[at : at + k], bins=fell[at : at + m]) if c.cut else Draft(found[at : at + k])
+            for at, k, m, c in zip(range(0, most * count, most or 1), kept, made, chains, strict=True)
         ]
+        return drafts, passes[1 : passes.index(0)] if 0 in passes else passes[1:]
 
     def expert_bytes_read(self) -> int:
         """Of experts whose weights were read since the last call, each counted once in each layer's pass."""

@@ -68,7 +68,7 @@ class PagedAttention:
     longest: int
 
 
-class Drawn(NamedTuple):
+class DrawParams(NamedTuple):
     """What choices depend on besides their penalized logits: those of `rows` rows, one after another, whose
     positions count up. See nextn.sampling.sampler for the choice itself."""
 
@@ -87,7 +87,7 @@ NO_TOKEN = -1
 
 class Draw(Protocol):
     def __call__(
-        self, logits: Tensor, draws: Sequence[Drawn], confidence: list[float] | None = None
+        self, logits: Tensor, draws: Sequence[DrawParams], confidence: list[float] | None = None
     ) -> list[int]:
         """Penalized logits f32, which may be written over, a row for each choice -> the tokens chosen;
         NO_TOKEN of a row that has a NaN or +infinity, or nothing but -infinity.

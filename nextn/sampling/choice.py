@@ -4,10 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from nextn.constraint import Allowed
-from nextn.ops.base import Drawn
+from nextn.constraint import Allowed, GrammarCursor
+from nextn.ops.base import DrawParams
 from nextn.request import SamplingParams
+
+
+class SampledRequest(Protocol):
+    """A request, as whoever chooses its tokens sees it."""
+
+    @property
+    def params(self) -> SamplingParams: ...
+    @property
+    def history(self) -> Sequence[int]: ...  # committed tokens
+    @property
+    def num_prompt(self) -> int: ...
+    @property
+    def end_ids(self) -> frozenset[int]: ...  # what ends it; forbidden before min_tokens
+    @property
+    def grammar(self) -> GrammarCursor | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +34,7 @@ class Choice:
     tokens: Sequence[int]  # committed tokens of the request
     path: Sequence[int]  # drafts assumed accepted after them
     num_prompt: int
-    end_ids: frozenset[int]  # what ends the request; forbidden before min_tokens
+    end_ids: frozenset[int]
     allowed: Allowed | None = None  # by the request's grammar; None: everything
 
     @property
@@ -26,10 +42,19 @@ class Choice:
         return len(self.tokens) + len(self.path)
 
     @property
-    def drawn(self) -> Drawn:
-        return drawn(self.params, self.index)
+    def draw(self) -> DrawParams:
+        return draw_params(self.params, self.index)
 
 
-def drawn(params: SamplingParams, position: int, rows: int = 1) -> Drawn:
+def choice_after(
+    request: SampledRequest, new: Sequence[int], path: Sequence[int], params: SamplingParams
+) -> Choice:
+    """new: tokens that were committed after `history`; the grammar is at the last of them. path: guesses
+    after these."""
+    allowed = None if request.grammar is None else request.grammar.allowed(path)
+    return Choice(params, request.history, (*new, *path), request.num_prompt, request.end_ids, allowed)
+
+
+def draw_params(params: SamplingParams, position: int, rows: int = 1) -> DrawParams:
     p = params
-    return Drawn(p.seed, p.stream, position, p.temperature, p.top_p, p.min_p, p.top_k, rows)
+    return DrawParams(p.seed, p.stream, position, p.temperature, p.top_p, p.min_p, p.top_k, rows)

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nextn.ops.base import Drawn
+from nextn.ops.base import DrawParams
 
 
-def scaled_logits(logits: Tensor, draws: Sequence[Drawn]) -> Tensor:
+def scaled_logits(logits: Tensor, draws: Sequence[DrawParams]) -> Tensor:
     """filter(logits / T): [N, V] f32, a draw for each row."""
 
     def column(values: list[float]) -> Tensor:

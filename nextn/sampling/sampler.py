@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nextn.ops.base import NO_TOKEN, Draw, Drawn
+from nextn.ops.base import NO_TOKEN, Draw, DrawParams
 from nextn.ops.best import best_token
 from nextn.request import GREEDY_BELOW
 from nextn.sampling.choice import Choice
@@ -28,9 +28,9 @@ from nextn.sampling.gumbel import gumbel_noise
 from nextn.sampling.penalties import apply_penalties
 
 
-def draw(logits: Tensor, draws: Sequence[Drawn], confidence: list[float] | None = None) -> list[int]:
+def draw(logits: Tensor, draws: Sequence[DrawParams], confidence: list[float] | None = None) -> list[int]:
     """`Draw` in plain torch."""
-    draws = [Drawn(d[0], d[1], d.position + i, *d[3:7]) for d in draws for i in range(d.rows)]
+    draws = [DrawParams(d[0], d[1], d.position + i, *d[3:7]) for d in draws for i in range(d.rows)]
     logits = logits[: len(draws)]
     _perturb_random(logits, draws)
     tokens = best_tokens(logits)
@@ -55,7 +55,7 @@ def rank(logits: Tensor, choices: Sequence[Choice], k: int) -> list[list[tuple[i
     -infinity of a token that may not be chosen, and NaN of all of them where there is no choice."""
     logits = logits[: len(choices)]
     apply_penalties(logits, choices)
-    _perturb_random(logits, [c.drawn for c in choices])
+    _perturb_random(logits, [c.draw for c in choices])
     best, ids = (t.tolist() for t in logits.log_softmax(dim=-1).topk(min(k, logits.shape[1]), dim=-1))
     return [list(zip(i, b, strict=True)) for i, b in zip(ids, best, strict=True)]
 
@@ -65,7 +65,7 @@ def choose(logits: Tensor, choices: Sequence[Choice], draw: Draw = draw) -> list
     N token ids."""
     logits = logits[: len(choices)]
     apply_penalties(logits, choices)
-    return draw(logits, [c.drawn for c in choices])
+    return draw(logits, [c.draw for c in choices])
 
 
 def probabilities(logits: Tensor, choices: Sequence[Choice]) -> Tensor:
@@ -73,7 +73,7 @@ def probabilities(logits: Tensor, choices: Sequence[Choice]) -> Tensor:
     it on the best token where the choice is greedy. Zeros where there is no choice."""
     logits = logits[: len(choices)]
     apply_penalties(logits, choices)
-    draws = [c.drawn for c in choices]
+    draws = [c.draw for c in choices]
     best = logits.argmax(dim=-1, keepdim=True)
     chances = torch.zeros_like(logits).scatter_(1, best, logits.gather(1, best).isfinite().to(logits.dtype))
     random = [i for i, d in enumerate(draws) if d.temperature >= GREEDY_BELOW]
@@ -85,7 +85,7 @@ def probabilities(logits: Tensor, choices: Sequence[Choice]) -> Tensor:
     return chances
 
 
-def _perturb_random(logits: Tensor, draws: Sequence[Drawn]) -> None:
+def _perturb_random(logits: Tensor, draws: Sequence[DrawParams]) -> None:
     """Of the rows that are sampled: filter(logits / T) + noise, in place."""
     random = [i for i, d in enumerate(draws) if d.temperature >= GREEDY_BELOW]
     if random:
@@ -93,7 +93,7 @@ def _perturb_random(logits: Tensor, draws: Sequence[Drawn]) -> None:
         logits.index_copy_(0, rows, _perturb(logits.index_select(0, rows), [draws[i] for i in random]))
 
 
-def _perturb(logits: Tensor, draws: Sequence[Drawn]) -> Tensor:
+def _perturb(logits: Tensor, draws: Sequence[DrawParams]) -> Tensor:
     noise = gumbel_noise(
         [d.seed for d in draws],
         [d.stream for d in draws],

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from nextn.cutoff import Cutoff
 from nextn.draft import Draft
-from nextn.gate import Gate
 from nextn.request import Failure, TokenLogprob
 from nextn.speculative.state import RequestState
 from nextn.speculative.work import StepWork
@@ -49,15 +49,15 @@ class Row:
     scores: range = range(0)
     extend: bool = True
     draft_from: int = 0  # first position that the drafter sees, at the beginning of a page
-    gated: bool = False  # the plan's gate may make the next draft shorter
+    cut: bool = False  # the plan's cutoff may make the next draft shorter
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """gate: None where no row is gated."""
+    """cutoff: None where it cuts no row's draft."""
 
     rows: Sequence[Row]
-    gate: Gate | None = None
+    cutoff: Cutoff | None = None
 
 
 @dataclass(slots=True)

@@ -143,7 +143,7 @@ class Scheduler:
             self.waiting.remove(new)
             bisect.insort(self.running, new, key=rank)
             budget -= self._extend(new, budget, rows, used > 0)
-        return Plan(rows, self.auto.gate if self.auto is not None and any(r.gated for r in rows) else None)
+        return Plan(rows, self.auto.cutoff if self.auto is not None and any(r.cut for r in rows) else None)
 
     def _next(self) -> Request | None:
         """The first in line that does not wait for another of its group. That one runs, so others go ahead of
@@ -246,7 +246,7 @@ class Scheduler:
             scores=self._scores(req, end),
             extend=extend,
             draft_from=req.draft_from,
-            gated=num_steps > 0 and self._automatic(req),
+            cut=num_steps > 0 and self._automatic(req),
         )
         rows.append(row)
         return True

@@ -11,48 +11,43 @@ tree's draft where that expects more tokens than a threshold. Here the two are w
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-
-from torch import Tensor
 
 from nextn.draft import Draft
-from nextn.speculative.committed import Committed
-from nextn.speculative.drafter import ChooseDraft, Drafted, Drafter
-from nextn.speculative.ngram_drafter import NGramDrafter
-from nextn.speculative.trust import Trust
+from nextn.speculative.acceptance import Acceptance
+from nextn.speculative.base import Drafted, Drafter, DraftRequest
+from nextn.speculative.draft_state import DraftState
+from nextn.speculative.ngram_drafter import ngram_guess
 
 NEXTN = 0  # as a source; n-grams have their length
 
 
 class MixedDrafter:
     def __init__(self, nextn: Drafter) -> None:
-        self.nextn, self.ngrams, self.trust = nextn, NGramDrafter(), Trust()
-        self.guesses: dict[str, dict[int, Sequence[int]]] = {}  # by request and source: of the step before
+        self.nextn, self.acceptance = nextn, Acceptance()
 
-    def forget(self, rids: Sequence[str]) -> None:
-        self.nextn.forget(rids)
-        self.ngrams.forget(rids)
-        for rid in rids:
-            self.trust.forget(rid)
-            self.guesses.pop(rid, None)
+    def drop(self, state: DraftState) -> None:
+        self.nextn.drop(state)
 
-    def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> Drafted:
+    def draft(self, request: DraftRequest) -> Drafted:
         found: dict[int, Draft] = {}
-        for i, w in enumerate(work):
-            if not w.chosen:
+        rate = self.acceptance.rate
+        for i, span in enumerate(request.spans):
+            if not span.chosen:
                 continue  # amid a prompt
-            for source, guess in self.guesses.pop(w.rid, {}).items():
-                self.trust.learn(w.rid, source, guess, w.chosen)
-            if not w.want:
+            state = span.state
+            guesses, state.guesses = state.guesses, {}
+            for source, guess in guesses.items():
+                self.acceptance.learn(state.acceptance, source, guess, span.chosen)
+            if not span.num_steps:
                 continue
-            draft, length = self.ngrams.guess(w)
+            draft, length = ngram_guess(span)
             if length:
-                self.guesses[w.rid] = {length: draft.tokens}
-                if self.trust.rate(w.rid, length) >= self.trust.rate(w.rid, NEXTN):
+                state.guesses[length] = draft.tokens
+                if rate(state.acceptance, length) >= rate(state.acceptance, NEXTN):
                     found[i] = draft
-        rest = [dataclasses.replace(w, want=0) if i in found else w for i, w in enumerate(work)]
-        made = self.nextn.propose(hidden, rest, choose)
-        for w, draft in zip(rest, made.drafts, strict=True):
-            if w.want:
-                self.guesses.setdefault(w.rid, {})[NEXTN] = draft.tokens
+        rest = [dataclasses.replace(s, num_steps=0) if i in found else s for i, s in enumerate(request.spans)]
+        made = self.nextn.draft(request._replace(spans=rest))
+        for span, draft in zip(rest, made.drafts, strict=True):
+            if span.num_steps:
+                span.state.guesses[NEXTN] = draft.tokens
         return made._replace(drafts=[found.get(i, draft) for i, draft in enumerate(made.drafts)])

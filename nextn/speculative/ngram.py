@@ -13,15 +13,17 @@ from collections.abc import Sequence
 LONGEST, SHORTEST = 4, 2
 
 
-def lookup(tokens: Sequence[int], most: int, longest: int = LONGEST, shortest: int = SHORTEST) -> list[int]:
-    """At most `most` tokens that may follow; empty if no suffix occurred before.
+def lookup(
+    tokens: Sequence[int], num_steps: int, longest: int = LONGEST, shortest: int = SHORTEST
+) -> list[int]:
+    """At most `num_steps` tokens that may follow; empty if no suffix occurred before.
 
-    >>> lookup([7, 8, 9, 1, 7, 8], most=3)
+    >>> lookup([7, 8, 9, 1, 7, 8], num_steps=3)
     [9, 1, 7]
     """
     index = NGramIndex(longest, shortest)
     index.extend(tokens)
-    return index.guess(most)
+    return index.guess(num_steps)
 
 
 class NGramIndex:
@@ -55,11 +57,11 @@ class NGramIndex:
                     return n, at
         return 0, 0
 
-    def following(self, at: int, most: int) -> list[int]:
+    def following(self, at: int, num_steps: int) -> list[int]:
         """The guess that the tokens from index `at` on come again."""
         period = len(self.tokens) - at
-        return [self.tokens[at + i % period] for i in range(most)]
+        return [self.tokens[at + i % period] for i in range(num_steps)]
 
-    def guess(self, most: int) -> list[int]:
+    def guess(self, num_steps: int) -> list[int]:
         length, at = self.find()
-        return self.following(at, most) if length else []
+        return self.following(at, num_steps) if length else []

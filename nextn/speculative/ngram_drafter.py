@@ -6,34 +6,24 @@ again what it said before; such drafts cost no more than their verification.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from torch import Tensor
-
 from nextn.draft import NO_DRAFT, Draft
-from nextn.speculative.committed import Committed
-from nextn.speculative.drafter import ChooseDraft, Drafted
-from nextn.speculative.ngram import NGramIndex
+from nextn.speculative.base import Drafted, DraftRequest, DraftSpan
+from nextn.speculative.draft_state import DraftState
 
 
 class NGramDrafter:
-    def __init__(self) -> None:
-        self._indexes: dict[str, NGramIndex] = {}
+    def draft(self, request: DraftRequest) -> Drafted:
+        return Drafted([ngram_guess(span)[0] if span.num_steps else NO_DRAFT for span in request.spans])
 
-    def forget(self, rids: Sequence[str]) -> None:
-        for rid in rids:
-            self._indexes.pop(rid, None)
+    def drop(self, state: DraftState) -> None:
+        pass
 
-    def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> Drafted:
-        return Drafted([self.guess(w)[0] if w.want else NO_DRAFT for w in work])
 
-    def guess(self, work: Committed) -> tuple[Draft, int]:
-        """After what the step chose, which the history does not have yet: a draft, and how many tokens of
-        suffix it rests on, 0 if there is none."""
-        index = self._indexes.get(work.rid)
-        if index is None:
-            index = self._indexes[work.rid] = NGramIndex()
-        index.extend(work.history[len(index.tokens) :])
-        index.extend(work.chosen)
-        length, at = index.find()
-        return Draft(index.following(at, work.want)) if length else NO_DRAFT, length
+def ngram_guess(span: DraftSpan) -> tuple[Draft, int]:
+    """After what the step chose, which the history does not have yet: a draft, and how many tokens of suffix
+    it rests on, 0 if there is none."""
+    index = span.state.ngrams
+    index.extend(span.request.history[len(index.tokens) :])
+    index.extend(span.chosen)
+    length, at = index.find()
+    return Draft(index.following(at, span.num_steps)) if length else NO_DRAFT, length

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from nextn.constraint import CompiledGrammar, GrammarCursor
+from nextn.cutoff import Cutoff
 from nextn.draft import NO_DRAFT, Draft
-from nextn.gate import Gate
 from nextn.request import SamplingParams
+from nextn.speculative.draft_state import DraftState
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +30,7 @@ class RequestState:
     # The executor's.
     grammar: GrammarCursor | None = None  # at the last of `history`
     pages: list[int] = field(default_factory=list)
+    drafting: DraftState = field(default_factory=DraftState)
 
     # Of the step that runs: see `nextn.scheduler.plan.Row`.
     start: int = 0
@@ -40,7 +42,7 @@ class RequestState:
     scores: range = range(0)
     extend: bool = True
     draft_from: int = 0
-    gate: Gate | None = None
+    cutoff: Cutoff | None = None
 
     def begin(self) -> None:
         """To be called by the executor that it is added to."""

@@ -15,7 +15,8 @@ from nextn.draft import Draft
 
 
 class Growing:
-    """A tree while it is drafted. `frontier`: the nodes to draft after, best first."""
+    """A tree while it is drafted, a chain where `topk` is 1. `frontier`: the nodes to draft after, best
+    first; none where no guess could be made."""
 
     def __init__(self, topk: int) -> None:
         self.topk = topk
@@ -31,15 +32,22 @@ class Growing:
         first = len(self.tokens)
         for parent, guesses in zip(self.frontier, children, strict=True):
             before = self.scores[parent] if parent >= 0 else 0.0
-            for token, confidence in guesses:
-                if not confidence > -math.inf:
+            for token, logprob in guesses:
+                if not logprob > -math.inf:
                     continue
                 self.tokens.append(token)
                 self.parents.append(parent)
-                self.scores.append(before + min(confidence, 0.0))
+                self.scores.append(before + min(logprob, 0.0))
         # Among equals the earlier one, which may be an ancestor of the later one.
         new = range(first, len(self.tokens))
         self.frontier = heapq.nlargest(self.topk, new, key=lambda i: (self.scores[i], -i))
+
+    def append(self, token: int) -> None:
+        """The next guess of a chain."""
+        self.frontier = [len(self.tokens)]
+        self.parents.append(len(self.tokens) - 1)
+        self.tokens.append(token)
+        self.scores.append(0.0)
 
     def nodes(self, node: int) -> list[int]:
         """From the root's child down to `node`."""

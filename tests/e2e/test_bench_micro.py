@@ -72,7 +72,7 @@ def test_native(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     decode, verify = steps["decode"], steps["verify 2 drafts"]
     assert {op: one["calls"] for op, one in decode["ops"].items()} == {"forward": 1, "logits": 1, "draw": 1}
     calls = {op: one["calls"] for op, one in verify["ops"].items()}
-    assert calls == {"forward": 1, "logits": 1, "chains": 1, "draw": 1}
+    assert calls == {"forward": 1, "logits": 1, "draft_chains": 1, "draw": 1}
     assert decode["experts"] == 11 * 2  # layers, experts of a token
     assert 11 * 2 + 2 * 2 < verify["experts"] <= 13 * 8
     assert 11 * 2 < steps["prefill 512"]["experts"] <= 11 * 8

@@ -60,7 +60,7 @@ def test_tokens_by_how_they_came(page: Page) -> None:
 
 @pytest.mark.parametrize("temperature", ["0", "1"])
 def test_side_by_side(page: Page, temperature: str) -> None:
-    """Drawn seeds are the same for both."""
+    """DrawParams seeds are the same for both."""
     page.get("document.getElementById('compare').click()")
     fill(page, "max-tokens", "20")
     fill(page, "temperature", temperature)

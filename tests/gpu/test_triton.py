@@ -16,12 +16,14 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("TRITON_INTERPRET=1 is for the CPU", allow_module_level=True)
 
+from support.draft_spans import Beside
 from support.triton_checks import CHECKS, Device
 
-from nextn.gate import Gate
+from nextn.cutoff import Cutoff
 from nextn.layers.batch import Span
 from nextn.models.deepseek_v3 import DeepseekV3
-from nextn.speculative.drafter import MTPDrafter
+from nextn.speculative.base import DraftRequest
+from nextn.speculative.mtp import MTPDrafter
 
 pytestmark = pytest.mark.gpu
 GREEDY = SamplingParams(max_tokens=48, temperature=0, ignore_eos=True)
@@ -95,31 +97,33 @@ def test_a_graph_has_the_bits_of_its_kernels():
 
 
 class Both:
-    """Drafts twice, whole chains in one call and depth by depth, and compares. gate: of all that draft."""
+    """Drafts twice, chosen on the device where that is possible and by the host, and compares. cutoff: of all
+    that draft."""
 
-    def __init__(self, drafter, gate=None):
-        assert drafter.chains is drafter.model
-        self.whole, self.plain = drafter, MTPDrafter(drafter.model, drafter.pool, drafter.shape)
-        self.gate, self.guesses = gate, 0
+    def __init__(self, drafter, cutoff=None):
+        assert drafter.on_device is drafter.model
+        plain = MTPDrafter(drafter.model, drafter.pool, drafter.shape, drafter.choose, plain=True)
+        self.whole, self.plain = drafter, Beside(plain)
+        self.cutoff, self.guesses = cutoff, 0
 
-    def forget(self, rids):
-        self.whole.forget(rids)
-        self.plain.forget(rids)
+    def drop(self, state):
+        self.whole.drop(state)
+        self.plain.drop(state)
 
-    def propose(self, hidden, work, choose):
-        hidden = hidden.clone()
-        work = [replace(w, gate=self.gate) for w in work]
-        made, again = (d.propose(hidden, work, choose) for d in (self.whole, self.plain))
+    def draft(self, request):
+        spans = [replace(s, cutoff=self.cutoff) for s in request.spans]
+        request = DraftRequest(request.hidden.clone(), spans)
+        made, again = (d.draft(request) for d in (self.whole, self.plain))
         assert [list(d.tokens) for d in made.drafts] == [list(d.tokens) for d in again.drafts]
-        if self.gate is None:
-            assert [len(d) for d in made.drafts] == [w.want for w in work]
+        if self.cutoff is None:
+            assert [len(d) for d in made.drafts] == [s.num_steps for s in spans]
             assert (made.extended, list(made.passes)) == (again.extended, list(again.passes))
         assert all(d.bins.startswith(a.bins) for d, a in zip(made.drafts, again.drafts, strict=True))
         self.guesses += sum(len(d) for d in made.drafts)
         return made
 
 
-def test_chains_in_one_call_are_those_of_a_call_for_each_depth():
+def test_chains_chosen_on_the_device_are_those_that_the_host_chooses():
     model = llm(3)
     runner = model.engine._executor
     both = runner.drafter = Both(runner.drafter)
@@ -134,12 +138,12 @@ def test_chains_in_one_call_are_those_of_a_call_for_each_depth():
 
 
 @pytest.mark.parametrize("params", [[GREEDY] * 7, [GREEDY, HOT] * 3 + [GREEDY]], ids=["greedy", "mixed"])
-def test_gated_chains_in_one_call_are_those_of_a_call_for_each_depth(params):
+def test_chains_with_a_cutoff_are_too(params):
     rates = (0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99)
     model = llm(3)
     want = ids(llm(0), GREEDY)
     runner = model.engine._executor
-    both = runner.drafter = Both(runner.drafter, Gate(rates, keep=0.6, usual=0.8, each=0.2, passing=0.9))
+    both = runner.drafter = Both(runner.drafter, Cutoff(rates, keep=0.6, usual=0.8, each=0.2, passing=0.9))
     got = [c.token_ids for c in model.generate(prompts(model), params)]
     assert both.guesses
     assert [g for g, p in zip(got, params, strict=True) if p is GREEDY] == [

@@ -9,18 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 from parity.engine_steps import make_engine
+from support.draft_spans import Beside
 from support.toy_grammar import ToyGrammar
-from torch import Tensor
 
 from nextn.config import EMBEDDED, EngineConfig, model_folder
 from nextn.constraint import Constraint
 from nextn.engine.engine import Engine
 from nextn.engine.model import choose_kernels
-from nextn.engine.runner import _ChooseDraft
-from nextn.models.base import Chains
 from nextn.request import Request, SamplingParams, SpeculativeParams
-from nextn.speculative.committed import Committed
-from nextn.speculative.drafter import ChooseDraft, Drafted, MTPDrafter
+from nextn.speculative import guesses
+from nextn.speculative.base import Drafted, DraftRequest
+from nextn.speculative.draft_state import DraftState
+from nextn.speculative.mtp import MTPDrafter
 
 NATIVE = choose_kernels(EngineConfig(), torch.device("cpu")) == "cpu"
 pytestmark = pytest.mark.skipif(not NATIVE, reason="no native kernels here")
@@ -36,7 +36,7 @@ MIXED = [
 ]
 
 
-# Their logits change before a guess is chosen, or more than that is kept: the kernels ask for it.
+# Their logits change before a guess is chosen, or more than that is kept.
 ASKED = [
     (TEXT[:7], SamplingParams(max_tokens=9, temperature=0, repetition_penalty=1.2)),
     (TEXT[2:], SamplingParams(max_tokens=12, seed=8, logit_bias={400: 5.0, 7: -9.0}, min_tokens=6)),
@@ -47,21 +47,23 @@ ASKED = [
 
 
 class Both:
-    """Drafts twice, and compares."""
+    """Drafts twice, in one call where that is possible and depth by depth, and compares."""
 
     def __init__(self, drafter: MTPDrafter) -> None:
-        assert isinstance(drafter.model, Chains)
-        self.whole, self.plain = drafter, MTPDrafter(drafter.model, drafter.pool, drafter.shape)
+        assert drafter.in_one_call
+        self.whole = drafter
+        plain = MTPDrafter(drafter.model, drafter.pool, drafter.shape, drafter.choose, plain=True)
+        self.plain = Beside(plain)
         self.guesses = 0
 
-    def forget(self, rids: Sequence[str]) -> None:
-        self.whole.forget(rids)
-        self.plain.forget(rids)
+    def drop(self, state: DraftState) -> None:
+        self.whole.drop(state)
+        self.plain.drop(state)
 
-    def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> Drafted:
-        made, again = (d.propose(hidden, work, choose) for d in (self.whole, self.plain))
-        assert [list(d.tokens) for d in made.drafts] == [list(d.tokens) for d in again.drafts]
-        assert [len(d) for d in made.drafts] == [w.want for w in work]
+    def draft(self, request: DraftRequest) -> Drafted:
+        made, again = (d.draft(request) for d in (self.whole, self.plain))
+        assert made.drafts == again.drafts
+        assert [len(d) for d in made.drafts] == [s.num_steps for s in request.spans]
         assert (made.extended, list(made.passes)) == (again.extended, list(again.passes))
         self.guesses += sum(len(d) for d in made.drafts)
         return made
@@ -115,21 +117,8 @@ def test_a_guess_that_fails_ends_its_request(monkeypatch: pytest.MonkeyPatch) ->
     def fail(*args: object) -> None:
         raise RuntimeError("no guess")
 
-    monkeypatch.setattr(engine._executor.verifier, "guess", fail)
+    monkeypatch.setattr(guesses, "choose", fail)
     engine.add(Request("a", *ASKED[0]))
     (out,) = engine.step()
     assert out.error == "the request failed in drafting: RuntimeError: no guess"
     assert not engine.has_work()
-
-
-def test_what_chooses_guesses_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is called by the kernels, through which nothing can be raised."""
-    engine, _ = make()
-
-    def fail(*args: object) -> None:
-        raise RuntimeError("no guess")
-
-    monkeypatch.setattr(_ChooseDraft, "__call__", fail)
-    engine.add(Request("a", *ASKED[0]))
-    with pytest.raises(RuntimeError, match="no guess"):
-        engine.step()

@@ -21,7 +21,7 @@ PAUSE = 300  # steps
 class Pauses:
     """Automatic depth that drafts, but for some steps. drafting: of the next one."""
 
-    gate, state, num_steps = None, None, 3
+    cutoff, state, num_steps = None, None, 3
 
     def __init__(self, first: int, last: int) -> None:
         self.first, self.last, self.steps = first, last, 0

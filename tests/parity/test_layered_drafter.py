@@ -5,7 +5,6 @@ tokens came to them: at once, token by token, late, or in part out of the prefix
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 import torch
 from parity.engine_steps import make_engine, run
 from parity.oracle import more_layers, random_checkpoint
+from support.draft_spans import draft_span, next_draft
 from support.native_kernels import built_levels
 from support.native_model import native_model, pool_for, reference_model
 from torch import Tensor
@@ -21,20 +21,13 @@ from nextn.config import EMBEDDED, model_folder
 from nextn.draft import Draft, Shape
 from nextn.layers.batch import Span
 from nextn.request import Request, SamplingParams
-from nextn.speculative.committed import Committed
+from nextn.speculative.draft_state import DraftState
 from nextn.speculative.layered import LayeredDrafter
 
 LAYERS, DEPTH, PAGE = 3, 4, 4
 CONFIG, TENSORS = random_checkpoint({"num_nextn_predict_layers": LAYERS}, seed=4)
 TOKENS = random.Random(4).choices(range(CONFIG["vocab_size"]), k=30)
 PAGES = [7, 2, 9, 4, 1, 8, 3, 6, 5, 10, 11]
-
-
-def best(logits: Tensor, asked: Sequence[Any], k: int) -> list[list[tuple[int, float]]]:
-    top = torch.log_softmax(logits[: len(asked)].float(), -1).topk(k)
-    return [
-        list(zip(t, s, strict=True)) for t, s in zip(top.indices.tolist(), top.values.tolist(), strict=True)
-    ]
 
 
 class Engine:
@@ -44,16 +37,17 @@ class Engine:
         self.model = model
         self.pool = pool_for(model, 12, PAGE, seed=0)
         self.drafter = LayeredDrafter(model, self.pool, shape)
-        self.draft = Draft()
+        self.draft, self.state = Draft(), DraftState()
 
     @torch.inference_mode()
     def step(self, start: int, count: int, extend: bool = True) -> None:
         now = TOKENS[start : start + count]
         hidden = self.model.forward(self.model.batch([Span(now, start, PAGES)], PAGE), self.pool)
         following = TOKENS[start + 1 : start + count + 1]
-        want = DEPTH if extend else 0
-        committed = Committed("a", start, range(count), following, PAGES, want, [], [], extend=extend)
-        self.draft = self.drafter.propose(hidden, [committed], best).drafts[0]
+        span = draft_span(
+            start, range(count), following, PAGES, DEPTH if extend else 0, state=self.state, extend=extend
+        )
+        self.draft = next_draft(self.drafter, span, hidden)
 
     def entries(self) -> list[Tensor]:
         """Of every layer, those of the positions that it has true tokens for."""
@@ -100,7 +94,8 @@ def test_after_a_cache_hit(model: Any, cached: int, chunk: int) -> None:
     engine.step(0, cached + 2)
     slots = torch.tensor([p * PAGE + i for p in PAGES[cached // PAGE :] for i in range(PAGE)])
     engine.pool.data[:, slots] = 1.0  # nothing of what came later
-    engine.drafter.forget(["a"])
+    engine.drafter.drop(engine.state)
+    engine.state = DraftState()
     for start in range(cached, 29, chunk):
         engine.step(start, min(chunk, 29 - start))
     assert engine.draft == whole.draft

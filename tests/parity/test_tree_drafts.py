@@ -80,10 +80,10 @@ def test_every_tree(reference: NextNReference, temperature: float, topk: int, st
 
 def alike(a: Draft, b: Draft) -> bool:
     """The same nodes, up to the order of those that are as good as equally likely."""
-    assert a.confidence is not None
-    assert b.confidence is not None
+    assert a.logprobs is not None
+    assert b.logprobs is not None
     ours, theirs = (
-        {tuple(d.tokens[i] for i in d.path(n)): c for n, c in enumerate(d.confidence or ())} for d in (a, b)
+        {tuple(d.tokens[i] for i in d.path(n)): c for n, c in enumerate(d.logprobs or ())} for d in (a, b)
     )
     least = min(ours.values())
     return all(

@@ -7,8 +7,8 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from nextn.cutoff import Cutoff
 from nextn.draft import DRAFT_WINDOW, NO_DRAFT, Draft
-from nextn.gate import Gate
 from nextn.speculative.depth.controller import DepthController
 from nextn.speculative.depth.cost import StepCost
 from nextn.speculative.depth.worth import BIN_RATES, BIN_SHARES
@@ -37,7 +37,7 @@ class Load:
         self.drafts = (self.drafts + [(NO_DRAFT, 0)] * n)[:n]
         self.owed = (self.owed + [0] * n)[:n]
 
-    def draw(self, gate: Gate | None, num_steps: int) -> list[int]:
+    def draw(self, cutoff: Cutoff | None, num_steps: int) -> list[int]:
         """Drafts for every request; the rows of each pass beyond the first."""
         n = len(self.drafts)
         bins: list[list[int]] = [[] for _ in range(n)]
@@ -49,11 +49,11 @@ class Load:
             left, worth = [], 0.0
             for i in going:
                 bins[i].append(self.luck.choices(range(9), BIN_SHARES)[0])
-                if gate is not None:
-                    holds[i] *= gate.rates[bins[i][-1]]
-                    if holds[i] < gate.keep:
+                if cutoff is not None:
+                    holds[i] *= cutoff.rates[bins[i][-1]]
+                    if holds[i] < cutoff.keep:
                         continue
-                    gain = holds[i] * gate.usual - gate.each
+                    gain = holds[i] * cutoff.usual - cutoff.each
                     worth += max(0.0, gain)
                     if gain > 0.0:
                         left.append(i)
@@ -61,18 +61,18 @@ class Load:
                     left.append(i)
                 kept[i] += 1
             going = left
-            if not going or (gate is not None and worth <= gate.passing):
+            if not going or (cutoff is not None and worth <= cutoff.passing):
                 break
         self.drafts = []
         for i in range(n):
             held = 0
             while held < kept[i] and self.luck.random() < self.rates[bins[i][held]]:
                 held += 1
-            self.drafts.append((Draft([0] * kept[i], bins=bytes(bins[i]) if gate else b""), held))
+            self.drafts.append((Draft([0] * kept[i], bins=bytes(bins[i]) if cutoff else b""), held))
         return passes
 
     def step(
-        self, drafting: bool, gate: Gate | None, num_steps: int
+        self, drafting: bool, cutoff: Cutoff | None, num_steps: int
     ) -> tuple[StepWork, float, int, list[tuple[Draft, int]]]:
         """What ran, its seconds, tokens, and the drafts that were verified."""
         n = len(self.drafts)
@@ -83,7 +83,7 @@ class Load:
         if drafting:
             extended = tokens + sum(self.owed)
             self.owed = [0] * n
-            passes = self.draw(gate, num_steps)
+            passes = self.draw(cutoff, num_steps)
         else:
             self.owed = [min(DRAFT_WINDOW, o + 1) for o in self.owed]
             self.drafts = [(NO_DRAFT, 0)] * n
@@ -115,7 +115,7 @@ def watch(
     ran = Ran()
     while ran.seconds < seconds:
         drafting = controller.drafting
-        work, took, made, verified = load.step(drafting, controller.gate, controller.num_steps)
+        work, took, made, verified = load.step(drafting, controller.cutoff, controller.num_steps)
         for draft, held in verified:
             if draft is not NO_DRAFT:
                 controller.note(draft, held)

@@ -12,7 +12,7 @@ import nextn
 ROOT = Path(nextn.__file__).parent
 # Every room may import itself, the leaves and those named here, or no more than a module of one. A room in a
 # room is one of its own.
-LEAVES = {"config", "server_config", "request", "draft", "gate", "constraint", "speculation", "stats"}
+LEAVES = {"config", "server_config", "request", "draft", "cutoff", "constraint", "speculation", "stats"}
 BELOW = {
     "ops": set(),
     "kvcache": set(),

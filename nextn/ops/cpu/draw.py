@@ -8,12 +8,12 @@ from ctypes import CDLL
 
 from torch import Tensor
 
-from nextn.ops.base import Drawn
+from nextn.ops.base import DrawParams
 from nextn.ops.cpu.library import SAMPLING
 
 
 def draw(
-    kernels: CDLL, logits: Tensor, draws: Sequence[Drawn], confidence: list[float] | None = None
+    kernels: CDLL, logits: Tensor, draws: Sequence[DrawParams], confidence: list[float] | None = None
 ) -> list[int]:
     """`nextn.ops.base.Draw`: logits [N or more, V] -> the N tokens that `draws` ask for, or NO_TOKEN."""
     tokens = array("i", bytes(4 * sum([d.rows for d in draws])))
@@ -28,6 +28,6 @@ def draw(
     return tokens.tolist()
 
 
-def packed(draws: Sequence[Drawn]) -> bytes:
+def packed(draws: Sequence[DrawParams]) -> bytes:
     """As the kernels read them."""
     return b"".join([SAMPLING.pack(*d) for d in draws])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 from ctypes import (
     CDLL,
-    CFUNCTYPE,
     POINTER,
     Structure,
     c_char_p,
@@ -29,9 +28,9 @@ from nextn.config import CPU_LEVELS
 FOLDER = Path(__file__).parent / "lib"
 INTERFACE = 10  # nx_interface of a library that fits this file
 F32, BF16, E4M3, INT8 = range(4)
-# NxSampling of csrc/choose.h, its fields in the order of nextn.ops.base.Drawn.
+# NxSampling of csrc/choose.h, its fields in the order of nextn.ops.base.DrawParams.
 SAMPLING = Struct("@QIIfffii4x")
-GATE = Struct("@8f9f4f")  # NxGate of csrc/gate.h: the fields of nextn.gate.Gate after its edges
+CUTOFF = Struct("@8f9f4f")  # NxCutoff of csrc/cutoff.h: the edges and the fields of nextn.cutoff.Cutoff
 
 
 class Weight(Structure):
@@ -91,16 +90,14 @@ class NxBatch(Structure):
     )  # fmt: skip
 
 
-Guess = CFUNCTYPE(c_int32, c_int32, c_int32)  # of NxChains; Guess() is null
-
-
 class NxChains(Structure):
     """NxChains of csrc/guesses.h."""
 
     _fields_ = (
-        ("rows", c_void_p), ("span", c_void_p), ("sampling", c_char_p), ("count", c_int32),
-        ("most", c_int32), ("vocab", c_int32), ("asked", c_int32), ("scores", c_void_p), ("guess", Guess),
-        ("gate", c_char_p), ("gated", c_char_p), ("bins", c_void_p), ("made", c_void_p), ("kept", c_void_p),
+        ("rows", c_void_p), ("span", c_void_p), ("sampling", c_char_p), ("num_steps", c_void_p),
+        ("count", c_int32), ("most", c_int32), ("vocab", c_int32), ("scores", c_void_p), ("cutoff", c_char_p),
+        ("cut", c_char_p), ("tokens", c_void_p), ("bins", c_void_p), ("made", c_void_p), ("kept", c_void_p),
+        ("passes", c_void_p),
     )  # fmt: skip
 
 
@@ -132,7 +129,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "nx_draft": (None, (c_void_p, POINTER(NxBatch), c_void_p, c_int, c_void_p)),
     "nx_logits": (None, (c_void_p, c_void_p, c_int, c_int, c_void_p)),
     "nx_draft_logits": (None, (c_void_p, c_void_p, c_int, c_int, c_void_p)),
-    "nx_chains": (None, (c_void_p, POINTER(NxBatch), c_void_p, c_int, POINTER(NxChains), c_void_p)),
+    "nx_chains": (None, (c_void_p, POINTER(NxBatch), c_void_p, c_int, POINTER(NxChains))),
     "nx_choose": (None, (c_void_p, c_int, c_int, c_void_p, c_void_p, c_void_p)),
 }
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
+from nextn.cutoff import Cutoff
 from nextn.draft import Draft, DraftingState
-from nextn.gate import Gate
 from nextn.speculative.depth.cost import StepCost
 from nextn.speculative.depth.worth import REMEMBERED, Worth
 from nextn.speculative.work import StepWork
@@ -57,9 +57,9 @@ class DepthController:
         return self._setting.num_steps
 
     @property
-    def gate(self) -> Gate | None:
-        gate = self._setting.gate
-        return gate._replace(keep=0.0) if gate and self._steps % EXPLORE == 0 else gate
+    def cutoff(self) -> Cutoff | None:
+        cutoff = self._setting.cutoff
+        return cutoff._replace(keep=0.0) if cutoff and self._steps % EXPLORE == 0 else cutoff
 
     def note(self, draft: Draft, accepted: int) -> None:
         """A draft that the controller asked for was verified, and so many of its guesses held."""

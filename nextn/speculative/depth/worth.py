@@ -1,7 +1,7 @@
 """How many tokens drafts bring, and how deep they are worth going. Pure.
 
 Guesses of a kind hold equally often, which is counted as drafts are verified. Where chains end by confidence
-(`nextn.gate`), the kind is its bin, and the depth adds nothing; elsewhere (trees, n-grams) it is the depth.
+(`nextn.cutoff`), the kind is its bin, and the depth adds nothing; elsewhere (trees, n-grams) it is the depth.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nextn.cutoff import Cutoff
 from nextn.draft import Draft, Shape
-from nextn.gate import Gate
 from nextn.speculative.depth.cost import StepCost
 
 # By bin of confidence, measured with nextn-tiny: how often guesses hold, and what share of all they are.
@@ -28,27 +28,28 @@ class Setting(NamedTuple):
     """num_steps: how deep a draft may go. tokens: of a request and step. extra: seconds that drafts add."""
 
     num_steps: int
-    gate: Gate | None
+    cutoff: Cutoff | None
     tokens: float
     extra: float
 
 
 class Worth:
-    def __init__(self, most: int, shape: Shape, gated: bool, ends: bool = True) -> None:
-        """most: the deepest draft. gated: guesses are kept by confidence. ends: and passes end with them."""
-        self.most, self.shape, self.gated, self.ends = most, shape, gated, ends
-        rates = BIN_RATES if gated else (float(np.dot(BIN_RATES, BIN_SHARES)),) * most
-        self._made = FIRST * len(rates) * np.array(BIN_SHARES if gated else (1.0 / most,) * most)
+    def __init__(self, num_steps: int, shape: Shape, cuts: bool, ends: bool = True) -> None:
+        """num_steps: of the deepest draft. cuts: guesses are kept by confidence. ends: and passes end with
+        them."""
+        self.num_steps, self.shape, self.cuts, self.ends = num_steps, shape, cuts, ends
+        rates = BIN_RATES if cuts else (float(np.dot(BIN_RATES, BIN_SHARES)),) * num_steps
+        self._made = FIRST * len(rates) * np.array(BIN_SHARES if cuts else (1.0 / num_steps,) * num_steps)
         self._seen = np.full(len(rates), FIRST)
         self._held = FIRST * np.array(rates)
         self._noted: list[tuple[Sequence[int], int, int]] = []
-        self._luck = np.random.default_rng(0).random((CHAINS, most))  # the same in every run
+        self._luck = np.random.default_rng(0).random((CHAINS, num_steps))  # the same in every run
 
     def note(self, draft: Draft, accepted: int) -> None:
         """A draft was verified; so many of its guesses, from the root on, held."""
-        if len(self._noted) < 2 * CHAINS and (draft.bins or not self.gated):
-            depth = min(draft.depth, self.most)
-            self._noted.append((draft.bins if self.gated else range(depth), depth, accepted))
+        if len(self._noted) < 2 * CHAINS and (draft.bins or not self.cuts):
+            depth = min(draft.depth, self.num_steps)
+            self._noted.append((draft.bins if self.cuts else range(depth), depth, accepted))
 
     def plan(self, n: int, cost: StepCost, base: float) -> Setting:
         """The setting with which n requests make most tokens per second. base: seconds without drafts."""
@@ -63,7 +64,7 @@ class Worth:
         self._held *= old
         self._made *= 0.5 if self._made.max() > REMEMBERED else 1.0
         rates = np.clip(self._held / self._seen, 1e-3, 0.999)
-        options = self._by_gate if self.gated else self._by_depth
+        options = self._by_confidence if self.cuts else self._by_depth
         return max(options(n, cost, base, rates), key=lambda s: s.tokens / (base + s.extra))
 
     def _by_depth(self, n: int, cost: StepCost, base: float, rates: np.ndarray) -> list[Setting]:
@@ -76,39 +77,39 @@ class Worth:
             )
         return found
 
-    def _by_gate(self, n: int, cost: StepCost, base: float, rates: np.ndarray) -> list[Setting]:
+    def _by_confidence(self, n: int, cost: StepCost, base: float, rates: np.ndarray) -> list[Setting]:
         """By Dinkelbach's iteration: thresholds for a rate of tokens, then the rate that they reach."""
         shares = self._made / self._made.sum()
         usual = float(shares @ rates)
         holds = np.cumprod(rates[np.searchsorted(np.cumsum(shares)[:-1], self._luck)], axis=1)
         found: list[Setting] = []
         rate, drafts = n / base, 1.0
-        for depth in (self.most,) * 4 if self.ends else range(1, self.most + 1):
+        for depth in (self.num_steps,) * 4 if self.ends else range(1, self.num_steps + 1):
             row = cost.verify(n + n * drafts, n) / n
             worth = rate / max(0.3, 1.0 - rate * cost.pass_row)  # a token that holds costs the drafter a row
             each = worth * (row + cost.pass_row)
-            gate = Gate(rates.tolist(), worth * row, usual, each, worth * cost.a_pass)
-            kept, made = _through(gate, holds[:, :depth], n)
+            cutoff = Cutoff(rates.tolist(), worth * row, usual, each, worth * cost.a_pass)
+            kept, made = _through(cutoff, holds[:, :depth], n)
             made |= not self.ends
             drafts, tokens = float(kept.mean(0).sum()), 1.0 + float((holds[:, :depth] * kept).mean(0).sum())
             extra = _extra(n, cost, drafts, tokens, made.mean(0)[1:].tolist())
-            ungated = max(1, round(float(made.mean(0).sum())))
-            found.append(Setting(depth, gate._replace(ungated=ungated), tokens, extra))
+            num_steps = max(1, round(float(made.mean(0).sum())))
+            found.append(Setting(depth, cutoff._replace(num_steps=num_steps), tokens, extra))
             rate = max(n / base, n * tokens / (base + extra))
         return found
 
 
-def _through(gate: Gate, holds: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+def _through(cutoff: Cutoff, holds: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Chains by the probability that all up to each guess holds [S, depth] -> which guesses are kept, and
     which are made, when n chains share a pass."""
     kept, made = np.zeros(holds.shape, bool), np.zeros(holds.shape, bool)
     going = np.ones(len(holds), bool)
     for depth, hold in enumerate(holds.T):
         made[:, depth] = going
-        kept[:, depth] = going & (hold >= gate.keep)
-        gain = hold * gate.usual - gate.each
+        kept[:, depth] = going & (hold >= cutoff.keep)
+        gain = hold * cutoff.usual - cutoff.each
         going = kept[:, depth] & (gain > 0.0)
-        if n * gain[going].sum() <= gate.passing * len(holds):
+        if n * gain[going].sum() <= cutoff.passing * len(holds):
             break
     return kept, made
 

@@ -181,6 +181,8 @@ def make(model: HostileModel, draws: str, **options: object) -> Engine:
     )  # fmt: skip
     engine = use(Engine(config), model)
     engine._executor.verifier.draw = DRAWS[draws]
+    drafter = engine._executor.drafter
+    getattr(drafter, "nextn", drafter).choose = DRAWS[draws]
     return engine
 
 

@@ -13,12 +13,12 @@ from nextn.config import EngineConfig
 from nextn.constraint import Constraint
 from nextn.engine import runner
 from nextn.engine.engine import Engine
-from nextn.engine.isolate import isolated
 from nextn.kvcache.manager import KVManager
 from nextn.request import Output, Request, SamplingParams, SpeculativeParams
 from nextn.sampling import penalties
 from nextn.sampling.choice import Choice
-from nextn.speculative import verifier
+from nextn.sampling.isolate import isolated
+from nextn.speculative import guesses, verifier
 
 BAD = 666  # a seed
 ANY = Constraint("regex", "")
@@ -103,10 +103,10 @@ def test_penalties(shape: dict[str, int], after: int, monkeypatch: pytest.Monkey
 def test_other_verify_modes(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
     verdict = verifier.Verifier._verdict
 
-    def fail(self: Any, row: Any, *args: Any) -> Any:
-        if row.params.seed == BAD:
+    def fail(self: Any, span: Any, *args: Any) -> Any:
+        if span.params.seed == BAD:
             raise Boom("verdict")
-        return verdict(self, row, *args)
+        return verdict(self, span, *args)
 
     monkeypatch.setattr(verifier.Verifier, "_verdict", fail)
     found = run(make(), batch(PLAIN.replace(speculative=SpeculativeParams(verify=mode))))
@@ -115,14 +115,14 @@ def test_other_verify_modes(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("shape", "name"), [(CHAIN, "choose"), (TREE, "rank")], ids=["chain", "tree"])
 def test_guesses(shape: dict[str, int], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    guess = getattr(verifier, name)
+    guess = getattr(guesses, name)
 
     def fail(logits: Any, choices: Sequence[Choice], *args: Any) -> Any:
         if any(c.params.seed == BAD and len(c.path) == 1 for c in choices):
             raise Boom("guess")
         return guess(logits, choices, *args)
 
-    monkeypatch.setattr(verifier, name, fail)
+    monkeypatch.setattr(guesses, name, fail)
     found = run(make(**shape), batch())
     check(found, "the request failed in drafting: Boom: guess")
     assert found["bad"][0]  # what was verified stands

@@ -193,9 +193,9 @@ def test_engines_of_every_kind(clock: Clock, path: str, options: dict[str, Any])
     assert (stats.steps, stats.generated_tokens, stats.spec.verify_steps, stats.used_tokens) == (0, 0, 0, 0)
     made.check_integrity()
     drafter = made._executor.drafter
+    assert not made._executor.states
     for part in (drafter, getattr(drafter, "nextn", None)):
         assert not len(getattr(part, "behind", ()))
-        assert not getattr(part, "progress", {})
     plain = engine(path, **{**options, "speculative_algorithm": "NONE", "speculative_eagle_topk": 1,
                             "speculative_num_draft_tokens": None})  # fmt: skip
     prompt = [5, 6, 7]
@@ -207,7 +207,7 @@ def test_several_layers_leave_nothing(clock: Clock, tmp_path: Path) -> None:
     folder = more_layers(model_folder(EMBEDDED), tmp_path / "three", 3)
     made = engine(str(folder))
     drafter: Any = made._executor.drafter
-    assert not drafter.progress
+    assert not made._executor.states
     assert not len(drafter.behind)
     assert text(made, [5, 6, 7]) == text(engine(EMBEDDED, speculative_num_steps=0), [5, 6, 7])
 

@@ -166,7 +166,7 @@ class Executor:
 class Never:
     """Automatic depth that has decided against drafts."""
 
-    drafting, gate, state = False, None, None
+    drafting, cutoff, state = False, None, None
     num_steps = 2
 
     def note(self, draft, accepted):
@@ -554,7 +554,7 @@ class Chaos(RuleBasedStateMachine):
             controller = Whims()
             if auto == "learning":
                 cost = StepCost(1e-3, 3e-4, a_pass=1e-4, pass_row=1e-5)
-                controller = DepthController(cost, Worth(drafts, shape, gated=False))
+                controller = DepthController(cost, Worth(drafts, shape, cuts=False))
         manager.DRAFT_WINDOW = window
         self.sched, self.ex = make(
             pages + beyond, page, budget, running, drafts, radix, skill, shape, controller

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
 
-import torch
-from torch import Tensor
+from support.draft_spans import draft_span, next_draft
 
 from nextn.draft import NO_DRAFT, Draft
-from nextn.speculative.committed import Committed
-from nextn.speculative.drafter import ChooseDraft, Drafted
+from nextn.speculative.base import Drafted, DraftRequest, DraftSpan
+from nextn.speculative.draft_state import DraftState
 from nextn.speculative.mixed_drafter import MixedDrafter
 
 LAYERS = Draft([90, 91])
@@ -21,67 +19,59 @@ class Layer:
     """Drafts what it is given to draft, and keeps what it was told."""
 
     def __init__(self) -> None:
-        self.draft = LAYERS
-        self.work: list[Committed] = []
-        self.gone: list[str] = []
+        self.next = LAYERS
+        self.spans: list[DraftSpan] = []
+        self.gone: list[DraftState] = []
 
-    def forget(self, rids: Sequence[str]) -> None:
-        self.gone += rids
+    def drop(self, state: DraftState) -> None:
+        self.gone.append(state)
 
-    def propose(self, hidden: Tensor, work: Sequence[Committed], choose: ChooseDraft) -> Drafted:
-        self.work += work
-        return Drafted([self.draft if w.want else NO_DRAFT for w in work], extended=len(work))
-
-
-def no_choice(*_: object) -> list[list[tuple[int, float]]]:
-    raise AssertionError("nothing is chosen here")
+    def draft(self, request: DraftRequest) -> Drafted:
+        self.spans += request.spans
+        drafts = [self.next if s.num_steps else NO_DRAFT for s in request.spans]
+        return Drafted(drafts, extended=len(drafts))
 
 
-def step(drafter: MixedDrafter, text: list[int], chosen: list[int], want: int = 2, rid: str = "a") -> Draft:
-    work = Committed(rid, len(text) - 1, [0], chosen, [1], want, list(text), chosen)
-    made = drafter.propose(torch.zeros(1, 1), [work], no_choice)
+def step(
+    drafter: MixedDrafter, state: DraftState, text: list[int], chosen: list[int], num_steps: int = 2
+) -> Draft:
+    span = draft_span(len(text) - 1, [0], chosen, [1], num_steps, list(text), chosen, state)
+    draft = next_draft(drafter, span)
     text += chosen
-    return made.drafts[0]
+    return draft
 
 
 def test_whichever_held_drafts() -> None:
-    layer = Layer()
+    layer, state = Layer(), DraftState()
     drafter = MixedDrafter(layer)
     text = [1, 2, 3, 4, 5, 6]
-    assert step(drafter, text, [7]) == LAYERS  # nothing has come twice
-    drafts = [step(drafter, text, [t]) for t in [1, 2, 3, 4, 5, 6, 7] * 6]
+    assert step(drafter, state, text, [7]) == LAYERS  # nothing has come twice
+    drafts = [step(drafter, state, text, [t]) for t in [1, 2, 3, 4, 5, 6, 7] * 6]
     assert drafts[-1].tokens == [1, 2]
     assert drafts[-20:].count(LAYERS) == 0
     came = random.Random(0).choices([1, 2, 3], k=100)
     drafted_by_layer = 0
     for token, following in itertools.pairwise(came):
-        layer.draft = Draft([following, 0])  # it knows, and what came before does not tell
-        drafted_by_layer += step(drafter, text, [token]) is layer.draft
+        layer.next = Draft([following, 0])  # it knows, and what came before does not tell
+        drafted_by_layer += step(drafter, state, text, [token]) is layer.next
     assert drafted_by_layer > 60
 
 
 def test_the_layer_takes_in_what_it_does_not_draft() -> None:
-    layer = Layer()
+    layer, state = Layer(), DraftState()
     drafter = MixedDrafter(layer)
     text = [1, 2, 3, 4, 1, 2, 3]
     chosen = [[4], [1, 2, 3], [4, 1], [2], [3, 4, 1]]
-    drafted = [step(drafter, text, c) for c in chosen]
+    drafted = [step(drafter, state, text, c) for c in chosen]
     assert any(d is not LAYERS for d in drafted)
-    assert [w.following for w in layer.work] == chosen
-    assert all(w.extend for w in layer.work)
-    assert [w.want for w in layer.work] == [2 * (d is LAYERS) for d in drafted]
-    assert step(drafter, text, [2], want=0) == NO_DRAFT
-    assert layer.work[-1].want == 0
+    assert [w.following for w in layer.spans] == chosen
+    assert all(w.extend for w in layer.spans)
+    assert [w.num_steps for w in layer.spans] == [2 * (d is LAYERS) for d in drafted]
+    assert step(drafter, state, text, [2], num_steps=0) == NO_DRAFT
+    assert layer.spans[-1].num_steps == 0
 
 
-def test_forgotten_requests_leave_nothing() -> None:
-    layer = Layer()
-    drafter = MixedDrafter(layer)
-    for rid in ("a", "b"):
-        for _ in range(9):
-            step(drafter, [1, 2, 3, 1, 2], [3], rid=rid)
-    drafter.forget(["a", "b"])
-    assert layer.gone == ["a", "b"]
-    assert not drafter.guesses
-    assert not drafter.ngrams._indexes
-    assert not drafter.trust._own
+def test_the_layer_hears_of_requests_that_are_gone() -> None:
+    layer, state = Layer(), DraftState()
+    MixedDrafter(layer).drop(state)
+    assert layer.gone == [state]

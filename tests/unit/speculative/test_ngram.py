@@ -9,22 +9,22 @@ from nextn.speculative.ngram import NGramIndex, lookup
 texts = st.lists(st.integers(0, 2), max_size=60)
 
 
-def search(tokens, most, longest, shortest):
+def search(tokens, num_steps, longest, shortest):
     """The same by trying every earlier place, latest first; the guess reads its own tokens as it goes."""
     for n in range(longest, shortest - 1, -1):
         for start in range(len(tokens) - n - 1, -1, -1):
             if tokens[start : start + n] == tokens[len(tokens) - n :]:
                 text = list(tokens)
-                for i in range(most):
+                for i in range(num_steps):
                     text.append(text[start + n + i])
                 return text[len(tokens) :]
     return []
 
 
 @given(texts, st.integers(0, 9), st.integers(1, 4), st.integers(0, 3))
-def test_finds_what_a_search_finds(tokens, most, shortest, wider):
+def test_finds_what_a_search_finds(tokens, num_steps, shortest, wider):
     longest = shortest + wider
-    assert lookup(tokens, most, longest, shortest) == search(tokens, most, longest, shortest)
+    assert lookup(tokens, num_steps, longest, shortest) == search(tokens, num_steps, longest, shortest)
 
 
 @given(st.lists(texts, max_size=8))
@@ -38,18 +38,18 @@ def test_how_a_text_arrives_makes_no_difference(parts):
 
 def test_the_longest_suffix_decides_and_then_the_latest_place():
     #                    1 2 3 -> 4 (long)   9 2 3 -> 5 (later, but shorter)
-    assert lookup([1, 2, 3, 4, 9, 2, 3, 5, 1, 2, 3], most=1) == [4]
-    assert lookup([2, 3, 4, 2, 3, 5, 2, 3], most=1) == [5]
+    assert lookup([1, 2, 3, 4, 9, 2, 3, 5, 1, 2, 3], num_steps=1) == [4]
+    assert lookup([2, 3, 4, 2, 3, 5, 2, 3], num_steps=1) == [5]
 
 
 def test_a_repetition_goes_on():
-    assert lookup([5, 6, 7, 5, 6, 7, 5, 6], most=5) == [7, 5, 6, 7, 5]
+    assert lookup([5, 6, 7, 5, 6, 7, 5, 6], num_steps=5) == [7, 5, 6, 7, 5]
 
 
 def test_nothing_to_go_by():
-    assert lookup([], most=4) == []
-    assert lookup([1, 2, 3, 4], most=4) == []
-    assert lookup([1, 2, 9, 2], most=4, shortest=2) == []
+    assert lookup([], num_steps=4) == []
+    assert lookup([1, 2, 3, 4], num_steps=4) == []
+    assert lookup([1, 2, 9, 2], num_steps=4, shortest=2) == []
 
 
 def test_memory_is_bounded_by_the_text():

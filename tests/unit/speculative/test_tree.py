@@ -64,10 +64,10 @@ def test_the_likeliest_nodes_are_a_tree(tree: Growing, nodes: int) -> None:
     draft = tree.best(nodes)
     assert len(draft) == min(nodes, len(tree.tokens))
     assert all(draft.parent(i) < i for i in range(len(draft)))
-    assert draft.confidence is not None
-    assert list(draft.confidence) == sorted(draft.confidence, reverse=True)
+    assert draft.logprobs is not None
+    assert list(draft.logprobs) == sorted(draft.logprobs, reverse=True)
     left = set(tree.tokens) - set(draft.tokens)
-    least = min(draft.confidence, default=0.0)
+    least = min(draft.logprobs, default=0.0)
     assert all(tree.scores[tree.tokens.index(t)] <= least for t in left)
     for node, token in enumerate(draft.tokens):  # every node hangs where it grew
         assert [draft.tokens[i] for i in draft.path(node)] == tree.path(tree.tokens.index(token))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from nextn.ops.base import NO_TOKEN, Drawn
+from nextn.ops.base import NO_TOKEN, DrawParams
 from nextn.ops.cpu.draw import draw
 from nextn.ops.cpu.library import library
 from nextn.sampling import sampler
@@ -17,13 +17,15 @@ from nextn.sampling.filters import filter_logits
 INF = math.inf
 
 
-def native_draw(logits: torch.Tensor, draws: list[Drawn], confidence: list[float] | None = None) -> list[int]:
+def native_draw(
+    logits: torch.Tensor, draws: list[DrawParams], confidence: list[float] | None = None
+) -> list[int]:
     return draw(library(), logits, draws, confidence)
 
 
-def drawn(seed: int, position: int = 0, **changes: float) -> Drawn:
+def drawn(seed: int, position: int = 0, **changes: float) -> DrawParams:
     plain = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0, "top_k": 0, "stream": 0}
-    return Drawn(seed=seed, position=position, **{**plain, **changes})  # type: ignore[arg-type]
+    return DrawParams(seed=seed, position=position, **{**plain, **changes})  # type: ignore[arg-type]
 
 
 def logits(rows: int, vocab: int, spread: float = 3.0, seed: int = 0) -> torch.Tensor:

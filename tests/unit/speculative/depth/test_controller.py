@@ -38,8 +38,8 @@ def off(cost: StepCost, factor: float) -> StepCost:
     )
 
 
-def controller(cost: StepCost, gated: bool = True) -> DepthController:
-    return DepthController(cost, Worth(8, Shape(), gated))
+def controller(cost: StepCost, cuts: bool = True) -> DepthController:
+    return DepthController(cost, Worth(8, Shape(), cuts))
 
 
 @cache
@@ -191,9 +191,9 @@ def test_texts_that_get_harder_and_easier_again() -> None:
 def test_a_drafter_without_confidence() -> None:
     """Depths instead of thresholds, and the same decisions."""
     for n, drafts in ((1, True), (32, False)):
-        load, chosen = Load(Machine(COSTS["EPYC"])), controller(off(COSTS["EPYC"], 2.0), gated=False)
+        load, chosen = Load(Machine(COSTS["EPYC"])), controller(off(COSTS["EPYC"], 2.0), cuts=False)
         watch(load, chosen, n, 1.0)
-        assert chosen.gate is None
+        assert chosen.cutoff is None
         assert watch(load, chosen, n, 3.0).speed >= 0.97 * speeds("EPYC", n)[1]
         assert chosen.state.drafting == drafts
 
@@ -253,7 +253,7 @@ def decisions(seed: int) -> list[object]:
     for n in (8, 64, 3):
         for _ in range(150):
             watch(load, chosen, n, 1e-9)
-            made.append((chosen.drafting, chosen.num_steps, chosen.gate, chosen.state))
+            made.append((chosen.drafting, chosen.num_steps, chosen.cutoff, chosen.state))
     return made
 
 
@@ -282,8 +282,8 @@ def test_a_step_in_two_hundred_keeps_every_guess() -> None:
     keeps = []
     for _ in range(3 * module.EXPLORE):
         watch(load, chosen, 4, 1e-9)
-        assert chosen.gate is not None
-        keeps.append(chosen.gate.keep)
+        assert chosen.cutoff is not None
+        keeps.append(chosen.cutoff.keep)
     assert keeps.count(0.0) == 3
 
 

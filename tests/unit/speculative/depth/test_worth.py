@@ -36,13 +36,13 @@ def teach(worth: Worth, cost: StepCost, rates: tuple[float, ...], plans: int = 2
     for _ in range(plans):
         for _ in range(CHAINS):
             bins = luck.choices(range(9), BIN_SHARES, k=4)
-            kinds = bins if worth.gated else range(4)
+            kinds = bins if worth.cuts else range(4)
             held = 0
             for kind in kinds:
                 if luck.random() >= rates[kind]:
                     break
                 held += 1
-            worth.note(Draft([0] * 4, bins=bytes(bins) if worth.gated else b""), held)
+            worth.note(Draft([0] * 4, bins=bytes(bins) if worth.cuts else b""), held)
         setting = worth.plan(1, cost, cost.rows(1))
     return setting
 
@@ -60,7 +60,7 @@ def test_thresholds_beat_every_fixed_depth(
     """Where one pays; by the rates that it assumes itself, but for the error of its sample."""
     cost = StepCost(1.0, row, expert, (16, 4), drafted=0.9, a_pass=a_pass, pass_row=pass_row)
     setting = Worth(MOST, CHAIN, True).plan(n, cost, cost.rows(n))
-    assert setting.gate is not None
+    assert setting.cutoff is not None
     best = max(fixed(n, cost, depth) for depth in range(1, MOST + 1))
     assert speed(n, cost, setting) >= 0.98 * best or best < n / cost.rows(n)
 
@@ -70,8 +70,8 @@ def test_the_dearer_a_row_the_surer_a_guess_must_be() -> None:
     for row in (0.0, 0.01, 0.03, 0.1, 0.2, 0.4):
         cost = replace(COST, row=row * COST.fixed)
         setting = Worth(MOST, CHAIN, True).plan(8, cost, cost.rows(8))
-        assert setting.gate is not None
-        keeps.append(setting.gate.keep)
+        assert setting.cutoff is not None
+        keeps.append(setting.cutoff.keep)
         tokens.append(setting.tokens)
     assert keeps == sorted(set(keeps))
     assert keeps[0] == 0.0
@@ -84,8 +84,8 @@ def test_the_dearer_a_pass_the_fewer_there_are() -> None:
     for a_pass in (0.0, 0.1, 0.3, 1.0):
         cost = replace(COST, a_pass=a_pass * COST.fixed)
         setting = Worth(MOST, CHAIN, True).plan(1, cost, cost.rows(1))
-        assert setting.gate is not None
-        extras.append((setting.gate.passing, -setting.tokens, -setting.gate.ungated))
+        assert setting.cutoff is not None
+        extras.append((setting.cutoff.passing, -setting.tokens, -setting.cutoff.num_steps))
     assert extras == sorted(extras)
     assert extras[0] < extras[-1]
 
@@ -95,9 +95,9 @@ def test_rates_are_those_of_the_guesses_that_were_verified() -> None:
     worth = Worth(MOST, CHAIN, True)
     before = worth.plan(1, COST, COST.rows(1))
     setting = teach(worth, COST, rates)
-    assert setting.gate is not None
-    assert setting.gate.rates == pytest.approx(rates, abs=0.05)
-    assert setting.gate.usual == pytest.approx(np.dot(rates, BIN_SHARES), abs=0.03)
+    assert setting.cutoff is not None
+    assert setting.cutoff.rates == pytest.approx(rates, abs=0.05)
+    assert setting.cutoff.usual == pytest.approx(np.dot(rates, BIN_SHARES), abs=0.03)
     assert setting.tokens < before.tokens - 1.0
 
 
@@ -105,8 +105,8 @@ def test_texts_that_change_are_noticed() -> None:
     worth = Worth(MOST, CHAIN, True)
     teach(worth, COST, (0.1,) * 9, plans=400)
     setting = teach(worth, COST, (0.9,) * 9, plans=600)
-    assert setting.gate is not None
-    assert min(setting.gate.rates) > 0.8
+    assert setting.cutoff is not None
+    assert min(setting.cutoff.rates) > 0.8
 
 
 def test_a_guess_that_was_not_verified_says_nothing_of_its_kind() -> None:
@@ -117,10 +117,10 @@ def test_a_guess_that_was_not_verified_says_nothing_of_its_kind() -> None:
             worth.note(Draft([7], bins=bytes([8, 2])), 1)
             worth.note(Draft([7, 7], bins=bytes([0, 5])), 0)
         setting = worth.plan(1, COST, COST.rows(1))
-    assert setting.gate is not None
-    assert setting.gate.rates[2] == pytest.approx(BIN_RATES[2])
-    assert setting.gate.rates[5] == pytest.approx(BIN_RATES[5])
-    assert setting.gate.rates[8] > 0.99 > 0.05 > setting.gate.rates[0]
+    assert setting.cutoff is not None
+    assert setting.cutoff.rates[2] == pytest.approx(BIN_RATES[2])
+    assert setting.cutoff.rates[5] == pytest.approx(BIN_RATES[5])
+    assert setting.cutoff.rates[8] > 0.99 > 0.05 > setting.cutoff.rates[0]
 
 
 def test_without_confidence_the_depth_is_what_pays() -> None:
@@ -137,13 +137,13 @@ def test_without_confidence_the_depth_is_what_pays() -> None:
     for rates in ((0.9, 0.9, 0.9, 0.9), (0.9, 0.5, 0.3, 0.1), (0.8, 0.75, 0.1, 0.1)):
         for cost in (cheap, dear):
             setting = teach(Worth(4, CHAIN, False), cost, rates)
-            assert setting.gate is None
+            assert setting.cutoff is None
             assert setting.num_steps == best(rates, cost)
             found.add(setting.num_steps)
     assert len(found) >= 3
 
 
-def test_a_gate_needs_drafts_with_confidence() -> None:
+def test_a_cutoff_needs_drafts_with_confidence() -> None:
     """A chain whose guesses were not drawn has none; it tells nothing of those that have."""
     worth = Worth(MOST, CHAIN, True)
     before = worth.plan(1, COST, COST.rows(1))
@@ -156,7 +156,7 @@ def test_trees_cost_all_of_their_nodes() -> None:
     cost = replace(COST, row=1e-5)
     narrow = Worth(4, Shape(2, 8), False).plan(1, cost, cost.rows(1))
     wide = Worth(4, Shape(8, 256), False).plan(1, cost, cost.rows(1))
-    assert narrow.gate is wide.gate is None
+    assert narrow.cutoff is wide.cutoff is None
     assert wide.num_steps < narrow.num_steps == 4
     depth, shape = narrow.num_steps, Shape(2, 8)
     rows = narrow.tokens + 2.0 * (depth - 1)  # two nodes of each depth but the last are grown on
@@ -194,7 +194,7 @@ def test_a_draft_deeper_than_the_deepest_counts_as_far_as_that() -> None:
     assert worth.plan(1, COST, COST.rows(1)).num_steps == 2
 
 
-@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("cuts", [True, False])
 @pytest.mark.parametrize("n", [1, 1000])
 @pytest.mark.parametrize(
     "cost",
@@ -207,8 +207,8 @@ def test_a_draft_deeper_than_the_deepest_counts_as_far_as_that() -> None:
     ],
     ids=["rows cost nothing", "nothing but rows", "drafts cost nothing", "passes alone", "all is dear"],
 )
-def test_costs_of_any_kind_make_a_setting(cost: StepCost, n: int, gated: bool) -> None:
-    setting = Worth(MOST, CHAIN, gated).plan(n, cost, cost.rows(n))
+def test_costs_of_any_kind_make_a_setting(cost: StepCost, n: int, cuts: bool) -> None:
+    setting = Worth(MOST, CHAIN, cuts).plan(n, cost, cost.rows(n))
     assert 1 <= setting.num_steps <= MOST
     assert 1.0 <= setting.tokens <= MOST + 1
     assert 0.0 <= setting.extra < float("inf")

@@ -1,4 +1,4 @@
-"""The rule of `nextn.gate` decides as the native kernels do (csrc/guesses.h): any gate, any chains."""
+"""The rule of `nextn.cutoff` decides as the native kernels do (csrc/guesses.h): any cutoff, any chains."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from hypothesis import strategies as st
 from parity.engine_steps import make_engine
 
 from nextn.config import EMBEDDED, EngineConfig, model_folder
+from nextn.cutoff import EDGES, CutChains, Cutoff
 from nextn.engine.model import choose_kernels
 from nextn.engine.runner import Runner
-from nextn.gate import EDGES, Gate, GatedChains
 from nextn.layers.batch import Span
+from nextn.models.base import Chain, ChainsRequest
 from nextn.models.native import NativeDeepseekV3
-from nextn.ops.base import Drawn
+from nextn.ops.base import DrawParams
 
 NATIVE = choose_kernels(EngineConfig(), torch.device("cpu")) == "cpu"
 pytestmark = pytest.mark.skipif(not NATIVE, reason="no native kernels here")
 
 # A few of the same, so that sums and products meet thresholds exactly.
 CHANCES = st.one_of(st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.7, 0.9, 1.0]), st.floats(0.0, 1.0))
-GATES = st.builds(
-    Gate,
+CUTOFFS = st.builds(
+    Cutoff,
     rates=st.lists(CHANCES, min_size=len(EDGES) + 1, max_size=len(EDGES) + 1),
     keep=CHANCES,
     usual=CHANCES,
@@ -40,27 +41,28 @@ def runner() -> Runner:
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(gate=GATES, chains=CHAINS, seed=st.integers(0, 50), temperature=st.sampled_from([0.0, 0.7]))
+@given(cutoff=CUTOFFS, chains=CHAINS, seed=st.integers(0, 50), temperature=st.sampled_from([0.0, 0.7]))
 def test_the_same_guesses_are_made_and_kept(
-    runner: Runner, gate: Gate, chains: list[tuple[int, bool]], seed: int, temperature: float
+    runner: Runner, cutoff: Cutoff, chains: list[tuple[int, bool]], seed: int, temperature: float
 ) -> None:
-    """chains: (guesses wanted, gated) of each."""
+    """chains: (num_steps, may the cutoff end it) of each."""
     model, n = runner.model, len(chains)
     assert isinstance(model, NativeDeepseekV3)
     tokens = torch.randint(300, 4000, (n, 2), generator=torch.Generator().manual_seed(seed)).tolist()
     spans = [Span(t, 3, [1 + 3 * i, 2 + 3 * i, 3 + 3 * i]) for i, t in enumerate(tokens)]
     hidden = torch.randn(2 * n, model.config.hidden_size, generator=torch.Generator().manual_seed(seed))
-    draws = [Drawn(seed, i, 5, temperature, 1.0, 0.0, -1, wanted) for i, (wanted, _) in enumerate(chains)]
-    gated = [g for _, g in chains]
-    found = model.chains(
-        model.batch(spans, 4), hidden, range(2 * n), runner.pool, range(n), draws, lambda *_: [], 0,
-        gate, gated,
-    )  # fmt: skip
-    wanted = [want for want, g in chains if g]
-    drafts = [draft for draft, g in zip(found, gated, strict=True) if g]
-    longest = max((want for want, g in chains if not g), default=0)
-    rule = GatedChains(gate, wanted)
-    made = [0 for _ in wanted]
+    asked = [
+        Chain(i, DrawParams(seed, i, 5, temperature, 1.0, 0.0, -1), num_steps, cut)
+        for i, (num_steps, cut) in enumerate(chains)
+    ]
+    found, passes = model.draft_chains(
+        ChainsRequest(model.batch(spans, 4), hidden, range(2 * n), asked, cutoff), runner.pool
+    )
+    num_steps = [steps for steps, cut in chains if cut]
+    drafts = [draft for draft, (_, cut) in zip(found, chains, strict=True) if cut]
+    longest = max((steps for steps, cut in chains if not cut), default=0)
+    rule = CutChains(cutoff, num_steps)
+    made = [0 for _ in num_steps]
     for depth in count():
         going = rule.going
         if not going:
@@ -73,4 +75,7 @@ def test_the_same_guesses_are_made_and_kept(
         rule.guessed(bytes(drafts[i].bins[depth] for i in going), longest > depth + 1)
     assert [len(d.bins) for d in drafts] == made
     assert [len(d.tokens) for d in drafts] == rule.kept
-    assert [len(d) for d, g in zip(found, gated, strict=True) if not g] == [w for w, g in chains if not g]
+    whole = {i: steps for i, (steps, cut) in enumerate(chains) if not cut}
+    assert {i: len(found[i]) for i in whole} == whole
+    every = [*made, *whole.values()]
+    assert list(passes) == [sum(m > depth for m in every) for depth in range(1, max(every))]

@@ -1,0 +1,109 @@
+"""How the guesses of a draft are chosen from the drafter's logits, each request's in its own verify mode.
+
+`exact`: by the noise that the target will choose with. `typical`: by probability, as the target's coin asks
+for nothing else. `rejection`, `block`: drawn, with noise that nothing else sees; the probabilities that they
+were drawn from are kept until they are verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nextn.ops.base import NO_TOKEN, Draw, DrawParams
+from nextn.request import CHAINS_ONLY, Failure, SamplingParams, failed_in
+from nextn.sampling import draws
+from nextn.sampling.choice import Choice, choice_after, draw_params
+from nextn.sampling.isolate import isolated
+from nextn.sampling.penalties import penalized
+from nextn.sampling.sampler import choose, probabilities, rank
+from nextn.speculative.base import DraftSpan
+
+# The best guesses after a place, best first: (token, log-probability). The latter may be 0 where there is one
+# guess; a token whose log-probability is -infinity or NaN is no guess.
+Guesses = list[tuple[int, float]]
+
+
+class Place(NamedTuple):
+    """Where a guess is made: after `path`, the guesses so far, in span number `number` of the step."""
+
+    number: int
+    span: DraftSpan
+    path: Sequence[int]
+
+
+def first_draw(span: DraftSpan) -> DrawParams | None:
+    """The draw of the request's next guess, the position counts up for those after it; None where its guesses
+    take more than a draw from the drafter's logits."""
+    params, position = span.request.params, span.position
+    if params.verify_mode in CHAINS_ONLY or penalized(params, position - span.request.num_prompt):
+        return None
+    return draw_params(_for_guesses(params), position)
+
+
+def guess(
+    logits: Tensor, places: Sequence[Place], topk: int, draw: Draw, failed: dict[int, Failure]
+) -> list[Guesses]:
+    """logits: a row for each place -> its topk best guesses; fewer, or none, where no more may be made.
+    failed: gets the requests, by number, whose guesses raised something; these have none."""
+    every = range(len(places))
+
+    def some(chosen: Sequence[int]) -> list[Guesses]:
+        # Alone a row may be penalized twice, which can cost a draft and nothing else.
+        part = logits[: len(places)] if chosen is every else logits[list(chosen)]
+        return _guess(part, [places[n] for n in chosen], topk, draw)
+
+    def fail(n: int, error: Exception) -> Guesses:
+        failed[places[n].number] = failed_in("drafting", error)
+        return []
+
+    return isolated(some, every, fail, "drafting")
+
+
+def _guess(logits: Tensor, places: Sequence[Place], topk: int, draw: Draw) -> list[Guesses]:
+    weighed = [n for n, place in enumerate(places) if place.span.request.params.verify_mode in CHAINS_ONLY]
+    others = [n for n in range(len(places)) if n not in weighed] if weighed else range(len(places))
+    found: dict[int, Guesses] = {}
+    if others:
+        part = logits[torch.tensor(others, device=logits.device)] if weighed else logits
+        choices = [_choice(places[n]) for n in others]
+        if topk > 1:
+            found |= zip(others, rank(part, choices, topk), strict=True)
+        else:
+            found |= zip(others, map(_single, choose(part, choices, draw)), strict=True)
+    if weighed:
+        assert topk == 1
+        part = logits[torch.tensor(weighed, device=logits.device)]
+        found |= zip(weighed, _weighed(part, [places[n] for n in weighed]), strict=True)
+    return [found[n] for n in range(len(places))]
+
+
+def _weighed(logits: Tensor, places: Sequence[Place]) -> list[Guesses]:
+    chances = probabilities(logits, [_choice(p) for p in places])
+    keys = [
+        draws.DrawKey(params.seed, params.stream, p.span.position - 1, len(p.path) + 1)
+        for p, params in ((p, p.span.request.params) for p in places)
+    ]
+    found = [_single(token) for token in draws.draw(draws.DRAFT, chances, keys)]
+    for place, guesses, each in zip(places, found, chances, strict=True):
+        if guesses:
+            place.span.state.chances.append(each)
+    return found
+
+
+def _choice(place: Place) -> Choice:
+    request = place.span.request
+    return choice_after(request, place.span.chosen, place.path, _for_guesses(request.params))
+
+
+def _single(token: int) -> Guesses:
+    """The one guess, if there is one."""
+    return [] if token == NO_TOKEN else [(token, 0.0)]
+
+
+def _for_guesses(params: SamplingParams) -> SamplingParams:
+    """`typical`: the target's coin asks for nothing but probability."""
+    return params.replace(temperature=0.0) if params.verify_mode == "typical" else params
