@@ -15,8 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from nextn.families.config import ModelConfig
 from nextn.models.base import Model, take
-from nextn.models.config import ModelConfig
 from nextn.models.names import expected_tensors
 from nextn.request import TokenLogprob
 

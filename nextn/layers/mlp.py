@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nextn.families.config import ModelConfig
 from nextn.layers.batch import Batch
-from nextn.models.config import ModelConfig
 from nextn.ops.base import Ops
 
 

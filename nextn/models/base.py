@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from nextn.draft import Draft
+from nextn.families.config import ModelConfig
 from nextn.gate import Gate
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
-from nextn.models.config import ModelConfig
 from nextn.ops.base import Drawn, align
 
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from nextn.families.config import ModelConfig
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Batch, Span, build_batch
 from nextn.layers.decoder import DecoderLayer
 from nextn.layers.rotary import rotary_tables
-from nextn.models.config import ModelConfig
 from nextn.models.nextn import NextN
 from nextn.ops.base import ROW_ALIGN, Ops
 

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from nextn.config import FAKE
+from nextn.families.config import ModelConfig
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Batch, Span, build_batch
-from nextn.models.config import ModelConfig
 from nextn.ops.base import ROW_ALIGN
 
 DEFAULT_ACCEPTANCE = (0.85, 0.75, 0.65)

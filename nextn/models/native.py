@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from nextn.draft import Draft
+from nextn.families.config import ModelConfig
 from nextn.gate import EDGES, Gate
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
 from nextn.layers.mla import LATENT_NORM_EPS
 from nextn.layers.rotary import rotary_tables, softmax_scale
 from nextn.models.base import GuessChains
-from nextn.models.config import ModelConfig
 from nextn.models.native_weights import Drafting, NativeWeights
 from nextn.ops.base import NO_TOKEN, Drawn
 from nextn.ops.cpu.draw import packed

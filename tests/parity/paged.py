@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from nextn.families.config import ModelConfig
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span, build_batch
-from nextn.models.config import ModelConfig
 from nextn.models.deepseek_v3 import DeepseekV3
 from nextn.models.loader import load_checkpoint
 from nextn.models.names import expected_tensors, nextn_prefixes, product_shapes, shared_tensors

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nextn.families.config import ModelConfig
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
-from nextn.models.config import ModelConfig
 from nextn.models.deepseek_v3 import DeepseekV3
 from nextn.models.names import expected_tensors
 from nextn.models.native import NativeDeepseekV3

@@ -15,21 +15,22 @@ LEAVES = {"config", "server_config", "request", "draft", "gate", "constraint"}
 BELOW = {
     "ops": set(),
     "kvcache": set(),
-    "layers": {"ops", "models.config"},
-    "models": {"ops", "layers", "kvcache.pool"},
+    "families": set(),
+    "layers": {"ops", "families"},
+    "models": {"ops", "families", "layers", "kvcache.pool"},
     "speculative": {"ops", "layers", "models", "kvcache"},
     "scheduler": {"kvcache", "speculative"},
-    "engine": {"machine", "ops", "layers", "models", "kvcache", "speculative", "scheduler"},
+    "engine": {"machine", "ops", "families", "layers", "models", "kvcache", "speculative", "scheduler"},
     "tokenizer": set(),
     "grammar": {"tokenizer"},
     "llm": {"engine", "grammar", "tokenizer"},
-    "server": {"engine", "scheduler.stats", "grammar", "tokenizer", "models"},
-    "bench": {"machine", "tokenizer", "engine", "models", "layers", "ops"},
+    "server": {"engine", "scheduler.stats", "grammar", "tokenizer", "models", "families"},
+    "bench": {"machine", "tokenizer", "engine", "models", "families", "layers", "ops"},
     "eval": {"bench", "tokenizer"},
     "terminal": {"bench"},
     "utils": {"bench.logged_process"},
 }
-ENGINE = ("ops", "kvcache", "layers", "models", "speculative", "scheduler", "engine")
+ENGINE = ("ops", "kvcache", "families", "layers", "models", "speculative", "scheduler", "engine")
 ALLOWED = {"torch", "numpy", "safetensors", *sys.stdlib_module_names}
 
 

@@ -20,8 +20,8 @@ from nextn.bench.micro.arena import Arena
 from nextn.bench.micro.clock import Case
 from nextn.bench.micro.op_work import Work
 from nextn.bench.micro.routing import Routing
+from nextn.families.config import ModelConfig
 from nextn.layers.batch import Span, build_batch
-from nextn.models.config import ModelConfig
 from nextn.ops.base import Attention, Ops, align
 
 LINEAR = (4096, 2048)  # (n_out, n_in) of the headline figures

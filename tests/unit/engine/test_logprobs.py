@@ -12,7 +12,7 @@ from nextn.config import EMBEDDED, EngineConfig, model_folder
 from nextn.engine import logprobs
 from nextn.engine.engine import Engine
 from nextn.engine.logprobs import Asked, token_logprobs
-from nextn.models.config import ModelConfig
+from nextn.families.config import ModelConfig
 from nextn.request import Request, SamplingParams
 
 VOCAB = 4096  # of the fake model

@@ -11,7 +11,7 @@ from nextn.bench.micro.arena import MOST, Arena, arena_bytes
 from nextn.bench.micro.cases import ROUTED, Bench
 from nextn.bench.micro.op_clock import NAMES
 from nextn.config import EMBEDDED, model_folder
-from nextn.models.config import ModelConfig
+from nextn.families.config import ModelConfig
 from nextn.ops.reference import Reference
 
 CFG = ModelConfig.from_folder(model_folder(EMBEDDED))
