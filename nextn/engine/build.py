@@ -65,10 +65,10 @@ def build(config: EngineConfig) -> Built:
     ngram = config.speculative_algorithm == "NGRAM"
     num_drafts = config.num_drafts if model.nextn_layers or ngram else 0
     layers = cfg.num_hidden_layers + (model.nextn_layers if num_drafts and not ngram else 0)
-    entry = model.cache_width * torch.empty((), dtype=model.dtype).element_size()
+    entry = model.cache_layout.width * model.dtype.itemsize
     pages = _pages(config, layers * entry, device)
     memory = Arena().take if kernels == "cpu" else None
-    pool = KVPool(layers, pages + 1, config.page_size, model.cache_width, model.dtype, device, memory)
+    pool = KVPool(layers, pages + 1, config.page_size, model.cache_layout, model.dtype, device, memory)
     draft_layers = layers - cfg.num_hidden_layers
     radix = RadixCache(config.page_size, ahead=max(1, draft_layers))
     cache = NaiveCache() if config.disable_radix_cache else radix

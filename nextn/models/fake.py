@@ -17,6 +17,7 @@ from torch import Tensor
 
 from nextn.config import FAKE
 from nextn.families.config import ModelConfig
+from nextn.kvcache.layout import LatentLayout
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Batch, Span, build_batch
 from nextn.ops.base import ROW_ALIGN
@@ -81,7 +82,7 @@ def fake_config() -> ModelConfig:
 
 class FakeModel:
     weight_bytes = 0
-    cache_width = 1
+    cache_layout = LatentLayout(rank=1, rope=0)  # the token itself
     nextn_layers = 1
     row_align = ROW_ALIGN
 

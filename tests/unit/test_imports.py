@@ -17,7 +17,7 @@ BELOW = {
     "kvcache": set(),
     "families": set(),
     "layers": {"ops", "families"},
-    "models": {"ops", "families", "layers", "kvcache.pool"},
+    "models": {"ops", "families", "layers", "kvcache.pool", "kvcache.layout"},
     "speculative": {"ops", "layers", "models", "kvcache"},
     "scheduler": {"kvcache", "speculative"},
     "engine": {"machine", "ops", "families", "layers", "models", "kvcache", "speculative", "scheduler"},
