@@ -1,5 +1,13 @@
-// DeepSeek-V3's feed-forward blocks (arXiv 2412.19437, 2.1.2): the router, routed and shared experts, and the
-// dense block, which is a shared expert alone. An expert's weights are read once however many rows want it.
+// DeepSeek-V3's feed-forward blocks (arXiv 2412.19437, 2.1.2): routed experts in steps with plain arrays between
+// them, and the shared expert; the dense block is a shared expert alone.
+//
+//     route     rows -> ids, weights [rows][top_k]
+//     Dispatch  ids -> which rows each expert gets
+//     Swiglu    -> a result for each choice, [rows][top_k] of them, f32
+//     combine   -> of each row its results times their weights, summed in the order of its choices
+//
+// An expert's weights are read once however many rows want it, and its results do not depend on which rows those
+// are or who computes them: choices may be made in one place and computed in others.
 #pragma once
 #include <algorithm>
 
@@ -70,30 +78,54 @@ inline void choose_experts(const NxFeedForward& f, float* scores, Router to) {
     for (int k = 0; k < f.top_k; ++k) to.weights[k] *= by;
 }
 
-// The rows of every expert that has some; expert number `experts` is the shared one.
-struct Assignment {
-    std::vector<int32_t> used, begin, rows;  // of expert used[i]: rows[begin[i] .. begin[i + 1])
-    std::vector<int32_t> place;              // [rows][top_k]: where in `rows` that choice stands
+// ids, weights [rows][top_k] <- h [rows, stride] f32. logits: room.
+inline void route(Pool& pool, const NxFeedForward& f, const float* h, int rows, int64_t stride,
+                  std::vector<float>& logits, int32_t* ids, float* weights) {
+    const int64_t wide = f.gate.n_out;
+    if (int64_t(logits.size()) < rows * wide) logits.resize(size_t(rows * wide));
+    float* scores = logits.data();
+    product_all(pool, {reinterpret_cast<const uint32_t*>(h), stride}, rows, f.gate,
+                [&](int i, int n0, int n, const float* v) { put(scores + i * wide + n0, v, n); });
+    each_row(pool, rows, [&](int i) {
+        choose_experts(f, scores + i * wide, {ids + int64_t(i) * f.top_k, weights + int64_t(i) * f.top_k});
+    });
+}
 
+// The choices of every expert that has some: of expert used[i] they are begin[i] .. begin[i + 1], each of them a row
+// and its number among all choices, row * top_k + k.
+struct Dispatch {
+    std::vector<int32_t> used, begin, row, choice;
+
+    // ids [count][top_k]; negative ones are not computed here.
     void build(const int32_t* ids, int count, int top_k, int experts) {
         std::vector<int32_t>& size = sizes_;
         size.assign(size_t(experts) + 1, 0);
-        for (int i = 0; i < count * top_k; ++i) ++size[ids[i] + 1];
+        for (int i = 0; i < count * top_k; ++i) if (ids[i] >= 0) ++size[ids[i] + 1];
         used.clear();
         begin.clear();
         for (int e = 0; e < experts; ++e) {
             if (size[e + 1]) { used.push_back(e); begin.push_back(size[e]); }
             size[e + 1] += size[e];
         }
-        begin.push_back(count * top_k);
-        rows.resize(size_t(count) * top_k);
-        place.resize(rows.size());
+        begin.push_back(size[experts]);
+        row.resize(size_t(size[experts]));
+        choice.resize(row.size());
         for (int i = 0; i < count * top_k; ++i) {
+            if (ids[i] < 0) continue;
             const int at = size[ids[i]]++;
-            rows[at] = i / top_k;
-            place[i] = at;
+            row[at] = i / top_k;
+            choice[at] = i;
         }
     }
+
+    // Every row, once, for a block of one member: no arrays of rows and choices.
+    void all(int rows) {
+        used.assign(1, 0);
+        begin.assign({0, rows});
+        row.clear();
+        choice.clear();
+    }
+    int count() const { return begin.back(); }
 
   private:
     std::vector<int32_t> sizes_;
@@ -104,91 +136,130 @@ inline void gated(const float* values, int n, uint16_t* y) {
     for (int i = 0; i < n / 32; ++i) store_bf16(y + 16 * i, mul(silu(load(values + 32 * i)), load(values + 32 * i + 16)));
 }
 
-struct FeedForwardBuffers {
-    Inputs routed_rows, shared_rows;  // of the loop at hand
-    std::vector<float> logits, weights;
-    std::vector<int32_t> ids;
-    std::vector<uint16_t> inner, shared;
-    std::vector<std::vector<float>> partial;  // one for each thread
-    Assignment assignment;
+// The members of one block on the rows dispatched to them, in two halves: up() through the panels of gate_up, then
+// down(), each panel of which has a column of 64 outputs. Inlined for every use: shared by several, the loops over
+// rows were 1 to 2 % slower.
+class Swiglu {
+  public:
+    Dispatch to;
+
+    void begin(Pool& pool, const NxWeight& gate_up, const NxWeight& down, const uint16_t* h16, int64_t stride) {
+        gate_up_ = &gate_up, down_ = &down;
+        width_ = (down.n_in + 31) / 32 * 32;
+        const int64_t size = to.count() * width_;
+        if (int64_t(inner_.size()) < size) inner_.resize(size_t(size));
+        take(pool, {reinterpret_cast<const uint32_t*>(h16), stride / 2, to.row.empty() ? nullptr : to.row.data()},
+             gate_up);
+    }
+    int tasks() const { return int(to.used.size()) * panels(*gate_up_); }
+    [[gnu::always_inline]] void up(int task) {
+        const int ups = panels(*gate_up_), e = task / ups;
+        uint16_t* inner = inner_.data();
+        const int64_t width = width_;
+        rows_by_panel(in_, to.begin[e], to.begin[e + 1], *gate_up_, panel_of(*gate_up_, task % ups, to.used[e]),
+                      [&](int i, int n0, int n, const float* v) { gated(v, n, inner + i * width + n0 / 2); });
+    }
+    void turn(Pool& pool) {
+        take(pool, {reinterpret_cast<const uint32_t*>(inner_.data()), width_ / 2}, *down_);
+    }
+    // results [choices, stride] f32: of panel p.
+    [[gnu::always_inline]] void down(int p, float* results, int64_t stride) const {
+        const int32_t* choice = to.choice.empty() ? nullptr : to.choice.data();
+        for (size_t e = 0; e < to.used.size(); ++e)
+            rows_by_panel(in_, to.begin[e], to.begin[e + 1], *down_, panel_of(*down_, p, to.used[e]),
+                          [&](int i, int, int n, const float* v) {
+                              put(results + (choice ? choice[i] : i) * stride, v, n);
+                          });
+    }
+    // Of all tasks with this weight of the block, for Pool::for_each: one for each pass over a member.
+    int64_t cost(const NxWeight& w) const {
+        const int64_t pass = pass_rows(w), passes = (to.count() + pass - 1) / pass;
+        return std::max<int64_t>(passes, int64_t(to.used.size())) * product_cost(w, 1);
+    }
+
+  private:
+    void take(Pool& pool, const Rows& rows, const NxWeight& w) {
+        in_.take(pool, rows, to.begin.data(), int(to.used.size()), w);
+    }
+
+    const NxWeight *gate_up_ = nullptr, *down_ = nullptr;
+    Inputs in_;  // of the half at hand
+    std::vector<uint16_t> inner_;
+    int64_t width_ = 0;
 };
 
-inline int64_t inner_width(const NxWeight& down) { return (down.n_in + 31) / 32 * 32; }
+// y [rows, y_stride] <- n columns of results [rows][top_k][stride], times weights [rows][top_k], plus shared
+// [rows, shared_stride] if there is one.
+[[gnu::always_inline]] inline void combine(const float* results, int64_t stride, const float* weights, int top_k,
+                                           const float* shared, int64_t shared_stride, int rows, int n, float* y,
+                                           int64_t y_stride) {
+    for (int i = 0; i < rows; ++i)
+        for (int c = 0; c < n; c += 16) {
+            vf sum = zero();
+            for (int j = 0; j < top_k; ++j)
+                sum = fma(load(results + (int64_t(i) * top_k + j) * stride + c), splat(weights[i * top_k + j]), sum);
+            if (shared) sum = add(sum, load(shared + i * shared_stride + c));
+            store(y + i * y_stride + c, sum);
+        }
+}
 
-// y [rows, stride] f32 <- feed-forward of the normed rows h, in f32 and bf16.
+struct FeedForwardBuffers {
+    std::vector<float> logits, weights;
+    std::vector<int32_t> ids;
+    Swiglu routed, shared;
+    std::vector<std::vector<float>> columns;  // of results, one for each thread
+};
+
+// y [rows, stride] f32 <- feed-forward of the normed rows h, in f32 and bf16. The steps in a row: routed and shared
+// experts are in one loop, and results are combined column by column while they are in the cache.
 inline void feed_forward(Pool& pool, const NxFeedForward& f, const float* h, const uint16_t* h16, int rows,
                          int64_t stride, float* y, FeedForwardBuffers& b) {
-    const bool routed = f.gate.data != nullptr, shared = f.shared_gate_up.data != nullptr;
-    const int k = routed ? f.top_k : 0;
-    Assignment& a = b.assignment;
-    if (routed) {
-        const int64_t wide = f.gate.n_out;
-        b.logits.resize(size_t(rows * wide));
+    const bool is_routed = f.gate.data != nullptr, is_shared = f.shared_gate_up.data != nullptr;
+    const int k = is_routed ? f.top_k : 0;
+    Swiglu &routed = b.routed, &shared = b.shared;
+    int tasks = 0;
+    int64_t up_cost = 0, down_cost = 0;
+    if (is_routed) {
         b.weights.resize(size_t(rows) * k);
         b.ids.resize(size_t(rows) * k);
-        float* logits = b.logits.data();
-        product_all(pool, {reinterpret_cast<const uint32_t*>(h), stride}, rows, f.gate,
-                    [&](int i, int n0, int n, const float* v) { put(logits + i * wide + n0, v, n); });
-        each_row(pool, rows, [&](int i) {
-            choose_experts(f, logits + i * wide, {b.ids.data() + int64_t(i) * k, b.weights.data() + int64_t(i) * k});
-        });
-        a.build(b.ids.data(), rows, k, f.experts);
-    } else {
-        a.build(nullptr, 0, 0, 0);
+        route(pool, f, h, rows, stride, b.logits, b.ids.data(), b.weights.data());
+        routed.to.build(b.ids.data(), rows, k, f.experts);
+        routed.begin(pool, f.gate_up, f.down, h16, stride);
+        tasks = routed.tasks(), up_cost = routed.cost(f.gate_up), down_cost = routed.cost(f.down);
     }
-    const int64_t inner = routed ? inner_width(f.down) : 0, shared_inner = shared ? inner_width(f.shared_down) : 0;
-    if (int64_t(b.inner.size()) < rows * k * inner) b.inner.resize(size_t(rows * k * inner));
-    if (int64_t(b.shared.size()) < rows * shared_inner) b.shared.resize(size_t(rows * shared_inner));
-
-    const int ups = routed ? panels(f.gate_up) : 0, shared_ups = shared ? panels(f.shared_gate_up) : 0;
-    const int used = int(a.used.size());
-    const int32_t everything[2] = {0, rows};
-    // Passes over an expert.
-    const int64_t busy = std::max<int64_t>(used, routed ? int64_t(rows) * k / pass_rows(f.gate_up) : 0);
-    const uint32_t* words = reinterpret_cast<const uint32_t*>(h16);
-    if (routed) b.routed_rows.take(pool, {words, stride / 2, a.rows.data()}, a.begin.data(), used, f.gate_up);
-    if (shared) b.shared_rows.take(pool, {words, stride / 2}, everything, 1, f.shared_gate_up);
-    pool.for_each(used * ups + shared_ups, [&](int task, int) {
-        if (task >= used * ups) {
-            rows_by_panel(b.shared_rows, 0, rows, f.shared_gate_up, panel_of(f.shared_gate_up, task - used * ups),
-                          [&](int i, int n0, int n, const float* v) {
-                              gated(v, n, b.shared.data() + i * shared_inner + n0 / 2);
-                          });
-            return;
-        }
-        const int e = task / ups;
-        rows_by_panel(b.routed_rows, a.begin[e], a.begin[e + 1], f.gate_up, panel_of(f.gate_up, task % ups, a.used[e]),
-                      [&](int i, int n0, int n, const float* v) {
-                          gated(v, n, b.inner.data() + i * inner + n0 / 2);
-                      });
-    }, busy * (routed ? product_cost(f.gate_up, 1) : 0) + (shared ? product_cost(f.shared_gate_up, rows) : 0));
-
-    const auto as_words = [](const std::vector<uint16_t>& v) { return reinterpret_cast<const uint32_t*>(v.data()); };
-    if (routed) b.routed_rows.take(pool, {as_words(b.inner), inner / 2}, a.begin.data(), used, f.down);
-    if (shared) b.shared_rows.take(pool, {as_words(b.shared), shared_inner / 2}, everything, 1, f.shared_down);
-    const NxWeight& any = routed ? f.down : f.shared_down;
-    b.partial.resize(size_t(pool.threads()));
+    if (is_shared) {
+        shared.to.all(rows);
+        shared.begin(pool, f.shared_gate_up, f.shared_down, h16, stride);
+        up_cost += shared.cost(f.shared_gate_up), down_cost += shared.cost(f.shared_down);
+    }
+    pool.for_each(tasks + (is_shared ? shared.tasks() : 0), [&](int task, int) {
+        task < tasks ? routed.up(task) : shared.up(task - tasks);
+    }, up_cost);
+    if (is_routed) routed.turn(pool);
+    if (is_shared) shared.turn(pool);
+    const NxWeight& any = is_routed ? f.down : f.shared_down;
+    b.columns.resize(size_t(pool.threads()));
     pool.for_each(panels(any), [&](int p, int thread) {
-        std::vector<float>& part = b.partial[thread];
-        if (int64_t(part.size()) < int64_t(rows) * (k + 1) * PANEL) part.resize(size_t(rows) * (k + 1) * PANEL);
-        for (int e = 0; e < used; ++e)
-            rows_by_panel(b.routed_rows, a.begin[e], a.begin[e + 1], f.down, panel_of(f.down, p, a.used[e]),
-                          [&](int i, int, int n, const float* v) { put(part.data() + int64_t(i) * PANEL, v, n); });
-        float* mine = part.data() + int64_t(rows) * k * PANEL;
-        if (shared)
-            rows_by_panel(b.shared_rows, 0, rows, f.shared_down, panel_of(f.shared_down, p),
-                          [&](int i, int, int n, const float* v) { put(mine + int64_t(i) * PANEL, v, n); });
+        std::vector<float>& column = b.columns[thread];
+        if (int64_t(column.size()) < int64_t(rows) * (k + 1) * PANEL) column.resize(size_t(rows) * (k + 1) * PANEL);
+        float* beside = is_shared ? column.data() + int64_t(rows) * k * PANEL : nullptr;
+        if (is_routed) routed.down(p, column.data(), PANEL);
+        if (is_shared) shared.down(p, beside, PANEL);
         const int first = p * PANEL, n = any.n_out - first < PANEL ? any.n_out - first : PANEL;
-        for (int i = 0; i < rows; ++i)
-            for (int c = 0; c < n; c += 16) {
-                vf sum = zero();
-                for (int j = 0; j < k; ++j)
-                    sum = fma(load(part.data() + int64_t(a.place[i * k + j]) * PANEL + c),
-                              splat(b.weights[i * k + j]), sum);
-                if (shared) sum = add(sum, load(mine + int64_t(i) * PANEL + c));
-                store(y + i * stride + first + c, sum);
-            }
-    }, busy * (routed ? product_cost(f.down, 1) : 0) + (shared ? product_cost(f.shared_down, rows) : 0));
+        combine(column.data(), PANEL, b.weights.data(), k, beside, PANEL, rows, n, y + first, stride);
+    }, down_cost);
+}
+
+// results [rows][top_k][stride] f32 <- the experts' of rows h16 [rows, stride], choices ids [rows][top_k]; what has
+// a negative one stays as it is.
+inline void experts(Pool& pool, const NxFeedForward& f, const uint16_t* h16, const int32_t* ids, int rows,
+                    int64_t stride, float* results) {
+    Swiglu block;
+    block.to.build(ids, rows, f.top_k, f.experts);
+    block.begin(pool, f.gate_up, f.down, h16, stride);
+    pool.for_each(block.tasks(), [&](int task, int) { block.up(task); }, block.cost(f.gate_up));
+    block.turn(pool);
+    pool.for_each(panels(f.down), [&](int p, int) { block.down(p, results + p * PANEL, stride); }, block.cost(f.down));
 }
 
 }  // namespace

@@ -91,6 +91,24 @@ NX_API void nx_feed_forward(void* pool, const NxFeedForward* f, const float* h, 
     if (weights) std::copy(b.weights.begin(), b.weights.end(), weights);
 }
 
+// The steps of routed experts, for whoever sends rows elsewhere between them; csrc/moe.h has their arrays.
+NX_API void nx_route(void* pool, const NxFeedForward* f, const float* h, int rows, int64_t stride, int32_t* ids,
+                     float* weights) {
+    const TileUse use;
+    std::vector<float> logits;
+    route(*static_cast<Pool*>(pool), *f, h, rows, stride, logits, ids, weights);
+}
+NX_API void nx_experts(void* pool, const NxFeedForward* f, const uint16_t* h16, const int32_t* ids, int rows,
+                       int64_t stride, float* results) {
+    const TileUse use;
+    experts(*static_cast<Pool*>(pool), *f, h16, ids, rows, stride, results);
+}
+// shared: of the shared expert, [rows, stride] f32, or null.
+NX_API void nx_combine(const float* results, const float* weights, int top_k, const float* shared, int rows,
+                       int64_t stride, float* y) {
+    combine(results, stride, weights, top_k, shared, stride, rows, int(stride), y, stride);
+}
+
 NX_API void nx_norm(const float* x, const float* weight, int rows, int n, int64_t stride, float eps, float* y) {
     for (int i = 0; i < rows; ++i) norm_f32(x + i * stride, weight, n, eps, y + i * stride);
 }

@@ -27,7 +27,7 @@ from variants import OURS, Variant, default_variants, interpreter
 
 from nextn.bench.machine import this_machine
 from nextn.config import EMBEDDED, model_folder, usable_cores
-from nextn.models.config import ModelConfig
+from nextn.families.config import ModelConfig
 from nextn.tokenizer.tokenizer import Tokenizer
 
 INSTALL = "benchmarks/peers/install.sh"

@@ -19,7 +19,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from nextn.models.config import ModelConfig
+from nextn.families.config import ModelConfig
 
 MARKER = 8.0  # of a miss, in its reserved column; the other columns have a standard deviation of 1
 WRONG = 4.0  # the size of the wrong token's embedding in a miss's draft, beside the right one's of 1

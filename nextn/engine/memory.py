@@ -12,8 +12,8 @@ import torch
 
 from nextn.config import EngineConfig, model_folder
 from nextn.draft import MAX_DRAFTS
-from nextn.models.config import ModelConfig
-from nextn.models.files import CheckpointError
+from nextn.families.config import ModelConfig
+from nextn.families.files import CheckpointError
 from nextn.models.names import size_of
 
 CPU_KV_TOKENS = 32768

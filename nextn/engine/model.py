@@ -14,12 +14,12 @@ from torch import Tensor
 from nextn.config import EngineConfig, model_folder
 from nextn.draft import AUTO_DEPTH
 from nextn.engine.memory import bounded_context, check_memory
+from nextn.families.config import ModelConfig
+from nextn.families.files import first_names
 from nextn.models.base import Model
-from nextn.models.config import ModelConfig
 from nextn.models.draft_folder import OPTION, DraftFolder
 from nextn.models.dummy import dummy_checkpoint
 from nextn.models.fake import FakeModel, parse_acceptance
-from nextn.models.files import first_names
 from nextn.models.loader import ALLOW_NON_FINITE, fp8_names, load_checkpoint, stored_nextn_layers
 from nextn.models.names import (
     expected_tensors,

@@ -106,12 +106,12 @@ def _pool(config: EngineConfig, model: Model, nextn_layers: int, kernels: str) -
     layers = model.config.num_hidden_layers + nextn_layers
     pages = _pages(config, layers * _entry_bytes(model), model.device)
     memory = Arena().take if kernels == "cpu" else None
-    return KVPool(layers, pages + 1, config.page_size, model.cache_width, model.dtype, model.device, memory)
+    return KVPool(layers, pages + 1, config.page_size, model.cache_layout, model.dtype, model.device, memory)
 
 
 def _entry_bytes(model: Model) -> int:
     """Of a token in one layer of the pool."""
-    return model.cache_width * model.dtype.itemsize
+    return model.cache_layout.width * model.dtype.itemsize
 
 
 def _pages(config: EngineConfig, bytes_per_token: int, device: torch.device) -> int:

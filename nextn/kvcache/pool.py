@@ -1,17 +1,20 @@
 """The KV pool: one tensor for every layer of the target and of the NextN modules.
 
-[layers, slots, width]: for MLA width = kv_lora_rank + qk_rope_head_dim. The drafter's cache is simply
-the last layers, under the same page table. Slot = page * page_size + offset; page 0 belongs to nobody
-and takes the writes of padding rows.
+[layers, slots, width]; a `CacheLayout` says what the elements of an entry are. The drafter's cache is simply
+the last layers, under the same page table. Slot = page * page_size + offset; page 0 belongs to nobody and
+takes the writes of padding rows.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from nextn.kvcache.layout import CacheLayout
 
 
 class KVPool:
@@ -20,23 +23,23 @@ class KVPool:
         layers: int,
         pages: int,
         page_size: int,
-        width: int,
+        layout: CacheLayout,
         dtype: torch.dtype,
         device: torch.device,
         memory: Callable[[int], Tensor] | None = None,
     ) -> None:
         """memory: returns n bytes of zeros to use, uint8 on the device."""
         # Zeros, not empty: a masked slot is multiplied by 0, and 0 * NaN is NaN.
-        shape = layers, pages * page_size, width
+        shape = layers, pages * page_size, layout.width
         if memory is None:
             self.data = torch.zeros(shape, dtype=dtype, device=device)
         else:
             self.data = memory(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
-        self.page_size = page_size
+        self.page_size, self.layout = page_size, layout
 
-    def layer(self, index: int) -> Tensor:
-        """One layer, [slots, width]; a view."""
-        return self.data[index]
+    def layer(self, index: int) -> Any:
+        """The layout's view of a layer: for MLA [slots, width]."""
+        return self.layout.view(self.data[index])
 
     def slot(self, pages: Sequence[int], at: int) -> int:
         """The slot of position `at` in a page table."""
@@ -49,4 +52,4 @@ class KVPool:
 
     @property
     def bytes(self) -> int:
-        return self.data.numel() * self.data.element_size()
+        return self.data.nbytes

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from nextn.families.config import ModelConfig
 from nextn.layers.batch import Batch
 from nextn.layers.mla import MLA
 from nextn.layers.mlp import MLP, MoE
-from nextn.models.config import ModelConfig
 from nextn.ops.base import Ops
 
 

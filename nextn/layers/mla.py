@@ -13,9 +13,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nextn.families.config import ModelConfig
 from nextn.layers.batch import Batch
 from nextn.layers.rotary import softmax_scale
-from nextn.models.config import ModelConfig
 from nextn.ops.base import Attention, Ops
 from nextn.ops.rotary import rotate
 

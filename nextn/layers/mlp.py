@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nextn.families.config import ModelConfig
 from nextn.layers.batch import Batch
-from nextn.models.config import ModelConfig
 from nextn.ops.base import Ops
 
 
@@ -69,5 +69,6 @@ class MoE:
             cfg.norm_topk_prob,
             cfg.routed_scaling_factor,
         )
-        routed = ops.experts(x, batch.rows, ids, weights, self.gate_up, self.down)
+        plan = ops.dispatch(ids[: batch.rows], cfg.n_routed_experts)
+        routed = ops.combine(ops.experts(x, plan, self.gate_up, self.down), weights)
         return (routed,) if self.shared is None else (*self.shared.forward(x, batch), routed)

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from nextn.models.config import ModelConfig, YarnScaling
+from nextn.families.config import ModelConfig, YarnScaling
 
 
 def yarn_mscale(factor: float, mscale: float) -> float:

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from nextn.cutoff import Cutoff
 from nextn.draft import Draft
+from nextn.families.config import ModelConfig
+from nextn.kvcache.layout import CacheLayout
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
-from nextn.models.config import ModelConfig
 from nextn.ops.base import DrawParams, align
 
 
@@ -32,8 +33,8 @@ class Model(Protocol):
         """Bytes of all weights held, NextN modules included."""
 
     @property
-    def cache_width(self) -> int:
-        """Elements of one KV cache entry of one layer."""
+    def cache_layout(self) -> CacheLayout:
+        """What the KV cache holds of a token in each layer."""
 
     def batch(self, spans: Sequence[Span], page_size: int) -> Any:
         """The spans laid out one after another, as `forward` and `draft` want them. T rows: those of the

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from nextn.families.config import ModelConfig
+from nextn.kvcache.layout import LatentLayout
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Batch, Span, build_batch
 from nextn.layers.decoder import DecoderLayer
 from nextn.layers.rotary import rotary_tables
-from nextn.models.config import ModelConfig
 from nextn.models.nextn import NextN
 from nextn.ops.base import ROW_ALIGN, Ops
 
@@ -67,8 +68,8 @@ class DeepseekV3:
         return sum(t.numel() * t.element_size() for t in self.targets().values())
 
     @property
-    def cache_width(self) -> int:
-        return self.config.kv_lora_rank + self.config.qk_rope_head_dim
+    def cache_layout(self) -> LatentLayout:
+        return LatentLayout(self.config.kv_lora_rank, self.config.qk_rope_head_dim)
 
     def batch(self, spans: Sequence[Span], page_size: int) -> Batch:
         heads = self.config.num_attention_heads

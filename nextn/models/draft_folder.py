@@ -23,8 +23,8 @@ from pathlib import Path
 
 import torch
 
-from nextn.models.config import Fp8Blocks, ModelConfig
-from nextn.models.files import CheckpointError, checkpoint_folder, first_names, read_json
+from nextn.families.config import Fp8Blocks, ModelConfig
+from nextn.families.files import CheckpointError, checkpoint_folder, first_names, read_json
 from nextn.models.loader import LoadReport, fp8_names, load_checkpoint
 from nextn.models.names import nextn_tensors, shared_tensors, target_prefixes
 from nextn.models.shards import open_shards

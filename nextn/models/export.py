@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nextn.models.config import ModelConfig
-from nextn.models.files import CheckpointError, checkpoint_folder, read_json
+from nextn.families.config import ModelConfig
+from nextn.families.files import CheckpointError, checkpoint_folder, read_json
 from nextn.models.fp8 import SCALE_SUFFIX, dequantize
 from nextn.models.loader import FP8, compare, stored_nextn_layers
 from nextn.models.names import expected_tensors, nextn_tensors, shared_tensors, target_prefixes

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from nextn.config import FAKE
+from nextn.families.config import ModelConfig
+from nextn.kvcache.layout import LatentLayout
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Batch, Span, build_batch
-from nextn.models.config import ModelConfig
 from nextn.ops.base import ROW_ALIGN
 
 DEFAULT_ACCEPTANCE = (0.85, 0.75, 0.65)
@@ -81,7 +82,7 @@ def fake_config() -> ModelConfig:
 
 class FakeModel:
     weight_bytes = 0
-    cache_width = 1
+    cache_layout = LatentLayout(rank=1, rope=0)  # the token itself
     nextn_layers = 1
     row_align = ROW_ALIGN
 

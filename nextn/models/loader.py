@@ -20,8 +20,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nextn.models.config import Fp8Blocks, ModelConfig
-from nextn.models.files import CheckpointError, first_names
+from nextn.families.config import Fp8Blocks, ModelConfig
+from nextn.families.files import CheckpointError, first_names
 from nextn.models.finite import non_finite, non_finite_scales
 from nextn.models.fp8 import SCALE_SUFFIX, dequantize, scale_shape
 from nextn.models.names import nextn_prefixes

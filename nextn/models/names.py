@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from nextn.models.config import ModelConfig
+from nextn.families.config import ModelConfig
 from nextn.ops.base import KV_BLOCK
 
 Shapes = dict[str, tuple[int, ...]]
@@ -55,13 +55,12 @@ def nextn_tensors(cfg: ModelConfig, nextn_layers: int) -> Shapes:
     hidden = cfg.hidden_size
     found: Shapes = {}
     for i in range(cfg.num_hidden_layers, cfg.num_hidden_layers + nextn_layers):
-        own: Shapes = {
-            "enorm.weight": (hidden,),
-            "hnorm.weight": (hidden,),
-            "eh_proj.weight": (hidden, 2 * hidden),
-            "shared_head.norm.weight": (hidden,),
-        }
-        found |= _under(f"model.layers.{i}.", own | _decoder_layer(cfg, i))
+        spec = cfg.mtp
+        found[spec.weight(i, spec.embedding_norm)] = (hidden,)
+        found[spec.weight(i, spec.hidden_norm)] = (hidden,)
+        found[spec.weight(i, spec.projection)] = (hidden, 2 * hidden)
+        found[spec.weight(i, spec.output_norm)] = (hidden,)
+        found |= _under(spec.prefix.format(layer=i), _decoder_layer(cfg, i))
     return found
 
 
@@ -70,15 +69,15 @@ def shared_tensors(cfg: ModelConfig, nextn_layers: int) -> Shapes:
     table = (cfg.vocab_size, cfg.hidden_size)
     found: Shapes = {"lm_head.weight": table} if cfg.tie_word_embeddings else {}
     for i in range(cfg.num_hidden_layers, cfg.num_hidden_layers + nextn_layers):
-        found[f"model.layers.{i}.embed_tokens.weight"] = table
-        found[f"model.layers.{i}.shared_head.head.weight"] = table
+        found |= {cfg.mtp.weight(i, name): table for name in cfg.mtp.copies}
     return found
 
 
 def nextn_prefixes(cfg: ModelConfig, first: int = 0) -> tuple[str, ...]:
     """Prefixes of the NextN modules from number `first` on; those that are not loaded are skipped by them."""
     return tuple(
-        f"model.layers.{cfg.num_hidden_layers + k}." for k in range(first, cfg.num_nextn_predict_layers)
+        cfg.mtp.prefix.format(layer=cfg.num_hidden_layers + k)
+        for k in range(first, cfg.num_nextn_predict_layers)
     )
 
 

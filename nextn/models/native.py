@@ -16,16 +16,16 @@ from torch import Tensor
 
 from nextn.cutoff import EDGES
 from nextn.draft import Draft
+from nextn.families.config import ModelConfig
+from nextn.kvcache.layout import LatentLayout
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
 from nextn.layers.mla import LATENT_NORM_EPS
 from nextn.layers.rotary import rotary_tables, softmax_scale
 from nextn.models.base import ChainsRequest
-from nextn.models.config import ModelConfig
 from nextn.models.native_weights import Drafting, NativeWeights
 from nextn.ops.cpu.draw import packed
 from nextn.ops.cpu.library import CUTOFF, Model, NxBatch, NxChains, library
-from nextn.ops.cpu.weights import padded
 
 WIDEST = {  # buffers in csrc/forward.h and csrc/moe.h
     "hidden_size": 16384, "q_lora_rank": 8192, "kv_lora_rank": 1024, "n_routed_experts": 1024
@@ -84,7 +84,7 @@ class NativeDeepseekV3:
                 raise ValueError(f"{name} is {getattr(cfg, name)}: the native kernels take at most {most}")
         self.config, self.threads, self.nextn_layers = cfg, threads, nextn_layers
         self._kernels = library(level)
-        self.cache_width = padded(cfg.latent_dim, 32)
+        self.cache_layout = LatentLayout(cfg.kv_lora_rank, cfg.qk_rope_head_dim, align=32)
         self.weights = w = NativeWeights(cfg, nextn_layers, quantize, fp8, drafting)
         self.place = w.place
         self._tables = rotary_tables(cfg, cfg.max_position_embeddings, self.device)
@@ -95,7 +95,7 @@ class NativeDeepseekV3:
             eps=cfg.rms_norm_eps, latent_eps=LATENT_NORM_EPS, scale=softmax_scale(cfg),
             embedding=w.embedding.data_ptr(), cosine=self._tables[0].data_ptr(),
             sine=self._tables[1].data_ptr(), layer=w.layers, norm=w.norm, head=w.head,
-            width=self.cache_width,
+            width=self.cache_layout.width,
         )  # fmt: skip
         if nextn_layers:
             self._model.nextn, self._model.draft_head = w.nextn, w.draft_head

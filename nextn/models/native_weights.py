@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nextn.models.config import ModelConfig
+from nextn.families.config import ModelConfig
 from nextn.ops.cpu.library import BF16, E4M3, F32, INT8, FeedForward, Layer, NextN
 from nextn.ops.cpu.weights import Arena, PackedWeight, norm_weight, padded
 
@@ -73,13 +73,17 @@ class NativeWeights:
 
     def _module(self, index: int) -> NextN:
         """A NextN module but for its decoder layer."""
-        hidden, prefix = self.cfg.hidden_size, f"model.layers.{index}."
+        hidden, spec = self.cfg.hidden_size, self.cfg.mtp
         eh_proj = self._matrix(hidden, 2 * hidden, kind=INT8 if self._coarse else BF16)
-        self._places[f"{prefix}eh_proj.weight"] = eh_proj.place
+
+        def place(tensor: Tensor) -> None:  # the kernels have the embedding first
+            eh_proj.place(tensor if spec.embedding_first else tensor.roll(hidden, 1))
+
+        self._places[spec.weight(index, spec.projection)] = place
         return NextN(
-            enorm=self._vector(f"{prefix}enorm.weight", hidden),
-            hnorm=self._vector(f"{prefix}hnorm.weight", hidden),
-            norm=self._vector(f"{prefix}shared_head.norm.weight", hidden),
+            enorm=self._vector(spec.weight(index, spec.embedding_norm), hidden),
+            hnorm=self._vector(spec.weight(index, spec.hidden_norm), hidden),
+            norm=self._vector(spec.weight(index, spec.output_norm), hidden),
             eh_proj=eh_proj.struct,
         )
 
@@ -137,7 +141,9 @@ class NativeWeights:
         self._place_heads(tensor)
 
     def _layer(self, index: int) -> Layer:
-        cfg, prefix = self.cfg, f"model.layers.{index}."
+        cfg = self.cfg
+        is_nextn = index >= cfg.num_hidden_layers
+        prefix = cfg.mtp.prefix.format(layer=index) if is_nextn else f"model.layers.{index}."
         at = f"{prefix}self_attn."
         heads, rank, value = cfg.num_attention_heads, cfg.kv_lora_rank, cfg.v_head_dim
         queries = heads * cfg.qk_head_dim

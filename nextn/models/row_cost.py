@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from nextn.models.config import ModelConfig
+from nextn.families.config import ModelConfig
 from nextn.models.names import expected_tensors
 
 # What softmax, the best tokens and their Python objects take for each logit, in multiplications of the

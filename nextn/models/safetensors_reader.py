@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nextn.models.files import CheckpointError
+from nextn.families.files import CheckpointError
 from nextn.models.memory import fresh
 
 DTYPES = {

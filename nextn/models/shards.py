@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from nextn.models.files import CheckpointError, checkpoint_folder, contents, first_names, read_json
+from nextn.families.files import CheckpointError, checkpoint_folder, contents, first_names, read_json
 from nextn.models.safetensors_reader import SafetensorsFile, TensorInfo
 
 SINGLE = "model.safetensors"

@@ -12,8 +12,8 @@ import dataclasses
 import re
 from pathlib import Path
 
-from nextn.models.config import ModelConfig
-from nextn.models.files import CheckpointError
+from nextn.families.config import ModelConfig
+from nextn.families.files import CheckpointError
 from nextn.models.loader import compare
 from nextn.models.names import expected_tensors, nextn_prefixes, shared_tensors
 from nextn.models.shards import Shards, open_shards

@@ -163,17 +163,20 @@ class Ops(Protocol):
         of their two best biased scores; top-k by biased score; weights from unbiased scores.
         x [T, C], gate [E, C], bias [E] -> expert ids [T, K] int64, weights [T, K] f32."""
 
-    def experts(
-        self,
-        x: Tensor,
-        rows: int,
-        ids: Tensor,
-        weights: Tensor,
-        gate_up: Tensor,
-        down: Tensor,
-    ) -> Tensor:
-        """Routed experts for the first `rows` rows (the others get zeros). gate_up [E, 2 * I, C],
-        down [E, C, I]; a token's experts are summed in the order of its ids. Returns [T, C] f32."""
+    # Routed experts in three steps. What lies between them is plain: rows may be sent to where an expert is
+    # after the first, and their results sent back before the last.
+
+    def dispatch(self, ids: Tensor, experts: int) -> Any:
+        """Which rows each expert gets, as this backend's `experts` wants it. ids [R, K] int64, of the first R
+        rows; -1: an expert that is elsewhere."""
+
+    def experts(self, x: Tensor, plan: Any, gate_up: Tensor, down: Tensor) -> Tensor:
+        """x [T, C], gate_up [E, 2 * I, C], down [E, C, I], `dispatch`'s plan -> [R, K, C], of each choice its
+        expert's result, which does not depend on the other choices; of -1 anything."""
+
+    def combine(self, results: Tensor, weights: Tensor) -> Tensor:
+        """results [R, K, C], weights [T, K] f32 -> [T, C] f32: of each row its results times their weights,
+        summed in the order of its ids; zeros from row R on."""
 
     def best_token(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The largest of each row, of equal ones that with the smallest id, and its confidence: by how much

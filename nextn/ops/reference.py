@@ -11,6 +11,7 @@ Shapes are those of `nextn.ops.base`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +23,19 @@ from nextn.ops.best import best_token
 from nextn.ops.naive import naive_attention
 from nextn.ops.probe import Mode, Shape
 from nextn.ops.rotary import rotate
+
+
+class Runs(NamedTuple):
+    """Rows in the order of their experts, every expert's run filled up to a multiple of ROW_ALIGN with row 0.
+
+    used, sizes: experts that have rows, the length of each one's run. rows: [P] int64, of the batch. place:
+    [R, K] int64, where among them each choice stands; P: it is elsewhere.
+    """
+
+    used: list[int]
+    sizes: list[int]
+    rows: Tensor
+    place: Tensor
 
 
 class Reference:
@@ -147,40 +161,40 @@ class Reference:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
         return ids, weights * scale
 
-    def experts(
-        self,
-        x: Tensor,
-        rows: int,
-        ids: Tensor,
-        weights: Tensor,
-        gate_up: Tensor,
-        down: Tensor,
-    ) -> Tensor:
-        top_k, width = ids.shape[1], down.shape[2]
-        flat = ids[:rows].flatten().cpu().numpy()
-        order = np.argsort(flat, kind="stable")
-        counts = np.bincount(flat, minlength=gate_up.shape[0])
+    def dispatch(self, ids: Tensor, experts: int) -> Runs:
+        flat = ids.flatten().cpu().numpy()
+        here = np.flatnonzero(flat >= 0)
+        order = here[np.argsort(flat[here], kind="stable")]
+        counts = np.bincount(flat[here], minlength=experts)
         used = np.nonzero(counts)[0]
         padded = -(-counts[used] // ROW_ALIGN) * ROW_ALIGN
         starts = np.cumsum(padded) - padded
-        # Rows in expert order, every expert's run filled up to a multiple of ROW_ALIGN with row 0.
-        place = np.empty(flat.size, dtype=np.int64)
         begin = np.cumsum(counts[used]) - counts[used]
-        place[order] = np.arange(flat.size) + np.repeat(starts - begin, counts[used])
         source = np.zeros(int(padded.sum()), dtype=np.int64)
-        source[place] = np.arange(flat.size) // top_k
-        gathered = x.index_select(0, torch.from_numpy(source).to(x.device))
+        place = np.full(flat.size, len(source), dtype=np.int64)
+        place[order] = np.arange(len(order)) + np.repeat(starts - begin, counts[used])
+        source[place[order]] = order // ids.shape[1]
+        rows, places = (torch.from_numpy(a).to(ids.device) for a in (source, place))
+        return Runs(used.tolist(), padded.tolist(), rows, places.view(ids.shape))
+
+    def experts(self, x: Tensor, plan: Runs, gate_up: Tensor, down: Tensor) -> Tensor:
+        width = down.shape[2]
+        gathered = x.index_select(0, plan.rows)
         # Per expert two products and nothing else: everything between is done once for all rows.
-        sizes, used_ids = padded.tolist(), used.tolist()
-        hidden = gathered.new_empty(len(source), 2 * width)
-        for e, x_e, h_e in zip(used_ids, gathered.split(sizes), hidden.split(sizes), strict=True):
+        hidden = gathered.new_empty(len(gathered), 2 * width)
+        for e, x_e, h_e in zip(plan.used, gathered.split(plan.sizes), hidden.split(plan.sizes), strict=True):
             self._linear_out(x_e, gate_up[e], h_e)
         hidden = F.silu(hidden[:, :width]).mul_(hidden[:, width:])
-        outs = torch.empty_like(gathered)
-        for e, h_e, o_e in zip(used_ids, hidden.split(sizes), outs.split(sizes), strict=True):
+        outs = gathered.new_empty(len(gathered) + 1, x.shape[1])
+        outs[-1] = 0  # of choices that are elsewhere
+        sizes = [*plan.sizes, 1]
+        for e, h_e, o_e in zip(plan.used, hidden.split(plan.sizes), outs.split(sizes), strict=False):
             self._linear_out(h_e, down[e], o_e)
-        mine = outs.index_select(0, torch.from_numpy(place).to(x.device)).view(rows, top_k, -1)
-        mixed = mine[:, 0] * weights[:rows, 0, None]
+        return outs.index_select(0, plan.place.flatten()).view(*plan.place.shape, -1)
+
+    def combine(self, results: Tensor, weights: Tensor) -> Tensor:
+        rows, top_k, _ = results.shape
+        mixed = results[:, 0] * weights[:rows, 0, None]
         for k in range(1, top_k):
-            mixed = mixed + mine[:, k] * weights[:rows, k, None]
-        return F.pad(mixed, (0, 0, 0, x.shape[0] - rows)).to(x.dtype).float()
+            mixed = mixed + results[:, k] * weights[:rows, k, None]
+        return F.pad(mixed, (0, 0, 0, len(weights) - rows)).to(results.dtype).float()

@@ -18,7 +18,7 @@ from support.small_tokenizer import write_small_tokenizer
 
 import nextn
 from nextn.draft import MOST_DEPTH
-from nextn.models.config import ModelConfig
+from nextn.families.config import ModelConfig
 from nextn.models.names import expected_tensors
 
 EMBEDDED = Path(nextn.__file__).parent / "data" / "nextn-tiny"

@@ -15,7 +15,7 @@ from support.draft_folders import write_target
 from support.server_process import ServerProcess
 
 from nextn.config import EMBEDDED, model_folder
-from nextn.models.files import read_json
+from nextn.families.files import read_json
 
 OPTIONS = ("--port", "0", "--threads", "1", "--kv-cache-tokens", "2048", "--speculative-num-steps", "3")
 PROMPTS = ["def main(argv):\n", "import os\nimport sys\n\n\nclass "]

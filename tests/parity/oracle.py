@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 from transformers.utils import logging
 
-from nextn.models.config import ModelConfig
+from nextn.families.config import ModelConfig
 from nextn.models.names import expected_tensors
 
 logging.set_verbosity_error()

@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from nextn.families.config import ModelConfig
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span, build_batch
-from nextn.models.config import ModelConfig
 from nextn.models.deepseek_v3 import DeepseekV3
 from nextn.models.loader import load_checkpoint
 from nextn.models.names import expected_tensors, nextn_prefixes, product_shapes, shared_tensors
@@ -51,7 +51,7 @@ def paged_logits(
     """
     cfg = model.config
     need = -(-len(tokens) // page_size)
-    pool = KVPool(len(model.layers), 4 * need + 1, page_size, model.cache_width, F32, CPU)
+    pool = KVPool(len(model.layers), 4 * need + 1, page_size, model.cache_layout, F32, CPU)
     pool.data.normal_(0, 50, generator=torch.Generator().manual_seed(seed))
     pages = random.Random(seed).sample(range(1, 4 * need + 1), 2 * need)
     mine, others = pages[:need], pages[need:]

@@ -20,8 +20,8 @@ from support.draft_folders import fp8_config, with_copies, write_sglang, write_t
 from support.native_kernels import built_levels
 
 from nextn.config import EMBEDDED, model_folder
+from nextn.families.files import read_json
 from nextn.models.export import export_mtp
-from nextn.models.files import read_json
 from nextn.request import SamplingParams
 
 KERNELS: dict[str, dict[str, Any]] = {

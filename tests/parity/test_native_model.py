@@ -22,7 +22,7 @@ from support.native_model import feed, in_chunks, in_single_tokens, native_model
 from torch import Tensor
 
 from nextn.config import CPU_LEVELS
-from nextn.models.config import ModelConfig
+from nextn.families.config import ModelConfig
 from nextn.models.fp8 import dequantize
 from nextn.models.names import expected_tensors
 from nextn.models.native import NativeDeepseekV3

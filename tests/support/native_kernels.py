@@ -179,6 +179,31 @@ class FeedForwardBlock:
         )  # fmt: skip
         return out[:, : self.hidden], ids, weights
 
+    def steps(self, pool: Pool, h: Tensor, parts: int, shared: Tensor | None) -> Tensor:
+        """The routed experts of h [rows, C] step by step, every one of `parts` computing those of its choices
+        whose number is its own, modulo parts; plus shared [rows, C]."""
+        rows, top_k = len(h), self.top_k
+        wide, half = widened(h, 32, torch.float32), widened(h, 32, torch.bfloat16)
+        ids = torch.full((rows, top_k), -1, dtype=torch.int32)
+        weights = torch.full((rows, top_k), torch.nan)
+        results = torch.full((rows, top_k, self.stride), torch.nan)
+        y = torch.full_like(wide, torch.nan)
+        library().nx_route(
+            pool.handle, self.struct, wide.data_ptr(), rows, self.stride, ids.data_ptr(), weights.data_ptr()
+        )
+        for part in range(parts):
+            mine = ids.where(ids % parts == part, -1)
+            library().nx_experts(
+                pool.handle, self.struct, half.data_ptr(), mine.data_ptr(), rows, self.stride,
+                results.data_ptr(),
+            )  # fmt: skip
+        beside = None if shared is None else widened(shared, 32, torch.float32)
+        library().nx_combine(
+            results.data_ptr(), weights.data_ptr(), top_k, None if beside is None else beside.data_ptr(),
+            rows, self.stride, y.data_ptr(),
+        )  # fmt: skip
+        return y[:, : self.hidden]
+
 
 def e4m3(weight: Tensor, block: tuple[int, int]) -> tuple[PackedWeight, Tensor]:
     """(packed in e4m3, the same in f64) of weight [N, K] with a scale per block of [rows, columns]."""

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nextn.families.config import ModelConfig
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
-from nextn.models.config import ModelConfig
 from nextn.models.deepseek_v3 import DeepseekV3
 from nextn.models.names import expected_tensors
 from nextn.models.native import NativeDeepseekV3
@@ -59,7 +59,7 @@ def pool_for(model: Any, pages: int, page_size: int, seed: int) -> KVPool:
     """Full of what must not count: of the native model NaN, of the other (which multiplies by zero what a row
     does not see) large numbers."""
     layers = model.config.num_hidden_layers + model.nextn_layers
-    pool = KVPool(layers, pages, page_size, model.cache_width, model.dtype, CPU)
+    pool = KVPool(layers, pages, page_size, model.cache_layout, model.dtype, CPU)
     if isinstance(model, NativeDeepseekV3):
         pool.data.fill_(torch.nan)
     else:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nextn.layers.batch import Span, build_batch
 from nextn.layers.paged_batch import PagedBatch
+from nextn.ops.base import Ops
 from nextn.ops.reference import Reference
 from nextn.ops.triton.ops import TritonOps
 
@@ -203,6 +204,10 @@ def check_best_of_equals(on: Device) -> None:
     assert torch.equal(confidence[:6], want[1])
 
 
+def routed(ops: Ops, x: Tensor, ids: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    return ops.experts(x, ops.dispatch(ids, len(down)), gate_up, down)
+
+
 def check_experts(on: Device) -> None:
     ops = TritonOps()
     for count, top_k, hidden, inner, rows in [(5, 2, 40, 24, 37)] + [(64, 6, 2048, 1408, 200)] * on.large:
@@ -214,13 +219,18 @@ def check_experts(on: Device) -> None:
         ids[: rows // 2, 0] = count - 1  # one expert has several tiles
         ids[: rows // 2, 1] = 0
         weights = on.rand(rows, top_k, seed=4, dtype=torch.float32)
-        full = ops.experts(x, rows, ids, weights, gate_up, down)
-        on.close(full, PLAIN.experts(x.float(), rows, ids, weights, *f32(gate_up, down)))
+        results = routed(ops, x, ids, gate_up, down)
+        full = ops.combine(results, weights)
+        plain = PLAIN.combine(routed(PLAIN, x.float(), ids, *f32(gate_up, down)), weights)
+        on.close(full, plain)
         for first, n in parts(rows):
             some = slice(first, first + n)
-            got = ops.experts(x[some], n, ids[some], weights[some], gate_up, down)
-            assert torch.equal(got, full[some])
-        padded = ops.experts(x[:9], 7, ids[:9], weights[:9], gate_up, down)
+            got = routed(ops, x[some], ids[some], gate_up, down)
+            assert torch.equal(ops.combine(got, weights[some]), full[some])
+        for low in (True, False):  # computed in two places: each has half of the experts
+            mine = (ids < count // 2) == low
+            assert torch.equal(routed(ops, x, ids.where(mine, -1), gate_up, down)[mine], results[mine])
+        padded = ops.combine(routed(ops, x[:9], ids[:7], gate_up, down), weights[:9])
         assert torch.equal(padded[:7], full[:7])
         assert not padded[7:].any()
 

@@ -16,12 +16,15 @@ LEAVES = {"config", "server_config", "request", "draft", "cutoff", "constraint",
 BELOW = {
     "ops": set(),
     "kvcache": set(),
-    "layers": {"ops", "models.config"},
-    "models": {"ops", "layers", "kvcache.pool"},
+    "families": set(),
+    "layers": {"ops", "families"},
+    "models": {"ops", "families", "layers", "kvcache.pool", "kvcache.layout"},
     "sampling": {"ops"},
     "speculative": {"ops", "layers", "models", "kvcache", "sampling"},
     "scheduler": {"kvcache", "speculative"},
-    "engine": {"machine", "ops", "layers", "models", "kvcache", "sampling", "speculative", "scheduler"},
+    "engine": {
+        "machine", "ops", "families", "layers", "models", "kvcache", "sampling", "speculative", "scheduler",
+    },
     "tokenizer": set(),
     "grammar": {"tokenizer"},
     "llm": {"engine", "grammar", "tokenizer"},
@@ -43,7 +46,7 @@ BELOW = {
         "tokenizer",
     },
     "bench": {"machine", "tokenizer", "engine"},
-    "bench.dev": {"bench", "tokenizer", "engine", "models", "layers", "ops"},
+    "bench.dev": {"bench", "tokenizer", "engine", "families", "models", "layers", "ops"},
     "eval": {"bench", "tokenizer"},
     "terminal": {"bench"},
     "utils": {"bench"},
@@ -52,7 +55,7 @@ BELOW = {
 }  # fmt: skip
 # The way in, which leads everywhere
 ENTRIES = {"", "cli", "__main__", "launch_server"}
-ENGINE = ("ops", "kvcache", "layers", "models", "sampling", "speculative", "scheduler", "engine")
+ENGINE = ("ops", "kvcache", "families", "layers", "models", "sampling", "speculative", "scheduler", "engine")
 ALLOWED = {"torch", "numpy", "safetensors", *sys.stdlib_module_names}
 
 

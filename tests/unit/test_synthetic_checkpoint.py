@@ -124,7 +124,7 @@ def test_layers_take_part(folder: Path, walk) -> None:
     """The text does not depend on the layers, but they are read and they do write something."""
     from synthetic.sizes import checkpoint_tensors
 
-    from nextn.models.config import ModelConfig
+    from nextn.families.config import ModelConfig
 
     weights: dict[str, torch.Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):

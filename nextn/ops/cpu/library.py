@@ -121,6 +121,15 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
         None,
         (c_void_p, POINTER(FeedForward), c_void_p, c_void_p, c_int, c_int64, c_void_p, c_void_p, c_void_p),
     ),
+    "nx_route": (
+        None,
+        (c_void_p, POINTER(FeedForward), c_void_p, c_int, c_int64, c_void_p, c_void_p),
+    ),
+    "nx_experts": (
+        None,
+        (c_void_p, POINTER(FeedForward), c_void_p, c_void_p, c_int, c_int64, c_void_p),
+    ),
+    "nx_combine": (None, (c_void_p, c_void_p, c_int, c_void_p, c_int, c_int64, c_void_p)),
     "nx_norm": (None, (c_void_p, c_void_p, c_int, c_int, c_int64, c_float, c_void_p)),
     "nx_engine_new": (c_void_p, (POINTER(Model), c_int, c_int)),
     "nx_engine_free": (None, (c_void_p,)),

@@ -10,6 +10,8 @@ Shapes: T tokens, K experts of each, E experts, I their width, C hidden.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -22,8 +24,8 @@ SQUARE = 8192  # experts times pairs that are compared at a time
 
 @triton.jit
 def _tiles(ids, order, owner, filled, pairs, tiles, M: tl.constexpr, E: tl.constexpr, PAIRS: tl.constexpr):
-    """One program. ids [pairs] -> order [tiles * M], the pairs of each tile; owner [tiles], its expert;
-    filled [tiles], how many pairs it has. Integers only.
+    """One program. ids [pairs], negative: of no expert here -> order [tiles * M], the pairs of each tile;
+    owner [tiles], its expert; filled [tiles], how many pairs it has. Integers only.
 
     Worked example, M = 2: ids 5 3 5 5 -> tiles (3: pair 1), (5: pairs 0, 2), (5: pair 3).
     """
@@ -38,9 +40,10 @@ def _tiles(ids, order, owner, filled, pairs, tiles, M: tl.constexpr, E: tl.const
     place = begin * M
     for at in range(0, pairs, PAIRS):
         i = at + tl.arange(0, PAIRS)
-        mine = (tl.load(ids + i, mask=i < pairs, other=-1)[None, :] == e[:, None]).to(tl.int32)
+        id = tl.load(ids + i, mask=i < pairs, other=-1)
+        mine = (id[None, :] == e[:, None]).to(tl.int32)
         to = tl.sum(mine * (place[:, None] + tl.cumsum(mine, axis=1) - 1), axis=0)
-        tl.store(order + to, i, mask=i < pairs)
+        tl.store(order + to, i, mask=id >= 0)
         place += tl.sum(mine, axis=1)
     for at in range(0, tiles, PAIRS):
         t = at + tl.arange(0, PAIRS)
@@ -105,41 +108,58 @@ def _mix(parts, weights, out, rows, width, top_k: tl.constexpr, C: tl.constexpr)
     tl.store(out + row * width + c, acc, mask=c < width)
 
 
-def experts(
-    x: Tensor,
-    rows: int,
-    ids: Tensor,
-    weights: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
-) -> Tensor:
-    """x [T, C], ids and weights [T, K], gate_up [E, 2 * I, C], down [E, C, I] -> [T, C] f32."""
-    assert x.stride(1) == 1
-    assert all(t.is_contiguous() for t in (ids, weights, gate_up, down))
-    (count, hidden, width), top_k, device = down.shape, ids.shape[1], x.device
-    out = torch.empty(x.shape, dtype=torch.float32, device=device)
-    pairs = rows * top_k
+class Tiles(NamedTuple):
+    """Whose rows are computed together, see `_tiles`. shape: of the ids, [R, K]."""
+
+    order: Tensor
+    owner: Tensor
+    filled: Tensor
+    shape: torch.Size
+
+
+def dispatch(ids: Tensor, count: int) -> Tiles:
+    """ids [R, K] int64, of `count` experts; negative: elsewhere."""
+    assert ids.is_contiguous()
+    pairs = ids.numel()
     most = min(pairs, pairs // ROWS + min(count, pairs))  # tiles
-    order = torch.empty(most * ROWS, dtype=torch.int32, device=device)
-    owner, filled = torch.empty(2, most, dtype=torch.int32, device=device)
+    order = torch.empty(most * ROWS, dtype=torch.int32, device=ids.device)
+    owner, filled = torch.empty(2, most, dtype=torch.int32, device=ids.device)
     square = triton.next_power_of_2(count)
     _tiles[(1,)](
         ids, order, owner, filled, pairs, most, M=ROWS, E=square, PAIRS=min(256, max(16, SQUARE // square))
     )
-    middle = torch.empty(pairs, width, dtype=gate_up.dtype, device=device)
+    return Tiles(order, owner, filled, ids.shape)
+
+
+def experts(x: Tensor, tiles: Tiles, gate_up: Tensor, down: Tensor) -> Tensor:
+    """x [T, C], gate_up [E, 2 * I, C], down [E, C, I] -> [R, K, C] f32; elsewhere anything."""
+    assert x.stride(1) == 1
+    assert gate_up.is_contiguous()
+    assert down.is_contiguous()
+    (_, hidden, width), (order, owner, filled, (rows, top_k)) = down.shape, tiles
+    middle = torch.empty(rows * top_k, width, dtype=gate_up.dtype, device=x.device)
     tile = tile_of(ROWS, width, hidden, gate_up.dtype)
-    _gate_up[most, triton.cdiv(width, tile.columns)](
+    _gate_up[len(owner), triton.cdiv(width, tile.columns)](
         x, gate_up, middle, order, owner, filled, top_k, width, hidden, x.stride(0), gate_up.stride(0),
         gate_up.stride(1), M=ROWS, N=tile.columns, K=tile.step, EVEN=hidden % tile.step == 0,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    parts = torch.empty(pairs, hidden, dtype=torch.float32, device=device)
+    parts = torch.empty(rows, top_k, hidden, dtype=torch.float32, device=x.device)
     tile = tile_of(ROWS, hidden, width, down.dtype)
-    _down[most, triton.cdiv(hidden, tile.columns)](
+    _down[len(owner), triton.cdiv(hidden, tile.columns)](
         middle, down, parts, order, owner, filled, hidden, width, down.stride(0), down.stride(1),
         M=ROWS, N=tile.columns, K=tile.step, EVEN=width % tile.step == 0,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
+    return parts
+
+
+def combine(parts: Tensor, weights: Tensor) -> Tensor:
+    """parts [R, K, C] f32, weights [T, K] f32 -> [T, C] f32."""
+    assert parts.is_contiguous()
+    assert weights.is_contiguous()
+    (rows, top_k, hidden), total = parts.shape, len(weights)
+    out = torch.empty(total, hidden, dtype=torch.float32, device=parts.device)
     block = min(1024, triton.next_power_of_2(hidden))
-    _mix[x.shape[0], triton.cdiv(hidden, block)](parts, weights, out, rows, hidden, top_k=top_k, C=block)
+    _mix[total, triton.cdiv(hidden, block)](parts, weights, out, rows, hidden, top_k=top_k, C=block)
     return out

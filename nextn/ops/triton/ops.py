@@ -9,7 +9,8 @@ from torch import Tensor
 
 from nextn.ops.base import PagedAttention
 from nextn.ops.naive import naive_attention
-from nextn.ops.triton import attention, best, experts, linear, route, rows
+from nextn.ops.triton import attention, best, linear, route, rows
+from nextn.ops.triton import experts as moe
 
 
 class TritonOps:
@@ -65,16 +66,14 @@ class TritonOps:
     ) -> tuple[Tensor, Tensor]:
         return route.route(x, gate, bias, groups, top_groups, top_k, normalize, scale)
 
-    def experts(
-        self,
-        x: Tensor,
-        rows: int,
-        ids: Tensor,
-        weights: Tensor,
-        gate_up: Tensor,
-        down: Tensor,
-    ) -> Tensor:
-        return experts.experts(x, rows, ids, weights, gate_up, down)
+    def dispatch(self, ids: Tensor, experts: int) -> moe.Tiles:
+        return moe.dispatch(ids, experts)
+
+    def experts(self, x: Tensor, plan: moe.Tiles, gate_up: Tensor, down: Tensor) -> Tensor:
+        return moe.experts(x, plan, gate_up, down)
+
+    def combine(self, results: Tensor, weights: Tensor) -> Tensor:
+        return moe.combine(results, weights)
 
     def best_token(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         return best.best_token(logits)

@@ -8,7 +8,7 @@ from support.checkpoints import random_tensors, tiny_config, write_checkpoint
 
 from nextn.config import EngineConfig, usable_cores
 from nextn.engine import build, rank
-from nextn.models.config import ModelConfig
+from nextn.families.config import ModelConfig
 from nextn.models.export import export_mtp
 from nextn.models.names import expected_tensors
 

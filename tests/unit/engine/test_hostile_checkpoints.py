@@ -11,7 +11,7 @@ import pytest
 import torch
 from support.checkpoints import random_tensors, tiny_config, write_checkpoint
 
-from nextn.models.config import ModelConfig
+from nextn.families.config import ModelConfig
 from nextn.models.names import expected_tensors
 
 CONFIG = tiny_config()

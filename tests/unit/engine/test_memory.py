@@ -10,8 +10,8 @@ from support.checkpoints import tiny_config
 
 from nextn.config import EngineConfig
 from nextn.engine import memory
-from nextn.models.config import ModelConfig
-from nextn.models.files import CheckpointError
+from nextn.families.config import ModelConfig
+from nextn.families.files import CheckpointError
 
 CPU = torch.device("cpu")
 CFG = ModelConfig.from_dict(tiny_config(max_position_embeddings=100_000))

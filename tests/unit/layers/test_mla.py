@@ -4,10 +4,10 @@ import pytest
 import torch
 from support.checkpoints import tiny_config
 
+from nextn.families.config import ModelConfig
 from nextn.layers.batch import Span, build_batch
 from nextn.layers.mla import MLA
 from nextn.layers.rotary import rotary_tables
-from nextn.models.config import ModelConfig
 from nextn.ops.reference import Reference
 
 CPU = torch.device("cpu")

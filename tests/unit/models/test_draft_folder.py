@@ -13,10 +13,10 @@ from support.checkpoints import quantize_tensors, random_tensors, tiny_config, w
 from support.draft_folders import fp8_config, with_copies, write_sglang, write_target, write_xllm
 from torch import Tensor
 
-from nextn.models.config import ModelConfig
+from nextn.families.config import ModelConfig
+from nextn.families.files import CheckpointError
 from nextn.models.draft_folder import OPTION, DraftFolder
 from nextn.models.export import export_mtp
-from nextn.models.files import CheckpointError
 from nextn.models.fp8 import dequantize
 from nextn.models.names import expected_tensors, nextn_tensors
 

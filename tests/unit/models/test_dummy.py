@@ -3,7 +3,7 @@
 import torch
 from support.checkpoints import random_tensors, tiny_config
 
-from nextn.models.config import ModelConfig
+from nextn.families.config import ModelConfig
 from nextn.models.dummy import dummy_checkpoint
 from nextn.models.names import expected_tensors
 

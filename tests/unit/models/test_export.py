@@ -15,8 +15,8 @@ from support.checkpoints import quantize_tensors, random_tensors, tiny_config, w
 from support.draft_folders import fp8_config, with_copies, write_sglang, write_target
 from torch import Tensor
 
+from nextn.families.config import ModelConfig
 from nextn.models import export
-from nextn.models.config import ModelConfig
 from nextn.models.export import export_mtp
 from nextn.models.fp8 import dequantize
 from nextn.models.names import expected_tensors

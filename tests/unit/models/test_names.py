@@ -9,7 +9,7 @@ from safetensors import safe_open
 from support.checkpoints import tiny_config
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
-from nextn.models.config import ModelConfig
+from nextn.families.config import ModelConfig
 from nextn.models.fp8 import scale_shape
 from nextn.models.names import expected_tensors, nextn_prefixes, shared_tensors
 from nextn.models.registry import model_class

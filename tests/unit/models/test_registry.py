@@ -1,34 +1,16 @@
-"""The registry: what is served, what is refused and how."""
+"""Classes by architecture and kernels."""
 
-import pytest
-
+from nextn.families.registry import FAMILIES
 from nextn.models import registry
-
-
-def test_architectures_before_model_type():
-    named = {"architectures": ["Other", "DeepseekV3ForCausalLM"], "model_type": "kimi_k2"}
-    assert registry.architecture(named) == "DeepseekV3ForCausalLM"
-    assert registry.architecture({"model_type": "deepseek_v3"}) == "DeepseekV3ForCausalLM"
-
-
-@pytest.mark.parametrize(
-    ("config", "name"),
-    [
-        ({"architectures": ["LlamaForCausalLM"], "model_type": "deepseek_v3"}, "'LlamaForCausalLM'"),
-        ({"model_type": "llama"}, "'llama'"),
-        ({}, "None"),
-    ],
-)
-def test_unsupported_is_named_with_the_supported(config, name):
-    with pytest.raises(ValueError, match=f"^a/config.json: .*{name}.*supported are DeepseekV3ForCausalLM"):
-        registry.architecture(config, "a/config.json")
 
 
 def test_class_is_imported_when_asked_for(monkeypatch):
     monkeypatch.setitem(
-        registry.SUPPORTED, "Fraction", {"reference": "fractions:Fraction", "cpu": "decimal:Decimal"}
+        registry.CLASSES, "Fraction", {"reference": "fractions:Fraction", "cpu": "decimal:Decimal"}
     )
     assert registry.model_class("Fraction").__name__ == "Fraction"
     assert registry.model_class("Fraction", "cpu").__name__ == "Decimal"
-    with pytest.raises(ValueError, match="'Nobody' is not supported; supported are DeepseekV3ForCausalLM"):
-        registry.model_class("Nobody")
+
+
+def test_every_architecture_has_classes():
+    assert set(registry.CLASSES) == set(FAMILIES)

@@ -3,7 +3,7 @@
 import dataclasses
 
 from nextn.config import EMBEDDED, model_folder
-from nextn.models.config import ModelConfig
+from nextn.families.config import ModelConfig
 from nextn.models.row_cost import context_cost, score_cost
 
 

@@ -7,7 +7,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from nextn.models.files import CheckpointError
+from nextn.families.files import CheckpointError
 from nextn.models.safetensors_reader import SafetensorsFile
 
 TENSORS = {

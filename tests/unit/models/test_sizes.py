@@ -9,8 +9,8 @@ import math
 import pytest
 from support.checkpoints import random_tensors, tiny_config, write_checkpoint
 
-from nextn.models.config import ModelConfig
-from nextn.models.files import CheckpointError
+from nextn.families.config import ModelConfig
+from nextn.families.files import CheckpointError
 from nextn.models.names import expected_tensors, size_of
 from nextn.models.sizes import check_target, checked_config
 

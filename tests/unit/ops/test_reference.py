@@ -136,13 +136,20 @@ def test_experts_rows(rows):
     def run(part):
         padded = F.pad(part, (0, 0, 0, -len(part) % ROW_ALIGN))
         ids, weights = op.route(padded, gate, bias, 4, 2, top, True, 2.5)
-        return ids, weights, op.experts(padded, len(part), ids, weights, gate_up, down)
+        results = op.experts(padded, op.dispatch(ids[: len(part)], experts), gate_up, down)
+        return ids, weights, op.combine(results, weights), results
 
-    ids, weights, full = run(x)
+    ids, weights, full, results = run(x)
     for start in {0, min(5, 64 - rows), 64 - rows}:
         part = run(x[start : start + rows])[2]
         assert torch.equal(part[:rows], full[start : start + rows])
         assert (part[rows:] == 0).all()
+    for low in (True, False):  # computed in two places: each has half of the experts
+        mine = (ids < experts // 2) == low
+        some = op.dispatch(ids.where(mine, -1), experts)
+        assert torch.equal(op.experts(x, some, gate_up, down)[mine], results[mine])
+    nobody = op.dispatch(torch.full_like(ids, -1), experts)
+    assert op.experts(x, nobody, gate_up, down).shape == results.shape
     t = 3
     want = sum(
         weights[t, k]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nextn.bench.dev.micro.native_pool import large
-from nextn.models.config import ModelConfig
+from nextn.families.config import ModelConfig
 from nextn.ops.base import align
 
 LINE = 64  # bytes; every tensor begins at a multiple

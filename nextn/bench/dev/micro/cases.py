@@ -20,8 +20,8 @@ from nextn.bench.dev.micro.arena import Arena
 from nextn.bench.dev.micro.clock import Case
 from nextn.bench.dev.micro.op_work import Work
 from nextn.bench.dev.micro.routing import Routing
+from nextn.families.config import ModelConfig
 from nextn.layers.batch import Span, build_batch
-from nextn.models.config import ModelConfig
 from nextn.ops.base import Attention, Ops, align
 
 LINEAR = (4096, 2048)  # (n_out, n_in) of the headline figures
@@ -171,11 +171,20 @@ class Bench:
         chances = torch.rand(align(rows), count, generator=torch.Generator().manual_seed(rows))
         ids, weights = chances.topk(top_k).indices, torch.full((align(rows), top_k), 1 / top_k)
         sets = self.weights((count, 2 * inner, hidden), (count, hidden, inner))
-        calls = [partial(ops.experts, x, rows, ids, weights, *pair) for pair in sets]
+        chosen = ids[:rows]
+        work = op_work.dispatch(rows, top_k)
+        dispatched = [partial(ops.dispatch, chosen, count)]
+        yield self.made("dispatch", "routed", f"{top_k} of {count}", rows, work, dispatched)
+        plan = ops.dispatch(chosen, count)
+        calls = [partial(ops.experts, x, plan, *pair) for pair in sets]
         distinct = len(ids[:rows].unique())
         work = op_work.experts(rows, hidden, inner, top_k, distinct, self.size)
         shape = f"{distinct} of {count} {hidden}x{inner}"
         yield self.made("experts", "routed", shape, rows, work, calls)
+        results = self.input(rows * top_k, hidden)[: rows * top_k].view(rows, top_k, hidden)
+        sums = [partial(ops.combine, results, weights)]
+        work = op_work.combine(rows, hidden, top_k, self.size)
+        yield self.made("combine", "routed", f"{top_k} x {hidden}", rows, work, sums)
         yield self.routed(rows)
 
     def routed(self, rows: int) -> OpCase:
@@ -191,7 +200,8 @@ class Bench:
                 x, gate, bias, cfg.n_group, cfg.topk_group, cfg.num_experts_per_tok, cfg.norm_topk_prob,
                 cfg.routed_scaling_factor,
             )  # fmt: skip
-            return ops.experts(x, rows, ids, weights, gate_up, down)
+            plan = ops.dispatch(ids[:rows], count)
+            return ops.combine(ops.experts(x, plan, gate_up, down), weights)
 
         inputs = [F.pad(x, (0, 0, 0, align(rows) - rows)).to(self.dtype) for x in routing.inputs]
         calls = [

@@ -20,8 +20,8 @@ from nextn.bench.dev.micro.clock import NATIVE, Case
 from nextn.bench.dev.micro.native_pool import NativeCall, NativePool
 from nextn.bench.dev.micro.op_work import Work
 from nextn.bench.dev.micro.routing import Routing
+from nextn.families.config import ModelConfig
 from nextn.layers.batch import Span
-from nextn.models.config import ModelConfig
 from nextn.models.native import NativeBatch
 from nextn.ops.base import align
 from nextn.ops.cpu.library import BF16, E4M3, F32, INT8, FeedForward, Weight

@@ -35,11 +35,11 @@ class OpClock(CallClock):
     def timer(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         timed = super().timer(name, call)
 
-        def counted(x: Tensor, rows: int, ids: Tensor, *rest: Tensor) -> Any:
-            self._routed.append(ids[:rows])
-            return timed(x, rows, ids, *rest)
+        def counted(ids: Tensor, experts: int) -> Any:
+            self._routed.append(ids)
+            return timed(ids, experts)
 
-        return counted if name == "experts" else timed
+        return counted if name == "dispatch" else timed
 
 
 class NativeClock(CallClock):

@@ -103,6 +103,16 @@ def best_token(rows: int, vocab: int) -> Work:
     return Work(rows * (4 * vocab + 12), 2 * rows * vocab)
 
 
+def dispatch(rows: int, top_k: int) -> Work:
+    """An id is int64, as is the row that it leads to."""
+    return Work(16 * rows * top_k, 0)
+
+
+def combine(rows: int, hidden: int, top_k: int, size: int) -> Work:
+    """A row's results are read; their weights and their sum are f32."""
+    return Work(rows * (size * top_k * hidden + 4 * top_k + 4 * hidden), 2 * rows * top_k * hidden)
+
+
 def experts(rows: int, hidden: int, inner: int, top_k: int, distinct: float, size: int) -> Work:
     """`distinct`: experts that at least one row wants, perhaps a mean; the weights of each are read once."""
     moved = round(size * (3 * distinct * hidden * inner + 2 * rows * hidden)) + 12 * rows * top_k

@@ -8,7 +8,7 @@ import torch
 
 from nextn.bench.dev.micro import op_work
 from nextn.bench.dev.micro.op_work import Work
-from nextn.models.config import ModelConfig
+from nextn.families.config import ModelConfig
 from nextn.ops.reference import Reference
 
 VARIANTS = 8

@@ -28,7 +28,7 @@ from nextn.bench.machine import this_machine
 from nextn.bench.progress import Progress
 from nextn.config import FAKE, EngineConfig, model_folder, usable_cores
 from nextn.engine.model import choose_kernels, dtype_of
-from nextn.models.config import ModelConfig
+from nextn.families.config import ModelConfig
 from nextn.models.names import product_shapes
 from nextn.ops.cpu.library import choose_level
 from nextn.ops.registry import make_ops

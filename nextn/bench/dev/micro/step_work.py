@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nextn.bench.dev.micro.op_work import Work
-from nextn.models.config import ModelConfig
+from nextn.families.config import ModelConfig
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from nextn.bench.prompts import all_heldout_prompts
 from nextn.config import EngineConfig, model_folder
 from nextn.engine.engine import Engine
 from nextn.engine.runner import Runner
-from nextn.models.config import ModelConfig
+from nextn.families.config import ModelConfig
 from nextn.models.native import NativeDeepseekV3
 from nextn.request import Request, SamplingParams
 from nextn.tokenizer import Tokenizer

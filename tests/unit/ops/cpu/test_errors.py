@@ -13,7 +13,7 @@ from support.native_kernels import built_levels
 
 from nextn.config import EngineConfig
 from nextn.engine.model import make_model
-from nextn.models.config import ModelConfig
+from nextn.families.config import ModelConfig
 from nextn.models.native import NativeDeepseekV3
 from nextn.ops.cpu import library as native
 from nextn.ops.cpu.library import NoLibrary, choose_level, library, machine_level

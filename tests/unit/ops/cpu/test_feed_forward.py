@@ -157,6 +157,20 @@ def test_a_row_has_the_same_bits_in_any_company(level: str, name: str) -> None:
             assert torch.equal(block.run(some, h)[0], rows)
 
 
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("shared_inner", [0, 90])
+def test_steps_have_the_bits_of_the_whole(pool: Pool, shared_inner: int, parts: int) -> None:
+    """Whoever computes an expert, and whatever lies between the steps."""
+    block = FeedForwardBlock(hidden=130, inner=40, experts=12, shared_inner=shared_inner, top_k=3)
+    h, shared = block.rows(30), None
+    if shared_inner:
+        alone = FeedForwardBlock(hidden=130, inner=0, experts=0, shared_inner=shared_inner)
+        alone.struct.shared_gate_up = block.struct.shared_gate_up
+        alone.struct.shared_down = block.struct.shared_down
+        shared = alone.run(pool, h)[0]
+    assert torch.equal(block.steps(pool, h, parts, shared), block.run(pool, h)[0])
+
+
 def test_widths_are_padded_with_zeros(pool: Pool) -> None:
     """So that the residual stream's padding stays zero, as the next norm takes it for granted."""
     block = FeedForwardBlock(hidden=33, inner=13, experts=5, shared_inner=39, top_k=2)

@@ -11,7 +11,7 @@ from nextn.bench.dev.micro.arena import MOST, Arena, arena_bytes
 from nextn.bench.dev.micro.cases import ROUTED, Bench
 from nextn.bench.dev.micro.op_clock import NAMES
 from nextn.config import EMBEDDED, model_folder
-from nextn.models.config import ModelConfig
+from nextn.families.config import ModelConfig
 from nextn.ops.reference import Reference
 
 CFG = ModelConfig.from_folder(model_folder(EMBEDDED))
@@ -27,8 +27,10 @@ def test_every_op_runs_at_every_number_of_rows(dtype: torch.dtype) -> None:
     }
     for one in found:
         result = one.case.calls[0]()
-        first = result[1] if isinstance(result, tuple) else result
-        if one.op == "write_latent":
+        first = result[1] if type(result) is tuple else result
+        if one.op == "dispatch":
+            assert len(first.place) == one.rows
+        elif one.op == "write_latent":
             assert first is None
         else:
             assert torch.isfinite(first).all(), one.case.name

@@ -103,16 +103,16 @@ def test_op_clock_counts_the_outer_op_and_leaves_no_trace() -> None:
     with clock:
         ops.linear(x, weight)
         ops.swiglu_mlp(x, weight, torch.ones(4, 3))  # calls linear twice
-        ids = torch.tensor([[0, 1], [1, 2]] + [[3, 3]] * 6)
-        ops.experts(x, 2, ids, torch.ones(8, 2), torch.ones(4, 6, 4), torch.ones(4, 4, 3))
-    assert clock.calls == {"linear": 1, "swiglu_mlp": 1, "experts": 1}
-    assert clock.experts == 3  # padding rows want nothing
+        plan = ops.dispatch(torch.tensor([[0, 1], [1, 2]]), 4)
+        ops.experts(x, plan, torch.ones(4, 6, 4), torch.ones(4, 4, 3))
+    assert clock.calls == {"linear": 1, "swiglu_mlp": 1, "dispatch": 1, "experts": 1}
+    assert clock.experts == 3
     assert clock.total == pytest.approx(sum(clock.seconds.values()))
     assert all(seconds > 0 for seconds in clock.seconds.values())
     assert not set(NAMES) & set(vars(ops))
     ops.linear(x, weight)
     assert clock.calls["linear"] == 1
-    assert 0 < clock.own == clock.cost * 3 < 1e-3
+    assert 0 < clock.own == clock.cost * 4 < 1e-3
     clock.reset()
     assert (clock.total, clock.experts, dict(clock.calls)) == (0, 0, {})
 
@@ -120,7 +120,7 @@ def test_op_clock_counts_the_outer_op_and_leaves_no_trace() -> None:
 def test_every_op_of_the_contract_has_a_timer() -> None:
     assert set(NAMES) == {
         "linear", "rms_norm", "add_norm", "swiglu_mlp", "write_latent", "absorb", "mla_attention",
-        "naive_attention", "heads_matmul", "route", "experts", "best_token",
+        "naive_attention", "heads_matmul", "route", "dispatch", "experts", "combine", "best_token",
     }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from nextn.bench.dev.micro.native_cases import NativeBench, moved
 from nextn.bench.dev.micro.native_pool import NativeCall, NativePool, native_pool
 from nextn.bench.dev.micro.routing import Routing
 from nextn.config import EMBEDDED, model_folder
-from nextn.models.config import ModelConfig
+from nextn.families.config import ModelConfig
 from nextn.ops.cpu.library import E4M3
 from nextn.ops.cpu.weights import PackedWeight
 from nextn.ops.reference import Reference

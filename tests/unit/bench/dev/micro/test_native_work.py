@@ -7,7 +7,7 @@ import pytest
 from nextn.bench.dev.micro.native_work import expert_bytes, native_step_work, weight_bytes
 from nextn.bench.dev.micro.step_work import Step, step_work
 from nextn.config import EMBEDDED, model_folder
-from nextn.models.config import ModelConfig
+from nextn.families.config import ModelConfig
 from nextn.models.native import NativeDeepseekV3
 from nextn.ops.cpu.library import BF16, E4M3, F32, INT8, NoLibrary, Weight, library
 from nextn.ops.cpu.weights import PackedWeight

@@ -50,6 +50,9 @@ def test_heads_and_experts() -> None:
     assert op_work.heads_matmul(2, 3, 4, 5, 4) == Work(4 * (60 + 2 * 3 * 9), 240)
     # gate 8 x 6 and bias in f32; two rows of 6 in bf16; 2 rows * 2 ids (8 bytes) and weights (4 bytes)
     assert op_work.route(2, 6, 8, 2, 2) == Work(4 * 56 + 24 + 48, 192)
+    assert op_work.dispatch(2, 3) == Work(16 * 6, 0)
+    # 2 rows * 3 results of 6 in bf16, their weights and the sums in f32
+    assert op_work.combine(2, 6, 3, 2) == Work(2 * 36 + 4 * 6 + 4 * 12, 2 * 36)
     # 3 experts of 3 * 6 * 4 are read; 2 rows * 2 experts compute
     assert op_work.experts(2, 6, 4, 2, 3, 2) == Work(2 * (216 + 24) + 48, 2 * 4 * 72)
     # with 2.5 experts on average

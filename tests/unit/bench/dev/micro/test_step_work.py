@@ -6,7 +6,7 @@ import math
 
 from nextn.bench.dev.micro.step_work import Step, step_work
 from nextn.config import EMBEDDED, model_folder
-from nextn.models.config import ModelConfig
+from nextn.families.config import ModelConfig
 from nextn.models.names import expected_tensors
 
 SMALL = ModelConfig.from_dict({

@@ -8,8 +8,8 @@ import pytest
 from support.checkpoints import tiny_config
 from transformers import DeepseekV3Config
 
-from nextn.models.config import Fp8Blocks, ModelConfig, YarnScaling
-from nextn.models.files import CheckpointError
+from nextn.families.config import Fp8Blocks, ModelConfig, YarnScaling
+from nextn.families.files import CheckpointError
 
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 64]}
 YARN = tiny_config()["rope_scaling"]

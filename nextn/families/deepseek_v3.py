@@ -1,118 +1,39 @@
-"""The architecture of a checkpoint, from its config.json: DeepSeek-V3's keys, checked.
+"""DeepSeek-V3 and what names itself so (R1, V3.1, GigaChat3): MLA, experts chosen by groups, NextN modules
+behind the last layer.
 
-    cfg = ModelConfig.from_folder("/models/DeepSeek-V3")
-
-Keys have DeepSeek's names. Absent keys have the defaults of transformers' DeepseekV3Config, except sizes,
-which are required, and n_routed_experts and num_nextn_predict_layers, which are 0. A value that nextn does
-not compute is refused.
+Keys of config.json have DeepSeek's names. Absent keys have the defaults of transformers' DeepseekV3Config,
+except sizes, which are required, and n_routed_experts and num_nextn_predict_layers, which are 0. A value that
+nextn does not compute is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from nextn.models.fields import Fields
-from nextn.models.files import checkpoint_folder, read_json
-from nextn.models.registry import architecture
+from nextn.families.config import Fp8Blocks, ModelConfig, YarnScaling
+from nextn.families.fields import Fields
+from nextn.families.mtp import MTPSpec
+
+MTP = MTPSpec(
+    prefix="model.layers.{layer}.",
+    embedding_norm="enorm",
+    hidden_norm="hnorm",
+    projection="eh_proj",
+    output_norm="shared_head.norm",
+    copies=("embed_tokens", "shared_head.head"),
+    embedding_first=True,
+)
 
 ROPE_KEYS = {
     "type", "rope_type", "rope_theta", "factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
     "original_max_position_embeddings", "partial_rotary_factor", "attention_factor", "truncate",
 }  # fmt: skip
 
-
 LARGEST_BLOCK = 65536  # rows or columns of an FP8 block
 
 
-@dataclass(frozen=True)
-class YarnScaling:
-    """YaRN (arXiv 2309.00071) with DeepSeek's two mscales; with mscale_all_dim 0 the softmax scale stays."""
-
-    factor: float
-    original_max_position_embeddings: int
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    mscale: float = 1.0
-    mscale_all_dim: float = 0.0
-
-
-@dataclass(frozen=True)
-class Fp8Blocks:
-    """Weights stored as e4m3 with one float32 scale for each block of [rows, columns]."""
-
-    weight_block_size: tuple[int, int] = (128, 128)
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """A DeepSeek-V3 architecture. In a dense-only model n_routed_experts is 0."""
-
-    architecture: str
-    vocab_size: int
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    intermediate_size: int
-    moe_intermediate_size: int
-    first_k_dense_replace: int
-    n_routed_experts: int
-    n_shared_experts: int
-    num_experts_per_tok: int
-    n_group: int
-    topk_group: int
-    norm_topk_prob: bool
-    routed_scaling_factor: float
-    q_lora_rank: int | None  # None: queries come from one matrix, q_proj
-    kv_lora_rank: int
-    qk_nope_head_dim: int
-    qk_rope_head_dim: int
-    v_head_dim: int
-    max_position_embeddings: int
-    rope_theta: float
-    rope_scaling: YarnScaling | None
-    rms_norm_eps: float
-    bos_token_id: int | None
-    eos_token_ids: tuple[int, ...]
-    num_nextn_predict_layers: int
-    tie_word_embeddings: bool
-    quantization: Fp8Blocks | None
-
-    @classmethod
-    def from_folder(cls, path: str | Path) -> ModelConfig:
-        """Reads config.json, and generation_config.json's end tokens where it is there.
-
-        Raises CheckpointError (a ValueError) for a missing or broken file, ValueError for what is in it.
-        """
-        folder = checkpoint_folder(path)
-        file = folder / "config.json"
-        generation = folder / "generation_config.json"
-        more = Fields(read_json(generation), str(generation)) if generation.exists() else None
-        return _parse(Fields(read_json(file), str(file)), more)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any], source: str = "config.json") -> ModelConfig:
-        """The same from a parsed config.json. Raises ValueError naming `source`, key, value and the fix."""
-        return _parse(Fields(data, source), None)
-
-    @property
-    def qk_head_dim(self) -> int:
-        return self.qk_nope_head_dim + self.qk_rope_head_dim
-
-    @property
-    def latent_dim(self) -> int:
-        """Width of one token's entry in the KV pool, per layer."""
-        return self.kv_lora_rank + self.qk_rope_head_dim
-
-    def is_moe(self, layer: int) -> bool:
-        """Whether a layer has experts; NextN layers are num_hidden_layers, num_hidden_layers + 1, …"""
-        return self.n_routed_experts > 0 and layer >= self.first_k_dense_replace
-
-
-def _parse(f: Fields, generation: Fields | None) -> ModelConfig:
-    name = architecture(f.data, f.source)
+def parse(name: str, f: Fields, generation: Fields | None) -> ModelConfig:
+    """config.json, and generation_config.json's end tokens. name: of the architecture."""
     f.only("hidden_act", "silu")
     f.only("attention_bias", False)
     f.only("rope_interleave", True)

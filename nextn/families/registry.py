@@ -1,0 +1,35 @@
+"""Which families nextn serves, by the architecture's name in config.json. Each is a file of this folder."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+FAMILIES: dict[str, str] = {"DeepseekV3ForCausalLM": "nextn.families.deepseek_v3"}
+MODEL_TYPES: dict[str, str] = {"deepseek_v3": "DeepseekV3ForCausalLM"}  # for a config without `architectures`
+
+
+def architecture(config: Mapping[str, Any], source: str = "config.json") -> str:
+    """The supported architecture that a config.json names, in `architectures` or else by `model_type`.
+
+    Raises ValueError naming the architecture and those that are supported.
+    """
+    named = config.get("architectures")
+    if named:
+        names = named if isinstance(named, list) else [named]
+        for name in names:
+            if isinstance(name, str) and name in FAMILIES:
+                return name
+        found = f"architectures is {names!r}"
+    else:
+        model_type = config.get("model_type")
+        if isinstance(model_type, str) and model_type in MODEL_TYPES:
+            return MODEL_TYPES[model_type]
+        found = f"it has no architectures, and model_type is {model_type!r}"
+    raise ValueError(f"{source}: {found}: not supported; supported are {', '.join(FAMILIES)}")
+
+
+def family_of(name: str) -> Any:
+    """The module of a supported architecture's family: `parse` makes a ModelConfig, `MTP` is its MTPSpec."""
+    return importlib.import_module(FAMILIES[name])

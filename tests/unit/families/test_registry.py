@@ -1,0 +1,24 @@
+"""The registry: what is served, what is refused and how."""
+
+import pytest
+
+from nextn.families import registry
+
+
+def test_architectures_before_model_type():
+    named = {"architectures": ["Other", "DeepseekV3ForCausalLM"], "model_type": "kimi_k2"}
+    assert registry.architecture(named) == "DeepseekV3ForCausalLM"
+    assert registry.architecture({"model_type": "deepseek_v3"}) == "DeepseekV3ForCausalLM"
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ({"architectures": ["LlamaForCausalLM"], "model_type": "deepseek_v3"}, "'LlamaForCausalLM'"),
+        ({"model_type": "llama"}, "'llama'"),
+        ({}, "None"),
+    ],
+)
+def test_unsupported_is_named_with_the_supported(config, name):
+    with pytest.raises(ValueError, match=f"^a/config.json: .*{name}.*supported are DeepseekV3ForCausalLM"):
+        registry.architecture(config, "a/config.json")
