@@ -6,7 +6,7 @@ from scipy.stats import chisquare
 
 from nextn.ops.base import NO_TOKEN
 from nextn.request import SamplingParams
-from nextn.sampling.choice import Choice, drawn
+from nextn.sampling.choice import Choice, draw_params
 from nextn.sampling.filters import filter_logits
 from nextn.sampling.sampler import choose, draw, probabilities
 
@@ -175,8 +175,8 @@ def test_probabilities_do_not_depend_on_their_neighbours():
 
 def confident(x, *params):
     found = []
-    tokens = draw(x.clone(), [drawn(SamplingParams(**p), 3) for p in params], found)
-    assert tokens == draw(x.clone(), [drawn(SamplingParams(**p), 3) for p in params])
+    tokens = draw(x.clone(), [draw_params(SamplingParams(**p), 3) for p in params], found)
+    assert tokens == draw(x.clone(), [draw_params(SamplingParams(**p), 3) for p in params])
     return found
 
 
@@ -195,11 +195,11 @@ def test_a_drawn_choice_leads_by_what_would_have_to_be_added_to_change_it():
         kind = {"seed": seed, "temperature": 0.6}
         x = logits(seed)
         (lead,) = confident(x, kind)
-        token = draw(x.clone(), [drawn(SamplingParams(**kind), 3)])[0]
+        token = draw(x.clone(), [draw_params(SamplingParams(**kind), 3)])[0]
         for by, same in ((lead - 1e-4, True), (lead + 1e-4, False)):
             less = x.clone()
             less[0, token] -= by
-            assert (draw(less, [drawn(SamplingParams(**kind), 3)]) == [token]) == same
+            assert (draw(less, [draw_params(SamplingParams(**kind), 3)]) == [token]) == same
 
 
 def test_a_choice_that_filters_leave_alone_is_certain():
@@ -213,7 +213,7 @@ def test_logits_that_are_no_numbers_raise_nothing(value, temperature):
         x = logits()
         x[0, some] = value
         found = []
-        (token,) = draw(x, [drawn(SamplingParams(seed=1, temperature=temperature), 3)], found)
+        (token,) = draw(x, [draw_params(SamplingParams(seed=1, temperature=temperature), 3)], found)
         assert NO_TOKEN <= token < V
         assert len(found) == 1
 
@@ -221,7 +221,7 @@ def test_logits_that_are_no_numbers_raise_nothing(value, temperature):
 def test_a_draw_is_the_same_with_its_confidence() -> None:
     """To find the runner-up, the best logit may be written over."""
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(1))
-    draws = [drawn(SamplingParams(temperature=t, seed=3), 5, 1) for t in (0.0, 0.7, 1.0)]
+    draws = [draw_params(SamplingParams(temperature=t, seed=3), 5, 1) for t in (0.0, 0.7, 1.0)]
     confidence: list[float] = []
     tokens = draw(logits.clone(), draws, confidence)
     assert tokens == draw(logits.clone(), draws)
