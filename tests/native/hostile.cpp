@@ -207,52 +207,49 @@ void chains(void* engine, const std::vector<float>& states, int hidden, int voca
     const int32_t after[3] = {0, 2, 3};
     NxSampling sampling[3];
     const int guesses[3] = {4, 3, 1};
-    for (int i = 0; i < 3; ++i)
-        sampling[i] = {7, 1, uint32_t(20 + i), i == 1 ? 0.f : 1.f, 0.9f, 0.f, 0, guesses[i]};
+    for (int i = 0; i < 3; ++i) sampling[i] = {7, 1, uint32_t(20 + i), i == 1 ? 0.f : 1.f, 0.9f, 0.f, 0, 1};
     std::vector<float> scores(3 * size_t(vocab));
-    std::vector<int32_t> made(3);
-    NxChains asked{rows.data(), after, sampling, 3, 4, vocab, 0, scores.data(), nullptr};
-    asked.made = made.data();
-    std::vector<int32_t> tokens(12);
-    nx_chains(engine, &batch.b, states.data(), 0, &asked, tokens.data());
-    must(std::equal(made.begin(), made.end(), guesses), "a chain is not as long as it was to be");
-
-    // The same where the last two are chosen by the caller.
-    static std::vector<int32_t> theirs;
-    static NxChains partly;
-    theirs.assign(12, -1);
-    partly = {rows.data(), after, sampling, 3, 4, vocab, 2, scores.data(), [](int32_t depth, int32_t row) {
-        must(row == 1, "the first chain is open at every depth");
-        for (int i = 1; i < 3; ++i)
-            if (depth < partly.sampling[i].rows) {
-                NxSampling s = partly.sampling[i];
-                s.index += uint32_t(depth);
-                s.rows = 1;
-                nx_choose(partly.scores + int64_t(row++) * partly.vocab, 1, partly.vocab, &s, &theirs[size_t(4 * i + depth)], nullptr);
-            }
-        return int32_t(0);
-    }};
-    partly.made = made.data();
-    nx_chains(engine, &batch.b, states.data(), 0, &partly, theirs.data());
-    for (int i = 0; i < 3; ++i)
-        for (int depth = 0; depth < guesses[i]; ++depth)
-            must(theirs[size_t(4 * i + depth)] == tokens[size_t(4 * i + depth)], "a guess depends on who chooses");
-    // And where the caller has nothing to guess after the first: those chains end.
-    partly.guess = [](int32_t depth, int32_t row) {
-        for (int i = 1; i < 3; ++i, ++row) theirs[size_t(4 * i + depth)] = depth ? -1 : i;
-        return int32_t(depth > 1);
+    std::vector<int32_t> tokens(12), made(3), kept(3), passes(4);
+    std::vector<uint8_t> bins(12, 255);
+    NxChains asked{rows.data(), after, sampling, guesses, 3, 4, vocab, scores.data(), nullptr, nullptr,
+                   tokens.data(), bins.data(), made.data(), kept.data(), passes.data()};
+    const auto draw = [&](const std::vector<float>& from) {
+        for (auto* out : {&made, &kept, &passes}) std::fill(out->begin(), out->end(), 0);
+        nx_chains(engine, &batch.b, from.data(), 0, &asked);
     };
-    nx_chains(engine, &batch.b, states.data(), 0, &partly, theirs.data());
-    must(made[0] == 4 && made[1] == 1 && made[2] == 1, "a chain goes on after nothing");
-    // And where the states are not numbers: there is nothing to guess from the beginning.
-    std::vector<float> broken(states.size(), NAN);
-    std::vector<int32_t> nothing(12);
-    made.assign(3, 0);
-    nx_chains(engine, &batch.b, broken.data(), 0, &asked, nothing.data());
+    draw(states);
+    must(std::equal(made.begin(), made.end(), guesses), "a chain is not as long as it was to be");
+    must(kept == made, "a guess of a chain without a cutoff is not kept");
+    must(passes == std::vector<int32_t>({3, 2, 2, 1}), "chains open at each depth");
+    const std::vector<int32_t> whole = tokens;
+
+    // The same with a cutoff for the last two: one that keeps all, one that ends them, one that keeps nothing.
+    const uint8_t cut[3] = {0, 1, 1};
+    NxCutoff cutoff{};
+    for (int i = 0; i < NxCutoff::BINS; ++i) {
+        if (i < NxCutoff::BINS - 1) cutoff.edge[i] = float(i + 1) / NxCutoff::BINS;
+        cutoff.rate[i] = 1.f;
+    }
+    cutoff.usual = 1.f;
+    asked.cutoff = &cutoff;
+    asked.cut = cut;
+    draw(states);
+    must(std::equal(made.begin(), made.end(), guesses) && kept == made, "a cutoff that keeps all ends a chain");
+    for (int i = 0; i < 3; ++i)
+        for (int depth = 0; depth < guesses[i]; ++depth) {
+            must(tokens[size_t(4 * i + depth)] == whole[size_t(4 * i + depth)], "a guess depends on the cutoff");
+            must(!cut[i] || bins[size_t(4 * i + depth)] < NxCutoff::BINS, "a guess without a bin");
+        }
+    cutoff.each = 2.f;
+    draw(states);
+    must(made == std::vector<int32_t>({4, 1, 1}), "a chain goes on though it is not worth it");
+    cutoff.keep = 2.f;
+    draw(states);
+    must(kept == std::vector<int32_t>({4, 0, 0}), "a guess below what is kept is verified");
+    asked.cutoff = nullptr;
+    // Where the states are not numbers there is nothing to guess from the beginning.
+    draw(std::vector<float>(states.size(), NAN));
     must(made == std::vector<int32_t>(3), "a guess from states that are not numbers");
-    // And where the caller fails.
-    partly.guess = [](int32_t, int32_t) { return int32_t(1); };
-    nx_chains(engine, &batch.b, states.data(), 0, &partly, theirs.data());
 
     std::vector<float> drafted(taken.size()), row(size_t(hidden), 0.f), z(size_t(vocab), 0.f);
     nx_draft(engine, &batch.b, taken.data(), 0, drafted.data());
@@ -260,21 +257,22 @@ void chains(void* engine, const std::vector<float>& states, int hidden, int voca
         int32_t span[6];
         std::copy_n(batch.span.data() + 6 * after[i], 6, span);
         std::copy_n(drafted.data() + int64_t(span[0] + span[1] - 1) * hidden, hidden, row.data());
-        for (int depth = 0; depth < sampling[i].rows; ++depth) {
+        for (int depth = 0; depth < guesses[i]; ++depth) {
             NxSampling s = sampling[i];
             s.index += uint32_t(depth);
-            s.rows = 1;
             int32_t token = -1;
             nx_draft_logits(engine, row.data(), 1, vocab, z.data());
             nx_choose(z.data(), 1, vocab, &s, &token, nullptr);
-            must(token == tokens[size_t(4 * i + depth)], "a guess depends on how it was asked for");
+            must(token == whole[size_t(4 * i + depth)], "a guess depends on how it was asked for");
             const int32_t next[6] = {0, 1, span[2] + span[1] + depth, span[3], INT32_MAX, 0};
             const NxBatch one{1, 1, &token, next, batch.pages.data(), nullptr};
-            if (depth + 1 < sampling[i].rows) nx_draft(engine, &one, row.data(), 0, row.data());
+            if (depth + 1 < guesses[i]) nx_draft(engine, &one, row.data(), 0, row.data());
         }
     }
-    const NxChains none{rows.data(), nullptr, nullptr, 0, 0, vocab, 0, nullptr, nullptr};
-    nx_chains(engine, &batch.b, states.data(), 0, &none, nullptr);
+    NxChains none{};
+    none.rows = rows.data();
+    none.vocab = vocab;
+    nx_chains(engine, &batch.b, states.data(), 0, &none);
 }
 
 void models(int threads, int kind, bool compressed) {
