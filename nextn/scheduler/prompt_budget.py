@@ -16,8 +16,8 @@ from nextn.speculative.depth.cost import StepCost
 # prompt's. Each further prompt that waits may take as much again.
 SLOWER = 3.0
 LEAST = 4  # tokens of a prompt in a step: with fewer, more than half of the time goes for other things
-NEWS = 0.1  # of the latest step, in what steps take against their cost
-BOUNDS = (0.25, 4.0)  # of that: one step that was held up must not decide
+SMOOTHING = 0.1  # weight of the latest step in the running ratio of what steps take to their cost
+BOUNDS = (0.25, 4.0)  # of one step's ratio: one that was held up must not decide
 
 
 class PromptBudget:
@@ -27,19 +27,17 @@ class PromptBudget:
         """tokens: of a step. score: what the log-probability of a prompt's token costs, in rows. context:
         what each position costs that a row attends to. cost: of steps, None where it is not known."""
         self.tokens, self.score, self.context, self.cost = tokens, score, context, cost
-        # What steps without prompts and with prompts took, in times their cost: drafts, the host's work and
-        # attention make a difference.
-        self._plain = self._mixed = 1.0
+        # What steps without prompts ([0]) and with prompts ([1]) took, in times their cost: drafts, the
+        # host's work and attention make a difference.
+        self._ratios = [1.0, 1.0]
 
     def took(self, rows: int, prompts: float, seconds: float) -> None:
         """A step of so many rows of requests that decode, and of prompts that took so much of the budget."""
         if self.cost is None or not rows:
             return
-        ratio = seconds / self.cost.rows(rows + prompts)
-        if prompts:
-            self._mixed += NEWS * (min(max(ratio, BOUNDS[0]), BOUNDS[1]) - self._mixed)
-        else:
-            self._plain += NEWS * (min(max(ratio, BOUNDS[0]), BOUNDS[1]) - self._plain)
+        kind = bool(prompts)
+        ratio = min(max(seconds / self.cost.rows(rows + prompts), BOUNDS[0]), BOUNDS[1])
+        self._ratios[kind] += SMOOTHING * (ratio - self._ratios[kind])
 
     def beside(self, rows: int, prompts: int) -> int:
         """What so many prompts may take beside so many rows of requests that decode: half the budget, or as
@@ -48,7 +46,8 @@ class PromptBudget:
         cost = self.cost
         if cost is None:
             return most
-        limit = (1.0 + (SLOWER - 1.0) * prompts) * cost.rows(rows) * self._plain / self._mixed
+        plain, mixed = self._ratios
+        limit = (1.0 + (SLOWER - 1.0) * prompts) * cost.rows(rows) * plain / mixed
         return max(1, bisect_right(range(most + 1), limit, key=lambda more: cost.rows(rows + more)) - 1)
 
     def affordable(self, budget: float, room: int, start: int, unscored: int | None, beside: bool) -> int:

@@ -287,8 +287,9 @@ class Scheduler:
     def _took(self, plan: Plan, work: StepWork, seconds: float) -> None:
         decoding = work.requests + work.drafts
         prompts = 0
-        if work.rows > decoding:
-            parts = [r for r in plan.rows if not r.chooses]
+        if work.rows > decoding:  # a prompt's last part chooses, too, and is no request that decodes
+            parts = [r for r in plan.rows if r.known > 1]
+            decoding -= sum(r.chooses for r in parts)
             prompts = sum(self.prompts.taken(r.start, r.known, len(r.scores), True) for r in parts)
         self.prompts.took(decoding, prompts, seconds)
 

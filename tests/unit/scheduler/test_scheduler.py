@@ -522,6 +522,28 @@ def test_a_prompts_chunks_get_shorter_with_its_context_where_others_wait():
     assert sum(alone) == sum(beside) == 300
 
 
+def test_steps_with_a_prompts_last_part_are_no_plain_ones(monkeypatch):
+    """What such a step takes must not be held to be usual beside requests that decode alone."""
+    sched, ex = make(pages=200, budget=16)
+    steps = []
+    monkeypatch.setattr(sched.prompts, "took", lambda *found: steps.append(found))
+
+    def step():
+        plan = sched.plan()
+        nodes = sum(len(r.draft.tokens) for r in plan.rows)
+        rows = sum(r.known for r in plan.rows) + nodes
+        work = StepWork(rows, 0, (), sum(r.chooses for r in plan.rows), nodes)
+        sched.commit(plan, StepResult(ex.run(plan).rows, work), 1.0)
+        return nodes
+
+    sched.add(request("a", [3, 4], 0, 700, max_tokens=50, ignore_eos=True))
+    step()  # its prompt
+    plain = step()
+    sched.add(request("b", [7] * 11, 1, 700, max_tokens=50, ignore_eos=True))
+    first, last = step(), step()
+    assert steps == [(0, 2, 1.0), (1 + plain, 0, 1.0), (1 + first, 8, 1.0), (1 + last, 3, 1.0)]
+
+
 def test_a_score_that_no_budget_is_enough_for():
     sched, ex = make(pages=200, budget=8, score=100.0)
     choices(sched, 2, PROMPT[:9], prompt_logprobs=0, max_tokens=0)

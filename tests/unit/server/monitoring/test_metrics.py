@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
+from support.engine_stats import stats
 
 from nextn.draft import DraftingState
 from nextn.request import SpecStats
@@ -10,17 +11,6 @@ from nextn.server.monitoring.metrics import Metrics
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.engine_figures import EngineFigures
 from nextn.stats import EngineStats
-
-
-def stats(steps: int, accepted: int, running: int = 1) -> EngineStats:
-    """After `steps` decode steps of one request with two drafts, `accepted` of them accepted in each."""
-    spec = SpecStats()
-    for _ in range(steps):
-        spec.add(2, accepted, accepted + 1)
-    return EngineStats(
-        running=running, used_tokens=32, total_tokens=64, decode_steps=steps, prompt_tokens=10,
-        cached_tokens=4, generated_tokens=spec.committed, spec=spec,
-    )  # fmt: skip
 
 
 def metrics_of(figures: EngineFigures) -> Metrics:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
+from support.engine_stats import stats
 
 from nextn.draft import DraftingState
 from nextn.request import SpecStats
@@ -21,17 +22,6 @@ from nextn.stats import EngineStats
 
 ON = DraftingState(True, 4, 1.309, "")
 OFF = DraftingState(False, 16, 0.94, "a draft costs more than it brings")
-
-
-def stats(steps: int, accepted: int, running: int = 1) -> EngineStats:
-    """After `steps` decode steps of one request with two drafts, `accepted` of them accepted in each."""
-    spec = SpecStats()
-    for _ in range(steps):
-        spec.add(2, accepted, accepted + 1)
-    return EngineStats(
-        running=running, used_tokens=32, total_tokens=64, decode_steps=steps, prompt_tokens=10,
-        cached_tokens=4, generated_tokens=spec.committed, spec=spec,
-    )  # fmt: skip
 
 
 def grown(before: EngineStats, steps: int, accepted: int, running: int = 1) -> EngineStats:
