@@ -42,7 +42,7 @@ class DepthController:
         self.factors = {size: list(found) for size, found in (factors or {}).items()}
         self._size, self._requests = 0, 1  # of the batch, as a power of two, and when the last plan was made
         self.drafting = self._usual = True  # in the next step, and apart from trials
-        self._log: deque[tuple[bool, float, float, float]] = deque(maxlen=4 * TRIAL_STEPS[1])
+        self._log: deque[tuple[bool, float, StepWork]] = deque(maxlen=4 * TRIAL_STEPS[1])
         self._left: list[int] = []  # steps of a trial's other kind, then of the usual one, that are left
         self._skip = False  # the first step of its kind verifies what the other kind made
         # Seconds: from the last plan and the last trial, of a step, without drafts.
@@ -89,10 +89,9 @@ class DepthController:
         self._purse = min(self._purse + TRIAL_SHARE * seconds, max(2.0 * TRIAL_SHARE, 64.0 * self._step))
         own = 2 * (work.requests + work.drafts)  # beyond it: long prompts, or the drafter catches up
         if not self._skip and work.rows <= own and work.extended <= own:
-            extra = self.cost.extra(work)
-            self._log.append((self.drafting, seconds, self.cost.base(work), extra))
+            self._log.append((self.drafting, seconds, work))
             if self.drafting:
-                _add(self._extra, extra, self._setting.extra / self._mean)
+                _add(self._extra, self.cost.extra(work), self._setting.extra / self._mean)
         self._skip = False
         if self._left:
             self._left[0] -= 1
@@ -108,12 +107,13 @@ class DepthController:
 
     def _learn(self) -> None:
         """Steps without drafts take `level` times what `cost` says; the others tell the factor."""
-        plain = [s / base for drafting, s, base, _ in self._log if not drafting]
-        drafted = [(s, base, extra) for drafting, s, base, extra in self._log if drafting and extra > 0.0]
+        base, more = self.cost.base, self.cost.extra
+        plain = [s / base(w) for drafting, s, w in self._log if not drafting]
+        drafted = [(s, base(w), m) for drafting, s, w in self._log if drafting and (m := more(w)) > 0.0]
         if min(len(plain), len(drafted)) < TRIAL_STEPS[0]:
             return
         level = median(plain)
-        found = median((s / level - base) / extra for s, base, extra in drafted)
+        found = median((s / level - without) / extra for s, without, extra in drafted)
         self.factors[self._size] = [*self.factors[self._size], max(0.1, found)][-TRIALS - 2 :]
         self._since_trial = 0.0
 
@@ -135,9 +135,8 @@ class DepthController:
         self._mean = mean
         self._blind = 0.0 if self._usual else self._blind + self._since
         self._since, self._requests = 0.0, n
-        base, cost = self.cost.rows(n), self.cost
-        more = {name: mean * getattr(cost, name) for name in ("drafted", "a_pass", "pass_row")}
-        cost = replace(cost, **more)
+        base, dearer = self.cost.rows(n), ("drafted", "a_pass", "pass_row")
+        cost = replace(self.cost, **{name: mean * getattr(self.cost, name) for name in dearer})
         self._setting = setting = self.worth.plan(n, cost, base)
         tokens = 1.0 + _ratio(self._tokens) * (setting.tokens - 1.0)
         extra = _ratio(self._extra) * setting.extra
@@ -162,9 +161,8 @@ class DepthController:
 
 
 def _add(sums: list[float], came: float, expected: float) -> None:
-    for i, value in enumerate((came, expected, 1.0)):
-        sums[i] = (sums[i] + value) * (0.5 if sums[2] >= REMEMBERED and i < 2 else 1.0)
-    sums[2] *= 0.5 if sums[2] >= REMEMBERED else 1.0
+    share = 0.5 if sums[2] >= REMEMBERED else 1.0
+    sums[:] = share * (sums[0] + came), share * (sums[1] + expected), share * (sums[2] + 1.0)
 
 
 def _ratio(sums: list[float]) -> float:
