@@ -6,7 +6,6 @@ wheels.
 """
 
 import inspect
-import os
 import re
 import sys
 
@@ -17,7 +16,6 @@ if torch.cuda.is_available():
     pytest.skip("tests/gpu runs these on the device", allow_module_level=True)
 if sys.platform != "linux":
     pytest.skip(f"no triton for {sys.platform}: its kernels are not tested here", allow_module_level=True)
-os.environ["TRITON_INTERPRET"] = "1"  # before the first import of triton
 
 from support import triton_checks
 from support.triton_checks import CHECKS, Device
