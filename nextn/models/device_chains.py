@@ -18,15 +18,14 @@ from torch import Tensor
 from nextn.draft import Draft
 from nextn.gate import Gate, GatedChains, bins
 from nextn.kvcache.pool import KVPool
-from nextn.layers.batch import Span
-from nextn.layers.paged_batch import PagedBatch
+from nextn.layers.batch import PackedBatch, Span
 from nextn.models.base import GuessChains, Model, take
 from nextn.ops.base import NO_TOKEN, Drawn
 
 
 def draft_chains(
     model: Model,
-    batch: PagedBatch,
+    batch: PackedBatch,
     hidden: Tensor,
     rows: Sequence[int],
     pool: KVPool,

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from nextn.gate import Gate, bins
-from nextn.layers.batch import Span
-from nextn.layers.paged_batch import PagedBatch
+from nextn.layers.batch import PackedBatch, Span
 from nextn.models.device_chains import draft_chains
 from nextn.ops.base import Drawn
 from nextn.ops.best import best_token
@@ -25,7 +24,7 @@ class Toy:
         self.passes = []
 
     def batch(self, spans, page_size):
-        return PagedBatch(spans, page_size)
+        return PackedBatch(spans, page_size)
 
     def draft(self, batch, hidden, pool, layer=0):
         on = batch.on(batch.packed)
