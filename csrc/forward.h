@@ -42,23 +42,33 @@ struct NxModel {
     int32_t width, page;
 };
 
+// The layout of nextn/layers/batch.py, which has a worked example. Rows of span s: cu_rows[s] .. cu_rows[s + 1].
 struct NxBatch {
     int32_t rows, spans;
     const int32_t* tokens;
-    const int32_t* span;      // [spans][6]: first row, rows, start position, first place in pages, fork, first
-                              // place in paths; see Span
-    const int32_t* pages;
-    const int32_t* paths;     // slots
+    const int32_t *starts, *page_at;  // [spans]; page_at: place in table
+    const int32_t* cu_rows;           // [spans + 1]
+    const int32_t* cu_paths;          // [rows + 1], places in table; null: no span is a tree
+    const int32_t* table;             // pages of the spans, slots of the paths
 };
 }
 
 namespace {
 
+// Every span, or, of a tree, each node for itself.
 inline void spans_of(const NxBatch& b, std::vector<Span>& to) {
     to.clear();
     for (int i = 0; i < b.spans; ++i) {
-        const int32_t* s = b.span + 6 * i;
-        to.push_back({s[0], s[1], s[2], b.pages + s[3], s[4], b.paths + s[5]});
+        const int32_t first = b.cu_rows[i], end = b.cu_rows[i + 1], start = b.starts[i];
+        const int32_t* pages = b.table + b.page_at[i];
+        if (first == end || !b.cu_paths || b.cu_paths[first] == b.cu_paths[first + 1]) {
+            to.push_back({first, end - first, start, pages, INT32_MAX, nullptr});
+            continue;
+        }
+        for (int32_t row = first; row < end; ++row) {
+            const int32_t path = b.cu_paths[row], length = b.cu_paths[row + 1] - path;
+            to.push_back({row, 1, start + length - 1, pages, start, b.table + path});
+        }
     }
 }
 

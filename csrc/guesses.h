@@ -39,8 +39,8 @@ struct Guesser : Engine {
         }
         open.clear();
         for (int i = 0; i < c.count; ++i) {
-            const int32_t* span = b.span + 6 * c.span[i];
-            open.push_back({i, span[0] + span[1] - 1, span[3], span[2] + span[1], 0, 1.f});
+            const int32_t span = c.span[i], first = b.cu_rows[span], end = b.cu_rows[span + 1];
+            open.push_back({i, end - 1, b.page_at[span], b.starts[span] + end - first, 0, 1.f});
         }
         for (int depth = 0; !open.empty(); ++depth) {
             c.passes[depth] = int32_t(open.size());
@@ -57,13 +57,13 @@ struct Guesser : Engine {
 
 private:
     struct Chain {
-        int number, row, page, next;  // row of `state`; first place in pages; position of its next row
+        int number, row, page, next;  // row of `state`; where its pages begin; position of its next row
         int32_t last;                 // guess
         float holds;                  // probability that all of it does
     };
     std::vector<Chain> open;
     std::vector<float> state;
-    std::vector<int32_t> rows, fed, spans_fed, order;
+    std::vector<int32_t> rows, fed, starts, pages, begins, order;
 
     void take_rows() {
         rows.clear();
@@ -73,15 +73,18 @@ private:
     // Each open chain's last guess goes through the module.
     void feed(const NxBatch& b, int module) {
         take_rows();
-        fed.clear();
-        spans_fed.clear();
+        for (std::vector<int32_t>* v : {&fed, &starts, &pages, &begins}) v->clear();
         for (Chain& chain : open) {
             chain.row = int(fed.size());
-            for (int32_t n : {chain.row, 1, chain.next++, chain.page, INT32_MAX, 0}) spans_fed.push_back(n);
+            begins.push_back(chain.row);
+            starts.push_back(chain.next++);
+            pages.push_back(chain.page);
             fed.push_back(chain.last);
         }
         const int n = int(open.size());
-        draft({n, n, fed.data(), spans_fed.data(), b.pages, b.paths}, state.data(), rows.data(), module, state.data());
+        begins.push_back(n);
+        const NxBatch next{n, n, fed.data(), starts.data(), pages.data(), begins.data(), nullptr, b.table};
+        draft(next, state.data(), rows.data(), module, state.data());
     }
 
     // Leaves those chains open that are to have more than `made` guesses and have something to guess.

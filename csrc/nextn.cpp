@@ -21,7 +21,7 @@
 // What this machine can run; must be asked before the library of level 4 is used, in every process.
 NX_API int nx_machine_level() { return machine_level(); }
 
-NX_API int nx_interface() { return 10; }
+NX_API int nx_interface() { return 11; }
 
 NX_API void nx_advise(void* p, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
@@ -78,7 +78,7 @@ NX_API void nx_attention(void* pool, const NxBatch* b, uint16_t* cache, int widt
     static thread_local std::vector<Line> parts;
     if (scratch.size() < size_t(threads.threads())) scratch.resize(size_t(threads.threads()));
     const TileUse use;
-    attention(threads, spans.data(), b->spans, {cache, width, page}, q, heads, rank, scratch, parts, out);
+    attention(threads, spans.data(), int(spans.size()), {cache, width, page}, q, heads, rank, scratch, parts, out);
 }
 
 // y [rows, stride] f32 <- feed-forward of h [rows, stride] f32 and its bf16 copy. ids, weights: the router's.

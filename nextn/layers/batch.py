@@ -1,34 +1,42 @@
-"""The ragged batch of one forward pass: which tokens, where they stand, what they may see.
+"""The ragged batch of one forward pass: which tokens, where they stand, which cache slots they see.
 
-Worked example, page_size 4, two spans: request A decodes its position 5 (pages [7, 2]), request B is
-fed its first three tokens (page [9]); T is padded from 4 to 8 rows:
+`PackedBatch` is the one layout, of plain int32 arrays, for every backend: the native kernels read them where
+they are, `on` makes tensors of them for the ops (`nextn.ops.base.Spans` says what each array is). Worked
+example, page_size 4: request A is at position 5 (pages [7, 2]), request B is fed its first two tokens (page
+[9]), and request C has a tree, a root at position 2 and two drafts x and y after it (pages [4, 6]). T is
+padded from 6 to 8:
 
-    tokens     a5  b0  b1  b2  0 0 0 0
-    positions   5   0   1   2  0 0 0 0
-    slots      2*4+1  9*4+0  9*4+1  9*4+2  0 0 0 0        page 0 belongs to nobody
+    row         0    1   2    3   4   5    6  7
+    tokens      a5   b0  b1   c2  x   y    0  0
+    positions   5    0   1    2   3   3    0  0
+    slots       9    36  37   18  19  24   0  0       page 0 belongs to nobody
+    span_of     0    1   1    2   2   2    3  3       the padding is one more span
+    cu_paths    6    6   6    6   7   9    11 11 11   of row t: table[cu_paths[t] : cu_paths[t + 1]]
 
-A span may be a tree: the root a5 of request A and three drafts, x and y after it, z after y. Its rows lie in
-slots one after another, in the order of the rows, and each sees its own ancestors and nothing else:
+    span        0  1  2  3
+    starts      5  0  2  0
+    page_at     1  3  4  0
+    cu_rows     0  1  3  6  8                         rows of span s: cu_rows[s] .. cu_rows[s + 1]
+    table       0 | 7 2 | 9 | 4 6 | 18 | 18 19 | 18 24
 
-    tokens     a5  x   y   z        paths    [0]  [0, 1]  [0, 2]  [0, 2, 3]
-    positions   5   6   6   7        seen by z: positions 0..4, then the slots of a5, y and z
+The nodes of a tree lie in slots one after another, in the order they were made, and each sees its own
+ancestors and nothing else: y sees positions 0 and 1 in page 4, then its path, slots 18 and 24.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nextn.ops.base import KV_BLOCK, ROW_ALIGN, Attention, AttentionGroup, align
-
-SHORT_SPAN = 2 * ROW_ALIGN  # spans up to this share a rectangle with their like
-SCORES_LIMIT = 1 << 23  # elements of one group's score matrix; bounds the memory of a long prefill
+from nextn.ops.base import Spans, align
+from nextn.ops.gather import is_long
 
 
 @dataclass(slots=True)  # frozen ones take three times as long to make, and every step makes many
@@ -45,138 +53,117 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """T rows, the first `rows` of them real. tokens, positions, slots: [T] int64, or int32 where attention is
-    paged."""
+    """T rows, the first `rows` of them real, as the layers want them. tokens, positions, slots: [T]."""
 
     rows: int
     tokens: Tensor
     positions: Tensor
     slots: Tensor
-    attention: Any  # `Attention`, or what else the backend's `mla_attention` wants
-    prompts: Attention | None = None  # long spans apart, for the naive form
-    in_prompts: Tensor | None = None  # [T] bool, rows that `prompts` answers for
+    attention: Spans
 
 
-def slots_of(pages: Sequence[int], page_size: int, length: int) -> np.ndarray:
-    """KV slots of positions 0..length-1, int64."""
-    need = -(-length // page_size)
-    table = np.asarray(pages[:need], dtype=np.int64)
-    return (table[:, None] * page_size + np.arange(page_size))[None].reshape(-1)[:length]
+class PackedBatch:
+    """The layout on the host; every span has at least one token.
+
+    token_ids, starts, page_at, cu_rows, cu_paths, table: the arrays of the worked example, without padding;
+    cu_paths is None where no span is a tree. rows: of the spans. total: with padding. tokens: if given,
+    [rows] int32 on the device, instead of token_ids.
+    """
+
+    tokens: Tensor | None = None
+
+    def __init__(self, spans: Sequence[Span], page_size: int, total: int | None = None) -> None:
+        """total: rows with padding, at least those of the spans; by default no padding."""
+        token_ids, starts, page_at = array("i"), array("i"), array("i")
+        cu_rows, table = array("i", (0,)), array("i", (0,))
+        trees = False
+        for span in spans:  # once for every request and step: as little as can be
+            token_ids.extend(span.tokens)
+            cu_rows.append(len(token_ids))
+            starts.append(span.start)
+            page_at.append(len(table))
+            table.extend(span.pages)
+            trees |= span.paths is not None
+        self.spans, self.page_size = spans, page_size
+        self.token_ids, self.starts, self.page_at, self.cu_rows = token_ids, starts, page_at, cu_rows
+        self.cu_paths, self.table = _paths(spans, page_size, table) if trees else None, table
+        self.rows = len(token_ids)
+        self.total = self.rows if total is None else total
+
+    @cached_property
+    def packed(self) -> Tensor:
+        """All of it, with padding, in one array: int32, on the CPU."""
+        rows, total, count, page_size = self.rows, self.total, len(self.spans), self.page_size
+        packed = np.zeros(packed_size(total, len(self.table)), dtype=np.int32)
+        tokens, positions, slots, span_of, starts, page_at, cu_rows, cu_paths, table = _fields(packed, total)
+        tokens[:rows], table[:] = self.token_ids, self.table
+        starts[:count], page_at[:count] = self.starts, self.page_at
+        cu_rows[: count + 1], cu_rows[count + 1 :] = self.cu_rows, total
+        if self.cu_paths is not None:
+            cu_paths[: rows + 1], cu_paths[rows + 1 :] = self.cu_paths, self.cu_paths[-1]
+        span_of[:] = np.repeat(np.arange(total), np.diff(cu_rows))
+        path = np.diff(cu_paths)
+        after = np.where(path, path - 1, np.arange(total) - cu_rows[span_of])  # the span's start
+        positions[:rows] = (starts[span_of] + after)[:rows]
+        page = table[page_at[span_of] + positions // page_size]
+        slots[:] = np.where(path, table[cu_paths[1:] - 1], page * page_size + positions % page_size)
+        return torch.from_numpy(packed)
+
+    @cached_property
+    def longest(self) -> int:
+        """No row sees more positions."""
+        return int(self.packed[self.total : self.total + self.rows].max()) + 1
+
+    def on(self, numbers: Tensor, longest: int | None = None) -> Batch:
+        """As the layers want it, with `packed` or room for it on the device; padding rows are rows like the
+        others. longest: see Spans."""
+        tokens, positions, slots, span_of, starts, page_at, cu_rows, cu_paths, table = _fields(
+            numbers, self.total
+        )
+        spans = Spans(
+            len(self.spans), positions, span_of, starts, page_at, cu_rows, cu_paths, table, self.page_size,
+            longest or self.longest,
+        )  # fmt: skip
+        return Batch(self.total, tokens, positions, slots, spans)
+
+
+def packed_size(total: int, table: int) -> int:
+    """Numbers of a packed batch of `total` rows with such a table."""
+    return 8 * total + 2 + table
+
+
+def _fields(packed: Any, total: int) -> Iterator[Any]:
+    """tokens, positions, slots, span_of, starts, page_at, cu_rows, cu_paths, table of a packed batch."""
+    at = 0
+    for n in (*[total] * 6, total + 1, total + 1, len(packed) - packed_size(total, 0)):
+        yield packed[at : at + n]
+        at += n
+
+
+def _paths(spans: Sequence[Span], page_size: int, table: array[int]) -> array[int]:
+    """Appends every row's path to the table -> cu_paths."""
+    cu_paths = array("i", (len(table),))
+    for span in spans:
+        for path in [()] * len(span.tokens) if span.paths is None else span.paths:
+            places = [span.start + i for i in path]
+            table.extend([span.pages[p // page_size] * page_size + p % page_size for p in places])
+            cu_paths.append(len(table))
+    return cu_paths
 
 
 def build_batch(
-    spans: Sequence[Span], page_size: int, heads: int, device: torch.device, prompts_apart: bool = False
+    spans: Sequence[Span], page_size: int, device: torch.device, prompts_apart: bool = False
 ) -> Batch:
-    """Lays the spans out one after another. Every span has at least one token. prompts_apart: long
-    spans go into `Batch.prompts` instead of `Batch.attention`."""
-    runs = [run for span in spans for run in _runs(span, page_size)]
-    rows = sum(run.n for run in runs)
-    total = align(rows)
-    tokens, positions, slots = (np.zeros(total, dtype=np.int64) for _ in range(3))
-    tokens[:rows] = [token for span in spans for token in span.tokens]
-    at = 0
-    for run in runs:
-        positions[at : at + run.n] = np.arange(run.start, run.start + run.n)
-        slots[at : at + run.n] = run.table[run.start :]
-        at += run.n
-    tables = [run.table for run in runs]
-    token_ids, places, cache_slots = (torch.from_numpy(a).to(device) for a in (tokens, positions, slots))
-    short, long = _members(runs, heads)
-
-    def plan(parts: Sequence[_Part]) -> Attention:
-        return _plan_attention(parts, tables, positions, heads, device)
-
-    if not (prompts_apart and long):
-        return Batch(rows, token_ids, places, cache_slots, plan([*short, *long]))
-    apart = np.zeros(total, dtype=bool)
-    for _, members in long:
-        for _, first, n in members:
-            apart[first : first + n] = True
-    return Batch(
-        rows, token_ids, places, cache_slots, plan(short), plan(long), torch.from_numpy(apart).to(device)
-    )
-
-
-class _Run(NamedTuple):
-    """n rows at positions start, start + 1, ...; table [start + n]: the slot of each position they see."""
-
-    n: int
-    start: int
-    table: np.ndarray
-
-
-def _runs(span: Span, page_size: int) -> list[_Run]:
-    """A span as runs: itself, or, of a tree, each node for itself."""
-    n, start = len(span.tokens), span.start
-    if span.paths is None:
-        return [_Run(n, start, slots_of(span.pages, page_size, start + n))]
-    table = slots_of(span.pages, page_size, start + 1 + max(max(path) for path in span.paths))
-    return [
-        _Run(1, start + len(path) - 1, np.concatenate((table[:start], table[start + np.asarray(path)])))
-        for path in span.paths
-    ]
-
-
-# Queries that share a rectangle: key blocks they see, and (run, first row, queries) of each.
-_Part = tuple[int, list[tuple[int, int, int]]]
-
-
-def _members(runs: Sequence[_Run], heads: int) -> tuple[list[_Part], list[_Part]]:
-    """Groups short spans (decode, verify) by how many key blocks they see; cuts long ones (prefill)
-    into pieces of queries, each against only the keys it can see."""
-    short: dict[int, list[tuple[int, int, int]]] = {}
-    long: list[_Part] = []
-    at = 0
-    for i, (n, start, _) in enumerate(runs):
-        if n <= SHORT_SPAN:
-            short.setdefault(_blocks(start + n), []).append((i, at, n))
-        else:
-            room = SCORES_LIMIT // (heads * KV_BLOCK * _blocks(start + n))
-            step = min(max(room // ROW_ALIGN * ROW_ALIGN, SHORT_SPAN), 256)
-            for done in range(0, n, step):
-                take = min(step, n - done)
-                long.append((_blocks(start + done + take), [(i, at + done, take)]))
-        at += n
-    return list(short.items()), long
-
-
-def _plan_attention(
-    parts: Sequence[_Part],
-    tables: Sequence[np.ndarray],
-    positions: np.ndarray,
-    heads: int,
-    device: torch.device,
-) -> Attention:
-    # Queries come in multiples that make Q * heads a multiple of ROW_ALIGN.
-    quantum = ROW_ALIGN // math.gcd(ROW_ALIGN, heads)
-    groups = []
-    back = np.zeros(len(positions), dtype=np.int64)
-    offset = 0
-    for blocks, members in parts:
-        b, s = len(members), blocks * KV_BLOCK
-        q = align(max(n for _, _, n in members), quantum)
-        row_index = np.zeros((b, q), dtype=np.int64)
-        slot_index = np.zeros((b, s), dtype=np.int64)
-        for j, (i, first, n) in enumerate(members):
-            row_index[j, :n] = np.arange(first, first + n)
-            row_index[j, n:] = first
-            table = tables[i][:s]
-            slot_index[j, : len(table)] = table
-            # Keys that nobody sees are multiplied by 0, and 0 * NaN is NaN: they are to be the request's own.
-            slot_index[j, len(table) :] = table[0]
-            back[first : first + n] = offset + j * q + np.arange(n)
-        hidden = np.arange(s) > positions[row_index][:, :, None, None]
-        groups.append(
-            AttentionGroup(
-                (b, q, s),
-                torch.from_numpy(row_index.reshape(-1)).to(device),
-                torch.from_numpy(slot_index.reshape(-1)).to(device),
-                torch.from_numpy(hidden).to(device),
-            )
+    """The batch for plain torch: padded to ROW_ALIGN, and int64, as its indices are. prompts_apart: the rows
+    of long spans go the naive way."""
+    counts = [len(span.tokens) for span in spans]
+    packed = PackedBatch(spans, page_size, align(sum(counts)))
+    prompts = None
+    if prompts_apart and any(is_long(n) for n in counts):
+        counts.append(packed.total - packed.rows)
+        prompts = torch.tensor([is_long(n) for n in counts[:-1]] + [False]).repeat_interleave(
+            torch.tensor(counts)
         )
-        offset += b * q
-    return Attention(groups, torch.from_numpy(back).to(device))
-
-
-def _blocks(length: int) -> int:
-    return -(-length // KV_BLOCK)
+        prompts = prompts.to(device)
+    batch = packed.on(packed.packed.long().to(device))
+    return replace(batch, rows=packed.rows, attention=replace(batch.attention, prompts=prompts))

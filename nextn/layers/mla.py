@@ -16,7 +16,7 @@ from torch import Tensor
 from nextn.families.config import ModelConfig
 from nextn.layers.batch import Batch
 from nextn.layers.rotary import softmax_scale
-from nextn.ops.base import Attention, Ops
+from nextn.ops.base import Ops
 from nextn.ops.rotary import rotate
 
 # Of the two norms inside MLA. DeepSeek's code and transformers' leave it at this whatever rms_norm_eps says.
@@ -74,17 +74,16 @@ class MLA:
         q = q.unflatten(-1, (cfg.num_attention_heads, -1))
         ops.write_latent(cache, batch.slots, latent, self.kv_norm, LATENT_NORM_EPS, cos, sin)
         mixed = self._absorbed(q, batch, cos, sin, cache)
-        if batch.prompts is not None and batch.in_prompts is not None:
+        spans = batch.attention
+        if spans.prompts is not None:
             q_nope, q_rope = q.split((cfg.qk_nope_head_dim, cfg.qk_rope_head_dim), dim=-1)
             query = torch.cat((q_nope, rotate(q_rope, cos, sin)), dim=-1) * self.scale
-            naive = ops.naive_attention(query, cache, batch.prompts, rank, self.key_up, self.value_up)
-            mixed = torch.where(batch.in_prompts[:, None, None], naive, mixed)
+            naive = ops.naive_attention(query, cache, spans, rank, self.key_up, self.value_up)
+            mixed = torch.where(spans.prompts[:, None, None], naive, mixed)
         return ops.linear(mixed.flatten(1), self.out, torch.float32)
 
     def _absorbed(self, q: Tensor, batch: Batch, cos: Tensor, sin: Tensor, cache: Tensor) -> Tensor:
         """q [T, H, N + P] -> [T, H, V]."""
-        ops, plan = self.ops, batch.attention
-        if isinstance(plan, Attention) and not plan.groups:  # every row is a prompt's and goes the naive way
-            return q.new_zeros(*q.shape[:2], self.cfg.v_head_dim)
+        ops, rank = self.ops, self.cfg.kv_lora_rank
         query = ops.absorb(q, self.key_up, cos, sin, self.scale)
-        return ops.heads_matmul(ops.mla_attention(query, cache, plan, self.cfg.kv_lora_rank), self.value_up)
+        return ops.heads_matmul(ops.mla_attention(query, cache, batch.attention, rank), self.value_up)

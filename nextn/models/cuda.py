@@ -10,8 +10,7 @@ from torch import Tensor
 
 from nextn.draft import MAX_DRAFTS, MAX_TOPK
 from nextn.kvcache.pool import KVPool
-from nextn.layers.batch import Batch, Span
-from nextn.layers.paged_batch import PagedBatch
+from nextn.layers.batch import Batch, PackedBatch, Span
 from nextn.models.deepseek_v3 import DeepseekV3
 from nextn.models.graphs import Graphs, Pass, bucket
 
@@ -23,7 +22,7 @@ class CudaDeepseekV3(DeepseekV3):
     _pool: KVPool | None = None
 
     def batch(self, spans: Sequence[Span], page_size: int) -> Any:
-        return PagedBatch(spans, page_size, bucket(sum(len(span.tokens) for span in spans)))
+        return PackedBatch(spans, page_size, bucket(sum(len(span.tokens) for span in spans)))
 
     def forward(self, batch: Any, pool: KVPool) -> Tensor:
         def compute(batch: Batch, _: Tensor | None) -> Tensor:
@@ -42,7 +41,7 @@ class CudaDeepseekV3(DeepseekV3):
         return self.ops.best_token(logits)
 
     def _run(
-        self, kind: Hashable, compute: Pass, batch: PagedBatch, hidden: Tensor | None, pool: KVPool
+        self, kind: Hashable, compute: Pass, batch: PackedBatch, hidden: Tensor | None, pool: KVPool
     ) -> Tensor:
         if bucket(batch.rows) is None:
             numbers = batch.packed.to(self.device)

@@ -72,8 +72,7 @@ class DeepseekV3:
         return LatentLayout(self.config.kv_lora_rank, self.config.qk_rope_head_dim)
 
     def batch(self, spans: Sequence[Span], page_size: int) -> Batch:
-        heads = self.config.num_attention_heads
-        return build_batch(spans, page_size, heads, self.device, self.naive_prompts)
+        return build_batch(spans, page_size, self.device, self.naive_prompts)
 
     def forward(self, batch: Batch, pool: KVPool) -> Tensor:
         cos, sin = self.cos[batch.positions], self.sin[batch.positions]

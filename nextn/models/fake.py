@@ -21,6 +21,7 @@ from nextn.kvcache.layout import LatentLayout
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Batch, Span, build_batch
 from nextn.ops.base import ROW_ALIGN
+from nextn.ops.gather import gathered
 
 DEFAULT_ACCEPTANCE = (0.85, 0.75, 0.65)
 _VOCAB, _LENGTH = 4096, 4096
@@ -94,7 +95,7 @@ class FakeModel:
         self._factor[0] = 0  # the drafter's cache never holds token 0, so the hash leaves it out
 
     def batch(self, spans: Sequence[Span], page_size: int) -> Batch:
-        return build_batch(spans, page_size, self.config.num_attention_heads, self.device)
+        return build_batch(spans, page_size, self.device)
 
     def forward(self, batch: Batch, pool: KVPool) -> Tensor:
         cache = pool.layer(0)
@@ -124,13 +125,13 @@ class FakeModel:
 
     def _hash(self, batch: Batch, cache: Tensor, shift: int) -> Tensor:
         """[T] int64: of the cached tokens each row may see; entry s counts as token s + shift."""
-        parts = []
-        for g in batch.attention.groups:
+        parts, plan = [], gathered(batch.attention, self.config.num_attention_heads)
+        for g in plan.groups:
             b, q, s = g.size
             tokens = cache.index_select(0, g.slots).view(b, 1, s).long()
             seen = tokens * self._factor[shift : shift + s] * ~g.hidden.view(b, q, s)
             parts.append(seen.sum(-1).flatten())
-        return torch.cat(parts)[batch.attention.back]
+        return torch.cat(parts)[plan.back]
 
     def _pack(self, value: Tensor, depth: Tensor | None, batch: Batch) -> Tensor:
         value = value ^ (value >> 29) ^ (value >> 43)

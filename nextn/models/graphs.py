@@ -11,8 +11,7 @@ from collections.abc import Callable, Hashable
 import torch
 from torch import Tensor
 
-from nextn.layers.batch import Batch
-from nextn.layers.paged_batch import FIELDS, PagedBatch
+from nextn.layers.batch import Batch, PackedBatch, packed_size
 
 # Rows that graphs are made for; a batch is padded to the next of these. Larger ones are launched kernel by
 # kernel: their kernels take longer than launching them.
@@ -30,13 +29,13 @@ class Graphs:
     def __init__(self, width: int, dtype: torch.dtype, table: int, device: torch.device) -> None:
         """width: of hidden states. table: numbers that a row's page table and path take at most."""
         most = BUCKETS[-1]
-        self.numbers = torch.zeros(FIELDS * most + 1 + table * most, dtype=torch.int32, device=device)
+        self.numbers = torch.zeros(packed_size(most, 1 + table * most), dtype=torch.int32, device=device)
         self.hidden = torch.zeros(most, width, dtype=dtype, device=device)
         self._outs: dict[Hashable, Tensor] = {}
         self._graphs: dict[Hashable, torch.cuda.CUDAGraph] = {}
         self._memory = torch.cuda.graph_pool_handle()
 
-    def run(self, kind: Hashable, compute: Pass, batch: PagedBatch, hidden: Tensor | None) -> Tensor:
+    def run(self, kind: Hashable, compute: Pass, batch: PackedBatch, hidden: Tensor | None) -> Tensor:
         """compute(batch, hidden), the rows that are not padding; written over by the next pass of its
         kind. `kind` says all that `compute` depends on besides."""
         # Pinned, so that the copy waits for its turn on the device while this thread goes on.

@@ -19,7 +19,7 @@ from nextn.draft import Draft
 from nextn.families.config import ModelConfig
 from nextn.kvcache.layout import LatentLayout
 from nextn.kvcache.pool import KVPool
-from nextn.layers.batch import Span
+from nextn.layers.batch import PackedBatch, Span
 from nextn.layers.mla import LATENT_NORM_EPS
 from nextn.layers.rotary import rotary_tables, softmax_scale
 from nextn.models.base import ChainsRequest
@@ -31,32 +31,14 @@ WIDEST = {  # buffers in csrc/forward.h and csrc/moe.h
     "hidden_size": 16384, "q_lora_rank": 8192, "kv_lora_rank": 1024, "n_routed_experts": 1024
 }  # fmt: skip
 
-NO_FORK = 2**31 - 1
 
-
-class NativeBatch:
-    """A ragged batch as the kernels read it: tokens, and (first row, rows, start, place in pages, fork, place
-    in paths) of each span (csrc/latent.h). Each node of a tree is a span of its own."""
-
-    def __init__(self, spans: Sequence[Span], page_size: int) -> None:
-        tokens, table, pages, paths = array("i"), array("i"), array("i"), array("i")
-        for span in spans:
-            if span.paths is None:
-                table.extend((len(tokens), len(span.tokens), span.start, len(pages), NO_FORK, 0))
-            else:
-                start = span.start
-                for i, path in enumerate(span.paths):
-                    end = start + len(path) - 1
-                    table.extend((len(tokens) + i, 1, end, len(pages), start, len(paths)))
-                    for p in path:
-                        at = start + p
-                        paths.append(span.pages[at // page_size] * page_size + at % page_size)
-            tokens.extend(span.tokens)
-            pages.extend(span.pages)
-        self.rows = len(tokens)
-        self._kept = tokens, table, pages, paths
-        addresses = (a.buffer_info()[0] for a in self._kept)
-        self.struct = NxBatch(len(tokens), len(table) // 6, *addresses)
+def native_batch(batch: PackedBatch) -> NxBatch:
+    """The batch as the kernels read it, where it lies: for as long as that lives."""
+    return NxBatch(
+        batch.rows, len(batch.starts), batch.token_ids.buffer_info()[0], batch.starts.buffer_info()[0],
+        batch.page_at.buffer_info()[0], batch.cu_rows.buffer_info()[0],
+        batch.cu_paths and batch.cu_paths.buffer_info()[0], batch.table.buffer_info()[0],
+    )  # fmt: skip
 
 
 class NativeDeepseekV3:
@@ -111,12 +93,12 @@ class NativeDeepseekV3:
     def weight_bytes(self) -> int:
         return self.weights.bytes
 
-    def batch(self, spans: Sequence[Span], page_size: int) -> NativeBatch:
-        return NativeBatch(spans, page_size)
+    def batch(self, spans: Sequence[Span], page_size: int) -> PackedBatch:
+        return PackedBatch(spans, page_size)
 
-    def forward(self, batch: NativeBatch, pool: KVPool) -> Tensor:
+    def forward(self, batch: PackedBatch, pool: KVPool) -> Tensor:
         out = self._room("forward", batch.rows, self.config.hidden_size)
-        self._kernels.nx_forward(self._on(pool), batch.struct, out.data_ptr())
+        self._kernels.nx_forward(self._on(pool), native_batch(batch), out.data_ptr())
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -132,11 +114,11 @@ class NativeDeepseekV3:
         head(self._engine, rows.data_ptr(), rows.shape[0], out.shape[1], out.data_ptr())
         return out
 
-    def draft(self, batch: NativeBatch, hidden: Tensor, pool: KVPool, layer: int = 0) -> Tensor:
+    def draft(self, batch: PackedBatch, hidden: Tensor, pool: KVPool, layer: int = 0) -> Tensor:
         assert 0 <= layer < self.nextn_layers, layer
         rows = hidden.contiguous()
         out = self._room("draft", *rows.shape)  # read before it is written where `rows` lies there too
-        self._kernels.nx_draft(self._on(pool), batch.struct, rows.data_ptr(), layer, out.data_ptr())
+        self._kernels.nx_draft(self._on(pool), native_batch(batch), rows.data_ptr(), layer, out.data_ptr())
         return out
 
     def draft_chains(self, request: ChainsRequest, pool: KVPool) -> tuple[list[Draft], Sequence[int]]:
@@ -158,7 +140,7 @@ class NativeDeepseekV3:
             None if cutoff is None else CUTOFF.pack(*EDGES, *cutoff.rates, *cutoff[1:5]), cut,
             *(out.buffer_info()[0] for out in (tokens, bins, made, kept, passes)),
         )  # fmt: skip
-        self._kernels.nx_chains(self._on(pool), batch.struct, hidden.data_ptr(), 0, struct)
+        self._kernels.nx_chains(self._on(pool), native_batch(batch), hidden.data_ptr(), 0, struct)
         found, fell = tokens.tolist(), bins.tobytes()
         drafts = [
             Draft(found[at : at + k], bins=fell[at : at + m]) if c.cut else Draft(found[at : at + k])

@@ -10,8 +10,8 @@ sequence was cut into steps. A backend may ask that T is a multiple of ROW_ALIGN
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -27,45 +27,30 @@ def align(n: int, to: int = ROW_ALIGN) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionGroup:
-    """Some requests' queries of one step, padded to one rectangle. B requests, Q queries, S keys.
+class Spans:
+    """Which cache slots each row sees: those of all positions up to its own. Example: `nextn.layers.batch`.
 
-    rows: [B * Q] int64, row of the batch (padding queries repeat a real row)
-    slots: [B * S] int64, KV slot of each absolute position (padding positions: slot 0)
-    hidden: [B, Q, 1, S] bool, True where the query must not see the key
+    Span s is rows cu_rows[s] .. cu_rows[s + 1], those of one request. Its position p lies in slot
+    table[page_at[s] + p // page_size] * page_size + p % page_size. For a row t of a tree its path begins at
+    starts[s]: its slots, from that position on, are table[cu_paths[t] : cu_paths[t + 1]]; else that is empty.
+
+    positions, span_of: [T]; starts, page_at: [T], of `count` spans, then of the padding rows;
+    cu_rows, cu_paths: [T + 1]; table. int32, or int64 for plain torch. longest: no row sees more positions.
+    prompts: [T] bool, rows that go the naive way; None: there are none.
     """
 
-    size: tuple[int, int, int]
-    rows: Tensor
-    slots: Tensor
-    hidden: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Attention:
-    """All groups of a step. back: [T] int64, where in the groups' concatenated queries row t is."""
-
-    groups: Sequence[AttentionGroup]
-    back: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class PagedAttention:
-    """The same over page tables, for kernels that need no rectangles: row t sees positions 0 .. positions[t].
-
-    Position p lies in slot table[page_at[t] + p // page_size] * page_size + p % page_size, or, from position
-    fork[t] on (of a tree's node), in slot table[path_at[t] + p - fork[t]].
-
-    positions, page_at, fork, path_at: [T] int32; table: int32. longest: no row sees more positions.
-    """
-
+    count: int
     positions: Tensor
+    span_of: Tensor
+    starts: Tensor
     page_at: Tensor
-    fork: Tensor
-    path_at: Tensor
+    cu_rows: Tensor
+    cu_paths: Tensor
     table: Tensor
     page_size: int
     longest: int
+    prompts: Tensor | None = None
+    kept: dict[Hashable, Any] = field(default_factory=dict)  # what an op derived from it, for the next layers
 
 
 class DrawParams(NamedTuple):
@@ -135,15 +120,16 @@ class Ops(Protocol):
         """Queries in the form that meets the cache: q [T, H, N + P], key_up [H, N, R] -> [T, H, D], of each
         head its first N elements times key_up, then the others rotated, all of it times scale."""
 
-    def mla_attention(self, q: Tensor, cache: Tensor, plan: Any, rank: int) -> Tensor:
+    def mla_attention(self, q: Tensor, cache: Tensor, spans: Spans, rank: int) -> Tensor:
         """Absorbed MLA: q [T, H, D] already scaled; keys are cache entries, values their first
-        `rank` columns. plan: `Attention`; for the Triton backend `PagedAttention`. Returns [T, H, rank]."""
+        `rank` columns. Returns [T, H, rank]; what `spans.prompts` has may be anything."""
 
     def naive_attention(
-        self, q: Tensor, cache: Tensor, plan: Attention, rank: int, key_up: Tensor, value_up: Tensor
+        self, q: Tensor, cache: Tensor, spans: Spans, rank: int, key_up: Tensor, value_up: Tensor
     ) -> Tensor:
         """MLA with keys and values expanded: q [T, H, N + P] already scaled, key_up [H, N, R],
-        value_up [H, R, V] -> [T, H, V]. Fewer operations for long prompts; not row-invariant."""
+        value_up [H, R, V] -> [T, H, V], of the rows in `spans.prompts`, or of all where that is None. Fewer
+        operations for long prompts; not row-invariant."""
 
     def heads_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         """x [T, H, n_in], weight [H, n_in, n_out] -> [T, H, n_out]."""

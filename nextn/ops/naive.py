@@ -5,14 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nextn.ops.base import Attention
+from nextn.ops.base import Spans
+from nextn.ops.gather import gathered
 
 
 def naive_attention(
-    q: Tensor, cache: Tensor, plan: Attention, rank: int, key_up: Tensor, value_up: Tensor
+    q: Tensor, cache: Tensor, spans: Spans, rank: int, key_up: Tensor, value_up: Tensor
 ) -> Tensor:
     """See `nextn.ops.base.Ops`."""
     heads = q.shape[1]
+    plan = gathered(spans, heads, prompts=True)
     outs = []
     for g in plan.groups:
         b, n, s = g.size

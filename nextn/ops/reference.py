@@ -18,8 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nextn.ops.base import KV_BLOCK, ROW_ALIGN, Attention
+from nextn.ops.base import KV_BLOCK, ROW_ALIGN, Spans
 from nextn.ops.best import best_token
+from nextn.ops.gather import gathered
 from nextn.ops.naive import naive_attention
 from nextn.ops.probe import Mode, Shape
 from nextn.ops.rotary import rotate
@@ -110,8 +111,11 @@ class Reference:
         key = rotate(latent[:, None, rank:], cos, sin)[:, 0]
         cache.index_copy_(0, slots, torch.cat((self.rms_norm(latent[:, :rank], weight, eps), key), dim=-1))
 
-    def mla_attention(self, q: Tensor, cache: Tensor, plan: Attention, rank: int) -> Tensor:
+    def mla_attention(self, q: Tensor, cache: Tensor, spans: Spans, rank: int) -> Tensor:
         heads, width = q.shape[1:]
+        plan = gathered(spans, heads)
+        if not plan.groups:  # every row is a prompt's and goes the naive way
+            return torch.zeros_like(q[..., :rank])
         outs = []
         for g in plan.groups:
             b, n, s = g.size

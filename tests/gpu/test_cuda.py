@@ -53,7 +53,7 @@ def test_logits_are_close():
         runner = model.engine._executor
         from nextn.layers.batch import Span, build_batch
 
-        batch = build_batch([Span(tokens, 0, list(range(1, 10)))], 16, 4, torch.device(device))
+        batch = build_batch([Span(tokens, 0, list(range(1, 10)))], 16, torch.device(device))
         with torch.inference_mode():
             outs.append(runner.model.logits(runner.model.forward(batch, runner.pool))[: len(tokens)].cpu())
     torch.testing.assert_close(outs[0], outs[1], rtol=1e-3, atol=1e-3)

@@ -98,31 +98,42 @@ void linears(void* pool) {
 }
 
 struct Batch {
-    std::vector<int32_t> tokens, span, pages, paths;
+    std::vector<int32_t> tokens, starts, page_at, cu_rows{0}, cu_paths, table{0};
+    int pages = 0;
     NxBatch b{};
 
-    // lengths: (start, rows) of each span; as a tree every row is a span of its own, whose path is all rows before
-    // it. Pages lie backwards and apart.
+    // lengths: (start, rows) of each span; as a tree every row's path is all rows before it. Pages lie backwards and
+    // apart.
     Batch(const std::vector<std::pair<int, int>>& lengths, int page, bool as_tree) {
-        int next = 0;
-        for (auto [start, rows] : lengths) next += (start + rows + page - 1) / page;
+        for (auto [start, rows] : lengths) pages += (start + rows + page - 1) / page;
+        int next = pages;
         for (auto [start, rows] : lengths) {
-            const int first = int(tokens.size()), place = int(pages.size());
-            for (int i = 0; i < (start + rows + page - 1) / page; ++i) pages.push_back(next--);
+            starts.push_back(start);
+            page_at.push_back(int(table.size()));
+            for (int i = 0; i < (start + rows + page - 1) / page; ++i) table.push_back(next--);
             for (int i = 0; i < rows; ++i) tokens.push_back((i * 7 + start) % 40);
-            if (!as_tree) {
-                for (int32_t n : {first, rows, start, place, INT32_MAX, 0}) span.push_back(n);
-                continue;
-            }
-            for (int i = 0; i < rows; ++i)
-                for (int32_t n : {first + i, 1, start + i, place, start, int(paths.size())}) span.push_back(n);
-            for (int i = 0; i < rows; ++i)
-                paths.push_back(pages[size_t(place + (start + i) / page)] * page + (start + i) % page);
+            cu_rows.push_back(int(tokens.size()));
         }
-        b = {int(tokens.size()), int(span.size() / 6), tokens.data(), span.data(), pages.data(), paths.data()};
+        cu_paths.push_back(int(table.size()));
+        for (size_t s = 0; s < lengths.size(); ++s)
+            for (int row = 0; row < lengths[s].second; ++row) {
+                const int start = lengths[s].first;
+                for (int p = start; p <= start + row; ++p)
+                    table.push_back(table[size_t(page_at[s] + p / page)] * page + p % page);
+                cu_paths.push_back(int(table.size()));
+            }
+        b = {int(tokens.size()), int(starts.size()), tokens.data(), starts.data(), page_at.data(), cu_rows.data(),
+             as_tree ? cu_paths.data() : nullptr, table.data()};
     }
 
-    int slots(int page) const { return (int(pages.size()) + 1) * page; }
+    // Rows of the first span, from its row `at` on, beside nobody.
+    NxBatch part(const int32_t& at, int rows) const {
+        static int32_t begins[2];
+        begins[1] = rows;
+        return {rows, 1, tokens.data() + at, &at, page_at.data(), begins, nullptr, table.data()};
+    }
+
+    int slots(int page) const { return (pages + 1) * page; }
 };
 
 const std::vector<std::vector<std::pair<int, int>>> LENGTHS = {
@@ -254,9 +265,9 @@ void chains(void* engine, const std::vector<float>& states, int hidden, int voca
     std::vector<float> drafted(taken.size()), row(size_t(hidden), 0.f), z(size_t(vocab), 0.f);
     nx_draft(engine, &batch.b, taken.data(), 0, drafted.data());
     for (int i = 0; i < 3; ++i) {
-        int32_t span[6];
-        std::copy_n(batch.span.data() + 6 * after[i], 6, span);
-        std::copy_n(drafted.data() + int64_t(span[0] + span[1] - 1) * hidden, hidden, row.data());
+        const size_t span = size_t(after[i]);
+        const int first = batch.cu_rows[span], end = batch.cu_rows[span + 1];
+        std::copy_n(drafted.data() + int64_t(end - 1) * hidden, hidden, row.data());
         for (int depth = 0; depth < guesses[i]; ++depth) {
             NxSampling s = sampling[i];
             s.index += uint32_t(depth);
@@ -264,8 +275,8 @@ void chains(void* engine, const std::vector<float>& states, int hidden, int voca
             nx_draft_logits(engine, row.data(), 1, vocab, z.data());
             nx_choose(z.data(), 1, vocab, &s, &token, nullptr);
             must(token == whole[size_t(4 * i + depth)], "a guess depends on how it was asked for");
-            const int32_t next[6] = {0, 1, span[2] + span[1] + depth, span[3], INT32_MAX, 0};
-            const NxBatch one{1, 1, &token, next, batch.pages.data(), nullptr};
+            const int32_t next = batch.starts[span] + end - first + depth, begins[2] = {0, 1};
+            const NxBatch one{1, 1, &token, &next, &batch.page_at[span], begins, nullptr, batch.table.data()};
             if (depth + 1 < guesses[i]) nx_draft(engine, &one, row.data(), 0, row.data());
         }
     }
@@ -314,9 +325,8 @@ void models(int threads, int kind, bool compressed) {
     must(nx_engine_expert_bytes(engine) > 0 && nx_engine_expert_bytes(engine) == 0, "experts are counted once");
     nx_draft(engine, &whole.b, got.data(), 0, drafted.data());
     for (int at : {0, 251}) {  // 251 rows, then 19, of the first request alone
-        int32_t span[6] = {0, at ? 19 : 251, at, 0, INT32_MAX, 0};
-        NxBatch some{span[1], 1, whole.tokens.data() + at, span, whole.pages.data(), nullptr};
-        const size_t floats_in = size_t(span[1]) * hidden;
+        const NxBatch some = whole.part(at, at ? 19 : 251);
+        const size_t floats_in = size_t(some.rows) * hidden;
         nx_forward(second, &some, part.data());
         must(!memcmp(part.data(), got.data() + size_t(at) * hidden, floats_in * 4), "bits depend on chunks");
         nx_draft(second, &some, got.data() + size_t(at) * hidden, 0, part.data());

@@ -63,7 +63,7 @@ def paged_logits(
             other = [(t * 7 + 3) % cfg.vocab_size for t in tokens[start : start + chunk]]
             before = len(other)
             spans.insert(0, Span(other, start, others))
-        batch = build_batch(spans, page_size, cfg.num_attention_heads, CPU)
+        batch = build_batch(spans, page_size, CPU)
         logits = model.logits(model.forward(batch, pool))
         parts.append(logits[before : before + len(spans[-1].tokens)])
     return torch.cat(parts)

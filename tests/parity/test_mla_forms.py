@@ -104,7 +104,7 @@ def test_absorbed_equals_naive(name: str, length: int) -> None:
     for start, end in pairwise(cuts):
         if start == end:
             continue
-        batch = build_batch([Span([0] * (end - start), start, pages)], PAGE, cfg.num_attention_heads, CPU)
+        batch = build_batch([Span([0] * (end - start), start, pages)], PAGE, CPU)
         rows = torch.zeros(len(batch.tokens), cfg.hidden_size)
         rows[: end - start] = x[start:end]
         at = batch.positions

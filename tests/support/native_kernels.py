@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nextn.layers.batch import Span
-from nextn.models.native import NativeBatch
+from nextn.layers.batch import PackedBatch, Span
+from nextn.models.native import native_batch
 from nextn.ops.cpu import library as native
 from nextn.ops.cpu.library import BF16, E4M3, F32, FeedForward, NoLibrary, library, runnable_levels
 from nextn.ops.cpu.weights import PackedWeight, padded
@@ -92,11 +92,11 @@ def attention(
     rank: int,
 ) -> Tensor:
     """cache [slots, width] bf16, q [T, H, width] bf16, scaled -> [T, H, rank] f32, rank a multiple of 32."""
-    batch = NativeBatch(spans, page)
+    batch = PackedBatch(spans, page)
     out = torch.full((batch.rows, q.shape[1], rank), torch.nan, dtype=torch.bfloat16)
     library().nx_attention(
-        pool.handle, batch.struct, cache.data_ptr(), cache.shape[1], page, q.data_ptr(), q.shape[1], rank,
-        out.data_ptr(),
+        pool.handle, native_batch(batch), cache.data_ptr(), cache.shape[1], page, q.data_ptr(), q.shape[1],
+        rank, out.data_ptr(),
     )  # fmt: skip
     return out.float()
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nextn.layers.batch import Span, build_batch
-from nextn.layers.paged_batch import PagedBatch
+from nextn.layers.batch import PackedBatch, Span, build_batch
 from nextn.ops.base import Ops
 from nextn.ops.reference import Reference
 from nextn.ops.triton.ops import TritonOps
@@ -248,13 +247,13 @@ def check_attention(on: Device) -> None:
     q = on.rand(10, heads, width, seed=2) / width**0.5
 
     def run(spans: list[Span], queries: Tensor, total: int | None = None) -> Tensor:
-        batch = PagedBatch(spans, page, total)
+        batch = PackedBatch(spans, page, total)
         plan = batch.on(batch.packed.to(on.name)).attention
         padded = torch.cat((queries, queries.new_zeros(batch.total - len(queries), heads, width)))
         return ops.mla_attention(padded, cache, plan, rank)[: len(queries)]
 
     def plain(spans: list[Span], queries: Tensor) -> Tensor:
-        batch = build_batch(spans, page, heads, torch.device(on.name))
+        batch = build_batch(spans, page, torch.device(on.name))
         padded = torch.cat((queries, queries.new_zeros(len(batch.tokens) - len(queries), heads, width)))
         return PLAIN.mla_attention(*f32(padded, cache), batch.attention, rank)[: len(queries)]
 
@@ -273,6 +272,34 @@ def check_attention(on: Device) -> None:
     found = run(tree, q[:5])
     on.close(found, plain(tree, q[:5]))
     assert torch.equal(found[:2], whole[:2])
+
+
+def check_trees_attention(on: Device) -> None:
+    """A node of a tree has the bits of the last row of a chain, wherever blocks and parts of keys begin."""
+    ops = TritonOps()
+    heads, rank, width = (20, 512, 576) if on.large else (3, 24, 40)
+    paths = [[0], [0, 1], [0, 2], [0, 2, 3], [0, 1, 4], [0, 1, 4, 5], [0, 2, 3, 6]]
+    n = len(paths)
+    cache = on.rand(600, width)
+    q = on.rand(n + 3, heads, width, seed=1) / width**0.5
+
+    def run(spans: list[Span], queries: Tensor) -> Tensor:
+        batch = PackedBatch(spans, 1)
+        return ops.mla_attention(queries, cache, batch.on(batch.packed.to(on.name)).attention, rank)
+
+    for start in (5, 62, 510):
+        slots = (torch.randperm(599, generator=torch.Generator().manual_seed(start)) + 1).tolist()
+        tree, beside = Span([0] * n, start, slots[: start + n], paths), Span([0] * 3, 40, slots[:50])
+        found = run([tree, beside], q)
+        for row, path in enumerate(paths):
+            pages = slots[:start] + [slots[start + i] for i in path]
+            alone = run([Span([0], len(pages) - 1, pages)], q[row : row + 1])
+            assert torch.equal(alone, found[row : row + 1])
+        assert torch.equal(run([beside], q[n:]), found[n:])
+        level = Span(
+            [0] * 2, start, slots[: start + n], paths[5:]
+        )  # a drafter's pass: some nodes without the root
+        assert torch.equal(run([level], q[5:7]), found[5:7])
 
 
 CHECKS = {name.removeprefix("check_"): f for name, f in list(globals().items()) if name.startswith("check_")}

@@ -26,7 +26,7 @@ from struct import Struct
 from nextn.config import CPU_LEVELS
 
 FOLDER = Path(__file__).parent / "lib"
-INTERFACE = 10  # nx_interface of a library that fits this file
+INTERFACE = 11  # nx_interface of a library that fits this file
 F32, BF16, E4M3, INT8 = range(4)
 # NxSampling of csrc/choose.h, its fields in the order of nextn.ops.base.DrawParams.
 SAMPLING = Struct("@QIIfffii4x")
@@ -82,11 +82,11 @@ class Model(Structure):
 
 
 class NxBatch(Structure):
-    """NxBatch of csrc/forward.h."""
+    """NxBatch of csrc/forward.h; `nextn.layers.batch` has an example."""
 
     _fields_ = (
-        ("rows", c_int32), ("spans", c_int32), ("tokens", c_void_p), ("span", c_void_p),
-        ("pages", c_void_p), ("paths", c_void_p),
+        ("rows", c_int32), ("spans", c_int32), ("tokens", c_void_p), ("starts", c_void_p),
+        ("page_at", c_void_p), ("cu_rows", c_void_p), ("cu_paths", c_void_p), ("table", c_void_p),
     )  # fmt: skip
 
 

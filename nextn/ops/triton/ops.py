@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nextn.ops.base import PagedAttention
+from nextn.ops.base import Spans
 from nextn.ops.naive import naive_attention
 from nextn.ops.triton import attention, best, linear, route, rows
 from nextn.ops.triton import experts as moe
@@ -47,8 +47,8 @@ class TritonOps:
     def absorb(self, q: Tensor, key_up: Tensor, cos: Tensor, sin: Tensor, scale: float) -> Tensor:
         return linear.absorb(q, key_up, cos, sin, scale)
 
-    def mla_attention(self, q: Tensor, cache: Tensor, plan: PagedAttention, rank: int) -> Tensor:
-        return attention.mla_attention(q, cache, plan, rank)
+    def mla_attention(self, q: Tensor, cache: Tensor, spans: Spans, rank: int) -> Tensor:
+        return attention.mla_attention(q, cache, spans, rank)
 
     def heads_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         return linear.heads_matmul(x, weight, x.dtype)

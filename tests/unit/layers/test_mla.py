@@ -34,12 +34,13 @@ def test_naive_equals_absorbed(q_lora_rank):
     ]
     outs = []
     for apart in (False, True):
-        batch = build_batch(spans, 4, cfg.num_attention_heads, CPU, prompts_apart=apart)
-        assert (batch.prompts is not None) == apart
+        batch = build_batch(spans, 4, CPU, prompts_apart=apart)
+        assert (batch.attention.prompts is not None) == apart
         x = torch.randn(len(batch.tokens), cfg.hidden_size, generator=torch.Generator().manual_seed(5))
         cache = torch.randn(1300, cfg.latent_dim, generator=torch.Generator().manual_seed(1))
         outs.append(mla.forward(x, batch, cos[batch.positions], sin[batch.positions], cache)[: batch.rows])
     torch.testing.assert_close(outs[0], outs[1], rtol=1e-5, atol=1e-5)
     assert torch.equal(outs[0][300:303], outs[1][300:303])
-    only = build_batch(spans[:1], 4, cfg.num_attention_heads, CPU, prompts_apart=True)
-    assert not only.attention.groups
+    only = build_batch(spans[:1], 4, CPU, prompts_apart=True)
+    rows = mla.forward(x[:304], only, cos[only.positions], sin[only.positions], cache)[:300]
+    torch.testing.assert_close(rows, outs[0][:300], rtol=1e-5, atol=1e-5)

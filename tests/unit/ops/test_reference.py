@@ -98,7 +98,7 @@ def test_attention_rows_do_not_depend_on_the_cut(heads):
     q = rand(length, heads, width, seed=2) / 7
 
     def run(spans, queries):
-        batch = build_batch(spans, page, heads, CPU)
+        batch = build_batch(spans, page, CPU)
         padded = F.pad(queries, (0, 0, 0, 0, 0, len(batch.tokens) - len(queries)))
         return op.mla_attention(padded, cache, batch.attention, rank)[: len(queries)]
 

@@ -8,8 +8,7 @@ from support.draft_spans import all_drafts, draft_span
 
 from nextn.cutoff import Cutoff, bins
 from nextn.draft import Shape
-from nextn.layers.batch import Span
-from nextn.layers.paged_batch import PagedBatch
+from nextn.layers.batch import PackedBatch, Span
 from nextn.ops.best import best_token
 from nextn.request import SamplingParams
 from nextn.speculative.mtp import MTPDrafter
@@ -27,7 +26,7 @@ class Toy:
         self.passes, self.confidence = [], []
 
     def batch(self, spans, page_size):
-        return PagedBatch(spans, page_size)
+        return PackedBatch(spans, page_size)
 
     def draft(self, batch, hidden, pool, layer=0):
         on = batch.on(batch.packed)

@@ -22,7 +22,7 @@ from nextn.bench.dev.micro.op_work import Work
 from nextn.bench.dev.micro.routing import Routing
 from nextn.families.config import ModelConfig
 from nextn.layers.batch import Span, build_batch
-from nextn.ops.base import Attention, Ops, align
+from nextn.ops.base import Ops, Spans, align
 
 LINEAR = (4096, 2048)  # (n_out, n_in) of the headline figures
 HEADLINE = "headline"
@@ -256,13 +256,10 @@ class Bench:
         slots = align(self.end, PAGE) + max(PAGE, max(ROWS))
         return [cache for (cache,) in self.weights((slots, self.cfg.latent_dim))]
 
-    def plan(self, rows: int) -> Attention:
+    def plan(self, rows: int) -> Spans:
         pages = range(1, 1 + align(self.end, PAGE) // PAGE)
         span = Span([0] * rows, self.end - rows, list(pages))
-        plan: Attention = build_batch(
-            [span], PAGE, self.cfg.num_attention_heads, torch.device("cpu")
-        ).attention
-        return plan
+        return build_batch([span], PAGE, torch.device("cpu")).attention
 
     def made(
         self, op: str, what: str, shape: str, rows: int, work: Work, calls: Sequence[Callable[[], object]]

@@ -21,8 +21,8 @@ from nextn.bench.dev.micro.native_pool import NativeCall, NativePool
 from nextn.bench.dev.micro.op_work import Work
 from nextn.bench.dev.micro.routing import Routing
 from nextn.families.config import ModelConfig
-from nextn.layers.batch import Span
-from nextn.models.native import NativeBatch
+from nextn.layers.batch import PackedBatch, Span
+from nextn.models.native import native_batch
 from nextn.ops.base import align
 from nextn.ops.cpu.library import BF16, E4M3, F32, INT8, FeedForward, Weight
 from nextn.ops.cpu.weights import PackedWeight, padded
@@ -74,7 +74,7 @@ class NativeBench:
             return
         heads, rank, width = cfg.num_attention_heads, padded(cfg.kv_lora_rank, 32), padded(cfg.latent_dim, 32)
         pages = range(1, 1 + align(end, PAGE) // PAGE)
-        batch = NativeBatch([Span([0] * rows, end - rows, list(pages))], PAGE)
+        batch = PackedBatch([Span([0] * rows, end - rows, list(pages))], PAGE)
         q = (self.random(rows, heads * width) * width**-0.5).bfloat16()
         out = torch.empty(rows, heads, rank, dtype=torch.bfloat16)
         caches = self.arena.sets(torch.bfloat16, (PAGE * (len(pages) + 1), width))
@@ -82,8 +82,8 @@ class NativeBench:
             NativeCall(
                 self.pool.library.nx_attention,
                 (
-                    self.pool.handle, batch.struct, cache.data_ptr(), width, PAGE, q.data_ptr(), heads, rank,
-                    out.data_ptr(),
+                    self.pool.handle, native_batch(batch), cache.data_ptr(), width, PAGE, q.data_ptr(), heads,
+                    rank, out.data_ptr(),
                 ),
                 batch, q, out,
             )

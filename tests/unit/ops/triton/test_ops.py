@@ -29,7 +29,9 @@ def test_op_in_f32(check):
     CHECKS[check](Device("cpu", torch.float32, large=False))
 
 
-@pytest.mark.parametrize("check", ["linear", "heads", "norm", "latent", "mlp", "experts", "attention"])
+@pytest.mark.parametrize(
+    "check", ["linear", "heads", "norm", "latent", "mlp", "experts", "attention", "trees_attention"]
+)
 def test_op_in_f16(check):
     CHECKS[check](Device("cpu", torch.float16, large=False))
 
