@@ -1,5 +1,5 @@
 """For every test: hypothesis does not hold against a test that the machine was busy while it ran, what
-engines keep for their next start is kept for this run alone, and without a GPU triton interprets its kernels."""
+engines keep for their next start is kept for this run alone, and without a GPU triton interprets kernels."""
 
 import os
 import tempfile
