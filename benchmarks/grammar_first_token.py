@@ -27,9 +27,8 @@ from last_line import tell
 
 from nextn.bench.machine import this_machine
 from nextn.config import EMBEDDED
-from nextn.constraint import Constraint
+from nextn.constraint import CompiledGrammar, Constraint
 from nextn.grammar.backends import make_backend
-from nextn.grammar.base import Compiled
 from nextn.grammar.compiler import GrammarCompiler
 from nextn.llm import LLM
 from nextn.request import SamplingParams
@@ -67,7 +66,7 @@ class Direct:
     def __init__(self, grammars: GrammarCompiler) -> None:
         self.backend = make_backend(grammars.name, grammars.vocabulary)
 
-    def compile(self, constraint: Constraint) -> Compiled:
+    def compile(self, constraint: Constraint) -> CompiledGrammar:
         return self.backend.compile(constraint.kind, self.backend.prepare(constraint))
 
 

@@ -320,7 +320,8 @@ class Request:
     @property
     def decoding(self) -> bool:
         """True when only the root is missing from the KV cache."""
-        return self.committed == len(self.tokens) - 1 and self.num_output > 0
+        have = len(self.tokens)
+        return self.committed == have - 1 and have > self.num_prompt
 
 
 @dataclass(slots=True)

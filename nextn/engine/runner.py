@@ -115,7 +115,7 @@ class Runner:
         for r in rows:
             at += len(r.tokens)
             if r.chooses:
-                root = at - len(r.draft) - 1
+                root = at - len(r.draft.tokens) - 1
                 if r.params.logprobs is not None:
                     wanted.extend(range(len(index), len(index) + at - root))
                 index.extend(range(root, at))

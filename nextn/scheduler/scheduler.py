@@ -128,8 +128,9 @@ class Scheduler:
                 continue  # retracted a moment ago to make room for an earlier one
             draft = req.draft.cut(max(0, spare), req.limit - len(req.tokens) - 1)
             if self._row(req, 1, draft, rows):
-                spare -= len(draft)
-                used += 1 + len(draft)
+                drafts = len(draft.tokens)
+                spare -= drafts
+                used += 1 + drafts
         budget = self.token_budget - used
         if used and (prefilling or self.waiting):  # the next tokens of those that decode wait for this step
             budget = min(budget, self.prompts.beside(used, self._prompts(prefilling)))
@@ -217,7 +218,7 @@ class Scheduler:
         plans the row. When pages run out, the last in order is retracted; False if that was this request
         itself."""
         known = req.committed + n
-        end = known + len(draft)
+        end = known + len(draft.tokens)
         chooses = known == len(req.tokens)
         room = req.limit - len(req.tokens)
         wanted = self._wanted(req)

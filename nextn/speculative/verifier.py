@@ -65,29 +65,29 @@ class Verifier:
     def verify(self, logits: Tensor, spans: Sequence[VerifySpan]) -> list[Verified]:
         """logits: after the root and after every node of each span in turn; may be written over.
         `grammatical` comes next."""
-        found: dict[int, Verified] = {}
-        for weighs in (True, False):
-            mine = [i for i, span in enumerate(spans) if (span.params.verify_mode != "exact") == weighs]
-            if not mine:
-                continue
-            asked = spans if len(mine) == len(spans) else [spans[i] for i in mine]
-            part = logits if asked is spans else logits[_places(spans, mine, logits.device)]
-            if weighs:
-                choices = [c for span in asked for c in _choices(span)]
-                p = probabilities(part, choices).split([len(span.draft) + 1 for span in asked])
-                found |= zip(mine, self._weigh(asked, p), strict=True)
-            else:
-                found |= zip(mine, self._equal(asked, self._chosen(part, asked)), strict=True)
-        return [found[i] for i in range(len(spans))]
+        weighed = [i for i, span in enumerate(spans) if span.request.params.verify_mode != "exact"]
+        if not weighed:
+            return self._equal(spans, self._chosen(logits, spans))
+        exact = [i for i, span in enumerate(spans) if span.params.verify_mode == "exact"]
+        asked = [spans[i] for i in weighed]
+        choices = [c for span in asked for c in _choices(span)]
+        p = probabilities(logits[_places(spans, weighed, logits.device)], choices)
+        found = self._weigh(asked, p.split([len(span.draft) + 1 for span in asked]))
+        if exact:
+            asked = [spans[i] for i in exact]
+            chosen = self._chosen(logits[_places(spans, exact, logits.device)], asked)
+            found += self._equal(asked, chosen)
+        return [v for _, v in sorted(zip([*weighed, *exact], found, strict=True), key=lambda each: each[0])]
 
     def _chosen(self, logits: Tensor, spans: Sequence[VerifySpan]) -> list[int]:
         """The target's choices after the root and after every node of each span in turn."""
         draws: list[DrawParams] = []
         at = 0
         for span in spans:
-            draft, params, n = span.draft, span.params, span.position
-            nodes = len(draft) + 1
-            if penalized(params, n - span.request.num_prompt):
+            request, draft = span.request, span.draft
+            params, n = request.params, len(request.history)
+            nodes = len(draft.tokens) + 1
+            if penalized(params, n - request.num_prompt):
                 apply_penalties(logits[at : at + nodes], _choices(span))
             if draft.parents is None:
                 draws.append(draw_params(params, n, nodes))
@@ -102,7 +102,7 @@ class Verifier:
         at = 0
         for span in spans:
             draft = span.draft
-            own = chosen[at : at + len(draft) + 1]
+            own = chosen[at : at + len(draft.tokens) + 1]
             at += len(own)
             if self.accept_length is None:
                 path = accepted_path(draft, own)

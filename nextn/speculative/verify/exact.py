@@ -16,7 +16,7 @@ def accepted_path(draft: Draft, choices: Sequence[int]) -> list[int]:
     >>> accepted_path(Draft([5, 6, 7], [-1, -1, 1]), [6, 0, 7, 8])   # commits 6, 7 and the bonus 8
     [1, 2]
     """
-    assert len(choices) == len(draft) + 1
+    assert len(choices) == len(draft.tokens) + 1
     if draft.parents is None:
         held = 0
         for token, choice in zip(draft.tokens, choices, strict=False):
