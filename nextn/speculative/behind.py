@@ -1,24 +1,26 @@
 """Positions that the draft layer has not seen: requests that do not draft leave it behind.
 
-Its entry at a position is a function of the target's hidden state there and of the token after it. Both are
-kept of the last positions, `DRAFT_WINDOW` at least, until the request drafts again; then they are run over
-before anything is drafted.
+Its entry at a position is a function of the target's hidden state there and of the token after it. The states
+of the last positions, `DRAFT_WINDOW` at least, are kept until the request drafts again; then the layer is run
+over them before anything is drafted.
 
-A step of requests that decode is kept as a whole: it costs one copy, however many they are. They take part in
-every step, so the last steps hold their last positions. A prompt's parts may lie many steps apart, so each
-request's last one is kept by itself.
+A step of requests that decode is kept as a whole, in a ring with a place for each of the last steps: it costs
+one copy, however many they are, and no memory that was not there before. They take part in every step, so the
+last steps hold their last positions. A prompt's parts may lie many steps apart, so each request's last one is
+kept by itself.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from nextn.draft import DRAFT_WINDOW, MAX_DRAFTS
+from nextn.draft import DRAFT_WINDOW
 from nextn.layers.batch import Span
 from nextn.speculative.base import DraftSpan
 from nextn.speculative.draft_state import DraftState, Waiting
@@ -26,96 +28,142 @@ from nextn.speculative.draft_state import DraftState, Waiting
 PIECE = 512  # rows that are caught up in one pass
 
 
-class _Step:
-    """states: of all rows of a step, or of those alone that are kept. work: the spans in it."""
+class _Owners:
+    """Whose the rows of a step are: of each request so many, one after another. Steps that follow one another
+    with the same requests share it."""
 
-    def __init__(self, number: int, hidden: Tensor, work: Sequence[DraftSpan], room: Tensor | None) -> None:
-        """room: memory to keep them in; new memory takes ten times as long as the copy."""
-        self.number, self.work = number, work
-        self.first: list[int] | None = None
-        self._places: dict[int, int] | None = None
-        if hidden.shape[0] <= 2 * len(work) + MAX_DRAFTS:
-            # What `hidden` lies in is written over.
-            rows = hidden.shape[0]
-            fits = room is not None and room.shape[0] >= rows and room.shape[1:] == hidden.shape[1:]
-            self.states = room if room is not None and fits else torch.empty_like(hidden)
-            self.states[:rows].copy_(hidden)
-            return
-        kept = [w for w in work if w.chosen and not w.extend]
-        places = [row for w in kept for row in w.rows]
-        self.work = kept
-        self.first = list(accumulate((len(w.rows) for w in kept), initial=0))
-        self.states = hidden.index_select(0, torch.tensor(places, device=hidden.device))
+    def __init__(self, states: list[DraftState], counts: Sequence[int] | None) -> None:
+        """counts: None for a row each."""
+        self.states, self.counts = states, counts
+        self._places: dict[int, range] | None = None
 
-    def of(self, state: DraftState) -> tuple[DraftSpan, Tensor] | None:
-        """The request's part, and its hidden states."""
+    def rows(self, state: DraftState) -> range:
         if self._places is None:  # rarely asked for
-            self._places = {id(w.state): i for i, w in enumerate(self.work) if w.chosen and not w.extend}
-        place = self._places.get(id(state))
-        if place is None:
-            return None
-        w = self.work[place]
-        if self.first is not None:
-            return w, self.states[self.first[place] : self.first[place + 1]]
-        return w, self.states[list(w.rows)]
+            self._places, at = {}, 0
+            for each, count in zip(self.states, self.counts or [1] * len(self.states), strict=True):
+                self._places[id(each)] = range(at, at + count)
+                at += count
+        return self._places.get(id(state), range(0))
+
+
+class _Step(NamedTuple):
+    number: int
+    owners: _Owners
+
+
+class _Ring:
+    """The states of the last steps, each at the place that its number says."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.states = torch.empty(0)
+        self._addresses = list[int]()  # of each place, where rows can be moved as bytes
+
+    def put(self, number: int, hidden: Tensor, rows: Sequence[int] | None, count: int) -> None:
+        """These rows of `hidden`, so many; None: the first ones."""
+        room = self.states
+        if room.dim() < 3 or room.shape[1] < count or room.dtype != hidden.dtype:
+            self._widen(count, hidden)
+        at = number % self.steps
+        if rows is not None:
+            self.states[at, :count] = _copied(hidden, rows)
+        elif self._addresses and hidden.is_contiguous():
+            # A tenth of what the same takes in torch amid other work: torch's own code is in no cache then.
+            size = count * hidden.shape[1] * hidden.element_size()
+            ctypes.memmove(self._addresses[at], hidden.data_ptr(), size)
+        else:
+            self.states[at, :count] = hidden[:count]
+
+    def _widen(self, count: int, hidden: Tensor) -> None:
+        old = self.states
+        width = 1 << (count - 1).bit_length()
+        self.states = torch.empty(
+            self.steps, width, hidden.shape[1], dtype=hidden.dtype, device=hidden.device
+        )
+        if old.dim() == 3 and old.dtype == hidden.dtype:
+            self.states[:, : old.shape[1]] = old
+        stride = self.states.stride(0) * self.states.element_size()
+        on_host = self.states.device.type == "cpu"
+        first = self.states.data_ptr()
+        self._addresses = [first + i * stride for i in range(self.steps)] if on_host else []
+
+    def take(self, places: Sequence[tuple[int, range]]) -> Tensor:
+        """Of each step, by number, these rows."""
+        width = self.states.shape[1] if self.states.dim() == 3 else 0
+        rows = [n % self.steps * width + row for n, each in places for row in each]
+        return self.states.flatten(0, 1)[torch.tensor(rows, device=self.states.device)]
 
 
 class Behind:
     def __init__(self, page_size: int) -> None:
         self._most = max(DRAFT_WINDOW, page_size)
-        self._steps: deque[_Step] = deque()
-        self._count = 0  # of steps
+        self._ring = _Ring(self._most)
+        self._steps: deque[_Step] = deque(maxlen=self._most)
+        self._count = 0  # of steps that were put into the ring
+        self._last: _Owners | None = None  # of the last one, where each has a row
         self._waiting = 0  # requests of which something is kept
 
     def keep(self, hidden: Tensor, work: Sequence[DraftSpan]) -> None:
-        """Of the requests that do not extend in this step, whose hidden states are in `hidden`."""
-        parts = 0
-        number, self._count = self._count, self._count + 1
+        """Of requests that do not extend in this step. hidden: the step's states, all of them."""
+        states = [w.state for w in work]
+        last = self._last
+        # The same requests with a row each: that follows from which row the last one ends with.
+        if last is not None and last.states == states and work[-1].rows[-1] == len(work) - 1:
+            self._put(hidden, last, None)
+            return
+        parts: list[DraftSpan] = []
+        kept: list[DraftSpan] = []
         for w in work:
-            if w.extend:
-                parts += 1
-            elif w.state.waiting is None or w.state.waiting.since is None or not w.chosen:
-                self._keep_part(hidden, w)
-                parts += 1
-        if parts < len(work):
-            oldest = self._steps.popleft().states if len(self._steps) == self._most else None
-            self._steps.append(_Step(number, hidden, work, oldest))
+            alone = w.state.waiting is None or w.state.waiting.since is None or not w.chosen
+            (parts if alone else kept).append(w)
+        if kept:
+            rows = [row for w in kept for row in w.rows]
+            counts = None if len(rows) == len(kept) else [len(w.rows) for w in kept]
+            self._put(hidden, _Owners([w.state for w in kept], counts), rows)
+        for w in parts:
+            self._keep_part(hidden, w)
+
+    def _put(self, hidden: Tensor, owners: _Owners, rows: Sequence[int] | None) -> None:
+        """rows: None for the first ones, one of each."""
+        count = len(owners.states) if rows is None else len(rows)
+        if rows == list(range(count)):
+            rows = None
+        self._ring.put(self._count, hidden, rows, count)
+        self._steps.append(_Step(self._count, owners))
+        self._count += 1
+        self._last = owners if owners.counts is None else None
 
     def _keep_part(self, hidden: Tensor, w: DraftSpan) -> None:
         """Of a prompt, or the first step after one that extended."""
-        rows, following = list(w.rows), list(w.following)
-        states = hidden.index_select(0, torch.tensor(rows[-self._most :], device=hidden.device))
+        states = _copied(hidden, w.rows[-self._most :])
         before = w.state.waiting
         if before is None:
             self._waiting += 1
         else:
             assert before.end == w.draft_from + w.start, f"a gap before {w.start}"
-            states, following = torch.cat([before.states, states]), [*before.following, *following]
-        end = w.draft_from + w.start + len(w.following)
-        # From the next step on, where the prompt is complete: this one is in the part.
+            states = torch.cat([before.states, states])
+        end = w.draft_from + w.start + len(w.rows)
+        # From the next step on, where the prompt is complete.
         since = self._count if w.chosen else None
-        w.state.waiting = Waiting(states[-self._most :], following[-self._most :], end, since)
+        w.state.waiting = Waiting(states[-self._most :], end, since)
 
-    def _take(self, w: DraftSpan) -> tuple[Tensor, list[int]] | None:
+    def _take(self, w: DraftSpan) -> Tensor | None:
         """What is kept of a request's last positions, up to those of this step; it is kept no longer."""
         waiting = w.state.waiting
         if waiting is None:
             return None
-        parts, following, end = [waiting.states], [*waiting.following], waiting.end
-        for step in self._steps:
-            part = step.of(w.state) if waiting.since is not None and step.number >= waiting.since else None
-            if part is None:
-                continue
-            found, states = part
-            if found.draft_from + found.start != end:  # between them are steps that are kept no longer
-                parts, following = [], []
-            parts.append(states)
-            following += found.following
-            end = found.draft_from + found.start + len(found.following)
-        assert end == w.draft_from + w.start, f"a gap before {w.start}"
+        since = self._count if waiting.since is None else waiting.since
+        places = [(s.number, s.owners.rows(w.state)) for s in self._steps if s.number >= since]
+        later = sum(len(rows) for _, rows in places)
         w.state.waiting = None
         self._waiting -= 1
-        return torch.cat(parts), following
+        self._last = None
+        parts = [self._ring.take(places)] if later else []
+        if waiting.end + later == w.draft_from + w.start:
+            parts.insert(0, waiting.states)
+        else:  # between the part and the steps are some that are kept no longer
+            assert self._count - since > self._most, f"a gap before {w.start}"
+        return torch.cat(parts)
 
     def pieces(self, work: Sequence[DraftSpan]) -> Iterator[tuple[list[DraftSpan], list[Span], Tensor]]:
         """What is kept of these requests, to be run over in this order: whose it is, spans, and the hidden
@@ -125,16 +173,16 @@ class Behind:
         states: list[Tensor] = []
         room = PIECE
         for w in work:
-            kept = self._take(w) if self._waiting else None
-            if kept is None:
+            own = self._take(w) if self._waiting else None
+            if own is None:
                 continue
-            own, following = kept
-            at = max(0, len(following) - w.start)  # what the drafter will not see
-            start = w.start - len(following)
-            while at < len(following):
-                n = min(room, len(following) - at)
+            first = w.draft_from + w.start - len(own)  # of the request's own positions
+            at = max(0, len(own) - w.start)  # what the drafter will not see
+            while at < len(own):
+                n = min(room, len(own) - at)
+                following = w.request.history[first + at + 1 : first + at + n + 1]
                 owners.append(w)
-                spans.append(Span(following[at : at + n], start + at, w.pages))
+                spans.append(Span(following, first + at - w.draft_from, w.pages))
                 states.append(own[at : at + n])
                 at, room = at + n, room - n
                 if not room:
@@ -149,7 +197,15 @@ class Behind:
             self._waiting -= 1
         if not self._waiting:
             self._steps.clear()
+            self._last = None
 
     def __len__(self) -> int:
         """Requests of which something is kept."""
         return self._waiting
+
+
+def _copied(hidden: Tensor, rows: Sequence[int]) -> Tensor:
+    first, last = rows[0], rows[-1]
+    if last - first == len(rows) - 1:  # they count up, as those of a prompt do
+        return hidden[first : last + 1].clone()
+    return hidden[torch.tensor(rows, device=hidden.device)]

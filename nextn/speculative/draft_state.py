@@ -13,11 +13,10 @@ from nextn.speculative.ngram import NGramIndex
 
 @dataclass(slots=True)
 class Waiting:
-    """Positions that wait for the draft layer (nextn.speculative.behind): hidden states, the token after
-    each, and where they end. since: the first step that keeps the later ones, once the prompt is complete."""
+    """Positions that wait for the draft layer (nextn.speculative.behind): hidden states, and where they end.
+    since: the first step that keeps the later ones, once the prompt is complete."""
 
     states: Tensor
-    following: Sequence[int]
     end: int
     since: int | None = None
 
@@ -32,7 +31,7 @@ class LayerProgress:
     next: list[Tensor | None]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class DraftState:
     """guesses: what each source guessed after the last step, by number (nextn.speculative.acceptance).
     chances: the probabilities that each draft was drawn from, where its verification weighs them."""

@@ -60,7 +60,7 @@ class MTPDrafter:
                 span.state.chances = []  # they were verified
         now = [span for span in spans if span.extend]
         if len(now) < len(spans):
-            self.behind.keep(hidden, spans)
+            self.behind.keep(hidden, [span for span in spans if not span.extend] if now else spans)
         if not now:
             return Drafted([NO_DRAFT] * len(spans))
         caught_up = self._catch_up(now)

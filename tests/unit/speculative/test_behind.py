@@ -1,8 +1,11 @@
 """What the draft layer has not seen comes back whole, in order and in pieces."""
 
+import itertools
+import random
+
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.draft_spans import draft_span
 
@@ -14,7 +17,9 @@ from nextn.speculative.draft_state import DraftState
 def committed(state, start, rows, chosen=(), extend=False):
     """Of rows whose hidden state is (request, position); the token after position p is p + 1."""
     following = [start + i + 1 for i in range(len(rows))]
-    return draft_span(start, rows, following, chosen=chosen, extend=extend, state=state)
+    return draft_span(
+        start, rows, following, chosen=chosen, extend=extend, state=state, history=range(start + len(rows))
+    )
 
 
 @given(
@@ -56,6 +61,58 @@ def test_all_of_it_in_order(steps, piece):
     assert len(kept) == 1
     kept.drop(requests[1])
     assert not len(kept)
+
+
+@given(seed=st.integers(0, 10_000), floats=st.booleans())
+@settings(max_examples=60)
+def test_requests_that_come_draft_and_go(seed, floats):
+    """What is taken is true, ends where the step begins, and goes back over the window or to where the
+    request was last taken."""
+    luck, kept, most = random.Random(seed), Behind(16), 64
+    live = []  # [state, number, position, first position not taken, prompt tokens left]
+    numbers = itertools.count()
+    for _ in range(luck.choice([30, 200])):
+        if len(live) < 3 and luck.random() < 0.2:
+            live.append([DraftState(), next(numbers), 0, 0, luck.randrange(1, 90)])
+        if live and luck.random() < 0.05:
+            kept.drop(live.pop(luck.randrange(len(live)))[0])
+        drafting = luck.random() < 0.1
+        hidden, work, asked = [], [], []
+        for each in sorted(live, key=lambda each: each[4]):  # those that decode come first
+            state, number, at, first, prompt = each
+            n = min(prompt, luck.randrange(1, 40)) if prompt else 1 + (luck.random() < 0.03)
+            each[4] = max(0, prompt - n)
+            rows = range(len(hidden), len(hidden) + n)
+            hidden += [(number, at + i) for i in range(n)]
+            chosen = () if each[4] else (1,)
+            span = committed(state, at, rows, chosen, extend=drafting and not prompt)
+            if span.extend:
+                asked.append((span, each))
+                each[3] = at + n
+            else:
+                work.append(span)
+            each[2] += n
+            each.append((at, first))
+        states = torch.tensor(hidden, dtype=torch.float32 if floats else torch.int64)
+        if work:
+            kept.keep(states, work)
+        expected = [(each[1], *each.pop()) for _, each in asked]
+        for each in live:
+            del each[5:]
+        found = {}
+        for owners, spans, rows in kept.pieces([span for span, _ in asked]):
+            at = 0
+            for owner, span in zip(owners, spans, strict=True):
+                part = rows[at : at + len(span.tokens)].tolist()
+                assert [p + 1 for _, p in part] == list(span.tokens)
+                assert part[0][1] == span.start
+                found.setdefault(id(owner.state), []).extend((int(n), int(p)) for n, p in part)
+                at += len(span.tokens)
+        for (number, end, first), (span, _) in zip(expected, asked, strict=True):
+            got = found.get(id(span.state), [])
+            begin = end - len(got)
+            assert got == [(number, p) for p in range(begin, end)]
+            assert first <= begin <= max(first, end - most)
 
 
 def test_a_gap_is_noticed():
