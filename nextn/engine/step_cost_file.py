@@ -50,6 +50,8 @@ class StepCostFile:
         try:
             kept = json.loads(self.path.read_bytes())
             kept["cost"]["experts"] = tuple(kept["cost"]["experts"])
+            if kept["cost"].keys() != StepCost.__dataclass_fields__.keys():
+                raise ValueError("they are of another release")
             cost = StepCost(**kept["cost"])
             factors = {int(size): [float(f) for f in found] for size, found in kept["factors"].items()}
             _check(cost, factors)

@@ -36,7 +36,7 @@ class PromptBudget:
         if self.cost is None or not rows:
             return
         kind = bool(prompts)
-        ratio = min(max(seconds / self.cost.rows(rows + prompts), BOUNDS[0]), BOUNDS[1])
+        ratio = min(max(seconds / self.cost.rows(rows, prompts), BOUNDS[0]), BOUNDS[1])
         self._ratios[kind] += SMOOTHING * (ratio - self._ratios[kind])
 
     def beside(self, rows: int, prompts: int) -> int:
@@ -48,7 +48,7 @@ class PromptBudget:
             return most
         plain, mixed = self._ratios
         limit = (1.0 + (SLOWER - 1.0) * prompts) * cost.rows(rows) * plain / mixed
-        return max(1, bisect_right(range(most + 1), limit, key=lambda more: cost.rows(rows + more)) - 1)
+        return max(1, bisect_right(range(most + 1), limit, key=lambda more: cost.rows(rows, more)) - 1)
 
     def affordable(self, budget: float, room: int, start: int, unscored: int | None, beside: bool) -> int:
         """How many tokens from position `start` on the budget is enough for; at least LEAST, or what there is

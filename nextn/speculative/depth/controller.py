@@ -37,7 +37,10 @@ class DepthController:
     def __init__(self, cost: StepCost, worth: Worth, factors: Mapping[int, Sequence[float]] | None = None):
         """factors: what trials of an earlier run found, by batch size as a power of two."""
         # What is said to cost nothing could never be found to cost more.
-        cost = replace(cost, drafted=max(0.2, cost.drafted), a_pass=max(0.02 * cost.rows(1), cost.a_pass))
+        row = max(cost.row, 0.2 * (cost.row + cost.request))
+        cost = replace(
+            cost, row=row, drafted=max(0.2, cost.drafted), a_pass=max(0.02 * cost.rows(1), cost.a_pass)
+        )
         self.cost, self.worth = cost, worth
         self.factors = {size: list(found) for size, found in (factors or {}).items()}
         self._size, self._requests = 0, 1  # of the batch, as a power of two, and when the last plan was made

@@ -28,9 +28,9 @@ def step_costs(draw: st.DrawFn) -> StepCost:
         draw(part) * fixed,
         draw(st.just(0.0) | part) * fixed,
         draw(st.sampled_from([(1, 1), (8, 2), (64, 6), (256, 8)])),
-        drafted=draw(st.floats(0.3, 1.2)),
         a_pass=draw(part) * fixed,
         pass_row=draw(st.floats(0.001, 0.1)) * fixed,
+        request=draw(st.just(0.0) | part) * fixed,
     )
 
 
@@ -118,13 +118,6 @@ def test_without_steps_that_draft_the_others_are_fitted(cost: StepCost) -> None:
         assert found.rows(n) == pytest.approx(cost.rows(n), rel=1e-3)
 
 
-def test_drafts_of_a_batch_that_was_not_timed_without_them_tell_nothing() -> None:
-    cost = StepCost(1e-3, 1e-4, a_pass=1e-4, pass_row=1e-5)
-    steps = timed(cost, works((1, 4)))
-    odd = (drafting(16, 2, 2), 99.0)
-    assert fit([*steps, odd], (1, 1)) == fit(steps, (1, 1))
-
-
 def test_experts_that_rows_wake() -> None:
     """Of 8, each row 2 on its own: 2 by one row, 2 + 6 * 2 / 8 = 3.5 by two, never more than all."""
     cost = StepCost(0.0, 0.0, 1.0, (8, 2))
@@ -135,10 +128,10 @@ def test_experts_that_rows_wake() -> None:
 
 
 def test_what_a_step_takes_without_its_drafts_and_what_they_add() -> None:
-    cost = StepCost(10.0, 2.0, context=0.01, drafted=0.5, a_pass=3.0, pass_row=0.25)
+    cost = StepCost(10.0, 2.0, context=0.01, drafted=0.5, a_pass=3.0, pass_row=0.25, request=0.75)
     # 4 requests, of which one brings 6 rows of a prompt besides; 5 drafts are verified.
     work = StepWork(rows=15, extended=12, passes=(4, 2), requests=4, drafts=5, context=100)
-    assert cost.base(work) == 10.0 + 2.0 * 10 + 0.01 * 100
+    assert cost.base(work) == 10.0 + 0.75 * 4 + 2.0 * 10 + 0.01 * 100
     assert cost.extra(work) == 0.5 * 2.0 * 5 + 3 * 3.0 + (12 + 4 + 2) * 0.25
 
 
