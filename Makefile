@@ -47,6 +47,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	@$(BIN)/python tests/line_budget.py
 
 bench: $(VENV)/.core
 	$(BIN)/python benchmarks/record.py

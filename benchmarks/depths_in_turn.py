@@ -4,7 +4,7 @@
                                         [--cpu-isa avx2] [--threads 2]
 
 An engine for each side, in one process, each with as many requests as the load has; where one ends, the next
-begins. A turn is some 20 ms of steps; a round gives every side its turn, in an order drawn anew. Speed is
+begins. A turn is some 60 ms of steps; a round gives every side its turn, in an order drawn anew. Speed is
 tokens a step, over all rounds, by the middle of what a step takes relative to its round. (`nextn bench
 compare` measures over seconds, and some machines change their speed by half between two of its loads.) The
 first quarter of the rounds is warm-up. Where an engine's memory lies makes it up to a tenth faster or

@@ -17,7 +17,7 @@ from nextn.request import Request, SamplingParams
 from nextn.tokenizer.tokenizer import Tokenizer
 
 AUTO = -1
-TURN = 0.02  # seconds
+TURN = 0.06  # seconds
 LENGTHS = (64, 192)  # tokens of a text
 PROMPTS, PROMPT_TOKENS = 64, 64  # of held-out code; tokens at most
 

@@ -137,3 +137,16 @@ def test_the_engine_needs_torch_numpy_safetensors(room):
 
 def test_every_module_is_in_a_room():
     assert [name for name in MODULES if room_of(name) is None] == []
+
+
+def test_few_modules_outside_import_speculation():
+    """What the rest of the house has to know of it stays little. Names that users see, in options, figures
+    and answers, are not counted."""
+    rooms = {"speculative", "speculation", "draft", "cutoff"}
+    knows = {
+        str(path.relative_to(ROOT))
+        for path in MODULES.values()
+        if not rooms & set(path.relative_to(ROOT).with_suffix("").parts)
+        and any(within(name, room) for name in own_imports(path) for room in rooms)
+    }
+    assert 15 < len(knows) <= 30, sorted(knows)
