@@ -80,6 +80,12 @@ class Honest:
         assert answer.ended == "whole", f"the honest client's request: {answer.status} {answer.code}"
         return answer.seconds
 
+    async def first_constraint(self) -> None:
+        """What the first constraint of any client starts and keeps, the processes that try them, is there."""
+        body = {"prompt": "import os", "max_tokens": 4, "guided_regex": "[a-z]+"}
+        answer = await within(ask(self.server.address, body, headers=self.headers), self.limit)
+        assert answer is not None and answer.ended == "whole", "an ordinary constraint was not served"
+
     async def beside(self, attack: asyncio.Future[Any]) -> list[float]:
         """Until the attack is over; three requests at least."""
         seconds: list[float] = []
@@ -144,6 +150,7 @@ async def stopped(server: Server, report: Report) -> None:
 async def play(name: str, server: Server, rules: Rules) -> dict[str, Any]:
     attack = ATTACKS.get(name, Attack(list))
     report, honest = Report(), Honest(server, attack, rules.limit)
+    await honest.first_constraint()
     usual = [await honest.once() for _ in range(rules.warm)]
     before, engine, restarts = family_megabytes(server), engine_of(server), server.metrics()[RESTARTS]
     peak = [before]
