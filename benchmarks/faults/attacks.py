@@ -84,7 +84,8 @@ class Honest:
         """What the first constraint of any client starts and keeps, the processes that try them, is there."""
         body = {"prompt": "import os", "max_tokens": 4, "guided_regex": "[a-z]+"}
         answer = await within(ask(self.server.address, body, headers=self.headers), self.limit)
-        assert answer is not None and answer.ended == "whole", "an ordinary constraint was not served"
+        assert answer is not None, "an ordinary constraint had no answer"
+        assert answer.ended == "whole", f"an ordinary constraint: {answer.status} {answer.code}"
 
     async def beside(self, attack: asyncio.Future[Any]) -> list[float]:
         """Until the attack is over; three requests at least."""
