@@ -81,11 +81,13 @@ class Honest:
         return answer.seconds
 
     async def first_constraint(self) -> None:
-        """What the first constraint of any client starts and keeps, the processes that try them, is there."""
-        body = {"prompt": "import os", "max_tokens": 4, "guided_regex": "[a-z]+"}
-        answer = await within(ask(self.server.address, body, headers=self.headers), self.limit)
-        assert answer is not None, "an ordinary constraint had no answer"
-        assert answer.ended == "whole", f"an ordinary constraint: {answer.status} {answer.code}"
+        """What the first constraint and the first stop_regex of any client start and keep, the processes that
+        try them, is there."""
+        for name in ("guided_regex", "stop_regex"):
+            body = {"prompt": "import os", "max_tokens": 4, name: "[a-z]+"}
+            answer = await within(ask(self.server.address, body, headers=self.headers), self.limit)
+            assert answer is not None, f"an ordinary {name} had no answer"
+            assert answer.ended == "whole", f"an ordinary {name}: {answer.status} {answer.code}"
 
     async def beside(self, attack: asyncio.Future[Any]) -> list[float]:
         """Until the attack is over; three requests at least."""
