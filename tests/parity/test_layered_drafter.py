@@ -45,8 +45,9 @@ class Engine:
         hidden = self.model.forward(self.model.batch([Span(now, start, PAGES)], PAGE), self.pool)
         following = TOKENS[start + 1 : start + count + 1]
         span = draft_span(
-            start, range(count), following, PAGES, DEPTH if extend else 0, state=self.state, extend=extend
-        )
+            start, range(count), following, PAGES, DEPTH if extend else 0, history=TOKENS[: start + count],
+            state=self.state, extend=extend,
+        )  # fmt: skip
         self.draft = next_draft(self.drafter, span, hidden)
 
     def entries(self) -> list[Tensor]:
