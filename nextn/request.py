@@ -313,7 +313,7 @@ class Request:
         return len(self.tokens) - self.num_prompt
 
     @property
-    def owed(self) -> int:
+    def deferred(self) -> int:
         """Of the committed positions, the last so many have no entry of the draft layer yet."""
         return self.committed - self.draft_to
 

@@ -18,7 +18,7 @@ from nextn.server.answers.openai import Reply
 from nextn.server.http.sse import EventStream
 from nextn.server.parsers.answer import CONTENT, Reading
 from nextn.server.process.engine_client import EngineClient
-from nextn.server.process.messages import Add, Ready, StepNews, decode_to_engine
+from nextn.server.process.messages import Add, Ready, StepOutputs, decode_to_engine
 from nextn.server.protocol.openai import ChatRequest, CompletionRequest
 from nextn.stats import EngineStats
 
@@ -46,7 +46,7 @@ class Played:
                     out.logprobs = [TokenLogprob(-token / 64, [(token, -token / 64)]) for token in tokens]
                 if i == len(self.steps) - 1:
                     out.finish_reason, out.spec = self.reason, SpecStats()
-                self.client.receive(StepNews([out], EngineStats(), 0.1))
+                self.client.receive(StepOutputs([out], EngineStats(), 0.1))
 
 
 def streamed_is_whole(data: bytes) -> None:

@@ -68,7 +68,7 @@ class Runner:
             for r, v in zip(rows, verified, strict=True)
         ]
         self._compact(rows, [v.path for v in verified])
-        told = _output_logprobs(raw, rows, verified)
+        logprobs = _output_logprobs(raw, rows, verified)
         scored = self._prompt_logprobs(hidden, rows)
         made = self._draft(hidden, rows, verified)
         results = []
@@ -81,10 +81,10 @@ class Runner:
                 RowResult(
                     v.tokens,
                     NO_DRAFT if error is not None else made.drafts[i],
-                    told[i].found,
+                    logprobs[i].found,
                     scored[i].found or [],
                     v.ended,
-                    error or told[i].error or scored[i].error,
+                    error or logprobs[i].error or scored[i].error,
                 )
             )
         decoding = sum(r.chooses for r in rows)
@@ -138,7 +138,7 @@ class Runner:
         verified = iter(isolated(verify, asked, failed, "verification"))
         return [next(verified) if r.chooses else NOTHING for r in rows], raw
 
-    def _prompt_logprobs(self, hidden: Tensor, rows: Sequence[RequestState]) -> list[_Told]:
+    def _prompt_logprobs(self, hidden: Tensor, rows: Sequence[RequestState]) -> list[_Logprobs]:
         wanted: list[tuple[int, int]] = []  # numbers of rows, with their first row of `hidden`
         at = 0
         for i, r in enumerate(rows):
@@ -149,12 +149,12 @@ class Runner:
         def logits(places: list[int]) -> Tensor:
             return self.model.logits(take(self.model, hidden, places))
 
-        def tell(some: Sequence[tuple[int, int]]) -> list[_Told]:
+        def compute(some: Sequence[tuple[int, int]]) -> list[_Logprobs]:
             asked = [a for i, first in some for a in _asked_of_prompt(rows[i], first)]
-            told = prompt_logprobs(logits, asked)
-            return [_Told([next(told) for _ in rows[i].scores]) for i, _ in some]
+            logprobs = prompt_logprobs(logits, asked)
+            return [_Logprobs([next(logprobs) for _ in rows[i].scores]) for i, _ in some]
 
-        return _each(tell, wanted, len(rows))
+        return _each(compute, wanted, len(rows))
 
     def _draft(self, hidden: Tensor, rows: Sequence[RequestState], verified: Sequence[Verified]) -> Drafted:
         """The next drafts. Rows that are in error have no part in it."""
@@ -209,7 +209,7 @@ class Runner:
             self.pool.move(source, target, self.model.config.num_hidden_layers)
 
 
-class _Told(NamedTuple):
+class _Logprobs(NamedTuple):
     """One row's log-probabilities, None if it wants none."""
 
     found: list[TokenLogprob] | None = None
@@ -218,7 +218,7 @@ class _Told(NamedTuple):
 
 def _output_logprobs(
     raw: Tensor | None, rows: Sequence[RequestState], verified: Sequence[Verified]
-) -> list[_Told]:
+) -> list[_Logprobs]:
     """Of the tokens that each row commits. `raw`: see `Runner._verify`."""
     wanted: list[tuple[int, int]] = []  # numbers of rows, with their first row of `raw`
     if raw is not None:
@@ -228,7 +228,7 @@ def _output_logprobs(
                 wanted.append((i, at))
                 at += len(r.draft) + 1
 
-    def tell(some: Sequence[tuple[int, int]]) -> list[_Told]:
+    def compute(some: Sequence[tuple[int, int]]) -> list[_Logprobs]:
         assert raw is not None
         asked: list[Asked] = []
         for i, first in some:
@@ -236,22 +236,29 @@ def _output_logprobs(
             top = rows[i].params.logprobs or 0
             # A row in error may commit nothing.
             asked += [Asked(first + n, t, top) for n, t in zip(chosen_at, verified[i].tokens, strict=False)]
-        told = iter(token_logprobs(raw, asked))
-        return [_Told([next(told) for _ in verified[i].tokens]) for i, _ in some]
+        logprobs = iter(token_logprobs(raw, asked))
+        return [_Logprobs([next(logprobs) for _ in verified[i].tokens]) for i, _ in some]
 
-    return _each(tell, wanted, len(rows))
+    return _each(compute, wanted, len(rows))
 
 
 def _each(
-    tell: Callable[[Sequence[tuple[int, int]]], list[_Told]], wanted: Sequence[tuple[int, int]], rows: int
-) -> list[_Told]:
-    """What is told of every row, of those that are not `wanted` nothing."""
-    told = [_Told()] * rows
+    compute: Callable[[Sequence[tuple[int, int]]], list[_Logprobs]],
+    wanted: Sequence[tuple[int, int]],
+    rows: int,
+) -> list[_Logprobs]:
+    """Of every row; of those that are not `wanted` nothing."""
+    logprobs = [_Logprobs()] * rows
     if wanted:
-        found = isolated(tell, wanted, lambda _, e: _Told(error=failed_in("log-probabilities", e)), "telling")
+        found = isolated(
+            compute,
+            wanted,
+            lambda _, e: _Logprobs(error=failed_in("log-probabilities", e)),
+            "log-probabilities",
+        )
         for (i, _), each in zip(wanted, found, strict=True):
-            told[i] = each
-    return told
+            logprobs[i] = each
+    return logprobs
 
 
 def _asked_of_prompt(row: RequestState, first: int) -> list[Asked]:

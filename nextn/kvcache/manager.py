@@ -114,7 +114,7 @@ class KVManager:
         """Called before the draft layer catches up. If it is behind by more than its window, the earlier
         positions are skipped: it will never see them."""
         window = max(DRAFT_WINDOW, self.page_size)
-        if req.owed > window:
+        if req.deferred > window:
             req.draft_from = req.draft_to = self.pages_for(req.committed - window) * self.page_size
 
     def _see_behind(self, req: Request, numbers: Sequence[int]) -> None:

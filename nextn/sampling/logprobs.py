@@ -1,6 +1,6 @@
 """Log-probabilities of tokens: log_softmax of the target's raw logits, for the rows that asked.
 
-What is told of a row depends on that row alone: log_softmax works row by row, and the most likely tokens
+What a row gets depends on that row alone: log_softmax works row by row, and the most likely tokens
 are picked among rows that want equally many. So MTP, batch and chunking do not show in it, to the bit.
 
 Shapes: N rows, V vocabulary.
@@ -20,7 +20,7 @@ ROWS = 64  # at a time: bounds the memory, 64 rows of 129,280 logits are 32 MiB
 
 
 class Asked(NamedTuple):
-    """One log-probability to tell: of `token` by row `row` of the logits, and of the `top`
+    """One log-probability that is asked for: of `token` by row `row` of the logits, and of the `top`
     most likely ones."""
 
     row: int
@@ -30,16 +30,16 @@ class Asked(NamedTuple):
 
 def token_logprobs(logits: Tensor, asked: Sequence[Asked]) -> list[TokenLogprob]:
     """logits [N, V] f32, raw -> one answer for each question. Rows that nobody asks for cost nothing."""
-    told: dict[int, TokenLogprob] = {}
+    found: dict[int, TokenLogprob] = {}
     for top in {a.top for a in asked}:
         alike = [i for i, a in enumerate(asked) if a.top == top]
         for begin in range(0, len(alike), ROWS):
             some = alike[begin : begin + ROWS]
-            told |= zip(some, _tell(logits, [asked[i] for i in some], top), strict=True)
-    return [told[i] for i in range(len(asked))]
+            found |= zip(some, _compute(logits, [asked[i] for i in some], top), strict=True)
+    return [found[i] for i in range(len(asked))]
 
 
-def _tell(logits: Tensor, asked: Sequence[Asked], top: int) -> list[TokenLogprob]:
+def _compute(logits: Tensor, asked: Sequence[Asked], top: int) -> list[TokenLogprob]:
     def column(values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=logits.device)
 

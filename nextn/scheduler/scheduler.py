@@ -278,7 +278,7 @@ class Scheduler:
                 outputs.append(self._fail(req, failed_in("its commit", e)))
         if result.work is not None:
             if self.auto is not None:
-                self.auto.stepped(result.work, seconds, self._owed)
+                self.auto.stepped(result.work, seconds, self._deferred)
             if seconds is not None:
                 self._took(plan, result.work, seconds)
         self.stats.steps += bool(plan.rows)
@@ -385,9 +385,9 @@ class Scheduler:
                 return i + 1, "length", None
         return len(tokens), None, None
 
-    def _owed(self) -> int:
+    def _deferred(self) -> int:
         """Positions that the drafter would have to catch up with if all requests were to draft now."""
-        return sum(min(r.owed, DRAFT_WINDOW) for r in self.running)
+        return sum(min(r.deferred, DRAFT_WINDOW) for r in self.running)
 
     # --- looking in -------------------------------------------------------------------------
 

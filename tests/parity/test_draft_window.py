@@ -33,9 +33,9 @@ class Pauses:
     def note(self, draft: object, accepted: int) -> None:
         pass
 
-    def stepped(self, work: object, seconds: float | None, owed: Any) -> None:
+    def stepped(self, work: object, seconds: float | None, deferred: Any) -> None:
         self.steps += 1
-        assert owed() >= 0
+        assert deferred() >= 0
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_a_window_smaller_than_what_was_missed_is_all_that_it_sees(prompts: list
     [req] = made._scheduler.running
     assert req.draft_from % 16 == 0
     assert DRAFT_WINDOW - 16 <= req.committed - req.draft_from <= DRAFT_WINDOW + 80
-    assert req.owed == 0
+    assert req.deferred == 0
 
 
 @pytest.mark.parametrize("tail", [0, 3, 40])

@@ -30,12 +30,12 @@ class Load:
     def __init__(self, machine: Machine, seed: int = 0, rates: Sequence[float] = BIN_RATES) -> None:
         self.machine, self.luck, self.rates = machine, random.Random(seed), rates
         self.drafts: list[tuple[Draft, int]] = []
-        self.owed: list[int] = []
+        self.deferred: list[int] = []
 
     def resize(self, n: int) -> None:
         """Requests leave, or new ones come that owe nothing."""
         self.drafts = (self.drafts + [(NO_DRAFT, 0)] * n)[:n]
-        self.owed = (self.owed + [0] * n)[:n]
+        self.deferred = (self.deferred + [0] * n)[:n]
 
     def draw(self, cutoff: Cutoff | None, num_steps: int) -> list[int]:
         """Drafts for every request; the rows of each pass beyond the first."""
@@ -81,11 +81,11 @@ class Load:
         rows = n + sum(len(draft) for draft, _ in verified)
         extended, passes = 0, list[int]()
         if drafting:
-            extended = tokens + sum(self.owed)
-            self.owed = [0] * n
+            extended = tokens + sum(self.deferred)
+            self.deferred = [0] * n
             passes = self.draw(cutoff, num_steps)
         else:
-            self.owed = [min(DRAFT_WINDOW, o + 1) for o in self.owed]
+            self.deferred = [min(DRAFT_WINDOW, o + 1) for o in self.deferred]
             self.drafts = [(NO_DRAFT, 0)] * n
         work = StepWork(rows, extended, tuple(passes), n, rows - n)
         cost = self.machine.cost
@@ -120,7 +120,7 @@ def watch(
             if draft is not NO_DRAFT:
                 controller.note(draft, held)
         known = told is None or told(ran.steps)
-        controller.stepped(work, took if known else None, lambda: sum(load.owed))
+        controller.stepped(work, took if known else None, lambda: sum(load.deferred))
         ran.seconds += took
         ran.tokens += made
         ran.steps += 1

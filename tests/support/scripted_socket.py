@@ -17,7 +17,7 @@ from nextn.server.monitoring.metrics import Metrics
 from nextn.server.monitoring.request_log import RequestLog
 from nextn.server.monitoring.watch import Watch
 from nextn.server.process.engine_client import EngineClient
-from nextn.server.process.messages import Add, PromptScores, Ready, StepNews, decode_to_engine, requests_of
+from nextn.server.process.messages import Add, PromptScores, Ready, StepOutputs, decode_to_engine, requests_of
 from nextn.server_config import ServerConfig
 from nextn.stats import EngineStats
 from nextn.tokenizer.tokenizer import Tokenizer
@@ -60,7 +60,7 @@ class ScriptedSocket:
                 out.matched = self.matched
                 if params.logprobs is not None and self.matched is not None:
                     out.matched_logprob = logprob_of(self.matched)
-            self.client.receive(StepNews([out], EngineStats(), 0.1, scores))
+            self.client.receive(StepOutputs([out], EngineStats(), 0.1, scores))
             await asyncio.sleep(0)
 
 

@@ -18,13 +18,13 @@ def draw(
     """`nextn.ops.base.Draw`: logits [N or more, V] -> the N tokens that `draws` ask for, or NO_TOKEN."""
     tokens = array("i", bytes(4 * sum([d.rows for d in draws])))
     assert len(tokens) <= logits.shape[0]
-    leads = array("f", bytes(0 if confidence is None else 4 * len(tokens)))
+    confidences = array("f", bytes(0 if confidence is None else 4 * len(tokens)))
     kernels.nx_choose(
         logits.data_ptr(), len(draws), logits.shape[1], packed(draws), tokens.buffer_info()[0],
-        leads.buffer_info()[0] if leads else None,
+        confidences.buffer_info()[0] if confidences else None,
     )  # fmt: skip
     if confidence is not None:
-        confidence += leads
+        confidence += confidences
     return tokens.tolist()
 
 

@@ -26,7 +26,7 @@ from nextn.server.process.messages import (
     Ready,
     Rejected,
     SetSpeculativeDefaults,
-    StepNews,
+    StepOutputs,
     ToEngine,
     add_of,
     encode,
@@ -146,7 +146,7 @@ class EngineClient:
     def receive(self, message: FromEngine) -> None:
         self.heard.set()
         self.last_sign = time.monotonic()
-        if isinstance(message, StepNews):
+        if isinstance(message, StepOutputs):
             self.figures.on_step(message.stats, message.seconds)
             for scores in message.scores:
                 self._tell_scores(scores)

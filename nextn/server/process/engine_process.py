@@ -40,7 +40,7 @@ from nextn.server.process.messages import (
     Ready,
     Rejected,
     SetSpeculativeDefaults,
-    StepNews,
+    StepOutputs,
     Stop,
     ToEngine,
     decode_to_engine,
@@ -181,7 +181,7 @@ def loop(engine: Engine, link: Link, grammars: GrammarCompiler) -> None:
         now = time.perf_counter()
         # An engine that only waits for grammars sends a sign of life: the watchdog ends a silent one.
         if stepped or aborted or (line and now - sent >= IDLE_MS / 1000):
-            link.send(StepNews(outputs, engine.stats(), now - began, scores))
+            link.send(StepOutputs(outputs, engine.stats(), now - began, scores))
             began = sent = now
 
 

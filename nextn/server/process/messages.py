@@ -144,7 +144,7 @@ class PromptScores(msgspec.Struct, array_like=True):
         return [None, *each]
 
 
-class StepNews(msgspec.Struct, tag=True, array_like=True):
+class StepOutputs(msgspec.Struct, tag=True, array_like=True):
     """After a step, or after aborts between steps. `seconds`: how long the engine was busy with it. `scores`:
     of prompts that are now complete; the outputs themselves have none."""
 
@@ -154,7 +154,7 @@ class StepNews(msgspec.Struct, tag=True, array_like=True):
     scores: list[PromptScores] = []
 
 
-FromEngine: TypeAlias = Ready | Failed | Rejected | Done | StepNews
+FromEngine: TypeAlias = Ready | Failed | Rejected | Done | StepOutputs
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

@@ -50,7 +50,7 @@ class DepthController:
         self._skip = False  # the first step of its kind verifies what the other kind made
         # Seconds: from the last plan and the last trial, of a step, without drafts.
         self._since = self._since_trial = self._step = self._blind = 0.0
-        self._steps, self._purse = 0, 2.0 * TRIAL_SHARE
+        self._steps, self._trial_budget = 0, 2.0 * TRIAL_SHARE
         # Sums of what came and was expected: tokens of drafts, and seconds by `cost` that they added.
         self._tokens, self._extra = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
         self._plan(1, 0)
@@ -69,9 +69,9 @@ class DepthController:
         self.worth.note(draft, accepted)
         _add(self._tokens, accepted, self._setting.tokens - 1.0)
 
-    def stepped(self, work: StepWork, seconds: float | None, owed: Callable[[], int]) -> None:
+    def stepped(self, work: StepWork, seconds: float | None, deferred: Callable[[], int]) -> None:
         """A step has run. seconds: from the end of the one before; None: the engine was idle in between.
-        owed: positions that the drafter has to catch up with where all requests draft."""
+        deferred: positions that the drafter has to catch up with where all requests draft."""
         n = work.requests
         if not n:
             return
@@ -81,15 +81,17 @@ class DepthController:
             self._size = round(math.log2(n))
             self._log.clear()
             self._left = []
-            self._plan(n, owed())
+            self._plan(n, deferred())
         elif self._since >= PLAN_SECONDS and not self._left:
-            self._plan(n, owed())
+            self._plan(n, deferred())
 
     def _note_step(self, work: StepWork, seconds: float) -> None:
         self._since += seconds
         self._steps += 1
         self._step += (seconds - self._step) * (0.1 if self._step else 1.0)
-        self._purse = min(self._purse + TRIAL_SHARE * seconds, max(2.0 * TRIAL_SHARE, 64.0 * self._step))
+        self._trial_budget = min(
+            self._trial_budget + TRIAL_SHARE * seconds, max(2.0 * TRIAL_SHARE, 64.0 * self._step)
+        )
         own = 2 * (work.requests + work.drafts)  # beyond it: long prompts, or the drafter catches up
         if not self._skip and work.rows <= own and work.extended <= own:
             self._log.append((self.drafting, seconds, work))
@@ -132,7 +134,7 @@ class DepthController:
         drift = DRIFT * math.sqrt(self._since_trial)
         return mean, max(UNKNOWN / count**2, math.hypot(spread, drift))
 
-    def _plan(self, n: int, owed: int) -> None:
+    def _plan(self, n: int, deferred: int) -> None:
         self._since_trial += self._since
         mean, deviation = self._factor()
         self._mean = mean
@@ -156,9 +158,9 @@ class DepthController:
         length = round(min(most, max(fewest, TRIAL_SECONDS / (self._step or TRIAL_SECONDS))))
         # Each size is tried; nobody knows what that costs, so what it is thought to cost is bounded.
         lost = min(0.2 if untried else 1.0, max(MARGIN, abs(ahead)))
-        price = lost * length * self._step + cost.drafting(1, owed)
-        if (untried or abs(ahead) < 2.0 * doubt) and price < self._purse and len(self._log) >= length:
-            self._purse -= price
+        price = lost * length * self._step + cost.drafting(1, deferred)
+        if (untried or abs(ahead) < 2.0 * doubt) and price < self._trial_budget and len(self._log) >= length:
+            self._trial_budget -= price
             self._left = [length + 1, length + 1]  # the first step of each kind does not count
             self._switch(not self._usual)
 

@@ -160,8 +160,8 @@ def test_a_prompt_as_long_as_the_context_can_be_scored():
 
 def test_only_rows_that_asked_are_softmaxed(monkeypatch):
     seen = []
-    tell = logprobs._tell
-    monkeypatch.setattr(logprobs, "_tell", lambda *args: seen.append(len(args[1])) or tell(*args))
+    tell = logprobs._compute
+    monkeypatch.setattr(logprobs, "_compute", lambda *args: seen.append(len(args[1])) or tell(*args))
     engine = make(speculative_num_steps=3)
     run(engine, [("a", [5] * 30, SamplingParams(max_tokens=20, ignore_eos=True))])
     assert seen == []

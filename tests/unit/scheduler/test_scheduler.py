@@ -172,18 +172,18 @@ class Never:
     def note(self, draft, accepted):
         assert draft is not NO_DRAFT
 
-    def stepped(self, work, seconds, owed):
-        assert owed() >= 0
+    def stepped(self, work, seconds, deferred):
+        assert deferred() >= 0
 
 
 class Whims(Never):
-    """Drafts and none by turns, some long enough for more to be owed than the drafter's window."""
+    """Drafts and none by turns, some long enough for more to be deferred than the drafter's window."""
 
     def __init__(self):
         self.random, self.left = random.Random(3), 0
 
-    def stepped(self, work, seconds, owed):
-        super().stepped(work, seconds, owed)
+    def stepped(self, work, seconds, deferred):
+        super().stepped(work, seconds, deferred)
         self.left -= 1
         if self.left < 0:
             self.drafting, self.left = self.random.random() < 0.5, self.random.choice([0, 3, 30, 100])
@@ -280,7 +280,7 @@ def test_pages_without_draft_entries_are_shared_and_not_drafted_on():
         plan = sched.plan()
         sched.commit(plan, ex.run(plan))
         for req in sched.running:
-            assert req.owed == req.committed
+            assert req.deferred == req.committed
         sched.check_integrity()
     assert not ex.entries
     never.drafting = True
@@ -308,7 +308,7 @@ def test_the_drafter_catches_up_with_a_window():
     req = sched.by_rid["a"]
     assert req.committed - DRAFT_WINDOW <= plan.rows[0].draft_from < req.committed - DRAFT_WINDOW + 4
     sched.commit(plan, ex.run(plan))
-    assert req.owed == 0
+    assert req.deferred == 0
     sched.check_integrity()
 
 

@@ -20,7 +20,7 @@ from nextn.server.answers.openai import Reply
 from nextn.server.parsers.answer import CONTENT, Reading
 from nextn.server.parsers.tools import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
 from nextn.server.process.engine_client import EngineClient
-from nextn.server.process.messages import Ready, StepNews
+from nextn.server.process.messages import Ready, StepOutputs
 from nextn.server.protocol.openai import ChatRequest
 from nextn.stats import EngineStats
 from nextn.tokenizer.tokenizer import Tokenizer
@@ -60,7 +60,7 @@ def played(
         working = asyncio.ensure_future(answer())
         await asyncio.sleep(0)
         for out in news:
-            engine.receive(StepNews([out], EngineStats(), 0.1))
+            engine.receive(StepOutputs([out], EngineStats(), 0.1))
             await asyncio.sleep(0)
         return await working
 

@@ -24,7 +24,7 @@ from nextn.server.monitoring.metrics import Metrics
 from nextn.server.monitoring.request_log import RequestLog
 from nextn.server.monitoring.watch import Watch
 from nextn.server.process.engine_client import EngineClient
-from nextn.server.process.messages import Abort, Add, Ready, Rejected, StepNews
+from nextn.server.process.messages import Abort, Add, Ready, Rejected, StepOutputs
 from nextn.server.protocol.errors import ApiError, engine_dead
 from nextn.server.protocol.openai import ChatRequest, CompletionRequest
 from nextn.stats import EngineStats
@@ -50,7 +50,7 @@ def generation(engine: EngineClient, tokenizer: Tokenizer, **options: Any) -> Ge
     )
 
 
-def steps(rid: str, tokens: Sequence[int], cuts: Sequence[int], reason: str | None) -> list[StepNews]:
+def steps(rid: str, tokens: Sequence[int], cuts: Sequence[int], reason: str | None) -> list[StepOutputs]:
     """The tokens as news, cut into runs of these lengths, the last run as long as is left."""
     news, at = [], 0
     for run in [*cuts, len(tokens)]:
@@ -61,13 +61,13 @@ def steps(rid: str, tokens: Sequence[int], cuts: Sequence[int], reason: str | No
             rid, part, [*range(1, len(part)), 0][: len(part)], reason if last else None, cached_tokens=2
         )
         out.spec = SpecStats(verify_steps=len(news) + 1, committed=at)
-        news.append(StepNews([out], EngineStats(), 0.1))
+        news.append(StepOutputs([out], EngineStats(), 0.1))
         if last:
             break
     return news
 
 
-def run(engine: EngineClient, reply: Reply, news: Sequence[StepNews | Rejected]) -> tuple[Any, list[Any]]:
+def run(engine: EngineClient, reply: Reply, news: Sequence[StepOutputs | Rejected]) -> tuple[Any, list[Any]]:
     """Plays the news; returns the whole answer, or the chunks when the request streams."""
 
     async def play() -> Any:
@@ -147,7 +147,7 @@ def test_draft_depths_of_a_stream(tokenizer: Tokenizer, cuts: list[int], stop: l
         rid = gen.choices[0].request.rid
         news = steps(rid, tokens, cuts, "length" if end == "length" else None)
         if end == "stop":
-            news.append(StepNews([Output(rid, [], [], "stop", 1)], EngineStats(), 0.1))
+            news.append(StepOutputs([Output(rid, [], [], "stop", 1)], EngineStats(), 0.1))
         request = CompletionRequest(prompt="x", stream=stream, return_draft_depths=True)
         found, _ = run(engine, Reply(request, gen, "m"), news)
         choices = [chunk["choices"][0] for chunk in found] if stream else found["choices"]
@@ -190,7 +190,7 @@ def test_unfinished_character_at_the_end(tokenizer: Tokenizer) -> None:
 def test_an_end_without_a_token(tokenizer: Tokenizer) -> None:
     engine = client()
     gen = generation(engine, tokenizer)
-    news = [StepNews([Output(gen.choices[0].request.rid, [], [], "stop", 1)], EngineStats(), 0.1)]
+    news = [StepOutputs([Output(gen.choices[0].request.rid, [], [], "stop", 1)], EngineStats(), 0.1)]
     answer, _ = run(engine, Reply(CompletionRequest(prompt="x"), gen, "m"), news)
     assert answer["choices"][0] == {
         "index": 0,
@@ -230,7 +230,7 @@ def test_spec_tokens_details(tokenizer: Tokenizer, chat: bool, usage: bool | Non
     news = []
     for choice in gen.choices:
         last = Output(choice.request.rid, [5], [0], "length", spec=spec_of((2, 0), (2, 2), (1, 1)))
-        news.append(StepNews([last], EngineStats(), 0.1))
+        news.append(StepOutputs([last], EngineStats(), 0.1))
     answer, _ = run(engine, Reply(request, gen, "m"), news)
     if usage is not None:
         *chunks, answer = answer
@@ -264,7 +264,7 @@ def test_a_text_that_is_nobodys_says_so_unasked(tokenizer: Tokenizer) -> None:
     gen = generation(engine, tokenizer)
     spec = SpecStats(simulated=True)
     last = Output(gen.choices[0].request.rid, [5], [0], "length", spec=spec)
-    news = [StepNews([last], EngineStats(), 0.1)]
+    news = [StepOutputs([last], EngineStats(), 0.1)]
     answer, _ = run(engine, Reply(CompletionRequest(prompt="x"), gen, "m"), news)
     assert answer["usage"]["spec_details"]["simulated"] is True
 
@@ -278,9 +278,9 @@ def test_one_line_for_each_finished_request(tokenizer: Tokenizer, caplog: pytest
         gen = generation(engine, tokenizer, n=2, stop=["b"], arrival=arrival, observer=observer)
         first, second = (choice.request.rid for choice in gen.choices)
         news = [
-            StepNews([Output(first, [5], [0], cached_tokens=2)], EngineStats(), 0.1),
+            StepOutputs([Output(first, [5], [0], cached_tokens=2)], EngineStats(), 0.1),
             *steps(second, tokenizer.encode("ab", add_special_tokens=False), [], None),
-            StepNews(
+            StepOutputs(
                 [Output(first, [6, 7], [1, 0], "length", spec=spec_of((1, 1)), cached_tokens=2)],
                 EngineStats(), 0.1,
             ),

@@ -19,7 +19,7 @@ from nextn.server.answers.generation import Generation
 from nextn.server.answers.logprobs import PromptEntries, chat_logprobs, completion_logprobs
 from nextn.server.answers.openai import Reply
 from nextn.server.process.engine_client import EngineClient
-from nextn.server.process.messages import PromptScores, Ready, StepNews, decode_from_engine, encode
+from nextn.server.process.messages import PromptScores, Ready, StepOutputs, decode_from_engine, encode
 from nextn.server.protocol.openai import ChatRequest, CompletionRequest
 from nextn.stats import EngineStats
 from nextn.tokenizer.tokenizer import Tokenizer
@@ -76,7 +76,7 @@ def answer(
         working = asyncio.ensure_future(chunks() if request.stream else whole())
         await asyncio.sleep(0)
         for i, out in enumerate(outs):
-            news = StepNews([out], EngineStats(), 0.1, [] if i else scores)
+            news = StepOutputs([out], EngineStats(), 0.1, [] if i else scores)
             engine.receive(decode_from_engine(encode(news)))
             await asyncio.sleep(0)
         return await working
@@ -212,8 +212,8 @@ def test_scores_of_a_prompt_come_once(tokenizer: Tokenizer, length: int, ended: 
         scores = PromptScores.pack(rids, [None, *map(logprob_of, prompt[1:])])
         ends = [Output(rid, [6], [0], "length", logprobs=[logprob_of(6)]) for rid in rids]
         for news in (
-            StepNews(ends[:1], EngineStats(), 0.1, [scores]),
-            StepNews(ends[1:], EngineStats(), 0.1),
+            StepOutputs(ends[:1], EngineStats(), 0.1, [scores]),
+            StepOutputs(ends[1:], EngineStats(), 0.1),
         ):
             engine.receive(decode_from_engine(encode(news)))
         return json.loads(await working)["choices"]
@@ -233,7 +233,9 @@ def test_scores_of_a_prompt_come_once(tokenizer: Tokenizer, length: int, ended: 
 def test_scores_unpack_to_what_was_packed(tokens: list[int], top: int) -> None:
     told = [None, *(TokenLogprob(-t / 7, [(i, -i / 3) for i in range(top)]) for t in tokens[1:])]
     scores = PromptScores.pack(["a"], told)
-    assert decode_from_engine(encode(StepNews([], EngineStats(), 0.1, [scores]))).scores[0].unpack() == told
+    assert (
+        decode_from_engine(encode(StepOutputs([], EngineStats(), 0.1, [scores]))).scores[0].unpack() == told
+    )
 
 
 @pytest.mark.parametrize("asked", [True, False])

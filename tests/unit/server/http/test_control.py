@@ -27,7 +27,7 @@ from nextn.server.process.messages import (
     FlushCache,
     FromEngine,
     Ready,
-    StepNews,
+    StepOutputs,
     decode_to_engine,
 )
 from nextn.server_config import ServerConfig
@@ -68,8 +68,8 @@ async def http(engine: PlayedEngine, tmp_path: Path) -> AsyncIterator[httpx.Asyn
         yield client
 
 
-def step(rid: str, token: int) -> StepNews:
-    return StepNews([Output(rid, [token], [0], spec=SpecStats())], EngineStats(), 0.1)
+def step(rid: str, token: int) -> StepOutputs:
+    return StepOutputs([Output(rid, [token], [0], spec=SpecStats())], EngineStats(), 0.1)
 
 
 @pytest.mark.parametrize("by", ["rid", "the answer's id", "its beginning", "all"])
@@ -141,7 +141,7 @@ async def test_health_generate_listens_to_a_busy_engine(
     for _ in range(20):
         await asyncio.sleep(0)
     assert not asking.done()
-    engine.client.receive(StepNews([], EngineStats(), 0.1))
+    engine.client.receive(StepOutputs([], EngineStats(), 0.1))
     assert (await asking).status_code == 200
     assert len(engine.told) == 1
     await http.post("/abort_request", json={"abort_all": True})
@@ -162,7 +162,7 @@ async def test_loads(http: httpx.AsyncClient, engine: PlayedEngine) -> None:
     stats = EngineStats(
         running=2, waiting=1, used_tokens=64, total_tokens=256, prompt_tokens=8, cached_tokens=2
     )
-    engine.client.receive(StepNews([], stats, 0.1))
+    engine.client.receive(StepOutputs([], stats, 0.1))
     (load,) = (await http.get("/v1/loads")).json()["loads"]
     expected = {
         "dp_rank": 0, "num_running_reqs": 2, "num_waiting_reqs": 1, "num_total_reqs": 3,
@@ -194,7 +194,7 @@ async def test_what_automatic_depth_does(http: httpx.AsyncClient, engine: Played
 
     assert await told() == [None, None]
     auto = DraftingState(False, 16, 0.94, "drafts cost more than they bring")
-    engine.client.receive(StepNews([], EngineStats(auto=auto), 0.1))
+    engine.client.receive(StepOutputs([], EngineStats(auto=auto), 0.1))
     as_json = {
         "drafting": False,
         "requests": 16,
@@ -202,7 +202,7 @@ async def test_what_automatic_depth_does(http: httpx.AsyncClient, engine: Played
         "reason": "drafts cost more than they bring",
     }
     assert await told() == [as_json, as_json]
-    engine.client.receive(StepNews([], EngineStats(), 0.1))
+    engine.client.receive(StepOutputs([], EngineStats(), 0.1))
     assert await told() == [None, None]
 
 
@@ -351,7 +351,7 @@ async def test_bodies_are_what_openapi_says(
         ends = [Output(r.rid, [5], [0], "length", spec=SpecStats()) for r in message.requests]
         for out in ends:
             out.logprobs = None
-        return StepNews(ends, EngineStats(), 0.1)
+        return StepOutputs(ends, EngineStats(), 0.1)
 
     engine.on = end
     document = (await http.get("/openapi.json")).json()

@@ -16,7 +16,7 @@ from nextn.server.monitoring.metrics import Metrics
 from nextn.server.monitoring.request_log import RequestLog
 from nextn.server.monitoring.watch import Watch
 from nextn.server.process.engine_client import EngineClient
-from nextn.server.process.messages import Ready, Rejected, StepNews
+from nextn.server.process.messages import Ready, Rejected, StepOutputs
 from nextn.server.protocol.errors import ApiError, shut_down
 from nextn.stats import EngineStats
 from nextn.tokenizer.tokenizer import Tokenizer
@@ -53,10 +53,10 @@ async def play(tokenizer: Tokenizer, end: str, log: RequestLog | None = None) ->
     reading = asyncio.ensure_future(read(generation))
     await asyncio.sleep(0)
     one = Output(first, [70, 71], [1, 0], "length", queued=0.25)
-    client.receive(StepNews([one], EngineStats(), 0.1))
+    client.receive(StepOutputs([one], EngineStats(), 0.1))
     await asyncio.sleep(0)
     if end == "whole":
-        client.receive(StepNews([Output(second, [70], [0], "stop")], EngineStats(), 0.1))
+        client.receive(StepOutputs([Output(second, [70], [0], "stop")], EngineStats(), 0.1))
     elif end == "shutdown":
         client.fail_all(shut_down())
     elif end == "dead":
@@ -66,7 +66,7 @@ async def play(tokenizer: Tokenizer, end: str, log: RequestLog | None = None) ->
     elif end == "client":
         reading.cancel()
     elif end == "client before the last output":
-        client.receive(StepNews([Output(second, [70], [0], "stop")], EngineStats(), 0.1))
+        client.receive(StepOutputs([Output(second, [70], [0], "stop")], EngineStats(), 0.1))
         reading.cancel()
     try:
         await reading

@@ -17,7 +17,7 @@ from nextn.server.process.engine_figures import (
     EngineFigures,
     drafting_line,
 )
-from nextn.server.process.messages import StepNews, decode_from_engine, encode
+from nextn.server.process.messages import StepOutputs, decode_from_engine, encode
 from nextn.stats import EngineStats
 
 ON = DraftingState(True, 4, 1.309, "")
@@ -85,8 +85,8 @@ def test_words() -> None:
 
 @pytest.mark.parametrize("auto", [None, ON, OFF])
 def test_it_comes_from_the_engine(auto: DraftingState | None) -> None:
-    news = decode_from_engine(encode(StepNews([], EngineStats(auto=auto), 0.1)))
-    assert isinstance(news, StepNews)
+    news = decode_from_engine(encode(StepOutputs([], EngineStats(auto=auto), 0.1)))
+    assert isinstance(news, StepOutputs)
     assert news.stats.auto == auto
 
 

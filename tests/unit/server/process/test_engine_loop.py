@@ -21,7 +21,7 @@ from nextn.server.process.messages import (
     FlushCache,
     NewRequest,
     Rejected,
-    StepNews,
+    StepOutputs,
     Stop,
     add_of,
 )
@@ -112,7 +112,7 @@ def test_nothing_is_flushed_under_a_request_that_waits() -> None:
         yield [add_of([NEW])]
         yield [FlushCache(1)]
         grammars.compiling.set_result(Toy())
-        while not any(isinstance(message, StepNews) and message.outputs for message in link.heard):
+        while not any(isinstance(message, StepOutputs) and message.outputs for message in link.heard):
             yield []
         yield [FlushCache(2)]
         yield [Stop()]
@@ -157,4 +157,4 @@ def test_it_gives_signs_of_life(monkeypatch: Any) -> None:
         yield [Stop()]
 
     _, heard = played(Grammars(), says)
-    assert all(isinstance(message, StepNews) and message.outputs == [] for message in heard)
+    assert all(isinstance(message, StepOutputs) and message.outputs == [] for message in heard)
