@@ -50,7 +50,7 @@ class StepCostFile:
         try:
             kept = json.loads(self.path.read_bytes())
             kept["cost"]["experts"] = tuple(kept["cost"]["experts"])
-            if kept["cost"].keys() != StepCost.__dataclass_fields__.keys():
+            if kept["cost"].keys() != {f.name for f in dataclasses.fields(StepCost)}:
                 raise ValueError("they are of another release")
             cost = StepCost(**kept["cost"])
             factors = {int(size): [float(f) for f in found] for size, found in kept["factors"].items()}

@@ -15,7 +15,6 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,50 +45,38 @@ class _Owners:
         return self._places.get(id(state), range(0))
 
 
-class _Step(NamedTuple):
-    number: int
-    owners: _Owners
-
-
 class _Ring:
     """The states of the last steps, each at the place that its number says."""
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
-        self.states = torch.empty(0)
+        self.states = torch.empty(steps, 0, 0)
         self._addresses = list[int]()  # of each place, where rows can be moved as bytes
 
-    def put(self, number: int, hidden: Tensor, rows: Sequence[int] | None, count: int) -> None:
-        """These rows of `hidden`, so many; None: the first ones."""
-        room = self.states
-        if room.dim() < 3 or room.shape[1] < count or room.dtype != hidden.dtype:
+    def put(self, number: int, hidden: Tensor, rows: Sequence[int]) -> None:
+        """These rows of `hidden`."""
+        count, at = len(rows), number % self.steps
+        if self.states.shape[1] < count:
             self._widen(count, hidden)
-        at = number % self.steps
-        if rows is not None:
-            self.states[at, :count] = _copied(hidden, rows)
-        elif self._addresses and hidden.is_contiguous():
-            # A tenth of what the same takes in torch amid other work: torch's own code is in no cache then.
-            size = count * hidden.shape[1] * hidden.element_size()
-            ctypes.memmove(self._addresses[at], hidden.data_ptr(), size)
+        if self._addresses and hidden.is_contiguous() and _count_up(rows):
+            row = hidden.shape[1] * hidden.element_size()
+            # For a few rows a call of torch takes longer than the copy.
+            ctypes.memmove(self._addresses[at], hidden.data_ptr() + rows[0] * row, count * row)
         else:
-            self.states[at, :count] = hidden[:count]
+            self.states[at, :count] = _rows_of(hidden, rows)
 
     def _widen(self, count: int, hidden: Tensor) -> None:
-        old = self.states
-        width = 1 << (count - 1).bit_length()
-        self.states = torch.empty(
-            self.steps, width, hidden.shape[1], dtype=hidden.dtype, device=hidden.device
-        )
-        if old.dim() == 3 and old.dtype == hidden.dtype:
+        old, width = self.states, 1 << (count - 1).bit_length()
+        self.states = hidden.new_empty(self.steps, width, hidden.shape[1])
+        if old.numel():
             self.states[:, : old.shape[1]] = old
-        stride = self.states.stride(0) * self.states.element_size()
-        on_host = self.states.device.type == "cpu"
-        first = self.states.data_ptr()
-        self._addresses = [first + i * stride for i in range(self.steps)] if on_host else []
+        if self.states.device.type == "cpu":
+            first, stride = self.states.data_ptr(), self.states[0].nbytes
+            self._addresses = [first + i * stride for i in range(self.steps)]
 
     def take(self, places: Sequence[tuple[int, range]]) -> Tensor:
         """Of each step, by number, these rows."""
-        width = self.states.shape[1] if self.states.dim() == 3 else 0
+        width = self.states.shape[1]
         rows = [n % self.steps * width + row for n, each in places for row in each]
         return self.states.flatten(0, 1)[torch.tensor(rows, device=self.states.device)]
 
@@ -98,8 +85,8 @@ class Behind:
     def __init__(self, page_size: int) -> None:
         self._most = max(DRAFT_WINDOW, page_size)
         self._ring = _Ring(self._most)
-        self._steps: deque[_Step] = deque(maxlen=self._most)
-        self._count = 0  # of steps that were put into the ring
+        self._steps: deque[_Owners] = deque(maxlen=self._most)  # that are in the ring
+        self._count = 0  # of all that were put into it; a step's number is how many were before it
         self._last: _Owners | None = None  # of the last one, where each has a row
         self._waiting = 0  # requests of which something is kept
 
@@ -109,7 +96,7 @@ class Behind:
         last = self._last
         # The same requests with a row each: that follows from which row the last one ends with.
         if last is not None and last.states == states and work[-1].rows[-1] == len(work) - 1:
-            self._put(hidden, last, None)
+            self._put(hidden, last, range(len(work)))
             return
         parts: list[DraftSpan] = []
         kept: list[DraftSpan] = []
@@ -123,22 +110,19 @@ class Behind:
         for w in parts:
             self._keep_part(hidden, w)
 
-    def _put(self, hidden: Tensor, owners: _Owners, rows: Sequence[int] | None) -> None:
-        """rows: None for the first ones, one of each."""
-        count = len(owners.states) if rows is None else len(rows)
-        if rows == list(range(count)):
-            rows = None
-        self._ring.put(self._count, hidden, rows, count)
-        self._steps.append(_Step(self._count, owners))
+    def _put(self, hidden: Tensor, owners: _Owners, rows: Sequence[int]) -> None:
+        self._ring.put(self._count, hidden, rows)
+        self._steps.append(owners)
         self._count += 1
         self._last = owners if owners.counts is None else None
 
     def _keep_part(self, hidden: Tensor, w: DraftSpan) -> None:
         """Of a prompt, or the first step after one that extended."""
-        states = _copied(hidden, w.rows[-self._most :])
+        states = _rows_of(hidden, w.rows[-self._most :])
         before = w.state.waiting
         if before is None:
             self._waiting += 1
+            states = states.clone()
         else:
             assert before.end == w.draft_from + w.start, f"a gap before {w.start}"
             states = torch.cat([before.states, states])
@@ -153,7 +137,8 @@ class Behind:
         if waiting is None:
             return None
         since = self._count if waiting.since is None else waiting.since
-        places = [(s.number, s.owners.rows(w.state)) for s in self._steps if s.number >= since]
+        steps = enumerate(self._steps, self._count - len(self._steps))
+        places = [(number, owners.rows(w.state)) for number, owners in steps if number >= since]
         later = sum(len(rows) for _, rows in places)
         w.state.waiting = None
         self._waiting -= 1
@@ -204,8 +189,13 @@ class Behind:
         return self._waiting
 
 
-def _copied(hidden: Tensor, rows: Sequence[int]) -> Tensor:
-    first, last = rows[0], rows[-1]
-    if last - first == len(rows) - 1:  # they count up, as those of a prompt do
-        return hidden[first : last + 1].clone()
+def _count_up(rows: Sequence[int]) -> bool:
+    """Of rows in order: is none left out?"""
+    return rows[-1] - rows[0] == len(rows) - 1
+
+
+def _rows_of(hidden: Tensor, rows: Sequence[int]) -> Tensor:
+    """A view where it can be."""
+    if _count_up(rows):
+        return hidden[rows[0] : rows[-1] + 1]
     return hidden[torch.tensor(rows, device=hidden.device)]

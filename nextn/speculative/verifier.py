@@ -67,17 +67,22 @@ class Verifier:
         `grammatical` comes next."""
         weighed = [i for i, span in enumerate(spans) if span.request.params.verify_mode != "exact"]
         if not weighed:
-            return self._equal(spans, self._chosen(logits, spans))
+            return self._exact(logits, spans)
+        if len(weighed) == len(spans):
+            return self._weighed(logits, spans)
         exact = [i for i, span in enumerate(spans) if span.params.verify_mode == "exact"]
-        asked = [spans[i] for i in weighed]
-        choices = [c for span in asked for c in _choices(span)]
-        p = probabilities(logits[_places(spans, weighed, logits.device)], choices)
-        found = self._weigh(asked, p.split([len(span.draft) + 1 for span in asked]))
-        if exact:
-            asked = [spans[i] for i in exact]
-            chosen = self._chosen(logits[_places(spans, exact, logits.device)], asked)
-            found += self._equal(asked, chosen)
-        return [v for _, v in sorted(zip([*weighed, *exact], found, strict=True), key=lambda each: each[0])]
+        found: dict[int, Verified] = {}
+        for mine, verify in ((weighed, self._weighed), (exact, self._exact)):
+            part = logits[_places(spans, mine, logits.device)]
+            found |= zip(mine, verify(part, [spans[i] for i in mine]), strict=True)
+        return [found[i] for i in range(len(spans))]
+
+    def _exact(self, logits: Tensor, spans: Sequence[VerifySpan]) -> list[Verified]:
+        return self._equal(spans, self._chosen(logits, spans))
+
+    def _weighed(self, logits: Tensor, spans: Sequence[VerifySpan]) -> list[Verified]:
+        p = probabilities(logits, [c for span in spans for c in _choices(span)])
+        return self._weigh(spans, p.split([len(span.draft) + 1 for span in spans]))
 
     def _chosen(self, logits: Tensor, spans: Sequence[VerifySpan]) -> list[int]:
         """The target's choices after the root and after every node of each span in turn."""
