@@ -295,7 +295,8 @@ class Request:
     sent_pages: int = 0  # the executor knows the first so many of `pages`
     cached: int = 0
     committed: int = 0
-    # The draft layer has entries for the positions [draft_from, draft_to) and sees no others.
+    # The draft layer has entries for the positions [draft_from, draft_to) and sees no others. Both may lie a
+    # part of a page ahead of what is committed.
     draft_from: int = 0
     draft_to: int = 0
     lock: object = None  # the prefix cache's handle for [0, cached)
@@ -315,7 +316,7 @@ class Request:
     @property
     def deferred(self) -> int:
         """Of the committed positions, the last so many have no entry of the draft layer yet."""
-        return self.committed - self.draft_to
+        return max(0, self.committed - self.draft_to)
 
     @property
     def decoding(self) -> bool:

@@ -102,7 +102,7 @@ def _controller(
     info: ExecutorInfo, speculation: Speculation, cost: StepCost, factors: Factors
 ) -> DepthController:
     worth = Worth(speculation.num_steps, speculation.shape, info.cuts, ends=info.device != "cuda")
-    return DepthController(cost, worth, factors)
+    return DepthController(cost, worth, factors, info.page_size)
 
 
 def _nothing() -> None:

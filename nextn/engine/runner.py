@@ -70,7 +70,7 @@ class Runner:
         self._compact(rows, [v.path for v in verified])
         logprobs = _output_logprobs(raw, rows, verified)
         scored = self._prompt_logprobs(hidden, rows)
-        made = self._draft(hidden, rows, verified)
+        made = self._draft(hidden, rows, verified, plan.keep)
         results = []
         for i, (r, v) in enumerate(zip(rows, verified, strict=True)):
             r.history += v.tokens
@@ -156,9 +156,19 @@ class Runner:
 
         return _each(compute, wanted, len(rows))
 
-    def _draft(self, hidden: Tensor, rows: Sequence[RequestState], verified: Sequence[Verified]) -> Drafted:
-        """The next drafts. Rows that are in error have no part in it."""
-        live = [i for i, v in enumerate(verified) if v.error is None]
+    def _draft(
+        self, hidden: Tensor, rows: Sequence[RequestState], verified: Sequence[Verified], keep: bool
+    ) -> Drafted:
+        """The next drafts. Rows that are in error have no part in it. keep: see `Plan`."""
+        if not keep:
+            self.drafter.forget()
+        live = [
+            i
+            for i, (r, v) in enumerate(zip(rows, verified, strict=True))
+            if v.error is None and (r.extend or keep)
+        ]
+        if not live:
+            return Drafted([NO_DRAFT for _ in rows])
         spans = self._draft_spans(rows, verified)
         if len(live) == len(rows):
             return draft_in_grammars(self.drafter, DraftRequest(hidden, spans))

@@ -110,6 +110,11 @@ class KVManager:
             self._drafted[page] = 1
         req.draft_to = req.committed
 
+    def begin_to_keep(self, req: Request) -> None:
+        """From now on the drafter keeps what it needs to catch up. It will never see what it has missed."""
+        if req.deferred:
+            req.draft_from = req.draft_to = self.pages_for(req.committed) * self.page_size
+
     def skip_drafts(self, req: Request) -> None:
         """Called before the draft layer catches up. If it is behind by more than its window, the earlier
         positions are skipped: it will never see them."""
@@ -191,7 +196,8 @@ class KVManager:
         for req in requests:
             assert req.lock is not None, f"{req.rid} is not admitted"
             assert 0 <= req.cached <= req.committed < len(req.tokens)
-            assert 0 <= req.draft_from <= req.draft_to <= req.committed
+            assert 0 <= req.draft_from <= req.draft_to <= max(req.committed, req.draft_from)
+            assert req.draft_from <= self.pages_for(req.committed) * self.page_size
             assert req.draft_from % self.page_size == 0
             lag = self._cache.ahead - 1
             seen = req.pages[req.draft_from // self.page_size : (req.draft_to - lag) // self.page_size]

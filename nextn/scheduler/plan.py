@@ -35,7 +35,7 @@ class Row:
     pages: the request's, from number `first_page` on; those before are as they were in its last row. They
     cover everything that this step may write, next drafts included.
     scores: which of the tokens, of a prompt whose log-probabilities are wanted: of the token after each.
-    extend: the drafter takes in the row's true positions now; else it keeps what it needs to do it later.
+    extend: the drafter takes in the row's true positions now; else see `Plan.keep`.
     """
 
     rid: str
@@ -54,10 +54,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """cutoff: None where it cuts no row's draft."""
+    """cutoff: None where it cuts no row's draft. keep: of rows that do not extend, the drafter keeps what it
+    needs to take them in later; without it, it never sees their positions, nor those that it kept so far."""
 
     rows: Sequence[Row]
     cutoff: Cutoff | None = None
+    keep: bool = False
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ import logging
 import time
 from collections.abc import Sequence
 
-from nextn.draft import DRAFT_WINDOW, MAX_DRAFTS, NO_DRAFT, Draft, Shape
+from nextn.draft import MAX_DRAFTS, NO_DRAFT, Draft, Shape
 from nextn.kvcache.manager import KVManager
 from nextn.request import Failure, Output, PromptGroup, Request, failed_in
 from nextn.scheduler import groups
@@ -60,6 +60,7 @@ class Scheduler:
         self.waiting: list[Request] = []  # sorted by rank
         self.running: list[Request] = []  # sorted by rank
         self.by_rid: dict[str, Request] = {}
+        self._kept = False  # did the last step's plan keep?
         self.stats = EngineStats(total_tokens=kv.total_tokens)
 
     # --- in and out -------------------------------------------------------------------------
@@ -116,6 +117,11 @@ class Scheduler:
 
     def plan(self) -> Plan:
         rows: list[Row] = []
+        keep = self.auto is not None and self.auto.keeping
+        if keep and not self._kept:
+            for req in self.running:
+                self.kv.begin_to_keep(req)
+        self._kept = keep
         decoding = [r for r in self.running if r.decoding]
         prefilling = [r for r in self.running if not r.decoding]
         # While prompts wait, an eighth of the budget is theirs, however many requests decode.
@@ -144,7 +150,8 @@ class Scheduler:
             self.waiting.remove(new)
             bisect.insort(self.running, new, key=rank)
             budget -= self._extend(new, budget, rows, used > 0)
-        return Plan(rows, self.auto.cutoff if self.auto is not None and any(r.cut for r in rows) else None)
+        cuts = self.auto is not None and any(r.cut for r in rows)
+        return Plan(rows, self.auto.cutoff if self.auto is not None and cuts else None, keep)
 
     def _next(self) -> Request | None:
         """The first in line that does not wait for another of its group. That one runs, so others go ahead of
@@ -221,7 +228,7 @@ class Scheduler:
         end = known + len(draft.tokens)
         chooses = known == len(req.tokens)
         room = req.limit - len(req.tokens)
-        wanted = self._wanted(req)
+        wanted = self._wanted(req) if req.committed >= req.draft_from else 0
         num_steps = max(0, min(wanted, room - 2)) if chooses else 0
         drafting = known + draft.depth + self.shape.scratch(num_steps)
         length = max(end, min(drafting, max(req.limit, end) + self.shape.beyond))
@@ -231,7 +238,7 @@ class Scheduler:
             rows[:] = [r for r in rows if r.rid != victim.rid]
             if victim is req:
                 return False
-        extend = self.auto is None or wanted > 0
+        extend = wanted > 0 or (self.auto is None and self.num_steps > 0)
         if extend:
             self.kv.skip_drafts(req)
         first_page, pages = self.kv.send(req)
@@ -278,7 +285,7 @@ class Scheduler:
                 outputs.append(self._fail(req, failed_in("its commit", e)))
         if result.work is not None:
             if self.auto is not None:
-                self.auto.stepped(result.work, seconds, self._deferred)
+                self.auto.stepped(result.work, seconds)
             if seconds is not None:
                 self._took(plan, result.work, seconds)
         self.stats.steps += bool(plan.rows)
@@ -384,10 +391,6 @@ class Scheduler:
             if len(req.tokens) >= req.limit:
                 return i + 1, "length", None
         return len(tokens), None, None
-
-    def _deferred(self) -> int:
-        """Positions that the drafter would have to catch up with if all requests were to draft now."""
-        return sum(min(r.deferred, DRAFT_WINDOW) for r in self.running)
 
     # --- looking in -------------------------------------------------------------------------
 

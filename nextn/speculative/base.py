@@ -63,6 +63,9 @@ class Drafter(Protocol):
         """The next draft of each span, at most `num_steps` deep. What is kept of the requests is in the
         spans' `state`."""
 
+    def forget(self) -> None:
+        """Of requests that did not extend, nothing is kept any longer: they will not extend over it."""
+
     def drop(self, state: DraftState) -> None:
         """This request has ended, or will come again from its beginning with another state."""
 
@@ -72,6 +75,9 @@ class NoDrafter:
 
     def draft(self, request: DraftRequest) -> Drafted:
         return Drafted([NO_DRAFT for _ in request.spans])
+
+    def forget(self) -> None:
+        pass
 
     def drop(self, state: DraftState) -> None:
         pass

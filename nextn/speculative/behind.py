@@ -88,7 +88,7 @@ class Behind:
         self._steps: deque[_Owners] = deque(maxlen=self._most)  # that are in the ring
         self._count = 0  # of all that were put into it; a step's number is how many were before it
         self._last: _Owners | None = None  # of the last one, where each has a row
-        self._waiting = 0  # requests of which something is kept
+        self._waiting = set[DraftState]()  # of requests of which something is kept
 
     def keep(self, hidden: Tensor, work: Sequence[DraftSpan]) -> None:
         """Of requests that do not extend in this step. hidden: the step's states, all of them."""
@@ -121,7 +121,7 @@ class Behind:
         states = _rows_of(hidden, w.rows[-self._most :])
         before = w.state.waiting
         if before is None:
-            self._waiting += 1
+            self._waiting.add(w.state)
             states = states.clone()
         else:
             assert before.end == w.draft_from + w.start, f"a gap before {w.start}"
@@ -141,7 +141,7 @@ class Behind:
         places = [(number, owners.rows(w.state)) for number, owners in steps if number >= since]
         later = sum(len(rows) for _, rows in places)
         w.state.waiting = None
-        self._waiting -= 1
+        self._waiting.discard(w.state)
         self._last = None
         parts = [self._ring.take(places)] if later else []
         if waiting.end + later == w.draft_from + w.start:
@@ -179,14 +179,19 @@ class Behind:
     def drop(self, state: DraftState) -> None:
         if state.waiting is not None:
             state.waiting = None
-            self._waiting -= 1
+            self._waiting.discard(state)
         if not self._waiting:
             self._steps.clear()
             self._last = None
 
+    def forget(self) -> None:
+        """What is kept of all requests. The next step of each may leave a gap."""
+        for state in list(self._waiting):
+            self.drop(state)
+
     def __len__(self) -> int:
         """Requests of which something is kept."""
-        return self._waiting
+        return len(self._waiting)
 
 
 def _count_up(rows: Sequence[int]) -> bool:

@@ -33,12 +33,14 @@ class LayerProgress:
 
 @dataclass(slots=True, eq=False)
 class DraftState:
-    """guesses: what each source guessed after the last step, by number (nextn.speculative.acceptance).
+    """guesses: what each source guessed for position `guessed_at` and on, by number
+    (nextn.speculative.acceptance).
     chances: the probabilities that each draft was drawn from, where its verification weighs them."""
 
     waiting: Waiting | None = None
     layers: LayerProgress | None = None
     ngrams: NGramIndex = field(default_factory=NGramIndex)
     guesses: dict[int, Sequence[int]] = field(default_factory=dict)
+    guessed_at: int = 0
     acceptance: dict[int, Counts] = field(default_factory=dict)
     chances: list[Tensor] = field(default_factory=list)

@@ -25,6 +25,9 @@ class MixedDrafter:
     def __init__(self, nextn: Drafter) -> None:
         self.nextn, self.acceptance = nextn, Acceptance()
 
+    def forget(self) -> None:
+        self.nextn.forget()
+
     def drop(self, state: DraftState) -> None:
         self.nextn.drop(state)
 
@@ -36,6 +39,9 @@ class MixedDrafter:
                 continue  # amid a prompt
             state = span.state
             guesses, state.guesses = state.guesses, {}
+            if state.guessed_at != len(span.request.history):
+                guesses = {}  # there were steps that the drafter was not told of
+            state.guessed_at = span.position
             for source, guess in guesses.items():
                 self.acceptance.learn(state.acceptance, source, guess, span.chosen)
             if not span.num_steps:

@@ -50,6 +50,9 @@ class MTPDrafter:
         """May a cutoff end drafts?"""
         return self.shape.topk == 1
 
+    def forget(self) -> None:
+        self.behind.forget()
+
     def drop(self, state: DraftState) -> None:
         self.behind.drop(state)
 

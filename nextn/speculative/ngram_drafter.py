@@ -15,6 +15,9 @@ class NGramDrafter:
     def draft(self, request: DraftRequest) -> Drafted:
         return Drafted([ngram_guess(span)[0] if span.num_steps else NO_DRAFT for span in request.spans])
 
+    def forget(self) -> None:
+        pass
+
     def drop(self, state: DraftState) -> None:
         pass
 

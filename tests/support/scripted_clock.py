@@ -72,7 +72,7 @@ class Load:
         return passes
 
     def step(
-        self, drafting: bool, cutoff: Cutoff | None, num_steps: int
+        self, drafting: bool, cutoff: Cutoff | None, num_steps: int, keeping: bool = False
     ) -> tuple[StepWork, float, int, list[tuple[Draft, int]]]:
         """What ran, its seconds, tokens, and the drafts that were verified."""
         n = len(self.drafts)
@@ -85,7 +85,7 @@ class Load:
             self.deferred = [0] * n
             passes = self.draw(cutoff, num_steps)
         else:
-            self.deferred = [min(DRAFT_WINDOW, o + 1) for o in self.deferred]
+            self.deferred = [min(DRAFT_WINDOW, o + 1) if keeping else 0 for o in self.deferred]
             self.drafts = [(NO_DRAFT, 0)] * n
         work = StepWork(rows, extended, tuple(passes), n, rows - n)
         cost = self.machine.cost
@@ -115,12 +115,14 @@ def watch(
     ran = Ran()
     while ran.seconds < seconds:
         drafting = controller.drafting
-        work, took, made, verified = load.step(drafting, controller.cutoff, controller.num_steps)
+        work, took, made, verified = load.step(
+            drafting, controller.cutoff, controller.num_steps, controller.keeping
+        )
         for draft, held in verified:
             if draft is not NO_DRAFT:
                 controller.note(draft, held)
         known = told is None or told(ran.steps)
-        controller.stepped(work, took if known else None, lambda: sum(load.deferred))
+        controller.stepped(work, took if known else None)
         ran.seconds += took
         ran.tokens += made
         ran.steps += 1

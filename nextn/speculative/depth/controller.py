@@ -4,19 +4,19 @@ Requests draft where that makes more tokens per second, by what steps cost (`cos
 (`worth`) and, for each batch size, the factor by which drafts cost more than `cost` says. The factor is
 learnt from trials: some steps of the other kind, with drafts or without, amid steps of the usual kind. What
 slows the machine slows both, so only their ratio counts. A trial is made where it could change the decision,
-and paid for from 1 % of the time.
+and paid for from 1 % of the time. Where drafts are off, nothing is kept for them until a trial is due.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
 from nextn.cutoff import Cutoff
-from nextn.draft import Draft, DraftingState
+from nextn.draft import DRAFT_WINDOW, Draft, DraftingState
 from nextn.speculative.depth.cost import StepCost
 from nextn.speculative.depth.worth import REMEMBERED, Worth
 from nextn.speculative.work import StepWork
@@ -34,30 +34,35 @@ EXPLORE = 200  # steps, one of which keeps every guess: what is never verified i
 class DepthController:
     """drafting: do requests that ask for no depth draft in the next step? state: what people are told."""
 
-    def __init__(self, cost: StepCost, worth: Worth, factors: Mapping[int, Sequence[float]] | None = None):
-        """factors: what trials of an earlier run found, by batch size as a power of two."""
+    def __init__(
+        self, cost: StepCost, worth: Worth, factors: Mapping[int, Sequence[float]], page: int
+    ) -> None:
+        """factors: what trials of an earlier run found, by batch size as a power of two. page: tokens in one;
+        the draft layer sees whole ones."""
         # What is said to cost nothing could never be found to cost more.
         row = max(cost.row, 0.2 * (cost.row + cost.request))
-        cost = replace(
-            cost, row=row, drafted=max(0.2, cost.drafted), a_pass=max(0.02 * cost.rows(1), cost.a_pass)
-        )
-        self.cost, self.worth = cost, worth
-        self.factors = {size: list(found) for size, found in (factors or {}).items()}
-        self._size, self._requests = 0, 1  # of the batch, as a power of two, and when the last plan was made
+        self.cost = replace(cost, row=row, a_pass=max(0.02 * cost.rows(1), cost.a_pass))
+        self.worth, self._page, self._size = worth, page, 0  # size: of the batch, as a power of two
+        self.factors = {size: list(found) for size, found in factors.items()}
         self.drafting = self._usual = True  # in the next step, and apart from trials
         self._log: deque[tuple[bool, float, StepWork]] = deque(maxlen=4 * TRIAL_STEPS[1])
-        self._left: list[int] = []  # steps of a trial's other kind, then of the usual one, that are left
+        self._trial: list[bool] = []  # of each step that is left of it: does it draft?
         self._skip = False  # the first step of its kind verifies what the other kind made
         # Seconds: from the last plan and the last trial, of a step, without drafts.
         self._since = self._since_trial = self._step = self._blind = 0.0
         self._steps, self._trial_budget = 0, 2.0 * TRIAL_SHARE
         # Sums of what came and was expected: tokens of drafts, and seconds by `cost` that they added.
         self._tokens, self._extra = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
-        self._plan(1, 0)
+        self._plan(1)
 
     @property
     def num_steps(self) -> int:
         return self._setting.num_steps
+
+    @property
+    def keeping(self) -> bool:
+        """Is what the draft layer does not see in the next step kept?"""
+        return self._usual or True in self._trial
 
     @property
     def cutoff(self) -> Cutoff | None:
@@ -69,42 +74,37 @@ class DepthController:
         self.worth.note(draft, accepted)
         _add(self._tokens, accepted, self._setting.tokens - 1.0)
 
-    def stepped(self, work: StepWork, seconds: float | None, deferred: Callable[[], int]) -> None:
-        """A step has run. seconds: from the end of the one before; None: the engine was idle in between.
-        deferred: positions that the drafter has to catch up with where all requests draft."""
+    def stepped(self, work: StepWork, seconds: float | None) -> None:
+        """A step has run. seconds: from the end of the one before; None: the engine was idle in between."""
         n = work.requests
         if not n:
             return
         if seconds is not None:
             self._note_step(work, seconds)
-        if abs(math.log2(n) - self._size) > 0.75:  # loads are powers of two, or move around them
-            self._size = round(math.log2(n))
+        other = abs(math.log2(n) - self._size) > 0.75  # loads are powers of two, or move around them
+        if other:
+            self._size, self._trial = round(math.log2(n)), []
             self._log.clear()
-            self._left = []
-            self._plan(n, deferred())
-        elif self._since >= PLAN_SECONDS and not self._left:
-            self._plan(n, deferred())
+        if other or (self._since >= PLAN_SECONDS and not self._trial):
+            self._plan(n)
 
     def _note_step(self, work: StepWork, seconds: float) -> None:
-        self._since += seconds
-        self._steps += 1
+        self._since, self._steps = self._since + seconds, self._steps + 1
         self._step += (seconds - self._step) * (0.1 if self._step else 1.0)
-        self._trial_budget = min(
-            self._trial_budget + TRIAL_SHARE * seconds, max(2.0 * TRIAL_SHARE, 64.0 * self._step)
-        )
+        most = max(2.0 * TRIAL_SHARE, 64.0 * self._step)
+        self._trial_budget = min(self._trial_budget + TRIAL_SHARE * seconds, most)
         own = 2 * (work.requests + work.drafts)  # beyond it: long prompts, or the drafter catches up
-        if not self._skip and work.rows <= own and work.extended <= own:
+        as_usual = self._usual or self.drafting or not self.keeping
+        if as_usual and not self._skip and max(work.rows, work.extended) <= own:
             self._log.append((self.drafting, seconds, work))
             if self.drafting:
                 _add(self._extra, self.cost.extra(work), self._setting.extra / self._mean)
         self._skip = False
-        if self._left:
-            self._left[0] -= 1
-            if not self._left[0]:
-                self._left.pop(0)
-                self._switch(self._usual)
-                if not self._left:
-                    self._learn()
+        if self._trial:
+            self._trial.pop(0)
+            self._switch(self._trial[0] if self._trial else self._usual)
+            if not self._trial:
+                self._learn()
 
     def _switch(self, drafting: bool) -> None:
         self._skip |= drafting != self.drafting
@@ -131,38 +131,37 @@ class DepthController:
         known = self.factors[self._size]
         mean, count = median(known), len(known)
         spread = 1.5 * median(abs(each - mean) for each in known) / math.sqrt(count)
-        drift = DRIFT * math.sqrt(self._since_trial)
-        return mean, max(UNKNOWN / count**2, math.hypot(spread, drift))
+        return mean, max(UNKNOWN / count**2, math.hypot(spread, DRIFT * math.sqrt(self._since_trial)))
 
-    def _plan(self, n: int, deferred: int) -> None:
+    def _plan(self, n: int) -> None:
         self._since_trial += self._since
-        mean, deviation = self._factor()
-        self._mean = mean
+        self._mean, deviation = self._factor()
         self._blind = 0.0 if self._usual else self._blind + self._since
-        self._since, self._requests = 0.0, n
+        self._since = 0.0
         base, dearer = self.cost.rows(n), ("drafted", "a_pass", "pass_row")
-        cost = replace(self.cost, **{name: mean * getattr(self.cost, name) for name in dearer})
+        cost = replace(self.cost, **{name: self._mean * getattr(self.cost, name) for name in dearer})
         self._setting = setting = self.worth.plan(n, cost, base)
         tokens = 1.0 + _ratio(self._tokens) * (setting.tokens - 1.0)
         extra = _ratio(self._extra) * setting.extra
         gain = tokens * base / (base + extra)
         ahead, untried = math.log(gain), len(self.factors[self._size]) <= TRIALS
-        doubt = extra / (base + extra) * deviation / mean + DRIFT * math.sqrt(self._blind)
+        doubt = extra / (base + extra) * deviation / self._mean + DRIFT * math.sqrt(self._blind)
         if abs(ahead) > MARGIN:
             self._usual = ahead > 0.0
         self._switch(self._usual)
         makes = "make" if self._usual else "would make"
         reason = f"drafts {makes} {gain:.2f} x the tokens/s of none with {n} at once"
         self.state = DraftingState(self._usual, n, round(gain, 3), reason)
-        fewest, most = TRIAL_STEPS
-        length = round(min(most, max(fewest, TRIAL_SECONDS / (self._step or TRIAL_SECONDS))))
-        # Each size is tried; nobody knows what that costs, so what it is thought to cost is bounded.
+        length = round(min(TRIAL_STEPS[1], max(TRIAL_STEPS[0], TRIAL_SECONDS / (self._step or 1.0))))
+        # Each size is tried, and soon; nobody knows what that costs, so what it may seem to cost is bounded.
+        before = 0 if self._usual else self._page if untried else max(DRAFT_WINDOW, self._page)
         lost = min(0.2 if untried else 1.0, max(MARGIN, abs(ahead)))
-        price = lost * length * self._step + cost.drafting(1, deferred)
+        price = lost * length * self._step + cost.drafting(1, n * (before or length))
         if (untried or abs(ahead) < 2.0 * doubt) and price < self._trial_budget and len(self._log) >= length:
             self._trial_budget -= price
-            self._left = [length + 1, length + 1]  # the first step of each kind does not count
-            self._switch(not self._usual)
+            other = [not self._usual] * (length + 1)  # the first step of a kind does not count
+            self._trial = [False] * before + other + [self._usual] * (length + 1)
+            self._switch(False)
 
 
 def _add(sums: list[float], came: float, expected: float) -> None:

@@ -144,10 +144,10 @@ def test_who_asks_for_no_drafts_gets_none_that_are_forced():
 def test_forced_drafts_tell_automatic_depth_nothing(monkeypatch):
     noted = []
     monkeypatch.setattr(DepthController, "note", lambda self, draft, accepted: noted.append(len(draft)))
-    monkeypatch.setattr(DepthController, "_plan", lambda self, n, deferred: two(self))
+    monkeypatch.setattr(DepthController, "_plan", lambda self, n: two(self))
 
     def two(controller):  # whatever pays here
-        controller._requests, controller._setting = 1, Setting(2, None, 2.0, 1.0)
+        controller._setting = Setting(2, None, 2.0, 1.0)
         controller.state, controller._mean = None, 1.0
 
     engine = make("fake:1", speculative_num_steps=AUTO_DEPTH)

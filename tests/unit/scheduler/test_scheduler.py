@@ -18,7 +18,7 @@ from nextn.kvcache import manager
 from nextn.kvcache.manager import KVManager
 from nextn.kvcache.naive import NaiveCache
 from nextn.kvcache.radix import RadixCache
-from nextn.request import PromptGroup, Request, SamplingParams, TokenLogprob
+from nextn.request import PromptGroup, Request, SamplingParams, SpeculativeParams, TokenLogprob
 from nextn.scheduler.plan import Plan, RowResult, StepResult
 from nextn.scheduler.prompt_budget import PromptBudget
 from nextn.scheduler.scheduler import Scheduler
@@ -76,6 +76,9 @@ class Executor:
 
     def run(self, plan):
         plan = pickle.loads(pickle.dumps(plan))
+        self.keep = plan.keep
+        if not self.keep:
+            self.kept.clear()
         assert len({r.rid for r in plan.rows}) == len(plan.rows)
         self.largest = max(self.largest, sum(r.known + len(r.draft) for r in plan.rows))
         written = set()
@@ -132,8 +135,10 @@ class Executor:
         return StepResult(results, work)
 
     def extend(self, r, table, tokens):
-        """`tokens` from r.start on, the last one without an entry: the draft layer takes them in or they
-        wait. Where it does, nothing before them may be missing."""
+        """`tokens` from r.start on, the last one without an entry: the draft layer takes them in, or they
+        wait, or they are forgotten. Where it takes them in, nothing before them may be missing."""
+        if not (r.extend or self.keep):
+            return
         kept = self.kept.pop(r.rid, [])
         kept += [(r.start + i, pair) for i, pair in enumerate(pairwise(tokens))]
         kept = kept[-max(DRAFT_WINDOW, self.page_size) - len(tokens) :]
@@ -166,27 +171,28 @@ class Executor:
 class Never:
     """Automatic depth that has decided against drafts."""
 
-    drafting, cutoff, state = False, None, None
+    drafting, keeping, cutoff, state = False, True, None, None
     num_steps = 2
 
     def note(self, draft, accepted):
         assert draft is not NO_DRAFT
 
-    def stepped(self, work, seconds, deferred):
-        assert deferred() >= 0
+    def stepped(self, work, seconds):
+        pass
 
 
 class Whims(Never):
-    """Drafts and none by turns, some long enough for more to be deferred than the drafter's window."""
+    """Drafts and none by turns, some long enough for more to be deferred than the drafter's window. At times
+    nothing is kept."""
 
     def __init__(self):
         self.random, self.left = random.Random(3), 0
 
-    def stepped(self, work, seconds, deferred):
-        super().stepped(work, seconds, deferred)
+    def stepped(self, work, seconds):
         self.left -= 1
         if self.left < 0:
             self.drafting, self.left = self.random.random() < 0.5, self.random.choice([0, 3, 30, 100])
+            self.keeping = self.drafting or self.random.random() < 0.5
             self.num_steps = self.random.randrange(1, 4)
 
 
@@ -310,6 +316,36 @@ def test_the_drafter_catches_up_with_a_window():
     sched.commit(plan, ex.run(plan))
     assert req.deferred == 0
     sched.check_integrity()
+
+
+def test_what_was_not_kept_is_never_seen():
+    """Who drafts again begins with the next page, and does not draft before that."""
+    never = Never()
+    never.keeping = False
+    sched, ex = make(pages=400, auto=never, drafts=2)
+    sched.add(request("a", [5], 0, 1500, max_tokens=1200, ignore_eos=True))
+    sched.add(
+        request(
+            "b", [7], 1, 1500, max_tokens=1200, ignore_eos=True, speculative=SpeculativeParams(num_steps=1)
+        )
+    )
+    for _ in range(25):
+        plan = sched.plan()
+        sched.commit(plan, ex.run(plan))
+        assert not plan.keep
+        assert not ex.kept
+    never.drafting = never.keeping = True
+    extended = []
+    for _ in range(5):
+        plan = sched.plan()
+        [row] = [row for row in plan.rows if row.rid == "a"]
+        extended.append((row.start, row.draft_from, row.extend, row.num_steps))
+        assert [row.draft_from for row in plan.rows if row.rid == "b"] == [0]
+        sched.commit(plan, ex.run(plan))
+        sched.check_integrity()
+    assert extended[:4] == [(25, 28, False, 0), (26, 28, False, 0), (27, 28, False, 0), (28, 28, True, 2)]
+    assert extended[4][2:] == (True, 2)
+    assert sched.by_rid["a"].deferred == 0
 
 
 def test_retraction_keeps_the_text():
@@ -576,7 +612,7 @@ class Chaos(RuleBasedStateMachine):
             controller = Whims()
             if auto == "learning":
                 cost = StepCost(1e-3, 3e-4, a_pass=1e-4, pass_row=1e-5)
-                controller = DepthController(cost, Worth(drafts, shape, cuts=False))
+                controller = DepthController(cost, Worth(drafts, shape, cuts=False), {}, page)
         manager.DRAFT_WINDOW = window
         self.sched, self.ex = make(
             pages + beyond, page, budget, running, drafts, radix, skill, shape, controller

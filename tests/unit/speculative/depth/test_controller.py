@@ -39,7 +39,7 @@ def off(cost: StepCost, factor: float) -> StepCost:
 
 
 def controller(cost: StepCost, cuts: bool = True) -> DepthController:
-    return DepthController(cost, Worth(8, Shape(), cuts))
+    return DepthController(cost, Worth(8, Shape(), cuts), {}, page=16)
 
 
 @cache
@@ -137,11 +137,11 @@ def test_and_from_what_was_learnt_at_the_nearest() -> None:
 
 def test_what_an_earlier_run_learnt_is_where_it_starts() -> None:
     wrong = off(COSTS["EPYC"], 0.5)
-    chosen = DepthController(wrong, Worth(8, Shape(), True), {5: [2.0, 2.0]})
-    chosen.stepped(StepWork(32, 0, (), 32, 0), None, lambda: 0)
+    chosen = DepthController(wrong, Worth(8, Shape(), True), {5: [2.0, 2.0]}, page=16)
+    chosen.stepped(StepWork(32, 0, (), 32, 0), None)
     assert not chosen.state.drafting
     chosen = controller(wrong)
-    chosen.stepped(StepWork(32, 0, (), 32, 0), None, lambda: 0)
+    chosen.stepped(StepWork(32, 0, (), 32, 0), None)
     assert chosen.state.drafting
 
 
@@ -243,7 +243,7 @@ def test_steps_of_prompts_are_not_compared_with_others() -> None:
     plain = StepWork(504, 0, (), 4, 0)
     for _ in range(3 * TRIAL_STEPS[1]):
         work = replace(plain, extended=504) if chosen.drafting else plain
-        chosen.stepped(work, 9.9, lambda: 0)
+        chosen.stepped(work, 9.9)
     assert median(chosen.factors[2]) == before
 
 
@@ -334,7 +334,7 @@ def test_drafts_that_never_hold_are_worth_less_and_less() -> None:
     gains = []
     for _ in range(400):
         chosen.note(Draft([0] * 2, bins=bytes([8, 8, 3])), 0)
-        chosen.stepped(StepWork(3, 2, (1,), 1, 2), 5e-3, lambda: 0)
+        chosen.stepped(StepWork(3, 2, (1,), 1, 2), 5e-3)
         gains.append(chosen.state.gain)
     # These steps run less than was expected of them, which is learnt first.
     assert gains[0] > 1.3 > 1.01 > gains[-1]
