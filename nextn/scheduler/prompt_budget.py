@@ -1,5 +1,5 @@
-"""How much of a step prompts may take: by tokens of the budget and, beside requests that decode, by what the
-step costs. Pure.
+"""How much of a step prompts may take: by tokens of the budget and, where others wait for the step's end, by
+what it costs. Pure.
 
 A budget's token is a row of the model's layers. Log-probabilities that are wanted of a prompt, and attention
 over a long context, count as so many rows more.
@@ -12,9 +12,12 @@ from bisect import bisect_right
 
 from nextn.speculative.depth.cost import StepCost
 
-# A prompt may make a step of requests that decode this many times as long: two thirds of it are then the
-# prompt's. Each further prompt that waits may take as much again.
+# Prompts may make a step of requests that decode this many times as long, two thirds of it are then theirs;
+# or longer, where more prompts wait than requests decode: then each has as much of the time as any other.
 SLOWER = 3.0
+# A while after a request decoded beside prompts, so many steps that prompts have part in, others like it may
+# come. A step of prompts alone is then no longer than so many of one request that decodes.
+WHILE, BRIEF = 64, 24.0
 LEAST = 4  # tokens of a prompt in a step: with fewer, more than half of the time goes for other things
 SMOOTHING = 0.1  # weight of the latest step in the running ratio of what steps take to their cost
 BOUNDS = (0.25, 4.0)  # of one step's ratio: one that was held up must not decide
@@ -30,6 +33,7 @@ class PromptBudget:
         # What steps without prompts ([0]) and with prompts ([1]) took, in times their cost: drafts, the
         # host's work and attention make a difference.
         self._ratios = [1.0, 1.0]
+        self._others = 0  # steps for which others are expected to wait
 
     def took(self, rows: int, prompts: float, seconds: float) -> None:
         """A step of so many rows of requests that decode, and of prompts that took so much of the budget."""
@@ -39,22 +43,27 @@ class PromptBudget:
         ratio = min(max(seconds / self.cost.rows(rows, prompts), BOUNDS[0]), BOUNDS[1])
         self._ratios[kind] += SMOOTHING * (ratio - self._ratios[kind])
 
-    def beside(self, rows: int, prompts: int) -> int:
-        """What so many prompts may take beside so many rows of requests that decode: half the budget, or as
-        much as the time of the step allows; at least 1."""
+    def share(self, requests: int, rows: int, prompts: int) -> int:
+        """What so many prompts may take of the step that is planned, beside so many requests that decode,
+        with so many rows. All of the budget, if nobody else waits; else half of it, or as much as the time of
+        the step allows; at least 1. To be called for every step that prompts may have part in."""
+        self._others = WHILE if requests else max(0, self._others - 1)
+        if not self._others:
+            return self.tokens
         most = max(1, self.tokens // 2)
         cost = self.cost
         if cost is None:
             return most
         plain, mixed = self._ratios
-        limit = (1.0 + (SLOWER - 1.0) * prompts) * cost.rows(rows) * plain / mixed
-        return max(1, bisect_right(range(most + 1), limit, key=lambda more: cost.rows(rows, more)) - 1)
+        slower = max(SLOWER, 1.0 + prompts / requests) if requests else BRIEF
+        base = max(1, rows)
+        limit = slower * cost.rows(base) * plain / mixed
+        return max(1, bisect_right(range(most + 1), limit, key=lambda more: cost.rows(base, more)) - 1)
 
-    def affordable(self, budget: float, room: int, start: int, unscored: int | None, beside: bool) -> int:
+    def affordable(self, budget: float, room: int, start: int, unscored: int | None) -> int:
         """How many tokens from position `start` on the budget is enough for; at least LEAST, or what there is
-        room for. unscored: the first position whose log-probability is wanted. beside: other requests decode,
-        so attention counts."""
-        context = self.context * beside
+        room for. unscored: the first position whose log-probability is wanted."""
+        context = self.context * (self._others > 0)
         each = 1.0 + context * start
         if unscored is not None and unscored < start + budget / each:
             each += self.score
@@ -62,7 +71,7 @@ class PromptBudget:
         root = math.sqrt(each * each + 2.0 * context * budget)
         return max(min(LEAST, room), int(2.0 * budget / (each + root)))
 
-    def taken(self, start: int, tokens: int, scores: int, beside: bool) -> int:
-        """What a chunk of a prompt takes of the budget."""
-        attention = self.context * beside * tokens * (start + tokens / 2)
+    def taken(self, start: int, tokens: int, scores: int) -> int:
+        """What a chunk of a prompt takes of the budget. Attention counts where others wait."""
+        attention = self.context * (self._others > 0) * tokens * (start + tokens / 2)
         return tokens + math.ceil(self.score * scores + attention)

@@ -17,10 +17,11 @@ from collections.abc import Sequence
 
 from nextn.draft import MAX_DRAFTS, NO_DRAFT, Draft, Shape
 from nextn.kvcache.manager import KVManager
-from nextn.request import Failure, Output, PromptGroup, Request, failed_in
+from nextn.request import Failure, Output, Request, failed_in
 from nextn.scheduler import groups
 from nextn.scheduler.plan import Plan, Row, RowResult, States, StepResult
 from nextn.scheduler.prompt_budget import PromptBudget
+from nextn.scheduler.queue import count_prompts, left, next_in_line, rank
 from nextn.speculative.depth.controller import DepthController
 from nextn.speculative.state import RequestState
 from nextn.speculative.work import StepWork
@@ -29,13 +30,9 @@ from nextn.stats import EngineStats
 # Drafts of a request that is not verified by `exact` and asks for no number: its text depends on where drafts
 # are, which must not depend on the clock.
 INEXACT = 2
-MANY = 64  # prompts: more of them change nothing, any budget is enough for less
+SHORT = 8  # a prompt with an eighth of the budget left, or less, is short: it need not wait for longer ones
 
 log = logging.getLogger("nextn.engine")
-
-
-def rank(req: Request) -> tuple[int, int]:
-    return (-req.priority, req.order)
 
 
 class Scheduler:
@@ -61,6 +58,7 @@ class Scheduler:
         self.running: list[Request] = []  # sorted by rank
         self.by_rid: dict[str, Request] = {}
         self._kept = False  # did the last step's plan keep?
+        self._blocked: str | None = None  # who waits for pages, and others behind it
         self.stats = EngineStats(total_tokens=kv.total_tokens)
 
     # --- in and out -------------------------------------------------------------------------
@@ -138,36 +136,40 @@ class Scheduler:
                 spare -= drafts
                 used += 1 + drafts
         budget = self.token_budget - used
-        if used and (prefilling or self.waiting):  # the next tokens of those that decode wait for this step
-            budget = min(budget, self.prompts.beside(used, self._prompts(prefilling)))
-        for req in prefilling:
-            if req in self.running and budget > 0:
-                budget -= self._extend(req, budget, rows, used > 0)
-        while budget > 0 and len(self.running) < self.max_running:
-            new = self._next()
-            if new is None or not self._admit(new):
-                break
-            self.waiting.remove(new)
-            bisect.insort(self.running, new, key=rank)
-            budget -= self._extend(new, budget, rows, used > 0)
+        if prefilling or self.waiting:
+            prompts = count_prompts(prefilling, self.waiting)
+            budget = min(budget, self.prompts.share(len(rows), used, prompts))
+            short = self.token_budget // SHORT
+            if self._blocked not in self.by_rid and any(
+                left(r) > short for r in (*prefilling, *self.waiting[:1])
+            ):
+                budget -= self._extend_all(prefilling, budget // 2, rows, short)
+            self._extend_all(prefilling, budget, rows)
         cuts = self.auto is not None and any(r.cut for r in rows)
         return Plan(rows, self.auto.cutoff if self.auto is not None and cuts else None, keep)
 
-    def _next(self) -> Request | None:
-        """The first in line that does not wait for another of its group. That one runs, so others go ahead of
-        those that wait only until its prompt is complete."""
-        held: set[PromptGroup | None] = set()
-        for req in self.waiting:
-            if req.group not in held:
-                if not groups.waits(req, self.kv):
-                    return req
-                held.add(req.group)
-        return None
-
-    def _prompts(self, prefilling: Sequence[Request]) -> int:
-        """How many different prompts are under way or wait; many count as MANY."""
-        some = (*prefilling, *self.waiting[:MANY])
-        return min(MANY, len({req.rid if req.group is None else id(req.group) for req in some}))
+    def _extend_all(
+        self, prefilling: Sequence[Request], budget: int, rows: list[Row], most: int | None = None
+    ) -> int:
+        """Plans parts of prompts: of requests that run, then of those that wait. most: tokens that they have
+        left; None: any number. Returns what they take of the budget."""
+        whole, planned = budget, {row.rid for row in rows}
+        for req in prefilling:
+            mine = req in self.running and req.rid not in planned
+            if mine and budget > 0 and (most is None or left(req) <= most):
+                budget -= self._extend(req, budget, rows)
+        while budget > 0 and len(self.running) < self.max_running:
+            new = next_in_line(self.waiting, self.kv, most)
+            if new is None:
+                break
+            if not self._admit(new):
+                self._blocked = new.rid
+                break
+            self._blocked = None
+            self.waiting.remove(new)
+            bisect.insort(self.running, new, key=rank)
+            budget -= self._extend(new, budget, rows)
+        return whole - budget
 
     def _admit(self, req: Request) -> bool:
         """Takes the request's cached prefix if the rest of it will fit beside what runs."""
@@ -209,16 +211,15 @@ class Scheduler:
         ahead += min(self.shape.beyond, self.shape.size(steps) + self.shape.scratch(steps))
         return max(0, self.kv.pages_for(ahead) + 1 - len(req.pages))
 
-    def _extend(self, req: Request, budget: int, rows: list[Row], beside: bool) -> int:
-        """Plans the next chunk of what is not yet in the cache. Returns what it takes of the budget. beside:
-        other requests decode, so what attention costs counts, too."""
+    def _extend(self, req: Request, budget: int, rows: list[Row]) -> int:
+        """Plans the next chunk of what is not yet in the cache. Returns what it takes of the budget."""
         unscored = self._unscored(req)
         room = self.token_budget - sum(row.known + len(row.draft) for row in rows)
-        n = self.prompts.affordable(budget, room, req.committed, unscored, beside)
+        n = self.prompts.affordable(budget, room, req.committed, unscored)
         n = min(n, len(req.tokens) - req.committed)
         if not self._row(req, n, NO_DRAFT, rows):
             return 0
-        return self.prompts.taken(req.committed, n, len(rows[-1].scores), beside)
+        return self.prompts.taken(req.committed, n, len(rows[-1].scores))
 
     def _row(self, req: Request, n: int, draft: Draft, rows: list[Row]) -> bool:
         """Reserves the slots of a row of the next n tokens and the draft, and of the drafting after it, and
@@ -298,7 +299,7 @@ class Scheduler:
         if work.rows > decoding:  # a prompt's last part chooses, too, and is no request that decodes
             parts = [r for r in plan.rows if r.known > 1]
             decoding -= sum(r.chooses for r in parts)
-            prompts = sum(self.prompts.taken(r.start, r.known, len(r.scores), True) for r in parts)
+            prompts = sum(self.prompts.taken(r.start, r.known, len(r.scores)) for r in parts)
         self.prompts.took(decoding, prompts, seconds)
 
     def _commit_row(self, req: Request, row: Row, res: RowResult) -> list[Output]:

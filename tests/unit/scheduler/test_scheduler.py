@@ -318,6 +318,55 @@ def test_the_drafter_catches_up_with_a_window():
     sched.check_integrity()
 
 
+LONG = [1 + i % 40 for i in range(400)]
+
+
+def planned(sched, ex):
+    """Runs a step: of each request's tokens so many."""
+    plan = sched.plan()
+    sched.commit(plan, ex.run(plan))
+    sched.check_integrity()
+    return {row.rid: row.known for row in plan.rows}
+
+
+def test_short_prompts_do_not_wait_for_long_ones():
+    """They have half of a step's budget at most, so long ones get on, too."""
+    sched, ex = make(pages=400, budget=64, running=16, drafts=0)
+    for i in range(2):
+        sched.add(request(f"long {i}", LONG, i, 900, max_tokens=1))
+    assert planned(sched, ex) == {"long 0": 64}
+    sched.add(request("medium", LONG[:20], 2, 900, max_tokens=1))
+    for i in range(6):
+        sched.add(request(f"short {i}", [50 + i] * 8, 3 + i, 900, max_tokens=1))
+    assert planned(sched, ex) == {**{f"short {i}": 8 for i in range(4)}, "long 0": 32}
+    assert planned(sched, ex) == {"short 4": 8, "short 5": 8, "long 0": 48}
+    assert planned(sched, ex) == {"long 0": 64}
+
+
+def test_but_for_longer_ones_of_a_higher_priority():
+    sched, ex = make(pages=400, budget=64, running=16, drafts=0)
+    first = request("first", LONG[:100], 0, 900, max_tokens=1)
+    first.priority = 1
+    sched.add(request("short", [50] * 8, 1, 900, max_tokens=1))
+    sched.add(first)
+    assert planned(sched, ex) == {"first": 64}
+    sched.add(request("another", [51] * 8, 2, 900, max_tokens=1))
+    assert planned(sched, ex) == {"first": 36, "short": 8, "another": 8}
+
+
+def test_nor_do_they_take_the_pages_that_a_long_one_waits_for():
+    sched, ex = make(pages=30, page_size=4, budget=64, running=16, drafts=0, radix=False)
+    sched.add(request("runs", LONG[:80], 0, 900, max_tokens=40, ignore_eos=True))
+    assert planned(sched, ex) == {"runs": 64}
+    sched.add(request("long", LONG[:90], 1, 900, max_tokens=1))
+    for i in range(3):
+        planned(sched, ex)  # no room for it
+        sched.add(request(f"short {i}", [50 + i] * 4, 2 + i, 900, max_tokens=1))
+    assert list(planned(sched, ex)) == ["runs"]
+    assert [r.rid for r in sched.waiting] == ["long", "short 0", "short 1", "short 2"]
+    drain(sched, ex)
+
+
 def test_what_was_not_kept_is_never_seen():
     """Who drafts again begins with the next page, and does not draft before that."""
     never = Never()
@@ -499,7 +548,7 @@ def test_who_waits_for_its_group_holds_nobody_up():
     choices(sched, 3)
     sched.add(request("other", [5, 6], 9, 160, max_tokens=2))
     plan = sched.plan()
-    assert [r.rid for r in plan.rows] == ["0", "other"]
+    assert {r.rid for r in plan.rows} == {"0", "other"}
     sched.commit(plan, ex.run(plan))
     assert [r.rid for r in sched.plan().rows] == ["0", "other", "1", "2"]
 

@@ -124,6 +124,20 @@ def test_a_gap_is_noticed():
         list(kept.pieces([committed(a, 6, [0], extend=True)]))
 
 
+def test_what_is_forgotten_leaves_no_trace():
+    kept, a, b = Behind(16), DraftState(), DraftState()
+    for at in (5, 6, 7):
+        work = [committed(a, at, [0], [1]), committed(b, at, [1], [1])]
+        kept.keep(torch.full((2, 2), float(at)), work)
+    kept.forget()
+    assert not len(kept)
+    assert list(kept.pieces([committed(b, 30, [0], [1], extend=True)])) == []
+    kept.keep(torch.full((1, 2), 40.0), [committed(a, 40, [0], [1])])
+    kept.keep(torch.full((1, 2), 41.0), [committed(a, 41, [0], [1])])
+    [(_, [span], states)] = list(kept.pieces([committed(a, 42, [0], [1], extend=True)]))
+    assert (span.start, states.tolist()) == (40, [[40.0, 40.0], [41.0, 41.0]])
+
+
 def test_the_first_step_of_one_beside_others_is_kept_once():
     """Its prompt, its first token in a step that others decode in, and what follows: nothing is missing."""
     kept = Behind(16)
