@@ -6,7 +6,8 @@
 // query and the block alone, and blocks are combined from the first to the last. So a query's bits depend
 // neither on who computes which block nor on the queries beside it. A node of a draft tree is a span of its own,
 // whose last keys lie in slots that are listed: it meets the same keys at the same positions as it would in a
-// chain, so its bits do not depend on the tree either.
+// chain, so its bits do not depend on the tree either. Up to the block in which the tree begins, all nodes see the
+// same keys, and are the queries of one span; from there on each meets the keys of its own path.
 //
 // (Block-wise softmax: Milakov and Gimelshein, arXiv 1805.02867.)
 #pragma once
@@ -19,7 +20,7 @@
 
 namespace {
 
-// Queries [from, from + n) of a span over all their blocks of keys, or over one.
+// Queries [from, from + n) of a span, or of a tree's from its first on, over all their blocks of keys, or over one.
 struct AttentionTask {
     int span, from, n;
     int block;      // where it is one
@@ -27,6 +28,8 @@ struct AttentionTask {
 };
 
 inline int64_t padded_queries(int n) { return (n + 15) / 16 * 16; }
+// Tiles write 16 at a time, and the last node's queries may begin at any of a task's n.
+inline int64_t written_queries(int n) { return n + 15; }
 
 // q [T, heads, width] bf16, scaled; out [T, heads, rank] bf16, rank a multiple of 32. Scratch for every thread;
 // parts: grown as needed.
@@ -37,9 +40,10 @@ inline void attention(Pool& pool, const Span* spans, int count, const Cache& cac
     cut.clear();
     const auto groups = [&](int size, bool by_block) {
         int64_t total = 0;
-        for (int i = 0; i < count; ++i) {
-            const int blocks = (spans[i].start + spans[i].rows + KEYS - 1) / KEYS;
-            total += int64_t(spans[i].rows * heads + size - 1) / size * (by_block ? blocks : 1);
+        for (int i = 0; i < count; i += spans[i].nodes) {
+            const int all = spans[i].all_rows() * heads;
+            const int blocks = last_seen(spans + i, 0, all, heads) / KEYS + 1;
+            total += int64_t(all + size - 1) / size * (by_block ? blocks : 1);
         }
         return total;
     };
@@ -48,18 +52,18 @@ inline void attention(Pool& pool, const Span* spans, int count, const Cache& cac
     while (group > LEAST_QUERIES && groups(group, true) < 4 * pool.threads()) group /= 2;
     const bool few = groups(group, false) < 2 * pool.threads();
     int64_t size = 0;
-    for (int i = 0; i < count; ++i) {
-        const Span& s = spans[i];
-        for (int from = 0; from < s.rows * heads; from += group) {
-            const int n = s.rows * heads - from < group ? s.rows * heads - from : group;
-            const int blocks = (s.start + (from + n - 1) / heads) / KEYS + 1;
+    for (int i = 0; i < count; i += spans[i].nodes) {
+        const int all = spans[i].all_rows() * heads;
+        for (int from = 0; from < all; from += group) {
+            const int n = all - from < group ? all - from : group;
+            const int blocks = last_seen(spans + i, from, n, heads) / KEYS + 1;
             if (!few || blocks == 1) {
                 whole.push_back({i, from, n, 0, 0});
                 continue;
             }
             for (int b = 0; b < blocks; ++b) {
                 cut.push_back({i, from, n, b, size});
-                size += padded_queries(2 * n) + padded_queries(n) * rank;
+                size += padded_queries(2 * n) + written_queries(n) * rank;
             }
         }
     }
@@ -72,23 +76,34 @@ inline void attention(Pool& pool, const Span* spans, int count, const Cache& cac
     const auto attend = [&](const AttentionTask& task, int block, Scratch& own, float* to, Softmax* found) {
         const Span& s = spans[task.span];
         const int begin = block * KEYS;
-        take_keys(own, s, cache, begin, keys_seen(s, task.from + task.n - 1, heads, begin), rank);
-        attend_block(own, s, heads, task.from, task.n, begin, rank, to, found);
+        if (s.nodes == 1 || begin + KEYS <= s.fork) {
+            take_keys(own, s, cache, begin, keys_seen(s, task.from + task.n - 1, heads, begin), rank);
+            attend_block(own, s, heads, task.from, task.n, begin, rank, to, found);
+            return;
+        }
+        // Node by node, first to last: what tiles write behind a node's queries, the next node's write over.
+        for (int done = 0, n; done < task.n; done += n) {
+            const Span& node = spans[task.span + (task.from + done) / heads];
+            const int from = (task.from + done) % heads;
+            n = heads - from < task.n - done ? heads - from : task.n - done;
+            take_queries(own, q + (int64_t(node.first) * heads + from) * cache.width, n, cache.width);
+            take_keys(own, node, cache, begin, keys_seen(node, from, heads, begin), rank);
+            attend_block(own, node, heads, from, n, begin, rank, to + int64_t(done) * rank, found + done);
+        }
     };
     int64_t cost = 0;  // entries are read once for 16 queries
-    for (int i = 0; i < count; ++i)
-        cost += int64_t(spans[i].start + spans[i].rows) * cache.width * 2 * ((spans[i].rows * heads + 15) / 16);
+    for (int i = 0; i < count; i += spans[i].nodes)
+        cost += int64_t(spans[i].start + spans[i].rows) * cache.width * 2 * ((spans[i].all_rows() * heads + 15) / 16);
     // Scores, exponentials and mixing take several times what the reading takes.
     cost *= 4;
     pool.for_each(int(tasks.size()), [&](int t, int thread) {
         const AttentionTask& task = tasks[t];
-        const Span& s = spans[task.span];
         Scratch& own = scratch[thread];
-        const int64_t all = padded_queries(task.n) * rank;
+        const int64_t all = written_queries(task.n) * rank;
         float* sums = room(own.sums, 2 * all);
         Softmax state[QUERIES] = {}, found[QUERIES];
         uint16_t* to = take(task, own);
-        const int last = s.start + (task.from + task.n - 1) / heads;
+        const int last = last_seen(spans + task.span, task.from, task.n, heads);
         for (int b = 0; b * KEYS <= last; ++b) {
             attend(task, b, own, sums + all, found);
             for (int i = 0; i < task.n; ++i)

@@ -55,19 +55,19 @@ struct NxBatch {
 
 namespace {
 
-// Every span, or, of a tree, each node for itself.
+// Every span, or, of a tree, each node for itself; they go together where there is a whole block that all see.
 inline void spans_of(const NxBatch& b, std::vector<Span>& to) {
     to.clear();
     for (int i = 0; i < b.spans; ++i) {
         const int32_t first = b.cu_rows[i], end = b.cu_rows[i + 1], start = b.starts[i];
         const int32_t* pages = b.table + b.page_at[i];
         if (first == end || !b.cu_paths || b.cu_paths[first] == b.cu_paths[first + 1]) {
-            to.push_back({first, end - first, start, pages, INT32_MAX, nullptr});
+            to.push_back({first, end - first, start, pages, INT32_MAX, nullptr, 1});
             continue;
         }
         for (int32_t row = first; row < end; ++row) {
             const int32_t path = b.cu_paths[row], length = b.cu_paths[row + 1] - path;
-            to.push_back({row, 1, start + length - 1, pages, start, b.table + path});
+            to.push_back({row, 1, start + length - 1, pages, start, b.table + path, start < KEYS ? 1 : end - row});
         }
     }
 }

@@ -15,6 +15,9 @@ struct Span {           // of one request: rows [first, first + rows) at positio
     const int32_t* pages;
     int32_t fork;         // from this position on slots are path's, one for each; INT32_MAX: all are the pages'
     const int32_t* path;
+    int32_t nodes;        // spans from this one on that are one tree's and read its prefix together; else 1
+
+    int32_t all_rows() const { return nodes > 1 ? nodes : rows; }
 };
 
 struct Cache {
@@ -30,6 +33,15 @@ struct Cache {
 inline int keys_seen(const Span& s, int query, int heads, int begin) {
     const int seen = s.start + query / heads + 1 - begin;
     return seen < 0 ? 0 : seen < KEYS ? seen : KEYS;
+}
+
+// The last position that one of queries [from, from + n) sees, counted from the span on.
+inline int last_seen(const Span* s, int from, int n, int heads) {
+    const int row = (from + n - 1) / heads;
+    if (s->nodes == 1) return s->start + row;
+    int last = 0;
+    for (int i = from / heads; i <= row; ++i) last = s[i].start > last ? s[i].start : last;
+    return last;
 }
 
 struct Softmax {  // of one query over one block, or over all up to one

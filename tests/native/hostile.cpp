@@ -138,22 +138,26 @@ struct Batch {
 
 const std::vector<std::vector<std::pair<int, int>>> LENGTHS = {
     {}, {{0, 0}}, {{0, 1}}, {{3, 1}}, {{4, 1}}, {{255, 1}}, {{256, 1}}, {{254, 5}, {0, 0}, {15, 1}, {16, 2}},
-    {{0, 19}, {511, 2}}, {{0, 64}},
+    {{0, 19}, {511, 2}}, {{0, 64}}, {{260, 7}, {600, 40}},
 };
 
 void attentions(void* pool, void* alone) {
     for (int page : {1, 4, 16})
-        for (bool as_tree : {false, true})
-            for (const auto& lengths : LENGTHS)
-                for (int heads : {1, 5}) {
-                    Batch batch(lengths, page, as_tree);
-                    std::vector<uint16_t> cache = halves(int64_t(batch.slots(page)) * 64);
-                    const std::vector<uint16_t> q = halves(int64_t(batch.b.rows) * heads * 64, 0.3f);
-                    std::vector<uint16_t> out(size_t(batch.b.rows) * heads * 32), again = out;
-                    nx_attention(pool, &batch.b, cache.data(), 64, page, q.data(), heads, 32, out.data());
-                    nx_attention(alone, &batch.b, cache.data(), 64, page, q.data(), heads, 32, again.data());
-                    must(same(out, again), "attention's bits depend on the number of threads");
-                }
+        for (const auto& lengths : LENGTHS)
+            for (int heads : {1, 5}) {
+                const Batch chains(lengths, page, false), trees(lengths, page, true);
+                std::vector<uint16_t> cache = halves(int64_t(chains.slots(page)) * 64);
+                const std::vector<uint16_t> q = halves(int64_t(chains.b.rows) * heads * 64, 0.3f);
+                std::vector<uint16_t> out(size_t(chains.b.rows) * heads * 32), again = out;
+                nx_attention(alone, &chains.b, cache.data(), 64, page, q.data(), heads, 32, out.data());
+                const auto check = [&](void* on, const Batch& batch, const char* what) {
+                    nx_attention(on, &batch.b, cache.data(), 64, page, q.data(), heads, 32, again.data());
+                    must(same(out, again), what);
+                };
+                check(pool, chains, "attention's bits depend on the number of threads");
+                check(alone, trees, "a tree that is a chain has not its bits");
+                check(pool, trees, "a tree's bits depend on the number of threads");
+            }
 }
 
 struct Block {

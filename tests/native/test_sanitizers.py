@@ -1,42 +1,47 @@
 """The native kernels under the address, undefined-behaviour and thread sanitizers, on hostile shapes.
 
-Builds tests/native/hostile.cpp twice: at the best level of this machine for addresses and undefined
-behaviour, and portably for threads and undefined behaviour. `make test-native` runs this alone.
+Builds tests/native/hostile.cpp three times: at the best level of this machine for addresses and undefined
+behaviour, the same at level amx with tiles in plain C++, as most machines have none, and portably for threads
+and undefined behaviour. `make test-native` runs this alone.
 """
 
 from __future__ import annotations
 
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from support.native_build import the_build
 
-from nextn.ops.cpu.library import NoLibrary, machine_level
+from nextn.ops.cpu.library import NoLibrary, able_levels, machine_level
 
 HERE = Path(__file__).parent
 FLAGS = ["-std=c++17", "-g1", "-O1", "-fno-omit-frame-pointer", "-ffp-contract=off", "-pthread", "-Wno-psabi"]
+ADDRESSES = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 SANITIZERS = {
-    "addresses": ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+    "addresses": ADDRESSES,
+    "tiles": [*ADDRESSES, "-include", str(HERE / "emulated_tiles.h")],
     # The check of virtual tables reads memory from within the sanitizer, and is reported as a race itself.
     "threads": ["-fsanitize=thread,undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover=undefined"],
 }
 
 
-def level_flags(build: ModuleType, sanitizer: str) -> list[str]:
-    if sanitizer == "threads":
-        return []
-    try:
-        return list(build.LEVELS[machine_level()[0]])
-    except NoLibrary:
-        return []
+def level_flags(build: ModuleType, sanitizer: str) -> list[str] | None:
+    """None: the machine cannot run that program."""
+    able: tuple[str, ...] = ()
+    with suppress(NoLibrary):
+        able = able_levels()
+    if sanitizer == "tiles":
+        return list(build.LEVELS["amx"]) if "avx512bf16" in able else None
+    return list(build.LEVELS[machine_level()[0]]) if able and sanitizer == "addresses" else []
 
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A program for each of SANITIZERS, built side by side. Skips where that cannot be done."""
+    """A program for each of SANITIZERS that can be built and run here, built side by side."""
     build, folder = the_build(), tmp_path_factory.mktemp("sanitizers")
     try:
         compiler = build.compiler().split()
@@ -46,13 +51,12 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     empty.write_text("int main() {}\n")
     running = {}
     for name, flags in SANITIZERS.items():
-        command = [*compiler, *FLAGS, *flags]
-        found = subprocess.run(
-            [*command, str(empty), "-o", str(folder / "empty")], capture_output=True, text=True
-        )
-        if found.returncode != 0:
-            pytest.skip(f"{compiler[0]} cannot build for the sanitizer of {name}: {found.stderr[-300:]}")
-        command += [*level_flags(build, name), str(HERE / "hostile.cpp"), "-o", str(folder / name)]
+        level = level_flags(build, name)
+        command = [*compiler, *FLAGS, *flags, *(level or [])]
+        found = subprocess.run([*command, str(empty), "-o", str(folder / "empty")], capture_output=True)
+        if level is None or found.returncode != 0:
+            continue
+        command += [str(HERE / "hostile.cpp"), "-o", str(folder / name)]
         running[name] = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     for name, process in running.items():
         _, errors = process.communicate()
@@ -70,6 +74,8 @@ def run(program: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SANITIZERS)
 def test_hostile_shapes(programs: dict[str, Path], name: str) -> None:
+    if name not in programs:
+        pytest.skip("the compiler cannot build for this sanitizer, or the CPU cannot run it")
     done = run(programs[name])
     if "unexpected memory mapping" in done.stderr:
         pytest.skip("the thread sanitizer cannot run under this kernel's memory layout")

@@ -96,16 +96,27 @@ def test_trees(pool: Pool, start: int) -> None:
 
 def test_trees_beside_chains(pool: Pool) -> None:
     check(pool, [(254, 5), (10, 3), (0, 9)], trees={0: tree_paths(5, 5), 2: tree_paths(9, 9)})
+    check(pool, [(600, 9), (10, 3), (254, 7)], trees={0: tree_paths(9, 5), 2: tree_paths(7, 9)})
 
 
-@pytest.mark.parametrize("start", [0, 5, 250, 253, 300])
-def test_a_node_has_the_bits_it_would_have_in_a_chain(pool: Pool, start: int) -> None:
-    """Its path's entries copied to the slots of a chain: a block of keys may begin anywhere among them."""
+@pytest.mark.parametrize("heads", [3, 16])
+@pytest.mark.parametrize("start", [0, 5, 250, 253, 255, 256, 257, 300, 509, 512, 767])
+def test_a_node_has_the_bits_it_would_have_in_a_chain(pool: Pool, start: int, heads: int) -> None:
+    """Its path's entries copied to the slots of a chain: a block of keys may begin anywhere among them. The
+    tree's nodes come all at once, and the last of them without the first, on threads that share the blocks of
+    keys and on one that goes through all of them."""
     rows, page = 12, 4
     (span,), slots = paged([(start, rows)], page)
-    cache, q = entries(slots, 64, 96), queries(rows, 3, 96)
+    cache, q = entries(slots, 64, 96), queries(rows, heads, 96)
     paths = tree_paths(rows, start)
-    tree = attention(pool, cache, page, [replace(span, paths=paths)], q, 64)
+    tree = replace(span, paths=paths)
+    rest = replace(span, tokens=[0] * 5, paths=paths[-5:])
+    with Pool(1) as one, Pool(30) as many:
+        found = [attention(which, cache, page, [tree], q, 64) for which in (one, pool, many)]
+        assert torch.equal(found[1], found[0])
+        assert torch.equal(found[2], found[0])
+        for which in (one, many):
+            assert torch.equal(attention(which, cache, page, [rest], q[-5:], 64), found[0][-5:])
 
     def slot(at: int) -> int:
         return span.pages[at // page] * page + at % page
@@ -115,7 +126,7 @@ def test_a_node_has_the_bits_it_would_have_in_a_chain(pool: Pool, start: int) ->
         for depth, p in enumerate(path):
             moved[slot(start + depth)] = cache[slot(start + p)]
         alone = Span([0], start + len(path) - 1, span.pages)
-        assert torch.equal(attention(pool, moved, page, [alone], q[i : i + 1], 64)[0], tree[i])
+        assert torch.equal(attention(pool, moved, page, [alone], q[i : i + 1], 64)[0], found[0][i])
 
 
 def test_rows_beside_the_path_do_not_count(pool: Pool) -> None:
