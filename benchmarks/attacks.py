@@ -1,5 +1,6 @@
 """Attacks on a server by requests: grammars, regular expressions, prompts and parameters that one client may
-send, beside an honest client that must not notice.
+send, beside an honest client that must not notice. The attacker is a process of its own, at the lowest
+priority.
 
 python benchmarks/attacks.py                                   # all, a few minutes
 python benchmarks/attacks.py --attack lark-chain gbnf-leaves
@@ -25,7 +26,7 @@ from last_line import tell
 from nextn.bench.machine import this_machine
 from nextn.config import EMBEDDED
 
-SHORT = Rules(limit=60.0, slower=None, megabytes=200.0, patience=5.0, warm=2)
+SHORT = Rules(limit=60.0, slower=None, megabytes=200.0, patience=5.0, warm=2, repeat=0.0)
 
 
 def main() -> int:

@@ -16,6 +16,21 @@ TREES = ("--speculative-eagle-topk", "2", "--speculative-num-steps", "3")
 KEY = "k" * 32
 KEYED = ("--api-key", KEY)
 MANY = "x" * 30_000_000
+ESCAPED = '",[{:' * 5_000_000  # reads like JSON
+WRONG_AT_THE_END = [[7] * 4000] * 250 + [[10**6]]
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": f"f{i}",
+            "parameters": {
+                "type": "object",
+                "properties": {f"p{j}": {"type": "string", "description": "text"} for j in range(14)},
+            },
+        },
+    }
+    for i in range(1000)
+]
 
 
 @dataclass(frozen=True)
@@ -134,6 +149,10 @@ ATTACKS: dict[str, Attack] = {
     "prompt-generate": prompt(GENERATE, text=MANY, sampling_params={"max_new_tokens": 8}),
     "prompt-tokenize": Attack(lambda: [Request("/tokenize", {"prompt": MANY})]),
     "prompt-token-ids": prompt(COMPLETIONS, prompt=[7] * 5_000_000, max_tokens=8),
+    "prompt-escaped": prompt(COMPLETIONS, prompt=ESCAPED, max_tokens=8),
+    "prompt-not-ascii": prompt(COMPLETIONS, prompt="é\n" * 5_000_000, max_tokens=8),
+    "prompt-wrong-token-id": prompt(COMPLETIONS, prompt=WRONG_AT_THE_END, max_tokens=8),
+    "tools": prompt(CHAT, messages=[{"role": "user", "content": "x"}], tools=TOOLS, max_tokens=8),
     "scores": Attack(
         lambda: [completion(prompt=[7] * 4095, max_tokens=0, echo=True, logprobs=5, n=32) for _ in range(2)]
     ),
@@ -142,4 +161,4 @@ ATTACKS: dict[str, Attack] = {
 
 
 def encoded(request: Request) -> bytes:
-    return json.dumps(request.body).encode()
+    return json.dumps(request.body, ensure_ascii=False).encode()

@@ -3,6 +3,10 @@
 Of each attack: every request of it ends soon, in an answer or a 4xx (or its client leaves); the honest client
 is served, within twice its usual time; the engine's process is the same; the memory of all processes of the
 server comes back.
+
+An attacker has a machine of its own. Here it is a process of its own, which makes its bodies beforehand and
+runs at the lowest priority: it takes no time from the server that another machine would not take. It repeats
+the attack for some seconds, so that the honest client is timed beside it and not after it.
 """
 
 from __future__ import annotations
@@ -11,19 +15,22 @@ import asyncio
 import collections
 import contextlib
 import itertools
+import multiprocessing
 import os
 import signal
 import statistics
 import time
 from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from typing import Any
 
 import httpx
 from attack_cases import ATTACKS, KEY, KEYED, Attack, Request, encoded
-from client import Answer, Hung, ask
+from client import Address, Answer, Hung, ask
 from server import Server, family
 
+PAUSE = 0.05  # seconds between two requests of the honest client
 STOPPED = "engine-stopped"  # the one that is no request
 NAMES = (*ATTACKS, STOPPED)
 RESTARTS = "nextn:engine_restarts_total"
@@ -33,13 +40,15 @@ SINCE = "nextn:seconds_since_last_step"
 @dataclass(frozen=True)
 class Rules:
     """limit: seconds that a request may take before it is a hang. slower: how many times its usual time the
-    honest client's may be, None: any. megabytes: that may stay, when `patience` seconds have passed."""
+    honest client's may be, None: any. megabytes: that may stay, when `patience` seconds have passed.
+    repeat: seconds for which an attack is repeated; 0: it is played once."""
 
     limit: float = 60.0
     slower: float | None = 2.0
     megabytes: float = 50.0
     patience: float = 60.0
-    warm: int = 8  # honest requests before an attack
+    warm: int = 20  # honest requests before an attack
+    repeat: float = 3.0
 
 
 @dataclass
@@ -89,13 +98,62 @@ class Honest:
             assert answer is not None, f"an ordinary {name} had no answer"
             assert answer.ended == "whole", f"an ordinary {name}: {answer.status} {answer.code}"
 
+    async def usual(self, count: int) -> list[float]:
+        seconds: list[float] = []
+        for _ in range(count):
+            seconds.append(await self.once())
+            await asyncio.sleep(PAUSE)
+        return seconds
+
     async def beside(self, attack: asyncio.Future[Any]) -> list[float]:
         """Until the attack is over; three requests at least."""
         seconds: list[float] = []
         while not attack.done() or len(seconds) < 3:
-            seconds.append(await self.once())
-            await asyncio.sleep(0.05)
+            seconds += await self.usual(1)
         return seconds
+
+
+class Attacker:
+    """The process that sends an attack. Started at once; `ready` returns when its bodies are made."""
+
+    def __init__(self, name: str, address: Address, rules: Rules) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._link, theirs = context.Pipe()
+        self._process = context.Process(target=attack, args=(theirs, name, address, rules), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def ready(self) -> None:
+        self._link.recv()
+
+    def report(self) -> Report:
+        """Sends the attack, and returns what became of it."""
+        self._link.send(None)
+        report: Report = self._link.recv()
+        self._process.join()
+        return report
+
+
+def attack(link: Connection, name: str, address: Address, rules: Rules) -> None:
+    """The attacker's main function."""
+    os.nice(19)
+    chosen = ATTACKS[name]
+    requests = [(request, encoded(request)) for request in chosen.make()]
+    link.send(None)
+    link.recv()
+    link.send(asyncio.run(repeated(address, requests, chosen.refused, rules)))
+
+
+async def repeated(
+    address: Address, requests: list[tuple[Request, bytes]], refused: bool, rules: Rules
+) -> Report:
+    """Sends all requests at once, and again until the time is over or something does not hold."""
+    report, until = Report(), time.monotonic() + rules.repeat
+    while True:
+        each = (sent(address, request, body, refused, rules.limit, report) for request, body in requests)
+        await asyncio.gather(*each)
+        if report.failures or time.monotonic() >= until:
+            return report
 
 
 async def within(answer: Awaitable[Answer], limit: float) -> Answer | None:
@@ -106,13 +164,15 @@ async def within(answer: Awaitable[Answer], limit: float) -> Answer | None:
         return None
 
 
-async def sent(server: Server, request: Request, refused: bool, limit: float, report: Report) -> None:
+async def sent(
+    address: Address, request: Request, body: bytes, refused: bool, limit: float, report: Report
+) -> None:
     """One request of an attack, and what became of it."""
     leaves = request.leaves
     try:
         answer = await within(
             ask(
-                server.address, encoded(request), request.path, headers=request.headers,
+                address, body, request.path, headers=request.headers,
                 leave_after=None if leaves is None else 0, pause=leaves or 0.0,
             ),
             limit,
@@ -130,8 +190,9 @@ async def sent(server: Server, request: Request, refused: bool, limit: float, re
         report.failures.append(f"{request.path}: {answer.ended}, {answer.status} {answer.code}")
 
 
-async def stopped(server: Server, report: Report) -> None:
+async def stopped(server: Server) -> Report:
     """The engine's process is stopped for some seconds, under load; the metric must tell."""
+    report = Report()
     engine = engine_of(server)
     assert engine is not None, "there is no engine"
     os.kill(engine, signal.SIGSTOP)  # first: a short answer may be there within a moment
@@ -148,31 +209,34 @@ async def stopped(server: Server, report: Report) -> None:
         os.kill(engine, signal.SIGCONT)
     answer = await asked
     report.need(answer.ended == "whole", f"its request after it went on: {answer.ended} {answer.status}")
+    return report
 
 
 async def play(name: str, server: Server, rules: Rules) -> dict[str, Any]:
-    attack = ATTACKS.get(name, Attack(list))
-    report, honest = Report(), Honest(server, attack, rules.limit)
+    honest = Honest(server, ATTACKS.get(name, Attack(list)), rules.limit)
+    attacker = None if name == STOPPED else Attacker(name, server.address, rules)
     await honest.first_constraint()
-    usual = [await honest.once() for _ in range(rules.warm)]
-    before, engine, restarts = family_megabytes(server), engine_of(server), server.metrics()[RESTARTS]
-    peak = [before]
+    if attacker is not None:
+        await asyncio.to_thread(attacker.ready)
+    peak: list[float] = []
     watching = asyncio.create_task(watch(server, peak))
+    usual = await honest.usual(rules.warm)
+    before, engine, restarts = family_megabytes(server), engine_of(server), server.metrics()[RESTARTS]
     began = time.monotonic()
-    if name == STOPPED:
-        attacking = asyncio.ensure_future(stopped(server, report))
+    if attacker is None:
+        attacking = asyncio.create_task(stopped(server))
         await attacking
     else:
-        requests = attack.make()
-        each = (sent(server, request, attack.refused, rules.limit, report) for request in requests)
-        attacking = asyncio.gather(*each)
+        attacking = asyncio.create_task(asyncio.to_thread(attacker.report))
+    failure, during = None, list[float]()
     try:
         during = await honest.beside(attacking)
     except (AssertionError, OSError) as e:
-        report.failures.append(str(e) or repr(e))
-        during = []
-    await attacking
+        failure = str(e) or repr(e)
+    report = await attacking
     took = time.monotonic() - began
+    if failure is not None:
+        report.failures.append(failure)
     if during and rules.slower is not None and name != STOPPED:
         times = statistics.median(during) / statistics.median(usual)
         report.need(times <= rules.slower, f"the honest client took {times:.1f} times its usual time")
@@ -228,7 +292,7 @@ def play_all(names: list[str], options: list[str], rules: Rules) -> Iterator[tup
                 running = (wanted, stack.enter_context(Server([*options, *wanted])))
             try:
                 result = asyncio.run(play(name, running[1], rules))
-            except (OSError, AssertionError, ValueError, httpx.HTTPError) as e:
+            except (OSError, EOFError, AssertionError, ValueError, httpx.HTTPError) as e:
                 result = {"held": False, "failures": [f"the server is gone: {e!r}"]}
             yield name, result
             if not result["held"]:

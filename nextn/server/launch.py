@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import resource
@@ -116,6 +117,7 @@ class Launch:
                 ready = starting.result()
                 self.client.attach(ready, handle.socket)
                 keeping = asyncio.create_task(self.supervisor.keep(handle))
+                gc.freeze()  # modules and routes: to go through them would hold up everybody for 30 ms
                 announce(self.config, ready, self.listener)
                 await asyncio.wait({stopping, serving, keeping}, return_when=asyncio.FIRST_COMPLETED)
             if keeping is not None and keeping.done():

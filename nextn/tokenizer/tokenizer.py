@@ -102,7 +102,7 @@ class Tokenizer:
         have fewer. It takes a hundredth of the time that `encode` takes. Raises ValueError for text that is
         not Unicode."""
         try:
-            return self._length.exceeds(texts, most)
+            return self.length.exceeds(texts, most)
         except UnicodeEncodeError:
             for text in texts:
                 check_unicode(text)
@@ -117,12 +117,12 @@ class Tokenizer:
         return whole[:before], whole[before + len(plain) :]
 
     @functools.cached_property
-    def _cut_places(self) -> re.Pattern[str] | None:
-        return cut_places(self._backend)
+    def length(self) -> Length:
+        return Length(byte_weights(self._backend))
 
     @functools.cached_property
-    def _length(self) -> Length:
-        return Length(byte_weights(self._backend))
+    def _cut_places(self) -> re.Pattern[str] | None:
+        return cut_places(self._backend)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text; bytes that are not UTF-8 become U+FFFD, ids outside the vocabulary nothing."""

@@ -15,7 +15,8 @@ from nextn.server.parsers.answer import Reading
 from nextn.server.parsers.tools import CALL_END
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.messages import Ready
-from nextn.server.prompts.chat import ChatPrompt, chat_prompt, contents, is_small
+from nextn.server.prompts.bound import Bound, check_vocabulary, no_room
+from nextn.server.prompts.chat import ChatPrompt, chat_prompt, is_small
 from nextn.server.prompts.encoding import Encoder
 from nextn.server.prompts.fill_in import with_suffix
 from nextn.server.prompts.stop_regexes import compiled_regexes
@@ -29,7 +30,6 @@ from nextn.server.protocol.errors import (
     too_many_tokens,
     unavailable,
 )
-from nextn.server.protocol.fields import prompts
 from nextn.server.protocol.native import Asked, GenerateRequest
 from nextn.server.protocol.openai import ChatRequest, CommonRequest, CompletionRequest, Sampling
 from nextn.server_config import ServerConfig
@@ -84,10 +84,15 @@ class Service:
             message = f"the model {asked} does not exist; this server has {ours!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
+    def bound(self) -> Bound | None:
+        """None when there is no engine."""
+        ready = self.engine.ready
+        return None if ready is None else Bound(ready.context_length, ready.vocab_size, self.tokenizer.length)
+
     async def completion(self, request: CompletionRequest) -> Generation:
         arrival = time.perf_counter()
         self.open(request.model)
-        given = prompts(request.prompt)
+        given = request.given()
         self._check_count(len(given) * request.candidates)  # first: a body has room for millions of prompts
         regexes = await compiled_regexes(request.stop_regex)
         if request.suffix:
@@ -158,7 +163,7 @@ class Service:
         """Renders a chat, in a thread if that may take long. Raises ApiError."""
         if is_small(request):
             return chat_prompt(request, self.tokenizer, self.config)
-        await self.encoder.check_length(contents(request), ready.context_length)
+        await self.encoder.check_length(request.contents(), ready.context_length)
         return await self.encoder.run(chat_prompt, request, self.tokenizer, self.config)
 
     async def _ids(self, given: Sequence[str | list[int]]) -> list[list[int]]:
@@ -292,14 +297,6 @@ def prompt_of(
     )
 
 
-def check_vocabulary(tokens: list[int], vocab_size: int) -> None:
-    if not tokens:
-        raise bad_request("the prompt is empty", "prompt")
-    if min(tokens) < 0 or max(tokens) >= vocab_size:
-        wrong = next(token for token in tokens if not 0 <= token < vocab_size)
-        raise bad_request(f"prompt: token id {wrong} is outside the vocabulary 0..{vocab_size - 1}", "prompt")
-
-
 def drawn(seed: int | None) -> int:
     return secrets.randbits(64) if seed is None else seed
 
@@ -314,14 +311,11 @@ def token_limit(
     if room == asked == 0:
         return 0
     if room < 1:
-        message = f"the prompt has {length} tokens, the context length is {context}"
-        if room == 0:
-            message += "; that leaves no room for an answer"
-    elif asked is not None and asked > room:
+        raise no_room(length, context, "; that leaves no room for an answer" if room == 0 else "")
+    if asked is not None and asked > room:
         message = (
             f"the prompt has {length} tokens and {name} is {asked}, {length + asked} together; "
             f"the context length is {context}"
         )
-    else:
-        return min(default or room, room) if asked is None else asked
-    raise over_context(message)
+        raise over_context(message)
+    return min(default or room, room) if asked is None else asked

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import msgspec
@@ -18,6 +17,7 @@ from nextn.server.answers.openai import Reply
 from nextn.server.answers.service import Service
 from nextn.server.http import figures
 from nextn.server.http.auth import ApiKey
+from nextn.server.http.bodies import Bodies
 from nextn.server.http.control import (
     AbortRequest,
     SetInternalState,
@@ -40,14 +40,11 @@ from nextn.server.http.tokens import (
     tokenizer_info,
 )
 from nextn.server.monitoring.metrics import Metrics
-from nextn.server.protocol.body import check_values, parse
 from nextn.server.protocol.context import request_id
 from nextn.server.protocol.errors import ApiError
 from nextn.server.protocol.native import GenerateRequest
 from nextn.server.protocol.openai import ChatRequest, CommonRequest, CompletionRequest
 from nextn.server.protocol.responses import Answer, ChatChoice, CompletionChoice, Model, ModelList
-
-LARGE_BODY = 2**20  # bytes; a larger body's values are counted before it is parsed
 
 
 def json(content: object, status: int = 200) -> Response:
@@ -63,30 +60,30 @@ def make_app(service: Service, metrics: Metrics) -> FastAPI:
     app.add_middleware(CountResponses, metrics=metrics)
     app.add_middleware(RequestId)  # the last is the outermost
     add_error_handlers(app)
-    document = Document()
-    add_generation(app, service, document)
-    add_control(app, service, document)
+    document, bodies = Document(), Bodies(service)
+    add_generation(app, service, bodies, document)
+    add_control(app, service, bodies, document)
     add_figures(app, service, metrics, document)
     add_page(app)
     document.serve(app)
     return app
 
 
-def add_generation(app: FastAPI, service: Service, document: Document) -> None:
+def add_generation(app: FastAPI, service: Service, bodies: Bodies, document: Document) -> None:
     route = document.route
-    name, most = service.config.model_name, service.config.max_request_bytes
+    name = service.config.model_name
 
     @app.post(
         "/v1/completions",
         **route("Go on with a text", CompletionRequest, Answer[CompletionChoice], stream=True),
     )
     async def completions(request: Request) -> Response:
-        body = parse(await read_body(request, most), CompletionRequest)
+        body = await bodies.read(request, CompletionRequest)
         return await answer(request, body, Reply(body, await service.completion(body), name))
 
     @app.post("/v1/chat/completions", **route("Answer a chat", ChatRequest, Answer[ChatChoice], stream=True))
     async def chat_completions(request: Request) -> Response:
-        body = parse(await read_body(request, most), ChatRequest)
+        body = await bodies.read(request, ChatRequest)
         generation, reading = await service.chat(body)
         return await answer(request, body, Reply(body, generation, name, reading))
 
@@ -97,7 +94,7 @@ def add_generation(app: FastAPI, service: Service, document: Document) -> None:
     @app.put("/generate", **described)
     @app.post("/generate", **described)
     async def generate(request: Request) -> Response:
-        body = parse(await read_body(request, most), GenerateRequest)
+        body = await bodies.read(request, GenerateRequest)
         generation, asked = await service.generate(body)
         return await answer(request, body, NativeReply(body, asked, generation))
 
@@ -113,20 +110,19 @@ def add_generation(app: FastAPI, service: Service, document: Document) -> None:
         return WholeAnswer(whole)
 
 
-def add_control(app: FastAPI, service: Service, document: Document) -> None:
+def add_control(app: FastAPI, service: Service, bodies: Bodies, document: Document) -> None:
     route = document.route
-    most = service.config.max_request_bytes
     described = route("Change what requests to come mean by default", SetInternalState, list[bool])
 
     @app.put("/set_internal_state", **described)
     @app.post("/set_internal_state", **described)
     async def internal_state(request: Request) -> Response:
-        body = parse(await read_body(request, most), SetInternalState)
+        body = await bodies.read(request, SetInternalState)
         return json(await set_internal_state(service, body))
 
     @app.post("/abort_request", **route("End requests as they are", AbortRequest))
     async def abort(request: Request) -> Response:
-        abort_request(service, parse(await read_body(request, most), AbortRequest))
+        abort_request(service, await bodies.read(request, AbortRequest))
         return Response()
 
     @app.get("/flush_cache", **route("Empty the prefix cache", text=True))
@@ -140,7 +136,7 @@ def add_control(app: FastAPI, service: Service, document: Document) -> None:
     @app.post("/v1/tokenize", **route("Text or messages to token ids", TokenizeRequest, Tokens))
     @app.post("/tokenize", **route("Text or messages to token ids", TokenizeRequest, Tokens))
     async def to_tokens(request: Request) -> Response:
-        return json(await tokenize(service, parse(await read_body(request, most), TokenizeRequest)))
+        return json(await tokenize(service, await bodies.read(request, TokenizeRequest)))
 
     @app.get("/tokenizer_info", **route("The tokenizer's config and chat template", answer=dict[str, Any]))
     async def tokenizer() -> Response:
@@ -149,7 +145,7 @@ def add_control(app: FastAPI, service: Service, document: Document) -> None:
     @app.post("/v1/detokenize", **route("Token ids to text", DetokenizeRequest, Text))
     @app.post("/detokenize", **route("Token ids to text", DetokenizeRequest, Text))
     async def to_text(request: Request) -> Response:
-        return json(await detokenize(service, parse(await read_body(request, most), DetokenizeRequest)))
+        return json(await detokenize(service, await bodies.read(request, DetokenizeRequest)))
 
 
 def add_figures(app: FastAPI, service: Service, prometheus: Metrics, document: Document) -> None:
@@ -245,18 +241,3 @@ def allowed(app: FastAPI, request: Request) -> str:
     routes = [route for route in app.routes if isinstance(route, Route)]
     here = [route for route in routes if route.matches(request.scope)[0] != Match.NONE]
     return ", ".join(sorted({method for route in here for method in route.methods or ()}))
-
-
-async def read_body(request: Request, most: int) -> bytearray:
-    """Raises ApiError: 413 as soon as the body is longer than `most` bytes, 400 if it has too many values."""
-    too_long = ApiError(413, f"the body is longer than {most} bytes (--max-request-bytes)")
-    if int(request.headers.get("content-length", 0)) > most:
-        raise too_long
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > most:
-            raise too_long
-    if len(body) > LARGE_BODY:
-        await asyncio.to_thread(check_values, body)
-    return body

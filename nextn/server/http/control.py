@@ -76,6 +76,7 @@ async def check_engine(service: Service) -> None:
 
 
 ServerArgs = like(SpeculativeParams, "ServerArgs", PREFIX)
+ServerArgs.__module__ = __name__  # where pickle finds it
 
 
 def server_args(value: object) -> KnownKeys:

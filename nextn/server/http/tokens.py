@@ -13,7 +13,7 @@ from pydantic import Field, WithJsonSchema
 
 from nextn.config import model_folder
 from nextn.server.answers.service import Service
-from nextn.server.prompts.chat import contents, render
+from nextn.server.prompts.chat import render
 from nextn.server.protocol.body import Body, ListOf
 from nextn.server.protocol.chat import ChatMessages
 from nextn.server.protocol.errors import bad_request
@@ -41,12 +41,33 @@ class TokenizeRequest(ChatMessages):
         super().check()
         if (self.prompt is None) == (not self.messages):
             raise bad_request("give either a prompt or messages", "prompt")
+        check_size(self.texts(), "messages" if self.prompt is None else "prompt")
+
+    def texts(self) -> list[str]:
+        if self.prompt is None:
+            return self.contents()
+        return [self.prompt] if isinstance(self.prompt, str) else self.prompt
 
 
 class DetokenizeRequest(Body):
     model: str | None = None
     tokens: Annotated[Any, WithJsonSchema(TOKENS_SCHEMA)]  # checked by `prompts`
     skip_special_tokens: bool = True
+
+    def check(self) -> None:
+        super().check()
+        count = sum(map(len, self.lists()))
+        if count > MOST_TOKENS:
+            rule = f"{MOST_TOKENS} are allowed in one request; send them in several"
+            raise bad_request(f"tokens has {count} token ids; {rule}", "tokens")
+
+    def lists(self) -> list[list[int]]:
+        many: list[list[int]] = []
+        for tokens in prompts(self.tokens, "tokens"):
+            if isinstance(tokens, str):
+                raise bad_request("tokens must be a list of token ids or a list of such lists", "tokens")
+            many.append(tokens)
+        return many
 
 
 class Tokens(msgspec.Struct):
@@ -69,13 +90,10 @@ async def tokenize(service: Service, request: TokenizeRequest) -> Tokens:
     length = service.open(request.model).context_length
     encoder, names = service.encoder, service.tokenizer.token_names
     if request.prompt is None:
-        check_size(contents(request), "messages")
         text = await encoder.run(render, request, service.tokenizer)
         many = await encoder.encode([text], add_special_tokens=False)
     else:
-        texts = [request.prompt] if isinstance(request.prompt, str) else request.prompt
-        check_size(texts, "prompt")
-        many = await encoder.encode(texts, request.add_special_tokens)
+        many = await encoder.encode(request.texts(), request.add_special_tokens)
     counts = [len(tokens) for tokens in many]
     answer = Tokens(many, counts, length)
     if request.return_token_strs:
@@ -99,15 +117,7 @@ def check_size(texts: Sequence[str], name: str) -> None:
 
 async def detokenize(service: Service, request: DetokenizeRequest) -> Text:
     vocabulary = service.open(request.model).vocab_size
-    many: list[list[int]] = []
-    for tokens in prompts(request.tokens, "tokens"):
-        if isinstance(tokens, str):
-            raise bad_request("tokens must be a list of token ids or a list of such lists", "tokens")
-        many.append(tokens)
-    count = sum(map(len, many))
-    if count > MOST_TOKENS:
-        rule = f"{MOST_TOKENS} are allowed in one request; send them in several"
-        raise bad_request(f"tokens has {count} token ids; {rule}", "tokens")
+    many = request.lists()
     for tokens in many:
         wrong = next((token for token in tokens if not 0 <= token < vocabulary), None)
         if wrong is not None:

@@ -70,19 +70,7 @@ def chat_prompt(request: ChatRequest, tokenizer: Tokenizer, config: ServerConfig
 def is_small(request: ChatMessages) -> bool:
     """Can its prompt be rendered without a thread?"""
     few = not request.tools and not request.chat_template_kwargs and len(request.messages) < MANY_MESSAGES
-    return few and sum(map(len, contents(request))) < LONG_TEXT
-
-
-def contents(request: ChatMessages) -> list[str]:
-    """The texts in the messages."""
-    texts = []
-    for message in request.messages:
-        content = message.get("content")
-        for part in content if isinstance(content, list) else [content]:
-            text = part.get("text") if isinstance(part, dict) else part
-            if isinstance(text, str):
-                texts.append(text)
-    return texts
+    return few and sum(map(len, request.contents())) < LONG_TEXT
 
 
 def echoed(request: ChatRequest) -> str:

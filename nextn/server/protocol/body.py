@@ -7,7 +7,7 @@ keys are tolerated: gateways add their own.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 
 import pydantic_core
@@ -30,6 +30,10 @@ class Body(BaseModel):
 
     def check(self) -> None:
         """Raises ApiError for fields that do not go together."""
+
+    def given(self) -> Sequence[str | list[int]]:
+        """Its prompts, each text or token ids. Raises ApiError."""
+        return []
 
 
 class KnownKeys(Body):

@@ -107,6 +107,17 @@ class ChatMessages(Body):
             else self.add_generation_prompt
         )
 
+    def contents(self) -> list[str]:
+        """The texts in the messages."""
+        texts = []
+        for message in self.messages:
+            content = message.get("content")
+            for each in content if isinstance(content, list) else [content]:
+                text = each.get("text") if isinstance(each, dict) else each
+                if isinstance(text, str):
+                    texts.append(text)
+        return texts
+
     def check(self) -> None:
         super().check()
         if self.continue_final_message and self.add_generation_prompt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -36,9 +37,13 @@ class ApiError(Exception):
         message = cut(message, LONGEST)
         param = None if param is None else cut(param, LONGEST)
         super().__init__(message)
-        self.status, self.code = status, code
+        self.status, self.type, self.param, self.code = status, type, param, code
         self.headers = dict(headers or {})
         self.body = msgspec.json.encode(ErrorResponse(ErrorBody(message, type, param, code)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For pickle: exceptions are made again from `args`, which is the message alone."""
+        return ApiError, (self.status, str(self), self.type, self.param, self.code, self.headers)
 
 
 def cut(text: str, length: int) -> str:

@@ -125,7 +125,6 @@ class GenerateRequest(Body):
         return isinstance(self.input_ids[0], list)
 
     def given(self) -> list[str | list[int]]:
-        """The prompts. Raises ApiError."""
         name, kind = ("text", str) if self.input_ids is None else ("input_ids", list)
         many = prompts(getattr(self, name), name)
         if not all(isinstance(prompt, kind) for prompt in many):

@@ -20,6 +20,7 @@ from nextn.server.protocol.fields import (
     SpeculativeField,
     StopPatterns,
     StopStrings,
+    prompts,
 )
 from nextn.server.protocol.structured import grammar_for
 
@@ -232,6 +233,9 @@ class CompletionRequest(CommonRequest):
                 "best_of cannot be streamed: the texts are compared when all are there", "best_of"
             )
 
+    def given(self) -> list[str | list[int]]:
+        return prompts(self.prompt)
+
     @property
     def candidates(self) -> int:
         return self.best_of or self.n
@@ -265,6 +269,9 @@ class ChatRequest(CommonRequest, ChatMessages):
         super().check()
         if self.top_logprobs and not self.logprobs:
             raise bad_request("top_logprobs is only allowed when logprobs is true", "top_logprobs")
+
+    def given(self) -> list[str | list[int]]:
+        return ["".join(self.contents())]  # the template adds to it
 
     @property
     def tops(self) -> int | None:

@@ -70,12 +70,9 @@ async def test_what_is_a_failure(
             await asyncio.sleep(60)
         return Answer(**(answer or {}))
 
-    class Somewhere:
-        address = ("127.0.0.1", 1)
-
     monkeypatch.setattr(attacks, "ask", asked)
     report = attacks.Report()
-    await attacks.sent(Somewhere(), completion(), refused, 0.05, report)
+    await attacks.sent(("127.0.0.1", 1), completion(), b"", refused, 0.05, report)
     assert len(report.failures) == failures, report.failures
     assert dict(report.ended) == {ended: 1}
     assert report.result()["held"] == (not failures)

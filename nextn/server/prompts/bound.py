@@ -1,0 +1,42 @@
+"""What a prompt must keep to, so far as it shows before the prompt is tokenized."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from nextn.server.protocol.errors import ApiError, bad_request, over_context, too_long
+from nextn.tokenizer.length import Length
+from nextn.tokenizer.tokenizer import PIECE
+
+
+class Bound(NamedTuple):
+    """context, vocab_size: the engine's. length: the tokenizer's."""
+
+    context: int
+    vocab_size: int
+    length: Length
+
+    def check(self, prompts: Sequence[str | list[int]]) -> None:
+        """Raises ApiError for prompts that are certain to be refused, as it would be raised later."""
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                # Shorter ones are tokenized as a whole, and counted.
+                if len(prompt) > PIECE and self.length.exceeds([prompt], self.context):
+                    raise too_long(len(prompt), self.context)
+            elif len(prompt) > self.context:
+                raise no_room(len(prompt), self.context)
+            else:
+                check_vocabulary(prompt, self.vocab_size)
+
+
+def no_room(length: int, context: int, more: str = "") -> ApiError:
+    return over_context(f"the prompt has {length} tokens, the context length is {context}{more}")
+
+
+def check_vocabulary(tokens: list[int], vocab_size: int) -> None:
+    if not tokens:
+        raise bad_request("the prompt is empty", "prompt")
+    if min(tokens) < 0 or max(tokens) >= vocab_size:
+        wrong = next(token for token in tokens if not 0 <= token < vocab_size)
+        raise bad_request(f"prompt: token id {wrong} is outside the vocabulary 0..{vocab_size - 1}", "prompt")
