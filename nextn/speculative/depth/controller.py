@@ -138,7 +138,7 @@ class DepthController:
         self._mean, deviation = self._factor()
         self._blind = 0.0 if self._usual else self._blind + self._since
         self._since = 0.0
-        base, dearer = self.cost.rows(n), ("drafted", "a_pass", "pass_row")
+        base, dearer = self.cost.rows(n), ("drafted", "drafter", "a_pass", "pass_row")
         cost = replace(self.cost, **{name: self._mean * getattr(self.cost, name) for name in dearer})
         self._setting = setting = self.worth.plan(n, cost, base)
         tokens = 1.0 + _ratio(self._tokens) * (setting.tokens - 1.0)

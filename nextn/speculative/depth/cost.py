@@ -1,7 +1,7 @@
 """What a step costs: seconds by what it runs, from whole steps that are timed at start-up. Pure.
 
     seconds = fixed + request * requests + row * rows + expert * woken(rows) + context * positions read
-            + a_pass * passes of the drafter + pass_row * rows of these
+            + drafter, where it runs, + a_pass * its passes + pass_row * rows of these
 
 woken(n): distinct experts of E that n tokens wake when each chooses K alone, E (1 - (1 - K/E)^n).
 """
@@ -28,6 +28,7 @@ class StepCost:
     experts: tuple[int, int] = (1, 1)
     context: float = 0.0
     drafted: float = 1.0
+    drafter: float = 0.0
     a_pass: float = 0.0
     pass_row: float = 0.0
     request: float = 0.0
@@ -54,14 +55,14 @@ class StepCost:
 
     def drafting(self, passes: float, rows: float) -> float:
         """Of the drafter's passes, over so many rows in all."""
-        return passes * self.a_pass + rows * self.pass_row
+        return self.drafter + passes * self.a_pass + rows * self.pass_row
 
 
 def fit(steps: Sequence[tuple[StepWork, float]], experts: tuple[int, int]) -> StepCost:
     """steps: what was run and its seconds, without drafts and with. Least squares of the relative errors,
     nothing below 0: what would be furthest below is left out until nothing is."""
     nothing = StepCost(0.0, 0.0, experts=experts)
-    left = ["fixed", "row", "expert", "a_pass", "pass_row"]
+    left = ["fixed", "row", "expert", "drafter", "a_pass", "pass_row"]
     # What nothing tells apart from the others counts as theirs.
     left += ["request"] * (len({w.requests for w, _ in steps}) > 1 and any(w.drafts for w, _ in steps))
     left += ["context"] * (len({w.context / w.requests for w, _ in steps}) > 1)

@@ -19,7 +19,7 @@ from nextn.engine.step_cost_file import StepCostFile
 from nextn.request import Request, SamplingParams
 from nextn.speculative.depth.cost import StepCost
 
-COST = StepCost(1e-3, 1e-4, 2e-5, (8, 2), 1e-9, 0.9, 5e-5, 1e-6)
+COST = StepCost(1e-3, 1e-4, 2e-5, (8, 2), 1e-9, 0.9, 2e-5, 5e-5, 1e-6)
 FACTORS = {0: [1.25, 1.1], 4: [0.8]}
 
 

@@ -28,6 +28,7 @@ def step_costs(draw: st.DrawFn) -> StepCost:
         draw(part) * fixed,
         draw(st.just(0.0) | part) * fixed,
         draw(st.sampled_from([(1, 1), (8, 2), (64, 6), (256, 8)])),
+        drafter=draw(st.just(0.0) | part) * fixed,
         a_pass=draw(part) * fixed,
         pass_row=draw(st.floats(0.001, 0.1)) * fixed,
         request=draw(st.just(0.0) | part) * fixed,
@@ -128,14 +129,14 @@ def test_experts_that_rows_wake() -> None:
 
 
 def test_what_a_step_takes_without_its_drafts_and_what_they_add() -> None:
-    cost = StepCost(10.0, 2.0, context=0.01, drafted=0.5, a_pass=3.0, pass_row=0.25, request=0.75)
+    cost = StepCost(10.0, 2.0, context=0.01, drafted=0.5, drafter=1.5, a_pass=3.0, pass_row=0.25, request=0.75)
     # 4 requests, of which one brings 6 rows of a prompt besides; 5 drafts are verified.
     work = StepWork(rows=15, extended=12, passes=(4, 2), requests=4, drafts=5, context=100)
     assert cost.base(work) == 10.0 + 0.75 * 4 + 2.0 * 10 + 0.01 * 100
-    assert cost.extra(work) == 0.5 * 2.0 * 5 + 3 * 3.0 + (12 + 4 + 2) * 0.25
+    assert cost.extra(work) == 0.5 * 2.0 * 5 + 1.5 + 3 * 3.0 + (12 + 4 + 2) * 0.25
 
 
 def test_a_step_that_does_not_run_the_drafter_pays_for_its_drafts_alone() -> None:
-    cost = StepCost(10.0, 2.0, a_pass=3.0, pass_row=0.25)
+    cost = StepCost(10.0, 2.0, drafter=1.5, a_pass=3.0, pass_row=0.25)
     assert cost.extra(StepWork(4, 0, (), 4, 0)) == 0.0
     assert cost.extra(StepWork(6, 0, (), 4, 2)) == 4.0
