@@ -129,7 +129,9 @@ def test_experts_that_rows_wake() -> None:
 
 
 def test_what_a_step_takes_without_its_drafts_and_what_they_add() -> None:
-    cost = StepCost(10.0, 2.0, context=0.01, drafted=0.5, drafter=1.5, a_pass=3.0, pass_row=0.25, request=0.75)
+    cost = StepCost(
+        10.0, 2.0, context=0.01, drafted=0.5, drafter=1.5, a_pass=3.0, pass_row=0.25, request=0.75
+    )
     # 4 requests, of which one brings 6 rows of a prompt besides; 5 drafts are verified.
     work = StepWork(rows=15, extended=12, passes=(4, 2), requests=4, drafts=5, context=100)
     assert cost.base(work) == 10.0 + 0.75 * 4 + 2.0 * 10 + 0.01 * 100
