@@ -11,14 +11,14 @@ import math
 from bisect import bisect_right
 
 from nextn.speculative.depth.cost import StepCost
+from nextn.speculative.work import StepWork
 
 # Prompts may make a step of requests that decode this many times as long, two thirds of it are then theirs;
 # or longer, where more prompts wait than requests decode: then each has as much of the time as any other.
 SLOWER = 3.0
-# A while after a request decoded beside prompts, so many steps that prompts have part in, others like it may
-# come. A step of prompts alone is then no longer than so many of one request that decodes.
-WHILE, BRIEF = 64, 24.0
-LEAST = 4  # tokens of a prompt in a step: with fewer, more than half of the time goes for other things
+# After a request decoded beside prompts, others like it are expected for so many steps that prompts have part
+# in. Prompts alone get an eighth of the budget then, so that nobody waits for the end of a step for long.
+WHILE = 64
 SMOOTHING = 0.1  # weight of the latest step in the running ratio of what steps take to their cost
 BOUNDS = (0.25, 4.0)  # of one step's ratio: one that was held up must not decide
 
@@ -30,46 +30,48 @@ class PromptBudget:
         """tokens: of a step. score: what the log-probability of a prompt's token costs, in rows. context:
         what each position costs that a row attends to. cost: of steps, None where it is not known."""
         self.tokens, self.score, self.context, self.cost = tokens, score, context, cost
-        # What steps without prompts ([0]) and with prompts ([1]) took, in times their cost: drafts, the
-        # host's work and attention make a difference.
+        # What steps without prompts ([0]) and with prompts ([1]) took, in times their cost: the host's work
+        # and attention make a difference.
         self._ratios = [1.0, 1.0]
+        self._drafts = 0.0  # seconds that drafts added to the last step, by its cost
         self._others = 0  # steps for which others are expected to wait
 
-    def took(self, rows: int, prompts: float, seconds: float) -> None:
-        """A step of so many rows of requests that decode, and of prompts that took so much of the budget."""
-        if self.cost is None or not rows:
+    def took(self, requests: int, prompts: float, work: StepWork, seconds: float) -> None:
+        """A step of so many requests that decode, and of prompts that took so much of the budget."""
+        if self.cost is None or not requests:
             return
-        kind = bool(prompts)
-        ratio = min(max(seconds / self.cost.rows(rows, prompts), BOUNDS[0]), BOUNDS[1])
+        kind, self._drafts = bool(prompts), self.cost.extra(work)
+        ratio = min(max(seconds / self._seconds(requests, prompts), BOUNDS[0]), BOUNDS[1])
         self._ratios[kind] += SMOOTHING * (ratio - self._ratios[kind])
 
-    def share(self, requests: int, rows: int, prompts: int) -> int:
-        """What so many prompts may take of the step that is planned, beside so many requests that decode,
-        with so many rows. All of the budget, if nobody else waits; else half of it, or as much as the time of
-        the step allows; at least 1. To be called for every step that prompts may have part in."""
+    def _seconds(self, requests: int, prompts: float) -> float:
+        assert self.cost is not None
+        return self.cost.rows(requests, prompts) + self._drafts
+
+    def share(self, requests: int, prompts: int) -> int:
+        """What so many prompts may take of the next step, beside so many requests that decode: half of the
+        budget, or as much as the time of the step allows; at least 1. Where none decode, all of it, or an
+        eighth if some are expected. To be called for every step that prompts may have part in."""
         self._others = WHILE if requests else max(0, self._others - 1)
-        if not self._others:
-            return self.tokens
+        if not requests:
+            return max(1, self.tokens // 8) if self._others else self.tokens
         most = max(1, self.tokens // 2)
-        cost = self.cost
-        if cost is None:
+        if self.cost is None:
             return most
         plain, mixed = self._ratios
-        slower = max(SLOWER, 1.0 + prompts / requests) if requests else BRIEF
-        base = max(1, rows)
-        limit = slower * cost.rows(base) * plain / mixed
-        return max(1, bisect_right(range(most + 1), limit, key=lambda more: cost.rows(base, more)) - 1)
+        limit = max(SLOWER, 1.0 + prompts / requests) * self._seconds(requests, 0) * plain / mixed
+        return max(1, bisect_right(range(most + 1), limit, key=lambda m: self._seconds(requests, m)) - 1)
 
-    def affordable(self, budget: float, room: int, start: int, unscored: int | None) -> int:
-        """How many tokens from position `start` on the budget is enough for; at least LEAST, or what there is
-        room for. unscored: the first position whose log-probability is wanted."""
+    def affordable(self, budget: float, start: int, unscored: int | None) -> int:
+        """How many tokens from position `start` on the budget is enough for. unscored: the first position
+        whose log-probability is wanted."""
         context = self.context * (self._others > 0)
         each = 1.0 + context * start
         if unscored is not None and unscored < start + budget / each:
             each += self.score
         # n tokens cost each * n + context * n * n / 2.
         root = math.sqrt(each * each + 2.0 * context * budget)
-        return max(min(LEAST, room), int(2.0 * budget / (each + root)))
+        return int(2.0 * budget / (each + root))
 
     def taken(self, start: int, tokens: int, scores: int) -> int:
         """What a chunk of a prompt takes of the budget. Attention counts where others wait."""

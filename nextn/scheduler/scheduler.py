@@ -138,12 +138,12 @@ class Scheduler:
         budget = self.token_budget - used
         if prefilling or self.waiting:
             prompts = count_prompts(prefilling, self.waiting)
-            budget = min(budget, self.prompts.share(len(rows), used, prompts))
+            budget = min(budget, self.prompts.share(len(rows), prompts))
             short = self.token_budget // SHORT
             if self._blocked not in self.by_rid and any(
                 left(r) > short for r in (*prefilling, *self.waiting[:1])
             ):
-                budget -= self._extend_all(prefilling, budget // 2, rows, short)
+                budget -= self._extend_all(prefilling, max(1, budget // 2), rows, short)
             self._extend_all(prefilling, budget, rows)
         cuts = self.auto is not None and any(r.cut for r in rows)
         return Plan(rows, self.auto.cutoff if self.auto is not None and cuts else None, keep)
@@ -151,13 +151,13 @@ class Scheduler:
     def _extend_all(
         self, prefilling: Sequence[Request], budget: int, rows: list[Row], most: int | None = None
     ) -> int:
-        """Plans parts of prompts: of requests that run, then of those that wait. most: tokens that they have
-        left; None: any number. Returns what they take of the budget."""
+        """Plans parts of prompts: of requests that run, then of those that wait. The first gets one token at
+        least. most: tokens that they have left; None: any number. Returns what they take of the budget."""
         whole, planned = budget, {row.rid for row in rows}
         for req in prefilling:
             mine = req in self.running and req.rid not in planned
             if mine and budget > 0 and (most is None or left(req) <= most):
-                budget -= self._extend(req, budget, rows)
+                budget -= self._extend(req, budget, rows, budget == whole)
         while budget > 0 and len(self.running) < self.max_running:
             new = next_in_line(self.waiting, self.kv, most)
             if new is None:
@@ -168,7 +168,10 @@ class Scheduler:
             self._blocked = None
             self.waiting.remove(new)
             bisect.insort(self.running, new, key=rank)
-            budget -= self._extend(new, budget, rows)
+            taken = self._extend(new, budget, rows, budget == whole)
+            budget -= taken
+            if not taken:
+                break
         return whole - budget
 
     def _admit(self, req: Request) -> bool:
@@ -211,13 +214,13 @@ class Scheduler:
         ahead += min(self.shape.beyond, self.shape.size(steps) + self.shape.scratch(steps))
         return max(0, self.kv.pages_for(ahead) + 1 - len(req.pages))
 
-    def _extend(self, req: Request, budget: int, rows: list[Row]) -> int:
-        """Plans the next chunk of what is not yet in the cache. Returns what it takes of the budget."""
+    def _extend(self, req: Request, budget: int, rows: list[Row], least: int) -> int:
+        """Plans the next chunk of what is not yet in the cache, if the budget is enough for it or so many
+        tokens are granted. Returns what it takes of the budget."""
         unscored = self._unscored(req)
         room = self.token_budget - sum(row.known + len(row.draft) for row in rows)
-        n = self.prompts.affordable(budget, room, req.committed, unscored)
-        n = min(n, len(req.tokens) - req.committed)
-        if not self._row(req, n, NO_DRAFT, rows):
+        n = min(max(least, self.prompts.affordable(budget, req.committed, unscored)), room, left(req))
+        if n < 1 or not self._row(req, n, NO_DRAFT, rows):
             return 0
         return self.prompts.taken(req.committed, n, len(rows[-1].scores))
 
@@ -294,13 +297,12 @@ class Scheduler:
         return outputs
 
     def _took(self, plan: Plan, work: StepWork, seconds: float) -> None:
-        decoding = work.requests + work.drafts
-        prompts = 0
-        if work.rows > decoding:  # a prompt's last part chooses, too, and is no request that decodes
-            parts = [r for r in plan.rows if r.known > 1]
+        decoding, prompts = work.requests, 0
+        if work.rows > decoding + work.drafts:  # a prompt's last part chooses, and is no request that decodes
+            parts = [r for r in plan.rows if r.known > 1 or not r.chooses]
             decoding -= sum(r.chooses for r in parts)
             prompts = sum(self.prompts.taken(r.start, r.known, len(r.scores)) for r in parts)
-        self.prompts.took(decoding, prompts, seconds)
+        self.prompts.took(decoding, prompts, work, seconds)
 
     def _commit_row(self, req: Request, row: Row, res: RowResult) -> list[Output]:
         decoding = req.decoding

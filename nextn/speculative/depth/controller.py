@@ -93,9 +93,9 @@ class DepthController:
         self._step += (seconds - self._step) * (0.1 if self._step else 1.0)
         most = max(2.0 * TRIAL_SHARE, 64.0 * self._step)
         self._trial_budget = min(self._trial_budget + TRIAL_SHARE * seconds, most)
-        own = 2 * (work.requests + work.drafts)  # beyond it: long prompts, or the drafter catches up
+        own = work.requests + work.drafts  # beyond it: parts of prompts, or the drafter catches up
         as_usual = self._usual or self.drafting or not self.keeping
-        if as_usual and not self._skip and max(work.rows, work.extended) <= own:
+        if as_usual and not self._skip and work.rows <= 1.25 * own and work.extended <= 2 * own:
             self._log.append((self.drafting, seconds, work))
             if self.drafting:
                 _add(self._extra, self.cost.extra(work), self._setting.extra / self._mean)
