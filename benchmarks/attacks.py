@@ -26,7 +26,7 @@ from last_line import tell
 from nextn.bench.machine import this_machine
 from nextn.config import EMBEDDED
 
-SHORT = Rules(limit=60.0, slower=None, megabytes=200.0, patience=5.0, warm=2, repeat=0.0)
+SHORT = Rules(limit=60.0, timed=False, megabytes=200.0, patience=5.0, warm=2, repeat=0.0)
 
 
 def main() -> int:

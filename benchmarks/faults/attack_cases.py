@@ -46,12 +46,14 @@ class Request:
 @dataclass(frozen=True)
 class Attack:
     """make: all requests, sent at once. options: of the server. honest: fields of the other client's
-    requests, for each of its own. refused: must all be answered by a 4xx? Else they may be answered too."""
+    requests, for each of its own. refused: must all be answered by a 4xx? Else they may be answered too.
+    slower: how many times its usual time the honest client's may be."""
 
     make: Callable[[], list[Request]]
     options: Sequence[str] = ()
     honest: Callable[[int], dict[str, Any]] = lambda number: {}
     refused: bool = False
+    slower: float = 2.0
 
 
 def completion(path: str = COMPLETIONS, leaves: float | None = None, **fields: Any) -> Request:
@@ -154,7 +156,8 @@ ATTACKS: dict[str, Attack] = {
     "prompt-wrong-token-id": prompt(COMPLETIONS, prompt=WRONG_AT_THE_END, max_tokens=8),
     "tools": prompt(CHAT, messages=[{"role": "user", "content": "x"}], tools=TOOLS, max_tokens=8),
     "scores": Attack(
-        lambda: [completion(prompt=[7] * 4095, max_tokens=0, echo=True, logprobs=5, n=32) for _ in range(2)]
+        lambda: [completion(prompt=[7] * 4095, max_tokens=0, echo=True, logprobs=5, n=32) for _ in range(2)],
+        slower=3.0,  # they are valid: beside them a step of others may take three times as long
     ),
     "two-keys": Attack(two_keys, KEYED, refused=True),
 }
