@@ -239,7 +239,7 @@ async def play(name: str, server: Server, rules: Rules) -> dict[str, Any]:
         report.failures.append(failure)
     if during and rules.timed and name != STOPPED:
         times = statistics.median(during) / statistics.median(usual)
-        report.need(times <= attack.slower, f"the honest client took {times:.1f} times its usual time")
+        report.need(times <= honest.attack.slower, f"the honest client took {times:.1f} times its usual time")
     same = engine == engine_of(server) and server.metrics()[RESTARTS] == restarts
     report.need(same, f"the engine's process was {engine}, now it is {engine_of(server)}")
     after = await settled(server, before + rules.megabytes, rules.patience)
