@@ -213,7 +213,7 @@ class NativeWeights:
             [prefix + names.expert_at(e) for e in range(experts)], cfg.moe_intermediate_size
         )
         found = FeedForward(
-            gate=router.struct, bias=bias.data_ptr(), gate_up=gate_up, down=down, experts=experts,
+            router=router.struct, bias=bias.data_ptr(), gate_up=gate_up, down=down, experts=experts,
             groups=cfg.n_group, top_groups=cfg.topk_group, top_k=cfg.num_experts_per_tok,
             normalize=cfg.norm_topk_prob, scale=cfg.routed_scaling_factor,
         )  # fmt: skip

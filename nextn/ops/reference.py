@@ -143,7 +143,7 @@ class Reference:
     def route(
         self,
         x: Tensor,
-        gate: Tensor,
+        router: Tensor,
         bias: Tensor,
         groups: int,
         top_groups: int,
@@ -152,7 +152,7 @@ class Reference:
         scale: float,
     ) -> tuple[Tensor, Tensor]:
         # Not `sigmoid`: its vector body and its scalar tail differ in the last bit.
-        scores = self.linear(x.float(), gate).neg_().exp_().add_(1.0).reciprocal_()
+        scores = self.linear(x.float(), router).neg_().exp_().add_(1.0).reciprocal_()
         biased = scores + bias
         if top_groups < groups:
             grouped = biased.unflatten(-1, (groups, -1))

@@ -46,7 +46,7 @@ class FeedForward(Structure):
     """NxFeedForward of csrc/moe.h."""
 
     _fields_ = (
-        ("gate", Weight), ("bias", c_void_p), ("gate_up", Weight), ("down", Weight),
+        ("router", Weight), ("bias", c_void_p), ("gate_up", Weight), ("down", Weight),
         ("shared_gate_up", Weight), ("shared_down", Weight), ("experts", c_int32), ("groups", c_int32),
         ("top_groups", c_int32), ("top_k", c_int32), ("normalize", c_int32), ("scale", c_float),
     )  # fmt: skip

@@ -193,11 +193,11 @@ class Bench:
         count, inner, hidden = cfg.n_routed_experts, cfg.moe_intermediate_size, cfg.hidden_size
         routing, bias = Routing(cfg, rows), torch.zeros(count)
         sets = self.weights((count, 2 * inner, hidden), (count, hidden, inner))
-        gates = [routing.gate.clone() for _ in sets]
+        routers = [routing.router.clone() for _ in sets]
 
-        def block(x: Tensor, gate: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+        def block(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
             ids, weights = ops.route(
-                x, gate, bias, cfg.n_group, cfg.topk_group, cfg.num_experts_per_tok, cfg.norm_topk_prob,
+                x, router, bias, cfg.n_group, cfg.topk_group, cfg.num_experts_per_tok, cfg.norm_topk_prob,
                 cfg.routed_scaling_factor,
             )  # fmt: skip
             plan = ops.dispatch(ids[:rows], count)
@@ -205,7 +205,9 @@ class Bench:
 
         inputs = [F.pad(x, (0, 0, 0, align(rows) - rows)).to(self.dtype) for x in routing.inputs]
         calls = [
-            partial(block, x, gate, *pair) for x in inputs for gate, pair in zip(gates, sets, strict=True)
+            partial(block, x, router, *pair)
+            for x in inputs
+            for router, pair in zip(routers, sets, strict=True)
         ]
         return self.made("feed_forward", ROUTED, routing.shape, rows, routing.work(self.size), calls)
 
@@ -220,13 +222,13 @@ class Bench:
     def route(self, rows: int) -> OpCase:
         cfg, count, hidden = self.cfg, self.cfg.n_routed_experts, self.cfg.hidden_size
         x, bias = self.input(rows, hidden), torch.zeros(count)
-        gates = self.arena.sets(torch.float32, (count, hidden))
+        routers = self.arena.sets(torch.float32, (count, hidden))
         calls = [
             partial(
-                self.ops.route, x, gate, bias, cfg.n_group, cfg.topk_group, cfg.num_experts_per_tok,
+                self.ops.route, x, router, bias, cfg.n_group, cfg.topk_group, cfg.num_experts_per_tok,
                 cfg.norm_topk_prob, cfg.routed_scaling_factor,
             )
-            for (gate,) in gates
+            for (router,) in routers
         ]  # fmt: skip
         work = op_work.route(rows, hidden, count, cfg.num_experts_per_tok, self.size)
         return self.made(
