@@ -140,5 +140,5 @@ class FakeModel:
             return torch.cat((words, torch.zeros_like(words[:, :2])), dim=-1)
         rates = torch.tensor(self.acceptance, device=value.device)
         rate = rates[(depth.long() - 1).clamp(0, len(self.acceptance) - 1)]
-        luck = ((value * 0x9E3779B97F4A7C1 >> 33) & 0xFFFF) / 65536.0
-        return torch.cat((words, (luck >= rate).float()[:, None], depth[:, None]), dim=-1)
+        draw = ((value * 0x9E3779B97F4A7C1 >> 33) & 0xFFFF) / 65536.0
+        return torch.cat((words, (draw >= rate).float()[:, None], depth[:, None]), dim=-1)

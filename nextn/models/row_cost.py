@@ -10,13 +10,13 @@ from nextn.models.names import expected_tensors
 
 # What softmax, the best tokens and their Python objects take for each logit, in multiplications of the
 # model's layers: measured.
-TELLING = 256
+LOGPROB_WORK = 256
 
 
 def score_cost(cfg: ModelConfig) -> float:
     """What the log-probability at a position costs, in rows of the model's layers: the head's product and
     what becomes of the logits, over all other products of a row."""
-    return cfg.vocab_size * (cfg.hidden_size + TELLING) / _row_products(cfg)
+    return cfg.vocab_size * (cfg.hidden_size + LOGPROB_WORK) / _row_products(cfg)
 
 
 def context_cost(cfg: ModelConfig) -> float:

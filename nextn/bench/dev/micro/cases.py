@@ -24,7 +24,7 @@ from nextn.families.config import ModelConfig
 from nextn.layers.batch import Span, build_batch
 from nextn.ops.base import Ops, Spans, align
 
-LINEAR = (4096, 2048)  # (n_out, n_in) of the headline figures
+LINEAR = (4096, 2048)  # (n_out, n_in) of the headline numbers
 HEADLINE = "headline"
 ROUTED = "router and routed experts"
 ROWS = (1, 2, 4, 8, 64, 256)
