@@ -1,4 +1,4 @@
-"""Results as the demo makes them, with figures that are easy to recognize."""
+"""Results as the demo makes them, with numbers that are easy to recognize."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Speculation's figures from /metrics: what the server's own page says, read back."""
+"""Speculation's counters from /metrics: what the server's own page says, read back."""
 
 from __future__ import annotations
 

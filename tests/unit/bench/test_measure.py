@@ -1,4 +1,4 @@
-"""Latency and throughput figures, against values worked out by hand."""
+"""Latency and throughput, against values worked out by hand."""
 
 from __future__ import annotations
 

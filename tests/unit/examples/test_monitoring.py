@@ -23,8 +23,8 @@ SCRAPED = {"instance", "job"}  # Prometheus adds them
 
 
 def dashboard() -> dict[str, Any]:
-    told: dict[str, Any] = json.loads((FOLDER / "grafana" / "nextn.json").read_text())
-    return told
+    given: dict[str, Any] = json.loads((FOLDER / "grafana" / "nextn.json").read_text())
+    return given
 
 
 def expressions() -> list[str]:

@@ -1,4 +1,4 @@
-"""docs/api.md names every field that is taken, everything that is told, and every metric."""
+"""docs/api.md names every field that is taken, everything that is answered, and every metric."""
 
 from __future__ import annotations
 

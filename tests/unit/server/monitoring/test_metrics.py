@@ -1,4 +1,4 @@
-"""Figures: totals that outlive an engine, names as others scrape them."""
+"""Metrics: totals that outlive an engine, names as others scrape them."""
 
 from __future__ import annotations
 

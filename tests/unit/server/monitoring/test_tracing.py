@@ -66,8 +66,8 @@ def test_a_choice_and_its_parts(tracing: Tracing) -> None:
     assert f"{whole.context.trace_id:032x}" == TRACE
     assert whole.parent is not None
     assert f"{whole.parent.span_id:016x}" == PARENT.split("-")[2]
-    told = dict(whole.attributes or {})
-    assert told == {
+    shown = dict(whole.attributes or {})
+    assert shown == {
         "gen_ai.request.id": "mine", "gen_ai.response.model": "tiny", "gen_ai.request.max_tokens": 9,
         "gen_ai.request.temperature": 0.5, "gen_ai.request.top_p": 1.0, "gen_ai.usage.input_tokens": 2,
         "gen_ai.usage.output_tokens": 3, "nextn.cached_tokens": 1, "nextn.accept_length": 1.5,

@@ -85,9 +85,9 @@ def test_words() -> None:
 
 @pytest.mark.parametrize("auto", [None, ON, OFF])
 def test_it_comes_from_the_engine(auto: DraftingState | None) -> None:
-    news = decode_from_engine(encode(StepOutputs([], EngineStats(auto=auto), 0.1)))
-    assert isinstance(news, StepOutputs)
-    assert news.stats.auto == auto
+    message = decode_from_engine(encode(StepOutputs([], EngineStats(auto=auto), 0.1)))
+    assert isinstance(message, StepOutputs)
+    assert message.stats.auto == auto
 
 
 @pytest.fixture(autouse=True)

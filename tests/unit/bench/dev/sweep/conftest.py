@@ -1,4 +1,4 @@
-"""Results as a comparison makes them, with figures that are easy to check by hand."""
+"""Results as a comparison makes them, with numbers that are easy to check by hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nextn.request import SpecStats
 MakeResults = Callable[..., Results]
 
 
-def figures(throughput: float, ttft: float, tpot: float, e2e: float = 1000.0) -> Metrics:
+def metrics(throughput: float, ttft: float, tpot: float, e2e: float = 1000.0) -> Metrics:
     spreads = [Spread(mean, mean, 0.0, mean, mean, mean, mean) for mean in (e2e, ttft, tpot, tpot)]
     return Metrics(8, 10.0, 900, 768, throughput, 1.0, *spreads)
 
@@ -39,7 +39,7 @@ def make(sides: int, rate: bool = False) -> Results:
             [
                 cell(
                     *(
-                        figures(base * gain * drift, 50.0 * (i + 1), 10.0 / gain, 4e3 - side)
+                        metrics(base * gain * drift, 50.0 * (i + 1), 10.0 / gain, 4e3 - side)
                         for drift in (0.5, 1.0, 9.0)
                     ),
                     depths=side,
