@@ -80,6 +80,6 @@ class MoE:
             cfg.norm_topk_prob,
             cfg.routed_scaling_factor,
         )
-        plan = ops.dispatch(ids[: batch.rows], cfg.n_routed_experts)
-        routed = ops.combine(ops.experts(x, plan, self.gate_up, self.down), weights)
+        runs = ops.dispatch(ids[: batch.rows], cfg.n_routed_experts)
+        routed = ops.combine(ops.experts(x, runs, self.gate_up, self.down), weights)
         return (routed,) if self.shared is None else (*self.shared.forward(x, batch), routed)

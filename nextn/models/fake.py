@@ -125,13 +125,13 @@ class FakeModel:
 
     def _hash(self, batch: Batch, cache: Tensor, shift: int) -> Tensor:
         """[T] int64: of the cached tokens each row may see; entry s counts as token s + shift."""
-        parts, plan = [], gathered(batch.attention, self.config.num_attention_heads)
-        for g in plan.groups:
+        parts, queries = [], gathered(batch.attention, self.config.num_attention_heads)
+        for g in queries.groups:
             b, q, s = g.size
             tokens = cache.index_select(0, g.slots).view(b, 1, s).long()
             seen = tokens * self._factor[shift : shift + s] * ~g.hidden.view(b, q, s)
             parts.append(seen.sum(-1).flatten())
-        return torch.cat(parts)[plan.back]
+        return torch.cat(parts)[queries.back]
 
     def _pack(self, value: Tensor, depth: Tensor | None, batch: Batch) -> Tensor:
         value = value ^ (value >> 29) ^ (value >> 43)

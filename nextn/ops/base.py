@@ -156,8 +156,8 @@ class Ops(Protocol):
         """Which rows each expert gets, as this backend's `experts` wants it. ids [R, K] int64, of the first R
         rows; -1: an expert that is elsewhere."""
 
-    def experts(self, x: Tensor, plan: Any, gate_up: Tensor, down: Tensor) -> Tensor:
-        """x [T, C], gate_up [E, 2 * I, C], down [E, C, I], `dispatch`'s plan -> [R, K, C], of each choice its
+    def experts(self, x: Tensor, runs: Any, gate_up: Tensor, down: Tensor) -> Tensor:
+        """x [T, C], gate_up [E, 2 * I, C], down [E, C, I], `dispatch`'s runs -> [R, K, C], of each choice its
         expert's result, which does not depend on the other choices; of -1 anything."""
 
     def combine(self, results: Tensor, weights: Tensor) -> Tensor:

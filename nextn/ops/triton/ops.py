@@ -69,8 +69,8 @@ class TritonOps:
     def dispatch(self, ids: Tensor, experts: int) -> moe.Tiles:
         return moe.dispatch(ids, experts)
 
-    def experts(self, x: Tensor, plan: moe.Tiles, gate_up: Tensor, down: Tensor) -> Tensor:
-        return moe.experts(x, plan, gate_up, down)
+    def experts(self, x: Tensor, runs: moe.Tiles, gate_up: Tensor, down: Tensor) -> Tensor:
+        return moe.experts(x, runs, gate_up, down)
 
     def combine(self, results: Tensor, weights: Tensor) -> Tensor:
         return moe.combine(results, weights)

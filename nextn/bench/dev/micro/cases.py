@@ -124,16 +124,16 @@ class Bench:
             return
         heads, rank, rope = cfg.num_attention_heads, cfg.kv_lora_rank, cfg.qk_rope_head_dim
         nope, value = cfg.qk_nope_head_dim, cfg.v_head_dim
-        plan = self.plan(rows)
+        spans = self.spans(rows)
         shape = f"{heads}x{cfg.latent_dim}, {end} keys"
         q = self.input(rows, heads, cfg.latent_dim)
-        calls = [partial(ops.mla_attention, q, cache, plan, rank) for cache in self.caches()]
+        calls = [partial(ops.mla_attention, q, cache, spans, rank) for cache in self.caches()]
         work = op_work.mla_attention(rows, end, heads, rank, rope, self.size)
         yield self.made("mla_attention", "one request", shape, rows, work, calls)
         q = self.input(rows, heads, nope + rope)
         ups = self.weights((heads, nope, rank), (heads, rank, value))
         calls = [
-            partial(ops.naive_attention, q, cache, plan, rank, *ups[i % len(ups)])
+            partial(ops.naive_attention, q, cache, spans, rank, *ups[i % len(ups)])
             for i, cache in enumerate(self.caches())
         ]
         work = op_work.naive_attention(rows, end, heads, rank, nope, rope, value, self.size)
@@ -175,8 +175,8 @@ class Bench:
         work = op_work.dispatch(rows, top_k)
         dispatched = [partial(ops.dispatch, chosen, count)]
         yield self.made("dispatch", "routed", f"{top_k} of {count}", rows, work, dispatched)
-        plan = ops.dispatch(chosen, count)
-        calls = [partial(ops.experts, x, plan, *pair) for pair in sets]
+        runs = ops.dispatch(chosen, count)
+        calls = [partial(ops.experts, x, runs, *pair) for pair in sets]
         distinct = len(ids[:rows].unique())
         work = op_work.experts(rows, hidden, inner, top_k, distinct, self.size)
         shape = f"{distinct} of {count} {hidden}x{inner}"
@@ -200,8 +200,8 @@ class Bench:
                 x, router, bias, cfg.n_group, cfg.topk_group, cfg.num_experts_per_tok, cfg.norm_topk_prob,
                 cfg.routed_scaling_factor,
             )  # fmt: skip
-            plan = ops.dispatch(ids[:rows], count)
-            return ops.combine(ops.experts(x, plan, gate_up, down), weights)
+            runs = ops.dispatch(ids[:rows], count)
+            return ops.combine(ops.experts(x, runs, gate_up, down), weights)
 
         inputs = [F.pad(x, (0, 0, 0, align(rows) - rows)).to(self.dtype) for x in routing.inputs]
         calls = [
@@ -258,7 +258,7 @@ class Bench:
         slots = align(self.end, PAGE) + max(PAGE, max(ROWS))
         return [cache for (cache,) in self.weights((slots, self.cfg.latent_dim))]
 
-    def plan(self, rows: int) -> Spans:
+    def spans(self, rows: int) -> Spans:
         pages = range(1, 1 + align(self.end, PAGE) // PAGE)
         span = Span([0] * rows, self.end - rows, list(pages))
         return build_batch([span], PAGE, torch.device("cpu")).attention
