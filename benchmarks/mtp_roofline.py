@@ -18,7 +18,7 @@ from pathlib import Path
 from last_line import tell
 
 from nextn.bench.dev.micro.ceilings import make_ceilings
-from nextn.bench.dev.micro.steps import StepBench, StepFigures
+from nextn.bench.dev.micro.steps import StepBench, StepMeasurement
 from nextn.bench.machine import this_machine
 from nextn.config import EMBEDDED, EngineConfig
 from nextn.engine.engine import Engine
@@ -35,7 +35,7 @@ def main() -> int:
     args = parser.parse_args()
     depths = [0, *map(int, args.depths.split(","))]
     ceilings = make_ceilings(None, squares=())
-    found: dict[int, list[StepFigures]] = {k: [] for k in depths}
+    found: dict[int, list[StepMeasurement]] = {k: [] for k in depths}
     for _ in range(args.rounds):
         for k in depths:
             config = EngineConfig(model_path=args.model_path, speculative_num_steps=k, threads=args.threads)

@@ -256,7 +256,7 @@ struct Engine {
         });
         feed_forward(pool, l.mlp, hs, half, rows, c, added.data(), mlp);
         const NxFeedForward& f = l.mlp;
-        if (f.gate.data)
+        if (f.router.data)
             expert_bytes += int64_t(mlp.routed.to.used.size()) *
                             (f.gate_up.stride + f.down.stride + 4 * (f.gate_up.scale_stride + f.down.scale_stride));
         return added.data();

@@ -14,15 +14,15 @@ struct NxChains {
     const int32_t* span;         // of the batch: the one that each chain goes on from
     const NxSampling* sampling;  // of each chain's first guess; the index counts up
     const int32_t* num_steps;    // guesses of each chain, at least 1
-    int32_t count, most, vocab;  // chains, the longest one's guesses, the vocabulary
+    int32_t count, max_steps, vocab;  // chains, the largest of num_steps, the vocabulary
     float* scores;               // room for [count, vocab]
     const NxCutoff* cutoff;      // for those chains that have a 1 in `cut`; null: for none
     const uint8_t* cut;          // [count]
-    int32_t* tokens;  // out, [count, most]
-    uint8_t* bins;    // out, [count, most]: of the guesses of chains with a cutoff, by their confidence
+    int32_t* tokens;  // out, [count, max_steps]
+    uint8_t* bins;    // out, [count, max_steps]: of the guesses of chains with a cutoff, by their confidence
     int32_t* made;    // out, [count], zeros: guesses made
     int32_t* kept;    // out, [count], zeros: those of them that are worth verifying
-    int32_t* passes;  // out, [most], zeros: chains that had a guess made at each depth
+    int32_t* passes;  // out, [max_steps], zeros: chains that had a guess made at each depth
 };
 }
 
@@ -113,7 +113,7 @@ private:
     void guess(int depth, const NxChains& c) {
         float* z = c.scores;
         for (Chain& chain : open) {
-            const int at = chain.number * c.most + depth;
+            const int at = chain.number * c.max_steps + depth;
             NxSampling s = c.sampling[chain.number];
             s.index += uint32_t(depth);
             if (c.cutoff && c.cut[chain.number]) {

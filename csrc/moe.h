@@ -16,7 +16,7 @@
 
 extern "C" {
 struct NxFeedForward {
-    NxWeight gate;      // f32 [E, C]; data null: no routed experts
+    NxWeight router;    // f32 [E, C]; data null: no routed experts
     const float* bias;  // [E]
     NxWeight gate_up, down;                // of all experts, one after another; gate and up interleaved by 16
     NxWeight shared_gate_up, shared_down;  // data null: none
@@ -27,14 +27,14 @@ struct NxFeedForward {
 
 namespace {
 
-struct Router {  // what one row chose
+struct Routes {  // what one row chose
     int32_t* ids;
     float* weights;
 };
 
 // scores [E]: the router's logits, written over. Best groups by the sum of their two best biased scores, then
 // the best experts in them; equal ones by number. Weights come from the scores without bias.
-inline void choose_experts(const NxFeedForward& f, float* scores, Router to) {
+inline void choose_experts(const NxFeedForward& f, float* scores, Routes to) {
     constexpr int MOST = 1024;
     float biased[MOST];
     const int e_count = f.experts, per = e_count / f.groups;
@@ -81,10 +81,10 @@ inline void choose_experts(const NxFeedForward& f, float* scores, Router to) {
 // ids, weights [rows][top_k] <- h [rows, stride] f32. logits: room.
 inline void route(Pool& pool, const NxFeedForward& f, const float* h, int rows, int64_t stride,
                   std::vector<float>& logits, int32_t* ids, float* weights) {
-    const int64_t wide = f.gate.n_out;
+    const int64_t wide = f.router.n_out;
     if (int64_t(logits.size()) < rows * wide) logits.resize(size_t(rows * wide));
     float* scores = logits.data();
-    product_all(pool, {reinterpret_cast<const uint32_t*>(h), stride}, rows, f.gate,
+    product_all(pool, {reinterpret_cast<const uint32_t*>(h), stride}, rows, f.router,
                 [&](int i, int n0, int n, const float* v) { put(scores + i * wide + n0, v, n); });
     each_row(pool, rows, [&](int i) {
         choose_experts(f, scores + i * wide, {ids + int64_t(i) * f.top_k, weights + int64_t(i) * f.top_k});
@@ -214,7 +214,7 @@ struct FeedForwardBuffers {
 // experts are in one loop, and results are combined column by column while they are in the cache.
 inline void feed_forward(Pool& pool, const NxFeedForward& f, const float* h, const uint16_t* h16, int rows,
                          int64_t stride, float* y, FeedForwardBuffers& b) {
-    const bool is_routed = f.gate.data != nullptr, is_shared = f.shared_gate_up.data != nullptr;
+    const bool is_routed = f.router.data != nullptr, is_shared = f.shared_gate_up.data != nullptr;
     const int k = is_routed ? f.top_k : 0;
     Swiglu &routed = b.routed, &shared = b.shared;
     int tasks = 0;

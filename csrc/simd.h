@@ -1,6 +1,6 @@
 // Sixteen f32 lanes under one name at every instruction set level, and nothing else of it elsewhere.
 //
-// The level is what the compiler was told (-mavx512bf16 ...): this file is compiled once for each library.
+// The level is what the compiler was given (-mavx512bf16 ...): this file is compiled once for each library.
 // vf: 16 f32. vi: 16 words of 32 bits; a word holds a pair of bf16, the even element in its low half.
 #pragma once
 #include <cmath>

@@ -2,7 +2,7 @@
 
 Worked example: the drafter thinks "x" or "y" follows the root, and after "y" comes "z":
 
-    tokens   x   y   z           the row that is verified: root x y z, at slots 0 1 2 3 from the root's
+    tokens   x   y   z           the span that is verified: root x y z, at slots 0 1 2 3 from the root's
     parents -1  -1   1           paths: [0] [0 1] [0 2] [0 2 3]
 
 If the target chooses y after the root and w after y, then y is accepted, w is the bonus, and y's cache entry
@@ -67,7 +67,7 @@ class Draft:
         return depths
 
     def paths(self) -> list[list[int]] | None:
-        """Of the row [root, nodes ...] to verify, as `nextn.layers.batch.Span` has them; None: a chain."""
+        """Of the span [root, nodes ...] to verify, as `nextn.layers.batch.Span` has them; None: a chain."""
         if self.parents is None:
             return None
         paths = [[0]]

@@ -80,7 +80,7 @@ class SpeculativeParams:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen, and what is told of it. Every field but the log-probabilities' is part
+    """How the next token is chosen, and what is said of it. Every field but the log-probabilities' is part
     of the choice's definition, see `nextn.sampling.sampler`; `seed` must be set by the time a request reaches
     the engine. With max_tokens 0 a request ends when its prompt has been read.
 
@@ -103,7 +103,7 @@ class SamplingParams:
     ignore_eos: bool = False
     stop_token_ids: tuple[int, ...] = ()
     speculative: SpeculativeParams = SpeculativeParams()
-    # Log-probabilities to be told, and how many of the most likely tokens beside each; None: none
+    # Log-probabilities to report, and how many of the most likely tokens beside each; None: none
     logprobs: int | None = None  # of the output
     # of the prompt, which is then computed: the prefix cache gives positions whose scores are there already
     prompt_logprobs: int | None = None
@@ -273,7 +273,7 @@ class PromptGroup:
 
     members: list[Request] = field(default_factory=list)  # that are in the engine, in order of arrival
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # of every member, so far
-    told: bool = False  # have they gone out? For whoever sends outputs on
+    sent: bool = False  # have they gone out? For whoever sends outputs on
 
 
 @dataclass(slots=True, eq=False)
@@ -303,7 +303,7 @@ class Request:
     draft: Draft = NO_DRAFT
     grammar: CompiledGrammar | None = None  # of `params.constraint`, by whoever adds the request
     end_ids: frozenset[int] = frozenset()  # tokens that end it; set by the scheduler
-    # what users are told
+    # what users see
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # [i]: of token i + 1; so far
     first_cached: int = 0  # prompt tokens found in the cache at first admission
     retractions: int = 0
@@ -327,7 +327,7 @@ class Request:
 
 @dataclass(slots=True)
 class Output:
-    """News of one request after a step. `finish_reason` None: more will come.
+    """What one request gets from a step. `finish_reason` None: more will come.
 
     finish_reason: "stop" (an end token, which is not among `tokens`, or the end of its grammar), "length",
     "abort" or "error", which `error` and `error_code` tell, see `Failure`. `matched` is the end token's id,

@@ -1,4 +1,4 @@
-"""Figures of one engine, totals since it started."""
+"""Counters of one engine, totals since it started."""
 
 from __future__ import annotations
 

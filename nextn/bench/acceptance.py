@@ -51,7 +51,7 @@ class Acceptance:
 
     length: float | None
     by_position: list[float]  # drafts accepted / proposed, by depth
-    source: str  # whose figures these are
+    source: str  # whose numbers these are
     lifetime: bool = False  # of all that the server has done, warm-up included
     simulated: bool = False  # the server accepts drafts by lot
 

@@ -15,7 +15,7 @@ Prompt = str | list[int]
 
 
 @dataclass(frozen=True)
-class News:
+class Update:
     """What one chunk of a stream says. `text` is the new text, or all so far if `cumulative`.
 
     Token counts are totals so far, None if the chunk has none.
@@ -35,7 +35,7 @@ class Api:
     counts: bool  # every chunk that brings text says how many tokens there are by then
     body: Callable[[str | None, Prompt, int, bool], dict[str, Any]]  # model, prompt, tokens, ignore_eos
     streamed: Callable[[Body], dict[str, Any]]  # the body with what makes the answer a stream with usage
-    read: Callable[[Chunk], News]  # KeyError, TypeError or IndexError for what is not such a chunk
+    read: Callable[[Chunk], Update]  # KeyError, TypeError or IndexError for what is not such a chunk
 
 
 def completion_body(model: str | None, prompt: Prompt, tokens: int, ignore_eos: bool) -> dict[str, Any]:
@@ -66,11 +66,11 @@ def plain_stream(body: Body) -> dict[str, Any]:
     return {**body, "stream": True}
 
 
-def read_completion(chunk: Chunk) -> News:
+def read_completion(chunk: Chunk) -> Update:
     return read_openai(chunk, lambda choice: choice["text"])
 
 
-def read_chat(chunk: Chunk) -> News:
+def read_chat(chunk: Chunk) -> Update:
     def text(choice: Mapping[str, Any]) -> str:
         delta = choice["delta"]
         return (delta.get("reasoning_content") or "") + (delta.get("content") or "")
@@ -78,9 +78,9 @@ def read_chat(chunk: Chunk) -> News:
     return read_openai(chunk, text)
 
 
-def read_openai(chunk: Chunk, text_of: Callable[[Mapping[str, Any]], str]) -> News:
+def read_openai(chunk: Chunk, text_of: Callable[[Mapping[str, Any]], str]) -> Update:
     usage, choices = chunk.get("usage") or {}, chunk["choices"]
-    return News(
+    return Update(
         "".join(text_of(choice) for choice in choices),
         any(choice["finish_reason"] for choice in choices),
         usage.get("prompt_tokens"),
@@ -88,10 +88,10 @@ def read_openai(chunk: Chunk, text_of: Callable[[Mapping[str, Any]], str]) -> Ne
     )
 
 
-def read_generate(chunk: Chunk) -> News:
+def read_generate(chunk: Chunk) -> Update:
     meta = chunk["meta_info"]
     ends = meta["finish_reason"] is not None
-    return News(chunk["text"], ends, meta["prompt_tokens"], meta["completion_tokens"], cumulative=True)
+    return Update(chunk["text"], ends, meta["prompt_tokens"], meta["completion_tokens"], cumulative=True)
 
 
 COMPLETIONS = Api("/v1/completions", True, False, completion_body, with_usage, read_completion)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from nextn.bench.measure import Figures, Spread
+from nextn.bench.measure import Metrics, Spread
 from nextn.bench.outcome import Outcome
 
 WIDTH, LABEL = 50, 40
@@ -18,21 +18,21 @@ SIMULATED = "simulated"  # and so is what the texts say
 
 def result_block(outcome: Outcome) -> str:
     """Makes the block, without a final line break."""
-    figures, acceptance = outcome.figures, outcome.acceptance
+    metrics, acceptance = outcome.metrics, outcome.acceptance
     lines = [
         heading(" Serving Benchmark Result ", "="),
         line("Backend:", outcome.backend),
         line("Traffic request rate:", "inf" if math.isinf(outcome.request_rate) else outcome.request_rate),
         line("Max request concurrency:", outcome.max_concurrency or "not set"),
-        *totals(figures, outcome.retokenized),
+        *totals(metrics, outcome.retokenized),
     ]
     if acceptance is not None and acceptance.length is not None:
         lines.append(line("Accept length:", acceptance.length))
     lines += [
-        *latency("End-to-End Latency", "E2E Latency", figures.e2e_ms, "mean median p90 p99"),
-        *latency("Time to First Token", "TTFT", figures.ttft_ms, "mean median p99"),
-        *latency("Time per Output Token (excl. 1st token)", "TPOT", figures.tpot_ms, "mean median p99"),
-        *latency("Inter-Token Latency", "ITL", figures.itl_ms, "mean median p95 p99 max"),
+        *latency("End-to-End Latency", "E2E Latency", metrics.e2e_ms, "mean median p90 p99"),
+        *latency("Time to First Token", "TTFT", metrics.ttft_ms, "mean median p99"),
+        *latency("Time per Output Token (excl. 1st token)", "TPOT", metrics.tpot_ms, "mean median p99"),
+        *latency("Inter-Token Latency", "ITL", metrics.itl_ms, "mean median p95 p99 max"),
     ]
     if acceptance is not None and acceptance.length is not None:
         lines += [
@@ -56,22 +56,22 @@ def result_block(outcome: Outcome) -> str:
     return "\n".join([*lines, "=" * WIDTH])
 
 
-def totals(figures: Figures, retokenized: int | None) -> list[str]:
+def totals(metrics: Metrics, retokenized: int | None) -> list[str]:
     lines = [
-        line("Successful requests:", figures.requests),
-        line("Benchmark duration (s):", figures.seconds),
-        line("Total input tokens:", figures.input_tokens),
-        line("Total generated tokens:", figures.output_tokens),
+        line("Successful requests:", metrics.requests),
+        line("Benchmark duration (s):", metrics.seconds),
+        line("Total input tokens:", metrics.input_tokens),
+        line("Total generated tokens:", metrics.output_tokens),
     ]
     if retokenized is not None:
         lines.append(line("Total generated tokens (retokenized):", retokenized))
     return [
         *lines,
-        line("Request throughput (req/s):", figures.request_throughput),
-        line("Input token throughput (tok/s):", figures.input_throughput),
-        line("Output token throughput (tok/s):", figures.output_throughput),
-        line("Total token throughput (tok/s):", figures.total_throughput),
-        line("Concurrency:", figures.concurrency),
+        line("Request throughput (req/s):", metrics.request_throughput),
+        line("Input token throughput (tok/s):", metrics.input_throughput),
+        line("Output token throughput (tok/s):", metrics.output_throughput),
+        line("Total token throughput (tok/s):", metrics.total_throughput),
+        line("Concurrency:", metrics.concurrency),
     ]
 
 

@@ -168,15 +168,15 @@ async def stream(client: httpx.AsyncClient, body: Body, api: Api = COMPLETIONS) 
                 chunk = json.loads(data)
                 if "error" in chunk:
                     raise refusal(response.status_code, data)
-                news = api.read(chunk)
-                if news.prompt_tokens is not None:
-                    prompt_tokens = news.prompt_tokens
-                if news.completion_tokens is not None:
-                    completion_tokens = news.completion_tokens
-                ended = ended or news.ends
-                new = news.text != text if news.cumulative else news.text != ""
-                text = news.text if news.cumulative else text + news.text
-                if new or news.ends:
+                update = api.read(chunk)
+                if update.prompt_tokens is not None:
+                    prompt_tokens = update.prompt_tokens
+                if update.completion_tokens is not None:
+                    completion_tokens = update.completion_tokens
+                ended = ended or update.ends
+                new = update.text != text if update.cumulative else update.text != ""
+                text = update.text if update.cumulative else text + update.text
+                if new or update.ends:
                     arrivals.append(now)
                     if api.counts:
                         counts.append(completion_tokens or 0)

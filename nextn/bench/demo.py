@@ -19,7 +19,7 @@ from nextn.bench.client import get, post, run_load
 from nextn.bench.drafting import DraftingWatch
 from nextn.bench.local_server import LocalServer, ended_like_ctrl_c
 from nextn.bench.machine import this_machine
-from nextn.bench.measure import Figures, figures
+from nextn.bench.measure import Metrics, calculate_metrics
 from nextn.bench.progress import Progress
 from nextn.bench.prompts import heldout_prompts
 from nextn.bench.report import table, verdict, write_report
@@ -38,7 +38,7 @@ WITHOUT, WITH = "without MTP", "with MTP"
 @dataclass(frozen=True)
 class Settings:
     model_path: str
-    num_drafts: int | str  # or auto
+    num_steps: int | str  # or auto
     max_tokens: int  # of every completion: end tokens are ignored, so that all lengths are equal
     num_prompts: int
     rounds: int  # of each server at each concurrency
@@ -73,7 +73,7 @@ def run_demo(settings: Settings) -> int:
     with (
         ended_like_ctrl_c(),
         LocalServer(WITHOUT, [*common, "0"], out / "server-without-mtp.log") as without,
-        LocalServer(WITH, [*common, str(settings.num_drafts)], out / "server-with-mtp.log") as with_mtp,
+        LocalServer(WITH, [*common, str(settings.num_steps)], out / "server-with-mtp.log") as with_mtp,
         Progress(texts, settings.bar) as progress,
     ):
         servers = (without, with_mtp)
@@ -115,7 +115,7 @@ class Demo:
         return Results(
             model=with_mtp.model,
             engine=(await get(with_mtp.url, "/server_info"))["engine"],
-            num_drafts=self.settings.num_drafts,
+            num_steps=self.settings.num_steps,
             max_tokens=self.settings.max_tokens,
             temperature=TEMPERATURE,
             sampled=sum(body["temperature"] > 0 for body in bodies),
@@ -128,7 +128,7 @@ class Demo:
 
     async def _point(self, concurrency: int) -> Point:
         bodies = self.settings.bodies(concurrency)
-        sides: dict[str, list[Figures]] = {WITHOUT: [], WITH: []}
+        sides: dict[str, list[Metrics]] = {WITHOUT: [], WITH: []}
         spec, auto = SpecStats(), None
         for turn in range(1, self.settings.rounds + 1):
             for server in self.servers:
@@ -140,7 +140,7 @@ class Demo:
                 if server.name == WITH:
                     auto = watch.found
                     spec.merge((await read_spec(server.url)).since(before))
-                found = figures(load)
+                found = calculate_metrics(load)
                 sides[server.name].append(found)
                 for index, reply in enumerate(load.replies):
                     self.texts.add(index, reply.text, f"{where}, round {turn}")

@@ -38,7 +38,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Figures:
+class Metrics:
     """The measurements of one load, over the requests that succeeded."""
 
     requests: int
@@ -65,10 +65,10 @@ class Figures:
         return self.input_throughput + self.output_throughput
 
 
-def figures(load: Load) -> Figures:
+def calculate_metrics(load: Load) -> Metrics:
     replies = load.replies
     output = sum(r.completion_tokens for r in replies)
-    return Figures(
+    return Metrics(
         requests=len(replies),
         seconds=load.seconds,
         input_tokens=sum(r.prompt_tokens for r in replies),

@@ -10,7 +10,7 @@ from typing import Any
 from nextn.bench import datasets
 from nextn.bench.acceptance import Acceptance
 from nextn.bench.client import Load, Reply
-from nextn.bench.measure import Figures, Spread
+from nextn.bench.measure import Metrics, Spread
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,14 @@ class Outcome:
     request_rate: float  # requests/s; inf: all at once
     max_concurrency: int | None
     load: Load
-    figures: Figures
+    metrics: Metrics
     retokenized: int | None  # tokens of the texts; None without a tokenizer
     acceptance: Acceptance | None
     goodput: float | None  # requests/s
 
     def record(self) -> dict[str, Any]:
         """bench_serving's keys, then our own. An infinite rate is "inf": JSON has no such number."""
-        figures, acceptance, data = self.figures, self.acceptance, self.dataset
+        metrics, acceptance, data = self.metrics, self.acceptance, self.dataset
         return {
             "backend": self.backend,
             "dataset_name": data.name,
@@ -38,21 +38,21 @@ class Outcome:
             "random_input_len": data.random_input_len,
             "random_output_len": data.random_output_len,
             "random_range_ratio": data.random_range_ratio,
-            "duration": figures.seconds,
-            "completed": figures.requests,
-            "total_input_tokens": figures.input_tokens,
-            "total_output_tokens": figures.output_tokens,
+            "duration": metrics.seconds,
+            "completed": metrics.requests,
+            "total_input_tokens": metrics.input_tokens,
+            "total_output_tokens": metrics.output_tokens,
             "total_output_tokens_retokenized": self.retokenized,
-            "request_throughput": figures.request_throughput,
-            "input_throughput": figures.input_throughput,
-            "output_throughput": figures.output_throughput,
-            "total_throughput": figures.total_throughput,
-            **spread_keys("e2e_latency", figures.e2e_ms),
-            **spread_keys("ttft", figures.ttft_ms),
-            **spread_keys("tpot", figures.tpot_ms),
-            **spread_keys("itl", figures.itl_ms),
-            "max_itl_ms": figures.itl_ms.max,
-            "concurrency": figures.concurrency,
+            "request_throughput": metrics.request_throughput,
+            "input_throughput": metrics.input_throughput,
+            "output_throughput": metrics.output_throughput,
+            "total_throughput": metrics.total_throughput,
+            **spread_keys("e2e_latency", metrics.e2e_ms),
+            **spread_keys("ttft", metrics.ttft_ms),
+            **spread_keys("tpot", metrics.tpot_ms),
+            **spread_keys("itl", metrics.itl_ms),
+            "max_itl_ms": metrics.itl_ms.max,
+            "concurrency": metrics.concurrency,
             "accept_length": acceptance.length if acceptance else None,
             "accept_rates": acceptance.by_position if acceptance else [],
             "accept_length_of": None if not acceptance else "lifetime" if acceptance.lifetime else "run",

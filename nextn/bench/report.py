@@ -17,8 +17,8 @@ DEPTH_COLOURS = 4  # the page has so many; deeper drafts take them in turn
 def heading(results: Results) -> list[str]:
     """What was measured, and on what machine."""
     engine, machine = results.engine, results.machine
-    drafts = "1 draft" if results.num_drafts == 1 else f"{results.num_drafts} drafts"
-    if results.num_drafts == "auto":
+    drafts = "1 draft" if results.num_steps == 1 else f"{results.num_steps} drafts"
+    if results.num_steps == "auto":
         drafts = "as many drafts as pay"
     threads = "1 thread" if engine["threads"] == 1 else f"{engine['threads']} threads"
     return [

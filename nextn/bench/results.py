@@ -11,7 +11,7 @@ from typing import Any
 
 from nextn.bench.drafting import Drafting
 from nextn.bench.machine import Machine
-from nextn.bench.measure import Figures
+from nextn.bench.measure import Metrics
 from nextn.bench.texts import Texts
 from nextn.request import SpecStats
 
@@ -20,7 +20,7 @@ from nextn.request import SpecStats
 class Side:
     """The rounds of one server at one concurrency, which their median stands for."""
 
-    rounds: list[Figures]
+    rounds: list[Metrics]
 
     @property
     def output_throughput(self) -> float:
@@ -38,7 +38,7 @@ class Side:
     def mean_e2e_ms(self) -> float:
         return self._median(lambda f: f.e2e_ms.mean)
 
-    def _median(self, of: Callable[[Figures], float]) -> float:
+    def _median(self, of: Callable[[Metrics], float]) -> float:
         return statistics.median(of(f) for f in self.rounds)
 
 
@@ -71,8 +71,8 @@ class Completion:
 @dataclass(frozen=True)
 class Results:
     model: str
-    engine: dict[str, Any]  # the server's start-up figures: dtype, device, threads, ...
-    num_drafts: int | str  # or auto
+    engine: dict[str, Any]  # the server's start-up report: dtype, device, threads, ...
+    num_steps: int | str  # or auto
     max_tokens: int
     temperature: float  # of the prompts that were sampled, with a seed; the others were greedy
     sampled: int  # prompts
@@ -86,7 +86,7 @@ class Results:
         differences = self.texts.differences
         return {
             "model": self.model,
-            "num_drafts": self.num_drafts,
+            "num_drafts": self.num_steps,
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
             "sampled": self.sampled,

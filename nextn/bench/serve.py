@@ -28,7 +28,7 @@ from nextn.bench.errors import BenchError
 from nextn.bench.goodput import goodput, parse_slos
 from nextn.bench.load_plot import load_plot
 from nextn.bench.local_server import LocalServer, ended_like_ctrl_c
-from nextn.bench.measure import figures
+from nextn.bench.measure import calculate_metrics
 from nextn.bench.outcome import Outcome
 from nextn.bench.progress import Progress
 from nextn.bench.servers import last_lines_on_error
@@ -119,7 +119,7 @@ async def measure(settings: Settings, url: str, slos: dict[str, float]) -> Outco
         request_rate=settings.request_rate,
         max_concurrency=settings.max_concurrency,
         load=load,
-        figures=figures(load),
+        metrics=calculate_metrics(load),
         retokenized=retokenized(load, target.tokenizer),
         acceptance=await acceptance_since(url, before, key),
         goodput=goodput(load, slos) if slos else None,
@@ -169,6 +169,6 @@ def retokenized(load: Load, tokenizer: Tokenizer | None) -> int | None:
 
 def title(outcome: Outcome) -> str:
     return (
-        f"{outcome.model or outcome.backend}, {outcome.dataset.name}: {outcome.figures.requests} requests, "
-        f"{outcome.figures.output_throughput:.1f} output tokens/s"
+        f"{outcome.model or outcome.backend}, {outcome.dataset.name}: {outcome.metrics.requests} requests, "
+        f"{outcome.metrics.output_throughput:.1f} output tokens/s"
     )

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     threads = [] if args.threads is None else ["--threads", str(args.threads)]
     settings = Settings(
         model_path=args.model_path,
-        num_drafts=args.speculative_num_steps,
+        num_steps=args.speculative_num_steps,
         max_tokens=args.max_tokens or (32 if args.quick else 128),
         num_prompts=args.num_prompts or (16 if args.quick else 32),
         rounds=1 if args.quick else 2,

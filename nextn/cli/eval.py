@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     settings = Settings(
         tasks=args.tasks,
         model_path=args.model_path,
-        num_drafts=args.speculative_num_steps,
+        num_steps=args.speculative_num_steps,
         server_options=args.server_options,
         base_urls=args.base_url,
         tokenizer=args.tokenizer,

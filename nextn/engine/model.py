@@ -106,7 +106,7 @@ def make_model(config: EngineConfig, device: torch.device, threads: int) -> tupl
             targets[name].copy_(tensor)
 
     if dummy:
-        dummy_checkpoint(expected, place, config.random_seed, dtype)
+        dummy_checkpoint(cfg.names, expected, place, config.random_seed, dtype)
         return model, kernels
     allow = config.allow_non_finite_weights
     report = load_checkpoint(

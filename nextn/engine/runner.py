@@ -59,20 +59,20 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
-        rows = [self._state(row, plan.cutoff) for row in plan.rows]
-        spans = [Span(r.tokens, r.start, r.pages, r.draft.paths()) for r in rows]
+        states = [self._state(row, plan.cutoff) for row in plan.rows]
+        spans = [Span(r.tokens, r.start, r.pages, r.draft.paths()) for r in states]
         hidden = self.model.forward(self.model.batch(spans, self.pool.page_size), self.pool)
-        verified, raw = self._verify(hidden, rows)
+        verified, raw = self._verify(hidden, states)
         verified = [
             v if r.grammar is None or not r.chooses else grammatical(r.grammar, v)
-            for r, v in zip(rows, verified, strict=True)
+            for r, v in zip(states, verified, strict=True)
         ]
-        self._compact(rows, [v.path for v in verified])
-        logprobs = _output_logprobs(raw, rows, verified)
-        scored = self._prompt_logprobs(hidden, rows)
-        made = self._draft(hidden, rows, verified, plan.keep)
+        self._compact(states, [v.path for v in verified])
+        logprobs = _output_logprobs(raw, states, verified)
+        scored = self._prompt_logprobs(hidden, states)
+        made = self._draft(hidden, states, verified, plan.keep)
         results = []
-        for i, (r, v) in enumerate(zip(rows, verified, strict=True)):
+        for i, (r, v) in enumerate(zip(states, verified, strict=True)):
             r.history += v.tokens
             error = v.error or made.failed.get(i)
             if r.grammar is not None and r.grammar.failed is not None:
@@ -87,15 +87,15 @@ class Runner:
                     error or logprobs[i].error or scored[i].error,
                 )
             )
-        decoding = sum(r.chooses for r in rows)
-        nodes = sum([len(r.draft.tokens) for r in rows])
-        context = sum([r.start for r in rows if r.chooses])
-        ran = sum(len(r.tokens) for r in rows)
+        decoding = sum(r.chooses for r in states)
+        nodes = sum([len(r.draft.tokens) for r in states])
+        context = sum([r.start for r in states if r.chooses])
+        ran = sum(len(r.tokens) for r in states)
         work = StepWork(ran, made.extended, tuple(made.passes), decoding, nodes, context)
         return StepResult(results, work)
 
     def _state(self, row: Row, cutoff: Cutoff | None) -> RequestState:
-        """The row's request, about to go on as planned."""
+        """The request of a row of the plan, about to go on as planned."""
         state = self.states[row.rid]
         state.start, state.known, state.draft = row.start, row.known, row.draft
         state.tokens = [*state.history[row.start : row.start + row.known], *row.draft.tokens]
@@ -105,14 +105,14 @@ class Runner:
         state.pages[row.first_page :] = row.pages
         return state
 
-    def _verify(self, hidden: Tensor, rows: Sequence[RequestState]) -> tuple[list[Verified], Tensor | None]:
-        """Of every row the nodes that hold and the tokens that it commits; neither for a part of a prompt.
-        And a copy of the logits of those rows that want log-probabilities, as the others are written over."""
-        asked: list[tuple[RequestState, int]] = []  # rows that choose, with their root's row of `hidden`
+    def _verify(self, hidden: Tensor, states: Sequence[RequestState]) -> tuple[list[Verified], Tensor | None]:
+        """Of every request the nodes that hold and the tokens it commits; neither for a part of a prompt.
+        And a copy of the logits of those that want log-probabilities, as the others are written over."""
+        asked: list[tuple[RequestState, int]] = []  # those that choose, with their root's row of `hidden`
         index: list[int] = []
         wanted: list[int] = []
         at = 0
-        for r in rows:
+        for r in states:
             at += len(r.tokens)
             if r.chooses:
                 root = at - len(r.draft.tokens) - 1
@@ -121,7 +121,7 @@ class Runner:
                 index.extend(range(root, at))
                 asked.append((r, root))
         if not index:
-            return [NOTHING for _ in rows], None
+            return [NOTHING for _ in states], None
         logits = self.model.logits(take(self.model, hidden, index))
         raw = logits[wanted] if wanted else None
 
@@ -136,12 +136,12 @@ class Runner:
             return Verified([], [], error=failed_in("verification", error))
 
         verified = iter(isolated(verify, asked, failed, "verification"))
-        return [next(verified) if r.chooses else NOTHING for r in rows], raw
+        return [next(verified) if r.chooses else NOTHING for r in states], raw
 
-    def _prompt_logprobs(self, hidden: Tensor, rows: Sequence[RequestState]) -> list[_Logprobs]:
-        wanted: list[tuple[int, int]] = []  # numbers of rows, with their first row of `hidden`
+    def _prompt_logprobs(self, hidden: Tensor, states: Sequence[RequestState]) -> list[_Logprobs]:
+        wanted: list[tuple[int, int]] = []  # places in `states`, with their first row of `hidden`
         at = 0
-        for i, r in enumerate(rows):
+        for i, r in enumerate(states):
             if r.scores:
                 wanted.append((i, at))
             at += len(r.tokens)
@@ -150,39 +150,36 @@ class Runner:
             return self.model.logits(take(self.model, hidden, places))
 
         def compute(some: Sequence[tuple[int, int]]) -> list[_Logprobs]:
-            asked = [a for i, first in some for a in _asked_of_prompt(rows[i], first)]
+            asked = [a for i, first in some for a in _asked_of_prompt(states[i], first)]
             logprobs = prompt_logprobs(logits, asked)
-            return [_Logprobs([next(logprobs) for _ in rows[i].scores]) for i, _ in some]
+            return [_Logprobs([next(logprobs) for _ in states[i].scores]) for i, _ in some]
 
-        return _each(compute, wanted, len(rows))
+        return _each(compute, wanted, len(states))
 
     def _draft(
-        self, hidden: Tensor, rows: Sequence[RequestState], verified: Sequence[Verified], keep: bool
+        self, hidden: Tensor, states: Sequence[RequestState], verified: Sequence[Verified], keep: bool
     ) -> Drafted:
-        """The next drafts. Rows that are in error have no part in it. keep: see `Plan`."""
+        """The next drafts. Requests that are in error have no part in it. keep: see `Plan`."""
         if not keep:
             self.drafter.forget()
-        live = [
-            i
-            for i, (r, v) in enumerate(zip(rows, verified, strict=True))
-            if v.error is None and (r.extend or keep)
-        ]
+        each = enumerate(zip(states, verified, strict=True))
+        live = [i for i, (r, v) in each if v.error is None and (r.extend or keep)]
         if not live:
-            return Drafted([NO_DRAFT for _ in rows])
-        spans = self._draft_spans(rows, verified)
-        if len(live) == len(rows):
+            return Drafted([NO_DRAFT for _ in states])
+        spans = self._draft_spans(states, verified)
+        if len(live) == len(states):
             return draft_in_grammars(self.drafter, DraftRequest(hidden, spans))
         made = draft_in_grammars(self.drafter, DraftRequest(hidden, [spans[i] for i in live]))
-        drafts = [NO_DRAFT for _ in rows]
+        drafts = [NO_DRAFT for _ in states]
         for i, draft in zip(live, made.drafts, strict=True):
             drafts[i] = draft
         return made._replace(drafts=drafts, failed={live[n]: error for n, error in made.failed.items()})
 
-    def _draft_spans(self, rows: Sequence[RequestState], verified: Sequence[Verified]) -> list[DraftSpan]:
+    def _draft_spans(self, states: Sequence[RequestState], verified: Sequence[Verified]) -> list[DraftSpan]:
         """What the step settled for each request."""
         out = []
         at = 0
-        for r, v in zip(rows, verified, strict=True):
+        for r, v in zip(states, verified, strict=True):
             path, tokens = v.path, v.tokens
             # Rejected guesses are left out; what follows the last true position is the bonus token.
             known = r.known
@@ -205,12 +202,12 @@ class Runner:
             at += len(r.tokens)
         return out
 
-    def _compact(self, rows: Sequence[RequestState], accepted: Sequence[Sequence[int]]) -> None:
+    def _compact(self, states: Sequence[RequestState], accepted: Sequence[Sequence[int]]) -> None:
         """Moves the target's cache entries of accepted nodes to the slots of their positions. In a chain they
         lie there already."""
         source: list[int] = []
         target: list[int] = []
-        for r, path in zip(rows, accepted, strict=True):
+        for r, path in zip(states, accepted, strict=True):
             for depth, node in enumerate(path, start=1):
                 if node + 1 != depth:
                     source.append(self.pool.slot(r.pages, r.start + node + 1))
@@ -220,20 +217,20 @@ class Runner:
 
 
 class _Logprobs(NamedTuple):
-    """One row's log-probabilities, None if it wants none."""
+    """One request's log-probabilities, None if it wants none."""
 
     found: list[TokenLogprob] | None = None
     error: Failure | None = None
 
 
 def _output_logprobs(
-    raw: Tensor | None, rows: Sequence[RequestState], verified: Sequence[Verified]
+    raw: Tensor | None, states: Sequence[RequestState], verified: Sequence[Verified]
 ) -> list[_Logprobs]:
-    """Of the tokens that each row commits. `raw`: see `Runner._verify`."""
-    wanted: list[tuple[int, int]] = []  # numbers of rows, with their first row of `raw`
+    """Of the tokens that each request commits. `raw`: see `Runner._verify`."""
+    wanted: list[tuple[int, int]] = []  # places in `states`, with their first row of `raw`
     if raw is not None:
         at = 0
-        for i, r in enumerate(rows):
+        for i, r in enumerate(states):
             if r.chooses and r.params.logprobs is not None:
                 wanted.append((i, at))
                 at += len(r.draft) + 1
@@ -243,22 +240,22 @@ def _output_logprobs(
         asked: list[Asked] = []
         for i, first in some:
             chosen_at = (0, *(node + 1 for node in verified[i].path))
-            top = rows[i].params.logprobs or 0
-            # A row in error may commit nothing.
+            top = states[i].params.logprobs or 0
+            # A request in error may commit nothing.
             asked += [Asked(first + n, t, top) for n, t in zip(chosen_at, verified[i].tokens, strict=False)]
         logprobs = iter(token_logprobs(raw, asked))
         return [_Logprobs([next(logprobs) for _ in verified[i].tokens]) for i, _ in some]
 
-    return _each(compute, wanted, len(rows))
+    return _each(compute, wanted, len(states))
 
 
 def _each(
     compute: Callable[[Sequence[tuple[int, int]]], list[_Logprobs]],
     wanted: Sequence[tuple[int, int]],
-    rows: int,
+    n: int,
 ) -> list[_Logprobs]:
-    """Of every row; of those that are not `wanted` nothing."""
-    logprobs = [_Logprobs()] * rows
+    """Of every request; of those that are not `wanted` nothing."""
+    logprobs = [_Logprobs()] * n
     if wanted:
         found = isolated(
             compute,
@@ -271,6 +268,6 @@ def _each(
     return logprobs
 
 
-def _asked_of_prompt(row: RequestState, first: int) -> list[Asked]:
-    after, top = row.start + 1, row.params.prompt_logprobs or 0
-    return [Asked(first + i, row.history[after + i], top) for i in row.scores]
+def _asked_of_prompt(state: RequestState, first: int) -> list[Asked]:
+    after, top = state.start + 1, state.params.prompt_logprobs or 0
+    return [Asked(first + i, state.history[after + i], top) for i in state.scores]

@@ -1,4 +1,4 @@
-"""What is told when an engine starts: what it runs on, what it allocated, how it drafts."""
+"""What is logged when an engine starts: what it runs on, what it allocated, how it drafts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ DRAFTERS = {"NGRAM": "n-grams", "NEXTN+NGRAM": "MTP and n-grams"}  # by algorith
 
 
 def startup(config: EngineConfig, info: ExecutorInfo, speculation: Speculation) -> dict[str, object]:
-    """Names end in what the figure is: `_bytes`, `_seconds`."""
+    """Names end in what the number is: `_bytes`, `_seconds`."""
     shape, steps, simulated = speculation.shape, speculation.num_steps, speculation.simulated
     trees = steps > 0 and shape.topk > 1
     other_drafter = steps > 0 and config.speculative_draft_model_path is not None

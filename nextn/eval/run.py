@@ -33,7 +33,7 @@ DEFAULT_LENGTH = 2048  # of the context, where a server does not say
 class Settings:
     tasks: Sequence[str]
     model_path: str
-    num_drafts: int | str  # or auto
+    num_steps: int | str  # or auto
     server_options: Sequence[str]  # of the servers that are started here
     base_urls: Sequence[str]  # of servers that run: none, one, or without MTP and with it
     tokenizer: str | None
@@ -107,7 +107,7 @@ def servers(settings: Settings) -> Iterator[dict[str, str]]:
     say(f"starting two servers on {settings.model_path}: {WITHOUT} and {WITH}")
     with (
         LocalServer(WITHOUT, [*options, "0"], out / "server-without-mtp.log") as without,
-        LocalServer(WITH, [*options, str(settings.num_drafts)], out / "server-with-mtp.log") as with_mtp,
+        LocalServer(WITH, [*options, str(settings.num_steps)], out / "server-with-mtp.log") as with_mtp,
     ):
         both = (without, with_mtp)
         with last_lines_on_error(*both):
@@ -146,7 +146,7 @@ def scores(task: str, run: Run) -> str:
 
 def record(settings: Settings) -> dict[str, Any]:
     return {
-        "num_drafts": None if settings.base_urls else settings.num_drafts,
+        "num_drafts": None if settings.base_urls else settings.num_steps,
         "limit": settings.limit,
         "num_fewshot": settings.num_fewshot,
         "concurrency": settings.concurrency,

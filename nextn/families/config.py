@@ -15,6 +15,7 @@ from typing import Any
 from nextn.families.fields import Fields
 from nextn.families.files import checkpoint_folder, read_json
 from nextn.families.mtp import MTPSpec
+from nextn.families.names import TensorNames
 from nextn.families.registry import architecture, family_of
 
 
@@ -99,7 +100,15 @@ class ModelConfig:
 
     def is_moe(self, layer: int) -> bool:
         """Whether a layer has experts; NextN layers are num_hidden_layers, num_hidden_layers + 1, …"""
+        if layer >= self.num_hidden_layers and self.mtp.dense:
+            return False
         return self.n_routed_experts > 0 and layer >= self.first_k_dense_replace
+
+    @property
+    def names(self) -> TensorNames:
+        """What the family's checkpoints call their tensors."""
+        names: TensorNames = family_of(self.architecture).NAMES
+        return names
 
     @property
     def mtp(self) -> MTPSpec:

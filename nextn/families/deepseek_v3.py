@@ -13,15 +13,46 @@ from typing import Any
 from nextn.families.config import Fp8Blocks, ModelConfig, YarnScaling
 from nextn.families.fields import Fields
 from nextn.families.mtp import MTPSpec
+from nextn.families.names import TensorNames
+
+NAMES = TensorNames(
+    embedding="model.embed_tokens.weight",
+    norm="model.norm.weight",
+    head="lm_head.weight",
+    layer="model.layers.{layer}.",
+    attention_norm="input_layernorm.weight",
+    q_proj="self_attn.q_proj.weight",
+    q_down="self_attn.q_a_proj.weight",
+    q_norm="self_attn.q_a_layernorm.weight",
+    q_up="self_attn.q_b_proj.weight",
+    kv_down="self_attn.kv_a_proj_with_mqa.weight",
+    kv_norm="self_attn.kv_a_layernorm.weight",
+    kv_up="self_attn.kv_b_proj.weight",
+    out="self_attn.o_proj.weight",
+    mlp_norm="post_attention_layernorm.weight",
+    mlp="mlp.",
+    router="mlp.gate.weight",
+    router_bias="mlp.gate.e_score_correction_bias",
+    expert="mlp.experts.{expert}.",
+    shared_experts="mlp.shared_experts.",
+    gate="gate_proj.weight",
+    up="up_proj.weight",
+    down="down_proj.weight",
+)
 
 MTP = MTPSpec(
     prefix="model.layers.{layer}.",
-    embedding_norm="enorm",
-    hidden_norm="hnorm",
-    projection="eh_proj",
-    output_norm="shared_head.norm",
-    copies=("embed_tokens", "shared_head.head"),
+    embedding_norm="enorm.weight",
+    hidden_norm="hnorm.weight",
+    projection="eh_proj.weight",
+    output_norm="shared_head.norm.weight",
+    embedding_copy="embed_tokens.weight",
+    head_copy="shared_head.head.weight",
     embedding_first=True,
+    masks_first=False,
+    dense=False,
+    exported=("DeepseekV3ForCausalLMNextN", "DeepseekMTPForCausalLM"),  # SGLang's and xLLM's
+    own_prefix="model.",
 )
 
 ROPE_KEYS = {

@@ -11,7 +11,7 @@ SMALLEST, LARGEST = 1e-30, 1e30  # of numbers; what is computed with them stays 
 
 
 class Fields:
-    """One JSON object of a config file. `prefix` leads to it from the file's top, as in "rope_scaling."."""
+    """One JSON object of a config file. `prefix` is its path in the file, as in "rope_scaling."."""
 
     def __init__(self, data: Mapping[str, Any], source: str, prefix: str = "") -> None:
         self.data, self.source, self.prefix = data, source, prefix

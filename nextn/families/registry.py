@@ -31,5 +31,6 @@ def architecture(config: Mapping[str, Any], source: str = "config.json") -> str:
 
 
 def family_of(name: str) -> Any:
-    """The module of a supported architecture's family: `parse` makes a ModelConfig, `MTP` is its MTPSpec."""
+    """The module of a supported architecture's family: `parse` makes a ModelConfig, `NAMES` are its
+    TensorNames, `MTP` is its MTPSpec."""
     return importlib.import_module(FAMILIES[name])

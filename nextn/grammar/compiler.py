@@ -127,8 +127,8 @@ class GrammarCompiler:
             self._ended(constraint, compiling, ValueError("nobody waits for it"))
         elif (error := compiling.tried.exception()) is not None:
             assert isinstance(error, ValueError)
-            told = str(error).removeprefix(f"{constraint.kind}: ")
-            self._ended(constraint, compiling, type(error)(f"{constraint.kind}: {told}"))
+            message = str(error).removeprefix(f"{constraint.kind}: ")
+            self._ended(constraint, compiling, type(error)(f"{constraint.kind}: {message}"))
         else:
             self._submit(self._make, constraint, compiling)
 

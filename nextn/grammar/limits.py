@@ -20,7 +20,7 @@ TRIAL_STACK, COMPILE_STACK, WALK_STACK = 8 * MIB, 16 * MIB, MIB
 
 # Seconds of the processor for one mask in a trial: nobody gets a token meanwhile. Masks of sound constraints
 # take 2 ms at most, with a vocabulary of 128,000 tokens. In use, those that take longer than the second
-# figure may add up to the third.
+# number may add up to the third.
 SLOWEST_MASK, SLOW_MASK, SLOW_MASKS = 0.1, 0.02, 1.0
 
 PAGE = os.sysconf("SC_PAGESIZE")

@@ -247,13 +247,13 @@ class Workers:
 
     def _start_parent(self) -> None:
         self._control, theirs = socket.socketpair()
-        told = {
+        options = {
             "path": sys.path, "control": theirs.fileno(), "factory": self.factory, "options": self.options,
             "limits": dataclasses.asdict(self.limits),
         }  # fmt: skip
         with theirs:
             self._parent = subprocess.Popen(
-                [sys.executable, "-c", RUN, json.dumps(told)], stdin=subprocess.DEVNULL,
+                [sys.executable, "-c", RUN, json.dumps(options)], stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 # Threads do not come along into a fork, and none of them would have work.
                 env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},

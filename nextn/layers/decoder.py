@@ -29,15 +29,16 @@ class DecoderLayer:
         self.mlp: MLP | MoE = (
             MoE(cfg, ops, dtype, device)
             if cfg.is_moe(index)
-            else MLP(cfg.hidden_size, cfg.intermediate_size, ops, dtype, device)
+            else MLP(cfg, cfg.names.mlp, cfg.intermediate_size, ops, dtype, device)
         )
 
     def targets(self, prefix: str) -> dict[str, Tensor]:
+        names = self.cfg.names
         return {
-            f"{prefix}input_layernorm.weight": self.attention_norm,
-            f"{prefix}post_attention_layernorm.weight": self.mlp_norm,
-            **self.attention.targets(f"{prefix}self_attn."),
-            **self.mlp.targets(f"{prefix}mlp."),
+            prefix + names.attention_norm: self.attention_norm,
+            prefix + names.mlp_norm: self.mlp_norm,
+            **self.attention.targets(prefix),
+            **self.mlp.targets(prefix),
         }
 
     def forward(

@@ -34,7 +34,7 @@ class MLA:
         def empty(*shape: int) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
 
-        self.down = empty(self.q_in + rank + rope, hidden)  # q_a_proj (or q_proj) over kv_a_proj_with_mqa
+        self.down = empty(self.q_in + rank + rope, hidden)  # q_down (or q_proj) over kv_down
         if cfg.q_lora_rank:
             self.q_norm = empty(cfg.q_lora_rank)
             self.q_up = empty(h * (nope + rope), cfg.q_lora_rank)
@@ -45,18 +45,19 @@ class MLA:
         self.out = empty(hidden, h * value)
 
     def targets(self, prefix: str) -> dict[str, Tensor]:
-        """Checkpoint name -> where that tensor goes."""
+        """Checkpoint name -> where that tensor goes. prefix: of the decoder layer."""
+        names = self.cfg.names
         found = {
-            "kv_a_proj_with_mqa": self.down[self.q_in :],
-            "kv_a_layernorm": self.kv_norm,
-            "kv_b_proj": self.kv_up.view(-1, self.cfg.kv_lora_rank),
-            "o_proj": self.out,
+            names.kv_down: self.down[self.q_in :],
+            names.kv_norm: self.kv_norm,
+            names.kv_up: self.kv_up.view(-1, self.cfg.kv_lora_rank),
+            names.out: self.out,
         }
         if self.cfg.q_lora_rank:
-            found |= {"q_a_proj": self.down[: self.q_in], "q_a_layernorm": self.q_norm, "q_b_proj": self.q_up}
+            found |= {names.q_down: self.down[: self.q_in], names.q_norm: self.q_norm, names.q_up: self.q_up}
         else:
-            found["q_proj"] = self.down[: self.q_in]
-        return {f"{prefix}{name}.weight": tensor for name, tensor in found.items()}
+            found[names.q_proj] = self.down[: self.q_in]
+        return {prefix + name: tensor for name, tensor in found.items()}
 
     def forward(
         self,

@@ -14,16 +14,23 @@ from nextn.ops.base import Ops
 
 
 class MLP:
-    def __init__(self, hidden: int, inner: int, ops: Ops, dtype: torch.dtype, device: torch.device) -> None:
-        self.ops, self.inner = ops, inner
+    """block: its prefix in a checkpoint, behind the decoder layer's."""
+
+    def __init__(
+        self, cfg: ModelConfig, block: str, inner: int, ops: Ops, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.cfg, self.block, self.ops, self.inner = cfg, block, ops, inner
+        hidden = cfg.hidden_size
         self.gate_up = torch.empty(2 * inner, hidden, dtype=dtype, device=device)
         self.down = torch.empty(hidden, inner, dtype=dtype, device=device)
 
     def targets(self, prefix: str) -> dict[str, Tensor]:
+        """Checkpoint name -> where that tensor goes. prefix: of the decoder layer."""
+        names, at = self.cfg.names, prefix + self.block
         return {
-            f"{prefix}gate_proj.weight": self.gate_up[: self.inner],
-            f"{prefix}up_proj.weight": self.gate_up[self.inner :],
-            f"{prefix}down_proj.weight": self.down,
+            at + names.gate: self.gate_up[: self.inner],
+            at + names.up: self.gate_up[self.inner :],
+            at + names.down: self.down,
         }
 
     def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, ...]:
@@ -37,23 +44,27 @@ class MoE:
     def __init__(self, cfg: ModelConfig, ops: Ops, dtype: torch.dtype, device: torch.device) -> None:
         self.cfg, self.ops = cfg, ops
         experts, inner, hidden = cfg.n_routed_experts, cfg.moe_intermediate_size, cfg.hidden_size
-        self.gate = torch.empty(experts, hidden, dtype=torch.float32, device=device)
+        self.router = torch.empty(experts, hidden, dtype=torch.float32, device=device)
         self.bias = torch.empty(experts, dtype=torch.float32, device=device)
         self.gate_up = torch.empty(experts, 2 * inner, hidden, dtype=dtype, device=device)
         self.down = torch.empty(experts, hidden, inner, dtype=dtype, device=device)
         self.shared = (
-            MLP(hidden, inner * cfg.n_shared_experts, ops, dtype, device) if cfg.n_shared_experts else None
+            MLP(cfg, cfg.names.shared_experts, inner * cfg.n_shared_experts, ops, dtype, device)
+            if cfg.n_shared_experts
+            else None
         )
 
     def targets(self, prefix: str) -> dict[str, Tensor]:
-        inner = self.cfg.moe_intermediate_size
-        found = {f"{prefix}gate.weight": self.gate, f"{prefix}gate.e_score_correction_bias": self.bias}
+        """As `MLP.targets`."""
+        inner, names = self.cfg.moe_intermediate_size, self.cfg.names
+        found = {prefix + names.router: self.router, prefix + names.router_bias: self.bias}
         for e in range(self.cfg.n_routed_experts):
-            found[f"{prefix}experts.{e}.gate_proj.weight"] = self.gate_up[e, :inner]
-            found[f"{prefix}experts.{e}.up_proj.weight"] = self.gate_up[e, inner:]
-            found[f"{prefix}experts.{e}.down_proj.weight"] = self.down[e]
+            at = prefix + names.expert_at(e)
+            found[at + names.gate] = self.gate_up[e, :inner]
+            found[at + names.up] = self.gate_up[e, inner:]
+            found[at + names.down] = self.down[e]
         if self.shared is not None:
-            found |= self.shared.targets(f"{prefix}shared_experts.")
+            found |= self.shared.targets(prefix)
         return found
 
     def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, ...]:
@@ -61,7 +72,7 @@ class MoE:
         cfg, ops = self.cfg, self.ops
         ids, weights = ops.route(
             x,
-            self.gate,
+            self.router,
             self.bias,
             cfg.n_group,
             cfg.topk_group,
@@ -69,6 +80,6 @@ class MoE:
             cfg.norm_topk_prob,
             cfg.routed_scaling_factor,
         )
-        plan = ops.dispatch(ids[: batch.rows], cfg.n_routed_experts)
-        routed = ops.combine(ops.experts(x, plan, self.gate_up, self.down), weights)
+        runs = ops.dispatch(ids[: batch.rows], cfg.n_routed_experts)
+        routed = ops.combine(ops.experts(x, runs, self.gate_up, self.down), weights)
         return (routed,) if self.shared is None else (*self.shared.forward(x, batch), routed)

@@ -50,11 +50,12 @@ class DeepseekV3:
 
     def targets(self) -> dict[str, Tensor]:
         """Checkpoint name -> where that tensor goes (views of the fused weights)."""
-        found = {"model.embed_tokens.weight": self.embedding, "model.norm.weight": self.norm}
+        names = self.config.names
+        found = {names.embedding: self.embedding, names.norm: self.norm}
         if not self.config.tie_word_embeddings:
-            found["lm_head.weight"] = self.head
+            found[names.head] = self.head
         for i, layer in enumerate(self.layers):
-            found |= layer.targets(f"model.layers.{i}.")
+            found |= layer.targets(names.at(i))
         for module in self.nextn:
             found |= module.targets()
         return found
@@ -98,4 +99,6 @@ class DeepseekV3:
         module = self.nextn[layer]
         cos, sin = self.cos[batch.positions], self.sin[batch.positions]
         embeds = self.embedding[batch.tokens]
+        if self.config.mtp.masks_first:
+            embeds = embeds.masked_fill((batch.positions == 0)[:, None], 0)
         return module.forward(hidden, embeds, batch, cos, sin, pool.layer(len(self.layers) + layer))

@@ -3,7 +3,7 @@
     draft = DraftFolder.open("/models/DeepSeek-V3-NextN", cfg)
     draft.load(cfg, 1, place, torch.float32)
 
-Three ways to name the tensors of module k are read. For a target with N layers:
+Three ways to name the tensors of module k are read. For a DeepSeek-V3 target with N layers:
 
     whole checkpoint             model.layers.{N+k}.X
     nextn export-mtp, SGLang     model.layers.{k}.X
@@ -16,8 +16,7 @@ each exporter puts something else there.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,14 +24,13 @@ import torch
 
 from nextn.families.config import Fp8Blocks, ModelConfig
 from nextn.families.files import CheckpointError, checkpoint_folder, first_names, read_json
+from nextn.families.mtp import MTPSpec
+from nextn.families.names import numbered
 from nextn.models.loader import LoadReport, fp8_names, load_checkpoint
 from nextn.models.names import nextn_tensors, shared_tensors, target_prefixes
 from nextn.models.shards import open_shards
 
 OPTION = "--speculative-draft-model-path"
-EXPORTED = ("DeepseekV3ForCausalLMNextN", "DeepseekMTPForCausalLM")  # SGLang's and xLLM's names of a drafter
-OWN = ("embed_tokens", "shared_head", "enorm", "hnorm", "eh_proj")  # a module's tensors outside its layer
-MARK = re.compile(r"model\.(?:layers\.(\d+)\.)?(?:enorm|hnorm|eh_proj)\.weight")
 SAME = (  # what the module computes with, and the target's configuration supplies
     "hidden_size", "vocab_size", "num_attention_heads", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
     "qk_rope_head_dim", "v_head_dim", "n_routed_experts", "n_shared_experts", "moe_intermediate_size",
@@ -46,6 +44,7 @@ class DraftFolder:
     """first: number of the folder's first NextN layer, None in xLLM's layout. layers: how many there are."""
 
     folder: Path
+    spec: MTPSpec
     target_layers: int
     first: int | None
     layers: int
@@ -58,21 +57,18 @@ class DraftFolder:
         folder = checkpoint_folder(path, OPTION)
         cfg = _config(folder / "config.json", target)
         with open_shards(folder) as shards:
-            first, layers = _found(folder, shards.where, target.num_hidden_layers)
-        return cls(folder, target.num_hidden_layers, first, layers, cfg.quantization)
+            first, layers = _found(folder, shards.where, target)
+        return cls(folder, target.mtp, target.num_hidden_layers, first, layers, cfg.quantization)
 
     def stored_name(self, name: str) -> str:
-        """What the folder calls a tensor of the target's NextN modules.
-
-        >>> DraftFolder(Path(), 61, 0, 1, None).stored_name("model.layers.61.enorm.weight")
-        'model.layers.0.enorm.weight'
-        """
-        _, _, number, rest = name.split(".", 3)
-        module = int(number) - self.target_layers
+        """What the folder calls a tensor of the target's NextN modules: model.layers.0.enorm.weight is
+        model.layers.61.enorm.weight of a target with 61 layers."""
+        layer, rest = self.spec.parts(name)
+        module = layer - self.target_layers
         assert 0 <= module < self.layers, name
         if self.first is not None:
-            return f"model.layers.{self.first + module}.{rest}"
-        return f"model.{rest}" if rest.split(".")[0] in OWN else f"model.layers.0.{rest}"
+            return self.spec.at(self.first + module) + rest
+        return (self.spec.own_prefix if rest in self.spec.own else self.spec.at(0)) + rest
 
     def fp8_names(self, target: ModelConfig, layers: int) -> frozenset[str]:
         """The target's names of the matrices of its first modules that lie here in the target's own kind of
@@ -94,7 +90,7 @@ class DraftFolder:
         """`load_checkpoint` of the first modules, under the target's names."""
         wanted = {self.stored_name(n): (n, shape) for n, shape in nextn_tensors(target, layers).items()}
         table = (target.vocab_size, target.hidden_size)
-        shared = {"model.embed_tokens.weight": table, "lm_head.weight": table}
+        shared = {target.names.embedding: table, target.names.head: table}
         for name in shared_tensors(target, layers).keys() - shared.keys():
             shared[self.stored_name(name)] = table
         return load_checkpoint(
@@ -113,7 +109,7 @@ class DraftFolder:
         """A whole checkpoint's other tensors, and modules that are not used."""
         if self.first is None:
             return ()
-        unused = (f"model.layers.{self.first + k}." for k in range(layers, self.layers))
+        unused = (self.spec.at(self.first + k) for k in range(layers, self.layers))
         return (*unused, *(target_prefixes(target) if self.first else ()))
 
 
@@ -121,7 +117,7 @@ def _config(file: Path, target: ModelConfig) -> ModelConfig:
     """The folder's config.json, read as if it were of a checkpoint like the target's."""
     data = read_json(file)
     named = data.get("architectures")
-    if isinstance(named, list) and any(name in EXPORTED for name in named):
+    if isinstance(named, list) and any(name in target.mtp.exported for name in named):
         data["architectures"] = [target.architecture]
     data["num_hidden_layers"] = target.num_hidden_layers
     data["first_k_dense_replace"] = target.first_k_dense_replace
@@ -139,11 +135,14 @@ def _config(file: Path, target: ModelConfig) -> ModelConfig:
     return cfg
 
 
-def _found(folder: Path, names: Iterable[str], target_layers: int) -> tuple[int | None, int]:
+def _found(folder: Path, names: Collection[str], target: ModelConfig) -> tuple[int | None, int]:
     """(first layer, how many) of the folder's NextN modules."""
-    matches = [m for m in map(MARK.fullmatch, names) if m]
-    numbers = sorted({int(m[1]) for m in matches if m[1] is not None})
-    if not matches:
+    spec, target_layers = target.mtp, target.num_hidden_layers
+    inputs = (spec.embedding_norm, spec.hidden_norm, spec.projection)  # only modules have such tensors
+    matches = [m for end in inputs for m in map(numbered(spec.prefix + end).fullmatch, names) if m]
+    numbers = sorted({int(m[1]) for m in matches})
+    alone = any(spec.own_prefix + end in names for end in inputs)
+    if not numbers and not alone:
         raise CheckpointError(
             f"{folder} has no NextN layer; its tensors are {first_names(sorted(names))}. {OPTION} must name "
             "a folder written by nextn export-mtp, or a checkpoint with such a layer"

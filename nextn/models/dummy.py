@@ -8,8 +8,11 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from nextn.families.names import TensorNames
+
 
 def dummy_checkpoint(
+    names: TensorNames,
     expected: Mapping[str, tuple[int, ...]],
     place: Callable[[str, Tensor], None],
     seed: int,
@@ -22,11 +25,11 @@ def dummy_checkpoint(
     """
     generator = torch.Generator()
     for name, shape in expected.items():
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(names.router_bias):
             place(name, torch.zeros(shape, dtype=torch.float32))
         elif len(shape) == 1:
             place(name, torch.ones(shape, dtype=dtype))
         else:
             generator.manual_seed((seed + zlib.crc32(name.encode())) % 2**63)
-            std = 1.0 if name.endswith("embed_tokens.weight") else shape[-1] ** -0.5
+            std = 1.0 if name == names.embedding else shape[-1] ** -0.5
             place(name, torch.randn(shape, generator=generator).mul_(std).to(dtype))

@@ -2,9 +2,9 @@
 
     export_mtp("/models/DeepSeek-V3", "/models/DeepSeek-V3-NextN")
 
-Names and config.json are those of SGLang's export: module k is model.layers.{k}., architectures is
-DeepseekV3ForCausalLMNextN. SGLang loads these names, they have room for several modules (xLLM's have it for
-one), and FP8 blocks stay what they are.
+Names and config.json are those of SGLang's export: modules are counted from 0, and `architectures` is the
+name of a drafter. SGLang loads these names, they have room for several modules (xLLM's have it for one), and
+FP8 blocks stay what they are.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from nextn.models.shard_writer import TensorSpec, write_shards
 from nextn.models.shards import Shards, open_shards
 from nextn.models.sizes import checked_config
 
-ARCHITECTURE = "DeepseekV3ForCausalLMNextN"
 NOT_COPIED = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf")  # weights, in whatever form
 
 
@@ -122,20 +121,20 @@ def _sources(
 
 def _tables(shards: Shards, cfg: ModelConfig, layers: int) -> dict[str, str]:
     """New name of every module's embedding and head -> whose contents."""
-    embed = "model.embed_tokens.weight"
-    head = embed if cfg.tie_word_embeddings else "lm_head.weight"
+    names, spec = cfg.names, cfg.mtp
+    head = names.embedding if cfg.tie_word_embeddings else names.head
     found: dict[str, str] = {}
     for k in range(cfg.num_hidden_layers, cfg.num_hidden_layers + layers):
-        for end, main in (("embed_tokens.weight", embed), ("shared_head.head.weight", head)):
-            name = f"model.layers.{k}.{end}"
+        for end, main in ((spec.embedding_copy, names.embedding), (spec.head_copy, head)):
+            name = spec.at(k) + end
             found[_new_name(name, cfg)] = name if name in shards.where else main
     return found
 
 
 def _new_name(name: str, cfg: ModelConfig) -> str:
     """Modules are counted from 0, not behind the target's layers."""
-    _, _, number, rest = name.split(".", 3)
-    return f"model.layers.{int(number) - cfg.num_hidden_layers}.{rest}"
+    layer, rest = cfg.mtp.parts(name)
+    return cfg.mtp.at(layer - cfg.num_hidden_layers) + rest
 
 
 def _read(shards: Shards, source: _Source, cfg: ModelConfig) -> Tensor:
@@ -159,7 +158,7 @@ def _config(data: dict[str, Any], cfg: ModelConfig, layers: int, to_bf16: bool) 
     """The checkpoint's config.json, of a model that is the NextN layers alone."""
     moe = cfg.is_moe(cfg.num_hidden_layers)
     data |= {
-        "architectures": [ARCHITECTURE],
+        "architectures": [cfg.mtp.exported[0]],
         "num_hidden_layers": layers,
         "num_nextn_predict_layers": layers,
         "first_k_dense_replace": 0 if moe else layers,

@@ -125,13 +125,13 @@ class FakeModel:
 
     def _hash(self, batch: Batch, cache: Tensor, shift: int) -> Tensor:
         """[T] int64: of the cached tokens each row may see; entry s counts as token s + shift."""
-        parts, plan = [], gathered(batch.attention, self.config.num_attention_heads)
-        for g in plan.groups:
+        parts, queries = [], gathered(batch.attention, self.config.num_attention_heads)
+        for g in queries.groups:
             b, q, s = g.size
             tokens = cache.index_select(0, g.slots).view(b, 1, s).long()
             seen = tokens * self._factor[shift : shift + s] * ~g.hidden.view(b, q, s)
             parts.append(seen.sum(-1).flatten())
-        return torch.cat(parts)[plan.back]
+        return torch.cat(parts)[queries.back]
 
     def _pack(self, value: Tensor, depth: Tensor | None, batch: Batch) -> Tensor:
         value = value ^ (value >> 29) ^ (value >> 43)
@@ -140,5 +140,5 @@ class FakeModel:
             return torch.cat((words, torch.zeros_like(words[:, :2])), dim=-1)
         rates = torch.tensor(self.acceptance, device=value.device)
         rate = rates[(depth.long() - 1).clamp(0, len(self.acceptance) - 1)]
-        luck = ((value * 0x9E3779B97F4A7C1 >> 33) & 0xFFFF) / 65536.0
-        return torch.cat((words, (luck >= rate).float()[:, None], depth[:, None]), dim=-1)
+        draw = ((value * 0x9E3779B97F4A7C1 >> 33) & 0xFFFF) / 65536.0
+        return torch.cat((words, (draw >= rate).float()[:, None], depth[:, None]), dim=-1)

@@ -1,7 +1,7 @@
 """Memory for one tensor that goes back to the system when the tensor goes.
 
 Loading allocates and frees large tensors between allocations that stay. malloc keeps such holes: loading
-105 MB of weights in 5 MB tensors took up to 40 MB more, another figure in every run. A mapping leaves none.
+105 MB of weights in 5 MB tensors took up to 40 MB more, another number in every run. A mapping leaves none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every tensor of a DeepSeek-V3 checkpoint by name and shape. Weights are [out, in].
+"""Every tensor of a checkpoint by name and shape: weights are [out, in], names are the family's.
 
 NextN module k is layer num_hidden_layers + k: a decoder layer with four tensors of its own besides.
 """
@@ -17,14 +17,14 @@ Shapes = dict[str, tuple[int, ...]]
 def expected_tensors(cfg: ModelConfig, nextn_layers: int) -> Shapes:
     """What must be loaded for the target and its first `nextn_layers` NextN modules."""
     assert 0 <= nextn_layers <= cfg.num_nextn_predict_layers, nextn_layers
-    hidden, vocab = cfg.hidden_size, cfg.vocab_size
-    found: Shapes = {"model.embed_tokens.weight": (vocab, hidden)}
+    hidden, vocab, names = cfg.hidden_size, cfg.vocab_size, cfg.names
+    found: Shapes = {names.embedding: (vocab, hidden)}
     for i in range(cfg.num_hidden_layers):
-        found |= _under(f"model.layers.{i}.", _decoder_layer(cfg, i))
+        found |= _under(names.at(i), _decoder_layer(cfg, i))
     found |= nextn_tensors(cfg, nextn_layers)
-    found["model.norm.weight"] = (hidden,)
+    found[names.norm] = (hidden,)
     if not cfg.tie_word_embeddings:
-        found["lm_head.weight"] = (vocab, hidden)
+        found[names.head] = (vocab, hidden)
     return found
 
 
@@ -34,7 +34,7 @@ def size_of(cfg: ModelConfig, nextn_layers: int) -> tuple[int, int]:
     first = min(cfg.first_k_dense_replace, cfg.num_hidden_layers)
     moe = cfg.num_hidden_layers - first if cfg.n_routed_experts else 0
     dense = cfg.num_hidden_layers - moe
-    if cfg.n_routed_experts:
+    if cfg.is_moe(cfg.num_hidden_layers):
         moe += nextn_layers
     else:
         dense += nextn_layers
@@ -52,39 +52,38 @@ def size_of(cfg: ModelConfig, nextn_layers: int) -> tuple[int, int]:
 
 def nextn_tensors(cfg: ModelConfig, nextn_layers: int) -> Shapes:
     """The part of `expected_tensors` that belongs to the NextN modules."""
-    hidden = cfg.hidden_size
+    hidden, spec = cfg.hidden_size, cfg.mtp
+    own: Shapes = {
+        spec.embedding_norm: (hidden,),
+        spec.hidden_norm: (hidden,),
+        spec.projection: (hidden, 2 * hidden),
+        spec.output_norm: (hidden,),
+    }
     found: Shapes = {}
     for i in range(cfg.num_hidden_layers, cfg.num_hidden_layers + nextn_layers):
-        spec = cfg.mtp
-        found[spec.weight(i, spec.embedding_norm)] = (hidden,)
-        found[spec.weight(i, spec.hidden_norm)] = (hidden,)
-        found[spec.weight(i, spec.projection)] = (hidden, 2 * hidden)
-        found[spec.weight(i, spec.output_norm)] = (hidden,)
-        found |= _under(spec.prefix.format(layer=i), _decoder_layer(cfg, i))
+        found |= _under(spec.at(i), own | _decoder_layer(cfg, i))
     return found
 
 
 def shared_tensors(cfg: ModelConfig, nextn_layers: int) -> Shapes:
     """Names that a checkpoint may hold besides: copies of the target's embedding and head."""
-    table = (cfg.vocab_size, cfg.hidden_size)
-    found: Shapes = {"lm_head.weight": table} if cfg.tie_word_embeddings else {}
+    table, spec = (cfg.vocab_size, cfg.hidden_size), cfg.mtp
+    found: Shapes = {cfg.names.head: table} if cfg.tie_word_embeddings else {}
     for i in range(cfg.num_hidden_layers, cfg.num_hidden_layers + nextn_layers):
-        found |= {cfg.mtp.weight(i, name): table for name in cfg.mtp.copies}
+        found |= _under(spec.at(i), {spec.embedding_copy: table, spec.head_copy: table})
     return found
 
 
 def nextn_prefixes(cfg: ModelConfig, first: int = 0) -> tuple[str, ...]:
     """Prefixes of the NextN modules from number `first` on; those that are not loaded are skipped by them."""
-    return tuple(
-        cfg.mtp.prefix.format(layer=cfg.num_hidden_layers + k)
-        for k in range(first, cfg.num_nextn_predict_layers)
-    )
+    return tuple(cfg.mtp.at(cfg.num_hidden_layers + k) for k in range(first, cfg.num_nextn_predict_layers))
 
 
 def target_prefixes(cfg: ModelConfig) -> tuple[str, ...]:
     """Prefixes of what belongs to no NextN module."""
-    layers = (f"model.layers.{i}." for i in range(cfg.num_hidden_layers))
-    return (*layers, "model.embed_tokens.", "model.norm.", "lm_head.")
+    names = cfg.names
+    others = (name.removesuffix("weight") for name in (names.embedding, names.norm, names.head))
+    return (*map(names.at, range(cfg.num_hidden_layers)), *others)
 
 
 def product_shapes(cfg: ModelConfig) -> set[tuple[int, int]]:
@@ -123,40 +122,36 @@ def _values(shapes: Shapes) -> int:
 
 
 def _decoder_layer(cfg: ModelConfig, index: int) -> Shapes:
-    hidden = cfg.hidden_size
-    found: Shapes = {"input_layernorm.weight": (hidden,)}
-    found |= {f"self_attn.{name}.weight": shape for name, shape in _attention(cfg).items()}
-    found["post_attention_layernorm.weight"] = (hidden,)
+    hidden, names = cfg.hidden_size, cfg.names
+    found: Shapes = {names.attention_norm: (hidden,), **_attention(cfg), names.mlp_norm: (hidden,)}
     if not cfg.is_moe(index):
-        return found | _mlp("mlp.", hidden, cfg.intermediate_size)
-    found["mlp.gate.weight"] = (cfg.n_routed_experts, hidden)
-    found["mlp.gate.e_score_correction_bias"] = (cfg.n_routed_experts,)
+        return found | _mlp(cfg, names.mlp, cfg.intermediate_size)
+    found[names.router] = (cfg.n_routed_experts, hidden)
+    found[names.router_bias] = (cfg.n_routed_experts,)
     for e in range(cfg.n_routed_experts):
-        found |= _mlp(f"mlp.experts.{e}.", hidden, cfg.moe_intermediate_size)
+        found |= _mlp(cfg, names.expert_at(e), cfg.moe_intermediate_size)
     if cfg.n_shared_experts:
-        found |= _mlp("mlp.shared_experts.", hidden, cfg.n_shared_experts * cfg.moe_intermediate_size)
+        found |= _mlp(cfg, names.shared_experts, cfg.n_shared_experts * cfg.moe_intermediate_size)
     return found
 
 
 def _attention(cfg: ModelConfig) -> Shapes:
-    heads, hidden, rank = cfg.num_attention_heads, cfg.hidden_size, cfg.kv_lora_rank
+    heads, hidden, rank, names = cfg.num_attention_heads, cfg.hidden_size, cfg.kv_lora_rank, cfg.names
     found: Shapes = {}
     if cfg.q_lora_rank is None:
-        found["q_proj"] = (heads * cfg.qk_head_dim, hidden)
+        found[names.q_proj] = (heads * cfg.qk_head_dim, hidden)
     else:
-        found["q_a_proj"] = (cfg.q_lora_rank, hidden)
-        found["q_a_layernorm"] = (cfg.q_lora_rank,)
-        found["q_b_proj"] = (heads * cfg.qk_head_dim, cfg.q_lora_rank)
-    found["kv_a_proj_with_mqa"] = (cfg.latent_dim, hidden)
-    found["kv_a_layernorm"] = (rank,)
-    found["kv_b_proj"] = (heads * (cfg.qk_nope_head_dim + cfg.v_head_dim), rank)
-    found["o_proj"] = (hidden, heads * cfg.v_head_dim)
+        found[names.q_down] = (cfg.q_lora_rank, hidden)
+        found[names.q_norm] = (cfg.q_lora_rank,)
+        found[names.q_up] = (heads * cfg.qk_head_dim, cfg.q_lora_rank)
+    found[names.kv_down] = (cfg.latent_dim, hidden)
+    found[names.kv_norm] = (rank,)
+    found[names.kv_up] = (heads * (cfg.qk_nope_head_dim + cfg.v_head_dim), rank)
+    found[names.out] = (hidden, heads * cfg.v_head_dim)
     return found
 
 
-def _mlp(prefix: str, hidden: int, inner: int) -> Shapes:
-    return {
-        f"{prefix}gate_proj.weight": (inner, hidden),
-        f"{prefix}up_proj.weight": (inner, hidden),
-        f"{prefix}down_proj.weight": (hidden, inner),
-    }
+def _mlp(cfg: ModelConfig, prefix: str, inner: int) -> Shapes:
+    hidden, names = cfg.hidden_size, cfg.names
+    up, down = (inner, hidden), (hidden, inner)
+    return _under(prefix, {names.gate: up, names.up: up, names.down: down})

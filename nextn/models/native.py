@@ -44,7 +44,8 @@ def native_batch(batch: PackedBatch) -> NxBatch:
 class NativeDeepseekV3:
     """`place` every tensor of the checkpoint before the first step. level: of the kernels; None is the best.
 
-    Raises ValueError for a model that is wider than the kernels' buffers.
+    Raises ValueError for a model that is wider than the kernels' buffers, and for a NextN module that they
+    cannot compute.
     """
 
     dtype = torch.bfloat16  # of the cache
@@ -64,6 +65,11 @@ class NativeDeepseekV3:
         for name, most in WIDEST.items():
             if (getattr(cfg, name) or 0) > most:
                 raise ValueError(f"{name} is {getattr(cfg, name)}: the native kernels take at most {most}")
+        if nextn_layers and cfg.mtp.masks_first:
+            raise ValueError(
+                f"{cfg.architecture} masks its NextN layer's embedding at position 0, the native kernels do "
+                "not: use --kernel-backend reference, or --speculative-num-steps 0"
+            )
         self.config, self.threads, self.nextn_layers = cfg, threads, nextn_layers
         self._kernels = library(level)
         self.cache_layout = LatentLayout(cfg.kv_lora_rank, cfg.qk_rope_head_dim, align=32)
@@ -125,18 +131,18 @@ class NativeDeepseekV3:
         batch, hidden, rows, chains, cutoff = request
         assert len(rows) == batch.rows
         count, num_steps = len(chains), array("i", [c.num_steps for c in chains])
-        most = max(num_steps, default=0)
+        max_steps = max(num_steps, default=0)
         scores = self._room("logits", count, self.config.vocab_size)
         states, spans, cut = (
             array("i", rows),
             array("i", [c.span for c in chains]),
             bytes(c.cut for c in chains),
         )
-        tokens, made, kept = (array("i", bytes(4 * n)) for n in (most * count, count, count))
-        passes, bins = array("i", bytes(4 * most)), array("B", bytes(most * count))
+        tokens, made, kept = (array("i", bytes(4 * n)) for n in (max_steps * count, count, count))
+        passes, bins = array("i", bytes(4 * max_steps)), array("B", bytes(max_steps * count))
         struct = NxChains(
             states.buffer_info()[0], spans.buffer_info()[0], packed([c.draw for c in chains]),
-            num_steps.buffer_info()[0], count, most, scores.shape[1], scores.data_ptr(),
+            num_steps.buffer_info()[0], count, max_steps, scores.shape[1], scores.data_ptr(),
             None if cutoff is None else CUTOFF.pack(*EDGES, *cutoff.rates, *cutoff[1:5]), cut,
             *(out.buffer_info()[0] for out in (tokens, bins, made, kept, passes)),
         )  # fmt: skip
@@ -144,7 +150,9 @@ class NativeDeepseekV3:
         found, fell = tokens.tolist(), bins.tobytes()
         drafts = [
             Draft(found[at : at + k], bins=fell[at : at + m]) if c.cut else Draft(found[at : at + k])
-            for at, k, m, c in zip(range(0, most * count, most or 1), kept, made, chains, strict=True)
+            for at, k, m, c in zip(
+                range(0, max_steps * count, max_steps or 1), kept, made, chains, strict=True
+            )
         ]
         return drafts, passes[1 : passes.index(0)] if 0 in passes else passes[1:]
 

@@ -54,14 +54,14 @@ class NativeWeights:
         self.embedding = torch.zeros(vocab, hidden, dtype=torch.bfloat16)
         head = self._matrix(vocab, hidden, kind=BF16)
         self.head = head.struct
-        embed = "model.embed_tokens.weight"
-        self._places[embed] = partial(_copy, self.embedding)
+        names = cfg.names
+        self._places[names.embedding] = partial(_copy, self.embedding)
         self._heads: list[Callable[[Tensor], None]] = [head.place]
         if cfg.tie_word_embeddings:
-            self._places[embed] = self._place_tied
+            self._places[names.embedding] = self._place_tied
         else:
-            self._places["lm_head.weight"] = self._place_heads
-        self.norm = self._vector("model.norm.weight", hidden)
+            self._places[names.head] = self._place_heads
+        self.norm = self._vector(names.norm, hidden)
         layers = [self._layer(i) for i in range(cfg.num_hidden_layers)]
         if nextn_layers:
             self._draft_head(drafting)
@@ -74,16 +74,17 @@ class NativeWeights:
     def _module(self, index: int) -> NextN:
         """A NextN module but for its decoder layer."""
         hidden, spec = self.cfg.hidden_size, self.cfg.mtp
+        prefix = spec.at(index)
         eh_proj = self._matrix(hidden, 2 * hidden, kind=INT8 if self._coarse else BF16)
 
         def place(tensor: Tensor) -> None:  # the kernels have the embedding first
             eh_proj.place(tensor if spec.embedding_first else tensor.roll(hidden, 1))
 
-        self._places[spec.weight(index, spec.projection)] = place
+        self._places[prefix + spec.projection] = place
         return NextN(
-            enorm=self._vector(spec.weight(index, spec.embedding_norm), hidden),
-            hnorm=self._vector(spec.weight(index, spec.hidden_norm), hidden),
-            norm=self._vector(spec.weight(index, spec.output_norm), hidden),
+            enorm=self._vector(prefix + spec.embedding_norm, hidden),
+            hnorm=self._vector(prefix + spec.hidden_norm, hidden),
+            norm=self._vector(prefix + spec.output_norm, hidden),
             eh_proj=eh_proj.struct,
         )
 
@@ -142,42 +143,41 @@ class NativeWeights:
 
     def _layer(self, index: int) -> Layer:
         cfg = self.cfg
-        is_nextn = index >= cfg.num_hidden_layers
-        prefix = cfg.mtp.prefix.format(layer=index) if is_nextn else f"model.layers.{index}."
-        at = f"{prefix}self_attn."
+        names = cfg.names
+        prefix = names.at(index) if index < cfg.num_hidden_layers else cfg.mtp.at(index)
         heads, rank, value = cfg.num_attention_heads, cfg.kv_lora_rank, cfg.v_head_dim
         queries = heads * cfg.qk_head_dim
         q_in = cfg.q_lora_rank or queries
-        q_down = f"{at}{'q_a_proj' if cfg.q_lora_rank else 'q_proj'}.weight"
-        kv_down, out_name = f"{at}kv_a_proj_with_mqa.weight", f"{at}o_proj.weight"
+        q_down = prefix + (names.q_down if cfg.q_lora_rank else names.q_proj)
+        kv_down, out_name = prefix + names.kv_down, prefix + names.out
         down = self._matrix(q_in + cfg.latent_dim, cfg.hidden_size, (q_down, kv_down))
         self._places[q_down] = down.place
         self._places[kv_down] = partial(down.place, first=q_in)
         out = self._matrix(cfg.hidden_size, heads * value, (out_name,))
         self._places[out_name] = out.place
-        # The two halves of kv_b_proj are read per head, one of them transposed: they stay bf16.
+        # The two halves of kv_up are read per head, one of them transposed: they stay bf16.
         key_up = self._matrix(rank, cfg.qk_nope_head_dim, kind=BF16, members=heads)
         value_up = self._matrix(value, rank, kind=BF16, members=heads)
-        self._places[f"{at}kv_b_proj.weight"] = partial(self._place_kv_up, key_up, value_up)
+        self._places[prefix + names.kv_up] = partial(self._place_kv_up, key_up, value_up)
         layer = Layer(
-            attention_norm=self._vector(f"{prefix}input_layernorm.weight", cfg.hidden_size),
+            attention_norm=self._vector(prefix + names.attention_norm, cfg.hidden_size),
             down=down.struct,
-            kv_norm=self._vector(f"{at}kv_a_layernorm.weight", rank),
+            kv_norm=self._vector(prefix + names.kv_norm, rank),
             key_up=key_up.struct,
             value_up=value_up.struct,
             out=out.struct,
-            mlp_norm=self._vector(f"{prefix}post_attention_layernorm.weight", cfg.hidden_size),
-            mlp=self._moe(f"{prefix}mlp.") if cfg.is_moe(index) else FeedForward(),
+            mlp_norm=self._vector(prefix + names.mlp_norm, cfg.hidden_size),
+            mlp=self._moe(prefix) if cfg.is_moe(index) else FeedForward(),
         )
         if cfg.q_lora_rank:
-            name = f"{at}q_b_proj.weight"
+            name = prefix + names.q_up
             q_up = self._matrix(queries, cfg.q_lora_rank, (name,))
             self._places[name] = q_up.place
-            layer.q_norm = self._vector(f"{at}q_a_layernorm.weight", cfg.q_lora_rank)
+            layer.q_norm = self._vector(prefix + names.q_norm, cfg.q_lora_rank)
             layer.q_up = q_up.struct
         if not cfg.is_moe(index):
             layer.mlp.shared_gate_up, layer.mlp.shared_down = self._mlp(
-                (f"{prefix}mlp.",), cfg.intermediate_size
+                (prefix + names.mlp,), cfg.intermediate_size
             )
         return layer
 
@@ -190,9 +190,9 @@ class NativeWeights:
 
     def _mlp(self, prefixes: Collection[str], inner: int) -> tuple[Any, Any]:
         """(gate and up interleaved, down) of the blocks with these prefixes, one after another."""
-        hidden, members = self.cfg.hidden_size, len(prefixes)
-        ups = [f"{p}{side}_proj.weight" for p in prefixes for side in ("gate", "up")]
-        downs = [f"{p}down_proj.weight" for p in prefixes]
+        hidden, members, names = self.cfg.hidden_size, len(prefixes), self.cfg.names
+        ups = [p + side for p in prefixes for side in (names.gate, names.up)]
+        downs = [p + names.down for p in prefixes]
         gate_up = self._matrix(2 * padded(inner, 16), hidden, ups, members=members)
         down = self._matrix(hidden, inner, downs, members=members)
         for i, name in enumerate(ups):
@@ -202,24 +202,24 @@ class NativeWeights:
         return gate_up.struct, down.struct
 
     def _moe(self, prefix: str) -> FeedForward:
-        cfg = self.cfg
+        cfg, names = self.cfg, self.cfg.names
         experts = cfg.n_routed_experts
-        gate = self._matrix(experts, cfg.hidden_size, kind=F32)
-        self._places[f"{prefix}gate.weight"] = gate.place
+        router = self._matrix(experts, cfg.hidden_size, kind=F32)
+        self._places[prefix + names.router] = router.place
         bias = torch.zeros(padded(experts, 16))
         self._plain.append(bias)
-        self._places[f"{prefix}gate.e_score_correction_bias"] = partial(_copy, bias[:experts])
+        self._places[prefix + names.router_bias] = partial(_copy, bias[:experts])
         gate_up, down = self._mlp(
-            [f"{prefix}experts.{e}." for e in range(experts)], cfg.moe_intermediate_size
+            [prefix + names.expert_at(e) for e in range(experts)], cfg.moe_intermediate_size
         )
         found = FeedForward(
-            gate=gate.struct, bias=bias.data_ptr(), gate_up=gate_up, down=down, experts=experts,
+            router=router.struct, bias=bias.data_ptr(), gate_up=gate_up, down=down, experts=experts,
             groups=cfg.n_group, top_groups=cfg.topk_group, top_k=cfg.num_experts_per_tok,
             normalize=cfg.norm_topk_prob, scale=cfg.routed_scaling_factor,
         )  # fmt: skip
         if cfg.n_shared_experts:
             found.shared_gate_up, found.shared_down = self._mlp(
-                (f"{prefix}shared_experts.",), cfg.moe_intermediate_size * cfg.n_shared_experts
+                (prefix + names.shared_experts,), cfg.moe_intermediate_size * cfg.n_shared_experts
             )
         return found
 

@@ -28,13 +28,13 @@ class NextN:
         self.layer = DecoderLayer(cfg, index, ops, dtype, device)
 
     def targets(self) -> dict[str, Tensor]:
-        spec, index = self.spec, self.index
+        spec, prefix = self.spec, self.spec.at(self.index)
         return {
-            spec.weight(index, spec.embedding_norm): self.enorm,
-            spec.weight(index, spec.hidden_norm): self.hnorm,
-            spec.weight(index, spec.projection): self.eh_proj,
-            spec.weight(index, spec.output_norm): self.norm,
-            **self.layer.targets(spec.prefix.format(layer=index)),
+            prefix + spec.embedding_norm: self.enorm,
+            prefix + spec.hidden_norm: self.hnorm,
+            prefix + spec.projection: self.eh_proj,
+            prefix + spec.output_norm: self.norm,
+            **self.layer.targets(prefix),
         }
 
     def forward(

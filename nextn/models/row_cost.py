@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 
 from nextn.families.config import ModelConfig
+from nextn.families.names import numbered
 from nextn.models.names import expected_tensors
 
 # What softmax, the best tokens and their Python objects take for each logit, in multiplications of the
 # model's layers: measured.
-TELLING = 256
+LOGPROB_WORK = 256
 
 
 def score_cost(cfg: ModelConfig) -> float:
     """What the log-probability at a position costs, in rows of the model's layers: the head's product and
     what becomes of the logits, over all other products of a row."""
-    return cfg.vocab_size * (cfg.hidden_size + TELLING) / _row_products(cfg)
+    return cfg.vocab_size * (cfg.hidden_size + LOGPROB_WORK) / _row_products(cfg)
 
 
 def context_cost(cfg: ModelConfig) -> float:
@@ -28,8 +29,10 @@ def context_cost(cfg: ModelConfig) -> float:
 def _row_products(cfg: ModelConfig) -> float:
     """Multiplications of a row with the weights of all layers."""
     routed = cfg.num_experts_per_tok / cfg.n_routed_experts if cfg.n_routed_experts else 0.0
+    names = cfg.names
+    is_routed = numbered(names.layer + names.expert).match
     return sum(
-        math.prod(shape) * (routed if ".mlp.experts." in name else 1.0)
+        math.prod(shape) * (routed if is_routed(name) else 1.0)
         for name, shape in expected_tensors(cfg, 0).items()
-        if name.startswith("model.layers.") and len(shape) == 2
+        if len(shape) == 2 and name not in (names.embedding, names.head)
     )

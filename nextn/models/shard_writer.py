@@ -35,7 +35,7 @@ def write_shards(
 ) -> int:  # fmt: skip
     """Asks `make` for every tensor once, in order, and writes the shards and their index.
 
-    A shard is as large as fits into shard_bytes, but holds at least one tensor. `wrote` is told the bytes of
+    A shard is as large as fits into shard_bytes, but holds at least one tensor. `wrote` gets the bytes of
     each tensor. Returns the bytes of all tensors.
     """
     shards: list[dict[str, TensorSpec]] = [{}]

@@ -9,17 +9,14 @@ for a billion layers is refused at once, by the field's name.
 from __future__ import annotations
 
 import dataclasses
-import re
 from pathlib import Path
 
 from nextn.families.config import ModelConfig
 from nextn.families.files import CheckpointError
+from nextn.families.names import numbered
 from nextn.models.loader import compare
 from nextn.models.names import expected_tensors, nextn_prefixes, shared_tensors
 from nextn.models.shards import Shards, open_shards
-
-LAYER = re.compile(r"model\.layers\.(\d{1,9})\.")
-EXPERT = re.compile(r"model\.layers\.\d{1,9}\.mlp\.experts\.(\d{1,9})\.")
 
 
 def checked_config(folder: str | Path) -> ModelConfig:
@@ -31,10 +28,9 @@ def checked_config(folder: str | Path) -> ModelConfig:
     """
     cfg = ModelConfig.from_folder(folder)
     with open_shards(folder) as shards:
-        layers = _largest(LAYER, shards) + 1
-        _check_counts(cfg, shards, layers)
+        _check_counts(cfg, shards)
         _check_shapes(cfg, shards)
-    most = max(0, layers - cfg.num_hidden_layers)
+        most = max(0, _count(cfg.mtp.prefix, shards) - cfg.num_hidden_layers)
     return dataclasses.replace(cfg, num_nextn_predict_layers=min(cfg.num_nextn_predict_layers, most))
 
 
@@ -45,16 +41,18 @@ def check_target(folder: str | Path, cfg: ModelConfig) -> None:
         compare(shards, expected, shared, nextn_prefixes(cfg), cfg.quantization)
 
 
-def _largest(pattern: re.Pattern[str], shards: Shards) -> int:
-    """-1 where no tensor's name matches."""
-    return max((int(m[1]) for m in map(pattern.match, shards.where) if m), default=-1)
+def _count(template: str, shards: Shards) -> int:
+    """One more than the largest last number in names that begin as the template does."""
+    found = map(numbered(template).match, shards.where)
+    return max((int(m.groups()[-1]) + 1 for m in found if m), default=0)
 
 
-def _check_counts(cfg: ModelConfig, shards: Shards, layers: int) -> None:
+def _check_counts(cfg: ModelConfig, shards: Shards) -> None:
     """That loops over layers and experts end soon."""
+    layers = _count(cfg.names.layer, shards)
     if cfg.num_hidden_layers > layers:
         raise _error(shards, cfg, "num_hidden_layers", f"the files hold {_numbered('layers', layers)}")
-    experts = _largest(EXPERT, shards) + 1
+    experts = _count(cfg.names.layer + cfg.names.expert, shards)
     if cfg.n_routed_experts > experts:
         raise _error(shards, cfg, "n_routed_experts", f"the files hold {_numbered('experts', experts)}")
 
@@ -62,29 +60,29 @@ def _check_counts(cfg: ModelConfig, shards: Shards, layers: int) -> None:
 def _check_shapes(cfg: ModelConfig, shards: Shards) -> None:
     """That what is allocated by a field is as large as its tensor. Tensors that are not there are named with
     all others that are missing, when the checkpoint is loaded."""
-    table, at, mlp = "model.embed_tokens", "model.layers.0.self_attn.", "model.layers.0.mlp."
-    moe = f"model.layers.{cfg.first_k_dense_replace}.mlp."
-    query = "q_proj" if cfg.q_lora_rank is None else "q_b_proj"
+    names = cfg.names
+    first, moe = names.at(0), names.at(cfg.first_k_dense_replace)
+    query = names.q_proj if cfg.q_lora_rank is None else names.q_up
     # field, tensor, axis that it makes, the field that it is multiplied by, what is added
     wanted: list[tuple[str, str, int, str | None, int]] = [
-        ("vocab_size", table, 0, None, 0),
-        ("hidden_size", table, 1, None, 0),
-        ("q_lora_rank", f"{at}q_a_layernorm", 0, None, 0),
-        ("kv_lora_rank", f"{at}kv_a_layernorm", 0, None, 0),
-        ("qk_rope_head_dim", f"{at}kv_a_proj_with_mqa", 0, None, cfg.kv_lora_rank),
-        ("v_head_dim", f"{at}o_proj", 1, "num_attention_heads", 0),
-        ("qk_head_dim", f"{at}{query}", 0, "num_attention_heads", 0),
+        ("vocab_size", names.embedding, 0, None, 0),
+        ("hidden_size", names.embedding, 1, None, 0),
+        ("q_lora_rank", first + names.q_norm, 0, None, 0),
+        ("kv_lora_rank", first + names.kv_norm, 0, None, 0),
+        ("qk_rope_head_dim", first + names.kv_down, 0, None, cfg.kv_lora_rank),
+        ("v_head_dim", first + names.out, 1, "num_attention_heads", 0),
+        ("qk_head_dim", first + query, 0, "num_attention_heads", 0),
     ]
     if cfg.first_k_dense_replace:
-        wanted.append(("intermediate_size", f"{mlp}gate_proj", 0, None, 0))
+        wanted.append(("intermediate_size", first + names.mlp + names.gate, 0, None, 0))
     if cfg.n_routed_experts:
         wanted += [
-            ("n_routed_experts", f"{moe}gate", 0, None, 0),
-            ("moe_intermediate_size", f"{moe}experts.0.gate_proj", 0, None, 0),
-            ("n_shared_experts", f"{moe}shared_experts.gate_proj", 0, "moe_intermediate_size", 0),
+            ("n_routed_experts", moe + names.router, 0, None, 0),
+            ("moe_intermediate_size", moe + names.expert_at(0) + names.gate, 0, None, 0),
+            ("n_shared_experts", moe + names.shared_experts + names.gate, 0, "moe_intermediate_size", 0),
         ]
-    for field, tensor, axis, other, plus in wanted:
-        name, value = f"{tensor}.weight", getattr(cfg, field)
+    for field, name, axis, other, plus in wanted:
+        value = getattr(cfg, field)
         if not value or name not in shards.where:
             continue
         shape, times = shards.info(name).shape, getattr(cfg, other) if other else 1

@@ -137,7 +137,7 @@ class Ops(Protocol):
     def route(
         self,
         x: Tensor,
-        gate: Tensor,
+        router: Tensor,
         bias: Tensor,
         groups: int,
         top_groups: int,
@@ -147,7 +147,7 @@ class Ops(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """DeepSeek-V3's router (arXiv 2412.19437, 2.1.2): sigmoid scores; groups ranked by the sum
         of their two best biased scores; top-k by biased score; weights from unbiased scores.
-        x [T, C], gate [E, C], bias [E] -> expert ids [T, K] int64, weights [T, K] f32."""
+        x [T, C], router [E, C], bias [E] -> expert ids [T, K] int64, weights [T, K] f32."""
 
     # Routed experts in three steps. What lies between them is plain: rows may be sent to where an expert is
     # after the first, and their results sent back before the last.
@@ -156,8 +156,8 @@ class Ops(Protocol):
         """Which rows each expert gets, as this backend's `experts` wants it. ids [R, K] int64, of the first R
         rows; -1: an expert that is elsewhere."""
 
-    def experts(self, x: Tensor, plan: Any, gate_up: Tensor, down: Tensor) -> Tensor:
-        """x [T, C], gate_up [E, 2 * I, C], down [E, C, I], `dispatch`'s plan -> [R, K, C], of each choice its
+    def experts(self, x: Tensor, runs: Any, gate_up: Tensor, down: Tensor) -> Tensor:
+        """x [T, C], gate_up [E, 2 * I, C], down [E, C, I], `dispatch`'s runs -> [R, K, C], of each choice its
         expert's result, which does not depend on the other choices; of -1 anything."""
 
     def combine(self, results: Tensor, weights: Tensor) -> Tensor:

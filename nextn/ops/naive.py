@@ -14,9 +14,9 @@ def naive_attention(
 ) -> Tensor:
     """See `nextn.ops.base.Ops`."""
     heads = q.shape[1]
-    plan = gathered(spans, heads, prompts=True)
+    queries = gathered(spans, heads, prompts=True)
     outs = []
-    for g in plan.groups:
+    for g in queries.groups:
         b, n, s = g.size
         entries = cache.index_select(0, g.slots).view(b, 1, s, -1)
         latent, rope = entries[..., :rank], entries[..., rank:]
@@ -25,4 +25,4 @@ def naive_attention(
         scores = (query @ keys.transpose(2, 3)).float().masked_fill_(g.hidden.transpose(1, 2), -torch.inf)
         mixed = scores.softmax(-1).to(q.dtype) @ (latent @ value_up)
         outs.append(mixed.transpose(1, 2).flatten(0, 1))
-    return torch.cat(outs).index_select(0, plan.back)
+    return torch.cat(outs).index_select(0, queries.back)

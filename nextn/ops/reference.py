@@ -113,11 +113,11 @@ class Reference:
 
     def mla_attention(self, q: Tensor, cache: Tensor, spans: Spans, rank: int) -> Tensor:
         heads, width = q.shape[1:]
-        plan = gathered(spans, heads)
-        if not plan.groups:  # every row is a prompt's and goes the naive way
+        queries = gathered(spans, heads)
+        if not queries.groups:  # every row is a prompt's and goes the naive way
             return torch.zeros_like(q[..., :rank])
         outs = []
-        for g in plan.groups:
+        for g in queries.groups:
             b, n, s = g.size
             keys = cache.index_select(0, g.slots).view(b, s, width)
             query = q.index_select(0, g.rows).view(b, n * heads, width)
@@ -135,7 +135,7 @@ class Reference:
                 out, total = out + part[:, i], total + norm[:, i]
             outs.append((out / total).view(b * n, heads, rank))
         flat = outs[0] if len(outs) == 1 else torch.cat(outs)
-        return flat.index_select(0, plan.back).to(q.dtype)
+        return flat.index_select(0, queries.back).to(q.dtype)
 
     def heads_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         return self._bmm(x.transpose(0, 1), weight).transpose(0, 1)
@@ -143,7 +143,7 @@ class Reference:
     def route(
         self,
         x: Tensor,
-        gate: Tensor,
+        router: Tensor,
         bias: Tensor,
         groups: int,
         top_groups: int,
@@ -152,7 +152,7 @@ class Reference:
         scale: float,
     ) -> tuple[Tensor, Tensor]:
         # Not `sigmoid`: its vector body and its scalar tail differ in the last bit.
-        scores = self.linear(x.float(), gate).neg_().exp_().add_(1.0).reciprocal_()
+        scores = self.linear(x.float(), router).neg_().exp_().add_(1.0).reciprocal_()
         biased = scores + bias
         if top_groups < groups:
             grouped = biased.unflatten(-1, (groups, -1))
@@ -181,20 +181,20 @@ class Reference:
         rows, places = (torch.from_numpy(a).to(ids.device) for a in (source, place))
         return Runs(used.tolist(), padded.tolist(), rows, places.view(ids.shape))
 
-    def experts(self, x: Tensor, plan: Runs, gate_up: Tensor, down: Tensor) -> Tensor:
+    def experts(self, x: Tensor, runs: Runs, gate_up: Tensor, down: Tensor) -> Tensor:
         width = down.shape[2]
-        gathered = x.index_select(0, plan.rows)
+        gathered = x.index_select(0, runs.rows)
         # Per expert two products and nothing else: everything between is done once for all rows.
         hidden = gathered.new_empty(len(gathered), 2 * width)
-        for e, x_e, h_e in zip(plan.used, gathered.split(plan.sizes), hidden.split(plan.sizes), strict=True):
+        for e, x_e, h_e in zip(runs.used, gathered.split(runs.sizes), hidden.split(runs.sizes), strict=True):
             self._linear_out(x_e, gate_up[e], h_e)
         hidden = F.silu(hidden[:, :width]).mul_(hidden[:, width:])
         outs = gathered.new_empty(len(gathered) + 1, x.shape[1])
         outs[-1] = 0  # of choices that are elsewhere
-        sizes = [*plan.sizes, 1]
-        for e, h_e, o_e in zip(plan.used, hidden.split(plan.sizes), outs.split(sizes), strict=False):
+        sizes = [*runs.sizes, 1]
+        for e, h_e, o_e in zip(runs.used, hidden.split(runs.sizes), outs.split(sizes), strict=False):
             self._linear_out(h_e, down[e], o_e)
-        return outs.index_select(0, plan.place.flatten()).view(*plan.place.shape, -1)
+        return outs.index_select(0, runs.place.flatten()).view(*runs.place.shape, -1)
 
     def combine(self, results: Tensor, weights: Tensor) -> Tensor:
         rows, top_k, _ = results.shape

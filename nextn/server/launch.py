@@ -31,7 +31,7 @@ from nextn.server.monitoring.tracing import otlp
 from nextn.server.monitoring.watch import Watch
 from nextn.server.process import logs
 from nextn.server.process.engine_client import EngineClient
-from nextn.server.process.engine_figures import EngineFigures
+from nextn.server.process.engine_metrics import EngineMetrics
 from nextn.server.process.engine_process import MakeEngine, make_engine
 from nextn.server.process.memory import give_back
 from nextn.server.process.messages import Ready
@@ -72,7 +72,7 @@ class Launch:
 
     def __init__(self, config: ServerConfig, listener: socket.socket, make: MakeEngine) -> None:
         self.config, self.listener = config, listener
-        self.client = EngineClient(EngineFigures(config.decode_log_interval), config.request_timeout)
+        self.client = EngineClient(EngineMetrics(config.decode_log_interval), config.request_timeout)
         self.supervisor = Supervisor(config, self.client, make)
         self.stopping = asyncio.Event()
 
@@ -183,7 +183,7 @@ def announce(config: ServerConfig, ready: Ready, listener: socket.socket) -> Non
     for line in startup_lines(ready.startup):
         print(f"  {line}")
     host = f"[{config.host}]" if ":" in config.host else config.host
-    drafts = "auto" if ready.num_drafts is None else ready.num_drafts
+    drafts = "auto" if ready.num_steps is None else ready.num_steps
     drafter = " and ".join(["MTP"] * config.speculation.mtp + ["n-gram"] * config.speculation.ngrams)
     mtp = f"{drafter} {drafts} drafts" if drafts else "no MTP"
     url = f"http://{host}:{listener.getsockname()[1]}"

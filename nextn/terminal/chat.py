@@ -117,13 +117,13 @@ class Chat:
                     chunk = json.loads(data)
                     if "error" in chunk:
                         raise refusal(response.status_code, data)
-                    news = CHAT.read(chunk)
-                    if news.text:
+                    update = CHAT.read(chunk)
+                    if update.text:
                         arrivals.append(time.perf_counter())
-                        parts.append(news.text)
-                        show(news.text)
+                        parts.append(update.text)
+                        show(update.text)
                     usage = chunk.get("usage") or usage
-                    ended = ended or news.ends
+                    ended = ended or update.ends
         except httpx.HTTPError as e:
             raise BenchError(f"{self.asked.url}: {type(e).__name__}: {e}") from e
         except (ValueError, KeyError, TypeError) as e:

@@ -54,8 +54,8 @@ def lines(title: str, s: Scrape) -> Iterator[tuple[str, str]]:
     yield "tokens/s", throughput(s)
     for name, histogram in LATENCIES:
         spread = s.distribution(histogram)
-        told = [f"p{q * 100:.0f} {milliseconds(spread.quantile(q))}" for q in QUANTILES]
-        yield name, "   ".join(told)
+        shown = [f"p{q * 100:.0f} {milliseconds(spread.quantile(q))}" for q in QUANTILES]
+        yield name, "   ".join(shown)
     used, total = s.get("num_used_tokens"), s.get("max_total_num_tokens")
     yield "KV cache", f"{bar(used / total if total else math.nan)}   {count(used)} of {count(total)} tokens"
     hits = s.ratio("cached_tokens_total", "prompt_tokens_total")
@@ -85,8 +85,8 @@ def bar(share: float) -> str:
     '[#####...............]  25 %'
     """
     full = round(BAR * share) if math.isfinite(share) else 0
-    told = f"{share:4.0%}".replace("%", " %") if math.isfinite(share) else "   - "
-    return f"[{'#' * full}{'.' * (BAR - full)}] {told}"
+    text = f"{share:4.0%}".replace("%", " %") if math.isfinite(share) else "   - "
+    return f"[{'#' * full}{'.' * (BAR - full)}] {text}"
 
 
 def count(value: float) -> str:

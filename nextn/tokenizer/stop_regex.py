@@ -65,8 +65,8 @@ def compiled(pattern: str) -> LLMatcher:
     for whole in (pattern, f"(?s:.*)(?:{pattern})"):
         matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_regex(whole), log_level=0, limits=limits)
         if matcher.is_error():
-            _, _, told = matcher.get_error().rpartition("(in regex):")
-            why = " ".join(told.partition("\n\n")[0].split())
+            _, _, message = matcher.get_error().rpartition("(in regex):")
+            why = " ".join(message.partition("\n\n")[0].split())
             raise StopRegexError(f"{shortened(pattern)} is not a regular expression that can be used: {why}")
     if matcher.is_accepting():
         raise StopRegexError(f"{shortened(pattern)} matches the empty text, so every text would be empty")

@@ -56,8 +56,8 @@ def test_native(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [1, 2, 4, 8, 64, 256]
     dtypes = ["bfloat16", "float8_e4m3fn", "int8"]
     native = [(dtype, n, "cpu") for dtype in dtypes for n in rows]
-    told = [(one["dtype"], one["rows"], one["backend"]) for one in found["linear"]]
-    assert told == native + [("bfloat16", n, "reference") for n in rows]
+    shown = [(one["dtype"], one["rows"], one["backend"]) for one in found["linear"]]
+    assert shown == native + [("bfloat16", n, "reference") for n in rows]
     assert found["linear_1row_bw_frac"] == found["linear"][0]["bw_frac"]
     assert found["reference"]["linear_1row_bw_frac"] == found["linear"][18]["bw_frac"]
     uses = {name: {(op["op"], op["what"]) for op in found["ops"] if op["backend"] == name} for name in BOTH}

@@ -1,6 +1,6 @@
 """What `nextn-tiny` is shipped for: drafts that hold, on text it never saw, and not by running in circles.
 
-The bounds are the recipe's targets; recipes/tiny/README.md has the figures they are held against.
+The bounds are the recipe's targets; recipes/tiny/README.md has the results they are held against.
 """
 
 import ast

@@ -63,9 +63,9 @@ def test_a_server_that_runs(scripted: ServerProcess, tokenizer_folder: Path, tmp
 
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
-    *_, told = evaluate("--base-url", "http://127.0.0.1:9", "--limit", "1", out=tmp_path, code=1)
-    assert told.splitlines()[-1].startswith("nextn eval: error: GET http://127.0.0.1:9/v1/models: ")
-    *_, told = evaluate("--model-path", str(tmp_path / "none"), "--limit", "1", out=tmp_path, code=1)
-    assert told.splitlines()[-1].startswith("nextn eval: error: the server without MTP ended while starting")
-    assert "--- last lines of the server without MTP" in told
-    assert "Traceback" not in told
+    *_, shown = evaluate("--base-url", "http://127.0.0.1:9", "--limit", "1", out=tmp_path, code=1)
+    assert shown.splitlines()[-1].startswith("nextn eval: error: GET http://127.0.0.1:9/v1/models: ")
+    *_, shown = evaluate("--model-path", str(tmp_path / "none"), "--limit", "1", out=tmp_path, code=1)
+    assert shown.splitlines()[-1].startswith("nextn eval: error: the server without MTP ended while starting")
+    assert "--- last lines of the server without MTP" in shown
+    assert "Traceback" not in shown

@@ -199,10 +199,10 @@ def test_a_server_stays(server: ServerProcess) -> None:
     ):  # fmt: skip
         refused = post(server, **{field: value})
         assert refused.status_code == 400
-        told = refused.json()["error"]
-        assert told["param"] == field
-        assert told["message"].startswith(f"{field} is {float(value)!r}")
-        assert told["message"].endswith(rule)
+        shown = refused.json()["error"]
+        assert shown["param"] == field
+        assert shown["message"].startswith(f"{field} is {float(value)!r}")
+        assert shown["message"].endswith(rule)
     assert server.engine_pid() == pid
     assert post(server).json()["choices"] == healthy
     until(lambda: idle(server))

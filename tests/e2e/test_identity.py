@@ -101,7 +101,7 @@ def speculation(drafts):
     return dict(zip(names, drafts, strict=True))
 
 
-def told(done):
+def shown(done):
     return [(c.token_ids, c.logprobs, c.prompt_logprobs) for c in done]
 
 
@@ -120,21 +120,21 @@ def with_retractions(llm, prompts, params):
         if steps % 5 == 0 and len(scheduler.running) > 1:
             scheduler._retract(scheduler.running[-1])
             engine.check_integrity()
-    return [heard.told for heard in got.values()]
+    return [heard.shown for heard in got.values()]
 
 
 class Heard:
     """What an engine said of one request."""
 
     def __init__(self):
-        self.told = ([], None, None)
+        self.shown = ([], None, None)
 
     def take(self, out):
-        tokens, logprobs, prompt = self.told
+        tokens, logprobs, prompt = self.shown
         if out.logprobs is not None:
             logprobs = (logprobs or []) + out.logprobs
         assert prompt is None or out.prompt_logprobs is None
-        self.told = (tokens + out.tokens, logprobs, out.prompt_logprobs or prompt)
+        self.shown = (tokens + out.tokens, logprobs, out.prompt_logprobs or prompt)
 
 
 @pytest.fixture(scope="module", params=["cpu", "reference"])
@@ -153,7 +153,7 @@ def plain(backend):
     """One request at a time, no drafts, whole prompts, no prefix cache."""
     llm = LLM(kernel_backend=backend, threads=1, speculative_num_steps=0, disable_radix_cache=True)
     prompts, params = work(llm)
-    return [told(llm.generate([p], s))[0] for p, s in zip(prompts, params, strict=True)]
+    return [shown(llm.generate([p], s))[0] for p, s in zip(prompts, params, strict=True)]
 
 
 def test_what_was_asked_for_is_told(plain):
@@ -183,14 +183,14 @@ def test_text_is_the_same(plain, backend, drafts, chunk, cache):
         together = with_retractions(llm, prompts, params)
         assert llm.engine.stats().retracted >= 4
     else:
-        together = told(llm.generate(prompts, params))
+        together = shown(llm.generate(prompts, params))
     assert together == plain
     if drafts and drafts != "auto":  # whether that one drafts is a matter of speed
         # N-grams find little in texts so short.
         assert llm.engine.stats().spec.accept_length > (1.0 if isinstance(drafts, str) else 1.2)
     # One at a time, on whatever the first pass left in the prefix cache.
     some = [1, 5, 8, 9]
-    alone = [told(llm.generate([prompts[i]], params[i]))[0] for i in some]
+    alone = [shown(llm.generate([prompts[i]], params[i]))[0] for i in some]
     assert alone == [plain[i] for i in some]
     if cache == "radix":
         assert llm.engine.stats().cached_tokens > 0
@@ -206,7 +206,7 @@ def test_in_another_process(plain, backend, drafts, chunk, cache, monkeypatch):
     for make in (Engine, functools.partial(Engine, make_executor=ProcessExecutor)):
         monkeypatch.setattr(module, "Engine", make)
         llm = LLM(check_integrity=True, threads=1, **speculation(drafts), **CHUNKS[chunk], **CACHES[cache])
-        run = with_retractions if cache == "retracted" else lambda *work: told(work[0].generate(*work[1:]))
+        run = with_retractions if cache == "retracted" else lambda *work: shown(work[0].generate(*work[1:]))
         found.append((run(llm, *work(llm)), llm.engine.stats()))
     (here, stats), (there, others) = found
     assert here == there == plain
@@ -245,7 +245,7 @@ def test_random_arrivals_and_departures(plain, backend, seed):
             got[out.rid].take(out)
         if rng.random() < 0.1:
             engine.abort(f"x{rng.randrange(3)}")
-    assert [got[f"r{i}"].told for i in range(len(plain))] == plain
+    assert [got[f"r{i}"].shown for i in range(len(plain))] == plain
     engine.check_integrity()
     assert engine.stats().used_tokens == 0
 
@@ -261,18 +261,18 @@ def test_across_a_block_of_keys(backend):
         SamplingParams(max_tokens=12, temperature=i % 2, seed=i, ignore_eos=True, logprobs=2)
         for i in range(len(prompts))
     ]
-    alone = [told(llm.generate([p], s))[0] for p, s in zip(prompts, params, strict=True)]
+    alone = [shown(llm.generate([p], s))[0] for p, s in zip(prompts, params, strict=True)]
     for drafts in (3, (4, 3, 12)):
         together = LLM(
             kernel_backend=backend, chunked_prefill_size=96, max_running_requests=8, **speculation(drafts)
         )
-        assert told(together.generate(prompts, params)) == alone
+        assert shown(together.generate(prompts, params)) == alone
 
 
 def test_page_size_and_seed(plain, backend):
     llm = LLM(kernel_backend=backend, page_size=1, speculative_num_steps=2)
     prompts, params = work(llm)
-    assert told(llm.generate(prompts[4:6], params[4:6])) == plain[4:6]
+    assert shown(llm.generate(prompts[4:6], params[4:6])) == plain[4:6]
     other = llm.generate(prompts[4:5], params[4].replace(seed=77))[0].token_ids
     assert other != plain[4][0]
     stream = llm.generate(prompts[4:5], params[4].replace(stream=1))[0].token_ids
@@ -283,4 +283,4 @@ def test_threads(plain, backend):
     """Of the native kernels: any number gives the same bits. Torch's shares out no product this small."""
     llm = LLM(kernel_backend=backend, threads=3 if backend == "cpu" else 1)
     prompts, params = work(llm)
-    assert told(llm.generate(prompts, params)) == plain
+    assert shown(llm.generate(prompts, params)) == plain

@@ -1,5 +1,5 @@
 """benchmarks/load_and_faults.py in its short form: a real engine on the fake model, in which a wrong slot or
-a stale entry would change a text. The long form, with its figures, is run by hand."""
+a stale entry would change a text. The long form, with its measurements, is run by hand."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(find_chromium() is None, reason="no Chromium on 
 
 VERDICT = "document.getElementById('verdict').textContent"
 SPANS = "[...document.querySelectorAll('#panes pre span:not(.given)')].map(s => [s.textContent, s.className])"
-FIGURES = (
+METRICS = (
     "Object.fromEntries([...document.querySelectorAll('#panes dl div')].map("
     "d => [d.firstChild.textContent, d.lastChild.textContent]))"
 )
@@ -52,8 +52,8 @@ def test_tokens_by_how_they_came(page: Page) -> None:
     assert "".join(text for text, _ in spans) == TEXT[:30]
     assert page.get("document.querySelector('.given').textContent") == "<img src=x onerror=alert(1)>"
     assert page.get("document.querySelector('#panes img')") is None
-    figures = page.get(FIGURES)
-    assert (figures["accept length"], figures["tokens"], figures["of them cached"]) == ("3.00", "30", "14")
+    shown = page.get(METRICS)
+    assert (shown["accept length"], shown["tokens"], shown["of them cached"]) == ("3.00", "30", "14")
     legend = "[...document.querySelectorAll('.legend li')].map(e => e.textContent)"
     assert page.get(legend) == ["the model's own 10", "draft 1, accepted 10", "draft 2, accepted 10"]
 
@@ -107,8 +107,8 @@ def test_what_automatic_depth_does(browser: Chromium, page: Page, start: StartSe
         of_auto = browser.open(server.url + "/")
         of_auto.get("document.getElementById('run').click()")
         of_auto.until("!document.getElementById('auto').hidden")
-        told = of_auto.get("document.getElementById('auto').textContent")
-        assert told == "auto: not drafting at this load; drafts would make 0.94 x"
+        shown = of_auto.get("document.getElementById('auto').textContent")
+        assert shown == "auto: not drafting at this load; drafts would make 0.94 x"
         of_auto.close()
 
 

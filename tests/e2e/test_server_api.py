@@ -61,17 +61,17 @@ def test_streamed_completion(client: openai.OpenAI, usage: bool) -> None:
             model="scripted", prompt=PROMPT, max_tokens=70, temperature=0, stream=True, **options
         )
     )
-    told = [chunk for chunk in chunks if chunk.choices]
-    assert "".join(chunk.choices[0].text for chunk in told) == text_of(70)
-    assert [chunk.choices[0].finish_reason for chunk in told] == [None] * (len(told) - 1) + ["length"]
+    shown = [chunk for chunk in chunks if chunk.choices]
+    assert "".join(chunk.choices[0].text for chunk in shown) == text_of(70)
+    assert [chunk.choices[0].finish_reason for chunk in shown] == [None] * (len(shown) - 1) + ["length"]
     assert len({chunk.id for chunk in chunks}) == 1
-    assert all(chunk.usage is None for chunk in told)
+    assert all(chunk.usage is None for chunk in shown)
     if usage:
         assert chunks[-1].choices == []
         assert chunks[-1].usage is not None
         assert chunks[-1].usage.completion_tokens == 70
     else:
-        assert len(told) == len(chunks)
+        assert len(shown) == len(chunks)
 
 
 def test_continuous_usage(scripted: ServerProcess) -> None:

@@ -1,4 +1,4 @@
-"""What automatic depth does at a load, wherever a server tells it; the scripted engine says it."""
+"""What automatic depth does at a load, wherever a server reports it; the scripted engine says it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.server_process import ServerProcess, until
 ASK = {"prompt": "x", "max_tokens": 30, "temperature": 0}
 
 
-def told(server: ServerProcess) -> tuple[object, object, dict[str, float]]:
+def shown(server: ServerProcess) -> tuple[object, object, dict[str, float]]:
     """By /v1/loads, /server_info and /metrics."""
     (load,) = httpx.get(server.url + "/v1/loads").json()["loads"]
     (state,) = httpx.get(server.url + "/server_info").json()["internal_states"]
@@ -36,7 +36,7 @@ def test_it_is_told(gain: str, line: str, top: str, start: StartServer) -> None:
     with start(SCRIPT_AUTO=gain) as server:
         assert httpx.post(server.url + "/v1/completions", json=ASK).status_code == 200
         does = float(gain) >= 1
-        by_load, by_info, gauges = told(server)
+        by_load, by_info, gauges = shown(server)
         assert by_load == by_info
         assert isinstance(by_load, dict)
         assert (by_load["drafting"], by_load["gain"]) == (does, float(gain))
@@ -51,5 +51,5 @@ def test_it_is_told(gain: str, line: str, top: str, start: StartServer) -> None:
 
 def test_a_fixed_depth_has_nothing_to_tell(scripted: ServerProcess) -> None:
     assert httpx.post(scripted.url + "/v1/completions", json=ASK).status_code == 200
-    assert told(scripted) == (None, None, {})
+    assert shown(scripted) == (None, None, {})
     assert not any("auto: " in said for said in scripted.stderr)

@@ -1,4 +1,4 @@
-"""What goes wrong: clients that leave, a full queue, an engine that dies, a server told to end."""
+"""What goes wrong: clients that leave, a full queue, an engine that dies, a server that is asked to end."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def test_queue_full(slow: ServerProcess) -> None:
 def test_decode_log_line(slow: ServerProcess) -> None:
     body = {"prompt": "x", "max_tokens": 60}
     assert httpx.post(slow.url + "/v1/completions", json=body, timeout=30).status_code == 200
-    figures = slow.metrics()
-    assert figures["nextn:spec_accept_length"] == 3
-    assert figures["nextn:spec_accept_rate"] == 1
-    assert figures["nextn:gen_throughput"] == 0  # nothing runs now
+    metrics = slow.metrics()
+    assert metrics["nextn:spec_accept_length"] == 3
+    assert metrics["nextn:spec_accept_rate"] == 1
+    assert metrics["nextn:gen_throughput"] == 0  # nothing runs now
     lines = [line for line in slow.stderr if "Decode batch" in line]
     assert len(lines) >= 4
     assert "#running-req: 1, #token: " in lines[-2]  # the last may be of the step that ended it
@@ -208,7 +208,7 @@ def test_engine_ends_with_its_server(start: StartServer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "environment", "told"),
+    ("options", "environment", "message"),
     [
         ((), {"SCRIPT_FAIL": "load"}, "nextn serve: error: the checkpoint is no good"),
         (("--model-path", "/no/such"), {}, "nextn serve: error: /no/such has no tokenizer.json"),
@@ -216,13 +216,13 @@ def test_engine_ends_with_its_server(start: StartServer) -> None:
     ],
 )
 def test_start_that_fails(
-    start: StartServer, options: tuple[str, ...], environment: dict[str, str], told: str
+    start: StartServer, options: tuple[str, ...], environment: dict[str, str], message: str
 ) -> None:
     """One line, exit code 2, no restarts, nothing left."""
     server = start(*options, **environment)
     check_ended(server, 2)
     assert len(server.stderr) == 1
-    assert server.stderr[0].startswith(told)
+    assert server.stderr[0].startswith(message)
     assert server.stdout == []
 
 
@@ -233,8 +233,8 @@ def test_port_in_use(start: StartServer) -> None:
         port = taken.getsockname()[1]
         server = start("--port", str(port))
         check_ended(server, 2)
-    told = f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another --port"
-    assert server.stderr == [f"nextn serve: error: {told}"]
+    message = f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another --port"
+    assert server.stderr == [f"nextn serve: error: {message}"]
 
 
 def test_no_files_are_left(start: StartServer, tmp_path: Path) -> None:

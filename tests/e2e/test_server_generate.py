@@ -71,7 +71,7 @@ def test_speculation_per_request(scripted: ServerProcess) -> None:
 
 
 def test_logprobs_of_a_real_engine(fake: ServerProcess) -> None:
-    """Those that /v1/completions tells, whatever is drafted."""
+    """Those that /v1/completions gives, whatever is drafted."""
     body = {"prompt": "import os", "max_tokens": 20, "temperature": 0, "logprobs": 2, "echo": True}
     expected = httpx.post(fake.url + "/v1/completions", json=body, timeout=60).json()["choices"][0][
         "logprobs"
@@ -82,8 +82,8 @@ def test_logprobs_of_a_real_engine(fake: ServerProcess) -> None:
             return_logprob=True, logprob_start_len=0, top_logprobs_num=2, return_text_in_logprobs=True,
             speculative=speculative,
         )["meta_info"]  # fmt: skip
-        told = meta["input_token_logprobs"] + meta["output_token_logprobs"]
-        assert [[logprob, text] for logprob, _, text in told] == [
+        shown = meta["input_token_logprobs"] + meta["output_token_logprobs"]
+        assert [[logprob, text] for logprob, _, text in shown] == [
             list(pair) for pair in zip(expected["token_logprobs"], expected["tokens"], strict=True)
         ]
         tops = meta["input_top_logprobs"] + meta["output_top_logprobs"]

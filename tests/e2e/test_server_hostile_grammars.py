@@ -59,17 +59,17 @@ def resident(pid: int) -> int:
 
 @pytest.mark.parametrize(("kind", "text", "message"), HOSTILE.values(), ids=HOSTILE)
 def test_an_attack_is_its_own(server: ServerProcess, kind: str, text: str, message: str) -> None:
-    engine, told = server.engine_pid(), []
+    engine, shown = server.engine_pid(), []
     fields = {"structured_outputs": {"grammar": text}} if kind == "lark" else {kind: text}
 
     def attack() -> None:
         body = {"model": "fake", "prompt": "x", "max_tokens": 8, **fields}
-        told.append(httpx.post(server.url + "/v1/completions", json=body, timeout=60))
+        shown.append(httpx.post(server.url + "/v1/completions", json=body, timeout=60))
 
     (attacker,) = in_background(attack)
     check_honest(server)
     attacker.join(60)
-    why = error(told[0])
+    why = error(shown[0])
     slow = "it takes more than 2 s to compile (--grammar-compile-timeout)"
     assert why.startswith(f"{kind}: ")
     assert re.match(f"{kind}: {message}", why) or slow in why

@@ -45,17 +45,17 @@ def connected(server: ServerProcess, sent: bytes) -> socket.socket:
 
 
 def lines(server: ServerProcess, about: str) -> list[dict[str, object]]:
-    return [told for told in map(json.loads, server.stderr) if str(told["message"]).startswith(about)]
+    return [shown for shown in map(json.loads, server.stderr) if str(shown["message"]).startswith(about)]
 
 
 def test_request_timeout(limited: ServerProcess) -> None:
     whole = httpx.post(limited.url + "/v1/completions", json=LONG, headers={"x-request-id": "late-1"})
     assert (whole.status_code, whole.json()["error"]["code"]) == (504, "request_timeout")
     until(lambda: idle(limited), seconds=1)
-    (told,) = (line for line in lines(limited, "Gave up request") if line["request_id"] == "late-1")
-    assert "--request-timeout" in str(told["why"])
-    assert isinstance(told["output_tokens"], int)
-    assert told["output_tokens"] > 100
+    (shown,) = (line for line in lines(limited, "Gave up request") if line["request_id"] == "late-1")
+    assert "--request-timeout" in str(shown["why"])
+    assert isinstance(shown["output_tokens"], int)
+    assert shown["output_tokens"] > 100
     with httpx.stream("POST", limited.url + "/v1/completions", json=LONG | {"stream": True}) as stream:
         rest = [line for line in stream.iter_lines() if line]
     assert "request_timeout" in rest[-2]
@@ -130,8 +130,8 @@ def test_a_client_that_does_not_take_its_answer(start: StartServer) -> None:
     head = f"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
     with connected(server, (head + body).encode()) as client:
         client.recv(100)
-        told = "its client did not take its answer"
-        until(lambda: any(told in line for line in server.stderr), seconds=20)
+        shown = "its client did not take its answer"
+        until(lambda: any(shown in line for line in server.stderr), seconds=20)
         until(lambda: idle(server))
         # The engine may have come to the end of it before the client's time was up.
         metrics = server.metrics()
@@ -161,13 +161,13 @@ def test_log_of_a_request(limited: ServerProcess) -> None:
     answer = httpx.post(limited.url + "/v1/completions", json={"prompt": "hello", "max_tokens": 6, "seed": 5})
     own = answer.headers["x-request-id"]
     until(lambda: any(line["request_id"] == own for line in lines(limited, "Finished request")))
-    told = [line for line in map(json.loads, limited.stderr) if line.get("request_id") == own]
-    assert [str(line["message"]).split(",")[0] for line in told] == ["Received request", "Finished request"]
-    assert told[0]["prompt"] == "hello"
-    assert told[0]["params"] == {"max_tokens": 6, "seed": 5}
-    assert told[1]["text"] == answer.json()["choices"][0]["text"]
-    assert (told[1]["output_tokens"], told[1]["finish_reason"]) == (6, "length")
-    assert 0 <= told[1]["queue_time"] <= told[1]["ttft"] <= told[1]["e2e"]
+    shown = [line for line in map(json.loads, limited.stderr) if line.get("request_id") == own]
+    assert [str(line["message"]).split(",")[0] for line in shown] == ["Received request", "Finished request"]
+    assert shown[0]["prompt"] == "hello"
+    assert shown[0]["params"] == {"max_tokens": 6, "seed": 5}
+    assert shown[1]["text"] == answer.json()["choices"][0]["text"]
+    assert (shown[1]["output_tokens"], shown[1]["finish_reason"]) == (6, "length")
+    assert 0 <= shown[1]["queue_time"] <= shown[1]["ttft"] <= shown[1]["e2e"]
 
 
 def test_an_engine_that_hangs_and_one_that_dies_too_often(start: StartServer) -> None:
@@ -184,8 +184,8 @@ def test_an_engine_that_hangs_and_one_that_dies_too_often(start: StartServer) ->
     assert any("no step for 0.4 s (--watchdog-timeout)" in line for line in server.stderr)
     assert httpx.get(server.url + "/livez").status_code == 200
     until(lambda: httpx.get(server.url + "/readyz").status_code == 200)
-    figures = server.metrics()
-    assert (figures["nextn:engine_up"], figures["nextn:engine_restarts_total"]) == (1, 1)
+    metrics = server.metrics()
+    assert (metrics["nextn:engine_up"], metrics["nextn:engine_restarts_total"]) == (1, 1)
     os.kill(server.engine_pid(), signal.SIGKILL)
     check_ended(server, 1)
     assert server.stderr[-1].startswith(
@@ -216,8 +216,8 @@ def test_silence_of_an_engine_is_seen(start: StartServer) -> None:
 def memory(server: ServerProcess, which: str) -> float:
     """Of the HTTP process, MB."""
     lines = Path(f"/proc/{server.process.pid}/status").read_text().splitlines()
-    (told,) = (line.split()[1] for line in lines if line.startswith(which))
-    return int(told) / 1024
+    (shown,) = (line.split()[1] for line in lines if line.startswith(which))
+    return int(shown) / 1024
 
 
 LARGE: dict[str, tuple[str, object, str]] = {
@@ -243,10 +243,10 @@ def test_large_requests_take_no_memory(start: StartServer) -> None:
     small = {"prompt": "hello", "max_tokens": 3, "temperature": 0}
     answer = httpx.post(server.url + "/v1/completions", json=small).json()["choices"]
     before = memory(server, "VmRSS")
-    for path, body, told in LARGE.values():
+    for path, body, shown in LARGE.values():
         refused = httpx.post(server.url + path, json=body, timeout=60)
         assert refused.status_code == 400
-        assert told in refused.json()["error"]["message"]
+        assert shown in refused.json()["error"]["message"]
     allowed = {"prompt": "The quick brown fox, " * 45_000}
     assert httpx.post(server.url + "/tokenize", json=allowed, timeout=60).json()["count"] > 150_000
     assert memory(server, "VmHWM") < before + 400
@@ -255,7 +255,7 @@ def test_large_requests_take_no_memory(start: StartServer) -> None:
 
 
 def test_traces_reach_a_collector(start: StartServer) -> None:
-    """What is left when the server ends is sent, too. It is told to end at once: the batch is not full."""
+    """What is left when the server ends is sent, too. It is asked to end at once: the batch is not full."""
     got: list[bytes] = []
 
     class Collector(http.server.BaseHTTPRequestHandler):

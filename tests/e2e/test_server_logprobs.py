@@ -63,16 +63,16 @@ def test_completion(client: openai.OpenAI) -> None:
     (choice,) = client.completions.create(
         model="random", prompt=PROMPT, max_tokens=20, temperature=0, logprobs=3
     ).choices
-    told = choice.logprobs
-    assert told is not None
-    assert told.tokens is not None
-    assert told.token_logprobs is not None
-    assert told.top_logprobs is not None
-    assert told.text_offset is not None
-    assert len(told.tokens) == 20
-    assert told.text_offset[0] == 0
-    assert max(told.text_offset) < len(choice.text)
-    for own, top in zip(told.token_logprobs, told.top_logprobs, strict=True):
+    shown = choice.logprobs
+    assert shown is not None
+    assert shown.tokens is not None
+    assert shown.token_logprobs is not None
+    assert shown.top_logprobs is not None
+    assert shown.text_offset is not None
+    assert len(shown.tokens) == 20
+    assert shown.text_offset[0] == 0
+    assert max(shown.text_offset) < len(choice.text)
+    for own, top in zip(shown.token_logprobs, shown.top_logprobs, strict=True):
         assert len(top) == 3
         assert own == max(top.values())  # greedy
 
@@ -84,18 +84,18 @@ def test_echo(client: openai.OpenAI) -> None:
     assert (choice.text, choice.finish_reason) == (PROMPT, "length")
     assert alone.usage is not None
     assert alone.usage.completion_tokens == 0
-    told = choice.logprobs
-    assert told is not None
-    assert told.tokens == ["<bos>", *PROMPT]
-    assert told.text_offset == [0, *range(len(PROMPT))]
-    assert told.token_logprobs is not None
-    assert told.token_logprobs[0] is None
-    assert all(p < 0 for p in told.token_logprobs[1:])
+    shown = choice.logprobs
+    assert shown is not None
+    assert shown.tokens == ["<bos>", *PROMPT]
+    assert shown.text_offset == [0, *range(len(PROMPT))]
+    assert shown.token_logprobs is not None
+    assert shown.token_logprobs[0] is None
+    assert all(p < 0 for p in shown.token_logprobs[1:])
     (longer,) = client.completions.create(prompt=PROMPT, max_tokens=5, **options).choices
     assert longer.text.startswith(PROMPT)
     assert longer.logprobs is not None
     assert longer.logprobs.token_logprobs is not None
-    assert longer.logprobs.token_logprobs[: len(PROMPT) + 1] == told.token_logprobs
+    assert longer.logprobs.token_logprobs[: len(PROMPT) + 1] == shown.token_logprobs
     assert len(longer.logprobs.token_logprobs) == len(PROMPT) + 1 + 5
     (unscored,) = client.completions.create(
         model="random", prompt=PROMPT, max_tokens=5, temperature=0, echo=True
@@ -143,10 +143,10 @@ def test_the_same_with_mtp_and_streamed(
         for choices in pool.map(lambda _: complete(drafting, **body), range(4)):
             assert choices == expected
     for choice in expected:
-        told = choice["logprobs"]
-        assert len({len(values) for values in told.values()}) == 1
-        assert told["text_offset"] == sorted(told["text_offset"])
-        assert all(offset <= len(choice["text"]) for offset in told["text_offset"])
+        shown = choice["logprobs"]
+        assert len({len(values) for values in shown.values()}) == 1
+        assert shown["text_offset"] == sorted(shown["text_offset"])
+        assert all(offset <= len(choice["text"]) for offset in shown["text_offset"])
     response = httpx.post(drafting.url + "/v1/completions", json=body | {"stream": True}, timeout=60)
     events = [json.loads(e.removeprefix("data: ")) for e in response.text.split("\n\n")[:-2]]
     for index, choice in enumerate(expected):
@@ -168,17 +168,17 @@ def test_as_lm_eval_asks(drafting: ServerProcess, max_tokens: int) -> None:
     choices = complete(drafting, **body)
     assert [c["index"] for c in choices] == [0, 1, 2, 3]
     for prompt, choice in zip(prompts, choices, strict=True):
-        told = choice["logprobs"]
-        assert len(told["tokens"]) == len(prompt) + max_tokens
-        assert told["token_logprobs"][0] is None
-        assert told["top_logprobs"][0] is None
-        for own, top in zip(told["token_logprobs"][1:], told["top_logprobs"][1:], strict=True):
+        shown = choice["logprobs"]
+        assert len(shown["tokens"]) == len(prompt) + max_tokens
+        assert shown["token_logprobs"][0] is None
+        assert shown["top_logprobs"][0] is None
+        for own, top in zip(shown["token_logprobs"][1:], shown["top_logprobs"][1:], strict=True):
             assert own <= max(top.values())
         # The same whether asked for alone, or of a longer prompt.
         (alone,) = complete(drafting, **{**body, "prompt": [prompt]})
-        assert alone["logprobs"] == told
+        assert alone["logprobs"] == shown
         (longer,) = complete(drafting, **{**body, "prompt": [*prompt, 5, 6]})
-        assert longer["logprobs"]["token_logprobs"][: len(prompt)] == told["token_logprobs"][: len(prompt)]
+        assert longer["logprobs"]["token_logprobs"][: len(prompt)] == shown["token_logprobs"][: len(prompt)]
 
 
 def test_an_end_token_is_an_entry_after_an_echo(drafting: ServerProcess, checkpoint: str) -> None:
@@ -220,8 +220,8 @@ COMPUTED = ("nextn:prompt_tokens_total", "nextn:cached_tokens_total")
 def computed(server: ServerProcess) -> float:
     """Prompt tokens that did not come from the prefix cache."""
     lines = httpx.get(server.url + "/metrics").text.splitlines()
-    figures = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    prompt, cached = (float(figures[name]) for name in COMPUTED)
+    metrics = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    prompt, cached = (float(metrics[name]) for name in COMPUTED)
     return prompt - cached
 
 
@@ -236,19 +236,19 @@ def test_choices_share_a_prompt_and_its_scores(
     fields: dict[str, Any] = {"max_tokens": most, "echo": True, "logprobs": 2, "seed": 3, "ignore_eos": True}
     before = computed(drafting)
     if stream:
-        told = streamed(drafting, 12, prompt=prompt, n=12, **fields)
+        shown = streamed(drafting, 12, prompt=prompt, n=12, **fields)
     else:
-        told = [(c["text"], c["logprobs"]) for c in complete(drafting, prompt=prompt, n=12, **fields)]
+        shown = [(c["text"], c["logprobs"]) for c in complete(drafting, prompt=prompt, n=12, **fields)]
     # What is computed again is what the cache cannot know: the last page, or all but one of it.
     assert computed(drafting) - before <= length + (12 * 16 if most else 0)
-    assert told == [(c["text"], c["logprobs"]) for c in complete(plain, prompt=prompt, n=12, **fields)]
-    assert {len(logprobs["tokens"]) for _, logprobs in told} == {length + most}
-    assert all(text.startswith(prompt) for text, _ in told)
+    assert shown == [(c["text"], c["logprobs"]) for c in complete(plain, prompt=prompt, n=12, **fields)]
+    assert {len(logprobs["tokens"]) for _, logprobs in shown} == {length + most}
+    assert all(text.startswith(prompt) for text, _ in shown)
     # Twice the same prompt in one request is as good as n = 2.
     before = computed(plain)
     twice = complete(plain, prompt=[prompt, prompt], **fields)
     assert computed(plain) - before <= length + (16 if most else 0)
-    assert [(c["text"], c["logprobs"]) for c in twice] == [told[0], told[0]]
+    assert [(c["text"], c["logprobs"]) for c in twice] == [shown[0], shown[0]]
 
 
 def streamed(server: ServerProcess, count: int, **fields: Any) -> list[tuple[str, dict[str, Any]]]:
@@ -257,10 +257,10 @@ def streamed(server: ServerProcess, count: int, **fields: Any) -> list[tuple[str
     answer = httpx.post(server.url + "/v1/completions", json={**fields, "stream": True}, timeout=60)
     for event in answer.text.removesuffix("data: [DONE]\n\n").strip().split("\n\n"):
         (choice,) = json.loads(event.removeprefix("data: "))["choices"]
-        text, told = found[choice["index"]]
+        text, shown = found[choice["index"]]
         for name, values in (choice["logprobs"] or {}).items():
-            told[name] = told.get(name, []) + values
-        found[choice["index"]] = text + choice["text"], told
+            shown[name] = shown.get(name, []) + values
+        found[choice["index"]] = text + choice["text"], shown
     return found
 
 

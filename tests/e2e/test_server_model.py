@@ -96,9 +96,9 @@ def test_figures_of_a_real_engine(drafting: ServerProcess) -> None:
     spec = answer["usage"]["spec_details"]
     assert len(spec["proposed"]) == 3
     assert spec["verify_steps"] * spec["accept_length"] == pytest.approx(49, abs=0.1)
-    figures = drafting.metrics()
-    assert figures["nextn:max_total_num_tokens"] == 2048
-    assert 1 <= figures["nextn:spec_accept_length"] <= 4
+    metrics = drafting.metrics()
+    assert metrics["nextn:max_total_num_tokens"] == 2048
+    assert 1 <= metrics["nextn:spec_accept_length"] <= 4
     assert any(line.startswith("  kv draft") for line in drafting.stdout)
     assert "MTP 3 drafts" in drafting.stdout[-1]
 

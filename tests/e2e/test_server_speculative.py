@@ -1,4 +1,4 @@
-"""Control over speculation and what is told of it: per request and live, on real servers."""
+"""Control over speculation and what is reported of it: per request and live, on real servers."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_the_schema_holds_for_what_follows_the_reasoning(reasoner: ServerProcess
         "model": model.id, "messages": CHAT, "response_format": FORMAT, "seed": 3, "max_tokens": 400,
         "logit_bias": {"2": 16, "1": 5},  # </think> must come, the end token may not come before
     }  # fmt: skip
-    told = []
+    shown = []
     for speculative in (False, {"num_steps": 3}):
         extra = {"speculative": speculative}
         if stream:
@@ -125,9 +125,9 @@ def test_the_schema_holds_for_what_follows_the_reasoning(reasoner: ServerProcess
             (choice,) = client.chat.completions.create(**fields, extra_body=extra).choices
             thoughts, content = choice.message.reasoning_content, choice.message.content
         assert choice.finish_reason == "stop"
-        told.append((thoughts, content))
-    assert told[0] == told[1]
-    thoughts, content = told[0]
+        shown.append((thoughts, content))
+    assert shown[0] == shown[1]
+    thoughts, content = shown[0]
     assert len(thoughts) > 20
     with pytest.raises(ValueError, match="Expecting value"):
         json.loads(thoughts)

@@ -94,12 +94,12 @@ def test_one_call_only(client: openai.OpenAI) -> None:
 
 
 def test_no_tools(client: openai.OpenAI) -> None:
-    told = ANSWER.removesuffix(STOP)
+    given = ANSWER.removesuffix(STOP)
     (choice,) = ask(client, tool_choice="none").choices
     assert (choice.finish_reason, choice.message.tool_calls) == ("stop", None)
-    assert choice.message.content == told.partition("</think>")[2]
+    assert choice.message.content == given.partition("</think>")[2]
     (raw,) = ask(client, tools=openai.NOT_GIVEN, extra_body={"separate_reasoning": False}).choices
-    assert raw.message.content == told
+    assert raw.message.content == given
 
 
 def test_the_template_shows_the_tools(server: ServerProcess) -> None:
@@ -195,7 +195,7 @@ def forced() -> Iterator[openai.OpenAI]:
 
 
 def test_strict_functions_with_mtp_and_without(forced: openai.OpenAI) -> None:
-    """The fake model makes no calls; its text is free, and the same. A schema that is none is told of."""
+    """The fake model makes no calls; its text is free, and the same. A schema that is none is refused."""
     tools = [openai.pydantic_function_tool(tool) for tool in (Look, Stop)]
     assert all(tool["function"]["strict"] for tool in tools)
     fields: dict[str, Any] = {"model": "fake", "messages": MESSAGES, "seed": 3, "max_tokens": 60, "n": 2}

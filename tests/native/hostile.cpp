@@ -161,7 +161,7 @@ void attentions(void* pool, void* alone) {
 }
 
 struct Block {
-    Matrix gate, gate_up, down, shared_gate_up, shared_down;
+    Matrix router, gate_up, down, shared_gate_up, shared_down;
     std::vector<float> bias;
     NxFeedForward f{};
 
@@ -170,11 +170,11 @@ struct Block {
         f.experts = experts, f.groups = groups, f.top_groups = open, f.top_k = experts ? 2 : 0;
         f.normalize = 1, f.scale = 2.5f;
         if (experts) {
-            gate = Matrix(experts, hidden, F32);
+            router = Matrix(experts, hidden, F32);
             bias = floats(experts);
             gate_up = Matrix(2 * up(inner, 16), hidden, kind, experts, 32);
             down = Matrix(hidden, inner, kind, experts, 32);
-            f.gate = gate.w, f.gate_up = gate_up.w, f.down = down.w, f.bias = bias.data();
+            f.router = router.w, f.gate_up = gate_up.w, f.down = down.w, f.bias = bias.data();
         }
         if (shared) {
             shared_gate_up = Matrix(2 * up(shared, 16), hidden, kind, 1, 32);

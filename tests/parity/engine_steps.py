@@ -74,7 +74,7 @@ def run(engine: Engine, work: Mapping[str, tuple[Sequence[int], SamplingParams]]
 
 
 def _check_stats(trace: Trace) -> None:
-    """The request's own figures say the same, position by position."""
+    """The request's own counters say the same, position by position."""
     assert trace.last is not None
     assert trace.last.finish_reason == "length"
     spec = trace.last.spec

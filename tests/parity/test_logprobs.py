@@ -26,10 +26,10 @@ def test_logprobs_are_those_of_transformers() -> None:
         expected = oracle_logits(oracle, tokens).log_softmax(-1)
         assert done.prompt_logprobs is not None
         assert done.logprobs is not None
-        first, *told = [*done.prompt_logprobs, *done.logprobs]
+        first, *shown = [*done.prompt_logprobs, *done.logprobs]
         assert first is None
-        assert len(told) == len(tokens) - 1
-        for row, token, logprob in zip(expected, tokens[1:], told, strict=False):
+        assert len(shown) == len(tokens) - 1
+        for row, token, logprob in zip(expected, tokens[1:], shown, strict=False):
             assert logprob is not None
             assert logprob.logprob == pytest.approx(row[token].item(), abs=2e-4)
             best, _ = row.topk(TOP)

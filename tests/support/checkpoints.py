@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from nextn.families.deepseek_v3 import NAMES
 from nextn.models.dummy import dummy_checkpoint
 
 E4M3_MAX = 448.0
@@ -45,7 +46,7 @@ def random_tensors(
 ) -> dict[str, Tensor]:
     """Random weights of these names and shapes."""
     made: dict[str, Tensor] = {}
-    dummy_checkpoint(shapes, made.__setitem__, seed, dtype)
+    dummy_checkpoint(NAMES, shapes, made.__setitem__, seed, dtype)
     return made
 
 

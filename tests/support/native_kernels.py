@@ -104,7 +104,7 @@ def attention(
 class FeedForwardBlock:
     """Random weights of a feed-forward block, plain (bf16 values in f64) and packed in bf16 or e4m3 kind.
 
-    gate [E, C], bias [E], ups [E, 2, I, C], downs [E, C, I]; shared_up [2, S, C], shared_down [C, S].
+    router [E, C], bias [E], ups [E, 2, I, C], downs [E, C, I]; shared_up [2, S, C], shared_down [C, S].
     """
 
     def __init__(
@@ -135,14 +135,14 @@ class FeedForwardBlock:
             scale=scale,
         )  # fmt: skip
         if experts:
-            self.gate = random(experts, hidden).float()
+            self.router = random(experts, hidden).float()
             self.bias = torch.randn(experts, generator=gen) * 0.1
             self.ups, self.downs = random(experts, 2, inner, hidden), random(experts, hidden, inner)
-            gate = PackedWeight(experts, hidden, F32)
-            gate.place(self.gate)
-            self._kept.append(gate)
+            router = PackedWeight(experts, hidden, F32)
+            router.place(self.router)
+            self._kept.append(router)
             self._bias = widened(self.bias[None], 16, torch.float32)
-            self.struct.gate, self.struct.bias = gate.struct, self._bias.data_ptr()
+            self.struct.router, self.struct.bias = router.struct, self._bias.data_ptr()
             self.struct.gate_up, self.struct.down = self._packed(self.ups, self.downs)
         if shared_inner:
             self.shared_up, self.shared_down = random(2, shared_inner, hidden), random(hidden, shared_inner)

@@ -56,7 +56,7 @@ class ScriptedEngine:
         self.startup = {"weight_bytes": 2**20, "load_seconds": 0.5, "kv_tokens": 4096}
         self.running: list[Request] = []
         self.waiting: list[Request] = []
-        self.figures = EngineStats(total_tokens=4096)
+        self.counters = EngineStats(total_tokens=4096)
 
     def add(self, request: Request) -> None:
         if request.tokens[0] == 7:
@@ -86,13 +86,13 @@ class ScriptedEngine:
         while self.waiting and len(self.running) < self.config.max_running_requests:
             request = self.waiting.pop(0)
             request.first_cached = request.num_prompt // 2
-            self.figures.prompt_tokens += request.num_prompt
-            self.figures.cached_tokens += request.first_cached
+            self.counters.prompt_tokens += request.num_prompt
+            self.counters.cached_tokens += request.first_cached
             self.running.append(request)
         outputs = [self._advance(request) for request in self.running]
         self.running = [r for r, out in zip(self.running, outputs, strict=True) if out.finish_reason is None]
-        self.figures.steps += 1
-        self.figures.decode_steps += 1
+        self.counters.steps += 1
+        self.counters.decode_steps += 1
         return outputs
 
     def _advance(self, request: Request) -> Output:
@@ -105,9 +105,9 @@ class ScriptedEngine:
         took = min(1 + drafts, request.limit - len(request.tokens))
         tokens = [self.text[(begin + i) % len(self.text)] for i in range(took)]
         request.tokens += tokens
-        for spec in (request.spec, self.figures.spec):
+        for spec in (request.spec, self.counters.spec):
             spec.add(drafts, took - 1, took)
-        self.figures.generated_tokens += took
+        self.counters.generated_tokens += took
         done = len(request.tokens) >= request.limit
         return Output(request.rid, tokens, [*range(1, took), 0], "length" if done else None)
 
@@ -118,13 +118,13 @@ class ScriptedEngine:
         return bool(self.running or self.waiting)
 
     def stats(self) -> EngineStats:
-        figures = self.figures
-        figures.running, figures.waiting = len(self.running), len(self.waiting)
+        counters = self.counters
+        counters.running, counters.waiting = len(self.running), len(self.waiting)
         if self.gain is not None:
             does = self.gain >= 1
-            figures.auto = DraftingState(does, figures.running, self.gain, "as the script has it")
-        figures.used_tokens = sum(len(r.tokens) for r in self.running)
-        return figures
+            counters.auto = DraftingState(does, counters.running, self.gain, "as the script has it")
+        counters.used_tokens = sum(len(r.tokens) for r in self.running)
+        return counters
 
 
 def make(config: EngineConfig) -> ScriptedEngine:

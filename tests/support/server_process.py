@@ -116,8 +116,8 @@ def until(true: object, seconds: float = 10) -> None:
 
 
 def idle(server: ServerProcess) -> bool:
-    figures = server.metrics()
-    return figures[RUNNING] == figures[USED] == figures["nextn:num_queue_reqs"] == 0
+    metrics = server.metrics()
+    return metrics[RUNNING] == metrics[USED] == metrics["nextn:num_queue_reqs"] == 0
 
 
 def in_background(*calls: Callable[[], object]) -> list[threading.Thread]:

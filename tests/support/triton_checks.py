@@ -147,10 +147,10 @@ def check_route(on: Device) -> None:
         rows = 23 if on.large else 5
         width = 7168 if on.large else 50
         x = on.rand(rows, width)
-        gate = on.rand(experts, width, seed=1, dtype=torch.float32) / width**0.5
+        router = on.rand(experts, width, seed=1, dtype=torch.float32) / width**0.5
         bias = on.rand(experts, seed=2, dtype=torch.float32) / 10
         for normalize in (True, False):
-            args = gate, bias, groups, top_groups, top_k, normalize, 2.5
+            args = router, bias, groups, top_groups, top_k, normalize, 2.5
             ids, weights = ops.route(x, *args)
             want_ids, want = PLAIN.route(x.float(), *args)
             assert torch.equal(ids, want_ids)
@@ -163,8 +163,8 @@ def check_route(on: Device) -> None:
 
 def check_equal_experts(on: Device) -> None:
     """Of equal scores the smaller number comes first."""
-    x, gate = on.rand(3, 64), torch.zeros(8, 64, device=on.name)
-    ids, weights = TritonOps().route(x, gate, torch.zeros(8, device=on.name), 4, 2, 3, True, 1.0)
+    x, router = on.rand(3, 64), torch.zeros(8, 64, device=on.name)
+    ids, weights = TritonOps().route(x, router, torch.zeros(8, device=on.name), 4, 2, 3, True, 1.0)
     assert ids.tolist() == [[0, 1, 2]] * 3
     torch.testing.assert_close(weights, torch.full_like(weights, 1 / 3))
 

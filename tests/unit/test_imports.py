@@ -140,7 +140,7 @@ def test_every_module_is_in_a_room():
 
 
 def test_few_modules_outside_import_speculation():
-    """What the rest of the house has to know of it stays little. Names that users see, in options, figures
+    """What the rest of the house has to know of it stays little. Names that users see, in options, metrics
     and answers, are not counted."""
     rooms = {"speculative", "speculation", "draft", "cutoff"}
     knows = {

@@ -141,7 +141,7 @@ def test_a_server_ends_with_the_interpreter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "message"),
     [
         ("A=1", "names no program"),
         ("nextn serve --port 3", "leave it out and give port="),
@@ -149,9 +149,9 @@ def test_a_server_ends_with_the_interpreter(tmp_path: Path) -> None:
         ("no-such-program --x", "no-such-program cannot be run: No such file"),
     ],
 )
-def test_mistakes(command: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes(command: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         launch_server_cmd(command)
     assert not list(tmp_path.iterdir())
 

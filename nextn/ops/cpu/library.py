@@ -46,7 +46,7 @@ class FeedForward(Structure):
     """NxFeedForward of csrc/moe.h."""
 
     _fields_ = (
-        ("gate", Weight), ("bias", c_void_p), ("gate_up", Weight), ("down", Weight),
+        ("router", Weight), ("bias", c_void_p), ("gate_up", Weight), ("down", Weight),
         ("shared_gate_up", Weight), ("shared_down", Weight), ("experts", c_int32), ("groups", c_int32),
         ("top_groups", c_int32), ("top_k", c_int32), ("normalize", c_int32), ("scale", c_float),
     )  # fmt: skip
@@ -95,9 +95,9 @@ class NxChains(Structure):
 
     _fields_ = (
         ("rows", c_void_p), ("span", c_void_p), ("sampling", c_char_p), ("num_steps", c_void_p),
-        ("count", c_int32), ("most", c_int32), ("vocab", c_int32), ("scores", c_void_p), ("cutoff", c_char_p),
-        ("cut", c_char_p), ("tokens", c_void_p), ("bins", c_void_p), ("made", c_void_p), ("kept", c_void_p),
-        ("passes", c_void_p),
+        ("count", c_int32), ("max_steps", c_int32), ("vocab", c_int32), ("scores", c_void_p),
+        ("cutoff", c_char_p), ("cut", c_char_p), ("tokens", c_void_p), ("bins", c_void_p), ("made", c_void_p),
+        ("kept", c_void_p), ("passes", c_void_p),
     )  # fmt: skip
 
 

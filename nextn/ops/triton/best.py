@@ -1,4 +1,4 @@
-"""The best token of each row of logits and by how much it leads, in programs of one row.
+"""The best token of each row of logits and its confidence, in programs of one row.
 
 A row goes through its lanes in blocks; each lane keeps the best of its own logits, where that was, and the
 second best. Nothing is added up, so the result has one value in whatever order the lanes meet.
@@ -32,8 +32,8 @@ def _best_token(logits, ids, confidence, vocab, row_step, V: tl.constexpr):
     chosen = tl.min(tl.where(best == most, where, 2147483647), axis=0)
     others = tl.max(tl.where(where == chosen, second, best), axis=0)
     tl.store(ids + row, chosen.to(tl.int64))
-    leads = most > others  # else both may be infinite
-    tl.store(confidence + row, tl.where(leads, most, 0.0) - tl.where(leads, others, 0.0))
+    differ = most > others  # else both may be infinite
+    tl.store(confidence + row, tl.where(differ, most, 0.0) - tl.where(differ, others, 0.0))
 
 
 def best_token(logits: Tensor) -> tuple[Tensor, Tensor]:

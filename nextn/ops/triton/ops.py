@@ -56,7 +56,7 @@ class TritonOps:
     def route(
         self,
         x: Tensor,
-        gate: Tensor,
+        router: Tensor,
         bias: Tensor,
         groups: int,
         top_groups: int,
@@ -64,13 +64,13 @@ class TritonOps:
         normalize: bool,
         scale: float,
     ) -> tuple[Tensor, Tensor]:
-        return route.route(x, gate, bias, groups, top_groups, top_k, normalize, scale)
+        return route.route(x, router, bias, groups, top_groups, top_k, normalize, scale)
 
     def dispatch(self, ids: Tensor, experts: int) -> moe.Tiles:
         return moe.dispatch(ids, experts)
 
-    def experts(self, x: Tensor, plan: moe.Tiles, gate_up: Tensor, down: Tensor) -> Tensor:
-        return moe.experts(x, plan, gate_up, down)
+    def experts(self, x: Tensor, runs: moe.Tiles, gate_up: Tensor, down: Tensor) -> Tensor:
+        return moe.experts(x, runs, gate_up, down)
 
     def combine(self, results: Tensor, weights: Tensor) -> Tensor:
         return moe.combine(results, weights)

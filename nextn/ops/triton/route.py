@@ -20,15 +20,17 @@ EXPERTS, BLOCK = 4, 1024  # of a program of the product; elements that it takes 
 
 
 @triton.jit
-def _scores(x, gate, logits, experts, width, x_row, E: tl.constexpr, C: tl.constexpr):
-    """logits [T, experts] <- x [T, width] times gate [experts, width]."""
+def _scores(x, router, logits, experts, width, x_row, E: tl.constexpr, C: tl.constexpr):
+    """logits [T, experts] <- x [T, width] times router [experts, width]."""
     row, e, c = tl.program_id(0), tl.program_id(1) * E + tl.arange(0, E), tl.arange(0, C)
     acc = tl.zeros((E, C), dtype=tl.float32)
     for at in range(0, width, C):
         ok = at + c < width
         v = tl.load(x + row * x_row + at + c, mask=ok, other=0.0).to(tl.float32)
         g = tl.load(
-            gate + e[:, None] * width + at + c[None, :], mask=(e < experts)[:, None] & ok[None, :], other=0.0
+            router + e[:, None] * width + at + c[None, :],
+            mask=(e < experts)[:, None] & ok[None, :],
+            other=0.0,
         )
         acc += v[None, :] * g
     tl.store(logits + row * experts + e, tl.sum(acc, axis=1), mask=e < experts)
@@ -76,7 +78,7 @@ def _route(
 
 def route(
     x: Tensor,
-    gate: Tensor,
+    router: Tensor,
     bias: Tensor,
     groups: int,
     top_groups: int,
@@ -84,14 +86,14 @@ def route(
     normalize: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """x [T, C], gate [E, C] f32, bias [E] f32 -> expert ids [T, K] int64, weights [T, K] f32, best first."""
+    """x [T, C], router [E, C] f32, bias [E] f32 -> ids [T, K] int64, weights [T, K] f32, best first."""
     assert x.stride(1) == 1
-    assert gate.is_contiguous()
-    assert gate.dtype == torch.float32
-    rows, (experts, width) = x.shape[0], gate.shape
+    assert router.is_contiguous()
+    assert router.dtype == torch.float32
+    rows, (experts, width) = x.shape[0], router.shape
     logits = torch.empty(rows, experts, dtype=torch.float32, device=x.device)
     _scores[rows, triton.cdiv(experts, EXPERTS)](
-        x, gate, logits, experts, width, x.stride(0), E=EXPERTS,
+        x, router, logits, experts, width, x.stride(0), E=EXPERTS,
         C=min(BLOCK, triton.next_power_of_2(width)), num_warps=4,
     )  # fmt: skip
     ids = torch.empty(rows, top_k, dtype=torch.int64, device=x.device)

@@ -1,4 +1,4 @@
-"""A text that is asked for: its prompt, the choice that it becomes, and who is told about it."""
+"""A text that is asked for: its prompt, the choice that it becomes, and its observers."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class Choice:
     matched: str | int | None = None  # the stop string, the stop regex or the stop token's id that ended it
     spec: SpecStats = field(default_factory=SpecStats)
     queued: float = 0.0  # seconds that it waited in the engine for its first step
-    first_news: float = 0.0  # perf_counter
-    last_news: float = 0.0
+    first_output: float = 0.0  # perf_counter
+    last_output: float = 0.0
 
     @property
     def prompt_tokens(self) -> int:
@@ -82,7 +82,7 @@ class Delta(NamedTuple):
 
 
 class Observer:
-    """Is told of each choice: `begun`, `first` and `more` as its tokens come, and at last `finished` or
+    """Called for each choice: `begun`, `first` and `more` as its tokens come, and at last `finished` or
     `given_up`. This one ignores it. `arrival` is the request's, by `perf_counter`."""
 
     def begun(self, choices: Sequence[Choice], n: int) -> None:
@@ -98,5 +98,5 @@ class Observer:
         """It has its finish reason."""
 
     def given_up(self, choice: Choice, arrival: float, running: bool, error: ApiError | None) -> None:
-        """running: the engine still worked on it, and was told to stop. error: what the client is told; None:
+        """running: the engine still worked on it, and was asked to stop. error: what the client gets; None:
         the client went away."""

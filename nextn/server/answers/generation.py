@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Sequence
 from nextn.request import GRAMMAR_ERROR, REQUEST_FAILED, Output, TokenLogprob
 from nextn.server.answers.choice import Choice, Delta, Observer, Prompt
 from nextn.server.answers.logprobs import Entry, LogprobStream, PromptEntries
-from nextn.server.process.engine_client import EngineClient, News
+from nextn.server.process.engine_client import EngineClient, Update
 from nextn.server.process.messages import NewRequest, PromptScores
 from nextn.server.protocol.context import client
 from nextn.server.protocol.errors import ApiError, bad_request, ended_by_request, overdue
@@ -69,7 +69,7 @@ class Generation:
                     prompt.shown,
                     prompt.stop_regexes,
                 )
-                choice = Choice(index, called, request, stream, last_news=self.arrival)
+                choice = Choice(index, called, request, stream, last_output=self.arrival)
                 choice.depths = [] if keep_depths else None
                 choice.echo = prompt.echo
                 if prompt.params.logprobs is not None and not logprobs_by_token:
@@ -79,7 +79,7 @@ class Generation:
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Runs the choices; raises ApiError. However it is left, no request stays in the engine."""
         running = {choice.request.rid: choice for choice in self.choices}
-        queue: asyncio.Queue[News] = asyncio.Queue()
+        queue: asyncio.Queue[Update] = asyncio.Queue()
         error: ApiError | None = None
         timer = self._deadline(queue)
         self.observer.begun(self.choices, self.n)
@@ -98,7 +98,7 @@ class Generation:
                     raise ApiError(400 if code == GRAMMAR_ERROR else 500, what.error, code, code=code)
                 if choice is None:
                     continue  # it ended at a stop string; this was under way
-                before, first = choice.completion_tokens, choice.last_news == self.arrival
+                before, first = choice.completion_tokens, choice.last_output == self.arrival
                 try:
                     text = self._take(choice, what)
                 except StopRegexError as e:
@@ -121,18 +121,18 @@ class Generation:
             for rid, choice in running.items():
                 self.observer.given_up(choice, self.arrival, self.engine.abort(rid), error)
 
-    def _deadline(self, queue: asyncio.Queue[News]) -> asyncio.TimerHandle | None:
+    def _deadline(self, queue: asyncio.Queue[Update]) -> asyncio.TimerHandle | None:
         """Puts an error into the queue when the request's time is over. None: it has no limit."""
         seconds = self.engine.request_timeout
         if seconds is None:
             return None
         left = self.arrival + seconds - time.perf_counter()
-        news = News("", overdue(seconds))
-        return asyncio.get_running_loop().call_later(max(0.0, left), queue.put_nowait, news)
+        update = Update("", overdue(seconds))
+        return asyncio.get_running_loop().call_later(max(0.0, left), queue.put_nowait, update)
 
     def _take(self, choice: Choice, out: Output) -> str:
         """Brings the choice up to date; returns the text to send."""
-        first = choice.last_news == self.arrival
+        first = choice.last_output == self.arrival
         if out.finish_reason != "abort":
             self._take_time(choice, out, first)
             choice.cached_tokens = out.cached_tokens
@@ -158,9 +158,9 @@ class Generation:
 
     def _take_time(self, choice: Choice, out: Output, first: bool) -> None:
         now = time.perf_counter()
-        since, choice.last_news = now - choice.last_news, now
+        since, choice.last_output = now - choice.last_output, now
         if first:
-            choice.first_news, choice.queued = now, out.queued
+            choice.first_output, choice.queued = now, out.queued
             self.observer.first(choice, self.arrival)
         else:
             self.observer.more(len(out.tokens), since)

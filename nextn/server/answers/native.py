@@ -79,7 +79,7 @@ class NativeReply:
             meta |= self._prompt_logprobs(choice, asked, names)
             meta |= logprobs(choice, asked, names)
         if choice.finish_reason is not None:
-            meta["e2e_latency"] = choice.last_news - self.generation.arrival
+            meta["e2e_latency"] = choice.last_output - self.generation.arrival
             meta |= msgspec.structs.asdict(spec_tokens_details(choice.spec))
         return NativeAnswer("".join(choice.text), choice.tokens, meta)
 

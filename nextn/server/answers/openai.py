@@ -58,15 +58,15 @@ class Reply:
         else:
             choices = self._best()
             worded = [text_choice(choice, tokenizer, i) for i, choice in enumerate(choices)]
-        figures = self._usage(self.generation.choices)
-        figures.completion_tokens_details = self._details()
+        used = self._usage(self.generation.choices)
+        used.completion_tokens_details = self._details()
         prompt: list[int] | UnsetType = UNSET
         if self.request.return_token_ids:
             ids = TokenIds()
             for choice, each in zip(choices, worded, strict=True):
                 prompt = ids.add(choice, [each])
         return encode(
-            Answer(self.id, name, self.created, self.model, worded, figures, self._extension(choices), prompt)
+            Answer(self.id, name, self.created, self.model, worded, used, self._extension(choices), prompt)
         )
 
     def _best(self) -> list[Choice]:
@@ -96,26 +96,26 @@ class Reply:
             async for delta in deltas:
                 if not delta.text and delta.choice.finish_reason is None:
                     continue
-                figures: Usage | UnsetType | None = UNSET
+                used: Usage | UnsetType | None = UNSET
                 if at_end:
-                    figures = self._usage([delta.choice]) if always else None
+                    used = self._usage([delta.choice]) if always else None
                 chunks = word(delta)
                 if ids is not None and chunks:
                     prompt = ids.add(delta.choice, chunks)
                 for chunk in chunks:
                     yield encode(
-                        Answer(self.id, name, self.created, self.model, [chunk], figures, UNSET, prompt)
+                        Answer(self.id, name, self.created, self.model, [chunk], used, UNSET, prompt)
                     )
                     prompt = UNSET
         finally:
             await deltas.aclose()
         if at_end or self.request.return_spec_tokens_details:
-            choices, figures = self.generation.choices, UNSET
+            choices, used = self.generation.choices, UNSET
             if at_end:
-                figures = self._usage(choices)
-                figures.completion_tokens_details = self._details()
+                used = self._usage(choices)
+                used.completion_tokens_details = self._details()
             extension = self._extension(choices)
-            yield encode(Answer(self.id, name, self.created, self.model, [], figures, extension))
+            yield encode(Answer(self.id, name, self.created, self.model, [], used, extension))
 
     def _extension(self, choices: Sequence[Choice]) -> SglExt | UnsetType:
         if not self.request.return_spec_tokens_details:

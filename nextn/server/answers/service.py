@@ -240,7 +240,7 @@ class Service:
 
     def _admit(self, choices: int) -> None:
         """Raises ApiError (503) if there is no room for all of the request's choices."""
-        most, stats = self._check_count(choices), self.engine.figures.stats
+        most, stats = self._check_count(choices), self.engine.metrics.stats
         if self.engine.active + choices > most or stats.waiting >= self.config.max_queued_requests:
             raise unavailable(
                 f"the queue is full ({stats.waiting} requests wait); try again later", "queue_full"

@@ -15,7 +15,7 @@ import nextn
 from nextn.server.answers.native import NativeAnswer, NativeReply
 from nextn.server.answers.openai import Reply
 from nextn.server.answers.service import Service
-from nextn.server.http import figures
+from nextn.server.http import info
 from nextn.server.http.auth import ApiKey
 from nextn.server.http.bodies import Bodies
 from nextn.server.http.control import (
@@ -63,7 +63,7 @@ def make_app(service: Service, metrics: Metrics) -> FastAPI:
     document, bodies = Document(), Bodies(service)
     add_generation(app, service, bodies, document)
     add_control(app, service, bodies, document)
-    add_figures(app, service, metrics, document)
+    add_info(app, service, metrics, document)
     add_page(app)
     document.serve(app)
     return app
@@ -148,7 +148,7 @@ def add_control(app: FastAPI, service: Service, bodies: Bodies, document: Docume
         return json(await detokenize(service, await bodies.read(request, DetokenizeRequest)))
 
 
-def add_figures(app: FastAPI, service: Service, prometheus: Metrics, document: Document) -> None:
+def add_info(app: FastAPI, service: Service, prometheus: Metrics, document: Document) -> None:
     route = document.route
     facts = dict[str, Any]
 
@@ -169,12 +169,12 @@ def add_figures(app: FastAPI, service: Service, prometheus: Metrics, document: D
 
     @app.get("/v1/models", **route("The model served", answer=ModelList))
     async def models() -> Response:
-        return json(ModelList([figures.model_card(service)]))
+        return json(ModelList([info.model_card(service)]))
 
     @app.get("/v1/models/{model:path}", **route("The model of this name", answer=Model))
     async def one_model(model: str) -> Response:
         service.check_model(model)
-        return json(figures.model_card(service))
+        return json(info.model_card(service))
 
     @app.get("/version", **route("The server's version", answer=facts))
     async def version() -> Response:
@@ -183,14 +183,14 @@ def add_figures(app: FastAPI, service: Service, prometheus: Metrics, document: D
     @app.get("/server_info", **route("Options and state", answer=facts))
     @app.get("/get_server_info", **route("Options and state", answer=facts))
     async def server_info() -> Response:
-        return json(figures.server_info(service))
+        return json(info.server_info(service))
 
     @app.get("/model_info", **route("Where the model lies", answer=facts))
     @app.get("/get_model_info", **route("Where the model lies", answer=facts))
     async def model_info() -> Response:
-        return json(figures.model_info(service))
+        return json(info.model_info(service))
 
-    @app.get("/v1/loads", **route("What the engine has to do", answer=figures.Loads))
+    @app.get("/v1/loads", **route("What the engine has to do", answer=info.Loads))
     async def loads(request: Request) -> Response:
         form = request.query_params.get("format", "json")
         if form != "json":
@@ -198,11 +198,11 @@ def add_figures(app: FastAPI, service: Service, prometheus: Metrics, document: D
                 400, f"format is {form!r}; it can only be json, /metrics has the rest", param="format"
             )
         include, rank = request.query_params.getlist("include"), request.query_params.get("dp_rank")
-        return json(figures.loads(service, include, rank))
+        return json(info.loads(service, include, rank))
 
-    @app.get("/get_load", **route("The same, in few words", answer=list[figures.OldLoad]))
+    @app.get("/get_load", **route("The same, in few words", answer=list[info.OldLoad]))
     async def old_loads() -> Response:
-        return json(figures.old_loads(service))
+        return json(info.old_loads(service))
 
     if service.config.enable_metrics:
 

@@ -18,7 +18,7 @@ from pydantic import PlainValidator, WithJsonSchema
 
 from nextn.request import SamplingParams, SpeculativeParams
 from nextn.server.answers.service import Service
-from nextn.server.process.engine_client import News
+from nextn.server.process.engine_client import Update
 from nextn.server.process.messages import NewRequest
 from nextn.server.protocol.body import Body, KnownKeys, like, part, schema_of
 from nextn.server.protocol.errors import ApiError, bad_request
@@ -65,7 +65,7 @@ async def check_engine(service: Service) -> None:
     rid = f"health-{uuid.uuid4().hex}"
     if not engine.active:
         params = SamplingParams(max_tokens=1, temperature=0, speculative=SpeculativeParams(num_steps=0))
-        engine.submit([NewRequest(rid, [0], params)], asyncio.Queue[News]())
+        engine.submit([NewRequest(rid, [0], params)], asyncio.Queue[Update]())
     try:
         await asyncio.wait_for(engine.heard.wait(), HEALTH_SECONDS)
     except asyncio.TimeoutError as e:
@@ -108,10 +108,10 @@ def in_force(service: Service) -> dict[str, object]:
     """The engine's present defaults, by their names in `ServerArgs`."""
     ready, speculation = service.engine.ready, service.config.speculation
     if ready is None:
-        num_drafts = None if speculation.auto else speculation.num_steps
+        num_steps = None if speculation.auto else speculation.num_steps
     else:
-        num_drafts = ready.num_drafts
-    started = dataclasses.replace(speculation.defaults, num_steps=num_drafts)
+        num_steps = ready.num_steps
+    started = dataclasses.replace(speculation.defaults, num_steps=num_steps)
     defaults = service.engine.speculative_defaults.or_else(started)
     named = {f"{PREFIX}{name}": value for name, value in dataclasses.asdict(defaults).items()}
     if defaults.num_steps is None:

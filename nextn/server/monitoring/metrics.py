@@ -1,4 +1,4 @@
-"""/metrics: the engine's figures and the latencies of requests, in Prometheus' format.
+"""/metrics: the engine's metrics and the latencies of requests, in Prometheus' format.
 
 Names are SGLang's with the prefix `nextn:`, and those of vLLM's `spec_decode` counters, which
 `vllm bench serve` reads.
@@ -25,7 +25,7 @@ ACCEPTED_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16)
 
 
 class Metrics:
-    """All figures of one server: the engine's, and those of choices, which `Watch` counts."""
+    """All metrics of one server: the engine's, and those of choices, which `Watch` counts."""
 
     def __init__(self, engine: EngineClient) -> None:
         self.engine = engine
@@ -68,8 +68,8 @@ class Metrics:
 
     def collect(self) -> Iterable[Metric]:
         """Called by prometheus_client when somebody reads /metrics."""
-        figures = self.engine.figures
-        stats, total, last = figures.stats, figures.totals(), figures.interval
+        metrics = self.engine.metrics
+        stats, total, last = metrics.stats, metrics.totals(), metrics.interval
         spec = total.spec
 
         def gauge(name: str, value: float, help: str) -> Metric:
@@ -121,13 +121,13 @@ class Metrics:
         for reason, count in self.finished.items():
             finished.add_metric([reason], count)
         yield finished
-        yield gauge("engine_up", figures.engine_up, "1 while there is an engine to serve")
+        yield gauge("engine_up", metrics.engine_up, "1 while there is an engine to serve")
         yield gauge(
             "seconds_since_last_step",
             self.engine.silent_for(),
             "since the engine was last heard of, while it has requests; 0 when idle",
         )
-        yield counter("nextn:engine_restarts", figures.restarts, "engines started after the first")
+        yield counter("nextn:engine_restarts", metrics.restarts, "engines started after the first")
         build = GaugeMetricFamily("nextn:build_info", "which nextn this is", labels=["version"])
         build.add_metric([nextn.__version__], 1)
         yield build

@@ -62,7 +62,7 @@ class RequestLog:
         if not log.isEnabledFor(level):
             return
         said = words()
-        fields = {**figures(choice, arrival), **fields}
+        fields = {**measured(choice, arrival), **fields}
         if self.level is not None and self.level >= BEGINNINGS:
             fields["text"] = self._text(choice.tokens)
             said += f", text: {fields['text']!r}"
@@ -74,19 +74,19 @@ class RequestLog:
 
 def summary(choice: Choice, arrival: float) -> str:
     """A finished request in one line."""
-    seconds = choice.last_news - arrival
+    seconds = choice.last_output - arrival
     return (
         f"id: {choice.id!r}, #prompt-token: {choice.prompt_tokens}, "
         f"#cached-token: {choice.cached_tokens}, #output-token: {choice.completion_tokens}, "
-        f"finish reason: {choice.finish_reason}, ttft (ms): {(choice.first_news - arrival) * 1e3:.1f}, "
+        f"finish reason: {choice.finish_reason}, ttft (ms): {(choice.first_output - arrival) * 1e3:.1f}, "
         f"e2e (ms): {seconds * 1e3:.1f}, throughput (token/s): {choice.completion_tokens / seconds:.1f}, "
         f"accept len: {choice.spec.accept_length:.2f}, accepted per step: {choice.spec.histogram}"
     )
 
 
-def figures(choice: Choice, arrival: float) -> dict[str, object]:
+def measured(choice: Choice, arrival: float) -> dict[str, object]:
     """The same as fields. Times are in seconds; None: the choice never began."""
-    begun = choice.first_news > 0
+    begun = choice.first_output > 0
     return {
         "id": choice.id,
         "prompt_tokens": choice.prompt_tokens,
@@ -94,8 +94,8 @@ def figures(choice: Choice, arrival: float) -> dict[str, object]:
         "output_tokens": choice.completion_tokens,
         "finish_reason": choice.finish_reason,
         "queue_time": choice.queued if begun else None,
-        "ttft": choice.first_news - arrival if begun else None,
-        "e2e": choice.last_news - arrival if begun else None,
+        "ttft": choice.first_output - arrival if begun else None,
+        "e2e": choice.last_output - arrival if begun else None,
         "accept_length": choice.spec.accept_length,
         "accepted_per_step": choice.spec.histogram,
     }

@@ -58,16 +58,16 @@ class Tracing:
                 "nextn.accept_length": choice.spec.accept_length,
             },
         )
-        end = choice.last_news if done else time.perf_counter()
-        if choice.first_news:
-            began = min(arrival + choice.queued, choice.first_news)
+        end = choice.last_output if done else time.perf_counter()
+        if choice.first_output:
+            began = min(arrival + choice.queued, choice.first_output)
             span.set_attribute("gen_ai.latency.time_in_queue", choice.queued)
-            span.set_attribute("gen_ai.latency.time_to_first_token", choice.first_news - arrival)
+            span.set_attribute("gen_ai.latency.time_to_first_token", choice.first_output - arrival)
             within = self.api.set_span_in_context(span)
             parts = (
                 ("waiting", arrival, began),
-                ("prompt", began, choice.first_news),
-                ("decode", choice.first_news, end),
+                ("prompt", began, choice.first_output),
+                ("decode", choice.first_output, end),
             )
             for name, start, stop in parts:
                 part = self.tracer.start_span(name, context=within, start_time=nanoseconds(start + to_epoch))

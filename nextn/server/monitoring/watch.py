@@ -22,7 +22,7 @@ class Watch(Observer):
         self.log.begun(choices[::n])
 
     def first(self, choice: Choice, arrival: float) -> None:
-        self.metrics.ttft.observe(choice.first_news - arrival)
+        self.metrics.ttft.observe(choice.first_output - arrival)
         self.metrics.queue_time.observe(choice.queued)
 
     def more(self, tokens: int, seconds: float) -> None:
@@ -33,11 +33,11 @@ class Watch(Observer):
         assert choice.finish_reason is not None
         metrics = self.metrics
         metrics.finished[choice.finish_reason] = metrics.finished.get(choice.finish_reason, 0) + 1
-        metrics.e2e.observe(choice.last_news - arrival)
+        metrics.e2e.observe(choice.last_output - arrival)
         metrics.prompt_length.observe(choice.prompt_tokens)
         metrics.output_length.observe(choice.completion_tokens)
         if choice.completion_tokens > 1:
-            metrics.tpot.observe((choice.last_news - choice.first_news) / (choice.completion_tokens - 1))
+            metrics.tpot.observe((choice.last_output - choice.first_output) / (choice.completion_tokens - 1))
         self.log.finished(choice, arrival)
         if self.tracing is not None:
             self.tracing.ended(choice, arrival)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import zmq.asyncio
 
 from nextn.request import Output, SpeculativeParams
-from nextn.server.process.engine_figures import EngineFigures
+from nextn.server.process.engine_metrics import EngineMetrics
 from nextn.server.process.messages import (
     Abort,
     Done,
@@ -34,7 +34,7 @@ from nextn.server.process.messages import (
 from nextn.server.protocol.errors import ApiError, bad_request, engine_dead, no_engine, unavailable
 
 
-class News(NamedTuple):
+class Update(NamedTuple):
     """What a waiter finds in its queue: an output of request `rid`, the log-probabilities of its prompt
     (other requests may share them), or an error, after which nothing comes."""
 
@@ -43,13 +43,13 @@ class News(NamedTuple):
 
 
 class Waiter(NamedTuple):
-    queue: asyncio.Queue[News]
+    queue: asyncio.Queue[Update]
     name: str  # what the client knows the request by
 
 
 @dataclass
 class EngineClient:
-    figures: EngineFigures = field(default_factory=EngineFigures)
+    metrics: EngineMetrics = field(default_factory=EngineMetrics)
     request_timeout: float | None = None  # seconds
     ready: Ready | None = None  # set while an engine is there to serve
     waiters: dict[str, Waiter] = field(default_factory=dict)  # by rid
@@ -66,15 +66,15 @@ class EngineClient:
         return len(self.waiters)
 
     def attach(self, ready: Ready, socket: zmq.asyncio.Socket) -> None:
-        self.ready, self.socket, self.figures.stats = ready, socket, ready.stats
-        self.figures.engine_up = True
+        self.ready, self.socket, self.metrics.stats = ready, socket, ready.stats
+        self.metrics.engine_up = True
         if self.speculative_defaults != SpeculativeParams():  # they outlive the engine that took them
             self._send(SetSpeculativeDefaults(next(self.numbers), self.speculative_defaults))
 
     def detach(self, reason: str) -> None:
         """The engine is gone: every waiter gets an error."""
         self.ready = self.socket = None
-        self.figures.engine_gone()
+        self.metrics.engine_gone()
         self.fail_all(engine_dead(reason))
         for call in self.calls.values():
             if not call.done():
@@ -83,16 +83,16 @@ class EngineClient:
     def fail_all(self, error: ApiError) -> None:
         """Every waiter gets this error. What the engine still sends for these requests is dropped."""
         for rid in list(self.waiters):
-            self._tell(rid, error, last=True)
+            self._deliver(rid, error, last=True)
 
     def submit(
-        self, requests: list[NewRequest], queue: asyncio.Queue[News], names: Sequence[str] | None = None
+        self, requests: list[NewRequest], queue: asyncio.Queue[Update], names: Sequence[str] | None = None
     ) -> None:
-        """Sends requests; their news goes into `queue`. `names`: the clients' names for them, if they are not
-        the ids. If the engine has gone meanwhile, the news is that error."""
+        """Sends requests; their updates go into `queue`. `names`: the clients' names for them, if not the
+        ids. If the engine has gone meanwhile, the update is that error."""
         if self.ready is None:
             for request in requests:
-                queue.put_nowait(News(request.rid, no_engine()))
+                queue.put_nowait(Update(request.rid, no_engine()))
             return
         if not self.waiters:
             self.last_sign = time.monotonic()
@@ -101,7 +101,7 @@ class EngineClient:
         self._send(add_of(requests))
 
     def abort(self, rid: str) -> bool:
-        """Ends a request and its news. False if it had ended already."""
+        """Ends a request and its updates. False if it had ended already."""
         if self.waiters.pop(rid, None) is None:
             return False
         self._send(Abort(rid))
@@ -111,7 +111,7 @@ class EngineClient:
         """Ends every request whose name begins with this. Its waiter gets an output with reason "abort"."""
         for rid, waiter in list(self.waiters.items()):
             if waiter.name.startswith(beginning):
-                self._tell(rid, Output(rid, [], [], "abort"), last=True)
+                self._deliver(rid, Output(rid, [], [], "abort"), last=True)
                 self._send(Abort(rid))
 
     async def set_speculative_defaults(self, defaults: SpeculativeParams) -> None:
@@ -147,14 +147,14 @@ class EngineClient:
         self.heard.set()
         self.last_sign = time.monotonic()
         if isinstance(message, StepOutputs):
-            self.figures.on_step(message.stats, message.seconds)
+            self.metrics.on_step(message.stats, message.seconds)
             for scores in message.scores:
-                self._tell_scores(scores)
+                self._deliver_scores(scores)
             for out in message.outputs:
-                self._tell(out.rid, out, last=out.finish_reason is not None)
+                self._deliver(out.rid, out, last=out.finish_reason is not None)
         elif isinstance(message, Rejected):
             error = unavailable(message.message, "grammars_busy") if message.busy else None
-            self._tell(message.rid, error or bad_request(message.message), last=True)
+            self._deliver(message.rid, error or bad_request(message.message), last=True)
         elif isinstance(message, Done):
             call = self.calls.get(message.call)
             if call is None or call.done():
@@ -164,16 +164,16 @@ class EngineClient:
             else:
                 call.set_exception(ValueError(message.error))
 
-    def _tell_scores(self, scores: PromptScores) -> None:
+    def _deliver_scores(self, scores: PromptScores) -> None:
         """The requests are of one client, which needs them once: for the first that is not aborted."""
         rid = next((rid for rid in scores.rids if rid in self.waiters), None)
         if rid is not None:
-            self.waiters[rid].queue.put_nowait(News(rid, scores))
+            self.waiters[rid].queue.put_nowait(Update(rid, scores))
 
-    def _tell(self, rid: str, what: Output | ApiError, last: bool) -> None:
+    def _deliver(self, rid: str, what: Output | ApiError, last: bool) -> None:
         waiter = self.waiters.get(rid)
         if waiter is None:
             return  # aborted meanwhile
         if last:
             del self.waiters[rid]
-        waiter.queue.put_nowait(News(rid, what))
+        waiter.queue.put_nowait(Update(rid, what))

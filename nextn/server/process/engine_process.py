@@ -213,8 +213,8 @@ def prompt_scores(outputs: list[Output], requests: dict[str, Request]) -> list[P
     for out in outputs:
         group, scores = requests[out.rid].group, out.prompt_logprobs
         out.prompt_logprobs = None
-        if scores is not None and group is not None and not group.told:
-            group.told = True
+        if scores is not None and group is not None and not group.sent:
+            group.sent = True
             alike = [rid for rid, request in requests.items() if request.group is group]
             found.append(PromptScores.pack(alike, scores))
     return found

@@ -64,7 +64,7 @@ def requests_of(add: Add) -> list[NewRequest]:
 
 
 class Abort(msgspec.Struct, tag=True, array_like=True):
-    """The engine frees the pages before its next step; no news of the request follows."""
+    """The engine frees the pages before its next step; nothing of the request follows."""
 
     rid: str
 
@@ -94,7 +94,7 @@ class Ready(msgspec.Struct, tag=True, array_like=True):
 
     vocab_size: int
     context_length: int
-    num_drafts: int | None  # None: automatic
+    num_steps: int | None  # None: automatic
     startup: dict[str, object]
     stats: EngineStats
 

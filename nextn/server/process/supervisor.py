@@ -190,7 +190,7 @@ class Supervisor:
             message = f"the engine ended again after {most} restarts in {WINDOW_SECONDS / 60:.0f} minutes"
             raise StartupError(f"{message} (--max-engine-restarts); the server ends", False)
         self.restarts.append(now)
-        self.client.figures.restarts += 1
+        self.client.metrics.restarts += 1
 
     async def _serve(self, handle: EngineHandle) -> None:
         """Passes on the engine's messages until it dies. Then every waiting request has got an error."""

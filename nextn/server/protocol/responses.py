@@ -178,17 +178,17 @@ class ChatDelta(msgspec.Struct):
     token_ids: list[int] | UnsetType = UNSET
 
 
-Told = TypeVar("Told", CompletionChoice, ChatChoice, ChatDelta)
+AnyChoice = TypeVar("AnyChoice", CompletionChoice, ChatChoice, ChatDelta)
 
 
-class Answer(msgspec.Struct, Generic[Told]):
+class Answer(msgspec.Struct, Generic[AnyChoice]):
     """A whole answer or one chunk of it: `object` says which. `usage` UNSET: it was not asked for."""
 
     id: str
     object: str
     created: int
     model: str
-    choices: Sequence[Told]
+    choices: Sequence[AnyChoice]
     usage: Usage | UnsetType | None = UNSET
     sglext: SglExt | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET  # a chat's

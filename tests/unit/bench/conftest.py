@@ -1,21 +1,21 @@
-"""Results as the demo makes them, with figures that are easy to recognize."""
+"""Results as the demo makes them, with numbers that are easy to recognize."""
 
 from __future__ import annotations
 
 import pytest
 
 from nextn.bench.machine import Machine
-from nextn.bench.measure import Figures, Spread
+from nextn.bench.measure import Metrics, Spread
 from nextn.bench.results import Completion, Point, Results, Side
 from nextn.bench.texts import Texts
 from nextn.request import SpecStats
 
 
-def one_round(throughput: float, ttft: float, tpot: float) -> Figures:
+def one_round(throughput: float, ttft: float, tpot: float) -> Metrics:
     spreads = [
         Spread(mean, mean, 0.0, mean, mean, mean, mean) for mean in (ttft + 127 * tpot, ttft, tpot, tpot)
     ]
-    return Figures(6, 10.0, 900, 768, throughput, 1.0, *spreads)
+    return Metrics(6, 10.0, 900, 768, throughput, 1.0, *spreads)
 
 
 def point(
@@ -35,7 +35,7 @@ def results() -> Results:
     return Results(
         model="nextn-tiny",
         engine={"dtype": "float32", "device": "cpu", "threads": 2},
-        num_drafts=2,
+        num_steps=2,
         max_tokens=128,
         temperature=0.7,
         sampled=10,

@@ -1,4 +1,4 @@
-"""Speculation's figures from /metrics: what the server's own page says, read back."""
+"""Speculation's counters from /metrics: what the server's own page says, read back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def rendered(spec: SpecStats, requests: int) -> str:
     metrics = Metrics(EngineClient())
     metrics.requests = requests
     stats = EngineStats(generated_tokens=spec.committed + requests, spec=spec)
-    metrics.engine.figures.on_step(stats, 0.1)
+    metrics.engine.metrics.on_step(stats, 0.1)
     return metrics.render().decode()
 
 

@@ -14,7 +14,7 @@ from nextn.bench.client import Load, Reply
 from nextn.bench.datasets import Options
 from nextn.bench.errors import RequestError
 from nextn.bench.load_plot import load_plot
-from nextn.bench.measure import figures
+from nextn.bench.measure import calculate_metrics
 from nextn.bench.outcome import Outcome
 
 BLOCK = """\
@@ -75,7 +75,8 @@ def outcome() -> Outcome:
     load = Load([failed[0], replies[0], failed[1], replies[1], failed[0]], 2.0)
     acceptance = Acceptance(2.41, [0.81, 0.57], "nextn")
     return Outcome(
-        "nextn", "nextn-tiny", Options(), math.inf, 4, load, figures(load), 7, acceptance, goodput=0.5
+        "nextn", "nextn-tiny", Options(), math.inf, 4, load, calculate_metrics(load), 7, acceptance,
+        goodput=0.5,
     )  # fmt: skip
 
 

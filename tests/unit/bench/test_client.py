@@ -131,7 +131,7 @@ async def hang_up(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "message"),
     [
         (refuse, "the server answered with an error (503): the queue is full"),
         (refuse_without_json, "the server answered with an error (502): proxy"),
@@ -141,11 +141,11 @@ async def hang_up(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         (hang_up, "RemoteProtocolError"),
     ],
 )
-async def test_failures_say_what_happened(answer: Answer, told: str) -> None:
+async def test_failures_say_what_happened(answer: Answer, message: str) -> None:
     async with serving(answer) as url, make_client(url) as client:
         with pytest.raises(BenchError) as failure:
             await stream(client, {"prompt": "p"})
-    assert told in str(failure.value)
+    assert message in str(failure.value)
 
 
 async def test_nobody_there() -> None:

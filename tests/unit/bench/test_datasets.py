@@ -121,7 +121,7 @@ def test_groups_share_their_prefix_and_nothing_else(tokenizer: Tokenizer, talk: 
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "told"),
+    ("name", "changes", "message"),
     [
         ("sharegpt", {"path": None}, "--dataset-name sharegpt needs --dataset-path"),
         ("code", {"path": Path("x")}, "leave --dataset-path out"),
@@ -132,9 +132,9 @@ def test_groups_share_their_prefix_and_nothing_else(tokenizer: Tokenizer, talk: 
     ],
 )
 def test_wrong_options(
-    name: str, changes: dict[str, Any], told: str, tokenizer: Tokenizer, talk: Path
+    name: str, changes: dict[str, Any], message: str, tokenizer: Tokenizer, talk: Path
 ) -> None:
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         load_samples(options(name, talk, **changes), tokenizer)
 
 
@@ -145,17 +145,17 @@ def test_a_tokenizer_is_asked_for(name: str, talk: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("{", "custom.jsonl:1 is not"), ('{"text": "a"}', "'prompt'"), ("[]", "custom.jsonl:1 is not"),
         ('{"prompt": ""}', "prompt must be text or token ids"), ('{"prompt": [1, "a"]}', "prompt must be"),
         ('{"prompt": "a", "output_len": 0}', "output_len is 0"),
     ],
 )  # fmt: skip
-def test_wrong_custom_lines(line: str, told: str, tmp_path: Path) -> None:
+def test_wrong_custom_lines(line: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "custom.jsonl"
     file.write_text(line + "\n")
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         load_samples(Options("custom", path=file), None)
 
 

@@ -217,7 +217,7 @@ def test_a_failing_request_shows_the_servers_last_lines(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--num-prompts", "65"], "65 prompts asked for; there are 64"),
         (["--num-prompts", "0"], "0: it must be at least 1"),
@@ -225,12 +225,12 @@ def test_a_failing_request_shows_the_servers_last_lines(
     ],
 )
 def test_wrong_arguments(
-    words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
         code = main(["demo", "--output-dir", str(tmp_path / "made"), *words])
     except SystemExit as e:
         code = e.code
     assert code == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "made").exists()

@@ -1,4 +1,4 @@
-"""Latency and throughput figures, against values worked out by hand."""
+"""Latency and throughput, against values worked out by hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nextn.bench.client import Load, Reply
 from nextn.bench.errors import RequestError
 from nextn.bench.goodput import goodput, parse_slos
-from nextn.bench.measure import Spread, figures
+from nextn.bench.measure import Spread, calculate_metrics
 
 # Sent at 10 s; chunks of 1, 3 and 1 tokens.
 REPLY = Reply("abcde", 7, 5, sent=10.0, arrivals=(10.5, 10.9, 11.5))
@@ -27,14 +27,14 @@ def test_one_token_has_no_time_per_further_token() -> None:
     single = Reply("a", 7, 1, sent=10.0, arrivals=(10.25,))
     assert single.tpot is None
     assert single.gaps == []
-    found = figures(Load([single, REPLY], 4.0))
+    found = calculate_metrics(Load([single, REPLY], 4.0))
     assert found.tpot_ms.mean == pytest.approx(250)
-    assert figures(Load([single], 1.0)).tpot_ms == Spread(*[0.0] * 7)
+    assert calculate_metrics(Load([single], 1.0)).tpot_ms == Spread(*[0.0] * 7)
 
 
 def test_figures() -> None:
     slower = Reply("abc", 9, 3, sent=10.0, arrivals=(11.0, 12.0))
-    found = figures(Load([REPLY, slower], 2.0))
+    found = calculate_metrics(Load([REPLY, slower], 2.0))
     assert (found.requests, found.input_tokens, found.output_tokens) == (2, 16, 8)
     assert found.output_throughput == pytest.approx(4.0)
     assert found.ttft_ms.mean == pytest.approx(750)
@@ -64,7 +64,7 @@ def test_spread_is_numpy_s(seconds: list[float]) -> None:
 
 def test_throughputs_and_concurrency() -> None:
     slower = Reply("abc", 9, 3, sent=10.0, arrivals=(11.0, 12.0))
-    found = figures(Load([REPLY, RequestError("HTTP 503", "full"), slower], 2.0))
+    found = calculate_metrics(Load([REPLY, RequestError("HTTP 503", "full"), slower], 2.0))
     assert (found.requests, found.request_throughput) == (2, 1.0)
     assert (found.input_throughput, found.output_throughput, found.total_throughput) == (8.0, 4.0, 12.0)
     assert found.concurrency == pytest.approx((1.5 + 2.0) / 2.0)
@@ -72,7 +72,7 @@ def test_throughputs_and_concurrency() -> None:
 
 
 def test_nothing_succeeded() -> None:
-    found = figures(Load([RequestError("HTTP 503", "full")], 2.0))
+    found = calculate_metrics(Load([RequestError("HTTP 503", "full")], 2.0))
     assert (found.requests, found.output_throughput, found.e2e_ms.p99) == (0, 0.0, 0.0)
 
 

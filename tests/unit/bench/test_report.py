@@ -108,12 +108,12 @@ def test_where_automatic_depth_made_no_drafts(results: Results) -> None:
     rows = [line.split() for line in lines if line.strip()[:1].isdigit()]
     assert rows[0][-2:] == ["81%", "60%"]
     assert rows[1][-2:] == ["none:", "0.94x"]
-    told = (
+    shown = (
         "automatic depth made no drafts at 16 requests at once, "
         "where they would make 0.94x: a row costs 0.2 ms"
     )
-    assert told in verdict(results).splitlines()
-    assert f"{told}." in Page(page(results, b"", b"")).of("soft")
+    assert shown in verdict(results).splitlines()
+    assert f"{shown}." in Page(page(results, b"", b"")).of("soft")
     found = [point["auto"] for point in json.loads(results.as_json())["points"]]
     assert found[1] == {"drafting": False, "requests": 16, "gain": 0.94, "reason": "a row costs 0.2 ms"}
     assert found[0]["drafting"] is True

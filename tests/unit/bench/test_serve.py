@@ -253,7 +253,7 @@ def test_a_warm_up_that_fails(scripted: Scripted, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--goodput", "itl:3"], "--goodput itl:3"),
         (["--request-rate", "0"], "--request-rate is 0.0"),
@@ -266,10 +266,10 @@ def test_a_warm_up_that_fails(scripted: Scripted, capsys: pytest.CaptureFixture[
     ],
 )
 def test_mistakes(
-    words: list[str], told: str, scripted: Scripted, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, scripted: Scripted, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(scripted, *words) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not scripted.asked
 
 

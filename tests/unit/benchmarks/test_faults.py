@@ -24,8 +24,8 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del sys.modules[name]
 
 
-def event(told: object) -> bytes:
-    line = b"data: " + (told if isinstance(told, bytes) else json.dumps(told).encode()) + b"\n\n"
+def event(shown: object) -> bytes:
+    line = b"data: " + (shown if isinstance(shown, bytes) else json.dumps(shown).encode()) + b"\n\n"
     return b"%x\r\n%s\r\n" % (len(line), line)
 
 

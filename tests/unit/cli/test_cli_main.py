@@ -76,7 +76,7 @@ def test_http_process_does_without_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ([], "nextn: error: "),
         (["bake"], "nextn: error: argument <command>: invalid choice: 'bake'"),
@@ -84,11 +84,11 @@ def test_http_process_does_without_torch() -> None:
         (["serve", "--tp-size", "2"], "nextn serve: error: --tp-size is not supported"),
     ],
 )
-def test_wrong_commands_exit_2(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_commands_exit_2(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as error:
         main(words)
     assert error.value.code == 2
-    assert capsys.readouterr().err.startswith(told)
+    assert capsys.readouterr().err.startswith(message)
 
 
 def test_values_out_of_range_exit_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,21 +34,21 @@ def test_what_is_no_size(text: str) -> None:
 def test_the_embedded_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert main(["export-mtp", "--input-dir", "nextn-tiny", "--output_dir", str(out), "--progress"]) == 0
-    told = capsys.readouterr()
-    assert told.out == f"{out}: 1 NextN layer, 42 tensors, 2.4 MB\n"
-    assert "100%" in told.err
+    output = capsys.readouterr()
+    assert output.out == f"{out}: 1 NextN layer, 42 tensors, 2.4 MB\n"
+    assert "100%" in output.err
     again = ["export-mtp", "--input-dir", "nextn-tiny", "--output-dir"]
     assert main([*again, str(out)]) == 2
     assert capsys.readouterr().err.endswith(f"error: {out} exists; name a new folder, or remove it first\n")
     assert main([*again, str(tmp_path / "both"), "--with-shared", "--max-shard-size", "1MB"]) == 0
-    told = capsys.readouterr()
-    assert told.out.endswith("44 tensors, 6.6 MB\n")
-    assert told.err == ""
+    output = capsys.readouterr()
+    assert output.out.endswith("44 tensors, 6.6 MB\n")
+    assert output.err == ""
     assert len(list((tmp_path / "both").glob("*.safetensors"))) == 7
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--output-dir", "x"], "the following arguments are required: --input-dir"),
         (["--keep-fp8", "--dequantize"], "not allowed with argument --keep-fp8"),
@@ -56,11 +56,11 @@ def test_the_embedded_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         (["--max-shard-size", "big"], "'big': a size is a number of bytes"),
     ],
 )
-def test_wrong_command_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_command_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as error:
         main(["export-mtp", *words])
     assert error.value.code == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_input_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,6 +78,8 @@ def test_a_full_disk_is_told_and_leaves_nothing(
 
     monkeypatch.setattr(export, "_read", full)
     assert main(["export-mtp", "--input-dir", "nextn-tiny", "--output-dir", str(tmp_path / "out")]) == 1
-    told = f"error: --output-dir {tmp_path / 'out'} cannot be written: [Errno 28] No space left on device\n"
-    assert capsys.readouterr().err.endswith(told)
+    message = (
+        f"error: --output-dir {tmp_path / 'out'} cannot be written: [Errno 28] No space left on device\n"
+    )
+    assert capsys.readouterr().err.endswith(message)
     assert list(tmp_path.iterdir()) == []

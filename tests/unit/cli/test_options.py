@@ -59,9 +59,9 @@ def test_refused_by_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as error:
             read(*words)
         assert error.value.code == 2
-        told = capsys.readouterr().err
-        assert told.count("\n") == 1
-        assert f"{name.replace('_', '-')} is not supported: {REFUSED[name.replace('_', '-')]}" in told
+        message = capsys.readouterr().err
+        assert message.count("\n") == 1
+        assert f"{name.replace('_', '-')} is not supported: {REFUSED[name.replace('_', '-')]}" in message
 
 
 def test_a_word_for_a_value() -> None:
@@ -80,7 +80,7 @@ def test_xllm_booleans() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--enable_chunked_prefill", "false"], "--enable-chunked-prefill false is not supported"),
         (["--enable_prefix_cache", "maybe"], "--enable-prefix-cache is 'maybe'"),
@@ -90,26 +90,26 @@ def test_xllm_booleans() -> None:
         (["--nonsense"], "unrecognized arguments: --nonsense"),
     ],
 )
-def test_wrong_command_line(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_command_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as error:
         read(*words)
     assert error.value.code == 2
     line = capsys.readouterr().err
-    assert told in line
+    assert message in line
     assert line.startswith("nextn serve: error: ")
     assert line.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--port", "70000"], "--port is 70000: it must be between 0 and 65535"),
         (["--page-size", "0"], "--page-size is 0"),
         (["--speculative-algorithm", "NONE", "--speculative-num-steps", "2"], "--speculative-num-steps"),
     ],
 )
-def test_values_out_of_range(words: list[str], told: str) -> None:
-    with pytest.raises(CommandError, match=told) as error:
+def test_values_out_of_range(words: list[str], message: str) -> None:
+    with pytest.raises(CommandError, match=message) as error:
         read(*words)
     assert error.value.exit_code == 2
 

@@ -1,4 +1,4 @@
-"""nextn eval: what it refuses and how it says so; the figures of a load."""
+"""nextn eval: what it refuses and how it says so; the metrics of a load."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ def test_without_the_extra(
     monkeypatch.delitem(sys.modules, "nextn.eval.harness", raising=False)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     assert main(["eval", "--output-dir", str(tmp_path)]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("nextn eval: error: nextn eval needs lm-eval (")
-    assert "pip install 'nextn[eval]'" in told
-    assert told.count("\n") == 1
+    message = capsys.readouterr().err
+    assert message.startswith("nextn eval: error: nextn eval needs lm-eval (")
+    assert "pip install 'nextn[eval]'" in message
+    assert message.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--base-url", "http://a", "http://b", "http://c"], "--base-url has 3 servers"),
         (["--base-url", "http://a", "--", "--threads", "1"], "--threads: options after -- are for servers"),
     ],
 )
-def test_refused(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_accept_length_counts_the_drafts_that_held() -> None:

@@ -23,8 +23,8 @@ SCRAPED = {"instance", "job"}  # Prometheus adds them
 
 
 def dashboard() -> dict[str, Any]:
-    told: dict[str, Any] = json.loads((FOLDER / "grafana" / "nextn.json").read_text())
-    return told
+    given: dict[str, Any] = json.loads((FOLDER / "grafana" / "nextn.json").read_text())
+    return given
 
 
 def expressions() -> list[str]:
@@ -37,7 +37,7 @@ def expressions() -> list[str]:
 def shown() -> dict[str, set[str]]:
     """Names of samples and their labels, after a little of everything."""
     metrics = Metrics(EngineClient())
-    metrics.engine.figures.on_step(EngineStats(spec=SpecStats(1, [1], [1], 2, [0, 1])), 1.0)
+    metrics.engine.metrics.on_step(EngineStats(spec=SpecStats(1, [1], [1], 2, [0, 1])), 1.0)
     metrics.responses.labels("/x", "GET", "200").inc()
     found: dict[str, set[str]] = {}
     for line in metrics.render().decode().splitlines():

@@ -1,4 +1,4 @@
-"""The memory of compiled constraints has a bound, and who is told when it is full."""
+"""The memory of compiled constraints has a bound, and who gets the error when it is full."""
 
 from __future__ import annotations
 

@@ -149,8 +149,8 @@ def test_differences_are_named(tmp_path: Path, layout: str, key: str, value: Any
     folder = LAYOUTS[layout](tmp_path / "draft", CONFIG, TENSORS)
     with pytest.raises(ValueError) as error:
         DraftFolder.open(folder, target)
-    told = f"{folder / 'config.json'}: the NextN layer does not fit the target: {key} is "
-    assert str(error.value) == f"{told}{getattr(CFG, key)!r}, the target's is {value!r}"
+    shown = f"{folder / 'config.json'}: the NextN layer does not fit the target: {key} is "
+    assert str(error.value) == f"{shown}{getattr(CFG, key)!r}, the target's is {value!r}"
 
 
 def test_all_differences_in_one_message(tmp_path: Path) -> None:
@@ -201,12 +201,12 @@ def test_missing_and_foreign_tensors_bear_the_folders_own_names(tmp_path: Path) 
     with pytest.raises(ValueError) as error:
         loaded(draft)
     assert str(error.value).startswith(f"{draft.folder}: its tensors do not fit its config.json; 2 missing: ")
-    for told in (
+    for shown in (
         "model.hnorm.weight", "model.layers.0.self_attn.o_proj.weight",
         "1 unexpected: model.layers.0.rot.weight",
         "model.shared_head.head.weight is [47, 32], the config makes it [48, 32]",
     ):  # fmt: skip
-        assert told in str(error.value)
+        assert shown in str(error.value)
 
 
 def test_weights_that_are_no_numbers(tmp_path: Path) -> None:

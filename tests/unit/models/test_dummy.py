@@ -9,9 +9,10 @@ from nextn.models.names import expected_tensors
 
 
 def test_every_expected_tensor_once():
-    expected = expected_tensors(ModelConfig.from_dict(tiny_config()), 1)
+    cfg = ModelConfig.from_dict(tiny_config())
+    expected = expected_tensors(cfg, 1)
     placed = []
-    dummy_checkpoint(expected, lambda name, t: placed.append((name, tuple(t.shape))), seed=0)
+    dummy_checkpoint(cfg.names, expected, lambda name, t: placed.append((name, tuple(t.shape))), seed=0)
     assert placed == list(expected.items())
 
 

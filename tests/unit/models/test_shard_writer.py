@@ -33,10 +33,10 @@ def test_every_tensor_is_read_back(
 ) -> None:
     folder = tmp_path_factory.mktemp("shards")
     tensors = {"x" * (i + 1): spec for i, spec in enumerate(specs)}
-    told: list[int] = []
-    total = write_shards(folder, tensors, lambda name: made(name, tensors[name]), shard_bytes, told.append)
-    assert told == [spec.bytes for spec in specs]
-    assert total == sum(told)
+    shown: list[int] = []
+    total = write_shards(folder, tensors, lambda name: made(name, tensors[name]), shard_bytes, shown.append)
+    assert shown == [spec.bytes for spec in specs]
+    assert total == sum(shown)
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     assert index["metadata"]["total_size"] == total
     assert list(index["weight_map"]) == list(tensors)

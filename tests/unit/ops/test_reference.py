@@ -53,10 +53,10 @@ def test_the_vocabulary_is_row_invariant_too():
 def test_equal_rows_are_routed_equally(experts):
     """Bits of a row's scores do not depend on where it stands in the batch."""
     op = Reference(product_modes({(experts, 32)}, torch.float32, CPU))
-    gate, bias = rand(experts, 32), torch.zeros(experts)
+    router, bias = rand(experts, 32), torch.zeros(experts)
     for seed in range(50):
         x = rand(1, 32, seed=seed).expand(8, -1).contiguous()
-        ids, weights = op.route(x, gate, bias, 1, 1, 2, True, 1.0)
+        ids, weights = op.route(x, router, bias, 1, 1, 2, True, 1.0)
         assert (ids == ids[0]).all()
         assert (weights == weights[0]).all()
 
@@ -129,13 +129,13 @@ def test_attention_rows_do_not_depend_on_the_cut(heads):
 def test_experts_rows(rows):
     op = ops()
     experts, top, inner, hidden = 8, 2, 128, 256
-    gate, bias = rand(experts, hidden) / 16, rand(experts, seed=1) / 10
+    router, bias = rand(experts, hidden) / 16, rand(experts, seed=1) / 10
     gate_up, down = rand(experts, 2 * inner, hidden, seed=2) / 16, rand(experts, hidden, inner, seed=3) / 11
     x = rand(64, hidden, seed=4)
 
     def run(part):
         padded = F.pad(part, (0, 0, 0, -len(part) % ROW_ALIGN))
-        ids, weights = op.route(padded, gate, bias, 4, 2, top, True, 2.5)
+        ids, weights = op.route(padded, router, bias, 4, 2, top, True, 2.5)
         results = op.experts(padded, op.dispatch(ids[: len(part)], experts), gate_up, down)
         return ids, weights, op.combine(results, weights), results
 
@@ -162,10 +162,10 @@ def test_experts_rows(rows):
 
 def test_route_limits_groups():
     op = ops()
-    gate, bias = rand(8, 16), rand(8, seed=1)
+    router, bias = rand(8, 16), rand(8, seed=1)
     x = rand(64, 16, seed=2)
-    ids, weights = op.route(x, gate, bias, 4, 2, 3, True, 1.5)
-    scores = (x @ gate.t()).sigmoid()
+    ids, weights = op.route(x, router, bias, 4, 2, 3, True, 1.5)
+    scores = (x @ router.t()).sigmoid()
     for t in range(64):
         biased = scores[t] + bias
         best = biased.view(4, 2).sum(-1).topk(2).indices.tolist()

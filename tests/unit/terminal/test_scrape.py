@@ -41,7 +41,7 @@ def metrics_of(steps: int) -> Metrics:
     for _ in range(steps):
         spec.add(2, 1, 2)
     stats = EngineStats(generated_tokens=2 * steps, running=steps, total_tokens=100, spec=spec)
-    metrics.engine.figures.on_step(stats, 0.1)
+    metrics.engine.metrics.on_step(stats, 0.1)
     for _ in range(steps):
         metrics.ttft.observe(0.03)
     return metrics

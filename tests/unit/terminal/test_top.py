@@ -6,7 +6,7 @@ from nextn.draft import DraftingState
 from nextn.request import SpecStats
 from nextn.server.monitoring.metrics import Metrics
 from nextn.server.process.engine_client import EngineClient
-from nextn.server.process.engine_figures import EngineFigures
+from nextn.server.process.engine_metrics import EngineMetrics
 from nextn.stats import EngineStats
 from nextn.terminal.scrape import Scrape
 from nextn.terminal.top import Window, frame
@@ -28,9 +28,9 @@ draft 2       [#####...............]  25 %   1 of 4 accepted
 
 
 def server() -> Metrics:
-    metrics = Metrics(EngineClient(EngineFigures(1)))
+    metrics = Metrics(EngineClient(EngineMetrics(1)))
     spec = SpecStats(10, [10, 4], [8, 1], 23, [2, 7, 1])
-    metrics.engine.figures.on_step(
+    metrics.engine.metrics.on_step(
         EngineStats(
             decode_steps=10, generated_tokens=23, prompt_tokens=40, cached_tokens=10, running=2, waiting=1,
             used_tokens=500, total_tokens=1000, spec=spec,
@@ -56,10 +56,10 @@ def test_a_frame() -> None:
 
 def test_automatic_depth() -> None:
     metrics = server()
-    metrics.engine.figures.stats.auto = DraftingState(False, 2, 0.94, "")
+    metrics.engine.metrics.stats.auto = DraftingState(False, 2, 0.94, "")
     text = frame("the server", look(metrics, 0.0))
     assert "accept length 2.30\nauto depth    not drafting; drafts would make 0.94 x\ndraft 1" in text
-    metrics.engine.figures.stats.auto = DraftingState(True, 2, 1.309, "")
+    metrics.engine.metrics.stats.auto = DraftingState(True, 2, 1.309, "")
     assert "auto depth    drafting; drafts make 1.31 x\n" in frame("the server", look(metrics, 0.0))
 
 

@@ -24,7 +24,7 @@ from nextn.families.config import ModelConfig
 from nextn.layers.batch import Span, build_batch
 from nextn.ops.base import Ops, Spans, align
 
-LINEAR = (4096, 2048)  # (n_out, n_in) of the headline figures
+LINEAR = (4096, 2048)  # (n_out, n_in) of the headline numbers
 HEADLINE = "headline"
 ROUTED = "router and routed experts"
 ROWS = (1, 2, 4, 8, 64, 256)
@@ -124,16 +124,16 @@ class Bench:
             return
         heads, rank, rope = cfg.num_attention_heads, cfg.kv_lora_rank, cfg.qk_rope_head_dim
         nope, value = cfg.qk_nope_head_dim, cfg.v_head_dim
-        plan = self.plan(rows)
+        spans = self.spans(rows)
         shape = f"{heads}x{cfg.latent_dim}, {end} keys"
         q = self.input(rows, heads, cfg.latent_dim)
-        calls = [partial(ops.mla_attention, q, cache, plan, rank) for cache in self.caches()]
+        calls = [partial(ops.mla_attention, q, cache, spans, rank) for cache in self.caches()]
         work = op_work.mla_attention(rows, end, heads, rank, rope, self.size)
         yield self.made("mla_attention", "one request", shape, rows, work, calls)
         q = self.input(rows, heads, nope + rope)
         ups = self.weights((heads, nope, rank), (heads, rank, value))
         calls = [
-            partial(ops.naive_attention, q, cache, plan, rank, *ups[i % len(ups)])
+            partial(ops.naive_attention, q, cache, spans, rank, *ups[i % len(ups)])
             for i, cache in enumerate(self.caches())
         ]
         work = op_work.naive_attention(rows, end, heads, rank, nope, rope, value, self.size)
@@ -175,8 +175,8 @@ class Bench:
         work = op_work.dispatch(rows, top_k)
         dispatched = [partial(ops.dispatch, chosen, count)]
         yield self.made("dispatch", "routed", f"{top_k} of {count}", rows, work, dispatched)
-        plan = ops.dispatch(chosen, count)
-        calls = [partial(ops.experts, x, plan, *pair) for pair in sets]
+        runs = ops.dispatch(chosen, count)
+        calls = [partial(ops.experts, x, runs, *pair) for pair in sets]
         distinct = len(ids[:rows].unique())
         work = op_work.experts(rows, hidden, inner, top_k, distinct, self.size)
         shape = f"{distinct} of {count} {hidden}x{inner}"
@@ -193,19 +193,21 @@ class Bench:
         count, inner, hidden = cfg.n_routed_experts, cfg.moe_intermediate_size, cfg.hidden_size
         routing, bias = Routing(cfg, rows), torch.zeros(count)
         sets = self.weights((count, 2 * inner, hidden), (count, hidden, inner))
-        gates = [routing.gate.clone() for _ in sets]
+        routers = [routing.router.clone() for _ in sets]
 
-        def block(x: Tensor, gate: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+        def block(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
             ids, weights = ops.route(
-                x, gate, bias, cfg.n_group, cfg.topk_group, cfg.num_experts_per_tok, cfg.norm_topk_prob,
+                x, router, bias, cfg.n_group, cfg.topk_group, cfg.num_experts_per_tok, cfg.norm_topk_prob,
                 cfg.routed_scaling_factor,
             )  # fmt: skip
-            plan = ops.dispatch(ids[:rows], count)
-            return ops.combine(ops.experts(x, plan, gate_up, down), weights)
+            runs = ops.dispatch(ids[:rows], count)
+            return ops.combine(ops.experts(x, runs, gate_up, down), weights)
 
         inputs = [F.pad(x, (0, 0, 0, align(rows) - rows)).to(self.dtype) for x in routing.inputs]
         calls = [
-            partial(block, x, gate, *pair) for x in inputs for gate, pair in zip(gates, sets, strict=True)
+            partial(block, x, router, *pair)
+            for x in inputs
+            for router, pair in zip(routers, sets, strict=True)
         ]
         return self.made("feed_forward", ROUTED, routing.shape, rows, routing.work(self.size), calls)
 
@@ -220,13 +222,13 @@ class Bench:
     def route(self, rows: int) -> OpCase:
         cfg, count, hidden = self.cfg, self.cfg.n_routed_experts, self.cfg.hidden_size
         x, bias = self.input(rows, hidden), torch.zeros(count)
-        gates = self.arena.sets(torch.float32, (count, hidden))
+        routers = self.arena.sets(torch.float32, (count, hidden))
         calls = [
             partial(
-                self.ops.route, x, gate, bias, cfg.n_group, cfg.topk_group, cfg.num_experts_per_tok,
+                self.ops.route, x, router, bias, cfg.n_group, cfg.topk_group, cfg.num_experts_per_tok,
                 cfg.norm_topk_prob, cfg.routed_scaling_factor,
             )
-            for (gate,) in gates
+            for (router,) in routers
         ]  # fmt: skip
         work = op_work.route(rows, hidden, count, cfg.num_experts_per_tok, self.size)
         return self.made(
@@ -256,7 +258,7 @@ class Bench:
         slots = align(self.end, PAGE) + max(PAGE, max(ROWS))
         return [cache for (cache,) in self.weights((slots, self.cfg.latent_dim))]
 
-    def plan(self, rows: int) -> Spans:
+    def spans(self, rows: int) -> Spans:
         pages = range(1, 1 + align(self.end, PAGE) // PAGE)
         span = Span([0] * rows, self.end - rows, list(pages))
         return build_batch([span], PAGE, torch.device("cpu")).attention

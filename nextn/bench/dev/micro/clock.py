@@ -76,10 +76,13 @@ def quiet() -> Iterator[None]:
 
 
 def measure(
-    cases: Sequence[Case], rounds: int, seconds: float, told: Callable[[int, int], None] = lambda n, of: None
+    cases: Sequence[Case],
+    rounds: int,
+    seconds: float,
+    progress: Callable[[int, int], None] = lambda n, of: None,
 ) -> None:
     """Takes `rounds` samples of every case, or fewer when `seconds` are over, but at least FEWEST; of slow
-    cases fewer still. The time to find out how many calls a sample needs is included. told(n, of): called
+    cases fewer still. The time to find out how many calls a sample needs is included. progress(n, of): called
     when round n of `of` begins."""
     with quiet():
         begin = time.perf_counter()
@@ -94,7 +97,7 @@ def measure(
         for n in range(rounds):
             if n >= FEWEST and time.perf_counter() - begin > seconds:
                 break
-            told(n, rounds)
+            progress(n, rounds)
             chosen = [i for i, turn in enumerate(every) if n % turn == 0]
             for i, case in zip(chosen, by_team(cases[i] for i in chosen), strict=True):
                 if costs[i] < DEAR:

@@ -115,20 +115,20 @@ class NativeBench:
         """The router and its experts. Each pass over the arena has other rows and so other experts."""
         cfg = self.cfg
         routing = Routing(cfg, rows)
-        gate = PackedWeight(cfg.n_routed_experts, cfg.hidden_size, F32)
-        gate.place(routing.gate)
+        router = PackedWeight(cfg.n_routed_experts, cfg.hidden_size, F32)
+        router.place(routing.router)
         sets = self.mlp_weights(cfg.moe_intermediate_size, cfg.n_routed_experts)
-        gates = gate.data.repeat(len(sets), 1)
+        routers = router.data.repeat(len(sets), 1)
         bias = torch.zeros(padded(cfg.n_routed_experts, 16))
         blocks = []
-        for data, (up, down) in zip(gates, sets, strict=True):
+        for data, (up, down) in zip(routers, sets, strict=True):
             block = FeedForward(
-                gate=moved(gate.struct, data), bias=bias.data_ptr(), gate_up=up, down=down,
+                router=moved(router.struct, data), bias=bias.data_ptr(), gate_up=up, down=down,
                 experts=cfg.n_routed_experts, groups=cfg.n_group, top_groups=cfg.topk_group,
                 top_k=cfg.num_experts_per_tok, normalize=cfg.norm_topk_prob, scale=cfg.routed_scaling_factor,
             )  # fmt: skip
             blocks.append(block)
-        calls = [self.feed(block, h, gates, bias) for h in routing.inputs for block in blocks]
+        calls = [self.feed(block, h, routers, bias) for h in routing.inputs for block in blocks]
         return self.made("feed_forward", ROUTED, routing.shape, rows, routing.work(2), calls)
 
     def feed(self, block: FeedForward, h: Tensor, *kept: object) -> NativeCall:

@@ -1,7 +1,7 @@
 """The bytes that a whole step of a native model must read: its weights as they are packed. Pure.
 
 It counts as `step_work` does, but in bytes of the panels. An element has 2 in bf16, 1 and the scales in e4m3
-and int8, and 4 in the router's gate and in norms. Padding to whole panels of 16 outputs is included. A KV
+and int8, and 4 in the router and in norms. Padding to whole panels of 16 outputs is included. A KV
 entry counts without its padding.
 """
 
@@ -36,7 +36,7 @@ def layer_bytes(model: NativeDeepseekV3, layer: Layer) -> int:
     heads = cfg.num_attention_heads
     found = sum(map(weight_bytes, (layer.down, layer.q_up, layer.out)))
     found += heads * (weight_bytes(layer.key_up) + weight_bytes(layer.value_up))
-    found += sum(map(weight_bytes, (mlp.gate, mlp.shared_gate_up, mlp.shared_down)))
+    found += sum(map(weight_bytes, (mlp.router, mlp.shared_gate_up, mlp.shared_down)))
     norms = 2 * cfg.hidden_size + cfg.kv_lora_rank + (cfg.q_lora_rank or 0)
     return found + 4 * (norms + int(mlp.experts))
 

@@ -104,7 +104,7 @@ def best_token(rows: int, vocab: int) -> Work:
 
 
 def dispatch(rows: int, top_k: int) -> Work:
-    """An id is int64, as is the row that it leads to."""
+    """An id is int64, as is the row that it stands for."""
     return Work(16 * rows * top_k, 0)
 
 

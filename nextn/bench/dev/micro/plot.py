@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from matplotlib.axes import Axes
 
-from nextn.bench.dev.micro.results import Micro, OpFigures
+from nextn.bench.dev.micro.results import Micro, OpMeasurement
 from nextn.bench.plots import LIGHT, Palette, blank, dress, png
 
 MARKERS = {
@@ -54,9 +54,9 @@ def roofline_plot(micro: Micro, palette: Palette = LIGHT) -> bytes:
     return png(figure)
 
 
-def curves(micro: Micro) -> dict[str, list[OpFigures]]:
+def curves(micro: Micro) -> dict[str, list[OpMeasurement]]:
     """One curve for each op that has products, for the first of its uses in the model; ordered by rows."""
-    found: dict[str, list[OpFigures]] = {}
+    found: dict[str, list[OpMeasurement]] = {}
     uses: dict[str, str] = {}
     for op in (*micro.headline, *micro.ops):
         if op.backend != micro.backend or op.op not in MARKERS:

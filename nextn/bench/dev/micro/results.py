@@ -11,7 +11,7 @@ import torch
 
 from nextn.bench.dev.micro.cases import OpCase
 from nextn.bench.dev.micro.ceilings import Ceilings
-from nextn.bench.dev.micro.steps import StepFigures
+from nextn.bench.dev.micro.steps import StepMeasurement
 from nextn.bench.machine import Machine
 from nextn.bench.results import rounded
 
@@ -22,7 +22,7 @@ OF_BACKEND = (
 
 
 @dataclass(frozen=True)
-class OpFigures:
+class OpMeasurement:
     """One op at one number of rows. Fractions are of the measured ceilings. roofline: the least time that
     both allow over the time it took."""
 
@@ -52,16 +52,18 @@ class Micro:
     quick: bool
     machine: Machine
     ceilings: Ceilings
-    headline: list[OpFigures]  # the linear of the headline figures
-    ops: list[OpFigures]
-    steps: list[StepFigures]
-    reference: StepFigures | None  # the step of one row on plain torch, where the engine runs another backend
+    headline: list[OpMeasurement]  # the linear of the headline numbers
+    ops: list[OpMeasurement]
+    steps: list[StepMeasurement]
+    reference: (
+        StepMeasurement | None
+    )  # the step of one row on plain torch, where the engine runs another backend
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
         """The keys up to `seconds` are the headline numbers; others read them by name."""
         return {
-            **self.figures(self.backend, self.steps[0]),
+            **self.headline_values(self.backend, self.steps[0]),
             "model": self.model,
             "backend": self.backend,
             "cpu_isa": self.cpu_isa,
@@ -73,7 +75,7 @@ class Micro:
             "machine": dataclasses.asdict(self.machine),
             "seconds": self.seconds,
             "ceilings": self.ceilings.as_dict(),
-            "reference": self.reference_figures(),
+            "reference": self.reference_headline(),
             "linear": [dataclasses.asdict(op) for op in self.headline],
             "steps": [self.step(step) for step in self.steps],
             "ops": [dataclasses.asdict(op) for op in self.ops],
@@ -83,14 +85,14 @@ class Micro:
         """JSON on one line."""
         return json.dumps(rounded(self.as_dict()), allow_nan=False)
 
-    def reference_figures(self) -> dict[str, Any] | None:
+    def reference_headline(self) -> dict[str, Any] | None:
         """The headline numbers of plain torch, as it serves without the kernels."""
         if self.reference is None:
             return None
-        found = self.figures("reference", self.reference)
+        found = self.headline_values("reference", self.reference)
         return {key: found[key] for key in OF_BACKEND} | {"step": self.step(self.reference)}
 
-    def figures(self, backend: str, step: StepFigures) -> dict[str, float]:
+    def headline_values(self, backend: str, step: StepMeasurement) -> dict[str, float]:
         """The headline linear, weights out of the cache, and the step of one row. At 256 rows it is compared
         with oneDNN's product of the same shape, not with the peak."""
         dtype = self.headline[0].dtype
@@ -106,7 +108,7 @@ class Micro:
             "step_overhead_ms": step.overhead * 1e3,
         }
 
-    def step(self, step: StepFigures) -> dict[str, Any]:
+    def step(self, step: StepMeasurement) -> dict[str, Any]:
         read, peak = self.ceilings.read_bytes_per_s, self.ceilings.flops_per_s(step.dtype)
         work, seconds = step.work, step.seconds
         return {
@@ -134,13 +136,13 @@ class Micro:
         }
 
 
-def op_figures(cases: list[OpCase], ceilings: Ceilings) -> list[OpFigures]:
+def op_measurements(cases: list[OpCase], ceilings: Ceilings) -> list[OpMeasurement]:
     read = ceilings.read_bytes_per_s
     found = []
     for one in cases:
         case, peak = one.case, ceilings.flops_per_s(one.dtype)
         found.append(
-            OpFigures(
+            OpMeasurement(
                 op=one.op,
                 what=one.what,
                 shape=one.shape,

@@ -15,13 +15,13 @@ VARIANTS = 8
 
 
 class Routing:
-    """gate [E, C] f32. inputs: VARIANTS times [rows, C] f32. The bias is zero."""
+    """router [E, C] f32. inputs: VARIANTS times [rows, C] f32. The bias is zero."""
 
     def __init__(self, cfg: ModelConfig, rows: int) -> None:
         gen = torch.Generator().manual_seed(rows)
         self.cfg, self.rows = cfg, rows
-        self.gate = torch.randn(cfg.n_routed_experts, cfg.hidden_size, generator=gen)
-        self.gate *= cfg.hidden_size**-0.5
+        self.router = torch.randn(cfg.n_routed_experts, cfg.hidden_size, generator=gen)
+        self.router *= cfg.hidden_size**-0.5
         self.inputs = [
             torch.randn(rows, cfg.hidden_size, generator=gen).bfloat16().float() for _ in range(VARIANTS)
         ]
@@ -39,7 +39,7 @@ class Routing:
         found = 0
         for x in self.inputs:
             ids, _ = ops.route(
-                x, self.gate, torch.zeros(cfg.n_routed_experts), cfg.n_group, cfg.topk_group,
+                x, self.router, torch.zeros(cfg.n_routed_experts), cfg.n_group, cfg.topk_group,
                 cfg.num_experts_per_tok, cfg.norm_topk_prob, cfg.routed_scaling_factor,
             )  # fmt: skip
             found += len(ids.unique())
@@ -48,7 +48,7 @@ class Routing:
     def work(self, size: int) -> Work:
         """The work of the router and its experts."""
         cfg, hidden, top_k = self.cfg, self.cfg.hidden_size, self.cfg.num_experts_per_tok
-        gate = op_work.route(self.rows, hidden, cfg.n_routed_experts, top_k, size)
-        return gate + op_work.experts(
+        chosen = op_work.route(self.rows, hidden, cfg.n_routed_experts, top_k, size)
+        return chosen + op_work.experts(
             self.rows, hidden, cfg.moe_intermediate_size, top_k, self.distinct, size
         )

@@ -21,8 +21,8 @@ from nextn.bench.dev.micro.clock import NATIVE, Case, measure
 from nextn.bench.dev.micro.native_cases import NativeBench
 from nextn.bench.dev.micro.native_pool import NativePool, native_pool
 from nextn.bench.dev.micro.plot import roofline_plot
-from nextn.bench.dev.micro.results import Micro, op_figures
-from nextn.bench.dev.micro.steps import StepBench, StepFigures
+from nextn.bench.dev.micro.results import Micro, op_measurements
+from nextn.bench.dev.micro.steps import StepBench, StepMeasurement
 from nextn.bench.dev.micro.tables import report, summary
 from nextn.bench.machine import this_machine
 from nextn.bench.progress import Progress
@@ -44,7 +44,7 @@ class Effort:
     seconds: float
 
 
-OFTEN = 4  # samples in a round of what the headline figures come from
+OFTEN = 4  # samples in a round of what the headline numbers come from
 QUICK = Effort(rounds=7, steps=24, seconds=11.0)
 FULL = Effort(rounds=41, steps=120, seconds=90.0)
 
@@ -112,8 +112,8 @@ def find(settings: Settings, effort: Effort, progress: Progress) -> Micro:
         quick=settings.quick,
         machine=this_machine(),
         ceilings=ceilings,
-        headline=op_figures(headline, ceilings),
-        ops=op_figures(ops, ceilings),
+        headline=op_measurements(headline, ceilings),
+        ops=op_measurements(ops, ceilings),
         steps=steps,
         reference=plain,
         seconds=time.perf_counter() - begin,
@@ -122,7 +122,7 @@ def find(settings: Settings, effort: Effort, progress: Progress) -> Micro:
 
 def steps_of(
     config: EngineConfig, native: bool, ceilings: Ceilings, effort: Effort
-) -> tuple[list[StepFigures], StepFigures | None]:
+) -> tuple[list[StepMeasurement], StepMeasurement | None]:
     """The engine's steps and, beside those of native kernels, plain torch's step of one row."""
     seconds = effort.seconds / 3
     steps = StepBench(config, ceilings, effort.steps, seconds).run()

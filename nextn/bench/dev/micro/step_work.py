@@ -1,6 +1,6 @@
 """The bytes and operations of a whole engine step: active weights and KV entries. Pure.
 
-Activations are left out: they stay in the cache. The router's gate is f32; everything else has `size` bytes.
+Activations are left out: they stay in the cache. The router is f32; everything else has `size` bytes.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ def layer_work(cfg: ModelConfig, index: int, rows: float, end: int, size: int) -
         products += queries * cfg.q_lora_rank
         norms += cfg.q_lora_rank
     products += heads * rank * (cfg.qk_nope_head_dim + cfg.v_head_dim) + hidden * heads * cfg.v_head_dim
-    gates = routed = 0  # experts with a row in the gate; products of a token's routed experts
+    routers = routed = 0  # experts with a row in the router; products of a token's routed experts
     if cfg.is_moe(index):
         expert = 3 * hidden * cfg.moe_intermediate_size
-        gates, routed = cfg.n_routed_experts, cfg.num_experts_per_tok * expert
+        routers, routed = cfg.n_routed_experts, cfg.num_experts_per_tok * expert
         products += cfg.n_shared_experts * expert
     else:
         products += 3 * hidden * cfg.intermediate_size
     seen = rows * end - rows * (rows - 1) / 2
     attention = 2 * seen * heads * (cfg.latent_dim + rank)
-    moved = size * (products + norms + end * cfg.latent_dim) + 4 * gates * (hidden + 1)
-    return Work(moved, round(2 * rows * (products + gates * hidden + routed) + attention))
+    moved = size * (products + norms + end * cfg.latent_dim) + 4 * routers * (hidden + 1)
+    return Work(moved, round(2 * rows * (products + routers * hidden + routed) + attention))

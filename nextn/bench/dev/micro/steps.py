@@ -52,7 +52,7 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class StepFigures:
+class StepMeasurement:
     """Medians. seconds: of a plain step. in_ops: the time in the ops of a timed one."""
 
     name: str
@@ -81,7 +81,7 @@ class StepBench:
         self.ceilings, self.steps, self.seconds = ceilings, steps, seconds
         self.text = tokens_of_text(config)
 
-    def run(self) -> list[StepFigures]:
+    def run(self) -> list[StepMeasurement]:
         """Measures all kinds of steps; verification only if the model can draft."""
         off = dataclasses.replace(self.config, speculative_num_steps=0)
         plain = Engine(off)
@@ -93,11 +93,11 @@ class StepBench:
                 found.insert(1, self.decode(engine))
         return found
 
-    def run_decode(self) -> StepFigures:
+    def run_decode(self) -> StepMeasurement:
         """Measures the step of one row alone."""
         return self.decode(Engine(dataclasses.replace(self.config, speculative_num_steps=0)))
 
-    def decode(self, engine: Engine) -> StepFigures:
+    def decode(self, engine: Engine) -> StepMeasurement:
         """One request, one row and its drafts a step."""
         drafts = engine.speculation.num_steps
         steps = 2 * self.steps + self.steps // BETWEEN + 8
@@ -127,9 +127,9 @@ class StepBench:
                 length += took + timed_ops(engine, clock, samples)
         engine.abort("decode")
         name = f"verify {drafts} drafts" if drafts else "decode"
-        return self.figures(engine, name, drafts + 1, drafts + 1, samples)
+        return self.measurement(engine, name, drafts + 1, drafts + 1, samples)
 
-    def prefill(self, engine: Engine) -> StepFigures:
+    def prefill(self, engine: Engine) -> StepMeasurement:
         """One request's prompt, as long as a step may be, from nothing to its first token."""
         rows = min(self.config.chunked_prefill_size, engine.context_length - 1)
         params = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
@@ -148,7 +148,7 @@ class StepBench:
                 engine.add(Request(f"timed {n}", self.prompt(rows, n), params))
                 timed_ops(engine, clock, samples)
         assert not engine.has_work()
-        return self.figures(engine, f"prefill {rows}", rows, 1, samples)
+        return self.measurement(engine, f"prefill {rows}", rows, 1, samples)
 
     def look(self) -> None:
         """Samples the read ceiling. Nothing of the model is left in the caches."""
@@ -160,7 +160,9 @@ class StepBench:
         text = self.text[start % len(self.text) :] + self.text[: start % len(self.text)]
         return (text * -(-length // len(text)))[:length]
 
-    def figures(self, engine: Engine, name: str, rows: int, chosen: int, samples: Samples) -> StepFigures:
+    def measurement(
+        self, engine: Engine, name: str, rows: int, chosen: int, samples: Samples
+    ) -> StepMeasurement:
         extended, end = statistics.mean(samples.committed), round(statistics.median(samples.ends))
         step = Step(
             rows, end, chosen, statistics.mean(samples.experts), engine.speculation.num_steps, extended
@@ -170,7 +172,7 @@ class StepBench:
             work = native_step_work(model, step)
         else:
             work = step_work(model.config, step, model.dtype.itemsize)
-        return StepFigures(
+        return StepMeasurement(
             name=name,
             rows=rows,
             end=end,

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 
 from nextn.bench.dev.micro.clock import Case
-from nextn.bench.dev.micro.results import Micro, OpFigures
+from nextn.bench.dev.micro.results import Micro, OpMeasurement
 
-BUSY = 1.5  # slow reads over fast ones, from which on the figures are in doubt
+BUSY = 1.5  # slow reads over fast ones, from which on the numbers are in doubt
 
 
 def report(micro: Micro) -> str:
@@ -74,8 +74,8 @@ def steps(micro: Micro) -> str:
     shown = [(one.name, one) for one in micro.steps]
     if micro.reference is not None:
         shown.append((f"{micro.reference.name}, reference", micro.reference))
-    for name, figures in shown:
-        one = micro.step(figures)
+    for name, step in shown:
+        one = micro.step(step)
         cells = (
             f"{name}, {one['dtype']}", str(one["rows"]), str(one["context"]), f"{one['ms']:.2f}",
             f"{one['overhead_ms']:.2f}", f"{one['bytes'] / 1e6:.1f}", f"{one['gb_s']:.1f}",
@@ -100,7 +100,7 @@ def in_ops(micro: Micro, index: int) -> str:
     return table((step["name"], "calls", "ms", "of the step"), rows)
 
 
-def op_rows(found: Sequence[OpFigures]) -> str:
+def op_rows(found: Sequence[OpMeasurement]) -> str:
     rows = [
         (
             f"{op.op} {op.what} {op.shape}, {op.dtype}", str(op.rows), f"{op.us:.1f}", f"{op.gb_s:.1f}",
@@ -120,7 +120,7 @@ def op_table(micro: Micro, backend: str) -> str:
     )
 
 
-def side_by_side(ops: Sequence[OpFigures], backends: Sequence[str]) -> str:
+def side_by_side(ops: Sequence[OpMeasurement], backends: Sequence[str]) -> str:
     """The microseconds of every op in each backend."""
     cells: dict[tuple[str, str, int], dict[str, float]] = {}
     for op in ops:

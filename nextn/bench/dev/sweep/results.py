@@ -15,7 +15,7 @@ from nextn.bench.dev.sweep.identity import Identity
 from nextn.bench.dev.sweep.plan import Level
 from nextn.bench.dev.sweep.scenarios import Scenario
 from nextn.bench.machine import Machine
-from nextn.bench.measure import Figures, figures
+from nextn.bench.measure import Metrics, calculate_metrics
 from nextn.request import SpecStats
 
 
@@ -23,14 +23,14 @@ from nextn.request import SpecStats
 class Cell:
     """One side at one load, all rounds."""
 
-    rounds: list[Figures] = field(default_factory=list)
+    rounds: list[Metrics] = field(default_factory=list)
     spec: SpecStats | None = None  # what speculation did in all rounds; None: the server does not say
     lifetime: float | None = None  # an accept length that is of the server's whole life, where that is all
     failures: Counter[str] = field(default_factory=Counter)  # requests, by kind
     first_failures: dict[str, str] = field(default_factory=dict)  # kind: message
 
-    def add(self, load: Load, spec: SpecStats | None) -> Figures:
-        found = figures(load)
+    def add(self, load: Load, spec: SpecStats | None) -> Metrics:
+        found = calculate_metrics(load)
         self.rounds.append(found)
         if spec is not None:
             self.spec = self.spec or SpecStats()

@@ -1,6 +1,6 @@
 // The server's load, from /metrics, once a second while the page can be seen.
 
-import { number, percent, show } from "./figures.js";
+import { number, percent, show } from "./metrics.js";
 import { ask } from "./stream.js";
 
 const PERIOD = 1000; // ms
@@ -18,7 +18,7 @@ export function parse(text) {
 }
 
 /** [name, value] pairs to show. */
-export function figures(metrics) {
+export function shown(metrics) {
   const get = (name) => metrics.get(`nextn:${name}`);
   const rates = [];
   for (let depth = 1; ; depth += 1) {
@@ -52,7 +52,7 @@ export function watch(list, auto, trouble) {
     if (!document.hidden) {
       try {
         const metrics = parse(await (await ask("metrics")).text());
-        show(list, figures(metrics));
+        show(list, shown(metrics));
         auto.textContent = automatic(metrics);
         auto.hidden = auto.textContent === "";
         trouble.hidden = true;

@@ -1,6 +1,6 @@
 // The page: what is asked, in which order, and what is said of the two texts.
 
-import { number } from "./figures.js";
+import { number } from "./metrics.js";
 import { watch } from "./load.js";
 import { Pane } from "./pane.js";
 import { plot } from "./race.js";
@@ -83,7 +83,7 @@ async function warmUp(body, signal) {
   }
 }
 
-/** What is told of one pane, or of both side by side. */
+/** What is shown of one pane, or of both side by side. */
 function verdict(mtp, plain) {
   if (!plain) {
     return [`Done: ${number(mtp.tokens)} tokens, accept length ${number(mtp.acceptLength, 2)}.`];

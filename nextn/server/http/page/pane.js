@@ -1,6 +1,6 @@
-// One answer: its text, each token coloured by the depth at which it was drafted, and its figures.
+// One answer: its text, each token coloured by the depth at which it was drafted, and its metrics.
 
-import { number, show } from "./figures.js";
+import { number, show } from "./metrics.js";
 
 const COLOURS = 5; // deeper drafts share the last one
 
@@ -57,7 +57,7 @@ export class Pane {
     return this.arrivals[0]?.[0] ?? NaN;
   }
 
-  /** Tokens per second after the first news of any. */
+  /** Tokens per second after the first output. */
   get speed() {
     const [start, before] = this.arrivals[0] ?? [];
     const [end] = this.arrivals.at(-1) ?? [];
@@ -76,18 +76,18 @@ export class Pane {
     this.frame = null;
     const pre = this.find("pre");
     const atEnd = pre.scrollTop + pre.clientHeight >= pre.scrollHeight - 8;
-    const news = document.createDocumentFragment();
+    const added = document.createDocumentFragment();
     for (const [text, depth, step] of this.waiting) {
       const span = document.createElement("span");
       span.className = `d${Math.min(depth, COLOURS)}`;
       span.textContent = text;
       span.title = step === 0 ? "from the prompt's step" : `step ${step}: ${name(depth)}`;
-      news.append(span);
+      added.append(span);
     }
     this.waiting = [];
-    pre.append(news);
+    pre.append(added);
     if (atEnd) pre.scrollTop = pre.scrollHeight;
-    show(this.find(".figures"), [
+    show(this.find(".metrics"), [
       ["tokens/s", number(this.speed, 1)],
       ["accept length", number(this.acceptLength, 2)],
       ["TTFT, ms", number(this.first, 1)],

@@ -1,4 +1,4 @@
-"""What users are told when the native kernels cannot serve, and how they are chosen."""
+"""What users read when the native kernels cannot serve, and how they are chosen."""
 
 from __future__ import annotations
 

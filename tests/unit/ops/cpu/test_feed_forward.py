@@ -29,7 +29,7 @@ def best(values: Tensor, k: int) -> Tensor:
 
 def route(block: FeedForwardBlock, h: Tensor, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     """(ids, weights) [rows, top_k]."""
-    scores = torch.sigmoid(h.to(dtype) @ block.gate.to(dtype).T)
+    scores = torch.sigmoid(h.to(dtype) @ block.router.to(dtype).T)
     biased = scores + block.bias.to(dtype)
     grouped = biased.unflatten(-1, (block.groups, -1))
     value = grouped.sort(dim=-1, descending=True).values[..., :2].sum(-1)

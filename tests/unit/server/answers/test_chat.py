@@ -42,14 +42,14 @@ def played(
     generation = Generation(engine, tokenizer, [Prompt([0], params, shown=reading.markers)], 1, 0.0)
     reply = Reply(request, generation, "m", reading)
     tokens = tokenizer.encode(text, add_special_tokens=False)
-    news, at = [], 0
+    outputs, at = [], 0
     for run in [*cuts, len(tokens)]:
         part, at = tokens[at : at + run], at + run
         out = Output(
             generation.choices[0].request.rid, part, [0] * len(part), reason if at >= len(tokens) else None
         )
         out.logprobs = [TokenLogprob(-1.0, [])] * len(part) if request.logprobs else None
-        news.append(out)
+        outputs.append(out)
         if out.finish_reason is not None:
             break
 
@@ -59,7 +59,7 @@ def played(
 
         working = asyncio.ensure_future(answer())
         await asyncio.sleep(0)
-        for out in news:
+        for out in outputs:
             engine.receive(StepOutputs([out], EngineStats(), 0.1))
             await asyncio.sleep(0)
         return await working
@@ -119,7 +119,7 @@ def test_a_stream_tells_the_same(tokenizer: Tokenizer, cuts: list[int], logprobs
 
 
 @pytest.mark.parametrize(
-    ("text", "reason", "content", "calls", "told"),
+    ("text", "reason", "content", "calls", "ended"),
     [
         ("no call", "stop", "no call", None, "stop"),
         (CALL, "stop", None, [ARGUMENTS], "tool_calls"),
@@ -129,17 +129,17 @@ def test_a_stream_tells_the_same(tokenizer: Tokenizer, cuts: list[int], logprobs
     ],
 )  # fmt: skip
 def test_ends(
-    tokenizer: Tokenizer, text: str, reason: str, content: str | None, calls: list[str] | None, told: str
+    tokenizer: Tokenizer, text: str, reason: str, content: str | None, calls: list[str] | None, ended: str
 ) -> None:
     reading = Reading("deepseekv31")
     (answer,) = played(tokenizer, text, [], reading, reason)
     (choice,) = answer["choices"]
-    assert (choice["message"]["content"], choice["finish_reason"]) == (content, told)
+    assert (choice["message"]["content"], choice["finish_reason"]) == (content, ended)
     assert "reasoning_content" not in choice["message"]
     made = choice["message"].get("tool_calls")
     assert (made and [call["function"]["arguments"] for call in made]) == calls
     got = put_together(played(tokenizer, text, [3, 1, 4], reading, reason, stream=True))
-    assert (got["message"]["content"] or None, got["finish_reason"]) == (content, told)
+    assert (got["message"]["content"] or None, got["finish_reason"]) == (content, ended)
     assert [call["arguments"] for call in got["message"]["tool_calls"]] == (calls or [])
 
 
@@ -158,9 +158,9 @@ def test_reasoning_tokens_are_counted(tokenizer: Tokenizer) -> None:
     ):  # fmt: skip
         (answer,) = played(tokenizer, text, [], reading)
         *_, last = played(tokenizer, text, [3], reading, stream=True, stream_options={"include_usage": True})
-        for told in (answer, last):
+        for body in (answer, last):
             details = None if count is None else {"reasoning_tokens": count}
-            assert told["usage"].get("completion_tokens_details") == details
+            assert body["usage"].get("completion_tokens_details") == details
 
 
 def test_reasoning_alone(tokenizer: Tokenizer) -> None:

@@ -33,13 +33,13 @@ def test_echo(tokenizer: Tokenizer, stream: bool, n: int, fields: dict[str, Any]
     config = ServerConfig(reasoning_parser="deepseek-v3")
     body = {"echo": True, "logprobs": True, "n": n, "stream": stream, **fields}
     got = post(tokenizer, "/v1/chat/completions", tokens, [3, 1, 1], None, config, **body)
-    said, thought, told = [""] * n, [""] * n, [0] * n
+    said, thought, shown = [""] * n, [""] * n, [0] * n
     for event in got if stream else [got]:
         for choice in event["choices"]:
             text = choice["delta" if stream else "message"]
             said[choice["index"]] += text.get("content") or ""
             thought[choice["index"]] += text.get("reasoning_content") or ""
-            told[choice["index"]] += len((choice["logprobs"] or {"content": []})["content"])
+            shown[choice["index"]] += len((choice["logprobs"] or {"content": []})["content"])
     assert said == [echo + "it is"] * n
     assert thought == ["Hm."] * n
-    assert told == [len(tokens)] * n
+    assert shown == [len(tokens)] * n

@@ -51,8 +51,8 @@ def generation(engine: EngineClient, tokenizer: Tokenizer, **options: Any) -> Ge
 
 
 def steps(rid: str, tokens: Sequence[int], cuts: Sequence[int], reason: str | None) -> list[StepOutputs]:
-    """The tokens as news, cut into runs of these lengths, the last run as long as is left."""
-    news, at = [], 0
+    """The tokens as outputs of steps, cut into runs of these lengths, the last run as long as is left."""
+    messages, at = [], 0
     for run in [*cuts, len(tokens)]:
         part = list(tokens[at : at + run])
         at += run
@@ -60,15 +60,17 @@ def steps(rid: str, tokens: Sequence[int], cuts: Sequence[int], reason: str | No
         out = Output(
             rid, part, [*range(1, len(part)), 0][: len(part)], reason if last else None, cached_tokens=2
         )
-        out.spec = SpecStats(verify_steps=len(news) + 1, committed=at)
-        news.append(StepOutputs([out], EngineStats(), 0.1))
+        out.spec = SpecStats(verify_steps=len(messages) + 1, committed=at)
+        messages.append(StepOutputs([out], EngineStats(), 0.1))
         if last:
             break
-    return news
+    return messages
 
 
-def run(engine: EngineClient, reply: Reply, news: Sequence[StepOutputs | Rejected]) -> tuple[Any, list[Any]]:
-    """Plays the news; returns the whole answer, or the chunks when the request streams."""
+def run(
+    engine: EngineClient, reply: Reply, messages: Sequence[StepOutputs | Rejected]
+) -> tuple[Any, list[Any]]:
+    """Plays the messages; returns the whole answer, or the chunks when the request streams."""
 
     async def play() -> Any:
         async def whole() -> bytes:
@@ -80,7 +82,7 @@ def run(engine: EngineClient, reply: Reply, news: Sequence[StepOutputs | Rejecte
         streaming = reply.request.stream
         answer = asyncio.ensure_future(chunks() if streaming else whole())
         await asyncio.sleep(0)
-        for message in news:
+        for message in messages:
             engine.receive(message)
             await asyncio.sleep(0)
         got = await answer
@@ -140,21 +142,21 @@ def test_draft_depths_of_a_stream(tokenizer: Tokenizer, cuts: list[int], stop: l
     """They spell each chunk's text, and are those of the whole answer; "here!" holds the end back until an
     end without a token lets it go."""
     tokens = tokenizer.encode(TEXT, add_special_tokens=False)
-    told: list[list[tuple[str, int]]] = []
+    shown: list[list[tuple[str, int]]] = []
     for stream in (False, True):
         engine = client()
         gen = generation(engine, tokenizer, stop=stop, keep_depths=True)
         rid = gen.choices[0].request.rid
-        news = steps(rid, tokens, cuts, "length" if end == "length" else None)
+        messages = steps(rid, tokens, cuts, "length" if end == "length" else None)
         if end == "stop":
-            news.append(StepOutputs([Output(rid, [], [], "stop", 1)], EngineStats(), 0.1))
+            messages.append(StepOutputs([Output(rid, [], [], "stop", 1)], EngineStats(), 0.1))
         request = CompletionRequest(prompt="x", stream=stream, return_draft_depths=True)
-        found, _ = run(engine, Reply(request, gen, "m"), news)
+        found, _ = run(engine, Reply(request, gen, "m"), messages)
         choices = [chunk["choices"][0] for chunk in found] if stream else found["choices"]
         for choice in choices:
             assert "".join(text for text, _ in choice["draft_depths"]) == choice["text"]
-        told.append([(text, depth) for choice in choices for text, depth in choice["draft_depths"]])
-    whole, pieces = told
+        shown.append([(text, depth) for choice in choices for text, depth in choice["draft_depths"]])
+    whole, pieces = shown
     assert len(whole) == len(gen.choices[0].tokens)
     assert [depth for _, depth in pieces[: len(whole)]] == [depth for _, depth in whole]
     assert len(pieces) - len(whole) in (0, 1)
@@ -168,8 +170,8 @@ def test_stop_string_ends_the_request_in_the_engine(tokenizer: Tokenizer) -> Non
     observer = watch(engine)
     gen = generation(engine, tokenizer, stop=["o"], observer=observer)
     rid = gen.choices[0].request.rid
-    news = steps(rid, tokenizer.encode(TEXT, add_special_tokens=False), [8, 2], None)
-    answer, sent = run(engine, Reply(CompletionRequest(prompt="x"), gen, "m"), news)
+    messages = steps(rid, tokenizer.encode(TEXT, add_special_tokens=False), [8, 2], None)
+    answer, sent = run(engine, Reply(CompletionRequest(prompt="x"), gen, "m"), messages)
     assert answer["choices"][0]["text"] == "héll"
     assert [type(message) for message in sent] == [Add, Abort]
     assert observer.metrics.aborted == 0  # the client got all it asked for
@@ -190,8 +192,8 @@ def test_unfinished_character_at_the_end(tokenizer: Tokenizer) -> None:
 def test_an_end_without_a_token(tokenizer: Tokenizer) -> None:
     engine = client()
     gen = generation(engine, tokenizer)
-    news = [StepOutputs([Output(gen.choices[0].request.rid, [], [], "stop", 1)], EngineStats(), 0.1)]
-    answer, _ = run(engine, Reply(CompletionRequest(prompt="x"), gen, "m"), news)
+    messages = [StepOutputs([Output(gen.choices[0].request.rid, [], [], "stop", 1)], EngineStats(), 0.1)]
+    answer, _ = run(engine, Reply(CompletionRequest(prompt="x"), gen, "m"), messages)
     assert answer["choices"][0] == {
         "index": 0,
         "text": "",
@@ -227,11 +229,11 @@ def test_spec_tokens_details(tokenizer: Tokenizer, chat: bool, usage: bool | Non
     if usage:
         fields["stream_options"] = {"include_usage": True}
     request: Any = ChatRequest(messages=[], **fields) if chat else CompletionRequest(prompt="x", **fields)
-    news = []
+    messages = []
     for choice in gen.choices:
         last = Output(choice.request.rid, [5], [0], "length", spec=spec_of((2, 0), (2, 2), (1, 1)))
-        news.append(StepOutputs([last], EngineStats(), 0.1))
-    answer, _ = run(engine, Reply(request, gen, "m"), news)
+        messages.append(StepOutputs([last], EngineStats(), 0.1))
+    answer, _ = run(engine, Reply(request, gen, "m"), messages)
     if usage is not None:
         *chunks, answer = answer
         assert answer["choices"] == []
@@ -264,8 +266,8 @@ def test_a_text_that_is_nobodys_says_so_unasked(tokenizer: Tokenizer) -> None:
     gen = generation(engine, tokenizer)
     spec = SpecStats(simulated=True)
     last = Output(gen.choices[0].request.rid, [5], [0], "length", spec=spec)
-    news = [StepOutputs([last], EngineStats(), 0.1)]
-    answer, _ = run(engine, Reply(CompletionRequest(prompt="x"), gen, "m"), news)
+    messages = [StepOutputs([last], EngineStats(), 0.1)]
+    answer, _ = run(engine, Reply(CompletionRequest(prompt="x"), gen, "m"), messages)
     assert answer["usage"]["spec_details"]["simulated"] is True
 
 
@@ -277,7 +279,7 @@ def test_one_line_for_each_finished_request(tokenizer: Tokenizer, caplog: pytest
         arrival = time.perf_counter() - 2
         gen = generation(engine, tokenizer, n=2, stop=["b"], arrival=arrival, observer=observer)
         first, second = (choice.request.rid for choice in gen.choices)
-        news = [
+        messages = [
             StepOutputs([Output(first, [5], [0], cached_tokens=2)], EngineStats(), 0.1),
             *steps(second, tokenizer.encode("ab", add_special_tokens=False), [], None),
             StepOutputs(
@@ -286,7 +288,7 @@ def test_one_line_for_each_finished_request(tokenizer: Tokenizer, caplog: pytest
             ),
         ]  # fmt: skip
         with caplog.at_level(level, "nextn.request"):
-            run(engine, Reply(request, gen, "m"), news)
+            run(engine, Reply(request, gen, "m"), messages)
         assert len(caplog.messages) == count
     stopped, whole = caplog.messages
     assert stopped.startswith(f"Finished request, id: '{second}', #prompt-token: 3, #cached-token: 2, ")
@@ -352,11 +354,11 @@ def test_noise_streams(tokenizer: Tokenizer) -> None:
 def test_a_grammar_that_cannot_go_on_is_an_error(tokenizer: Tokenizer) -> None:
     engine = client()
     gen = generation(engine, tokenizer)
-    (news,) = steps(gen.choices[0].request.rid, [5, 6], [], "error")
-    news.outputs[0].error = "the grammar has no way to go on from here"
-    news.outputs[0].error_code = "grammar_error"
+    (messages,) = steps(gen.choices[0].request.rid, [5, 6], [], "error")
+    messages.outputs[0].error = "the grammar has no way to go on from here"
+    messages.outputs[0].error_code = "grammar_error"
     with pytest.raises(ApiError, match="the grammar has no way to go on") as error:
-        run(engine, Reply(CompletionRequest(prompt="x"), gen, "m"), [news])
+        run(engine, Reply(CompletionRequest(prompt="x"), gen, "m"), [messages])
     assert (error.value.status, error.value.code) == (400, "grammar_error")
     assert engine.active == 0
 
@@ -364,9 +366,9 @@ def test_a_grammar_that_cannot_go_on_is_an_error(tokenizer: Tokenizer) -> None:
 def test_no_room_for_its_grammar(tokenizer: Tokenizer) -> None:
     engine = client()
     gen = generation(engine, tokenizer)
-    news = Rejected(gen.choices[0].request.rid, "they wait", busy=True)
+    messages = Rejected(gen.choices[0].request.rid, "they wait", busy=True)
     with pytest.raises(ApiError, match="they wait") as error:
-        run(engine, Reply(CompletionRequest(prompt="x"), gen, "m"), [news])
+        run(engine, Reply(CompletionRequest(prompt="x"), gen, "m"), [messages])
     assert (error.value.status, error.value.code) == (503, "grammars_busy")
     assert error.value.headers["Retry-After"] == "1"
 
@@ -380,7 +382,7 @@ def test_likelihood_of_candidates(tokenizer: Tokenizer) -> None:
 
 
 def test_an_engine_that_goes_before_it_is_asked(tokenizer: Tokenizer) -> None:
-    """Between the look at it and the answer's first step it may die: every choice ends, with news."""
+    """Between the look at it and the answer's first step it may die: every choice ends, with an error."""
     engine = EngineClient()
     observer = watch(engine)
 
@@ -388,7 +390,7 @@ def test_an_engine_that_goes_before_it_is_asked(tokenizer: Tokenizer) -> None:
         async for _ in generation(engine, tokenizer, n=2, observer=observer).deltas():
             pass
 
-    with pytest.raises(ApiError, match="the engine is not running") as told:
+    with pytest.raises(ApiError, match="the engine is not running") as shown:
         asyncio.run(ask())
-    assert told.value.status == 503
+    assert shown.value.status == 503
     assert (observer.metrics.requests, observer.metrics.failed, engine.active) == (2, 2, 0)

@@ -44,7 +44,7 @@ def answer(
     prompt: Sequence[int] = PROMPT,
     echo: str | None = None,
 ) -> list[Any]:
-    """Plays the tokens as news, cut into runs of these lengths; the choices of the answer or its chunks."""
+    """The choices of the answer or its chunks, the tokens cut into outputs of these lengths."""
     engine = EngineClient()
     engine.attach(Ready(258, 1024, 2, {}, EngineStats()), EngineSocket())  # type: ignore[arg-type]
     params = SamplingParams(logprobs=2, prompt_logprobs=None if echo is None else 2)
@@ -76,8 +76,8 @@ def answer(
         working = asyncio.ensure_future(chunks() if request.stream else whole())
         await asyncio.sleep(0)
         for i, out in enumerate(outs):
-            news = StepOutputs([out], EngineStats(), 0.1, [] if i else scores)
-            engine.receive(decode_from_engine(encode(news)))
+            message = StepOutputs([out], EngineStats(), 0.1, [] if i else scores)
+            engine.receive(decode_from_engine(encode(message)))
             await asyncio.sleep(0)
         return await working
 
@@ -86,11 +86,11 @@ def answer(
 
 def together(choices: list[Any]) -> tuple[str, dict[str, list[Any]]]:
     """Text and log-probabilities of a completion, its chunks put together."""
-    told: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+    shown: dict[str, list[Any]] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
     for choice in choices:
         for name, values in (choice["logprobs"] or {}).items():
-            told[name] += values
-    return "".join(choice["text"] for choice in choices), told
+            shown[name] += values
+    return "".join(choice["text"] for choice in choices), shown
 
 
 cuts = st.lists(st.integers(1, 5), max_size=20)
@@ -105,7 +105,7 @@ def test_completions(
     """Every token of the text and none of what the stop string cut off, whatever the steps and chunks."""
     tokens = tokenizer.encode(TEXT, add_special_tokens=False)
     request = CompletionRequest(prompt="x", stream=stream)
-    text, told = together(answer(tokenizer, request, tokens, cuts, stop, echo=echo))
+    text, shown = together(answer(tokenizer, request, tokens, cuts, stop, echo=echo))
     ends = [TEXT.index(s) for s in stop if s in TEXT]
     expected = TEXT[: min(ends, default=len(TEXT))]
     assert text == (echo or "") + expected
@@ -115,16 +115,16 @@ def test_completions(
     ]
     names = [tokenizer.token_names[t] for t, _ in kept]
     if echo is not None:
-        assert told["tokens"][:3] == ["<bos>", "$", "%"]
-        assert told["token_logprobs"][:3] == [None, -0.05, -0.06]
-        assert told["top_logprobs"][0] is None
-        assert told["text_offset"][:3] == [0, 0, 1]
-        told = {name: values[3:] for name, values in told.items()}
+        assert shown["tokens"][:3] == ["<bos>", "$", "%"]
+        assert shown["token_logprobs"][:3] == [None, -0.05, -0.06]
+        assert shown["top_logprobs"][0] is None
+        assert shown["text_offset"][:3] == [0, 0, 1]
+        shown = {name: values[3:] for name, values in shown.items()}
     begin = len(echo or "")
-    assert told["tokens"] == names
-    assert told["token_logprobs"] == [-t / 100 for t, _ in kept]
-    assert told["text_offset"] == [begin + offset for _, offset in kept]
-    for (token, _), top in zip(kept, told["top_logprobs"], strict=True):
+    assert shown["tokens"] == names
+    assert shown["token_logprobs"] == [-t / 100 for t, _ in kept]
+    assert shown["text_offset"] == [begin + offset for _, offset in kept]
+    for (token, _), top in zip(kept, shown["top_logprobs"], strict=True):
         assert top == {tokenizer.token_names[token + 1]: -0.25, tokenizer.token_names[token]: -token / 100}
 
 
@@ -148,12 +148,12 @@ def test_chats(tokenizer: Tokenizer, cuts: list[int], stream: bool) -> None:
 def test_an_end_token_counts_only_after_an_echo(tokenizer: Tokenizer, stream: bool) -> None:
     """lm-eval asks for one token and leaves the last entry out, whatever it was."""
     request = CompletionRequest(prompt="x", stream=stream)
-    text, told = together(answer(tokenizer, request, [], [], reason="stop", matched=EOS))
-    assert (text, told["tokens"]) == ("", [])
-    text, told = together(answer(tokenizer, request, [], [], reason="stop", matched=EOS, echo=ECHO))
+    text, shown = together(answer(tokenizer, request, [], [], reason="stop", matched=EOS))
+    assert (text, shown["tokens"]) == ("", [])
+    text, shown = together(answer(tokenizer, request, [], [], reason="stop", matched=EOS, echo=ECHO))
     assert text == ECHO
-    assert told["token_logprobs"] == [None, -0.05, -0.06, -0.01]
-    assert told["text_offset"] == [0, 0, 1, 2]
+    assert shown["token_logprobs"] == [None, -0.05, -0.06, -0.01]
+    assert shown["text_offset"] == [0, 0, 1, 2]
 
 
 def test_a_prompt_that_ends_within_a_character(tokenizer: Tokenizer) -> None:
@@ -162,9 +162,9 @@ def test_a_prompt_that_ends_within_a_character(tokenizer: Tokenizer) -> None:
     assert echo == "a\ufffd"
     tokens = tokenizer.encode("b", add_special_tokens=False)
     request = CompletionRequest(prompt="x")
-    text, told = together(answer(tokenizer, request, tokens, [], prompt=prompt, echo=echo))
+    text, shown = together(answer(tokenizer, request, tokens, [], prompt=prompt, echo=echo))
     assert text == "a\ufffdb"
-    assert told["text_offset"] == [0, 0, 1, 1, 2]
+    assert shown["text_offset"] == [0, 0, 1, 1, 2]
 
 
 def test_special_tokens_spelled_out_in_a_prompt(tokenizer: Tokenizer) -> None:
@@ -211,30 +211,32 @@ def test_scores_of_a_prompt_come_once(tokenizer: Tokenizer, length: int, ended: 
             engine.end(f"answer-{ended}")
         scores = PromptScores.pack(rids, [None, *map(logprob_of, prompt[1:])])
         ends = [Output(rid, [6], [0], "length", logprobs=[logprob_of(6)]) for rid in rids]
-        for news in (
+        for message in (
             StepOutputs(ends[:1], EngineStats(), 0.1, [scores]),
             StepOutputs(ends[1:], EngineStats(), 0.1),
         ):
-            engine.receive(decode_from_engine(encode(news)))
+            engine.receive(decode_from_engine(encode(message)))
         return json.loads(await working)["choices"]
 
     for i, choice in enumerate(asyncio.run(play())):
         assert choice["finish_reason"] == ("abort" if i == ended else "length")
         if i != ended:
-            told = choice["logprobs"]
+            shown = choice["logprobs"]
             expected = [*prompt[1:], 6]
-            assert told["token_logprobs"] == [None, *(logprob_of(t).logprob for t in expected)]
-            assert len(told["tokens"]) == len(told["text_offset"]) == len(told["top_logprobs"]) == length + 1
-            assert told["text_offset"][-1] == len(echo)
+            assert shown["token_logprobs"] == [None, *(logprob_of(t).logprob for t in expected)]
+            assert (
+                len(shown["tokens"]) == len(shown["text_offset"]) == len(shown["top_logprobs"]) == length + 1
+            )
+            assert shown["text_offset"][-1] == len(echo)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(tokens=st.lists(st.integers(0, 257), min_size=1, max_size=9), top=st.integers(0, 3))
 def test_scores_unpack_to_what_was_packed(tokens: list[int], top: int) -> None:
-    told = [None, *(TokenLogprob(-t / 7, [(i, -i / 3) for i in range(top)]) for t in tokens[1:])]
-    scores = PromptScores.pack(["a"], told)
+    shown = [None, *(TokenLogprob(-t / 7, [(i, -i / 3) for i in range(top)]) for t in tokens[1:])]
+    scores = PromptScores.pack(["a"], shown)
     assert (
-        decode_from_engine(encode(StepOutputs([], EngineStats(), 0.1, [scores]))).scores[0].unpack() == told
+        decode_from_engine(encode(StepOutputs([], EngineStats(), 0.1, [scores]))).scores[0].unpack() == shown
     )
 
 

@@ -1,4 +1,4 @@
-"""The answers of /generate: the whole text so far, and what is told of it."""
+"""The answers of /generate: the whole text so far, and what goes with it."""
 
 from __future__ import annotations
 
@@ -133,11 +133,11 @@ def test_logprobs(tokenizer: Tokenizer, start: int, texts: bool) -> None:
 
     assert meta["output_token_logprobs"] == [entry(token) for token in tokens]
     assert meta["output_top_logprobs"] == [top(token) for token in tokens]
-    told = prompt[start:] if start >= 0 else []
+    shown = prompt[start:] if start >= 0 else []
     assert meta["input_token_logprobs"] == [
-        entry(token) if i else [None, token, spelled(token)] for i, token in enumerate(told)
+        entry(token) if i else [None, token, spelled(token)] for i, token in enumerate(shown)
     ]
-    assert meta["input_top_logprobs"] == [top(token) if i else None for i, token in enumerate(told)]
+    assert meta["input_top_logprobs"] == [top(token) if i else None for i, token in enumerate(shown)]
 
 
 def test_no_logprobs_where_none_were_asked_for(tokenizer: Tokenizer) -> None:

@@ -42,14 +42,14 @@ def test_chunks_add_up_to_the_whole(
         assert whole["prompt_token_ids"] == prompt
     else:
         assert [choice["prompt_token_ids"] for choice in whole["choices"]] == [prompt] * n
-    told, firsts = [list[int]() for _ in range(n)], [list[bool]() for _ in range(n)]
+    shown, firsts = [list[int]() for _ in range(n)], [list[bool]() for _ in range(n)]
     for chunk in post(tokenizer, path, tokens, cuts, matched, config, **body, stream=True):
         (choice,) = chunk["choices"]
-        told[choice["index"]] += choice.get("token_ids", [])
+        shown[choice["index"]] += choice.get("token_ids", [])
         begin = (chunk if chat else choice).get("prompt_token_ids")
         assert begin in (None, prompt)
         firsts[choice["index"]].append(begin is not None)
-    assert told == [used + ended] * n
+    assert shown == [used + ended] * n
     assert all(first and not any(rest) for first, *rest in firsts)
 
 

@@ -33,8 +33,8 @@ def texts(
         if streamed.get("stream"):
             got = list({event.get("index", 0): event for event in got}.values())
         got = got if isinstance(got, list) else [got]
-        told = [each["meta_info"].get("output_token_logprobs", []) for each in got]
-        return [each["text"] for each in got], [[token for _, token, _ in each] for each in told]
+        reported = [each["meta_info"].get("output_token_logprobs", []) for each in got]
+        return [each["text"] for each in got], [[token for _, token, _ in each] for each in reported]
     path = "/v1/chat/completions" if api == "chat" else "/v1/completions"
     body: dict[str, Any] = {"messages": CHAT} if api == "chat" else {"prompt": [0, 5]}
     if fields.pop("return_logprob", False):
@@ -65,12 +65,12 @@ def test_a_stop_string_stays(
 ) -> None:
     tokens = tokenizer.encode(TEXT, add_special_tokens=False)
     keep = "no_stop_trim" if name or api == "generate" else "include_stop_str_in_output"
-    said, told = texts(
+    said, reported = texts(
         tokenizer, api, tokens, cuts, n=n, stream=stream, stop=["stop", "nowhere"], return_logprob=True,
         **{keep: True},
     )  # fmt: skip
     assert said == ["héllo €uro, stop"] * n
-    assert told == [tokens[: len(said[0].encode())]] * n
+    assert reported == [tokens[: len(said[0].encode())]] * n
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -81,14 +81,14 @@ def test_special_tokens(
     """They are text where they are not skipped; the one that ended it only where it is to stay."""
     tokens = tokenizer.encode(TEXT[:5] + "<bos>" + TEXT[5:], add_special_tokens=False)
     assert BOS in tokens
-    said, told = texts(
+    said, reported = texts(
         tokenizer, api, tokens, cuts, EOS, n, stream=stream, no_stop_trim=keep, skip_special_tokens=skip,
         spaces_between_special_tokens=skip, return_logprob=True,
     )  # fmt: skip
     shown = "héllo<bos> €uro, stop here" + "<eos>" * keep
     assert said == [TEXT if skip else shown] * n
     ended = [EOS] if keep and not skip and api != "generate" else []
-    assert told == [tokens + ended] * n
+    assert reported == [tokens + ended] * n
 
 
 @pytest.mark.parametrize("skip", [False, True])
@@ -117,12 +117,12 @@ def test_a_stop_regex_ends_the_text(
 ) -> None:
     """Where it is complete, within a run of drafts too; what it matched stays."""
     tokens = tokenizer.encode(TEXT, add_special_tokens=False)
-    said, told = texts(
+    said, reported = texts(
         tokenizer, api, tokens, cuts, n=n, stream=stream, stop_regex=["[xyz]", "u.o, s"], stop="stop",
         return_logprob=True,
     )  # fmt: skip
     assert said == ["héllo €uro, s"] * n
-    assert told == [tokens[: len(said[0].encode())]] * n
+    assert reported == [tokens[: len(said[0].encode())]] * n
 
 
 def test_a_stop_regex_is_named(tokenizer: Tokenizer) -> None:

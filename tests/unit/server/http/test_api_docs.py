@@ -1,4 +1,4 @@
-"""docs/api.md names every field that is taken, everything that is told, and every metric."""
+"""docs/api.md names every field that is taken, everything that is answered, and every metric."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_figures(struct: type) -> None:
 def test_metrics() -> None:
     engine = EngineClient()
     auto = DraftingState(True, 1, 1.5, "")
-    engine.figures.on_step(EngineStats(spec=SpecStats(1, [1], [1], 2, [0, 1]), auto=auto), 1.0)
+    engine.metrics.on_step(EngineStats(spec=SpecStats(1, [1], [1], 2, [0, 1]), auto=auto), 1.0)
     lines = Metrics(engine).render().decode().splitlines()
     names = {line.split()[2] for line in lines if line.startswith("# TYPE")}
     names = {name for name in names if not name.endswith("_created")}

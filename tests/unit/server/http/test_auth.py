@@ -1,4 +1,4 @@
-"""--api-key: what it guards, what stays open, and that it is told to nobody."""
+"""--api-key: what it guards, what stays open, and that it is shown to nobody."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ async def test_without_the_key(given: str | None) -> None:
 async def test_with_the_key(given: str) -> None:
     async with asking(ServerConfig(api_key=KEY)) as client:
         assert (await client.get("/v1/models", headers={"Authorization": given})).status_code == 200
-        told = await client.get("/server_info", headers={"Authorization": given})
-        assert KEY not in told.text
+        shown = await client.get("/server_info", headers={"Authorization": given})
+        assert KEY not in shown.text
 
 
 @pytest.mark.parametrize("keys", [[KEY, "wrong"], ["wrong", KEY], [KEY, KEY]])

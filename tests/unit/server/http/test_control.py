@@ -1,4 +1,4 @@
-"""The endpoints that do something to a server or tell of it, over ASGI, with an engine that is played."""
+"""The endpoints that do something to a server or describe it, over ASGI, with an engine that is played."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ CONFIG = ServerConfig(served_model_name="a/model", max_running_requests=4, tool_
 
 
 class PlayedEngine:
-    """The engine's end of the socket: keeps what it is told, and answers by `on` if that says something."""
+    """The engine's end of the socket: keeps what it receives, and answers by `on` if that says something."""
 
     def __init__(self) -> None:
         self.client = EngineClient()
         self.metrics = Metrics(self.client)
-        self.told: list[Any] = []
+        self.received: list[Any] = []
         self.on: Callable[[Any], FromEngine | None] = lambda message: None
         self.client.attach(Ready(258, 1024, 2, {}, EngineStats()), self)  # type: ignore[arg-type]
 
     def send(self, data: bytes) -> None:
         message = decode_to_engine(data)
-        self.told.append(message)
+        self.received.append(message)
         answer = self.on(message)
         if answer is not None:
             self.client.receive(answer)
@@ -80,7 +80,7 @@ async def test_abort(http: httpx.AsyncClient, engine: PlayedEngine, by: str) -> 
     other = asyncio.ensure_future(http.post("/generate", json={"text": "y", "rid": "yours"}))
     while engine.client.active < 2:
         await asyncio.sleep(0)
-    for message in list(engine.told):
+    for message in list(engine.received):
         engine.client.receive(step(message.requests[0].rid, 10))
     asked = {"rid": {"its beginning": "mi"}.get(by, "mine"), "abort_all": by == "all"}
     assert (await http.post("/abort_request", json=asked)).status_code == 200
@@ -90,10 +90,10 @@ async def test_abort(http: httpx.AsyncClient, engine: PlayedEngine, by: str) -> 
     assert engine.client.active == (by != "all")
     if by != "all":
         await http.post("/abort_request", json={"rid": "yours"})
-    told = (await other).json()
-    assert told["meta_info"]["finish_reason"] == {"type": "abort"}
-    assert len(told["output_ids"]) == 1
-    assert sum(isinstance(message, Abort) for message in engine.told) >= 2
+    answer = (await other).json()
+    assert answer["meta_info"]["finish_reason"] == {"type": "abort"}
+    assert len(answer["output_ids"]) == 1
+    assert sum(isinstance(message, Abort) for message in engine.received) >= 2
     assert engine.metrics.aborted == 2
 
 
@@ -121,13 +121,13 @@ async def test_flush(
 ) -> None:
     engine.on = lambda message: Done(message.call, error) if isinstance(message, FlushCache) else None
     assert (await http.request(method, "/flush_cache")).status_code == status
-    assert [type(message) for message in engine.told] == [FlushCache]
+    assert [type(message) for message in engine.received] == [FlushCache]
 
 
 async def test_health_generate_asks_an_idle_engine(http: httpx.AsyncClient, engine: PlayedEngine) -> None:
     engine.on = lambda message: step(message.requests[0].rid, 5) if isinstance(message, Add) else None
     assert (await http.get("/health_generate")).status_code == 200
-    assert [type(message) for message in engine.told] == [Add, Abort]
+    assert [type(message) for message in engine.received] == [Add, Abort]
     assert engine.client.active == engine.metrics.requests == 0
 
 
@@ -135,7 +135,7 @@ async def test_health_generate_listens_to_a_busy_engine(
     http: httpx.AsyncClient, engine: PlayedEngine
 ) -> None:
     running = asyncio.ensure_future(http.post("/v1/completions", json={"prompt": "x"}))
-    while not engine.told:
+    while not engine.received:
         await asyncio.sleep(0)
     asking = asyncio.ensure_future(http.get("/health_generate"))
     for _ in range(20):
@@ -143,7 +143,7 @@ async def test_health_generate_listens_to_a_busy_engine(
     assert not asking.done()
     engine.client.receive(StepOutputs([], EngineStats(), 0.1))
     assert (await asking).status_code == 200
-    assert len(engine.told) == 1
+    assert len(engine.received) == 1
     await http.post("/abort_request", json={"abort_all": True})
     await running
 
@@ -187,12 +187,12 @@ async def test_loads(http: httpx.AsyncClient, engine: PlayedEngine) -> None:
 
 
 async def test_what_automatic_depth_does(http: httpx.AsyncClient, engine: PlayedEngine) -> None:
-    async def told() -> list[object]:
+    async def speculative() -> list[object]:
         (load,) = (await http.get("/v1/loads?include=spec")).json()["loads"]
         (state,) = (await http.get("/server_info")).json()["internal_states"]
         return [load["speculative"].get("auto"), state.get("speculative_auto")]
 
-    assert await told() == [None, None]
+    assert await speculative() == [None, None]
     auto = DraftingState(False, 16, 0.94, "drafts cost more than they bring")
     engine.client.receive(StepOutputs([], EngineStats(auto=auto), 0.1))
     as_json = {
@@ -201,9 +201,9 @@ async def test_what_automatic_depth_does(http: httpx.AsyncClient, engine: Played
         "gain": 0.94,
         "reason": "drafts cost more than they bring",
     }
-    assert await told() == [as_json, as_json]
+    assert await speculative() == [as_json, as_json]
     engine.client.receive(StepOutputs([], EngineStats(), 0.1))
-    assert await told() == [None, None]
+    assert await speculative() == [None, None]
 
 
 async def test_models(http: httpx.AsyncClient) -> None:
@@ -273,8 +273,8 @@ async def test_openapi(http: httpx.AsyncClient, engine: PlayedEngine) -> None:
         schema = content["application/json"]["schema"]
         jsonschema.validate((await http.get(path)).json(), {**schema, **schemas})
     known = {route.path for route in http._transport.app.routes}  # type: ignore[attr-defined]
-    told = {path.replace("{model}", "{model:path}") for path in document["paths"]}
-    assert told == known - {"/openapi.json", *PATHS}
+    documented = {path.replace("{model}", "{model:path}") for path in document["paths"]}
+    assert documented == known - {"/openapi.json", *PATHS}
     error = (await http.post("/v1/completions", json={})).json()
     jsonschema.validate(error, {"$ref": REF + "ErrorResponse", **schemas})
 
@@ -292,10 +292,10 @@ async def test_kinds_of_answers_are_what_openapi_says(
     http: httpx.AsyncClient, engine: PlayedEngine, method: str, path: str, body: Any
 ) -> None:
     engine.on = lambda message: Done(message.call, None) if hasattr(message, "call") else None
-    told = (await http.get("/openapi.json")).json()["paths"][path][method]["responses"]["200"]
+    documented = (await http.get("/openapi.json")).json()["paths"][path][method]["responses"]["200"]
     answer = await http.request(method, path, json=body)
     kind = answer.headers.get("content-type", "").partition(";")[0]
-    assert (answer.status_code, list(told.get("content", {}))) == (200, [kind] if kind else [])
+    assert (answer.status_code, list(documented.get("content", {}))) == (200, [kind] if kind else [])
     assert bool(kind) == bool(answer.content)
 
 

@@ -94,10 +94,10 @@ async def test_refused_by_name(args: dict[str, Any], message: str) -> None:
     service, _ = make()
     with pytest.raises(ApiError) as error:
         await set_to(service, **args)
-    told = json.loads(error.value.body)["error"]
+    shown = json.loads(error.value.body)["error"]
     assert error.value.status == 400
-    assert told["message"].startswith(message)
-    assert told["message"].startswith(told["param"])
+    assert shown["message"].startswith(message)
+    assert shown["message"].startswith(shown["param"])
     assert steps(service) == 2
 
 

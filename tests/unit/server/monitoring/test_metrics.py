@@ -1,4 +1,4 @@
-"""Figures: totals that outlive an engine, names as others scrape them."""
+"""Metrics: totals that outlive an engine, names as others scrape them."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from nextn.draft import DraftingState
 from nextn.request import SpecStats
 from nextn.server.monitoring.metrics import Metrics
 from nextn.server.process.engine_client import EngineClient
-from nextn.server.process.engine_figures import EngineFigures
+from nextn.server.process.engine_metrics import EngineMetrics
 from nextn.stats import EngineStats
 
 
-def metrics_of(figures: EngineFigures) -> Metrics:
-    return Metrics(EngineClient(figures))
+def metrics_of(metrics: EngineMetrics) -> Metrics:
+    return Metrics(EngineClient(metrics))
 
 
-def samples(figures: EngineFigures) -> dict[tuple[str, str], float]:
-    families = text_string_to_metric_families(metrics_of(figures).render().decode())
+def samples(metrics: EngineMetrics) -> dict[tuple[str, str], float]:
+    families = text_string_to_metric_families(metrics_of(metrics).render().decode())
     return {(s.name, s.labels.get("position", "")): s.value for family in families for s in family.samples}
 
 
 def test_names_and_values() -> None:
-    figures = EngineFigures(4)
-    figures.on_step(stats(4, 1), 1.0)
-    got = samples(figures)
+    metrics = EngineMetrics(4)
+    metrics.on_step(stats(4, 1), 1.0)
+    got = samples(metrics)
     assert got["nextn:token_usage", ""] == 0.5
     assert got["nextn:cache_hit_rate", ""] == 0.4
     assert got["nextn:gen_throughput", ""] == 8
@@ -43,15 +43,15 @@ def test_names_and_values() -> None:
 def test_what_automatic_depth_does() -> None:
     """Absent where the depth is fixed and where there is no engine."""
     names = ("nextn:auto_drafting", ""), ("nextn:auto_draft_gain", "")
-    figures = EngineFigures(4)
-    figures.on_step(EngineStats(), 1.0)
-    assert not samples(figures).keys() & set(names)
+    metrics = EngineMetrics(4)
+    metrics.on_step(EngineStats(), 1.0)
+    assert not samples(metrics).keys() & set(names)
     for auto in (DraftingState(False, 16, 0.94, "x"), DraftingState(True, 1, 1.5, "y")):
-        figures.on_step(EngineStats(auto=auto), 1.0)
-        got = samples(figures)
+        metrics.on_step(EngineStats(auto=auto), 1.0)
+        got = samples(metrics)
         assert [got[name] for name in names] == [auto.drafting, auto.gain]
-    figures.engine_gone()
-    assert not samples(figures).keys() & set(names)
+    metrics.engine_gone()
+    assert not samples(metrics).keys() & set(names)
 
 
 # What people's dashboards of SGLang show, under its prefix there.
@@ -65,19 +65,19 @@ time_per_output_token_seconds_bucket prompt_tokens_histogram_bucket generation_t
 
 
 def test_names_that_people_know() -> None:
-    got = {name for name, _ in samples(EngineFigures(4))}
+    got = {name for name, _ in samples(EngineMetrics(4))}
     assert [name for name in SGLANG.split() if f"nextn:{name}" not in got] == []
 
 
 def test_accepted_drafts_per_step() -> None:
-    figures = EngineFigures(4)
+    metrics = EngineMetrics(4)
     spec = SpecStats()
     for proposed, accepted in [(0, 0), (2, 0), (2, 2), (16, 16), (16, 7), (1, 1)]:
         spec.add(proposed, accepted, accepted + 1)
-    figures.on_step(EngineStats(spec=spec), 1.0)
+    metrics.on_step(EngineStats(spec=spec), 1.0)
     (family,) = (
         found
-        for found in text_string_to_metric_families(metrics_of(figures).render().decode())
+        for found in text_string_to_metric_families(metrics_of(metrics).render().decode())
         if found.name == "nextn:spec_accepted_drafts_per_step"
     )
     buckets = {s.labels["le"]: s.value for s in family.samples if s.name.endswith("_bucket")}
@@ -92,15 +92,15 @@ def test_accepted_drafts_per_step() -> None:
 def test_what_vllm_bench_reads() -> None:
     """Its scraper takes lines that begin with vllm:spec_decode, tells them apart by substrings, and takes
     the last word for the value: a _created sample would be counted."""
-    figures = EngineFigures(4)
-    figures.on_step(stats(4, 1), 1.0)
+    metrics = EngineMetrics(4)
+    metrics.on_step(stats(4, 1), 1.0)
     read = {
         "num_drafts": 0,
         "num_draft_tokens": 0,
         "num_accepted_tokens_per_pos": 0,
         "num_accepted_tokens": 0,
     }
-    for line in metrics_of(figures).render().decode().splitlines():
+    for line in metrics_of(metrics).render().decode().splitlines():
         if line.startswith("vllm:spec_decode"):
             name = next(name for name in read if name in line)
             read[name] += int(float(line.split()[-1]))
@@ -108,14 +108,14 @@ def test_what_vllm_bench_reads() -> None:
 
 
 def test_totals_outlive_an_engine() -> None:
-    figures = EngineFigures(4)
-    figures.on_step(stats(5, 2), 1.0)
-    figures.engine_gone()
-    gone = samples(figures)
+    metrics = EngineMetrics(4)
+    metrics.on_step(stats(5, 2), 1.0)
+    metrics.engine_gone()
+    gone = samples(metrics)
     assert gone["nextn:generation_tokens_total", ""] == 15
     assert gone["nextn:num_running_reqs", ""] == gone["nextn:num_used_tokens", ""] == 0
-    figures.on_step(stats(4, 1), 1.0)
-    both = samples(figures)
+    metrics.on_step(stats(4, 1), 1.0)
+    both = samples(metrics)
     assert both["nextn:generation_tokens_total", ""] == 23
     assert both["nextn:spec_verify_steps_total", ""] == 9
     assert both["nextn:prompt_tokens_total", ""] == 20
@@ -123,6 +123,6 @@ def test_totals_outlive_an_engine() -> None:
 
 
 def test_no_decode_yet() -> None:
-    got = samples(EngineFigures(4))
+    got = samples(EngineMetrics(4))
     assert got["nextn:spec_accept_length", ""] == 0
     assert got["vllm:spec_decode_num_drafts_total", ""] == 0

@@ -33,7 +33,7 @@ def a_choice(reason: str | None) -> Choice:
     request = NewRequest("r", [1, 2], SamplingParams(max_tokens=9, temperature=0.5))
     choice = Choice(0, "mine", request, None)  # type: ignore[arg-type]
     choice.tokens, choice.finish_reason, choice.cached_tokens = [3, 4, 5], reason, 1
-    choice.queued, choice.first_news, choice.last_news = 1.0, 101.5, 103.5
+    choice.queued, choice.first_output, choice.last_output = 1.0, 101.5, 103.5
     choice.spec = SpecStats(verify_steps=2, committed=3)
     return choice
 
@@ -66,8 +66,8 @@ def test_a_choice_and_its_parts(tracing: Tracing) -> None:
     assert f"{whole.context.trace_id:032x}" == TRACE
     assert whole.parent is not None
     assert f"{whole.parent.span_id:016x}" == PARENT.split("-")[2]
-    told = dict(whole.attributes or {})
-    assert told == {
+    shown = dict(whole.attributes or {})
+    assert shown == {
         "gen_ai.request.id": "mine", "gen_ai.response.model": "tiny", "gen_ai.request.max_tokens": 9,
         "gen_ai.request.temperature": 0.5, "gen_ai.request.top_p": 1.0, "gen_ai.usage.input_tokens": 2,
         "gen_ai.usage.output_tokens": 3, "nextn.cached_tokens": 1, "nextn.accept_length": 1.5,
@@ -87,7 +87,7 @@ def test_without_a_parent_of_its_own(tracing: Tracing, header: str | None) -> No
 
 def test_given_up_before_anything_came(tracing: Tracing) -> None:
     choice = a_choice(None)
-    choice.first_news = 0.0
+    choice.first_output = 0.0
     tracing.ended(choice, time.perf_counter() - 2.0, engine_dead("the engine died"))
     (whole,) = spans(tracing).values()
     assert 2.0 <= seconds(whole) < 3.0

@@ -23,9 +23,9 @@ def test_json() -> None:
     finally:
         request_id.reset(token)
     assert "\n" not in line
-    told = json.loads(line)
-    assert told.pop("time").endswith("+00:00")
-    assert told == {
+    shown = json.loads(line)
+    assert shown.pop("time").endswith("+00:00")
+    assert shown == {
         "level": "warning", "logger": "nextn.x", "message": "it is €\nso", "request_id": "abc", "ttft": 0.5,
     }  # fmt: skip
 
@@ -36,9 +36,9 @@ def test_json_of_an_exception_outside_of_requests() -> None:
     except RuntimeError as e:
         failed = record("failed")
         failed.exc_info = (RuntimeError, e, e.__traceback__)
-    told = json.loads(JsonLines().format(failed))
-    assert told["exception"].startswith("Traceback")
-    assert "request_id" not in told
+    shown = json.loads(JsonLines().format(failed))
+    assert shown["exception"].startswith("Traceback")
+    assert "request_id" not in shown
 
 
 def test_text_forges_no_line() -> None:

@@ -33,4 +33,4 @@ def test_restarts_in_ten_minutes(
                 kept._count_restart()
         else:
             kept._count_restart()
-    assert client.figures.restarts == len(deaths) - (gives_up_at is not None)
+    assert client.metrics.restarts == len(deaths) - (gives_up_at is not None)

@@ -103,8 +103,8 @@ def test_op_clock_counts_the_outer_op_and_leaves_no_trace() -> None:
     with clock:
         ops.linear(x, weight)
         ops.swiglu_mlp(x, weight, torch.ones(4, 3))  # calls linear twice
-        plan = ops.dispatch(torch.tensor([[0, 1], [1, 2]]), 4)
-        ops.experts(x, plan, torch.ones(4, 6, 4), torch.ones(4, 4, 3))
+        runs = ops.dispatch(torch.tensor([[0, 1], [1, 2]]), 4)
+        ops.experts(x, runs, torch.ones(4, 6, 4), torch.ones(4, 4, 3))
     assert clock.calls == {"linear": 1, "swiglu_mlp": 1, "dispatch": 1, "experts": 1}
     assert clock.experts == 3
     assert clock.total == pytest.approx(sum(clock.seconds.values()))

@@ -1,4 +1,4 @@
-"""Bytes and operations of each op, against figures worked out by hand."""
+"""Bytes and operations of each op, against numbers worked out by hand."""
 
 from __future__ import annotations
 

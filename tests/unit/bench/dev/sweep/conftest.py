@@ -1,4 +1,4 @@
-"""Results as a comparison makes them, with figures that are easy to check by hand."""
+"""Results as a comparison makes them, with numbers that are easy to check by hand."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from nextn.bench.dev.sweep.plan import Level
 from nextn.bench.dev.sweep.results import Cell, Results, Row, SideInfo
 from nextn.bench.dev.sweep.scenarios import make_scenario
 from nextn.bench.machine import Machine
-from nextn.bench.measure import Figures, Spread
+from nextn.bench.measure import Metrics, Spread
 from nextn.request import SpecStats
 
 MakeResults = Callable[..., Results]
 
 
-def figures(throughput: float, ttft: float, tpot: float, e2e: float = 1000.0) -> Figures:
+def metrics(throughput: float, ttft: float, tpot: float, e2e: float = 1000.0) -> Metrics:
     spreads = [Spread(mean, mean, 0.0, mean, mean, mean, mean) for mean in (e2e, ttft, tpot, tpot)]
-    return Figures(8, 10.0, 900, 768, throughput, 1.0, *spreads)
+    return Metrics(8, 10.0, 900, 768, throughput, 1.0, *spreads)
 
 
-def cell(*rounds: Figures, depths: int = 0) -> Cell:
+def cell(*rounds: Metrics, depths: int = 0) -> Cell:
     """`depths`: drafts, of which 80, 60, 40, 20 of 100 were accepted."""
     accepted = [80, 60, 40, 20][:depths]
     return Cell(list(rounds), SpecStats(100, [100] * depths, accepted, 100 + sum(accepted)))
@@ -39,7 +39,7 @@ def make(sides: int, rate: bool = False) -> Results:
             [
                 cell(
                     *(
-                        figures(base * gain * drift, 50.0 * (i + 1), 10.0 / gain, 4e3 - side)
+                        metrics(base * gain * drift, 50.0 * (i + 1), 10.0 / gain, 4e3 - side)
                         for drift in (0.5, 1.0, 9.0)
                     ),
                     depths=side,

@@ -274,7 +274,7 @@ def test_a_context_that_is_too_short(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--num-steps", "0"], "one side (MTP off) is no comparison"),
         (["--side", "a=--port 80", "--side", "b="], "--port is the benchmark's to choose"),
@@ -295,9 +295,9 @@ def test_a_context_that_is_too_short(
     ],
 )  # fmt: skip
 def test_wrong_arguments(
-    words: list[str], told: str, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert compare(tmp_path, *words) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert world.started == {}
     assert not (tmp_path / "made").exists()

@@ -38,7 +38,7 @@ def test_levels() -> None:
 
 
 @pytest.mark.parametrize(
-    ("concurrencies", "rates", "num_prompts", "told"),
+    ("concurrencies", "rates", "num_prompts", "message"),
     [
         ([0], [], None, "--concurrency 0: every value must be above 0"),
         ([], [-1.0], None, "--request-rate -1.0: every value must be above 0"),
@@ -48,6 +48,8 @@ def test_levels() -> None:
         ([1, 16], [], 15, "--num-prompts is 15; --concurrency 16 needs 16 at least"),
     ],
 )
-def test_refusals(concurrencies: list[int], rates: list[float], num_prompts: int | None, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_refusals(
+    concurrencies: list[int], rates: list[float], num_prompts: int | None, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
         make_levels(concurrencies, rates, num_prompts)

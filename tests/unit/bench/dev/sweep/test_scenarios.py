@@ -115,7 +115,7 @@ def test_what_does_not_fit_is_refused_with_a_scale_that_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ({"name": "chat"}, "--scenario chat: choose from code, random"),
         ({"name": "random", "scale": 0.0}, r"--scale is 0\.0; it must be above 0"),
@@ -123,8 +123,8 @@ def test_what_does_not_fit_is_refused_with_a_scale_that_does() -> None:
         ({"name": "code", "text": "random"}, "--text random: the scenario code is real text"),
     ],
 )
-def test_refusals(words: dict, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_refusals(words: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         make_scenario(**words)
 
 

@@ -38,7 +38,7 @@ def test_servers_that_run(text: str, url: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "text", "told"),
+    ("make", "text", "message"),
     [
         (num_steps_sides, "0,,1", "--num-steps 0,,1: it must be a list such as 0,1,2"),
         (num_steps_sides, "", "it must be a list"),
@@ -53,9 +53,9 @@ def test_servers_that_run(text: str, url: str, backend: str) -> None:
         (url_side, "a=h:8000", "'h:8000' is not a URL such as"),
     ],
 )
-def test_refusals(make: object, text: str, told: str) -> None:
+def test_refusals(make: object, text: str, message: str) -> None:
     assert callable(make)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         make(text)
 
 

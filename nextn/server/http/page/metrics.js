@@ -1,4 +1,4 @@
-// Figures under their names: <div><dt>name</dt><dd>value</dd></div> in a <dl>.
+// Numbers under their names: <div><dt>name</dt><dd>value</dd></div> in a <dl>.
 
 /** Fills `list` with [name, value] pairs; what was there stays in place. */
 export function show(list, pairs) {

@@ -17,7 +17,7 @@ from nextn.server.http.control import in_force
 from nextn.server.protocol.errors import bad_request
 from nextn.server.protocol.responses import Model
 
-# SGLang's; nextn has no figures for memory, lora and disagg
+# SGLang's; nextn has nothing for memory, lora and disagg
 SECTIONS = {"core", "memory", "spec", "lora", "disagg", "queues", "all"}
 
 
@@ -79,8 +79,8 @@ def loads(service: Service, include: Sequence[str] = (), dp_rank: str | None = N
     if dp_rank is not None and not dp_rank.isdecimal():
         raise bad_request(f"dp_rank is {dp_rank!r}; it must be a whole number", "dp_rank")
     now = datetime.now(timezone.utc)
-    figures = service.engine.figures
-    stats, total, last = figures.stats, figures.totals(), figures.interval
+    metrics = service.engine.metrics
+    stats, total, last = metrics.stats, metrics.totals(), metrics.interval
     load = Load(
         dp_rank=0,
         timestamp=now.timestamp(),
@@ -106,7 +106,7 @@ def loads(service: Service, include: Sequence[str] = (), dp_rank: str | None = N
 
 
 def old_loads(service: Service) -> list[OldLoad]:
-    stats = service.engine.figures.stats
+    stats = service.engine.metrics.stats
     return [OldLoad(0, stats.running + stats.waiting, stats.waiting, stats.used_tokens)]
 
 
@@ -123,13 +123,13 @@ def folder(service: Service) -> str:
 
 
 def server_info(service: Service) -> dict[str, object]:
-    config, figures, ready = service.config, service.engine.figures, service.engine.ready
-    total, auto = figures.totals().spec, figures.stats.auto
+    config, metrics, ready = service.config, service.engine.metrics, service.engine.ready
+    total, auto = metrics.totals().spec, metrics.stats.auto
     state = {
         "avg_spec_accept_length": total.accept_length,
         "spec_accept_rates": total.accept_rates,
-        "last_accept_length": figures.interval.spec.accept_length,
-        "last_gen_throughput": figures.interval.throughput,
+        "last_accept_length": metrics.interval.spec.accept_length,
+        "last_gen_throughput": metrics.interval.throughput,
         **({} if auto is None else {"speculative_auto": dataclasses.asdict(auto)}),
         "seconds_since_last_step": service.engine.silent_for(),
         **in_force(service),

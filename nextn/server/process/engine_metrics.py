@@ -19,7 +19,7 @@ CHANGED, STAYED = 5.0, 30.0
 TOTALS = ("prompt_tokens", "cached_tokens", "generated_tokens", "retracted")
 
 
-class EngineFigures:
+class EngineMetrics:
     """Of one server. `stats` is what the engine said last, all zero while there is none. Totals go on over a
     restart of the engine. log_steps: decode steps between two log lines; 0: there are none."""
 
@@ -56,9 +56,9 @@ class EngineFigures:
 
 
 class DecodeInterval:
-    """Figures over intervals of `log_steps` decode steps, and a log line at the end of each.
+    """Metrics over intervals of `log_steps` decode steps, and a log line at the end of each.
 
-    The figures are those of the last whole interval. Until there is one, or when the engine falls idle in the
+    They are those of the last whole interval. Until there is one, or when the engine falls idle in the
     middle of one, they are those of the interval so far. Time counts only while the engine is busy.
     """
 

@@ -9,12 +9,12 @@ from support.engine_stats import stats
 
 from nextn.draft import DraftingState
 from nextn.request import SpecStats
-from nextn.server.process.engine_figures import (
+from nextn.server.process.engine_metrics import (
     CHANGED,
     STAYED,
     DecodeInterval,
     DraftingLog,
-    EngineFigures,
+    EngineMetrics,
     drafting_line,
 )
 from nextn.server.process.messages import StepOutputs, decode_from_engine, encode
@@ -85,9 +85,9 @@ def test_words() -> None:
 
 @pytest.mark.parametrize("auto", [None, ON, OFF])
 def test_it_comes_from_the_engine(auto: DraftingState | None) -> None:
-    news = decode_from_engine(encode(StepOutputs([], EngineStats(auto=auto), 0.1)))
-    assert isinstance(news, StepOutputs)
-    assert news.stats.auto == auto
+    message = decode_from_engine(encode(StepOutputs([], EngineStats(auto=auto), 0.1)))
+    assert isinstance(message, StepOutputs)
+    assert message.stats.auto == auto
 
 
 @pytest.fixture(autouse=True)
@@ -96,9 +96,9 @@ def decode_log(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_change_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    figures = EngineFigures(40)
+    metrics = EngineMetrics(40)
     for auto in (ON, ON, OFF, OFF, OFF):
-        figures.on_step(EngineStats(auto=auto), CHANGED)
+        metrics.on_step(EngineStats(auto=auto), CHANGED)
     assert caplog.messages == [drafting_line(ON), drafting_line(OFF)]
 
 
@@ -122,16 +122,16 @@ def test_what_stays_is_told_now_and_then(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_a_new_engine_is_told_of_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    figures = EngineFigures(40)
+    metrics = EngineMetrics(40)
     for _ in range(2):
-        figures.on_step(EngineStats(auto=OFF), 0.1)
-    figures.engine_gone()
-    figures.on_step(EngineStats(auto=OFF), 0.1)
+        metrics.on_step(EngineStats(auto=OFF), 0.1)
+    metrics.engine_gone()
+    metrics.on_step(EngineStats(auto=OFF), 0.1)
     assert caplog.messages == [drafting_line(OFF)] * 2
 
 
 def test_silence(caplog: pytest.LogCaptureFixture) -> None:
     """The depth is fixed; no log lines are wanted (--decode-log-interval 0)."""
-    EngineFigures(40).on_step(EngineStats(), 100.0)
-    EngineFigures(0).on_step(EngineStats(auto=OFF), 100.0)
+    EngineMetrics(40).on_step(EngineStats(), 100.0)
+    EngineMetrics(0).on_step(EngineStats(auto=OFF), 100.0)
     assert caplog.messages == []
