@@ -42,7 +42,8 @@ class DepthController:
         # What is said to cost nothing could never be found to cost more.
         row = max(cost.row, 0.2 * (cost.row + cost.request))
         self.cost = replace(cost, row=row, a_pass=max(0.02 * cost.rows(1), cost.a_pass))
-        self.worth, self._page, self._size = worth, page, 0  # size: of the batch, as a power of two
+        self.worth, self._page = worth, page
+        self._size = self._away = 0  # of the batch, as a power of two; steps of another size in a row
         self.factors = {size: list(found) for size, found in factors.items()}
         self.drafting = self._usual = True  # in the next step, and apart from trials
         self._log: deque[tuple[bool, float, StepWork]] = deque(maxlen=4 * TRIAL_STEPS[1])
@@ -81,11 +82,13 @@ class DepthController:
             return
         if seconds is not None:
             self._note_step(work, seconds)
-        other = abs(math.log2(n) - self._size) > 0.75  # loads are powers of two, or move around them
+        away = abs(math.log2(n) - self._size)  # loads are powers of two, or move around them
+        self._away = self._away + 1 if away > 0.75 else 0
+        other = away > 1.75 or self._away > TRIAL_STEPS[1]  # before, a text may have ended and the next begin
         if other:
-            self._size, self._trial = round(math.log2(n)), []
+            self._size, self._trial, self._away = round(math.log2(n)), [], 0
             self._log.clear()
-        if other or (self._since >= PLAN_SECONDS and not self._trial):
+        if other or (self._since >= PLAN_SECONDS and not (self._trial or self._away)):
             self._plan(n)
 
     def _note_step(self, work: StepWork, seconds: float) -> None:
@@ -154,7 +157,7 @@ class DepthController:
         self.state = DraftingState(self._usual, n, round(gain, 3), reason)
         length = round(min(TRIAL_STEPS[1], max(TRIAL_STEPS[0], TRIAL_SECONDS / (self._step or 1.0))))
         # Each size is tried, and soon; nobody knows what that costs, so what it may seem to cost is bounded.
-        before = 0 if self._usual else self._page if untried else max(DRAFT_WINDOW, self._page)
+        before = 0 if self._usual else max(DRAFT_WINDOW, self._page)
         lost = min(0.2 if untried else 1.0, max(MARGIN, abs(ahead)))
         price = lost * length * self._step + cost.drafting(1, n * (before or length))
         if (untried or abs(ahead) < 2.0 * doubt) and price < self._trial_budget and len(self._log) >= length:
