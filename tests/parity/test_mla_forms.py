@@ -92,7 +92,7 @@ def test_absorbed_equals_naive(name: str, length: int) -> None:
         std = target.shape[-1] ** -0.5
         value = 1 + 0.3 * torch.randn(target.shape, generator=gen) if target.dim() == 1 else None
         target.copy_(std * torch.randn(target.shape, generator=gen) if value is None else value)
-        weights[full.removesuffix(".weight")] = target.double()
+        weights[full.removeprefix("self_attn.").removesuffix(".weight")] = target.double()
     x = torch.randn(length, cfg.hidden_size, generator=gen)
     want = naive_mla(cfg, weights, x.double())
 
