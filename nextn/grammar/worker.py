@@ -29,7 +29,8 @@ from typing import Any, NoReturn
 from nextn.grammar.limits import MIB, Limits, resident, statm
 
 PR_SET_PDEATHSIG = 1
-LONG_SECONDS, NICE = 0.05, 10  # a child that is busy for so long goes on behind everybody else
+# A child that is busy for so long goes on behind all others; not far, as it must end on a busy machine, too.
+LONG_SECONDS, NICE = 0.05, 5
 SWOLLEN = 32 * MIB  # a child that has grown by as much has had its last job
 SEEN = MIB // 4  # growth that is worth a closer look
 # Of a job: what is to be sent back, and what must live while its memory is counted.

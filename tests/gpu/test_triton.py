@@ -106,6 +106,9 @@ class Both:
         self.whole, self.plain = drafter, Beside(plain)
         self.cutoff, self.guesses = cutoff, 0
 
+    def forget(self):
+        pass
+
     def drop(self, state):
         self.whole.drop(state)
         self.plain.drop(state)

@@ -56,6 +56,9 @@ class Both:
         self.plain = Beside(plain)
         self.guesses = 0
 
+    def forget(self) -> None:
+        pass
+
     def drop(self, state: DraftState) -> None:
         self.whole.drop(state)
         self.plain.drop(state)

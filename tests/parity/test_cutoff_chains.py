@@ -65,6 +65,9 @@ class Compared:
         self.plain, self.torch, self.beside = (Beside(d) for d in (*plain, self.whole))
         self.made = self.kept = self.by_torch = 0
 
+    def forget(self) -> None:
+        pass
+
     def drop(self, state: DraftState) -> None:
         for drafter in (self.cut, self.plain, self.torch, self.beside):
             drafter.drop(state)

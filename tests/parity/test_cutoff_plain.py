@@ -33,7 +33,8 @@ class Cutting:
 
     def __init__(self, drafter: MTPDrafter, cutoff: Cutoff) -> None:
         assert drafter.cuts
-        self.drafter, self.cutoff, self.drop = drafter, cutoff, drafter.drop
+        self.drafter, self.cutoff = drafter, cutoff
+        self.drop, self.forget = drafter.drop, drafter.forget
         self.wanted = self.made = self.kept = 0
         self.whole: list[bool] = []  # of those that it does not end
 
