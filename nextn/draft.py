@@ -20,9 +20,13 @@ AUTO_DEPTH = -1  # instead of a depth: chosen while it runs
 MOST_DEPTH, MOST_TREE_DEPTH = 8, 4  # deepest that is chosen automatically, of chains and of trees
 # Positions that a request's drafter catches up with when it drafts again after steps without drafts. It does
 # not see those before them; with nextn-tiny its chains are then up to a tenth shorter for some dozen tokens.
-# A window is at least a page.
 DRAFT_WINDOW = 64
 MAX_TOPK = 32
+
+
+def draft_window(page_size: int) -> int:
+    """DRAFT_WINDOW, or a page if that is larger: the draft layer sees whole ones."""
+    return max(DRAFT_WINDOW, page_size)
 
 
 @dataclass(frozen=True, slots=True)

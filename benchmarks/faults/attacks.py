@@ -39,9 +39,9 @@ SINCE = "nextn:seconds_since_last_step"
 
 @dataclass(frozen=True)
 class Rules:
-    """limit: seconds that a request may take before it is a hang. timed: does the honest
-    client's time count? megabytes: that may stay, when `patience` seconds have passed.
-    repeat: seconds for which an attack is repeated; 0: it is played once."""
+    """limit: seconds that a request may take before it is a hang. timed: does the honest client's time count?
+    megabytes: that may stay, when `patience` seconds have passed. repeat: seconds for which an attack is
+    repeated; 0: it is played once."""
 
     limit: float = 60.0
     timed: bool = True
@@ -119,7 +119,7 @@ class Attacker:
     def __init__(self, name: str, address: Address, rules: Rules) -> None:
         context = multiprocessing.get_context("spawn")
         self._link, theirs = context.Pipe()
-        self._process = context.Process(target=attack, args=(theirs, name, address, rules), daemon=True)
+        self._process = context.Process(target=send_attack, args=(theirs, name, address, rules), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -134,7 +134,7 @@ class Attacker:
         return report
 
 
-def attack(link: Connection, name: str, address: Address, rules: Rules) -> None:
+def send_attack(link: Connection, name: str, address: Address, rules: Rules) -> None:
     """The attacker's main function."""
     os.nice(19)
     chosen = ATTACKS[name]

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nextn.draft import DRAFT_WINDOW
+from nextn.draft import draft_window
 from nextn.kvcache.allocator import PageAllocator
 from nextn.kvcache.base import PrefixCache
 from nextn.request import Request
@@ -33,7 +33,7 @@ class KVManager:
         self._cache = prefix_cache
         self._drafted = bytearray(num_pages)  # 1: the page is true for the draft layer, too
 
-    # --- figures ------------------------------------------------------------------------------
+    # --- counts -------------------------------------------------------------------------------
 
     def pages_for(self, length: int) -> int:
         """Pages that cover `length` slots."""
@@ -118,7 +118,7 @@ class KVManager:
     def skip_drafts(self, req: Request) -> None:
         """Called before the draft layer catches up. If it is behind by more than its window, the earlier
         positions are skipped: it will never see them."""
-        window = max(DRAFT_WINDOW, self.page_size)
+        window = draft_window(self.page_size)
         if req.deferred > window:
             req.draft_from = req.draft_to = self.pages_for(req.committed - window) * self.page_size
 

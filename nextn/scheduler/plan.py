@@ -15,7 +15,7 @@ from nextn.speculative.work import StepWork
 
 
 class States(Protocol):
-    """What an executor knows of requests between steps, in the order in which it is told."""
+    """What an executor knows of requests between steps, in the order of these calls."""
 
     def add(self, state: RequestState) -> None:
         """Steps may have rows of this request from now on. The executor keeps and changes the state."""

@@ -17,7 +17,7 @@ from nextn.speculative.work import StepWork
 # or longer, where more prompts wait than requests decode: then each has as much of the time as any other.
 SLOWER = 3.0
 # After a request decoded beside prompts, others like it are expected for so many steps that prompts have part
-# in. Prompts alone get an eighth of the budget then, so that nobody waits for the end of a step for long.
+# in. Steps of prompts alone are short then, so that nobody waits for the end of one for long.
 WHILE = 64
 SMOOTHING = 0.1  # weight of the latest step in the running ratio of what steps take to their cost
 BOUNDS = (0.25, 4.0)  # of one step's ratio: one that was held up must not decide
@@ -30,6 +30,9 @@ class PromptBudget:
         """tokens: of a step. score: what the log-probability of a prompt's token costs, in rows. context:
         what each position costs that a row attends to. cost: of steps, None where it is not known."""
         self.tokens, self.score, self.context, self.cost = tokens, score, context, cost
+        # What is left for prompts while requests decode, and what prompts alone get where others are expected.
+        # A prompt with no more tokens left is short: it need not wait for longer ones.
+        self.eighth = tokens // 8
         # What steps without prompts ([0]) and with prompts ([1]) took, in times their cost: the host's work
         # and attention make a difference.
         self._ratios = [1.0, 1.0]
@@ -54,7 +57,7 @@ class PromptBudget:
         eighth if some are expected. To be called for every step that prompts may have part in."""
         self._others = WHILE if requests else max(0, self._others - 1)
         if not requests:
-            return max(1, self.tokens // 8) if self._others else self.tokens
+            return max(1, self.eighth) if self._others else self.tokens
         most = max(1, self.tokens // 2)
         if self.cost is None:
             return most

@@ -30,7 +30,6 @@ from nextn.stats import EngineStats
 # Drafts of a request that is not verified by `exact` and asks for no number: its text depends on where drafts
 # are, which must not depend on the clock.
 INEXACT = 2
-SHORT = 8  # a prompt with an eighth of the budget left, or less, is short: it need not wait for longer ones
 
 log = logging.getLogger("nextn.engine")
 
@@ -123,7 +122,7 @@ class Scheduler:
         decoding = [r for r in self.running if r.decoding]
         prefilling = [r for r in self.running if not r.decoding]
         # While prompts wait, an eighth of the budget is theirs, however many requests decode.
-        share = self.token_budget // 8 if prefilling or self.waiting else 0
+        share = self.prompts.eighth if prefilling or self.waiting else 0
         spare = self.token_budget - share - len(decoding)
         assert spare >= 0, "max_running leaves every running request its root"
         used = 0
@@ -139,14 +138,12 @@ class Scheduler:
         if prefilling or self.waiting:
             prompts = count_prompts(prefilling, self.waiting)
             budget = min(budget, self.prompts.share(len(rows), prompts))
-            short = self.token_budget // SHORT
-            if self._blocked not in self.by_rid and any(
-                left(r) > short for r in (*prefilling, *self.waiting[:1])
-            ):
+            short, some = self.prompts.eighth, (*prefilling, *self.waiting[:1])
+            if self._blocked not in self.by_rid and any(left(r) > short for r in some):
                 budget -= self._extend_all(prefilling, max(1, budget // 2), rows, short)
             self._extend_all(prefilling, budget, rows)
-        cuts = self.auto is not None and any(r.cut for r in rows)
-        return Plan(rows, self.auto.cutoff if self.auto is not None and cuts else None, keep)
+        auto = self.auto
+        return Plan(rows, auto.cutoff if auto is not None and any(r.cut for r in rows) else None, keep)
 
     def _extend_all(
         self, prefilling: Sequence[Request], budget: int, rows: list[Row], most: int | None = None
@@ -354,7 +351,7 @@ class Scheduler:
         return [out, *(self._end_like(out, other) for other in alike)]
 
     def _end_like(self, out: Output, req: Request) -> Output:
-        """Ends a request that waits with what another has been told of the same prompt."""
+        """Ends a request that waits with the output of another that has the same prompt."""
         if req.retractions == 0:
             self._begin(req, req.num_prompt)
         self.waiting.remove(req)

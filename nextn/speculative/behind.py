@@ -1,7 +1,7 @@
 """Positions that the draft layer has not seen: requests that do not draft leave it behind.
 
 Its entry at a position is a function of the target's hidden state there and of the token after it. The states
-of the last positions, `DRAFT_WINDOW` at least, are kept until the request drafts again; then the layer is run
+of the last positions, a window of them, are kept until the request drafts again; then the layer is run
 over them before anything is drafted.
 
 A step of requests that decode is kept as a whole, in a ring with a place for each of the last steps: it costs
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from nextn.draft import DRAFT_WINDOW
+from nextn.draft import draft_window
 from nextn.layers.batch import Span
 from nextn.speculative.base import DraftSpan
 from nextn.speculative.draft_state import DraftState, Waiting
@@ -83,7 +83,7 @@ class _Ring:
 
 class Behind:
     def __init__(self, page_size: int) -> None:
-        self._most = max(DRAFT_WINDOW, page_size)
+        self._most = draft_window(page_size)
         self._ring = _Ring(self._most)
         self._steps: deque[_Owners] = deque(maxlen=self._most)  # that are in the ring
         self._count = 0  # of all that were put into it; a step's number is how many were before it

@@ -40,7 +40,7 @@ class MixedDrafter:
             state = span.state
             guesses, state.guesses = state.guesses, {}
             if state.guessed_at != len(span.request.history):
-                guesses = {}  # there were steps that the drafter was not told of
+                guesses = {}  # there were steps without a call
             state.guessed_at = span.position
             for source, guess in guesses.items():
                 self.acceptance.learn(state.acceptance, source, guess, span.chosen)

@@ -91,7 +91,8 @@ class ChatMessages(Body):
         dict[str, Any], Field(description="further variables of the chat template")
     ] = Field(default_factory=dict)
     reasoning_effort: (
-        Annotated[str | float, Field(description='told to the chat template; "none": thinking is off')] | None
+        Annotated[str | float, Field(description='passed to the chat template; "none": thinking is off')]
+        | None
     ) = None
     add_generation_prompt: bool | None = None
     continue_final_message: Annotated[

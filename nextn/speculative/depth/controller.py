@@ -16,7 +16,7 @@ from dataclasses import replace
 from statistics import median
 
 from nextn.cutoff import Cutoff
-from nextn.draft import DRAFT_WINDOW, Draft, DraftingState
+from nextn.draft import Draft, DraftingState, draft_window
 from nextn.speculative.depth.cost import StepCost
 from nextn.speculative.depth.worth import REMEMBERED, Worth
 from nextn.speculative.work import StepWork
@@ -32,7 +32,7 @@ EXPLORE = 200  # steps, one of which keeps every guess: what is never verified i
 
 
 class DepthController:
-    """drafting: do requests that ask for no depth draft in the next step? state: what people are told."""
+    """drafting: do requests that ask for no depth draft in the next step? state: what people see of it."""
 
     def __init__(
         self, cost: StepCost, worth: Worth, factors: Mapping[int, Sequence[float]], page: int
@@ -42,7 +42,7 @@ class DepthController:
         # What is said to cost nothing could never be found to cost more.
         row = max(cost.row, 0.2 * (cost.row + cost.request))
         self.cost = replace(cost, row=row, a_pass=max(0.02 * cost.rows(1), cost.a_pass))
-        self.worth, self._page = worth, page
+        self.worth, self._window = worth, draft_window(page)
         self._size = self._away = 0  # of the batch, as a power of two; steps of another size in a row
         self.factors = {size: list(found) for size, found in factors.items()}
         self.drafting = self._usual = True  # in the next step, and apart from trials
@@ -157,7 +157,7 @@ class DepthController:
         self.state = DraftingState(self._usual, n, round(gain, 3), reason)
         length = round(min(TRIAL_STEPS[1], max(TRIAL_STEPS[0], TRIAL_SECONDS / (self._step or 1.0))))
         # Each size is tried, and soon; nobody knows what that costs, so what it may seem to cost is bounded.
-        before = 0 if self._usual else max(DRAFT_WINDOW, self._page)
+        before = 0 if self._usual else self._window
         lost = min(0.2 if untried else 1.0, max(MARGIN, abs(ahead)))
         price = lost * length * self._step + cost.drafting(1, n * (before or length))
         if (untried or abs(ahead) < 2.0 * doubt) and price < self._trial_budget and len(self._log) >= length:

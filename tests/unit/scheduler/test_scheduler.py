@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nextn.draft import DRAFT_WINDOW, NO_DRAFT, Shape, tree_size
+from nextn.draft import DRAFT_WINDOW, NO_DRAFT, Shape, draft_window, tree_size
 from nextn.kvcache import manager
 from nextn.kvcache.manager import KVManager
 from nextn.kvcache.naive import NaiveCache
@@ -662,7 +662,7 @@ class Chaos(RuleBasedStateMachine):
             if auto == "learning":
                 cost = StepCost(1e-3, 3e-4, a_pass=1e-4, pass_row=1e-5)
                 controller = DepthController(cost, Worth(drafts, shape, cuts=False), {}, page)
-        manager.DRAFT_WINDOW = window
+        manager.draft_window = lambda page_size: max(window, page_size)
         self.sched, self.ex = make(
             pages + beyond, page, budget, running, drafts, radix, skill, shape, controller
         )
@@ -728,7 +728,7 @@ class Chaos(RuleBasedStateMachine):
 
     def teardown(self):
         if hasattr(self, "sched"):
-            manager.DRAFT_WINDOW = DRAFT_WINDOW
+            manager.draft_window = draft_window
             got, _, _ = drain(self.sched, self.ex, check=False)
             for rid, tokens in self.want.items():
                 assert self.got[rid] + got.get(rid, []) == tokens
