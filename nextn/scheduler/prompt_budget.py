@@ -30,8 +30,8 @@ class PromptBudget:
         """tokens: of a step. score: what the log-probability of a prompt's token costs, in rows. context:
         what each position costs that a row attends to. cost: of steps, None where it is not known."""
         self.tokens, self.score, self.context, self.cost = tokens, score, context, cost
-        # What is left for prompts while requests decode, and what prompts alone get where others are expected.
-        # A prompt with no more tokens left is short: it need not wait for longer ones.
+        # What is left for prompts while requests decode, and what prompts alone get where others are
+        # expected. A prompt with no more tokens left is short: it need not wait for longer ones.
         self.eighth = tokens // 8
         # What steps without prompts ([0]) and with prompts ([1]) took, in times their cost: the host's work
         # and attention make a difference.
