@@ -146,6 +146,8 @@ def tiny() -> Iterator[ServerProcess]:
 
 @embedded
 def test_nextn_tiny_writes_python(tiny: ServerProcess) -> None:
+    """With two drafts: whether automatic depth drafts depends on how busy the machine is."""
+    drafts = {"speculative": {"num_steps": 2}}
     client = openai.OpenAI(base_url=tiny.url + "/v1", api_key="none", max_retries=0)
     with client:
         answer = client.completions.create(
@@ -153,9 +155,14 @@ def test_nextn_tiny_writes_python(tiny: ServerProcess) -> None:
             prompt="class Reader:\n    def __init__(self, path):\n        self.path = path\n\n    def read",
             max_tokens=48,
             temperature=0,
+            extra_body=drafts,
         )
         chat = client.chat.completions.create(
-            model="nextn-tiny", messages=[{"role": "user", "content": "class A:"}], max_tokens=16, seed=1
+            model="nextn-tiny",
+            messages=[{"role": "user", "content": "class A:"}],
+            max_tokens=16,
+            seed=1,
+            extra_body=drafts,
         )
     assert ":" in answer.choices[0].text
     assert chat.usage is not None
