@@ -16,6 +16,9 @@ from nextn.speculative.work import StepWork
 # Prompts may make a step of requests that decode this many times as long, two thirds of it are then theirs;
 # or longer, where more prompts wait than requests decode: then each has as much of the time as any other.
 SLOWER = 3.0
+# So many times where log-probabilities of a prompt are wanted: they are for evaluation, nobody waits for a
+# first token. Beside them a whole request, its own prompt included, then takes less than twice its time.
+SCORED = 1.5
 # After a request decoded beside prompts, others like it are expected for so many steps that prompts have part
 # in. Steps of prompts alone are short then, so that nobody waits for the end of one for long.
 WHILE = 64
@@ -51,18 +54,20 @@ class PromptBudget:
         assert self.cost is not None
         return self.cost.rows(requests, prompts) + self._drafts
 
-    def share(self, requests: int, prompts: int) -> int:
+    def share(self, requests: int, prompts: int, scored: bool = False) -> int:
         """What so many prompts may take of the next step, beside so many requests that decode: half of the
         budget, or as much as the time of the step allows; at least 1. Where none decode, all of it, or an
-        eighth if some are expected. To be called for every step that prompts may have part in."""
+        eighth if some are expected. scored: log-probabilities of one of the prompts are wanted. To be called
+        for every step that prompts may have part in."""
         self._others = WHILE if requests else max(0, self._others - 1)
         if not requests:
-            return max(1, self.eighth) if self._others else self.tokens
+            return max(1, self.eighth // (1 + scored)) if self._others else self.tokens
         most = max(1, self.tokens // 2)
         if self.cost is None:
             return most
         plain, mixed = self._ratios
-        limit = max(SLOWER, 1.0 + prompts / requests) * self._seconds(requests, 0) * plain / mixed
+        slower = SCORED if scored else max(SLOWER, 1.0 + prompts / requests)
+        limit = slower * self._seconds(requests, 0) * plain / mixed
         return max(1, bisect_right(range(most + 1), limit, key=lambda m: self._seconds(requests, m)) - 1)
 
     def affordable(self, budget: float, start: int, unscored: int | None) -> int:

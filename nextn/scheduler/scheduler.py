@@ -137,8 +137,9 @@ class Scheduler:
         budget = self.token_budget - used
         if prefilling or self.waiting:
             prompts = count_prompts(prefilling, self.waiting)
-            budget = min(budget, self.prompts.share(len(rows), prompts))
             short, some = self.prompts.eighth, (*prefilling, *self.waiting[:1])
+            scored = any(self._unscored(r) is not None for r in some)
+            budget = min(budget, self.prompts.share(len(rows), prompts, scored))
             if self._blocked not in self.by_rid and any(left(r) > short for r in some):
                 budget -= self._extend_all(prefilling, max(1, budget // 2), rows, short)
             self._extend_all(prefilling, budget, rows)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nextn.scheduler.prompt_budget import SLOWER, WHILE, PromptBudget
+from nextn.scheduler.prompt_budget import SCORED, SLOWER, WHILE, PromptBudget
 from nextn.speculative.depth.cost import StepCost
 from nextn.speculative.work import StepWork
 
@@ -24,6 +24,15 @@ def test_where_more_prompts_wait_than_requests_decode_all_have_as_much_of_the_ti
     assert few == many
     assert more == 3 * many // 2
     assert DEAR_ROWS.rows(8 + more) == pytest.approx(4 * DEAR_ROWS.rows(8), rel=0.02)
+
+
+@pytest.mark.parametrize("prompts", [1, 24])
+def test_log_probabilities_of_prompts_make_a_step_less_slow(prompts: int) -> None:
+    budget = PromptBudget(4096, cost=DEAR_ROWS)
+    found = budget.share(8, prompts, scored=True)
+    assert DEAR_ROWS.rows(8 + found) <= SCORED * DEAR_ROWS.rows(8) < DEAR_ROWS.rows(8 + found + 1)
+    assert budget.share(0, prompts, scored=True) == 4096 // 16  # others are expected
+    assert PromptBudget(4096).share(0, prompts, scored=True) == 4096  # nobody else is here
 
 
 @pytest.mark.parametrize("cost", [None, DEAR_ROWS])
