@@ -77,17 +77,17 @@ class EngineConfig:
         "auto", "model", "auto: safetensors; dummy: random weights", choices=("auto", "dummy")
     )
     allow_non_finite_weights: bool = option(
-        False, "model", "serve a checkpoint with NaN or infinite weights instead of refusing it"
+        False, "model", "serve a checkpoint even if it has NaN or infinite weights"
     )
     dtype: str = option(
         "auto",
         "model",
-        "type of the arithmetic; auto: bfloat16 with the native CPU and the Triton kernels, float32 with "
-        "plain torch",
+        "type of the arithmetic; auto: bfloat16 with the native CPU kernels and the Triton kernels, float32 "
+        "with plain torch",
         choices=("auto", "float32", "bfloat16"),
     )
     device: str = option(
-        "auto", "model", "auto: cpu, unless a CUDA device is there", choices=("auto", "cpu", "cuda")
+        "auto", "model", "auto: cuda if there is a CUDA device, else cpu", choices=("auto", "cpu", "cuda")
     )
     kernel_backend: str = option(
         "auto",
@@ -99,78 +99,78 @@ class EngineConfig:
     cpu_isa: str = option(
         "auto",
         "model",
-        "instruction set of the native CPU kernels; auto: the best of this machine; a lower one shows what a "
-        "lesser machine would do. Texts are exact at each level and may differ between levels",
+        "instruction set of the native CPU kernels; auto: the best of this machine; a lower one shows the "
+        "speed of an older machine. Texts are exact at each level, but may differ between levels",
         choices=("auto", *CPU_LEVELS),
     )
     quantization: str | None = option(
         None,
         "model",
         "w8a16: convert the layers' matrices to int8 at load, with one scale for each output (native "
-        "kernels); default: as the checkpoint stores them (bf16, f32 or FP8 blocks)",
+        "kernels only); default: as the checkpoint stores them (bf16, f32 or FP8 blocks)",
         choices=("w8a16",),
     )
     context_length: int | None = option(
         None,
         "model",
-        "most tokens of prompt and output together; default: the model's own limit",
+        "maximum tokens of prompt and output together; default: the model's own limit",
         "--max-model-len",
     )
     random_seed: int = option(0, "model", "seed of the random weights of --load-format dummy", "--seed")
     threads: int | None = option(
         None,
         "model",
-        "CPU threads of the engine; default: one for each core it may use, with plain torch one less",
+        "CPU threads of the engine; default: one for each usable core, one less with plain torch",
     )
 
     kv_cache_tokens: int | None = option(
         None,
         "memory",
-        "slots of the KV pool; default: 32768 on CPU, sized by --mem-fraction-static on GPU",
+        "slots (tokens) of the KV pool; default: 32768 on CPU, sized by --mem-fraction-static on GPU",
         "--max-total-tokens",
     )
     mem_fraction_static: float = option(
         0.85,
         "memory",
-        "GPU: share of the memory left after loading that the KV pool gets",
+        "GPU: share of the memory that is free after loading, for the KV pool",
         "--max_memory_utilization",
         "--gpu-memory-utilization",
     )
-    page_size: int = option(16, "memory", "tokens in a page of the KV pool", "--block_size", "--block-size")
+    page_size: int = option(16, "memory", "tokens per page of the KV pool", "--block_size", "--block-size")
     disable_radix_cache: bool = option(False, "memory", "switch the prefix cache off")
 
     chunked_prefill_size: int = option(
         512,
         "scheduling",
-        "most tokens of one step, prompts and running requests together",
+        "maximum tokens of one step, prompts and decoding requests together",
         "--max_tokens_per_batch",
         "--max-num-batched-tokens",
     )
     prefill_attention: str = option(
         "absorbed",
         "scheduling",
-        "form of MLA for prompts; naive takes fewer operations on long ones, but a prefix-cache hit or a "
+        "form of MLA for prompts; naive needs fewer operations on long prompts, but a prefix-cache hit or a "
         "retraction may then change the text",
         choices=("absorbed", "naive"),
     )
     max_running_requests: int = option(
-        64, "scheduling", "most requests in one step", "--max_seqs_per_batch", "--max-num-seqs"
+        64, "scheduling", "maximum requests in one step", "--max_seqs_per_batch", "--max-num-seqs"
     )
     check_integrity: bool = option(False, "scheduling", "debug: check all bookkeeping after every step")
 
     speculative_algorithm: str | None = option(
         None,
         "speculation",
-        "what drafts: NEXTN or EAGLE (the same): the MTP layer; NGRAM: repetitions in the request's own "
-        "text; NEXTN+NGRAM: for each request the one that is accepted more often; default: NEXTN if there "
-        "is a layer",
+        "drafter: NEXTN or EAGLE (the same): the MTP layer; NGRAM: repetitions in the request's own text; "
+        "NEXTN+NGRAM: for each request, the one whose drafts are accepted more often; NONE: no drafts; "
+        "default: NEXTN if the model has an MTP layer",
         choices=("NEXTN", "EAGLE", "NGRAM", "NEXTN+NGRAM", "NONE"),
     )
     speculative_draft_model_path: str | None = option(
         None,
         "speculation",
-        "folder with the MTP layer, if not in --model-path: an export by nextn export-mtp, SGLang or xLLM, "
-        "or a whole checkpoint; not read with speculation off",
+        "folder with the MTP layer, if it is not in --model-path: an export by nextn export-mtp, SGLang or "
+        "xLLM, or a whole checkpoint; not read if speculation is off",
         "--speculative-draft-model",
         "--draft_model",
     )
@@ -183,48 +183,48 @@ class EngineConfig:
     speculative_num_steps: int | None = option(
         None,
         "speculation",
-        "drafts per step; 0: off; auto, the default: as many as pay at each load, at most 8 in a chain and "
-        "4 levels in a tree; with --speculative-num-draft-tokens for a chain, or with a simulated accept "
-        "length, auto is 2",
+        "draft depth: drafts per step; 0: off; auto (default): as many as pay at the current load, at most 8 "
+        "in a chain and 4 levels in a tree. auto is 2 for a chain with --speculative-num-draft-tokens, and "
+        "with a simulated accept length",
         "--num_speculative_tokens",
         "--num-speculative-tokens",
         words={"auto": AUTO_DEPTH},
     )
     speculative_eagle_topk: int = option(
-        1, "speculation", "branches of a draft at each depth; 1: a chain; more: a tree"
+        1, "speculation", "branches of a draft at each depth; 1: a chain; more than 1: a tree"
     )
     speculative_draft_model_quantization: str | None = option(
         None,
         "speculation",
-        "weights of the drafter: w8a16: in int8 (native kernels); unquant: as in the checkpoint; default: "
-        "w8a16 if they are too large for a CPU cache. Texts are the same with either",
+        "weights of the drafter: w8a16: in int8 (native kernels only); unquant: as in the checkpoint; "
+        "default: w8a16 if they are too large for a CPU cache. Texts are the same with either",
         choices=("w8a16", "unquant"),
     )
     speculative_token_map: str | None = option(
         None,
         "speculation",
-        "file with a list of the token ids that may be drafted (.pt, .npy or .json, as FR-Spec's); the "
+        "file with the list of token ids that may be drafted (.pt, .npy or .json, as in FR-Spec); the "
         "drafter's head computes only these. Texts stay the same",
     )
     speculative_simulate_accept_length: float | None = option(
         None,
         "speculation",
         "for benchmarks on dummy weights: accept drafts at random, so that a step commits this many tokens "
-        "on average; the texts are then NOT the model's",
+        "on average. The texts are then NOT the model's",
     )
     speculative_num_draft_tokens: int | None = option(
         None,
         "speculation",
-        "nodes verified per step, root included; a tree keeps its likeliest; a chain always has num-steps "
-        "+ 1; default of a tree: topk * num-steps + 1",
+        "nodes verified per step, root included. A tree keeps its most likely nodes (default: topk * "
+        "num-steps + 1); a chain always has num-steps + 1",
     )
 
     speculative_verify: str = option(
         "exact",
         "speculation",
-        "how drafts are verified: exact: the text is that without drafts, byte for byte; rejection, block: "
-        "its distribution is (chains only); typical: drafts that the model finds likely enough are "
-        "accepted, LOSSY if a threshold is below 1. A request may ask for another",
+        "how drafts are verified. exact: the text is the same as without drafts, byte for byte; rejection, "
+        "block: only its distribution is the same (chains only); typical: accepts drafts that the model "
+        "finds likely enough, LOSSY if a threshold is below 1. A request may ask for another mode",
         choices=VERIFY_MODES,
     )
     speculative_accept_threshold_single: float = option(
@@ -233,30 +233,30 @@ class EngineConfig:
     speculative_accept_threshold_acc: float = option(
         1.0,
         "speculation",
-        "typical: a draft is accepted if a random number is at most its probability, and that of those "
-        "tried before it, divided by this; LOSSY below 1",
+        "typical: a draft is accepted if a random number is at most p divided by this value, where p is the "
+        "total probability of the draft and of those tried before it; LOSSY below 1",
     )
 
     grammar_backend: str = option(
         "llguidance",
         "structured output",
         "library for JSON schemas, regular expressions and grammars; xgrammar needs pip install "
-        "'nextn[xgrammar]'; none: such requests are refused",
+        "'nextn[xgrammar]'; none: refuses such requests",
         choices=("llguidance", "xgrammar", "none"),
     )
     constrained_json_disable_any_whitespace: bool = option(
-        False, "structured output", "forbid whitespace between the parts of JSON by a schema"
+        False, "structured output", "forbid whitespace between the parts of JSON that follows a schema"
     )
     grammar_compile_timeout: float = option(
         10.0,
         "structured output",
-        "most seconds to compile a schema or grammar; beyond that the request gets a 400",
+        "maximum seconds to compile a schema or grammar; if it takes longer, the request gets a 400",
     )
     grammar_memory_mb: int = option(
         512,
         "structured output",
-        "MiB for all compiled schemas and grammars, in use or kept for later requests; one that takes more "
-        "than an eighth of it gets a 400",
+        "MiB for all compiled schemas and grammars, in use or kept for later requests. A request whose "
+        "grammar takes more than an eighth of it gets a 400",
     )
 
     def need(self, ok: bool, name: str, rule: str) -> None:

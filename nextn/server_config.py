@@ -33,8 +33,8 @@ class ServerConfig(EngineConfig):
     reasoning_parser: str | None = option(
         None,
         "server",
-        "returns the text before </think> as reasoning_content; deepseek-r1: every answer begins with "
-        "reasoning; deepseek-v3: only if its prompt or the answer opens it; default: reasoning is content",
+        "return the text before </think> as reasoning_content. deepseek-r1: every answer begins with "
+        "reasoning; deepseek-v3: only if the prompt or the answer opens it; default: reasoning is content",
         choices=("deepseek-r1", "deepseek-v3"),
         words={"deepseek_r1": "deepseek-r1", "deepseek_v3": "deepseek-v3"},
     )
@@ -48,50 +48,53 @@ class ServerConfig(EngineConfig):
         None,
         "server",
         "key that requests must send (Authorization: Bearer); /health, /livez, /readyz, /metrics and the "
-        f"page's files need none. The environment variable {API_KEY_VARIABLE} is safer: no list of "
-        "processes shows it",
+        f"page's files need none. The environment variable {API_KEY_VARIABLE} is safer: it does not "
+        "appear in a list of processes",
     )
     max_queued_requests: int = option(
-        512, "server", "most waiting requests; further ones get 503 with Retry-After"
+        512, "server", "maximum waiting requests; further requests get 503 with Retry-After"
     )
-    max_request_bytes: int = option(32 * 2**20, "server", "most bytes of a body; a longer one gets 413")
+    max_request_bytes: int = option(32 * 2**20, "server", "maximum bytes of a body; a longer one gets 413")
     request_timeout: float | None = option(
-        None, "server", "most seconds of a request, waiting included; then it gets 504; default: no limit"
+        None, "server", "maximum seconds of a request, waiting included; then it gets 504; default: no limit"
     )
     client_timeout: float = option(
         60.0,
         "server",
-        "most seconds that a client may take to send its request, or to receive what is ready; then the "
-        "connection is closed",
+        "maximum seconds that a client may take to send its request, or to receive output that is ready; "
+        "then the connection is closed",
     )
     watchdog_timeout: float = option(
-        300.0, "server", "seconds without a step while requests run; then the engine is restarted"
+        300.0, "server", "restart the engine if it makes no step for this many seconds while it has requests"
     )
     max_engine_restarts: int = option(
         5,
         "server",
-        "most restarts of the engine in ten minutes; if it dies once more, the server exits with 1",
+        "maximum restarts of the engine in ten minutes; if it dies once more, the server exits with 1",
     )
-    enable_metrics: bool = option(True, "server", "serve /metrics (Prometheus)")
-    decode_log_interval: int = option(40, "server", "decode steps between two log lines; 0: no such lines")
+    enable_metrics: bool = option(True, "server", "serve /metrics for Prometheus")
+    decode_log_interval: int = option(
+        40, "server", "decode steps from one log line about load and speed to the next; 0: none"
+    )
     log_level: str = option("info", "server", "log level", choices=("debug", "info", "warning", "error"))
     log_format: str = option(
-        "text", "server", "format of log lines on stderr; json: one object a line", choices=("text", "json")
+        "text", "server", "format of log lines on stderr; json: one object per line", choices=("text", "json")
     )
-    log_requests: bool = option(False, "server", "log every request when it comes and when it ends")
+    log_requests: bool = option(False, "server", "log every request when it arrives and when it ends")
     log_requests_level: int = option(
         2,
         "server",
-        "0: sizes and times; 1: sampling parameters too; 2: beginnings of texts too; 3: whole texts",
+        "what is logged of a request. 0: sizes and times; 1: also sampling parameters; 2: also the beginning "
+        "of prompt and text; 3: all of prompt and text",
     )
     otlp_traces_endpoint: str | None = option(
         None,
         "server",
-        "send spans of each request to this OpenTelemetry collector, such as "
+        "send traces of each request to this OpenTelemetry collector, such as "
         "http://localhost:4318/v1/traces; needs pip install 'nextn[trace]'",
     )
     shutdown_timeout: float = option(
-        30.0, "server", "seconds that running requests get to finish on SIGTERM or Ctrl-C"
+        30.0, "server", "on SIGTERM or Ctrl-C, seconds that running requests have to finish"
     )
 
     def check(self) -> None:

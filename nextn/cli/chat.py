@@ -19,7 +19,7 @@ from nextn.server_config import API_KEY_VARIABLE
 if TYPE_CHECKING:
     from nextn.terminal.chat import Chat
 
-HELP = "talk to a running server; after each answer, how many drafts were accepted"
+HELP = "chat with a running server; shows after each answer how many drafts were accepted"
 URL = "http://127.0.0.1:30000"
 
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_server(parser)
     parser.add_argument("--system", default="", metavar="TEXT", help="system message")
     parser.add_argument(
-        "--max-tokens", type=positive, default=512, help="most tokens of an answer (default: 512)"
+        "--max-tokens", type=positive, default=512, help="maximum tokens of an answer (default: 512)"
     )
     parser.add_argument("--temperature", type=float, help="0 is greedy (default: the server's)")
     parser.add_argument("--seed", type=int, help="seed of every answer (default: random)")
@@ -38,7 +38,7 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--base-url", metavar="URL", default=URL, help=f"the server (default: {URL})")
     parser.add_argument(
         "--api-key", metavar="KEY", default=key_of_environment(),
-        help=f"the server's key (default: the variable {API_KEY_VARIABLE}, else OPENAI_API_KEY)",
+        help=f"the server's key (default: environment variable {API_KEY_VARIABLE}, else OPENAI_API_KEY)",
     )  # fmt: skip
 
 

@@ -23,15 +23,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--speculative-num-steps", type=drafts, default="auto", metavar="N|auto",
-        help="drafts per step on the side with MTP (default: auto)",
+        help="drafts per step of the server with MTP (default: auto)",
     )  # fmt: skip
     parser.add_argument(
         "--cpu-isa", default="auto", choices=("auto", *CPU_LEVELS),
-        help="instruction set of the native CPU kernels on both sides (default: the machine's best)",
+        help="instruction set of the native CPU kernels on both servers (default: the machine's best)",
     )  # fmt: skip
     parser.add_argument(
         "--threads", type=positive, metavar="N",
-        help="CPU threads of each engine (default: the cores it may use)",
+        help="CPU threads of each engine (default: all usable cores)",
     )  # fmt: skip
     parser.add_argument(
         "--quick", action="store_true", help="fewer prompts, shorter texts and one round: half a minute"

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--base-url", nargs="+", default=[], metavar="URL",
-        help="running servers instead: one without MTP and one with it, or a single one to score alone",
+        help="use running servers: one without MTP and one with it, or a single one to score only that",
     )  # fmt: skip
     parser.add_argument(
         "--tokenizer", metavar="DIR", help="folder with tokenizer.json, if it is not the model's"
@@ -53,11 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--num-concurrent", type=positive, default=16, metavar="N", help="requests at once (default: 16)"
     )
     parser.add_argument(
-        "--include-path", type=Path, metavar="DIR", help="folder with more tasks, as lm-eval's YAML"
+        "--include-path", type=Path, metavar="DIR", help="folder with more tasks, in lm-eval's YAML format"
     )
     parser.add_argument(
         "--output-dir", type=Path, default=Path("nextn-eval"), metavar="DIR",
-        help="where results.json, table.md and the logs go (default: nextn-eval)",
+        help="folder for results.json, table.md and the logs (default: nextn-eval)",
     )  # fmt: skip
     parser.add_argument(
         "server_options", nargs="*", metavar="-- OPTION",

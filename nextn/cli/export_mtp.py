@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--output-dir", type=Path, required=True, metavar="DIR",
-        help="folder to write; it must not exist or be empty, and appears when it is complete",
+        help="folder to write; must be new or empty; appears when the export is complete",
     )  # fmt: skip
     weights = parser.add_mutually_exclusive_group()
     weights.add_argument(

@@ -21,14 +21,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("prompt", nargs="+", help="the prompts; - reads one from standard input")
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument(
-        "--max-tokens", type=int, default=128, help="most tokens to generate (default: 128)"
+        "--max-tokens", type=int, default=128, help="maximum tokens to generate (default: 128)"
     )
     sampling.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
     sampling.add_argument(
         "--top-p", type=float, default=1.0, help="nucleus sampling; 1: all tokens (default: 1)"
     )
     sampling.add_argument(
-        "--top-k", type=int, default=-1, help="sample among the k likeliest tokens; -1: all (default: -1)"
+        "--top-k", type=int, default=-1, help="sample from the k most likely tokens; -1: all (default: -1)"
     )
     sampling.add_argument("--sampling-seed", type=int, default=0, help="seed of the sampling (default: 0)")
     sampling.add_argument("--stop", action="append", default=[], help="stop string; may be repeated")

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model-path", "--model", default=EMBEDDED, help=f"checkpoint folder (default: {EMBEDDED})"
     )
     parser.add_argument(
-        "--machine", action="store_true", help="show what this machine can run instead: cores, kernels, GPU"
+        "--machine", action="store_true", help="show instead what this machine can run: cores, kernels, GPU"
     )
 
 

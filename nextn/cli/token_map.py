@@ -15,7 +15,7 @@ from pathlib import Path
 from nextn.cli.errors import CommandError
 from nextn.config import EMBEDDED, model_folder
 
-HELP = "find a corpus' most frequent tokens, the only ones the drafter then guesses among"
+HELP = "write a corpus' most frequent tokens to a file, for --speculative-token-map"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "corpus",
         type=Path,
         nargs="+",
-        help="text files; of .jsonl files, the `text` or `prompt` of each line",
+        help="text files; in .jsonl files, the `text` or `prompt` of each line is read",
     )
 
 

@@ -31,7 +31,7 @@ def positive_seconds(text: str) -> float:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_server(parser)
     parser.add_argument(
-        "--once", action="store_true", help="print one frame that covers the server's whole life"
+        "--once", action="store_true", help="print one frame with the numbers since the server started"
     )
     parser.add_argument(
         "--interval", type=positive_seconds, default=1.0, metavar="SECONDS",

@@ -18,11 +18,11 @@ from nextn.bench.errors import BenchError
 
 HELP = """\
 /clear         forget the conversation; the system message stays
-/system TEXT   a system message from now on; without TEXT none
-/nomtp, /mtp   draft nothing, or what the server drafts
-/help          this
-/quit          the end, as Ctrl-D
-A line that begins with a space is sent, whatever follows. Ctrl-C ends an answer, and keeps what has come."""
+/system TEXT   set the system message; without TEXT: none
+/nomtp, /mtp   switch drafts off; back to the server's default
+/help          show this
+/quit          end the program, as Ctrl-D does
+A line that begins with a space is always sent. Ctrl-C ends an answer and keeps its text so far."""
 # A text must not move the cursor or set the terminal's title.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 

@@ -22,9 +22,9 @@ def add_dataset(group: Any) -> None:
     )
     counts = (
         ("--output-len", 128, "output tokens of code, and of custom lines without output_len"),
-        ("--random-input-len", 1024, "longest prompt of random and random-ids"),
-        ("--random-output-len", 1024, "longest output of random and random-ids"),
-        ("--gsp-num-groups", 64, "generated-shared-prefix: groups of prompts that begin alike"),
+        ("--random-input-len", 1024, "maximum prompt length of random and random-ids"),
+        ("--random-output-len", 1024, "maximum output length of random and random-ids"),
+        ("--gsp-num-groups", 64, "generated-shared-prefix: groups of prompts with a common prefix"),
         ("--gsp-prompts-per-group", 16, "generated-shared-prefix: prompts in each group"),
         ("--gsp-system-prompt-len", 2048, "generated-shared-prefix: tokens of the shared prefix"),
         ("--gsp-question-len", 128, "generated-shared-prefix: further tokens of each prompt"),
@@ -36,7 +36,7 @@ def add_dataset(group: Any) -> None:
         )
     group.add_argument(
         "--random-range-ratio", type=float, default=0.0, metavar="R",
-        help="random lengths are uniform between R times the longest and the longest (default: 0)",
+        help="random lengths are uniform between R times the maximum and the maximum (default: 0)",
     )  # fmt: skip
     group.add_argument(
         "--sharegpt-output-len",
@@ -48,7 +48,7 @@ def add_dataset(group: Any) -> None:
         "--sharegpt-context-len",
         type=positive,
         metavar="N",
-        help="leave out longer conversations of sharegpt",
+        help="leave out conversations of sharegpt that are longer than this",
     )
 
 

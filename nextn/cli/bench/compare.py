@@ -18,15 +18,15 @@ from nextn.cli.demo import positive
 from nextn.cli.errors import CommandError
 from nextn.config import EMBEDDED
 
-HELP = "compare servers or configurations under the same loads, in turns, and every text they write"
+HELP = "compare the speed and the texts of servers or configurations under the same loads, in turns"
 # The same as in nextn.bench.dev.sweep, which is too heavy to import for --help; a test compares them.
 SCENARIOS = ("code", "random", "sharegpt", "translation", "generation", "summarization")
 TEXTS = ("real", "random")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_sides(parser.add_argument_group("sides", "The first is what ratios are to. All servers run at once; "
-                                        "those that wait for their turn cost memory only."))  # fmt: skip
+    add_sides(parser.add_argument_group("sides", "Ratios are relative to the first side. All servers run at "
+                                        "once; while a server waits, it only uses memory."))  # fmt: skip
     add_loads(parser.add_argument_group("loads"))
     add_output(parser.add_argument_group("output"))
     parser.add_argument(
@@ -54,7 +54,7 @@ def add_sides(group: Any) -> None:
         help=f"checkpoint folder for servers that are started (default: {EMBEDDED}); a side may name another",
     )  # fmt: skip
     group.add_argument(
-        "--tokenizer", metavar="DIR", help="folder with tokenizer.json (default: as the first side says)"
+        "--tokenizer", metavar="DIR", help="folder with tokenizer.json (default: the first side's)"
     )
 
 
@@ -65,7 +65,7 @@ def add_loads(group: Any) -> None:
     )  # fmt: skip
     group.add_argument(
         "--scale", type=float, default=1.0, metavar="S",
-        help="multiply the scenarios' lengths (default: 1); code stays as it is",
+        help="multiply the scenarios' lengths (default: 1); code is not scaled",
     )  # fmt: skip
     group.add_argument(
         "--text", choices=TEXTS, default="real",
@@ -88,7 +88,7 @@ def add_loads(group: Any) -> None:
     )  # fmt: skip
     group.add_argument(
         "--num-prompts", type=positive, metavar="N",
-        help="prompts at each load (default: twice the concurrency, or ten seconds of a rate; 8 at least)",
+        help="prompts at each load (default: twice the concurrency, or ten seconds of a rate; at least 8)",
     )  # fmt: skip
     group.add_argument(
         "--rounds", type=positive, default=3, metavar="R",
@@ -96,7 +96,7 @@ def add_loads(group: Any) -> None:
     )  # fmt: skip
     group.add_argument(
         "--temperature", type=float, default=0.0, metavar="T",
-        help="0 is greedy (default); above it every request has a seed of its own",
+        help="0 is greedy (default); above 0, every request has its own seed",
     )  # fmt: skip
     group.add_argument(
         "--timeout", type=float, default=3600.0, metavar="SECONDS",
@@ -104,7 +104,7 @@ def add_loads(group: Any) -> None:
     )  # fmt: skip
     group.add_argument(
         "--seed", type=not_negative, default=1, metavar="N",
-        help="seed of arrivals, of random token ids and of the order of a file (default: 1)",
+        help="seed of arrivals, of random token ids and of the order of prompts from a file (default: 1)",
     )  # fmt: skip
 
 
@@ -113,7 +113,7 @@ def add_output(group: Any) -> None:
         "--output-dir", type=Path, default=Path("nextn-compare"), metavar="DIR",
         help="results.json, table.md, report.html, plots and the servers' logs (default: nextn-compare)",
     )  # fmt: skip
-    group.add_argument("--disable-tqdm", action="store_true", help="no progress bar, also in a terminal")
+    group.add_argument("--disable-tqdm", action="store_true", help="show no progress bar, even in a terminal")
 
 
 def run(args: argparse.Namespace) -> int:

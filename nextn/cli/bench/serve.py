@@ -57,10 +57,10 @@ def add_load(group: Any) -> None:
         "--request-rate", type=float, default=float("inf"), metavar="RATE",
         help="requests/s, Poisson arrivals (default: inf, all at once)",
     )  # fmt: skip
-    group.add_argument("--max-concurrency", type=positive, metavar="N", help="most requests in flight")
+    group.add_argument("--max-concurrency", type=positive, metavar="N", help="maximum requests in flight")
     group.add_argument(
         "--warmup-requests", type=not_negative, default=1, metavar="N",
-        help="requests that are sent before and not measured (default: 1)",
+        help="requests that are sent first and not measured (default: 1)",
     )  # fmt: skip
     group.add_argument("--disable-ignore-eos", action="store_true", help="let an end token end a completion")
     group.add_argument(
