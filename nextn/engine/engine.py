@@ -97,7 +97,7 @@ class Engine:
     def step(self) -> list[Output]:
         """One step for whoever is next. [] when there is nothing to do or nothing to tell."""
         plan = self._scheduler.plan()
-        if not plan.rows:
+        if not plan.spans:
             return []
         result = self._executor.launch(plan).result()
         now = time.perf_counter()

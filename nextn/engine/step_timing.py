@@ -11,7 +11,7 @@ from statistics import median
 from nextn.draft import NO_DRAFT, Draft
 from nextn.engine.executor import Executor, ExecutorInfo
 from nextn.request import SamplingParams
-from nextn.scheduler.plan import Plan, Row
+from nextn.scheduler.plan import Plan, SpanPlan
 from nextn.speculative.depth.cost import StepCost, fit
 from nextn.speculative.state import RequestState
 from nextn.speculative.work import StepWork
@@ -56,7 +56,7 @@ def _time(
     while rounds < 2 or time.perf_counter() - begin < seconds:
         rounds += 1
         for verified, made in settings:
-            plan = Plan(_rows(executor.info, position, beyond, [d[:verified] for d in drafts], made))
+            plan = Plan(_spans(executor.info, position, beyond, [d[:verified] for d in drafts], made))
             for step in range(1 + STEPS):
                 for i in range(n):
                     executor.add(_state(i, position, executor.info.vocab_size))
@@ -67,7 +67,7 @@ def _time(
                 for i in range(n):
                     executor.drop(str(i))
             if made == 4:
-                drafts = [[*r.draft.tokens, 1, 1, 1, 1] for r in result.rows]
+                drafts = [[*s.draft.tokens, 1, 1, 1, 1] for s in result.spans]
 
 
 def _state(i: int, position: int, vocabulary: int) -> RequestState:
@@ -77,10 +77,12 @@ def _state(i: int, position: int, vocabulary: int) -> RequestState:
     return RequestState(str(i), params, [root] * (position + 1), position, position + 65, frozenset())
 
 
-def _rows(info: ExecutorInfo, position: int, beyond: int, drafts: list[list[int]], made: int) -> list[Row]:
+def _spans(
+    info: ExecutorInfo, position: int, beyond: int, drafts: list[list[int]], made: int
+) -> list[SpanPlan]:
     each = -(-(position + 16 + beyond) // info.page_size)
     return [
-        Row(
+        SpanPlan(
             rid=str(i), start=position, known=1, draft=Draft(draft) if draft else NO_DRAFT, chooses=True,
             first_page=0, pages=[1 + (i * each + k) % info.pages for k in range(each)], num_steps=made,
             extend=made > 0,

@@ -94,12 +94,12 @@ def test_retraction_in_the_middle_of_a_prompt():
         engine = make(
             chunked_prefill_size=20, max_running_requests=4, page_size=8, disable_radix_cache=not radix
         )
-        scheduler, rows = engine._scheduler, []
+        scheduler, spans = engine._scheduler, []
         plan = scheduler.plan
 
-        def counted(plan=plan, rows=rows):
+        def counted(plan=plan, spans=spans):
             made = plan()
-            rows += made.rows
+            spans += made.spans
             return made
 
         scheduler.plan = counted
@@ -115,10 +115,10 @@ def test_retraction_in_the_middle_of_a_prompt():
         assert [p for out in got for p in out.logprobs] == expected[1]
         assert got[0].prompt_logprobs == expected[2]
         assert all(out.prompt_logprobs is None for out in got[1:])
-        scored = [row.start + i for row in rows for i in row.scores]
+        scored = [span.start + i for span in spans for i in span.scores]
         assert scored == list(range(149))
         # With a prefix cache, what was scored and shared is not even computed again.
-        computed = sum(row.known for row in rows if row.start + row.known <= 150)
+        computed = sum(span.known for span in spans if span.start + span.known <= 150)
         assert (computed < 220) == radix
 
 

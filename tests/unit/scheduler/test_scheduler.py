@@ -19,7 +19,7 @@ from nextn.kvcache.manager import KVManager
 from nextn.kvcache.naive import NaiveCache
 from nextn.kvcache.radix import RadixCache
 from nextn.request import PromptGroup, Request, SamplingParams, SpeculativeParams, TokenLogprob
-from nextn.scheduler.plan import Plan, RowResult, StepResult
+from nextn.scheduler.plan import Plan, SpanResult, StepResult
 from nextn.scheduler.prompt_budget import PromptBudget
 from nextn.scheduler.scheduler import Scheduler
 from nextn.speculative.depth.controller import DepthController
@@ -56,7 +56,7 @@ def score(position):
 
 class Executor:
     """Answers plans, which come to it through pickle; slots[s] is the token whose KV lies there, entries[s]
-    the token and the one after it of the draft layer's entry. What rows leave for later is kept by
+    the token and the one after it of the draft layer's entry. What spans leave for later is kept by
     request until they extend."""
 
     def __init__(self, page_size, skill, seed=0, shape=CHAINS):
@@ -79,23 +79,23 @@ class Executor:
         self.keep = plan.keep
         if not self.keep:
             self.kept.clear()
-        assert len({r.rid for r in plan.rows}) == len(plan.rows)
-        self.largest = max(self.largest, sum(r.known + len(r.draft) for r in plan.rows))
+        assert len({s.rid for s in plan.spans}) == len(plan.spans)
+        self.largest = max(self.largest, sum(s.known + len(s.draft) for s in plan.spans))
         written = set()
         results = []
-        for row in plan.rows:
-            r = self.states[row.rid]
+        for span in plan.spans:
+            r = self.states[span.rid]
             for name in ("start", "known", "draft", "chooses", "num_steps", "scores", "extend", "draft_from"):
-                setattr(r, name, getattr(row, name))
+                setattr(r, name, getattr(span, name))
             r.tokens = [*r.history[r.start : r.start + r.known], *r.draft.tokens]
-            assert row.first_page <= len(r.pages)
-            r.pages[row.first_page :] = row.pages
+            assert span.first_page <= len(r.pages)
+            r.pages[span.first_page :] = span.pages
             table = [p * self.page_size + i for p in r.pages for i in range(self.page_size)]
             assert len(set(table)) == len(table)
             assert min(r.pages) > 0
             for i, t in enumerate(r.tokens):
                 slot = table[r.start + i]
-                assert slot not in written, "two rows write one slot"
+                assert slot not in written, "two spans write one slot"
                 written.add(slot)
                 self.slots[slot] = t
             seen = [self.slots.get(s) for s in table[: r.start + len(r.tokens)]]
@@ -108,7 +108,7 @@ class Executor:
             )
             if not r.chooses:
                 self.extend(r, table, [*r.tokens, r.following])
-                results.append(RowResult([], NO_DRAFT, prompt_logprobs=scores))
+                results.append(SpanResult([], NO_DRAFT, prompt_logprobs=scores))
                 continue
             assert r.start + known == len(r.history)
             assert r.draft.depth < max(1, r.room)
@@ -130,8 +130,8 @@ class Executor:
                 self.slots[slot] = self.entries[slot] = "guess"
             r.history += new
             draft = self.draft(r.history, want)
-            results.append(RowResult(new, draft, prompt_logprobs=scores))
-        work = StepWork(len(written), sum(r.extend for r in plan.rows))
+            results.append(SpanResult(new, draft, prompt_logprobs=scores))
+        work = StepWork(len(written), sum(s.extend for s in plan.spans))
         return StepResult(results, work)
 
     def extend(self, r, table, tokens):
@@ -228,7 +228,7 @@ def drain(sched, executor, check=True):
     steps = 0
     while sched.has_work():
         plan = sched.plan()
-        assert plan.rows, "work, but nothing planned"
+        assert plan.spans, "work, but nothing planned"
         if check:
             sched.check_integrity()
         for out in sched.commit(plan, executor.run(plan)):
@@ -294,12 +294,12 @@ def test_pages_without_draft_entries_are_shared_and_not_drafted_on():
     sched.add(request("b", longer, 1, 160, max_tokens=20, ignore_eos=True))
     plan = sched.plan()
     assert list(ex.states) == ["b"]
-    assert plan.rows[0].start == plan.rows[0].draft_from == 44
+    assert plan.spans[0].start == plan.spans[0].draft_from == 44
     sched.commit(plan, ex.run(plan))
     drain(sched, ex)
     # What drafted from there on is true for those who come later, too.
     sched.add(request("c", [*longer, *expected(longer, 20, 160, True)], 2, 160, max_tokens=1))
-    assert sched.plan().rows[0].draft_from == 44
+    assert sched.plan().spans[0].draft_from == 44
 
 
 def test_the_drafter_catches_up_with_a_window():
@@ -312,7 +312,7 @@ def test_the_drafter_catches_up_with_a_window():
     never.drafting = True
     plan = sched.plan()
     req = sched.by_rid["a"]
-    assert req.committed - DRAFT_WINDOW <= plan.rows[0].draft_from < req.committed - DRAFT_WINDOW + 4
+    assert req.committed - DRAFT_WINDOW <= plan.spans[0].draft_from < req.committed - DRAFT_WINDOW + 4
     sched.commit(plan, ex.run(plan))
     assert req.deferred == 0
     sched.check_integrity()
@@ -326,7 +326,7 @@ def planned(sched, ex):
     plan = sched.plan()
     sched.commit(plan, ex.run(plan))
     sched.check_integrity()
-    return {row.rid: row.known for row in plan.rows}
+    return {span.rid: span.known for span in plan.spans}
 
 
 def test_short_prompts_do_not_wait_for_long_ones():
@@ -387,9 +387,9 @@ def test_what_was_not_kept_is_never_seen():
     extended = []
     for _ in range(5):
         plan = sched.plan()
-        [row] = [row for row in plan.rows if row.rid == "a"]
-        extended.append((row.start, row.draft_from, row.extend, row.num_steps))
-        assert [row.draft_from for row in plan.rows if row.rid == "b"] == [0]
+        [span] = [span for span in plan.spans if span.rid == "a"]
+        extended.append((span.start, span.draft_from, span.extend, span.num_steps))
+        assert [span.draft_from for span in plan.spans if span.rid == "b"] == [0]
         sched.commit(plan, ex.run(plan))
         sched.check_integrity()
     assert extended[:4] == [(25, 28, False, 0), (26, 28, False, 0), (27, 28, False, 0), (28, 28, True, 2)]
@@ -418,8 +418,8 @@ def test_prefill_is_chunked_beside_running_requests():
     mixed = 0
     while "b" in sched.by_rid:
         plan = sched.plan()
-        assert sum(r.known + len(r.draft) for r in plan.rows) <= 16
-        mixed += {"a", "b"} == {r.rid for r in plan.rows}
+        assert sum(s.known + len(s.draft) for s in plan.spans) <= 16
+        mixed += {"a", "b"} == {s.rid for s in plan.spans}
         sched.commit(plan, ex.run(plan))
     assert mixed >= 6
 
@@ -440,7 +440,7 @@ def test_priority_goes_first():
     high = request("high", [2], 1, 100, max_tokens=3)
     high.priority = 5
     sched.add(high)
-    assert [r.rid for r in sched.plan().rows] == ["high"]
+    assert [s.rid for s in sched.plan().spans] == ["high"]
 
 
 def test_stop_tokens_and_min_tokens():
@@ -474,7 +474,7 @@ def told(sched, ex, each=lambda steps: None):
         each(steps)
         steps += 1
         plan = sched.plan()
-        assert plan.rows or not sched.has_work()
+        assert plan.spans or not sched.has_work()
         for out in sched.commit(plan, ex.run(plan)):
             tokens, scores = found.setdefault(out.rid, ([], out.prompt_logprobs))
             assert out.prompt_logprobs in (None, scores)
@@ -548,9 +548,9 @@ def test_who_waits_for_its_group_holds_nobody_up():
     choices(sched, 3)
     sched.add(request("other", [5, 6], 9, 160, max_tokens=2))
     plan = sched.plan()
-    assert {r.rid for r in plan.rows} == {"0", "other"}
+    assert {s.rid for s in plan.spans} == {"0", "other"}
     sched.commit(plan, ex.run(plan))
-    assert [r.rid for r in sched.plan().rows] == ["0", "other", "1", "2"]
+    assert [s.rid for s in sched.plan().spans] == ["0", "other", "1", "2"]
 
 
 def test_what_nobody_can_share_nobody_waits_for():
@@ -558,7 +558,7 @@ def test_what_nobody_can_share_nobody_waits_for():
     for prompt, radix in ((PROMPT[:4], True), (PROMPT[:20], False)):
         sched, _ = make(pages=200, budget=200, running=8, radix=radix)
         choices(sched, 3, prompt)
-        assert [r.rid for r in sched.plan().rows] == ["0", "1", "2"]
+        assert [s.rid for s in sched.plan().spans] == ["0", "1", "2"]
 
 
 def test_a_step_of_scores_is_as_dear_as_one_without():
@@ -571,8 +571,8 @@ def test_a_step_of_scores_is_as_dear_as_one_without():
         found = []
         while "b" in sched.by_rid:
             plan = sched.plan()
-            rows = {r.rid: r for r in plan.rows}
-            a, b = rows["a"], rows["b"]
+            spans = {s.rid: s for s in plan.spans}
+            a, b = spans["a"], spans["b"]
             assert a.known + len(a.draft) + b.known + 0.5 * len(b.scores) <= 24
             found.append(b.known)
             sched.commit(plan, ex.run(plan))
@@ -595,7 +595,7 @@ def test_a_prompts_chunks_get_shorter_with_its_context_where_others_wait():
         found = []
         while "b" in sched.by_rid:
             plan = sched.plan()
-            found += [r.known for r in plan.rows if r.rid == "b"]
+            found += [s.known for s in plan.spans if s.rid == "b"]
             sched.commit(plan, ex.run(plan))
         return found
 
@@ -615,10 +615,10 @@ def test_steps_with_a_prompts_last_part_are_no_plain_ones(monkeypatch):
 
     def step():
         plan = sched.plan()
-        nodes = sum(len(r.draft.tokens) for r in plan.rows)
-        rows = sum(r.known for r in plan.rows) + nodes
-        work = StepWork(rows, 0, (), sum(r.chooses for r in plan.rows), nodes)
-        sched.commit(plan, StepResult(ex.run(plan).rows, work), 1.0)
+        nodes = sum(len(s.draft.tokens) for s in plan.spans)
+        rows = sum(s.known for s in plan.spans) + nodes
+        work = StepWork(rows, 0, (), sum(s.chooses for s in plan.spans), nodes)
+        sched.commit(plan, StepResult(ex.run(plan).spans, work), 1.0)
 
     sched.add(request("a", [3, 4], 0, 700, max_tokens=50, ignore_eos=True))
     step()  # its prompt
@@ -712,7 +712,7 @@ class Chaos(RuleBasedStateMachine):
     def step(self, n):
         for _ in range(n):
             plan = self.sched.plan()
-            assert bool(plan.rows) == self.sched.has_work()
+            assert bool(plan.spans) == self.sched.has_work()
             for out in self.sched.commit(plan, self.ex.run(plan), 2e-3):
                 if out.prompt_logprobs is not None:
                     count = len(out.prompt_logprobs)
