@@ -89,7 +89,7 @@ class Scheduler:
         self.kv.release(req, share)
         self.states.drop(req.rid)
 
-    def depth(self, req: Request) -> int:
+    def num_steps_of(self, req: Request) -> int:
         """How deep a draft the request gets in a step, at most; 0 where nothing can draft."""
         asked = req.params.speculative.num_steps
         return self.num_steps if asked is None else asked * (self.num_steps > 0)
@@ -101,14 +101,14 @@ class Scheduler:
             self.auto is not None and params.speculative.num_steps is None and params.verify_mode == "exact"
         )
 
-    def _wanted(self, req: Request) -> int:
+    def _num_steps_now(self, req: Request) -> int:
         """How deep a draft it is to get now."""
-        depth = self.depth(req)
+        num_steps = self.num_steps_of(req)
         if self.auto is None or req.params.speculative.num_steps is not None:
-            return depth
+            return num_steps
         if self._automatic(req):
-            return min(depth, self.auto.num_steps) if self.auto.drafting else 0
-        return min(depth, INEXACT)
+            return min(num_steps, self.auto.num_steps) if self.auto.drafting else 0
+        return min(num_steps, INEXACT)
 
     # --- plan -------------------------------------------------------------------------------
 
@@ -206,9 +206,9 @@ class Scheduler:
 
     def _pages_to_come(self, req: Request) -> int:
         """Pages that a running request will want before long: its prompt's rest and one more."""
-        steps = self.depth(req)
-        ahead = min(len(req.tokens) + 1 + 2 * steps, req.limit)
-        ahead += min(self.shape.beyond, self.shape.size(steps) + self.shape.scratch(steps))
+        num_steps = self.num_steps_of(req)
+        ahead = min(len(req.tokens) + 1 + 2 * num_steps, req.limit)
+        ahead += min(self.shape.beyond, self.shape.size(num_steps) + self.shape.scratch(num_steps))
         return max(0, self.kv.pages_for(ahead) + 1 - len(req.pages))
 
     def _extend(self, req: Request, budget: int, spans: list[SpanPlan], least: int) -> int:
@@ -229,7 +229,7 @@ class Scheduler:
         end = known + len(draft.tokens)
         chooses = known == len(req.tokens)
         room = req.limit - len(req.tokens)
-        wanted = self._wanted(req) if req.committed >= req.draft_from else 0
+        wanted = self._num_steps_now(req) if req.committed >= req.draft_from else 0
         num_steps = max(0, min(wanted, room - 2)) if chooses else 0
         drafting = known + draft.depth + self.shape.scratch(num_steps)
         length = max(end, min(drafting, max(req.limit, end) + self.shape.beyond))
@@ -419,4 +419,4 @@ class Scheduler:
             assert not len(r.draft)
         for r in self.running:
             assert 0 <= r.cached <= r.committed < len(r.tokens) <= r.limit
-            assert len(r.draft) <= (MAX_DRAFTS if r.draft.forced else self.shape.size(self.depth(r)))
+            assert len(r.draft) <= (MAX_DRAFTS if r.draft.forced else self.shape.size(self.num_steps_of(r)))

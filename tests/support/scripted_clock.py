@@ -149,5 +149,5 @@ def fixed(machine: Machine, n: int, num_steps: int, steps: int = 400) -> float:
 
 def best(machine: Machine, n: int, steps: int = 400) -> tuple[float, float]:
     """Tokens per second without drafts, and with the best of 0 to 4."""
-    speeds = [fixed(machine, n, depth, steps) for depth in range(5)]
+    speeds = [fixed(machine, n, num_steps, steps) for num_steps in range(5)]
     return speeds[0], max(speeds)

@@ -64,16 +64,16 @@ class Worth:
         self._held *= old
         self._made *= 0.5 if self._made.max() > REMEMBERED else 1.0
         rates = np.clip(self._held / self._seen, 1e-3, 0.999)
-        options = self._by_confidence if self.cuts else self._by_depth
+        options = self._by_confidence if self.cuts else self._by_num_steps
         return max(options(n, cost, base, rates), key=lambda s: s.tokens / (base + s.extra))
 
-    def _by_depth(self, n: int, cost: StepCost, base: float, rates: np.ndarray) -> list[Setting]:
+    def _by_num_steps(self, n: int, cost: StepCost, base: float, rates: np.ndarray) -> list[Setting]:
         found, tokens = [], 1.0
-        for depth, held in enumerate(np.cumprod(rates).tolist(), start=1):
+        for num_steps, held in enumerate(np.cumprod(rates).tolist(), start=1):
             tokens += held
-            passes = [float(self.shape.topk)] * (depth - 1)
+            passes = [float(self.shape.topk)] * (num_steps - 1)
             found.append(
-                Setting(depth, None, tokens, _extra(n, cost, self.shape.size(depth), tokens, passes))
+                Setting(num_steps, None, tokens, _extra(n, cost, self.shape.size(num_steps), tokens, passes))
             )
         return found
 
@@ -84,17 +84,18 @@ class Worth:
         holds = np.cumprod(rates[np.searchsorted(np.cumsum(shares)[:-1], self._luck)], axis=1)
         found: list[Setting] = []
         rate, drafts = n / base, 1.0
-        for depth in (self.num_steps,) * 4 if self.ends else range(1, self.num_steps + 1):
+        for num_steps in (self.num_steps,) * 4 if self.ends else range(1, self.num_steps + 1):
             row = cost.verify(n + n * drafts, n) / n
             worth = rate / max(0.3, 1.0 - rate * cost.pass_row)  # a token that holds costs the drafter a row
             each = worth * (row + cost.pass_row)
             cutoff = Cutoff(rates.tolist(), worth * row, usual, each, worth * cost.a_pass)
-            kept, made = _through(cutoff, holds[:, :depth], n)
+            kept, made = _through(cutoff, holds[:, :num_steps], n)
             made |= not self.ends
-            drafts, tokens = float(kept.mean(0).sum()), 1.0 + float((holds[:, :depth] * kept).mean(0).sum())
+            drafts = float(kept.mean(0).sum())
+            tokens = 1.0 + float((holds[:, :num_steps] * kept).mean(0).sum())
             extra = _extra(n, cost, drafts, tokens, made.mean(0)[1:].tolist())
-            num_steps = max(1, round(float(made.mean(0).sum())))
-            found.append(Setting(depth, cutoff._replace(num_steps=num_steps), tokens, extra))
+            cutoff = cutoff._replace(num_steps=max(1, round(float(made.mean(0).sum()))))
+            found.append(Setting(num_steps, cutoff, tokens, extra))
             rate = max(n / base, n * tokens / (base + extra))
         return found
 

@@ -23,10 +23,10 @@ def speed(n: int, cost: StepCost, setting: Setting) -> float:
     return n * setting.tokens / (cost.rows(n) + setting.extra)
 
 
-def fixed(n: int, cost: StepCost, depth: int) -> float:
+def fixed(n: int, cost: StepCost, num_steps: int) -> float:
     """Tokens per second where every chain has so many guesses, of the usual rates."""
-    tokens = sum(USUAL**d for d in range(depth + 1))
-    extra = cost.verify(n, n * depth) + cost.drafting(depth, n * (tokens + depth - 1))
+    tokens = sum(USUAL**d for d in range(num_steps + 1))
+    extra = cost.verify(n, n * num_steps) + cost.drafting(num_steps, n * (tokens + num_steps - 1))
     return n * tokens / (cost.rows(n) + extra)
 
 
@@ -61,7 +61,7 @@ def test_thresholds_beat_every_fixed_depth(
     cost = StepCost(1.0, row, expert, (16, 4), drafted=0.9, a_pass=a_pass, pass_row=pass_row)
     setting = Worth(MOST, CHAIN, True).plan(n, cost, cost.rows(n))
     assert setting.cutoff is not None
-    best = max(fixed(n, cost, depth) for depth in range(1, MOST + 1))
+    best = max(fixed(n, cost, k) for k in range(1, MOST + 1))
     assert speed(n, cost, setting) >= 0.98 * best or best < n / cost.rows(n)
 
 
