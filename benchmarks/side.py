@@ -51,7 +51,7 @@ class Side:
         for rid in self.live[keep:]:
             self.engine.abort(rid)
         del self.live[keep:]
-        self.luck = random.Random(seed)
+        self.rng = random.Random(seed)
         self.concurrency = concurrency
 
     def turn(self) -> Turn:
@@ -75,7 +75,7 @@ class Side:
         self.requests += 1
         self.live.append(rid)
         params = SamplingParams(
-            max_tokens=self.luck.randint(*LENGTHS), temperature=self.temperature, ignore_eos=True,
-            seed=self.luck.randrange(1 << 30),
+            max_tokens=self.rng.randint(*LENGTHS), temperature=self.temperature, ignore_eos=True,
+            seed=self.rng.randrange(1 << 30),
         )  # fmt: skip
-        self.engine.add(Request(rid, list(self.luck.choice(self.prompts)), params))
+        self.engine.add(Request(rid, list(self.rng.choice(self.prompts)), params))

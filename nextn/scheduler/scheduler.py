@@ -146,17 +146,18 @@ class Scheduler:
         return Plan(spans, auto.cutoff if auto is not None and any(s.cut for s in spans) else None, keep)
 
     def _extend_all(
-        self, prefilling: Sequence[Request], budget: int, spans: list[SpanPlan], most: int | None = None
+        self, prefilling: Sequence[Request], budget: int, spans: list[SpanPlan], max_left: int | None = None
     ) -> int:
         """Plans parts of prompts: of requests that run, then of those that wait. The first gets one token at
-        least. most: tokens that they have left; None: any number. Returns what they take of the budget."""
+        least. max_left: tokens that they may have left; None: any number. Returns what they take of the
+        budget."""
         whole, planned = budget, {span.rid for span in spans}
         for req in prefilling:
             mine = req in self.running and req.rid not in planned
-            if mine and budget > 0 and (most is None or left(req) <= most):
+            if mine and budget > 0 and (max_left is None or left(req) <= max_left):
                 budget -= self._extend(req, budget, spans, budget == whole)
         while budget > 0 and len(self.running) < self.max_running:
-            new = next_in_line(self.waiting, self.kv, most)
+            new = next_in_line(self.waiting, self.kv, max_left)
             if new is None:
                 break
             if not self._admit(new):
@@ -174,7 +175,7 @@ class Scheduler:
     def _admit(self, req: Request) -> bool:
         """Takes the request's cached prefix if the rest of it will fit beside what runs."""
         first = req.num_output == 0 and req.retractions == 0
-        self.kv.admit(req, most=self._unscored(req))
+        self.kv.admit(req, max_cached=self._unscored(req))
         promised = sum(self._pages_to_come(r) for r in self.running)
         if self.running and self._pages_to_come(req) + promised > self.kv.available:
             self.kv.release(req)

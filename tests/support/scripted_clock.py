@@ -28,7 +28,7 @@ class Load:
     """n requests, each with the draft that the step before made. rates: how often guesses hold, by bin."""
 
     def __init__(self, machine: Machine, seed: int = 0, rates: Sequence[float] = BIN_RATES) -> None:
-        self.machine, self.luck, self.rates = machine, random.Random(seed), rates
+        self.machine, self.rng, self.rates = machine, random.Random(seed), rates
         self.drafts: list[tuple[Draft, int]] = []
         self.deferred: list[int] = []
 
@@ -48,7 +48,7 @@ class Load:
                 passes.append(len(going))
             left, worth = [], 0.0
             for i in going:
-                bins[i].append(self.luck.choices(range(9), BIN_SHARES)[0])
+                bins[i].append(self.rng.choices(range(9), BIN_SHARES)[0])
                 if cutoff is not None:
                     holds[i] *= cutoff.rates[bins[i][-1]]
                     if holds[i] < cutoff.keep:
@@ -66,7 +66,7 @@ class Load:
         self.drafts = []
         for i in range(n):
             held = 0
-            while held < kept[i] and self.luck.random() < self.rates[bins[i][held]]:
+            while held < kept[i] and self.rng.random() < self.rates[bins[i][held]]:
                 held += 1
             self.drafts.append((Draft([0] * kept[i], bins=bytes(bins[i]) if cutoff else b""), held))
         return passes
@@ -89,7 +89,7 @@ class Load:
             self.drafts = [(NO_DRAFT, 0)] * n
         work = StepWork(rows, extended, tuple(passes), n, rows - n)
         cost = self.machine.cost
-        seconds = (cost.base(work) + cost.extra(work)) * max(0.5, self.luck.gauss(1.0, self.machine.noise))
+        seconds = (cost.base(work) + cost.extra(work)) * max(0.5, self.rng.gauss(1.0, self.machine.noise))
         return work, seconds + self.machine.python, tokens, verified
 
 

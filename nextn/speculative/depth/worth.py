@@ -43,7 +43,7 @@ class Worth:
         self._seen = np.full(len(rates), FIRST)
         self._held = FIRST * np.array(rates)
         self._noted: list[tuple[Sequence[int], int, int]] = []
-        self._luck = np.random.default_rng(0).random((CHAINS, num_steps))  # the same in every run
+        self._draws = np.random.default_rng(0).random((CHAINS, num_steps))  # the same in every run
 
     def note(self, draft: Draft, accepted: int) -> None:
         """A draft was verified; so many of its guesses, from the root on, held."""
@@ -72,16 +72,15 @@ class Worth:
         for num_steps, held in enumerate(np.cumprod(rates).tolist(), start=1):
             tokens += held
             passes = [float(self.shape.topk)] * (num_steps - 1)
-            found.append(
-                Setting(num_steps, None, tokens, _extra(n, cost, self.shape.size(num_steps), tokens, passes))
-            )
+            extra = _extra(n, cost, self.shape.size(num_steps), tokens, passes)
+            found.append(Setting(num_steps, None, tokens, extra))
         return found
 
     def _by_confidence(self, n: int, cost: StepCost, base: float, rates: np.ndarray) -> list[Setting]:
         """By Dinkelbach's iteration: thresholds for a rate of tokens, then the rate that they reach."""
         shares = self._made / self._made.sum()
         usual = float(shares @ rates)
-        holds = np.cumprod(rates[np.searchsorted(np.cumsum(shares)[:-1], self._luck)], axis=1)
+        holds = np.cumprod(rates[np.searchsorted(np.cumsum(shares)[:-1], self._draws)], axis=1)
         found: list[Setting] = []
         rate, drafts = n / base, 1.0
         for num_steps in (self.num_steps,) * 4 if self.ends else range(1, self.num_steps + 1):
@@ -89,10 +88,9 @@ class Worth:
             worth = rate / max(0.3, 1.0 - rate * cost.pass_row)  # a token that holds costs the drafter a row
             each = worth * (row + cost.pass_row)
             cutoff = Cutoff(rates.tolist(), worth * row, usual, each, worth * cost.a_pass)
-            kept, made = _through(cutoff, holds[:, :num_steps], n)
+            kept, made = _through(cutoff, chains := holds[:, :num_steps], n)
             made |= not self.ends
-            drafts = float(kept.mean(0).sum())
-            tokens = 1.0 + float((holds[:, :num_steps] * kept).mean(0).sum())
+            drafts, tokens = float(kept.mean(0).sum()), 1.0 + float((chains * kept).mean(0).sum())
             extra = _extra(n, cost, drafts, tokens, made.mean(0)[1:].tolist())
             cutoff = cutoff._replace(num_steps=max(1, round(float(made.mean(0).sum()))))
             found.append(Setting(num_steps, cutoff, tokens, extra))

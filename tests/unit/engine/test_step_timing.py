@@ -83,7 +83,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def timed(steps: Steps, drafts: bool = True, **limits: int) -> tuple[StepCost, bool]:
-    ample = {"most_requests": 512, "token_budget": 4096, "context": 4096, "beyond": 0}
+    ample = {"max_requests": 512, "token_budget": 4096, "context": 4096, "beyond": 0}
     return time_steps(steps, drafts=drafts, **{**ample, **limits})  # type: ignore[arg-type]
 
 
@@ -134,8 +134,8 @@ def test_a_slow_model_is_not_timed_for_long(clock: Clock) -> None:
     ("limits", "tokens", "most"),
     [
         ({}, 1 << 17, 64),
-        ({"most_requests": 5}, 1 << 17, 4),
-        ({"most_requests": 1}, 1 << 17, 1),
+        ({"max_requests": 5}, 1 << 17, 4),
+        ({"max_requests": 1}, 1 << 17, 1),
         ({"token_budget": 80}, 1 << 17, 16),
         ({"token_budget": 16}, 1 << 17, 2),
         ({}, 600, 8),

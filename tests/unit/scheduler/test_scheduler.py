@@ -258,10 +258,10 @@ def test_texts_are_the_scripts(radix, drafts, shape):
     params = {r.rid: (r.params.max_tokens, r.params.ignore_eos) for r in sched.waiting}
     got, reasons, _ = drain(sched, ex)
     for i, p in enumerate(prompts):
-        most, ignore = params[str(i)]
-        want = expected(p, most, 120, ignore)
+        max_tokens, ignore = params[str(i)]
+        want = expected(p, max_tokens, 120, ignore)
         assert got.get(str(i), []) == want
-        assert reasons[str(i)] == ("length" if len(want) == min(most, 120 - len(p)) else "stop")
+        assert reasons[str(i)] == ("length" if len(want) == min(max_tokens, 120 - len(p)) else "stop")
     assert sched.kv.available == sched.kv.total_tokens // 4
     assert ex.largest <= 32
 
@@ -510,27 +510,27 @@ def test_choices_that_only_read_end_with_the_first(radix, scored):
     assert (sched.stats.finished, sched.stats.prompt_tokens, sched.stats.cached_tokens) == (9, 450, 400)
 
 
-@pytest.mark.parametrize("most", [0, 4])
+@pytest.mark.parametrize("max_tokens", [0, 4])
 @pytest.mark.parametrize("radix", [True, False])
 @pytest.mark.parametrize("at", [0, 1, 2, 3])
-def test_when_the_first_is_aborted_the_next_goes_on(at, radix, most):
+def test_when_the_first_is_aborted_the_next_goes_on(at, radix, max_tokens):
     """Where it had come to: what was scored is not scored again, nor what was cached computed."""
     sched, ex = make(pages=200, budget=16, running=8, radix=radix)
-    choices(sched, 4, max_tokens=most, prompt_logprobs=1)
+    choices(sched, 4, max_tokens=max_tokens, prompt_logprobs=1)
     found = told(sched, ex, lambda steps: steps == at and sched.abort("0"))
     scores = [None, *map(score, range(49))]
-    assert found == {str(i): (expected(PROMPT, most, 160, True), scores) for i in range(1, 4)}
+    assert found == {str(i): (expected(PROMPT, max_tokens, 160, True), scores) for i in range(1, 4)}
     assert sorted(ex.scored) == list(range(49))
     if radix:
-        assert ex.computed.get("0", 0) + ex.computed["1"] <= 50 + max(0, most - 1)
+        assert ex.computed.get("0", 0) + ex.computed["1"] <= 50 + max(0, max_tokens - 1)
 
 
-@pytest.mark.parametrize("most", [0, 12])
+@pytest.mark.parametrize("max_tokens", [0, 12])
 @pytest.mark.parametrize("pages", [15, 18, 40])
 @pytest.mark.parametrize("radix", [True, False])
-def test_choices_in_a_pool_that_is_too_small_for_them(radix, pages, most):
+def test_choices_in_a_pool_that_is_too_small_for_them(radix, pages, max_tokens):
     sched, ex = make(pages=pages, budget=16, running=8, radix=radix)
-    choices(sched, 5, limit=4 * pages, max_tokens=most, prompt_logprobs=1)
+    choices(sched, 5, limit=4 * pages, max_tokens=max_tokens, prompt_logprobs=1)
 
     def retract(steps):
         if steps % 5 == 2 and steps < 40 and sched.running:
@@ -538,7 +538,7 @@ def test_choices_in_a_pool_that_is_too_small_for_them(radix, pages, most):
 
     found = told(sched, ex, retract)
     scores = [None, *map(score, range(49))]
-    want = expected(PROMPT, most, 4 * pages, True)
+    want = expected(PROMPT, max_tokens, 4 * pages, True)
     assert found == {str(i): (want, scores) for i in range(5)}
     assert sorted(ex.scored) == list(range(49))
 
@@ -671,28 +671,28 @@ class Chaos(RuleBasedStateMachine):
 
     @rule(
         prompt=st.lists(st.integers(1, 3), min_size=1, max_size=30),
-        most=st.integers(1, 20),
+        max_tokens=st.integers(1, 20),
         priority=st.sampled_from([0, 0, 0, 1]),
         ignore=st.booleans(),
     )
-    def add(self, prompt, most, priority, ignore):
+    def add(self, prompt, max_tokens, priority, ignore):
         prompt = prompt[: self.limit - 1]
         rid = str(self.count)
-        req = request(rid, prompt, self.count, self.limit, max_tokens=most, ignore_eos=ignore)
+        req = request(rid, prompt, self.count, self.limit, max_tokens=max_tokens, ignore_eos=ignore)
         req.priority = priority
         self.sched.add(req)
-        self.want[rid] = expected(prompt, most, self.limit, ignore)
+        self.want[rid] = expected(prompt, max_tokens, self.limit, ignore)
         self.got[rid] = []
         self.count += 1
 
     @rule(
         prompt=st.lists(st.integers(1, 3), min_size=1, max_size=30),
-        most=st.lists(st.integers(0, 9), min_size=1, max_size=5),
+        lengths=st.lists(st.integers(0, 9), min_size=1, max_size=5),
         scored=st.sampled_from([None, 1]),
     )
-    def add_choices(self, prompt, most, scored):
+    def add_choices(self, prompt, lengths, scored):
         prompt, group = prompt[: self.limit - 1], PromptGroup()
-        for each in most:
+        for each in lengths:
             rid = str(self.count)
             params = {"max_tokens": each, "prompt_logprobs": scored, "ignore_eos": True}
             self.sched.add(request(rid, prompt, self.count, self.limit, group, **params))
