@@ -108,9 +108,13 @@ class Ran:
 
 
 def watch(
-    load: Load, controller: DepthController, n: int, seconds: float, told: Callable[[int], bool] | None = None
+    load: Load,
+    controller: DepthController,
+    n: int,
+    seconds: float,
+    timed: Callable[[int], bool] | None = None,
 ) -> Ran:
-    """n requests for so long. told: of a step's number, is the controller told its time?"""
+    """n requests for so long. timed: of a step's number, does the controller get its time?"""
     load.resize(n)
     ran = Ran()
     while ran.seconds < seconds:
@@ -121,7 +125,7 @@ def watch(
         for draft, held in verified:
             if draft is not NO_DRAFT:
                 controller.note(draft, held)
-        known = told is None or told(ran.steps)
+        known = timed is None or timed(ran.steps)
         controller.stepped(work, took if known else None)
         ran.seconds += took
         ran.tokens += made

@@ -55,10 +55,10 @@ def run(engine, jobs, retract=False):
     found = {rid: [[], None, []] for rid, *_ in jobs}
     while engine.has_work():
         for out in engine.step():
-            told = found[out.rid]
-            told[0] += out.tokens
-            told[1] = (out.finish_reason, out.matched)
-            told[2] += out.logprobs or []
+            result = found[out.rid]
+            result[0] += out.tokens
+            result[1] = (out.finish_reason, out.matched)
+            result[2] += out.logprobs or []
         scheduler = engine._scheduler
         if retract and scheduler.stats.steps % 3 == 0 and len(scheduler.running) > 1:
             scheduler._retract(scheduler.running[-1])

@@ -467,7 +467,7 @@ def choices(sched, count, prompt=PROMPT, limit=160, **params):
     return group
 
 
-def told(sched, ex, each=lambda steps: None):
+def outputs(sched, ex, each=lambda steps: None):
     """rid -> (tokens, log-probabilities of the prompt); `each` is called before every step."""
     found, steps = {}, 0
     while sched.has_work():
@@ -489,7 +489,7 @@ def told(sched, ex, each=lambda steps: None):
 def test_choices_share_their_prompt(radix, scored, budget):
     sched, ex = make(pages=200, budget=budget, running=8, radix=radix)
     group = choices(sched, 6, prompt_logprobs=scored)
-    found = told(sched, ex)
+    found = outputs(sched, ex)
     scores = [None, *map(score, range(49))] if scored is not None else None
     assert found == {str(i): (expected(PROMPT, 3 + i, 160, True), scores) for i in range(6)}
     assert sorted(ex.scored) == (list(range(49)) if scored is not None else [])  # once
@@ -503,7 +503,7 @@ def test_choices_share_their_prompt(radix, scored, budget):
 def test_choices_that_only_read_end_with_the_first(radix, scored):
     sched, ex = make(pages=200, budget=16, running=3, radix=radix)
     choices(sched, 9, max_tokens=0, prompt_logprobs=scored)
-    found = told(sched, ex)
+    found = outputs(sched, ex)
     scores = [None, *map(score, range(49))] if scored is not None else None
     assert found == {str(i): ([], scores) for i in range(9)}
     assert ex.computed == {"0": 50}
@@ -517,7 +517,7 @@ def test_when_the_first_is_aborted_the_next_goes_on(at, radix, max_tokens):
     """Where it had come to: what was scored is not scored again, nor what was cached computed."""
     sched, ex = make(pages=200, budget=16, running=8, radix=radix)
     choices(sched, 4, max_tokens=max_tokens, prompt_logprobs=1)
-    found = told(sched, ex, lambda steps: steps == at and sched.abort("0"))
+    found = outputs(sched, ex, lambda steps: steps == at and sched.abort("0"))
     scores = [None, *map(score, range(49))]
     assert found == {str(i): (expected(PROMPT, max_tokens, 160, True), scores) for i in range(1, 4)}
     assert sorted(ex.scored) == list(range(49))
@@ -536,7 +536,7 @@ def test_choices_in_a_pool_that_is_too_small_for_them(radix, pages, max_tokens):
         if steps % 5 == 2 and steps < 40 and sched.running:
             sched._retract(sched.running[-1])
 
-    found = told(sched, ex, retract)
+    found = outputs(sched, ex, retract)
     scores = [None, *map(score, range(49))]
     want = expected(PROMPT, max_tokens, 4 * pages, True)
     assert found == {str(i): (want, scores) for i in range(5)}
@@ -632,7 +632,7 @@ def test_steps_with_a_prompts_last_part_are_no_plain_ones(monkeypatch):
 def test_a_score_that_no_budget_is_enough_for():
     sched, ex = make(pages=200, budget=8, score=100.0)
     choices(sched, 2, PROMPT[:9], prompt_logprobs=0, max_tokens=0)
-    assert told(sched, ex)["1"] == ([], [None, *map(score, range(8))])
+    assert outputs(sched, ex)["1"] == ([], [None, *map(score, range(8))])
 
 
 class Chaos(RuleBasedStateMachine):
