@@ -19,6 +19,7 @@ from nextn.draft import MAX_DRAFTS, NO_DRAFT, Draft, Shape
 from nextn.kvcache.manager import KVManager
 from nextn.request import Failure, Output, Request, failed_in
 from nextn.scheduler import groups
+from nextn.scheduler.output import Taken, output, take
 from nextn.scheduler.plan import Plan, SpanPlan, SpanResult, States, StepResult
 from nextn.scheduler.prompt_budget import PromptBudget
 from nextn.scheduler.queue import count_prompts, left, next_in_line, rank
@@ -303,31 +304,21 @@ class Scheduler:
         self.prompts.took(decoding, prompts, work, seconds)
 
     def _commit_span(self, req: Request, span: SpanPlan, res: SpanResult) -> list[Output]:
-        decoding = req.decoding
-        first = req.num_output == 0
+        decoding, first = req.decoding, req.num_output == 0
         req.prompt_logprobs += res.prompt_logprobs
         accepted = max(0, len(res.tokens) - 1)
-        took, reason, matched = self._append(req, res.tokens)
-        if took == len(res.tokens) and (res.ended or reason is None):  # else it ended before that
-            reason = "stop" if res.ended else "error" if res.error is not None else reason
+        taken = take(req, res)
         true_end = span.start + span.known + accepted
-        committed = min(true_end, len(req.tokens) - 1) - req.committed
-        self.kv.commit(req, committed)
+        self.kv.commit(req, min(true_end, len(req.tokens) - 1) - req.committed)
         if span.extend:
             self.kv.extended(req)
-        if (
-            self.auto is not None
-            and not span.draft.forced
-            and span.draft is not NO_DRAFT
-            and self._automatic(req)
-        ):
-            self.auto.note(span.draft, accepted)
+        self._note_draft(req, span.draft, accepted)
         if decoding:
-            ended = matched is not None
+            ended = taken.matched is not None
             for spec in (req.spec, self.stats.spec):
-                spec.add(span.draft.depth, min(accepted, took), took + ended)
-        self.stats.generated_tokens += took
-        if reason is None:
+                spec.add(span.draft.depth, min(accepted, taken.tokens), taken.tokens + ended)
+        self.stats.generated_tokens += taken.tokens
+        if taken.reason is None:
             req.draft = res.draft
             self.kv.trim(req, req.committed + 1)
             if not span.chooses:
@@ -335,21 +326,15 @@ class Scheduler:
             if not decoding:
                 self.kv.share(req)
         else:
-            self._end(req, share=reason != "error")
-        drafted = [i + 1 if i < accepted else 0 for i in range(took)]
-        out = Output(req.rid, res.tokens[:took], drafted, reason, matched, queued=req.queued)
-        if reason == "error" and res.error is not None:
-            out.error_code, out.error = res.error
-        if res.logprobs is not None:
-            out.logprobs = res.logprobs[:took]
-            out.matched_logprob = None if matched is None else res.logprobs[took]
-        if first and req.params.prompt_logprobs is not None:
-            out.prompt_logprobs = [None, *req.prompt_logprobs]
-        if reason is None:
-            return [out]
-        out.spec, out.cached_tokens, out.retractions = req.spec, req.first_cached, req.retractions
-        alike = [] if reason != "length" else groups.ends_with(req)
+            self._end(req, share=taken.reason != "error")
+        out = output(req, res, taken, first)
+        alike = groups.ends_with(req) if taken.reason == "length" else []
         return [out, *(self._end_like(out, other) for other in alike)]
+
+    def _note_draft(self, req: Request, draft: Draft, accepted: int) -> None:
+        guessed = draft is not NO_DRAFT and not draft.forced
+        if self.auto is not None and guessed and self._automatic(req):
+            self.auto.note(draft, accepted)
 
     def _end_like(self, out: Output, req: Request) -> Output:
         """Ends a request that waits with the output of another that has the same prompt."""
@@ -375,23 +360,7 @@ class Scheduler:
         """Ends a request amid whose commit something was raised."""
         if req.rid in self.by_rid:
             self._end(req, share=False)
-        out = Output(req.rid, [], [], "error", queued=req.queued)
-        out.error_code, out.error = error
-        out.spec, out.cached_tokens, out.retractions = req.spec, req.first_cached, req.retractions
-        return out
-
-    def _append(self, req: Request, tokens: list[int]) -> tuple[int, str | None, int | None]:
-        """Takes over committed tokens up to the request's end: (how many, finish reason, stop id)."""
-        if tokens and len(req.tokens) >= req.limit:  # nothing but the prompt was asked for
-            return 0, "length", None
-        for i, token in enumerate(tokens):
-            # Before min_tokens a grammar's text ends only if the grammar leaves nothing else.
-            if token in req.end_ids and (req.num_output >= req.params.min_tokens or req.grammar is not None):
-                return i, "stop", token
-            req.tokens.append(token)
-            if len(req.tokens) >= req.limit:
-                return i + 1, "length", None
-        return len(tokens), None, None
+        return output(req, SpanResult([], NO_DRAFT, error=error), Taken(0, "error"), first=False)
 
     # --- looking in -------------------------------------------------------------------------
 
