@@ -44,15 +44,15 @@ def main() -> int:
     options = ["--model-path", args.model_path, "--shutdown-timeout", "1"]
     if args.threads is not None:
         options += ["--threads", str(args.threads)]
-    told = {}
+    results = {}
     for name, result in play_all(args.attack, options, rules):
-        told[name] = result
+        results[name] = result
         print(f"{name}: {result}", file=sys.stderr, flush=True)
-    held = all(result["held"] for result in told.values())
+    held = all(result["held"] for result in results.values())
     machine = dataclasses.asdict(this_machine())
     tell(
         "attacks",
-        {"model": args.model_path, "machine": machine, "held": held, "attacks": told},
+        {"model": args.model_path, "machine": machine, "held": held, "attacks": results},
         args.output_dir,
     )
     return 0 if held else 1

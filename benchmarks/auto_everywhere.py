@@ -139,9 +139,9 @@ def main() -> int:
             if file is not None:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text(json.dumps(result_of(settings, cells)) + "\n")
-    for name, told in summary(cells).items():
-        counts = ", ".join(f"{told[f'under_{bound}']} under {bound}" for bound in BOUNDS)
-        print(f"{RATIOS[name]}: least {told['least']:.3f}; of {len(cells)} cells {counts}")
+    for name, ratios in summary(cells).items():
+        counts = ", ".join(f"{ratios[f'under_{bound}']} under {bound}" for bound in BOUNDS)
+        print(f"{RATIOS[name]}: least {ratios['least']:.3f}; of {len(cells)} cells {counts}")
     tell(THEME, result_of(settings, cells), None)  # it is kept already
     return 0
 

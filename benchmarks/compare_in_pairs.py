@@ -44,7 +44,7 @@ def start(concurrency: int, cores: set[int], rounds: int, folder: Path) -> subpr
 
 
 def load_of(record: dict[str, Any]) -> dict[str, Any]:
-    """A row of the table from what `nextn bench compare` told last."""
+    """A row of the table from the last line of `nextn bench compare`."""
     (point,) = record["scenarios"][0]["points"]
     sides = point["sides"]
     best = max(side["ratio"] for name, side in sides.items() if name != AUTO)
@@ -76,12 +76,12 @@ def main() -> int:
             folder = work / f"load-{n}"
             folder.mkdir(parents=True, exist_ok=True)
             runs.append(start(n, set(cores[CORES * i : CORES * (i + 1)]), args.rounds, folder))
-        told = [run.communicate()[0] for run in runs]
+        outputs = [run.communicate()[0] for run in runs]
         failed = [n for n, run in zip(loads, runs, strict=True) if run.returncode]
         if failed:
             print(f"failed at {failed} requests; see the logs with --work", file=sys.stderr)
             return 1
-    rows = [load_of(json.loads(out.rstrip().splitlines()[-1])) for out in told]
+    rows = [load_of(json.loads(out.rstrip().splitlines()[-1])) for out in outputs]
     names = [name for name in rows[0]["over_none"] if name != NONE]
     print("| requests | " + " | ".join(names) + " | of the best |")
     print("|--:|" + "--:|" * (len(names) + 1))

@@ -27,7 +27,7 @@ from side import AUTO, Side, load_prompts
 from nextn.bench.machine import this_machine
 from nextn.config import EngineConfig
 
-DEPTHS = (0, 1, 2, 3, 4)
+NUM_STEPS = (0, 1, 2, 3, 4)
 
 
 def measure(sides: Sequence[Side], concurrency: int, rounds: int) -> dict[str, float]:
@@ -67,21 +67,21 @@ def main() -> int:
     found: dict[int, list[dict[str, float]]] = {n: [] for n in loads}
     config = EngineConfig(model_path=args.model_path, cpu_isa=args.cpu_isa, threads=args.threads)
     for _ in range(args.times):
-        depths = random.sample((*DEPTHS, AUTO), len(DEPTHS) + 1)
-        sides = [Side(config, depth, prompts, args.temperature) for depth in depths]
+        order = random.sample((*NUM_STEPS, AUTO), len(NUM_STEPS) + 1)
+        sides = [Side(config, num_steps, prompts, args.temperature) for num_steps in order]
         for n in loads:
             found[n].append(measure(sides, n, args.rounds))
-    print("| requests | " + " | ".join(f"{d} drafts" for d in DEPTHS[1:]) + " | auto | of the best |")
-    print("|--:|" + "--:|" * (len(DEPTHS) + 1))
+    print("| requests | " + " | ".join(f"{d} drafts" for d in NUM_STEPS[1:]) + " | auto | of the best |")
+    print("|--:|" + "--:|" * (len(NUM_STEPS) + 1))
     rows = []
     for n, times in found.items():
         over = {name: geometric_mean([t[name] / t["0"] for t in times]) for name in times[0]}
-        best = max(over[str(d)] for d in DEPTHS)
-        each = [t["auto"] / max(t[str(d)] for d in DEPTHS) for t in times]
+        best = max(over[str(d)] for d in NUM_STEPS)
+        each = [t["auto"] / max(t[str(d)] for d in NUM_STEPS) for t in times]
         rows.append(
             {"requests": n, "over_none": over, "of_best_fixed": over["auto"] / best, "each_time": each}
         )
-        cells = [f"{over[str(d)]:.2f}" for d in DEPTHS[1:]]
+        cells = [f"{over[str(d)]:.2f}" for d in NUM_STEPS[1:]]
         cells += [f"{over['auto']:.2f}", f"{over['auto'] / best:.3f}"]
         print(f"| {n} | " + " | ".join(cells) + " |", flush=True)
     result = {

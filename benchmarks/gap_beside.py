@@ -155,8 +155,8 @@ def send(url: str, bodies: Sequence[dict[str, Any]]) -> list[int]:
 
 def computed(answer: httpx.Response) -> int:
     """Prompt tokens that were not found in the prefix cache, of all requests so far."""
-    figures = dict(line.rsplit(" ", 1) for line in answer.text.splitlines() if line[:1] != "#")
-    return int(float(figures["nextn:prompt_tokens_total"]) - float(figures["nextn:cached_tokens_total"]))
+    metrics = dict(line.rsplit(" ", 1) for line in answer.text.splitlines() if line[:1] != "#")
+    return int(float(metrics["nextn:prompt_tokens_total"]) - float(metrics["nextn:cached_tokens_total"]))
 
 
 def milliseconds(gaps: Sequence[float]) -> dict[str, float]:

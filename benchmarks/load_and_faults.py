@@ -41,7 +41,7 @@ def main() -> int:
     parser.add_argument("--output-dir", type=Path, help="where the result is kept")
     args = parser.parse_args()
     common = ["--model-path", args.model_path, "--max-queued-requests", "2000"]
-    told: dict[str, object] = {}
+    results: dict[str, object] = {}
     for small in (False, True):
         names = [name for name in args.scenario if (name in SMALL_POOL) == small]
         if not names:
@@ -55,8 +55,8 @@ def main() -> int:
                     print(f"{name}: FAILED: {wrong}\n{server.log.read_text()[-4000:]}", file=sys.stderr)
                     return 1
                 print(f"{name}: {found}", file=sys.stderr, flush=True)
-                told[name] = found
-    result = {"model": args.model_path, "machine": dataclasses.asdict(this_machine()), "scenarios": told}
+                results[name] = found
+    result = {"model": args.model_path, "machine": dataclasses.asdict(this_machine()), "scenarios": results}
     only = args.scenario if len(args.scenario) == 1 else []
     tell("-".join(["load-and-faults", *only]), result, args.output_dir)
     return 0

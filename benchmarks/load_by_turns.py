@@ -110,7 +110,7 @@ def main() -> int:
         parser.error("--many: it must be at least 2")
     config = EngineConfig(model_path=args.model_path, cpu_isa=args.cpu_isa, threads=args.threads)
     prompts = load_prompts(args.model_path)
-    sides = [Side(config, depth, prompts) for depth in (NONE, AUTO, FIXED)]
+    sides = [Side(config, num_steps, prompts) for num_steps in (NONE, AUTO, FIXED)]
     found: dict[int, list[dict[str, Phase]]] = {args.many: [], 1: []}
     for time in range(args.times):
         for n, phases in found.items():

@@ -47,19 +47,19 @@ def main() -> int:
     sides = {name: LLM(args.model_path, **common | own) for name, own in SIDES.items()}
     tokenizer = next(iter(sides.values())).tokenizer
     heads = [tokenizer.encode(text)[:100] for text in heldout_prompts(args.prompts)]
-    figures: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     print(f"{'text':12} {'drafts':10} {'tok/s':>8} {'ratio':>6} {'accept length':>14}")
     for text, prompts in (("repetitive", [head * 3 for head in heads]), ("plain", heads)):
-        figures[text] = measure(sides, prompts, args.max_tokens, args.rounds)
-        base = figures[text]["no drafts"]["tokens_per_second"]
-        for name, f in figures[text].items():
+        results[text] = measure(sides, prompts, args.max_tokens, args.rounds)
+        base = results[text]["no drafts"]["tokens_per_second"]
+        for name, f in results[text].items():
             f["ratio"] = round(f["tokens_per_second"] / base, 3)
             rate, length = f["tokens_per_second"], f["accept_length"]
             print(f"{text:12} {name:10} {rate:8.1f} {f['ratio']:5.2f}x {length:14.2f}")
     result = {
         "model": args.model_path, "prompts": args.prompts, "max_tokens": args.max_tokens,
         "drafts": args.drafts, "rounds": args.rounds, "machine": dataclasses.asdict(this_machine()),
-        "date": str(datetime.date.today()), "texts": figures,
+        "date": str(datetime.date.today()), "texts": results,
     }  # fmt: skip
     tell(f"ngram-{args.drafts}-drafts", result, args.output)
     return 0

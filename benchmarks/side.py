@@ -34,14 +34,14 @@ def load_prompts(model_path: str) -> list[list[int]]:
 
 
 class Side:
-    """depth: drafts per step, or AUTO."""
+    """num_steps: drafts per step, or AUTO."""
 
     def __init__(
-        self, config: EngineConfig, depth: int, prompts: Sequence[Sequence[int]], temperature: float = 0.0
+        self, config: EngineConfig, num_steps: int, prompts: Sequence[Sequence[int]], temperature: float = 0.0
     ) -> None:
-        self.name = "auto" if depth == AUTO else str(depth)
+        self.name = "auto" if num_steps == AUTO else str(num_steps)
         self.prompts, self.temperature = prompts, temperature
-        self.engine = Engine(replace(config, speculative_num_steps=depth, **NO_COST_FILE))
+        self.engine = Engine(replace(config, speculative_num_steps=num_steps, **NO_COST_FILE))
         self.requests = 0
         self.live: list[str] = []  # the oldest first
         self._paused = time.perf_counter()
@@ -51,7 +51,7 @@ class Side:
         for rid in self.live[keep:]:
             self.engine.abort(rid)
         del self.live[keep:]
-        self.luck = random.Random(seed)
+        self.rng = random.Random(seed)
         self.concurrency = concurrency
 
     def turn(self) -> Turn:
@@ -75,7 +75,7 @@ class Side:
         self.requests += 1
         self.live.append(rid)
         params = SamplingParams(
-            max_tokens=self.luck.randint(*LENGTHS), temperature=self.temperature, ignore_eos=True,
-            seed=self.luck.randrange(1 << 30),
+            max_tokens=self.rng.randint(*LENGTHS), temperature=self.temperature, ignore_eos=True,
+            seed=self.rng.randrange(1 << 30),
         )  # fmt: skip
-        self.engine.add(Request(rid, list(self.luck.choice(self.prompts)), params))
+        self.engine.add(Request(rid, list(self.rng.choice(self.prompts)), params))

@@ -72,10 +72,10 @@ def steps(**options: Any) -> Iterator[Step]:
     engine.add(Request("a", prompt, SamplingParams(max_tokens=120, temperature=0, ignore_eos=True)))
     while engine.has_work():
         plan = engine._scheduler.plan()
-        (row,) = plan.rows
-        root = engine._scheduler.by_rid["a"].tokens[row.start]
+        (span,) = plan.spans
+        root = engine._scheduler.by_rid["a"].tokens[span.start]
         result = engine._executor.launch(plan).result()
-        draft, tokens = row.draft, result.rows[0].tokens
+        draft, tokens = span.draft, result.spans[0].tokens
         engine._scheduler.commit(plan, result)
         if len(draft):
             accepted: list[int] = []

@@ -72,10 +72,10 @@ def main() -> int:
         for (backend, drafts), llm in engines.items():
             for name, constraint in CASES.items():
                 for requests in map(int, args.requests.split(",")):
-                    rate, spec, told = measure(llm, requests, args.max_tokens, constraint)
+                    rate, spec, found = measure(llm, requests, args.max_tokens, constraint)
                     key = (backend, drafts, name, requests)
-                    same = texts.setdefault((backend, name, requests), told)
-                    assert told == same, f"{key}: the texts depend on drafts"
+                    same = texts.setdefault((backend, name, requests), found)
+                    assert found == same, f"{key}: the texts depend on drafts"
                     if turn and rate > best.get(key, (0.0, 0.0))[0]:
                         best[key] = rate, spec.accept_length
     rows = []

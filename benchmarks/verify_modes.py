@@ -46,20 +46,20 @@ def main() -> int:
     rows = []
     print("| T | drafts | verify | accept length | drafts accepted, by depth |")
     print("|---|---|---|---|---|")
-    for depth in map(int, args.depths.split(",")):
-        llm = LLM(args.model_path, speculative_num_steps=depth)
+    for num_steps in map(int, args.depths.split(",")):
+        llm = LLM(args.model_path, speculative_num_steps=num_steps)
         for temperature in map(float, args.temperatures.split(",")):
             for name, mode in MODES.items():
                 spec = measure(llm, prompts, temperature, args.max_tokens, mode)
                 rates = [round(rate, 3) for rate in spec.accept_rates]
                 rows.append(
-                    {"temperature": temperature, "drafts": depth, "verify": name, "lossy": spec.lossy,
+                    {"temperature": temperature, "drafts": num_steps, "verify": name, "lossy": spec.lossy,
                      "accept_length": round(spec.accept_length, 3), "accept_rates": rates,
                      "verify_steps": spec.verify_steps}
                 )  # fmt: skip
                 shown = " ".join(f"{rate:.0%}" for rate in rates)
                 length = f"{spec.accept_length:.2f}"
-                print(f"| {temperature:g} | {depth} | {name} | {length} | {shown} |", flush=True)
+                print(f"| {temperature:g} | {num_steps} | {name} | {length} | {shown} |", flush=True)
     machine = this_machine()
     result = {
         "model": args.model_path, "prompts": args.prompts, "max_tokens": args.max_tokens,

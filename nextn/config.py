@@ -16,11 +16,11 @@ from types import MappingProxyType
 from typing import Any
 
 from nextn.draft import (
-    AUTO_DEPTH,
+    AUTO_STEPS,
+    MAX_AUTO_STEPS,
+    MAX_AUTO_TREE_STEPS,
     MAX_DRAFTS,
     MAX_TOPK,
-    MOST_DEPTH,
-    MOST_TREE_DEPTH,
     Shape,
     tree_size,
 )
@@ -188,7 +188,7 @@ class EngineConfig:
         "with a simulated accept length",
         "--num_speculative_tokens",
         "--num-speculative-tokens",
-        words={"auto": AUTO_DEPTH},
+        words={"auto": AUTO_STEPS},
     )
     speculative_eagle_topk: int = option(
         1, "speculation", "branches of a draft at each depth; 1: a chain; more than 1: a tree"
@@ -291,7 +291,7 @@ class EngineConfig:
             f"raise --chunked-prefill-size (now {self.chunked_prefill_size}) or lower it",
         )
         need(
-            self.speculative_num_steps in (None, AUTO_DEPTH) or 0 <= self.speculative_num_steps <= MAX_DRAFTS,
+            self.speculative_num_steps in (None, AUTO_STEPS) or 0 <= self.speculative_num_steps <= MAX_DRAFTS,
             "speculative_num_steps",
             f"it must be between 0 (off) and {MAX_DRAFTS}",
         )
@@ -339,12 +339,12 @@ class EngineConfig:
         auto = False
         if algorithm == "NONE":
             num_steps = 0
-        elif asked not in (None, AUTO_DEPTH):
+        elif asked not in (None, AUTO_STEPS):
             num_steps = asked
         else:
             # Not where drafts are accepted by lot, nor for chains whose number of tokens is asked for.
             auto = simulated is None and (topk > 1 or nodes is None)
-            num_steps = (MOST_DEPTH if topk == 1 else MOST_TREE_DEPTH) if auto else 2
+            num_steps = (MAX_AUTO_STEPS if topk == 1 else MAX_AUTO_TREE_STEPS) if auto else 2
         return Speculation(
             "NEXTN" if algorithm == "EAGLE" else algorithm,
             num_steps,

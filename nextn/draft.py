@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 MAX_DRAFTS = 16  # deepest
-AUTO_DEPTH = -1  # instead of a depth: chosen while it runs
-MOST_DEPTH, MOST_TREE_DEPTH = 8, 4  # deepest that is chosen automatically, of chains and of trees
+AUTO_STEPS = -1  # instead of a number of steps: chosen while it runs
+MAX_AUTO_STEPS, MAX_AUTO_TREE_STEPS = 8, 4  # deepest that is chosen automatically, of chains and of trees
 # Positions that a request's drafter catches up with when it drafts again after steps without drafts. It does
 # not see those before them; with nextn-tiny its chains are then up to a tenth shorter for some dozen tokens.
 DRAFT_WINDOW = 64

@@ -55,7 +55,7 @@ class Rules:
 class Report:
     failures: list[str] = field(default_factory=list)
     ended: collections.Counter[str] = field(default_factory=collections.Counter)
-    figures: dict[str, Any] = field(default_factory=dict)
+    measurements: dict[str, Any] = field(default_factory=dict)
 
     def need(self, ok: bool, what: str) -> None:
         if not ok:
@@ -66,7 +66,7 @@ class Report:
             "held": not self.failures,
             "failures": self.failures,
             "ended": dict(self.ended),
-        } | self.figures
+        } | self.measurements
 
 
 class Honest:
@@ -202,7 +202,7 @@ async def stopped(server: Server) -> Report:
         for _ in range(3):
             await asyncio.sleep(1.0)
             seen.append((await asyncio.to_thread(server.metrics)).get(SINCE))
-        report.figures["since_last_step"] = seen
+        report.measurements["since_last_step"] = seen
         grew = all(a is not None and b is not None and b > a for a, b in itertools.pairwise(seen))
         report.need(grew, f"{SINCE} does not grow while the engine is stopped: {seen}")
     finally:
@@ -246,7 +246,7 @@ async def play(name: str, server: Server, rules: Rules) -> dict[str, Any]:
     report.need(after <= before + rules.megabytes, f"{after - before:.0f} MB more stayed")
     watching.cancel()
     report.need(not server.complaints(), f"the log: {server.complaints()[:3]}")
-    report.figures |= {
+    report.measurements |= {
         "seconds": round(took, 2),
         "honest_ms": [round(1e3 * statistics.median(s), 1) if s else None for s in (usual, during)],
         "honest_slowest_ms": round(1e3 * max(during), 1) if during else None,

@@ -128,11 +128,11 @@ def understand(come: bytes, answer: Answer) -> None:
 
 
 def whole(body: bytes, answer: Answer) -> None:
-    told = json.loads(body)
+    data = json.loads(body)
     if answer.status == 200:
-        answer.ended, answer.text = "whole", text_of(told)
+        answer.ended, answer.text = "whole", text_of(data)
     else:
-        answer.ended, answer.code = "error", told["error"]["code"]
+        answer.ended, answer.code = "error", data["error"]["code"]
 
 
 def stream(body: bytes, complete: bool, answer: Answer) -> None:
@@ -142,18 +142,18 @@ def stream(body: bytes, complete: bool, answer: Answer) -> None:
         return
     answer.ended = "whole"
     for event in events[:-1]:
-        told = json.loads(event)
-        if "error" in told:
-            answer.ended, answer.code = "error", told["error"]["code"]
+        chunk = json.loads(event)
+        if "error" in chunk:
+            answer.ended, answer.code = "error", chunk["error"]["code"]
         else:
-            answer.text += text_of(told)
+            answer.text += text_of(chunk)
 
 
-def text_of(told: Any) -> str:
+def text_of(data: Any) -> str:
     """Of an answer of OpenAI's kind; "" for others, whose texts are not compared."""
-    if not isinstance(told, dict):
+    if not isinstance(data, dict):
         return ""
-    choices = told.get("choices", [])
+    choices = data.get("choices", [])
     return "".join(choice.get("text") or "" for choice in choices)
 
 

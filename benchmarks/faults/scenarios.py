@@ -112,7 +112,7 @@ class Load:
         early, late = self.megabytes[n // 4 : n // 3 + 1], self.megabytes[-max(1, n // 10) :]
         return statistics.median(late) - statistics.median(early)
 
-    def figures(self) -> Figures:
+    def summary(self) -> Figures:
         firsts = sorted(self.firsts)
         return {
             "clients": self.clients,
@@ -279,10 +279,10 @@ async def play(name: str, server: Server, seconds: float, clients: int, seed: in
     before = server.metrics()["nextn:engine_restarts_total"]
     opened = server.descriptors()
     await SCENARIOS[name](load)
-    figures = await server.settled()
+    metrics = await server.settled()
     assert server.descriptors() <= opened + FEW, f"{server.descriptors()} files are open, before it {opened}"
     assert server.complaints() == [], server.complaints()
-    found = load.figures()
-    found["restarts"] = int(figures["nextn:engine_restarts_total"] - before)
+    found = load.summary()
+    found["restarts"] = int(metrics["nextn:engine_restarts_total"] - before)
     assert bool(found["restarts"]) == (name == "engine-killed"), found
     return found

@@ -75,20 +75,20 @@ class Server:
         return bool(engines)
 
     async def settled(self) -> dict[str, float]:
-        """The figures when nothing runs any more and every request is accounted for. AssertionError."""
+        """The metrics when nothing runs any more and every request is accounted for. AssertionError."""
         deadline = time.monotonic() + SETTLE_SECONDS
         while True:
-            figures = await asyncio.to_thread(self.metrics)
+            metrics = await asyncio.to_thread(self.metrics)
             ended = sum(
-                v for name, v in figures.items() if name.startswith("nextn:num_finished_requests_total")
+                v for name, v in metrics.items() if name.startswith("nextn:num_finished_requests_total")
             )
-            asked, aborted, failed = (figures[f"nextn:{name}"] for name in COUNTS)
-            idle = all(figures[f"nextn:{name}"] == 0 for name in IDLE)
+            asked, aborted, failed = (metrics[f"nextn:{name}"] for name in COUNTS)
+            idle = all(metrics[f"nextn:{name}"] == 0 for name in IDLE)
             if idle and asked == ended + aborted + failed and await asyncio.to_thread(self.healthy):
-                return figures
-            told = f"{asked:.0f} requests, {ended:.0f} finished, {aborted:.0f} aborted, {failed:.0f} failed"
+                return metrics
+            counts = f"{asked:.0f} requests, {ended:.0f} finished, {aborted:.0f} aborted, {failed:.0f} failed"
             assert time.monotonic() < deadline, (
-                f"it did not settle: {told}; {[figures[f'nextn:{n}'] for n in IDLE]}"
+                f"it did not settle: {counts}; {[metrics[f'nextn:{n}'] for n in IDLE]}"
             )
             await asyncio.sleep(0.05)
 

@@ -62,22 +62,22 @@ def main() -> int:
                 env=hooked,
                 cwd=folder,
             )
-        figures = asyncio.run(server.settled())
+        metrics = asyncio.run(server.settled())
         after = server.megabytes()
         complaints = server.complaints()
     statuses: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    for name, value in figures.items():
+    for name, value in metrics.items():
         if match := COUNTED.fullmatch(name):
             statuses[match[1]][match[2]] += int(value)
-    told = {
+    result = {
         "model": args.model_path,
         "held": done.returncode == 0 and not complaints,
         "statuses": statuses,
         "megabytes": [round(before, 1), round(after, 1)],
         "complaints": complaints,
     }
-    tell("fuzz-api", told, args.output_dir)
-    return 0 if told["held"] else 1
+    tell("fuzz-api", result, args.output_dir)
+    return 0 if result["held"] else 1
 
 
 if __name__ == "__main__":

@@ -61,14 +61,14 @@ class Fuzz:
         await asyncio.gather(*(self._client(server, shape, numbers, until) for _ in range(clients)))
         watching.cancel()
         await asyncio.sleep(2.0)  # for the last clients that left
-        figures = {
+        found = {
             "pids": [first, engine_of(server)],
             "restarts": int(server.metrics()[RESTARTS] - restarts),
             "megabytes": [round(m, 1) for m in (peak[0], max(peak), family_megabytes(server))],
             "complaints": server.complaints()[:5],
         }
-        print(f"{shape}: {figures}", file=sys.stderr, flush=True)
-        return figures
+        print(f"{shape}: {found}", file=sys.stderr, flush=True)
+        return found
 
     async def _client(self, server: Server, shape: str, numbers: Iterator[int], until: float) -> None:
         for number in numbers:
@@ -156,7 +156,7 @@ def main() -> int:
             mine = numbers if args.only is None else iter(args.only)
             shapes[shape] = asyncio.run(fuzz.play(server, shape, mine, until, args.clients))
     complaints = [line for each in shapes.values() for line in each["complaints"]]
-    told = {
+    result = {
         "model": args.model_path,
         "seed": args.seed,
         "seconds": args.seconds,
@@ -167,8 +167,8 @@ def main() -> int:
         "servers": shapes,
         "found": fuzz.found,
     }
-    tell("fuzz-hostile-requests", told, args.output_dir)
-    return 0 if told["held"] else 1
+    tell("fuzz-hostile-requests", result, args.output_dir)
+    return 0 if result["held"] else 1
 
 
 if __name__ == "__main__":

@@ -104,7 +104,7 @@ def put_together(chunks: Sequence[Any]) -> dict[str, Any]:
             calls[call["index"]][1] += call["function"]["arguments"]
     assert all(chunk["finish_reason"] is None for chunk in chunks[:-1])
     texts = [{**chunk, **chunk.get("delta", {})} for chunk in chunks]
-    told = [chunk["logprobs"] for chunk in chunks if chunk["logprobs"] is not None]
+    logprobs = [chunk["logprobs"] for chunk in chunks if chunk["logprobs"] is not None]
     return {
         **{
             name: "".join(text.get(name) or "" for text in texts)
@@ -113,7 +113,7 @@ def put_together(chunks: Sequence[Any]) -> dict[str, Any]:
         "calls": calls,
         "finish_reason": chunks[-1]["finish_reason"],
         "matched_stop": chunks[-1].get("matched_stop"),
-        "logprobs": [each for part in told for each in logprobs_of(part)],
+        "logprobs": [each for part in logprobs for each in logprobs_of(part)],
         "draft_depths": [each for chunk in chunks for each in depths_of(chunk)],
     }
 
@@ -136,7 +136,7 @@ def depths_of(choice: Any) -> list[Any]:
     return [(character, depth) for text, depth in choice.get("draft_depths", []) for character in text]
 
 
-def logprobs_of(told: Any) -> list[Any]:
-    if "content" in told:
-        return [(each["token"], each["logprob"], each["bytes"]) for each in told["content"]]
-    return list(zip(told["tokens"], told["token_logprobs"], told["text_offset"], strict=True))
+def logprobs_of(logprobs: Any) -> list[Any]:
+    if "content" in logprobs:
+        return [(each["token"], each["logprob"], each["bytes"]) for each in logprobs["content"]]
+    return list(zip(logprobs["tokens"], logprobs["token_logprobs"], logprobs["text_offset"], strict=True))

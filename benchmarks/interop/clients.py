@@ -204,8 +204,8 @@ def bench_serving_figures(found: dict[str, Any]) -> Figures:
     }
 
 
-def optional(**figures: float | None) -> Figures:
-    return {name: value for name, value in figures.items() if value is not None}
+def optional(**values: float | None) -> Figures:
+    return {name: value for name, value in values.items() if value is not None}
 
 
 CLIENTS = (

@@ -32,7 +32,7 @@ def counted(before: Totals, after: Totals, concurrency: int) -> Figures:
     requests, tokens, steps = (
         new["num_requests_total"], new["generation_tokens_total"], new["spec_verify_steps_total"]
     )  # fmt: skip
-    figures = {
+    found = {
         "requests": requests,
         "input_tokens": new["prompt_tokens_total"],
         "output_tokens": tokens,
@@ -43,5 +43,5 @@ def counted(before: Totals, after: Totals, concurrency: int) -> Figures:
         "step_ms": 1000 * new["inter_token_latency_seconds_sum"] / steps,
     }
     if new.get("spec_draft_tokens_total"):
-        figures["accept_length"] = (tokens - requests) / steps  # the first token of each is its prompt's
-    return figures
+        found["accept_length"] = (tokens - requests) / steps  # the first token of each is its prompt's
+    return found

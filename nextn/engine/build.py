@@ -43,7 +43,7 @@ def build(config: EngineConfig, make_executor: Callable[[EngineConfig], Executor
     if speculation.auto or info.computes:
         kept = StepCostFile(config, info.chip, f"{info.kernels} {info.isa or ''}")
         cost, factors, keep = _step_cost(
-            kept, executor, drafts=speculation.auto, most_requests=config.max_running_requests,
+            kept, executor, drafts=speculation.auto, max_requests=config.max_running_requests,
             token_budget=config.chunked_prefill_size, context=context, beyond=speculation.beyond,
         )  # fmt: skip
         if speculation.auto:

@@ -58,7 +58,7 @@ class Engine:
             raise ValueError(f"priority is {request.priority!r}; it must be a whole number")
         self._check_speculative(asked, resolved)
         request.spec.lossy = request.params.lossy
-        request.spec.simulated = self._simulated and self._scheduler.depth(request) > 0
+        request.spec.simulated = self._simulated and self._scheduler.num_steps_of(request) > 0
         if request.params.constraint is not None and request.grammar is None:
             raise ValueError("the request has a constraint and no grammar compiled from it")
         n = len(request.tokens)
@@ -97,7 +97,7 @@ class Engine:
     def step(self) -> list[Output]:
         """One step for whoever is next. [] when there is nothing to do or nothing to tell."""
         plan = self._scheduler.plan()
-        if not plan.rows:
+        if not plan.spans:
             return []
         result = self._executor.launch(plan).result()
         now = time.perf_counter()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nextn.config import EngineConfig, model_folder
-from nextn.draft import AUTO_DEPTH
+from nextn.draft import AUTO_STEPS
 from nextn.engine.memory import bounded_context, check_memory
 from nextn.families.config import ModelConfig
 from nextn.families.files import first_names
@@ -224,7 +224,7 @@ def _nextn_layers(config: EngineConfig, cfg: ModelConfig, folder: Path) -> int:
         return 0
     dummy = config.load_format == "dummy"
     stored = cfg.num_nextn_predict_layers if dummy else stored_nextn_layers(folder, cfg)
-    asked = config.speculative_algorithm is not None or config.speculative_num_steps not in (None, AUTO_DEPTH)
+    asked = config.speculative_algorithm is not None or config.speculative_num_steps not in (None, AUTO_STEPS)
     if stored == 0 and asked:
         algorithm = config.speculative_algorithm or "NEXTN"
         raise ValueError(

@@ -19,7 +19,7 @@ from nextn.request import GRAMMAR_ERROR, Failure, TokenLogprob, failed_in
 from nextn.sampling.isolate import isolated
 from nextn.sampling.logprobs import Asked, prompt_logprobs, token_logprobs
 from nextn.sampling.sampler import draw
-from nextn.scheduler.plan import Plan, Row, RowResult, StepResult
+from nextn.scheduler.plan import Plan, SpanPlan, SpanResult, StepResult
 from nextn.speculative.base import Drafted, Drafter, DraftRequest, DraftSpan
 from nextn.speculative.forced import draft_in_grammars
 from nextn.speculative.state import RequestState
@@ -59,7 +59,7 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
-        states = [self._state(row, plan.cutoff) for row in plan.rows]
+        states = [self._state(span, plan.cutoff) for span in plan.spans]
         spans = [Span(r.tokens, r.start, r.pages, r.draft.paths()) for r in states]
         hidden = self.model.forward(self.model.batch(spans, self.pool.page_size), self.pool)
         verified, raw = self._verify(hidden, states)
@@ -78,7 +78,7 @@ class Runner:
             if r.grammar is not None and r.grammar.failed is not None:
                 error = error or Failure(GRAMMAR_ERROR, r.grammar.failed)
             results.append(
-                RowResult(
+                SpanResult(
                     v.tokens,
                     NO_DRAFT if error is not None else made.drafts[i],
                     logprobs[i].found,
@@ -94,15 +94,15 @@ class Runner:
         work = StepWork(ran, made.extended, tuple(made.passes), decoding, nodes, context)
         return StepResult(results, work)
 
-    def _state(self, row: Row, cutoff: Cutoff | None) -> RequestState:
-        """The request of a row of the plan, about to go on as planned."""
-        state = self.states[row.rid]
-        state.start, state.known, state.draft = row.start, row.known, row.draft
-        state.tokens = [*state.history[row.start : row.start + row.known], *row.draft.tokens]
-        state.chooses, state.num_steps, state.scores = row.chooses, row.num_steps, row.scores
-        state.extend, state.draft_from = row.extend, row.draft_from
-        state.cutoff = cutoff if row.cut else None
-        state.pages[row.first_page :] = row.pages
+    def _state(self, span: SpanPlan, cutoff: Cutoff | None) -> RequestState:
+        """The request of a span of the plan, about to go on as planned."""
+        state = self.states[span.rid]
+        state.start, state.known, state.draft = span.start, span.known, span.draft
+        state.tokens = [*state.history[span.start : span.start + span.known], *span.draft.tokens]
+        state.chooses, state.num_steps, state.scores = span.chooses, span.num_steps, span.scores
+        state.extend, state.draft_from = span.extend, span.draft_from
+        state.cutoff = cutoff if span.cut else None
+        state.pages[span.first_page :] = span.pages
         return state
 
     def _verify(self, hidden: Tensor, states: Sequence[RequestState]) -> tuple[list[Verified], Tensor | None]:

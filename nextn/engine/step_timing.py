@@ -11,7 +11,7 @@ from statistics import median
 from nextn.draft import NO_DRAFT, Draft
 from nextn.engine.executor import Executor, ExecutorInfo
 from nextn.request import SamplingParams
-from nextn.scheduler.plan import Plan, Row
+from nextn.scheduler.plan import Plan, SpanPlan
 from nextn.speculative.depth.cost import StepCost, fit
 from nextn.speculative.state import RequestState
 from nextn.speculative.work import StepWork
@@ -25,18 +25,18 @@ CALM = 1.2  # times its least, the usual time of a step on a machine that does n
 
 
 def time_steps(
-    executor: Executor, *, drafts: bool, most_requests: int, token_budget: int, context: int, beyond: int
+    executor: Executor, *, drafts: bool, max_requests: int, token_budget: int, context: int, beyond: int
 ) -> tuple[StepCost, bool]:
-    """drafts: is what they cost wanted, too? Without it, less is measured. context: most tokens of a request.
-    beyond: slots that its trees take past them. Returns the cost, and whether steps that are alike took about
-    as long, as on a machine that does nothing else."""
+    """drafts: is what they cost wanted, too? Without it, less is measured. context: tokens of a request, at
+    most. beyond: slots that its trees take past them. Returns the cost, and whether steps that are alike took
+    about as long, as on a machine that does nothing else."""
     begin = time.perf_counter()
     slots = executor.info.pages * executor.info.page_size
     near, far = POSITIONS
     found: dict[StepWork, list[float]] = {}
     for n in REQUESTS if drafts else REQUESTS[::3]:
         late = time.perf_counter() - begin > SECONDS
-        if found and (late or n > most_requests or 5 * n > token_budget or n * (near + 32 + beyond) > slots):
+        if found and (late or n > max_requests or 5 * n > token_budget or n * (near + 32 + beyond) > slots):
             break
         settings = SETTINGS if drafts and n in REQUESTS[::2] else SETTINGS[:1]
         _time(executor, n, min(near, context // 2), beyond, settings, found, SECONDS / 8 * drafts)
@@ -56,7 +56,7 @@ def _time(
     while rounds < 2 or time.perf_counter() - begin < seconds:
         rounds += 1
         for verified, made in settings:
-            plan = Plan(_rows(executor.info, position, beyond, [d[:verified] for d in drafts], made))
+            plan = _plan(executor.info, position, beyond, [d[:verified] for d in drafts], made)
             for step in range(1 + STEPS):
                 for i in range(n):
                     executor.add(_state(i, position, executor.info.vocab_size))
@@ -67,7 +67,7 @@ def _time(
                 for i in range(n):
                     executor.drop(str(i))
             if made == 4:
-                drafts = [[*r.draft.tokens, 1, 1, 1, 1] for r in result.rows]
+                drafts = [[*s.draft.tokens, 1, 1, 1, 1] for s in result.spans]
 
 
 def _state(i: int, position: int, vocabulary: int) -> RequestState:
@@ -77,12 +77,13 @@ def _state(i: int, position: int, vocabulary: int) -> RequestState:
     return RequestState(str(i), params, [root] * (position + 1), position, position + 65, frozenset())
 
 
-def _rows(info: ExecutorInfo, position: int, beyond: int, drafts: list[list[int]], made: int) -> list[Row]:
+def _plan(info: ExecutorInfo, position: int, beyond: int, drafts: list[list[int]], made: int) -> Plan:
     each = -(-(position + 16 + beyond) // info.page_size)
-    return [
-        Row(
+    spans = [
+        SpanPlan(
             rid=str(i), start=position, known=1, draft=Draft(draft) if draft else NO_DRAFT, chooses=True,
             first_page=0, pages=[1 + (i * each + k) % info.pages for k in range(each)], num_steps=made,
             extend=made > 0,
         ) for i, draft in enumerate(drafts)
     ]  # fmt: skip
+    return Plan(spans)

@@ -61,12 +61,12 @@ class KVManager:
 
     # --- a request's life ---------------------------------------------------------------------
 
-    def admit(self, req: Request, most: int | None = None) -> None:
-        """Gives the request the cached prefix of its tokens, at most `most` slots, and locks it. At least one
-        token is left to compute: committed <= len(tokens) - 1."""
+    def admit(self, req: Request, max_cached: int | None = None) -> None:
+        """Gives the request the cached prefix of its tokens, at most `max_cached` slots, and locks it. At
+        least one token is left to compute: committed <= len(tokens) - 1."""
         assert req.lock is None, "admitted twice"
         assert req.tokens
-        known = len(req.tokens) if most is None else most + self._cache.ahead
+        known = len(req.tokens) if max_cached is None else max_cached + self._cache.ahead
         req.pages, req.lock = self._cache.match(req.tokens[:known])
         self._cache.lock(req.lock)
         req.sent_pages = 0

@@ -136,10 +136,10 @@ class RadixCache(PrefixCache):
             node = child
         return node, pages
 
-    def _shared(self, node: Node, tokens: list[int], start: int, most: int) -> int:
-        """How many of the node's pages, at most `most`, equal those of tokens[start:]; the first one does."""
+    def _shared(self, node: Node, tokens: list[int], start: int, max_pages: int) -> int:
+        """How many of the node's pages equal those of tokens[start:]; the first one does."""
         size, own, ahead = self.page_size, node.tokens, self.ahead
-        n = min(len(node.pages), most)
+        n = min(len(node.pages), max_pages)
         if tokens[start : start + n * size + ahead] == own[: n * size + ahead]:
             return n
         page = 1

@@ -18,24 +18,24 @@ class States(Protocol):
     """What an executor knows of requests between steps, in the order of these calls."""
 
     def add(self, state: RequestState) -> None:
-        """Steps may have rows of this request from now on. The executor keeps and changes the state."""
+        """Steps may have spans of this request from now on. The executor keeps and changes the state."""
 
     def drop(self, rid: str) -> None:
-        """The request has ended, or lost its pages and will be added again. No step has a row of it any
+        """The request has ended, or lost its pages and will be added again. No step has a span of it any
         more."""
 
 
 @dataclass(slots=True)
-class Row:
-    """One request's part of a step: `known` committed tokens, at positions start, start + 1, ..., and after
-    them the nodes of `draft`, in slots of the numbers that follow.
+class SpanPlan:
+    """A span, one request's part of a step: `known` committed tokens, at positions start, start + 1, ..., and
+    after them the nodes of `draft`, in slots of the numbers that follow.
 
-    chooses: the committed tokens end in this row, so the target chooses after the root and after
+    chooses: the committed tokens end in this span, so the target chooses after the root and after
     every draft. Otherwise it is a part of a prompt.
-    pages: the request's, from number `first_page` on; those before are as they were in its last row. They
+    pages: the request's, from number `first_page` on; those before are as they were in its last span. They
     cover everything that this step may write, next drafts included.
     scores: which of the tokens, of a prompt whose log-probabilities are wanted: of the token after each.
-    extend: the drafter takes in the row's true positions now; else see `Plan.keep`.
+    extend: the drafter takes in the span's true positions now; else see `Plan.keep`.
     """
 
     rid: str
@@ -54,19 +54,19 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """cutoff: None where it cuts no row's draft. keep: of rows that do not extend, the drafter keeps what it
-    needs to take them in later; without it, it never sees their positions, nor those that it kept so far."""
+    """cutoff: None where it cuts no span's draft. keep: of spans that do not extend, the drafter keeps what
+    it needs to take them in later; without it, it never sees their positions, nor those it kept so far."""
 
-    rows: Sequence[Row]
+    spans: Sequence[SpanPlan]
     cutoff: Cutoff | None = None
     keep: bool = False
 
 
 @dataclass(slots=True)
-class RowResult:
+class SpanResult:
     """tokens: what the step commits, [accepted drafts ..., bonus]; empty for a part of a prompt.
     draft: the proposal for the next step. logprobs: of `tokens`, None if not wanted. prompt_logprobs: one
-    for each of the row's `scores`. ended: the row's grammar is complete. error: why the request ends after
+    for each of the span's `scores`. ended: the span's grammar is complete. error: why the request ends after
     `tokens`, of which there may be none then."""
 
     tokens: list[int]
@@ -79,7 +79,7 @@ class RowResult:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """rows: one per row, in the plan's order. work: what ran; None: the executor does not tell."""
+    """spans: one for each of the plan's, in its order. work: what ran; None: the executor does not tell."""
 
-    rows: Sequence[RowResult]
+    spans: Sequence[SpanResult]
     work: StepWork | None = None

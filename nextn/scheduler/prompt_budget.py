@@ -62,13 +62,13 @@ class PromptBudget:
         self._others = WHILE if requests else max(0, self._others - 1)
         if not requests:
             return max(1, self.eighth // (1 + scored)) if self._others else self.tokens
-        most = max(1, self.tokens // 2)
+        half = max(1, self.tokens // 2)
         if self.cost is None:
-            return most
+            return half
         plain, mixed = self._ratios
         slower = SCORED if scored else max(SLOWER, 1.0 + prompts / requests)
         limit = slower * self._seconds(requests, 0) * plain / mixed
-        return max(1, bisect_right(range(most + 1), limit, key=lambda m: self._seconds(requests, m)) - 1)
+        return max(1, bisect_right(range(half + 1), limit, key=lambda m: self._seconds(requests, m)) - 1)
 
     def affordable(self, budget: float, start: int, unscored: int | None) -> int:
         """How many tokens from position `start` on the budget is enough for. unscored: the first position

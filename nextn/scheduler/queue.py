@@ -20,15 +20,15 @@ def left(req: Request) -> int:
     return len(req.tokens) - req.committed
 
 
-def next_in_line(waiting: Sequence[Request], kv: KVManager, most: int | None) -> Request | None:
+def next_in_line(waiting: Sequence[Request], kv: KVManager, max_left: int | None) -> Request | None:
     """The first that does not wait for another of its group. That one runs, so others go ahead of those that
-    wait only until its prompt is complete. most: tokens that it may have left, of the first one's priority;
-    None: any."""
+    wait only until its prompt is complete. max_left: of the first one's priority, and with at
+    most so many tokens left; None: any."""
     held: set[PromptGroup | None] = set()
     for req in waiting:
-        if most is not None and req.priority < waiting[0].priority:
+        if max_left is not None and req.priority < waiting[0].priority:
             return None
-        if req.group in held or (most is not None and left(req) > most):
+        if req.group in held or (max_left is not None and left(req) > max_left):
             continue
         if not groups.waits(req, kv):
             return req

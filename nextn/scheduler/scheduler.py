@@ -1,7 +1,7 @@
 """Who goes next: admission, chunked prefill, drafts under the token budget, retraction.
 
 Pure Python over `KVManager`; `plan` decides, `commit` books what came out. Every request in a step
-extends by one row of tokens: a prompt chunk, or its root and its drafts.
+extends by one span of tokens: a prompt chunk, or its root and its drafts.
 
 Order everywhere: higher priority first, then older first. The last in that order is the one that is
 retracted when pages run out, so the first always gets on, and no two requests can starve each other.
@@ -19,7 +19,8 @@ from nextn.draft import MAX_DRAFTS, NO_DRAFT, Draft, Shape
 from nextn.kvcache.manager import KVManager
 from nextn.request import Failure, Output, Request, failed_in
 from nextn.scheduler import groups
-from nextn.scheduler.plan import Plan, Row, RowResult, States, StepResult
+from nextn.scheduler.output import Taken, output, take
+from nextn.scheduler.plan import Plan, SpanPlan, SpanResult, States, StepResult
 from nextn.scheduler.prompt_budget import PromptBudget
 from nextn.scheduler.queue import count_prompts, left, next_in_line, rank
 from nextn.speculative.depth.controller import DepthController
@@ -89,7 +90,7 @@ class Scheduler:
         self.kv.release(req, share)
         self.states.drop(req.rid)
 
-    def depth(self, req: Request) -> int:
+    def num_steps_of(self, req: Request) -> int:
         """How deep a draft the request gets in a step, at most; 0 where nothing can draft."""
         asked = req.params.speculative.num_steps
         return self.num_steps if asked is None else asked * (self.num_steps > 0)
@@ -101,19 +102,19 @@ class Scheduler:
             self.auto is not None and params.speculative.num_steps is None and params.verify_mode == "exact"
         )
 
-    def _wanted(self, req: Request) -> int:
+    def _num_steps_now(self, req: Request) -> int:
         """How deep a draft it is to get now."""
-        depth = self.depth(req)
+        num_steps = self.num_steps_of(req)
         if self.auto is None or req.params.speculative.num_steps is not None:
-            return depth
+            return num_steps
         if self._automatic(req):
-            return min(depth, self.auto.num_steps) if self.auto.drafting else 0
-        return min(depth, INEXACT)
+            return min(num_steps, self.auto.num_steps) if self.auto.drafting else 0
+        return min(num_steps, INEXACT)
 
     # --- plan -------------------------------------------------------------------------------
 
     def plan(self) -> Plan:
-        rows: list[Row] = []
+        spans: list[SpanPlan] = []
         keep = self.auto is not None and self.auto.keeping
         if keep and not self._kept:
             for req in self.running:
@@ -130,7 +131,7 @@ class Scheduler:
             if not req.pages:
                 continue  # retracted a moment ago to make room for an earlier one
             draft = req.draft.cut(max(0, spare), req.limit - len(req.tokens) - 1)
-            if self._row(req, 1, draft, rows):
+            if self._plan_span(req, 1, draft, spans):
                 drafts = len(draft.tokens)
                 spare -= drafts
                 used += 1 + drafts
@@ -139,25 +140,26 @@ class Scheduler:
             prompts = count_prompts(prefilling, self.waiting)
             short, some = self.prompts.eighth, (*prefilling, *self.waiting[:1])
             scored = any(self._unscored(r) is not None for r in some)
-            budget = min(budget, self.prompts.share(len(rows), prompts, scored))
+            budget = min(budget, self.prompts.share(len(spans), prompts, scored))
             if self._blocked not in self.by_rid and any(left(r) > short for r in some):
-                budget -= self._extend_all(prefilling, max(1, budget // 2), rows, short)
-            self._extend_all(prefilling, budget, rows)
+                budget -= self._extend_all(prefilling, max(1, budget // 2), spans, short)
+            self._extend_all(prefilling, budget, spans)
         auto = self.auto
-        return Plan(rows, auto.cutoff if auto is not None and any(r.cut for r in rows) else None, keep)
+        return Plan(spans, auto.cutoff if auto is not None and any(s.cut for s in spans) else None, keep)
 
     def _extend_all(
-        self, prefilling: Sequence[Request], budget: int, rows: list[Row], most: int | None = None
+        self, prefilling: Sequence[Request], budget: int, spans: list[SpanPlan], max_left: int | None = None
     ) -> int:
         """Plans parts of prompts: of requests that run, then of those that wait. The first gets one token at
-        least. most: tokens that they have left; None: any number. Returns what they take of the budget."""
-        whole, planned = budget, {row.rid for row in rows}
+        least. max_left: tokens that they may have left; None: any number. Returns what they take of the
+        budget."""
+        whole, planned = budget, {span.rid for span in spans}
         for req in prefilling:
             mine = req in self.running and req.rid not in planned
-            if mine and budget > 0 and (most is None or left(req) <= most):
-                budget -= self._extend(req, budget, rows, budget == whole)
+            if mine and budget > 0 and (max_left is None or left(req) <= max_left):
+                budget -= self._extend(req, budget, spans, budget == whole)
         while budget > 0 and len(self.running) < self.max_running:
-            new = next_in_line(self.waiting, self.kv, most)
+            new = next_in_line(self.waiting, self.kv, max_left)
             if new is None:
                 break
             if not self._admit(new):
@@ -166,7 +168,7 @@ class Scheduler:
             self._blocked = None
             self.waiting.remove(new)
             bisect.insort(self.running, new, key=rank)
-            taken = self._extend(new, budget, rows, budget == whole)
+            taken = self._extend(new, budget, spans, budget == whole)
             budget -= taken
             if not taken:
                 break
@@ -175,7 +177,7 @@ class Scheduler:
     def _admit(self, req: Request) -> bool:
         """Takes the request's cached prefix if the rest of it will fit beside what runs."""
         first = req.num_output == 0 and req.retractions == 0
-        self.kv.admit(req, most=self._unscored(req))
+        self.kv.admit(req, max_cached=self._unscored(req))
         promised = sum(self._pages_to_come(r) for r in self.running)
         if self.running and self._pages_to_come(req) + promised > self.kv.available:
             self.kv.release(req)
@@ -199,7 +201,7 @@ class Scheduler:
         return None if req.params.prompt_logprobs is None or scored == req.num_prompt - 1 else scored
 
     def _scores(self, req: Request, end: int) -> range:
-        """Of a row that ends at position `end`: where the next token's logits are wanted."""
+        """Of a span that ends at position `end`: where the next token's logits are wanted."""
         unscored = self._unscored(req)
         if unscored is None:
             return range(0)
@@ -207,44 +209,44 @@ class Scheduler:
 
     def _pages_to_come(self, req: Request) -> int:
         """Pages that a running request will want before long: its prompt's rest and one more."""
-        steps = self.depth(req)
-        ahead = min(len(req.tokens) + 1 + 2 * steps, req.limit)
-        ahead += min(self.shape.beyond, self.shape.size(steps) + self.shape.scratch(steps))
+        num_steps = self.num_steps_of(req)
+        ahead = min(len(req.tokens) + 1 + 2 * num_steps, req.limit)
+        ahead += min(self.shape.beyond, self.shape.size(num_steps) + self.shape.scratch(num_steps))
         return max(0, self.kv.pages_for(ahead) + 1 - len(req.pages))
 
-    def _extend(self, req: Request, budget: int, rows: list[Row], least: int) -> int:
+    def _extend(self, req: Request, budget: int, spans: list[SpanPlan], least: int) -> int:
         """Plans the next chunk of what is not yet in the cache, if the budget is enough for it or so many
         tokens are granted. Returns what it takes of the budget."""
         unscored = self._unscored(req)
-        room = self.token_budget - sum(row.known + len(row.draft) for row in rows)
+        room = self.token_budget - sum(span.known + len(span.draft) for span in spans)
         n = min(max(least, self.prompts.affordable(budget, req.committed, unscored)), room, left(req))
-        if n < 1 or not self._row(req, n, NO_DRAFT, rows):
+        if n < 1 or not self._plan_span(req, n, NO_DRAFT, spans):
             return 0
-        return self.prompts.taken(req.committed, n, len(rows[-1].scores))
+        return self.prompts.taken(req.committed, n, len(spans[-1].scores))
 
-    def _row(self, req: Request, n: int, draft: Draft, rows: list[Row]) -> bool:
-        """Reserves the slots of a row of the next n tokens and the draft, and of the drafting after it, and
-        plans the row. When pages run out, the last in order is retracted; False if that was this request
+    def _plan_span(self, req: Request, n: int, draft: Draft, spans: list[SpanPlan]) -> bool:
+        """Reserves the slots of a span of the next n tokens and the draft, and of the drafting after it, and
+        plans the span. When pages run out, the last in order is retracted; False if that was this request
         itself."""
         known = req.committed + n
         end = known + len(draft.tokens)
         chooses = known == len(req.tokens)
         room = req.limit - len(req.tokens)
-        wanted = self._wanted(req) if req.committed >= req.draft_from else 0
+        wanted = self._num_steps_now(req) if req.committed >= req.draft_from else 0
         num_steps = max(0, min(wanted, room - 2)) if chooses else 0
         drafting = known + draft.depth + self.shape.scratch(num_steps)
         length = max(end, min(drafting, max(req.limit, end) + self.shape.beyond))
         while not self.kv.reserve(req, length):
             victim = self.running[-1]
             self._retract(victim)
-            rows[:] = [r for r in rows if r.rid != victim.rid]
+            spans[:] = [s for s in spans if s.rid != victim.rid]
             if victim is req:
                 return False
         extend = wanted > 0 or (self.auto is None and self.num_steps > 0)
         if extend:
             self.kv.skip_drafts(req)
         first_page, pages = self.kv.send(req)
-        row = Row(
+        span = SpanPlan(
             rid=req.rid,
             start=req.committed,
             known=n,
@@ -258,7 +260,7 @@ class Scheduler:
             draft_from=req.draft_from,
             cut=num_steps > 0 and self._automatic(req),
         )
-        rows.append(row)
+        spans.append(span)
         return True
 
     def _retract(self, req: Request) -> None:
@@ -275,13 +277,13 @@ class Scheduler:
         """seconds: from the end of the step before to the end of this one, if they were adjacent."""
         outputs = []
         decoded = False
-        for row, res in zip(plan.rows, result.rows, strict=True):
-            req = self.by_rid.get(row.rid)
+        for span, res in zip(plan.spans, result.spans, strict=True):
+            req = self.by_rid.get(span.rid)
             if req is None:  # aborted while the step ran
                 continue
             decoded |= req.decoding
             try:
-                outputs += self._commit_row(req, row, res)
+                outputs += self._commit_span(req, span, res)
             except Exception as e:
                 log.exception("committing request %s failed; it ends", req.rid)
                 outputs.append(self._fail(req, failed_in("its commit", e)))
@@ -290,66 +292,50 @@ class Scheduler:
                 self.auto.stepped(result.work, seconds)
             if seconds is not None:
                 self._took(plan, result.work, seconds)
-        self.stats.steps += bool(plan.rows)
+        self.stats.steps += bool(plan.spans)
         self.stats.decode_steps += decoded
         return outputs
 
     def _took(self, plan: Plan, work: StepWork, seconds: float) -> None:
         decoding, prompts = work.requests, 0
         if work.rows > decoding + work.drafts:  # a prompt's last part chooses, and is no request that decodes
-            parts = [r for r in plan.rows if r.known > 1 or not r.chooses]
-            decoding -= sum(r.chooses for r in parts)
-            prompts = sum(self.prompts.taken(r.start, r.known, len(r.scores)) for r in parts)
+            parts = [s for s in plan.spans if s.known > 1 or not s.chooses]
+            decoding -= sum(s.chooses for s in parts)
+            prompts = sum(self.prompts.taken(s.start, s.known, len(s.scores)) for s in parts)
         self.prompts.took(decoding, prompts, work, seconds)
 
-    def _commit_row(self, req: Request, row: Row, res: RowResult) -> list[Output]:
-        decoding = req.decoding
-        first = req.num_output == 0
+    def _commit_span(self, req: Request, span: SpanPlan, res: SpanResult) -> list[Output]:
+        decoding, first = req.decoding, req.num_output == 0
         req.prompt_logprobs += res.prompt_logprobs
         accepted = max(0, len(res.tokens) - 1)
-        took, reason, matched = self._append(req, res.tokens)
-        if took == len(res.tokens) and (res.ended or reason is None):  # else it ended before that
-            reason = "stop" if res.ended else "error" if res.error is not None else reason
-        true_end = row.start + row.known + accepted
-        committed = min(true_end, len(req.tokens) - 1) - req.committed
-        self.kv.commit(req, committed)
-        if row.extend:
+        taken = take(req, res)
+        true_end = span.start + span.known + accepted
+        self.kv.commit(req, min(true_end, len(req.tokens) - 1) - req.committed)
+        if span.extend:
             self.kv.extended(req)
-        if (
-            self.auto is not None
-            and not row.draft.forced
-            and row.draft is not NO_DRAFT
-            and self._automatic(req)
-        ):
-            self.auto.note(row.draft, accepted)
+        self._note_draft(req, span.draft, accepted)
         if decoding:
-            ended = matched is not None
+            ended = taken.matched is not None
             for spec in (req.spec, self.stats.spec):
-                spec.add(row.draft.depth, min(accepted, took), took + ended)
-        self.stats.generated_tokens += took
-        if reason is None:
+                spec.add(span.draft.depth, min(accepted, taken.tokens), taken.tokens + ended)
+        self.stats.generated_tokens += taken.tokens
+        if taken.reason is None:
             req.draft = res.draft
             self.kv.trim(req, req.committed + 1)
-            if not row.chooses:
+            if not span.chooses:
                 return []
             if not decoding:
                 self.kv.share(req)
         else:
-            self._end(req, share=reason != "error")
-        drafted = [i + 1 if i < accepted else 0 for i in range(took)]
-        out = Output(req.rid, res.tokens[:took], drafted, reason, matched, queued=req.queued)
-        if reason == "error" and res.error is not None:
-            out.error_code, out.error = res.error
-        if res.logprobs is not None:
-            out.logprobs = res.logprobs[:took]
-            out.matched_logprob = None if matched is None else res.logprobs[took]
-        if first and req.params.prompt_logprobs is not None:
-            out.prompt_logprobs = [None, *req.prompt_logprobs]
-        if reason is None:
-            return [out]
-        out.spec, out.cached_tokens, out.retractions = req.spec, req.first_cached, req.retractions
-        alike = [] if reason != "length" else groups.ends_with(req)
+            self._end(req, share=taken.reason != "error")
+        out = output(req, res, taken, first)
+        alike = groups.ends_with(req) if taken.reason == "length" else []
         return [out, *(self._end_like(out, other) for other in alike)]
+
+    def _note_draft(self, req: Request, draft: Draft, accepted: int) -> None:
+        guessed = draft is not NO_DRAFT and not draft.forced
+        if self.auto is not None and guessed and self._automatic(req):
+            self.auto.note(draft, accepted)
 
     def _end_like(self, out: Output, req: Request) -> Output:
         """Ends a request that waits with the output of another that has the same prompt."""
@@ -375,23 +361,7 @@ class Scheduler:
         """Ends a request amid whose commit something was raised."""
         if req.rid in self.by_rid:
             self._end(req, share=False)
-        out = Output(req.rid, [], [], "error", queued=req.queued)
-        out.error_code, out.error = error
-        out.spec, out.cached_tokens, out.retractions = req.spec, req.first_cached, req.retractions
-        return out
-
-    def _append(self, req: Request, tokens: list[int]) -> tuple[int, str | None, int | None]:
-        """Takes over committed tokens up to the request's end: (how many, finish reason, stop id)."""
-        if tokens and len(req.tokens) >= req.limit:  # nothing but the prompt was asked for
-            return 0, "length", None
-        for i, token in enumerate(tokens):
-            # Before min_tokens a grammar's text ends only if the grammar leaves nothing else.
-            if token in req.end_ids and (req.num_output >= req.params.min_tokens or req.grammar is not None):
-                return i, "stop", token
-            req.tokens.append(token)
-            if len(req.tokens) >= req.limit:
-                return i + 1, "length", None
-        return len(tokens), None, None
+        return output(req, SpanResult([], NO_DRAFT, error=error), Taken(0, "error"), first=False)
 
     # --- looking in -------------------------------------------------------------------------
 
@@ -420,4 +390,4 @@ class Scheduler:
             assert not len(r.draft)
         for r in self.running:
             assert 0 <= r.cached <= r.committed < len(r.tokens) <= r.limit
-            assert len(r.draft) <= (MAX_DRAFTS if r.draft.forced else self.shape.size(self.depth(r)))
+            assert len(r.draft) <= (MAX_DRAFTS if r.draft.forced else self.shape.size(self.num_steps_of(r)))

@@ -83,9 +83,9 @@ class _Ring:
 
 class Behind:
     def __init__(self, page_size: int) -> None:
-        self._most = draft_window(page_size)
-        self._ring = _Ring(self._most)
-        self._steps: deque[_Owners] = deque(maxlen=self._most)  # that are in the ring
+        self._window = draft_window(page_size)
+        self._ring = _Ring(self._window)
+        self._steps: deque[_Owners] = deque(maxlen=self._window)  # that are in the ring
         self._count = 0  # of all that were put into it; a step's number is how many were before it
         self._last: _Owners | None = None  # of the last one, where each has a row
         self._waiting = set[DraftState]()  # of requests of which something is kept
@@ -118,7 +118,7 @@ class Behind:
 
     def _keep_part(self, hidden: Tensor, w: DraftSpan) -> None:
         """Of a prompt, or the first step after one that extended."""
-        states = _rows_of(hidden, w.rows[-self._most :])
+        states = _rows_of(hidden, w.rows[-self._window :])
         before = w.state.waiting
         if before is None:
             self._waiting.add(w.state)
@@ -129,7 +129,7 @@ class Behind:
         end = w.draft_from + w.start + len(w.rows)
         # From the next step on, where the prompt is complete.
         since = self._count if w.chosen else None
-        w.state.waiting = Waiting(states[-self._most :], end, since)
+        w.state.waiting = Waiting(states[-self._window :], end, since)
 
     def _take(self, w: DraftSpan) -> Tensor | None:
         """What is kept of a request's last positions, up to those of this step; it is kept no longer."""
@@ -147,7 +147,7 @@ class Behind:
         if waiting.end + later == w.draft_from + w.start:
             parts.insert(0, waiting.states)
         else:  # between the part and the steps are some that are kept no longer
-            assert self._count - since > self._most, f"a gap before {w.start}"
+            assert self._count - since > self._window, f"a gap before {w.start}"
         return torch.cat(parts)
 
     def pieces(self, work: Sequence[DraftSpan]) -> Iterator[tuple[list[DraftSpan], list[Span], Tensor]]:

@@ -15,12 +15,12 @@ def simulated_path(draft: Draft, length: float, params: SamplingParams, index: i
     """The nodes to accept so that a step commits `length` tokens on average, its bonus included, where the
     draft is deep enough. A function of the request's seed and of `index`, the number of its tokens so far."""
     whole = int(length)
-    luck = random.Random(f"{params.seed} {params.stream} {index}").random()
-    most = whole - 1 + (luck < length - whole)
+    drawn = random.Random(f"{params.seed} {params.stream} {index}").random()
+    max_accepted = whole - 1 + (drawn < length - whole)
     path: list[int] = []
     last = -1
     for node in range(len(draft)):
-        if len(path) < most and draft.parent(node) == last:
+        if len(path) < max_accepted and draft.parent(node) == last:
             path.append(node)
             last = node
     return path

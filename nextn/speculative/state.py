@@ -32,7 +32,7 @@ class RequestState:
     pages: list[int] = field(default_factory=list)
     drafting: DraftState = field(default_factory=DraftState)
 
-    # Of the step that runs: see `nextn.scheduler.plan.Row`.
+    # Of the step that runs: see `nextn.scheduler.plan.SpanPlan`.
     start: int = 0
     known: int = 0
     draft: Draft = NO_DRAFT

@@ -17,7 +17,7 @@ from support.checkpoints import random_tensors, tiny_config, write_checkpoint
 from support.small_tokenizer import write_small_tokenizer
 
 import nextn
-from nextn.draft import MOST_DEPTH
+from nextn.draft import MAX_AUTO_STEPS
 from nextn.families.config import ModelConfig
 from nextn.models.names import expected_tensors
 
@@ -34,7 +34,9 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_small_tokenizer(folder)
 
 
-def check_run(done: subprocess.CompletedProcess[str], out: Path, drafts: int = MOST_DEPTH) -> dict[str, Any]:
+def check_run(
+    done: subprocess.CompletedProcess[str], out: Path, drafts: int = MAX_AUTO_STEPS
+) -> dict[str, Any]:
     """The demo's JSON, after looking at all that it printed and wrote."""
     assert done.returncode == 0, done.stderr
     *lines, last = done.stdout.splitlines()
@@ -49,7 +51,7 @@ def check_run(done: subprocess.CompletedProcess[str], out: Path, drafts: int = M
         assert point["ratio"] > 0
         none_pay = point["auto"] is not None and not point["auto"]["drafting"]
         assert 0 < len(point["acceptance"]) <= drafts or none_pay
-        assert len(point["acceptance"]) == drafts or drafts == MOST_DEPTH  # automatic: some are not tried
+        assert len(point["acceptance"]) == drafts or drafts == MAX_AUTO_STEPS  # automatic: some are not tried
         assert 1 <= point["accept_length"] <= 1 + drafts
         for side in ("without_mtp", "with_mtp"):
             (only,) = point[side]["rounds"]

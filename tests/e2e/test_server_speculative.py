@@ -79,22 +79,22 @@ def test_live_defaults(start: StartServer) -> None:
 
 def test_requests_of_all_depths_at_once(fake: ServerProcess) -> None:
     """The same texts, each drafted as deep as it asked for."""
-    by_depth: dict[int, Any] = {
+    by_steps: dict[int, Any] = {
         0: False,
         1: {"num_steps": 1},
         2: None,
         5: {"num_steps": 5, "verify": "exact"},
     }
-    depths = [0, 1, 2, 5] * 4
+    each_steps = [0, 1, 2, 5] * 4
     jobs = [
-        {"prompt": f"# {i}", "ignore_eos": True, "speculative": by_depth[depth]}
-        for i, depth in enumerate(depths)
+        {"prompt": f"# {i}", "ignore_eos": True, "speculative": by_steps[num_steps]}
+        for i, num_steps in enumerate(each_steps)
     ]
     with ThreadPoolExecutor(16) as pool:
         together = list(pool.map(lambda job: complete(fake, **job), jobs))
-    for job, depth, (text, spec) in zip(jobs, depths, together, strict=True):
+    for job, num_steps, (text, spec) in zip(jobs, each_steps, together, strict=True):
         assert text == complete(fake, **(job | OFF))[0]
-        assert len(spec["proposed"]) == depth
+        assert len(spec["proposed"]) == num_steps
         assert sum(spec["histogram"]) == spec["verify_steps"]
         assert sum(i * n for i, n in enumerate(spec["histogram"])) == sum(spec["accepted"])
 

@@ -39,15 +39,15 @@ def make_engine(folder: Path, num_drafts: int, **options: object) -> Engine:
 
 
 class Recorder:
-    """The engine's executor, and a note of every row that chose tokens."""
+    """The engine's executor, and a note of every span that chose tokens."""
 
     def __init__(self, inner: Executor, steps: Mapping[str, list[Step]]) -> None:
         self.inner, self.steps = inner, steps
 
     def launch(self, plan: Plan) -> Ran:
-        rows = [(r.rid, tuple(r.draft.tokens)) for r in plan.rows]
+        spans = [(s.rid, tuple(s.draft.tokens)) for s in plan.spans]
         result = self.inner.launch(plan).result()
-        for (rid, drafts), res in zip(rows, result.rows, strict=True):
+        for (rid, drafts), res in zip(spans, result.spans, strict=True):
             if res.tokens:
                 self.steps[rid].append(Step(drafts, tuple(res.tokens)))
         return Ran(result)

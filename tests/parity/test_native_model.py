@@ -178,8 +178,8 @@ def test_bits_of_a_long_prompt() -> None:
     prompts = [tokens(48, 530), tokens(48, 140, seed=1)]
     want = one_at_a_time(native_model(config, tensors), prompts)
     model = native_model(config, tensors, threads=3)
-    for most in (60, 300):
-        assert_equal(feed(model, prompts, in_chunks(prompts, most, most)), want)
+    for longest in (60, 300):
+        assert_equal(feed(model, prompts, in_chunks(prompts, longest, longest)), want)
     assert_equal(feed(model, prompts[:1], [[250, *[1] * 12, 248, *[1] * 20]]), want[:1])
 
 

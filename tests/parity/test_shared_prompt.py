@@ -41,9 +41,9 @@ def run(engine: Engine, group: PromptGroup | None, abort: bool, **params: Any) -
 
 
 @pytest.mark.parametrize("abort", [False, True])
-@pytest.mark.parametrize("most", [0, 24])
+@pytest.mark.parametrize("max_tokens", [0, 24])
 @pytest.mark.parametrize("radix", [True, False])
-def test_shared_is_as_separate(radix: bool, most: int, abort: bool) -> None:
+def test_shared_is_as_separate(radix: bool, max_tokens: int, abort: bool) -> None:
     def made() -> Engine:
         return Engine(
             EngineConfig(
@@ -52,14 +52,14 @@ def test_shared_is_as_separate(radix: bool, most: int, abort: bool) -> None:
             )
         )  # fmt: skip
 
-    alone = run(made(), None, abort=False, max_tokens=most, logprobs=2)
+    alone = run(made(), None, abort=False, max_tokens=max_tokens, logprobs=2)
     engine, group = made(), PromptGroup()
-    shared = run(engine, group, abort, max_tokens=most, logprobs=2)
+    shared = run(engine, group, abort, max_tokens=max_tokens, logprobs=2)
     assert shared == {rid: each for rid, each in alone.items() if rid in shared}
     assert len(shared) == CHOICES - abort
-    assert len(alone["1"][0]) == most
+    assert len(alone["1"][0]) == max_tokens
     stats = engine.stats()
     length = len(group.prompt_logprobs) + 1
-    if most == 0 or radix:
+    if max_tokens == 0 or radix:
         computed = stats.prompt_tokens - stats.cached_tokens
         assert computed <= (1 + abort) * length + CHOICES * 16

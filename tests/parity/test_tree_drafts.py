@@ -56,11 +56,11 @@ def test_every_tree(reference: NextNReference, temperature: float, topk: int, st
     while engine.has_work():
         plan = engine._scheduler.plan()
         result = engine._executor.launch(plan).result()
-        for row, res in zip(plan.rows, result.rows, strict=True):
-            if not row.chooses:
+        for span, res in zip(plan.spans, result.spans, strict=True):
+            if not span.chooses:
                 continue
-            req = engine._scheduler.by_rid[row.rid]
-            paths = [[row.draft.tokens[i] for i in row.draft.path(n)] for n in range(len(row.draft))]
+            req = engine._scheduler.by_rid[span.rid]
+            paths = [[span.draft.tokens[i] for i in span.draft.path(n)] for n in range(len(span.draft))]
             for length in range(1, len(res.tokens)):
                 assert res.tokens[:length] in paths
             assert res.tokens not in paths  # whatever could be accepted was

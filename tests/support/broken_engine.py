@@ -26,8 +26,8 @@ def break_requests(engine: Engine) -> Engine:
     def look(plan: Any) -> Any:
         spoilt.clear()
         at = 0
-        for row in plan.rows:
-            state, n = executor.states[row.rid], row.known + len(row.draft)
+        for span in plan.spans:
+            state, n = executor.states[span.rid], span.known + len(span.draft)
             if state.history[0] == BROKEN and len(state.history) - state.num_prompt >= WHOLE:
                 spoilt.extend(range(at, at + n))
             at += n

@@ -108,17 +108,17 @@ def whole(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     return [[len(p)] for p in prompts]
 
 
-def in_chunks(prompts: Sequence[Sequence[int]], most: int, seed: int) -> list[list[int]]:
-    """Random cuts of up to `most` tokens."""
+def in_chunks(prompts: Sequence[Sequence[int]], longest: int, seed: int) -> list[list[int]]:
+    """Random cuts of up to `longest` tokens."""
     rng = random.Random(seed)
     cuts = []
     for p in prompts:
         left, cut = len(p), []
         while left:
-            cut.append(min(left, rng.randint(1, most)))
+            cut.append(min(left, rng.randint(1, longest)))
             left -= cut[-1]
         cuts.append(cut)
     return cuts
 
 
-in_single_tokens = partial(in_chunks, most=1, seed=0)
+in_single_tokens = partial(in_chunks, longest=1, seed=0)

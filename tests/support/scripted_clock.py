@@ -28,7 +28,7 @@ class Load:
     """n requests, each with the draft that the step before made. rates: how often guesses hold, by bin."""
 
     def __init__(self, machine: Machine, seed: int = 0, rates: Sequence[float] = BIN_RATES) -> None:
-        self.machine, self.luck, self.rates = machine, random.Random(seed), rates
+        self.machine, self.rng, self.rates = machine, random.Random(seed), rates
         self.drafts: list[tuple[Draft, int]] = []
         self.deferred: list[int] = []
 
@@ -48,7 +48,7 @@ class Load:
                 passes.append(len(going))
             left, worth = [], 0.0
             for i in going:
-                bins[i].append(self.luck.choices(range(9), BIN_SHARES)[0])
+                bins[i].append(self.rng.choices(range(9), BIN_SHARES)[0])
                 if cutoff is not None:
                     holds[i] *= cutoff.rates[bins[i][-1]]
                     if holds[i] < cutoff.keep:
@@ -66,7 +66,7 @@ class Load:
         self.drafts = []
         for i in range(n):
             held = 0
-            while held < kept[i] and self.luck.random() < self.rates[bins[i][held]]:
+            while held < kept[i] and self.rng.random() < self.rates[bins[i][held]]:
                 held += 1
             self.drafts.append((Draft([0] * kept[i], bins=bytes(bins[i]) if cutoff else b""), held))
         return passes
@@ -89,7 +89,7 @@ class Load:
             self.drafts = [(NO_DRAFT, 0)] * n
         work = StepWork(rows, extended, tuple(passes), n, rows - n)
         cost = self.machine.cost
-        seconds = (cost.base(work) + cost.extra(work)) * max(0.5, self.luck.gauss(1.0, self.machine.noise))
+        seconds = (cost.base(work) + cost.extra(work)) * max(0.5, self.rng.gauss(1.0, self.machine.noise))
         return work, seconds + self.machine.python, tokens, verified
 
 
@@ -108,9 +108,13 @@ class Ran:
 
 
 def watch(
-    load: Load, controller: DepthController, n: int, seconds: float, told: Callable[[int], bool] | None = None
+    load: Load,
+    controller: DepthController,
+    n: int,
+    seconds: float,
+    timed: Callable[[int], bool] | None = None,
 ) -> Ran:
-    """n requests for so long. told: of a step's number, is the controller told its time?"""
+    """n requests for so long. timed: of a step's number, does the controller get its time?"""
     load.resize(n)
     ran = Ran()
     while ran.seconds < seconds:
@@ -121,7 +125,7 @@ def watch(
         for draft, held in verified:
             if draft is not NO_DRAFT:
                 controller.note(draft, held)
-        known = told is None or told(ran.steps)
+        known = timed is None or timed(ran.steps)
         controller.stepped(work, took if known else None)
         ran.seconds += took
         ran.tokens += made
@@ -149,5 +153,5 @@ def fixed(machine: Machine, n: int, num_steps: int, steps: int = 400) -> float:
 
 def best(machine: Machine, n: int, steps: int = 400) -> tuple[float, float]:
     """Tokens per second without drafts, and with the best of 0 to 4."""
-    speeds = [fixed(machine, n, depth, steps) for depth in range(5)]
+    speeds = [fixed(machine, n, num_steps, steps) for num_steps in range(5)]
     return speeds[0], max(speeds)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nextn.config import EngineConfig
-from nextn.draft import AUTO_DEPTH, Shape
+from nextn.draft import AUTO_STEPS, Shape
 
 
 def config(steps: int | None, topk: int = 1, nodes: int | None = None) -> EngineConfig:
@@ -36,12 +36,12 @@ def test_shapes(asked: tuple[int, ...], shape: Shape) -> None:
     ("asks", "auto", "drafts"),
     [
         (config(None), True, 8),
-        (config(AUTO_DEPTH), True, 8),
+        (config(AUTO_STEPS), True, 8),
         (config(3), False, 3),
         (config(0), False, 0),
         (config(None, 2), True, 4),
-        (config(AUTO_DEPTH, 2), True, 4),
-        (config(AUTO_DEPTH, 1, 3), False, 2),
+        (config(AUTO_STEPS, 2), True, 4),
+        (config(AUTO_STEPS, 1, 3), False, 2),
         (EngineConfig(speculative_simulate_accept_length=2.5), False, 2),
         (EngineConfig(speculative_algorithm="NONE"), False, 0),
     ],

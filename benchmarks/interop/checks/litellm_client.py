@@ -108,10 +108,10 @@ def at_once(server: Server) -> str:
 @checks("log-probabilities")
 def logprobs(server: Server) -> str:
     done = litellm.completion(**server.settings("openai"), **CHAT, logprobs=True, top_logprobs=2)
-    told = done.choices[0].logprobs.content
-    expect_equal("".join(each.token for each in told), done.choices[0].message.content, "tokens")
-    expect(all(len(each.top_logprobs) == 2 for each in told), "not two alternatives each")
-    return f"{len(told)} tokens, two alternatives each"
+    tokens = done.choices[0].logprobs.content
+    expect_equal("".join(each.token for each in tokens), done.choices[0].message.content, "tokens")
+    expect(all(len(each.top_logprobs) == 2 for each in tokens), "not two alternatives each")
+    return f"{len(tokens)} tokens, two alternatives each"
 
 
 @checks("structured output, openai/ and hosted_vllm/")
@@ -146,17 +146,17 @@ def tools(server: Server) -> str:
 
 @checks("errors as litellm's exceptions")
 def errors(server: Server) -> str:
-    def told(kind: type[Exception], **fields: Any) -> None:
+    def raises(kind: type[Exception], **fields: Any) -> None:
         try:
             litellm.completion(**{**server.settings("hosted_vllm"), **CHAT, **fields})
         except kind:
             return
         raise Failed(f"no {kind.__name__}")
 
-    told(litellm.AuthenticationError, api_key="another")
-    told(litellm.NotFoundError, model="hosted_vllm/no-such-model")
-    told(litellm.BadRequestError, temperature=-1)
-    told(litellm.Timeout, max_tokens=3000, timeout=0.05)
+    raises(litellm.AuthenticationError, api_key="another")
+    raises(litellm.NotFoundError, model="hosted_vllm/no-such-model")
+    raises(litellm.BadRequestError, temperature=-1)
+    raises(litellm.Timeout, max_tokens=3000, timeout=0.05)
     return "AuthenticationError, NotFoundError, BadRequestError, Timeout"
 
 

@@ -51,9 +51,9 @@ def loglikelihoods(bench: Bench, server: LocalServer) -> str:
     right = 0
     for sample in samples:
         sums = [loglikelihood(server, bench.model, *request) for request in contexts_and_ends(sample)]
-        told = [float(answer[0][0]) for answer in sample["resps"]]
-        close = all(abs(a - b) < 1e-4 for a, b in zip(sums, told, strict=True))
-        expect(close, f"loglikelihoods {told}, plain calls give {sums}")
+        answers = [float(answer[0][0]) for answer in sample["resps"]]
+        close = all(abs(a - b) < 1e-4 for a, b in zip(sums, answers, strict=True))
+        expect(close, f"loglikelihoods {answers}, plain calls give {sums}")
         right += max(range(len(sums)), key=sums.__getitem__) == int(sample["target"])
     expect_equal(scores["acc,none"], right / LIMIT, "its accuracy")
     return f"{4 * LIMIT} loglikelihoods are those of plain calls, and so is the accuracy, {right} of {LIMIT}"
@@ -75,8 +75,8 @@ def loglikelihood(server: LocalServer, model: str, context: str, end: str) -> fl
     before = tokens(context.rstrip())
     prompt = before + tokens(context + end)[len(before) :]
     body = {"model": model, "prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 0}
-    told = plain_calls.post(server.url + "/v1/completions", body)["choices"][0]["logprobs"]
-    return float(sum(told["token_logprobs"][len(before) :]))
+    logprobs = plain_calls.post(server.url + "/v1/completions", body)["choices"][0]["logprobs"]
+    return float(sum(logprobs["token_logprobs"][len(before) :]))
 
 
 @checks("local-completions: generate_until")

@@ -44,11 +44,11 @@ def load(
     expect(0 < said["ttft_ms"] < said["e2e_ms"], f"TTFT {said['ttft_ms']}, E2E {said['e2e_ms']} ms")
     expect(said["tpot_ms"] > 0 and said["output_throughput"] > 0, f"TPOT or throughput of {said}")
     expect(said["e2e_ms"] > 0.9 * found["e2e_ms"], f"E2E {said['e2e_ms']}, server's {found['e2e_ms']} ms")
-    told = f"{said['requests']:.0f} requests and {said['output_tokens']:.0f} tokens, as the server counted"
+    summary = f"{said['requests']:.0f} requests and {said['output_tokens']:.0f} tokens, as the server counted"
     if "accept_length" not in said:
-        return told
+        return summary
     expect(said["accept_length"] > 1, f"accept length {said['accept_length']}")
-    return f"{told}; accept length {said['accept_length']:.2f}"
+    return f"{summary}; accept length {said['accept_length']:.2f}"
 
 
 def sglang_load(bench: Bench, server: LocalServer, backend: str, *options: str) -> str:

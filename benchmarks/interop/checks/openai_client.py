@@ -106,14 +106,16 @@ def streamed(server: Server) -> str:
 def logprobs(server: Server) -> str:
     asked = {**ASKED, "max_tokens": 0}
     done = server.client.completions.create(model=server.model, **asked, echo=True, logprobs=3)
-    told = done.choices[0].logprobs
-    assert told is not None
-    assert told.tokens is not None
-    assert told.token_logprobs is not None
-    expect_equal("".join(told.tokens).removeprefix("<｜begin▁of▁sentence｜>"), PROMPT, "tokens")
-    expect(told.token_logprobs[0] is None, "the first token has a log-probability")
-    expect(all(value is not None and value <= 0 for value in told.token_logprobs[1:]), "log-probabilities")
-    return f"{len(told.tokens)} tokens of the prompt, with 3 alternatives each"
+    logprobs = done.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.tokens is not None
+    assert logprobs.token_logprobs is not None
+    expect_equal("".join(logprobs.tokens).removeprefix("<｜begin▁of▁sentence｜>"), PROMPT, "tokens")
+    expect(logprobs.token_logprobs[0] is None, "the first token has a log-probability")
+    expect(
+        all(value is not None and value <= 0 for value in logprobs.token_logprobs[1:]), "log-probabilities"
+    )
+    return f"{len(logprobs.tokens)} tokens of the prompt, with 3 alternatives each"
 
 
 @checks("chat")
@@ -135,14 +137,16 @@ def chat_streamed(server: Server) -> str:
 @checks("log-probabilities of a chat")
 def chat_logprobs(server: Server) -> str:
     done = server.client.chat.completions.create(model=server.model, **CHAT, logprobs=True, top_logprobs=2)
-    told = done.choices[0].logprobs
-    assert told is not None
-    assert told.content is not None
-    raw = b"".join(bytes(each.bytes or []) for each in told.content)
+    logprobs = done.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    raw = b"".join(bytes(each.bytes or []) for each in logprobs.content)
     expect_equal(raw.decode(), done.choices[0].message.content, "the tokens' bytes")
     # Greedy: the chosen token is the most likely one.
-    expect(all(each.top_logprobs[0].logprob == each.logprob for each in told.content), "the best are others")
-    return f"{len(told.content)} tokens, their bytes are the text, each the first of its alternatives"
+    expect(
+        all(each.top_logprobs[0].logprob == each.logprob for each in logprobs.content), "the best are others"
+    )
+    return f"{len(logprobs.content)} tokens, their bytes are the text, each the first of its alternatives"
 
 
 @checks("structured output from a pydantic model")
@@ -247,7 +251,7 @@ def closed(server: Server) -> str:
 
 @checks("errors as the client's exceptions")
 def errors(server: Server) -> str:
-    def told(
+    def raises(
         kind: type[openai.APIStatusError], client: openai.OpenAI, **fields: Any
     ) -> openai.APIStatusError:
         try:
@@ -257,10 +261,10 @@ def errors(server: Server) -> str:
         raise Failed(f"no {kind.__name__}")
 
     wrong = openai.OpenAI(**{**server.settings, "api_key": "another"})
-    told(openai.AuthenticationError, wrong)
-    told(openai.NotFoundError, server.client, model="no-such-model")
-    refused = told(openai.BadRequestError, server.client, temperature=-1)
-    expect_equal(getattr(refused, "param", None), "temperature", "param")
+    raises(openai.AuthenticationError, wrong)
+    raises(openai.NotFoundError, server.client, model="no-such-model")
+    error = raises(openai.BadRequestError, server.client, temperature=-1)
+    expect_equal(getattr(error, "param", None), "temperature", "param")
     try:
         server.client.with_options(timeout=0.05).completions.create(
             model=server.model, prompt=PROMPT, max_tokens=3000, extra_body={"ignore_eos": True}

@@ -94,8 +94,8 @@ class DepthController:
     def _note_step(self, work: StepWork, seconds: float) -> None:
         self._since, self._steps = self._since + seconds, self._steps + 1
         self._step += (seconds - self._step) * (0.1 if self._step else 1.0)
-        most = max(2.0 * TRIAL_SHARE, 64.0 * self._step)
-        self._trial_budget = min(self._trial_budget + TRIAL_SHARE * seconds, most)
+        max_budget = max(2.0 * TRIAL_SHARE, 64.0 * self._step)
+        self._trial_budget = min(self._trial_budget + TRIAL_SHARE * seconds, max_budget)
         own = work.requests + work.drafts  # beyond it: parts of prompts, or the drafter catches up
         as_usual = self._usual or self.drafting or not self.keeping
         if as_usual and not self._skip and work.rows <= 1.25 * own and work.extended <= 2 * own:

@@ -43,7 +43,7 @@ class Worth:
         self._seen = np.full(len(rates), FIRST)
         self._held = FIRST * np.array(rates)
         self._noted: list[tuple[Sequence[int], int, int]] = []
-        self._luck = np.random.default_rng(0).random((CHAINS, num_steps))  # the same in every run
+        self._draws = np.random.default_rng(0).random((CHAINS, num_steps))  # the same in every run
 
     def note(self, draft: Draft, accepted: int) -> None:
         """A draft was verified; so many of its guesses, from the root on, held."""
@@ -64,37 +64,36 @@ class Worth:
         self._held *= old
         self._made *= 0.5 if self._made.max() > REMEMBERED else 1.0
         rates = np.clip(self._held / self._seen, 1e-3, 0.999)
-        options = self._by_confidence if self.cuts else self._by_depth
+        options = self._by_confidence if self.cuts else self._by_num_steps
         return max(options(n, cost, base, rates), key=lambda s: s.tokens / (base + s.extra))
 
-    def _by_depth(self, n: int, cost: StepCost, base: float, rates: np.ndarray) -> list[Setting]:
+    def _by_num_steps(self, n: int, cost: StepCost, base: float, rates: np.ndarray) -> list[Setting]:
         found, tokens = [], 1.0
-        for depth, held in enumerate(np.cumprod(rates).tolist(), start=1):
+        for num_steps, held in enumerate(np.cumprod(rates).tolist(), start=1):
             tokens += held
-            passes = [float(self.shape.topk)] * (depth - 1)
-            found.append(
-                Setting(depth, None, tokens, _extra(n, cost, self.shape.size(depth), tokens, passes))
-            )
+            passes = [float(self.shape.topk)] * (num_steps - 1)
+            extra = _extra(n, cost, self.shape.size(num_steps), tokens, passes)
+            found.append(Setting(num_steps, None, tokens, extra))
         return found
 
     def _by_confidence(self, n: int, cost: StepCost, base: float, rates: np.ndarray) -> list[Setting]:
         """By Dinkelbach's iteration: thresholds for a rate of tokens, then the rate that they reach."""
         shares = self._made / self._made.sum()
         usual = float(shares @ rates)
-        holds = np.cumprod(rates[np.searchsorted(np.cumsum(shares)[:-1], self._luck)], axis=1)
+        holds = np.cumprod(rates[np.searchsorted(np.cumsum(shares)[:-1], self._draws)], axis=1)
         found: list[Setting] = []
         rate, drafts = n / base, 1.0
-        for depth in (self.num_steps,) * 4 if self.ends else range(1, self.num_steps + 1):
+        for num_steps in (self.num_steps,) * 4 if self.ends else range(1, self.num_steps + 1):
             row = cost.verify(n + n * drafts, n) / n
             worth = rate / max(0.3, 1.0 - rate * cost.pass_row)  # a token that holds costs the drafter a row
             each = worth * (row + cost.pass_row)
             cutoff = Cutoff(rates.tolist(), worth * row, usual, each, worth * cost.a_pass)
-            kept, made = _through(cutoff, holds[:, :depth], n)
+            kept, made = _through(cutoff, chains := holds[:, :num_steps], n)
             made |= not self.ends
-            drafts, tokens = float(kept.mean(0).sum()), 1.0 + float((holds[:, :depth] * kept).mean(0).sum())
+            drafts, tokens = float(kept.mean(0).sum()), 1.0 + float((chains * kept).mean(0).sum())
             extra = _extra(n, cost, drafts, tokens, made.mean(0)[1:].tolist())
-            num_steps = max(1, round(float(made.mean(0).sum())))
-            found.append(Setting(depth, cutoff._replace(num_steps=num_steps), tokens, extra))
+            cutoff = cutoff._replace(num_steps=max(1, round(float(made.mean(0).sum()))))
+            found.append(Setting(num_steps, cutoff, tokens, extra))
             rate = max(n / base, n * tokens / (base + extra))
         return found
 

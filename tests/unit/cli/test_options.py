@@ -11,7 +11,7 @@ from nextn.cli import Parser, dashed
 from nextn.cli.errors import CommandError
 from nextn.cli.options import add_options, options_markdown, options_of, parse
 from nextn.config import EngineConfig
-from nextn.draft import AUTO_DEPTH
+from nextn.draft import AUTO_STEPS
 from nextn.server_config import REFUSED, ServerConfig
 
 ROOT = Path(__file__).parents[3]
@@ -65,8 +65,8 @@ def test_refused_by_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_word_for_a_value() -> None:
-    assert read("--speculative-num-steps", "auto").speculative_num_steps == AUTO_DEPTH
-    assert read("--num-speculative-tokens=auto").speculative_num_steps == AUTO_DEPTH
+    assert read("--speculative-num-steps", "auto").speculative_num_steps == AUTO_STEPS
+    assert read("--num-speculative-tokens=auto").speculative_num_steps == AUTO_STEPS
     assert read().speculation.num_steps == 8
     with pytest.raises(SystemExit):
         read("--speculative-num-steps", "most")

@@ -7,7 +7,7 @@ from support.toy_grammar import ToyGrammar
 
 from nextn.config import EngineConfig
 from nextn.constraint import Constraint
-from nextn.draft import AUTO_DEPTH, MAX_DRAFTS, MOST_DEPTH
+from nextn.draft import AUTO_STEPS, MAX_AUTO_STEPS, MAX_DRAFTS
 from nextn.engine.engine import Engine
 from nextn.request import Request, SamplingParams, SpeculativeParams
 from nextn.speculative.depth.controller import DepthController
@@ -55,10 +55,10 @@ def run(engine, jobs, retract=False):
     found = {rid: [[], None, []] for rid, *_ in jobs}
     while engine.has_work():
         for out in engine.step():
-            told = found[out.rid]
-            told[0] += out.tokens
-            told[1] = (out.finish_reason, out.matched)
-            told[2] += out.logprobs or []
+            result = found[out.rid]
+            result[0] += out.tokens
+            result[1] = (out.finish_reason, out.matched)
+            result[2] += out.logprobs or []
         scheduler = engine._scheduler
         if retract and scheduler.stats.steps % 3 == 0 and len(scheduler.running) > 1:
             scheduler._retract(scheduler.running[-1])
@@ -100,7 +100,7 @@ def test_texts_keep_to_their_grammars(alone):
         {"speculative_num_steps": 3, "chunked_prefill_size": 16, "max_running_requests": 14},
         {"speculative_num_steps": 5, "kv_cache_tokens": 112, "page_size": 4},
         {"speculative_num_steps": 3, "speculative_eagle_topk": 4, "speculative_num_draft_tokens": 12},
-        {"speculative_num_steps": AUTO_DEPTH},
+        {"speculative_num_steps": AUTO_STEPS},
         {"speculative_algorithm": "NGRAM", "speculative_num_steps": 3},
         {"speculative_num_steps": 0, "kv_cache_tokens": 112, "page_size": 2},
     ],
@@ -150,10 +150,10 @@ def test_forced_drafts_tell_automatic_depth_nothing(monkeypatch):
         controller._setting = Setting(2, None, 2.0, 1.0)
         controller.state, controller._mean = None, 1.0
 
-    engine = make("fake:1", speculative_num_steps=AUTO_DEPTH)
+    engine = make("fake:1", speculative_num_steps=AUTO_STEPS)
     params = SamplingParams(max_tokens=80, seed=3, ignore_eos=True, constraint=ANY)
     run(engine, [("a", [5, 6], params, {"length": 999, "spread": 40, "narrow": 9})])
-    assert max(noted, default=0) <= MOST_DEPTH < len(engine.stats().spec.proposed)
+    assert max(noted, default=0) <= MAX_AUTO_STEPS < len(engine.stats().spec.proposed)
 
 
 @pytest.mark.parametrize("mode", ["rejection", "block", "typical"])

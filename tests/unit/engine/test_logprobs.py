@@ -22,7 +22,7 @@ def run(engine, jobs):
     """rid -> (tokens, their logprobs, the prompt's), looking at every output on the way."""
     for rid, prompt, params in jobs:
         engine.add(Request(rid, list(prompt), params))
-    tokens, told, prompts = {}, {}, {}
+    tokens, logprobs, prompts = {}, {}, {}
     while engine.has_work():
         for out in engine.step():
             assert (out.prompt_logprobs is None) == (out.rid in tokens or prompt_unwanted(jobs, out.rid))
@@ -31,8 +31,8 @@ def run(engine, jobs):
                 prompts[out.rid] = out.prompt_logprobs
             if out.logprobs is not None:
                 assert len(out.logprobs) == len(out.tokens)
-                told.setdefault(out.rid, []).extend(out.logprobs)
-    return {rid: (tokens[rid], told.get(rid), prompts.get(rid)) for rid, *_ in jobs}
+                logprobs.setdefault(out.rid, []).extend(out.logprobs)
+    return {rid: (tokens[rid], logprobs.get(rid), prompts.get(rid)) for rid, *_ in jobs}
 
 
 def prompt_unwanted(jobs, rid):
@@ -75,9 +75,9 @@ def test_they_do_not_depend_on_how_they_came_about(options):
     plain = make(speculative_num_steps=0, disable_radix_cache=True)
     alone = {job[0]: run(plain, [job])[job[0]] for job in work()}
     for rid, prompt, params in work():
-        tokens, told, prompts = alone[rid]
-        assert (told is None) == (params.logprobs is None)
-        assert told is None or [len(top) for _, top in told] == [params.logprobs] * len(tokens)
+        tokens, logprobs, prompts = alone[rid]
+        assert (logprobs is None) == (params.logprobs is None)
+        assert logprobs is None or [len(top) for _, top in logprobs] == [params.logprobs] * len(tokens)
         assert (prompts is None) == (params.prompt_logprobs is None)
         assert prompts is None or (prompts[0] is None and len(prompts) == len(prompt))
     engine = make(**options)
@@ -94,12 +94,12 @@ def test_retraction_in_the_middle_of_a_prompt():
         engine = make(
             chunked_prefill_size=20, max_running_requests=4, page_size=8, disable_radix_cache=not radix
         )
-        scheduler, rows = engine._scheduler, []
+        scheduler, spans = engine._scheduler, []
         plan = scheduler.plan
 
-        def counted(plan=plan, rows=rows):
+        def counted(plan=plan, spans=spans):
             made = plan()
-            rows += made.rows
+            spans += made.spans
             return made
 
         scheduler.plan = counted
@@ -115,10 +115,10 @@ def test_retraction_in_the_middle_of_a_prompt():
         assert [p for out in got for p in out.logprobs] == expected[1]
         assert got[0].prompt_logprobs == expected[2]
         assert all(out.prompt_logprobs is None for out in got[1:])
-        scored = [row.start + i for row in rows for i in row.scores]
+        scored = [span.start + i for span in spans for i in span.scores]
         assert scored == list(range(149))
         # With a prefix cache, what was scored and shared is not even computed again.
-        computed = sum(row.known for row in rows if row.start + row.known <= 150)
+        computed = sum(span.known for span in spans if span.start + span.known <= 150)
         assert (computed < 220) == radix
 
 
@@ -135,16 +135,16 @@ def test_a_prompt_to_be_scored_is_computed_but_shared():
 
 def test_the_stop_token_is_told_apart():
     params = SamplingParams(max_tokens=30, temperature=0, logprobs=2, ignore_eos=True)
-    (tokens, told, _) = run(make(), [("a", [5, 6, 7], params)])["a"]
+    (tokens, logprobs, _) = run(make(), [("a", [5, 6, 7], params)])["a"]
     at = next(i for i in range(4, 30) if tokens[i] not in tokens[:i])
     engine = make()
     engine.add(Request("b", [5, 6, 7], params.replace(stop_token_ids=(tokens[at],))))
     outs = []
     while engine.has_work():
         outs += engine.step()
-    assert [p for out in outs for p in out.logprobs] == told[:at]
+    assert [p for out in outs for p in out.logprobs] == logprobs[:at]
     assert outs[-1].matched == tokens[at]
-    assert outs[-1].matched_logprob == told[at]
+    assert outs[-1].matched_logprob == logprobs[at]
     assert all(out.matched_logprob is None for out in outs[:-1])
 
 

@@ -59,8 +59,8 @@ def test_a_step_may_be_launched_before_the_last_ones_result_is_read(engine: Engi
     engine.add(request("a"))
     first = executor.launch(scheduler.plan())
     engine.add(request("b"))
-    second = executor.launch(Plan([row for row in scheduler.plan().rows if row.rid == "b"]))
-    [later], [earlier] = second.result().rows, first.result().rows
+    second = executor.launch(Plan([span for span in scheduler.plan().spans if span.rid == "b"]))
+    [later], [earlier] = second.result().spans, first.result().spans
     assert later.tokens == earlier.tokens
 
 
@@ -97,7 +97,7 @@ def test_what_it_raises_ends_it(engine: Engine) -> None:
     executor = executor_of(engine)
     engine.add(request("a"))
     plan = engine._scheduler.plan()
-    plan.rows[0].rid = "nobody"
+    plan.spans[0].rid = "nobody"
     with pytest.raises(ExecutorError, match="KeyError: 'nobody'"):
         executor.launch(plan).result()
     with pytest.raises(ExecutorError, match=r"has ended \(exit code 0\)"):

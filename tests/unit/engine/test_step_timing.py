@@ -17,7 +17,7 @@ from nextn.engine.engine import Engine
 from nextn.engine.executor import Ran
 from nextn.engine.step_timing import time_steps
 from nextn.request import Request, SamplingParams
-from nextn.scheduler.plan import Plan, RowResult, StepResult
+from nextn.scheduler.plan import Plan, SpanResult, StepResult
 from nextn.speculative.depth.cost import StepCost
 from nextn.speculative.state import RequestState
 from nextn.speculative.work import StepWork
@@ -54,25 +54,25 @@ class Steps:
         del self.states[rid]
 
     def launch(self, plan: Plan) -> Ran:
-        rows = plan.rows
-        self.sizes.append(len(rows))
+        spans = plan.spans
+        self.sizes.append(len(spans))
         self.count += 1
-        for r in rows:
-            assert min(r.pages) > 0
-            assert (max(r.pages) + 1) * PAGE <= (self.info.pages + 1) * PAGE
-            assert r.start + r.known + len(r.draft) + 4 <= len(r.pages) * PAGE
-            assert r.start + r.known == len(self.states[r.rid].history)
-        assert list(self.states) == [r.rid for r in rows]
-        n, drafts = len(rows), sum(len(r.draft) for r in rows)
-        made = rows[0].num_steps
-        extended = n + drafts // 2 if rows[0].extend else 0
-        context = sum(r.start for r in rows)
+        for s in spans:
+            assert min(s.pages) > 0
+            assert (max(s.pages) + 1) * PAGE <= (self.info.pages + 1) * PAGE
+            assert s.start + s.known + len(s.draft) + 4 <= len(s.pages) * PAGE
+            assert s.start + s.known == len(self.states[s.rid].history)
+        assert list(self.states) == [s.rid for s in spans]
+        n, drafts = len(spans), sum(len(s.draft) for s in spans)
+        made = spans[0].num_steps
+        extended = n + drafts // 2 if spans[0].extend else 0
+        context = sum(s.start for s in spans)
         work = StepWork(n + drafts, extended, (n,) * (made - 1), n, drafts, context)
         # A neighbour takes its share of two steps in three.
         seconds = self.cost.base(work) + self.cost.extra(work)
         self.clock.now += seconds * (1.0 + self.busy * (self.count % 3 > 0))
         guesses = Draft([3] * made) if made else NO_DRAFT
-        return Ran(StepResult([RowResult([5], guesses) for _ in rows], work))
+        return Ran(StepResult([SpanResult([5], guesses) for _ in spans], work))
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def timed(steps: Steps, drafts: bool = True, **limits: int) -> tuple[StepCost, bool]:
-    ample = {"most_requests": 512, "token_budget": 4096, "context": 4096, "beyond": 0}
+    ample = {"max_requests": 512, "token_budget": 4096, "context": 4096, "beyond": 0}
     return time_steps(steps, drafts=drafts, **{**ample, **limits})  # type: ignore[arg-type]
 
 
@@ -134,8 +134,8 @@ def test_a_slow_model_is_not_timed_for_long(clock: Clock) -> None:
     ("limits", "tokens", "most"),
     [
         ({}, 1 << 17, 64),
-        ({"most_requests": 5}, 1 << 17, 4),
-        ({"most_requests": 1}, 1 << 17, 1),
+        ({"max_requests": 5}, 1 << 17, 4),
+        ({"max_requests": 1}, 1 << 17, 1),
         ({"token_budget": 80}, 1 << 17, 16),
         ({"token_budget": 16}, 1 << 17, 2),
         ({}, 600, 8),

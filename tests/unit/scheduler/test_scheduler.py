@@ -19,7 +19,7 @@ from nextn.kvcache.manager import KVManager
 from nextn.kvcache.naive import NaiveCache
 from nextn.kvcache.radix import RadixCache
 from nextn.request import PromptGroup, Request, SamplingParams, SpeculativeParams, TokenLogprob
-from nextn.scheduler.plan import Plan, RowResult, StepResult
+from nextn.scheduler.plan import Plan, SpanResult, StepResult
 from nextn.scheduler.prompt_budget import PromptBudget
 from nextn.scheduler.scheduler import Scheduler
 from nextn.speculative.depth.controller import DepthController
@@ -56,7 +56,7 @@ def score(position):
 
 class Executor:
     """Answers plans, which come to it through pickle; slots[s] is the token whose KV lies there, entries[s]
-    the token and the one after it of the draft layer's entry. What rows leave for later is kept by
+    the token and the one after it of the draft layer's entry. What spans leave for later is kept by
     request until they extend."""
 
     def __init__(self, page_size, skill, seed=0, shape=CHAINS):
@@ -79,23 +79,23 @@ class Executor:
         self.keep = plan.keep
         if not self.keep:
             self.kept.clear()
-        assert len({r.rid for r in plan.rows}) == len(plan.rows)
-        self.largest = max(self.largest, sum(r.known + len(r.draft) for r in plan.rows))
+        assert len({s.rid for s in plan.spans}) == len(plan.spans)
+        self.largest = max(self.largest, sum(s.known + len(s.draft) for s in plan.spans))
         written = set()
         results = []
-        for row in plan.rows:
-            r = self.states[row.rid]
+        for span in plan.spans:
+            r = self.states[span.rid]
             for name in ("start", "known", "draft", "chooses", "num_steps", "scores", "extend", "draft_from"):
-                setattr(r, name, getattr(row, name))
+                setattr(r, name, getattr(span, name))
             r.tokens = [*r.history[r.start : r.start + r.known], *r.draft.tokens]
-            assert row.first_page <= len(r.pages)
-            r.pages[row.first_page :] = row.pages
+            assert span.first_page <= len(r.pages)
+            r.pages[span.first_page :] = span.pages
             table = [p * self.page_size + i for p in r.pages for i in range(self.page_size)]
             assert len(set(table)) == len(table)
             assert min(r.pages) > 0
             for i, t in enumerate(r.tokens):
                 slot = table[r.start + i]
-                assert slot not in written, "two rows write one slot"
+                assert slot not in written, "two spans write one slot"
                 written.add(slot)
                 self.slots[slot] = t
             seen = [self.slots.get(s) for s in table[: r.start + len(r.tokens)]]
@@ -108,7 +108,7 @@ class Executor:
             )
             if not r.chooses:
                 self.extend(r, table, [*r.tokens, r.following])
-                results.append(RowResult([], NO_DRAFT, prompt_logprobs=scores))
+                results.append(SpanResult([], NO_DRAFT, prompt_logprobs=scores))
                 continue
             assert r.start + known == len(r.history)
             assert r.draft.depth < max(1, r.room)
@@ -130,8 +130,8 @@ class Executor:
                 self.slots[slot] = self.entries[slot] = "guess"
             r.history += new
             draft = self.draft(r.history, want)
-            results.append(RowResult(new, draft, prompt_logprobs=scores))
-        work = StepWork(len(written), sum(r.extend for r in plan.rows))
+            results.append(SpanResult(new, draft, prompt_logprobs=scores))
+        work = StepWork(len(written), sum(s.extend for s in plan.spans))
         return StepResult(results, work)
 
     def extend(self, r, table, tokens):
@@ -228,7 +228,7 @@ def drain(sched, executor, check=True):
     steps = 0
     while sched.has_work():
         plan = sched.plan()
-        assert plan.rows, "work, but nothing planned"
+        assert plan.spans, "work, but nothing planned"
         if check:
             sched.check_integrity()
         for out in sched.commit(plan, executor.run(plan)):
@@ -258,10 +258,10 @@ def test_texts_are_the_scripts(radix, drafts, shape):
     params = {r.rid: (r.params.max_tokens, r.params.ignore_eos) for r in sched.waiting}
     got, reasons, _ = drain(sched, ex)
     for i, p in enumerate(prompts):
-        most, ignore = params[str(i)]
-        want = expected(p, most, 120, ignore)
+        max_tokens, ignore = params[str(i)]
+        want = expected(p, max_tokens, 120, ignore)
         assert got.get(str(i), []) == want
-        assert reasons[str(i)] == ("length" if len(want) == min(most, 120 - len(p)) else "stop")
+        assert reasons[str(i)] == ("length" if len(want) == min(max_tokens, 120 - len(p)) else "stop")
     assert sched.kv.available == sched.kv.total_tokens // 4
     assert ex.largest <= 32
 
@@ -294,12 +294,12 @@ def test_pages_without_draft_entries_are_shared_and_not_drafted_on():
     sched.add(request("b", longer, 1, 160, max_tokens=20, ignore_eos=True))
     plan = sched.plan()
     assert list(ex.states) == ["b"]
-    assert plan.rows[0].start == plan.rows[0].draft_from == 44
+    assert plan.spans[0].start == plan.spans[0].draft_from == 44
     sched.commit(plan, ex.run(plan))
     drain(sched, ex)
     # What drafted from there on is true for those who come later, too.
     sched.add(request("c", [*longer, *expected(longer, 20, 160, True)], 2, 160, max_tokens=1))
-    assert sched.plan().rows[0].draft_from == 44
+    assert sched.plan().spans[0].draft_from == 44
 
 
 def test_the_drafter_catches_up_with_a_window():
@@ -312,7 +312,7 @@ def test_the_drafter_catches_up_with_a_window():
     never.drafting = True
     plan = sched.plan()
     req = sched.by_rid["a"]
-    assert req.committed - DRAFT_WINDOW <= plan.rows[0].draft_from < req.committed - DRAFT_WINDOW + 4
+    assert req.committed - DRAFT_WINDOW <= plan.spans[0].draft_from < req.committed - DRAFT_WINDOW + 4
     sched.commit(plan, ex.run(plan))
     assert req.deferred == 0
     sched.check_integrity()
@@ -326,7 +326,7 @@ def planned(sched, ex):
     plan = sched.plan()
     sched.commit(plan, ex.run(plan))
     sched.check_integrity()
-    return {row.rid: row.known for row in plan.rows}
+    return {span.rid: span.known for span in plan.spans}
 
 
 def test_short_prompts_do_not_wait_for_long_ones():
@@ -387,9 +387,9 @@ def test_what_was_not_kept_is_never_seen():
     extended = []
     for _ in range(5):
         plan = sched.plan()
-        [row] = [row for row in plan.rows if row.rid == "a"]
-        extended.append((row.start, row.draft_from, row.extend, row.num_steps))
-        assert [row.draft_from for row in plan.rows if row.rid == "b"] == [0]
+        [span] = [span for span in plan.spans if span.rid == "a"]
+        extended.append((span.start, span.draft_from, span.extend, span.num_steps))
+        assert [span.draft_from for span in plan.spans if span.rid == "b"] == [0]
         sched.commit(plan, ex.run(plan))
         sched.check_integrity()
     assert extended[:4] == [(25, 28, False, 0), (26, 28, False, 0), (27, 28, False, 0), (28, 28, True, 2)]
@@ -418,8 +418,8 @@ def test_prefill_is_chunked_beside_running_requests():
     mixed = 0
     while "b" in sched.by_rid:
         plan = sched.plan()
-        assert sum(r.known + len(r.draft) for r in plan.rows) <= 16
-        mixed += {"a", "b"} == {r.rid for r in plan.rows}
+        assert sum(s.known + len(s.draft) for s in plan.spans) <= 16
+        mixed += {"a", "b"} == {s.rid for s in plan.spans}
         sched.commit(plan, ex.run(plan))
     assert mixed >= 6
 
@@ -440,7 +440,7 @@ def test_priority_goes_first():
     high = request("high", [2], 1, 100, max_tokens=3)
     high.priority = 5
     sched.add(high)
-    assert [r.rid for r in sched.plan().rows] == ["high"]
+    assert [s.rid for s in sched.plan().spans] == ["high"]
 
 
 def test_stop_tokens_and_min_tokens():
@@ -467,14 +467,14 @@ def choices(sched, count, prompt=PROMPT, limit=160, **params):
     return group
 
 
-def told(sched, ex, each=lambda steps: None):
+def outputs(sched, ex, each=lambda steps: None):
     """rid -> (tokens, log-probabilities of the prompt); `each` is called before every step."""
     found, steps = {}, 0
     while sched.has_work():
         each(steps)
         steps += 1
         plan = sched.plan()
-        assert plan.rows or not sched.has_work()
+        assert plan.spans or not sched.has_work()
         for out in sched.commit(plan, ex.run(plan)):
             tokens, scores = found.setdefault(out.rid, ([], out.prompt_logprobs))
             assert out.prompt_logprobs in (None, scores)
@@ -489,7 +489,7 @@ def told(sched, ex, each=lambda steps: None):
 def test_choices_share_their_prompt(radix, scored, budget):
     sched, ex = make(pages=200, budget=budget, running=8, radix=radix)
     group = choices(sched, 6, prompt_logprobs=scored)
-    found = told(sched, ex)
+    found = outputs(sched, ex)
     scores = [None, *map(score, range(49))] if scored is not None else None
     assert found == {str(i): (expected(PROMPT, 3 + i, 160, True), scores) for i in range(6)}
     assert sorted(ex.scored) == (list(range(49)) if scored is not None else [])  # once
@@ -503,42 +503,42 @@ def test_choices_share_their_prompt(radix, scored, budget):
 def test_choices_that_only_read_end_with_the_first(radix, scored):
     sched, ex = make(pages=200, budget=16, running=3, radix=radix)
     choices(sched, 9, max_tokens=0, prompt_logprobs=scored)
-    found = told(sched, ex)
+    found = outputs(sched, ex)
     scores = [None, *map(score, range(49))] if scored is not None else None
     assert found == {str(i): ([], scores) for i in range(9)}
     assert ex.computed == {"0": 50}
     assert (sched.stats.finished, sched.stats.prompt_tokens, sched.stats.cached_tokens) == (9, 450, 400)
 
 
-@pytest.mark.parametrize("most", [0, 4])
+@pytest.mark.parametrize("max_tokens", [0, 4])
 @pytest.mark.parametrize("radix", [True, False])
 @pytest.mark.parametrize("at", [0, 1, 2, 3])
-def test_when_the_first_is_aborted_the_next_goes_on(at, radix, most):
+def test_when_the_first_is_aborted_the_next_goes_on(at, radix, max_tokens):
     """Where it had come to: what was scored is not scored again, nor what was cached computed."""
     sched, ex = make(pages=200, budget=16, running=8, radix=radix)
-    choices(sched, 4, max_tokens=most, prompt_logprobs=1)
-    found = told(sched, ex, lambda steps: steps == at and sched.abort("0"))
+    choices(sched, 4, max_tokens=max_tokens, prompt_logprobs=1)
+    found = outputs(sched, ex, lambda steps: steps == at and sched.abort("0"))
     scores = [None, *map(score, range(49))]
-    assert found == {str(i): (expected(PROMPT, most, 160, True), scores) for i in range(1, 4)}
+    assert found == {str(i): (expected(PROMPT, max_tokens, 160, True), scores) for i in range(1, 4)}
     assert sorted(ex.scored) == list(range(49))
     if radix:
-        assert ex.computed.get("0", 0) + ex.computed["1"] <= 50 + max(0, most - 1)
+        assert ex.computed.get("0", 0) + ex.computed["1"] <= 50 + max(0, max_tokens - 1)
 
 
-@pytest.mark.parametrize("most", [0, 12])
+@pytest.mark.parametrize("max_tokens", [0, 12])
 @pytest.mark.parametrize("pages", [15, 18, 40])
 @pytest.mark.parametrize("radix", [True, False])
-def test_choices_in_a_pool_that_is_too_small_for_them(radix, pages, most):
+def test_choices_in_a_pool_that_is_too_small_for_them(radix, pages, max_tokens):
     sched, ex = make(pages=pages, budget=16, running=8, radix=radix)
-    choices(sched, 5, limit=4 * pages, max_tokens=most, prompt_logprobs=1)
+    choices(sched, 5, limit=4 * pages, max_tokens=max_tokens, prompt_logprobs=1)
 
     def retract(steps):
         if steps % 5 == 2 and steps < 40 and sched.running:
             sched._retract(sched.running[-1])
 
-    found = told(sched, ex, retract)
+    found = outputs(sched, ex, retract)
     scores = [None, *map(score, range(49))]
-    want = expected(PROMPT, most, 4 * pages, True)
+    want = expected(PROMPT, max_tokens, 4 * pages, True)
     assert found == {str(i): (want, scores) for i in range(5)}
     assert sorted(ex.scored) == list(range(49))
 
@@ -548,9 +548,9 @@ def test_who_waits_for_its_group_holds_nobody_up():
     choices(sched, 3)
     sched.add(request("other", [5, 6], 9, 160, max_tokens=2))
     plan = sched.plan()
-    assert {r.rid for r in plan.rows} == {"0", "other"}
+    assert {s.rid for s in plan.spans} == {"0", "other"}
     sched.commit(plan, ex.run(plan))
-    assert [r.rid for r in sched.plan().rows] == ["0", "other", "1", "2"]
+    assert [s.rid for s in sched.plan().spans] == ["0", "other", "1", "2"]
 
 
 def test_what_nobody_can_share_nobody_waits_for():
@@ -558,7 +558,7 @@ def test_what_nobody_can_share_nobody_waits_for():
     for prompt, radix in ((PROMPT[:4], True), (PROMPT[:20], False)):
         sched, _ = make(pages=200, budget=200, running=8, radix=radix)
         choices(sched, 3, prompt)
-        assert [r.rid for r in sched.plan().rows] == ["0", "1", "2"]
+        assert [s.rid for s in sched.plan().spans] == ["0", "1", "2"]
 
 
 def test_a_step_of_scores_is_as_dear_as_one_without():
@@ -571,8 +571,8 @@ def test_a_step_of_scores_is_as_dear_as_one_without():
         found = []
         while "b" in sched.by_rid:
             plan = sched.plan()
-            rows = {r.rid: r for r in plan.rows}
-            a, b = rows["a"], rows["b"]
+            spans = {s.rid: s for s in plan.spans}
+            a, b = spans["a"], spans["b"]
             assert a.known + len(a.draft) + b.known + 0.5 * len(b.scores) <= 24
             found.append(b.known)
             sched.commit(plan, ex.run(plan))
@@ -595,7 +595,7 @@ def test_a_prompts_chunks_get_shorter_with_its_context_where_others_wait():
         found = []
         while "b" in sched.by_rid:
             plan = sched.plan()
-            found += [r.known for r in plan.rows if r.rid == "b"]
+            found += [s.known for s in plan.spans if s.rid == "b"]
             sched.commit(plan, ex.run(plan))
         return found
 
@@ -615,10 +615,10 @@ def test_steps_with_a_prompts_last_part_are_no_plain_ones(monkeypatch):
 
     def step():
         plan = sched.plan()
-        nodes = sum(len(r.draft.tokens) for r in plan.rows)
-        rows = sum(r.known for r in plan.rows) + nodes
-        work = StepWork(rows, 0, (), sum(r.chooses for r in plan.rows), nodes)
-        sched.commit(plan, StepResult(ex.run(plan).rows, work), 1.0)
+        nodes = sum(len(s.draft.tokens) for s in plan.spans)
+        rows = sum(s.known for s in plan.spans) + nodes
+        work = StepWork(rows, 0, (), sum(s.chooses for s in plan.spans), nodes)
+        sched.commit(plan, StepResult(ex.run(plan).spans, work), 1.0)
 
     sched.add(request("a", [3, 4], 0, 700, max_tokens=50, ignore_eos=True))
     step()  # its prompt
@@ -632,7 +632,7 @@ def test_steps_with_a_prompts_last_part_are_no_plain_ones(monkeypatch):
 def test_a_score_that_no_budget_is_enough_for():
     sched, ex = make(pages=200, budget=8, score=100.0)
     choices(sched, 2, PROMPT[:9], prompt_logprobs=0, max_tokens=0)
-    assert told(sched, ex)["1"] == ([], [None, *map(score, range(8))])
+    assert outputs(sched, ex)["1"] == ([], [None, *map(score, range(8))])
 
 
 class Chaos(RuleBasedStateMachine):
@@ -671,28 +671,28 @@ class Chaos(RuleBasedStateMachine):
 
     @rule(
         prompt=st.lists(st.integers(1, 3), min_size=1, max_size=30),
-        most=st.integers(1, 20),
+        max_tokens=st.integers(1, 20),
         priority=st.sampled_from([0, 0, 0, 1]),
         ignore=st.booleans(),
     )
-    def add(self, prompt, most, priority, ignore):
+    def add(self, prompt, max_tokens, priority, ignore):
         prompt = prompt[: self.limit - 1]
         rid = str(self.count)
-        req = request(rid, prompt, self.count, self.limit, max_tokens=most, ignore_eos=ignore)
+        req = request(rid, prompt, self.count, self.limit, max_tokens=max_tokens, ignore_eos=ignore)
         req.priority = priority
         self.sched.add(req)
-        self.want[rid] = expected(prompt, most, self.limit, ignore)
+        self.want[rid] = expected(prompt, max_tokens, self.limit, ignore)
         self.got[rid] = []
         self.count += 1
 
     @rule(
         prompt=st.lists(st.integers(1, 3), min_size=1, max_size=30),
-        most=st.lists(st.integers(0, 9), min_size=1, max_size=5),
+        lengths=st.lists(st.integers(0, 9), min_size=1, max_size=5),
         scored=st.sampled_from([None, 1]),
     )
-    def add_choices(self, prompt, most, scored):
+    def add_choices(self, prompt, lengths, scored):
         prompt, group = prompt[: self.limit - 1], PromptGroup()
-        for each in most:
+        for each in lengths:
             rid = str(self.count)
             params = {"max_tokens": each, "prompt_logprobs": scored, "ignore_eos": True}
             self.sched.add(request(rid, prompt, self.count, self.limit, group, **params))
@@ -712,7 +712,7 @@ class Chaos(RuleBasedStateMachine):
     def step(self, n):
         for _ in range(n):
             plan = self.sched.plan()
-            assert bool(plan.rows) == self.sched.has_work()
+            assert bool(plan.spans) == self.sched.has_work()
             for out in self.sched.commit(plan, self.ex.run(plan), 2e-3):
                 if out.prompt_logprobs is not None:
                     count = len(out.prompt_logprobs)

@@ -68,19 +68,19 @@ def test_all_of_it_in_order(steps, piece):
 def test_requests_that_come_draft_and_go(seed, floats):
     """What is taken is true, ends where the step begins, and goes back over the window or to where the
     request was last taken."""
-    luck, kept, most = random.Random(seed), Behind(16), 64
+    rng, kept, window = random.Random(seed), Behind(16), 64
     live = []  # [state, number, position, first position not taken, prompt tokens left]
     numbers = itertools.count()
-    for _ in range(luck.choice([30, 200])):
-        if len(live) < 3 and luck.random() < 0.2:
-            live.append([DraftState(), next(numbers), 0, 0, luck.randrange(1, 90)])
-        if live and luck.random() < 0.05:
-            kept.drop(live.pop(luck.randrange(len(live)))[0])
-        drafting = luck.random() < 0.1
+    for _ in range(rng.choice([30, 200])):
+        if len(live) < 3 and rng.random() < 0.2:
+            live.append([DraftState(), next(numbers), 0, 0, rng.randrange(1, 90)])
+        if live and rng.random() < 0.05:
+            kept.drop(live.pop(rng.randrange(len(live)))[0])
+        drafting = rng.random() < 0.1
         hidden, work, asked = [], [], []
         for each in sorted(live, key=lambda each: each[4]):  # those that decode come first
             state, number, at, first, prompt = each
-            n = min(prompt, luck.randrange(1, 40)) if prompt else 1 + (luck.random() < 0.03)
+            n = min(prompt, rng.randrange(1, 40)) if prompt else 1 + (rng.random() < 0.03)
             each[4] = max(0, prompt - n)
             rows = range(len(hidden), len(hidden) + n)
             hidden += [(number, at + i) for i in range(n)]
@@ -112,7 +112,7 @@ def test_requests_that_come_draft_and_go(seed, floats):
             got = found.get(id(span.state), [])
             begin = end - len(got)
             assert got == [(number, p) for p in range(begin, end)]
-            assert first <= begin <= max(first, end - most)
+            assert first <= begin <= max(first, end - window)
 
 
 def test_a_gap_is_noticed():

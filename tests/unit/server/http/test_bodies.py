@@ -1,4 +1,4 @@
-"""Large bodies are parsed elsewhere, and are answered as small ones are."""
+"""Large bodies are parsed elsewhere, and are data as small ones are."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def app(client: EngineClient, tokenizer: Tokenizer) -> Any:
 async def post(app: Any, path: str, body: bytes) -> Posted:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as http:
         answer = await http.post(path, content=body)
-    told = answer.json()
-    for each in told if isinstance(told, list) else [told]:
+    data = answer.json()
+    for each in data if isinstance(data, list) else [data]:
         for name in ("id", "created", "meta_info"):  # no two answers are the same in them
             each.pop(name, None)
-    return answer.status_code, told
+    return answer.status_code, data
 
 
 def padded(fields: dict[str, Any]) -> bytes:
@@ -118,17 +118,17 @@ async def test_refused_early_or_late(
 
 
 @pytest.mark.parametrize(
-    ("body", "told"),
+    ("body", "message"),
     [
         (b'{"prompt": "' + b"x" * LARGE_BODY, "not valid JSON"),
         (b'"' + b"x" * LARGE_BODY + b'"', "must be a JSON object"),
         (b'{"prompt": [' + b"[]," * 2**18 + b"5]}", "more than 1048576 values, or 131072 lists"),
     ],
 )
-async def test_what_is_no_request(app: Any, body: bytes, told: str) -> None:
+async def test_what_is_no_request(app: Any, body: bytes, message: str) -> None:
     status, answer = await post(app, COMPLETIONS, body)
     assert status == 400
-    assert told in answer["error"]["message"]
+    assert message in answer["error"]["message"]
 
 
 async def test_a_large_body_is_not_parsed_here(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:

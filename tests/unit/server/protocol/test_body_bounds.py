@@ -67,7 +67,7 @@ CHAT = {"messages": [{"role": "user", "content": "x"}]}
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "told"),
+    ("kind", "given", "message"),
     [
         (CompletionRequest, body(prompt="x", logit_bias=dict.fromkeys(range(1025), 1)), "1024 are allowed"),
         (CompletionRequest, body(prompt="x", rid="r" * 257), "rid: .* at most 256 characters"),
@@ -78,8 +78,8 @@ CHAT = {"messages": [{"role": "user", "content": "x"}]}
         (TokenizeRequest, body(messages=[1] * 9), r"messages\[0\]"),
     ],
 )  # fmt: skip
-def test_fields(kind: type, given: bytes, told: str) -> None:
-    with pytest.raises(ApiError, match=told):
+def test_fields(kind: type, given: bytes, message: str) -> None:
+    with pytest.raises(ApiError, match=message):
         parse(given, kind)
 
 

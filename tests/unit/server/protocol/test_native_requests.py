@@ -37,7 +37,7 @@ def params(max_tokens: int = 128, length: int = 10, **fields: Any) -> SamplingPa
     return request.asked(1)[0].params(length, max_tokens, 1, request.speculative, 100)
 
 
-def told(error: ApiError) -> dict[str, Any]:
+def refusal(error: ApiError) -> dict[str, Any]:
     return json.loads(error.body)["error"]
 
 
@@ -158,8 +158,8 @@ def test_bad_fields_are_named(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ApiError) as error:
         asked(**fields)
     assert error.value.status == 400
-    assert told(error.value)["message"].startswith(message)
-    param = told(error.value)["param"]
+    assert refusal(error.value)["message"].startswith(message)
+    param = refusal(error.value)["param"]
     assert message.startswith(param) or message.startswith("give either")
 
 
@@ -177,8 +177,8 @@ def test_bad_fields_are_named(fields: dict[str, Any], message: str) -> None:
 def test_ranges_are_the_engines(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ApiError) as error:
         params(**fields)
-    assert told(error.value)["message"].startswith(message)
-    assert told(error.value)["param"] == message.partition(" ")[0]
+    assert refusal(error.value)["message"].startswith(message)
+    assert refusal(error.value)["param"] == message.partition(" ")[0]
 
 
 @pytest.mark.parametrize("name", REFUSED_IN_GENERATE)
@@ -199,7 +199,7 @@ def test_refused_in_sampling_params(name: str) -> None:
 
 def check_error(error: ApiError) -> None:
     assert error.status == 400
-    assert told(error)["message"]
+    assert refusal(error)["message"]
 
 
 fields = st.dictionaries(st.sampled_from(sorted(GenerateRequest.model_fields)), json_values, max_size=6)

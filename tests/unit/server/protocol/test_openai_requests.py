@@ -34,7 +34,7 @@ def chat(**fields: Any) -> ChatRequest:
     return parse(json.dumps({"messages": CHAT, **fields}).encode(), ChatRequest)
 
 
-def told(error: ApiError) -> dict[str, Any]:
+def refusal(error: ApiError) -> dict[str, Any]:
     return json.loads(error.body)["error"]
 
 
@@ -130,8 +130,8 @@ def test_bad_fields_are_named(fields: dict[str, Any], param: str) -> None:
         with pytest.raises(ApiError) as error:
             make(**fields)
         assert error.value.status == 400
-        assert told(error.value)["param"] == param
-        assert param in told(error.value)["message"]
+        assert refusal(error.value)["param"] == param
+        assert param in refusal(error.value)["message"]
 
 
 @pytest.mark.parametrize(
@@ -160,8 +160,8 @@ def test_bad_fields_are_named(fields: dict[str, Any], param: str) -> None:
 def test_ranges_are_the_engines(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ApiError) as error:
         params(completion(**fields))
-    assert told(error.value)["message"].startswith(message)
-    assert told(error.value)["param"] == message.partition(" ")[0]
+    assert refusal(error.value)["message"].startswith(message)
+    assert refusal(error.value)["param"] == message.partition(" ")[0]
 
 
 def test_max_tokens_zero() -> None:
@@ -187,7 +187,7 @@ def check_refused(name: str, table: dict[str, tuple[object, ...]], make: Any) ->
         assert make(**{name: default}) == make()
     with pytest.raises(ApiError, match=f"^{name} is not supported") as error:
         make(**{name: {"type": "json_object"}})
-    assert told(error.value)["param"] == name
+    assert refusal(error.value)["param"] == name
 
 
 def test_true_is_not_one() -> None:
@@ -237,8 +237,8 @@ def test_logprobs_of_chats(fields: dict[str, Any], asked: object) -> None:
 def test_bad_logprobs_are_named(make: Any, fields: dict[str, Any], param: str) -> None:
     with pytest.raises(ApiError) as error:
         make(**fields)
-    assert told(error.value)["param"] == param
-    assert told(error.value)["message"].startswith(param)
+    assert refusal(error.value)["param"] == param
+    assert refusal(error.value)["message"].startswith(param)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_not_a_request(body: bytes) -> None:
         with pytest.raises(ApiError) as error:
             parse(body, kind)
         assert error.value.status == 400
-        assert told(error.value)["type"] == "invalid_request_error"
+        assert refusal(error.value)["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize(
@@ -275,12 +275,12 @@ def test_kinds_of_prompt(prompt: object, expected: object) -> None:
 def test_bad_prompts(prompt: object) -> None:
     with pytest.raises(ApiError) as error:
         prompts(prompt)
-    assert told(error.value)["param"] == "prompt"
+    assert refusal(error.value)["param"] == "prompt"
 
 
 def check_error(error: ApiError) -> None:
     assert error.status == 400
-    assert told(error)["message"]
+    assert refusal(error)["message"]
 
 
 field_names = st.sampled_from(
@@ -323,7 +323,7 @@ def test_any_bytes_are_a_request_or_a_clear_error(body: bytes) -> None:
 def test_bad_candidates_and_names(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ApiError) as error:
         completion(**fields)
-    assert told(error.value)["message"].startswith(message)
+    assert refusal(error.value)["message"].startswith(message)
 
 
 def test_candidates_are_compared_by_their_logprobs() -> None:

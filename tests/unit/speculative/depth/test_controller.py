@@ -229,7 +229,7 @@ def test_gaps_in_which_the_engine_was_idle_lose_no_trial() -> None:
     load, chosen = begin_trial()
     factors = dict(chosen.factors)
     for _ in range(200):
-        watch(load, chosen, 4, 1e-9, told=lambda step: False)
+        watch(load, chosen, 4, 1e-9, timed=lambda step: False)
         assert chosen.drafting != chosen.state.drafting
     assert chosen.factors == factors
     for _ in range(2 * TRIAL_STEPS[1] + 2):
@@ -240,7 +240,7 @@ def test_gaps_in_which_the_engine_was_idle_lose_no_trial() -> None:
 
 def test_it_learns_where_every_third_step_follows_a_gap() -> None:
     load, chosen = Load(Machine(COSTS["EPYC"])), controller(off(COSTS["EPYC"], 0.5))
-    watch(load, chosen, 32, 3.0, told=lambda step: step % 3 > 0)
+    watch(load, chosen, 32, 3.0, timed=lambda step: step % 3 > 0)
     assert not chosen.state.drafting
     assert median(chosen.factors[5]) == pytest.approx(2.0, rel=0.15)
 

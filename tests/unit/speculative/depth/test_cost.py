@@ -66,8 +66,8 @@ def test_exact_steps_give_their_costs_back(cost: StepCost) -> None:
 
 @given(step_costs(), st.integers(0, 2**32))
 def test_noise_moves_them_by_about_as_much(cost: StepCost, seed: int) -> None:
-    luck = random.Random(seed)
-    steps = [(work, s * luck.uniform(0.98, 1.02)) for work, s in timed(cost, works())]
+    rng = random.Random(seed)
+    steps = [(work, s * rng.uniform(0.98, 1.02)) for work, s in timed(cost, works())]
     found = fit(steps, cost.experts)
     for work in works((1, 3, 7, 20, 64)):
         assert seconds(found, work) == pytest.approx(seconds(cost, work), rel=0.15)
@@ -94,10 +94,10 @@ def test_any_times_make_costs_that_are_not_negative(
     sizes: set[int], far: bool, drafts: bool, seed: int
 ) -> None:
     """What a busy machine measures may say anything: that drafts take less than none, and more rows less."""
-    luck = random.Random(seed)
+    rng = random.Random(seed)
     steps = [w for w in works(sorted(sizes), NEAR) if drafts or not w.extended]
     steps += [plain(min(sizes), FAR)] * far
-    found = fit([(work, 10 ** luck.uniform(-5, 0)) for work in steps], (8, 2))
+    found = fit([(work, 10 ** rng.uniform(-5, 0)) for work in steps], (8, 2))
     parts = astuple(replace(found, experts=()))
     assert all(part >= 0.0 for part in parts if isinstance(part, float))
     assert found.rows(1) > 0.0

@@ -14,7 +14,7 @@ from nextn.draft import Draft, Shape
 from nextn.speculative.depth.cost import StepCost
 from nextn.speculative.depth.worth import BIN_RATES, BIN_SHARES, CHAINS, REMEMBERED, Setting, Worth
 
-CHAIN, MOST = Shape(), 8
+CHAIN, MAX_STEPS = Shape(), 8
 COST = StepCost(1e-3, 1e-4, a_pass=1e-4, pass_row=1e-5)
 USUAL = float(np.dot(BIN_RATES, BIN_SHARES))
 
@@ -23,23 +23,23 @@ def speed(n: int, cost: StepCost, setting: Setting) -> float:
     return n * setting.tokens / (cost.rows(n) + setting.extra)
 
 
-def fixed(n: int, cost: StepCost, depth: int) -> float:
+def fixed(n: int, cost: StepCost, num_steps: int) -> float:
     """Tokens per second where every chain has so many guesses, of the usual rates."""
-    tokens = sum(USUAL**d for d in range(depth + 1))
-    extra = cost.verify(n, n * depth) + cost.drafting(depth, n * (tokens + depth - 1))
+    tokens = sum(USUAL**d for d in range(num_steps + 1))
+    extra = cost.verify(n, n * num_steps) + cost.drafting(num_steps, n * (tokens + num_steps - 1))
     return n * tokens / (cost.rows(n) + extra)
 
 
 def teach(worth: Worth, cost: StepCost, rates: tuple[float, ...], plans: int = 200, seed: int = 0) -> Setting:
     """Drafts of 4 guesses, whose kind holds so often: all of them are kept."""
-    luck = random.Random(seed)
+    rng = random.Random(seed)
     for _ in range(plans):
         for _ in range(CHAINS):
-            bins = luck.choices(range(9), BIN_SHARES, k=4)
+            bins = rng.choices(range(9), BIN_SHARES, k=4)
             kinds = bins if worth.cuts else range(4)
             held = 0
             for kind in kinds:
-                if luck.random() >= rates[kind]:
+                if rng.random() >= rates[kind]:
                     break
                 held += 1
             worth.note(Draft([0] * 4, bins=bytes(bins) if worth.cuts else b""), held)
@@ -59,9 +59,9 @@ def test_thresholds_beat_every_fixed_depth(
 ) -> None:
     """Where one pays; by the rates that it assumes itself, but for the error of its sample."""
     cost = StepCost(1.0, row, expert, (16, 4), drafted=0.9, a_pass=a_pass, pass_row=pass_row)
-    setting = Worth(MOST, CHAIN, True).plan(n, cost, cost.rows(n))
+    setting = Worth(MAX_STEPS, CHAIN, True).plan(n, cost, cost.rows(n))
     assert setting.cutoff is not None
-    best = max(fixed(n, cost, depth) for depth in range(1, MOST + 1))
+    best = max(fixed(n, cost, k) for k in range(1, MAX_STEPS + 1))
     assert speed(n, cost, setting) >= 0.98 * best or best < n / cost.rows(n)
 
 
@@ -69,7 +69,7 @@ def test_the_dearer_a_row_the_surer_a_guess_must_be() -> None:
     keeps, tokens = [], []
     for row in (0.0, 0.01, 0.03, 0.1, 0.2, 0.4):
         cost = replace(COST, row=row * COST.fixed)
-        setting = Worth(MOST, CHAIN, True).plan(8, cost, cost.rows(8))
+        setting = Worth(MAX_STEPS, CHAIN, True).plan(8, cost, cost.rows(8))
         assert setting.cutoff is not None
         keeps.append(setting.cutoff.keep)
         tokens.append(setting.tokens)
@@ -83,7 +83,7 @@ def test_the_dearer_a_pass_the_fewer_there_are() -> None:
     extras = []
     for a_pass in (0.0, 0.1, 0.3, 1.0):
         cost = replace(COST, a_pass=a_pass * COST.fixed)
-        setting = Worth(MOST, CHAIN, True).plan(1, cost, cost.rows(1))
+        setting = Worth(MAX_STEPS, CHAIN, True).plan(1, cost, cost.rows(1))
         assert setting.cutoff is not None
         extras.append((setting.cutoff.passing, -setting.tokens, -setting.cutoff.num_steps))
     assert extras == sorted(extras)
@@ -92,7 +92,7 @@ def test_the_dearer_a_pass_the_fewer_there_are() -> None:
 
 def test_rates_are_those_of_the_guesses_that_were_verified() -> None:
     rates = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
-    worth = Worth(MOST, CHAIN, True)
+    worth = Worth(MAX_STEPS, CHAIN, True)
     before = worth.plan(1, COST, COST.rows(1))
     setting = teach(worth, COST, rates)
     assert setting.cutoff is not None
@@ -102,7 +102,7 @@ def test_rates_are_those_of_the_guesses_that_were_verified() -> None:
 
 
 def test_texts_that_change_are_noticed() -> None:
-    worth = Worth(MOST, CHAIN, True)
+    worth = Worth(MAX_STEPS, CHAIN, True)
     teach(worth, COST, (0.1,) * 9, plans=400)
     setting = teach(worth, COST, (0.9,) * 9, plans=600)
     assert setting.cutoff is not None
@@ -111,7 +111,7 @@ def test_texts_that_change_are_noticed() -> None:
 
 def test_a_guess_that_was_not_verified_says_nothing_of_its_kind() -> None:
     """The second one was made and not kept; nor was there anything to learn behind a guess that failed."""
-    worth = Worth(MOST, CHAIN, True)
+    worth = Worth(MAX_STEPS, CHAIN, True)
     for _ in range(50):
         for _ in range(CHAINS):
             worth.note(Draft([7], bins=bytes([8, 2])), 1)
@@ -145,7 +145,7 @@ def test_without_confidence_the_depth_is_what_pays() -> None:
 
 def test_a_cutoff_needs_drafts_with_confidence() -> None:
     """A chain whose guesses were not drawn has none; it tells nothing of those that have."""
-    worth = Worth(MOST, CHAIN, True)
+    worth = Worth(MAX_STEPS, CHAIN, True)
     before = worth.plan(1, COST, COST.rows(1))
     for _ in range(CHAINS):
         worth.note(Draft([1, 2, 3]), 0)
@@ -176,7 +176,7 @@ def test_trees_are_counted_by_depth() -> None:
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    worth = Worth(MOST, CHAIN, True)
+    worth = Worth(MAX_STEPS, CHAIN, True)
     for _ in range(40):
         for _ in range(50 * CHAINS):
             worth.note(Draft([0] * 8, bins=bytes(range(8))), 8)
@@ -208,12 +208,12 @@ def test_a_draft_deeper_than_the_deepest_counts_as_far_as_that() -> None:
     ids=["rows cost nothing", "nothing but rows", "drafts cost nothing", "passes alone", "all is dear"],
 )
 def test_costs_of_any_kind_make_a_setting(cost: StepCost, n: int, cuts: bool) -> None:
-    setting = Worth(MOST, CHAIN, cuts).plan(n, cost, cost.rows(n))
-    assert 1 <= setting.num_steps <= MOST
-    assert 1.0 <= setting.tokens <= MOST + 1
+    setting = Worth(MAX_STEPS, CHAIN, cuts).plan(n, cost, cost.rows(n))
+    assert 1 <= setting.num_steps <= MAX_STEPS
+    assert 1.0 <= setting.tokens <= MAX_STEPS + 1
     assert 0.0 <= setting.extra < float("inf")
 
 
 def test_it_is_the_same_in_every_run() -> None:
-    settings = [teach(Worth(MOST, CHAIN, True), COST, BIN_RATES, plans=20) for _ in range(2)]
+    settings = [teach(Worth(MAX_STEPS, CHAIN, True), COST, BIN_RATES, plans=20) for _ in range(2)]
     assert settings[0] == settings[1]
