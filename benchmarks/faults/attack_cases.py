@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
 TREES = ("--speculative-eagle-topk", "2", "--speculative-num-steps", "3")
+# Drafts are tokens among which there is hardly one that JSON can go on with.
+MAPPED = (*TREES, "--speculative-token-map", str(Path(__file__).parent / "token_map.json"))
 KEY = "k" * 32
 KEYED = ("--api-key", KEY)
 MANY = "x" * 30_000_000
@@ -145,6 +148,9 @@ ATTACKS: dict[str, Attack] = {
     "tree-choice-too-short": Attack(
         lambda: [completion(guided_choice=["yes", "no"], min_tokens=40, max_tokens=48) for _ in range(2)],
         TREES,
+    ),
+    "tree-map-schema": Attack(
+        lambda: [completion(**small_schema(n), min_tokens=12, max_tokens=48) for n in range(4)], MAPPED
     ),
     "prompt-completions": prompt(COMPLETIONS, prompt=MANY, max_tokens=8),
     "prompt-chat": prompt(CHAT, messages=[{"role": "user", "content": MANY}], max_tokens=8),
