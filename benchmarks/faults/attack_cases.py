@@ -73,6 +73,12 @@ def gbnf_chain(rules: int) -> str:
     return "\n".join(["root ::= r0", *chain, f'r{rules} ::= "b"'])
 
 
+def endless_gbnf(number: int) -> str:
+    """50,000 rules, each of which is the next one: more than a minute. Each number has its own text."""
+    chain = (f"r{i} ::= r{i + 1}" for i in range(50_000))
+    return "\n".join(["root ::= r0", *chain, f'r50000 ::= "{number}"'])
+
+
 def linked_objects(count: int) -> dict[str, Any]:
     """Each object has the next one for its only property."""
     link = {"type": "object", "additionalProperties": False, "required": ["a"]}
@@ -93,7 +99,7 @@ def powers() -> list[str]:
 
 
 def long_regex() -> str:
-    return "(a|bc)?" * 150_000
+    return "(a|bc)?" * 149_000
 
 
 def small_schema(number: int) -> dict[str, Any]:
@@ -135,7 +141,7 @@ ATTACKS: dict[str, Attack] = {
     "regex-powers": Attack(lambda: [completion(regex=regex) for regex in powers()]),
     "regex-long": Attack(lambda: [completion(regex=long_regex())]),
     "gbnf-leaves": Attack(
-        lambda: [completion(ebnf=gbnf_chain(50_000 + i), leaves=0.5) for i in range(3)], honest=small_schema
+        lambda: [completion(ebnf=endless_gbnf(i), leaves=1.0) for i in range(3)], honest=small_schema
     ),
     "stop-regex-powers": Attack(lambda: [completion(stop_regex=[regex]) for regex in powers()]),
     "stop-regex-long": Attack(lambda: [completion(stop_regex=[long_regex()])]),
