@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 COMPLETIONS, CHAT, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
 TREES = ("--speculative-eagle-topk", "2", "--speculative-num-steps", "3")
+# Drafts are tokens among which there is hardly one that JSON can go on with.
+MAPPED = (*TREES, "--speculative-token-map", str(Path(__file__).parent / "token_map.json"))
 KEY = "k" * 32
 KEYED = ("--api-key", KEY)
 MANY = "x" * 30_000_000
@@ -70,6 +73,12 @@ def gbnf_chain(rules: int) -> str:
     return "\n".join(["root ::= r0", *chain, f'r{rules} ::= "b"'])
 
 
+def endless_gbnf(number: int) -> str:
+    """50,000 rules, each of which is the next one: more than a minute. Each number has its own text."""
+    chain = (f"r{i} ::= r{i + 1}" for i in range(50_000))
+    return "\n".join(["root ::= r0", *chain, f'r50000 ::= "{number}"'])
+
+
 def linked_objects(count: int) -> dict[str, Any]:
     """Each object has the next one for its only property."""
     link = {"type": "object", "additionalProperties": False, "required": ["a"]}
@@ -90,7 +99,7 @@ def powers() -> list[str]:
 
 
 def long_regex() -> str:
-    return "(a|bc)?" * 150_000
+    return "(a|bc)?" * 149_000
 
 
 def small_schema(number: int) -> dict[str, Any]:
@@ -132,7 +141,7 @@ ATTACKS: dict[str, Attack] = {
     "regex-powers": Attack(lambda: [completion(regex=regex) for regex in powers()]),
     "regex-long": Attack(lambda: [completion(regex=long_regex())]),
     "gbnf-leaves": Attack(
-        lambda: [completion(ebnf=gbnf_chain(50_000 + i), leaves=0.5) for i in range(3)], honest=small_schema
+        lambda: [completion(ebnf=endless_gbnf(i), leaves=1.0) for i in range(3)], honest=small_schema
     ),
     "stop-regex-powers": Attack(lambda: [completion(stop_regex=powers()[i::5]) for i in range(5)]),
     "stop-regex-long": Attack(lambda: [completion(stop_regex=[long_regex()])]),
@@ -145,6 +154,9 @@ ATTACKS: dict[str, Attack] = {
     "tree-choice-too-short": Attack(
         lambda: [completion(guided_choice=["yes", "no"], min_tokens=40, max_tokens=48) for _ in range(2)],
         TREES,
+    ),
+    "tree-map-schema": Attack(
+        lambda: [completion(**small_schema(n), min_tokens=12, max_tokens=48) for n in range(4)], MAPPED
     ),
     "prompt-completions": prompt(COMPLETIONS, prompt=MANY, max_tokens=8),
     "prompt-chat": prompt(CHAT, messages=[{"role": "user", "content": MANY}], max_tokens=8),

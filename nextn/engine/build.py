@@ -15,6 +15,7 @@ from nextn.engine.step_timing import time_steps
 from nextn.kvcache.manager import KVManager
 from nextn.kvcache.naive import NaiveCache
 from nextn.kvcache.radix import RadixCache
+from nextn.ops.cpu.library import build_of
 from nextn.scheduler.prompt_budget import PromptBudget
 from nextn.scheduler.scheduler import Scheduler
 from nextn.speculation import Speculation
@@ -41,7 +42,8 @@ def build(config: EngineConfig, make_executor: Callable[[EngineConfig], Executor
     context = min(config.context_length or info.max_positions, info.max_positions)
     auto, cost, remember = None, None, _nothing
     if speculation.auto or info.computes:
-        kept = StepCostFile(config, info.chip, f"{info.kernels} {info.isa or ''}")
+        kernels = f"{info.kernels} {info.isa} {build_of(info.isa)}" if info.isa else info.kernels
+        kept = StepCostFile(config, info.chip, kernels)
         cost, factors, keep = _step_cost(
             kept, executor, drafts=speculation.auto, max_requests=config.max_running_requests,
             token_budget=config.chunked_prefill_size, context=context, beyond=speculation.beyond,

@@ -27,16 +27,22 @@ log = logging.getLogger("nextn.engine")
 Factors = Mapping[int, Sequence[float]]  # see DepthController
 OFF = "off"
 # What a step costs does not depend on these.
-_OTHER = ("step_cost_cache", "check_integrity", "disable_radix_cache", "model_path")
+_OTHER = (
+    "step_cost_cache", "check_integrity", "disable_radix_cache", "model_path", "allow_non_finite_weights",
+    "grammar_backend", "constrained_json_disable_any_whitespace", "grammar_compile_timeout",
+    "grammar_memory_mb",
+)  # fmt: skip
 
 
 class StepCostFile:
     def __init__(self, config: EngineConfig, chip: str, kernels: str) -> None:
-        """chip: by name. kernels: the backend and its level."""
+        """chip: by name. kernels: the backend, its level and build."""
         asked = config.step_cost_cache
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         folder = Path(asked) if asked else cache / "nextn" / "step-costs"
-        options = {k: v for k, v in dataclasses.asdict(config).items() if k not in _OTHER}
+        # Of the engine alone: a server's own, its key among them, make no step longer.
+        names = [f.name for f in dataclasses.fields(EngineConfig) if f.name not in _OTHER]
+        options = {name: getattr(config, name) for name in names}
         self.key = {
             "nextn": __version__, "torch": torch.__version__, "machine": [chip, usable_cores()],
             "kernels": kernels, "model": _model(config), "options": options,

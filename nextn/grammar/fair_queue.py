@@ -38,6 +38,14 @@ class FairQueue(Generic[Item]):
     def __len__(self) -> int:
         return self._count
 
+    def waits(self, source: Source) -> bool:
+        """Does a job of this source wait?"""
+        return source.connection in self._hosts.get(source.host, ())
+
+    def others_wait(self, source: Source) -> bool:
+        """Does a job of another source wait?"""
+        return sum(map(len, self._hosts.values())) > self.waits(source)
+
     def put(self, source: Source, item: Item, size: int) -> list[Item]:
         """Adds a job. If there is no room, the last jobs of the source with most waiting are removed and
         returned. Raises Busy if that is this source."""
@@ -75,6 +83,15 @@ class FairQueue(Generic[Item]):
                         self._left(host, connection, size)
                         return True
         return False
+
+    def take_all(self, source: Source) -> list[Item]:
+        """Removes and returns all jobs of a source."""
+        items = (
+            [item for item, _ in self._hosts[source.host][source.connection]] if self.waits(source) else []
+        )
+        for item in items:
+            self.remove(item)
+        return items
 
     def _last_of_most(self) -> Item:
         host, connections = max(self._hosts.items(), key=lambda h: sum(map(len, h[1].values())))

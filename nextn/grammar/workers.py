@@ -2,6 +2,10 @@
 
 One thread does all of it: it starts the processes, gives them jobs and sees how they end. It kills those that
 take too long or whose job nobody waits for. `submit` never waits.
+
+Jobs that take long, within what one may take, must not hold all processes while others wait. So when somebody
+else waits, one of them goes on and the others start again later, one at a time; and so do further jobs of
+whoever sent one.
 """
 
 from __future__ import annotations
@@ -29,7 +33,9 @@ from nextn.grammar.limits import MIB, Busy, Limits
 log = logging.getLogger("nextn.grammar")
 
 AT_ONCE = 2  # so that one that takes long leaves room for another
+LONG_SECONDS = 0.25  # that one job may hold up others; ordinary ones take 20 ms at most
 ANSWER = 16 * MIB  # bytes; what a library makes of a constraint is a few times as long as that
+BUSY = "too many constraints wait to be compiled; try again later"
 START_SECONDS = 60.0  # for the processes to load their library
 # As with multiprocessing's spawn, what this process can import the others can.
 RUN = (
@@ -48,8 +54,12 @@ class Tried(NamedTuple):
 
 @dataclass(eq=False)
 class Job:
+    """long: it took long while others waited."""
+
     asked: bytes  # a line
+    source: Source
     done: Future[Tried] = field(default_factory=Future)
+    long: bool = False
 
 
 @dataclass(eq=False)
@@ -60,7 +70,8 @@ class Child:
     job: Job | None = None
     unsent: bytes = b""
     heard: bytearray = field(default_factory=bytearray)
-    deadline: float = 0.0  # monotonic, of its job
+    began: float = 0.0  # monotonic, its job, once it is heard of
+    deadline: float = 0.0  # of its job
 
 
 class Workers:
@@ -69,8 +80,9 @@ class Workers:
     def __init__(self, factory: str, options: Mapping[str, Any], limits: Limits) -> None:
         """factory, options: see `worker.main`."""
         self.factory, self.options, self.limits = factory, options, limits
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # what is settled calls others back
         self._queue: FairQueue[Job] = FairQueue()
+        self._later: FairQueue[Job] = FairQueue()  # long ones, and others of their sources
         self._cancelled: list[Job] = []
         self._closed = False
         self._wake: socket.socket | None = None  # set once the thread runs
@@ -94,13 +106,14 @@ class Workers:
     def submit(self, asked: Mapping[str, Any], source: Source) -> Future[Tried]:
         """Queues a job. Its future's result raises ValueError for invalid input, and Busy if the job had to
         make room. Cancelling the future cancels the job. Raises Busy if there is no room."""
-        job = Job(json.dumps(asked).encode() + b"\n")
+        job = Job(json.dumps(asked).encode() + b"\n", source)
         with self._lock:
-            out = self._queue.put(source, job, len(job.asked))
+            slow = source == self._slow or self._later.waits(source)
+            out = (self._later if slow else self._queue).put(source, job, len(job.asked))
             wake = self._running()
         job.done.add_done_callback(lambda done: self._cancel(job) if done.cancelled() else None)
         for each in out:
-            settle(each, Busy("too many constraints wait to be compiled; try again later"))
+            settle(each, Busy(BUSY))
         poke(wake)
         return job.done
 
@@ -115,7 +128,7 @@ class Workers:
 
     def _cancel(self, job: Job) -> None:
         with self._lock:
-            if not self._queue.remove(job):
+            if not (self._queue.remove(job) or self._later.remove(job)):
                 self._cancelled.append(job)
             wake = self._wake
         if wake is not None:
@@ -144,6 +157,7 @@ class Workers:
                     elif key.data in self._children:
                         self._go_on(key.data, events)
                 self._end_some()
+                self._make_way()
             for child in list(self._children):
                 self._end(child)
                 if child.job is not None:
@@ -154,13 +168,15 @@ class Workers:
 
     def _time_left(self) -> float | None:
         deadlines = [child.deadline for child in self._children if child.job is not None]
+        with self._lock:
+            deadlines += [child.began + LONG_SECONDS for child in self._children if self._holds_up(child)]
         return max(0.0, min(deadlines) - monotonic()) if deadlines else None
 
     def _fill(self) -> None:
         """Starts missing children and gives jobs to idle ones."""
         if self._parent is None:
             with self._lock:
-                if self._failed and not self._queue:
+                if self._failed and not (self._queue or self._later):
                     return
             self._start_parent()
         while len(self._children) < AT_ONCE:
@@ -169,13 +185,60 @@ class Workers:
             if child.job is not None:
                 continue
             with self._lock:
-                if not self._queue:
-                    return
-                job = self._queue.take()
+                job = self._next()
+            if job is None:
+                return
             if not job.done.cancelled():
                 child.job, child.unsent = job, job.asked
                 child.deadline = monotonic() + START_SECONDS
                 self._selector.modify(child.link, selectors.EVENT_READ | selectors.EVENT_WRITE, child)
+
+    def _next(self) -> Job | None:
+        """Takes the next job. The lock is held."""
+        if self._queue:
+            return self._queue.take()
+        if not self._later or self._slow is not None:
+            return None
+        job = self._later.take()
+        job.long = True
+        return job
+
+    @property
+    def _slow(self) -> Source | None:
+        """Whose long job runs."""
+        jobs = [child.job for child in self._children]
+        return next((job.source for job in jobs if job is not None and job.long), None)
+
+    def _put_off(self, job: Job) -> None:
+        """The lock is held."""
+        try:
+            out = self._later.put(job.source, job, len(job.asked))
+        except Busy as e:
+            settle(job, e)
+        else:
+            for each in out:
+                settle(each, Busy(BUSY))
+
+    def _holds_up(self, child: Child) -> bool:
+        """Does it run a job while others wait? The lock is held."""
+        job = child.job
+        return bool(child.heard) and job is not None and not job.long and self._queue.others_wait(job.source)
+
+    def _make_way(self) -> None:
+        """Ends all jobs but one that take long while others wait; they start again later."""
+        now = monotonic()
+        for child in list(self._children):
+            with self._lock:
+                if not self._holds_up(child) or now < child.began + LONG_SECONDS:
+                    continue
+                job = child.job
+                assert job is not None
+                if self._slow is not None:
+                    self._end(child)
+                    self._put_off(job)
+                job.long = True
+                for other in self._queue.take_all(job.source):
+                    self._put_off(other)
 
     def _go_on(self, child: Child, events: int) -> None:
         try:
@@ -192,7 +255,8 @@ class Workers:
             data = b""
         job = child.job
         if data and not child.heard:
-            child.deadline = monotonic() + self.limits.seconds
+            child.began = monotonic()
+            child.deadline = child.began + self.limits.seconds
         child.heard += data
         answer, text = self._answer(child)
         if not data or job is None or len(child.heard) > ANSWER:

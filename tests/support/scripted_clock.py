@@ -17,11 +17,13 @@ from nextn.speculative.work import StepWork
 
 @dataclass
 class Machine:
-    """cost: the true one. noise: standard deviation of a step's time. python: seconds of every step more."""
+    """cost: the true one. noise: standard deviation of a step's time. python: seconds of every step more.
+    ends: does a chain's end save its further passes? Not on a device that is not waited for."""
 
     cost: StepCost
     noise: float = 0.03
     python: float = 0.0
+    ends: bool = True
 
 
 class Load:
@@ -45,10 +47,12 @@ class Load:
         going = list(range(n))
         for depth in range(num_steps):
             if depth:
-                passes.append(len(going))
-            left, worth = [], 0.0
-            for i in going:
+                passes.append(len(going) if self.machine.ends else n)
+            left, worth, ended = [], 0.0, set(range(n)) - set(going)
+            for i in going if self.machine.ends else range(n):
                 bins[i].append(self.rng.choices(range(9), BIN_SHARES)[0])
+                if i in ended:
+                    continue
                 if cutoff is not None:
                     holds[i] *= cutoff.rates[bins[i][-1]]
                     if holds[i] < cutoff.keep:
@@ -61,7 +65,9 @@ class Load:
                     left.append(i)
                 kept[i] += 1
             going = left
-            if not going or (cutoff is not None and worth <= cutoff.passing):
+            if cutoff is not None and worth <= cutoff.passing:
+                going = []
+            if not going and self.machine.ends:
                 break
         self.drafts = []
         for i in range(n):

@@ -161,6 +161,12 @@ def library(level: str | None = None) -> CDLL:
     return _open(path)
 
 
+def build_of(level: str) -> str:
+    """Tells one build of a level's kernels from another."""
+    found = (FOLDER / f"libnextn_{level}.so").stat()
+    return f"{found.st_size}-{found.st_mtime_ns}"
+
+
 def machine_level() -> tuple[str, str]:
     """(the best level that is built and that this machine runs, why it is that). Raises NoLibrary."""
     able, built = able_levels(), runnable_levels()

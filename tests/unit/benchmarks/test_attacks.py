@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from nextn.constraint import MOST_TEXT
+
 FAULTS = Path(__file__).parents[3] / "benchmarks" / "faults"
 
 
@@ -23,14 +25,25 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_the_grammars_are_as_large_as_they_say() -> None:
-    from attack_cases import bare_references, gbnf_chain, lark_chain, linked_objects, long_regex, powers
+    from attack_cases import (
+        bare_references,
+        endless_gbnf,
+        gbnf_chain,
+        lark_chain,
+        linked_objects,
+        long_regex,
+        powers,
+    )
 
     assert lark_chain(3).splitlines() == ["start: r0", 'r0: "a" r1', 'r1: "a" r2', 'r2: "a" r3', 'r3: "b"']
     assert gbnf_chain(2).splitlines() == ["root ::= r0", 'r0 ::= "a" r1', 'r1 ::= "a" r2', 'r2 ::= "b"']
     assert bare_references(1)["$defs"] == {"n0": {"$ref": "#/$defs/n1"}, "n1": {"type": "string"}}
     assert len(linked_objects(1500)["$defs"]) == 1501
     assert len(set(powers())) == 20
-    assert len(long_regex()) > 1_000_000
+    assert len(endless_gbnf(0).splitlines()) == 50_002
+    assert endless_gbnf(0) != endless_gbnf(1)
+    # As large as they can be: longer ones are refused by their length alone.
+    assert all(800_000 < len(text) <= MOST_TEXT for text in (endless_gbnf(2), long_regex()))
 
 
 def test_every_attack_makes_requests() -> None:

@@ -1,5 +1,6 @@
 """Configs, options and token maps that ask for more than a machine has: one clear error each, in a process
-that may take one GiB more of address space than it has when torch is there."""
+that may take one GiB more of address space than it has when torch is there. And weights that are no numbers,
+in an engine that is to serve them all the same."""
 
 from __future__ import annotations
 
@@ -11,8 +12,12 @@ import pytest
 import torch
 from support.checkpoints import random_tensors, tiny_config, write_checkpoint
 
+from nextn.config import EngineConfig
+from nextn.engine.engine import Engine
 from nextn.families.config import ModelConfig
+from nextn.families.files import CheckpointError
 from nextn.models.names import expected_tensors
+from nextn.request import Request, SamplingParams
 
 CONFIG = tiny_config()
 BUILD = """
@@ -91,3 +96,51 @@ def test_hostile_checkpoints(tmp_path):
     assert len(said) == len(cases), (cases[len(said)], done.stderr)
     for (changes, options, wanted), answer in zip(cases, said, strict=True):
         assert wanted in answer, (changes, options, answer)
+
+
+OF_MTP = ["model.layers.3.eh_proj.weight", "model.layers.3.mlp.gate.weight", "model.layers.3.enorm.weight"]
+OF_TARGET = [
+    "model.layers.1.self_attn.o_proj.weight", "model.layers.2.mlp.gate.weight",
+    "model.layers.1.mlp.gate.e_score_correction_bias", "lm_head.weight", "model.embed_tokens.weight",
+]  # fmt: skip
+
+
+def texts(folder, **options):
+    """Of a greedy request and of a sampled one: tokens, why it ended, the code of its error."""
+    config = EngineConfig(
+        model_path=str(folder), threads=1, kv_cache_tokens=256, allow_non_finite_weights=True,
+        step_cost_cache="off", check_integrity=True, **options,
+    )  # fmt: skip
+    engine = Engine(config)
+    found = {}
+    for i, temperature in enumerate((0.0, 1.0)):
+        params = SamplingParams(max_tokens=6, temperature=temperature, seed=i, ignore_eos=True)
+        engine.add(Request(str(i), [3, 4 + i, 5], params))
+        found[str(i)] = []
+    ends = {}
+    while engine.has_work():
+        for out in engine.step():
+            found[out.rid] += out.tokens
+            ends[out.rid] = (out.finish_reason, out.error_code)
+    assert engine.stats().used_tokens == 0
+    return found, ends
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)
+@pytest.mark.parametrize("name", OF_MTP + OF_TARGET)
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+def test_weights_that_are_no_numbers(tmp_path, name, value, kernels):
+    """They are named; served all the same, they cost drafts alone, or end requests and not the engine."""
+    tensors = random_tensors(expected_tensors(ModelConfig.from_dict(CONFIG), 1))
+    good = write_checkpoint(tmp_path / "good", CONFIG, tensors)
+    tensors[name].fill_(value)
+    bad = write_checkpoint(tmp_path / "bad", CONFIG, tensors)
+    with pytest.raises(CheckpointError, match=f"NaN or infinite values: {name}"):
+        Engine(EngineConfig(model_path=str(bad), threads=1, kv_cache_tokens=256, kernel_backend=kernels))
+    plain = texts(bad, kernel_backend=kernels, speculative_num_steps=0)
+    if name in OF_MTP:
+        assert plain == texts(good, kernel_backend=kernels, speculative_num_steps=0)
+    else:
+        assert set(plain[1].values()) <= {("length", None), ("error", "logits_not_finite")}
+    for shape in ({"speculative_num_steps": 2}, {"speculative_num_steps": 3, "speculative_eagle_topk": 2}):
+        assert texts(bad, kernel_backend=kernels, **shape) == plain

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.native_kernels import built_levels
 
 from nextn.config import EngineConfig
 from nextn.engine import build, step_cost_file
 from nextn.engine.engine import Engine
 from nextn.engine.step_cost_file import StepCostFile
 from nextn.request import Request, SamplingParams
+from nextn.server_config import ServerConfig
 from nextn.speculative.depth.cost import StepCost
 
 COST = StepCost(1e-3, 1e-4, 2e-5, (8, 2), 1e-9, 0.9, 2e-5, 5e-5, 1e-6)
@@ -97,6 +99,29 @@ def test_so_has_a_checkpoint_whose_files_changed(tmp_path: Path) -> None:
 def test_what_changes_no_cost_shares_it(tmp_path: Path, options: dict[str, Any]) -> None:
     kept(tmp_path).write(COST, FACTORS)
     assert kept(tmp_path, **options).read() == (COST, FACTORS)
+
+
+def test_a_server_shares_it_whatever_its_own_options_are_and_keeps_no_key(tmp_path: Path) -> None:
+    server = ServerConfig(
+        model_path="fake:0.5,0.5", step_cost_cache=str(tmp_path), api_key="a-secret", port=1
+    )
+    StepCostFile(server, "a chip", "cpu avx2").write(COST, FACTORS)
+    assert kept(tmp_path).read() == (COST, FACTORS)
+    [file] = tmp_path.iterdir()
+    assert "a-secret" not in file.read_text()
+
+
+def test_kernels_that_were_built_again_are_measured_again(
+    tmp_path: Path, timings: list[StepCost], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built_levels()
+    small = {"model_path": "nextn-tiny", "kv_cache_tokens": 256}
+    engine(tmp_path, **small)
+    engine(tmp_path, **small)
+    assert len(timings) == 1
+    monkeypatch.setattr(build, "build_of", lambda level: "another")
+    engine(tmp_path, **small)
+    assert len(timings) == 2
 
 
 GOOD = {"cost": {"fixed": 1e-3, "row": 1e-4, "experts": [8, 2]}, "factors": {}}
@@ -214,6 +239,17 @@ def test_the_next_start_measures_nothing(tmp_path: Path, timings: list[StepCost]
     assert serves(second)
 
 
+def test_what_was_learnt_is_where_the_next_start_begins(tmp_path: Path, timings: list[StepCost]) -> None:
+    first = engine(tmp_path)
+    assert first._scheduler.auto is not None
+    first._scheduler.auto.factors[5] = [1.5, 1.75]
+    first.remember()
+    second = engine(tmp_path)
+    assert second._scheduler.auto is not None
+    assert second._scheduler.auto.factors[5] == [1.5, 1.75]
+    assert len(timings) == 1
+
+
 def test_a_corrupt_file_is_replaced(
     tmp_path: Path, timings: list[StepCost], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -261,7 +297,9 @@ def test_where_nothing_can_be_written_the_engine_serves(
 
 def test_a_machine_that_is_busy_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "time_steps", lambda executor, **limits: (COST, False))
-    assert cost_of(engine(tmp_path)) == COST
+    busy = engine(tmp_path)
+    assert cost_of(busy) == COST
+    busy.remember()
     assert not list(tmp_path.iterdir())
 
 

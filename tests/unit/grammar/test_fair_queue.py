@@ -36,6 +36,21 @@ def test_one_can_be_taken_out():
     assert taken(queue) == ["y"]
 
 
+def test_of_one_source_all_can_be_taken_out():
+    queue = FairQueue()
+    put(queue, "a 1", "x", "y")
+    put(queue, "a 2", "z")
+    one, other, none = Source.of("a 1"), Source.of("a 2"), Source.of("b 1")
+    assert [queue.waits(source) for source in (one, other, none)] == [True, True, False]
+    assert [queue.others_wait(source) for source in (one, other, none)] == [True] * 3
+    assert queue.take_all(none) == []
+    assert queue.take_all(one) == ["x", "y"]
+    assert [queue.waits(source) for source in (one, other)] == [False, True]
+    assert [queue.others_wait(source) for source in (one, other)] == [True, False]
+    assert taken(queue) == ["z"]
+    assert queue._count == queue._bytes == 0
+
+
 def test_of_one_connection_so_many_wait(monkeypatch):
     monkeypatch.setattr(fair_queue, "PER_SOURCE", 2)
     queue = FairQueue()

@@ -14,7 +14,7 @@ import pytest
 
 from nextn.grammar.fair_queue import Source
 from nextn.grammar.limits import MIB, Limits
-from nextn.grammar.workers import Workers
+from nextn.grammar.workers import LONG_SECONDS, Workers
 
 LIMITS = Limits(seconds=60, memory=64 * MIB)  # 8 MiB each, 32 to compile
 SOURCE = Source()
@@ -43,6 +43,10 @@ def workers():
 
 def submit(workers, **job):
     return workers.submit(job, SOURCE)
+
+
+def submit_by(workers, name, **job):
+    return workers.submit(job, Source.of(name))
 
 
 def refused(workers, **job):
@@ -127,6 +131,62 @@ def test_one_that_takes_long_leaves_room_for_others(workers, tmp_path):
     assert not waiting.done()
     (tmp_path / "go").touch()
     assert waiting.result(30).text == "é"
+
+
+def test_one_client_does_not_hold_all_of_them(workers, tmp_path):
+    """Its jobs take as long as any may; others need not wait for that."""
+    go = tmp_path / "go"
+    many = [
+        submit_by(workers, "a 1", do="wait", pid=str(tmp_path / f"{i}"), **{"for": str(go)}) for i in (0, 1)
+    ]
+    for i in (0, 1):
+        pid_in(tmp_path / f"{i}")
+    more = submit_by(workers, "a 1")
+    for name in ("a 2", "b 1", "a 2", "b 1"):
+        assert submit_by(workers, name).result(30).text == "é"
+    assert not any(each.done() for each in (*many, more))  # its own wait for each other
+    go.touch()
+    assert [each.result(30).text for each in (*many, more)] == ["é"] * 3
+
+
+def test_what_has_to_wait_for_its_own_puts_off_nobody(workers, tmp_path):
+    go, mine = tmp_path / "go", tmp_path / "mine"
+    many = [submit_by(workers, "a 1", do="wait", **{"for": str(go)}) for _ in (0, 1)]
+    assert submit_by(workers, "c 1").result(30).text == "é"
+    other = submit_by(workers, "b 1", do="wait", pid=str(tmp_path / "b"), **{"for": str(mine)})
+    pid = pid_in(tmp_path / "b")
+    many += [submit_by(workers, "a 1") for _ in (0, 1)]
+    time.sleep(1.5 * LONG_SECONDS)
+    assert lives(pid)
+    mine.touch()
+    assert other.result(30).text == "é"
+    assert pid_in(tmp_path / "b") == pid
+    go.touch()
+    assert [each.result(30).text for each in many] == ["é"] * 4
+
+
+def test_alone_it_may_hold_all_of_them(workers, tmp_path):
+    go = tmp_path / "go"
+    many = [
+        submit_by(workers, "a 1", do="wait", pid=str(tmp_path / f"{i}"), **{"for": str(go)}) for i in (0, 1)
+    ]
+    pids = [pid_in(tmp_path / f"{i}") for i in (0, 1)]
+    more = submit_by(workers, "a 1")
+    time.sleep(1.5 * LONG_SECONDS)
+    assert all(map(lives, pids))
+    go.touch()
+    assert [each.result(30).text for each in (*many, more)] == ["é"] * 3
+    assert [pid_in(tmp_path / f"{i}") for i in (0, 1)] == pids
+
+
+def test_what_was_put_off_ends_when_nobody_waits_for_it(workers, tmp_path):
+    many = [submit_by(workers, f"a {i}", do="hang", pid=str(tmp_path / f"{i}")) for i in range(4)]
+    assert submit_by(workers, "b 1").result(30).text == "é"
+    for each in many:
+        assert each.cancel()
+    assert not workers._later
+    assert submit_by(workers, "a 1").result(30).text == "é"
+    until(lambda: not any(lives(int(f.read_text() or 0)) for f in tmp_path.iterdir()))
 
 
 def test_a_job_that_nobody_waits_for_is_ended(workers, tmp_path):

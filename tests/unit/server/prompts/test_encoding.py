@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -61,6 +62,31 @@ async def test_tokenizing_ends_when_there_are_too_many(
     with pytest.raises(ApiError, match="more than 100000 tokens"):
         await Encoder(tiny).encode([text], most=100_000)
     assert sum(map(len, pieces)) < len(text) / 3
+
+
+async def test_a_long_text_is_tokenized_in_pieces_beside_the_loop(
+    tiny: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No piece is much longer than it has to be, and the loop's thread does none of it."""
+    threads, pieces, encode, batch = set[int](), list[int](), tiny.encode, tiny.encode_batch
+
+    def noted(piece: str, add_special_tokens: bool = True) -> list[int]:
+        threads.add(threading.get_ident())
+        pieces.append(len(piece))
+        return encode(piece, add_special_tokens)
+
+    def noted_batch(texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+        threads.add(threading.get_ident())
+        return batch(texts, add_special_tokens)
+
+    monkeypatch.setattr(tiny, "encode", noted)
+    monkeypatch.setattr(tiny, "encode_batch", noted_batch)
+    texts = [ENGLISH * (3 * PIECE // len(ENGLISH)), ENGLISH * (LONG_TEXT // len(ENGLISH) + 1)]
+    await Encoder(tiny).encode(texts)
+    assert threads
+    assert threading.get_ident() not in threads
+    assert len(pieces) >= 3
+    assert max(pieces) <= PIECE + len(ENGLISH)
 
 
 async def test_together(tiny: Tokenizer) -> None:

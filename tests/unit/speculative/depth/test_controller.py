@@ -38,8 +38,8 @@ def off(cost: StepCost, factor: float) -> StepCost:
     )
 
 
-def controller(cost: StepCost, cuts: bool = True) -> DepthController:
-    return DepthController(cost, Worth(8, Shape(), cuts), {}, page=16)
+def controller(cost: StepCost, cuts: bool = True, ends: bool = True) -> DepthController:
+    return DepthController(cost, Worth(8, Shape(), cuts, ends), {}, page=16)
 
 
 @cache
@@ -214,6 +214,15 @@ def test_a_drafter_without_confidence() -> None:
         assert chosen.cutoff is None
         assert watch(load, chosen, n, 3.0).speed >= 0.97 * speeds("EPYC", n)[1]
         assert chosen.state.drafting == drafts
+
+
+@pytest.mark.parametrize("factor", FACTORS)
+@pytest.mark.parametrize(("name", "n"), [("EPYC", 1), ("EPYC", 8), ("EPYC", 32), ("AMX", 2), ("AMX", 64)])
+def test_on_a_device_that_is_not_waited_for(name: str, n: int, factor: float) -> None:
+    """All guesses are made and their passes paid for: drafts are fewer, and off where they do not pay."""
+    load, chosen = Load(Machine(COSTS[name], ends=False)), controller(off(COSTS[name], factor), ends=False)
+    watch(load, chosen, n, 1.0)
+    assert watch(load, chosen, n, 3.0).speed >= 0.97 * speeds(name, n)[1]
 
 
 def begin_trial(n: int = 4) -> tuple[Load, DepthController]:

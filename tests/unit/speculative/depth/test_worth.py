@@ -53,13 +53,14 @@ def teach(worth: Worth, cost: StepCost, rates: tuple[float, ...], plans: int = 2
     expert=st.floats(0.0, 0.2),
     a_pass=st.floats(0.0, 0.5),
     pass_row=st.floats(0.0, 0.05),
+    ends=st.booleans(),
 )
 def test_thresholds_beat_every_fixed_depth(
-    n: int, row: float, expert: float, a_pass: float, pass_row: float
+    n: int, row: float, expert: float, a_pass: float, pass_row: float, ends: bool
 ) -> None:
     """Where one pays; by the rates that it assumes itself, but for the error of its sample."""
     cost = StepCost(1.0, row, expert, (16, 4), drafted=0.9, a_pass=a_pass, pass_row=pass_row)
-    setting = Worth(MAX_STEPS, CHAIN, True).plan(n, cost, cost.rows(n))
+    setting = Worth(MAX_STEPS, CHAIN, True, ends).plan(n, cost, cost.rows(n))
     assert setting.cutoff is not None
     best = max(fixed(n, cost, k) for k in range(1, MAX_STEPS + 1))
     assert speed(n, cost, setting) >= 0.98 * best or best < n / cost.rows(n)
@@ -88,6 +89,24 @@ def test_the_dearer_a_pass_the_fewer_there_are() -> None:
         extras.append((setting.cutoff.passing, -setting.tokens, -setting.cutoff.num_steps))
     assert extras == sorted(extras)
     assert extras[0] < extras[-1]
+
+
+def test_where_passes_do_not_end_with_their_guesses_all_are_paid_for() -> None:
+    """As on a device whose guesses nobody reads before the end. Those worth no row are not verified."""
+    depths = []
+    for a_pass in (0.0, 0.03, 0.1, 1.0):
+        cost = replace(COST, a_pass=a_pass * COST.fixed)
+        ending, whole = (
+            Worth(MAX_STEPS, CHAIN, True, ends).plan(1, cost, cost.rows(1)) for ends in (True, False)
+        )
+        depth, made = whole.num_steps, whole.tokens + whole.num_steps - 1
+        assert whole.extra >= cost.drafting(depth, made)
+        assert whole.extra - cost.drafting(depth, made) <= cost.verify(1, depth) * (1 + 1e-9)
+        assert speed(1, cost, whole) <= 1.01 * speed(1, cost, ending)
+        depths.append(depth)
+    assert depths == sorted(depths, reverse=True)
+    assert depths[0] == MAX_STEPS
+    assert depths[-1] == 1
 
 
 def test_rates_are_those_of_the_guesses_that_were_verified() -> None:
