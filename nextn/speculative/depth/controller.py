@@ -48,7 +48,8 @@ class DepthController:
         self.drafting = self._usual = True  # in the next step, and apart from trials
         self._log: deque[tuple[bool, float, StepWork]] = deque(maxlen=4 * TRIAL_STEPS[1])
         self._trial: list[bool] = []  # of each step that is left of it: does it draft?
-        self._skip = False  # the first step of its kind verifies what the other kind made
+        # After a switch a step verifies what the other kind made, and caches hold what that used.
+        self._skip, self._settle = 0, 1  # steps that do not count then, left and in all
         # Seconds: from the last plan and the last trial, of a step, without drafts.
         self._since = self._since_trial = self._step = self._blind = 0.0
         self._steps, self._trial_budget = 0, 2.0 * TRIAL_SHARE
@@ -102,7 +103,7 @@ class DepthController:
             self._log.append((self.drafting, seconds, work))
             if self.drafting:
                 _add(self._extra, self.cost.extra(work), self._setting.extra / self._mean)
-        self._skip = False
+        self._skip -= self._skip > 0
         if self._trial:
             self._trial.pop(0)
             self._switch(self._trial[0] if self._trial else self._usual)
@@ -110,7 +111,7 @@ class DepthController:
                 self._learn()
 
     def _switch(self, drafting: bool) -> None:
-        self._skip |= drafting != self.drafting
+        self._skip = self._skip if drafting == self.drafting else self._settle
         self.drafting = drafting
 
     def _learn(self) -> None:
@@ -156,14 +157,15 @@ class DepthController:
         reason = f"drafts {makes} {gain:.2f} x the tokens/s of none with {n} at once"
         self.state = DraftingState(self._usual, n, round(gain, 3), reason)
         length = round(min(TRIAL_STEPS[1], max(TRIAL_STEPS[0], TRIAL_SECONDS / (self._step or 1.0))))
+        self._settle = 1 + length // 8
         # Each size is tried, and soon; nobody knows what that costs, so what it may seem to cost is bounded.
         before = 0 if self._usual else self._window
         lost = min(0.2 if untried else 1.0, max(MARGIN, abs(ahead)))
         price = lost * length * self._step + cost.drafting(1, n * (before or length))
         if (untried or abs(ahead) < 2.0 * doubt) and price < self._trial_budget and len(self._log) >= length:
             self._trial_budget -= price
-            other = [not self._usual] * (length + 1)  # the first step of a kind does not count
-            self._trial = [False] * before + other + [self._usual] * (length + 1)
+            length += self._settle
+            self._trial = [False] * before + [not self._usual] * length + [self._usual] * length
             self._switch(False)
 
 
