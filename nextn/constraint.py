@@ -177,6 +177,13 @@ class GrammarCursor:
         self._known = {known[n:]: what for known, what in self._known.items() if known[:n] == path}
         return took
 
+    def stuck(self) -> str | None:
+        """Why nothing may follow; None if something may."""
+        after = self.allowed()
+        if after is None:
+            return self.failed or self._why()
+        return self._why() if after.dead else None
+
     def _why(self) -> str:
         return self.grammar.failure or "the grammar has no way to go on from here"
 

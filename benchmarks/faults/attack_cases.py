@@ -93,6 +93,17 @@ def bare_references(count: int) -> dict[str, Any]:
     return {"$defs": nodes | {f"n{count}": {"type": "string"}}, "$ref": "#/$defs/n0"}
 
 
+def endless_mask(seed: int) -> Request:
+    """After some texts that match it, llguidance 1.9.1 never says what may follow, whatever its limits."""
+    grammar = (
+        'root ::= "a"+ ([^\\n] | r0) "z" r2*\n'
+        "r0 ::= r0 (. | r2)* [a-z]+\n"
+        'r1 ::= [a-z]* [^\\n] "a"* "a"*\n'
+        'r2 ::= [^\\n] r1? ("a" | root) | .'
+    )
+    return completion(ebnf=grammar, prompt="import os\ndef", seed=seed, repetition_penalty=1.5, temperature=1)
+
+
 def powers() -> list[str]:
     """20 regular expressions of a million characters each, in 21 of their own."""
     return [f"(({letter}{{100}}){{100}}){{100}}" for letter in "abcdefghijklmnopqrst"]
@@ -143,6 +154,7 @@ ATTACKS: dict[str, Attack] = {
     "gbnf-leaves": Attack(
         lambda: [completion(ebnf=endless_gbnf(i), leaves=1.0) for i in range(3)], honest=small_schema
     ),
+    "gbnf-endless-mask": Attack(lambda: [endless_mask(seed) for seed in range(4)]),
     "stop-regex-powers": Attack(lambda: [completion(stop_regex=powers()[i::5]) for i in range(5)]),
     "stop-regex-long": Attack(lambda: [completion(stop_regex=[long_regex()])]),
     "stop-regex-leaves": Attack(

@@ -15,6 +15,8 @@ from typing import Any
 from nextn.config import EngineConfig, model_folder
 from nextn.constraint import CompiledGrammar, Constraint
 from nextn.grammar import trial
+from nextn.grammar.apart import KINDS as APART
+from nextn.grammar.apart import PROCESS, Apart
 from nextn.grammar.backends import make_backend
 from nextn.grammar.base import Backend, Vocabulary
 from nextn.grammar.fair_queue import Source
@@ -26,6 +28,8 @@ from nextn.tokenizer import folder
 log = logging.getLogger("nextn.grammar")
 
 HERE = Source()
+OVER: Future[Tried] = Future()  # of trials whose outcome is known
+OVER.set_result(Tried("", 0))
 
 
 class Waiting:
@@ -111,6 +115,8 @@ class GrammarCompiler:
             compiling = _Compiling(Future())
             compiling.made.set_result(held)
             return compiling
+        if constraint.kind in APART:
+            self.memory.check_patience(constraint.kind)
         asked = {"kind": constraint.kind, "text": constraint.text}
         compiling = _Compiling(self.workers.submit(asked, source))
         if self._loaded is None:
@@ -139,8 +145,18 @@ class GrammarCompiler:
     def _make(self, constraint: Constraint, compiling: _Compiling) -> None:
         tried = compiling.tried.result()
         try:
-            compiled = self._with_after(constraint, self._backend().compile(constraint.kind, tried.text))
-            self._ended(constraint, compiling, self.memory.keep(constraint, compiled, tried.bytes))
+            if constraint.kind in APART:
+                apart = Apart(
+                    self.workers.child(), self.name, self.vocabulary, constraint.kind, tried.text,
+                    self.memory,
+                )  # fmt: skip
+                compiled = self._with_after(constraint, apart)
+                held = self.memory.keep(constraint, compiled, tried.bytes + PROCESS)
+                apart.grew = weakref.WeakMethod(held.grow)
+            else:
+                compiled = self._with_after(constraint, self._backend().compile(constraint.kind, tried.text))
+                held = self.memory.keep(constraint, compiled, tried.bytes)
+            self._ended(constraint, compiling, held)
         except ValueError as e:
             self._ended(constraint, compiling, e)
         except BaseException as e:  # Rust's panics are no Exception; a request's grammar ends nobody else
@@ -158,6 +174,7 @@ class GrammarCompiler:
             compiling.made.set_exception(how)
         else:
             compiling.made.set_result(how)
+        compiling.tried = OVER  # which knew of it in turn: only the garbage collector would end both
 
     def _backend(self) -> Backend:
         with self._loading:

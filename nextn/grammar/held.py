@@ -13,7 +13,18 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from nextn.constraint import CompiledGrammar, Constraint, Grammar
-from nextn.grammar.limits import MIB, SLOW_MASK, SLOW_MASKS, Busy, Limits, resident
+from nextn.grammar.limits import (
+    FORGIVEN,
+    LEAST_PATIENCE,
+    LONGEST_MASK,
+    MIB,
+    SLOW_MASK,
+    SLOW_MASKS,
+    Busy,
+    Limits,
+    resident,
+    too_slow_masks,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -54,11 +65,9 @@ class Held:
 
     def delay(self, seconds: float) -> None:
         self.seconds += seconds
-        if self.seconds > SLOW_MASKS:
-            self.failure = (
-                f"to find the tokens that may follow took more than {1000 * SLOW_MASK:g} ms too often, "
-                f"{SLOW_MASKS:g} s in all"
-            )
+        self.memory.stalled(seconds)
+        if self.seconds > LEAST_PATIENCE and self.memory.patience(SLOW_MASKS) == LEAST_PATIENCE:
+            self.failure = too_slow_masks()
 
 
 class _Watched:
@@ -90,7 +99,10 @@ class _Watched:
         return self.held.failure
 
     def advance(self, tokens: Sequence[int]) -> int:
-        return self.grammar.advance(tokens)
+        took = self.grammar.advance(tokens)
+        if took < len(tokens) and self.held.failure is None:
+            self.held.failure = self.grammar.failure
+        return took
 
     def rollback(self, count: int) -> None:
         self.grammar.rollback(count)
@@ -111,6 +123,7 @@ class Memory:
         self._kept: dict[Constraint, Held] = {}
         self._all: weakref.WeakSet[Held] = weakref.WeakSet()
         self.bytes = 0  # of those in `_all`, and of those just freed
+        self._stalls, self._stalled = 0.0, time.monotonic()  # seconds, and when that was
 
     def get(self, constraint: Constraint) -> Held | None:
         with self._lock:
@@ -138,6 +151,23 @@ class Memory:
             self._all.add(held)
             self._kept[constraint] = held
         return held
+
+    def stalled(self, seconds: float) -> None:
+        """Everybody waited so long for one constraint."""
+        with self._lock:
+            self._stalls, self._stalled = self._not_forgiven() + seconds, time.monotonic()
+
+    def patience(self, seconds: float) -> float:
+        """How long one may hold up everybody: so many seconds, or less after others did."""
+        return max(LEAST_PATIENCE, seconds - self._not_forgiven())
+
+    def check_patience(self, kind: str) -> None:
+        """Raises Busy if everybody waited too long lately to take another one that may be endless."""
+        if self._not_forgiven() > LONGEST_MASK:
+            raise Busy(f"{kind}: constraints of this kind took the server too long; try again later")
+
+    def _not_forgiven(self) -> float:
+        return max(0.0, self._stalls - FORGIVEN * (time.monotonic() - self._stalled))
 
     def freed(self, held: Held) -> None:
         with self._lock:

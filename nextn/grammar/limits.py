@@ -20,8 +20,13 @@ TRIAL_STACK, COMPILE_STACK, WALK_STACK = 8 * MIB, 16 * MIB, MIB
 
 # Seconds of the processor for one mask in a trial: nobody gets a token meanwhile. Masks of sound constraints
 # take 2 ms at most, with a vocabulary of 128,000 tokens. In use, those that take longer than the second
-# number may add up to the third.
+# number may add up to the third, of all constraints.
 SLOWEST_MASK, SLOW_MASK, SLOW_MASKS = 0.1, 0.02, 1.0
+# Seconds to wait for a process that follows a client's grammar (`apart`), on a busy machine too.
+LONGEST_MASK = 0.5
+# Patience with slow and endless masks shrinks by what everybody waited for them lately, to the first number.
+# This share of all time is forgiven. Beyond LONGEST_MASK nothing new that may be endless is taken.
+LEAST_PATIENCE, FORGIVEN = 0.01, 0.02
 
 PAGE = os.sysconf("SC_PAGESIZE")
 STATM = "/proc/self/statm"  # Linux: sizes in pages; resident is field 1, shared 2, data and stacks 5
@@ -29,6 +34,10 @@ STATM = "/proc/self/statm"  # Linux: sizes in pages; resident is field 1, shared
 
 class Busy(ValueError):
     """Too many constraints wait or are in use. It is not the fault of the request, which may try again."""
+
+
+def too_slow_masks() -> str:
+    return f"to find the tokens that may follow took more than {1000 * SLOW_MASK:g} ms too often"
 
 
 @dataclass(frozen=True)

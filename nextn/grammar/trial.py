@@ -35,13 +35,16 @@ def options(backend: str, vocabulary: Vocabulary) -> dict[str, Any]:
 
 def constraints(options: Mapping[str, Any]) -> Try:
     """Makes the trial of constraints. A job's answer is the constraint as the backend prepares it. An empty
-    job warms up."""
+    job warms up; one to "follow" what passed is only compiled."""
     backend = make_backend(
         options["backend"],
         Vocabulary(Path(options["folder"]), options["size"], options["eos_ids"], options["whitespace"]),
     )
 
     def attempt(job: Mapping[str, Any]) -> tuple[str, object]:
+        if "follow" in job:
+            with stack(TRIAL_STACK):
+                return "", backend.compile(job["kind"], job["text"])
         constraint = Constraint(job["kind"], job["text"]) if job else WARM
         with stack(TRIAL_STACK):
             prepared = backend.prepare(constraint)

@@ -24,9 +24,13 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, cast
 
+from nextn.grammar.follower import PID, follow
 from nextn.grammar.limits import MIB, Limits, resident, statm
+
+if TYPE_CHECKING:
+    from nextn.constraint import CompiledGrammar
 
 PR_SET_PDEATHSIG = 1
 # A child that is busy for so long goes on behind all others; not far, as it must end on a busy machine, too.
@@ -115,17 +119,21 @@ class Child:
     def run(self) -> NoReturn:
         """Serves jobs; each is a line of JSON. The answer is an empty line at once, from which the time runs;
         then a line of JSON with {"error"} or {"bytes", "length"}, and "last" on the last one; then the text
-        of that length."""
+        of that length. With "follow" the job is to compile what passed its trial, and to follow its texts:
+        the process's number when that can begin, and no other job."""
         self._restrict()
         self._try({})  # to touch the memory that was the parent's
         before = resident()
         with self.link.makefile("rb") as jobs:
             for line in jobs:
+                asked = json.loads(line)
+                if "follow" in asked:
+                    self._follow(asked, jobs)
                 self.link.sendall(b"\n")
                 self._limit_seconds()
                 timer = threading.Timer(LONG_SECONDS, self._make_way)
                 timer.start()
-                answer, text = self._try(json.loads(line))
+                answer, text = self._try(asked)
                 timer.cancel()
                 if resident() - before > SEEN:
                     trim()
@@ -133,6 +141,11 @@ class Child:
                     answer["last"] = True
                 self.link.sendall(json.dumps(answer).encode() + b"\n" + text)
         os._exit(0)
+
+    def _follow(self, asked: Mapping[str, Any], jobs: BinaryIO) -> NoReturn:
+        _, compiled = self.attempt(asked)
+        self.link.sendall(PID.pack(os.getpid()))
+        follow(self.link, jobs, cast("CompiledGrammar", compiled), self.limits)
 
     def _try(self, asked: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
         before = resident()

@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
@@ -111,11 +112,24 @@ class Workers:
             slow = source == self._slow or self._later.waits(source)
             out = (self._later if slow else self._queue).put(source, job, len(job.asked))
             wake = self._running()
-        job.done.add_done_callback(lambda done: self._cancel(job) if done.cancelled() else None)
+        mine = weakref.ref(job)  # no cycle, so that both end at once
+        job.done.add_done_callback(lambda done: self._cancel(mine()) if done.cancelled() else None)
         for each in out:
             settle(each, Busy(BUSY))
         poke(wake)
         return job.done
+
+    def child(self) -> socket.socket:
+        """Starts another child, which is the caller's, and returns the link to it. Raises OSError if that
+        cannot be, as before the first job has ended."""
+        link, theirs = socket.socketpair()
+        with theirs:
+            try:
+                socket.send_fds(self._control, [b"c"], [theirs.fileno()])
+            except BaseException:
+                link.close()
+                raise
+        return link
 
     def close(self) -> None:
         """Ends the processes. Nothing may be submitted afterwards."""
@@ -126,7 +140,9 @@ class Workers:
             with wake:
                 poke(wake)
 
-    def _cancel(self, job: Job) -> None:
+    def _cancel(self, job: Job | None) -> None:
+        if job is None:
+            return
         with self._lock:
             if not (self._queue.remove(job) or self._later.remove(job)):
                 self._cancelled.append(job)
@@ -295,10 +311,12 @@ class Workers:
                 settle(job, ValueError(self.limits.too_slow if started else "the worker does not start"))
 
     def _start_child(self) -> None:
-        link, theirs = socket.socketpair()
+        try:
+            link = self.child()
+        except OSError:  # the parent has ended; that will be heard of
+            link, theirs = socket.socketpair()
+            theirs.close()
         link.setblocking(False)
-        with theirs, contextlib.suppress(OSError):  # the parent has ended; that will be heard of
-            socket.send_fds(self._control, [b"c"], [theirs.fileno()])
         child = Child(link)
         self._children.append(child)
         self._selector.register(link, selectors.EVENT_READ, child)

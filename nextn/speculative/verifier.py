@@ -164,6 +164,8 @@ def grammatical(grammar: GrammarCursor, verified: Verified) -> Verified:
     error = None if took.ended else verified.error
     if took.error is not None:
         error = Failure(GRAMMAR_ERROR, took.error)
+    elif error is NO_CHOICE and (why := grammar.stuck()) is not None:
+        error = Failure(GRAMMAR_ERROR, why)
     path = verified.path[: max(0, took.kept - 1)]
     return Verified(path, verified.tokens[: took.kept], took.ended, error)
 

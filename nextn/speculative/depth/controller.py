@@ -48,8 +48,8 @@ class DepthController:
         self.drafting = self._usual = True  # in the next step, and apart from trials
         self._log: deque[tuple[bool, float, StepWork]] = deque(maxlen=4 * TRIAL_STEPS[1])
         self._trial: list[bool] = []  # of each step that is left of it: does it draft?
-        # After a switch a step verifies what the other kind made, and caches hold what that used.
-        self._skip, self._settle = 0, 1  # steps that do not count then, left and in all
+        # Steps after a switch, left and in all, that do not count: caches hold what the other kind used.
+        self._skip, self._settle = 0, 1
         # Seconds: from the last plan and the last trial, of a step, without drafts.
         self._since = self._since_trial = self._step = self._blind = 0.0
         self._steps, self._trial_budget = 0, 2.0 * TRIAL_SHARE

@@ -181,6 +181,27 @@ def test_a_grammar_that_cannot_go_on_ends_its_request_alone(steps):
     assert len(found["b"][0]) == 9
 
 
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_grammar_that_came_to_a_limit_between_steps_is_the_reason(steps):
+    """Nothing is allowed then, so nothing can be chosen; that is no fault of the logits."""
+
+    class Limited(ToyGrammar):
+        """As others of the same constraint may bring it to its limit."""
+
+        failure = "it came to a limit"
+
+        def mask(self):
+            return super().mask() & False
+
+    engine = make(speculative_num_steps=steps)
+    params = SamplingParams(max_tokens=20, temperature=0, constraint=ANY)
+    engine.add(Request("a", [5], params, grammar=Limited(V, length=9)))
+    outputs = []
+    while engine.has_work():
+        outputs += engine.step()
+    assert (outputs[-1].error_code, outputs[-1].error) == ("grammar_error", "it came to a limit")
+
+
 def test_a_constraint_needs_its_grammar():
     with pytest.raises(ValueError, match="the request has a constraint and no grammar"):
         make().add(Request("a", [5], SamplingParams(constraint=ANY)))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import threading
 import time
+import weakref
 
 import pytest
 from support.grammars import FOR_EVER, HOSTILE
@@ -175,3 +177,19 @@ def test_what_is_refused_is_told_of_at_once(grammars):
     line.drop("slow")
     assert not list(line.take())
     assert not line
+
+
+def test_nothing_keeps_what_was_compiled(grammars):
+    """Not even until the next garbage collection: a process may belong to it."""
+    gc.disable()
+    try:
+        made = grammars.submit(Constraint("regex", "w+"))
+        held = weakref.ref(made.result())
+        grammars.compile(REGEX)
+        del grammars.memory._kept[Constraint("regex", "w+")], made
+        deadline = time.monotonic() + 10
+        while held() is not None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert held() is None
+    finally:
+        gc.enable()

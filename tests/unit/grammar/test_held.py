@@ -9,7 +9,7 @@ from support.toy_grammar import ToyGrammar
 from nextn.constraint import Constraint, GrammarCursor
 from nextn.grammar import held as module
 from nextn.grammar.held import Memory
-from nextn.grammar.limits import MIB, PAGE, Busy, Limits
+from nextn.grammar.limits import FORGIVEN, LEAST_PATIENCE, MIB, PAGE, SLOW_MASKS, Busy, Limits
 
 LIMITS = Limits(seconds=1, memory=16 * MIB)  # 2 MiB each
 
@@ -152,4 +152,28 @@ def test_one_whose_masks_take_long_ends(monkeypatch):
     monkeypatch.setattr(Toy, "begin", lambda self: Slow(12, length=400, spread=2))
     grammar = keep(Memory(LIMITS), 0).begin()
     assert [bool(grammar.mask().any()) for _ in range(5)] == [True, True, True, False, False]
-    assert grammar.failure == "to find the tokens that may follow took more than 20 ms too often, 1 s in all"
+    assert grammar.failure == "to find the tokens that may follow took more than 20 ms too often"
+
+
+def test_patience_shrinks_while_everybody_waits(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    memory = Memory(LIMITS)
+    slow, other, third = (keep(memory, i, 0) for i in range(3))
+    slow.delay(0.9 * SLOW_MASKS)
+    assert slow.failure is None
+    assert memory.patience(2 * SLOW_MASKS) == pytest.approx(1.1 * SLOW_MASKS)
+    other.delay(LEAST_PATIENCE)
+    assert other.failure is None
+    slow.delay(0.1 * SLOW_MASKS)
+    assert slow.failure == "to find the tokens that may follow took more than 20 ms too often"
+    assert memory.patience(0.5) == LEAST_PATIENCE
+    other.delay(0.01)
+    assert other.failure == "to find the tokens that may follow took more than 20 ms too often"
+    with pytest.raises(Busy, match="ebnf: constraints of this kind took the server too long; try again"):
+        memory.check_patience("ebnf")
+    now[0] += 10 / FORGIVEN
+    memory.check_patience("ebnf")
+    assert memory.patience(0.5) == 0.5
+    third.delay(0.9 * SLOW_MASKS)
+    assert third.failure is None

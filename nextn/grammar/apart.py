@@ -1,0 +1,163 @@
+"""Constraints whose texts are followed in a process of their own.
+
+A grammar that a client wrote can make a library work without end over a single token, whatever limits the
+library has. So each such constraint has a process, which is killed when an answer takes too long. Its texts
+end, and nobody else's. A question and its answer take 0.1 ms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import json
+import socket
+import struct
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from nextn.constraint import CompiledGrammar, Grammar
+from nextn.grammar.backends import make_backend
+from nextn.grammar.base import Backend, Vocabulary
+from nextn.grammar.follower import ACCEPTING, ANSWER, FAILED, GONE, PID, QUESTION
+from nextn.grammar.held import Memory
+from nextn.grammar.limits import LONGEST_MASK, MIB
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+KINDS = ("ebnf", "lark")  # where the client's text is a grammar; the others' grammars are the library's own
+PROCESS = 6 * MIB  # bytes that a process takes, apart from what it shares with others
+
+
+class _Answer(NamedTuple):
+    taken: int
+    accepting: bool
+    failure: str | None
+    bits: bytes
+
+
+class Apart:
+    """A `CompiledGrammar`. grew: called with the bytes by which the process grew, as long as it exists."""
+
+    def __init__(
+        self, link: socket.socket, backend: str, vocabulary: Vocabulary, kind: str, prepared: str,
+        memory: Memory,
+    ) -> None:  # fmt: skip
+        """link: to a child of `worker`. prepared: what passed its trial. Raises ValueError if it does not
+        compile after all."""
+        self.vocabulary = vocabulary
+        self.failure: str | None = None
+        self.grew: Callable[[], Callable[[int], None] | None] = lambda: None
+        self._made = backend, vocabulary, kind, prepared
+        self._link, self._memory, self._numbers = link, memory, itertools.count()
+        weakref.finalize(self, link.close)  # which ends the process
+        link.settimeout(memory.limits.seconds)
+        try:
+            link.sendall(json.dumps({"follow": True, "kind": kind, "text": prepared}).encode() + b"\n")
+            (self.pid,) = PID.unpack(self._read(PID.size))
+        except OSError:
+            link.close()
+            raise ValueError(f"{kind}: {memory.limits.too_slow}") from None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Another process follows its texts itself."""
+        return _here, self._made
+
+    def begin(self) -> Grammar:
+        return _Text(self, next(self._numbers))
+
+    def ask(self, number: int, stay: int, tokens: Sequence[int]) -> _Answer:
+        if self.failure is None:
+            began, patience = time.monotonic(), self._memory.patience(LONGEST_MASK)
+            self._link.settimeout(patience)
+            try:
+                head = QUESTION.pack(number, stay, len(tokens))
+                self._link.sendall(head + struct.pack(f"<{len(tokens)}I", *tokens))
+                taken, state, growth, length = ANSWER.unpack(self._read(ANSWER.size))
+                rest = self._read(length)
+            except TimeoutError:
+                self._fail(f"to find the tokens that may follow takes more than {1000 * patience:.0f} ms")
+                self._memory.stalled(time.monotonic() - began)
+            except OSError:
+                self._fail("the process that follows its texts has ended; it may have grown too large")
+            else:
+                if growth > 0 and (grew := self.grew()) is not None:
+                    grew(growth)
+                failure = rest.decode() if state & FAILED else None
+                return _Answer(taken, bool(state & ACCEPTING), failure, b"" if failure else rest)
+        return _Answer(0, False, self.failure, b"")
+
+    def forget(self, number: int) -> None:
+        with contextlib.suppress(OSError):  # it has ended
+            self._link.sendall(QUESTION.pack(number, 0, GONE))
+
+    def _read(self, count: int) -> bytes:
+        """Raises OSError where the other end is closed; time that it takes counts for all of it."""
+        parts = bytearray()
+        while len(parts) < count:
+            part = self._link.recv(count - len(parts))
+            if not part:
+                raise ConnectionError
+            parts += part
+        return bytes(parts)
+
+    def _fail(self, why: str) -> None:
+        self.failure = why
+        self._link.close()
+
+
+class _Text:
+    """A `Grammar`. Asks for what it does not know; after tokens are taken back it knows nothing."""
+
+    def __init__(self, apart: Apart, number: int) -> None:
+        self.apart, self.number = apart, number
+        self._count = 0
+        self._known: _Answer | None = None
+        weakref.finalize(self, apart.forget, number)
+
+    def _state(self) -> _Answer:
+        if self._known is None:
+            self._known = self.apart.ask(self.number, self._count, ())
+        return self._known
+
+    def mask(self) -> NDArray[np.bool_]:
+        import numpy as np
+
+        state = self._state()
+        if state.failure is not None:
+            return np.zeros(self.apart.vocabulary.size, np.bool_)
+        bits = np.frombuffer(state.bits, np.uint8)
+        return np.unpackbits(bits, count=self.apart.vocabulary.size, bitorder="little").view(np.bool_)
+
+    @property
+    def accepting(self) -> bool:
+        return self._state().accepting
+
+    @property
+    def failure(self) -> str | None:
+        known = self._known
+        return self.apart.failure or (None if known is None else known.failure)
+
+    def advance(self, tokens: Sequence[int]) -> int:
+        if not tokens:
+            return 0
+        self._known = self.apart.ask(self.number, self._count, tokens)
+        self._count += self._known.taken
+        return self._known.taken
+
+    def rollback(self, count: int) -> None:
+        self._count -= count
+        self._known = None
+
+
+@functools.lru_cache(maxsize=2)
+def _backend(name: str, vocabulary: Vocabulary) -> Backend:
+    return make_backend(name, vocabulary)
+
+
+def _here(backend: str, vocabulary: Vocabulary, kind: str, prepared: str) -> CompiledGrammar:
+    return _backend(backend, vocabulary).compile(kind, prepared)

@@ -1,0 +1,139 @@
+"""Constraints whose texts are followed in a process of their own: the same answers, and an end to waiting."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nextn.config import EngineConfig
+from nextn.constraint import Constraint, GrammarCursor
+from nextn.grammar import apart as module
+from nextn.grammar.apart import Apart
+from nextn.grammar.compiler import GrammarCompiler
+from nextn.grammar.held import Held
+from nextn.grammar.limits import LONGEST_MASK, Busy
+
+GBNF = 'root ::= item ("," item)* ";"\nitem ::= [a-z]+ | "(" item ")"'
+LARK = 'start: item ("," item)* ";"\nitem: /[a-z]+/ | "(" item ")"'
+CONSTRAINTS = [Constraint("ebnf", GBNF), Constraint("lark", LARK)]
+
+
+@pytest.fixture(scope="module")
+def grammars():
+    made = GrammarCompiler(EngineConfig(), 4096, frozenset({1}))
+    yield made
+    made.workers.close()
+
+
+def apart_of(held: Held) -> Apart:
+    assert isinstance(held.compiled, Apart)
+    return held.compiled
+
+
+def followers(grammars: GrammarCompiler) -> set[int]:
+    """The processes that live."""
+    parent = grammars.workers.pid
+    return {int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()}
+
+
+@pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda c: c.kind)
+def test_the_answers_are_those_of_this_process(grammars, constraint):
+    held = grammars.compile(constraint)
+    here = pickle.loads(pickle.dumps(apart_of(held)))  # followed by whoever has it
+    rng = random.Random(0)
+    for _ in range(4):
+        one, other = held.begin(), here.begin()
+        taken: list[int] = []
+        for _ in range(40):
+            mask = other.mask()
+            assert np.array_equal(one.mask(), mask)
+            assert (one.accepting, one.failure) == (other.accepting, other.failure) == (other.accepting, None)
+            if taken and rng.random() < 0.3:
+                back = rng.randint(1, len(taken))
+                for grammar in (one, other):
+                    grammar.rollback(back)
+                del taken[-back:]
+                continue
+            allowed = mask.nonzero()[0].tolist()
+            tokens = [rng.choice(allowed)] if allowed else []
+            tokens += [rng.randrange(4096)] * rng.randrange(2)
+            counts = [grammar.advance(tokens) for grammar in (one, other)]
+            assert counts[0] == counts[1]
+            taken += tokens[: counts[0]]
+
+
+def test_only_grammars_that_a_client_wrote(grammars):
+    for kind, text in (("regex", "[0-9]+"), ("choice", '["a"]'), ("json_schema", "{}")):
+        assert not isinstance(grammars.compile(Constraint(kind, text)).compiled, Apart)
+
+
+def test_an_answer_that_does_not_come_ends_its_constraint_alone(grammars):
+    well = grammars.compile(CONSTRAINTS[0]).begin()
+    assert well.mask().any()
+    constraint = Constraint("ebnf", 'root ::= "x"+ ";"')
+    held = grammars.compile(constraint)
+    pid = apart_of(held).pid
+    assert pid in followers(grammars)
+    one, two = held.begin(), held.begin()
+    token = int(one.mask().nonzero()[0][0])
+    cursor = GrammarCursor(one, frozenset({1}))
+    assert cursor.allowed() is not None
+    os.kill(pid, signal.SIGSTOP)  # as if the library never came back
+    began = time.monotonic()
+    took = cursor.commit([token])
+    assert time.monotonic() - began >= LONGEST_MASK
+    assert took.error == "to find the tokens that may follow takes more than 500 ms"
+    assert not two.mask().any()
+    assert two.failure == took.error
+    assert well.mask().any()
+    assert grammars.memory.get(constraint) is None
+    with pytest.raises(Busy):
+        grammars.compile(Constraint("lark", 'start: "w"+'))
+    grammars.memory._stalls = 0.0  # forgiven
+    deadline = time.monotonic() + 10
+    while pid in followers(grammars):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_process_that_dies_ends_its_texts(grammars):
+    held = grammars.compile(Constraint("ebnf", 'root ::= "y"+ ";"'))
+    pid = apart_of(held).pid
+    text = held.begin()
+    os.kill(pid, signal.SIGKILL)
+    assert not text.mask().any()
+    assert text.failure == "the process that follows its texts has ended; it may have grown too large"
+
+
+def test_growth_counts_as_the_constraints(grammars, monkeypatch):
+    held = grammars.compile(CONSTRAINTS[1])
+    before, asked = held.bytes, module.Apart._read
+
+    def grown(self, count):
+        data = asked(self, count)
+        if count == module.ANSWER.size:
+            taken, state, _, length = module.ANSWER.unpack(data)
+            data = module.ANSWER.pack(taken, state, 3 << 20, length)
+        return data
+
+    monkeypatch.setattr(module.Apart, "_read", grown)
+    held.begin().mask()
+    assert held.bytes == before + (3 << 20)
+
+
+def test_its_process_ends_with_it(grammars):
+    held = grammars.compile(Constraint("ebnf", 'root ::= "z"+ ";"'))
+    pid = apart_of(held).pid
+    grammars.compile(Constraint("regex", "z+"))  # what was compiled last may stay a little longer
+    del grammars.memory._kept[held.constraint], held
+    deadline = time.monotonic() + 10
+    while pid in followers(grammars):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
