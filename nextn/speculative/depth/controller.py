@@ -48,8 +48,7 @@ class DepthController:
         self.drafting = self._usual = True  # in the next step, and apart from trials
         self._log: deque[tuple[bool, float, StepWork]] = deque(maxlen=4 * TRIAL_STEPS[1])
         self._trial: list[bool] = []  # of each step that is left of it: does it draft?
-        # Steps after a switch, left and in all, that do not count: caches hold what the other kind used.
-        self._skip, self._settle = 0, 1
+        self._skip, self._settle = 0, 1  # steps after a switch that do not count, left and in all
         # Seconds: from the last plan and the last trial, of a step, without drafts.
         self._since = self._since_trial = self._step = self._blind = 0.0
         self._steps, self._trial_budget = 0, 2.0 * TRIAL_SHARE
@@ -95,8 +94,8 @@ class DepthController:
     def _note_step(self, work: StepWork, seconds: float) -> None:
         self._since, self._steps = self._since + seconds, self._steps + 1
         self._step += (seconds - self._step) * (0.1 if self._step else 1.0)
-        max_budget = max(2.0 * TRIAL_SHARE, 64.0 * self._step)
-        self._trial_budget = min(self._trial_budget + TRIAL_SHARE * seconds, max_budget)
+        room = max(2.0 * TRIAL_SHARE, 64.0 * self._step) - self._trial_budget
+        self._trial_budget += min(TRIAL_SHARE * seconds, room)
         own = work.requests + work.drafts  # beyond it: parts of prompts, or the drafter catches up
         as_usual = self._usual or self.drafting or not self.keeping
         if as_usual and not self._skip and work.rows <= 1.25 * own and work.extended <= 2 * own:
@@ -111,8 +110,7 @@ class DepthController:
                 self._learn()
 
     def _switch(self, drafting: bool) -> None:
-        self._skip = self._skip if drafting == self.drafting else self._settle
-        self.drafting = drafting
+        self._skip, self.drafting = self._settle if drafting != self.drafting else self._skip, drafting
 
     def _learn(self) -> None:
         """Steps without drafts take `level` times what `cost` says; the others tell the factor."""
@@ -157,7 +155,7 @@ class DepthController:
         reason = f"drafts {makes} {gain:.2f} x the tokens/s of none with {n} at once"
         self.state = DraftingState(self._usual, n, round(gain, 3), reason)
         length = round(min(TRIAL_STEPS[1], max(TRIAL_STEPS[0], TRIAL_SECONDS / (self._step or 1.0))))
-        self._settle = 1 + length // 8
+        self._settle = 1 + length // 8  # while caches hold what the other kind used
         # Each size is tried, and soon; nobody knows what that costs, so what it may seem to cost is bounded.
         before = 0 if self._usual else self._window
         lost = min(0.2 if untried else 1.0, max(MARGIN, abs(ahead)))
