@@ -29,7 +29,7 @@ def test_client_that_leaves_a_stream(slow: ServerProcess) -> None:
         next(lines)
         assert busy(slow)
         assert slow.metrics()[USED] > 0
-    until(lambda: idle(slow), seconds=2)
+    until(lambda: idle(slow))
     assert slow.metrics()["nextn:num_aborted_requests_total"] == aborted + 1
 
 
@@ -45,7 +45,7 @@ def test_clients_that_leave_without_a_word(slow: ServerProcess) -> None:
     leave(0.3, True)
     until(lambda: slow.metrics()["nextn:num_queue_reqs"] == 0, seconds=0.5)
     first.join()
-    until(lambda: idle(slow), seconds=1)
+    until(lambda: idle(slow))
 
 
 def test_queue_full(slow: ServerProcess) -> None:
@@ -94,7 +94,7 @@ def test_engine_killed(start: StartServer) -> None:
     with pytest.raises(openai.APIError, match="the engine died"):
         list(stream)
     waiting.join()
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 15  # they do not wait until their own timeout
     assert answers[0].status_code == 500
     assert answers[0].json()["error"]["type"] == "engine_dead"
     assert httpx.get(server.url + "/health").status_code == 503
@@ -188,7 +188,7 @@ def test_second_interrupt_ends_at_once(start: StartServer) -> None:
         server.interrupt()
         until(lambda: httpx.get(server.url + "/health").status_code == 503)
         server.interrupt()
-        assert server.wait(2) == 130
+        assert server.wait(10) == 130
     check_ended(server, 130)
 
 
@@ -197,7 +197,7 @@ def test_idle_server_ends_quickly(start: StartServer) -> None:
     began = time.monotonic()
     server.interrupt()
     check_ended(server, 0)
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
 
 
 def test_engine_ends_with_its_server(start: StartServer) -> None:

@@ -122,7 +122,7 @@ def test_a_client_that_leaves_frees_its_pages(drafting: ServerProcess) -> None:
         lines = stream.iter_lines()
         next(lines)
         assert drafting.metrics()["nextn:num_used_tokens"] > 0
-    until(lambda: drafting.metrics()["nextn:num_running_reqs"] == 0, seconds=2)
+    until(lambda: drafting.metrics()["nextn:num_running_reqs"] == 0)
     assert drafting.metrics()["nextn:num_used_tokens"] == 0
 
 
