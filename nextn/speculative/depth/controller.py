@@ -49,9 +49,9 @@ class DepthController:
         self._log: deque[tuple[bool, float, StepWork]] = deque(maxlen=4 * TRIAL_STEPS[1])
         self._trial: list[bool] = []  # of each step that is left of it: does it draft?
         self._skip, self._settle = 0, 1  # steps after a switch that do not count, left and in all
-        # Seconds: from the last plan and the last trial, of a step, without drafts.
-        self._since = self._since_trial = self._step = self._blind = 0.0
-        self._steps, self._trial_budget = 0, 2.0 * TRIAL_SHARE
+        # Seconds: from the last plan and the last trial, of a step, without drafts. Positions of a request.
+        self._since = self._since_trial = self._step = self._blind = self._context = 0.0
+        self._steps, self._budget = 0, 2.0 * TRIAL_SHARE
         # Sums of what came and was expected: tokens of drafts, and seconds by `cost` that they added.
         self._tokens, self._extra = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
         self._plan(1)
@@ -83,7 +83,7 @@ class DepthController:
         if seconds is not None:
             self._note_step(work, seconds)
         away = abs(math.log2(n) - self._size)  # loads are powers of two, or move around them
-        self._away = self._away + 1 if away > 0.75 else 0
+        self._away = (away > 0.75) * (self._away + 1)
         other = away > 1.75 or self._away > TRIAL_STEPS[1]  # before, a text may have ended and the next begin
         if other:
             self._size, self._trial, self._away = round(math.log2(n)), [], 0
@@ -94,12 +94,12 @@ class DepthController:
     def _note_step(self, work: StepWork, seconds: float) -> None:
         self._since, self._steps = self._since + seconds, self._steps + 1
         self._step += (seconds - self._step) * (0.1 if self._step else 1.0)
-        room = max(2.0 * TRIAL_SHARE, 64.0 * self._step) - self._trial_budget
-        self._trial_budget += min(TRIAL_SHARE * seconds, room)
+        self._budget += min(TRIAL_SHARE * seconds, max(2.0 * TRIAL_SHARE, 64.0 * self._step) - self._budget)
         own = work.requests + work.drafts  # beyond it: parts of prompts, or the drafter catches up
         as_usual = self._usual or self.drafting or not self.keeping
         if as_usual and not self._skip and work.rows <= 1.25 * own and work.extended <= 2 * own:
             self._log.append((self.drafting, seconds, work))
+            self._context += 0.1 * (work.context / work.requests - self._context)
             if self.drafting:
                 _add(self._extra, self.cost.extra(work), self._setting.extra / self._mean)
         self._skip -= self._skip > 0
@@ -128,8 +128,8 @@ class DepthController:
         """Mean and standard deviation: a busy machine can make any one trial say anything, so of the last
         ones the median counts, and what was taken for granted before is one of these at first."""
         if self._size not in self.factors:
-            near = min(self.factors, key=lambda other: abs(other - self._size), default=None)
-            self.factors[self._size] = [1.0 if near is None else median(self.factors[near])]
+            near = [self.factors[size] for size in sorted(self.factors, key=lambda s: abs(s - self._size))]
+            self.factors[self._size] = [median(near[0]) if near else 1.0]
         known = self.factors[self._size]
         mean, count = median(known), len(known)
         spread = 1.5 * median(abs(each - mean) for each in known) / math.sqrt(count)
@@ -138,9 +138,9 @@ class DepthController:
     def _plan(self, n: int) -> None:
         self._since_trial += self._since
         self._mean, deviation = self._factor()
-        self._blind = 0.0 if self._usual else self._blind + self._since
-        self._since = 0.0
+        self._blind, self._since = 0.0 if self._usual else self._blind + self._since, 0.0
         base, dearer = self.cost.rows(n), ("drafted", "drafter", "a_pass", "pass_row")
+        base += self.cost.context * self._context * n
         cost = replace(self.cost, **{name: self._mean * getattr(self.cost, name) for name in dearer})
         self._setting = setting = self.worth.plan(n, cost, base)
         tokens = 1.0 + _ratio(self._tokens) * (setting.tokens - 1.0)
@@ -151,8 +151,8 @@ class DepthController:
         if abs(ahead) > MARGIN:
             self._usual = ahead > 0.0
         self._switch(self._usual)
-        makes = "make" if self._usual else "would make"
-        reason = f"drafts {makes} {gain:.2f} x the tokens/s of none with {n} at once"
+        would = "" if self._usual else "would "
+        reason = f"drafts {would}make {gain:.2f} x the tokens/s of none with {n} at once"
         self.state = DraftingState(self._usual, n, round(gain, 3), reason)
         length = round(min(TRIAL_STEPS[1], max(TRIAL_STEPS[0], TRIAL_SECONDS / (self._step or 1.0))))
         self._settle = 1 + length // 8  # while caches hold what the other kind used
@@ -160,8 +160,8 @@ class DepthController:
         before = 0 if self._usual else self._window
         lost = min(0.2 if untried else 1.0, max(MARGIN, abs(ahead)))
         price = lost * length * self._step + cost.drafting(1, n * (before or length))
-        if (untried or abs(ahead) < 2.0 * doubt) and price < self._trial_budget and len(self._log) >= length:
-            self._trial_budget -= price
+        if (untried or abs(ahead) < 2.0 * doubt) and price < self._budget and len(self._log) >= length:
+            self._budget -= price
             length += self._settle
             self._trial = [False] * before + [not self._usual] * length + [self._usual] * length
             self._switch(False)

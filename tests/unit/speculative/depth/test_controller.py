@@ -366,3 +366,18 @@ def test_drafts_that_never_hold_are_worth_less_and_less() -> None:
     # These steps run less than was expected of them, which is learnt first.
     assert gains[0] > 1.3 > 1.01 > gains[-1]
     assert gains[-1] <= min(gains) + 0.01
+
+
+def test_what_attention_reads_counts_as_part_of_a_step() -> None:
+    """Drafts are the cheaper in comparison, the longer the texts are."""
+    cost = replace(COSTS["EPYC"], context=1e-6)
+    gains = []
+    for position in (0, 1000):
+        chosen = DepthController(cost, Worth(8, Shape(), True), {}, page=16)
+        work = StepWork(64, 0, (), 64, 0, context=64 * position)
+        for _ in range(20):
+            chosen.stepped(work, cost.base(work))
+            if chosen.state.drafting and chosen.state.requests == 64:
+                break  # steps without drafts are none of its own then
+        gains.append(chosen.state.gain)
+    assert gains[0] < 1.0 < gains[1]
