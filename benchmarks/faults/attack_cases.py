@@ -168,7 +168,7 @@ ATTACKS: dict[str, Attack] = {
         TREES,
     ),
     "tree-map-schema": Attack(
-        lambda: [completion(**small_schema(n), min_tokens=12, max_tokens=48) for n in range(4)], MAPPED
+        lambda: [completion(**small_schema(n), min_tokens=12, max_tokens=48) for n in range(2)], MAPPED
     ),
     "prompt-completions": prompt(COMPLETIONS, prompt=MANY, max_tokens=8),
     "prompt-chat": prompt(CHAT, messages=[{"role": "user", "content": MANY}], max_tokens=8),
