@@ -11,6 +11,7 @@ import contextlib
 import functools
 import itertools
 import json
+import os
 import socket
 import struct
 import time
@@ -22,14 +23,15 @@ from nextn.constraint import CompiledGrammar, Grammar
 from nextn.grammar.backends import make_backend
 from nextn.grammar.base import Backend, Vocabulary
 from nextn.grammar.follower import ACCEPTING, ANSWER, FAILED, GONE, PID, QUESTION
-from nextn.grammar.held import Memory
-from nextn.grammar.limits import LONGEST_MASK, MIB
+from nextn.grammar.held import Held, Memory
+from nextn.grammar.limits import LONGEST_MASK, MIB, SLOW_MASK
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 KINDS = ("ebnf", "lark")  # where the client's text is a grammar; the others' grammars are the library's own
+AT_ONCE = 256  # tokens of a question; a text that is resumed has thousands
 PROCESS = 6 * MIB  # bytes that a process takes, apart from what it shares with others
 
 
@@ -41,7 +43,7 @@ class _Answer(NamedTuple):
 
 
 class Apart:
-    """A `CompiledGrammar`. grew: called with the bytes by which the process grew, as long as it exists."""
+    """A `CompiledGrammar`. held: a weak reference to what counts its memory and time."""
 
     def __init__(
         self, link: socket.socket, backend: str, vocabulary: Vocabulary, kind: str, prepared: str,
@@ -51,7 +53,8 @@ class Apart:
         compile after all."""
         self.vocabulary = vocabulary
         self.failure: str | None = None
-        self.grew: Callable[[], Callable[[int], None] | None] = lambda: None
+        self.held: Callable[[], Held | None] = lambda: None
+        self._pid = os.getpid()
         self._made = backend, vocabulary, kind, prepared
         self._link, self._memory, self._numbers = link, memory, itertools.count()
         weakref.finalize(self, link.close)  # which ends the process
@@ -64,7 +67,7 @@ class Apart:
             raise ValueError(f"{kind}: {memory.limits.too_slow}") from None
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Another process follows its texts itself."""
+        """Another process follows its texts itself, without this protection."""
         return _here, self._made
 
     def begin(self) -> Grammar:
@@ -77,26 +80,34 @@ class Apart:
             try:
                 head = QUESTION.pack(number, stay, len(tokens))
                 self._link.sendall(head + struct.pack(f"<{len(tokens)}I", *tokens))
-                taken, state, growth, length = ANSWER.unpack(self._read(ANSWER.size))
+                taken, state, growth, took, length = ANSWER.unpack(self._read(ANSWER.size))
                 rest = self._read(length)
             except TimeoutError:
                 self._fail(f"to find the tokens that may follow takes more than {1000 * patience:.0f} ms")
                 self._memory.stalled(time.monotonic() - began)
             except OSError:
                 self._fail("the process that follows its texts has ended; it may have grown too large")
+            except BaseException:  # as by Ctrl-C: the answer is still to come, and no question has it
+                self._fail("it was interrupted")
+                raise
             else:
-                if growth > 0 and (grew := self.grew()) is not None:
-                    grew(growth)
+                held = self.held()
+                if held is not None and growth:
+                    held.grow(growth)
+                if held is not None and took > SLOW_MASK:
+                    held.delay(took)
                 failure = rest.decode() if state & FAILED else None
                 return _Answer(taken, bool(state & ACCEPTING), failure, b"" if failure else rest)
         return _Answer(0, False, self.failure, b"")
 
     def forget(self, number: int) -> None:
+        if os.getpid() != self._pid:  # a copy, made by a fork
+            return
         with contextlib.suppress(OSError):  # it has ended
             self._link.sendall(QUESTION.pack(number, 0, GONE))
 
     def _read(self, count: int) -> bytes:
-        """Raises OSError where the other end is closed; time that it takes counts for all of it."""
+        """Raises OSError where the other end is closed, and TimeoutError."""
         parts = bytearray()
         while len(parts) < count:
             part = self._link.recv(count - len(parts))
@@ -145,9 +156,15 @@ class _Text:
     def advance(self, tokens: Sequence[int]) -> int:
         if not tokens:
             return 0
-        self._known = self.apart.ask(self.number, self._count, tokens)
-        self._count += self._known.taken
-        return self._known.taken
+        took = 0
+        for at in range(0, len(tokens), AT_ONCE):
+            part = tokens[at : at + AT_ONCE]
+            self._known = self.apart.ask(self.number, self._count, part)
+            self._count += self._known.taken
+            took += self._known.taken
+            if self._known.taken < len(part):
+                break
+        return took
 
     def rollback(self, count: int) -> None:
         self._count -= count

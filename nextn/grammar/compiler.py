@@ -119,7 +119,7 @@ class GrammarCompiler:
             self.memory.check_patience(constraint.kind)
         asked = {"kind": constraint.kind, "text": constraint.text}
         compiling = _Compiling(self.workers.submit(asked, source))
-        if self._loaded is None:
+        if self._loaded is None and constraint.kind not in APART:
             self._submit(self._backend)  # meanwhile
         with self._changing:
             self._compiling[constraint] = compiling
@@ -151,14 +151,18 @@ class GrammarCompiler:
                     self.memory,
                 )  # fmt: skip
                 compiled = self._with_after(constraint, apart)
-                held = self.memory.keep(constraint, compiled, tried.bytes + PROCESS)
-                apart.grew = weakref.WeakMethod(held.grow)
+                held = self.memory.keep(constraint, compiled, tried.bytes, PROCESS)
+                apart.held = weakref.ref(held)
             else:
                 compiled = self._with_after(constraint, self._backend().compile(constraint.kind, tried.text))
                 held = self.memory.keep(constraint, compiled, tried.bytes)
             self._ended(constraint, compiling, held)
         except ValueError as e:
             self._ended(constraint, compiling, e)
+        except OSError as e:
+            log.error("no process for %s: %s", constraint.kind, e)
+            why = "there is no process to follow its texts; see the server's log"
+            self._ended(constraint, compiling, ValueError(f"{constraint.kind}: {why}"))
         except BaseException as e:  # Rust's panics are no Exception; a request's grammar ends nobody else
             log.exception("%s failed on %s", self.name, constraint)
             error = ValueError(f"{constraint.kind}: {self.name} failed on it: {e}")
@@ -171,7 +175,7 @@ class GrammarCompiler:
             if self._compiling.get(constraint) is compiling:
                 del self._compiling[constraint]
         if isinstance(how, ValueError):
-            compiling.made.set_exception(how)
+            compiling.made.set_exception(how.with_traceback(None))  # whose frames would keep what they had
         else:
             compiling.made.set_result(how)
         compiling.tried = OVER  # which knew of it in turn: only the garbage collector would end both

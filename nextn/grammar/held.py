@@ -37,9 +37,12 @@ class Held:
     """One compiled constraint; a `CompiledGrammar`. `failure`: it exceeded a limit, and none of its texts can
     continue."""
 
-    def __init__(self, constraint: Constraint, compiled: CompiledGrammar, size: int, memory: Memory) -> None:
+    def __init__(
+        self, constraint: Constraint, compiled: CompiledGrammar, size: int, memory: Memory, process: int = 0
+    ) -> None:
+        """process: bytes of the process that follows its texts, if one does; they come to `size`."""
         self.constraint, self.compiled, self.memory = constraint, compiled, memory
-        self.bytes = size
+        self.bytes, self.process = size + process, process
         self.unseen = 0  # bytes of growth since `memory` last looked
         self.seconds = 0.0  # of masks that took long
         self.failure: str | None = None
@@ -77,6 +80,14 @@ class _Watched:
         self.grammar, self.held = grammar, held
 
     def mask(self) -> NDArray[np.bool_]:
+        found = self.grammar.mask() if self.held.process else self._measured()
+        if self.held.failure is None:
+            self.held.failure = self.grammar.failure
+        if self.held.failure is not None:
+            found[:] = False
+        return found
+
+    def _measured(self) -> NDArray[np.bool_]:
         before, began = resident.read(), time.thread_time()
         found = self.grammar.mask()
         seconds, after = time.thread_time() - began, resident.read()
@@ -84,10 +95,6 @@ class _Watched:
             self.held.grow(max(0, resident.grown(before, after)))
         if seconds > SLOW_MASK:
             self.held.delay(seconds)
-        if self.held.failure is None:
-            self.held.failure = self.grammar.failure
-        if self.held.failure is not None:
-            found[:] = False
         return found
 
     @property
@@ -133,13 +140,13 @@ class Memory:
             self._kept[constraint] = held
             return held
 
-    def keep(self, constraint: Constraint, compiled: CompiledGrammar, size: int) -> Held:
-        """Keeps a constraint. size: bytes. Raises ValueError if that is too much for one, Busy if there is no
-        room."""
+    def keep(self, constraint: Constraint, compiled: CompiledGrammar, size: int, process: int = 0) -> Held:
+        """Keeps a constraint. size: bytes. process: see `Held`. Raises ValueError if it is too large, Busy if
+        there is no room."""
         size = max(size, LEAST) + 2 * len(constraint.text)
         if size > self.limits.one:
             raise ValueError(f"{constraint.kind}: {self.limits.too_large}")
-        held = Held(constraint, compiled, size, self)
+        held = Held(constraint, compiled, size, self, process)
         with self._lock:
             self._make_room(held.bytes)
             self.bytes += held.bytes  # which `freed` takes off, whatever comes
@@ -177,7 +184,7 @@ class Memory:
         with self._lock:
             held.bytes += size
             self.bytes += size
-            if held.bytes > self.limits.one:
+            if held.bytes - held.process > self.limits.one:
                 held.failure = f"with these texts {self.limits.too_large}"
             self._make_room(0)
             sound = [each for each in self._all if each.failure is None]

@@ -26,7 +26,7 @@ SLOWEST_MASK, SLOW_MASK, SLOW_MASKS = 0.1, 0.02, 1.0
 LONGEST_MASK = 0.5
 # Patience with slow and endless masks shrinks by what everybody waited for them lately, to the first number.
 # This share of all time is forgiven. Beyond LONGEST_MASK nothing new that may be endless is taken.
-LEAST_PATIENCE, FORGIVEN = 0.01, 0.02
+LEAST_PATIENCE, FORGIVEN = 0.05, 0.02
 
 PAGE = os.sysconf("SC_PAGESIZE")
 STATM = "/proc/self/statm"  # Linux: sizes in pages; resident is field 1, shared 2, data and stacks 5

@@ -67,11 +67,18 @@ class Parent:
         while True:
             for number, _ in poll.poll():
                 if number == self.control.fileno():
-                    _, numbers, _, _ = socket.recv_fds(self.control, 1, 1)
-                    if not numbers:
+                    data, numbers, _, _ = socket.recv_fds(self.control, 1, 1)
+                    if not data:
                         self._end()
+                    if not numbers:  # this process has too many files open
+                        continue
                     link = socket.socket(fileno=numbers[0])
-                    self.children[link.fileno()] = self._fork(link, ended, wake), link
+                    try:
+                        pid = self._fork(link, ended, wake)
+                    except OSError:  # the system has too many processes
+                        link.close()
+                        continue
+                    self.children[link.fileno()] = pid, link
                     poll.register(link, 0)  # whether the other end is closed
                 elif number == ended.fileno():
                     ended.recv(4096)

@@ -18,7 +18,7 @@ from nextn.grammar import apart as module
 from nextn.grammar.apart import Apart
 from nextn.grammar.compiler import GrammarCompiler
 from nextn.grammar.held import Held
-from nextn.grammar.limits import LONGEST_MASK, Busy
+from nextn.grammar.limits import LEAST_PATIENCE, LONGEST_MASK, Busy
 
 GBNF = 'root ::= item ("," item)* ";"\nitem ::= [a-z]+ | "(" item ")"'
 LARK = 'start: item ("," item)* ";"\nitem: /[a-z]+/ | "(" item ")"'
@@ -119,13 +119,73 @@ def test_growth_counts_as_the_constraints(grammars, monkeypatch):
     def grown(self, count):
         data = asked(self, count)
         if count == module.ANSWER.size:
-            taken, state, _, length = module.ANSWER.unpack(data)
-            data = module.ANSWER.pack(taken, state, 3 << 20, length)
+            taken, state, _, took, length = module.ANSWER.unpack(data)
+            data = module.ANSWER.pack(taken, state, 3 << 20, took, length)
         return data
 
     monkeypatch.setattr(module.Apart, "_read", grown)
     held.begin().mask()
     assert held.bytes == before + (3 << 20)
+
+
+def test_an_interrupted_answer_is_nobody_elses(grammars, monkeypatch):
+    held = grammars.compile(Constraint("ebnf", 'root ::= "u"+ ";"'))
+    text = held.begin()
+    token = int(text.mask().nonzero()[0][0])
+
+    def interrupt(self, count):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(module.Apart, "_read", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            text.advance([token])
+    assert not held.begin().mask().any()
+    assert not text.mask().any()
+    assert text.failure == "it was interrupted"
+
+
+def test_what_does_not_compile_after_all(grammars):
+    """The report of its end is not taken for its number."""
+    with pytest.raises(ValueError, match="ebnf: "):
+        Apart(grammars.workers.child(), "llguidance", grammars.vocabulary, "ebnf", "no Lark", grammars.memory)
+
+
+def test_its_own_slow_masks_count(grammars, monkeypatch):
+    held = grammars.compile(Constraint("ebnf", 'root ::= "v"+ ";"'))
+    asked = module.Apart._read
+
+    def slow(self, count):
+        data = asked(self, count)
+        if count == module.ANSWER.size:
+            taken, state, growth, _, length = module.ANSWER.unpack(data)
+            data = module.ANSWER.pack(taken, state, growth, 0.6, length)
+        return data
+
+    monkeypatch.setattr(module.Apart, "_read", slow)
+    text = held.begin()
+    assert text.mask().any()
+    assert grammars.memory.patience(0.5) == LEAST_PATIENCE
+    text.rollback(0)
+    assert not text.mask().any()
+    assert "too often" in str(text.failure)
+    grammars.memory._stalls = 0.0
+
+
+def test_a_long_text_is_resumed(grammars):
+    held = grammars.compile(Constraint("ebnf", "root ::= [a-z]*"))
+    text = held.begin()
+    letter, other = int(text.mask().argmax()), int((~text.mask()[2:]).argmax()) + 2
+    assert text.advance([letter] * 2000) == 2000
+    assert text.advance([*[letter] * 300, other, letter]) == 300
+    text.rollback(1500)
+    assert text.mask().any()
+
+
+def test_little_memory_is_enough_for_a_process():
+    made = GrammarCompiler(EngineConfig(grammar_memory_mb=8), 4096, frozenset({1}))
+    assert made.compile(CONSTRAINTS[0]).begin().mask().any()
+    made.workers.close()
 
 
 def test_its_process_ends_with_it(grammars):
