@@ -21,5 +21,5 @@ def test_short_form() -> None:
     failed = {name: found["failures"] for name, found in attacks.items() if not found["held"]}
     assert failed == {}
     assert done.returncode == 0, done.stderr
-    assert len(attacks) == 27
+    assert len(attacks) == 28
     assert attacks["two-keys"]["ended"].keys() <= {"error 400", "error 401"}
