@@ -37,7 +37,7 @@ from nextn.config import EMBEDDED
 
 SHAPES: dict[str, tuple[str, ...]] = {"chains": (), "trees": TREES}
 DEAD = "engine_dead"
-BUSY = ("queue_full", "engine_unavailable")
+BUSY = ("queue_full", "engine_unavailable", "grammars_busy")
 
 
 class Fuzz:
