@@ -270,7 +270,7 @@ async def watch(server: Server, peak: list[float]) -> None:
     while True:
         with contextlib.suppress(OSError):
             peak.append(family_megabytes(server))
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.25)  # looking takes milliseconds
 
 
 async def settled(server: Server, wanted: float, patience: float) -> float:

@@ -106,7 +106,8 @@ def is_engine(pid: str) -> bool:
 
 
 def family(pid: int) -> list[tuple[int, float]]:
-    """A process and all that descend from it: pids, and resident megabytes."""
+    """A process and all that descend from it: pids, and megabytes, of which each has its part where several
+    share them: forked processes share nearly all they have."""
     parents: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
@@ -116,7 +117,7 @@ def family(pid: int) -> list[tuple[int, float]]:
     while waiting:
         each = waiting.pop()
         waiting += parents.get(each, [])
-        with contextlib.suppress(OSError):
-            pages = int(Path(f"/proc/{each}/statm").read_text().split()[1])
-            found.append((each, pages * os.sysconf("SC_PAGE_SIZE") / 2**20))
+        with contextlib.suppress(OSError, IndexError):
+            rollup = Path(f"/proc/{each}/smaps_rollup").read_text()
+            found.append((each, int(rollup.partition("\nPss:")[2].split()[0]) / 2**10))
     return found
