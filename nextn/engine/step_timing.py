@@ -28,8 +28,7 @@ def time_steps(
     executor: Executor, *, drafts: bool, max_requests: int, token_budget: int, context: int, beyond: int
 ) -> tuple[StepCost, bool]:
     """drafts: is what they cost wanted, too? Without it, less is measured. context: tokens of a request, at
-    most. beyond: slots that its trees take past them. Returns the cost, and whether steps that are alike took
-    about as long, as on a machine that does nothing else."""
+    most. beyond: slots that its trees take past them. Returns the cost, and whether the machine was calm."""
     begin = time.perf_counter()
     slots = executor.info.pages * executor.info.page_size
     near, far = POSITIONS
@@ -51,8 +50,7 @@ def _time(
     found: dict[StepWork, list[float]], seconds: float,
 ) -> None:  # fmt: skip
     drafts = [[1] * 4] * n
-    begin = time.perf_counter()
-    rounds = 0
+    begin, rounds = time.perf_counter(), 0
     while rounds < 2 or time.perf_counter() - begin < seconds:
         rounds += 1
         for verified, made in settings:

@@ -8,7 +8,6 @@ end, and nobody else's. A question and its answer take 0.1 ms.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import json
 import os
@@ -19,9 +18,9 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from nextn.constraint import CompiledGrammar, Grammar
-from nextn.grammar.backends import make_backend
-from nextn.grammar.base import Backend, Vocabulary
+from nextn.constraint import Grammar
+from nextn.grammar.backends import backend_class
+from nextn.grammar.base import Vocabulary, compiled_again
 from nextn.grammar.follower import ACCEPTING, ANSWER, FAILED, GONE, PID, QUESTION
 from nextn.grammar.held import Held, Memory
 from nextn.grammar.limits import LONGEST_MASK, MIB, SLOW_MASK
@@ -68,7 +67,8 @@ class Apart:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Another process follows its texts itself, without this protection."""
-        return _here, self._made
+        backend, *rest = self._made
+        return compiled_again, (backend_class(backend), *rest)
 
     def begin(self) -> Grammar:
         return _Text(self, next(self._numbers))
@@ -154,8 +154,6 @@ class _Text:
         return self.apart.failure or (None if known is None else known.failure)
 
     def advance(self, tokens: Sequence[int]) -> int:
-        if not tokens:
-            return 0
         took = 0
         for at in range(0, len(tokens), AT_ONCE):
             part = tokens[at : at + AT_ONCE]
@@ -169,12 +167,3 @@ class _Text:
     def rollback(self, count: int) -> None:
         self._count -= count
         self._known = None
-
-
-@functools.lru_cache(maxsize=2)
-def _backend(name: str, vocabulary: Vocabulary) -> Backend:
-    return make_backend(name, vocabulary)
-
-
-def _here(backend: str, vocabulary: Vocabulary, kind: str, prepared: str) -> CompiledGrammar:
-    return _backend(backend, vocabulary).compile(kind, prepared)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 
 from nextn.grammar.base import Backend, Vocabulary
 
 PACKAGES = {"llguidance": "llguidance", "xgrammar": "nextn[xgrammar]"}  # backend -> what to install
 
 
-def make_backend(name: str, vocabulary: Vocabulary) -> Backend:
+def backend_class(name: str) -> Callable[[Vocabulary], Backend]:
     """name: one of PACKAGES, checked by `check_backend`."""
     if name == "xgrammar":
         from nextn.grammar.xgrammar_backend import XGrammar
 
-        return XGrammar(vocabulary)
+        return XGrammar
     from nextn.grammar.llguidance_backend import LLGuidance
 
-    return LLGuidance(vocabulary)
+    return LLGuidance
+
+
+def make_backend(name: str, vocabulary: Vocabulary) -> Backend:
+    return backend_class(name)(vocabulary)
 
 
 def check_backend(name: str) -> None:

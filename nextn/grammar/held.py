@@ -23,7 +23,6 @@ from nextn.grammar.limits import (
     Busy,
     Limits,
     resident,
-    too_slow_masks,
 )
 
 if TYPE_CHECKING:
@@ -70,7 +69,9 @@ class Held:
         self.seconds += seconds
         self.memory.stalled(seconds)
         if self.seconds > LEAST_PATIENCE and self.memory.patience(SLOW_MASKS) == LEAST_PATIENCE:
-            self.failure = too_slow_masks()
+            self.failure = (
+                f"to find the tokens that may follow took more than {1000 * SLOW_MASK:g} ms too often"
+            )
 
 
 class _Watched:

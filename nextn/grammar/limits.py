@@ -36,10 +36,6 @@ class Busy(ValueError):
     """Too many constraints wait or are in use. It is not the fault of the request, which may try again."""
 
 
-def too_slow_masks() -> str:
-    return f"to find the tokens that may follow took more than {1000 * SLOW_MASK:g} ms too often"
-
-
 @dataclass(frozen=True)
 class Limits:
     """seconds: for one compilation. memory: bytes for all compiled constraints together."""

@@ -1,10 +1,10 @@
 """The draft-length controller: whether requests draft, and how deep. Pure, deterministic; it changes no text.
 
 Requests draft where that makes more tokens per second, by what steps cost (`cost`), what drafts bring
-(`worth`) and, for each batch size, the factor by which drafts cost more than `cost` says. The factor is
-learnt from trials: some steps of the other kind, with drafts or without, amid steps of the usual kind. What
-slows the machine slows both, so only their ratio counts. A trial is made where it could change the decision,
-and paid for from 1 % of the time. Where drafts are off, nothing is kept for them until a trial is due.
+(`worth`) and, for each batch size, the factor by which drafts cost more than `cost` says. It is learnt from
+trials: some steps of the other kind, with drafts or without, amid steps of the usual kind. What slows the
+machine slows both, so only their ratio counts. A trial is made where it could change the decision, and paid
+for from 1 % of the time. Where drafts are off, nothing is kept for them until a trial is due.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class DepthController:
         if seconds is not None:
             self._note_step(work, seconds)
         away = abs(math.log2(n) - self._size)  # loads are powers of two, or move around them
-        self._away = (away > 0.75) * (self._away + 1)
+        self._away = self._away + 1 if away > 0.75 else 0
         other = away > 1.75 or self._away > TRIAL_STEPS[1]  # before, a text may have ended and the next begin
         if other:
             self._size, self._trial, self._away = round(math.log2(n)), [], 0
@@ -102,7 +102,7 @@ class DepthController:
             self._context += 0.1 * (work.context / work.requests - self._context)
             if self.drafting:
                 _add(self._extra, self.cost.extra(work), self._setting.extra / self._mean)
-        self._skip -= self._skip > 0
+        self._skip = max(0, self._skip - 1)
         if self._trial:
             self._trial.pop(0)
             self._switch(self._trial[0] if self._trial else self._usual)
@@ -110,7 +110,8 @@ class DepthController:
                 self._learn()
 
     def _switch(self, drafting: bool) -> None:
-        self._skip, self.drafting = self._settle if drafting != self.drafting else self._skip, drafting
+        if drafting != self.drafting:
+            self._skip, self.drafting = self._settle, drafting
 
     def _learn(self) -> None:
         """Steps without drafts take `level` times what `cost` says; the others tell the factor."""
@@ -128,8 +129,8 @@ class DepthController:
         """Mean and standard deviation: a busy machine can make any one trial say anything, so of the last
         ones the median counts, and what was taken for granted before is one of these at first."""
         if self._size not in self.factors:
-            near = [self.factors[size] for size in sorted(self.factors, key=lambda s: abs(s - self._size))]
-            self.factors[self._size] = [median(near[0]) if near else 1.0]
+            near = min(self.factors, key=lambda other: abs(other - self._size), default=None)
+            self.factors[self._size] = [1.0 if near is None else median(self.factors[near])]
         known = self.factors[self._size]
         mean, count = median(known), len(known)
         spread = 1.5 * median(abs(each - mean) for each in known) / math.sqrt(count)
@@ -151,8 +152,8 @@ class DepthController:
         if abs(ahead) > MARGIN:
             self._usual = ahead > 0.0
         self._switch(self._usual)
-        would = "" if self._usual else "would "
-        reason = f"drafts {would}make {gain:.2f} x the tokens/s of none with {n} at once"
+        makes = "make" if self._usual else "would make"
+        reason = f"drafts {makes} {gain:.2f} x the tokens/s of none with {n} at once"
         self.state = DraftingState(self._usual, n, round(gain, 3), reason)
         length = round(min(TRIAL_STEPS[1], max(TRIAL_STEPS[0], TRIAL_SECONDS / (self._step or 1.0))))
         self._settle = 1 + length // 8  # while caches hold what the other kind used
