@@ -159,11 +159,14 @@ class Runner:
     def _draft(
         self, hidden: Tensor, states: Sequence[RequestState], verified: Sequence[Verified], keep: bool
     ) -> Drafted:
-        """The next drafts. Requests that are in error have no part in it. keep: see `Plan`."""
+        """The next drafts. Requests that are in error, or do not go on in this step, have no part in it.
+        keep: see `Plan`."""
         if not keep:
             self.drafter.forget()
         each = enumerate(zip(states, verified, strict=True))
-        live = [i for i, (r, v) in each if v.error is None and (r.extend or keep)]
+        live = [
+            i for i, (r, v) in each if v.error is None and (r.extend or keep) and (v.tokens or not r.chooses)
+        ]
         if not live:
             return Drafted([NO_DRAFT for _ in states])
         spans = self._draft_spans(states, verified)

@@ -322,7 +322,7 @@ class Scheduler:
         if taken.reason is None:
             req.draft = res.draft
             self.kv.trim(req, req.committed + 1)
-            if not span.chooses:
+            if not res.tokens:
                 return []
             if not decoding:
                 self.kv.share(req)

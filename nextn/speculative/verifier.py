@@ -150,10 +150,13 @@ def _key(span: VerifySpan, depth: int) -> DrawKey:
 
 
 def _verified(draft: Draft, path: Sequence[int], final: int) -> Verified:
-    """final: the target's own token after the nodes of the path, or NO_TOKEN."""
+    """final: the target's own token after the nodes of the path, or NO_TOKEN. NO_TOKEN is no error yet if the
+    span had a draft: attention multiplies the values of a node by 0 where a row does not see it, so a node
+    with NaN spoils these rows too. The request goes on from the tokens that hold. If there are none, its next
+    span has no draft."""
     tokens = [draft.tokens[node] for node in path]
     if final == NO_TOKEN:
-        return Verified(path[:-1], tokens, error=NO_CHOICE)
+        return Verified(path[:-1], tokens, error=None if draft.tokens else NO_CHOICE)
     return Verified(path, [*tokens, final])
 
 
