@@ -72,7 +72,13 @@ class Runner:
         scored = self._prompt_logprobs(hidden, states)
         made = self._draft(hidden, states, verified, plan.keep)
         results = []
+        rows = decoding = nodes = context = 0
         for i, (r, v) in enumerate(zip(states, verified, strict=True)):
+            rows += len(r.tokens)
+            if r.chooses:
+                decoding += 1
+                nodes += len(r.draft.tokens)
+                context += r.start
             r.history += v.tokens
             error = v.error or made.failed.get(i)
             if r.grammar is not None and r.grammar.failed is not None:
@@ -87,11 +93,7 @@ class Runner:
                     error or logprobs[i].error or scored[i].error,
                 )
             )
-        decoding = sum(r.chooses for r in states)
-        nodes = sum([len(r.draft.tokens) for r in states])
-        context = sum([r.start for r in states if r.chooses])
-        ran = sum(len(r.tokens) for r in states)
-        work = StepWork(ran, made.extended, tuple(made.passes), decoding, nodes, context)
+        work = StepWork(rows, made.extended, tuple(made.passes), decoding, nodes, context)
         return StepResult(results, work)
 
     def _state(self, span: SpanPlan, cutoff: Cutoff | None) -> RequestState:
@@ -226,6 +228,9 @@ class _Logprobs(NamedTuple):
     error: Failure | None = None
 
 
+NO_LOGPROBS = _Logprobs()
+
+
 def _output_logprobs(
     raw: Tensor | None, states: Sequence[RequestState], verified: Sequence[Verified]
 ) -> list[_Logprobs]:
@@ -258,7 +263,7 @@ def _each(
     n: int,
 ) -> list[_Logprobs]:
     """Of every request; of those that are not `wanted` nothing."""
-    logprobs = [_Logprobs()] * n
+    logprobs = [NO_LOGPROBS] * n
     if wanted:
         found = isolated(
             compute,

@@ -24,6 +24,7 @@ SCORED = 1.5
 WHILE = 64
 SMOOTHING = 0.1  # weight of the latest step in the running ratio of what steps take to their cost
 BOUNDS = (0.25, 4.0)  # of one step's ratio: one that was held up must not decide
+EVERY = 8  # of steps without prompts, one after another, one in so many is looked at
 
 
 class PromptBudget:
@@ -39,20 +40,25 @@ class PromptBudget:
         # What steps without prompts ([0]) and with prompts ([1]) took, in times their cost: the host's work
         # and attention make a difference.
         self._ratios = [1.0, 1.0]
-        self._drafts = 0.0  # seconds that drafts added to the last step, by its cost
+        self._last = StepWork(0)
         self._others = 0  # steps for which others are expected to wait
+        self._plain = 0  # steps since the last one with prompts
 
     def took(self, requests: int, prompts: float, work: StepWork, seconds: float) -> None:
         """A step of so many requests that decode, and of prompts that took so much of the budget."""
         if self.cost is None or not requests:
             return
-        kind, self._drafts = bool(prompts), self.cost.extra(work)
-        ratio = min(max(seconds / self._seconds(requests, prompts), BOUNDS[0]), BOUNDS[1])
+        self._last = work
+        if prompts:
+            self._plain = 0
+        else:
+            self._plain += 1
+            if self._plain % EVERY != 1:
+                return
+        expected = self.cost.rows(requests, prompts) + self.cost.extra(work)
+        ratio = min(max(seconds / expected, BOUNDS[0]), BOUNDS[1])
+        kind = bool(prompts)
         self._ratios[kind] += SMOOTHING * (ratio - self._ratios[kind])
-
-    def _seconds(self, requests: int, prompts: float) -> float:
-        assert self.cost is not None
-        return self.cost.rows(requests, prompts) + self._drafts
 
     def share(self, requests: int, prompts: int, scored: bool = False) -> int:
         """What so many prompts may take of the next step, beside so many requests that decode: half of the
@@ -65,10 +71,11 @@ class PromptBudget:
         half = max(1, self.tokens // 2)
         if self.cost is None:
             return half
+        cost, drafts = self.cost, self.cost.extra(self._last)  # the next step has drafts like the last one's
         plain, mixed = self._ratios
         slower = SCORED if scored else max(SLOWER, 1.0 + prompts / requests)
-        limit = slower * self._seconds(requests, 0) * plain / mixed
-        return max(1, bisect_right(range(half + 1), limit, key=lambda m: self._seconds(requests, m)) - 1)
+        limit = slower * (cost.rows(requests) + drafts) * plain / mixed - drafts
+        return max(1, bisect_right(range(half + 1), limit, key=lambda m: cost.rows(requests, m)) - 1)
 
     def affordable(self, budget: float, start: int, unscored: int | None) -> int:
         """How many tokens from position `start` on the budget is enough for. unscored: the first position

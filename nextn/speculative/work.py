@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class StepWork:
+class StepWork(NamedTuple):
     """What a step ran. rows: of the target. extended: rows of the drafter's first pass. passes: rows of each
     further one. requests: that decode. drafts: rows that were drafts. context: positions they read."""
 

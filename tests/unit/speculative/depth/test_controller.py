@@ -269,7 +269,7 @@ def test_steps_of_prompts_are_not_compared_with_others() -> None:
     before = median(chosen.factors[2])
     plain = StepWork(504, 0, (), 4, 0)
     for _ in range(3 * TRIAL_STEPS[1]):
-        work = replace(plain, extended=504) if chosen.drafting else plain
+        work = plain._replace(extended=504) if chosen.drafting else plain
         chosen.stepped(work, 9.9)
     assert median(chosen.factors[2]) == before
 
