@@ -13,7 +13,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import median
+from statistics import fmean, median
 
 from nextn.cutoff import Cutoff
 from nextn.draft import Draft, DraftingState, draft_window
@@ -37,8 +37,7 @@ class DepthController:
     def __init__(
         self, cost: StepCost, worth: Worth, factors: Mapping[int, Sequence[float]], page: int
     ) -> None:
-        """factors: what trials of an earlier run found, by batch size as a power of two. page: tokens in one;
-        the draft layer sees whole ones."""
+        """factors: found by trials of an earlier run, by batch size as a power of two. page: its tokens."""
         # What is said to cost nothing could never be found to cost more.
         row = max(cost.row, 0.2 * (cost.row + cost.request))
         self.cost = replace(cost, row=row, a_pass=max(0.02 * cost.rows(1), cost.a_pass))
@@ -81,9 +80,13 @@ class DepthController:
         if not n:
             return
         if seconds is not None:
-            self._note_step(work, seconds)
-        away = abs(math.log2(n) - self._size)  # loads are powers of two, or move around them
-        self._away = self._away + 1 if away > 0.75 else 0
+            self._since, self._steps = self._since + seconds, self._steps + 1
+            if self.drafting or self._trial or self._skip:
+                self._note_step(work, seconds)
+            elif work.rows <= 1.25 * n:  # in most steps without drafts there is no more to do
+                self._log.append((False, seconds, work))
+        away = 0.0 if n == self.state.requests else abs(math.log2(n) - self._size)
+        self._away = self._away + 1 if away > 0.75 else 0  # loads are powers of two, or move around them
         other = away > 1.75 or self._away > TRIAL_STEPS[1]  # before, a text may have ended and the next begin
         if other:
             self._size, self._trial, self._away = round(math.log2(n)), [], 0
@@ -92,14 +95,10 @@ class DepthController:
             self._plan(n)
 
     def _note_step(self, work: StepWork, seconds: float) -> None:
-        self._since, self._steps = self._since + seconds, self._steps + 1
-        self._step += (seconds - self._step) * (0.1 if self._step else 1.0)
-        self._budget += min(TRIAL_SHARE * seconds, max(2.0 * TRIAL_SHARE, 64.0 * self._step) - self._budget)
         own = work.requests + work.drafts  # beyond it: parts of prompts, or the drafter catches up
         as_usual = self._usual or self.drafting or not self.keeping
         if as_usual and not self._skip and work.rows <= 1.25 * own and work.extended <= 2 * own:
             self._log.append((self.drafting, seconds, work))
-            self._context += 0.1 * (work.context / work.requests - self._context)
             if self.drafting:
                 _add(self._extra, self.cost.extra(work), self._setting.extra / self._mean)
         self._skip = max(0, self._skip - 1)
@@ -137,24 +136,28 @@ class DepthController:
         return mean, max(UNKNOWN / count**2, math.hypot(spread, DRIFT * math.sqrt(self._since_trial)))
 
     def _plan(self, n: int) -> None:
+        if self._log:
+            self._step = fmean(seconds for _, seconds, _ in self._log)
+            self._context = fmean(work.context / work.requests for _, _, work in self._log)
+        self._budget = min(self._budget + TRIAL_SHARE * self._since, max(2 * TRIAL_SHARE, 64 * self._step))
         self._since_trial += self._since
         self._mean, deviation = self._factor()
         self._blind, self._since = 0.0 if self._usual else self._blind + self._since, 0.0
-        base, dearer = self.cost.rows(n), ("drafted", "drafter", "a_pass", "pass_row")
-        base += self.cost.context * self._context * n
-        cost = replace(self.cost, **{name: self._mean * getattr(self.cost, name) for name in dearer})
+        base = self.cost.rows(n) + self.cost.context * self._context * n
+        parts = ("drafted", "drafter", "a_pass", "pass_row")
+        cost = replace(self.cost, **{name: self._mean * getattr(self.cost, name) for name in parts})
         self._setting = setting = self.worth.plan(n, cost, base)
         tokens = 1.0 + _ratio(self._tokens) * (setting.tokens - 1.0)
         extra = _ratio(self._extra) * setting.extra
-        gain = tokens * base / (base + extra)
+        gain = round(tokens * base / (base + extra), 3)
         ahead, untried = math.log(gain), len(self.factors[self._size]) <= TRIALS
         doubt = extra / (base + extra) * deviation / self._mean + DRIFT * math.sqrt(self._blind)
         if abs(ahead) > MARGIN:
             self._usual = ahead > 0.0
         self._switch(self._usual)
-        makes = "make" if self._usual else "would make"
-        reason = f"drafts {makes} {gain:.2f} x the tokens/s of none with {n} at once"
-        self.state = DraftingState(self._usual, n, round(gain, 3), reason)
+        would = "" if self._usual else "would "
+        reason = f"drafts {would}make {gain:.2f} x the tokens/s of none with {n} at once"
+        self.state = DraftingState(self._usual, n, gain, reason)
         length = round(min(TRIAL_STEPS[1], max(TRIAL_STEPS[0], TRIAL_SECONDS / (self._step or 1.0))))
         self._settle = 1 + length // 8  # while caches hold what the other kind used
         # Each size is tried, and soon; nobody knows what that costs, so what it may seem to cost is bounded.

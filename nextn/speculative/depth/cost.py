@@ -19,8 +19,7 @@ from nextn.speculative.work import StepWork
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """experts: of a layer, and chosen by a token. drafted: what rows of drafts cost, in times of what is said
-    here of rows."""
+    """experts: of a layer, and chosen by a token. drafted: cost of a draft's row over another's."""
 
     fixed: float
     row: float

@@ -35,8 +35,7 @@ class Setting(NamedTuple):
 
 class Worth:
     def __init__(self, num_steps: int, shape: Shape, cuts: bool, ends: bool = True) -> None:
-        """num_steps: of the deepest draft. cuts: guesses are kept by confidence. ends: and passes end with
-        them."""
+        """num_steps: of the deepest draft. cuts: guesses are kept by confidence. ends: passes end then."""
         self.num_steps, self.shape, self.cuts, self.ends = num_steps, shape, cuts, ends
         rates = BIN_RATES if cuts else (float(np.dot(BIN_RATES, BIN_SHARES)),) * num_steps
         self._made = FIRST * len(rates) * np.array(BIN_SHARES if cuts else (1.0 / num_steps,) * num_steps)
@@ -71,8 +70,8 @@ class Worth:
         found, tokens = [], 1.0
         for num_steps, held in enumerate(np.cumprod(rates).tolist(), start=1):
             tokens += held
-            passes = [float(self.shape.topk)] * (num_steps - 1)
-            extra = _extra(n, cost, self.shape.size(num_steps), tokens, passes)
+            opened = [float(self.shape.topk)] * (num_steps - 1)
+            extra = _extra(n, cost, self.shape.size(num_steps), tokens, opened)
             found.append(Setting(num_steps, None, tokens, extra))
         return found
 

@@ -7,7 +7,7 @@ from support.toy_grammar import ToyGrammar
 
 from nextn.config import EngineConfig
 from nextn.constraint import Constraint
-from nextn.draft import AUTO_STEPS, MAX_AUTO_STEPS, MAX_DRAFTS
+from nextn.draft import AUTO_STEPS, MAX_AUTO_STEPS, MAX_DRAFTS, DraftingState
 from nextn.engine.engine import Engine
 from nextn.request import Request, SamplingParams, SpeculativeParams
 from nextn.speculative.depth.controller import DepthController
@@ -148,7 +148,7 @@ def test_forced_drafts_tell_automatic_depth_nothing(monkeypatch):
 
     def two(controller):  # whatever pays here
         controller._setting = Setting(2, None, 2.0, 1.0)
-        controller.state, controller._mean = None, 1.0
+        controller.state, controller._mean = DraftingState(True, 1, 2.0, ""), 1.0
 
     engine = make("fake:1", speculative_num_steps=AUTO_STEPS)
     params = SamplingParams(max_tokens=80, seed=3, ignore_eos=True, constraint=ANY)
