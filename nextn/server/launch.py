@@ -172,10 +172,12 @@ def listen(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(2048)
+        with contextlib.ExitStack() as undo:
+            listener = undo.enter_context(socket.socket(family, kind, protocol))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(2048)
+            undo.pop_all()
     except (OSError, UnicodeError) as e:
         place, fix = f"--host {host}", "it must be an address of this machine; 0.0.0.0 stands for all of them"
         if isinstance(e, OSError) and e.errno in (errno.EADDRINUSE, errno.EACCES):

@@ -228,6 +228,13 @@ def test_start_that_fails(
     assert server.stdout == []
 
 
+def test_options_that_ask_for_nothing(start: StartServer) -> None:
+    """One line of the log names them all."""
+    server = start("--tp", "1", "--trust-remote-code", "--enforce-eager").wait_ready()
+    (said,) = (line for line in server.stderr if "ask for nothing" in line)
+    assert all(name in said for name in ("--tp 1", "--trust-remote-code", "--enforce-eager"))
+
+
 def test_port_in_use(start: StartServer) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -101,6 +101,18 @@ def test_values_out_of_range_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.startswith("nextn serve: error: --max-running-requests is 0")
 
 
+@pytest.mark.parametrize("command", COMMANDS)
+def test_ctrl_c(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(args: argparse.Namespace) -> int:
+        raise KeyboardInterrupt
+
+    module = importlib.import_module(COMMANDS[command])
+    monkeypatch.setattr(module, "run", interrupted)
+    monkeypatch.setattr(module, "add_arguments", lambda parser: None)
+    assert main([command]) == 130
+    assert capsys.readouterr() == ("", f"nextn {command}: ended by Ctrl-C\n")
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as error:
         main(["--version"])
