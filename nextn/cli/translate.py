@@ -73,22 +73,9 @@ class Line:
         elif name in REWRITTEN and REWRITTEN[name][0] in self.known:
             self._switch(name, value)
         elif name in only():
-            values, reason = only()[name]
-            given = self._one(value)
-            says, ok = f"{name} {given}".rstrip(), given.lower() in values
-            if says in REWRITTEN and given:
-                self.words += REWRITTEN[says]
-            else:
-                note(self.notes if ok else self.refused, reason, says)
+            self._only(name, self._one(value), *only()[name])
         elif (found := nothing(name)) is not None:
-            reason, count = found
-            said = self._bool(value) if count == "" else None
-            if count and value is None:
-                self._values(one=count == "=")
-            keeps = reason == GRAPHS and ("cuda" in self.all or "--device=cuda" in self.all)
-            if said and said.lower() in FALSE and (opposite := f"--no-{name[2:]}") in only():
-                keeps, reason = True, only()[opposite][1]
-            note(self.refused if keeps else self.notes, reason, name if said is None else f"{name} {said}")
+            self._nothing(name, value, *found)
         elif name.startswith("--no-") and (found := nothing(on(name)) or refused(on(name))):
             note(self.notes, found[0], name)
         elif (refusal := refused(name)) is not None:
@@ -101,23 +88,41 @@ class Line:
     def _known(self, name: str, value: str | None) -> None:
         """nextn's own option; a switch may be written as xLLM's, with true or false."""
         opposite = f"--no-{name[2:]}"
-        if opposite not in self.known or (value is None and not self._next_is(("true", "false"))):
-            self.words.append(name if value is None else f"{name}={value}")
-        elif (said := (self.rest.pop() if value is None else value).lower()) in (*TRUE, *FALSE):
-            self.words.append(name if said in TRUE else opposite)
+        if opposite in self.known:
+            value = self._bool(value)
+            self.words.append(name if truth(name, value) else opposite)
         else:
-            raise ValueError(f"{name} is {said!r}: it must be true or false")
+            self.words.append(name if value is None else f"{name}={value}")
 
     def _switch(self, name: str, value: str | None) -> None:
         says = self._bool(value)
-        if says is None or says.lower() in TRUE:
+        if truth(name, says):
             self.words += REWRITTEN[name]
-        elif says.lower() not in FALSE:
-            raise ValueError(f"{name} is {says!r}: it must be true or false")
         elif (opposite := f"--no-{name[2:]}") in REWRITTEN:
             self.words += REWRITTEN[opposite]
         else:
             note(self.notes, "it is off", f"{name} {says}")
+
+    def _only(self, name: str, value: str, values: Collection[str], reason: str) -> None:
+        says = f"{name} {value}".rstrip()
+        if value and says in REWRITTEN:
+            self.words += REWRITTEN[says]
+        else:
+            note(self.notes if value.lower() in values else self.refused, reason, says)
+
+    def _nothing(self, name: str, value: str | None, reason: str, count: str) -> None:
+        """count: "" for a switch, "=" for an option with a value, "=*" with several."""
+        said, opposite = "", f"--no-{name[2:]}"
+        if count == "":
+            said = (self._bool(value) or "").lower()
+        elif value is None:
+            self._values(one=count == "=")
+        where = self.notes
+        if said in FALSE and opposite in only():
+            where, reason = self.refused, only()[opposite][1]
+        elif reason == GRAPHS and any(word.lower() in ("cuda", "--device=cuda") for word in self.all):
+            where = self.refused
+        note(where, reason, f"{name} {said}".rstrip())
 
     def _special(self, name: str, value: str) -> None:
         try:
@@ -126,8 +131,8 @@ class Line:
             self.refused.setdefault(str(e), []).append(name)
 
     def _bool(self, value: str | None) -> str | None:
-        """A switch's value, which xLLM allows behind a space too."""
-        if value is None and self._next_is((*TRUE, *FALSE, "maybe")):
+        """A switch's value: after "=", or true or false as the next word."""
+        if value is None and self._next_is_bool():
             return self.rest.pop()
         return value
 
@@ -142,8 +147,17 @@ class Line:
             found.append(self.rest.pop())
         return found
 
-    def _next_is(self, words: Collection[str]) -> bool:
-        return bool(self.rest) and self.rest[-1].lower() in words
+    def _next_is_bool(self) -> bool:
+        return bool(self.rest) and self.rest[-1].lower() in ("true", "false")
+
+
+def truth(name: str, value: str | None) -> bool:
+    """Of a switch with this value, None if it has none. Raises ValueError."""
+    if value is None or value.lower() in TRUE:
+        return True
+    if value.lower() in FALSE:
+        return False
+    raise ValueError(f"{name} is {value!r}: it must be true or false")
 
 
 def note(where: dict[str, list[str]], reason: str, option: str) -> None:

@@ -71,7 +71,7 @@ def test_xllm_booleans() -> None:
     [
         (["--speculative-num-steps", "two"], "'two': it must be auto, or a whole number from 0 (off) to 16"),
         (["--speculative-num-steps", "-1"], "'-1': it must be auto, or a whole number from 0 (off) to 16"),
-        (["--enable_prefix_cache", "maybe"], "--enable-prefix-cache is 'maybe'"),
+        (["--enable_prefix_cache=maybe"], "--enable-prefix-cache is 'maybe'"),
         (["--port", "many"], "argument --port: 'many': it must be a whole number"),
         (["--dtype", "float8"], "argument --dtype: invalid choice"),
         (["--mem-frac", "0.5"], "--mem-frac (did you mean --mem-fraction-static?)"),
