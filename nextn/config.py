@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -41,6 +42,15 @@ def model_folder(model_path: str) -> Path:
     return Path(model_path)
 
 
+def hub_hint(path: str) -> str:
+    """How to download a model of the Hugging Face hub, if the path looks like the name of one, such as
+    deepseek-ai/DeepSeek-V3; else ""."""
+    match = re.fullmatch(r"[A-Za-z0-9][\w.-]*/([A-Za-z0-9][\w.-]*)", path)
+    if not match:
+        return ""
+    return f". nextn downloads nothing; for a model on the hub: hf download {path} --local-dir {match[1]}"
+
+
 def usable_cores() -> int:
     """Cores that this process may run on; where the system does not say (macOS), all there are."""
     affinity = getattr(os, "sched_getaffinity", None)
@@ -54,9 +64,12 @@ def option(
     *aliases: str,
     choices: tuple[str, ...] = (),
     words: Mapping[str, Any] = MappingProxyType({}),
+    values: str = "",
 ) -> Any:
-    """words: other spellings of values, such as auto, that the field's type does not parse."""
-    meta = {"group": group, "help": help, "aliases": aliases, "choices": choices, "words": words}
+    """words: other spellings of values, such as auto, that the field's type does not parse. values: which
+    values are allowed, for the error about others."""
+    meta: dict[str, Any] = {"group": group, "help": help, "aliases": aliases, "choices": choices}
+    meta |= {"words": words, "values": values}
     return dataclasses.field(default=default, metadata=meta)
 
 
@@ -74,7 +87,11 @@ class EngineConfig:
         "--model",
     )
     load_format: str = option(
-        "auto", "model", "auto: safetensors; dummy: random weights", choices=("auto", "dummy")
+        "auto",
+        "model",
+        "auto: safetensors; dummy: random weights",
+        choices=("auto", "dummy"),
+        words={"safetensors": "auto"},
     )
     allow_non_finite_weights: bool = option(
         False, "model", "serve a checkpoint even if it has NaN or infinite weights"
@@ -85,6 +102,7 @@ class EngineConfig:
         "type of the arithmetic; auto: bfloat16 with the native CPU kernels and the Triton kernels, float32 "
         "with plain torch",
         choices=("auto", "float32", "bfloat16"),
+        words={"bf16": "bfloat16", "float": "float32", "fp32": "float32"},
     )
     device: str = option(
         "auto", "model", "auto: cuda if there is a CUDA device, else cpu", choices=("auto", "cpu", "cuda")
@@ -135,6 +153,7 @@ class EngineConfig:
         "GPU: share of the memory that is free after loading, for the KV pool",
         "--max_memory_utilization",
         "--gpu-memory-utilization",
+        "--device-memory-utilization",
     )
     page_size: int = option(16, "memory", "tokens per page of the KV pool", "--block_size", "--block-size")
     disable_radix_cache: bool = option(False, "memory", "switch the prefix cache off")
@@ -164,7 +183,10 @@ class EngineConfig:
         "drafter: NEXTN or EAGLE (the same): the MTP layer; NGRAM: repetitions in the request's own text; "
         "NEXTN+NGRAM: for each request, the one whose drafts are accepted more often; NONE: no drafts; "
         "default: NEXTN if the model has an MTP layer",
+        "--speculative-algo",
+        "--spec-method",
         choices=("NEXTN", "EAGLE", "NGRAM", "NEXTN+NGRAM", "NONE"),
+        words={"mtp": "NEXTN", "deepseek_mtp": "NEXTN"},
     )
     speculative_draft_model_path: str | None = option(
         None,
@@ -173,6 +195,7 @@ class EngineConfig:
         "xLLM, or a whole checkpoint; not read if speculation is off",
         "--speculative-draft-model",
         "--draft_model",
+        "--spec-model",
     )
     step_cost_cache: str | None = option(
         None,
@@ -188,7 +211,9 @@ class EngineConfig:
         "with a simulated accept length",
         "--num_speculative_tokens",
         "--num-speculative-tokens",
+        "--spec-tokens",
         words={"auto": AUTO_STEPS},
+        values=f"auto, or a whole number from 0 (off) to {MAX_DRAFTS}",
     )
     speculative_eagle_topk: int = option(
         1, "speculation", "branches of a draft at each depth; 1: a chain; more than 1: a tree"
@@ -243,6 +268,7 @@ class EngineConfig:
         "library for JSON schemas, regular expressions and grammars; xgrammar needs pip install "
         "'nextn[xgrammar]'; none: refuses such requests",
         choices=("llguidance", "xgrammar", "none"),
+        words={"auto": "llguidance", "guidance": "llguidance"},
     )
     constrained_json_disable_any_whitespace: bool = option(
         False, "structured output", "forbid whitespace between the parts of JSON that follows a schema"
@@ -293,7 +319,7 @@ class EngineConfig:
         need(
             self.speculative_num_steps in (None, AUTO_STEPS) or 0 <= self.speculative_num_steps <= MAX_DRAFTS,
             "speculative_num_steps",
-            f"it must be between 0 (off) and {MAX_DRAFTS}",
+            f"it must be auto, or a whole number from 0 (off) to {MAX_DRAFTS}",
         )
         resolved, simulated = self.speculation, self.speculative_simulate_accept_length
         topk, steps, nodes = resolved.shape.topk, resolved.num_steps, self.speculative_num_draft_tokens

@@ -1,4 +1,4 @@
-"""The server's options, beside those of its engine in `nextn.config`, and what nextn refuses by name."""
+"""The server's options, beside those of its engine in `nextn.config`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ServerConfig(EngineConfig):
     host: str = option("127.0.0.1", "server", "address to listen on")
     port: int = option(30000, "server", "port to listen on; 0 picks a free one")
     served_model_name: str | None = option(
-        None, "server", "model name in the API; default: the last part of --model-path"
+        None, "server", "model name in the API; default: the last part of --model-path", "--model-id"
     )
     chat_template: str | None = option(
         None, "server", "Jinja file that renders chats; default: the checkpoint's own template"
@@ -52,7 +52,11 @@ class ServerConfig(EngineConfig):
         "appear in a list of processes",
     )
     max_queued_requests: int = option(
-        512, "server", "maximum waiting requests; further requests get 503 with Retry-After"
+        512,
+        "server",
+        "maximum waiting requests; further requests get 503 with Retry-After",
+        "--max-num-queued-reqs",
+        "--request-queue-size",
     )
     max_request_bytes: int = option(32 * 2**20, "server", "maximum bytes of a body; a longer one gets 413")
     request_timeout: float | None = option(
@@ -119,18 +123,3 @@ class ServerConfig(EngineConfig):
     @property
     def model_name(self) -> str:
         return self.served_model_name or os.path.basename(os.path.normpath(self.model_path))
-
-
-# Options of SGLang and vLLM that people will try. Saying so beats argparse's "unrecognized".
-REFUSED: dict[str, str] = {
-    "--tp-size": "an engine is one process",
-    "--tp": "an engine is one process",
-    "--tensor-parallel-size": "an engine is one process",
-    "--dp-size": "an engine is one process",
-    "--dp": "an engine is one process",
-    "--ep-size": "an engine is one process",
-    "--enable-dp-attention": "an engine is one process",
-    "--tokenizer-path": "the tokenizer comes from --model-path",
-    "--attention-backend": "--kernel-backend chooses the kernels",
-    "--trust-remote-code": "nextn never runs code from a checkpoint",
-}

@@ -1,11 +1,17 @@
 """For every test: hypothesis does not hold against a test that the machine was busy while it ran, what
-engines keep for their next start is kept for this run alone, and without a GPU triton interprets kernels."""
+engines keep for their next start is kept for this run alone, processes can be interrupted even if the tests
+run in the background, and without a GPU triton interprets kernels."""
 
 import os
+import signal
 import tempfile
 
 import torch
 from hypothesis import settings
+
+# A shell's job in the background, and all that it starts, ignores SIGINT. A handler is not inherited.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")

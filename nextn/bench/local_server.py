@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from nextn.bench import tied
 from nextn.bench.errors import BenchError
@@ -76,16 +77,20 @@ class LocalServer:
 
 @contextlib.contextmanager
 def ended_like_ctrl_c() -> Iterator[None]:
-    """SIGTERM and a closed terminal end the run as Ctrl-C does, so that nothing stays behind."""
+    """SIGTERM and a closed terminal end the run as Ctrl-C does, so that nothing stays behind.
+
+    A job in the background of a shell starts with Ctrl-C ignored. In here it is not, or all three were."""
 
     def interrupt(number: int, frame: object) -> None:
         # Not raised here: asyncio has a handler of its own for Ctrl-C, which ends the tasks in good order.
         signal.raise_signal(signal.SIGINT)
 
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, interrupt) for number in numbers]
+    handlers: dict[signal.Signals, Any] = {signal.SIGTERM: interrupt, signal.SIGHUP: interrupt}
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        handlers[signal.SIGINT] = signal.default_int_handler
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in before.items():
             signal.signal(number, handler)

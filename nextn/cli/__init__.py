@@ -6,14 +6,13 @@ imports nothing heavy: what a command needs it imports in `run`, so that `nextn 
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 import nextn
 from nextn.cli.errors import CommandError
+from nextn.cli.parser import Parser, dashed
 
 COMMANDS: dict[str, str] = {
     "serve": "nextn.cli.serve",
@@ -29,29 +28,23 @@ COMMANDS: dict[str, str] = {
 }
 
 
-class Parser(argparse.ArgumentParser):
-    """One line on stderr and exit code 2 for a wrong command line; `--a_b` is `--a-b`; no abbreviations."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Returns its exit code; 2 for a user's mistake, 130 for Ctrl-C."""
     words = [dashed(word) for word in (sys.argv[1:] if argv is None else argv)]
     if not words or words[0] not in COMMANDS:
         overview().parse_args(words)  # ends in help, version or an error
     name = words[0]
-    command = importlib.import_module(COMMANDS[name])
-    parser = Parser(prog=f"nextn {name}", description=command.HELP, allow_abbrev=False)
-    command.add_arguments(parser)
-    args = parser.parse_args(words[1:])
     try:
+        command = importlib.import_module(COMMANDS[name])
+        parser = Parser(prog=f"nextn {name}", description=command.HELP, allow_abbrev=False)
+        command.add_arguments(parser)
+        args = parser.parse_args(words[1:])
         return int(command.run(args))
     except CommandError as e:
         print(f"nextn {name}: error: {e}", file=sys.stderr)
         return e.exit_code
     except KeyboardInterrupt:
+        print(f"nextn {name}: ended by Ctrl-C", file=sys.stderr)
         return 130
 
 
@@ -62,15 +55,3 @@ def overview() -> Parser:
     for name, module in COMMANDS.items():
         commands.add_parser(name, help=importlib.import_module(module).HELP)
     return parser
-
-
-def dashed(word: str) -> str:
-    """An option's name with dashes for underscores; its value, and every other word, untouched.
-
-    >>> dashed("--max_tokens_per_batch=64")
-    '--max-tokens-per-batch=64'
-    """
-    if not word.startswith("--"):
-        return word
-    name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value

@@ -65,8 +65,11 @@ def run(args: argparse.Namespace) -> int:
     while not chat.ended:
         try:
             line = read_line()
-        except (EOFError, KeyboardInterrupt):
+        except EOFError:
             break
+        except KeyboardInterrupt:
+            print(flush=True)
+            raise
         said = chat.command(line)
         if said is None and line.strip():
             converse(chat, line.strip())

@@ -1,6 +1,7 @@
 """nextn generate: complete prompts in-process, no server.
 
 nextn generate "def main(argv):" --max-tokens 64
+nextn generate "def main(argv):" --model /models/deepseek-v3
 echo "import os" | nextn generate -
 """
 
@@ -18,7 +19,9 @@ HELP = "complete prompts in-process and print the text"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", nargs="+", help="the prompts; - reads one from standard input")
+    parser.add_argument(
+        "prompt", nargs="+", help="the prompts, not the model; - reads one from standard input"
+    )
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument(
         "--max-tokens", type=int, default=128, help="maximum tokens to generate (default: 128)"

@@ -1,7 +1,7 @@
 """nextn inspect: what a checkpoint is and what serving it takes.
 
 nextn inspect
-nextn inspect --model-path /models/DeepSeek-V3
+nextn inspect /models/DeepSeek-V3
 nextn inspect --machine
 """
 
@@ -10,22 +10,25 @@ from __future__ import annotations
 import argparse
 
 from nextn.cli.errors import CommandError
+from nextn.cli.options import UNSET, Store, add_model, one_model
 from nextn.config import EMBEDDED, model_folder
 
 HELP = "show a checkpoint's architecture, sizes and MTP layer"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
     parser.add_argument(
-        "--model-path", "--model", default=EMBEDDED, help=f"checkpoint folder (default: {EMBEDDED})"
-    )
+        "--model-path", "--model", action=Store, default=UNSET, metavar="DIR",
+        help=f"checkpoint folder (default: {EMBEDDED})",
+    )  # fmt: skip
     parser.add_argument(
         "--machine", action="store_true", help="show instead what this machine can run: cores, kernels, GPU"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    rows = machine() if args.machine else checkpoint(args.model_path)
+    rows = machine() if args.machine else checkpoint(one_model(args, EMBEDDED))
     width = max(map(len, rows))
     for name, value in rows.items():
         print(f"{name:<{width}}  {value}")

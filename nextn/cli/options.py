@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from nextn.cli.errors import CommandError
+from nextn.cli.other_engines import NOTHING, ONLY, REFUSED, REWRITTEN
+from nextn.cli.parser import Parser
+from nextn.cli.translate import translate
 from nextn.config import EngineConfig
-from nextn.server_config import REFUSED, ServerConfig
+from nextn.server_config import ServerConfig
 
 Config = TypeVar("Config", bound=EngineConfig)
 UNSET = object()
@@ -33,8 +37,21 @@ class Option:
     help: str
     words: Mapping[str, Any]  # that stand for values which the type does not read
 
+    values: str  # which are allowed, for errors; "" if type and choices say it
+
     def read(self, text: str) -> Any:
-        return self.words[text] if text in self.words else self.type(text)
+        """The value that a word stands for, in any letter case where there is a list of them."""
+        folded = {c.lower(): c for c in self.choices} | {w.lower(): v for w, v in self.words.items()}
+        if text.lower() in folded:
+            return folded[text.lower()]
+        try:
+            value = self.type(text)
+        except ValueError as e:
+            kind = {int: "a whole number", float: "a number"}[self.type]
+            raise argparse.ArgumentTypeError(f"{text!r}: it must be {self.values or kind}") from e
+        if value in self.words.values() and not self.choices:  # the number that stands for a word inside
+            raise argparse.ArgumentTypeError(f"{text!r}: it must be {self.values}")
+        return value
 
 
 def options_of(config: type[EngineConfig]) -> Iterator[Option]:
@@ -55,11 +72,12 @@ def options_of(config: type[EngineConfig]) -> Iterator[Option]:
             meta["choices"],
             meta["help"],
             meta["words"],
+            meta["values"],
         )
 
 
 def add_options(parser: argparse.ArgumentParser, config: type[EngineConfig]) -> None:
-    """Adds every option of `config`, the spellings of other engines, and those refused by name."""
+    """Adds every option of `config`; what other engines' options become is `nextn.cli.translate`'s."""
     groups: dict[str, Any] = {}
     for option in options_of(config):
         if option.group not in groups:
@@ -69,82 +87,59 @@ def add_options(parser: argparse.ArgumentParser, config: type[EngineConfig]) -> 
         if option.type is bool:
             common["action"] = argparse.BooleanOptionalAction
         else:
-            common["type"] = option.read if option.words else option.type
+            common["action"], common["type"] = Store, option.read
             common["metavar"] = "|".join((option.type.__name__.upper(), *option.words))
             if option.choices:
                 common["choices"] = option.choices
                 common["metavar"] = "|".join(option.choices)
         groups[option.group].add_argument(*option.flags, **common)
-    parser.add_argument(
-        "--enable-prefix-cache", action=PrefixCache, dest="disable_radix_cache", default=UNSET
-    )
-    parser.add_argument("--enable-chunked-prefill", action=ChunkedPrefill, default=UNSET)
-    if issubclass(config, ServerConfig):
-        parser.add_argument("--scheduling-policy", action=SchedulingPolicy, choices=("fcfs", "priority"))
-    for flag in REFUSED:
-        parser.add_argument(flag.replace("_", "-"), action=Refuse)
+    if isinstance(parser, Parser):
+        parser.translate = translate
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The model as a word of its own, as in vLLM's `vllm serve MODEL`; the same as --model-path."""
+    parser.add_argument("model", nargs="?", help="the same as --model-path")
+
+
+def one_model(args: argparse.Namespace, default: Any) -> Any:
+    """What the model's word and its option name. Raises CommandError if they name two."""
+    option = default if args.model_path is UNSET else args.model_path
+    if args.model is None:
+        return option
+    if option not in (default, args.model):
+        flag, _ = args.spelled["model_path"]
+        raise CommandError(f"the model is named twice: {args.model}, and {flag} {option}; leave one out")
+    return args.model
 
 
 def parse(args: argparse.Namespace, config: type[Config]) -> Config:
-    """The checked config. Raises CommandError for a value out of range or a wrong combination."""
+    """The checked config. Raises CommandError for a value out of range or a wrong combination. A note on
+    options that ask for nothing goes to stderr; a server has a log for it."""
     names = {field.name for field in dataclasses.fields(config)}
     given = {k: v for k, v in vars(args).items() if k in names and v is not UNSET}
+    if hasattr(args, "model") and args.model is not None:
+        given["model_path"] = one_model(args, None)
     result = config(**given)
     try:
         result.check()
     except ValueError as e:
         raise CommandError(str(e)) from e
+    if args.note and not issubclass(config, ServerConfig):
+        print(f"note: {args.note}", file=sys.stderr)
     return result
 
 
-class Refuse(argparse.Action):
-    """An option of another engine that nextn does not honour."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, **_: Any) -> None:
-        super().__init__(option_strings, dest, nargs="*", default=UNSET, help=argparse.SUPPRESS)
+class Store(argparse.Action):
+    """Stores a value. Two spellings of one option must not differ; of one spelling, the last one counts."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        reasons = {name.replace("_", "-"): reason for name, reason in REFUSED.items()}
-        parser.error(f"{option_string} is not supported: {reasons[str(option_string)]}")
-
-
-class Switch(argparse.Action):
-    """xLLM's booleans: `--name`, `--name true`, `--name=false`."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, **_: Any) -> None:
-        super().__init__(option_strings, dest, nargs="?", default=UNSET, help=argparse.SUPPRESS)
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        if values not in (None, "true", "false", "1", "0"):
-            parser.error(f"{option_string} is {values!r}: it must be true or false")
-        self.switch(parser, namespace, values not in ("false", "0"))
-
-    def switch(self, parser: Any, namespace: Any, on: bool) -> None:
-        """Puts `on` into the namespace, or ends in parser.error."""
-
-
-class PrefixCache(Switch):
-    def switch(self, parser: Any, namespace: Any, on: bool) -> None:
-        setattr(namespace, self.dest, not on)
-
-
-class ChunkedPrefill(Switch):
-    def switch(self, parser: Any, namespace: Any, on: bool) -> None:
-        if not on:
-            parser.error(
-                "--enable-chunked-prefill false is not supported: prompts are always chunked; "
-                "a --chunked-prefill-size as large as the longest prompt keeps it in one piece"
-            )
-
-
-class SchedulingPolicy(argparse.Action):
-    """vLLM's: with `priority`, lower values go first."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, **kwargs: Any) -> None:
-        super().__init__(option_strings, dest, default=UNSET, help=argparse.SUPPRESS, **kwargs)
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        namespace.schedule_low_priority_values_first = values == "priority"
+        spelled = vars(namespace).setdefault("spelled", {})
+        name, before = spelled.get(self.dest, (option_string, values))
+        if name != option_string and before != values:
+            parser.error(f"{name} {before} and {option_string} {values} differ, and are one option; give one")
+        spelled[self.dest] = (option_string, values)
+        setattr(namespace, self.dest, values)
 
 
 def options_markdown() -> str:
@@ -176,21 +171,43 @@ def options_markdown() -> str:
         lines.append(f"| {names} | {default} | {text.replace('|', chr(92) + '|')} |")
     lines += [
         "",
-        "## Other engines' spellings",
+        "## Options of other engines",
         "",
-        "| option | what it does |",
+        "Of SGLang's, vLLM's and xLLM's other options, each is one of the following. `*` stands for any part "
+        "of a name. See [operations](operations.md#command-lines-from-vllm-sglang-and-xllm).",
+        "",
+        "**Another name** for an option of nextn:",
+        "",
+        "| option | the same as |",
         "|---|---|",
-        "| `--enable-prefix-cache true\\|false` | `--no-disable-radix-cache`, `--disable-radix-cache` |",
-        "| `--enable-chunked-prefill true` | nothing: prompts are always chunked; `false` is refused |",
-        "| `--scheduling-policy priority` | `--schedule-low-priority-values-first` |",
+        "| `--speculative-config` JSON | `--speculative-algorithm`, `--speculative-num-steps`, "
+        "`--speculative-draft-model-path` |",
+        "| `--max-prefill-tokens` | `--chunked-prefill-size`; with both, the smaller one |",
+        *(f"| `{name}` | `{' '.join(words)}` |" for name, words in REWRITTEN.items()),
         "",
-        "## Refused by name",
+        "**Accepted, with a note in the log**, as there is nothing to do:",
         "",
-        "| option | why |",
+        "| options | why |",
         "|---|---|",
-        *(f"| `{name}` | {reason} |" for name, reason in REFUSED.items()),
+        *(f"| {listed(names)} | {reason} |" for reason, names in NOTHING.items()),
+        "",
+        "**Accepted with some values**, with the same note, and refused with others:",
+        "",
+        "| options | values | why no others |",
+        "|---|---|---|",
+        *(f"| {listed(names)} | {listed(values)} | {reason} |" for names, values, reason in ONLY),
+        "",
+        "**Refused by name**, unless the value switches the feature off, such as 0, none or false:",
+        "",
+        "| options | why, or what to use instead |",
+        "|---|---|",
+        *(f"| {listed(names)} | {reason} |" for reason, names in REFUSED.items()),
     ]
     return "\n".join(lines) + "\n"
+
+
+def listed(names: str) -> str:
+    return ", ".join(f"`{name.removesuffix('=*').removesuffix('=')}`" for name in names.split())
 
 
 if __name__ == "__main__":

@@ -1,29 +1,35 @@
 """nextn serve: the HTTP server and its engine.
 
 nextn serve                                   # the embedded model on http://127.0.0.1:30000
-nextn serve --model-path /models/deepseek-v3 --port 8000 --speculative-num-steps 3
+nextn serve /models/deepseek-v3 --port 8000 --speculative-num-steps 3
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 
 from nextn.cli.errors import CommandError
-from nextn.cli.options import add_options, parse
+from nextn.cli.options import add_model, add_options, parse
 from nextn.server_config import ServerConfig
 
 HELP = "serve a model over HTTP, with the OpenAI API"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
     add_options(parser, ServerConfig)
 
 
 def run(args: argparse.Namespace) -> int:
     config = parse(args, ServerConfig)
     from nextn.server.launch import serve
+    from nextn.server.process import logs
     from nextn.server.process.supervisor import StartupError
 
+    logs.configure(config.log_level, config.log_format)
+    if args.note:
+        logging.getLogger("nextn.server").info(args.note)
     try:
         return serve(config)
     except StartupError as e:

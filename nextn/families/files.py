@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from nextn.config import hub_hint
+
 SHOWN = 10
 LARGEST_JSON = 100_000_000  # bytes; DeepSeek-V3's index, the largest of these files, has 9 million
 
@@ -25,7 +27,9 @@ def checkpoint_folder(path: str | Path, option: str = "--model-path") -> Path:
     """`path` as a Path. Raises CheckpointError naming the `option` it came from when it is not a folder."""
     folder = Path(path)
     if not folder.exists():
-        raise CheckpointError(f"{folder}: there is no such folder; {option} must name a checkpoint folder")
+        raise CheckpointError(
+            f"{folder}: there is no such folder; {option} must name a checkpoint folder{hub_hint(str(path))}"
+        )
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is a file; {option} must name the folder that holds config.json")
     return folder

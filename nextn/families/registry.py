@@ -21,6 +21,11 @@ def architecture(config: Mapping[str, Any], source: str = "config.json") -> str:
         for name in names:
             if isinstance(name, str) and name in FAMILIES:
                 return name
+        if any(name in family_of(family).MTP.exported for name in names for family in FAMILIES):
+            raise ValueError(
+                f"{source}: architectures is {names!r}: this folder holds an MTP layer without its model; "
+                "name it by --speculative-draft-model-path, and the model by --model-path"
+            )
         found = f"architectures is {names!r}"
     else:
         model_type = config.get("model_type")

@@ -1,14 +1,15 @@
 """From a configuration to a running server, and to its end.
 
 One asyncio loop in this process serves HTTP; the engine runs in a child process. On the first Ctrl-C or
-SIGTERM new requests get 503, running ones --shutdown-timeout seconds, and the exit code is 0. The second ends
-all at once.
+SIGTERM new requests get 503 and running ones --shutdown-timeout seconds. The second ends all at once. The
+exit code is 0 after SIGTERM, and 130 after Ctrl-C, as of every command.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import logging
 import os
@@ -75,11 +76,12 @@ class Launch:
         self.client = EngineClient(EngineMetrics(config.decode_log_interval), config.request_timeout)
         self.supervisor = Supervisor(config, self.client, make)
         self.stopping = asyncio.Event()
+        self.exit_code = 0
 
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on_signal)
+            loop.add_signal_handler(number, self._on_signal, number)
         handle = self.supervisor.launch()  # it loads while the rest of this process gets ready
         try:
             return await self._run(handle)
@@ -132,24 +134,28 @@ class Launch:
             await serving
             if tracing is not None:
                 tracing.close()
-        return 0
+        return self.exit_code
 
     async def _drain(self, service: Service) -> int:
         """Lets requests finish. Returns how many whole seconds are left in which clients may read answers."""
         service.draining = True
-        if self.client.active:
-            log.info("shutting down: %d requests may finish; Ctrl-C again ends at once", self.client.active)
+        log.info(
+            "shutting down: running requests (%d) have %g seconds to finish; Ctrl-C again ends at once",
+            self.client.active,
+            self.config.shutdown_timeout,
+        )
         deadline = asyncio.get_running_loop().time() + self.config.shutdown_timeout
         while self.client.active and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
         self.client.fail_all(shut_down())
         return int(deadline - asyncio.get_running_loop().time())
 
-    def _on_signal(self) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
         if self.stopping.is_set():
             if self.supervisor.handle is not None:
                 self.supervisor.handle.kill()
             os._exit(130)
+        self.exit_code = 130 if number == signal.SIGINT else 0
         self.stopping.set()
 
 
@@ -166,14 +172,17 @@ def listen(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(2048)
-    except OSError as e:
-        raise StartupError(
-            f"cannot listen on {host}:{port}: {e.strerror}; choose another --port", True
-        ) from e
+        with contextlib.ExitStack() as undo:
+            listener = undo.enter_context(socket.socket(family, kind, protocol))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(2048)
+            undo.pop_all()
+    except (OSError, UnicodeError) as e:
+        place, fix = f"--host {host}", "it must be an address of this machine; 0.0.0.0 stands for all of them"
+        if isinstance(e, OSError) and e.errno in (errno.EADDRINUSE, errno.EACCES):
+            place, fix = f"{host}:{port}", "choose another --port"
+        raise StartupError(f"cannot listen on {place}: {getattr(e, 'strerror', e)}; {fix}", True) from e
     return listener
 
 

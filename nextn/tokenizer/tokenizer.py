@@ -14,6 +14,7 @@ from pathlib import Path
 
 import tokenizers
 
+from nextn.config import hub_hint
 from nextn.tokenizer import folder
 from nextn.tokenizer.bytelevel import TokenBytes, TokenNames
 from nextn.tokenizer.chat import ChatTemplate, Message
@@ -44,8 +45,10 @@ class Tokenizer:
         cls, path: str | os.PathLike[str], chat_template: str | os.PathLike[str] | None = None
     ) -> Tokenizer:
         """Reads a checkpoint's tokenizer. `chat_template`: a Jinja file instead of the folder's own. Raises
-        ValueError that names a folder without tokenizer.json, or the wrong file."""
+        ValueError that names a folder that is not there or has no tokenizer.json, or the wrong file."""
         root = Path(path)
+        if not root.exists():
+            raise ValueError(f"{root}: there is no such folder{hub_hint(str(path))}")
         file = root / folder.CONFIG
         config = folder.read_config(file)
         special_tokens = folder.read_special_tokens(config, file)

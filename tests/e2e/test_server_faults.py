@@ -116,7 +116,7 @@ def test_engine_that_does_not_start_again_at_first(start: StartServer, tmp_path:
     obstacle.unlink()
     until(lambda: httpx.get(server.url + "/health").status_code == 200)
     server.interrupt()
-    check_ended(server, 0)
+    check_ended(server, 130)
 
 
 def test_interrupt_while_the_engine_loads(start: StartServer) -> None:
@@ -129,7 +129,7 @@ def test_interrupt_while_the_engine_loads(start: StartServer) -> None:
     assert httpx.get(url + "/health").status_code == 503
     assert httpx.post(url + "/v1/completions", json=LONG).json()["error"]["code"] == "engine_unavailable"
     server.interrupt()
-    check_ended(server, 0)
+    check_ended(server, 130)
     assert server.stdout == []
 
 
@@ -165,7 +165,9 @@ def test_shutdown_drains(start: StartServer, number: signal.Signals) -> None:
     assert httpx.post(server.url + "/v1/completions", json=body).json()["error"]["code"] == "shutting_down"
     running.join()
     assert (answers[0].status_code, answers[0].json()["usage"]["completion_tokens"]) == (200, 60)
-    check_ended(server, 0)
+    check_ended(server, 130 if number == signal.SIGINT else 0)
+    (said,) = (line for line in server.stderr if "shutting down: " in line)
+    assert said.endswith("running requests (1) have 30 seconds to finish; Ctrl-C again ends at once")
 
 
 def test_shutdown_does_not_wait_for_ever(start: StartServer) -> None:
@@ -177,7 +179,7 @@ def test_shutdown_does_not_wait_for_ever(start: StartServer) -> None:
         rest = [line for line in lines if line]
     assert "the server was shut down before this was finished" in rest[-2]
     assert rest[-1] == "data: [DONE]"
-    check_ended(server, 0)
+    check_ended(server, 130)
 
 
 def test_second_interrupt_ends_at_once(start: StartServer) -> None:
@@ -196,7 +198,7 @@ def test_idle_server_ends_quickly(start: StartServer) -> None:
     server = start().wait_ready()
     began = time.monotonic()
     server.interrupt()
-    check_ended(server, 0)
+    check_ended(server, 130)
     assert time.monotonic() - began < 10
 
 
@@ -211,8 +213,8 @@ def test_engine_ends_with_its_server(start: StartServer) -> None:
     ("options", "environment", "message"),
     [
         ((), {"SCRIPT_FAIL": "load"}, "nextn serve: error: the checkpoint is no good"),
-        (("--model-path", "/no/such"), {}, "nextn serve: error: /no/such has no tokenizer.json"),
-        (("--host", "203.0.113.1"), {}, "nextn serve: error: cannot listen on 203.0.113.1:0: "),
+        (("--model-path", "/no/such"), {}, "nextn serve: error: /no/such: there is no such folder"),
+        (("--host", "203.0.113.1"), {}, "nextn serve: error: cannot listen on --host 203.0.113.1: "),
     ],
 )
 def test_start_that_fails(
@@ -224,6 +226,13 @@ def test_start_that_fails(
     assert len(server.stderr) == 1
     assert server.stderr[0].startswith(message)
     assert server.stdout == []
+
+
+def test_options_that_ask_for_nothing(start: StartServer) -> None:
+    """One line of the log names them all."""
+    server = start("--tp", "1", "--trust-remote-code", "--enforce-eager").wait_ready()
+    (said,) = (line for line in server.stderr if "ask for nothing" in line)
+    assert all(name in said for name in ("--tp 1", "--trust-remote-code", "--enforce-eager"))
 
 
 def test_port_in_use(start: StartServer) -> None:

@@ -170,4 +170,4 @@ def test_it_ends_with_all_its_processes(server: ServerProcess) -> None:
     in_background(attack)
     until(lambda: len(server.session()) > 4)
     server.interrupt()
-    check_ended(server, 0)
+    check_ended(server, 130)

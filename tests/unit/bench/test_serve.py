@@ -258,7 +258,7 @@ def test_a_warm_up_that_fails(scripted: Scripted, capsys: pytest.CaptureFixture[
         (["--goodput", "itl:3"], "--goodput itl:3"),
         (["--request-rate", "0"], "--request-rate is 0.0"),
         (["--dataset-name", "random"], "needs the model's tokenizer"),
-        (["--tokenizer", "/nowhere"], "/nowhere has no tokenizer.json"),
+        (["--tokenizer", "/nowhere"], "/nowhere: there is no such folder"),
         (["--extra-request-body", "[1]"], "--extra-request-body must be a JSON object"),
         (["--extra-request-body", "{"], "--extra-request-body is not JSON"),
         (["--port", "1"], "--base-url says where the server is"),

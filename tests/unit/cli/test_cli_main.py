@@ -20,19 +20,22 @@ SERVE_FLAGS = """
 --quantization
 --context-length --max-model-len --random-seed --seed
 --threads --kv-cache-tokens --max-total-tokens --mem-fraction-static --max-memory-utilization
---gpu-memory-utilization --page-size --block-size --disable-radix-cache --chunked-prefill-size
+--gpu-memory-utilization --device-memory-utilization --page-size --block-size --disable-radix-cache
+--chunked-prefill-size
 --max-tokens-per-batch --max-num-batched-tokens --prefill-attention --max-running-requests
 --max-seqs-per-batch --max-num-seqs
---check-integrity --speculative-algorithm --speculative-draft-model-path --speculative-draft-model
---draft-model --step-cost-cache --speculative-num-steps --num-speculative-tokens
+--check-integrity --speculative-algorithm --speculative-algo --spec-method
+--speculative-draft-model-path --speculative-draft-model --draft-model --spec-model --step-cost-cache
+--speculative-num-steps --num-speculative-tokens --spec-tokens
 --speculative-eagle-topk --speculative-draft-model-quantization
 --speculative-token-map --speculative-simulate-accept-length --speculative-num-draft-tokens
 --speculative-verify --speculative-accept-threshold-single --speculative-accept-threshold-acc
 --grammar-backend --constrained-json-disable-any-whitespace --grammar-compile-timeout --grammar-memory-mb
---host --port --served-model-name
+--host --port --served-model-name --model-id
 --chat-template --tool-call-parser --reasoning-parser
 --enable-priority-scheduling --schedule-low-priority-values-first
---api-key --max-queued-requests --max-request-bytes --request-timeout --client-timeout --watchdog-timeout
+--api-key --max-queued-requests --max-num-queued-reqs --request-queue-size
+--max-request-bytes --request-timeout --client-timeout --watchdog-timeout
 --max-engine-restarts --enable-metrics --decode-log-interval --log-level --log-format --log-requests
 --log-requests-level --otlp-traces-endpoint --shutdown-timeout
 """
@@ -81,7 +84,9 @@ def test_http_process_does_without_torch() -> None:
         ([], "nextn: error: "),
         (["bake"], "nextn: error: argument <command>: invalid choice: 'bake'"),
         (["serve", "--bake"], "nextn serve: error: unrecognized arguments: --bake"),
-        (["serve", "--tp-size", "2"], "nextn serve: error: --tp-size is not supported"),
+        (["serve", "--tp-size", "2"], "nextn serve: error: --tp-size 2 is not supported"),
+        (["demo", "--quik"], "nextn demo: error: unrecognized arguments: --quik (did you mean --quick?)"),
+        (["bench", "serve", "--num-prompt", "2"], "nextn bench serve: error: unrecognized arguments: --num"),
     ],
 )
 def test_wrong_commands_exit_2(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,6 +99,18 @@ def test_wrong_commands_exit_2(words: list[str], message: str, capsys: pytest.Ca
 def test_values_out_of_range_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--max_num_seqs", "0"]) == 2
     assert capsys.readouterr().err.startswith("nextn serve: error: --max-running-requests is 0")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_ctrl_c(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(args: argparse.Namespace) -> int:
+        raise KeyboardInterrupt
+
+    module = importlib.import_module(COMMANDS[command])
+    monkeypatch.setattr(module, "run", interrupted)
+    monkeypatch.setattr(module, "add_arguments", lambda parser: None)
+    assert main([command]) == 130
+    assert capsys.readouterr() == ("", f"nextn {command}: ended by Ctrl-C\n")
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,12 @@ def test_architectures_before_model_type():
     assert registry.architecture({"model_type": "deepseek_v3"}) == "DeepseekV3ForCausalLM"
 
 
+@pytest.mark.parametrize("name", ["DeepseekV3ForCausalLMNextN", "DeepseekMTPForCausalLM"])
+def test_an_export_of_the_mtp_layer_is_no_model(name):
+    with pytest.raises(ValueError, match="MTP layer without its model; name it by --speculative-draft-model"):
+        registry.architecture({"architectures": [name]})
+
+
 @pytest.mark.parametrize(
     ("config", "name"),
     [

@@ -1,0 +1,274 @@
+"""Options of SGLang, vLLM and xLLM that are not nextn's own: what becomes of each. Data only.
+
+In lists of names, `*` stands for any part. In NOTHING, a name with `=` takes a value, one with `=*` several,
+others are switches. `nextn.cli.translate` reads the tables in this order; exact names go before `*`.
+"""
+
+from __future__ import annotations
+
+# Spellings: short ones of vLLM, and beginnings that SGLang's parser completes.
+SHORT = {
+    "-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size",
+    "-ep": "--enable-expert-parallel", "-dcp": "--decode-context-parallel-size",
+    "-pcp": "--prefill-context-parallel-size", "-n": "--nnodes", "-r": "--node-rank",
+    "-asc": "--api-server-count", "-dpn": "--data-parallel-rank", "-dpr": "--data-parallel-start-rank",
+    "-dpl": "--data-parallel-size-local", "-dpa": "--data-parallel-address",
+    "-dpp": "--data-parallel-rpc-port", "-dpb": "--data-parallel-backend",
+    "-dph": "--data-parallel-hybrid-lb", "-dpe": "--data-parallel-external-lb",
+    "-dpm": "--data-parallel-multi-port-external-lb",
+    "-q": "--quantization", "-sc": "--speculative-config", "-dc": "--diffusion-config",
+    "-cc": "--compilation-config", "-ac": "--attention-config", "-O": "--optimization-level",
+}  # fmt: skip
+
+# What nextn does under another name.
+REWRITTEN: dict[str, tuple[str, ...]] = {
+    "--enable-prefix-caching": ("--no-disable-radix-cache",),
+    "--enable-prefix-cache": ("--no-disable-radix-cache",),
+    "--no-enable-prefix-caching": ("--disable-radix-cache",),
+    "--no-enable-prefix-cache": ("--disable-radix-cache",),
+    "--enable-log-requests": ("--log-requests",),
+    "--disable-log-stats": ("--decode-log-interval", "0"),
+    "--speculative-adaptive": ("--speculative-num-steps", "auto"),
+    "--speculative-use-rejection-sampling": ("--speculative-verify", "rejection"),
+    "--speculative-use-block-verification": ("--speculative-verify", "block"),
+    "--schedule-policy priority": ("--enable-priority-scheduling",),
+    "--scheduling-policy priority": ("--schedule-low-priority-values-first",),
+}
+
+# This reason refuses with --device cuda.
+GRAPHS = "a CPU has no CUDA graphs; on a GPU nextn keeps them"
+# What asks for nothing, with any value. Noted in one line of the log.
+NOTHING = {
+    GRAPHS: (
+        "--disable-cuda-graph --enforce-eager --disable-decode-cuda-graph --disable-prefill-cuda-graph "
+        "--disable-piecewise-cuda-graph"
+    ),
+    "no code of a checkpoint is ever run": "--trust-remote-code",
+    "requests are logged only with --log-requests": "--disable-log-requests --no-enable-log-requests",
+    "nothing logs accesses": (
+        "--disable-uvicorn-access-log --uvicorn-log-level= --log-level-http= "
+        "--disable-access-log-for-endpoints= --uvicorn-access-log-exclude-prefixes=*"
+    ),
+    "a GPU's CUDA graphs are captured as the load needs them, a CPU has none": (
+        "--cuda-graph-*= --cuda-graph-bs=* --cuda-graph-bs-decode=* --cuda-graph-bs-prefill=* "
+        "--context-bucket=* --cudagraph-capture-sizes=* --max-cudagraph-capture-size= "
+        "--max-seq-len-to-capture= --disable-cuda-graph-padding --enable-cudagraph-gc --enable-graph* "
+        "--acl-graph-decode-batch-size-limit= --max-tokens-for-graph-mode= --enable-prefill-piecewise-graph "
+        "--enable-profile-cuda-graph"
+    ),
+    "texts never depend on the batch": "--enable-deterministic-inference",
+    "prompts and decoding requests always share a step": "--enable-mixed-chunk --enable-chunked-prefill",
+    "steps and the host's work do not overlap": "--disable-overlap-schedule",
+    "one device has nothing to exchange": (
+        "--disable-custom-all-reduce --enable-p2p-check --dist-init-addr= --nccl-init-addr= --nccl-port= "
+        "--dist-timeout= --master-addr= --master-port= --all2all-backend= --distributed-timeout-seconds= "
+        "--cpu-distributed-timeout-seconds= --moe-a2a-backend= --deepep-mode= --enable-nccl-nvls "
+        "--enable-symm-mem --enable-torch-symm-mem --enable-mscclpp --pre-warm-nccl --enable-dp-attention "
+        "--enable-dp-attention-local-control-broadcast --enable-dp-lm-head --enable-expert-parallel "
+        "--enable-ep-moe --enable-deepep-moe --disable-nccl-for-dp-synchronization --data-parallel-backend= "
+        "--data-parallel-address= --data-parallel-rpc-port= --load-balance-method= --communication-backend= "
+        "--master-node-addr= --max-parallel-loading-workers= --enforce-disable-flashinfer-allreduce-fusion "
+        "--disable-attn-tp-gather"
+    ),
+    "it is always on": (
+        "--enable-tokenizer-info-endpoint --enable-request-id-headers --enable-cache-report "
+        "--enable-prompt-tokens-details --enable-multi-layer-eagle --enable-constrained-decoding"
+    ),
+    "--tool-call-parser is enough": "--enable-auto-tool-choice",
+    "no warm-up request is sent": "--skip-server-warmup",
+    "nextn has one way to read checkpoints": (
+        "--use-tqdm-on-load --weight-loader-disable-mmap --weight-loader-prefetch-checkpoints "
+        "--weight-loader-prefetch-num-threads= --weight-loader-drop-cache-after-load "
+        "--safetensors-load-strategy= --safetensors-prefetch-num-threads= --safetensors-prefetch-block-size= "
+        "--startup-weight-load-mode= --pt-load-map-location="
+    ),
+    "texts are all that nextn serves": "--language-model-only --skip-mm-profiling",
+    "retracted requests are computed again": "--swap-space= --retraction-policy=",
+    "there are no such caches on disk": "--disable-outlines-disk-cache",
+    "nextn has no other way": (
+        "--disable-cascade-attn --disable-fast-image-processor --disable-chunked-prefix-cache "
+        "--disable-hybrid-kv-cache-manager --disable-hybrid-swa-memory --disable-shared-experts-fusion "
+        "--disable-flashinfer-autotune --disable-sliding-window --disable-tokenizer-batch-decode "
+        "--disable-priority-preemption --use-v2-block-manager --disable-ttft-profiling "
+        "--use-cpp-chat-template --num-threads= --num-request-handling-threads= "
+        "--num-response-handling-threads= --flashinfer-mla-disable-ragged"
+    ),
+}
+
+ONE_DEVICE = "an engine is one process on one device"
+# Those values ask for nothing; any other is refused. The reason says why, or what to use instead.
+ONLY: tuple[tuple[str, str, str], ...] = (
+    (
+        "--tp --tp-size --tensor-parallel-size --dp --dp-size --data-parallel-size "
+        "--data-parallel-size-local --pp --pp-size --pipeline-parallel-size --ep --ep-size "
+        "--expert-parallel-size --cp-size --sp-size --dcp-size --decode-context-parallel-size "
+        "--prefill-context-parallel-size --attn-dp-size --attention-data-parallel-size --attn-cp-size "
+        "--attention-context-parallel-size --moe-dp-size --moe-data-parallel-size --moe-dense-tp-size "
+        "--dwdp-size --nnodes --kv-split-size --gpu-id-step --shared-experts-tp-size --micro-batch-num "
+        "--dcp-kv-cache-interleave-size --cp-kv-cache-interleave-size --max-ep-size --elastic-ep-max-dp-size",
+        "1",
+        ONE_DEVICE,
+    ),
+    ("--expert-parallel-degree --node-rank --base-gpu-id --device-id --device-ids", "0 -1", ONE_DEVICE),
+    ("--distributed-executor-backend", "mp uni", ONE_DEVICE),
+    ("--expert-placement-strategy --init-expert-location", "linear trivial", ONE_DEVICE),
+    (
+        "--tokenizer-worker-num --detokenizer-worker-num --api-server-count --renderer-num-workers",
+        "1",
+        "one process answers HTTP",
+    ),
+    (
+        "--schedule-policy --scheduling-policy --priority-strategy",
+        "fcfs lpm",
+        "waiting requests go in order of arrival, or by priority: see --enable-priority-scheduling",
+    ),
+    ("--attention-backend", "auto", "--kernel-backend chooses the kernels"),
+    ("--kv-cache-dtype", "auto", "the KV cache has the type of --dtype"),
+    (
+        "--num-continuous-decode-steps --num-scheduler-steps --stream-interval --prefill-schedule-interval "
+        "--scheduler-recv-interval",
+        "1",
+        "every step is planned, and streamed, alone",
+    ),
+    ("--runner --task", "auto generate", "nextn generates text and does nothing else"),
+    ("--generation-config", "vllm", "requests that name no sampling parameters get the API's defaults"),
+    ("--sampling-defaults", "openai", "requests that name no sampling parameters get the API's defaults"),
+    ("--chat-template-content-format", "auto string", "the chat template gets texts"),
+    ("--response-role", "assistant", "answers have the role assistant"),
+    ("--log-requests-format", "text", "--log-format sets the form of all lines"),
+    ("--beam-width", "0 1", "there is no beam search"),
+    ("--instance-role", "default", "there is no prefill/decode disaggregation"),
+    ("--radix-eviction-policy", "lru", "the prefix cache forgets what was used longest ago"),
+    ("--max-tokens-per-chunk-for-prefill", "-1", "--chunked-prefill-size limits a step"),
+    (
+        "--no-enable-chunked-prefill --disable-chunked-prefill",
+        "",
+        "prompts are always chunked; a --chunked-prefill-size as long as the longest keeps it whole",
+    ),
+    ("--max-logprobs", "20", "a request gets at most 20 log-probabilities of a token"),
+    ("--schedule-conservativeness", "1.0 1", "nextn reserves pages as requests need them"),
+)
+
+# What nextn does not do. A value such as 0, none or false asks for nothing and is noted. In this order.
+OFF = {"0", "none", "null", "off", "false", "auto", "disabled", "-1", "no", ""}
+REFUSED = {
+    "LoRA adapters are not served": "--*lora*",
+    "nextn serves texts, and no images, audio or video": (
+        "--mm-* --*-mm-* --*multimodal* --image-* --media-* --allowed-*media* --video-* --encoder-* --dit-* "
+        "--asr-* --vae-* --cfg-size --use-audio-in-video --limit-image-* --max-encoder-* --language-only "
+        "--*-to-encoder --enable-precise-* --enable-encoder-* --disable-chunked-mm-input"
+    ),
+    "there is no prefill/decode disaggregation": (
+        "--disaggregation-* --kv-transfer-* --ec-* --pdmux-* --enable-pd* --enable-disagg-pd "
+        "--disagg-pd-port --kv-cache-transfer-* --kv-push-* --sm-group-num --num-reserved-decode-tokens "
+        "--optimistic-prefill-attempts --decoupled-spec-* --transfer-listen-port --enable-pd-ooc --rpc-* "
+        "--enable-service-routing --etcd-* --heart-beat-* --max-reconnect-count --health-check-interval-ms"
+    ),
+    ONE_DEVICE: (
+        "--data-parallel-* --dp-* --dcp-* --*-dp-* --headless --device-ids --devices --draft-devices "
+        "--use-ray --ray-* --*elastic* --*eplb* --ep-* --*-ep-* --expert-* --*redundant-experts* "
+        "--*waterfill --enable-two-batch-overlap --enable-single-batch-overlap --dbo-* --enable-dbo --tbo-* "
+        "--ubatch-size --worker-* --pp-* --*allreduce-fusion* --enable-quant-communications --deepep-* "
+        "--fuseep-mode --flashinfer-a2a-* --*-a2a-* --mooncake-ib-device --enable-prefill-cp --cp-strategy "
+        "--enable-cp-* --*-attn-tp* --enable-tp-* --enable-layernorm-sp --*-layernorm-sp "
+        "--boundary-reduction --enable-kv-cache-sharding --enable-dsa-cache-layer-split --enable-hc-sp "
+        "--*scattered* --enable-batch-sharded-sampling --enable-shm* --enable-fault-tolerance "
+        "--fault-tolerance-config --rank-tablefile --enable-prefill-sp --gated-launch-port "
+        "--enable-dynamic-chunking --input-shm-size --output-shm-size --dp-sync-interval --enable-xtensor "
+        "--xtensor-* --enable-scale-out --start-port --start-device-id "
+        "--disable-flashinfer-cutlass-moe-fp4-allgather --phy-page-granularity-size"
+    ),
+    "start nextn under numactl": "--numa-*",
+    "weights and KV cache lie in one memory; see --kv-cache-tokens": (
+        "--cpu-offload-* --offload-* --hicache-* --*hierarchical* --enable-hicache --kv-offloading-* "
+        "--*lmcache* --*flexkv* --*hisparse* --kt-* --ple-* --radix-* --*-unified-* --unified-* --*linker* "
+        "--store-* --host-blocks-factor --*kvcache-store --*paged-experts* --enable-session-* "
+        "--enable-streaming-session --enable-page-major-kv-layout --c128-page-size --num-gpu-blocks-override "
+        "--kv-cache-memory-bytes --enable-memory-saver --*weights-cpu-backup --*sleep* "
+        "--enable-cumem-allocator --prefetch-* --enable-prefetch-weight --layers-wise-copy-batchs "
+        "--*rolling-load* --enable-manual-loader --max-cache-size --use-zero-evict "
+        "--enable-nccl-comm-suspend"
+    ),
+    "models with state spaces, windows, sparse attention or diffusion are not served": (
+        "--mamba-* --*-mamba* --linear-attn-* --*swa* --dsa-* --dsv4-* --*dsa-* --*replayssm* --gdn-* "
+        "--kda-* --*indexer* --*hybrid* --dllm-* --diffusion-* --engram-*"
+    ),
+    "recommendation and embedding models are not served": (
+        "--*-rec-* --rec-* --*beam-search* --is-embedding --pooler-* --convert --io-processor-plugin "
+        "--enable-qwen3-reranker --prefill-only-* --*flash-late* --enable-extended-item-info "
+        "--enable-output-sku-* --*xattention* --enable-convert-tokens-to-item --each-conversion-threshold "
+        "--total-conversion-threshold --enable-topk-* --max-decode-rounds --max-requests-per-batch "
+        "--enable-mis --max-linear-state-*"
+    ),
+    "see --quantization, and docs/draft-folders.md for the drafter": (
+        "--quantization-* --modelopt-* --quantize-* --rl-quant-* --allow-deprecated-quantization --*w4a4* "
+        "--kv-cache-dtype-* --flashinfer-mxfp4-*"
+    ),
+    "--kernel-backend chooses the kernels": (
+        "--*-attention-backend --attention-config --*gemm-backend* --moe-* --sampling-backend --*-autotune* "
+        "--triton-* --enable-tf32-* --enable-fp32-lm-head --*lean-attention --*megakernel --*monokernel* "
+        "--*fused* --linear-backend --ir-op-* --kernel-config --*torch-compile* --compilation-* "
+        "--optimization-level --performance-mode --npu-* --*aclnn* --*atb* --*kernel --*addnorm --*rmsnorm* "
+        "--flashinfer-* --enable-multi-stream-parallel --use-contiguous-input-buffer --mlx-* "
+        "--speculative-attention-mode --speculative-moe-* --use-fp64-gumbel --backend --monokernel-backend "
+        "--additional-config --enable-opt-validate-probs --enforce-shared-experts-fusion "
+        "--prefill-kv-cache-dequant-dtype"
+    ),
+    "nextn speaks plain HTTP/1.1; a proxy in front does the rest": (
+        "--ssl-* --*ssl-refresh --*http2* --root-path --fastapi-root-path --allow-credentials --allowed-* "
+        "--middleware --uds --*reuseport --h11-* --*grpc* --smg-* --sidecar* --*fastapi-docs --*offline-docs "
+        "--admin-api-key"
+    ),
+    "nextn downloads nothing; run hf download MODEL --local-dir DIR first": (
+        "--revision --*-revision --download-dir --hf-token --hf-config-path --remote-instance-* "
+        "--modelexpress-* --ignore-patterns"
+    ),
+    "the checkpoint is read as it lies in --model-path": (
+        "--hf-overrides --json-model-* --model-impl --model-loader-* --config-format --model-config-* "
+        "--model-class-* --decrypted-* --custom-weight-* --delete-ckpt-* --model-checksum --weight-* "
+        "--checkpoint-* --engine-info-* --speculative-draft-load-format"
+    ),
+    "the tokenizer comes from --model-path": (
+        "--tokenizer --tokenizer-* --skip-tokenizer-init --tokens-only --enable-prompt-embeds "
+        "--*tokenizer-batch* --*batch-tokenizer* --batch-notify-size"
+    ),
+    "write the options on the command line": (
+        "--config --config-json-file --*dump-config-json* --override-generation-config "
+        "--preferred-sampling-params --log-config-file --logging-config --binary-path --dry-run"
+    ),
+    "--grammar-backend chooses the library; docs/structured-output.md lists what requests may ask for": (
+        "--structured-outputs-config --guided-* --constrained-json-* --reasoning-config --*strict-thinking "
+        "--logits-processor* --*logit-processor --tool-strict-level --*thinking-cache"
+    ),
+    "a chat template is all that nextn takes; requests may send chat_template_kwargs": (
+        "--completion-template --trust-request-* --hf-chat-* --default-chat-template-kwargs --tool-server "
+        "--*-plugin --cohere-* --anthropic-* --exclude-tools-* --enable-response-store --file-storage-path"
+    ),
+    "--speculative-algorithm lists the drafters, docs/speculative.md their options": (
+        "--speculative-dflash-* --speculative-domino-* --speculative-dspark-* --speculative-draft-kv-* "
+        "--speculative-draft-window-* --speculative-draft-sink-* --speculative-ngram-* "
+        "--speculative-suffix-* --speculative-adaptive-config --spec-trace-dir --speculative-config.*"
+    ),
+    "docs/operations.md says what nextn logs, counts and traces": (
+        "--*metrics* --log-requests-target --crash-* --show-* --*nvtx* --debug-* --*trace* --otlp-* "
+        "--*histogram* --bucket-* --*-buckets --kv-events-* --load-* --gc-* --forward-* --msprobe-* "
+        "--kv-canary* --profile* --enable-profile-* --*logging* --jit-* --log-error-stack --max-log-len "
+        "--enable-log-* --extra-metric-labels --fail-on-environ-* --*watermark* "
+        "--enable-server-load-tracking --log-dir --no-log-files --aggregate-engine-logging "
+        "--enable-online-profile --max-global-*"
+    ),
+    "answers have the fields that docs/api.md lists": (
+        "--return-* --enable-return-* --weight-version --fingerprint-* --enable-force-* --stream-* "
+        "--incremental-* --sse-* --aux-output-* --logprobs-mode --sampling-mask-* --allow-auto-truncate "
+        "--rl-*"
+    ),
+    "nextn plans steps itself; see --chunked-prefill-size, --max-running-requests, --max-queued-requests": (
+        "--prefill-* --*prefill-delayer* --long-prefill-* --max-num-scheduled-* --max-num-active-* "
+        "--max-num-queued-tokens --scheduler-* --watermark --async-scheduling --enable-schedule-overlap "
+        "--priority-scheduling-* --default-priority-* --abort-on-priority-* --min-free-* --kv-sharing-* "
+        "--*starve* --*latency-aware* --use-mix-scheduler --*in-batch-prefix-cache --prefix-* --*preempt* "
+        "--aggressive-* --*match-frequency --max-concurrent-requests --max-decode-token-* --xxh3-* "
+        "--*forward-interruption --*control-h2d* --sleep-on-idle --soft-watchdog-timeout --warmups "
+        "--num-lookahead-slots --preemption-mode"
+    ),
+}

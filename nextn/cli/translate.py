@@ -1,0 +1,251 @@
+"""Command lines of SGLang, vLLM and xLLM, into nextn's own options.
+
+    words, note = translate(["--tp", "1", "--enable-prefix-caching"], known)
+
+What asks for nothing goes into the note; what nextn does under another name is rewritten; everything else is
+refused, all of a line at once. The tables are in `nextn.cli.other_engines`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import Any
+
+from nextn.cli.other_engines import GRAPHS, NOTHING, OFF, ONLY, REFUSED, REWRITTEN, SHORT
+from nextn.cli.parser import unrecognized
+
+TRUE, FALSE = ("true", "1", "yes"), ("false", "0", "no")
+CHUNK = ("--chunked-prefill-size", "--max-tokens-per-batch", "--max-num-batched-tokens")
+
+
+def translate(words: list[str], known: Collection[str]) -> tuple[list[str], str]:
+    """The words with known options only, and a note of what asks for nothing, in one line ("" if none).
+
+    known: the parser's own options. Raises ValueError that names every option that is not supported.
+    """
+    return Line(words, known).translated()
+
+
+class Line:
+    """One command line on its way through the tables."""
+
+    def __init__(self, words: list[str], known: Collection[str]) -> None:
+        self.rest, self.known, self.all = words[::-1], known, words
+        self.words: list[str] = []
+        self.notes: dict[str, list[str]] = {}  # reason -> options
+        self.refused: dict[str, list[str]] = {}
+        self.unknown: list[str] = []
+
+    def translated(self) -> tuple[list[str], str]:
+        while self.rest:
+            word = self.rest.pop()
+            if word == "--":
+                self.words += [word, *self.rest[::-1]]
+                break
+            if not is_option(word):
+                self.words.append(word)
+                continue
+            name, equals, value = word.partition("=")
+            if name[:2] == "-O" and name[2:].isdigit():
+                name, equals, value = "-O", "=", name[2:]
+            short, dot, part = name.partition(".")
+            name = SHORT.get(short, short) + dot + part
+            self._option(name, value if equals else None, word)
+        problems = [
+            f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not supported: {reason}"
+            for reason, names in self.refused.items()
+        ]
+        if self.unknown:
+            problems.append(unrecognized(self.unknown, self.known))
+        if problems:
+            raise ValueError("; ".join(problems))
+        told = (f"{', '.join(names)} ({reason})" for reason, names in self.notes.items())
+        return self.words, f"these options ask for nothing here: {'; '.join(told)}" if self.notes else ""
+
+    def _option(self, name: str, value: str | None, word: str) -> None:
+        if name in self.known:
+            self._known(name, value)
+        elif name in SPECIAL:
+            self._special(name, self._one(value))
+        elif name in REWRITTEN and REWRITTEN[name][0] in self.known:
+            self._switch(name, value)
+        elif name in only():
+            self._only(name, self._one(value), *only()[name])
+        elif (found := nothing(name)) is not None:
+            self._nothing(name, value, *found)
+        elif name.startswith("--no-") and (found := nothing(on(name)) or refused(on(name))):
+            note(self.notes, found[0], name)
+        elif (refusal := refused(name)) is not None:
+            following = [value] if value is not None else self._values()
+            off = len(following) == 1 and following[0].lower() in OFF
+            note(self.notes if off else self.refused, refusal[0], f"{name} {following[0]}" if off else name)
+        else:
+            self.unknown.append(name if name.startswith("--") else word)
+
+    def _known(self, name: str, value: str | None) -> None:
+        """nextn's own option; a switch may be written as xLLM's, with true or false."""
+        opposite = f"--no-{name[2:]}"
+        if opposite in self.known:
+            value = self._bool(value)
+            self.words.append(name if truth(name, value) else opposite)
+        else:
+            self.words.append(name if value is None else f"{name}={value}")
+
+    def _switch(self, name: str, value: str | None) -> None:
+        says = self._bool(value)
+        if truth(name, says):
+            self.words += REWRITTEN[name]
+        elif (opposite := f"--no-{name[2:]}") in REWRITTEN:
+            self.words += REWRITTEN[opposite]
+        else:
+            note(self.notes, "it is off", f"{name} {says}")
+
+    def _only(self, name: str, value: str, values: Collection[str], reason: str) -> None:
+        says = f"{name} {value}".rstrip()
+        if value and says in REWRITTEN:
+            self.words += REWRITTEN[says]
+        else:
+            note(self.notes if value.lower() in values else self.refused, reason, says)
+
+    def _nothing(self, name: str, value: str | None, reason: str, count: str) -> None:
+        """count: "" for a switch, "=" for an option with a value, "=*" with several."""
+        said, opposite = "", f"--no-{name[2:]}"
+        if count == "":
+            said = (self._bool(value) or "").lower()
+        elif value is None:
+            self._values(one=count == "=")
+        where = self.notes
+        if said in FALSE and opposite in only():
+            where, reason = self.refused, only()[opposite][1]
+        elif reason == GRAPHS and any(word.lower() in ("cuda", "--device=cuda") for word in self.all):
+            where = self.refused
+        note(where, reason, f"{name} {said}".rstrip())
+
+    def _special(self, name: str, value: str) -> None:
+        try:
+            self.words += SPECIAL[name](self, name, value)
+        except ValueError as e:
+            self.refused.setdefault(str(e), []).append(name)
+
+    def _bool(self, value: str | None) -> str | None:
+        """A switch's value: after "=", or true or false as the next word."""
+        if value is None and self._next_is_bool():
+            return self.rest.pop()
+        return value
+
+    def _one(self, value: str | None) -> str:
+        if value is not None:
+            return value
+        return "".join(self._values(one=True))
+
+    def _values(self, one: bool = False) -> list[str]:
+        found: list[str] = []
+        while self.rest and not is_option(self.rest[-1]) and not (one and found):
+            found.append(self.rest.pop())
+        return found
+
+    def _next_is_bool(self) -> bool:
+        return bool(self.rest) and self.rest[-1].lower() in ("true", "false")
+
+
+def truth(name: str, value: str | None) -> bool:
+    """Of a switch with this value, None if it has none. Raises ValueError."""
+    if value is None or value.lower() in TRUE:
+        return True
+    if value.lower() in FALSE:
+        return False
+    raise ValueError(f"{name} is {value!r}: it must be true or false")
+
+
+def note(where: dict[str, list[str]], reason: str, option: str) -> None:
+    where.setdefault(reason, []).append(option)
+
+
+def is_option(word: str) -> bool:
+    """Negative numbers and a lone dash are values."""
+    return word.startswith("--") or (word[:1] == "-" and word[1:2].isalpha())
+
+
+def on(name: str) -> str:
+    return "--" + name.removeprefix("--no-")
+
+
+@cache
+def only() -> Mapping[str, tuple[tuple[str, ...], str]]:
+    """name -> (values that ask for nothing, reason)."""
+    return {name: (tuple(values.split()), reason) for names, values, reason in ONLY for name in names.split()}
+
+
+def nothing(name: str) -> tuple[str, str] | None:
+    """(reason, "" for a switch or "=" or "=*") of an option that asks for nothing."""
+    return _find(NOTHING, name)
+
+
+def refused(name: str) -> tuple[str, str] | None:
+    """(reason, "") of an option that is refused; None if it is not in the table."""
+    return _find(REFUSED, name)
+
+
+def _find(table: Mapping[str, str], name: str) -> tuple[str, str] | None:
+    named = [(reason, *part.partition("=")) for reason, names in table.items() for part in names.split()]
+    for fits in (str.__eq__, fnmatchcase):
+        for reason, pattern, equals, several in named:
+            if fits(name, pattern):
+                return reason, equals + several
+    return None
+
+
+def speculative_config(line: Line, name: str, value: str) -> list[str]:
+    """vLLM's JSON. Raises ValueError that names wrong keys."""
+    try:
+        given: Any = json.loads(value)
+    except ValueError as e:
+        raise ValueError(f"its value {value!r} is not JSON ({e})") from e
+    if not isinstance(given, dict):
+        raise ValueError(f"its value is a JSON {type(given).__name__}; an object is wanted")
+    given = {key: v for key, v in given.items() if v is not None and v is not False}
+    words: list[str] = []
+    method = str(given.pop("method", "")).lower()
+    if method.startswith("ngram"):
+        words += ["--speculative-algorithm", "NGRAM"]
+        given.pop("model", None)  # "ngram" again
+    elif method == "mtp" or method.endswith("_mtp") or method == "eagle":
+        words += ["--speculative-algorithm", "NEXTN"]
+    elif method:
+        raise ValueError(f"its method is {method!r}; nextn drafts by mtp, eagle (the same) or ngram")
+    if "num_speculative_tokens" in given:
+        words += ["--speculative-num-steps", str(given.pop("num_speculative_tokens"))]
+    if "model" in given:
+        words += ["--speculative-draft-model-path", str(given.pop("model"))]
+    if given.get("rejection_sample_method") in ("standard", "block"):
+        words += ["--speculative-verify", "block"] * (given.pop("rejection_sample_method") == "block")
+    for key in ("draft_tensor_parallel_size", "tensor_parallel_size"):
+        if given.get(key) == 1:
+            del given[key]
+    if given:
+        raise ValueError(
+            f"its keys {', '.join(sorted(given))} mean nothing to nextn; it reads method, "
+            "num_speculative_tokens, model and rejection_sample_method"
+        )
+    return words
+
+
+def max_prefill_tokens(line: Line, name: str, value: str) -> list[str]:
+    """SGLang takes the smaller one of this and --chunked-prefill-size; nextn has one limit for a step."""
+    pairs = zip(line.all, [*line.all[1:], ""], strict=True)
+    chunks = [a.partition("=")[2] or b for a, b in pairs if a.partition("=")[0] in CHUNK]
+    if not chunks:
+        return [CHUNK[0], value]
+    if not (value.isdigit() and chunks[-1].isdigit()) or int(value) < int(chunks[-1]):
+        raise ValueError(f"{CHUNK[0]} is the one limit of a step; give only that, and the smaller number")
+    note(line.notes, f"{CHUNK[0]} is less", f"{name} {value}")
+    return []
+
+
+SPECIAL: dict[str, Callable[[Line, str, str], list[str]]] = {
+    "--speculative-config": speculative_config,
+    "--max-prefill-tokens": max_prefill_tokens,
+}

@@ -1,0 +1,172 @@
+"""Command lines of SGLang, vLLM and xLLM. flags/ lists every option that their own --help shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nextn.cli.options import add_model, add_options, parse
+from nextn.cli.parser import Parser, dashed
+from nextn.cli.translate import translate
+from nextn.server_config import ServerConfig
+
+FLAGS = Path(__file__).parent / "flags"
+LINES = [
+    (file.stem, *line.split())
+    for file in sorted(FLAGS.glob("*.txt"))
+    for line in file.read_text(encoding="utf-8").splitlines()
+    if not line.startswith("#")
+]
+
+
+def parser() -> Parser:
+    made = Parser(prog="nextn serve", allow_abbrev=False)
+    add_model(made)
+    add_options(made, ServerConfig)
+    return made
+
+
+def read(*words: str) -> tuple[ServerConfig, str]:
+    """The config, and the note for the log."""
+    args = parser().parse_args([dashed(word) for word in words])
+    return parse(args, ServerConfig), args.note
+
+
+def error(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        read(*words)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    return said.removeprefix("nextn serve: error: ").removesuffix(" (see nextn serve --help)\n")
+
+
+def test_the_lists_are_whole() -> None:
+    count = {engine: sum(line[0] == engine for line in LINES) for engine in ("sglang", "vllm", "xllm")}
+    assert count == {"sglang": 547, "vllm": 430, "xllm": 188}
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm", "xllm"])
+def test_every_option_of_another_engine(engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each is nextn's own or another name of it, noted, or refused with a reason; none is unrecognized. What
+    is noted leaves nothing of itself, and a model beside it stays."""
+    known = parser()._option_string_actions
+    for name, flag, kind, outcome in LINES:
+        if name != engine:
+            continue
+        value = '{"method": "mtp"}' if flag in ("--speculative-config", "-sc") else "2"
+        words = [flag, *([value] if kind == "value" else [])]
+        if outcome == "refused":
+            with pytest.raises(SystemExit):
+                parser().parse_args(words)
+            assert " not supported: " in (said := capsys.readouterr().err), flag
+            assert "unrecognized" not in said, flag
+            continue
+        line = [*words, "MODEL"] if kind == "switch" else ["MODEL", *words]
+        left, note = translate(line, known)
+        assert outcome == ("noted" if note else "taken"), (flag, note)
+        if note:
+            assert left == ["MODEL"], flag
+            assert parser().parse_args(words).note == note
+        else:
+            assert known.keys() & set(left), flag
+
+
+def test_lines_that_people_copy() -> None:
+    config, note = read(
+        "--model-path", "nextn-tiny", "--tp", "1", "--dp-size=1", "--trust-remote-code",
+        "--cuda-graph-max-bs", "160", "--mem-fraction-static", "0.8", "--speculative-algo", "eagle",
+        "--speculative-num-steps", "3", "--speculative-eagle-topk", "1",
+        "--speculative-num-draft-tokens", "4", "--schedule-policy", "lpm", "--attention-backend", "AUTO",
+    )  # fmt: skip
+    assert config == ServerConfig(
+        mem_fraction_static=0.8,
+        speculative_algorithm="EAGLE",
+        speculative_num_steps=3,
+        speculative_num_draft_tokens=4,
+    )
+    assert note.startswith("these options ask for nothing here: --tp 1, --dp-size 1 (an engine is one ")
+    assert "--trust-remote-code (no code of a checkpoint is ever run)" in note
+    assert "\n" not in note
+    config, note = read(
+        "-tp", "1", "--enable-prefix-caching", "--enforce-eager", "--disable-log-requests", "nextn-tiny",
+        "--speculative-config", '{"method": "DeepSeek_MTP", "num_speculative_tokens": 2}',
+        "--dtype", "BF16", "--max-num-seqs", "8",
+    )  # fmt: skip
+    assert config == ServerConfig(
+        speculative_algorithm="NEXTN", speculative_num_steps=2, dtype="bfloat16", max_running_requests=8
+    )
+    assert "--tensor-parallel-size 1" in note
+    config, note = read(
+        "--model=nextn-tiny", "--nnodes=1", "--node_rank=0", "--enable_prefix_cache=false",
+        "--max_memory_utilization=0.7", "--enable_graph=true", "--enable_shm", "false", "--block_size=32",
+    )  # fmt: skip
+    assert config == ServerConfig(disable_radix_cache=True, mem_fraction_static=0.7, page_size=32)
+    assert "--enable-shm false" in note
+
+
+def test_the_model_stands_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["M", "--port", "1"], ["--port", "1", "M"], ["--enable-metrics", "M", "--port", "1"]):
+        assert read(*words)[0] == ServerConfig(model_path="M", port=1)
+    assert read("M", "--model-path", "M")[0].model_path == "M"
+    assert "unrecognized arguments: N" in error(capsys, "M", "N")
+
+
+def test_all_problems_of_a_line_in_one_message(capsys: pytest.CaptureFixture[str]) -> None:
+    said = error(
+        capsys, "--tp", "8", "--enable-lora", "--lora-paths", "a", "b", "--bake", "--mem-fraction", "0.5"
+    )
+    assert said == (
+        "--tp 8 is not supported: an engine is one process on one device; --enable-lora, --lora-paths are "
+        "not supported: LoRA adapters are not served; unrecognized arguments: --bake, --mem-fraction (did "
+        "you mean --mem-fraction-static?)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--enforce-eager", "--device", "cuda"], "--enforce-eager is not supported: a CPU has no CUDA"),
+        (["--disable-cuda-graph", "--device=cuda"], "--disable-cuda-graph is not supported"),
+        (["--max-prefill-tokens", "100", "--chunked-prefill-size", "512"], "is the one limit of a step"),
+        (
+            ["--context-length", "5", "--max-model-len", "6"],
+            "--context-length 5 and --max-model-len 6 differ",
+        ),
+        (["--speculative-config", "{method: mtp}"], "its value '{method: mtp}' is not JSON"),
+        (["--speculative-config", "[1]"], "its value is a JSON list"),
+        (["--speculative-config", '{"method": "medusa"}'], "its method is 'medusa'"),
+        (
+            ["--speculative-config", '{"b": 1, "a": 2}'],
+            "its keys a, b mean nothing to nextn; it reads method",
+        ),
+        (["--speculative-config.method", "mtp"], "--speculative-config.method is not supported"),
+        (["--no-enable-chunked-prefill"], "--no-enable-chunked-prefill is not supported"),
+        (["--enable-metrics=maybe"], "--enable-metrics is 'maybe': it must be true or false"),
+        (
+            ["--enable_chunked_prefill", "false"],
+            "--enable-chunked-prefill false is not supported: prompts are",
+        ),
+        (["-x"], "unrecognized arguments: -x"),
+    ],
+)
+def test_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in error(capsys, *words)
+
+
+def test_other_names_of_options() -> None:
+    assert read("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}')[
+        0
+    ] == ServerConfig(speculative_algorithm="NGRAM", speculative_num_steps=3)
+    whole = '{"model": "D", "rejection_sample_method": "block", "draft_tensor_parallel_size": 1, "x": null}'
+    assert read("-sc", whole)[0] == ServerConfig(speculative_draft_model_path="D", speculative_verify="block")
+    assert read("--max-prefill-tokens", "600")[0].chunked_prefill_size == 600
+    config, note = read("--max-prefill-tokens", "16384", "--chunked-prefill-size", "600")
+    assert (config.chunked_prefill_size, "--max-prefill-tokens 16384" in note) == (600, True)
+    assert read("--scheduling-policy", "priority")[0].schedule_low_priority_values_first
+    assert read("--schedule-policy", "priority")[0].enable_priority_scheduling
+    assert read("--disable-log-stats")[0].decode_log_interval == 0
+    assert read("--enable-metrics=false")[0].enable_metrics is False
+    assert read("--log-level", "INFO", "--load-format", "SafeTensors")[0] == ServerConfig()
+    assert read("--no-enable-lora", "--cpu-offload-gb", "0")[1].count("(") == 2
