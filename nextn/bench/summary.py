@@ -120,5 +120,5 @@ def next_commands(model_path: str, model: str, environment: Mapping[str, str]) -
     return [
         *commands,
         f"nextn serve{options}",
-        f"curl {url} -H 'Content-Type: application/json' -d {shlex.quote(body)}",
+        f"curl {url} -d {shlex.quote(body)}",
     ]
