@@ -27,10 +27,11 @@ class Progress:
         count: list[ProgressColumn] = [DownloadColumn()]
         if unit != "B":
             count = [MofNCompleteColumn(separator="/"), TextColumn(unit)]
+        self._bar = bar
         self._console = console(sys.stderr, force=bar)
         self._display = Display(
             TextColumn("{task.description}"), BarColumn(None), *count, TimeElapsedColumn(),
-            console=self._console, disable=not bar, transient=True, expand=True, refresh_per_second=REFRESHES,
+            console=self._console, transient=True, expand=True, refresh_per_second=REFRESHES,
         )  # fmt: skip
         self._task = self._display.add_task("", total=total)
 
@@ -50,8 +51,10 @@ class Progress:
         self._console.print(line, soft_wrap=True)
 
     def __enter__(self) -> Progress:
-        self._display.start()
+        if self._bar:
+            self._display.start()
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._display.stop()
+        if self._bar:
+            self._display.stop()
