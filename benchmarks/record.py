@@ -3,7 +3,7 @@
 python benchmarks/record.py                   # all: about twenty minutes on two quiet cores
 python benchmarks/record.py demo micro        # some
 
-The files are theme_hardware_date: the JSON that the command prints last, its Markdown table, its plots. The
+The files are theme_hardware_date: the JSON of the command, its Markdown table, its plots. The
 peers and the other benchmark clients have scripts of their own (benchmarks/peers, benchmarks/interop).
 """
 
@@ -71,8 +71,9 @@ def record(theme: str) -> int:
         print(run.stdout, end="", flush=True)
         if run.returncode == 0:
             RESULTS.mkdir(exist_ok=True)
-            last = run.stdout.rstrip().splitlines()[-1]
-            if last.startswith("{"):  # nextn eval has a table only
+            if theme == "demo":  # it prints a table only
+                shutil.copy(out / "results.json", RESULTS / f"{name}.json")
+            elif (last := run.stdout.rstrip().splitlines()[-1]).startswith("{"):  # and so does nextn eval
                 (RESULTS / f"{name}.json").write_text(last + "\n")
             plots = [p for p in sorted(out.rglob("*.png")) if not p.stem.endswith("-dark")]
             for plot in plots:

@@ -23,8 +23,9 @@ import torch
 from synthetic.sizes import PRESETS, Dimensions, bytes_per_token, checkpoint_tensors, parameters
 from synthetic.vocabulary import embedded_folder, tokenizer_json
 from synthetic.walk import Walk
-from tqdm import tqdm
 
+from nextn.bench.console import styled
+from nextn.bench.progress import Progress
 from nextn.models.new_folder import new_folder
 from nextn.models.shard_writer import TensorSpec, write_shards
 
@@ -43,9 +44,13 @@ def write_checkpoint(
     specs = {name: TensorSpec(s, file_dtype(name)) for name, s in checkpoint_tensors(cfg).items()}
     with new_folder(output) as folder:
         total = sum(spec.bytes for spec in specs.values())
-        with tqdm(total=total, unit="B", unit_scale=True, disable=not bar, file=sys.stderr) as progress:
+        with Progress(total, bar, "B") as progress:
             written = write_shards(
-                folder, specs, lambda name: walk.tensor(name, specs[name].shape), shard_bytes, progress.update
+                folder,
+                specs,
+                lambda name: walk.tensor(name, specs[name].shape),
+                shard_bytes,
+                progress.advance,
             )
         _write_json(folder / "config.json", size.config_json())
         _write_json(folder / "generation_config.json", {"bos_token_id": 0, "eos_token_id": 1})
@@ -90,7 +95,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         done = write_checkpoint(
             args.output, dataclasses.replace(PRESETS[args.size], **changes), args.acceptance, args.seed,
-            args.shard_mb * 1_000_000, bar=sys.stderr.isatty(),
+            args.shard_mb * 1_000_000, bar=styled(sys.stderr),
         )  # fmt: skip
     except ValueError as e:
         parser.error(str(e))

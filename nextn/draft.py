@@ -108,12 +108,25 @@ class DraftingState:
     """What automatic depth does at this load, and why.
 
     drafting: are drafts made? requests: that decode. gain: tokens/s with drafts over tokens/s without, as
-    predicted from measured costs and acceptance. reason: a sentence for people."""
+    predicted from measured costs and acceptance. reason: a sentence for people (`drafting_words`)."""
 
     drafting: bool
     requests: int
     gain: float
     reason: str
+
+
+def drafting_words(drafting: bool, requests: int, gain: float) -> str:
+    """What automatic depth does, for every place that shows it.
+
+    >>> drafting_words(False, 16, 0.94)
+    'not drafting at 16 requests; drafts would make 0.94 x the tokens/s'
+    >>> drafting_words(True, 1, 1.5)
+    'drafting at 1 request; drafts make 1.50 x the tokens/s'
+    """
+    at = "1 request" if requests == 1 else f"{requests} requests"
+    does, make = ("drafting", "make") if drafting else ("not drafting", "would make")
+    return f"{does} at {at}; drafts {make} {gain:.2f} x the tokens/s"
 
 
 class Shape(NamedTuple):

@@ -229,6 +229,11 @@ async def get_text(url: str, path: str, api_key: str | None = None) -> str:
     return (await _answer(url, "GET", path, None, api_key)).text
 
 
+async def get_text_with(client: httpx.AsyncClient, path: str) -> str:
+    """As `get_text`, with an existing client. Raises BenchError."""
+    return (await _request(client, "GET", path, None)).text
+
+
 async def post(url: str, path: str, body: Body) -> Any:
     """POSTs and returns the JSON of the answer. Raises BenchError."""
     return _json(await _answer(url, "POST", path, body, None))

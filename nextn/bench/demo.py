@@ -8,6 +8,8 @@ cache: a prompt that comes again is as much work as the first time.
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,15 +18,17 @@ from pathlib import Path
 from nextn.bench.acceptance import read_spec
 from nextn.bench.apis import Body
 from nextn.bench.client import get, post, run_load
+from nextn.bench.console import console
 from nextn.bench.drafting import DraftingWatch
 from nextn.bench.local_server import LocalServer, ended_like_ctrl_c
 from nextn.bench.machine import this_machine
 from nextn.bench.measure import Metrics, calculate_metrics
 from nextn.bench.progress import Progress
 from nextn.bench.prompts import heldout_prompts
-from nextn.bench.report import table, verdict, write_report
+from nextn.bench.report import write_report
 from nextn.bench.results import Completion, Point, Results, Side
 from nextn.bench.servers import last_lines_on_error
+from nextn.bench.summary import next_commands, print_results
 from nextn.bench.texts import Texts
 from nextn.request import SpecStats
 
@@ -84,12 +88,10 @@ def run_demo(settings: Settings) -> int:
                 server.wait_ready()
             results = asyncio.run(Demo(settings, servers, progress).run())
     files = write_report(results, out)
-    print(table(results))
-    print()
-    print(verdict(results))
+    print_results(results, console(sys.stdout))
     print("the prefix cache was off in both servers, so that every round did all of its work")
     print(f"written: {', '.join(map(str, files))}")
-    print(results.as_json())
+    print("\nGo on with:", *next_commands(settings.model_path, results.model, os.environ), sep="\n  ")
     return 1 if results.texts.differences else 0
 
 

@@ -9,32 +9,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass
 from types import TracebackType
 
 import httpx
 
 from nextn.bench.client import get_with, make_client
 from nextn.bench.errors import BenchError
+from nextn.draft import DraftingState
 
 PERIOD = 0.3  # seconds between two looks
 
 
-@dataclass(frozen=True)
-class Drafting:
-    """The state of automatic depth. gain: tokens/s with drafts over without, as the engine predicts it."""
-
-    drafting: bool
-    requests: int  # that decoded
-    gain: float
-    reason: str
-
-
-async def read_drafting(client: httpx.AsyncClient) -> Drafting | None:
+async def read_drafting(client: httpx.AsyncClient) -> DraftingState | None:
     """Reads the state once; None with a fixed depth. Raises BenchError."""
-    (load,) = (await get_with(client, "/v1/loads?include=spec"))["loads"]
-    auto = load["speculative"].get("auto")
-    return None if auto is None else Drafting(**auto)
+    answer = await get_with(client, "/v1/loads?include=spec")
+    try:
+        auto = answer["loads"][0]["speculative"].get("auto")
+        return None if auto is None else DraftingState(**auto)
+    except (KeyError, IndexError, TypeError) as e:
+        raise BenchError(f"{client.base_url}v1/loads: unreadable; is it a nextn server? ({e!r})") from e
 
 
 class DraftingWatch:
@@ -43,7 +36,7 @@ class DraftingWatch:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self.found: Drafting | None = None
+        self.found: DraftingState | None = None
 
     async def __aenter__(self) -> DraftingWatch:
         self._client = make_client(self.url)

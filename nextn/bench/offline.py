@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -78,7 +79,8 @@ def run_offline(settings: Settings) -> int:
     if settings.output_file is not None:
         with settings.output_file.open("a", encoding="utf-8") as out:
             out.write(record + "\n")
-    print(record)
+    if not sys.stdout.isatty():  # for scripts
+        print(record)
     return 0
 
 

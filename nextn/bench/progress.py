@@ -1,36 +1,60 @@
-"""Progress on stderr while a measurement runs: a bar, or plain lines where a bar would be noise."""
+"""Progress on stderr while something runs: a bar, or plain lines where a bar would be noise."""
 
 from __future__ import annotations
 
 import sys
 from types import TracebackType
 
-from tqdm import tqdm
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.progress import Progress as Display
+
+from nextn.bench.console import console
+
+REFRESHES = 4  # a second: a bar must not take time from what is measured
 
 
 class Progress:
-    """`total` texts (or other units) are to come. Without `bar` only messages are shown."""
+    """`total` texts (or other units; "B": bytes) are to come. Without `bar` only messages are shown."""
 
     def __init__(self, total: int, bar: bool, unit: str = "texts") -> None:
-        self._bar = tqdm(
-            total=total, file=sys.stderr, disable=not bar, leave=False, dynamic_ncols=True,
-            bar_format=f"{{desc}} {{bar}} {{n}}/{{total}} {unit}, {{elapsed}}",
+        count: list[ProgressColumn] = [DownloadColumn()]
+        if unit != "B":
+            count = [MofNCompleteColumn(separator="/"), TextColumn(unit)]
+        self._bar = bar
+        self._console = console(sys.stderr, force=bar)
+        self._display = Display(
+            TextColumn("{task.description}"), BarColumn(None), *count, TimeElapsedColumn(),
+            console=self._console, transient=True, expand=True, refresh_per_second=REFRESHES,
         )  # fmt: skip
+        self._task = self._display.add_task("", total=total)
 
     def now(self, what: str) -> None:
         """Shows what is being done."""
-        self._bar.set_description(what)
+        self._display.update(self._task, description=what)
 
-    def advance(self) -> None:
-        """Counts one more unit."""
-        self._bar.update()
+    def advance(self, by: int = 1) -> None:
+        """Counts one more unit, or so many."""
+        self._display.advance(self._task, by)
+
+    def at(self, done: int, total: int) -> None:
+        """Sets the count and the total."""
+        self._display.update(self._task, completed=done, total=total)
 
     def say(self, line: str) -> None:
-        tqdm.write(line, file=sys.stderr)
-        sys.stderr.flush()
+        self._console.print(line, soft_wrap=True)
 
     def __enter__(self) -> Progress:
+        if self._bar:
+            self._display.start()
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._bar.close()
+        if self._bar:
+            self._display.stop()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+# What the model in the package completes well, greedily; the server's page has it too, and so have the docs.
+EXAMPLE = 'def read_lines(path):\n    """Return the lines of a file."""\n'
 HELDOUT = Path(__file__).parent.parent / "data" / "heldout.jsonl"
 
 

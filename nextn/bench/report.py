@@ -1,4 +1,4 @@
-"""The demo's results for people: a table for the terminal, and a folder with a plot and a page."""
+"""The demo's results in a folder: a plot, a page, and JSON."""
 
 from __future__ import annotations
 
@@ -29,23 +29,8 @@ def heading(results: Results) -> list[str]:
     ]
 
 
-def table(results: Results) -> str:
-    """Plain text, at most 100 columns for up to 4 drafts."""
-    side = "{:>6} {:>8} {:>8}"
-    row = "{:>11}  " + side + "  " + side + "  {:>6} {:>7}  {}"
-    names = [
-        f"{'':13}{'without MTP':^24}  {'with MTP':^24}          accept  drafts accepted",
-        row.format(
-            "concurrency", *("tok/s", "TTFT ms", "TPOT ms") * 2, "ratio", "length", "by depth: 1 2 ..."
-        ),
-    ]
-    body = [row.format(*cells(point)) for point in results.points]
-    rule = "─" * max(map(len, names + body))
-    return "\n".join([*heading(results), "", rule, *names, rule, *body, rule])
-
-
 def cells(point: Point) -> list[str]:
-    """One row of the table."""
+    """One row of the page's table."""
     sides = [
         text
         for side in (point.without, point.with_mtp)
@@ -66,26 +51,10 @@ def cells(point: Point) -> list[str]:
 def notes(results: Results) -> list[str]:
     """Where automatic depth made no drafts, and why."""
     return [
-        f"automatic depth made no drafts at {p.concurrency} request{'s' * (p.concurrency > 1)} at once, "
-        f"where they would make {p.auto.gain:.2f}x" + (f": {p.auto.reason}" if p.auto.reason else "")
+        f"automatic depth at concurrency {p.concurrency}: {p.auto.reason}"
         for p in results.points
         if p.auto is not None and not p.auto.drafting
     ]
-
-
-def verdict(results: Results) -> str:
-    """Whether the texts are equal, and how much faster they came; where automatic depth made no drafts; the
-    first difference, if there is one."""
-    texts = results.texts
-    ratios = ", ".join(f"{p.ratio:.2f}x at {p.concurrency}" for p in results.points)
-    lines = [
-        f"{texts.compared} texts of {texts.prompts} prompts compared, {len(texts.differences)} differ",
-        f"tok/s with MTP over without: {ratios} requests at once",
-        *notes(results),
-    ]
-    if texts.differences:
-        lines.append(str(texts.differences[0]))
-    return "\n".join(lines)
 
 
 def write_report(results: Results, folder: Path) -> list[Path]:

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from nextn.bench.drafting import Drafting
 from nextn.bench.machine import Machine
 from nextn.bench.measure import Metrics
 from nextn.bench.texts import Texts
+from nextn.draft import DraftingState
 from nextn.request import SpecStats
 
 
@@ -52,7 +52,7 @@ class Point:
     without: Side
     with_mtp: Side
     spec: SpecStats
-    auto: Drafting | None = None
+    auto: DraftingState | None = None
 
     @property
     def ratio(self) -> float:

@@ -7,7 +7,6 @@ nextn chat --base-url http://127.0.0.1:8000 --temperature 0.7 --system "Answer i
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -29,7 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-tokens", type=positive, default=512, help="maximum tokens of an answer (default: 512)"
     )
-    parser.add_argument("--temperature", type=float, help="0 is greedy (default: the server's)")
+    parser.add_argument(
+        "--temperature", type=float,
+        help="0 is greedy (default: the server's; for the model in the package 0)",
+    )  # fmt: skip
     parser.add_argument("--seed", type=int, help="seed of every answer (default: random)")
     parser.add_argument("--no-mtp", action="store_true", help="start without drafts, as after /nomtp")
 
@@ -52,27 +54,30 @@ def run(args: argparse.Namespace) -> int:
 
     from nextn.bench.client import get
     from nextn.bench.errors import BenchError
-    from nextn.terminal.chat import Asked, Chat
+    from nextn.terminal.chat import COMMANDS, Asked, Chat, greeting, is_embedded
+    from nextn.terminal.lines import line_reader
 
     url = args.base_url.rstrip("/")
     try:
-        model = asyncio.run(get(url, "/v1/models", args.api_key))["data"][0]["id"]
+        card = asyncio.run(get(url, "/v1/models", args.api_key))["data"][0]
     except BenchError as e:
         raise CommandError(f"{e} (see --base-url, --api-key; `nextn serve` starts a server)", 1) from e
-    asked = Asked(url, model, args.api_key, args.max_tokens, args.temperature, args.seed)
+    temperature = 0.0 if args.temperature is None and is_embedded(card) else args.temperature
+    asked = Asked(url, card["id"], args.api_key, args.max_tokens, temperature, args.seed)
     chat = Chat(asked, args.system, not args.no_mtp)
-    say(f"{model} on {url}; /help lists the commands")
+    read = line_reader(COMMANDS)
+    say(greeting(url, card, temperature))
     while not chat.ended:
         try:
-            line = read_line()
+            text = read()
         except EOFError:
             break
         except KeyboardInterrupt:
             print(flush=True)
             raise
-        said = chat.command(line)
-        if said is None and line.strip():
-            converse(chat, line.strip())
+        said = chat.command(text)
+        if said is None and text.strip():
+            converse(chat, text[1:] if text.startswith(" /") else text)
         elif said:
             say(said)
     return 0
@@ -81,8 +86,8 @@ def run(args: argparse.Namespace) -> int:
 def converse(chat: Chat, text: str) -> None:
     import asyncio
 
+    from nextn.bench.console import harmless
     from nextn.bench.errors import BenchError
-    from nextn.terminal.chat import harmless
 
     terminal = sys.stdout.isatty()
 
@@ -101,16 +106,8 @@ def converse(chat: Chat, text: str) -> None:
         say(said)
 
 
-def read_line() -> str:
-    """Reads one line. Raises EOFError at the end of the input."""
-    if not sys.stdin.isatty():
-        return input()
-    with contextlib.suppress(ImportError):  # where there is none, input() does without
-        import readline  # noqa: F401  arrows and history
-    return input("> ")
-
-
 def say(text: str) -> None:
     """Writes a remark for the person, not for the text; faint on a terminal."""
-    faint = sys.stderr.isatty()
-    print(f"\x1b[2m{text}\x1b[0m" if faint else text, file=sys.stderr, flush=True)
+    from nextn.bench.console import console
+
+    console(sys.stderr).print(text, style="dim", soft_wrap=True)

@@ -52,19 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from tqdm import tqdm
-
+    from nextn.bench.console import styled
+    from nextn.bench.progress import Progress
     from nextn.config import model_folder
     from nextn.models.export import export_mtp
 
-    with tqdm(
-        unit="B", unit_scale=True, disable=not (args.progress or sys.stderr.isatty()), file=sys.stderr
-    ) as bar:
-
-        def progress(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
+    with Progress(0, args.progress or styled(sys.stderr), "B") as bar:
         try:
             report = export_mtp(
                 model_folder(args.input_dir),
@@ -72,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
                 dequantize=args.dequantize,
                 with_shared=args.with_shared,
                 shard_bytes=args.max_shard_size,
-                progress=progress,
+                progress=bar.at,
             )
         except ValueError as e:
             raise CommandError(str(e)) from e

@@ -1,7 +1,7 @@
-"""nextn generate: complete prompts in-process, no server.
+r"""nextn generate: complete prompts in-process, no server.
 
-nextn generate "def main(argv):" --max-tokens 64
-nextn generate "def main(argv):" --model /models/deepseek-v3
+nextn generate $'def read_lines(path):\n' --max-tokens 64
+nextn generate "import os" --model /models/deepseek-v3
 echo "import os" | nextn generate -
 """
 
@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     prompts = [sys.stdin.read() if p == "-" else p for p in args.prompt]
     import dataclasses
 
+    from nextn.bench.console import harmless
     from nextn.llm import LLM
     from nextn.request import SamplingParams
 
@@ -62,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
         raise CommandError(str(e)) from e
     seconds = time.perf_counter() - begin
     for prompt, one in zip(prompts, done, strict=True):
-        print(prompt + one.text)
+        text = prompt + one.text
+        print(harmless(text) if sys.stdout.isatty() else text)
     tokens = sum(len(one.token_ids) for one in done)
     spec = llm.engine.stats().spec
     rates = ", ".join(f"{r:.2f}" for r in spec.accept_rates) or "no drafts"

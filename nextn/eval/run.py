@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from nextn.bench.acceptance import read_counters
 from nextn.bench.client import get
+from nextn.bench.console import print_markdown
 from nextn.bench.errors import BenchError
 from nextn.bench.local_server import LocalServer, ended_like_ctrl_c
 from nextn.bench.machine import this_machine
@@ -88,7 +89,7 @@ def run_eval(settings: Settings) -> int:
     results = Results(sides[-1].model, [side.name for side in sides], tasks, record(settings))
     (out / "results.json").write_text(json.dumps(results.record(), indent=1) + "\n")
     (out / "table.md").write_text(table(results, whole=True), encoding="utf-8")
-    print(table(results, whole=False))
+    print_markdown(table(results, whole=False), sys.stdout)
     print(verdict(results))
     print(f"written: {out / 'table.md'}, {out / 'results.json'}")
     return 1 if results.differ else 0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,16 +15,22 @@ import httpx
 from nextn.bench.apis import CHAT
 from nextn.bench.client import events, make_client, refusal
 from nextn.bench.errors import BenchError
+from nextn.bench.prompts import EXAMPLE
+from nextn.config import EMBEDDED
 
-HELP = """\
-/clear         forget the conversation; the system message stays
-/system TEXT   set the system message; without TEXT: none
-/nomtp, /mtp   switch drafts off; back to the server's default
-/help          show this
-/quit          end the program, as Ctrl-D does
-A line that begins with a space is always sent. Ctrl-C ends an answer and keeps its text so far."""
-# A text must not move the cursor or set the terminal's title.
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+COMMANDS = {
+    "/clear": "forget the conversation; the system message stays",
+    "/system": "set the system message to the text that follows; without text: none",
+    "/nomtp": "switch drafts off",
+    "/mtp": "back to the server's default of drafts",
+    "/help": "show this",
+    "/quit": "end the program, as Ctrl-D does",
+}
+HELP = "".join(f"{name:11}{what}\n" for name, what in COMMANDS.items())
+HELP += """\
+Alt+Enter  begin a new line (or Esc, then Enter); pasted lines stay together
+Ctrl-C     end an answer and keep its text so far
+A text that begins with a space and a slash is sent without the space."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,23 @@ class Asked:
     max_tokens: int | None = None
     temperature: float | None = None
     seed: int | None = None
+
+
+def greeting(url: str, card: Mapping[str, Any], temperature: float | None) -> str:
+    """What to show first. card: the model's entry in /v1/models."""
+    lines = [f"{card['id']} on {url}"]
+    if is_embedded(card):
+        how = "greedily" if not temperature else f"at temperature {temperature:g}"
+        lines += [
+            f"This model completes Python code, {how}. It is no chat model and follows no instructions. Try:",
+            *(f"    {line}" for line in EXAMPLE.splitlines()),
+        ]
+    return "\n".join([*lines, f"commands: {' '.join(COMMANDS)}; Alt+Enter begins a new line"])
+
+
+def is_embedded(card: Mapping[str, Any]) -> bool:
+    """Is it the model in the package, whatever it is called?"""
+    return Path(str(card.get("root") or card["id"])).name == EMBEDDED
 
 
 class Chat:
@@ -146,12 +169,3 @@ def summary(usage: Mapping[str, Any], arrivals: list[float]) -> str:
         said.append(f"TTFT {arrivals[0] * 1e3:.0f} ms")
         said.append(f"{tokens / arrivals[-1]:.0f} tok/s")
     return ", ".join(said)
-
-
-def harmless(text: str) -> str:
-    """Replaces control characters, which a terminal would obey.
-
-    >>> harmless("a\\x1b[2Jb\\n")
-    'a\ufffd[2Jb\\n'
-    """
-    return CONTROL.sub("\ufffd", text)

@@ -1,20 +1,27 @@
-"""What `nextn top` shows: one frame of text from one scrape."""
+"""What `nextn top` shows: the lines of one frame, from one look at a server."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
 from collections.abc import Iterator
+from typing import NamedTuple
 
+from rich.console import Console
+from rich.text import Text
+
+from nextn.draft import DraftingState
 from nextn.terminal.scrape import Scrape
 
-BAR = 20  # characters
+LABEL, BAR = 14, 20  # characters: a line's name; a bar in plain text
+BESIDE, SHORTEST, LONGEST = 50, 8, 60  # in colours: the room that a bar leaves for its text; the bar itself
 LATENCIES = (
     ("TTFT", "time_to_first_token_seconds"),
     ("TPOT", "time_per_output_token_seconds"),
     ("end to end", "e2e_request_latency_seconds"),
 )
 QUANTILES = (0.5, 0.9, 0.99)
+DEPTH_COLOURS = ("blue", "cyan", "green", "magenta")  # deeper drafts take them in turn
 
 
 class Window:
@@ -37,39 +44,75 @@ class Window:
         return between
 
 
-def frame(title: str, scrape: Scrape) -> str:
-    return "".join(f"{name:14}{what}".rstrip() + "\n" for name, what in lines(title, scrape))
+class Line(NamedTuple):
+    """share: of a bar before the text, nan where it is not known; None: there is no bar."""
+
+    label: str
+    text: str
+    share: float | None = None
+    colour: str = ""
 
 
-def lines(title: str, s: Scrape) -> Iterator[tuple[str, str]]:
-    """The lines of a frame as (label, value)."""
-    span = "since it was started" if s.seconds is None else f"over the last {s.seconds:.0f} s"
-    yield "nextn top", f"{title}, {span}"
-    yield "", ""
-    yield (
-        "requests",
-        f"{count(s.get('num_running_reqs'))} running, {count(s.get('num_queue_reqs'))} queued; "
-        f"{count(s.get('num_requests_total'))} came, {count(s.get('num_aborted_requests_total'))} given up",
-    )
-    yield "tokens/s", throughput(s)
-    for name, histogram in LATENCIES:
-        spread = s.distribution(histogram)
-        shown = [f"p{q * 100:.0f} {milliseconds(spread.quantile(q))}" for q in QUANTILES]
-        yield name, "   ".join(shown)
-    used, total = s.get("num_used_tokens"), s.get("max_total_num_tokens")
-    yield "KV cache", f"{bar(used / total if total else math.nan)}   {count(used)} of {count(total)} tokens"
-    hits = s.ratio("cached_tokens_total", "prompt_tokens_total")
-    yield "prefix cache", f"{bar(hits)}   of {count(s.get('prompt_tokens_total'))} prompt tokens"
-    length = s.ratio("spec_committed_tokens_total", "spec_verify_steps_total")
-    yield "accept length", f"{length:.2f}" if math.isfinite(length) else "-"
-    gain = s.get("auto_draft_gain")
-    if math.isfinite(gain):
-        now = "drafting; drafts make" if s.get("auto_drafting") else "not drafting; drafts would make"
-        yield "auto depth", f"{now} {gain:.2f} x"
+class Frame(NamedTuple):
+    """One look at a server. auto: what automatic depth does; None with a fixed depth. trouble: why there is
+    nothing newer."""
+
+    title: str
+    scrape: Scrape
+    auto: DraftingState | None = None
+    trouble: str = ""
+
+    def draw(self, out: Console) -> Text:
+        """Lays the lines out for `out` as wide as it is now, with colours if it has them."""
+        plain = out.color_system is None
+        width = BAR if plain else max(SHORTEST, min(LONGEST, out.width - LABEL - BESIDE))
+        drawn = []
+        for line in self.lines():
+            text = Text.assemble((f"{line.label:{LABEL}}", "bold"))
+            if line.share is not None:
+                text.append_text(bar(line.share, width, "" if plain else line.colour)).append("   ")
+            text.append(line.text, "" if line.share is not None else line.colour).rstrip()
+            drawn.append(text)
+        if not plain:
+            drawn += [Text(), Text("q or Ctrl-C ends", "dim")]
+        return Text("\n", no_wrap=True, overflow="ellipsis").join(drawn)
+
+    def lines(self) -> Iterator[Line]:
+        s = self.scrape
+        span = "since it was started" if s.seconds is None else f"over the last {s.seconds:.0f} s"
+        yield Line("nextn top", f"{self.title}, {span}")
+        yield Line("", self.trouble, colour="red")
+        yield Line("requests", requests(s))
+        yield Line("tokens/s", throughput(s))
+        for name, histogram in LATENCIES:
+            spread = s.distribution(histogram)
+            shown = [f"p{q * 100:.0f} {milliseconds(spread.quantile(q))}" for q in QUANTILES]
+            yield Line(name, "   ".join(shown))
+        used, total = s.get("num_used_tokens"), s.get("max_total_num_tokens")
+        share = used / total if total else math.nan
+        yield Line("KV cache", f"{count(used)} of {count(total)} tokens", share, "yellow")
+        hits = s.ratio("cached_tokens_total", "prompt_tokens_total")
+        yield Line("prefix cache", f"of {count(s.get('prompt_tokens_total'))} prompt tokens", hits, "yellow")
+        length = s.ratio("spec_committed_tokens_total", "spec_verify_steps_total")
+        yield Line("accept length", f"{length:.2f}" if math.isfinite(length) else "-")
+        if self.auto is not None:
+            yield Line("auto depth", self.auto.reason, colour="green" if self.auto.drafting else "yellow")
+        yield from depths(s)
+
+
+def requests(s: Scrape) -> str:
+    running, queued = count(s.get("num_running_reqs")), count(s.get("num_queue_reqs"))
+    came, given_up = count(s.get("num_requests_total")), count(s.get("num_aborted_requests_total"))
+    return f"{running} running, {queued} queued; {came} came, {given_up} given up"
+
+
+def depths(s: Scrape) -> Iterator[Line]:
+    """A line for every depth of drafts."""
     drafted = zip(s.by_position("spec_accepted_tokens"), s.by_position("spec_draft_tokens"), strict=True)
     for depth, (held, of) in enumerate(drafted, 1):
+        colour = DEPTH_COLOURS[(depth - 1) % len(DEPTH_COLOURS)]
         share = held / of if of else math.nan
-        yield f"draft {depth}", f"{bar(share)}   {count(held)} of {count(of)} accepted"
+        yield Line(f"draft {depth}", f"{count(held)} of {count(of)} accepted", share, colour)
 
 
 def throughput(s: Scrape) -> str:
@@ -79,14 +122,17 @@ def throughput(s: Scrape) -> str:
     return f"{count(generated / s.seconds)} generated, {count(prompt / s.seconds)} of prompts"
 
 
-def bar(share: float) -> str:
-    """
-    >>> bar(0.25)
+def bar(share: float, width: int, colour: str = "") -> Text:
+    """A bar and its percentage; without a colour, in plain characters.
+
+    >>> bar(0.25, 20).plain
     '[#####...............]  25 %'
     """
-    full = round(BAR * share) if math.isfinite(share) else 0
-    text = f"{share:4.0%}".replace("%", " %") if math.isfinite(share) else "   - "
-    return f"[{'#' * full}{'.' * (BAR - full)}] {text}"
+    full = round(width * share) if math.isfinite(share) else 0
+    text = f" {share:4.0%}".replace("%", " %") if math.isfinite(share) else "    - "
+    if not colour:
+        return Text(f"[{'#' * full}{'.' * (width - full)}]{text}")
+    return Text.assemble(("━" * full, colour), ("━" * (width - full), "dim"), text)
 
 
 def count(value: float) -> str:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from support.checkpoints import random_tensors, tiny_config, write_checkpoint
 from support.small_tokenizer import write_small_tokenizer
+from support.terminal import Terminal
 
 import nextn
 from nextn.draft import MAX_AUTO_STEPS
@@ -39,13 +40,18 @@ def check_run(
 ) -> dict[str, Any]:
     """The demo's JSON, after looking at all that it printed and wrote."""
     assert done.returncode == 0, done.stderr
-    *lines, last = done.stdout.splitlines()
-    found: dict[str, Any] = json.loads(last)
-    assert json.loads((out / "results.json").read_text()) == found
+    lines = done.stdout.splitlines()
+    table = lines[: lines.index("61 texts of 16 prompts compared, 0 differ")]
+    assert max(map(len, table)) <= 100
+    assert "\x1b" not in done.stdout + done.stderr
+    assert not any(line.startswith("{") for line in lines)
+    assert lines[-1].startswith("  curl http://127.0.0.1:30000/v1/completions ")
+    found: dict[str, Any] = json.loads((out / "results.json").read_text())
     assert (out / "latency-throughput.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert (out / "report.html").read_text().rstrip().endswith("</html>")
     assert found["texts"] == {"prompts": 16, "compared": 61, "differ": 0, "first_difference": None}
-    assert "61 texts of 16 prompts compared, 0 differ" in lines
+    slower = [f"{p['ratio']:.2f}x at {p['concurrency']}: " for p in found["points"] if p["ratio"] < 0.995]
+    assert all(any(line.startswith(begin) for line in lines) for begin in slower)
     assert [p["concurrency"] for p in found["points"]] == [1, 4, 16]
     for point in found["points"]:
         assert point["ratio"] > 0
@@ -72,6 +78,24 @@ def test_demo_on_a_small_model(small_model: Path, tmp_path: Path) -> None:
     assert found["engine"]["threads"] == 1
     assert "concurrency 16, with MTP, round 1 of 1: 16 texts" in done.stderr
     assert "\r" not in done.stderr  # no bar: stderr is not a terminal
+
+
+def test_demo_in_a_terminal(small_model: Path, tmp_path: Path) -> None:
+    """It shows a bar, then a table in colours as wide as the terminal, and the commands to go on with."""
+    words = [*DEMO[3:], "--model-path", str(small_model), "--max-tokens", "8", "--num-prompts", "4"]
+    options = ["--threads", "1", "--speculative-num-steps", "2", "--output-dir", "out"]
+    environment = {"VIRTUAL_ENV": sys.prefix}
+    with Terminal([*words, *options], columns=80, environment=environment, folder=tmp_path) as terminal:
+        assert terminal.wait(120) == 0
+    text = terminal.text()
+    assert "━" in text
+    table = text.rpartition(" on cpu, 1 thread; ")[2]
+    shown = table.partition("4 prompts compared")[0].splitlines()[1:]
+    assert max(map(len, shown)) <= 80
+    assert "by depth" in table
+    assert "results.json" in table
+    assert f"\n  nextn serve --model-path {small_model}\n  curl http://" in table
+    assert '{"model": ' not in table.partition("curl")[0]
 
 
 @pytest.mark.slow

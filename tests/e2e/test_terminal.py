@@ -1,20 +1,28 @@
-"""`nextn chat` and `nextn top` against the scripted engine, as commands."""
+"""`nextn chat` and `nextn top` against the scripted engine: as commands, and in a terminal."""
 
 from __future__ import annotations
 
 import io
-import os
-import pty
 import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
+import httpx
 import pytest
+from e2e.conftest import StartServer
 from support.scripted_engine import TEXT
 from support.server_process import ServerProcess, until
+from support.small_tokenizer import write_small_tokenizer
+from support.terminal import Terminal
 
 from nextn.cli import main
+from nextn.config import EMBEDDED
+
+PLAIN = [{"NO_COLOR": "1"}, {"TERM": "dumb"}]
+ESCAPE = b"\x1b"
+READY = "\x1b[?2004h"  # the editor takes what is pasted as one text
 
 
 def test_chat(
@@ -27,44 +35,70 @@ def test_chat(
     out, err = capsys.readouterr()
     assert out == f"{TEXT[:30]}\n" * 2
     said = err.splitlines()
-    assert said[0].startswith(f"scripted on {scripted.url}")
-    assert re.fullmatch(r"30 tokens, accept length 3.00 \(100% 100%\), TTFT \d+ ms, \d+ tok/s", said[1])
-    assert said[2] == "drafts: none"
-    assert said[3].startswith("30 tokens, accept length 1.00, ")
-    assert said[4] == "the conversation begins anew"
-    assert said[5].startswith("error: the server answered with an error (400): ")
-    assert len(said) == 6
+    assert said[0] == f"scripted on {scripted.url}"
+    assert said[1].startswith("commands: /clear /system /nomtp /mtp /help /quit; ")
+    assert re.fullmatch(r"30 tokens, accept length 3.00 \(100% 100%\), TTFT \d+ ms, \d+ tok/s", said[2])
+    assert said[3] == "drafts: none"
+    assert said[4].startswith("30 tokens, accept length 1.00, ")
+    assert said[5] == "the conversation begins anew"
+    assert said[6].startswith("error: the server answered with an error (400): ")
+    assert len(said) == 7
+    assert "\x1b" not in out + err
 
 
 def test_ctrl_c_stops_an_answer_and_frees_it(slow: ServerProcess) -> None:
-    """In a terminal. Between answers, Ctrl-C ends the program."""
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "nextn", "chat", "--base-url", slow.url, "--max-tokens", "500"]
-    chat = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True)
-    os.close(theirs)
-    seen = b""
-
-    def see(text: bytes) -> None:
-        nonlocal seen
-        while text not in seen:
-            seen += os.read(ours, 4096)
-
-    try:
-        see(b"> ")
-        os.write(ours, b"hello\n")
+    """What the server then has is the next answer's."""
+    with Terminal(["chat", "--base-url", slow.url, "--max-tokens", "500"]) as chat:
+        chat.see(READY)
+        chat.type("hello\r")
         until(lambda: slow.metrics()["nextn:num_running_reqs"] == 1)
-        see(b"def add")
-        chat.send_signal(signal.SIGINT)
-        see(b"stopped")
+        chat.see("def add")
+        chat.process.send_signal(signal.SIGINT)
+        chat.see("stopped")
         until(lambda: slow.metrics()["nextn:num_running_reqs"] == 0)
-        see(b"> ")
-        chat.send_signal(signal.SIGINT)
-        see(b"ended by Ctrl-C")
-        assert chat.wait(20) == 130
-    finally:
-        chat.kill()
-        chat.wait()
-        os.close(ours)
+        chat.type("/quit\r")
+        assert chat.wait() == 0
+
+
+def test_a_chat_has_lines_history_and_completion(scripted: ServerProcess) -> None:
+    with Terminal(["chat", "--base-url", scripted.url, "--max-tokens", "9"]) as chat:
+        chat.see(READY)
+        chat.type("/no")
+        chat.see("switch drafts off")  # what the completion would do
+        chat.type("\t\r")
+        chat.see("drafts: none")
+        chat.type("def f():\x1b\r    pass\x1b\r")  # Alt+Enter
+        chat.see("    pass")
+        chat.type("\r")
+        chat.see("9 tokens, accept length 1.00")
+        chat.type("\x1b[A")  # the arrow up
+        chat.see("    pass")
+        chat.type("\x03")  # Ctrl-C
+        chat.see("ended by Ctrl-C")
+        assert chat.wait() == 130
+
+
+@pytest.mark.parametrize("environment", PLAIN)
+def test_a_plain_chat(environment: dict[str, str], scripted: ServerProcess) -> None:
+    options = ["--base-url", scripted.url, "--max-tokens", "9"]
+    with Terminal(["chat", *options], environment=environment) as chat:
+        chat.see("> ")
+        chat.type("hello\n")
+        chat.see("9 tokens")
+        chat.see("> ")
+        chat.type("/quit\n")
+        assert chat.wait() == 0
+        assert ESCAPE not in chat.shown
+
+
+def test_a_chat_with_the_model_in_the_package(start: StartServer, tmp_path: Path) -> None:
+    """It is greedy: the scripted engine begins at the start of its text."""
+    folder = write_small_tokenizer(tmp_path / EMBEDDED)
+    with start(SCRIPT_TOKENIZER=str(folder)) as server:
+        command = [sys.executable, "-m", "nextn", "chat", "--base-url", server.url, "--max-tokens", "9"]
+        done = subprocess.run(command, input="a\nb\n", capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"{TEXT[:9]}\n" * 2
+    assert "This model completes Python code, greedily. It is no chat model" in done.stderr
 
 
 def test_top(scripted: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,9 +106,73 @@ def test_top(scripted: ServerProcess, capsys: pytest.CaptureFixture[str]) -> Non
     out = capsys.readouterr().out
     assert out.startswith(f"nextn top     {scripted.url}, since it was started\n")
     assert re.search(r"requests      0 running, 0 queued; \d+ came", out)
+    assert "\x1b" not in out
+
+
+def test_top_in_a_terminal(scripted: ServerProcess) -> None:
+    """It takes the whole screen, follows its size and gives it back; `q` ends it."""
+    with Terminal(["top", "--base-url", scripted.url, "--interval", "30"], rows=30, columns=100) as top:
+        top.see("\x1b[?1049h")
+        top.see("requests")
+        top.see("━" * 36)
+        top.see("q or Ctrl-C ends")
+        top.resize(24, 80)
+        top.see("requests")
+        top.see(f"{'━' * 16}\x1b[0m   0 %")  # by its size alone: the next look is far away
+        top.type("q")
+        assert top.wait() == 0
+        assert b"\x1b[?1049l" in top.shown
+        assert b"Traceback" not in top.shown
+
+
+def test_ctrl_c_ends_top(scripted: ServerProcess) -> None:
+    with Terminal(["top", "--base-url", scripted.url]) as top:
+        top.see("requests")
+        top.type("\x03")
+        top.wait()
+        assert b"\x1b[?1049l" in top.shown
+        assert b"Traceback" not in top.shown
+
+
+@pytest.mark.parametrize("environment", PLAIN)
+def test_a_plain_top(environment: dict[str, str], scripted: ServerProcess) -> None:
+    """Frames follow one another."""
+    options = ["--base-url", scripted.url, "--interval", "0.1"]
+    with Terminal(["top", *options], environment=environment) as top:
+        for _ in range(3):
+            top.see("requests      0 running")
+        top.type("q")
+        assert top.wait() == 0
+        assert ESCAPE not in top.shown
+
+
+def test_a_server_that_dies_and_comes_back(start: StartServer) -> None:
+    with start() as server:
+        port = server.url.rpartition(":")[2]
+        assert httpx.post(server.url + "/v1/completions", json={"prompt": "x"}).status_code == 200
+        with Terminal(["top", "--base-url", server.url, "--interval", "0.1"]) as top:
+            top.see("over the last")
+            server.kill()
+            top.see("no answer, these numbers are old")
+            top.see("requests")
+            with start("--port", port):
+                top.see("since it was started")
+                top.see("over the last")
+                top.type("q")
+                assert top.wait() == 0
 
 
 @pytest.mark.parametrize("command", [["chat"], ["top"], ["top", "--once"]])
 def test_no_server(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command, "--base-url", "http://127.0.0.1:9"]) == 1
     assert "`nextn serve` starts a server" in capsys.readouterr().err
+
+
+def test_what_a_server_does_not_need() -> None:
+    program = (
+        "import sys, importlib, nextn.server.launch, nextn.llm\n"
+        "from nextn.cli import COMMANDS\n"
+        "for module in COMMANDS.values(): importlib.import_module(module)\n"
+        "assert not {'rich', 'prompt_toolkit'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

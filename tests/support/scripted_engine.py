@@ -22,7 +22,7 @@ import sys
 import time
 
 from nextn.config import EngineConfig
-from nextn.draft import DraftingState
+from nextn.draft import DraftingState, drafting_words
 from nextn.request import Output, Request, SpeculativeParams
 from nextn.speculation import Speculation
 from nextn.stats import EngineStats
@@ -122,7 +122,8 @@ class ScriptedEngine:
         counters.running, counters.waiting = len(self.running), len(self.waiting)
         if self.gain is not None:
             does = self.gain >= 1
-            counters.auto = DraftingState(does, counters.running, self.gain, "as the script has it")
+            words = drafting_words(does, counters.running, self.gain)
+            counters.auto = DraftingState(does, counters.running, self.gain, words)
         counters.used_tokens = sum(len(r.tokens) for r in self.running)
         return counters
 

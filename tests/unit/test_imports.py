@@ -135,6 +135,17 @@ def test_the_engine_needs_torch_numpy_safetensors(room):
     assert not wrong
 
 
+def test_few_rooms_draw_in_a_terminal():
+    """A server does without rich and prompt_toolkit."""
+    wrong = [
+        name
+        for name, path in MODULES.items()
+        if {each.split(".")[0] for each in imports(path)} & {"rich", "prompt_toolkit"}
+        and not name.startswith(("terminal.", "bench.", "cli."))
+    ]
+    assert not wrong
+
+
 def test_every_module_is_in_a_room():
     assert [name for name in MODULES if room_of(name) is None] == []
 

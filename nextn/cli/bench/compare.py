@@ -130,6 +130,7 @@ def run(args: argparse.Namespace) -> int:
 
 def settings_of(args: argparse.Namespace) -> Any:
     """Returns a nextn.bench.dev.sweep.settings.Settings. Raises ValueError."""
+    from nextn.bench.console import styled
     from nextn.bench.dev.sweep.plan import make_levels
     from nextn.bench.dev.sweep.scenarios import make_scenario
     from nextn.bench.dev.sweep.settings import Settings
@@ -157,7 +158,7 @@ def settings_of(args: argparse.Namespace) -> Any:
         tokenizer=args.tokenizer,
         api_key=os.environ.get("OPENAI_API_KEY"),
         silence=args.timeout,
-        bar=sys.stderr.isatty() and not args.disable_tqdm,
+        bar=styled(sys.stderr) and not args.disable_tqdm,
     )
 
 

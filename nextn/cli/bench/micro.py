@@ -37,9 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = parse(args, EngineConfig)
+    from nextn.bench.console import styled
     from nextn.bench.dev.micro.run import Settings, run_micro
 
-    bar = sys.stderr.isatty() and not args.disable_tqdm
+    bar = styled(sys.stderr) and not args.disable_tqdm
     try:
         return run_micro(Settings(config, args.quick, args.output_dir, bar))
     except (ValueError, OSError) as e:

@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = parse(args, EngineConfig)
+    from nextn.bench.console import styled
     from nextn.bench.offline import Settings, run_offline
 
     settings = Settings(
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         ignore_eos=not args.disable_ignore_eos,
         warmup=not args.skip_warmup,
         output_file=args.output_file,
-        bar=sys.stderr.isatty() and not args.disable_tqdm,
+        bar=styled(sys.stderr) and not args.disable_tqdm,
     )
     try:
         return run_offline(settings)

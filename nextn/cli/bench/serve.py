@@ -87,6 +87,7 @@ def add_output(group: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from nextn.bench.console import styled
     from nextn.bench.errors import BenchError
     from nextn.bench.serve import Settings, run_serve
 
@@ -114,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         output_file=args.output_file,
         output_details=args.output_details,
         plot=args.plot,
-        bar=sys.stderr.isatty() and not args.disable_tqdm,
+        bar=styled(sys.stderr) and not args.disable_tqdm,
     )
     try:
         return run_serve(settings)

@@ -127,18 +127,5 @@ class DraftingLog:
             return
         self._seconds += seconds
         if auto.requests and self._seconds >= (STAYED if auto.drafting is self._logged else CHANGED):
-            log.info(drafting_line(auto))
+            log.info(f"auto: {auto.reason}")
             self._logged, self._seconds = auto.drafting, 0.0
-
-
-def drafting_line(auto: DraftingState) -> str:
-    """
-    >>> drafting_line(DraftingState(False, 16, 0.94, "rows cost too much"))
-    'auto: not drafting at 16 requests; drafts would make 0.94 x (rows cost too much)'
-    >>> drafting_line(DraftingState(True, 1, 1.5, ""))
-    'auto: drafting at 1 request; drafts make 1.50 x'
-    """
-    at = "1 request" if auto.requests == 1 else f"{auto.requests} requests"
-    does, make = ("drafting", "make") if auto.drafting else ("not drafting", "would make")
-    why = f" ({auto.reason})" if auto.reason else ""
-    return f"auto: {does} at {at}; drafts {make} {auto.gain:.2f} x{why}"

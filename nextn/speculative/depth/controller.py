@@ -16,7 +16,7 @@ from dataclasses import replace
 from statistics import fmean, median
 
 from nextn.cutoff import Cutoff
-from nextn.draft import Draft, DraftingState, draft_window
+from nextn.draft import Draft, DraftingState, draft_window, drafting_words
 from nextn.speculative.depth.cost import StepCost
 from nextn.speculative.depth.worth import REMEMBERED, Worth
 from nextn.speculative.work import StepWork
@@ -155,8 +155,7 @@ class DepthController:
         if abs(ahead) > MARGIN:
             self._usual = ahead > 0.0
         self._switch(self._usual)
-        would = "" if self._usual else "would "
-        reason = f"drafts {would}make {gain:.2f} x the tokens/s of none with {n} at once"
+        reason = drafting_words(self._usual, n, gain)
         self.state = DraftingState(self._usual, n, gain, reason)
         length = round(min(TRIAL_STEPS[1], max(TRIAL_STEPS[0], TRIAL_SECONDS / (self._step or 1.0))))
         self._settle = 1 + length // 8  # while caches hold what the other kind used

@@ -14,9 +14,9 @@ import pytest
 from nextn.bench import demo
 from nextn.bench.apis import Body
 from nextn.bench.client import Load, Reply
-from nextn.bench.drafting import Drafting
 from nextn.bench.errors import BenchError
 from nextn.cli import main
+from nextn.draft import DraftingState
 from nextn.request import SpecStats
 
 Text = Callable[[str, Body], str]
@@ -85,7 +85,9 @@ class Servers:
         seen = SimpleNamespace()
         yield seen
         at = self.loads[-1][1]
-        seen.found = Drafting(at < 16, at, 16 / at, f"at {at}") if url == demo.WITH and self.auto else None
+        seen.found = (
+            DraftingState(at < 16, at, 16 / at, f"at {at}") if url == demo.WITH and self.auto else None
+        )
 
     async def get(self, url: str, path: str) -> Any:
         return {"engine": {"dtype": "float32", "device": "cpu", "threads": 2}}
@@ -101,6 +103,10 @@ def settings(tmp_path: Path) -> demo.Settings:
     return demo.Settings(
         "nextn-tiny", 2, 8, 16, 2, tmp_path / "made", bar=False, server_options=["--cpu-isa", "avx2"]
     )
+
+
+def results_of(settings: demo.Settings) -> Any:
+    return json.loads((settings.output_dir / "results.json").read_text())
 
 
 def test_prompts_at_a_concurrency_are_the_first_of_those_at_the_next(settings: demo.Settings) -> None:
@@ -126,7 +132,7 @@ def test_all_texts_the_same(
     servers = Servers(monkeypatch)
     assert demo.run_demo(settings) == 0
     out, err = capsys.readouterr()
-    found = json.loads(out.splitlines()[-1])
+    found = results_of(settings)
     # 2 servers, 2 rounds, 6 + 8 + 16 prompts; and the one with draft depths.
     assert found["texts"] == {"prompts": 16, "compared": 121, "differ": 0, "first_difference": None}
     assert [p["ratio"] for p in found["points"]] == [2.0, 2.0, 2.0]
@@ -137,6 +143,10 @@ def test_all_texts_the_same(
         assert (settings.output_dir / name).stat().st_size > 0
         assert str(settings.output_dir / name) in out
     assert "concurrency 16, with MTP, round 2 of 2: 16 texts" in err
+    assert "\x1b" not in out + err
+    assert max(map(len, out.partition("compared")[0].splitlines())) <= 100
+    assert not any(line.startswith("{") for line in out.splitlines())
+    assert "\n  nextn serve\n  curl http://127.0.0.1:30000/v1/completions " in out
     assert [options[-2:] for options in servers.started] == [
         ["--speculative-num-steps", "0"],
         ["--speculative-num-steps", "2"],
@@ -153,11 +163,11 @@ def test_automatic_depth(
     servers.auto = True
     assert demo.run_demo(settings) == 0
     lines = capsys.readouterr().out.splitlines()
-    found = [point["auto"] for point in json.loads(lines[-1])["points"]]
+    found = [point["auto"] for point in results_of(settings)["points"]]
     assert [auto["drafting"] for auto in found] == [True, True, False]
     assert found[2] == {"drafting": False, "requests": 16, "gain": 1.0, "reason": "at 16"}
     assert [line for line in lines if "automatic depth" in line] == [
-        "automatic depth made no drafts at 16 requests at once, where they would make 1.00x: at 16"
+        "automatic depth at concurrency 16: at 16"
     ]
 
 
@@ -186,7 +196,7 @@ def test_a_text_that_differs_fails(
     Servers(monkeypatch, spoiled)
     assert demo.run_demo(settings) == 1
     out = capsys.readouterr().out
-    found = json.loads(out.splitlines()[-1])["texts"]
+    found = results_of(settings)["texts"]
     assert found["differ"] == 4  # prompt 6, in both rounds at 4 and at 16
     assert found["first_difference"]["other"].endswith("?")
     assert "4 differ" in out
@@ -214,6 +224,15 @@ def test_a_failing_request_shows_the_servers_last_lines(
         demo.run_demo(settings)
     assert "last words of without MTP" in capsys.readouterr().err
     assert len(servers.stopped) == 2
+
+
+def test_quick_has_fewer_prompts_and_texts_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[demo.Settings] = []
+    monkeypatch.setattr(demo, "run_demo", lambda settings: asked.append(settings) or 0)
+    assert main(["demo"]) == main(["demo", "--quick"]) == 0
+    long, quick = asked
+    assert (long.max_tokens, long.num_prompts, long.rounds) == (128, 32, 2)
+    assert (quick.max_tokens, quick.num_prompts, quick.rounds) == (128, 16, 1)
 
 
 @pytest.mark.parametrize(

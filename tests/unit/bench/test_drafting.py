@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable
 
 import httpx
 import pytest
 
 from nextn.bench import drafting
-from nextn.bench.drafting import Drafting, DraftingWatch
+from nextn.bench.drafting import DraftingWatch
 from nextn.bench.errors import BenchError
+from nextn.draft import DraftingState
 
 
 class Server:
     """Answers with one word after another; with the last one from then on. None: the depth is fixed."""
 
-    def __init__(self, words: list[Drafting | None]) -> None:
+    def __init__(self, words: list[DraftingState | None]) -> None:
         self.words, self.asked = words, 0
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         assert request.url.path == "/v1/loads"
         word = self.words[min(self.asked, len(self.words) - 1)]
         self.asked += 1
-        auto = {} if word is None else {"auto": vars(word)}
+        auto = {} if word is None else {"auto": dataclasses.asdict(word)}
         return httpx.Response(200, json={"loads": [{"speculative": {"accept_length": 1.0, **auto}}]})
 
 
@@ -42,7 +44,7 @@ def reached_over(answer: Callable[[httpx.Request], httpx.Response], monkeypatch:
     monkeypatch.setattr(drafting, "make_client", client)
 
 
-async def watched(server: Server, looks: int, end: Callable[[], object] = bool) -> Drafting | None:
+async def watched(server: Server, looks: int, end: Callable[[], object] = bool) -> DraftingState | None:
     """What is found by a load that takes so many looks and then ends so."""
     async with DraftingWatch("http://server") as watch:
         while server.asked < looks:
@@ -53,9 +55,9 @@ async def watched(server: Server, looks: int, end: Callable[[], object] = bool) 
 
 async def test_the_fullest_and_of_those_the_latest(server: Server) -> None:
     """A load begins and ends with fewer requests than it has between."""
-    first = Drafting(True, 16, 1.1, "a guess")
-    later = Drafting(False, 16, 0.94, "measured")
-    server.words = [Drafting(True, 4, 1.4, ""), first, later, Drafting(True, 1, 1.5, "")]
+    first = DraftingState(True, 16, 1.1, "a guess")
+    later = DraftingState(False, 16, 0.94, "measured")
+    server.words = [DraftingState(True, 4, 1.4, ""), first, later, DraftingState(True, 1, 1.5, "")]
     assert await watched(server, 6) == later
 
 
@@ -63,7 +65,7 @@ async def test_a_load_that_is_over_before_the_first_look(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drafting, "PERIOD", 100)
-    server.words = [Drafting(True, 1, 1.5, "")]
+    server.words = [DraftingState(True, 1, 1.5, "")]
     assert await watched(server, 0) == server.words[0]
 
 

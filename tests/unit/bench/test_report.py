@@ -1,4 +1,4 @@
-"""The table, the plot and the page."""
+"""The folder of the demo: JSON, the plot and the page."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import base64
 import dataclasses
 import html.parser
 import json
-import re
 import struct
 from pathlib import Path
 
-from nextn.bench.drafting import Drafting
 from nextn.bench.plots import DARK, latency_against_throughput
-from nextn.bench.report import page, table, verdict, write_report
+from nextn.bench.report import page, write_report
 from nextn.bench.results import Point, Results, Side
+from nextn.draft import DraftingState
 from nextn.request import SpecStats
 
 VOID = {"meta", "source", "img", "br"}
@@ -54,31 +53,6 @@ class Page(html.parser.HTMLParser):
         return [text for name, text in self.found if name in classes]
 
 
-def test_table_has_all_figures_in_100_columns(results: Results) -> None:
-    lines = table(results).splitlines()
-    assert max(map(len, lines)) <= 100
-    assert "nextn-tiny, float32 on cpu, 2 threads; MTP with 2 drafts" in lines[0]
-    assert "AMD EPYC, 2 cores; torch 2.13.0" in lines[1]
-    rows = [line.split() for line in lines if line.strip()[:1].isdigit()]
-    assert rows[0] == ["1", "50.0", "51", "20.0", "75.0", "55", "12.9", "1.50x", "2.41", "81%", "60%"]
-    assert rows[1][:4] == ["16", "1268.5", "4200", "157.8"]
-
-
-def test_the_level_of_the_native_kernels_is_named(results: Results) -> None:
-    results.engine["cpu_isa"] = "avx2"
-    assert table(results).splitlines()[2] == "native kernels: avx2"
-    assert "native kernels: avx2" in Page(page(results, b"", b"")).of("soft")
-
-
-def test_columns_are_under_their_names(results: Results) -> None:
-    names, *rows = [
-        line for line in table(results).splitlines() if "tok/s" in line or line.strip()[:1].isdigit()
-    ]
-    for heading in re.finditer(r"\S+( ms)?", names[:80]):
-        for row in rows:
-            assert row[heading.end() - 1] != " "
-
-
 def test_sides_stand_for_their_median(results: Results) -> None:
     first = results.points[0].without.rounds[0]
     rounds = [dataclasses.replace(first, output_throughput=x) for x in (10.0, 90.0, 20.0)]
@@ -87,36 +61,15 @@ def test_sides_stand_for_their_median(results: Results) -> None:
     assert Point(1, 6, side, results.points[0].with_mtp, SpecStats()).ratio == 75.0 / 20.0
 
 
-def test_verdict(results: Results) -> None:
-    assert "64 texts of 32 prompts compared, 0 differ" in verdict(results)
-    assert "1.50x at 1, 1.05x at 16" in verdict(results)
-    results.texts.add(5, "text five", "with MTP, round 2")
-    assert "65 texts of 32 prompts compared, 1 differ" in verdict(results)
-    assert "part at character 5" in verdict(results)
-
-
-def test_where_automatic_depth_made_no_drafts(results: Results) -> None:
-    assert "automatic depth" not in verdict(results)
-    assert [point["auto"] for point in json.loads(results.as_json())["points"]] == [None, None]
-    one, many = results.points
-    results.points[:] = [
-        dataclasses.replace(one, auto=Drafting(True, 1, 1.5, "")),
-        dataclasses.replace(many, auto=Drafting(False, 16, 0.94, "a row costs 0.2 ms")),
-    ]
-    lines = table(results).splitlines()
-    assert max(map(len, lines)) <= 100
-    rows = [line.split() for line in lines if line.strip()[:1].isdigit()]
-    assert rows[0][-2:] == ["81%", "60%"]
-    assert rows[1][-2:] == ["none:", "0.94x"]
-    shown = (
-        "automatic depth made no drafts at 16 requests at once, "
-        "where they would make 0.94x: a row costs 0.2 ms"
-    )
-    assert shown in verdict(results).splitlines()
-    assert f"{shown}." in Page(page(results, b"", b"")).of("soft")
-    found = [point["auto"] for point in json.loads(results.as_json())["points"]]
-    assert found[1] == {"drafting": False, "requests": 16, "gain": 0.94, "reason": "a row costs 0.2 ms"}
-    assert found[0]["drafting"] is True
+def test_the_page_names_kernels_and_loads_without_drafts(results: Results) -> None:
+    results.engine["cpu_isa"] = "avx2"
+    auto = DraftingState(False, 16, 0.94, "the reason")
+    results.points[1] = dataclasses.replace(results.points[1], auto=auto)
+    soft = Page(page(results, b"", b"")).of("soft")
+    assert "native kernels: avx2" in soft
+    assert "automatic depth at concurrency 16: the reason." in soft
+    first, second = (point["auto"] for point in json.loads(results.as_json())["points"])
+    assert (first, second) == (None, dataclasses.asdict(auto))
 
 
 def test_json_is_one_line_with_every_figure(results: Results) -> None:
@@ -173,9 +126,3 @@ def test_page_with_a_difference(results: Results) -> None:
 
 def test_plot_takes_one_point_and_equal_points(results: Results) -> None:
     png_size(latency_against_throughput("one", results.points[:1], DARK))
-
-
-def test_table_with_four_drafts(results: Results) -> None:
-    for p in results.points:
-        p.spec.proposed[:] = p.spec.accepted[:] = [100] * 4
-    assert max(map(len, table(results).splitlines())) <= 100

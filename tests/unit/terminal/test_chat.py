@@ -9,7 +9,7 @@ import pytest
 
 from nextn.bench.errors import BenchError
 from nextn.terminal import chat as module
-from nextn.terminal.chat import Asked, Chat, harmless, summary
+from nextn.terminal.chat import COMMANDS, Asked, Chat, greeting, summary
 
 USER, ANSWER = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "a"}
 
@@ -43,8 +43,9 @@ def test_commands() -> None:
     chat.command("/system")
     assert chat.body()["messages"] == []
     assert "not a command" in (chat.command("/usr/bin") or "")
-    for line in module.HELP.splitlines()[:5]:
-        assert "not a command" not in (chat.command(line.split()[0].rstrip(",")) or "")
+    for name in COMMANDS:
+        assert name in module.HELP
+        assert "not a command" not in (chat.command(name) or "")
     assert chat.ended
 
 
@@ -83,5 +84,20 @@ def test_summary() -> None:
     assert summary({}, []) == "0 tokens"
 
 
-def test_a_text_does_not_drive_the_terminal() -> None:
-    assert harmless("a\tb\nü€\x1b]0;title\x07\x9b2J") == "a\tb\nü€\ufffd]0;title\ufffd\ufffd2J"
+@pytest.mark.parametrize(
+    ("card", "embedded"),
+    [
+        ({"id": "nextn-tiny"}, True),
+        ({"id": "mine", "root": "/package/data/nextn-tiny"}, True),
+        ({"id": "nextn-tiny", "root": "/models/other"}, False),
+        ({"id": "DeepSeek-V3"}, False),
+    ],
+)
+def test_what_the_model_is_for(card: dict[str, str], embedded: bool) -> None:
+    lines = greeting("http://server", card, 0.0 if embedded else None).splitlines()
+    assert lines[0] == f"{card['id']} on http://server"
+    assert any("completes Python code, greedily" in line for line in lines) == embedded
+    assert any("def read_lines(path):" in line for line in lines) == embedded
+    assert lines[-1].startswith("commands: /clear /system /nomtp /mtp /help /quit")
+    if embedded:
+        assert "at temperature 0.7" in greeting("http://server", card, 0.7)

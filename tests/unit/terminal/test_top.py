@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from nextn.draft import DraftingState
+import io
+import re
+
+import pytest
+from rich.console import Console, Group
+from rich.text import Text
+
+from nextn.draft import DraftingState, drafting_words
 from nextn.request import SpecStats
 from nextn.server.monitoring.metrics import Metrics
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.engine_metrics import EngineMetrics
 from nextn.stats import EngineStats
 from nextn.terminal.scrape import Scrape
-from nextn.terminal.top import Window, frame
+from nextn.terminal.top import Frame, Window
 
 FRAME = """\
 nextn top     the server, since it was started
@@ -50,17 +57,53 @@ def look(metrics: Metrics, at: float) -> Scrape:
     return Scrape.read(metrics.render().decode(), at)
 
 
+def drawn(shown: Frame, width: int = 100, colours: bool = False) -> list[str]:
+    """The lines of a frame in a terminal, or, without colours, in a file."""
+    system = "standard" if colours else None
+    out = Console(file=io.StringIO(), width=width, force_terminal=colours, color_system=system)
+    with out.capture() as capture:
+        out.print(Group(shown.draw(out)), soft_wrap=not colours)
+    return capture.get().splitlines()
+
+
+def frame(title: str, scrape: Scrape) -> str:
+    return "\n".join(drawn(Frame(title, scrape))) + "\n"
+
+
 def test_a_frame() -> None:
     assert frame("the server", look(server(), 0.0)) == FRAME
 
 
+@pytest.mark.parametrize("width", [30, 70, 100, 200])
+def test_a_frame_in_colours_fits_its_terminal(width: int) -> None:
+    lines = drawn(Frame("the server", look(server(), 0.0)), width, colours=True)
+    plain = [Text.from_ansi(line).plain for line in lines]
+    assert max(map(len, plain)) <= width
+    assert len(lines) == len(FRAME.splitlines()) + 2  # and which keys there are
+    bars = [line.count("━") for line in plain if "━" in line]
+    assert len(bars) == 4
+    assert set(bars) == {max(8, min(60, width - 64))}
+    if width >= 70:
+        assert plain[9].endswith("2.30")
+        assert plain[10].endswith(" 80 %   8 of 10 accepted")
+    first, second = (re.findall(r"\x1b\[(3\d)m", line) for line in lines if "draft " in line)
+    assert first != second
+
+
 def test_automatic_depth() -> None:
-    metrics = server()
-    metrics.engine.metrics.stats.auto = DraftingState(False, 2, 0.94, "")
-    text = frame("the server", look(metrics, 0.0))
-    assert "accept length 2.30\nauto depth    not drafting; drafts would make 0.94 x\ndraft 1" in text
-    metrics.engine.metrics.stats.auto = DraftingState(True, 2, 1.309, "")
-    assert "auto depth    drafting; drafts make 1.31 x\n" in frame("the server", look(metrics, 0.0))
+    """In the words of the log."""
+    auto = DraftingState(False, 2, 0.94, drafting_words(False, 2, 0.94))
+    lines = drawn(Frame("the server", look(server(), 0.0), auto))
+    assert lines[9:11] == [
+        "accept length 2.30",
+        "auto depth    not drafting at 2 requests; drafts would make 0.94 x the tokens/s",
+    ]
+
+
+def test_no_answer() -> None:
+    lines = drawn(Frame("the server", look(server(), 0.0), trouble="no answer"))
+    assert lines[1] == "              no answer"
+    assert lines[2:] == FRAME.splitlines()[2:]
 
 
 def test_without_anything() -> None:

@@ -7,6 +7,7 @@ them (steps.py). The medians over all rounds are reported.
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from nextn.bench.console import print_markdown
 from nextn.bench.dev.micro.arena import Arena, arena_bytes
 from nextn.bench.dev.micro.cases import CONTEXT, LINEAR, Bench, OpCase
 from nextn.bench.dev.micro.ceilings import Ceilings, cache_bytes, make_ceilings
@@ -64,14 +66,15 @@ def run_micro(settings: Settings) -> int:
     effort = QUICK if settings.quick else FULL
     with Progress(effort.rounds, settings.bar, "rounds") as progress:
         micro = find(settings, effort, progress)
-    print(summary(micro), end="\n\n")
+    print_markdown(summary(micro) + "\n", sys.stdout)
     if settings.output_dir is not None:
         folder = settings.output_dir
         (folder / "micro.json").write_text(micro.as_json() + "\n", encoding="utf-8")
         (folder / "micro.md").write_text(report(micro), encoding="utf-8")
         (folder / "roofline.png").write_bytes(roofline_plot(micro))
         print(f"written to {folder}: micro.json, micro.md, roofline.png", end="\n\n")
-    print(micro.as_json())
+    if not sys.stdout.isatty():  # for scripts
+        print(micro.as_json())
     return 0
 
 

@@ -10,6 +10,7 @@ import contextlib
 import json
 import re
 import secrets
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from pathlib import Path
 from nextn.bench.acceptance import acceptance_since, read_counters
 from nextn.bench.arrivals import poisson_arrivals
 from nextn.bench.client import Load, Reply, make_client, measure_load
+from nextn.bench.console import print_markdown
 from nextn.bench.datasets import Sample
 from nextn.bench.dev.sweep.contestant import Contestant, meet, salted
 from nextn.bench.dev.sweep.identity import Identity
@@ -49,10 +51,11 @@ def run_compare(settings: Settings) -> int:
     ):
         results = asyncio.run(Comparison(settings, servers, progress).run())
     files = write_report(results, settings.output_dir)
-    print(markdown(results))
+    print_markdown(markdown(results), sys.stdout)
     print(verdict(results))
     print(f"written: {', '.join(map(str, files))}")
-    print(json.dumps(results.as_dict(details=False)))
+    if not sys.stdout.isatty():  # for scripts; the folder has it too
+        print(json.dumps(results.as_dict(details=False)))
     return 0 if results.ok else 1
 
 

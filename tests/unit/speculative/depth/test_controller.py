@@ -14,7 +14,7 @@ from statistics import median
 import pytest
 from support.scripted_clock import Load, Machine, best, watch
 
-from nextn.draft import Draft, Shape
+from nextn.draft import Draft, Shape, drafting_words
 from nextn.speculative.depth import controller as module
 from nextn.speculative.depth.controller import PLAN_SECONDS, TRIAL_SHARE, TRIAL_STEPS, DepthController
 from nextn.speculative.depth.cost import StepCost
@@ -295,8 +295,7 @@ def test_what_it_says_of_itself() -> None:
         watch(load, chosen, n, 3.0)
         state = chosen.state
         assert (state.drafting, state.requests) == (drafts, n)
-        makes = "make" if drafts else "would make"
-        assert state.reason == f"drafts {makes} {state.gain:.2f} x the tokens/s of none with {n} at once"
+        assert state.reason == drafting_words(drafts, n, state.gain)
         assert (state.gain > 1.0) == drafts
         if drafts:
             none, _ = speeds("EPYC", n)

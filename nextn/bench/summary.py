@@ -1,0 +1,124 @@
+"""The demo's results in a terminal: a table, what to make of it, and the commands to go on with."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from nextn.bench.prompts import EXAMPLE
+from nextn.bench.report import heading, notes
+from nextn.bench.results import Point, Results
+from nextn.config import EMBEDDED
+from nextn.server_config import ServerConfig
+
+NARROW = 90  # columns, below which TTFT is left out
+DEPTHS = 4  # whose acceptance the table has; results.json has all
+DEPTH_COLOURS = ("blue", "cyan", "green", "magenta")
+BARS = "▁▂▃▄▅▆▇█"
+EVEN = 0.02  # ratios so close to 1 are neither good nor bad
+
+
+def print_results(results: Results, out: Console) -> None:
+    """Prints the table and what follows from it. At most 100 columns, but for the paths of files."""
+    for line in heading(results):
+        out.print(line, soft_wrap=True)
+    out.print(table(results, out))
+    for line in verdict(results):
+        out.print(line, soft_wrap=True)
+
+
+def table(results: Results, out: Console) -> Table:
+    made = Table(
+        box=box.HORIZONTALS, padding=(0, 1, 0, 0), pad_edge=False, header_style="", border_style="dim"
+    )
+    wide = out.width >= NARROW
+    names = ["at\nonce", "tok/s\nno MTP", "\nMTP", "\nratio", *(["TTFT ms\nno MTP", "\nMTP"] * wide)]
+    for name in [*names, "TPOT ms\nno MTP", "\nMTP", "accept\nlength"]:
+        made.add_column(name, justify="right", no_wrap=True)
+    made.add_column(f"drafts accepted\nby depth: 1 to {DEPTHS}", no_wrap=True)
+    for p in results.points:
+        sides = (p.without, p.with_mtp)
+        made.add_row(
+            f"{p.concurrency}",
+            *(f"{side.output_throughput:.1f}" for side in sides),
+            Text(f"{p.ratio:.2f}x", colour_of(p.ratio)),
+            *(f"{side.mean_ttft_ms:.0f}" for side in sides if wide),
+            *(f"{side.mean_tpot_ms:.1f}" for side in sides),
+            f"{p.spec.accept_length:.2f}",
+            accepted(p, out.options.ascii_only),
+        )
+    return made
+
+
+def colour_of(ratio: float) -> str:
+    return "green" if ratio > 1 + EVEN else "red" if ratio < 1 - EVEN else ""
+
+
+def accepted(point: Point, ascii_only: bool) -> Text:
+    """A bar and the share for each of the first depths; the gain where automatic depth made no drafts."""
+    if point.auto is not None and not point.auto.drafting:
+        return Text(f"none: would be {point.auto.gain:.2f}x", "yellow")
+    rates = list(zip(point.spec.accept_rates, DEPTH_COLOURS, strict=False))
+    bars = [(BARS[round(rate * (len(BARS) - 1))], colour) for rate, colour in rates if not ascii_only]
+    shares = [(f" {rate:.0%}", colour) for rate, colour in rates]
+    return Text.assemble(*bars, *shares)
+
+
+def verdict(results: Results) -> Iterator[str]:
+    """Yields lines: are the texts equal, how much faster did they come, where did automatic depth make no
+    drafts, why was a load slower with MTP; the first difference, if there is one."""
+    texts = results.texts
+    ratios = ", ".join(f"{p.ratio:.2f}x at {p.concurrency}" for p in results.points)
+    yield f"{texts.compared} texts of {texts.prompts} prompts compared, {len(texts.differences)} differ"
+    yield f"tok/s with MTP over without: {ratios} requests at once"
+    yield from notes(results)
+    if slow := [p for p in results.points if p.ratio < 0.995]:
+        yield from (f"{p.ratio:.2f}x at {p.concurrency}: {slower(p)}" for p in slow)
+        longest = max(
+            found.seconds for p in slow for side in (p.without, p.with_mtp) for found in side.rounds
+        )
+        yield f"(a round took at most {longest:.1f} s here; ratios of so short loads vary by several percent)"
+    if texts.differences:
+        yield str(texts.differences[0])
+
+
+def slower(point: Point) -> str:
+    """Why a load had fewer tokens/s with MTP."""
+    before, after = point.without, point.with_mtp
+    if point.auto is not None and not point.auto.drafting:
+        return "both servers decode without drafts at this load, but for trials"
+    if after.mean_tpot_ms < before.mean_tpot_ms:
+        return (
+            f"decoding is faster (TPOT {before.mean_tpot_ms:.1f} -> {after.mean_tpot_ms:.1f} ms), "
+            f"prompts are slower (TTFT {before.mean_ttft_ms:.0f} -> {after.mean_ttft_ms:.0f} ms)"
+        )
+    length = point.spec.accept_length
+    cost = length * after.mean_tpot_ms / (before.mean_tpot_ms or 1e-9)
+    fixed = "" if point.auto is not None else "; --speculative-num-steps auto drafts only where it pays"
+    return f"a step with drafts made {length:.2f} tokens and took {cost:.2f} times as long{fixed}"
+
+
+def next_commands(model_path: str, model: str, environment: Mapping[str, str]) -> list[str]:
+    """What to type after the demo, from the same folder. environment: variables of this process."""
+    commands = []
+    if sys.prefix != sys.base_prefix and environment.get("VIRTUAL_ENV") != sys.prefix:
+        activate = Path(sys.prefix) / "bin" / "activate"
+        relative = os.path.relpath(activate)
+        commands.append(f". {shlex.quote(str(activate) if relative.startswith('..') else relative)}")
+    options = "" if model_path == EMBEDDED else f" --model-path {shlex.quote(model_path)}"
+    body = json.dumps({"model": model, "prompt": EXAMPLE, "max_tokens": 64, "temperature": 0})
+    url = f"http://{ServerConfig.host}:{ServerConfig.port}/v1/completions"
+    return [
+        *commands,
+        f"nextn serve{options}",
+        f"curl {url} -d {shlex.quote(body)}",
+    ]
