@@ -78,6 +78,13 @@ def add_options(parser: argparse.ArgumentParser, config: type[EngineConfig]) -> 
     parser.add_argument(
         "--enable-prefix-cache", action=PrefixCache, dest="disable_radix_cache", default=UNSET
     )
+    parser.add_argument(  # SGLang's name of the default
+        "--constrained-json-disable-any-whitespace",
+        action="store_false",
+        dest="constrained_json_any_whitespace",
+        default=UNSET,
+        help=argparse.SUPPRESS,
+    )
     parser.add_argument("--enable-chunked-prefill", action=ChunkedPrefill, default=UNSET)
     if issubclass(config, ServerConfig):
         parser.add_argument("--scheduling-policy", action=SchedulingPolicy, choices=("fcfs", "priority"))
@@ -182,6 +189,7 @@ def options_markdown() -> str:
         "|---|---|",
         "| `--enable-prefix-cache true\\|false` | `--no-disable-radix-cache`, `--disable-radix-cache` |",
         "| `--enable-chunked-prefill true` | nothing: prompts are always chunked; `false` is refused |",
+        "| `--constrained-json-disable-any-whitespace` | nothing: it is the default |",
         "| `--scheduling-policy priority` | `--schedule-low-priority-values-first` |",
         "",
         "## Refused by name",

@@ -62,7 +62,9 @@ def chat_prompt(request: ChatRequest, tokenizer: Tokenizer, config: ServerConfig
     tool_parser = config.tool_call_parser if calls else None
     reading = Reading(tool_parser, inside, request.stream_reasoning, echoed(request))
     constraint = (
-        forced_calls(request, reading) or after_reasoning(request, reading) or strict_calls(request, reading)
+        forced_calls(request, reading, config.constrained_json_any_whitespace)
+        or after_reasoning(request, reading)
+        or strict_calls(request, reading)
     )
     return ChatPrompt(text, reading, constraint)
 
@@ -81,7 +83,7 @@ def echoed(request: ChatRequest) -> str:
     return plain_content(last.get("content"), "messages[-1].content") or ""
 
 
-def forced_calls(request: ChatRequest, reading: Reading) -> Constraint | None:
+def forced_calls(request: ChatRequest, reading: Reading, any_whitespace: bool) -> Constraint | None:
     """The grammar of the call that tool_choice asks for. Raises ApiError if the request has another
     grammar."""
     choice = request.tool_choice
@@ -92,7 +94,8 @@ def forced_calls(request: ChatRequest, reading: Reading) -> Constraint | None:
     tools = request.tools or []
     if isinstance(choice, NamedTool):
         tools = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
-    return call_grammar(reading.tool_parser, tools, request.parallel_tool_calls, bool(reading.reasoning))
+    thought = bool(reading.reasoning)
+    return call_grammar(reading.tool_parser, tools, request.parallel_tool_calls, thought, any_whitespace)
 
 
 def strict_calls(request: ChatRequest, reading: Reading) -> Constraint | None:
