@@ -27,7 +27,8 @@ BELOW = {
     },
     "tokenizer": set(),
     "grammar": {"tokenizer"},
-    "llm": {"engine", "grammar", "tokenizer"},
+    "llm_inputs": {"server.prompts", "server.protocol", "tokenizer"},
+    "llm": {"engine", "grammar", "llm_inputs", "tokenizer"},
     "server": set(),  # what it holds are rooms; from the bottom up:
     "server.protocol": set(),
     "server.parsers": {"tokenizer"},

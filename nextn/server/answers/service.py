@@ -15,7 +15,7 @@ from nextn.server.parsers.answer import Reading
 from nextn.server.parsers.tools import CALL_END
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.messages import Ready
-from nextn.server.prompts.bound import Bound, check_vocabulary, no_room
+from nextn.server.prompts.bound import Bound, check_vocabulary, token_limit
 from nextn.server.prompts.chat import ChatPrompt, chat_prompt, is_small
 from nextn.server.prompts.encoding import Encoder
 from nextn.server.prompts.fill_in import with_suffix
@@ -26,7 +26,6 @@ from nextn.server.protocol.errors import (
     ApiError,
     bad_request,
     no_engine,
-    over_context,
     too_many_tokens,
     unavailable,
 )
@@ -296,21 +295,3 @@ def prompt_of(
 
 def drawn(seed: int | None) -> int:
     return secrets.randbits(64) if seed is None else seed
-
-
-def token_limit(tokens: list[int], asked: int | None, default: int | None, context: int, name: str) -> int:
-    """The most tokens to generate: `asked` (from field `name`), else the default, or what there is room for.
-    Raises ApiError if there is no room, or less than asked for."""
-    length = len(tokens)
-    room = context - length
-    if room == asked == 0:
-        return 0
-    if room < 1:
-        raise no_room(length, context, "; that leaves no room for an answer" if room == 0 else "")
-    if asked is not None and asked > room:
-        message = (
-            f"the prompt has {length} tokens and {name} is {asked}, {length + asked} together; "
-            f"the context length is {context}"
-        )
-        raise over_context(message, name)
-    return min(default or room, room) if asked is None else asked

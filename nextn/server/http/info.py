@@ -115,10 +115,9 @@ def model_card(service: Service) -> Model:
 
 
 def max_model_len(service: Service) -> int | None:
-    """None while the model is loaded, unless --context-length says it: the engine starts with that or not at
-    all."""
+    """None while the model is loaded: with a small KV pool it is shorter than --context-length."""
     ready = service.engine.ready
-    return ready.context_length if ready is not None else service.config.context_length
+    return None if ready is None else ready.context_length
 
 
 def folder(service: Service) -> str:
