@@ -61,7 +61,6 @@ def main() -> int:
             args.model_path,
             speculative_num_steps=drafts,
             grammar_backend=backend,
-            constrained_json_disable_any_whitespace=True,
         )
         for backend in backends
         for drafts in map(int, args.drafts.split(","))

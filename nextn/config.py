@@ -270,8 +270,11 @@ class EngineConfig:
         choices=("llguidance", "xgrammar", "none"),
         words={"auto": "llguidance", "guidance": "llguidance"},
     )
-    constrained_json_disable_any_whitespace: bool = option(
-        False, "structured output", "forbid whitespace between the parts of JSON that follows a schema"
+    constrained_json_any_whitespace: bool = option(
+        False,
+        "structured output",
+        "allow any whitespace between the parts of JSON that follows a schema; default: nothing, a space, or "
+        "a line break and up to 16 spaces or tabs",
     )
     grammar_compile_timeout: float = option(
         10.0,

@@ -8,27 +8,43 @@ for done in llm.generate(["import os\\n"], SamplingParams(max_tokens=64, tempera
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nextn.config import EMBEDDED, EngineConfig, model_folder
+from nextn.config import model_folder
 from nextn.engine.engine import Engine
 from nextn.grammar.backends import check_backend
 from nextn.grammar.compiler import GrammarCompiler
+from nextn.llm_inputs import chat_text, conversations, engine_config, listed, most_tokens, stop_strings
 from nextn.request import Output, Request, SamplingParams, SpecStats, TokenLogprob
 from nextn.tokenizer.stream import TextStream
 from nextn.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)
-class Completion:
-    """The result of one prompt. token_ids end before the end token; with a stop string they include the token
-    that completed it, while `text` ends before it. drafted[i]: the depth at which token_ids[i] was drafted, 0
-    for the target's own choice. If the sampling params ask for them, logprobs[i] is token_ids[i]'s, and
-    prompt_logprobs[i] is prompt_token_ids[i]'s, None for the first."""
+class CompletionOutput:
+    """A text as vLLM has it. stop_reason: the stop string that ended it. cumulative_logprob: None unless
+    log-probabilities were asked for."""
 
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None
+    logprobs: list[TokenLogprob] | None
+    finish_reason: str
+    stop_reason: str | None
+
+
+@dataclass(slots=True)
+class Completion:
+    """The result of one prompt. prompt: its text, None if token ids were given. token_ids end before the end
+    token; with a stop string they include the token that completed it, while `text` ends before it.
+    drafted[i]: the depth at which token_ids[i] was drafted, 0 for the target's own choice. If the sampling
+    params ask for them, logprobs[i] is token_ids[i]'s, and prompt_logprobs[i] is prompt_token_ids[i]'s, None
+    for the first."""
+
+    prompt: str | None
     prompt_token_ids: list[int]
     text: str
     token_ids: list[int]
@@ -38,68 +54,117 @@ class Completion:
     cached_tokens: int
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    stop_reason: str | None = None
+
+    @property
+    def outputs(self) -> list[CompletionOutput]:
+        """The text once more, for programs written for vLLM: `done.outputs[0].text`."""
+        total = None if self.logprobs is None else sum(each.logprob for each in self.logprobs)
+        return [
+            CompletionOutput(
+                0, self.text, self.token_ids, total, self.logprobs, self.finish_reason, self.stop_reason
+            )
+        ]
+
+
+Prompt = str | dict[str, Any] | Sequence[int]
 
 
 class LLM:
     """The engine with a tokenizer. Options are those of `nextn serve`, as keywords: LLM("nextn-tiny",
-    speculative_num_steps=3). Words such as "auto" are accepted too.
+    speculative_num_steps=3). Their aliases work too (model, max_model_len …), and words such as "auto".
 
     Raises ValueError for a bad option, prompt or checkpoint.
     """
 
-    def __init__(self, model: str = EMBEDDED, **options: Any) -> None:
-        known = {f.name: f.metadata["words"] for f in dataclasses.fields(EngineConfig)}
-        unknown = sorted(set(options) - known.keys())
-        if unknown:
-            raise ValueError(f"unknown option {unknown[0]!r}; there are {', '.join(sorted(known))}")
-        values = {
-            name: known[name].get(value, value) if isinstance(value, str) else value
-            for name, value in options.items()
-        }
-        config = EngineConfig(model_path=model, **values)
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        config = engine_config(options if model is None else {"model": model, **options})
         check_backend(config.grammar_backend)
         self.engine = Engine(config)
-        self.tokenizer = Tokenizer.from_folder(model_folder(model))
+        self.tokenizer = Tokenizer.from_folder(model_folder(config.model_path))
         self.grammars = GrammarCompiler(config, self.engine.vocab_size, self.engine.eos_token_ids)
         self._made = 0
 
     def generate(
         self,
-        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
     ) -> list[Completion]:
-        """Completes every prompt (text or token ids), all in one batch; results in the prompts' order."""
-        many: list[str | Sequence[int]] = [prompts] if isinstance(prompts, str) else list(prompts)
+        """Completes every prompt, all in one batch; results in the prompts' order. A prompt is text, token
+        ids, or {"prompt": text} or {"prompt_token_ids": ids}."""
+        given = listed(prompts)
+        return self._run(
+            [
+                (each, self.tokenizer.encode(each)) if isinstance(each, str) else (None, each)
+                for each in given
+            ],
+            sampling_params,
+            stop,
+        )
+
+    def chat(
+        self,
+        messages: Sequence[dict[str, Any]] | Sequence[Sequence[dict[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        stop: str | Sequence[str] = (),
+        *,
+        tools: Sequence[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        reasoning_effort: str | float | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+    ) -> list[Completion]:
+        """Answers one conversation, or every one of a list, by the checkpoint's chat template. Keywords are
+        those of /v1/chat/completions. The text is what the model wrote: calls and reasoning are in it."""
+        fields = {
+            "tools": None if tools is None else list(tools),
+            "chat_template_kwargs": chat_template_kwargs,
+            "reasoning_effort": reasoning_effort,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+        }
+        texts = [chat_text(each, self.tokenizer, fields) for each in conversations(messages)]
+        ids = [(text, self.tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+        return self._run(ids, sampling_params, stop)
+
+    def _run(
+        self,
+        prompts: Sequence[tuple[str | None, list[int]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        stop: str | Sequence[str],
+    ) -> list[Completion]:
         params = sampling_params or SamplingParams()
-        each = [params] * len(many) if isinstance(params, SamplingParams) else list(params)
-        if len(each) != len(many):
-            raise ValueError(f"{len(many)} prompts and {len(each)} sampling params; give one, or one each")
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts and {len(each)} sampling params; give one, or one each")
+        stops = stop_strings(stop)
+        engine = self.engine
         jobs: dict[str, _Job] = {}
         try:
-            for prompt, p in zip(many, each, strict=True):
-                ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+            for (text, ids), p in zip(prompts, each, strict=True):
                 rid = f"llm-{self._made}"
                 self._made += 1
-                request = Request(rid, list(ids), p)
+                most = most_tokens(ids, p.max_tokens, engine.context_length, engine.vocab_size)
+                request = Request(rid, list(ids), p.replace(max_tokens=most))
                 if p.constraint is not None:
                     request.grammar = self.grammars.compile(p.constraint)
-                self.engine.add(request)
-                jobs[rid] = _Job(ids, TextStream(self.tokenizer, stop))
+                engine.add(request)
+                jobs[rid] = _Job(text, ids, TextStream(self.tokenizer, stops))
             while any(job.done is None for job in jobs.values()):
-                for out in self.engine.step():
+                for out in engine.step():
                     if jobs[out.rid].take(out):
-                        self.engine.abort(out.rid)
+                        engine.abort(out.rid)
         except BaseException:
             for rid in jobs:
-                self.engine.abort(rid)
+                engine.abort(rid)
             raise
         return [job.done for job in jobs.values() if job.done is not None]
 
 
 class _Job:
-    def __init__(self, prompt: list[int], stream: TextStream) -> None:
-        self.prompt, self.stream = prompt, stream
+    def __init__(self, prompt: str | None, ids: list[int], stream: TextStream) -> None:
+        self.prompt, self.ids, self.stream = prompt, ids, stream
         self.tokens: list[int] = []
         self.drafted: list[int] = []
         self.logprobs: list[TokenLogprob] | None = None
@@ -126,6 +191,7 @@ class _Job:
         assert reason is not None
         self.done = Completion(
             self.prompt,
+            self.ids,
             self.text,
             self.tokens,
             self.drafted,
@@ -134,5 +200,6 @@ class _Job:
             out.cached_tokens,
             self.logprobs,
             self.prompt_logprobs,
+            piece.stopped,
         )
         return out.finish_reason is None

@@ -39,7 +39,9 @@ def answerable(body: dict[str, Any], native: bool, rng: random.Random) -> dict[s
         kept["messages"] = [{"role": "user", "content": "hi"}]
     for needed, limit in LIMITS.items():
         if needed in kept:
-            kept.setdefault(limit, 4)
+            for other in LIMITS.values():  # two that differ are refused
+                kept.pop(other, None)
+            kept[limit] = rng.randint(1, 8)
     if native:
         kept = {name: value for name, value in kept.items() if not isinstance(value, list)}
         kept.pop("input_ids", None)

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 from nextn.cli.errors import CommandError
-from nextn.cli.other_engines import NOTHING, ONLY, REFUSED, REWRITTEN
 from nextn.cli.parser import Parser
 from nextn.cli.translate import translate
 from nextn.config import EngineConfig
+from nextn.other_engines import NOTHING, ONLY, REFUSED, REWRITTEN
 from nextn.server_config import ServerConfig
 
 Config = TypeVar("Config", bound=EngineConfig)

@@ -3,19 +3,17 @@
     words, note = translate(["--tp", "1", "--enable-prefix-caching"], known)
 
 What asks for nothing goes into the note; what nextn does under another name is rewritten; everything else is
-refused, all of a line at once. The tables are in `nextn.cli.other_engines`.
+refused, all of a line at once. The tables are in `nextn.other_engines`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
-from fnmatch import fnmatchcase
-from functools import cache
+from collections.abc import Callable, Collection
 from typing import Any
 
-from nextn.cli.other_engines import GRAPHS, NOTHING, OFF, ONLY, REFUSED, REWRITTEN, SHORT
 from nextn.cli.parser import unrecognized
+from nextn.other_engines import GRAPHS, OFF, REWRITTEN, SHORT, nothing, only, refused
 
 TRUE, FALSE = ("true", "1", "yes"), ("false", "0", "no")
 CHUNK = ("--chunked-prefill-size", "--max-tokens-per-batch", "--max-num-batched-tokens")
@@ -171,31 +169,6 @@ def is_option(word: str) -> bool:
 
 def on(name: str) -> str:
     return "--" + name.removeprefix("--no-")
-
-
-@cache
-def only() -> Mapping[str, tuple[tuple[str, ...], str]]:
-    """name -> (values that ask for nothing, reason)."""
-    return {name: (tuple(values.split()), reason) for names, values, reason in ONLY for name in names.split()}
-
-
-def nothing(name: str) -> tuple[str, str] | None:
-    """(reason, "" for a switch or "=" or "=*") of an option that asks for nothing."""
-    return _find(NOTHING, name)
-
-
-def refused(name: str) -> tuple[str, str] | None:
-    """(reason, "") of an option that is refused; None if it is not in the table."""
-    return _find(REFUSED, name)
-
-
-def _find(table: Mapping[str, str], name: str) -> tuple[str, str] | None:
-    named = [(reason, *part.partition("=")) for reason, names in table.items() for part in names.split()]
-    for fits in (str.__eq__, fnmatchcase):
-        for reason, pattern, equals, several in named:
-            if fits(name, pattern):
-                return reason, equals + several
-    return None
 
 
 def speculative_config(line: Line, name: str, value: str) -> list[str]:

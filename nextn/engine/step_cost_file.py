@@ -29,7 +29,7 @@ OFF = "off"
 # What a step costs does not depend on these.
 _OTHER = (
     "step_cost_cache", "check_integrity", "disable_radix_cache", "model_path", "allow_non_finite_weights",
-    "grammar_backend", "constrained_json_disable_any_whitespace", "grammar_compile_timeout",
+    "grammar_backend", "constrained_json_any_whitespace", "grammar_compile_timeout",
     "grammar_memory_mb",
 )  # fmt: skip
 

@@ -10,6 +10,13 @@ from typing import Protocol
 
 from nextn.constraint import CompiledGrammar, Constraint
 
+# Between the parts of JSON, as a regular expression: nothing, a space, or a line break and indentation. Weak
+# models fill an answer with whitespace if they may.
+MOST_INDENTATION = 16
+JSON_WHITESPACE = rf"( |\n[ \t]{{0,{MOST_INDENTATION}}})?"
+# llguidance reads this key of a schema, which bounds the whitespace in a Lark grammar too.
+BOUNDED = {"x-guidance": {"whitespace_pattern": JSON_WHITESPACE}}
+
 
 @dataclass(frozen=True)
 class Vocabulary:
@@ -19,7 +26,7 @@ class Vocabulary:
     folder: Path
     size: int
     eos_ids: Sequence[int]
-    whitespace: bool = True  # may there be whitespace between the parts of JSON, as the model likes?
+    any_whitespace: bool = False  # between the parts of JSON; else JSON_WHITESPACE
 
 
 class Backend(Protocol):

@@ -73,7 +73,7 @@ class GrammarCompiler:
             model_folder(config.model_path),
             vocab_size,
             tuple(sorted(eos_ids)),
-            not config.constrained_json_disable_any_whitespace,
+            config.constrained_json_any_whitespace,
         )
         limits = Limits.of(config)
         self.memory = Memory(limits)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import llguidance
 import numpy as np
@@ -14,9 +15,10 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, StructTag
 from numpy.typing import NDArray
 
 from nextn.constraint import CompiledGrammar, Constraint, Grammar
-from nextn.grammar.base import Vocabulary, compiled_again
+from nextn.grammar.base import BOUNDED, Vocabulary, compiled_again
 from nextn.tokenizer import folder
 
+ANY = {"x-guidance": {"whitespace_flexible": True}}
 NO_WAY = "NoExtension"  # an error too: no token can follow
 # Of one mask: at most 50 ms and 40 MiB, where the library's own limits allow four times as much. Of all of a
 # constraint's texts, which share what was worked out: 100 MB.
@@ -26,6 +28,7 @@ LIMITS = LLParserLimits(step_lexer_fuel=50_000, max_lexer_states=50_000, verbose
 class LLGuidance:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
+        self._whitespace: dict[str, Any] = ANY if vocabulary.any_whitespace else BOUNDED
         self._tokenizer = LLTokenizer(
             str(vocabulary.folder / folder.TOKENIZER),
             n_vocab=vocabulary.size,
@@ -41,9 +44,7 @@ class LLGuidance:
     def prepare(self, constraint: Constraint) -> str:
         kind, text = constraint.kind, constraint.text
         if kind == "json_schema":
-            return LLMatcher.grammar_from_json_schema(
-                text, overrides={"whitespace_flexible": self.vocabulary.whitespace}
-            )
+            return LLMatcher.grammar_from_json_schema(text, overrides=self._whitespace["x-guidance"])
         if kind == "structural_tag":
             return LLMatcher.grammar_from_lark(self._structural_tag(text))
         try:
@@ -59,7 +60,7 @@ class LLGuidance:
             trigger = next((t for t in tag["triggers"] if t and each["begin"].startswith(t)), None)
             if trigger is None:
                 raise ValueError(f"structural_tag: none of the triggers begins {each['begin']!r}")
-            schema = each.get("schema") or {}
+            schema = {**(each.get("schema") or {}), **self._whitespace}
             tags.append(StructTag(trigger=trigger, begin=each["begin"], grammar=schema, end=each["end"]))
         if not tags:
             raise ValueError("structural_tag: structures is empty")

@@ -29,7 +29,7 @@ def options(backend: str, vocabulary: Vocabulary) -> dict[str, Any]:
         "folder": str(vocabulary.folder),
         "size": vocabulary.size,
         "eos_ids": list(vocabulary.eos_ids),
-        "whitespace": vocabulary.whitespace,
+        "any_whitespace": vocabulary.any_whitespace,
     }
 
 
@@ -38,7 +38,7 @@ def constraints(options: Mapping[str, Any]) -> Try:
     job warms up; one to "follow" what passed is only compiled."""
     backend = make_backend(
         options["backend"],
-        Vocabulary(Path(options["folder"]), options["size"], options["eos_ids"], options["whitespace"]),
+        Vocabulary(Path(options["folder"]), options["size"], options["eos_ids"], options["any_whitespace"]),
     )
 
     def attempt(job: Mapping[str, Any]) -> tuple[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 
@@ -10,9 +11,14 @@ import xgrammar
 from numpy.typing import NDArray
 
 from nextn.constraint import CompiledGrammar, Constraint, Grammar
-from nextn.grammar.base import Vocabulary, compiled_again
+from nextn.grammar.base import BOUNDED, MOST_INDENTATION, Vocabulary, compiled_again
 from nextn.tokenizer import folder
 from nextn.tokenizer.bytelevel import TokenBytes
+
+LARK_BOUNDED = json.dumps(BOUNDED)[1:-1]
+# Of the library's own form of grammars: an expression is its type, a length and so many numbers.
+TEXT, CLASS, STAR, EMPTY, RULE, SEQUENCE, CHOICES, REPEAT = 0, 1, 2, 3, 4, 5, 6, 8
+ANY = [STAR, 9, 0, 32, 32, 10, 10, 13, 13, 9, 9]  # [ \n\r\t]*, between the parts of JSON
 
 
 class XGrammar:
@@ -30,11 +36,18 @@ class XGrammar:
         self._compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
     def prepare(self, constraint: Constraint) -> str:
-        if constraint.kind == "choice":
-            return "root ::= " + " | ".join(map(json.dumps, json.loads(constraint.text)))
-        if constraint.kind == "structural_tag":
-            return _structural_tag(constraint.text)
-        return constraint.text
+        kind, text = constraint.kind, constraint.text
+        if kind == "choice":
+            return "root ::= " + " | ".join(map(json.dumps, json.loads(text)))
+        if kind in ("regex", "ebnf"):
+            return text
+        try:
+            grammar = _from(kind, text).serialize_json()
+        except (RuntimeError, ValueError, TypeError) as e:
+            raise ValueError(f"{kind}: {e}") from e
+        if kind == "lark":  # a client's own stays as it is
+            return bounded(grammar) if LARK_BOUNDED in text else grammar
+        return grammar if self.vocabulary.any_whitespace else bounded(grammar)
 
     def compile(self, kind: str, prepared: str) -> CompiledGrammar:
         try:
@@ -42,21 +55,48 @@ class XGrammar:
         except (RuntimeError, ValueError, TypeError) as e:
             raise ValueError(f"{kind}: {e}") from e
 
-    def _compile(self, kind: str, text: str) -> xgrammar.CompiledGrammar:
-        if kind == "json_schema":
-            # `strict_mode` would forbid what the schema does not name.
-            whitespace = self.vocabulary.whitespace
-            separators = None if whitespace else (",", ":")
-            return self._compiler.compile_json_schema(
-                text, any_whitespace=whitespace, separators=separators, strict_mode=False
-            )
+    def _compile(self, kind: str, prepared: str) -> xgrammar.CompiledGrammar:
         if kind == "regex":
-            return self._compiler.compile_regex(text)
+            return self._compiler.compile_regex(prepared)
         if kind in ("choice", "ebnf"):
-            return self._compiler.compile_grammar(text)
-        if kind == "lark":
-            return self._compiler.compile_lark(text)
-        return self._compiler.compile_structural_tag(text)
+            return self._compiler.compile_grammar(prepared)
+        return self._compiler.compile_grammar(xgrammar.Grammar.deserialize_json(prepared))
+
+
+def _from(kind: str, text: str) -> xgrammar.Grammar:
+    if kind == "json_schema":
+        # `strict_mode` would forbid what the schema does not name.
+        return xgrammar.Grammar.from_json_schema(text, any_whitespace=True, strict_mode=False)
+    if kind == "lark":
+        return xgrammar.Grammar.from_lark(text)
+    return xgrammar.Grammar.from_structural_tag(_structural_tag(text))
+
+
+def bounded(grammar: str) -> str:
+    """The library can bound the number of characters alone. So its any-whitespace becomes JSON_WHITESPACE in
+    the grammar that it made of a schema; a `pattern` of the schema that says the same is bounded too."""
+    made = json.loads(grammar)
+    data, starts = made["grammar_expr_data"], made["grammar_expr_indptr"]
+    exprs = [data[begin:end] for begin, end in zip(starts, [*starts[1:], len(data)], strict=True)]
+    rules, n = made["rules"], len(exprs)
+    space, indentation = len(rules), len(rules) + 1
+    exprs = [[RULE, 1, space] if each == ANY else each for each in exprs]
+    exprs += [
+        [EMPTY, 0],
+        [TEXT, 1, ord(" ")],
+        [SEQUENCE, 1, n + 1],
+        [TEXT, 1, ord("\n")],
+        [REPEAT, 3, indentation, 0, MOST_INDENTATION],
+        [SEQUENCE, 2, n + 3, n + 4],
+        [CHOICES, 3, n, n + 2, n + 5],
+        [CLASS, 5, 0, ord(" "), ord(" "), ord("\t"), ord("\t")],
+        [SEQUENCE, 1, n + 7],
+        [CHOICES, 1, n + 8],
+    ]
+    rules += [[name, body, *rules[0][2:]] for name, body in (("json_space", n + 6), ("json_indent", n + 9))]
+    made["grammar_expr_data"] = list(itertools.chain(*exprs))
+    made["grammar_expr_indptr"] = list(itertools.accumulate(map(len, exprs[:-1]), initial=0))
+    return json.dumps(made)
 
 
 def _structural_tag(text: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 
 import jinja2
@@ -17,7 +18,8 @@ Message = Mapping[str, object]
 
 class ChatTemplate:
     """Templates by name: "tool_use", if there, serves requests with tools and "default" all others.
-    `special_tokens` ("bos_token" -> its text, …) are visible in the template.
+    `special_tokens` ("bos_token" -> its text, …) are visible in the template. `words`: all in the templates,
+    such as names of fields. `compared`: strings that they compare something with, such as roles.
 
     Templates write the BOS token themselves: encode what `render` gives without special tokens.
     Raises ValueError for a template that is not valid Jinja.
@@ -30,7 +32,10 @@ class ChatTemplate:
         except (jinja2.TemplateError, RecursionError) as e:
             raise ValueError(f"the chat template is not valid: {e}") from e
         self.sources = dict(sources)
+        # First, as `meta` folds constants in the trees
+        self.compared = frozenset[str]().union(*map(compared, trees))
         self._looks_at = frozenset[str]().union(*map(meta.find_undeclared_variables, trees))
+        self.words = frozenset(re.findall(r"\w+", " ".join(sources.values())))
         self._special_tokens = dict(special_tokens)
 
     @property
@@ -72,6 +77,14 @@ class ChatTemplate:
             if name in self._templates:
                 return self._templates[name]
         raise ValueError(f"no chat template is named default; there are {', '.join(sorted(self._templates))}")
+
+
+def compared(tree: nodes.Template) -> Iterator[str]:
+    for comparison in tree.find_all(nodes.Compare):
+        for side in (comparison.expr, *(operand.expr for operand in comparison.ops)):
+            for each in side.items if isinstance(side, (nodes.List, nodes.Tuple)) else [side]:
+                if isinstance(each, nodes.Const) and isinstance(each.value, str):
+                    yield each.value
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, object]]:

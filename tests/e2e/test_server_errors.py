@@ -65,7 +65,7 @@ CASES: list[tuple[str, object, int, str]] = [
      "the prompt has 2008 tokens, the context length is 1024"),
     ("/generate", {}, 400, "give either text or input_ids"),
     ("/generate", {"text": "x" * 999, "sampling_params": {"max_new_tokens": 25}}, 400,
-     "the prompt has 1000 tokens and max_new_tokens is 25, 1025 together; the context length is 1024"),
+     "the prompt has 1000 tokens and sampling_params.max_new_tokens is 25, 1025 together; the context"),
     ("/generate", {"input_ids": [0, 258]}, 400, "prompt: token id 258 is outside the vocabulary 0..257"),
     ("/generate", {"input_ids": [7]}, 400, "a prompt may not begin with token 7 here"),
     ("/generate", {"text": ["x"] * 600}, 400, "the request asks for 600 choices"),

@@ -95,10 +95,7 @@ def reasoner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess
             (folder / file.name).symlink_to(file)
     text = (model_folder(EMBEDDED) / "tokenizer.json").read_text(encoding="utf-8")
     (folder / "tokenizer.json").write_text(text.replace("<｜▁pad▁｜>", "</think>"), encoding="utf-8")
-    options = (
-        "--port", "0", "--threads", "1", "--reasoning-parser", "deepseek-r1",
-        "--constrained-json-disable-any-whitespace",
-    )  # fmt: skip
+    options = ("--port", "0", "--threads", "1", "--reasoning-parser", "deepseek-r1")
     with ServerProcess(["-m", "nextn", "serve", "--model-path", str(folder), *options]) as server:
         yield server
 

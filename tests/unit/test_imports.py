@@ -12,7 +12,17 @@ import nextn
 ROOT = Path(nextn.__file__).parent
 # Every room may import itself, the leaves and those named here, or no more than a module of one. A room in a
 # room is one of its own.
-LEAVES = {"config", "server_config", "request", "draft", "cutoff", "constraint", "speculation", "stats"}
+LEAVES = {
+    "config",
+    "server_config",
+    "request",
+    "draft",
+    "cutoff",
+    "constraint",
+    "speculation",
+    "stats",
+    "other_engines",
+}
 BELOW = {
     "ops": set(),
     "kvcache": set(),
@@ -27,7 +37,8 @@ BELOW = {
     },
     "tokenizer": set(),
     "grammar": {"tokenizer"},
-    "llm": {"engine", "grammar", "tokenizer"},
+    "llm_inputs": {"server.prompts", "server.protocol", "tokenizer"},
+    "llm": {"engine", "grammar", "llm_inputs", "tokenizer"},
     "server": set(),  # what it holds are rooms; from the bottom up:
     "server.protocol": set(),
     "server.parsers": {"tokenizer"},

@@ -15,7 +15,7 @@ from nextn.server.parsers.answer import Reading
 from nextn.server.parsers.tools import CALL_END
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.messages import Ready
-from nextn.server.prompts.bound import Bound, check_vocabulary, no_room
+from nextn.server.prompts.bound import Bound, check_vocabulary, token_limit
 from nextn.server.prompts.chat import ChatPrompt, chat_prompt, is_small
 from nextn.server.prompts.encoding import Encoder
 from nextn.server.prompts.fill_in import with_suffix
@@ -26,7 +26,6 @@ from nextn.server.protocol.errors import (
     ApiError,
     bad_request,
     no_engine,
-    over_context,
     too_many_tokens,
     unavailable,
 )
@@ -100,7 +99,7 @@ class Service:
         else:
             ids = await self._ids(given)
         echo = given if request.echo else None
-        made = self._prompts(request, ids, request.max_tokens, COMPLETION_MAX_TOKENS, regexes, echo)
+        made = self._prompts(request, ids, COMPLETION_MAX_TOKENS, regexes, echo)
         return self._generation(request, made, arrival, "cmpl")
 
     async def generate(self, request: GenerateRequest) -> tuple[Generation, list[Asked]]:
@@ -121,7 +120,7 @@ class Service:
                 each.sampling.max_new_tokens,
                 GENERATE_MAX_TOKENS,
                 ready.context_length,
-                "max_new_tokens",
+                "sampling_params.max_new_tokens",
             )
             check_vocabulary(tokens, ready.vocab_size)
             seed = drawn(each.sampling.sampling_seed)
@@ -148,10 +147,8 @@ class Service:
         ready = self.open(request.model)
         text, reading, constraint = await self.chat_prompt(request, ready)
         ids = await self.encoder.encode([text], add_special_tokens=False, most=ready.context_length)
-        limit = request.max_completion_tokens
-        limit = request.max_tokens if limit is None else limit
         regexes = await compiled_regexes(request.stop_regex)
-        (prompt,) = self._prompts(request, ids, limit, None, regexes)
+        (prompt,) = self._prompts(request, ids, None, regexes)
         if reading.tool_parser is not None and not request.parallel_tool_calls:
             prompt = prompt._replace(stop=[*prompt.stop, CALL_END])
         if constraint is not None:
@@ -187,7 +184,6 @@ class Service:
         self,
         request: CommonRequest,
         prompts: Sequence[list[int]],
-        max_tokens: int | None,
         default: int | None,
         regexes: StopRegexes | None,
         echo: Sequence[str | list[int]] | None = None,
@@ -197,7 +193,7 @@ class Service:
         ready = self.open(request.model)  # again: tokenizing may have taken a while
         made = []
         for i, tokens in enumerate(prompts):
-            limit = token_limit(tokens, max_tokens, default, ready.context_length)
+            limit = token_limit(tokens, request.limit, default, ready.context_length, request.limit_field)
             check_vocabulary(tokens, ready.vocab_size)
             params = request.sampling(limit, drawn(request.seed), ready.vocab_size)
             begin = None if echo is None else self._text(echo[i], request.skip_special_tokens)
@@ -299,23 +295,3 @@ def prompt_of(
 
 def drawn(seed: int | None) -> int:
     return secrets.randbits(64) if seed is None else seed
-
-
-def token_limit(
-    tokens: list[int], asked: int | None, default: int | None, context: int, name: str = "max_tokens"
-) -> int:
-    """The most tokens to generate: `asked` (from field `name`), else the default, or what there is room for.
-    Raises ApiError if there is no room, or less than asked for."""
-    length = len(tokens)
-    room = context - length
-    if room == asked == 0:
-        return 0
-    if room < 1:
-        raise no_room(length, context, "; that leaves no room for an answer" if room == 0 else "")
-    if asked is not None and asked > room:
-        message = (
-            f"the prompt has {length} tokens and {name} is {asked}, {length + asked} together; "
-            f"the context length is {context}"
-        )
-        raise over_context(message)
-    return min(default or room, room) if asked is None else asked

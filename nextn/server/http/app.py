@@ -41,7 +41,7 @@ from nextn.server.http.tokens import (
 )
 from nextn.server.monitoring.metrics import Metrics
 from nextn.server.protocol.context import request_id
-from nextn.server.protocol.errors import ApiError
+from nextn.server.protocol.errors import ApiError, prompt_in
 from nextn.server.protocol.native import GenerateRequest
 from nextn.server.protocol.openai import ChatRequest, CommonRequest, CompletionRequest
 from nextn.server.protocol.responses import Answer, ChatChoice, CompletionChoice, Model, ModelList
@@ -84,7 +84,8 @@ def add_generation(app: FastAPI, service: Service, bodies: Bodies, document: Doc
     @app.post("/v1/chat/completions", **route("Answer a chat", ChatRequest, Answer[ChatChoice], stream=True))
     async def chat_completions(request: Request) -> Response:
         body = await bodies.read(request, ChatRequest)
-        generation, reading = await service.chat(body)
+        with prompt_in(body.prompt_field):
+            generation, reading = await service.chat(body)
         return await answer(request, body, Reply(body, generation, name, reading))
 
     described = route(
@@ -95,7 +96,8 @@ def add_generation(app: FastAPI, service: Service, bodies: Bodies, document: Doc
     @app.post("/generate", **described)
     async def generate(request: Request) -> Response:
         body = await bodies.read(request, GenerateRequest)
-        generation, asked = await service.generate(body)
+        with prompt_in(body.prompt_field):
+            generation, asked = await service.generate(body)
         return await answer(request, body, NativeReply(body, asked, generation))
 
     async def answer(
@@ -136,7 +138,9 @@ def add_control(app: FastAPI, service: Service, bodies: Bodies, document: Docume
     @app.post("/v1/tokenize", **route("Text or messages to token ids", TokenizeRequest, Tokens))
     @app.post("/tokenize", **route("Text or messages to token ids", TokenizeRequest, Tokens))
     async def to_tokens(request: Request) -> Response:
-        return json(await tokenize(service, await bodies.read(request, TokenizeRequest)))
+        body = await bodies.read(request, TokenizeRequest)
+        with prompt_in(body.prompt_field):
+            return json(await tokenize(service, body))
 
     @app.get("/tokenizer_info", **route("The tokenizer's config and chat template", answer=dict[str, Any]))
     async def tokenizer() -> Response:

@@ -9,7 +9,7 @@ from nextn.server.answers.service import Service
 from nextn.server.process.side_process import SideProcess
 from nextn.server.prompts.bound import Bound
 from nextn.server.protocol.body import Kind, check_values, parse
-from nextn.server.protocol.errors import ApiError
+from nextn.server.protocol.errors import ApiError, prompt_in
 
 LARGE_BODY = 2**18  # bytes; parsing takes 0.1 to 30 ms a megabyte
 
@@ -33,7 +33,8 @@ def parse_large(body: bytes, kind: type[Kind], bound: Bound | None) -> Kind:
     check_values(body)
     request = parse(body, kind)
     if bound is not None:
-        bound.check(request.given())
+        with prompt_in(request.prompt_field):
+            bound.check(request.given())
     return request
 
 

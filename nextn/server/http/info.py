@@ -111,9 +111,13 @@ def old_loads(service: Service) -> list[OldLoad]:
 
 
 def model_card(service: Service) -> Model:
+    return Model(service.config.model_name, service.created, max_model_len(service), root=folder(service))
+
+
+def max_model_len(service: Service) -> int | None:
+    """None while the model is loaded: with a small KV pool it is shorter than --context-length."""
     ready = service.engine.ready
-    length = ready.context_length if ready is not None else service.config.context_length
-    return Model(service.config.model_name, service.created, length, root=folder(service))
+    return None if ready is None else ready.context_length
 
 
 def folder(service: Service) -> str:
@@ -139,6 +143,7 @@ def server_info(service: Service) -> dict[str, object]:
         "version": nextn.__version__,
         "status": service.status,
         "served_model_name": config.model_name,
+        "max_model_len": max_model_len(service),
         "engine": ready.startup if ready is not None else None,
         "internal_states": [state],
     }

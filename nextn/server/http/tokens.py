@@ -24,6 +24,7 @@ from nextn.tokenizer.bytelevel import TokenBytes
 # Limits of one request. With them the answer and the memory to make it stay below 200 MB.
 MOST_CHARACTERS, MOST_TEXTS = 2**20, 2**14
 MOST_TOKENS = 2**18  # to be made into text
+OF_MESSAGES = ChatMessages.model_fields.keys() - {"messages"}
 
 
 class TokenizeRequest(ChatMessages):
@@ -41,7 +42,15 @@ class TokenizeRequest(ChatMessages):
         super().check()
         if (self.prompt is None) == (not self.messages):
             raise bad_request("give either a prompt or messages", "prompt")
-        check_size(self.texts(), "messages" if self.prompt is None else "prompt")
+        if self.prompt is not None:
+            given = self.model_dump(include=set(OF_MESSAGES), exclude_defaults=True)
+            for name in given:
+                raise bad_request(f"{name} goes with messages, not with a prompt", name)
+        check_size(self.texts(), self.prompt_field)
+
+    @property
+    def prompt_field(self) -> str:
+        return "messages" if self.prompt is None else "prompt"
 
     def texts(self) -> list[str]:
         if self.prompt is None:

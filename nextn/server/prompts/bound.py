@@ -40,3 +40,21 @@ def check_vocabulary(tokens: list[int], vocab_size: int) -> None:
     if min(tokens) < 0 or max(tokens) >= vocab_size:
         wrong = next(token for token in tokens if not 0 <= token < vocab_size)
         raise bad_request(f"prompt: token id {wrong} is outside the vocabulary 0..{vocab_size - 1}", "prompt")
+
+
+def token_limit(tokens: list[int], asked: int | None, default: int | None, context: int, name: str) -> int:
+    """The most tokens to generate: `asked` (from field `name`), else the default, or what there is room for.
+    Raises ApiError if there is no room, or less than asked for."""
+    length = len(tokens)
+    room = context - length
+    if room == asked == 0:
+        return 0
+    if room < 1:
+        raise no_room(length, context, "; that leaves no room for an answer" if room == 0 else "")
+    if asked is not None and asked > room:
+        message = (
+            f"the prompt has {length} tokens and {name} is {asked}, {length + asked} together; "
+            f"the context length is {context}"
+        )
+        raise over_context(message, name)
+    return min(default or room, room) if asked is None else asked

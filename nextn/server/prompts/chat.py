@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,6 +10,8 @@ from nextn.constraint import Constraint
 from nextn.server.parsers import reasoning
 from nextn.server.parsers.answer import Reading
 from nextn.server.prompts.encoding import LONG_TEXT
+from nextn.server.prompts.messages import checked_messages
+from nextn.server.prompts.shown import check_shown
 from nextn.server.prompts.tool_grammar import call_grammar, strict_grammar
 from nextn.server.protocol.chat import ChatMessages, NamedTool
 from nextn.server.protocol.errors import bad_request
@@ -30,24 +31,6 @@ class ChatPrompt(NamedTuple):
     constraint: Constraint | None = None  # if not what the request says: for a call, or after reasoning
 
 
-class Arguments(dict[str, Any]):
-    """A call's arguments for a chat template. Some templates expect an object, DeepSeek's the JSON text that
-    OpenAI's messages carry: this is the one, and where it is added to a string, the other."""
-
-    def __init__(self, value: Mapping[str, Any], text: str) -> None:
-        super().__init__(value)
-        self.text = text
-
-    def __str__(self) -> str:
-        return self.text
-
-    def __add__(self, other: str) -> str:
-        return self.text + other
-
-    def __radd__(self, other: str) -> str:
-        return other + self.text
-
-
 def chat_prompt(request: ChatRequest, tokenizer: Tokenizer, config: ServerConfig) -> ChatPrompt:
     """Raises ApiError."""
     calls = bool(request.tools) and request.tool_choice != "none"
@@ -62,7 +45,9 @@ def chat_prompt(request: ChatRequest, tokenizer: Tokenizer, config: ServerConfig
     tool_parser = config.tool_call_parser if calls else None
     reading = Reading(tool_parser, inside, request.stream_reasoning, echoed(request))
     constraint = (
-        forced_calls(request, reading) or after_reasoning(request, reading) or strict_calls(request, reading)
+        forced_calls(request, reading, config.constrained_json_any_whitespace)
+        or after_reasoning(request, reading)
+        or strict_calls(request, reading)
     )
     return ChatPrompt(text, reading, constraint)
 
@@ -81,7 +66,7 @@ def echoed(request: ChatRequest) -> str:
     return plain_content(last.get("content"), "messages[-1].content") or ""
 
 
-def forced_calls(request: ChatRequest, reading: Reading) -> Constraint | None:
+def forced_calls(request: ChatRequest, reading: Reading, any_whitespace: bool) -> Constraint | None:
     """The grammar of the call that tool_choice asks for. Raises ApiError if the request has another
     grammar."""
     choice = request.tool_choice
@@ -92,7 +77,8 @@ def forced_calls(request: ChatRequest, reading: Reading) -> Constraint | None:
     tools = request.tools or []
     if isinstance(choice, NamedTool):
         tools = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
-    return call_grammar(reading.tool_parser, tools, request.parallel_tool_calls, bool(reading.reasoning))
+    thought = bool(reading.reasoning)
+    return call_grammar(reading.tool_parser, tools, request.parallel_tool_calls, thought, any_whitespace)
 
 
 def strict_calls(request: ChatRequest, reading: Reading) -> Constraint | None:
@@ -110,9 +96,10 @@ def after_reasoning(request: ChatRequest, reading: Reading) -> Constraint | None
 
 def render(request: ChatMessages, tokenizer: Tokenizer) -> str:
     """The prompt. Raises ApiError."""
-    messages = checked_messages(request.messages)
+    template = tokenizer.chat_template
+    messages = checked_messages(request.messages, template)
     tools = None if request.tool_choice == "none" else request.tools
-    if tools and tokenizer.chat_template is not None and not tokenizer.chat_template.takes_tools:
+    if tools and template is not None and not template.takes_tools:
         raise bad_request(
             "tools: the chat template does not show them to the model; start the server with a "
             "--chat-template that does",
@@ -120,11 +107,17 @@ def render(request: ChatMessages, tokenizer: Tokenizer) -> str:
         )
     extra = template_variables(request)
     final = ""
+
+    def rendered(messages: Sequence[Mapping[str, Any]]) -> str:
+        return tokenizer.render_chat(messages, request.generation_prompt, tools or None, **extra)
+
     try:
+        final_message = messages[-1:]
         if request.continue_final_message and messages:
             final = plain_content(messages[-1].get("content"), "messages[-1].content") or ""
-            messages[-1]["content"] = final + CONTINUED
-        text = tokenizer.render_chat(messages, request.generation_prompt, tools or None, **extra)
+            final_message = [{**messages[-1], "content": final + CONTINUED}]
+        text = rendered([*messages[:-1], *final_message])
+        check_shown(messages, rendered)
         return cut_after(text, final) if request.continue_final_message else text
     except ValueError as e:
         raise bad_request(str(e), "messages") from e
@@ -165,53 +158,3 @@ def beginning(request: ChatRequest, text: str) -> str:
         if marks:
             return marks[max(marks)]
     return text
-
-
-def checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Copies for the template: `developer` becomes `system`, a call's arguments become what templates
-    expect."""
-    checked = []
-    for i, message in enumerate(messages):
-        role = message.get("role")
-        if not isinstance(role, str):
-            raise bad_request(f"messages[{i}].role must be a string", "messages")
-        calls = message.get("tool_calls")
-        if calls:
-            if role != "assistant":
-                raise bad_request(f"messages[{i}]: only an assistant makes tool_calls", "messages")
-            calls = checked_calls(calls, f"messages[{i}].tool_calls")
-        elif message.get("content") is None:
-            raise bad_request(f"messages[{i}].content is missing", "messages")
-        # openai's model_dump() writes out the fields that an answer did not have.
-        kept = {name: value for name, value in message.items() if value is not None and name != "tool_calls"}
-        if role == "developer":
-            kept["role"] = "system"
-        checked.append(kept | {"tool_calls": calls} if calls else kept)
-    return checked
-
-
-def checked_calls(calls: object, where: str) -> list[dict[str, Any]]:
-    if not isinstance(calls, list):
-        raise bad_request(f"{where} must be a list", "messages")
-    checked = []
-    for i, call in enumerate(calls):
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise bad_request(f"{where}[{i}] must have a function with a name", "messages")
-        arguments = for_templates(function.get("arguments"))
-        checked.append({"type": "function", **call, "function": {**function, "arguments": arguments}})
-    return checked
-
-
-def for_templates(arguments: object) -> object:
-    """Arguments that are not a JSON object stay as the model wrote them: the conversation must be able to go
-    on."""
-    if isinstance(arguments, Mapping):
-        return Arguments(arguments, json.dumps(arguments, ensure_ascii=False))
-    if not isinstance(arguments, str):
-        return ""
-    try:
-        value = json.loads(arguments)
-    except ValueError:
-        return arguments
-    return Arguments(value, arguments) if isinstance(value, dict) else arguments

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nextn.constraint import Constraint
+from nextn.grammar.base import BOUNDED
 from nextn.server.parsers.tools import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, FORMATS
 
 # Free text up to </think>, in one terminal, as lexers do not go back; "</" is in it at its end only.
@@ -19,9 +20,14 @@ THOUGHT = r"/([^<]|<+[^<\/])*<+\/think>/"
 
 
 def call_grammar(
-    parser: str, tools: Sequence[Mapping[str, Any]], parallel: bool = True, thought: bool = False
+    parser: str,
+    tools: Sequence[Mapping[str, Any]],
+    parallel: bool = True,
+    thought: bool = False,
+    any_whitespace: bool = False,
 ) -> Constraint:
-    """Of one call to one of the tools, or with `parallel` of several. `thought`: after reasoning."""
+    """Of one call to one of the tools, or with `parallel` of several. `thought`: after reasoning.
+    `any_whitespace`: in the arguments."""
     form = FORMATS[parser]
     functions = [tool["function"] for tool in tools]
     names = " | ".join(f"f{i}" for i in range(len(functions)))
@@ -35,7 +41,8 @@ def call_grammar(
         lines.append(f"THOUGHT: {THOUGHT}")
     for i, function in enumerate(functions):
         lines.append(f"f{i}: {quoted(function['name'] + form.after_name)} a{i}")
-        lines.append(f"a{i}: %json {json.dumps(schema_of(function))}")
+        schema = {**schema_of(function), **({} if any_whitespace else BOUNDED)}
+        lines.append(f"a{i}: %json {json.dumps(schema)}")
     return Constraint("lark", "\n".join(lines) + "\n")
 
 

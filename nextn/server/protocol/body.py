@@ -13,11 +13,12 @@ from typing import Annotated, Any, ClassVar, TypeVar, get_type_hints
 import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from nextn.server.protocol.errors import ApiError, bad_request, cut
+from nextn.server.protocol.errors import PROMPT, ApiError, bad_request, cut
 
 # Limits of one body. While JSON is parsed, the server does nothing else: a number takes 0.2 us and 40 bytes,
 # an object or a list ten times that.
 MOST_VALUES, MOST_CONTAINERS = 2**20, 2**17
+EMPTY: tuple[object, ...] = ("", [], {})
 # The inside of a string, or as much of it as one match may cover
 INSIDE = re.compile(rb'[^"\\]*(?:\\.[^"\\]*){0,4096}', re.DOTALL)
 
@@ -27,9 +28,15 @@ class Body(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
     refused: ClassVar[Mapping[str, tuple[object, ...]]] = {}
+    elsewhere: ClassVar[Mapping[str, str]] = {}  # field of another endpoint -> what to do
 
     def check(self) -> None:
         """Raises ApiError for fields that do not go together."""
+
+    @property
+    def prompt_field(self) -> str:
+        """What its prompts are called."""
+        return PROMPT
 
     def given(self) -> Sequence[str | list[int]]:
         """Its prompts, each text or token ids. Raises ApiError."""
@@ -64,6 +71,9 @@ def parse(body: bytes | bytearray, kind: type[Kind]) -> Kind:
         raise bad_request(f"the body must be a JSON object, not {json_type(data)}")
     data = {name: value for name, value in data.items() if value is not None}
     refuse(data, kind.refused)
+    for name in sorted(data.keys() & kind.elsewhere.keys()):
+        if data[name] not in EMPTY:
+            raise bad_request(f"{name}: {kind.elsewhere[name]}", name)
     try:
         request = kind.model_validate(data)
     except ValidationError as e:

@@ -100,6 +100,10 @@ class ChatMessages(Body):
     ] = False
 
     @property
+    def prompt_field(self) -> str:
+        return "messages"
+
+    @property
     def generation_prompt(self) -> bool:
         """Does the prompt end with the beginning of an answer?"""
         return (

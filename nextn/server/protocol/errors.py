@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 SHUTTING_DOWN = "shutting_down"
+PROMPT = "prompt"  # how checks of prompts call their field
 LONGEST = 2000  # characters of a message, which may quote what a client sent
 
 
@@ -54,8 +56,8 @@ def bad_request(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, message, param=param)
 
 
-def over_context(message: str) -> ApiError:
-    return ApiError(400, message, param="prompt", code="context_length_exceeded")
+def over_context(message: str, param: str = PROMPT) -> ApiError:
+    return ApiError(400, message, param=param, code="context_length_exceeded")
 
 
 def too_long(characters: int, context: int) -> ApiError:
@@ -67,7 +69,18 @@ def too_long(characters: int, context: int) -> ApiError:
 
 def too_many_tokens(most: int) -> ApiError:
     rule = f"{most} are allowed in one request; send them in several"
-    return bad_request(f"the prompts together have more than {most} tokens; {rule}", "prompt")
+    return bad_request(f"the prompts together have more than {most} tokens; {rule}", PROMPT)
+
+
+@contextlib.contextmanager
+def prompt_in(field: str) -> Iterator[None]:
+    """Errors of a prompt name the field that it came in."""
+    try:
+        yield
+    except ApiError as e:
+        if e.param != PROMPT:
+            raise
+        raise ApiError(e.status, str(e), e.type, field, e.code, e.headers) from e
 
 
 def unavailable(message: str, code: str) -> ApiError:

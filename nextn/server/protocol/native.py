@@ -95,8 +95,21 @@ def one_or_many(schema: dict[str, Any]) -> WithJsonSchema:
     return WithJsonSchema({"anyOf": [schema, {"type": "array", "items": schema}]})
 
 
+NO_GENERATE = {
+    name: f"put it into sampling_params, as sampling_params.{name}" for name in NativeSampling.model_fields
+} | {
+    "max_tokens": "this is for the OpenAI endpoints; it is sampling_params.max_new_tokens here",
+    "max_completion_tokens": "this is for the OpenAI endpoints; it is sampling_params.max_new_tokens here",
+    "min_tokens": "this is for the OpenAI endpoints; it is sampling_params.min_new_tokens here",
+    "seed": "this is for the OpenAI endpoints; it is sampling_params.sampling_seed here",
+    "response_format": "this is for the OpenAI endpoints; it is sampling_params.json_schema here",
+    "prompt": "this is for /v1/completions; it is text or input_ids here",
+    "messages": "this is for /v1/chat/completions; it is text or input_ids here",
+}
+
+
 class GenerateRequest(Body):
-    refused = REFUSED_IN_GENERATE
+    refused, elsewhere = REFUSED_IN_GENERATE, NO_GENERATE
 
     # Checked by `given` and `asked`: a union's errors would name every branch.
     text: Annotated[Any, WithJsonSchema(TEXT_SCHEMA)] = None
@@ -118,6 +131,10 @@ class GenerateRequest(Body):
             raise bad_request("give either text or input_ids", "text")
 
     @property
+    def prompt_field(self) -> str:
+        return "text" if self.input_ids is None else "input_ids"
+
+    @property
     def batch(self) -> bool:
         """Is it a list of prompts, to be answered by a list?"""
         if self.input_ids is None:
@@ -125,7 +142,7 @@ class GenerateRequest(Body):
         return isinstance(self.input_ids[0], list)
 
     def given(self) -> list[str | list[int]]:
-        name, kind = ("text", str) if self.input_ids is None else ("input_ids", list)
+        name, kind = self.prompt_field, str if self.input_ids is None else list
         many = prompts(getattr(self, name), name)
         if not all(isinstance(prompt, kind) for prompt in many):
             raise bad_request(f"{name}: strings go into text, token ids into input_ids", name)

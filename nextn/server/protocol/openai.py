@@ -58,6 +58,24 @@ REFUSED_IN_CHAT = REFUSED | {
     "best_of": (1,),
 }  # fmt: skip
 
+# Fields of other endpoints, which say what the text is to be or what it follows.
+OF_GENERATE = {
+    "sampling_params": "this is for /generate; its fields stand by themselves here",
+    "max_new_tokens": "this is for /generate; it is max_tokens here",
+    "min_new_tokens": "this is for /generate; it is min_tokens here",
+    "sampling_seed": "this is for /generate; it is seed here",
+}
+NO_COMPLETION = OF_GENERATE | {
+    "text": "this is for /generate; it is prompt here",
+    "messages": "this is for /v1/chat/completions; it is prompt here",
+    "tools": "this is for /v1/chat/completions",
+}
+NO_CHAT = OF_GENERATE | {
+    "text": "this is for /generate; it is messages here",
+    "prompt": "this is for /v1/completions; it is messages here",
+    "suffix": "this is for /v1/completions",
+}
+
 
 class StreamOptions(Body):
     include_usage: bool = False
@@ -125,6 +143,10 @@ class CommonRequest(Sampling):
     """What both endpoints take."""
 
     model: str | None = None
+    max_tokens: Annotated[int, Field(description="0 in a completion with echo: the prompt alone")] | None = (
+        None
+    )
+    max_completion_tokens: Annotated[int, Field(description="the same; newer clients send it")] | None = None
     seed: Seed | None = None
     min_tokens: Annotated[
         int, Field(description="before it no end token ends the text, unless a grammar leaves nothing else")
@@ -155,12 +177,27 @@ class CommonRequest(Sampling):
 
     def check(self) -> None:
         super().check()
+        if self.max_tokens is not None and self.limit != self.max_tokens:
+            raise bad_request(
+                f"max_tokens is {self.max_tokens} and max_completion_tokens is {self.limit}; they mean "
+                "the same, so leave one of them out",
+                "max_tokens",
+            )
         if self.stream_options is not None and not self.stream:
             raise bad_request("stream_options is only allowed when stream is true", "stream_options")
 
     @property
     def keeps_stop(self) -> bool:
         return self.no_stop_trim or self.include_stop_str_in_output
+
+    @property
+    def limit_field(self) -> str:
+        """What the client calls the most tokens to generate."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def candidates(self) -> int:
@@ -182,7 +219,8 @@ class CommonRequest(Sampling):
         # Candidates are compared by their log-probabilities, whether these were asked for or not.
         compared = 0 if self.candidates > self.n else None
         if max_tokens == 0 and not self.echoes:
-            raise bad_request("max_tokens is 0; it must be at least 1, or 0 with echo", "max_tokens")
+            name = self.limit_field
+            raise bad_request(f"{name} is 0; it must be at least 1, or 0 in a completion with echo", name)
         try:
             return self.params(
                 vocab_size,
@@ -194,16 +232,16 @@ class CommonRequest(Sampling):
                 prompt_logprobs=self.tops if self.echoes else None,
             )
         except ValueError as e:
-            raise bad_request(str(e), str(e).partition(" ")[0]) from e
+            message = str(e).replace("max_tokens", self.limit_field)
+            raise bad_request(message, message.partition(" ")[0]) from e
 
 
 class CompletionRequest(CommonRequest):
-    refused = REFUSED_IN_COMPLETIONS
+    refused, elsewhere = REFUSED_IN_COMPLETIONS, NO_COMPLETION
 
     # Checked by `prompts`: a union's errors would name every branch.
     prompt: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)]
     suffix: Annotated[str, Field(description="the text goes between prompt and suffix")] = ""
-    max_tokens: Annotated[int, Field(description="0, with echo: the prompt alone")] | None = None
     best_of: (
         Annotated[int, Field(ge=1, le=MAX_CHOICES, description="of so many texts, the n most likely a token")]
         | None
@@ -250,15 +288,13 @@ class CompletionRequest(CommonRequest):
 
 
 class ChatRequest(CommonRequest, ChatMessages):
-    refused = REFUSED_IN_CHAT
+    refused, elsewhere = REFUSED_IN_CHAT, NO_CHAT
 
     parallel_tool_calls: Annotated[bool, Field(description="false: the answer ends with its first call")] = (
         True
     )
     separate_reasoning: Annotated[bool, Field(description="reasoning goes into reasoning_content")] = True
     stream_reasoning: Annotated[bool, Field(description="false: reasoning comes in one piece")] = True
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
     echo: Annotated[
         bool, Field(description="the content begins with the last message, if the answer is in its role")
     ] = False

@@ -30,7 +30,7 @@ SERVE_FLAGS = """
 --speculative-eagle-topk --speculative-draft-model-quantization
 --speculative-token-map --speculative-simulate-accept-length --speculative-num-draft-tokens
 --speculative-verify --speculative-accept-threshold-single --speculative-accept-threshold-acc
---grammar-backend --constrained-json-disable-any-whitespace --grammar-compile-timeout --grammar-memory-mb
+--grammar-backend --constrained-json-any-whitespace --grammar-compile-timeout --grammar-memory-mb
 --host --port --served-model-name --model-id
 --chat-template --tool-call-parser --reasoning-parser
 --enable-priority-scheduling --schedule-low-priority-values-first

@@ -59,6 +59,11 @@ def test_a_word_for_a_value() -> None:
     assert read().speculation.num_steps == 8
 
 
+def test_sglangs_name_of_a_default() -> None:
+    assert read("--constrained-json-disable-any-whitespace") == ServerConfig()
+    assert read("--constrained-json-any-whitespace").constrained_json_any_whitespace is True
+
+
 def test_xllm_booleans() -> None:
     assert read("--enable_prefix_cache", "false").disable_radix_cache is True
     assert read("--enable_prefix_cache=true").disable_radix_cache is False

@@ -11,7 +11,9 @@ from support.scripted_socket import app_of
 from nextn.config import model_folder
 from nextn.server.monitoring.metrics import Metrics
 from nextn.server.process.engine_client import EngineClient
+from nextn.server.process.messages import Ready
 from nextn.server_config import ServerConfig
+from nextn.stats import EngineStats
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
@@ -59,6 +61,23 @@ async def test_a_bug_of_ours_is_counted_and_has_an_id() -> None:
     assert counted == {
         ("/bug/{number}", "GET", "500"): 1, ("/version", "GET", "200"): 1, ("other", "other", "404"): 2,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("given", [None, 512])
+async def test_the_context_length_while_the_model_is_loaded(given: int | None) -> None:
+    """null until the engine says it, which knows the size of its KV pool; the same everywhere."""
+    engine = EngineClient()
+    app = app_of(ServerConfig(context_length=given), Metrics(engine))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
+
+        async def said() -> list[int | None]:
+            pages = [(await client.get(path)).json() for path in ("/v1/models", "/server_info")]
+            return [pages[0]["data"][0]["max_model_len"], pages[1]["max_model_len"]]
+
+        assert await said() == [None, None]
+        socket: Any = None
+        engine.attach(Ready(258, 1024, 2, {}, EngineStats()), socket)
+        assert await said() == [1024, 1024]
 
 
 @pytest.mark.parametrize("path", ["/model_info", "/get_model_info"])

@@ -114,7 +114,32 @@ async def test_refused_early_or_late(
     monkeypatch.setattr(Service, "bound", lambda service: None)
     late = await post(app, path, padded(fields))
     assert early == late
-    assert (early[0], early[1]["error"]["param"]) == (400, "prompt")
+    *_, field = fields
+    assert (early[0], early[1]["error"]["param"]) == (400, field)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (COMPLETIONS, {"prompt": "x", "max_tokens": CONTEXT}, "max_tokens"),
+        (COMPLETIONS, {"prompt": "x", "max_completion_tokens": CONTEXT}, "max_completion_tokens"),
+        (CHAT, {"messages": [USER], "max_tokens": CONTEXT}, "max_tokens"),
+        (CHAT, {"messages": [USER], "max_completion_tokens": CONTEXT}, "max_completion_tokens"),
+        (GENERATE, {"text": "x", "sampling_params": {"max_new_tokens": CONTEXT}},
+         "sampling_params.max_new_tokens"),
+        (COMPLETIONS, {"prompt": "x" * CONTEXT}, "prompt"),
+        (CHAT, {"messages": [{"role": "user", "content": "x" * CONTEXT}]}, "messages"),
+        (GENERATE, {"text": "x" * CONTEXT}, "text"),
+        (GENERATE, {"input_ids": [5] * CONTEXT}, "input_ids"),
+    ],
+)  # fmt: skip
+async def test_what_does_not_fit_is_named_as_the_client_named_it(
+    app: Any, path: str, fields: dict[str, Any], param: str
+) -> None:
+    status, data = await post(app, path, json.dumps(fields).encode())
+    assert (status, data["error"]["code"]) == (400, "context_length_exceeded")
+    assert data["error"]["param"] == param
+    assert param.startswith(("prompt", "text", "input", "messages")) or param in data["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -233,6 +233,8 @@ async def test_tokens_and_back(http: httpx.AsyncClient, prefix: str) -> None:
     assert (await post("/detokenize", tokens=chat["tokens"]))["text"] == "user: hi\n"
     assert chat["tokens"].count(0) == 1  # the template puts BOS
     for path, body, param in (
+        ("/tokenize", {"prompt": "x", "tools": [TOOL]}, "tools"),
+        ("/tokenize", {"prompt": "x", "continue_final_message": True}, "continue_final_message"),
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "hi"}]}, "prompt"),
         ("/tokenize", {"prompt": "a", "model": "b"}, "model"),

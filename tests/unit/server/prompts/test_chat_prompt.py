@@ -26,7 +26,8 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 # Arguments as DeepSeek's templates put them in, and as templates that want an object do.
 DEEPSEEK = "{{ m.tool_calls[0].function.name + '(' + m.tool_calls[0].function.arguments + ')' }}"
 OBJECT = (
-    "{{ m.tool_calls[0].function.arguments | tojson }}{{ m.tool_calls[0].function.arguments.items() | list }}"
+    "{{ m.tool_calls[0].function.name }}{{ m.tool_calls[0].function.arguments | tojson }}"
+    "{{ m.tool_calls[0].function.arguments.items() | list }}"
 )
 LOOP = (
     "{%% for m in messages %%}[{{ m.role }}]{%% if m.tool_calls %%}%s{%% else %%}{{ m.content }}{%% endif %%}"
@@ -58,15 +59,15 @@ def refused(folder: Path, template: str, message: str, **fields: Any) -> None:
 
 
 def test_tools_are_shown_as_they_came(folder: Path) -> None:
-    template = "{% if tools %}{{ tools | tojson }}{% endif %}"
-    assert json.loads(prompt(folder, template, tools=[TOOL]).text) == [TOOL]
+    template = "{{ messages[0].content }}{% if tools %}{{ tools | tojson }}{% endif %}"
+    assert json.loads(prompt(folder, template, tools=[TOOL]).text.removeprefix("hi")) == [TOOL]
     for nothing in ({"tools": []}, {"tools": [TOOL], "tool_choice": "none"}, {"tool_choice": "auto"}, {}):
-        assert prompt(folder, template, **nothing).text == ""
-        assert prompt(folder, template, {"tool_call_parser": None}, **nothing).text == ""
+        assert prompt(folder, template, **nothing).text == "hi"
+        assert prompt(folder, template, {"tool_call_parser": None}, **nothing).text == "hi"
 
 
 def test_calls_are_looked_for_where_there_are_tools(folder: Path) -> None:
-    template = "{{ tools }}"
+    template = "{{ tools }}{{ messages[0].content }}"
     assert prompt(folder, template, tools=[TOOL]).reading == Reading("deepseekv31")
     assert prompt(folder, template, tools=[TOOL], tool_choice="none").reading == Reading()
     assert prompt(folder, template).reading == Reading()
@@ -107,7 +108,7 @@ def test_tools_that_nobody_would_see_are_refused(folder: Path) -> None:
     ids=str,
 )
 def test_bad_fields(folder: Path, fields: dict[str, Any], message: str) -> None:
-    refused(folder, "{{ tools }}", message, **fields)
+    refused(folder, "{{ tools }}{{ messages[0].content }}", message, **fields)
 
 
 @pytest.mark.parametrize("arguments", ['{"a":  "é"}', {"a": "é"}])
@@ -120,7 +121,7 @@ def test_calls_come_back(folder: Path, arguments: object) -> None:
         {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "seen"}]},
     ]
     text = arguments if isinstance(arguments, str) else '{"a": "é"}'
-    for form, said in ((DEEPSEEK, f"look({text})"), (OBJECT, "{\"a\": \"é\"}[('a', 'é')]")):
+    for form, said in ((DEEPSEEK, f"look({text})"), (OBJECT, "look{\"a\": \"é\"}[('a', 'é')]")):
         got = prompt(folder, LOOP % form, messages=messages).text
         assert got == f"[user]hi<end>[assistant]{said}<end>[tool]seen<end>"
 
@@ -156,16 +157,11 @@ def test_the_answer_goes_on_with_the_final_message(folder: Path, content: Any) -
 
 def test_a_template_that_changes_the_final_message(folder: Path) -> None:
     messages = [USER, {"role": "assistant", "content": " a</think>b"}]
-    stripping = "{{ messages[-1].content | trim }}"
-    assert prompt(folder, stripping, messages=messages, continue_final_message=True).text == "a</think>b"
-    for changing in ("{{ messages[-1].content.split('</think>')[-1] }}", "{{ messages[0].content }}"):
-        refused(
-            folder,
-            changing,
-            "does not keep the final message",
-            messages=messages,
-            continue_final_message=True,
-        )
+    stripping = "{{ messages[0].content }}{{ messages[-1].content | trim }}"
+    assert prompt(folder, stripping, messages=messages, continue_final_message=True).text == "hia</think>b"
+    changing = "{{ messages[0].content }}{{ messages[-1].content.split('</think>')[-1] }}"
+    message = "does not keep the final message"
+    refused(folder, changing, message, messages=messages, continue_final_message=True)
 
 
 def test_generation_prompt(folder: Path) -> None:
@@ -174,7 +170,9 @@ def test_generation_prompt(folder: Path) -> None:
 
 
 def test_template_variables(folder: Path) -> None:
-    template = "{{ thinking }}/{{ enable_thinking }}/{{ reasoning_effort }}/{{ other }}"
+    template = (
+        "{{ messages[0].content }}: {{ thinking }}/{{ enable_thinking }}/{{ reasoning_effort }}/{{ other }}"
+    )
     for fields, said in (
         ({}, "///"),
         ({"reasoning_effort": "none"}, "False/False/none/"),
@@ -184,7 +182,7 @@ def test_template_variables(folder: Path) -> None:
             "False/True/high/1",
         ),
     ):
-        assert prompt(folder, template, **fields).text == said
+        assert prompt(folder, template, **fields).text == f"hi: {said}"
 
 
 @pytest.mark.parametrize(

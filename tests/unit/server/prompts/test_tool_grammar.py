@@ -35,7 +35,7 @@ def tokenizer() -> Tokenizer:
 @pytest.fixture(scope="module", params=["llguidance", "xgrammar"])
 def backend(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Backend:
     pytest.importorskip(request.param)
-    return make_backend(request.param, Vocabulary(FOLDER, tokenizer.vocab_size, [1], True))
+    return make_backend(request.param, Vocabulary(FOLDER, tokenizer.vocab_size, [1]))
 
 
 def answer(parser: str, *calls: tuple[str, str]) -> str:

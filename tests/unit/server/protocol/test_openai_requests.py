@@ -164,6 +164,49 @@ def test_ranges_are_the_engines(fields: dict[str, Any], message: str) -> None:
     assert refusal(error.value)["param"] == message.partition(" ")[0]
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_the_limit_has_the_clients_name(name: str) -> None:
+    for make in (completion, chat):
+        request = make(**{name: 5})
+        assert (request.limit_field, request.limit) == (name, 5)
+        for value, rule in ((0, "it must be at least 1"), (-1, "it must be at least 0")):
+            with pytest.raises(ApiError, match=f"^{name} is {value}; {rule}") as error:
+                params(make(**{name: value}), max_tokens=value)
+            assert refusal(error.value)["param"] == name
+        with pytest.raises(ApiError, match=f"min_tokens is 9; it must be between 0 and {name}"):
+            params(make(**{name: 5}, min_tokens=9))
+
+
+def test_two_limits() -> None:
+    for make in (completion, chat):
+        assert make(max_tokens=5, max_completion_tokens=5).limit == 5
+        with pytest.raises(ApiError, match="max_tokens is 5 and max_completion_tokens is 6") as error:
+            make(max_tokens=5, max_completion_tokens=6)
+        assert refusal(error.value)["param"] == "max_tokens"
+
+
+@pytest.mark.parametrize(
+    ("make", "fields", "message"),
+    [
+        (completion, {"messages": CHAT}, "this is for /v1/chat/completions; it is prompt here"),
+        (completion, {"text": "x"}, "this is for /generate; it is prompt here"),
+        (completion, {"tools": [{}]}, "this is for /v1/chat/completions"),
+        (completion, {"max_new_tokens": 5}, "this is for /generate; it is max_tokens here"),
+        (chat, {"prompt": "x"}, "this is for /v1/completions; it is messages here"),
+        (chat, {"suffix": "x"}, "this is for /v1/completions"),
+        (chat, {"sampling_params": {"n": 2}}, "this is for /generate; its fields stand by themselves here"),
+        (chat, {"sampling_seed": 5}, "this is for /generate; it is seed here"),
+    ],
+)
+def test_fields_of_other_endpoints(make: Any, fields: dict[str, Any], message: str) -> None:
+    (name,) = fields
+    with pytest.raises(ApiError) as error:
+        make(**fields)
+    assert (refusal(error.value)["param"], refusal(error.value)["message"]) == (name, f"{name}: {message}")
+    for nothing in (None, "", [], {}):
+        make(**{name: nothing})
+
+
 def test_max_tokens_zero() -> None:
     with pytest.raises(ApiError, match="max_tokens is 0; it must be at least 1"):
         params(completion(), max_tokens=0)

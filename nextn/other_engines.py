@@ -1,10 +1,14 @@
-"""Options of SGLang, vLLM and xLLM that are not nextn's own: what becomes of each. Data only.
+"""Options of SGLang, vLLM and xLLM that are not nextn's own: what becomes of each.
 
 In lists of names, `*` stands for any part. In NOTHING, a name with `=` takes a value, one with `=*` several,
 others are switches. `nextn.cli.translate` reads the tables in this order; exact names go before `*`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from functools import cache
 
 # Spellings: short ones of vLLM, and beginnings that SGLang's parser completes.
 SHORT = {
@@ -70,6 +74,7 @@ NOTHING = {
         "--master-node-addr= --max-parallel-loading-workers= --enforce-disable-flashinfer-allreduce-fusion "
         "--disable-attn-tp-gather"
     ),
+    "it is the default": "--constrained-json-disable-any-whitespace",
     "it is always on": (
         "--enable-tokenizer-info-endpoint --enable-request-id-headers --enable-cache-report "
         "--enable-prompt-tokens-details --enable-multi-layer-eagle --enable-constrained-decoding"
@@ -272,3 +277,28 @@ REFUSED = {
         "--num-lookahead-slots --preemption-mode"
     ),
 }
+
+
+@cache
+def only() -> Mapping[str, tuple[tuple[str, ...], str]]:
+    """name -> (values that ask for nothing, reason)."""
+    return {name: (tuple(values.split()), reason) for names, values, reason in ONLY for name in names.split()}
+
+
+def nothing(name: str) -> tuple[str, str] | None:
+    """(reason, "" for a switch or "=" or "=*") of an option that asks for nothing."""
+    return _find(NOTHING, name)
+
+
+def refused(name: str) -> tuple[str, str] | None:
+    """(reason, "") of an option that is refused; None if it is not in the table."""
+    return _find(REFUSED, name)
+
+
+def _find(table: Mapping[str, str], name: str) -> tuple[str, str] | None:
+    named = [(reason, *part.partition("=")) for reason, names in table.items() for part in names.split()]
+    for fits in (str.__eq__, fnmatchcase):
+        for reason, pattern, equals, several in named:
+            if fits(name, pattern):
+                return reason, equals + several
+    return None

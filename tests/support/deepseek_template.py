@@ -1,0 +1,27 @@
+"""A chat template in the manner of DeepSeek-V3-0324's, with its ways: system messages come first, a call's
+arguments are added as text, nobody's name is shown, and earlier reasoning is dropped."""
+
+DEEPSEEK_V3 = (
+    "{% set ns = namespace(is_tool=false, system_prompt='') %}"
+    "{%- for message in messages %}{%- if message['role'] == 'system' %}"
+    "{% set ns.system_prompt = ns.system_prompt + message['content'] + '\\n\\n' %}{%- endif %}{%- endfor %}"
+    "{{ bos_token }}{{ ns.system_prompt }}"
+    "{%- for message in messages %}"
+    "{%- if message['role'] == 'user' %}{%- set ns.is_tool = false -%}"
+    "{{ '<｜User｜>' + message['content'] + '<｜Assistant｜>' }}{%- endif %}"
+    "{%- if message['role'] == 'assistant' and message['tool_calls'] %}"
+    "{%- for tool in message['tool_calls'] %}"
+    "{%- if loop.first %}{{ message['content'] or '' }}{{ '<｜tool▁calls▁begin｜>' }}"
+    "{%- else %}{{ '\\n' }}{%- endif %}"
+    "{{ '<｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' + tool['function']['name'] "
+    "+ '\\n```json\\n' + tool['function']['arguments'] + '\\n```<｜tool▁call▁end｜>' }}{%- endfor %}"
+    "{{ '<｜tool▁calls▁end｜><｜end▁of▁sentence｜>' }}"
+    "{%- elif message['role'] == 'assistant' %}"
+    "{%- set content = message['content'].split('</think>')[-1] %}"
+    "{{ content + '<｜end▁of▁sentence｜>' }}{%- endif %}"
+    "{%- if message['role'] == 'tool' %}{%- set ns.is_tool = true -%}"
+    "{{ '<｜tool▁output▁begin｜>' + message['content'] + '<｜tool▁output▁end｜>' }}{%- endif %}"
+    "{%- endfor -%}"
+)
+# The first DeepSeek-V3's: an assistant's message is its text or its calls, not both.
+DEEPSEEK_V3_FIRST = DEEPSEEK_V3.replace("and message['tool_calls'] %}", "and message['content'] is none %}")
