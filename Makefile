@@ -3,6 +3,7 @@
 # make test   sets up and runs the tests
 # make test-native  the native kernels under the sanitizers, and their tests
 # make check  linters and types
+# make dist   a wheel with the native kernels of this platform, and an sdist, in dist/
 # make bench  the benchmark scripts, which write benchmarks/results/
 PYTHON ?= python3
 VENV := .venv
@@ -15,7 +16,7 @@ TEST_ARGS ?=
 PIP := $(BIN)/python -m pip install -q --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-native check bench clean
+.PHONY: setup demo test test-native check dist bench clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.core
@@ -49,8 +50,13 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	@$(BIN)/python tests/line_budget.py
 
+# The first line fails where there is no compiler; a wheel would be built all the same, without kernels.
+dist: $(VENV)/.dev
+	$(BIN)/python csrc/build.py >/dev/null
+	$(BIN)/python -m hatchling build -d dist
+
 bench: $(VENV)/.core
 	$(BIN)/python benchmarks/record.py
 
 clean:
-	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -199,6 +199,7 @@ def _obstacle(config: EngineConfig, device: torch.device, kernels: str) -> str |
     try:
         library(choose_level(config.cpu_isa)[0])
     except NoLibrary as e:
+        log.warning("nextn runs without its native CPU kernels, about ten times slower: %s", e)
         return str(e)
     return None
 

@@ -26,6 +26,7 @@ FOLDERS = ("benchmarks", "csrc", "docs", "examples", "nextn", "recipes", "tests"
 GUIDES = [
     page for folder in ("benchmarks", "recipes") for page in sorted((ROOT / folder).glob("*/README.md"))
 ]
+RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.md"))
 MOST_WORDS = 40
 # Words that only this project used. The field's are confidence, step cost, exploration budget,
 # deferred extend, window, random numbers, output, results.
@@ -170,14 +171,46 @@ def test_a_wrong_command_does_not_parse() -> None:
         parse(bad)
 
 
-@each(PAGES)
+@each([*PAGES, *GUIDES, *RESULTS, ROOT / "CHANGELOG.md", ROOT / "nextn" / "data" / "README.md"])
 def test_commands_parse(page: Path) -> None:
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M)
     for words in commands(page.read_text(encoding="utf-8")):
         if words[0] == "make":
-            assert {word for word in words[1:] if "=" not in word} <= set(targets)
+            assert "-C" in words or {word for word in words[1:] if "=" not in word} <= set(targets)
         else:
             parse(words)
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield from parsers(below)
+
+
+def helps() -> Iterator[str]:
+    """The docstring of each module of a command, and what each `--help` says in sentences."""
+    for path in sorted((ROOT / "nextn" / "cli").rglob("*.py")):
+        yield ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    for name, module in cli.COMMANDS.items():
+        command = importlib.import_module(module)
+        top = cli.Parser(prog=f"nextn {name}", description=command.HELP, allow_abbrev=False)
+        command.add_arguments(top)
+        for parser in parsers(top):
+            yield from (parser.description or "", parser.epilog or "")
+            yield from (action.help or "" for action in parser._actions)
+
+
+def test_commands_in_helps_parse() -> None:
+    """Those on lines of their own, and those in backticks."""
+    found = 0
+    for text in helps():
+        lines = [line for line in text.splitlines() if re.match(r" *nextn [^:]*($| --)", line)]
+        for words in commands("\n".join([text, "```", *lines, "```"])):
+            parse(words)
+            found += 1
+    assert found > 20
 
 
 @each(PAGES)

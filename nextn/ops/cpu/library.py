@@ -27,6 +27,7 @@ from nextn.config import CPU_LEVELS
 
 FOLDER = Path(__file__).parent / "lib"
 INTERFACE = 11  # nx_interface of a library that fits this file
+NOT_BUILT = "they were not built with nextn; install a C++17 compiler (g++ or clang++), and then nextn again"
 F32, BF16, E4M3, INT8 = range(4)
 # NxSampling of csrc/choose.h, its fields in the order of nextn.ops.base.DrawParams.
 SAMPLING = Struct("@QIIfffii4x")
@@ -157,7 +158,7 @@ def library(level: str | None = None) -> CDLL:
         level = machine_level()[0]
     path = FOLDER / f"libnextn_{level}.so"
     if not path.exists():
-        raise NoLibrary("they were not built when nextn was installed (no C++17 compiler then?)")
+        raise NoLibrary(NOT_BUILT)
     return _open(path)
 
 
@@ -199,7 +200,7 @@ def able_levels() -> tuple[str, ...]:
     """The levels that this machine runs, built or not. Raises NoLibrary."""
     portable = FOLDER / "libnextn_portable.so"
     if not portable.exists():
-        raise NoLibrary("they were not built when nextn was installed (no C++17 compiler then?)")
+        raise NoLibrary(NOT_BUILT)
     return CPU_LEVELS[: _open(portable).nx_machine_level() + 1]
 
 

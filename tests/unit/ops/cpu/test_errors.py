@@ -97,11 +97,11 @@ def test_quantization_with_plain_torch(folder: Path) -> None:
 @pytest.mark.usefixtures("no_library")
 def test_not_built(folder: Path) -> None:
     for name in (None, "portable", "avx2"):
-        with pytest.raises(NoLibrary, match="not built when nextn was installed"):
+        with pytest.raises(NoLibrary, match="they were not built with nextn"):
             library(name)
     with pytest.raises(NoLibrary, match="not built"):
         machine_level()
-    with pytest.raises(ValueError, match=r"--kernel-backend cpu: .* not built when nextn was installed"):
+    with pytest.raises(ValueError, match=r"--kernel-backend cpu: .* they were not built with nextn"):
         made(folder, kernel_backend="cpu")
     with pytest.raises(
         ValueError, match="--quantization w8a16 needs the native kernels: they were not built"

@@ -1,0 +1,132 @@
+"""nextn outside the checkout: a wheel with the native kernels inside, and an sdist that compiles them where a
+compiler is. Each is installed in a fresh virtual environment and run from another folder.
+
+Nothing is downloaded: an environment sees the packages of the one that runs the tests, but not this nextn.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from nextn.llm import LLM
+from nextn.ops.cpu.library import FOLDER
+from nextn.request import SamplingParams
+
+ROOT = Path(__file__).parents[2]
+PROMPT = "import os\n\n\ndef main("
+SIZES = {"threads": 1, "kv_cache_tokens": 2048, "speculative_num_steps": 2}
+RUN = f"""
+import nextn
+from nextn import LLM, SamplingParams
+llm = LLM(**{SIZES})
+print(nextn.__file__, llm.engine.startup["kernels"], llm.engine.startup.get("cpu_isa"), sep="\\n")
+print(llm.generate([{PROMPT!r}], SamplingParams(max_tokens=8, temperature=0))[0].text)
+"""
+# A compiler that knows no vector instructions, and is quick.
+OLD_COMPILER = '#!/bin/sh\ncase "$*" in *-mavx*) exit 1;; esac\nexec c++ "$@" -O0\n'
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler"),
+]
+
+
+def execute(*command: str | Path, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    inherited = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "CXX")}
+    done = subprocess.run(
+        [str(word) for word in command], cwd=folder, env={**inherited, **environment},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def install(package: Path, folder: Path, **environment: str) -> Path:
+    """The bin/ of a new environment in `folder` in which pip installed `package`."""
+    venv.create(folder / "env", symlinks=True)
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    packages = [path for path in sys.path if path.endswith("site-packages")]
+    (folder / "env" / "lib" / name / "site-packages" / "tests.pth").write_text("\n".join(packages))
+    python = folder / "env" / "bin" / "python"
+    options = ("--no-deps", "--no-build-isolation", "--no-index", "--ignore-installed", "--no-compile")
+    execute(python, "-m", "pip", "install", "-q", *options, package, folder=folder, **environment)
+    return python.parent
+
+
+def text_of_the_checkout(**options: str) -> str:
+    params = SamplingParams(max_tokens=8, temperature=0)
+    return LLM(**SIZES, **options).generate([PROMPT], params)[0].text  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `make dist` writes."""
+    folder = tmp_path_factory.mktemp("dist")
+    execute(sys.executable, "-m", "hatchling", "build", "-d", folder, folder=ROOT)
+    return folder
+
+
+@pytest.fixture
+def sdist(dist: Path) -> Path:
+    (found,) = dist.glob("nextn-*.tar.gz")
+    return found
+
+
+def sources() -> set[str]:
+    """Files of the package, without what is compiled."""
+    found = {path for path in (ROOT / "nextn").rglob("*") if path.is_file() and path.parent != FOLDER}
+    return {str(path.relative_to(ROOT)) for path in found if path.suffix != ".pyc"}
+
+
+def test_a_wheel_has_the_kernels_of_its_platform(dist: Path, tmp_path: Path) -> None:
+    (wheel,) = dist.glob("*.whl")
+    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    assert wheel.name.endswith(f"-py3-none-{platform}.whl")
+    inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert inside == sources() | {str(path.relative_to(ROOT)) for path in FOLDER.glob("*.so")}
+
+    programs = install(wheel, tmp_path)
+    words = ("--max-tokens", "8", "--threads", "1", "--kv-cache-tokens", "2048")
+    done = execute(programs / "nextn", "generate", PROMPT, *words, folder=tmp_path)
+    assert done.stdout == f"{PROMPT}{text_of_the_checkout()}\n"
+    file, kernels, *_ = execute(programs / "python", "-c", RUN, folder=tmp_path).stdout.split("\n")
+    assert Path(file).is_relative_to(tmp_path)
+    assert kernels == "cpu"
+
+
+def test_an_sdist_compiles_the_kernels(sdist: Path, tmp_path: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        folders = {name.split("/")[1] for name in archive.getnames()}
+    assert folders == {
+        "nextn", "csrc", "hatch_build.py", "pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE",
+        "PKG-INFO", ".gitignore",
+    }  # fmt: skip
+    compiler = tmp_path / "c++"
+    compiler.write_text(OLD_COMPILER)
+    compiler.chmod(0o755)
+    programs = install(sdist, tmp_path, CXX=str(compiler))
+    file, kernels, isa, text = execute(programs / "python", "-c", RUN, folder=tmp_path).stdout.split("\n", 3)
+    assert Path(file).is_relative_to(tmp_path)
+    assert (kernels, isa) == ("cpu", "portable")
+    assert text == text_of_the_checkout(cpu_isa="portable") + "\n"
+
+
+def test_an_sdist_installs_without_a_compiler(sdist: Path, tmp_path: Path) -> None:
+    programs = install(sdist, tmp_path, PATH=str(tmp_path))
+    done = execute(programs / "python", "-c", RUN, folder=tmp_path)
+    file, kernels, _, text = done.stdout.split("\n", 3)
+    assert Path(file).is_relative_to(tmp_path)
+    assert kernels == "reference"
+    assert text == text_of_the_checkout(kernel_backend="reference") + "\n"
+    assert "without its native CPU kernels, about ten times slower" in done.stderr
+    assert "install a C++17 compiler" in done.stderr
