@@ -70,6 +70,22 @@ class Draft:
             depths.append(1 if parent < 0 else depths[parent] + 1)
         return depths
 
+    def follow(self, tokens: Sequence[int]) -> list[int]:
+        """The nodes that spell these tokens, from the root down, as far as there are such nodes.
+
+        >>> Draft([7, 8, 9], [-1, -1, 1]).follow([8, 9, 5])
+        [1, 2]
+        """
+        path: list[int] = []
+        last = -1
+        for token in tokens:
+            nodes = (i for i, t in enumerate(self.tokens) if t == token and self.parent(i) == last)
+            last = next(nodes, -1)
+            if last < 0:
+                break
+            path.append(last)
+        return path
+
     def paths(self) -> list[list[int]] | None:
         """Of the span [root, nodes ...] to verify, as `nextn.layers.batch.Span` has them; None: a chain."""
         if self.parents is None:
@@ -108,12 +124,14 @@ class DraftingState:
     """What automatic depth does at this load, and why.
 
     drafting: are drafts made? requests: that decode. gain: tokens/s with drafts over tokens/s without, as
-    predicted from measured costs and acceptance. reason: a sentence for people."""
+    predicted from measured costs and acceptance. reason: for people. tried: seconds of load since the last
+    trial of the other kind of step; None: there was none yet."""
 
     drafting: bool
     requests: int
     gain: float
     reason: str
+    tried: float | None = None
 
 
 class Shape(NamedTuple):

@@ -28,6 +28,7 @@ class Drafting:
     requests: int  # that decoded
     gain: float
     reason: str
+    tried: float | None = None  # seconds of load since the last trial
 
 
 async def read_drafting(client: httpx.AsyncClient) -> Drafting | None:

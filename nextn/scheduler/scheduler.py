@@ -328,7 +328,7 @@ class Scheduler:
                 self.kv.share(req)
         else:
             self._end(req, share=taken.reason != "error")
-        out = output(req, res, taken, first)
+        out = output(req, res, taken, first, span.draft)
         alike = groups.ends_with(req) if taken.reason == "length" else []
         return [out, *(self._end_like(out, other) for other in alike)]
 

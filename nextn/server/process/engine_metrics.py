@@ -132,13 +132,15 @@ class DraftingLog:
 
 
 def drafting_line(auto: DraftingState) -> str:
-    """
-    >>> drafting_line(DraftingState(False, 16, 0.94, "rows cost too much"))
-    'auto: not drafting at 16 requests; drafts would make 0.94 x (rows cost too much)'
+    """What automatic depth does, in the words of the log, of /v1/loads and of the page.
+
+    >>> drafting_line(DraftingState(False, 16, 0.94, "rows cost too much", 3.2))
+    'auto: not drafting at 16 requests; last tried 3 s ago; drafts would make 0.94 x (rows cost too much)'
     >>> drafting_line(DraftingState(True, 1, 1.5, ""))
     'auto: drafting at 1 request; drafts make 1.50 x'
     """
     at = "1 request" if auto.requests == 1 else f"{auto.requests} requests"
     does, make = ("drafting", "make") if auto.drafting else ("not drafting", "would make")
+    tried = "" if auto.drafting or auto.tried is None else f" last tried {auto.tried:.0f} s ago;"
     why = f" ({auto.reason})" if auto.reason else ""
-    return f"auto: {does} at {at}; drafts {make} {auto.gain:.2f} x{why}"
+    return f"auto: {does} at {at};{tried} drafts {make} {auto.gain:.2f} x{why}"

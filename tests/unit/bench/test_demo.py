@@ -155,7 +155,7 @@ def test_automatic_depth(
     lines = capsys.readouterr().out.splitlines()
     found = [point["auto"] for point in json.loads(lines[-1])["points"]]
     assert [auto["drafting"] for auto in found] == [True, True, False]
-    assert found[2] == {"drafting": False, "requests": 16, "gain": 1.0, "reason": "at 16"}
+    assert found[2] == {"drafting": False, "requests": 16, "gain": 1.0, "reason": "at 16", "tried": None}
     assert [line for line in lines if "automatic depth" in line] == [
         "automatic depth made no drafts at 16 requests at once, where they would make 1.00x: at 16"
     ]

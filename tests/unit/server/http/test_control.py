@@ -20,6 +20,7 @@ from nextn.server.http.openapi import REF
 from nextn.server.http.static import PATHS
 from nextn.server.monitoring.metrics import Metrics
 from nextn.server.process.engine_client import EngineClient
+from nextn.server.process.engine_metrics import drafting_line
 from nextn.server.process.messages import (
     Abort,
     Add,
@@ -190,20 +191,27 @@ async def test_what_automatic_depth_does(http: httpx.AsyncClient, engine: Played
     async def speculative() -> list[object]:
         (load,) = (await http.get("/v1/loads?include=spec")).json()["loads"]
         (state,) = (await http.get("/server_info")).json()["internal_states"]
-        return [load["speculative"].get("auto"), state.get("speculative_auto")]
+        said = load["speculative"]
+        return [said.get("auto"), said.get("auto_line"), state.get("speculative_auto")]
 
-    assert await speculative() == [None, None]
-    auto = DraftingState(False, 16, 0.94, "drafts cost more than they bring")
+    assert await speculative() == [None, None, None]
+    auto = DraftingState(False, 16, 0.94, "drafts cost more than they bring", 3.4)
     engine.client.receive(StepOutputs([], EngineStats(auto=auto), 0.1))
     as_json = {
         "drafting": False,
         "requests": 16,
         "gain": 0.94,
         "reason": "drafts cost more than they bring",
+        "tried": 3.4,
     }
-    assert await speculative() == [as_json, as_json]
+    line = (
+        "auto: not drafting at 16 requests; last tried 3 s ago; drafts would make 0.94 x "
+        "(drafts cost more than they bring)"
+    )
+    assert drafting_line(auto) == line  # the log's
+    assert await speculative() == [as_json, line, as_json]
     engine.client.receive(StepOutputs([], EngineStats(), 0.1))
-    assert await speculative() == [None, None]
+    assert await speculative() == [None, None, None]
 
 
 async def test_models(http: httpx.AsyncClient) -> None:

@@ -6,6 +6,7 @@ the better of no drafts and the best fixed depth. A case that is off says by how
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cache
 from math import log2
@@ -295,8 +296,13 @@ def test_what_it_says_of_itself() -> None:
         watch(load, chosen, n, 3.0)
         state = chosen.state
         assert (state.drafting, state.requests) == (drafts, n)
-        makes = "make" if drafts else "would make"
-        assert state.reason == f"drafts {makes} {state.gain:.2f} x the tokens/s of none with {n} at once"
+        said = re.fullmatch(
+            r"a step with drafts takes (\S+) x as long and commits (\S+) x as many tokens", state.reason
+        )
+        assert said is not None
+        assert float(said[2]) / float(said[1]) == pytest.approx(state.gain, abs=0.02)
+        assert state.tried is not None
+        assert 0.0 <= state.tried <= 3.0
         assert (state.gain > 1.0) == drafts
         if drafts:
             none, _ = speeds("EPYC", n)
