@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from nextn.bench.pages import render
 from nextn.bench.plots import DARK, LIGHT, latency_against_throughput
 from nextn.bench.results import Point, Results
 
 TEMPLATE = Path(__file__).parent / "report.html.j2"
-DEPTH_COLOURS = 4  # the page has so many; deeper drafts take them in turn
+DEPTHS = 4  # of those that the page's table shows
+DEPTH_COLOURS = 8  # colours.css has so many; deeper drafts share the last one
 
 
 def heading(results: Results) -> list[str]:
@@ -104,22 +107,73 @@ def write_report(results: Results, folder: Path) -> list[Path]:
 
 def page(results: Results, light: bytes, dark: bytes) -> str:
     """The HTML page; `light` and `dark` are PNG files."""
-    pieces = [
-        (text, depth, (depth - 1) % DEPTH_COLOURS + 1 if depth else 0)
-        for text, depth in results.completion.pieces
-    ]
-    counts = Counter(depth for _, depth, _ in pieces)
+    steps = by_step(results.completion.pieces)
+    counts = Counter(depth for _, depth in results.completion.pieces)
+    deepest = max(len(point.spec.accept_rates) for point in results.points)
     return render(
         TEMPLATE,
         results=results,
         heading=heading(results),
-        rows=[cells(point) for point in results.points],
+        rows=[page_row(point) for point in results.points],
+        depths=max(1, min(DEPTHS, deepest)),
+        deeper=deepest > DEPTHS,
         notes=notes(results),
         best=max(point.ratio for point in results.points),
         light=base64.b64encode(light).decode(),
         dark=base64.b64encode(dark).decode(),
-        pieces=pieces,
-        legend=[
-            (depth, (depth - 1) % DEPTH_COLOURS + 1 if depth else 0, n) for depth, n in sorted(counts.items())
-        ],
+        steps=[[(text, depth, kind(depth)) for text, depth in step] for step in steps],
+        legend=[(depth, kind(depth), n) for depth, n in sorted(counts.items())],
+        named=lambda depth: f"draft {depth}" if depth else "the model's own",
     )
+
+
+def kind(depth: int) -> str:
+    """The class of a token in colours.css."""
+    return f"d{min(depth, DEPTH_COLOURS)}"
+
+
+def by_step(pieces: Sequence[tuple[str, int]]) -> list[list[tuple[str, int]]]:
+    """The tokens of each step. A step ends with the model's own token.
+
+    >>> by_step([("a", 0), ("b", 1), ("c", 0), ("d", 1)])
+    [[('a', 0)], [('b', 1), ('c', 0)], [('d', 1)]]
+    """
+    steps: list[list[tuple[str, int]]] = [[]]
+    for piece in pieces:
+        steps[-1].append(piece)
+        if piece[1] == 0:
+            steps.append([])
+    return [step for step in steps if step]
+
+
+class PageRow(NamedTuple):
+    """A row of the page's table. cells: (column, figure). rates: acceptance of the first depths; all: of all, in
+    words. none: why there are none, or ""."""
+
+    cells: list[tuple[str, str]]
+    rates: list[float]
+    all: str
+    none: str
+
+
+def page_row(point: Point) -> PageRow:
+    sides = [
+        (f"{name} {side_name}", text)
+        for side_name, side in (("without MTP", point.without), ("with MTP", point.with_mtp))
+        for name, text in (
+            ("tok/s", f"{side.output_throughput:.1f}"),
+            ("TTFT, ms,", f"{side.mean_ttft_ms:.0f}"),
+            ("TPOT, ms,", f"{side.mean_tpot_ms:.1f}"),
+        )
+    ]
+    spec, none = point.spec, ""
+    if point.auto is not None and not point.auto.drafting:
+        none = f"none: drafts would make {point.auto.gain:.2f}x"
+    cells = [
+        ("requests at once", f"{point.concurrency}"),
+        *sides,
+        ("ratio", f"{point.ratio:.2f}x"),
+        ("accept length", f"{spec.accept_length:.2f}"),
+    ]
+    every = ", ".join(f"draft {i}: {rate:.0%}" for i, rate in enumerate(spec.accept_rates, 1))
+    return PageRow(cells, spec.accept_rates[:DEPTHS], every, none)
