@@ -1,7 +1,7 @@
 """Records the example that the page at / shows before anything is typed: python tests/page_example.py
 
-It writes nextn/server/http/page/example.json: one prompt with 3 drafts and without, as the embedded model answers.
-Of several runs of each the one with the median time is kept.
+It writes nextn/server/http/page/example.json: one prompt with 3 drafts and without, as the embedded model
+answers. Of several runs of each the one with the median time is kept.
 """
 
 from __future__ import annotations

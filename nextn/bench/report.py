@@ -147,8 +147,8 @@ def by_step(pieces: Sequence[tuple[str, int]]) -> list[list[tuple[str, int]]]:
 
 
 class PageRow(NamedTuple):
-    """A row of the page's table. cells: (column, figure). rates: acceptance of the first depths; all: of all, in
-    words. none: why there are none, or ""."""
+    """A row of the page's table. cells: (column, figure). rates: acceptance of the first depths; all: of all,
+    in words. none: why there are none, or ""."""
 
     cells: list[tuple[str, str]]
     rates: list[float]

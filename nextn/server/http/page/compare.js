@@ -7,9 +7,12 @@ import { plot } from "./race.js";
 import { help } from "./server.js";
 import { sampling, speculative } from "./settings.js";
 import { stream } from "./stream.js";
+import { Timing } from "./timing.js";
 
 const at = (id) => document.getElementById(id);
 const WARM_UP = 8; // tokens
+const RUNS = 5; // of each at most, as one run of a tenth of a second may be disturbed
+const SECONDS = 2; // after which no further runs begin
 const TOLD = { return_draft_depths: true, return_draft_steps: true, return_spec_tokens_details: true };
 
 let running = null; // the AbortController of what is under way
@@ -42,7 +45,8 @@ export function show(example) {
 }
 
 /** Two panes run one after the other, so that neither slows the other down, after a short run of the same
- * prompt that nobody sees: else the second alone would find it in the prefix cache. */
+ * prompt that nobody sees: else the second alone would find it in the prefix cache. Short runs are repeated for
+ * their times, in turn. */
 export async function generate() {
   running?.abort();
   const mine = (running = new AbortController());
@@ -54,10 +58,19 @@ export async function generate() {
   const panes = begin(both ? [`With ${drafter}${many}`, `Without ${drafter}`] : ["Without MTP"], body.prompt);
   at("verdict").textContent = "Generating …";
   at("stop").disabled = false;
-  if (both) await warmUp({ ...body, max_tokens: Math.min(WARM_UP, body.max_tokens) }, mine.signal);
+  const bodies = [body, { ...body, speculative: false }];
+  const began = performance.now();
+  if (both) await quietly({ ...body, max_tokens: Math.min(WARM_UP, body.max_tokens) }, mine.signal);
   let done = true;
   for (const [i, pane] of panes.entries()) {
-    done &&= await run(pane, i === 0 ? body : { ...body, speculative: false }, mine.signal);
+    done &&= await run(pane, bodies[i], mine.signal);
+  }
+  for (let runs = 1; both && done && runs < RUNS && performance.now() - began < 1000 * SECONDS; runs += 1) {
+    if (running === mine) at("verdict").textContent = `Timing run ${runs + 1} of at most ${RUNS} …`;
+    for (const [i, pane] of panes.entries()) {
+      const timing = await quietly(bodies[i], mine.signal);
+      if (timing) pane.again(timing);
+    }
   }
   if (running !== mine) return;
   running = null;
@@ -79,12 +92,18 @@ async function run(pane, body, signal) {
   return true;
 }
 
-async function warmUp(body, signal) {
+/** Runs one completion that is not shown. Returns its times, or null if it was stopped or failed: the shown
+ * run tells of that. */
+async function quietly(body, signal) {
+  const timing = new Timing();
   try {
-    for await (const _ of stream("v1/completions", body, signal));
+    for await (const chunk of stream("v1/completions", body, signal)) {
+      for (const choice of chunk.choices) choice.draft_steps.forEach((step) => timing.take(step));
+    }
   } catch {
-    // the run that follows meets the same, and says so
+    return null;
   }
+  return timing;
 }
 
 function finish(panes) {
@@ -104,8 +123,9 @@ function verdict(mtp, plain) {
   mark.textContent = same
     ? `✓ identical: the same ${number(mtp.text.length)} characters with ${drafter} and without`
     : `✗ different from character ${number(parting(mtp.text, plain.text) + 1)} on`;
-  const ratio = mtp.speed / plain.speed; // not of a single token
-  return [mark, Number.isFinite(ratio) ? `; ${number(ratio, 2)} x the tokens/s with ${drafter}, by the engine's clock.` : "."];
+  const ratio = mtp.timing.speed / plain.timing.speed; // not of a single token
+  const runs = mtp.runs.length > 1 ? `the median of ${mtp.runs.length} runs each` : "one run each";
+  return [mark, Number.isFinite(ratio) ? `; ${number(ratio, 2)} x the tokens/s with ${drafter} (${runs}, by the engine's clock).` : "."];
 }
 
 /** The first index at which they differ. */

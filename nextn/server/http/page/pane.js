@@ -1,7 +1,7 @@
-// One answer: its text, each token coloured by the depth at which it was drafted, and its metrics, all timed by
-// the server.
+// One answer: its text, each token coloured by the depth at which it was drafted, and its metrics.
 
 import { number, show } from "./metrics.js";
+import { Timing, median } from "./timing.js";
 import { draftsOf, drawStep, kind, named } from "./tokens.js";
 
 export class Pane {
@@ -12,9 +12,8 @@ export class Pane {
     this.find("pre").setAttribute("aria-busy", "true");
     this.prompt = prompt;
     this.text = "";
-    this.tokens = 0;
-    this.steps = []; // {number, tokens, drafts, seconds}; number 0 is the prompt's
-    this.arrivals = []; // [seconds since the request reached the engine, tokens by then]
+    this.steps = []; // {number, tokens, drafts, tree}; number 0 is the prompt's
+    this.runs = [new Timing()]; // the first is of the text that is shown
     this.committed = []; // tokens, by depth
     this.proposed = []; // drafts, by depth
     this.drawn = 0; // steps
@@ -44,11 +43,16 @@ export class Pane {
 
   take(step, tokens) {
     const drafts = draftsOf(step);
-    this.steps.push({ number: this.steps.length, tokens, drafts, seconds: step.seconds });
-    this.tokens += tokens.length;
+    this.steps.push({ number: this.steps.length, tokens, drafts, tree: step.parents !== undefined });
     for (const [, depth] of tokens) this.committed[depth] = (this.committed[depth] ?? 0) + 1;
     for (const { depth } of drafts) this.proposed[depth] = (this.proposed[depth] ?? 0) + 1;
-    this.arrivals.push([step.seconds, this.tokens]);
+    this.runs[0].take({ ...step, tokens: tokens.length });
+  }
+
+  /** Times of another run of the same request. */
+  again(timing) {
+    this.runs.push(timing);
+    this.draw();
   }
 
   /** `error`: what ended it before its time, null at its own end. */
@@ -60,15 +64,12 @@ export class Pane {
     this.find(".error").hidden = false;
   }
 
-  get first() {
-    return 1000 * (this.arrivals[0]?.[0] ?? NaN);
+  get tokens() {
+    return this.runs[0].tokens;
   }
 
-  /** Tokens per second after the first output. */
-  get speed() {
-    const [start, before] = this.arrivals[0] ?? [];
-    const [end] = this.arrivals.at(-1) ?? [];
-    return end > start ? (this.tokens - before) / (end - start) : NaN;
+  get timing() {
+    return median(this.runs);
   }
 
   /** So far, from the steps after the prompt's; at the end what the server says. */
@@ -76,7 +77,7 @@ export class Pane {
     const said = this.usage?.spec_details?.accept_length;
     if (said) return said;
     const steps = this.steps.length - 1;
-    return steps > 0 ? (this.tokens - this.arrivals[0][1]) / steps : NaN;
+    return steps > 0 ? (this.tokens - this.steps[0].tokens.length) / steps : NaN;
   }
 
   draw() {
@@ -89,9 +90,9 @@ export class Pane {
     this.drawn = this.steps.length;
     if (atEnd && begun) pre.scrollTop = pre.scrollHeight;
     show(this.find(".metrics"), [
-      ["tokens/s", number(this.speed, 1)],
+      ["tokens/s", number(this.timing.speed, 1)],
       ["accept length", number(this.acceptLength, 2)],
-      ["TTFT, ms", number(this.first, 1)],
+      ["TTFT, ms", number(this.timing.first, 1)],
       ["tokens", number(this.tokens)],
       ["steps", number(this.steps.length)],
     ]);

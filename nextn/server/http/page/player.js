@@ -79,14 +79,20 @@ function card(name, text, looks, judged, struck = false) {
 
 const count = (n, one) => `${n} ${one}${n === 1 ? "" : "s"}`;
 
-function words({ drafts, tokens }, phase) {
+function verdict(held, all, tree) {
+  if (held === all) return "All drafts are the same tokens, so they are accepted.";
+  if (tree && held) return `${held} of ${all} are the same tokens, one after the other, and are accepted; the others are rejected.`;
+  if (held) return `${held} of ${all} are the same tokens and are accepted; the next is another one, so it and all that build on it are rejected.`;
+  return "The first is another token than the model's, so it is rejected, and all that build on it.";
+}
+
+function words({ drafts, tokens, tree }, phase) {
   const held = drafts.filter((draft) => draft.accepted).length;
   const last = tokens.at(-1)?.[1] === 0;
   if (phase === 0) return "The root is the last token of the text so far. The model has not yet read it, so it has not yet said what follows.";
-  if (phase === 1) return `The MTP layer guesses what follows the root: ${count(drafts.length, "draft")}, each built on the one before. A guess costs a small part of a pass of the model.`;
+  if (phase === 1) return `The MTP layer guesses what follows the root: ${count(drafts.length, "draft")}, ${tree ? "a tree with several guesses for one place" : "each built on the one before"}. A guess costs a small part of a pass of the model.`;
   if (phase === 2) {
-    const rest = held === drafts.length ? "All of them are accepted." : held === 0 ? "The first is another token than the model's, so it is rejected, and all that build on it." : `${held} of ${drafts.length} are the same tokens and are accepted; the next is another one, so it and all that build on it are rejected.`;
-    return `The model reads the root and all drafts in one pass. At each place it says which token it chooses itself. ${rest}`;
+    return `The model reads the root and all drafts in one pass. At each place it says which token it chooses itself. ${verdict(held, drafts.length, tree)}`;
   }
   if (!last) return `The text ends here. The step committed ${count(tokens.length, "token")} in one pass of the model.`;
   const saved = tokens.length > 1 ? ` Without drafts these take ${tokens.length} passes.` : " That is as many as without drafts.";

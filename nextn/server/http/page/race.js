@@ -6,7 +6,7 @@ const LEFT = 40, RIGHT = 512, TOP = 8, BOTTOM = 145;
 
 /** `panes`: [pane, class of its line] pairs. */
 export function plot(svg, panes) {
-  const points = panes.flatMap(([pane]) => pane.arrivals);
+  const points = panes.flatMap(([pane]) => pane.timing.arrivals);
   const last = Math.max(...points.map(([at]) => at));
   const most = Math.max(...points.map(([, tokens]) => tokens));
   const x = (at) => LEFT + ((RIGHT - LEFT) * at) / last;
@@ -19,7 +19,7 @@ export function plot(svg, panes) {
     text(LEFT, BOTTOM + 17, "start", "0 s"),
     text(RIGHT, BOTTOM + 17, "end", `${last.toFixed(2)} s`),
     ...panes.map(([pane, name]) =>
-      draw("polyline", { class: name, points: [[0, 0], ...pane.arrivals].map(([at, n]) => `${x(at)},${y(n)}`).join(" ") })),
+      draw("polyline", { class: name, points: [[0, 0], ...pane.timing.arrivals].map(([at, n]) => `${x(at)},${y(n)}`).join(" ") })),
     text(RIGHT, BOTTOM - 8, "end", "solid: with drafts, dashed: without"),
   );
 }
