@@ -124,8 +124,8 @@ function verdict(mtp, plain) {
     ? `✓ identical: the same ${number(mtp.text.length)} characters with ${drafter} and without`
     : `✗ different from character ${number(parting(mtp.text, plain.text) + 1)} on`;
   const ratio = mtp.timing.speed / plain.timing.speed; // not of a single token
-  const runs = mtp.runs.length > 1 ? `the median of ${mtp.runs.length} runs each` : "one run each";
-  return [mark, Number.isFinite(ratio) ? `; ${number(ratio, 2)} x the tokens/s with ${drafter} (${runs}, by the engine's clock).` : "."];
+  const runs = mtp.runs.length > 1 ? `, the median of ${mtp.runs.length} runs each` : "";
+  return [mark, Number.isFinite(ratio) ? `; ${number(ratio, 2)} x the tokens/s with ${drafter}, by the engine's clock${runs}.` : "."];
 }
 
 /** The first index at which they differ. */
