@@ -276,12 +276,13 @@ class Scheduler:
     def commit(self, plan: Plan, result: StepResult, seconds: float | None = None) -> list[Output]:
         """seconds: from the end of the step before to the end of this one, if they were adjacent."""
         outputs = []
-        decoded = False
+        decoded, own = False, True
         for span, res in zip(plan.spans, result.spans, strict=True):
             req = self.by_rid.get(span.rid)
             if req is None:  # aborted while the step ran
                 continue
             decoded |= req.decoding
+            own &= not req.decoding or self.auto is None or self._automatic(req)
             try:
                 outputs += self._commit_span(req, span, res)
             except Exception as e:
@@ -289,7 +290,7 @@ class Scheduler:
                 outputs.append(self._fail(req, failed_in("its commit", e)))
         if result.work is not None:
             if self.auto is not None:
-                self.auto.stepped(result.work, seconds)
+                self.auto.stepped(result.work, seconds, own)
             if seconds is not None:
                 self._took(plan, result.work, seconds)
         self.stats.steps += bool(plan.spans)

@@ -139,7 +139,9 @@ def test_side_by_side(page: Page, temperature: str) -> None:
     own = "[...document.querySelectorAll('#panes article:last-child pre span[title]')].map(s => s.className)"
     assert set(page.get(own)) == {"d0"}
     assert page.get("document.querySelectorAll('#plot polyline').length") == 2
-    found = re.search(r"; ([\d.]+) x the tokens/s with MTP, .*the median of \d runs each\.$", page.get(VERDICT))
+    found = re.search(
+        r"; ([\d.]+) x the tokens/s with MTP, .*the median of \d runs each\.$", page.get(VERDICT)
+    )
     assert found is not None
     speeds = page.get("[...document.querySelectorAll('#panes dd')].map(e => e.textContent)")[::5]
     with_mtp, without = (float(speed.replace(",", "")) for speed in speeds)

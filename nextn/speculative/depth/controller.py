@@ -76,13 +76,14 @@ class DepthController:
         self.worth.note(draft, accepted)
         _add(self._tokens, accepted, self._setting.tokens - 1.0)
 
-    def stepped(self, work: StepWork, seconds: float | None) -> None:
-        """A step has run. seconds: from the end of the one before; None: the engine was idle in between."""
+    def stepped(self, work: StepWork, seconds: float | None, own: bool = True) -> None:
+        """A step has run. seconds: from the end of the one before; None: the engine was idle in between. own:
+        no request in it asked for a depth; what others draft tells nothing of what was decided here."""
         n = work.requests
         if not n:
             return
         if seconds is not None:
-            self._note_step(work, seconds)
+            self._note_step(work, seconds, own)
         away = abs(math.log2(n) - self._size)  # loads are powers of two, or move around them
         self._away = self._away + 1 if away > 0.75 else 0
         other = away > 1.75 or self._away > TRIAL_STEPS[1]  # before, a text may have ended and the next begin
@@ -92,12 +93,12 @@ class DepthController:
         if other or (self._since >= PLAN_SECONDS and not (self._trial or self._away)):
             self._plan(n)
 
-    def _note_step(self, work: StepWork, seconds: float) -> None:
+    def _note_step(self, work: StepWork, seconds: float, is_own: bool) -> None:
         self._since, self._steps = self._since + seconds, self._steps + 1
         self._step += (seconds - self._step) * (0.1 if self._step else 1.0)
         self._budget += min(TRIAL_SHARE * seconds, max(2.0 * TRIAL_SHARE, 64.0 * self._step) - self._budget)
         own = work.requests + work.drafts  # beyond it: parts of prompts, or the drafter catches up
-        as_usual = self._usual or self.drafting or not self.keeping
+        as_usual = is_own and (self._usual or self.drafting or not self.keeping)
         if as_usual and not self._skip and work.rows <= 1.25 * own and work.extended <= 2 * own:
             self._log.append((self.drafting, seconds, work))
             self._context += 0.1 * (work.context / work.requests - self._context)

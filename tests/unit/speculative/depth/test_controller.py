@@ -275,6 +275,16 @@ def test_steps_of_prompts_are_not_compared_with_others() -> None:
     assert median(chosen.factors[2]) == before
 
 
+def test_drafts_that_others_asked_for_teach_nothing() -> None:
+    """The page at / asks for three; steps then take the same time, whatever the controller wants."""
+    _, chosen = begin_trial()
+    factors, gain = {size: list(found) for size, found in chosen.factors.items()}, chosen.state.gain
+    for _ in range(20 * TRIAL_STEPS[1]):
+        chosen.stepped(StepWork(16, 12, (4, 4), 4, 12), 9e-3, own=False)
+    assert chosen.factors == factors
+    assert chosen.state.gain == pytest.approx(gain, abs=0.02)
+
+
 def decisions(seed: int) -> list[object]:
     load, chosen = Load(Machine(COSTS["AMX"]), seed), controller(off(COSTS["AMX"], 0.5))
     made: list[object] = []
