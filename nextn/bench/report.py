@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from nextn.bench.completion import Step
 from nextn.bench.pages import render
 from nextn.bench.plots import DARK, LIGHT, latency_against_throughput
 from nextn.bench.results import Point, Results
@@ -107,8 +107,7 @@ def write_report(results: Results, folder: Path) -> list[Path]:
 
 def page(results: Results, light: bytes, dark: bytes) -> str:
     """The HTML page; `light` and `dark` are PNG files."""
-    steps = by_step(results.completion.pieces)
-    counts = Counter(depth for _, depth in results.completion.pieces)
+    counts = Counter(depth for _, depth in results.completion.tokens)
     deepest = max(len(point.spec.accept_rates) for point in results.points)
     return render(
         TEMPLATE,
@@ -121,9 +120,8 @@ def page(results: Results, light: bytes, dark: bytes) -> str:
         best=max(point.ratio for point in results.points),
         light=base64.b64encode(light).decode(),
         dark=base64.b64encode(dark).decode(),
-        steps=[[(text, depth, kind(depth)) for text, depth in step] for step in steps],
-        legend=[(depth, kind(depth), n) for depth, n in sorted(counts.items())],
-        named=lambda depth: f"draft {depth}" if depth else "the model's own",
+        steps=[drawn(step) for step in results.completion.steps],
+        legend=[(named(depth), kind(depth), n) for depth, n in sorted(counts.items())],
     )
 
 
@@ -132,18 +130,20 @@ def kind(depth: int) -> str:
     return f"d{min(depth, DEPTH_COLOURS)}"
 
 
-def by_step(pieces: Sequence[tuple[str, int]]) -> list[list[tuple[str, int]]]:
-    """The tokens of each step. A step ends with the model's own token.
+def drawn(step: Step) -> list[tuple[str, str, str]]:
+    """(text, class, what it is) of a step's tokens. Rejected drafts are where they stood: before the model's
+    own token."""
+    tokens = [(text, kind(depth), named(depth) + ", accepted" * (depth > 0)) for text, depth in step.tokens]
+    own = tokens[-1:] if step.tokens and step.tokens[-1][1] == 0 else []
+    rejected = [
+        (text.replace("\n", "↵").replace("\t", "⇥"), f"rejected {kind(depth)}", f"{named(depth)}, rejected")
+        for text, depth in step.rejected
+    ]
+    return [*tokens[: len(tokens) - len(own)], *rejected, *own]
 
-    >>> by_step([("a", 0), ("b", 1), ("c", 0), ("d", 1)])
-    [[('a', 0)], [('b', 1), ('c', 0)], [('d', 1)]]
-    """
-    steps: list[list[tuple[str, int]]] = [[]]
-    for piece in pieces:
-        steps[-1].append(piece)
-        if piece[1] == 0:
-            steps.append([])
-    return [step for step in steps if step]
+
+def named(depth: int) -> str:
+    return f"draft {depth}" if depth else "the model's own"
 
 
 class PageRow(NamedTuple):

@@ -18,6 +18,7 @@ from support.demo_results import demo_results
 from support.scripted_engine import TEXT
 from support.server_process import ServerProcess, until
 
+from nextn.bench.completion import Step
 from nextn.bench.report import write_report
 
 pytestmark = pytest.mark.skipif(find_chromium() is None, reason="no Chromium on this machine")
@@ -46,6 +47,7 @@ def browser() -> Iterator[Chromium]:
 
 @pytest.fixture
 def page(browser: Chromium, scripted: ServerProcess) -> Iterator[Page]:
+    browser.events.clear()
     page = browser.open(scripted.url + "/")
     page.until("document.getElementById('model').textContent.includes('MTP')")
     page.until(SHOWN)
@@ -180,6 +182,20 @@ def test_what_is_asked_for(page: Page) -> None:
         exec(code, {})
     assert output.getvalue().startswith("def add(a, b)")
     page.browser.events.clear()
+
+
+def test_nothing_is_asked_of_another_host(browser: Chromium, scripted: ServerProcess) -> None:
+    page = browser.open("about:blank")
+    page.call("Network.enable")
+    page.call("Page.navigate", url=scripted.url + "/")
+    page.until(f"document.getElementById('source') && {SHOWN}")
+    generate(page)
+    click(page, "tab-chat")
+    events = [e for e in browser.events if e.get("sessionId") == page.session]
+    urls = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
+    assert len(urls) > 20
+    assert [url for url in urls if not url.startswith((scripted.url, "data:"))] == []
+    page.close()
 
 
 def test_chat(page: Page) -> None:
@@ -385,7 +401,9 @@ def test_nothing_sticks_out(page: Page, width: int, scheme: str, tab: str) -> No
 def test_the_report_of_the_demo(browser: Chromium, tmp_path: Path) -> None:
     """It fits its page, and nothing in it scrolls sideways."""
     results = demo_results()
-    results.completion.pieces[1:] = [(f" token{depth}", depth) for depth in range(10)]
+    results.completion.steps[2:] = [
+        Step([(f" token{depth}", depth)], [(" no", depth)]) for depth in range(10)
+    ]
     for point in results.points:
         point.spec.proposed[:] = point.spec.accepted[:] = [100] * 8
     write_report(results, tmp_path)

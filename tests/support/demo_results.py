@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from nextn.bench.completion import Completion, Step
 from nextn.bench.machine import Machine
 from nextn.bench.measure import Metrics, Spread
-from nextn.bench.results import Completion, Point, Results, Side
+from nextn.bench.results import Point, Results, Side
 from nextn.bench.texts import Texts
 from nextn.request import SpecStats
 
@@ -43,7 +44,12 @@ def demo_results() -> Results:
         ],
         texts=texts,
         completion=Completion(
-            "def f(a):\n", [("    return", 0), (" a", 1), (" <b>", 2), ("&", 3), ("\n", 7)]
+            "def f(a):\n",
+            [
+                Step([("    return", 0)], []),
+                Step([(" a", 1), (" <b>", 2), ("&", 3), ("\n", 0)], [("\n#", 4)]),
+                Step([(" x", 7)], []),
+            ],
         ),
         seconds=151.3,
     )

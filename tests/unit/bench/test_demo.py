@@ -93,7 +93,13 @@ class Servers:
     async def post(self, url: str, path: str, body: Body) -> Any:
         assert body["return_draft_depths"] is True
         text = self.text(url, body)
-        return {"choices": [{"text": text, "draft_depths": [[text[:3], 0], [text[3:], 1]]}]}
+        assert body["return_draft_steps"] is True
+        steps = [
+            {"tokens": 1, "drafts": [], "accepted": [], "seconds": 0.1},
+            {"tokens": 1, "drafts": ["x", "y"], "accepted": [0], "seconds": 0.2},
+        ]
+        depths = [[text[:3], 0], [text[3:], 1]]
+        return {"choices": [{"text": text, "draft_depths": depths, "draft_steps": steps}]}
 
 
 @pytest.fixture

@@ -160,9 +160,14 @@ def test_page(results: Results) -> None:
     assert "10 of the 32 prompts were sampled" in text
     assert "def f(a):\n" in text
     # Every token is there, unharmed.
-    coloured = [found for found in parsed.found if found[0] in ("d0", "d1", "d2", "d3", "d7")]
+    kinds = ("d0", "d1", "d2", "d3", "d7", "rejected d4")
+    coloured = [found for found in parsed.found if found[0] in kinds]
     legend, tokens = coloured[:5], coloured[5:]
-    assert tokens == [("d0", "    return"), ("d1", " a"), ("d2", " <b>"), ("d3", "&"), ("d7", "\n")]
+    assert tokens == [
+        ("d0", "    return"),
+        ("d1", " a"), ("d2", " <b>"), ("d3", "&"), ("rejected d4", "↵#"), ("d0", "\n"),
+        ("d7", " x"),
+    ]  # fmt: skip
     assert [t for _, t in legend] == ["the model's own", *(f"draft {d}" for d in (1, 2, 3, 7))]
 
 
