@@ -51,8 +51,7 @@ class DepthController:
         self._skip, self._settle = 0, 1  # steps after a switch that do not count, left and in all
         # Seconds: from the last plan and the last trial, of a step, without drafts. Positions of a request.
         self._since = self._since_trial = self._step = self._blind = self._context = 0.0
-        self._tried = False
-        self._steps, self._budget = 0, 2.0 * TRIAL_SHARE
+        self._tried, self._steps, self._budget = False, 0, 2.0 * TRIAL_SHARE
         # Sums of what came and was expected: tokens of drafts, and seconds by `cost` that they added.
         self._tokens, self._extra = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
         self._plan(1)
@@ -154,10 +153,9 @@ class DepthController:
         if abs(ahead) > MARGIN:
             self._usual = ahead > 0.0
         self._switch(self._usual)
-        longer = (base + extra) / base
-        reason = f"a step with drafts takes {longer:.2f} x as long and commits {tokens:.2f} x as many tokens"
+        takes = f"takes {1.0 + extra / base:.2f} x as long and commits {tokens:.2f} x as many tokens"
         tried = round(self._since_trial, 1) if self._tried else None
-        self.state = DraftingState(self._usual, n, round(gain, 3), reason, tried)
+        self.state = DraftingState(self._usual, n, round(gain, 3), f"a step with drafts {takes}", tried)
         length = round(min(TRIAL_STEPS[1], max(TRIAL_STEPS[0], TRIAL_SECONDS / (self._step or 1.0))))
         self._settle = 1 + length // 8  # while caches hold what the other kind used
         # Each size is tried, and soon; nobody knows what that costs, so what it may seem to cost is bounded.
