@@ -70,6 +70,22 @@ class Draft:
             depths.append(1 if parent < 0 else depths[parent] + 1)
         return depths
 
+    def follow(self, tokens: Sequence[int]) -> list[int]:
+        """The nodes that spell these tokens, from the root down, as far as there are such nodes.
+
+        >>> Draft([7, 8, 9], [-1, -1, 1]).follow([8, 9, 5])
+        [1, 2]
+        """
+        path: list[int] = []
+        last = -1
+        for token in tokens:
+            nodes = (i for i, t in enumerate(self.tokens) if t == token and self.parent(i) == last)
+            last = next(nodes, -1)
+            if last < 0:
+                break
+            path.append(last)
+        return path
+
     def paths(self) -> list[list[int]] | None:
         """Of the span [root, nodes ...] to verify, as `nextn.layers.batch.Span` has them; None: a chain."""
         if self.parents is None:
@@ -108,25 +124,29 @@ class DraftingState:
     """What automatic depth does at this load, and why.
 
     drafting: are drafts made? requests: that decode. gain: tokens/s with drafts over tokens/s without, as
-    predicted from measured costs and acceptance. reason: a sentence for people (`drafting_words`)."""
+    predicted from measured costs and acceptance. reason: for people. tried: seconds of load since the last
+    trial of the other kind of step; None: there was none yet."""
 
     drafting: bool
     requests: int
     gain: float
     reason: str
+    tried: float | None = None
 
 
-def drafting_words(drafting: bool, requests: int, gain: float) -> str:
+def drafting_words(auto: DraftingState) -> str:
     """What automatic depth does, for every place that shows it.
 
-    >>> drafting_words(False, 16, 0.94)
-    'not drafting at 16 requests; drafts would make 0.94 x the tokens/s'
-    >>> drafting_words(True, 1, 1.5)
+    >>> drafting_words(DraftingState(False, 16, 0.94, "a step with drafts takes twice as long", 3.2))
+    'not drafting at 16 requests; last tried 3 s ago; drafts would make 0.94 x the tokens/s (a step with drafts takes twice as long)'
+    >>> drafting_words(DraftingState(True, 1, 1.5, ""))
     'drafting at 1 request; drafts make 1.50 x the tokens/s'
-    """
-    at = "1 request" if requests == 1 else f"{requests} requests"
-    does, make = ("drafting", "make") if drafting else ("not drafting", "would make")
-    return f"{does} at {at}; drafts {make} {gain:.2f} x the tokens/s"
+    """  # noqa: E501
+    at = "1 request" if auto.requests == 1 else f"{auto.requests} requests"
+    does, make = ("drafting", "make") if auto.drafting else ("not drafting", "would make")
+    tried = "" if auto.drafting or auto.tried is None else f" last tried {auto.tried:.0f} s ago;"
+    why = f" ({auto.reason})" if auto.reason else ""
+    return f"{does} at {at};{tried} drafts {make} {auto.gain:.2f} x the tokens/s{why}"
 
 
 class Shape(NamedTuple):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import NamedTuple
@@ -107,6 +107,7 @@ class SamplingParams:
     logprobs: int | None = None  # of the output
     # of the prompt, which is then computed: the prefix cache gives positions whose scores are there already
     prompt_logprobs: int | None = None
+    draft_steps: bool = False  # each output tells of its step's draft, see `StepDraft`
 
     def check(self, vocab_size: int | None = None) -> None:
         def need(ok: bool, name: str, rule: str) -> None:
@@ -183,6 +184,17 @@ class TokenLogprob(NamedTuple):
 
     logprob: float
     top: list[tuple[int, float]]
+
+
+class StepDraft(NamedTuple):
+    """What a step verified for one request. tokens: of the draft, rejected ones too. parents: of each, -1 for
+    the root; None: a chain. accepted: by index, from the root down. seconds: from the arrival of the request
+    in the engine to the end of the step, by the clock of the engine."""
+
+    tokens: Sequence[int]
+    parents: Sequence[int] | None
+    accepted: Sequence[int]
+    seconds: float
 
 
 @dataclass(slots=True)
@@ -337,6 +349,7 @@ class Output:
 
     Where they were asked for: logprobs[i] is tokens[i]'s, `matched_logprob` the stop token's, and
     `prompt_logprobs` is set on the first output, one for each prompt token, None for the first of them.
+    `step`: with `SamplingParams.draft_steps`, what the step verified.
     """
 
     rid: str
@@ -353,3 +366,4 @@ class Output:
     matched_logprob: TokenLogprob | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
     queued: float = 0.0
+    step: StepDraft | None = None

@@ -18,6 +18,7 @@ from pathlib import Path
 from nextn.bench.acceptance import read_spec
 from nextn.bench.apis import Body
 from nextn.bench.client import get, post, run_load
+from nextn.bench.completion import Completion
 from nextn.bench.console import console
 from nextn.bench.drafting import DraftingWatch
 from nextn.bench.local_server import LocalServer, ended_like_ctrl_c
@@ -26,7 +27,7 @@ from nextn.bench.measure import Metrics, calculate_metrics
 from nextn.bench.progress import Progress
 from nextn.bench.prompts import heldout_prompts
 from nextn.bench.report import write_report
-from nextn.bench.results import Completion, Point, Results, Side
+from nextn.bench.results import Point, Results, Side
 from nextn.bench.servers import last_lines_on_error
 from nextn.bench.summary import next_commands, print_results
 from nextn.bench.texts import Texts
@@ -36,6 +37,7 @@ from nextn.request import SpecStats
 SIXTEENTHS = {1: 6, 4: 8, 16: 16}
 SEEDED_EVERY = 3  # every third prompt is sampled, the others are greedy
 TEMPERATURE = 0.7
+TOLD = {"return_draft_depths": True, "return_draft_steps": True}
 WITHOUT, WITH = "without MTP", "with MTP"
 
 
@@ -155,7 +157,7 @@ class Demo:
     async def _completion(self, server: LocalServer, body: Body) -> Completion:
         """Requests the first prompt once more, now token by token: its text is compared like the others."""
         self.progress.now("one completion token by token")
-        answer = await post(server.url, "/v1/completions", {**body, "return_draft_depths": True})
+        answer = await post(server.url, "/v1/completions", {**body, **TOLD})
         choice = answer["choices"][0]
         self.texts.add(0, choice["text"], f"{server.name}, with draft depths")
-        return Completion(body["prompt"], [(text, depth) for text, depth in choice["draft_depths"]])
+        return Completion.of(body["prompt"], choice)

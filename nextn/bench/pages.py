@@ -6,12 +6,15 @@ from pathlib import Path
 
 import jinja2
 
-STYLE = Path(__file__).parent / "page.css"
+# The colours are those of the server's page.
+STYLES = (
+    Path(__file__).parent.parent / "server" / "http" / "page" / "colours.css",
+    Path(__file__).parent / "page.css",
+)
 
 
 def render(template: Path, **values: object) -> str:
     """`template` gets `values`, and `style` for its <style>."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    return environment.from_string(template.read_text(encoding="utf-8")).render(
-        style=STYLE.read_text(encoding="utf-8"), **values
-    )
+    style = "\n".join(path.read_text(encoding="utf-8") for path in STYLES)
+    return environment.from_string(template.read_text(encoding="utf-8")).render(style=style, **values)

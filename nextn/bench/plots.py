@@ -22,8 +22,9 @@ class Palette:
     with_mtp: str
 
 
-LIGHT = Palette("#ffffff", "#1f2328", "#d8dee4", "#8a5a00", "#0a5fc4")
-DARK = Palette("#161b22", "#e6edf3", "#30363d", "#e0a33e", "#6cb6ff")
+# card, text, line, without and with of nextn/server/http/page/colours.css
+LIGHT = Palette("#ffffff", "#1b1f24", "#d5dae0", "#8a5a00", "#0a5fc4")
+DARK = Palette("#1d2126", "#e8eaed", "#363c44", "#e0a33e", "#6cb6ff")
 
 
 def latency_against_throughput(title: str, points: Sequence[Point], palette: Palette = LIGHT) -> bytes:

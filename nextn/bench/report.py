@@ -5,13 +5,17 @@ from __future__ import annotations
 import base64
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
+from nextn.bench.completion import Step
 from nextn.bench.pages import render
 from nextn.bench.plots import DARK, LIGHT, latency_against_throughput
 from nextn.bench.results import Point, Results
+from nextn.draft import drafting_words
 
 TEMPLATE = Path(__file__).parent / "report.html.j2"
-DEPTH_COLOURS = 4  # the page has so many; deeper drafts take them in turn
+DEPTHS = 4  # of those that the page's table shows
+DEPTH_COLOURS = 8  # colours.css has so many; deeper drafts share the last one
 
 
 def heading(results: Results) -> list[str]:
@@ -29,29 +33,10 @@ def heading(results: Results) -> list[str]:
     ]
 
 
-def cells(point: Point) -> list[str]:
-    """One row of the page's table."""
-    sides = [
-        text
-        for side in (point.without, point.with_mtp)
-        for text in (f"{side.output_throughput:.1f}", f"{side.mean_ttft_ms:.0f}", f"{side.mean_tpot_ms:.1f}")
-    ]
-    rates = " ".join(f"{rate:.0%}" for rate in point.spec.accept_rates)
-    if point.auto is not None and not point.auto.drafting:
-        rates = f"none: {point.auto.gain:.2f}x"
-    return [
-        f"{point.concurrency}",
-        *sides,
-        f"{point.ratio:.2f}x",
-        f"{point.spec.accept_length:.2f}",
-        rates,
-    ]
-
-
 def notes(results: Results) -> list[str]:
     """Where automatic depth made no drafts, and why."""
     return [
-        f"automatic depth at concurrency {p.concurrency}: {p.auto.reason}"
+        f"automatic depth at concurrency {p.concurrency}: {drafting_words(p.auto)}"
         for p in results.points
         if p.auto is not None and not p.auto.drafting
     ]
@@ -73,22 +58,73 @@ def write_report(results: Results, folder: Path) -> list[Path]:
 
 def page(results: Results, light: bytes, dark: bytes) -> str:
     """The HTML page; `light` and `dark` are PNG files."""
-    pieces = [
-        (text, depth, (depth - 1) % DEPTH_COLOURS + 1 if depth else 0)
-        for text, depth in results.completion.pieces
-    ]
-    counts = Counter(depth for _, depth, _ in pieces)
+    counts = Counter(depth for _, depth in results.completion.tokens)
+    deepest = max(len(point.spec.accept_rates) for point in results.points)
     return render(
         TEMPLATE,
         results=results,
         heading=heading(results),
-        rows=[cells(point) for point in results.points],
+        rows=[page_row(point) for point in results.points],
+        depths=max(1, min(DEPTHS, deepest)),
+        deeper=deepest > DEPTHS,
         notes=notes(results),
         best=max(point.ratio for point in results.points),
         light=base64.b64encode(light).decode(),
         dark=base64.b64encode(dark).decode(),
-        pieces=pieces,
-        legend=[
-            (depth, (depth - 1) % DEPTH_COLOURS + 1 if depth else 0, n) for depth, n in sorted(counts.items())
-        ],
+        steps=[drawn(step) for step in results.completion.steps],
+        legend=[(named(depth), kind(depth), n) for depth, n in sorted(counts.items())],
     )
+
+
+def kind(depth: int) -> str:
+    """The class of a token in colours.css."""
+    return f"d{min(depth, DEPTH_COLOURS)}"
+
+
+def drawn(step: Step) -> list[tuple[str, str, str]]:
+    """(text, class, what it is) of a step's tokens. Rejected drafts are where they stood: before the model's
+    own token."""
+    tokens = [(text, kind(depth), named(depth) + ", accepted" * (depth > 0)) for text, depth in step.tokens]
+    own = tokens[-1:] if step.tokens and step.tokens[-1][1] == 0 else []
+    rejected = [
+        (text.replace("\n", "↵").replace("\t", "⇥"), f"rejected {kind(depth)}", f"{named(depth)}, rejected")
+        for text, depth in step.rejected
+    ]
+    return [*tokens[: len(tokens) - len(own)], *rejected, *own]
+
+
+def named(depth: int) -> str:
+    return f"draft {depth}" if depth else "the model's own"
+
+
+class PageRow(NamedTuple):
+    """A row of the page's table. cells: (column, figure). rates: acceptance of the first depths; all: of all,
+    in words. none: why there are none, or ""."""
+
+    cells: list[tuple[str, str]]
+    rates: list[float]
+    all: str
+    none: str
+
+
+def page_row(point: Point) -> PageRow:
+    sides = [
+        (f"{name} {side_name}", text)
+        for side_name, side in (("without MTP", point.without), ("with MTP", point.with_mtp))
+        for name, text in (
+            ("tok/s", f"{side.output_throughput:.1f}"),
+            ("TTFT, ms,", f"{side.mean_ttft_ms:.0f}"),
+            ("TPOT, ms,", f"{side.mean_tpot_ms:.1f}"),
+        )
+    ]
+    spec, none = point.spec, ""
+    if point.auto is not None and not point.auto.drafting:
+        none = f"none: drafts would make {point.auto.gain:.2f}x"
+    cells = [
+        ("requests at once", f"{point.concurrency}"),
+        *sides,
+        ("ratio", f"{point.ratio:.2f}x"),
+        ("accept length", f"{spec.accept_length:.2f}"),
+    ]
+    every = ", ".join(f"draft {i}: {rate:.0%}" for i, rate in enumerate(spec.accept_rates, 1))
+    return PageRow(cells, spec.accept_rates[:DEPTHS], every, none)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from nextn.bench.completion import Completion
 from nextn.bench.machine import Machine
 from nextn.bench.measure import Metrics
 from nextn.bench.texts import Texts
@@ -58,14 +59,6 @@ class Point:
     def ratio(self) -> float:
         """Output tokens/s with MTP over those without."""
         return self.with_mtp.output_throughput / self.without.output_throughput
-
-
-@dataclass(frozen=True)
-class Completion:
-    """One completion token by token: (its text, the depth it was drafted at; 0: the target's own)."""
-
-    prompt: str
-    pieces: list[tuple[str, int]]
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,13 @@
 """What a step's result makes of one request: the tokens that it takes, all or those up to its end, and its
-output. Pure."""
+output."""
 
 from __future__ import annotations
 
+import time
 from typing import NamedTuple
 
-from nextn.request import Output, Request
+from nextn.draft import NO_DRAFT, Draft
+from nextn.request import Output, Request, StepDraft
 from nextn.scheduler.plan import SpanResult
 
 
@@ -39,10 +41,10 @@ def _append(req: Request, tokens: list[int]) -> Taken:
     return Taken(len(tokens))
 
 
-def output(req: Request, res: SpanResult, taken: Taken, first: bool) -> Output:
-    """first: the request had no output before."""
+def output(req: Request, res: SpanResult, taken: Taken, first: bool, draft: Draft = NO_DRAFT) -> Output:
+    """first: the request had no output before. draft: what the step verified."""
     n, reason, matched = taken
-    accepted = len(res.tokens) - 1
+    accepted = max(0, len(res.tokens) - 1)
     drafted = [i + 1 if i < accepted else 0 for i in range(n)]
     out = Output(req.rid, res.tokens[:n], drafted, reason, matched, queued=req.queued)
     if reason == "error" and res.error is not None:
@@ -52,6 +54,9 @@ def output(req: Request, res: SpanResult, taken: Taken, first: bool) -> Output:
         out.matched_logprob = None if matched is None else res.logprobs[n]
     if first and req.params.prompt_logprobs is not None:
         out.prompt_logprobs = [None, *req.prompt_logprobs]
+    if req.params.draft_steps:
+        held = draft.follow(res.tokens[:accepted])
+        out.step = StepDraft(draft.tokens, draft.parents, held, time.perf_counter() - req.arrived)
     if reason is not None:
         out.spec, out.cached_tokens, out.retractions = req.spec, req.first_cached, req.retractions
     return out

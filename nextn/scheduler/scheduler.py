@@ -57,6 +57,7 @@ class Scheduler:
         self.waiting: list[Request] = []  # sorted by rank
         self.running: list[Request] = []  # sorted by rank
         self.by_rid: dict[str, Request] = {}
+        self._asking = 0  # of those that run, how many the controller does not decide about
         self._kept = False  # did the last step's plan keep?
         self._blocked: str | None = None  # who waits for pages, and others behind it
         self.stats = EngineStats(total_tokens=kv.total_tokens)
@@ -87,6 +88,7 @@ class Scheduler:
     def _stop(self, req: Request, share: bool = True) -> None:
         """It runs no more and has no pages. share: the prefix cache may have what it committed."""
         self.running.remove(req)
+        self._asking -= not self._automatic(req)
         self.kv.release(req, share)
         self.states.drop(req.rid)
 
@@ -168,6 +170,7 @@ class Scheduler:
             self._blocked = None
             self.waiting.remove(new)
             bisect.insort(self.running, new, key=rank)
+            self._asking += not self._automatic(new)
             taken = self._extend(new, budget, spans, budget == whole)
             budget -= taken
             if not taken:
@@ -275,6 +278,7 @@ class Scheduler:
 
     def commit(self, plan: Plan, result: StepResult, seconds: float | None = None) -> list[Output]:
         """seconds: from the end of the step before to the end of this one, if they were adjacent."""
+        own = self._asking == 0  # before requests end
         outputs = []
         decoded = False
         for span, res in zip(plan.spans, result.spans, strict=True):
@@ -289,7 +293,7 @@ class Scheduler:
                 outputs.append(self._fail(req, failed_in("its commit", e)))
         if result.work is not None:
             if self.auto is not None:
-                self.auto.stepped(result.work, seconds)
+                self.auto.stepped(result.work, seconds, own)
             if seconds is not None:
                 self._took(plan, result.work, seconds)
         self.stats.steps += bool(plan.spans)
@@ -328,7 +332,7 @@ class Scheduler:
                 self.kv.share(req)
         else:
             self._end(req, share=taken.reason != "error")
-        out = output(req, res, taken, first)
+        out = output(req, res, taken, first, span.draft)
         alike = groups.ends_with(req) if taken.reason == "length" else []
         return [out, *(self._end_like(out, other) for other in alike)]
 
@@ -381,6 +385,7 @@ class Scheduler:
         assert sorted(self.waiting, key=rank) == self.waiting
         assert {r.rid for r in (*self.running, *self.waiting)} == set(self.by_rid)
         assert len(self.running) <= self.max_running
+        assert self._asking == sum(not self._automatic(r) for r in self.running)
         for r in self.by_rid.values():
             assert r.group is None or r in r.group.members
             assert r.group is None or all(self.by_rid.get(m.rid) is m for m in r.group.members)

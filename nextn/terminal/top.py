@@ -10,7 +10,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from nextn.draft import DraftingState
+from nextn.draft import DraftingState, drafting_words
 from nextn.terminal.scrape import Scrape
 
 LABEL, BAR = 14, 20  # characters: a line's name; a bar in plain text
@@ -96,7 +96,9 @@ class Frame(NamedTuple):
         length = s.ratio("spec_committed_tokens_total", "spec_verify_steps_total")
         yield Line("accept length", f"{length:.2f}" if math.isfinite(length) else "-")
         if self.auto is not None:
-            yield Line("auto depth", self.auto.reason, colour="green" if self.auto.drafting else "yellow")
+            yield Line(
+                "auto depth", drafting_words(self.auto), colour="green" if self.auto.drafting else "yellow"
+            )
         yield from depths(s)
 
 

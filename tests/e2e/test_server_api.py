@@ -191,6 +191,28 @@ def test_spec_details_and_draft_depths(scripted: ServerProcess, client: openai.O
     assert stopped["usage"]["spec_details"]["accept_length"] == 3.0
 
 
+def test_draft_steps(scripted: ServerProcess, fake: ServerProcess) -> None:
+    """By the engine's clock; what is committed does not depend on being asked for them."""
+    for server in (scripted, fake):
+        body = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0, "return_draft_depths": True}
+        plain = post(server, "/v1/completions", body).json()["choices"][0]
+        assert "draft_steps" not in plain
+        told = post(server, "/v1/completions", body | {"return_draft_steps": True}).json()
+        (choice,), steps = told["choices"], told["choices"][0]["draft_steps"]
+        assert choice["text"] == plain["text"]
+        assert sum(step["tokens"] for step in steps) == told["usage"]["completion_tokens"] == 40
+        times = [step["seconds"] for step in steps]
+        assert times == sorted(times)
+        assert times[0] > 0
+        depths = iter(depth for _, depth in choice["draft_depths"])
+        for step in steps:
+            assert step["accepted"] == list(range(len(step["accepted"])))  # a chain
+            assert len(step["accepted"]) <= len(step["drafts"])
+            of_step = [next(depths) for _ in range(step["tokens"])]
+            assert [d for d in of_step if d] == [i + 1 for i in step["accepted"]][: step["tokens"]]
+    assert any(len(step["accepted"]) < len(step["drafts"]) for step in steps)
+
+
 def test_sixteen_clients_at_once(scripted: ServerProcess) -> None:
     async def one(client: openai.AsyncOpenAI, i: int) -> str:
         stream = await client.completions.create(

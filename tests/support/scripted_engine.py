@@ -22,8 +22,8 @@ import sys
 import time
 
 from nextn.config import EngineConfig
-from nextn.draft import DraftingState, drafting_words
-from nextn.request import Output, Request, SpeculativeParams
+from nextn.draft import DraftingState
+from nextn.request import Output, Request, SpeculativeParams, StepDraft
 from nextn.speculation import Speculation
 from nextn.stats import EngineStats
 from nextn.tokenizer.tokenizer import Tokenizer
@@ -63,7 +63,7 @@ class ScriptedEngine:
             raise ValueError("a prompt may not begin with token 7 here")
         speculative = request.params.speculative.or_else(self.speculative_defaults)
         request.params = request.params.replace(speculative=speculative)
-        request.num_prompt = len(request.tokens)
+        request.num_prompt, request.arrived = len(request.tokens), time.perf_counter()
         request.limit = min(request.num_prompt + request.params.max_tokens, self.context_length)
         self.waiting.append(request)
 
@@ -109,7 +109,13 @@ class ScriptedEngine:
             spec.add(drafts, took - 1, took)
         self.counters.generated_tokens += took
         done = len(request.tokens) >= request.limit
-        return Output(request.rid, tokens, [*range(1, took), 0], "length" if done else None)
+        out = Output(request.rid, tokens, [*range(1, took), 0], "length" if done else None)
+        if params.draft_steps:
+            # One draft more than are accepted, which nothing else counts.
+            made = [*tokens[: took - 1], self.text[0]] if drafts else []
+            seconds = time.perf_counter() - request.arrived
+            out.step = StepDraft(made, None, [*range(took - 1)] if drafts else [], seconds)
+        return out
 
     def remember(self) -> None:
         pass
@@ -122,8 +128,7 @@ class ScriptedEngine:
         counters.running, counters.waiting = len(self.running), len(self.waiting)
         if self.gain is not None:
             does = self.gain >= 1
-            words = drafting_words(does, counters.running, self.gain)
-            counters.auto = DraftingState(does, counters.running, self.gain, words)
+            counters.auto = DraftingState(does, counters.running, self.gain, "")
         counters.used_tokens = sum(len(r.tokens) for r in self.running)
         return counters
 

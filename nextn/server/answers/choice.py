@@ -10,6 +10,7 @@ from nextn.request import SamplingParams, SpecStats, TokenLogprob
 from nextn.server.answers.logprobs import Entry, LogprobStream, PromptEntries
 from nextn.server.process.messages import NewRequest
 from nextn.server.protocol.errors import ApiError
+from nextn.server.protocol.responses import DraftStep
 from nextn.tokenizer.stop_regex import StopRegexes
 from nextn.tokenizer.stream import TextStream
 
@@ -44,6 +45,7 @@ class Choice:
     # Per token, if asked for: the text that came out with it, the depth it was drafted at. A stream takes
     # them out as it sends them.
     depths: list[tuple[str, int]] | None = None
+    steps: list[DraftStep] | None = None  # likewise, if asked for
     last_depth: int = 0  # of the last token in `depths`, sent or not
     echo: str | None = None  # the prompt's text, if the answer begins with it
     logprobs: LogprobStream | None = None

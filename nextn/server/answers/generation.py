@@ -7,13 +7,14 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 
-from nextn.request import GRAMMAR_ERROR, REQUEST_FAILED, Output, TokenLogprob
+from nextn.request import GRAMMAR_ERROR, REQUEST_FAILED, Output, StepDraft, TokenLogprob
 from nextn.server.answers.choice import Choice, Delta, Observer, Prompt
 from nextn.server.answers.logprobs import Entry, LogprobStream, PromptEntries
 from nextn.server.process.engine_client import EngineClient, Update
 from nextn.server.process.messages import NewRequest, PromptScores
 from nextn.server.protocol.context import client
 from nextn.server.protocol.errors import ApiError, bad_request, ended_by_request, overdue
+from nextn.server.protocol.responses import DraftStep
 from nextn.tokenizer.stop_regex import StopRegexError
 from nextn.tokenizer.stream import TextStream
 from nextn.tokenizer.tokenizer import Tokenizer
@@ -33,6 +34,7 @@ class Generation:
         n: int,
         arrival: float,
         keep_depths: bool = False,
+        keep_steps: bool = False,
         logprobs_by_token: bool = False,
         name: str = "",
         priority: int = 0,
@@ -71,6 +73,7 @@ class Generation:
                 )
                 choice = Choice(index, called, request, stream, last_output=self.arrival)
                 choice.depths = [] if keep_depths else None
+                choice.steps = [] if keep_steps else None
                 choice.echo = prompt.echo
                 if prompt.params.logprobs is not None and not logprobs_by_token:
                     choice.logprobs = LogprobStream(stream.token_bytes)
@@ -137,11 +140,14 @@ class Generation:
             self._take_time(choice, out, first)
             choice.cached_tokens = out.cached_tokens
         choice.spec = out.spec or choice.spec
+        before = choice.completion_tokens
         if choice.depths is None:
             text, used, stopped = choice.stream.push(out.tokens)
             choice.tokens += out.tokens[:used]
         else:
             text, stopped = self._push_one_by_one(choice, choice.depths, out)
+        if choice.steps is not None and out.step is not None:
+            choice.steps.append(self._draft_step(out.step, choice.completion_tokens - before))
         if stopped is not None:
             choice.finish_reason, choice.matched = "stop", stopped
         elif out.finish_reason is not None:
@@ -155,6 +161,13 @@ class Generation:
             text = choice.echo + text
         choice.sent += len(text)
         return text
+
+    def _draft_step(self, step: StepDraft, tokens: int) -> DraftStep:
+        drafts = [self.tokenizer.token_names[token] for token in step.tokens]
+        made = DraftStep(round(step.seconds, 6), tokens, drafts, list(step.accepted))
+        if step.parents is not None:
+            made.parents = list(step.parents)
+        return made
 
     def _take_time(self, choice: Choice, out: Output, first: bool) -> None:
         now = time.perf_counter()

@@ -22,6 +22,7 @@ from nextn.server.protocol.responses import (
     CompletionChoice,
     CompletionLogprobs,
     CompletionTokensDetails,
+    DraftStep,
     SglExt,
     Usage,
     encode,
@@ -159,7 +160,8 @@ def text_choice(choice: Choice, tokenizer: Tokenizer, index: int) -> CompletionC
         made = completion_logprobs(choice.entries, tokenizer)
         logprobs = made if choice.prompt_entries is None else choice.prompt_entries.before(made)
     text = "".join(choice.text)
-    return CompletionChoice(index, text, choice.finish_reason, logprobs, depths, matched_stop(choice))
+    steps = UNSET if choice.steps is None else choice.steps
+    return CompletionChoice(index, text, choice.finish_reason, logprobs, depths, steps, matched_stop(choice))
 
 
 class TextWording:
@@ -175,7 +177,10 @@ class TextWording:
         depths: list[tuple[str, int]] | UnsetType = UNSET
         if choice.depths is not None:
             depths, choice.depths = choice.depths, []
-        chunk = CompletionChoice(choice.index, delta.text, choice.finish_reason, logprobs, depths)
+        steps: list[DraftStep] | UnsetType = UNSET
+        if choice.steps is not None:
+            steps, choice.steps = choice.steps, []
+        chunk = CompletionChoice(choice.index, delta.text, choice.finish_reason, logprobs, depths, steps)
         chunk.matched_stop = matched_stop(choice)
         return [chunk]
 

@@ -213,6 +213,7 @@ class Service:
             request.candidates,
             arrival,
             keep_depths=isinstance(request, CompletionRequest) and request.return_draft_depths,
+            keep_steps=request.tells_steps,
             logprobs_by_token=request.tops is None,
             name=request.rid or f"{kind}-{uuid.uuid4().hex}",
             priority=self._priority(request.priority),

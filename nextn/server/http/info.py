@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 
 import nextn
 from nextn.config import model_folder
-from nextn.draft import DraftingState
+from nextn.draft import DraftingState, drafting_words
 from nextn.server.answers.service import Service
 from nextn.server.http.control import in_force
 from nextn.server.protocol.errors import bad_request
@@ -22,11 +22,13 @@ SECTIONS = {"core", "memory", "spec", "lora", "disagg", "queues", "all"}
 
 
 class SpeculativeLoad(msgspec.Struct):
-    """Over the last interval. `auto`: what automatic depth does now; absent where the depth is fixed."""
+    """Over the last interval. `auto`: what automatic depth does now, and `auto_line`: the same in the log's
+    words; both are absent where the depth is fixed."""
 
     accept_length: float
     accept_rate: float
     auto: DraftingState | UnsetType = UNSET
+    auto_line: str | UnsetType = UNSET
 
 
 class QueueLoad(msgspec.Struct):
@@ -97,8 +99,12 @@ def loads(service: Service, include: Sequence[str] = (), dp_rank: str | None = N
         seconds_since_last_step=service.engine.silent_for(),
     )
     if asked & {"spec", "all"}:
-        auto = UNSET if stats.auto is None else stats.auto
-        load.speculative = SpeculativeLoad(last.spec.accept_length, last.accept_rate, auto)
+        load.speculative = SpeculativeLoad(last.spec.accept_length, last.accept_rate)
+        if stats.auto is not None:
+            load.speculative.auto, load.speculative.auto_line = (
+                stats.auto,
+                f"auto: {drafting_words(stats.auto)}",
+            )
     if asked & {"queues", "all"}:
         load.queues = QueueLoad(stats.waiting, total.retracted)
     here = dp_rank is None or int(dp_rank) == load.dp_rank

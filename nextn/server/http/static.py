@@ -13,6 +13,7 @@ TYPES = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".json": "application/json",
 }
 # Scripts, styles and requests come from this server alone; no other page may frame this one.
 HEADERS = {

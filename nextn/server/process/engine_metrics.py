@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import math
 
-from nextn.draft import DraftingState
+from nextn.draft import DraftingState, drafting_words
 from nextn.request import SpecStats
 from nextn.stats import EngineStats
 
@@ -127,5 +127,5 @@ class DraftingLog:
             return
         self._seconds += seconds
         if auto.requests and self._seconds >= (STAYED if auto.drafting is self._logged else CHANGED):
-            log.info(f"auto: {auto.reason}")
+            log.info(f"auto: {drafting_words(auto)}")
             self._logged, self._seconds = auto.drafting, 0.0

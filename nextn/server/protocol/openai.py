@@ -214,6 +214,11 @@ class CommonRequest(Sampling):
         """How many of the most likely tokens go with each log-probability; None: there are none."""
         return None
 
+    @property
+    def tells_steps(self) -> bool:
+        """Does the answer tell what each step drafted?"""
+        return False
+
     def sampling(self, max_tokens: int, seed: int, vocab_size: int) -> SamplingParams:
         """Checked parameters of the first choice. Raises ApiError naming the field."""
         # Candidates are compared by their log-probabilities, whether these were asked for or not.
@@ -230,6 +235,7 @@ class CommonRequest(Sampling):
                 speculative=self.speculative,
                 logprobs=compared if self.tops is None else self.tops,
                 prompt_logprobs=self.tops if self.echoes else None,
+                draft_steps=self.tells_steps,
             )
         except ValueError as e:
             message = str(e).replace("max_tokens", self.limit_field)
@@ -256,6 +262,9 @@ class CompletionRequest(CommonRequest):
     ) = None
     return_draft_depths: Annotated[
         bool, Field(description="choices get draft_depths: [text, depth it was drafted at] per token")
+    ] = False
+    return_draft_steps: Annotated[
+        bool, Field(description="choices get draft_steps: time, drafts and accepted drafts of each step")
     ] = False
 
     def check(self) -> None:
@@ -285,6 +294,10 @@ class CompletionRequest(CommonRequest):
     @property
     def tops(self) -> int | None:
         return self.logprobs
+
+    @property
+    def tells_steps(self) -> bool:
+        return self.return_draft_steps
 
 
 class ChatRequest(CommonRequest, ChatMessages):

@@ -120,12 +120,23 @@ class ChatLogprobs(msgspec.Struct):
     refusal: None = None
 
 
+class DraftStep(msgspec.Struct):
+    """One step of a choice, with `return_draft_steps`."""
+
+    seconds: float  # from the request's arrival in the engine to the step's end
+    tokens: int  # committed
+    drafts: list[str]  # the text of each
+    accepted: list[int]  # by index in `drafts`
+    parents: list[int] | UnsetType = UNSET  # of each draft of a tree, -1: the root
+
+
 class CompletionChoice(msgspec.Struct):
     index: int
     text: str
     finish_reason: str | None = None
     logprobs: CompletionLogprobs | msgspec.Raw | None = None
     draft_depths: list[tuple[str, int]] | UnsetType = UNSET
+    draft_steps: list[DraftStep] | UnsetType = UNSET
     matched_stop: int | str | UnsetType = UNSET  # SGLang's: the end token's id, or the stop string
     token_ids: list[int] | UnsetType = UNSET  # this and the next are vLLM's
     prompt_token_ids: list[int] | UnsetType = UNSET

@@ -16,7 +16,7 @@ from dataclasses import replace
 from statistics import fmean, median
 
 from nextn.cutoff import Cutoff
-from nextn.draft import Draft, DraftingState, draft_window, drafting_words
+from nextn.draft import Draft, DraftingState, draft_window
 from nextn.speculative.depth.cost import StepCost
 from nextn.speculative.depth.worth import REMEMBERED, Worth
 from nextn.speculative.work import StepWork
@@ -50,7 +50,7 @@ class DepthController:
         self._skip, self._settle = 0, 1  # steps after a switch that do not count, left and in all
         # Seconds: from the last plan and the last trial, of a step, without drafts. Positions of a request.
         self._since = self._since_trial = self._step = self._blind = self._context = 0.0
-        self._steps, self._budget = 0, 2.0 * TRIAL_SHARE
+        self._tried, self._steps, self._budget = False, 0, 2.0 * TRIAL_SHARE
         # Sums of what came and was expected: tokens of drafts, and seconds by `cost` that they added.
         self._tokens, self._extra = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
         self._plan(1)
@@ -74,16 +74,17 @@ class DepthController:
         self.worth.note(draft, accepted)
         _add(self._tokens, accepted, self._setting.tokens - 1.0)
 
-    def stepped(self, work: StepWork, seconds: float | None) -> None:
-        """A step has run. seconds: from the end of the one before; None: the engine was idle in between."""
+    def stepped(self, work: StepWork, seconds: float | None, own: bool = True) -> None:
+        """A step has run. seconds: from the end of the one before; None: the engine was idle in between. own:
+        no request in it asked for a depth; what others draft tells nothing of what was decided here."""
         n = work.requests
         if not n:
             return
         if seconds is not None:
             self._since, self._steps = self._since + seconds, self._steps + 1
             if self.drafting or self._trial or self._skip:
-                self._note_step(work, seconds)
-            elif work.rows <= 1.25 * n:  # in most steps without drafts there is no more to do
+                self._note_step(work, seconds, own)
+            elif own and work.rows <= 1.25 * n:  # in most steps without drafts there is no more to do
                 self._log.append((False, seconds, work))
         away = 0.0 if n == self.state.requests else abs(math.log2(n) - self._size)
         self._away = self._away + 1 if away > 0.75 else 0  # loads are powers of two, or move around them
@@ -94,9 +95,9 @@ class DepthController:
         if other or (self._since >= PLAN_SECONDS and not (self._trial or self._away)):
             self._plan(n)
 
-    def _note_step(self, work: StepWork, seconds: float) -> None:
+    def _note_step(self, work: StepWork, seconds: float, is_own: bool) -> None:
         own = work.requests + work.drafts  # beyond it: parts of prompts, or the drafter catches up
-        as_usual = self._usual or self.drafting or not self.keeping
+        as_usual = is_own and (self._usual or self.drafting or not self.keeping)
         if as_usual and not self._skip and work.rows <= 1.25 * own and work.extended <= 2 * own:
             self._log.append((self.drafting, seconds, work))
             if self.drafting:
@@ -122,7 +123,7 @@ class DepthController:
         level = median(plain)
         found = median((s / level - without) / extra for s, without, extra in drafted)
         self.factors[self._size] = [*self.factors[self._size], max(0.1, found)][-TRIALS - 2 :]
-        self._since_trial = 0.0
+        self._since_trial, self._tried = 0.0, True
 
     def _factor(self) -> tuple[float, float]:
         """Mean and standard deviation: a busy machine can make any one trial say anything, so of the last
@@ -155,8 +156,9 @@ class DepthController:
         if abs(ahead) > MARGIN:
             self._usual = ahead > 0.0
         self._switch(self._usual)
-        reason = drafting_words(self._usual, n, gain)
-        self.state = DraftingState(self._usual, n, gain, reason)
+        takes = f"takes {1.0 + extra / base:.2f} x as long and commits {tokens:.2f} x as many tokens"
+        tried = round(self._since_trial, 1) if self._tried else None
+        self.state = DraftingState(self._usual, n, gain, f"a step with drafts {takes}", tried)
         length = round(min(TRIAL_STEPS[1], max(TRIAL_STEPS[0], TRIAL_SECONDS / (self._step or 1.0))))
         self._settle = 1 + length // 8  # while caches hold what the other kind used
         # Each size is tried, and soon; nobody knows what that costs, so what it may seem to cost is bounded.

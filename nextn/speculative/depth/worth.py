@@ -70,8 +70,7 @@ class Worth:
         found, tokens = [], 1.0
         for num_steps, held in enumerate(np.cumprod(rates).tolist(), start=1):
             tokens += held
-            opened = [float(self.shape.topk)] * (num_steps - 1)
-            extra = _extra(n, cost, self.shape.size(num_steps), tokens, opened)
+            extra = _extra(n, cost, self.shape.size(num_steps), tokens, [self.shape.topk] * (num_steps - 1))
             found.append(Setting(num_steps, None, tokens, extra))
         return found
 

@@ -95,7 +95,13 @@ class Servers:
     async def post(self, url: str, path: str, body: Body) -> Any:
         assert body["return_draft_depths"] is True
         text = self.text(url, body)
-        return {"choices": [{"text": text, "draft_depths": [[text[:3], 0], [text[3:], 1]]}]}
+        assert body["return_draft_steps"] is True
+        steps = [
+            {"tokens": 1, "drafts": [], "accepted": [], "seconds": 0.1},
+            {"tokens": 1, "drafts": ["x", "y"], "accepted": [0], "seconds": 0.2},
+        ]
+        depths = [[text[:3], 0], [text[3:], 1]]
+        return {"choices": [{"text": text, "draft_depths": depths, "draft_steps": steps}]}
 
 
 @pytest.fixture
@@ -165,7 +171,7 @@ def test_automatic_depth(
     lines = capsys.readouterr().out.splitlines()
     found = [point["auto"] for point in results_of(settings)["points"]]
     assert [auto["drafting"] for auto in found] == [True, True, False]
-    assert found[2] == {"drafting": False, "requests": 16, "gain": 1.0, "reason": "at 16"}
+    assert found[2] == {"drafting": False, "requests": 16, "gain": 1.0, "reason": "at 16", "tried": None}
     assert [line for line in lines if "automatic depth" in line] == [
         "automatic depth at concurrency 16: at 16"
     ]

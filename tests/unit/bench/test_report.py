@@ -6,11 +6,12 @@ import base64
 import dataclasses
 import html.parser
 import json
+import re
 import struct
 from pathlib import Path
 
 from nextn.bench.plots import DARK, latency_against_throughput
-from nextn.bench.report import page, write_report
+from nextn.bench.report import kind, page, write_report
 from nextn.bench.results import Point, Results, Side
 from nextn.draft import DraftingState
 from nextn.request import SpecStats
@@ -67,7 +68,10 @@ def test_the_page_names_kernels_and_loads_without_drafts(results: Results) -> No
     results.points[1] = dataclasses.replace(results.points[1], auto=auto)
     soft = Page(page(results, b"", b"")).of("soft")
     assert "native kernels: avx2" in soft
-    assert "automatic depth at concurrency 16: the reason." in soft
+    assert (
+        "automatic depth at concurrency 16: not drafting at 16 requests; drafts would make 0.94 x the tokens/s (the reason)."
+        in soft
+    )
     first, second = (point["auto"] for point in json.loads(results.as_json())["points"])
     assert (first, second) == (None, dataclasses.asdict(auto))
 
@@ -109,11 +113,33 @@ def test_page(results: Results) -> None:
     assert "64 texts of 32 prompts compared, 0 differ." in text
     assert "10 of the 32 prompts were sampled" in text
     assert "def f(a):\n" in text
-    # Every token is there, unharmed; deeper drafts than there are colours take them in turn.
-    coloured = [found for found in parsed.found if found[0] in ("d0", "d1", "d2", "d3", "d4")]
+    # Every token is there, unharmed.
+    kinds = ("d0", "d1", "d2", "d3", "d7", "rejected d4")
+    coloured = [found for found in parsed.found if found[0] in kinds]
     legend, tokens = coloured[:5], coloured[5:]
-    assert tokens == [("d0", "    return"), ("d1", " a"), ("d2", " <b>"), ("d3", "&"), ("d3", "\n")]
-    assert [t for _, t in legend] == ["the target's own", *(f"drafted at depth {d}" for d in (1, 2, 3, 7))]
+    assert tokens == [
+        ("d0", "    return"),
+        ("d1", " a"), ("d2", " <b>"), ("d3", "&"), ("rejected d4", "↵#"), ("d0", "\n"),
+        ("d7", " x"),
+    ]  # fmt: skip
+    assert [t for _, t in legend] == ["the model's own", *(f"draft {d}" for d in (1, 2, 3, 7))]
+
+
+def test_the_page_shows_four_depths_and_names_all(results: Results) -> None:
+    """Depths that have no colour of their own share the last one."""
+    assert [kind(depth) for depth in (0, 1, 8, 9, 16)] == ["d0", "d1", "d8", "d8", "d8"]
+    one, many = results.points
+    one.spec.proposed[:], one.spec.accepted[:] = [100] * 6, [90, 70, 50, 30, 20, 10]
+    results.points[1] = dataclasses.replace(many, auto=DraftingState(False, 16, 0.94, ""))
+    made = page(results, b"", b"")
+    shown = ["90 %", "70 %", "50 %", "30 %"]
+    assert Page(made).of("rate") == shown
+    assert re.findall(r'class="b(\d)" style="width: (\d+)%"', made) == [
+        ("1", "90"), ("2", "70"), ("3", "50"), ("4", "30"),
+    ]  # fmt: skip
+    assert "draft 5: 20%, draft 6: 10%" in made
+    assert "Drafts go deeper than 4" in made
+    assert Page(made).of("depths") == ["none: drafts would make 0.94x"]
 
 
 def test_page_with_a_difference(results: Results) -> None:

@@ -19,7 +19,7 @@ from nextn.bench.results import Results
 from nextn.draft import DraftingState, drafting_words
 
 PAGE = Path(summary.__file__).parents[1] / "server" / "http" / "page" / "main.js"
-NONE = DraftingState(False, 16, 0.94, drafting_words(False, 16, 0.94))
+NONE = DraftingState(False, 16, 0.94, "")
 
 
 def printed(results: Results, width: int = 100, colours: bool = False) -> list[str]:
@@ -85,7 +85,7 @@ def test_where_automatic_depth_made_no_drafts(results: Results) -> None:
     results.points[1] = dataclasses.replace(results.points[1], auto=NONE)
     lines = printed(results)
     assert rows_of(lines)[1][-4:] == ["none:", "would", "be", "0.94x"]
-    assert f"automatic depth at concurrency 16: {NONE.reason}" in lines
+    assert f"automatic depth at concurrency 16: {drafting_words(NONE)}" in lines
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ class Never:
     def note(self, draft, accepted):
         assert draft is not NO_DRAFT
 
-    def stepped(self, work, seconds):
+    def stepped(self, work, seconds, own=True):
         pass
 
 
@@ -188,7 +188,7 @@ class Whims(Never):
     def __init__(self):
         self.random, self.left = random.Random(3), 0
 
-    def stepped(self, work, seconds):
+    def stepped(self, work, seconds, own=True):
         self.left -= 1
         if self.left < 0:
             self.drafting, self.left = self.random.random() < 0.5, self.random.choice([0, 3, 30, 100])
@@ -316,6 +316,30 @@ def test_the_drafter_catches_up_with_a_window():
     sched.commit(plan, ex.run(plan))
     assert req.deferred == 0
     sched.check_integrity()
+
+
+class Watching(Never):
+    def __init__(self):
+        self.own = []
+
+    def stepped(self, work, seconds, own=True):
+        self.own.append(own)
+
+
+def test_steps_of_requests_that_ask_for_a_depth_are_not_the_controllers():
+    watching = Watching()
+    sched, ex = make(pages=60, auto=watching, drafts=2)
+    sched.add(request("a", [5], 0, 160, max_tokens=4, ignore_eos=True))
+    drain(sched, ex)
+    assert set(watching.own) == {True}
+    asks = request("b", [6], 1, 160, max_tokens=6, ignore_eos=True)
+    asks.params = asks.params.replace(speculative=SpeculativeParams(num_steps=2))
+    sched.add(asks)
+    sched.add(request("c", [7], 2, 160, max_tokens=6, ignore_eos=True))
+    watching.own.clear()
+    drain(sched, ex)
+    assert watching.own[0] is True  # of the prompts
+    assert watching.own[1] is False
 
 
 LONG = [1 + i % 40 for i in range(400)]

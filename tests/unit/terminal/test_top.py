@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console, Group
 from rich.text import Text
 
-from nextn.draft import DraftingState, drafting_words
+from nextn.draft import DraftingState
 from nextn.request import SpecStats
 from nextn.server.monitoring.metrics import Metrics
 from nextn.server.process.engine_client import EngineClient
@@ -92,7 +92,7 @@ def test_a_frame_in_colours_fits_its_terminal(width: int) -> None:
 
 def test_automatic_depth() -> None:
     """In the words of the log."""
-    auto = DraftingState(False, 2, 0.94, drafting_words(False, 2, 0.94))
+    auto = DraftingState(False, 2, 0.94, "")
     lines = drawn(Frame("the server", look(server(), 0.0), auto))
     assert lines[9:11] == [
         "accept length 2.30",

@@ -1,9 +1,11 @@
-// The server's load, from /metrics, once a second while the page can be seen.
+// The server's load, once a second while the page can be seen: sparklines from /metrics' counters, and what
+// automatic depth does, in the words that /v1/loads has from the log.
 
-import { number, percent, show } from "./metrics.js";
-import { ask } from "./stream.js";
+import { number, percent } from "./metrics.js";
+import { ask, help } from "./server.js";
+import { Spark } from "./sparks.js";
 
-const PERIOD = 1000; // ms
+const PERIOD = 1000, LATER = 3000; // ms; the second after a failure
 
 /** Prometheus' text -> name and labels as they are written -> value. */
 export function parse(text) {
@@ -17,52 +19,65 @@ export function parse(text) {
   return found;
 }
 
-/** [name, value] pairs to show. */
-export function shown(metrics) {
-  const get = (name) => metrics.get(`nextn:${name}`);
-  const rates = [];
-  for (let depth = 1; ; depth += 1) {
-    const at = `_total{position="${depth}"}`;
-    const drafted = get(`spec_draft_tokens${at}`);
-    if (drafted === undefined) break;
-    rates.push(percent(get(`spec_accepted_tokens${at}`) / drafted));
-  }
+/** What happened between two readings: tokens/s, accept length, running requests. NaN: nothing to divide. */
+export function between(before, now) {
+  const grown = (name) => now.get(`nextn:${name}_total`) - (before?.values.get(`nextn:${name}_total`) ?? NaN);
+  const seconds = (now.get("at") - (before?.values.get("at") ?? NaN)) / 1000;
+  const steps = grown("spec_verify_steps");
   return [
-    ["running", number(get("num_running_reqs"))],
-    ["queued", number(get("num_queue_reqs"))],
-    ["tokens/s", number(get("gen_throughput"), 1)],
-    ["accept length", number(get("spec_accept_length") || NaN, 2)],
-    ["drafts accepted so far, by depth", rates.join(" · ") || "–"],
-    ["KV in use", percent(get("token_usage"))],
-    ["prompt tokens found in the cache", percent(get("cache_hit_rate"))],
+    Math.max(0, grown("generation_tokens") / seconds),
+    steps > 0 ? grown("spec_committed_tokens") / steps : NaN,
+    now.get("nextn:num_running_reqs"),
   ];
 }
 
-/** What automatic depth does at this load; "" where the depth of drafts is fixed. */
-export function automatic(metrics) {
-  const gain = metrics.get("nextn:auto_draft_gain");
-  if (gain === undefined) return "";
-  return metrics.get("nextn:auto_drafting")
-    ? `auto: drafting at this load; drafts make ${number(gain, 2)} x`
-    : `auto: not drafting at this load; drafts would make ${number(gain, 2)} x`;
-}
+export function watch(list, words, auto) {
+  const sparks = [
+    new Spark("tokens/s", (v) => number(v)),
+    new Spark("accept length", (v) => number(v, 2)),
+    new Spark("running requests", (v) => number(v)),
+  ];
+  list.replaceChildren(...sparks.map((spark) => spark.element));
+  let before = null, metered = true, timer = 0;
 
-export function watch(list, auto, trouble) {
+  async function read() {
+    const loads = await (await ask("v1/loads?include=spec")).json();
+    auto.textContent = loads.loads[0].speculative.auto_line ?? "";
+    if (!metered) return;
+    const now = parse(await (await ask("metrics")).text());
+    now.set("at", performance.now());
+    between(before, now).forEach((value, i) => sparks[i].push(value));
+    before = { values: now };
+    const get = (name) => now.get(`nextn:${name}`);
+    words.textContent =
+      `${number(get("num_queue_reqs"))} queued; ${percent(get("token_usage"))} of the KV cache in use; ` +
+      `${percent(get("cache_hit_rate"))} of prompt tokens found in the prefix cache so far`;
+    if (get("engine_up") === 0) throw Object.assign(new Error("no engine"), { advice: "The engine is not running. The server starts it again by itself; the reason is in its log." });
+  }
+
   async function look() {
+    let wait = PERIOD;
     if (!document.hidden) {
       try {
-        const metrics = parse(await (await ask("metrics")).text());
-        show(list, shown(metrics));
-        auto.textContent = automatic(metrics);
-        auto.hidden = auto.textContent === "";
-        trouble.hidden = true;
+        await read();
+        help(null);
       } catch (error) {
-        trouble.textContent =
-          error.status === 404 ? "This server was started without --enable-metrics." : `No figures: ${error.message}`;
-        trouble.hidden = false;
+        if (error.status === 404) {
+          metered = false;
+          words.textContent = "This server was started with --no-enable-metrics, so there are no figures.";
+        } else {
+          help(error);
+          before = null;
+          wait = LATER;
+          if (error.status === 401) return; // until another key is typed in
+        }
       }
     }
-    setTimeout(look, PERIOD);
+    timer = setTimeout(look, wait);
   }
   look();
+  return () => {
+    clearTimeout(timer);
+    look();
+  };
 }

@@ -1,8 +1,8 @@
 // One answer: its text, each token coloured by the depth at which it was drafted, and its metrics.
 
 import { number, show } from "./metrics.js";
-
-const COLOURS = 5; // deeper drafts share the last one
+import { Timing, median } from "./timing.js";
+import { draftsOf, drawStep, kind, named } from "./tokens.js";
 
 export class Pane {
   constructor(title, prompt) {
@@ -10,13 +10,13 @@ export class Pane {
     this.find("h2").textContent = title;
     this.find("pre").setAttribute("aria-label", `Text, ${title}`);
     this.find("pre").setAttribute("aria-busy", "true");
+    this.prompt = prompt;
     this.text = "";
-    this.tokens = 0;
-    this.counts = []; // of tokens, by depth
-    this.arrivals = []; // [ms since the request was sent, tokens by then]
-    this.waiting = []; // [text, depth, step] not drawn yet
-    this.step = 0; // 0: the prompt's
-    this.sent = performance.now();
+    this.steps = []; // {number, tokens, drafts, tree}; number 0 is the prompt's
+    this.runs = [new Timing()]; // the first is of the text that is shown
+    this.committed = []; // tokens, by depth
+    this.proposed = []; // drafts, by depth
+    this.drawn = 0; // steps
     const given = document.createElement("span");
     given.className = "given";
     given.textContent = prompt;
@@ -28,20 +28,31 @@ export class Pane {
     return this.element.querySelector(selector);
   }
 
-  /** Takes in a chunk of the stream. Drawn with the next frame: what is timed is the server. */
-  push(chunk, now) {
+  /** Takes in a chunk of the stream, or a whole answer. Drawn with the next frame. */
+  push(chunk) {
     if (chunk.usage) this.usage = chunk.usage;
     for (const choice of chunk.choices) {
       this.text += choice.text;
-      for (const [text, depth] of choice.draft_depths) {
-        this.tokens += 1;
-        this.counts[depth] = (this.counts[depth] ?? 0) + 1;
-        this.waiting.push([text, depth, this.step]);
-        if (depth === 0) this.step += 1;
-      }
-      if (choice.draft_depths.length) this.arrivals.push([now - this.sent, this.tokens]);
+      const pieces = [...choice.draft_depths];
+      for (const step of choice.draft_steps) this.take(step, pieces.splice(0, step.tokens));
+      // Text that was held back until the end belongs to no further token.
+      if (pieces.length) this.find("pre").append(pieces.map(([text]) => text).join(""));
     }
     this.frame ??= requestAnimationFrame(() => this.draw());
+  }
+
+  take(step, tokens) {
+    const drafts = draftsOf(step);
+    this.steps.push({ number: this.steps.length, tokens, drafts, tree: step.parents !== undefined });
+    for (const [, depth] of tokens) this.committed[depth] = (this.committed[depth] ?? 0) + 1;
+    for (const { depth } of drafts) this.proposed[depth] = (this.proposed[depth] ?? 0) + 1;
+    this.runs[0].take({ ...step, tokens: tokens.length });
+  }
+
+  /** Times of another run of the same request. */
+  again(timing) {
+    this.runs.push(timing);
+    this.draw();
   }
 
   /** `error`: what ended it before its time, null at its own end. */
@@ -53,72 +64,55 @@ export class Pane {
     this.find(".error").hidden = false;
   }
 
-  get first() {
-    return this.arrivals[0]?.[0] ?? NaN;
+  get tokens() {
+    return this.runs[0].tokens;
   }
 
-  /** Tokens per second after the first output. */
-  get speed() {
-    const [start, before] = this.arrivals[0] ?? [];
-    const [end] = this.arrivals.at(-1) ?? [];
-    return end > start ? (1000 * (this.tokens - before)) / (end - start) : NaN;
+  get timing() {
+    return median(this.runs);
   }
 
-  /** So far, from the tokens that ended a step; at the end what the server says, which knows of a cut run. */
+  /** So far, from the steps after the prompt's; at the end what the server says. */
   get acceptLength() {
     const said = this.usage?.spec_details?.accept_length;
     if (said) return said;
-    const steps = this.step - 1;
-    return steps > 0 ? (this.tokens - this.arrivals[0][1]) / steps : NaN;
+    const steps = this.steps.length - 1;
+    return steps > 0 ? (this.tokens - this.steps[0].tokens.length) / steps : NaN;
   }
 
   draw() {
-    this.frame = null;
+    cancelAnimationFrame(this.frame);
+    this.frame = undefined;
     const pre = this.find("pre");
     const atEnd = pre.scrollTop + pre.clientHeight >= pre.scrollHeight - 8;
-    const added = document.createDocumentFragment();
-    for (const [text, depth, step] of this.waiting) {
-      const span = document.createElement("span");
-      span.className = `d${Math.min(depth, COLOURS)}`;
-      span.textContent = text;
-      span.title = step === 0 ? "from the prompt's step" : `step ${step}: ${name(depth)}`;
-      added.append(span);
-    }
-    this.waiting = [];
-    pre.append(added);
-    if (atEnd) pre.scrollTop = pre.scrollHeight;
+    pre.append(...this.steps.slice(this.drawn).map(drawStep));
+    const begun = this.drawn > 0;
+    this.drawn = this.steps.length;
+    if (atEnd && begun) pre.scrollTop = pre.scrollHeight;
     show(this.find(".metrics"), [
-      ["tokens/s", number(this.speed, 1)],
+      ["tokens/s", number(this.timing.speed, 1)],
       ["accept length", number(this.acceptLength, 2)],
-      ["TTFT, ms", number(this.first, 1)],
+      ["TTFT, ms", number(this.timing.first, 1)],
       ["tokens", number(this.tokens)],
-      ["prompt tokens", number(this.usage?.prompt_tokens)],
-      ["of them cached", number(this.usage?.prompt_tokens_details.cached_tokens)],
+      ["steps", number(this.steps.length)],
     ]);
-    this.drawMix();
+    this.drawLegend();
   }
 
-  drawMix() {
-    const mix = this.find(".mix");
+  drawLegend() {
     const legend = this.find(".legend");
-    for (let depth = mix.children.length; depth < this.counts.length; depth += 1) {
-      const part = document.createElement("i");
+    const depths = Math.max(this.committed.length, this.proposed.length);
+    for (let depth = legend.children.length; depth < depths; depth += 1) {
       const entry = document.createElement("li");
       const sample = document.createElement("span");
-      part.className = sample.className = `d${Math.min(depth, COLOURS)}`;
-      sample.textContent = name(depth);
+      sample.className = kind(depth);
+      sample.textContent = named(depth);
       entry.append(sample, document.createTextNode(""));
-      mix.append(part);
       legend.append(entry);
     }
-    [...mix.children].forEach((part, depth) => {
-      const count = this.counts[depth] ?? 0;
-      part.style.width = `${(100 * count) / Math.max(this.tokens, 1)}%`;
-      legend.children[depth].lastChild.textContent = ` ${number(count)}`;
+    [...legend.children].forEach((entry, depth) => {
+      const held = number(this.committed[depth] ?? 0);
+      entry.lastChild.textContent = depth ? ` ${held} of ${number(this.proposed[depth] ?? 0)} accepted` : ` ${held}`;
     });
   }
-}
-
-function name(depth) {
-  return depth === 0 ? "the model's own" : `draft ${depth}, accepted`;
 }

@@ -1,11 +1,12 @@
 // Tokens over time of the panes, as a small plot.
 
-const SVG = "http://www.w3.org/2000/svg";
+import { draw } from "./svg.js";
+
 const LEFT = 40, RIGHT = 512, TOP = 8, BOTTOM = 145;
 
 /** `panes`: [pane, class of its line] pairs. */
 export function plot(svg, panes) {
-  const points = panes.flatMap(([pane]) => pane.arrivals);
+  const points = panes.flatMap(([pane]) => pane.timing.arrivals);
   const last = Math.max(...points.map(([at]) => at));
   const most = Math.max(...points.map(([, tokens]) => tokens));
   const x = (at) => LEFT + ((RIGHT - LEFT) * at) / last;
@@ -16,17 +17,11 @@ export function plot(svg, panes) {
     text(LEFT - 6, TOP + 8, "end", String(most)),
     text(LEFT - 6, BOTTOM, "end", "0"),
     text(LEFT, BOTTOM + 17, "start", "0 s"),
-    text(RIGHT, BOTTOM + 17, "end", `${(last / 1000).toFixed(2)} s`),
+    text(RIGHT, BOTTOM + 17, "end", `${last.toFixed(2)} s`),
     ...panes.map(([pane, name]) =>
-      draw("polyline", { class: name, points: [[0, 0], ...pane.arrivals].map(([at, n]) => `${x(at)},${y(n)}`).join(" ") })),
+      draw("polyline", { class: name, points: [[0, 0], ...pane.timing.arrivals].map(([at, n]) => `${x(at)},${y(n)}`).join(" ") })),
     text(RIGHT, BOTTOM - 8, "end", "solid: with drafts, dashed: without"),
   );
-}
-
-function draw(name, attributes) {
-  const element = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  return element;
 }
 
 function text(x, y, anchor, content) {

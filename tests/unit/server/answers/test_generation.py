@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engine_socket import EngineSocket
 
-from nextn.request import Output, SamplingParams, SpecStats
+from nextn.request import Output, SamplingParams, SpecStats, StepDraft
 from nextn.server.answers.choice import Prompt
 from nextn.server.answers.generation import Generation
 from nextn.server.answers.openai import Reply, likelihood
@@ -163,6 +163,34 @@ def test_draft_depths_of_a_stream(tokenizer: Tokenizer, cuts: list[int], stop: l
     if len(pieces) > len(whole):  # text that was held back, of the last token
         assert pieces[-1][1] == whole[-1][1]
         assert "here".startswith(pieces[-1][0])
+
+
+def test_draft_steps(tokenizer: Tokenizer) -> None:
+    """Rejected drafts too; a stop string takes only a part of the last step's tokens; a tree has parents."""
+    tokens = tokenizer.encode(TEXT, add_special_tokens=False)
+    x, y = tokenizer.encode("xy", add_special_tokens=False)
+    shown = []
+    for stream in (False, True):
+        engine = client()
+        gen = generation(engine, tokenizer, stop=["€"], keep_steps=True)
+        rid = gen.choices[0].request.rid
+        messages = steps(rid, tokens, [1, 3], None)
+        drafts = ([], [tokens[1], tokens[2], x], [y, tokens[4]])
+        parents, accepted = (None, None, [-1, -1]), ([], [0, 1], [1])
+        for i, message in enumerate(messages):
+            message.outputs[0].step = StepDraft(drafts[i], parents[i], accepted[i], i + 0.5)
+        request = CompletionRequest(prompt="x", stream=stream, return_draft_steps=True)
+        found, _ = run(engine, Reply(request, gen, "m"), messages)
+        choices = [chunk["choices"][0] for chunk in found] if stream else found["choices"]
+        shown.append([step for choice in choices for step in choice["draft_steps"]])
+        assert sum(step["tokens"] for step in shown[-1]) == len(gen.choices[0].tokens)
+    whole, streamed = shown
+    assert whole == streamed
+    first, second, third = whole
+    assert first == {"seconds": 0.5, "tokens": 1, "drafts": [], "accepted": []}
+    names = [tokenizer.token_names[token] for token in tokens]
+    assert second == {"seconds": 1.5, "tokens": 3, "drafts": [names[1], names[2], "x"], "accepted": [0, 1]}
+    assert (third["drafts"], third["parents"], third["accepted"]) == (["y", names[4]], [-1, -1], [1])
 
 
 def test_stop_string_ends_the_request_in_the_engine(tokenizer: Tokenizer) -> None:

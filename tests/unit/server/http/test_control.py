@@ -13,7 +13,7 @@ import pytest
 from support.scripted_socket import app_of
 from support.small_tokenizer import CHAT_TEMPLATE, write_small_tokenizer
 
-from nextn.draft import DraftingState
+from nextn.draft import DraftingState, drafting_words
 from nextn.request import Output, SpecStats
 from nextn.server.http import control, tokens
 from nextn.server.http.openapi import REF
@@ -190,20 +190,27 @@ async def test_what_automatic_depth_does(http: httpx.AsyncClient, engine: Played
     async def speculative() -> list[object]:
         (load,) = (await http.get("/v1/loads?include=spec")).json()["loads"]
         (state,) = (await http.get("/server_info")).json()["internal_states"]
-        return [load["speculative"].get("auto"), state.get("speculative_auto")]
+        said = load["speculative"]
+        return [said.get("auto"), said.get("auto_line"), state.get("speculative_auto")]
 
-    assert await speculative() == [None, None]
-    auto = DraftingState(False, 16, 0.94, "drafts cost more than they bring")
+    assert await speculative() == [None, None, None]
+    auto = DraftingState(False, 16, 0.94, "drafts cost more than they bring", 3.4)
     engine.client.receive(StepOutputs([], EngineStats(auto=auto), 0.1))
     as_json = {
         "drafting": False,
         "requests": 16,
         "gain": 0.94,
         "reason": "drafts cost more than they bring",
+        "tried": 3.4,
     }
-    assert await speculative() == [as_json, as_json]
+    line = (
+        "auto: not drafting at 16 requests; last tried 3 s ago; drafts would make 0.94 x the tokens/s "
+        "(drafts cost more than they bring)"
+    )
+    assert f"auto: {drafting_words(auto)}" == line  # the log's
+    assert await speculative() == [as_json, line, as_json]
     engine.client.receive(StepOutputs([], EngineStats(), 0.1))
-    assert await speculative() == [None, None]
+    assert await speculative() == [None, None, None]
 
 
 async def test_models(http: httpx.AsyncClient) -> None:

@@ -19,8 +19,8 @@ from nextn.server.process.engine_metrics import (
 from nextn.server.process.messages import StepOutputs, decode_from_engine, encode
 from nextn.stats import EngineStats
 
-ON = DraftingState(True, 4, 1.309, drafting_words(True, 4, 1.309))
-OFF = DraftingState(False, 16, 0.94, drafting_words(False, 16, 0.94))
+ON = DraftingState(True, 4, 1.309, "it pays")
+OFF = DraftingState(False, 16, 0.94, "", 3.2)
 
 
 def grown(before: EngineStats, steps: int, accepted: int, running: int = 1) -> EngineStats:
@@ -75,8 +75,10 @@ def test_no_log_lines_when_none_are_wanted(caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_words() -> None:
-    assert ON.reason == "drafting at 4 requests; drafts make 1.31 x the tokens/s"
-    assert drafting_words(False, 1, 0.5) == "not drafting at 1 request; drafts would make 0.50 x the tokens/s"
+    assert drafting_words(ON) == "drafting at 4 requests; drafts make 1.31 x the tokens/s (it pays)"
+    assert drafting_words(OFF) == (
+        "not drafting at 16 requests; last tried 3 s ago; drafts would make 0.94 x the tokens/s"
+    )
 
 
 @pytest.mark.parametrize("auto", [None, ON, OFF])
@@ -95,16 +97,16 @@ def test_a_change_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
     metrics = EngineMetrics(40)
     for auto in (ON, ON, OFF, OFF, OFF):
         metrics.on_step(EngineStats(auto=auto), CHANGED)
-    assert caplog.messages == [f"auto: {ON.reason}", f"auto: {OFF.reason}"]
+    assert caplog.messages == [f"auto: {drafting_words(ON)}", f"auto: {drafting_words(OFF)}"]
 
 
 def test_changes_to_and_fro_are_not_told(caplog: pytest.LogCaptureFixture) -> None:
     log = DraftingLog(True)
     for auto in (ON, OFF, ON, OFF, ON):
         log.update(auto, CHANGED / 10)
-    assert caplog.messages == [f"auto: {ON.reason}"]
+    assert caplog.messages == [f"auto: {drafting_words(ON)}"]
     log.update(OFF, CHANGED)
-    assert caplog.messages == [f"auto: {ON.reason}", f"auto: {OFF.reason}"]
+    assert caplog.messages == [f"auto: {drafting_words(ON)}", f"auto: {drafting_words(OFF)}"]
 
 
 def test_what_stays_is_told_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
@@ -123,7 +125,7 @@ def test_a_new_engine_is_told_of_at_once(caplog: pytest.LogCaptureFixture) -> No
         metrics.on_step(EngineStats(auto=OFF), 0.1)
     metrics.engine_gone()
     metrics.on_step(EngineStats(auto=OFF), 0.1)
-    assert caplog.messages == [f"auto: {OFF.reason}"] * 2
+    assert caplog.messages == [f"auto: {drafting_words(OFF)}"] * 2
 
 
 def test_silence(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ the better of no drafts and the best fixed depth. A case that is off says by how
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cache
 from math import log2
@@ -14,7 +15,7 @@ from statistics import median
 import pytest
 from support.scripted_clock import Load, Machine, best, watch
 
-from nextn.draft import Draft, Shape, drafting_words
+from nextn.draft import Draft, Shape
 from nextn.speculative.depth import controller as module
 from nextn.speculative.depth.controller import PLAN_SECONDS, TRIAL_SHARE, TRIAL_STEPS, DepthController
 from nextn.speculative.depth.cost import StepCost
@@ -274,6 +275,16 @@ def test_steps_of_prompts_are_not_compared_with_others() -> None:
     assert median(chosen.factors[2]) == before
 
 
+def test_drafts_that_others_asked_for_teach_nothing() -> None:
+    """The page at / asks for three; steps then take the same time, whatever the controller wants."""
+    _, chosen = begin_trial()
+    factors, gain = {size: list(found) for size, found in chosen.factors.items()}, chosen.state.gain
+    for _ in range(20 * TRIAL_STEPS[1]):
+        chosen.stepped(StepWork(16, 12, (4, 4), 4, 12), 9e-3, own=False)
+    assert chosen.factors == factors
+    assert chosen.state.gain == pytest.approx(gain, abs=0.02)
+
+
 def decisions(seed: int) -> list[object]:
     load, chosen = Load(Machine(COSTS["AMX"]), seed), controller(off(COSTS["AMX"], 0.5))
     made: list[object] = []
@@ -295,7 +306,13 @@ def test_what_it_says_of_itself() -> None:
         watch(load, chosen, n, 3.0)
         state = chosen.state
         assert (state.drafting, state.requests) == (drafts, n)
-        assert state.reason == drafting_words(drafts, n, state.gain)
+        said = re.fullmatch(
+            r"a step with drafts takes (\S+) x as long and commits (\S+) x as many tokens", state.reason
+        )
+        assert said is not None
+        assert float(said[2]) / float(said[1]) == pytest.approx(state.gain, abs=0.02)
+        assert state.tried is not None
+        assert 0.0 <= state.tried <= 3.0
         assert (state.gain > 1.0) == drafts
         if drafts:
             none, _ = speeds("EPYC", n)

@@ -1,0 +1,54 @@
+"""One completion token by token, as the server tells of it: by step, with the drafts that were rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+Token = tuple[str, int]  # its text, the depth at which it was drafted; 0: the model's own
+
+
+class Step(NamedTuple):
+    """tokens: committed. rejected: drafts."""
+
+    tokens: list[Token]
+    rejected: list[Token]
+
+
+@dataclass(frozen=True)
+class Completion:
+    prompt: str
+    steps: list[Step]
+
+    @classmethod
+    def of(cls, prompt: str, choice: Mapping[str, Any]) -> Completion:
+        """From a choice with `draft_depths` and `draft_steps`."""
+        pieces: list[Token] = [(text, depth) for text, depth in choice["draft_depths"]]
+        steps, at = [], 0
+        for told in choice["draft_steps"]:
+            end = at + told["tokens"]
+            steps.append(Step(pieces[at:end], rejected(told)))
+            at = end
+        return cls(prompt, steps)
+
+    @property
+    def tokens(self) -> list[Token]:
+        return [token for step in self.steps for token in step.tokens]
+
+
+def rejected(told: Mapping[str, Any]) -> list[Token]:
+    """The rejected drafts of an entry of `draft_steps`.
+
+    >>> rejected({"drafts": ["a", "b", "c"], "accepted": [0]})
+    [('b', 2), ('c', 3)]
+    >>> rejected({"drafts": ["a", "b", "c"], "accepted": [1], "parents": [-1, -1, 1]})
+    [('a', 1), ('c', 2)]
+    """
+    drafts = told["drafts"]
+    parents = told.get("parents") or range(-1, len(drafts) - 1)
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    drafted = zip(drafts, depths, strict=True)
+    return [draft for i, draft in enumerate(drafted) if i not in told["accepted"]]
