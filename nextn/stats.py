@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nextn.draft import DraftingState
+from nextn.drafting_state import DraftingState
 from nextn.request import SpecStats
 
 

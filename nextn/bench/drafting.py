@@ -15,7 +15,7 @@ import httpx
 
 from nextn.bench.client import get_with, make_client
 from nextn.bench.errors import BenchError
-from nextn.draft import DraftingState
+from nextn.drafting_state import DraftingState
 
 PERIOD = 0.3  # seconds between two looks
 

@@ -11,7 +11,7 @@ from nextn.bench.completion import Step
 from nextn.bench.pages import render
 from nextn.bench.plots import DARK, LIGHT, latency_against_throughput
 from nextn.bench.results import Point, Results
-from nextn.draft import drafting_words
+from nextn.drafting_state import drafting_words
 
 TEMPLATE = Path(__file__).parent / "report.html.j2"
 DEPTHS = 4  # of those that the page's table shows

@@ -13,7 +13,7 @@ from nextn.bench.completion import Completion
 from nextn.bench.machine import Machine
 from nextn.bench.measure import Metrics
 from nextn.bench.texts import Texts
-from nextn.draft import DraftingState
+from nextn.drafting_state import DraftingState
 from nextn.request import SpecStats
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from nextn.draft import DraftingState, drafting_words
+from nextn.drafting_state import DraftingState, drafting_words
 from nextn.terminal.scrape import Scrape
 
 LABEL, BAR = 14, 20  # characters: a line's name; a bar in plain text

@@ -18,7 +18,7 @@ from nextn.bench.client import get_text_with, make_client
 from nextn.bench.console import console
 from nextn.bench.drafting import read_drafting
 from nextn.bench.errors import BenchError
-from nextn.draft import DraftingState
+from nextn.drafting_state import DraftingState
 from nextn.terminal.scrape import Scrape
 from nextn.terminal.top import Frame, Window
 

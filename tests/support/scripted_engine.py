@@ -22,7 +22,7 @@ import sys
 import time
 
 from nextn.config import EngineConfig
-from nextn.draft import DraftingState
+from nextn.drafting_state import DraftingState
 from nextn.request import Output, Request, SpeculativeParams, StepDraft
 from nextn.speculation import Speculation
 from nextn.stats import EngineStats

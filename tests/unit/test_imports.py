@@ -22,6 +22,7 @@ LEAVES = {
     "speculation",
     "stats",
     "other_engines",
+    "drafting_state",
 }
 BELOW = {
     "ops": set(),

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 
 import nextn
 from nextn.config import model_folder
-from nextn.draft import DraftingState, drafting_words
+from nextn.drafting_state import DraftingState, drafting_words
 from nextn.server.answers.service import Service
 from nextn.server.http.control import in_force
 from nextn.server.protocol.errors import bad_request

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import math
 
-from nextn.draft import DraftingState, drafting_words
+from nextn.drafting_state import DraftingState, drafting_words
 from nextn.request import SpecStats
 from nextn.stats import EngineStats
 

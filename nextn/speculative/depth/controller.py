@@ -2,9 +2,9 @@
 
 Requests draft where that makes more tokens per second, by what steps cost (`cost`), what drafts bring
 (`worth`) and, for each batch size, the factor by which drafts cost more than `cost` says. It is learnt from
-trials: some steps of the other kind, with drafts or without, amid steps of the usual kind. What slows the
-machine slows both, so only their ratio counts. A trial is made where it could change the decision, and paid
-for from 1 % of the time. Where drafts are off, nothing is kept for them until a trial is due.
+trials: some steps of the other kind, with drafts or without. What slows the machine slows both, so only their
+ratio counts. A trial is made where it could change the decision, and paid for from 1 % of the time. Where
+drafts are off, nothing is kept for them until a trial is due.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from dataclasses import replace
 from statistics import fmean, median
 
 from nextn.cutoff import Cutoff
-from nextn.draft import Draft, DraftingState, draft_window
+from nextn.draft import Draft, draft_window
+from nextn.drafting_state import DraftingState
 from nextn.speculative.depth.cost import StepCost
 from nextn.speculative.depth.worth import REMEMBERED, Worth
 from nextn.speculative.work import StepWork

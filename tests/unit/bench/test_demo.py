@@ -16,7 +16,7 @@ from nextn.bench.apis import Body
 from nextn.bench.client import Load, Reply
 from nextn.bench.errors import BenchError
 from nextn.cli import main
-from nextn.draft import DraftingState
+from nextn.drafting_state import DraftingState
 from nextn.request import SpecStats
 
 Text = Callable[[str, Body], str]
@@ -173,7 +173,8 @@ def test_automatic_depth(
     assert [auto["drafting"] for auto in found] == [True, True, False]
     assert found[2] == {"drafting": False, "requests": 16, "gain": 1.0, "reason": "at 16", "tried": None}
     assert [line for line in lines if "automatic depth" in line] == [
-        "automatic depth at concurrency 16: at 16"
+        "automatic depth at concurrency 16: not drafting at 16 requests; "
+        "drafts would make 1.00 x the tokens/s (at 16)"
     ]
 
 

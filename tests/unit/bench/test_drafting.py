@@ -12,7 +12,7 @@ import pytest
 from nextn.bench import drafting
 from nextn.bench.drafting import DraftingWatch
 from nextn.bench.errors import BenchError
-from nextn.draft import DraftingState
+from nextn.drafting_state import DraftingState
 
 
 class Server:

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from rich.text import Text
-from unit.bench.conftest import point
+from support.demo_results import point
 
 from nextn.bench import summary
 from nextn.bench.results import Results
-from nextn.draft import DraftingState, drafting_words
+from nextn.drafting_state import DraftingState, drafting_words
 
-PAGE = Path(summary.__file__).parents[1] / "server" / "http" / "page" / "main.js"
+PAGE = Path(summary.__file__).parents[1] / "server" / "http" / "page" / "presets.js"
 NONE = DraftingState(False, 16, 0.94, "")
 
 
@@ -138,6 +138,5 @@ def test_the_next_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
 
 
 def test_the_page_has_the_same_prompt() -> None:
-    (line,) = [line for line in PAGE.read_text().splitlines() if line.startswith("const EXAMPLE = ")]
-    written = line.removeprefix("const EXAMPLE = ").rstrip(";")
-    assert written == "'" + summary.EXAMPLE.replace("\n", "\\n") + "'"
+    written = "'" + summary.EXAMPLE.replace("\n", "\\n") + "'"
+    assert f'["Read a file", {written}],' in PAGE.read_text()

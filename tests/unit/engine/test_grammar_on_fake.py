@@ -7,7 +7,8 @@ from support.toy_grammar import ToyGrammar
 
 from nextn.config import EngineConfig
 from nextn.constraint import Constraint
-from nextn.draft import AUTO_STEPS, MAX_AUTO_STEPS, MAX_DRAFTS, DraftingState
+from nextn.draft import AUTO_STEPS, MAX_AUTO_STEPS, MAX_DRAFTS
+from nextn.drafting_state import DraftingState
 from nextn.engine.engine import Engine
 from nextn.request import Request, SamplingParams, SpeculativeParams
 from nextn.speculative.depth.controller import DepthController

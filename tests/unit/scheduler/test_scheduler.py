@@ -338,8 +338,11 @@ def test_steps_of_requests_that_ask_for_a_depth_are_not_the_controllers():
     sched.add(request("c", [7], 2, 160, max_tokens=6, ignore_eos=True))
     watching.own.clear()
     drain(sched, ex)
-    assert watching.own[0] is True  # of the prompts
-    assert watching.own[1] is False
+    assert watching.own[:3] == [False] * 3  # until b ends
+    sched.add(request("d", [8], 3, 160, max_tokens=4, ignore_eos=True))
+    watching.own.clear()
+    drain(sched, ex)
+    assert set(watching.own) == {True}
 
 
 LONG = [1 + i % 40 for i in range(400)]

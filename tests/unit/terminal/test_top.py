@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console, Group
 from rich.text import Text
 
-from nextn.draft import DraftingState
+from nextn.drafting_state import DraftingState
 from nextn.request import SpecStats
 from nextn.server.monitoring.metrics import Metrics
 from nextn.server.process.engine_client import EngineClient

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nextn.draft import DraftingState
+from nextn.drafting_state import DraftingState
 from nextn.request import SpecStats
 from nextn.server.http.control import AbortRequest, ServerArgs
 from nextn.server.http.tokens import DetokenizeRequest, TokenizeRequest

@@ -13,7 +13,7 @@ import pytest
 from support.scripted_socket import app_of
 from support.small_tokenizer import CHAT_TEMPLATE, write_small_tokenizer
 
-from nextn.draft import DraftingState, drafting_words
+from nextn.drafting_state import DraftingState, drafting_words
 from nextn.request import Output, SpecStats
 from nextn.server.http import control, tokens
 from nextn.server.http.openapi import REF

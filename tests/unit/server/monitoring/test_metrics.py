@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client.parser import text_string_to_metric_families
 from support.engine_stats import stats
 
-from nextn.draft import DraftingState
+from nextn.drafting_state import DraftingState
 from nextn.request import SpecStats
 from nextn.server.monitoring.metrics import Metrics
 from nextn.server.process.engine_client import EngineClient

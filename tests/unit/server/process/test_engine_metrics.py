@@ -7,7 +7,7 @@ import logging
 import pytest
 from support.engine_stats import stats
 
-from nextn.draft import DraftingState, drafting_words
+from nextn.drafting_state import DraftingState, drafting_words
 from nextn.request import SpecStats
 from nextn.server.process.engine_metrics import (
     CHANGED,
