@@ -129,10 +129,8 @@ class DepthController:
     def _factor(self) -> tuple[float, float]:
         """Mean and standard deviation: a busy machine can make any one trial say anything, so of the last
         ones the median counts, and what was taken for granted before is one of these at first."""
-        if self._size not in self.factors:
-            near = min(self.factors, key=lambda other: abs(other - self._size), default=None)
-            self.factors[self._size] = [1.0 if near is None else median(self.factors[near])]
-        known = self.factors[self._size]
+        near = min(self.factors, key=lambda other: abs(other - self._size), default=None)
+        known = self.factors.setdefault(self._size, [1.0 if near is None else median(self.factors[near])])
         mean, count = median(known), len(known)
         spread = 1.5 * median(abs(each - mean) for each in known) / math.sqrt(count)
         return mean, max(UNKNOWN / count**2, math.hypot(spread, DRIFT * math.sqrt(self._since_trial)))
