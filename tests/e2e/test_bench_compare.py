@@ -51,5 +51,5 @@ def test_an_option_that_the_server_refuses(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stdout == ""
-    assert "--tensor-parallel-size is not supported" in done.stderr
+    assert "--tensor-parallel-size 8 is not supported" in done.stderr
     assert "the server a ended while starting (exit code 2)" in done.stderr.splitlines()[-1]

@@ -264,7 +264,7 @@ def test_what_automatic_depth_does(browser: Chromium, page: Page, start: StartSe
         of_auto.until(f"{auto} != ''")
         shown = of_auto.get(auto)
         assert shown.startswith("auto: not drafting at ")
-        assert shown.endswith("; drafts would make 0.94 x (as the script has it)")
+        assert shown.endswith("; drafts would make 0.94 x the tokens/s")
         of_auto.close()
 
 

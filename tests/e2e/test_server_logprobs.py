@@ -207,8 +207,8 @@ def test_an_end_token_is_an_entry_after_an_echo(drafting: ServerProcess, checkpo
     ],
 )
 def test_out_of_range(drafting: ServerProcess, path: str, fields: dict[str, Any], param: str) -> None:
-    body = {"prompt": "x", "messages": [{"role": "user", "content": "x"}], **fields}
-    response = httpx.post(f"{drafting.url}/v1/{path}", json=body)
+    text = {"prompt": "x"} if path == "completions" else {"messages": [{"role": "user", "content": "x"}]}
+    response = httpx.post(f"{drafting.url}/v1/{path}", json=text | fields)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
 
