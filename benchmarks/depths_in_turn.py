@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import random
 from collections.abc import Sequence
 from statistics import geometric_mean, mean, median
@@ -66,9 +67,12 @@ def main() -> int:
     prompts = load_prompts(args.model_path)
     found: dict[int, list[dict[str, float]]] = {n: [] for n in loads}
     config = EngineConfig(model_path=args.model_path, cpu_isa=args.cpu_isa, threads=args.threads)
+    sides: list[Side] = []
     for _ in range(args.times):
+        sides.clear()
+        gc.collect()  # large models fit into memory once for each side, not twice
         order = random.sample((*NUM_STEPS, AUTO), len(NUM_STEPS) + 1)
-        sides = [Side(config, num_steps, prompts, args.temperature) for num_steps in order]
+        sides += [Side(config, num_steps, prompts, args.temperature) for num_steps in order]
         for n in loads:
             found[n].append(measure(sides, n, args.rounds))
     print("| requests | " + " | ".join(f"{d} drafts" for d in NUM_STEPS[1:]) + " | auto | of the best |")
