@@ -1,10 +1,12 @@
-"""One completion token by token, as the server tells of it: by step, with the drafts that were rejected."""
+"""One completion token by token, as the server reports it: by step, with the drafts that were rejected."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+from nextn.draft import Draft
 
 Token = tuple[str, int]  # its text, the depth at which it was drafted; 0: the model's own
 
@@ -26,9 +28,9 @@ class Completion:
         """From a choice with `draft_depths` and `draft_steps`."""
         pieces: list[Token] = [(text, depth) for text, depth in choice["draft_depths"]]
         steps, at = [], 0
-        for told in choice["draft_steps"]:
-            end = at + told["tokens"]
-            steps.append(Step(pieces[at:end], rejected(told)))
+        for step in choice["draft_steps"]:
+            end = at + step["tokens"]
+            steps.append(Step(pieces[at:end], rejected(step)))
             at = end
         return cls(prompt, steps)
 
@@ -37,7 +39,7 @@ class Completion:
         return [token for step in self.steps for token in step.tokens]
 
 
-def rejected(told: Mapping[str, Any]) -> list[Token]:
+def rejected(step: Mapping[str, Any]) -> list[Token]:
     """The rejected drafts of an entry of `draft_steps`.
 
     >>> rejected({"drafts": ["a", "b", "c"], "accepted": [0]})
@@ -45,10 +47,7 @@ def rejected(told: Mapping[str, Any]) -> list[Token]:
     >>> rejected({"drafts": ["a", "b", "c"], "accepted": [1], "parents": [-1, -1, 1]})
     [('a', 1), ('c', 2)]
     """
-    drafts = told["drafts"]
-    parents = told.get("parents") or range(-1, len(drafts) - 1)
-    depths: list[int] = []
-    for parent in parents:
-        depths.append(1 if parent < 0 else depths[parent] + 1)
+    drafts = step["drafts"]
+    depths = Draft(drafts, step.get("parents")).depths()
     drafted = zip(drafts, depths, strict=True)
-    return [draft for i, draft in enumerate(drafted) if i not in told["accepted"]]
+    return [draft for i, draft in enumerate(drafted) if i not in step["accepted"]]

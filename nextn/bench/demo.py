@@ -37,7 +37,7 @@ from nextn.request import SpecStats
 SIXTEENTHS = {1: 6, 4: 8, 16: 16}
 SEEDED_EVERY = 3  # every third prompt is sampled, the others are greedy
 TEMPERATURE = 0.7
-TOLD = {"return_draft_depths": True, "return_draft_steps": True}
+REPORT = {"return_draft_depths": True, "return_draft_steps": True}
 WITHOUT, WITH = "without MTP", "with MTP"
 
 
@@ -157,7 +157,7 @@ class Demo:
     async def _completion(self, server: LocalServer, body: Body) -> Completion:
         """Requests the first prompt once more, now token by token: its text is compared like the others."""
         self.progress.now("one completion token by token")
-        answer = await post(server.url, "/v1/completions", {**body, **TOLD})
+        answer = await post(server.url, "/v1/completions", {**body, **REPORT})
         choice = answer["choices"][0]
         self.texts.add(0, choice["text"], f"{server.name}, with draft depths")
         return Completion.of(body["prompt"], choice)

@@ -60,8 +60,8 @@ class Line:
             problems.append(unrecognized(self.unknown, self.known))
         if problems:
             raise ValueError("; ".join(problems))
-        told = (f"{', '.join(names)} ({reason})" for reason, names in self.notes.items())
-        return self.words, f"these options ask for nothing here: {'; '.join(told)}" if self.notes else ""
+        noted = (f"{', '.join(names)} ({reason})" for reason, names in self.notes.items())
+        return self.words, f"these options ask for nothing here: {'; '.join(noted)}" if self.notes else ""
 
     def _option(self, name: str, value: str | None, word: str) -> None:
         if name in self.known:

@@ -1,4 +1,4 @@
-// How a step works, told with the steps of a text: a slider over root, drafts, verdicts and bonus.
+// How a step works, shown with the steps of a text: a slider over root, drafts, verdicts and bonus.
 
 import { flat, kind, named } from "./tokens.js";
 

@@ -1,7 +1,7 @@
 // What every request of this page asks for: the settings at the top.
 
 const at = (id) => document.getElementById(id);
-const FIXED = 3; // drafts that the page asks for unless told otherwise
+const FIXED = 3; // drafts that the page asks for by default
 const MOST = 8;
 
 /** Fills in the depths to choose from. `usual`: what a request gets that asks for none. */
