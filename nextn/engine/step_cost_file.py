@@ -13,7 +13,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -24,7 +24,7 @@ from nextn.speculative.depth.cost import StepCost
 
 log = logging.getLogger("nextn.engine")
 
-Factors = Mapping[int, Sequence[float]]  # see DepthController
+Factors = Mapping[int, list[float]]  # see DepthController
 OFF = "off"
 # What a step costs does not depend on these.
 _OTHER = (

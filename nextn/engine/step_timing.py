@@ -51,8 +51,7 @@ def _time(
 ) -> None:  # fmt: skip
     drafts = [[1] * 4] * n
     begin, rounds = time.perf_counter(), 0
-    while rounds < 2 or time.perf_counter() - begin < seconds:
-        rounds += 1
+    while (rounds := rounds + 1) <= 2 or time.perf_counter() - begin < seconds:
         for verified, made in settings:
             plan = _plan(executor.info, position, beyond, [d[:verified] for d in drafts], made)
             for step in range(1 + STEPS):

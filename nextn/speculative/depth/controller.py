@@ -3,15 +3,15 @@
 Requests draft where that makes more tokens per second, by what steps cost (`cost`), what drafts bring
 (`worth`) and, for each batch size, the factor by which drafts cost more than `cost` says. It is learnt from
 trials: some steps of the other kind, with drafts or without. What slows the machine slows both, so only their
-ratio counts. A trial is made where it could change the decision, and paid for from 1 % of the time. Where
-drafts are off, nothing is kept for them until a trial is due.
+ratio counts. A trial is made where it could change the decision, and now and then anyway, within 1 % of the
+time. Where drafts are off, nothing is kept for them until a trial is due.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import fmean, median
 
@@ -28,16 +28,14 @@ PLAN_SECONDS = 0.1  # between two plans: they take 0.3 ms, and a load is noticed
 MARGIN = 0.01  # by which the other kind must be better: nothing can be known to less
 TRIALS = 3  # of a batch size at least: one may have been disturbed
 UNKNOWN = 0.5  # standard deviation of a factor at first: costs may be off by two
-DRIFT = 0.01  # what a second adds to it: a neighbour that comes or goes within minutes
+RECHECK = 0.002  # of the time, for trials of what nothing speaks against: a neighbour comes or goes unseen
 EXPLORE = 200  # steps, one of which keeps every guess: what is never verified is never seen to hold
 
 
 class DepthController:
     """drafting: do requests that ask for no depth draft in the next step? state: what people see of it."""
 
-    def __init__(
-        self, cost: StepCost, worth: Worth, factors: Mapping[int, Sequence[float]], page: int
-    ) -> None:
+    def __init__(self, cost: StepCost, worth: Worth, factors: Mapping[int, list[float]], page: int) -> None:
         """factors: found by trials of an earlier run, by batch size as a power of two. page: its tokens."""
         # What is said to cost nothing could never be found to cost more.
         row = max(cost.row, 0.2 * (cost.row + cost.request))
@@ -49,8 +47,8 @@ class DepthController:
         self._log: deque[tuple[bool, float, StepWork]] = deque(maxlen=4 * TRIAL_STEPS[1])
         self._trial: list[bool] = []  # of each step that is left of it: does it draft?
         self._skip, self._settle = 0, 1  # steps after a switch that do not count, left and in all
-        # Seconds: from the last plan and the last trial, of a step, without drafts. Positions of a request.
-        self._since = self._since_trial = self._step = self._blind = self._context = 0.0
+        # Seconds: from the last plan and the last trial, of a step. Positions of a request.
+        self._since = self._since_trial = self._step = self._context = 0.0
         self._tried, self._steps, self._budget = False, 0, 2.0 * TRIAL_SHARE
         # Sums of what came and was expected: tokens of drafts, and seconds by `cost` that they added.
         self._tokens, self._extra = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
@@ -78,8 +76,7 @@ class DepthController:
     def stepped(self, work: StepWork, seconds: float | None, own: bool = True) -> None:
         """A step has run. seconds: from the end of the one before; None: the engine was idle in between. own:
         no request in it asked for a depth; what others draft tells nothing of what was decided here."""
-        n = work.requests
-        if not n:
+        if not (n := work.requests):
             return
         if seconds is not None:
             self._since, self._steps = self._since + seconds, self._steps + 1
@@ -103,6 +100,8 @@ class DepthController:
             self._log.append((self.drafting, seconds, work))
             if self.drafting:
                 _add(self._extra, self.cost.extra(work), self._setting.extra / self._mean)
+                if not self._usual:  # what a trial takes beyond what was said is paid for too
+                    self._budget -= max(0.0, seconds - self._step - self._setting.extra)
         self._skip = max(0, self._skip - 1)
         if self._trial:
             self._trial.pop(0)
@@ -119,12 +118,11 @@ class DepthController:
         base, more = self.cost.base, self.cost.extra
         plain = [s / base(w) for drafting, s, w in self._log if not drafting]
         drafted = [(s, base(w), m) for drafting, s, w in self._log if drafting and (m := more(w)) > 0.0]
-        if min(len(plain), len(drafted)) < TRIAL_STEPS[0]:
-            return
-        level = median(plain)
-        found = median((s / level - without) / extra for s, without, extra in drafted)
-        self.factors[self._size] = [*self.factors[self._size], max(0.1, found)][-TRIALS - 2 :]
-        self._since_trial, self._tried = 0.0, True
+        if min(len(plain), len(drafted)) >= TRIAL_STEPS[0]:
+            level = median(plain)
+            found = median((s / level - without) / extra for s, without, extra in drafted)
+            self.factors[self._size] = [*self.factors[self._size], max(0.1, found)][-TRIALS - 2 :]
+            self._since_trial, self._tried = 0.0, True
 
     def _factor(self) -> tuple[float, float]:
         """Mean and standard deviation: a busy machine can make any one trial say anything, so of the last
@@ -133,41 +131,43 @@ class DepthController:
         known = self.factors.setdefault(self._size, [1.0 if near is None else median(self.factors[near])])
         mean, count = median(known), len(known)
         spread = 1.5 * median(abs(each - mean) for each in known) / math.sqrt(count)
-        return mean, max(UNKNOWN / count**2, math.hypot(spread, DRIFT * math.sqrt(self._since_trial)))
+        return mean, max(UNKNOWN / count**2, spread, 0.5 * abs(known[-1] - mean))
 
     def _plan(self, n: int) -> None:
         if self._log:
             self._step = fmean(seconds for _, seconds, _ in self._log)
             self._context = fmean(work.context / work.requests for _, _, work in self._log)
-        self._budget = min(self._budget + TRIAL_SHARE * self._since, max(2 * TRIAL_SHARE, 64 * self._step))
+        most = max(2 * TRIAL_SHARE, 64 * self._step)
+        self._budget = max(-most, min(most, self._budget + TRIAL_SHARE * self._since))
         self._since_trial += self._since
         self._mean, deviation = self._factor()
-        self._blind, self._since = 0.0 if self._usual else self._blind + self._since, 0.0
-        base = self.cost.rows(n) + self.cost.context * self._context * n
-        parts = ("drafted", "drafter", "a_pass", "pass_row")
-        cost = replace(self.cost, **{name: self._mean * getattr(self.cost, name) for name in parts})
-        self._setting = setting = self.worth.plan(n, cost, base)
+        base, self._since = self.cost.rows(n) + self.cost.context * self._context * n, 0.0
+        self._setting = setting = self.worth.plan(n, self.cost.times(self._mean), base)
         tokens = 1.0 + _ratio(self._tokens) * (setting.tokens - 1.0)
         extra = _ratio(self._extra) * setting.extra
         gain = round(tokens * base / (base + extra), 3)
         ahead, untried = math.log(gain), len(self.factors[self._size]) <= TRIALS
-        doubt = extra / (base + extra) * deviation / self._mean + DRIFT * math.sqrt(self._blind)
+        doubt = extra / (base + extra) * deviation / self._mean
         if abs(ahead) > MARGIN:
             self._usual = ahead > 0.0
         self._switch(self._usual)
-        takes = f"takes {1.0 + extra / base:.2f} x as long and commits {tokens:.2f} x as many tokens"
         tried = round(self._since_trial, 1) if self._tried else None
-        self.state = DraftingState(self._usual, n, gain, f"a step with drafts {takes}", tried)
+        says = f"takes {1.0 + extra / base:.2f} x as long and commits {tokens:.2f} x as many tokens"
+        self.state = DraftingState(self._usual, n, gain, f"a step with drafts {says}", tried)
         length = round(min(TRIAL_STEPS[1], max(TRIAL_STEPS[0], TRIAL_SECONDS / (self._step or 1.0))))
         self._settle = 1 + length // 8  # while caches hold what the other kind used
         # Each size is tried, and soon; nobody knows what that costs, so what it may seem to cost is bounded.
         before = 0 if self._usual else self._window
         lost = min(0.2 if untried else 1.0, max(MARGIN, abs(ahead)))
-        price = lost * length * self._step + cost.drafting(1, n * (before or length))
-        if (untried or abs(ahead) < 2.0 * doubt) and price < self._budget and len(self._log) >= length:
+        milder = self.cost.times(doubted := min(self._mean, math.sqrt(self._mean)))
+        price = lost * length * self._step + milder.drafting(1, n * (before or length))
+        due = untried or abs(ahead) < 2.0 * doubt or price < RECHECK * self._since_trial
+        if due and price < self._budget and len(self._log) >= length:
             self._budget -= price
-            length += self._settle
-            self._trial = [False] * before + [not self._usual] * length + [self._usual] * length
+            if before:  # few drafts, as worth it where they are dear, would teach little
+                self._setting, self._mean = self.worth.plan(n, milder, base), doubted
+            steps = length + self._settle
+            self._trial = [False] * before + [not self._usual] * steps + [self._usual] * steps
             self._switch(False)
 
 

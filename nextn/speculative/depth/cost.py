@@ -56,6 +56,11 @@ class StepCost:
         """Of the drafter's passes, over so many rows in all."""
         return self.drafter + passes * self.a_pass + rows * self.pass_row
 
+    def times(self, factor: float) -> StepCost:
+        """Drafts cost so much more."""
+        names = ("drafted", "drafter", "a_pass", "pass_row")
+        return replace(self, **{name: factor * getattr(self, name) for name in names})
+
 
 def fit(steps: Sequence[tuple[StepWork, float]], experts: tuple[int, int]) -> StepCost:
     """steps: what was run and its seconds, without drafts and with. Least squares of the relative errors,
@@ -65,16 +70,14 @@ def fit(steps: Sequence[tuple[StepWork, float]], experts: tuple[int, int]) -> St
     # What nothing tells apart from the others counts as theirs.
     left += ["request"] * (len({w.requests for w, _ in steps}) > 1 and any(w.drafts for w, _ in steps))
     left += ["context"] * (len({w.context / w.requests for w, _ in steps}) > 1)
-    found: dict[str, Any] = {}
     while left:
         units = [replace(nothing, **dict[str, Any]({name: 1.0})) for name in left]
         parts = np.array([[(u.base(w) + u.extra(w)) / s for u in units] for w, s in steps])
         scale = np.linalg.norm(parts, axis=0) + 1e-30
         x = np.linalg.lstsq(parts / scale, np.ones(len(steps)), rcond=None)[0]
         if x.min() >= 0.0:
-            found = dict(zip(left, (x / scale).tolist(), strict=True))
             break
         left.pop(int(x.argmin()))
-    cost = replace(nothing, **found)
+    cost = replace(nothing, **dict[str, Any](zip(left, (x / scale).tolist(), strict=False)))
     # Times that contradict each other may leave a step nothing to cost.
     return cost if cost.rows(1) > 0.0 else replace(cost, fixed=min(s for _, s in steps))

@@ -372,6 +372,21 @@ def test_costs_that_say_drafts_are_free_are_put_right() -> None:
     assert watch(load, chosen, 32, 5.0).speed >= 0.95 * speeds("EPYC", 32)[1]
 
 
+@pytest.mark.parametrize("dearer", [4.0, 8.0, 30.0])
+@pytest.mark.parametrize(("name", "n"), [("EPYC", 1), ("EPYC", 4), ("AMX", 1), ("AMX", 4), ("AMX", 16)])
+def test_it_finds_back_when_a_neighbour_leaves(name: str, n: int, dearer: float) -> None:
+    """Beside other work drafts can take many times what they did. None are made then; and trials that made
+    next to none would not show that the other work has ended."""
+    machine = Machine(off(COSTS[name], dearer))
+    load, chosen = Load(machine, seed=1), controller(COSTS[name])
+    watch(load, chosen, n, 5.0)
+    machine.cost = COSTS[name]
+    seconds = 0.0
+    while not chosen.state.drafting or chosen.state.gain < 0.9 * speeds(name, n)[1] / speeds(name, n)[0]:
+        seconds += watch(load, chosen, n, 0.25).seconds
+        assert seconds < 40.0, chosen.state
+
+
 def test_drafts_that_never_hold_are_worth_less_and_less() -> None:
     chosen = controller(COSTS["EPYC"])
     gains = []
