@@ -28,13 +28,15 @@ BELOW = {
     "ops": set(),
     "kvcache": set(),
     "families": set(),
-    "layers": {"ops", "families"},
-    "models": {"ops", "families", "layers", "kvcache.pool", "kvcache.layout"},
+    "distributed": {"ops"},
+    "layers": {"ops", "families", "distributed"},
+    "models": {"ops", "families", "layers", "distributed", "kvcache.pool", "kvcache.layout"},
     "sampling": {"ops"},
     "speculative": {"ops", "layers", "models", "kvcache", "sampling"},
     "scheduler": {"kvcache", "speculative"},
     "engine": {
-        "machine", "ops", "families", "layers", "models", "kvcache", "sampling", "speculative", "scheduler",
+        "machine", "ops", "families", "distributed", "layers", "models", "kvcache", "sampling", "speculative",
+        "scheduler",
     },
     "tokenizer": set(),
     "grammar": {"tokenizer"},
@@ -67,7 +69,18 @@ BELOW = {
 }  # fmt: skip
 # The way in, which leads everywhere
 ENTRIES = {"", "cli", "__main__", "launch_server"}
-ENGINE = ("ops", "kvcache", "families", "layers", "models", "sampling", "speculative", "scheduler", "engine")
+ENGINE = (
+    "ops",
+    "kvcache",
+    "families",
+    "distributed",
+    "layers",
+    "models",
+    "sampling",
+    "speculative",
+    "scheduler",
+    "engine",
+)
 ALLOWED = {"torch", "numpy", "safetensors", *sys.stdlib_module_names}
 
 
