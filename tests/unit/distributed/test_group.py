@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +13,7 @@ from nextn.distributed.group import Alone, bounds
 def test_parts_cover_all_outputs_in_whole_units(n: int, size: int, unit: int) -> None:
     found = bounds(n, size, unit)
     assert (found[0], found[-1], len(found)) == (0, n, size + 1)
-    parts = [end - begin for begin, end in zip(found, found[1:], strict=False)]
+    parts = [end - begin for begin, end in pairwise(found)]
     assert all(begin % unit == 0 for begin in found[:-1])
     assert max(parts) - min(parts) <= unit + n % unit
     assert min(parts) >= 0
