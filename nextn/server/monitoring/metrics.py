@@ -127,6 +127,9 @@ class Metrics:
             self.engine.silent_for(),
             "since the engine was last heard of, while it has requests; 0 when idle",
         )
+        yield counter("nextn:engine_busy_seconds", metrics.busy, "in which the engine had work")
+        waited = "of these, in which the engine's ranks waited for each other (--tp-size)"
+        yield counter("nextn:rank_wait_seconds", total.waited, waited)
         yield counter("nextn:engine_restarts", metrics.restarts, "engines started after the first")
         build = GaugeMetricFamily("nextn:build_info", "which nextn this is", labels=["version"])
         build.add_metric([nextn.__version__], 1)
