@@ -109,7 +109,7 @@ def ranks(server: Server) -> list[int]:
 def spawned(pid: int) -> bool:
     """Is it a rank?"""
     try:
-        return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"nextn.engine.tensor_rank" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 
