@@ -30,7 +30,8 @@ class CudaDeepseekV3(DeepseekV3):
         return isinstance(group, Alone) or (isinstance(group, TorchGroup) and group.backend == "nccl")
 
     def batch(self, spans: Sequence[Span], page_size: int) -> Any:
-        return PackedBatch(spans, page_size, bucket(sum(len(span.tokens) for span in spans)))
+        rows = sum(len(span.tokens) for span in spans)
+        return PackedBatch(spans, page_size, bucket(rows) if self._captures else None)
 
     def forward(self, batch: Any, pool: KVPool) -> Tensor:
         def compute(batch: Batch, _: Tensor | None) -> Tensor:

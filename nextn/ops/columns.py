@@ -6,7 +6,7 @@ parts: of each device, the outputs (or heads) that it computes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -27,8 +27,8 @@ def outputs_separable(
     device: torch.device,
 ) -> bool:
     """Of `ops.linear` with a weight [n_out, n_in]."""
-    rand = _random(dtype, device)
-    weight, x = rand(n_out, n_in), rand(COUNTS[-1], n_in)
+    terms = _Terms(n_in)
+    weight, x = (t.to(device, dtype) for t in (terms.weights(n_out), terms.inputs(COUNTS[-1])))
     rows = [torch.tensor(part, dtype=torch.long, device=device) for part in parts]
     some = [weight[part] for part in rows]
     for n in COUNTS:
@@ -51,9 +51,18 @@ def heads_separable(
 ) -> bool:
     """Of `ops.absorb` and `ops.heads_matmul` with the two weights of absorbed attention, which lie in one
     [heads, nope + value, rank]."""
-    rand, heads, most = _random(dtype, device), parts[-1].stop, COUNTS[-1]
-    kv_up, q, mixed = rand(heads, nope + value, rank), rand(most, heads, nope + rope), rand(most, heads, rank)
-    cos, sin = (rand(most, rope // 2).float() for _ in range(2))
+    heads, most, keys, values = parts[-1].stop, COUNTS[-1], _Terms(nope), _Terms(rank)
+    gen = keys.gen
+    rotated = torch.randn(most, heads, rope, generator=gen)
+    cos, sin = (torch.randn(most, rope // 2, generator=gen).to(device) for _ in range(2))
+    kv_up, q, mixed = (
+        t.to(device, dtype)
+        for t in (
+            torch.cat((keys.weights(heads, rank).transpose(1, 2), values.weights(heads, value)), dim=1),
+            torch.cat((keys.inputs(most, heads), rotated), dim=-1),
+            values.inputs(most, heads),
+        )
+    )
 
     def products(n: int, part: slice) -> Sequence[Tensor]:
         weight = kv_up[part].clone()
@@ -72,6 +81,23 @@ def heads_separable(
     return True
 
 
-def _random(dtype: torch.dtype, device: torch.device) -> Callable[..., Tensor]:
-    gen = torch.Generator().manual_seed(0)
-    return lambda *shape: torch.randn(shape, generator=gen).to(device, dtype)
+class _Terms:
+    """Random inputs and weights [..., n] whose products cancel in pairs. What is left of a sum is its own
+    rounding, and tells of the order in bf16 too, whose few bits would hide it in other sums."""
+
+    def __init__(self, n: int) -> None:
+        self.n, self.gen = n, torch.Generator().manual_seed(0)
+        self.first, self.second = torch.randperm(n, generator=self.gen)[: n // 2 * 2].view(2, -1)
+        self.scale = 2.0 ** torch.randint(-6, 7, self.first.shape, generator=self.gen)
+
+    def inputs(self, *shape: int) -> Tensor:
+        return self._random(shape, 1.0)
+
+    def weights(self, *shape: int) -> Tensor:
+        return self._random(shape, -1.0)
+
+    def _random(self, shape: tuple[int, ...], sign: float) -> Tensor:
+        found = torch.zeros(*shape, self.n)
+        some = torch.randn(*shape, len(self.first), generator=self.gen) * self.scale
+        found[..., self.first], found[..., self.second] = some, sign * some
+        return found

@@ -14,13 +14,16 @@ from support.draft_folders import fp8_config, with_copies, write_sglang
 from support.sharing import CONFIG, ExactReference, all_steps, same, shared_model
 from torch import Tensor
 
-from nextn.distributed.group import Group
+from nextn.config import model_folder
+from nextn.distributed.group import Alone, Group
 from nextn.distributed.threads import run_ranks
 from nextn.families.config import ModelConfig
+from nextn.models.deepseek_v3 import DeepseekV3
 from nextn.models.draft_folder import DraftFolder
 from nextn.models.dummy import dummy_checkpoint
 from nextn.models.loader import load_checkpoint
-from nextn.models.names import expected_tensors, nextn_tensors, shared_tensors
+from nextn.models.names import expected_tensors, nextn_tensors, product_shapes, shared_tensors
+from nextn.ops.registry import make_ops
 
 F32, BF16 = torch.float32, torch.bfloat16
 CPU = torch.device("cpu")
@@ -52,6 +55,26 @@ def test_plain_torch(size: int, changes: dict[str, Any], dtype: torch.dtype) -> 
     tokens = [7, 300, 1, 511, 40]
     alone, *ranks = compare(size, {**CONFIG, **changes}, "reference", dtype, draft_tokens=tokens)
     assert all(held <= alone for held in ranks)
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(2, F32), (4, BF16)], ids=str)
+def test_the_embedded_model(size: int, dtype: torch.dtype) -> None:
+    folder = model_folder("nextn-tiny")
+    cfg = ModelConfig.from_folder(folder)
+    ops = make_ops(product_shapes(cfg), dtype, CPU)
+
+    def steps(group: Group) -> list[Tensor]:
+        model = DeepseekV3(cfg, ops, dtype, CPU, 1, group=group)
+        targets = model.targets()
+        load_checkpoint(
+            folder, expected_tensors(cfg, 1), lambda name, tensor: targets[name].copy_(tensor),
+            shared=shared_tensors(cfg, 1), rows=model.rows(),
+        )  # fmt: skip
+        return all_steps(model)
+
+    want = steps(Alone())
+    for found in run_ranks(size, steps):
+        same(found, want)
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=["f32", "bf16"])
