@@ -13,13 +13,18 @@ import mmap
 import os
 import struct
 import tempfile
+import time
+from collections.abc import Sequence
 from ctypes import CDLL, pointer
 from multiprocessing.reduction import DupFd
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from nextn.config import usable_cores
 from nextn.distributed.group import PeerGone
-from nextn.ops.cpu.library import GATHER, Model, Ranks
+from nextn.ops.cpu.library import GATHER, Model, Ranks, library
 
 HEADER = 4096  # MEETING_BYTES of csrc/ranks.h
 BEATS = 1024
@@ -69,6 +74,7 @@ class SharedRanks:
         self._spins = SPINS if threads <= usable_cores() else FEW_SPINS
         self._arrays: mmap.mmap | None = None
         self._struct: Ranks | None = None
+        self._seconds = 0.0
         self.reason = ""  # why no step will run any more
 
     def shared_by(self, model: Model, layers: int, kernels: CDLL) -> Any:
@@ -79,10 +85,30 @@ class SharedRanks:
         self._struct = Ranks(self.rank, self.size, at, size, self.most_rows, self._spins, GATHER(), 0)
         return pointer(self._struct)
 
+    def gather(self, whole: Tensor, bounds: Sequence[int]) -> None:
+        """See `nextn.distributed.group.Group`: for the torch model, whose arrays are its own."""
+        size = HEADER + whole.nbytes
+        if self._arrays is None or len(self._arrays) < size:
+            self._arrays = self._memory.mapped(size)
+        if not whole.numel():
+            return
+        shared = torch.frombuffer(self._arrays, dtype=whole.dtype, count=whole.numel(), offset=HEADER)
+        shared, (begin, end) = shared.view(whole.shape), bounds[self.rank : self.rank + 2]
+        shared[:, begin:end] = whole[:, begin:end]
+        self._meet()
+        whole[:, :begin], whole[:, end:] = shared[:, :begin], shared[:, end:]
+        self._meet()  # before it is written again
+
+    def _meet(self) -> None:
+        begin = time.perf_counter()
+        if library().nx_meet(address(self._header), self.size, self._spins):
+            raise self.gone()
+        self._seconds += time.perf_counter() - begin
+
     @property
     def waited(self) -> float:
         """Seconds that this rank has waited for the others in all."""
-        return 0.0 if self._struct is None else float(self._struct.waited) / 1e9
+        return self._seconds + (0.0 if self._struct is None else float(self._struct.waited) / 1e9)
 
     def gone(self) -> PeerGone:
         return PeerGone(self.reason or "another rank of this engine has ended")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nextn.config import EngineConfig, model_folder
+from nextn.distributed.group import Alone
 from nextn.distributed.shared import SharedRanks
 from nextn.draft import AUTO_STEPS
 from nextn.engine.memory import bounded_context, check_memory
@@ -81,8 +82,8 @@ def make_model(
         own, nextn = 0, min(draft.layers, config.speculation.num_steps)
         cfg = dataclasses.replace(target, num_nextn_predict_layers=draft.layers)
     kernels = choose_kernels(config, device)
-    if ranks is not None and kernels != "cpu":
-        raise ValueError(f"--tp-size {ranks.size} needs the native kernels (--kernel-backend cpu)")
+    if ranks is not None and device.type != "cpu":
+        raise ValueError(f"--tp-size {ranks.size} needs --device cpu: ranks on GPUs have not been tried")
     check_memory(config, cfg, nextn, _value_bytes(config, cfg, kernels), device)
     if not dummy:
         check_target(folder, target)
@@ -99,19 +100,25 @@ def make_model(
         level, _ = choose_level(config.cpu_isa)
         model = native(cfg, nextn, threads, config.quantization, stored, drafting, level, ranks)
         place, dtype, as_stored = model.place, torch.float32, model.weights.as_stored
+        rows = model.weights.rows
     else:
         dtype, as_stored = dtype_of(config.dtype, kernels), frozenset()
         ops = make_ops(product_shapes(cfg), dtype, device, kernels)
         naive = config.prefill_attention == "naive"
-        model = model_class(cfg.architecture, kernels)(cfg, ops, dtype, device, nextn, naive, allowed)
+        model = model_class(cfg.architecture, kernels)(
+            cfg, ops, dtype, device, nextn, naive, allowed, ranks or Alone()
+        )
         targets: dict[str, Tensor] = model.targets()
-        assert {n: tuple(t.shape) for n, t in targets.items()} == expected
+        rows = model.rows()
+        assert {n: tuple(t.shape) for n, t in targets.items()} == {
+            n: (len(rows.get(n, range(shape[0]))), *shape[1:]) for n, shape in expected.items()
+        }
 
         def place(name: str, tensor: Tensor) -> None:
             targets[name].copy_(tensor)
 
     if dummy:
-        dummy_checkpoint(cfg.names, expected, place, config.random_seed, dtype)
+        dummy_checkpoint(cfg.names, expected, place, config.random_seed, dtype, rows)
         return model, kernels
     allow = config.allow_non_finite_weights
     report = load_checkpoint(
@@ -124,10 +131,11 @@ def make_model(
         skip_prefixes=nextn_prefixes(target, own),
         as_stored=as_stored,
         allow_non_finite=allow,
+        rows=rows,
     )
     non_finite = report.non_finite
     if draft is not None:
-        non_finite += draft.load(cfg, nextn, place, dtype, as_stored, allow).non_finite
+        non_finite += draft.load(cfg, nextn, place, dtype, as_stored, allow, rows).non_finite
     if non_finite:
         names = first_names(non_finite)
         log.warning(

@@ -54,6 +54,7 @@ class NativeWeights:
         self._coarse = False  # what is not stored in one byte already goes into int8
         self.as_stored: frozenset[str] = frozenset()
         self._places: dict[str, Callable[..., None]] = {}
+        self.rows: dict[str, range] = {}  # by name: those of its rows that `place` wants
         self._arena = Arena()
         self.packed: list[PackedWeight] = []
         self._plain: list[Tensor] = []  # norms and biases: kept, for the kernels hold pointers to them
@@ -64,11 +65,13 @@ class NativeWeights:
         self.head = head.struct
         names = cfg.names
         self._places[names.embedding] = partial(_copy, self.embedding)
-        self._heads: list[Callable[[Tensor], None]] = [_rows(head, own)]
+        self._heads: list[Callable[..., None]] = [_rows(head, own)]
         if cfg.tie_word_embeddings:
             self._places[names.embedding] = self._place_tied
         else:
             self._places[names.head] = self._place_heads
+            if size > 1 and drafting.tokens is None:
+                self.rows[names.head] = own
         self.norm = self._vector(names.norm, hidden)
         layers = [self._layer(i) for i in range(cfg.num_hidden_layers)]
         if nextn_layers:
@@ -100,11 +103,14 @@ class NativeWeights:
         hidden, kind = self.cfg.hidden_size, INT8 if drafting.int8 else BF16
         self.draft_head, self.draft_tokens = self.head, drafting.tokens
         if drafting.int8 or drafting.tokens is not None:
-            ids = drafting.tokens or range(self.cfg.vocab_size)
-            own = self.part(len(ids), PANEL)
-            head, rows = self._matrix(len(own), hidden, kind=kind), list(ids[own.start : own.stop])
-            self._heads.append(lambda tensor: head.place(tensor[rows]))
+            own = self.part(len(drafting.tokens or range(self.cfg.vocab_size)), PANEL)
+            head = self._matrix(len(own), hidden, kind=kind)
             self.draft_head = head.struct
+            if drafting.tokens is None:
+                self._heads.append(_rows(head, own))
+            else:
+                ids = list(drafting.tokens[own.start : own.stop])
+                self._heads.append(lambda tensor: head.place(tensor[ids]))
 
     def part(self, n: int, unit: int) -> range:
         """Those of n outputs that this rank computes."""
@@ -116,7 +122,8 @@ class NativeWeights:
         return self.embedding.numel() * 2 + sum(w.bytes for w in self.packed)
 
     def place(self, name: str, tensor: Tensor, scale: Tensor | None = None) -> None:
-        """Takes over one tensor. scale: of one in `as_stored`, a row of block scales for each output."""
+        """Takes over one tensor, whole or those rows of it that `rows` names. scale: of one in `as_stored`, a
+        row of block scales for each output."""
         if scale is None:
             self._places[name](tensor)
         else:
@@ -138,6 +145,12 @@ class NativeWeights:
                 kind = INT8
         self.packed.append(PackedWeight(n_out, n_in, kind, members, block, self._arena))
         return self.packed[-1]
+
+    def _split(self, name: str, weight: PackedWeight, own: range, **where: Any) -> None:
+        """Of this tensor the rank takes these rows."""
+        self._places[name] = _rows(weight, own, **where)
+        if self.size > 1:
+            self.rows[name] = own
 
     def _vector(self, name: str, n: int) -> int:
         """Address of a norm's weight."""
@@ -165,15 +178,21 @@ class NativeWeights:
         q_down = prefix + (names.q_down if cfg.q_lora_rank else names.q_proj)
         kv_down, out_name = prefix + names.kv_down, prefix + names.out
         down = self._matrix(q_in + cfg.latent_dim, cfg.hidden_size, (q_down, kv_down))
-        self._places[q_down] = down.place if cfg.q_lora_rank else _rows(down, own_queries)
+        if cfg.q_lora_rank:
+            self._places[q_down] = down.place
+        else:
+            self._split(q_down, down, own_queries)
         self._places[kv_down] = partial(down.place, first=q_in)
         columns = self.part(cfg.hidden_size, PANEL)
         out = self._matrix(len(columns), heads * value, (out_name,))
-        self._places[out_name] = _rows(out, columns)
+        self._split(out_name, out, columns)
         # The two halves of kv_up are read per head, one of them transposed: they stay bf16.
         key_up = self._matrix(rank, cfg.qk_nope_head_dim, kind=BF16, members=len(own))
         value_up = self._matrix(value, rank, kind=BF16, members=len(own))
         self._places[prefix + names.kv_up] = partial(self._place_kv_up, key_up, value_up, own)
+        if self.size > 1:
+            each = cfg.qk_nope_head_dim + value
+            self.rows[prefix + names.kv_up] = range(own.start * each, own.stop * each)
         layer = Layer(
             attention_norm=self._vector(prefix + names.attention_norm, cfg.hidden_size),
             down=down.struct,
@@ -187,7 +206,7 @@ class NativeWeights:
         if cfg.q_lora_rank:
             name = prefix + names.q_up
             q_up = self._matrix(len(own_queries), cfg.q_lora_rank, (name,))
-            self._places[name] = _rows(q_up, own_queries)
+            self._split(name, q_up, own_queries)
             layer.q_norm = self._vector(prefix + names.q_norm, cfg.q_lora_rank)
             layer.q_up = q_up.struct
         if not cfg.is_moe(index):
@@ -198,8 +217,8 @@ class NativeWeights:
 
     def _place_kv_up(self, key_up: PackedWeight, value_up: PackedWeight, own: range, tensor: Tensor) -> None:
         nope, value = self.cfg.qk_nope_head_dim, self.cfg.v_head_dim
-        both = tensor.view(self.cfg.num_attention_heads, nope + value, self.cfg.kv_lora_rank)
-        for head, one in enumerate(both[own.start : own.stop]):
+        both = _own(tensor.view(-1, nope + value, self.cfg.kv_lora_rank), own)
+        for head, one in enumerate(both):
             key_up.place(one[:nope], member=head, transposed=True)
             value_up.place(one[nope:], member=head)
 
@@ -212,9 +231,9 @@ class NativeWeights:
         gate_up = self._matrix(2 * padded(len(own), 16), self.cfg.hidden_size, ups, members=members)
         down = self._matrix(len(columns), inner, downs, members=members)
         for i, name in enumerate(ups):
-            self._places[name] = _rows(gate_up, own, member=i // 2, first=i % 2, interleave=2)
+            self._split(name, gate_up, own, member=i // 2, first=i % 2, interleave=2)
         for i, name in enumerate(downs):
-            self._places[name] = _rows(down, columns, member=i)
+            self._split(name, down, columns, member=i)
         return gate_up.struct, down.struct
 
     def _moe(self, prefix: str) -> FeedForward:
@@ -267,10 +286,14 @@ def _rows(weight: PackedWeight, rows: range, **where: Any) -> Callable[..., None
     """Places these rows of a tensor."""
 
     def place(tensor: Tensor, scale: Tensor | None = None) -> None:
-        own = slice(rows.start, rows.stop)
-        weight.place(tensor[own], scale=None if scale is None else scale[own], **where)
+        weight.place(_own(tensor, rows), scale=None if scale is None else _own(scale, rows), **where)
 
     return place
+
+
+def _own(tensor: Tensor, rows: range) -> Tensor:
+    """These of a whole tensor's rows; a tensor of just as many is those already."""
+    return tensor if len(tensor) == len(rows) else tensor[rows.start : rows.stop]
 
 
 def _copy(to: Tensor, tensor: Tensor) -> None:

@@ -226,13 +226,13 @@ def test_in_another_process(plain, backend, drafts, chunk, cache, monkeypatch):
 @pytest.mark.parametrize(("size", "drafts", "chunk", "cache"), ON_RANKS)
 def test_on_ranks(plain, backend, size, drafts, chunk, cache, monkeypatch):
     """Texts and acceptance are those of one device; after every step all ranks have found the same."""
-    if backend == "reference":
-        pytest.skip("the ranks of plain torch: tests/parity")
+    if backend == "reference" and (size, drafts) != (2, 2):
+        pytest.skip("plain torch is slow, and which drafts there are does not depend on the ranks")
     monkeypatch.setattr(build, "_prompts", lambda config, *_: PromptBudget(config.chunked_prefill_size))
     found = []
     for ranks in (1, size):
         options = {**speculation(drafts), **CHUNKS[chunk], **CACHES[cache]}
-        llm = LLM(check_integrity=True, threads=1, tp_size=ranks, **options)
+        llm = LLM(kernel_backend=backend, check_integrity=True, threads=1, tp_size=ranks, **options)
         run = with_retractions if cache == "retracted" else lambda *work: shown(work[0].generate(*work[1:]))
         found.append((run(llm, *work(llm)), llm.engine.stats()))
     (one, stats), (shared, others) = found
