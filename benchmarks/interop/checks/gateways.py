@@ -39,11 +39,11 @@ LOOK = {
 
 
 class Gateway:
-    """Two servers behind one gateway. Checks with another policy start one of their own. `tokenizes`: it
-    loads its servers' tokenizer of its own accord."""
+    """Two servers behind one gateway. Checks with another policy start one of their own. `as_sglang`: it
+    takes nextn for SGLang, not for vLLM; then it loads its servers' tokenizer of its own accord."""
 
-    def __init__(self, bench: Bench, command: Sequence[str | Path], tokenizes: bool) -> None:
-        self.bench, self.command, self.tokenizes = bench, command, tokenizes
+    def __init__(self, bench: Bench, command: Sequence[str | Path], as_sglang: bool) -> None:
+        self.bench, self.command, self.as_sglang = bench, command, as_sglang
         self.servers = [bench.server(*PARSERS, name=f"worker{i}") for i in range(2)]
         self.url = self.start("cache_aware", self.servers)
 
@@ -162,7 +162,7 @@ def own_fields(gateway: Gateway) -> str:
 
 @checks("/v1/tokenize, by the tokenizer that the servers name")
 def tokenizer(gateway: Gateway) -> str:
-    if not gateway.tokenizes:
+    if not gateway.as_sglang:
         raise NotRun("it loads a tokenizer for gRPC servers only")
     body = {"prompt": PROMPT["prompt"], "add_special_tokens": False}
     until(lambda: plain_calls.get(gateway.url + "/v1/tokenizers")["tokenizers"], "it has no tokenizer")
@@ -214,6 +214,8 @@ def cache_aware(gateway: Gateway) -> str:
 @checks("--dp-aware: one server with --dp-size 2")
 def dp_aware(gateway: Gateway) -> str:
     """The same prompt again and again: the server itself would send it to one replica."""
+    if not gateway.as_sglang:
+        raise NotRun("it names replicas of SGLang only, and takes nextn for vLLM")
     server = gateway.bench.server(*PARSERS, "--dp-size", "2", name="replicas")
     url = gateway.start("round_robin", [server], "--dp-aware", workers=2)
     prompt = "".join(f"def f{i}(x):\n    return x + {i}\n\n\n" for i in range(8))
@@ -288,9 +290,9 @@ def death(gateway: Gateway) -> str:
 
 def check_router(bench: Bench) -> list[Finding]:
     return checks.run(
-        Gateway(bench, [bench.bin / "python", "-m", "sglang_router.launch_router"], tokenizes=True)
+        Gateway(bench, [bench.bin / "python", "-m", "sglang_router.launch_router"], as_sglang=True)
     )
 
 
 def check_smg(bench: Bench) -> list[Finding]:
-    return checks.run(Gateway(bench, [bench.bin / "smg", "launch"], tokenizes=False))
+    return checks.run(Gateway(bench, [bench.bin / "smg", "launch"], as_sglang=False))
