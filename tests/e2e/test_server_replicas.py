@@ -22,6 +22,7 @@ from support.server_process import (
 )
 
 from nextn.bench.prompts import heldout_prompts
+from nextn.cli import main
 
 StartServer = Callable[..., ServerProcess]
 TWO = ("--dp-size", "2", "--device", "cpu")  # cpu: nobody imports torch to look for GPUs
@@ -129,6 +130,14 @@ def test_commands_reach_all(pair: ServerProcess) -> None:
         assert post(pair, "/generate", **body).json()["meta_info"]["spec_accept_length"] == 2
     assert post(pair, "/set_internal_state", server_args={"speculative_num_steps": None}).status_code == 200
     assert post(pair, "/flush_cache").status_code == 200
+
+
+def test_top_adds_replicas_up(pair: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    generated = sum(by_rank(pair, "nextn:prompt_tokens_total"))
+    assert main(["top", "--once", "--base-url", pair.url]) == 0
+    out = capsys.readouterr().out
+    assert f"of {generated:,.0f} prompt tokens" in out
+    assert "of 8,192 tokens" in out  # 4,096 each
 
 
 def test_a_client_that_leaves_frees_pages_where_they_are(start: StartServer) -> None:

@@ -43,8 +43,11 @@ export function watch(list, words, auto) {
 
   async function read() {
     const loads = await (await ask("v1/loads?include=spec")).json();
-    const lines = loads.loads.map((load) => load.speculative.auto_line).filter(Boolean);
-    auto.textContent = lines.map((line, rank) => (lines.length > 1 ? `replica ${rank}: ${line}` : line)).join("; ");
+    const several = loads.loads.length > 1;
+    auto.textContent = loads.loads
+      .filter((load) => load.speculative.auto_line)
+      .map((load) => (several ? `replica ${load.dp_rank}: ` : "") + load.speculative.auto_line)
+      .join("; ");
     if (!metered) return;
     const now = parse(await (await ask("metrics")).text());
     now.set("at", performance.now());
