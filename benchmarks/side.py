@@ -45,6 +45,7 @@ class Side:
         self.requests = 0
         self.live: list[str] = []  # the oldest first
         self._paused = time.perf_counter()
+        self.busy = 0.0  # seconds in its turns
 
     def load(self, concurrency: int, seed: int, keep: int = 0) -> None:
         """A new load, the same for every side. keep: so many of the running requests, the oldest, go on."""
@@ -54,12 +55,12 @@ class Side:
         self.rng = random.Random(seed)
         self.concurrency = concurrency
 
-    def turn(self) -> Turn:
+    def turn(self, at_least: float = TURN) -> Turn:
         tokens = steps = 0
         begin = time.perf_counter()
         if self.engine._ended is not None:  # for the engine, time stands still in the others' turns
             self.engine._ended += begin - self._paused
-        while (seconds := time.perf_counter() - begin) < TURN:
+        while (seconds := time.perf_counter() - begin) < at_least:
             while len(self.live) < self.concurrency:
                 self._add()
             for out in self.engine.step():
@@ -68,6 +69,7 @@ class Side:
                     self.live.remove(out.rid)
             steps += 1
         self._paused = time.perf_counter()
+        self.busy += seconds
         return Turn(tokens, steps, seconds)
 
     def _add(self) -> None:

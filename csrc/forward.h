@@ -25,7 +25,8 @@ struct NxNextN {                  // a NextN module but for its decoder layer
 };
 
 struct NxModel {
-    int32_t hidden, heads, nope, rope, rank, value, q_in;
+    int32_t hidden, heads, nope, rope, rank, value, q_in;  // heads: this rank's own
+    int32_t first_head, all_heads, vocab;
     int32_t layers;               // of the target; layer number `layers` + k is NextN module k's
     float eps, latent_eps, scale; // scale: of attention's scores
     const uint16_t* embedding;    // [vocab, hidden] bf16
@@ -40,6 +41,7 @@ struct NxModel {
     uint16_t* cache;              // [layers and NextN modules, slots, width] bf16
     int64_t layer_elements;       // of the cache
     int32_t width, page;
+    NxRanks* ranks;               // null: one
 };
 
 // The layout of nextn/layers/batch.py, which has a worked example. Rows of span s: cu_rows[s] .. cu_rows[s + 1].
@@ -74,6 +76,7 @@ inline void spans_of(const NxBatch& b, std::vector<Span>& to) {
 
 // What fits into the buffers on the stack, MOST_RANK besides; nextn.models.native refuses models beyond.
 constexpr int MOST_HIDDEN = 16384, MOST_LATENT = 8192;
+constexpr int SCORE_ROWS = 64;  // whose logits ranks gather at once
 
 inline int64_t wide(int64_t n) { return (n + 31) / 32 * 32; }
 
@@ -92,16 +95,39 @@ struct Engine {
     std::vector<int32_t> position;
     std::vector<int32_t> head_begin, head_rows;  // vectors sorted by head: where one begins; number of row and head
     std::vector<float> x, h, a, q;
-    std::vector<float> added;  // what the residual stream x is to grow by, before it is read again
+    Shared<float> added;  // what the residual stream x is to grow by, before it is read again
     std::vector<Line> parts;
-    std::vector<uint16_t> h16, q_latent, q_nope, query, mixed, values;
+    std::vector<uint16_t> h16, q_latent, q_nope, query, mixed;
+    Shared<uint16_t> values;
+    Shared<float> scores[2];  // of the head, by turns: one may be read while the next is written
+    int turn = 0;
     Inputs by_head;
     FeedForwardBuffers mlp;
+    Ranks ranks;
     int64_t expert_bytes = 0;  // that were read; a measurement's, not a step's
 
     Engine(const NxModel& m, int threads, int layers_given)
         : pool(threads), model(m), layers(m.layer, m.layer + layers_given),
-          nextn(m.nextn, m.nextn + (layers_given - m.layers)), scratch(size_t(pool.threads())) {}
+          nextn(m.nextn, m.nextn + (layers_given - m.layers)), scratch(size_t(pool.threads())), ranks(m.ranks) {
+        if (ranks && !ranks.given().gather) lay(uintptr_t(ranks.given().memory), ranks.given().most_rows);
+    }
+
+    // Where the arrays that ranks fill together lie in their memory. Returns its bytes.
+    int64_t lay(uintptr_t memory, int64_t rows) {
+        int64_t routed = 0, shared = 0, at = MEETING_BYTES;
+        for (const NxLayer& l : layers) {
+            if (l.mlp.router.data) routed = std::max(routed, l.mlp.top_k * Swiglu::width(l.mlp.down));
+            if (l.mlp.shared_gate_up.data) shared = std::max(shared, Swiglu::width(l.mlp.shared_down));
+        }
+        at += added.lay(memory + at, rows * wide(model.hidden));
+        at += values.lay(memory + at, rows * flat());
+        at += mlp.routed.inner.lay(memory + at, rows * routed);
+        at += mlp.shared.inner.lay(memory + at, rows * shared);
+        for (Shared<float>& s : scores) at += s.lay(memory + at, int64_t(SCORE_ROWS) * model.vocab);
+        return at;
+    }
+
+    int64_t flat() const { return wide(int64_t(model.all_heads) * model.value); }  // values of a row
 
     template <class T> static T* room(std::vector<T>& v, int64_t n) {
         if (int64_t(v.size()) < n) v.resize(size_t(n));
@@ -208,8 +234,9 @@ struct Engine {
         uint16_t* mx = room(mixed, vectors * rank);
         attention(pool, spans.data(), int(spans.size()), cache, qy, m.heads, rank, scratch, parts, mx);
 
-        const int64_t flat = wide(int64_t(m.heads) * m.value);
-        uint16_t* vs = room(values, rows * flat);
+        const int64_t flat = this->flat();
+        uint16_t* all = values.room(rows * flat);
+        uint16_t* vs = all + int64_t(m.first_head) * m.value;
         const int value_panels = panels(l.value_up);
         by_head.take(pool, {reinterpret_cast<uint32_t*>(mx), rank / 2, head_rows.data()}, head_begin.data(), m.heads,
                      l.value_up);
@@ -223,9 +250,14 @@ struct Engine {
                                      size_t(n < m.value - n0 ? n : m.value - n0) * 2);
                           });
         }, m.heads * product_cost(l.value_up, rows));
-        float* out = room(added, rows * c);
-        product_all(pool, {reinterpret_cast<uint32_t*>(vs), flat / 2}, rows, l.out,
-                    [&](int i, int n0, int n, const float* v) { put(out + i * c + n0, v, n); });
+        ranks.gather(all, rows, flat, int64_t(m.all_heads) * m.value, int64_t(m.heads) * m.value);
+        ranks.meet();
+        float* out = added.room(rows * c);
+        float* own = out + ranks.begin(m.hidden, PANEL);
+        product_all(pool, {reinterpret_cast<uint32_t*>(all), flat / 2}, rows, l.out,
+                    [&](int i, int n0, int n, const float* v) { put(own + i * c + n0, v, n); });
+        ranks.gather(out, rows, c, m.hidden, PANEL);
+        ranks.meet();
         return out;
     }
 
@@ -254,12 +286,15 @@ struct Engine {
             norm_f32(row, l.mlp_norm, model.hidden, model.eps, hs + i * c);
             put_bf16(half + i * c, hs + i * c, model.hidden);
         });
-        feed_forward(pool, l.mlp, hs, half, rows, c, added.data(), mlp);
+        float* grown_by = added.data();
+        feed_forward(pool, l.mlp, hs, half, rows, c, grown_by + ranks.begin(model.hidden, PANEL), mlp, ranks);
+        ranks.gather(grown_by, rows, c, model.hidden, PANEL);
+        ranks.meet();
         const NxFeedForward& f = l.mlp;
         if (f.router.data)
             expert_bytes += int64_t(mlp.routed.to.used.size()) *
                             (f.gate_up.stride + f.down.stride + 4 * (f.gate_up.scale_stride + f.down.scale_stride));
-        return added.data();
+        return grown_by;
     }
 
     int64_t take_expert_bytes() {
@@ -337,23 +372,46 @@ struct Engine {
 
     // out [rows, vocab] f32.
     void logits(const float* hidden, int rows, int vocab, float* out) {
-        product_all(pool, head_input(hidden, nullptr, rows), rows, model.head, [&](int i, int n0, int n, const float* v) {
-            put(out + int64_t(i) * vocab + n0, v, n < vocab - n0 ? n : vocab - n0);
+        const Rows in = head_input(hidden, nullptr, rows);
+        scored(in, rows, model.head, vocab, [&](int i, const float* scores, int first, int n) {
+            put(out + int64_t(i) * vocab + first, scores, n);
         });
     }
 
     // The same of the drafter's head; -infinity where it has no row for a token.
     void draft_logits(const float* hidden, const int32_t* index, int rows, int vocab, float* out) {
         const int32_t* ids = model.draft_ids;
-        const int count = model.draft_vocab;
         if (ids) std::fill(out, out + int64_t(rows) * vocab, -INFINITY);
         const Rows in = head_input(hidden, index, rows);
-        product_all(pool, in, rows, model.draft_head, [&](int i, int n0, int n, const float* v) {
+        scored(in, rows, model.draft_head, model.draft_vocab, [&](int i, const float* scores, int first, int n) {
             float* to = out + int64_t(i) * vocab;
-            if (n > count - n0) n = count - n0;
-            if (ids) for (int j = 0; j < n; ++j) to[ids[n0 + j]] = v[j];
-            else put(to + n0, v, n);
+            if (ids) for (int j = 0; j < n; ++j) to[ids[first + j]] = scores[j];
+            else put(to + first, scores, n);
         });
+    }
+
+    // Of rows the `count` outputs of a head: done(row, outputs, number of the first of them, how many).
+    template <class Done>
+    void scored(const Rows& in, int rows, const NxWeight& head, int count, const Done& done) {
+        if (!ranks) {
+            product_all(pool, in, rows, head, [&](int i, int n0, int n, const float* v) {
+                done(i, v, n0, n < count - n0 ? n : count - n0);
+            });
+            return;
+        }
+        const int64_t first = ranks.begin(count, PANEL);
+        for (int from = 0; from < rows; from += SCORE_ROWS) {
+            const int some = rows - from < SCORE_ROWS ? rows - from : SCORE_ROWS;
+            float* to = scores[turn ^= 1].room(int64_t(SCORE_ROWS) * model.vocab);
+            product_all(pool, {in.base + from * in.stride, in.stride}, some, head,
+                        [&](int i, int n0, int n, const float* v) {
+                            const int64_t left = count - first - n0;
+                            put(to + int64_t(i) * count + first + n0, v, int(n < left ? n : left));
+                        });
+            ranks.gather(to, some, count, count, PANEL);
+            ranks.meet();
+            for (int i = 0; i < some; ++i) done(from + i, to + int64_t(i) * count, 0, count);
+        }
     }
 };
 

@@ -13,6 +13,7 @@
 
 #include "linear.h"
 #include "norm.h"
+#include "ranks.h"
 
 extern "C" {
 struct NxFeedForward {
@@ -143,24 +144,27 @@ class Swiglu {
   public:
     Dispatch to;
 
-    void begin(Pool& pool, const NxWeight& gate_up, const NxWeight& down, const uint16_t* h16, int64_t stride) {
+    // ranks: each of them has some outputs of gate_up, and all have the inner columns when they have gathered.
+    void begin(Pool& pool, const NxWeight& gate_up, const NxWeight& down, const uint16_t* h16, int64_t stride,
+               const Ranks& ranks = {}) {
         gate_up_ = &gate_up, down_ = &down;
-        width_ = (down.n_in + 31) / 32 * 32;
-        const int64_t size = to.count() * width_;
-        if (int64_t(inner_.size()) < size) inner_.resize(size_t(size));
+        width_ = width(down);
+        column_ = ranks.begin(down.n_in, INNER);
+        inner.room(to.count() * width_);
         take(pool, {reinterpret_cast<const uint32_t*>(h16), stride / 2, to.row.empty() ? nullptr : to.row.data()},
              gate_up);
     }
     int tasks() const { return int(to.used.size()) * panels(*gate_up_); }
     [[gnu::always_inline]] void up(int task) {
         const int ups = panels(*gate_up_), e = task / ups;
-        uint16_t* inner = inner_.data();
+        uint16_t* own = inner.data() + column_;
         const int64_t width = width_;
         rows_by_panel(in_, to.begin[e], to.begin[e + 1], *gate_up_, panel_of(*gate_up_, task % ups, to.used[e]),
-                      [&](int i, int n0, int n, const float* v) { gated(v, n, inner + i * width + n0 / 2); });
+                      [&](int i, int n0, int n, const float* v) { gated(v, n, own + i * width + n0 / 2); });
     }
+    void gather(const Ranks& ranks) { ranks.gather(inner.data(), to.count(), width_, down_->n_in, INNER); }
     void turn(Pool& pool) {
-        take(pool, {reinterpret_cast<const uint32_t*>(inner_.data()), width_ / 2}, *down_);
+        take(pool, {reinterpret_cast<const uint32_t*>(inner.data()), width_ / 2}, *down_);
     }
     // results [choices, stride] f32: of panel p.
     [[gnu::always_inline]] void down(int p, float* results, int64_t stride) const {
@@ -177,15 +181,20 @@ class Swiglu {
         return std::max<int64_t>(passes, int64_t(to.used.size())) * product_cost(w, 1);
     }
 
+    static int64_t width(const NxWeight& down) { return (int64_t(down.n_in) + 31) / 32 * 32; }
+
+    Shared<uint16_t> inner;  // [rows, width]
+
   private:
+    static constexpr int INNER = PANEL / 2;  // inner columns of a panel of gate_up
+
     void take(Pool& pool, const Rows& rows, const NxWeight& w) {
         in_.take(pool, rows, to.begin.data(), int(to.used.size()), w);
     }
 
     const NxWeight *gate_up_ = nullptr, *down_ = nullptr;
     Inputs in_;  // of the half at hand
-    std::vector<uint16_t> inner_;
-    int64_t width_ = 0;
+    int64_t width_ = 0, column_ = 0;
 };
 
 // y [rows, y_stride] <- n columns of results [rows][top_k][stride], times weights [rows][top_k], plus shared
@@ -212,8 +221,9 @@ struct FeedForwardBuffers {
 
 // y [rows, stride] f32 <- feed-forward of the normed rows h, in f32 and bf16. The steps in a row: routed and shared
 // experts are in one loop, and results are combined column by column while they are in the cache.
+// ranks: y's columns are this rank's own.
 inline void feed_forward(Pool& pool, const NxFeedForward& f, const float* h, const uint16_t* h16, int rows,
-                         int64_t stride, float* y, FeedForwardBuffers& b) {
+                         int64_t stride, float* y, FeedForwardBuffers& b, const Ranks& ranks = {}) {
     const bool is_routed = f.router.data != nullptr, is_shared = f.shared_gate_up.data != nullptr;
     const int k = is_routed ? f.top_k : 0;
     Swiglu &routed = b.routed, &shared = b.shared;
@@ -224,17 +234,20 @@ inline void feed_forward(Pool& pool, const NxFeedForward& f, const float* h, con
         b.ids.resize(size_t(rows) * k);
         route(pool, f, h, rows, stride, b.logits, b.ids.data(), b.weights.data());
         routed.to.build(b.ids.data(), rows, k, f.experts);
-        routed.begin(pool, f.gate_up, f.down, h16, stride);
+        routed.begin(pool, f.gate_up, f.down, h16, stride, ranks);
         tasks = routed.tasks(), up_cost = routed.cost(f.gate_up), down_cost = routed.cost(f.down);
     }
     if (is_shared) {
         shared.to.all(rows);
-        shared.begin(pool, f.shared_gate_up, f.shared_down, h16, stride);
+        shared.begin(pool, f.shared_gate_up, f.shared_down, h16, stride, ranks);
         up_cost += shared.cost(f.shared_gate_up), down_cost += shared.cost(f.shared_down);
     }
     pool.for_each(tasks + (is_shared ? shared.tasks() : 0), [&](int task, int) {
         task < tasks ? routed.up(task) : shared.up(task - tasks);
     }, up_cost);
+    if (is_routed) routed.gather(ranks);
+    if (is_shared) shared.gather(ranks);
+    ranks.meet();
     if (is_routed) routed.turn(pool);
     if (is_shared) shared.turn(pool);
     const NxWeight& any = is_routed ? f.down : f.shared_down;

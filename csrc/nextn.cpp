@@ -21,7 +21,7 @@
 // What this machine can run; must be asked before the library of level 4 is used, in every process.
 NX_API int nx_machine_level() { return machine_level(); }
 
-NX_API int nx_interface() { return 11; }
+NX_API int nx_interface() { return 12; }
 
 NX_API void nx_advise(void* p, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
@@ -119,25 +119,50 @@ NX_API void* nx_engine_new(const NxModel* model, int threads, int layers) {
 NX_API void nx_engine_free(void* engine) { delete static_cast<Guesser*>(engine); }
 // Of experts whose weights were read since the last call, each counted once in each layer's pass.
 NX_API int64_t nx_engine_expert_bytes(void* engine) { return static_cast<Guesser*>(engine)->take_expert_bytes(); }
-NX_API void nx_forward(void* engine, const NxBatch* batch, float* out) {
-    const TileUse use;
-    static_cast<Guesser*>(engine)->forward(*batch, out);
+// What follows returns 1 where another rank is gone, else 0.
+template <class Call> static int checked(const Call& call) {
+    try {
+        call();
+        return 0;
+    } catch (const RankGone&) {
+        return 1;
+    }
 }
-NX_API void nx_draft(void* engine, const NxBatch* batch, const float* hidden, int module, float* out) {
+NX_API int nx_forward(void* engine, const NxBatch* batch, float* out) {
     const TileUse use;
-    static_cast<Guesser*>(engine)->draft(*batch, hidden, nullptr, module, out);
+    return checked([&] { static_cast<Guesser*>(engine)->forward(*batch, out); });
 }
-NX_API void nx_logits(void* engine, const float* hidden, int rows, int vocab, float* out) {
+NX_API int nx_draft(void* engine, const NxBatch* batch, const float* hidden, int module, float* out) {
     const TileUse use;
-    static_cast<Guesser*>(engine)->logits(hidden, rows, vocab, out);
+    return checked([&] { static_cast<Guesser*>(engine)->draft(*batch, hidden, nullptr, module, out); });
 }
-NX_API void nx_draft_logits(void* engine, const float* hidden, int rows, int vocab, float* out) {
+NX_API int nx_logits(void* engine, const float* hidden, int rows, int vocab, float* out) {
     const TileUse use;
-    static_cast<Guesser*>(engine)->draft_logits(hidden, nullptr, rows, vocab, out);
+    return checked([&] { static_cast<Guesser*>(engine)->logits(hidden, rows, vocab, out); });
+}
+NX_API int nx_draft_logits(void* engine, const float* hidden, int rows, int vocab, float* out) {
+    const TileUse use;
+    return checked([&] { static_cast<Guesser*>(engine)->draft_logits(hidden, nullptr, rows, vocab, out); });
 }
 // The batch through a NextN module and chains of guesses after it.
-NX_API void nx_chains(void* engine, const NxBatch* batch, const float* hidden, int module, const NxChains* chains) {
-    static_cast<Guesser*>(engine)->chains(*batch, hidden, module, *chains);
+NX_API int nx_chains(void* engine, const NxBatch* batch, const float* hidden, int module, const NxChains* chains) {
+    return checked([&] { static_cast<Guesser*>(engine)->chains(*batch, hidden, module, *chains); });
+}
+// Bytes of the memory that ranks with such an engine share.
+NX_API int64_t nx_shared_bytes(const NxModel* model, int layers, int rows) {
+    NxModel alone = *model;
+    alone.ranks = nullptr;
+    return Guesser(alone, 1, layers).lay(0, rows);
+}
+// Every rank waits here for all others; see NxMeeting.
+NX_API int nx_meet(void* meeting, int size, int spins) {
+    return checked([&] { meet(*static_cast<NxMeeting*>(meeting), size, spins); });
+}
+// Nobody waits any more, now or later.
+NX_API void nx_break(void* meeting) {
+    NxMeeting& m = *static_cast<NxMeeting*>(meeting);
+    m.broken.store(1);
+    wake_all(m.epoch);
 }
 
 // tokens <- the choices, one for each row of the logits [.., vocab]; rows that are sampled are written over.

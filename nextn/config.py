@@ -31,6 +31,7 @@ from nextn.speculation import Speculation
 EMBEDDED = "nextn-tiny"
 FAKE = "fake"  # the model of scripted logits, nextn.models.fake
 # Instruction set levels of the native kernels, each of which includes those before it (csrc/machine.h).
+MAX_RANKS = 64  # that compute a step together (csrc/ranks.h)
 CPU_LEVELS = ("portable", "avx2", "avx512", "avx512bf16", "amx")
 
 
@@ -138,8 +139,23 @@ class EngineConfig:
     threads: int | None = option(
         None,
         "model",
-        "CPU threads of the engine, of each replica; default: one for each usable core, one less with plain "
-        "torch",
+        "CPU threads of the engine, or of each of its ranks; default: one for each usable core, one less "
+        "with plain torch; ranks and replicas share the cores",
+    )
+    tp_size: int = option(
+        1,
+        "parallelism",
+        "ranks (processes of this machine) that compute every step together, each with a part of the "
+        "weights; texts are those of one, byte for byte",
+        "--tp",
+        "--tensor-parallel-size",
+    )
+    numa: str = option(
+        "auto",
+        "parallelism",
+        "auto: on machines with several NUMA nodes, each rank of --tp-size runs on the cores of one; off: "
+        "the system decides",
+        choices=("auto", "off"),
     )
 
     kv_cache_tokens: int | None = option(
@@ -315,6 +331,7 @@ class EngineConfig:
             "it must be between 0.05 and 0.98",
         )
         need(1 <= self.page_size <= 1024, "page_size", "it must be between 1 and 1024")
+        need(1 <= self.tp_size <= MAX_RANKS, "tp_size", f"it must be between 1 and {MAX_RANKS}")
         need(self.chunked_prefill_size >= 16, "chunked_prefill_size", "it must be at least 16")
         need(self.max_running_requests >= 1, "max_running_requests", "it must be at least 1")
         need(self.grammar_compile_timeout > 0, "grammar_compile_timeout", "it must be more than 0")

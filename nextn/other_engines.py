@@ -103,12 +103,11 @@ NOTHING = {
     ),
 }
 
-ONE_DEVICE = "an engine is one process on one device"
+ONE_DEVICE = "one machine computes a model; its ranks (--tp-size) share out tensors, nothing else"
 # Those values ask for nothing; any other is refused. The reason says why, or what to use instead.
 ONLY: tuple[tuple[str, str, str], ...] = (
     (
-        "--tp --tp-size --tensor-parallel-size --data-parallel-size-local --pp --pp-size "
-        "--pipeline-parallel-size --ep --ep-size "
+        "--data-parallel-size-local --pp --pp-size --pipeline-parallel-size --ep --ep-size "
         "--expert-parallel-size --cp-size --sp-size --dcp-size --decode-context-parallel-size "
         "--prefill-context-parallel-size --attn-dp-size --attention-data-parallel-size --attn-cp-size "
         "--attention-context-parallel-size --moe-dp-size --moe-data-parallel-size --moe-dense-tp-size "

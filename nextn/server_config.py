@@ -145,10 +145,11 @@ class ServerConfig(EngineConfig):
         return self.dp_size * self.max_running_requests + self.max_queued_requests
 
     def of_replica(self) -> ServerConfig:
-        """The options of one replica's engine: it has its part of the cores."""
+        """The options of one replica's engine: each of its ranks has its part of the cores."""
         if self.dp_size == 1:
             return self
-        return dataclasses.replace(self, threads=self.threads or max(1, usable_cores() // self.dp_size))
+        threads = self.threads or max(1, usable_cores() // (self.dp_size * self.tp_size))
+        return dataclasses.replace(self, threads=threads)
 
     @property
     def model_name(self) -> str:

@@ -23,4 +23,5 @@ class EngineStats:
     aborted: int = 0
     retracted: int = 0
     spec: SpecStats = field(default_factory=SpecStats)
+    waited: float = 0.0  # seconds for which the ranks waited for each other
     auto: DraftingState | None = None  # None: the depth is fixed

@@ -12,6 +12,7 @@ from nextn.engine.rank import make_runner
 from nextn.engine.startup import startup
 from nextn.engine.step_cost_file import Factors, StepCostFile
 from nextn.engine.step_timing import time_steps
+from nextn.engine.tensor_parallel import TensorParallelExecutor
 from nextn.kvcache.manager import KVManager
 from nextn.kvcache.naive import NaiveCache
 from nextn.kvcache.radix import RadixCache
@@ -34,8 +35,13 @@ class Built:
     startup: dict[str, object]
 
 
-def build(config: EngineConfig, make_executor: Callable[[EngineConfig], Executor] = make_runner) -> Built:
+def make_executor(config: EngineConfig) -> Executor:
     """Raises ValueError for options that do not go together or that the model cannot honour."""
+    return make_runner(config) if config.tp_size == 1 else TensorParallelExecutor(config)
+
+
+def build(config: EngineConfig, make_executor: Callable[[EngineConfig], Executor] = make_executor) -> Built:
+    """Raises what `make_executor` does."""
     executor = make_executor(config)
     info = executor.info
     speculation = config.speculation.on(info.nextn_layers)

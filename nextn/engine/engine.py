@@ -14,9 +14,8 @@ from array import array
 from collections.abc import Callable
 
 from nextn.config import EngineConfig
-from nextn.engine.build import build
+from nextn.engine.build import build, make_executor
 from nextn.engine.executor import Executor
-from nextn.engine.rank import make_runner
 from nextn.request import Output, Request, SpeculativeParams
 from nextn.stats import EngineStats
 
@@ -26,7 +25,7 @@ class Engine:
     no good. Not thread-safe: one thread adds, steps and aborts."""
 
     def __init__(
-        self, config: EngineConfig, make_executor: Callable[[EngineConfig], Executor] = make_runner
+        self, config: EngineConfig, make_executor: Callable[[EngineConfig], Executor] = make_executor
     ) -> None:
         """make_executor: what runs the steps, in this process or (`nextn.engine.process`) in another."""
         config.check()
@@ -111,11 +110,22 @@ class Engine:
         """Ends a request without a word and frees its pages at once. False if there is none."""
         return self._scheduler.abort(rid)
 
+    @property
+    def waited(self) -> float:
+        """Seconds for which its ranks have waited for each other in all; 0 where there is one."""
+        return self._executor.waited
+
+    def check(self) -> None:
+        """Raises what a step would where none can run any more."""
+        self._executor.check()
+
     def has_work(self) -> bool:
         return self._scheduler.has_work()
 
     def stats(self) -> EngineStats:
-        return self._scheduler.snapshot()
+        stats = self._scheduler.snapshot()
+        stats.waited = self.waited
+        return stats
 
     def flush_cache(self) -> bool:
         """Drops the prefix cache; False, and nothing done, while requests are in the engine."""

@@ -53,8 +53,15 @@ class Executor(States, Protocol):
     @property
     def info(self) -> ExecutorInfo: ...
 
+    @property
+    def waited(self) -> float:
+        """Seconds for which the ranks of its steps have waited for each other in all."""
+
     def launch(self, plan: Plan) -> Ticket:
         """Begins a step. Steps run in the order in which they are launched."""
+
+    def check(self) -> None:
+        """Raises what `launch` would where no step can run any more."""
 
 
 class Ran(NamedTuple):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nextn.config import EngineConfig, model_folder
+from nextn.distributed.shared import SharedRanks
 from nextn.draft import AUTO_STEPS
 from nextn.engine.memory import bounded_context, check_memory
 from nextn.families.config import ModelConfig
@@ -46,7 +47,9 @@ AUTO_DTYPES = {"reference": torch.float32, "triton": torch.bfloat16, "cpu": torc
 NAMES = {"cpu": "native", "triton": "Triton"}  # of kernels, in messages
 
 
-def make_model(config: EngineConfig, device: torch.device, threads: int) -> tuple[Model, str]:
+def make_model(
+    config: EngineConfig, device: torch.device, threads: int, ranks: SharedRanks | None = None
+) -> tuple[Model, str]:
     """The model, loaded, and what computes it: "cpu" (the native kernels), "triton" or "reference" (plain
     torch).
 
@@ -78,6 +81,8 @@ def make_model(config: EngineConfig, device: torch.device, threads: int) -> tupl
         own, nextn = 0, min(draft.layers, config.speculation.num_steps)
         cfg = dataclasses.replace(target, num_nextn_predict_layers=draft.layers)
     kernels = choose_kernels(config, device)
+    if ranks is not None and kernels != "cpu":
+        raise ValueError(f"--tp-size {ranks.size} needs the native kernels (--kernel-backend cpu)")
     check_memory(config, cfg, nextn, _value_bytes(config, cfg, kernels), device)
     if not dummy:
         check_target(folder, target)
@@ -92,7 +97,7 @@ def make_model(config: EngineConfig, device: torch.device, threads: int) -> tupl
         native = model_class(cfg.architecture, "cpu")
         drafting = Drafting(_coarse_drafts(config, cfg), allowed)
         level, _ = choose_level(config.cpu_isa)
-        model = native(cfg, nextn, threads, config.quantization, stored, drafting, level)
+        model = native(cfg, nextn, threads, config.quantization, stored, drafting, level, ranks)
         place, dtype, as_stored = model.place, torch.float32, model.weights.as_stored
     else:
         dtype, as_stored = dtype_of(config.dtype, kernels), frozenset()

@@ -36,6 +36,8 @@ class ExecutorError(RuntimeError):
 class ProcessExecutor:
     """Raises ExecutorError once the process is gone, whatever ended it."""
 
+    waited = 0.0
+
     def __init__(self, config: EngineConfig) -> None:
         """Raises what `make_runner` does."""
         spawn = multiprocessing.get_context("spawn")
@@ -61,6 +63,10 @@ class ProcessExecutor:
         ticket = _Ticket(self._result)
         self._unread.append(ticket)
         return ticket
+
+    def check(self) -> None:
+        if self.process.exitcode is not None:
+            raise self._gone()
 
     def _result(self, ticket: _Ticket) -> None:
         """Reads results up to this ticket's."""

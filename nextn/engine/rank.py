@@ -9,6 +9,7 @@ from functools import partial
 import torch
 
 from nextn.config import EngineConfig, usable_cores
+from nextn.distributed.shared import SharedRanks
 from nextn.engine.executor import ExecutorInfo
 from nextn.engine.memory import CPU_KV_TOKENS
 from nextn.engine.model import make_model
@@ -31,14 +32,16 @@ from nextn.speculative.mtp import MTPDrafter
 from nextn.speculative.ngram_drafter import NGramDrafter
 
 
-def make_runner(config: EngineConfig) -> Runner:
-    """Raises ValueError for options that do not go together or that the model cannot honour."""
+def make_runner(config: EngineConfig, ranks: SharedRanks | None = None) -> Runner:
+    """ranks: those that this one computes every step with.
+
+    Raises ValueError for options that do not go together or that the model cannot honour."""
     device = _device(config.device)
     # A core that is taken away from one of torch's threads stops all of them at the next barrier, so one is
     # left over. The native kernels wait for nobody (csrc/pool.h).
     torch.set_num_threads(config.threads or max(1, usable_cores() - 1))
     begin = time.perf_counter()
-    model, kernels = make_model(config, device, config.threads or usable_cores())
+    model, kernels = make_model(config, device, config.threads or usable_cores(), ranks)
     seconds = time.perf_counter() - begin
     speculation = config.speculation.on(model.nextn_layers)
     nextn_layers = model.nextn_layers if speculation.mtp else 0

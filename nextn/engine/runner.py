@@ -32,6 +32,8 @@ NOTHING = Verified([], [])
 class Runner:
     """The executor of one process (`nextn.engine.executor`): a step has run when it was launched."""
 
+    waited = 0.0
+
     def __init__(
         self,
         info: ExecutorInfo,
@@ -56,6 +58,9 @@ class Runner:
 
     def launch(self, plan: Plan) -> Ran:
         return Ran(self.run(plan))
+
+    def check(self) -> None:
+        pass
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:

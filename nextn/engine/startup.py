@@ -21,6 +21,7 @@ def startup(config: EngineConfig, info: ExecutorInfo, speculation: Speculation) 
         "dtype": info.dtype,
         "kernels": info.kernels,
         **({"cpu_isa": info.isa} if info.isa else {}),
+        **({"ranks": config.tp_size} if config.tp_size > 1 else {}),
         "threads": info.threads,
         "weight_bytes": info.weight_bytes,
         "load_seconds": round(info.load_seconds, 3),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from nextn.cutoff import EDGES
+from nextn.distributed.shared import SharedRanks
 from nextn.draft import Draft
 from nextn.families.config import ModelConfig
 from nextn.kvcache.layout import LatentLayout
@@ -61,6 +62,7 @@ class NativeDeepseekV3:
         fp8: Collection[str] = (),
         drafting: Drafting = Drafting(),  # noqa: B008
         level: str | None = None,
+        ranks: SharedRanks | None = None,
     ) -> None:
         for name, most in WIDEST.items():
             if (getattr(cfg, name) or 0) > most:
@@ -73,13 +75,16 @@ class NativeDeepseekV3:
         self.config, self.threads, self.nextn_layers = cfg, threads, nextn_layers
         self._kernels = library(level)
         self.cache_layout = LatentLayout(cfg.kv_lora_rank, cfg.qk_rope_head_dim, align=32)
-        self.weights = w = NativeWeights(cfg, nextn_layers, quantize, fp8, drafting)
-        self.place = w.place
+        rank, size = (ranks.rank, ranks.size) if ranks else (0, 1)
+        self.weights = w = NativeWeights(cfg, nextn_layers, quantize, fp8, drafting, rank, size)
+        self.place, self._ranks = w.place, ranks
+        heads = w.part(cfg.num_attention_heads, 1)
         self._tables = rotary_tables(cfg, cfg.max_position_embeddings, self.device)
         self._model = Model(
-            hidden=cfg.hidden_size, heads=cfg.num_attention_heads, nope=cfg.qk_nope_head_dim,
+            hidden=cfg.hidden_size, heads=len(heads), nope=cfg.qk_nope_head_dim,
             rope=cfg.qk_rope_head_dim, rank=cfg.kv_lora_rank, value=cfg.v_head_dim,
-            q_in=cfg.q_lora_rank or cfg.num_attention_heads * cfg.qk_head_dim, layers=cfg.num_hidden_layers,
+            q_in=cfg.q_lora_rank or len(heads) * cfg.qk_head_dim, first_head=heads.start,
+            all_heads=cfg.num_attention_heads, vocab=cfg.vocab_size, layers=cfg.num_hidden_layers,
             eps=cfg.rms_norm_eps, latent_eps=LATENT_NORM_EPS, scale=softmax_scale(cfg),
             embedding=w.embedding.data_ptr(), cosine=self._tables[0].data_ptr(),
             sine=self._tables[1].data_ptr(), layer=w.layers, norm=w.norm, head=w.head,
@@ -104,7 +109,7 @@ class NativeDeepseekV3:
 
     def forward(self, batch: PackedBatch, pool: KVPool) -> Tensor:
         out = self._room("forward", batch.rows, self.config.hidden_size)
-        self._kernels.nx_forward(self._on(pool), native_batch(batch), out.data_ptr())
+        self._call(self._kernels.nx_forward, self._on(pool), native_batch(batch), out.data_ptr())
         return out
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -113,18 +118,25 @@ class NativeDeepseekV3:
     def draft_logits(self, hidden: Tensor) -> Tensor:
         return self._logits(self._kernels.nx_draft_logits, hidden)
 
-    def _logits(self, head: Callable[..., None], hidden: Tensor) -> Tensor:
+    def _logits(self, head: Callable[..., int], hidden: Tensor) -> Tensor:
         assert self._engine, "hidden states come from a step"
         rows = hidden.contiguous()
         out = self._room("logits", rows.shape[0], self.config.vocab_size)
-        head(self._engine, rows.data_ptr(), rows.shape[0], out.shape[1], out.data_ptr())
+        self._call(head, self._engine, rows.data_ptr(), rows.shape[0], out.shape[1], out.data_ptr())
         return out
 
     def draft(self, batch: PackedBatch, hidden: Tensor, pool: KVPool, layer: int = 0) -> Tensor:
         assert 0 <= layer < self.nextn_layers, layer
         rows = hidden.contiguous()
         out = self._room("draft", *rows.shape)  # read before it is written where `rows` lies there too
-        self._kernels.nx_draft(self._on(pool), native_batch(batch), rows.data_ptr(), layer, out.data_ptr())
+        self._call(
+            self._kernels.nx_draft,
+            self._on(pool),
+            native_batch(batch),
+            rows.data_ptr(),
+            layer,
+            out.data_ptr(),
+        )
         return out
 
     def draft_chains(self, request: ChainsRequest, pool: KVPool) -> tuple[list[Draft], Sequence[int]]:
@@ -146,7 +158,7 @@ class NativeDeepseekV3:
             None if cutoff is None else CUTOFF.pack(*EDGES, *cutoff.rates, *cutoff[1:5]), cut,
             *(out.buffer_info()[0] for out in (tokens, bins, made, kept, passes)),
         )  # fmt: skip
-        self._kernels.nx_chains(self._on(pool), native_batch(batch), hidden.data_ptr(), 0, struct)
+        self._call(self._kernels.nx_chains, self._on(pool), native_batch(batch), hidden.data_ptr(), 0, struct)
         found, fell = tokens.tolist(), bins.tobytes()
         drafts = [
             Draft(found[at : at + k], bins=fell[at : at + m]) if c.cut else Draft(found[at : at + k])
@@ -159,6 +171,11 @@ class NativeDeepseekV3:
     def expert_bytes_read(self) -> int:
         """Of experts whose weights were read since the last call, each counted once in each layer's pass."""
         return int(self._kernels.nx_engine_expert_bytes(self._engine)) if self._engine else 0
+
+    def _call(self, function: Callable[..., int], *arguments: object) -> None:
+        if function(*arguments):
+            assert self._ranks is not None
+            raise self._ranks.gone()
 
     def _room(self, name: str, rows: int, width: int) -> Tensor:
         """[rows, width] f32 to write a result into; the same memory the next time, so that a step allocates
@@ -174,6 +191,10 @@ class NativeDeepseekV3:
             self._pool = pool
             self._model.cache, self._model.page = pool.data.data_ptr(), pool.page_size
             self._model.layer_elements = pool.data.stride(0)
+            if self._ranks is not None:
+                self._model.ranks = self._ranks.shared_by(
+                    self._model, len(self.weights.layers), self._kernels
+                )
             self._engine = self._kernels.nx_engine_new(self._model, self.threads, len(self.weights.layers))
             if not self._engine:
                 raise MemoryError(f"the system gives no memory or no {self.threads} threads for the kernels")

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nextn.distributed.group import bounds
 from nextn.families.config import ModelConfig
-from nextn.ops.cpu.library import BF16, E4M3, F32, INT8, FeedForward, Layer, NextN
+from nextn.ops.cpu.library import BF16, E4M3, F32, INT8, PANEL, FeedForward, Layer, NextN
 from nextn.ops.cpu.weights import Arena, PackedWeight, norm_weight, padded
 
 
@@ -41,7 +42,13 @@ class NativeWeights:
         quantize: str | None,
         fp8: Collection[str] = (),
         drafting: Drafting = Drafting(),
+        rank: int = 0,
+        size: int = 1,
     ) -> None:
+        """rank, size: of the ranks that compute a step together; this one holds its own outputs of each
+        product. Raises ValueError where there are too few for so many ranks."""
+        check_ranks(cfg, size)
+        self.rank, self.size = rank, size
         self.cfg, self._fp8 = cfg, frozenset(fp8)
         self._kind = INT8 if quantize == "w8a16" else BF16
         self._coarse = False  # what is not stored in one byte already goes into int8
@@ -52,11 +59,12 @@ class NativeWeights:
         self._plain: list[Tensor] = []  # norms and biases: kept, for the kernels hold pointers to them
         hidden, vocab = cfg.hidden_size, cfg.vocab_size
         self.embedding = torch.zeros(vocab, hidden, dtype=torch.bfloat16)
-        head = self._matrix(vocab, hidden, kind=BF16)
+        own = self.part(vocab, PANEL)
+        head = self._matrix(len(own), hidden, kind=BF16)
         self.head = head.struct
         names = cfg.names
         self._places[names.embedding] = partial(_copy, self.embedding)
-        self._heads: list[Callable[[Tensor], None]] = [head.place]
+        self._heads: list[Callable[[Tensor], None]] = [_rows(head, own)]
         if cfg.tie_word_embeddings:
             self._places[names.embedding] = self._place_tied
         else:
@@ -92,11 +100,16 @@ class NativeWeights:
         hidden, kind = self.cfg.hidden_size, INT8 if drafting.int8 else BF16
         self.draft_head, self.draft_tokens = self.head, drafting.tokens
         if drafting.int8 or drafting.tokens is not None:
-            rows = slice(None) if drafting.tokens is None else list(drafting.tokens)
-            count = self.cfg.vocab_size if drafting.tokens is None else len(drafting.tokens)
-            head = self._matrix(count, hidden, kind=kind)
+            ids = drafting.tokens or range(self.cfg.vocab_size)
+            own = self.part(len(ids), PANEL)
+            head, rows = self._matrix(len(own), hidden, kind=kind), list(ids[own.start : own.stop])
             self._heads.append(lambda tensor: head.place(tensor[rows]))
             self.draft_head = head.struct
+
+    def part(self, n: int, unit: int) -> range:
+        """Those of n outputs that this rank computes."""
+        begin, end = bounds(n, self.size, unit)[self.rank : self.rank + 2]
+        return range(begin, end)
 
     @property
     def bytes(self) -> int:
@@ -146,19 +159,21 @@ class NativeWeights:
         names = cfg.names
         prefix = names.at(index) if index < cfg.num_hidden_layers else cfg.mtp.at(index)
         heads, rank, value = cfg.num_attention_heads, cfg.kv_lora_rank, cfg.v_head_dim
-        queries = heads * cfg.qk_head_dim
-        q_in = cfg.q_lora_rank or queries
+        own = self.part(heads, 1)
+        own_queries = range(own.start * cfg.qk_head_dim, own.stop * cfg.qk_head_dim)
+        q_in = cfg.q_lora_rank or len(own_queries)
         q_down = prefix + (names.q_down if cfg.q_lora_rank else names.q_proj)
         kv_down, out_name = prefix + names.kv_down, prefix + names.out
         down = self._matrix(q_in + cfg.latent_dim, cfg.hidden_size, (q_down, kv_down))
-        self._places[q_down] = down.place
+        self._places[q_down] = down.place if cfg.q_lora_rank else _rows(down, own_queries)
         self._places[kv_down] = partial(down.place, first=q_in)
-        out = self._matrix(cfg.hidden_size, heads * value, (out_name,))
-        self._places[out_name] = out.place
+        columns = self.part(cfg.hidden_size, PANEL)
+        out = self._matrix(len(columns), heads * value, (out_name,))
+        self._places[out_name] = _rows(out, columns)
         # The two halves of kv_up are read per head, one of them transposed: they stay bf16.
-        key_up = self._matrix(rank, cfg.qk_nope_head_dim, kind=BF16, members=heads)
-        value_up = self._matrix(value, rank, kind=BF16, members=heads)
-        self._places[prefix + names.kv_up] = partial(self._place_kv_up, key_up, value_up)
+        key_up = self._matrix(rank, cfg.qk_nope_head_dim, kind=BF16, members=len(own))
+        value_up = self._matrix(value, rank, kind=BF16, members=len(own))
+        self._places[prefix + names.kv_up] = partial(self._place_kv_up, key_up, value_up, own)
         layer = Layer(
             attention_norm=self._vector(prefix + names.attention_norm, cfg.hidden_size),
             down=down.struct,
@@ -171,8 +186,8 @@ class NativeWeights:
         )
         if cfg.q_lora_rank:
             name = prefix + names.q_up
-            q_up = self._matrix(queries, cfg.q_lora_rank, (name,))
-            self._places[name] = q_up.place
+            q_up = self._matrix(len(own_queries), cfg.q_lora_rank, (name,))
+            self._places[name] = _rows(q_up, own_queries)
             layer.q_norm = self._vector(prefix + names.q_norm, cfg.q_lora_rank)
             layer.q_up = q_up.struct
         if not cfg.is_moe(index):
@@ -181,24 +196,25 @@ class NativeWeights:
             )
         return layer
 
-    def _place_kv_up(self, key_up: PackedWeight, value_up: PackedWeight, tensor: Tensor) -> None:
+    def _place_kv_up(self, key_up: PackedWeight, value_up: PackedWeight, own: range, tensor: Tensor) -> None:
         nope, value = self.cfg.qk_nope_head_dim, self.cfg.v_head_dim
         both = tensor.view(self.cfg.num_attention_heads, nope + value, self.cfg.kv_lora_rank)
-        for head, one in enumerate(both):
+        for head, one in enumerate(both[own.start : own.stop]):
             key_up.place(one[:nope], member=head, transposed=True)
             value_up.place(one[nope:], member=head)
 
     def _mlp(self, prefixes: Collection[str], inner: int) -> tuple[Any, Any]:
         """(gate and up interleaved, down) of the blocks with these prefixes, one after another."""
-        hidden, members, names = self.cfg.hidden_size, len(prefixes), self.cfg.names
+        members, names = len(prefixes), self.cfg.names
+        own, columns = self.part(inner, PANEL // 2), self.part(self.cfg.hidden_size, PANEL)
         ups = [p + side for p in prefixes for side in (names.gate, names.up)]
         downs = [p + names.down for p in prefixes]
-        gate_up = self._matrix(2 * padded(inner, 16), hidden, ups, members=members)
-        down = self._matrix(hidden, inner, downs, members=members)
+        gate_up = self._matrix(2 * padded(len(own), 16), self.cfg.hidden_size, ups, members=members)
+        down = self._matrix(len(columns), inner, downs, members=members)
         for i, name in enumerate(ups):
-            self._places[name] = partial(gate_up.place, member=i // 2, first=i % 2, interleave=2)
+            self._places[name] = _rows(gate_up, own, member=i // 2, first=i % 2, interleave=2)
         for i, name in enumerate(downs):
-            self._places[name] = partial(down.place, member=i)
+            self._places[name] = _rows(down, columns, member=i)
         return gate_up.struct, down.struct
 
     def _moe(self, prefix: str) -> FeedForward:
@@ -222,6 +238,39 @@ class NativeWeights:
                 (prefix + names.shared_experts,), cfg.moe_intermediate_size * cfg.n_shared_experts
             )
         return found
+
+
+def check_ranks(cfg: ModelConfig, size: int) -> None:
+    """Raises ValueError where some rank would have no outputs of a product, or a part of a head."""
+    if cfg.num_attention_heads % size:
+        raise ValueError(
+            f"--tp-size {size}: the model's {cfg.num_attention_heads} heads cannot be divided by it"
+        )
+    shared = cfg.moe_intermediate_size * (cfg.n_shared_experts or 0)
+    dense = any(not cfg.is_moe(i) for i in range(cfg.num_hidden_layers))
+    sizes = {
+        "hidden_size": (cfg.hidden_size, PANEL),
+        "vocab_size": (cfg.vocab_size, PANEL),
+        "intermediate_size": (cfg.intermediate_size if dense else 0, PANEL // 2),
+        "moe_intermediate_size": (cfg.moe_intermediate_size if cfg.n_routed_experts else 0, PANEL // 2),
+        "moe_intermediate_size of all shared experts": (shared, PANEL // 2),
+    }
+    for name, (n, unit) in sizes.items():
+        if n and -(-n // unit) < size:
+            raise ValueError(
+                f"--tp-size {size}: {name} is {n}, which the native kernels cut into {-(-n // unit)} parts "
+                f"of {unit} at most"
+            )
+
+
+def _rows(weight: PackedWeight, rows: range, **where: Any) -> Callable[..., None]:
+    """Places these rows of a tensor."""
+
+    def place(tensor: Tensor, scale: Tensor | None = None) -> None:
+        own = slice(rows.start, rows.stop)
+        weight.place(tensor[own], scale=None if scale is None else scale[own], **where)
+
+    return place
 
 
 def _copy(to: Tensor, tensor: Tensor) -> None:

@@ -52,6 +52,14 @@ ELSEWHERE = [
     ("NEXTN+NGRAM", "chunks", "retracted"), ((2, 3, 8), "whole", "retracted"), ((4, 2, 7), "chunks", "radix"),
 ]  # fmt: skip
 
+# Ranks that share a step out. Four on two cores take turns, so there are fewer of them.
+ON_RANKS = [
+    (2, 0, "chunks", "retracted"), (2, 0, "whole", "radix"), (2, 2, "chunks", "radix"),
+    (2, "auto", "whole", "retracted"), (2, "auto", "chunks", "naive"), (2, (2, 3, 8), "whole", "retracted"),
+    (2, (4, 2, 7), "chunks", "radix"), (2, "NEXTN+NGRAM", "whole", "radix"),
+    (4, 0, "whole", "radix"), (4, "auto", "chunks", "retracted"), (4, (2, 3, 8), "chunks", "radix"),
+]  # fmt: skip
+
 # Parts of it leave one way to go on, which is drafted without the drafter.
 FORM = Constraint("regex", r'\{"name": "[a-z]{1,4}", "is": "(red|blue)", "size": [0-9]{1,9}\}')
 
@@ -211,6 +219,25 @@ def test_in_another_process(plain, backend, drafts, chunk, cache, monkeypatch):
     (here, stats), (there, others) = found
     assert here == there == plain
     if drafts != "auto":  # whether that one drafts is a matter of speed
+        assert (stats.spec, stats.retracted) == (others.spec, others.retracted)
+    llm.engine._executor.close()
+
+
+@pytest.mark.parametrize(("size", "drafts", "chunk", "cache"), ON_RANKS)
+def test_on_ranks(plain, backend, size, drafts, chunk, cache, monkeypatch):
+    """Texts and acceptance are those of one device; after every step all ranks have found the same."""
+    if backend == "reference":
+        pytest.skip("the ranks of plain torch: tests/parity")
+    monkeypatch.setattr(build, "_prompts", lambda config, *_: PromptBudget(config.chunked_prefill_size))
+    found = []
+    for ranks in (1, size):
+        options = {**speculation(drafts), **CHUNKS[chunk], **CACHES[cache]}
+        llm = LLM(check_integrity=True, threads=1, tp_size=ranks, **options)
+        run = with_retractions if cache == "retracted" else lambda *work: shown(work[0].generate(*work[1:]))
+        found.append((run(llm, *work(llm)), llm.engine.stats()))
+    (one, stats), (shared, others) = found
+    assert one == shared == plain
+    if drafts != "auto":
         assert (stats.spec, stats.retracted) == (others.spec, others.retracted)
     llm.engine._executor.close()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from ctypes import (
     CDLL,
+    CFUNCTYPE,
     POINTER,
     Structure,
     c_char_p,
@@ -26,9 +27,10 @@ from struct import Struct
 from nextn.config import CPU_LEVELS
 
 FOLDER = Path(__file__).parent / "lib"
-INTERFACE = 11  # nx_interface of a library that fits this file
+INTERFACE = 12  # nx_interface of a library that fits this file
 NOT_BUILT = "they were not built with nextn; install a C++17 compiler (g++ or clang++), and then nextn again"
 F32, BF16, E4M3, INT8 = range(4)
+PANEL = 64  # outputs of a whole panel (csrc/panels.h)
 # NxSampling of csrc/choose.h, its fields in the order of nextn.ops.base.DrawParams.
 SAMPLING = Struct("@QIIfffii4x")
 CUTOFF = Struct("@8f9f4f")  # NxCutoff of csrc/cutoff.h: the edges and the fields of nextn.cutoff.Cutoff
@@ -69,16 +71,30 @@ class NextN(Structure):
     _fields_ = (("enorm", c_void_p), ("hnorm", c_void_p), ("norm", c_void_p), ("eh_proj", Weight))
 
 
+GATHER = CFUNCTYPE(c_int32, c_void_p, c_int64, c_int64, POINTER(c_int64))  # NxGather of csrc/ranks.h
+
+
+class Ranks(Structure):
+    """NxRanks of csrc/ranks.h."""
+
+    _fields_ = (
+        ("rank", c_int32), ("size", c_int32), ("memory", c_void_p), ("bytes", c_int64),
+        ("most_rows", c_int32), ("spins", c_int32), ("gather", GATHER), ("waited", c_int64),
+    )  # fmt: skip
+
+
 class Model(Structure):
     """NxModel of csrc/forward.h."""
 
     _fields_ = (
         ("hidden", c_int32), ("heads", c_int32), ("nope", c_int32), ("rope", c_int32), ("rank", c_int32),
-        ("value", c_int32), ("q_in", c_int32), ("layers", c_int32), ("eps", c_float),
+        ("value", c_int32), ("q_in", c_int32), ("first_head", c_int32), ("all_heads", c_int32),
+        ("vocab", c_int32), ("layers", c_int32), ("eps", c_float),
         ("latent_eps", c_float), ("scale", c_float), ("embedding", c_void_p), ("cosine", c_void_p),
         ("sine", c_void_p), ("layer", POINTER(Layer)), ("norm", c_void_p), ("head", Weight),
         ("nextn", POINTER(NextN)), ("draft_head", Weight), ("draft_ids", c_void_p), ("draft_vocab", c_int32),
         ("cache", c_void_p), ("layer_elements", c_int64), ("width", c_int32), ("page", c_int32),
+        ("ranks", POINTER(Ranks)),
     )  # fmt: skip
 
 
@@ -135,11 +151,14 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "nx_engine_new": (c_void_p, (POINTER(Model), c_int, c_int)),
     "nx_engine_free": (None, (c_void_p,)),
     "nx_engine_expert_bytes": (c_int64, (c_void_p,)),
-    "nx_forward": (None, (c_void_p, POINTER(NxBatch), c_void_p)),
-    "nx_draft": (None, (c_void_p, POINTER(NxBatch), c_void_p, c_int, c_void_p)),
-    "nx_logits": (None, (c_void_p, c_void_p, c_int, c_int, c_void_p)),
-    "nx_draft_logits": (None, (c_void_p, c_void_p, c_int, c_int, c_void_p)),
-    "nx_chains": (None, (c_void_p, POINTER(NxBatch), c_void_p, c_int, POINTER(NxChains))),
+    "nx_forward": (c_int, (c_void_p, POINTER(NxBatch), c_void_p)),
+    "nx_draft": (c_int, (c_void_p, POINTER(NxBatch), c_void_p, c_int, c_void_p)),
+    "nx_logits": (c_int, (c_void_p, c_void_p, c_int, c_int, c_void_p)),
+    "nx_draft_logits": (c_int, (c_void_p, c_void_p, c_int, c_int, c_void_p)),
+    "nx_chains": (c_int, (c_void_p, POINTER(NxBatch), c_void_p, c_int, POINTER(NxChains))),
+    "nx_shared_bytes": (c_int64, (POINTER(Model), c_int, c_int)),
+    "nx_meet": (c_int, (c_void_p, c_int, c_int)),
+    "nx_break": (None, (c_void_p,)),
     "nx_choose": (None, (c_void_p, c_int, c_int, c_void_p, c_void_p, c_void_p)),
 }
 

@@ -71,6 +71,9 @@ def of_engine(client: EngineClient) -> Iterable[Metric]:
         client.silent_for(),
         "since the engine was last heard of, while it has requests; 0 when idle",
     )
+    yield counter("nextn:engine_busy_seconds", metrics.busy, "in which the engine had work")
+    waited = "of these, in which the engine's ranks waited for each other (--tp-size)"
+    yield counter("nextn:rank_wait_seconds", total.waited, waited)
     yield counter("nextn:engine_restarts", metrics.restarts, "engines started after the first")
     yield counter("nextn:spec_verify_steps", spec.verify_steps, "decode steps of requests")
     yield counter("nextn:spec_committed_tokens", spec.committed, "tokens that decode steps committed")

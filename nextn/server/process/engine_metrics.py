@@ -16,7 +16,7 @@ DEFAULT_STEPS = 40  # the interval when no log lines are asked for
 # Seconds of load between two lines on drafting, at least: where it began or ended, and where it stayed.
 CHANGED, STAYED = 5.0, 30.0
 
-TOTALS = ("prompt_tokens", "cached_tokens", "generated_tokens", "retracted")
+TOTALS = ("prompt_tokens", "cached_tokens", "generated_tokens", "retracted", "waited")
 
 
 class EngineMetrics:
@@ -29,10 +29,12 @@ class EngineMetrics:
         self.drafting_log = DraftingLog(log_steps > 0)
         self.engine_up = False
         self.restarts = 0
+        self.busy = 0.0  # seconds in which the engine had work
         self._before = EngineStats()  # of engines that are gone
 
     def on_step(self, stats: EngineStats, seconds: float) -> None:
         self.stats = stats
+        self.busy += seconds
         self.interval.update(stats, seconds)
         self.drafting_log.update(stats.auto, seconds)
 

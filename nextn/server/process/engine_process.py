@@ -7,7 +7,6 @@ ends that request alone (`nextn.engine.runner`, `nextn.scheduler.scheduler`).
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import logging
 import os
@@ -22,6 +21,7 @@ import zmq
 
 from nextn.config import EngineConfig
 from nextn.constraint import CompiledGrammar
+from nextn.distributed.life import die_with_parent
 from nextn.grammar.backends import check_backend
 from nextn.grammar.compiler import GrammarCompiler
 from nextn.grammar.limits import Busy
@@ -57,7 +57,6 @@ log = logging.getLogger("nextn.engine")
 IDLE_MS = 500  # how often an idle engine checks that its parent is still there
 COMPILING_MS = 2  # how often one that waits for grammars checks whether they are compiled
 PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-PR_SET_PDEATHSIG = 1
 MakeEngine = Callable[[EngineConfig], "Engine"]
 
 
@@ -170,6 +169,7 @@ def loop(engine: Engine, link: Link, grammars: GrammarCompiler) -> None:
         messages = link.receive(wait=idle, milliseconds=COMPILING_MS if line else IDLE_MS)
         if idle:
             began = time.perf_counter()
+            engine.check()
         for message in messages:
             if isinstance(message, Add):
                 line.put(requests_of(message))
@@ -247,11 +247,3 @@ def set_speculative_defaults(engine: Engine, link: Link, message: SetSpeculative
     except ValueError as e:
         error = str(e)
     link.send(Done(message.call, error))
-
-
-def die_with_parent(parent: int) -> None:
-    """On Linux the kernel kills this process when its parent dies. Elsewhere `Link.receive` notices it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        sys.exit(0)

@@ -23,7 +23,7 @@ from nextn.speculative.depth.worth import REMEMBERED, Worth
 from nextn.speculative.work import StepWork
 
 TRIAL_SHARE = 0.01  # of the time, what trials may cost, and of two seconds that are to come
-TRIAL_SECONDS, TRIAL_STEPS = 0.01, (4, 16)  # of a trial: two switches of tasks, within so many steps
+TRIAL_SECONDS, TRIAL_STEPS = 0.01, (4, 16)  # of a trial; half as long until caches hold what it uses
 PLAN_SECONDS = 0.1  # between two plans: they take 0.3 ms, and a load is noticed within a second
 MARGIN = 0.01  # by which the other kind must be better: nothing can be known to less
 TRIALS = 3  # of a batch size at least: one may have been disturbed
@@ -154,20 +154,20 @@ class DepthController:
         tried = round(self._since_trial, 1) if self._tried else None
         says = f"takes {1.0 + extra / base:.2f} x as long and commits {tokens:.2f} x as many tokens"
         self.state = DraftingState(self._usual, n, gain, f"a step with drafts {says}", tried)
-        length = round(min(TRIAL_STEPS[1], max(TRIAL_STEPS[0], TRIAL_SECONDS / (self._step or 1.0))))
-        self._settle = 1 + length // 8  # while caches hold what the other kind used
+        count = TRIAL_SECONDS / (self._step or 1.0)
+        self._settle = round(min(TRIAL_STEPS[1], max(1.0, count / 2)))
+        length = self._settle + round(min(TRIAL_STEPS[1], max(TRIAL_STEPS[0], count)))
         # Each size is tried, and soon; nobody knows what that costs, so what it may seem to cost is bounded.
         before = 0 if self._usual else self._window
         lost = min(0.2 if untried else 1.0, max(MARGIN, abs(ahead)))
         milder = self.cost.times(doubted := min(self._mean, math.sqrt(self._mean)))
-        price = lost * length * self._step + milder.drafting(1, n * (before or length))
+        price = lost * (length - self._settle) * self._step + milder.drafting(1, n * (before or length - 1))
         due = untried or abs(ahead) < 2.0 * doubt or price < RECHECK * self._since_trial
         if due and price < self._budget and len(self._log) >= length:
             self._budget -= price
             if before:  # few drafts, as worth it where they are dear, would teach little
                 self._setting, self._mean = self.worth.plan(n, milder, base), doubted
-            steps = length + self._settle
-            self._trial = [False] * before + [not self._usual] * steps + [self._usual] * steps
+            self._trial = [False] * before + [not self._usual] * length + [self._usual] * length
             self._switch(False)
 
 

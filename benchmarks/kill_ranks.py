@@ -1,0 +1,178 @@
+"""Kills and stops ranks of a server at random moments, and looks whether it always serves again.
+
+    python benchmarks/kill_ranks.py [--kills 100] [--tp-size 2] [--seed 0] [--output FOLDER]
+
+Clients ask without pause, streams among them. Now and then one process of the engine, rank 0 included, gets
+SIGKILL or SIGSTOP, while it works or while it is idle. Then: every request ends, in the text that a server
+left alone gives or in an error; the server is ready again within 10 seconds; no process of the engine before
+is left. At the end nothing is left in /dev/shm. The exit code is 1 where that fails. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from statistics import median
+
+import httpx
+from depth_claims import positive, run_script
+from last_line import tell
+
+sys.path.insert(0, str(Path(__file__).parent / "faults"))
+
+from server import Server
+
+from nextn.bench.machine import this_machine
+from nextn.config import EMBEDDED
+
+CLIENTS = 4
+READY_SECONDS = 10.0
+BODY = {"prompt": "def read(path):\n", "max_tokens": 96, "temperature": 0, "ignore_eos": True}
+SHM = Path("/dev/shm")
+
+
+class Clients:
+    """Threads that ask without pause while `pause` is not set."""
+
+    def __init__(self, url: str, text: str) -> None:
+        self.url, self.text = url, text
+        self.answers = self.errors = 0
+        self.wrong: list[str] = []
+        self.pause, self.stop = threading.Event(), threading.Event()
+        self.threads = [threading.Thread(target=self._run, args=(i,), daemon=True) for i in range(CLIENTS)]
+        for thread in self.threads:
+            thread.start()
+
+    def end(self) -> None:
+        self.stop.set()
+        for thread in self.threads:
+            thread.join(60)
+            if thread.is_alive():
+                self.wrong.append("a request did not end within a minute")
+
+    def _run(self, number: int) -> None:
+        while not self.stop.is_set():
+            if self.pause.is_set():
+                time.sleep(0.05)
+                continue
+            try:
+                found = self._stream() if number % 2 else self._ask()
+            except httpx.HTTPError as e:
+                self.wrong.append(f"no answer: {e!r}")
+                continue
+            if found is None:
+                self.errors += 1
+                time.sleep(0.05)
+            elif found == self.text:
+                self.answers += 1
+            else:
+                self.wrong.append(f"another text: {found!r}")
+
+    def _ask(self) -> str | None:
+        answer = httpx.post(self.url + "/v1/completions", json=BODY, timeout=60)
+        return answer.json()["choices"][0]["text"] if answer.status_code == 200 else None
+
+    def _stream(self) -> str | None:
+        text = ""
+        with httpx.stream(
+            "POST", self.url + "/v1/completions", json=BODY | {"stream": True}, timeout=60
+        ) as s:
+            if s.status_code != 200:
+                return None
+            for line in s.iter_lines():
+                if line.startswith("data: {"):
+                    event = json.loads(line[6:])
+                    if "error" in event:
+                        return None
+                    text += "".join(choice["text"] for choice in event["choices"])
+        return text
+
+
+def ranks(server: Server) -> list[int]:
+    """The engine's processes, rank 0 first."""
+    engines = server.pids()[1:]
+    found = list(engines)
+    for pid in engines:
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            found += [int(child) for child in children.read_text().split() if spawned(int(child))]
+    return found
+
+
+def spawned(pid: int) -> bool:
+    """Is it a rank?"""
+    try:
+        return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def gone(pids: list[int]) -> bool:
+    for pid in pids:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if state != "Z":
+            return False
+    return True
+
+
+def until_ready(server: Server, before: list[int]) -> float:
+    """Seconds until it serves with other processes than before. AssertionError."""
+    begin = time.monotonic()
+    while True:
+        if gone(before) and server.healthy():
+            return time.monotonic() - begin
+        assert time.monotonic() - begin < 60, "the server is not ready again after a minute"
+        time.sleep(0.02)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--kills", type=positive, default=100)
+    parser.add_argument("--tp-size", type=positive, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, help="folder for the result", metavar="FOLDER")
+    args = parser.parse_args()
+    rng, left = random.Random(args.seed), {path.name for path in SHM.glob("*")}
+    took: list[float] = []
+    options = ["--model-path", EMBEDDED, "--tp-size", str(args.tp_size), "--threads", "1"]
+    with Server(options) as server:
+        text = httpx.post(server.url + "/v1/completions", json=BODY, timeout=60).json()["choices"][0]["text"]
+        clients = Clients(server.url, text)
+        for kill in range(args.kills):
+            if rng.random() < 0.2:
+                clients.pause.set()  # an idle engine
+            time.sleep(rng.uniform(0.0, 1.0))
+            pids = ranks(server)
+            how = signal.SIGSTOP if rng.random() < 0.2 else signal.SIGKILL
+            rank = rng.randrange(len(pids))
+            os.kill(pids[rank], how)
+            took.append(until_ready(server, pids))
+            clients.pause.clear()
+            print(f"{kill + 1}: rank {rank}, {how.name}: ready again after {took[-1]:.1f} s", flush=True)
+        clients.end()
+    wrong = clients.wrong + [f"{name} is left in {SHM}" for name in {p.name for p in SHM.glob("*")} - left]
+    late = [t for t in took if t > READY_SECONDS]
+    print(f"{clients.answers} answers, {clients.errors} errors; ready again after {median(took):.1f} s "
+          f"(median), {max(took):.1f} s at most; {len(late)} of {len(took)} took over {READY_SECONDS:g} s; "
+          f"{len(wrong)} wrong", *wrong[:5], sep="\n")  # fmt: skip
+    result = {
+        "kills": args.kills, "tp_size": args.tp_size, "answers": clients.answers, "errors": clients.errors,
+        "median_seconds": median(took), "most_seconds": max(took), "late": len(late), "wrong": wrong,
+        "machine": dataclasses.asdict(this_machine()),
+    }  # fmt: skip
+    tell("kill-ranks", result, args.output)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    run_script(main)

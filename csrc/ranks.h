@@ -1,0 +1,150 @@
+// Ranks: processes or threads that compute a step together, each some outputs of every product. A sum is never cut, so
+// every output has the bits that one rank gives it.
+//
+// On one machine the arrays that they fill together lie in memory that all of them map: a product writes its outputs
+// where the others read them, and then the ranks meet. Elsewhere a function gathers them (nextn.distributed). An array
+// may be written again as soon as its rank has met the others once more: nobody reads it then.
+#pragma once
+#include <atomic>
+#include <chrono>
+#include <climits>
+#include <cstdint>
+#include <thread>
+
+#include "pool.h"
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+#endif
+
+extern "C" {
+struct NxMeeting {  // at the beginning of the shared memory; zeros at first
+    alignas(64) std::atomic<uint32_t> arrived;
+    alignas(64) std::atomic<uint32_t> epoch;  // how often all have met
+    std::atomic<uint32_t> sleeping;
+    alignas(64) std::atomic<uint32_t> broken;  // not 0: some rank is gone, nobody may wait
+};
+
+// array [rows, stride bytes]: rank r has written bytes bounds[r] .. bounds[r + 1] of each row. Not 0: it failed.
+typedef int32_t (*NxGather)(void* array, int64_t rows, int64_t stride, const int64_t* bounds);
+
+struct NxRanks {
+    int32_t rank, size;
+    uint8_t* memory;    // shared; of this rank alone where there is a function that gathers
+    int64_t bytes;
+    int32_t most_rows;  // of a step
+    int32_t spins;      // before a rank that waits sleeps
+    NxGather gather;    // null: the memory is shared
+    int64_t waited;     // nanoseconds in meetings and gatherings, all in all
+};
+}
+
+namespace {
+
+constexpr int64_t MEETING_BYTES = 4096;
+constexpr int MOST_RANKS = 64;
+
+struct RankGone {};  // thrown where a rank waits for one that is gone
+
+inline void sleep_while(std::atomic<uint32_t>& word, uint32_t value) {
+#if defined(__linux__)
+    const timespec most{0, 50000000};  // to look whether somebody is gone
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT, value, &most, nullptr, 0);
+#else
+    if (word.load() == value) std::this_thread::sleep_for(std::chrono::microseconds(50));
+#endif
+}
+
+inline void wake_all(std::atomic<uint32_t>& word) {
+#if defined(__linux__)
+    syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+#else
+    (void)word;
+#endif
+}
+
+// Every rank has come here. Throws RankGone.
+inline void meet(NxMeeting& m, int size, int spins) {
+    const uint32_t epoch = m.epoch.load();
+    if (m.arrived.fetch_add(1) + 1 == uint32_t(size)) {
+        m.arrived.store(0);
+        m.epoch.store(epoch + 1);
+        if (m.sleeping.load() > 0) wake_all(m.epoch);
+    } else {
+        for (int i = 0; i < spins && m.epoch.load() == epoch; ++i) breathe();
+        while (m.epoch.load() == epoch) {
+            if (m.broken.load()) throw RankGone{};
+            m.sleeping.fetch_add(1);
+            sleep_while(m.epoch, epoch);
+            m.sleeping.fetch_sub(1);
+        }
+    }
+    if (m.broken.load()) throw RankGone{};
+}
+
+// An array that the ranks fill together; of one rank, a vector that grows.
+template <class T> class Shared {
+  public:
+    // n: elements at most. at: where they are to lie. Returns the bytes that they take.
+    int64_t lay(uintptr_t at, int64_t n) {
+        shared_ = reinterpret_cast<T*>(at);
+        return (n * int64_t(sizeof(T)) + 63) / 64 * 64;
+    }
+    T* room(int64_t n) {
+        if (shared_) return shared_;
+        if (int64_t(own_.size()) < n) own_.resize(size_t(n));
+        return own_.data();
+    }
+    T* data() { return shared_ ? shared_ : own_.data(); }
+
+  private:
+    T* shared_ = nullptr;
+    std::vector<T> own_;
+};
+
+// A rank's place among the others.
+class Ranks {
+  public:
+    Ranks() = default;
+    explicit Ranks(NxRanks* ranks) : r_(ranks && ranks->size > 1 ? ranks : nullptr) {}
+
+    explicit operator bool() const { return r_ != nullptr; }
+    int size() const { return r_ ? r_->size : 1; }
+    const NxRanks& given() const { return *r_; }
+
+    // Where this rank's part of n outputs begins: nextn.distributed.group.bounds.
+    int64_t begin(int64_t n, int64_t unit) const { return r_ ? bound(n, unit, r_->rank) : 0; }
+
+    // array [rows, stride] elements: of n columns each rank has written its own.
+    template <class T> void gather(T* array, int64_t rows, int64_t stride, int64_t n, int64_t unit) const {
+        if (!r_ || !r_->gather) return;
+        int64_t bounds[MOST_RANKS + 1];
+        for (int i = 0; i <= r_->size; ++i) bounds[i] = bound(n, unit, i) * int64_t(sizeof(T));
+        const Watch watch(*r_);
+        if (r_->gather(array, rows, stride * int64_t(sizeof(T)), bounds)) throw RankGone{};
+    }
+
+    // After the arrays of a product were gathered: in shared memory that takes no more than that all have come.
+    void meet() const {
+        if (!r_ || r_->gather) return;
+        const Watch watch(*r_);
+        ::meet(*reinterpret_cast<NxMeeting*>(r_->memory), r_->size, r_->spins);
+    }
+
+  private:
+    struct Watch {
+        NxRanks& r;
+        std::chrono::steady_clock::time_point from = std::chrono::steady_clock::now();
+        explicit Watch(NxRanks& ranks) : r(ranks) {}
+        ~Watch() { r.waited += std::chrono::nanoseconds(std::chrono::steady_clock::now() - from).count(); }
+    };
+    int64_t bound(int64_t n, int64_t unit, int rank) const {
+        const int64_t units = (n + unit - 1) / unit, at = units * rank / r_->size * unit;
+        return at < n ? at : n;
+    }
+    NxRanks* r_ = nullptr;
+};
+
+}  // namespace

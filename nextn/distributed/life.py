@@ -1,0 +1,19 @@
+"""Processes that end with the one that started them, however it ends."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """On Linux the kernel kills this process when the thread that started it ends. Elsewhere it has to notice
+    by itself that nobody is at the other end of its link."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(0)

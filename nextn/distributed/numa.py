@@ -1,0 +1,45 @@
+"""Which cores a rank computes on: those of one NUMA node, next to the memory that its weights lie in."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+
+NODES = Path("/sys/devices/system/node")
+
+
+def nodes(folder: Path = NODES) -> list[frozenset[int]]:
+    """The cores of each NUMA node that this process may use; nodes without any are left out. One node, or
+    none, where the system does not say."""
+    usable = frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
+    found = []
+    for node in sorted(folder.glob("node[0-9]*"), key=lambda path: int(path.name[4:])):
+        with contextlib.suppress(OSError, ValueError):
+            if cores := parsed((node / "cpulist").read_text()) & usable:
+                found.append(cores)
+    return found
+
+
+def parsed(cpulist: str) -> frozenset[int]:
+    """
+    >>> sorted(parsed("0-2,8"))
+    [0, 1, 2, 8]
+    """
+    found: set[int] = set()
+    for part in re.findall(r"(\d+)(?:-(\d+))?", cpulist):
+        found.update(range(int(part[0]), int(part[1] or part[0]) + 1))
+    return frozenset(found)
+
+
+def cores_of(rank: int, size: int, found: list[frozenset[int]]) -> frozenset[int] | None:
+    """Ranks are dealt out evenly, neighbours to the same node. None: there is one node, nothing to choose."""
+    return found[rank * len(found) // size] if len(found) > 1 else None
+
+
+def pin(rank: int, size: int) -> None:
+    """This thread, and those that it starts, to the cores of the rank's node."""
+    cores = cores_of(rank, size, nodes())
+    if cores is not None:
+        os.sched_setaffinity(0, cores)

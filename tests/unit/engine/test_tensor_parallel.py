@@ -1,0 +1,125 @@
+"""An engine of several ranks: what it refuses, and that a rank that ends, stops or fails ends all of them,
+wherever the engine is then. (Texts and acceptance: tests/e2e/test_identity.py.)"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.native_kernels import built_levels
+
+from nextn.config import EngineConfig
+from nextn.distributed.group import PeerGone
+from nextn.engine import tensor_parallel
+from nextn.engine.engine import Engine
+from nextn.request import Request, SamplingParams
+
+pytestmark = pytest.mark.skipif(not built_levels(), reason="no native kernels")
+
+CONFIG = EngineConfig(
+    tp_size=2, threads=1, speculative_num_steps=2, kv_cache_tokens=1024, check_integrity=True,
+    step_cost_cache="off",
+)  # fmt: skip
+
+
+def request(rid: str, tokens: int = 12) -> Request:
+    return Request(rid, [5, 6, 7], SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True))
+
+
+def run(engine: Engine) -> list[int]:
+    tokens: list[int] = []
+    while engine.has_work():
+        for out in engine.step():
+            tokens += out.tokens
+    return tokens
+
+
+def go_on(engine: Engine) -> None:
+    while True:
+        engine.check()
+        if engine.has_work():
+            engine.step()
+
+
+def executor_of(engine: Engine) -> Any:
+    return engine._executor
+
+
+def running(pid: int) -> bool:
+    """A zombie does not count."""
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    made = Engine(CONFIG)
+    yield made
+    executor_of(made).close()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("when", ["idle", "working"])
+def test_a_rank_that_is_gone_ends_all(engine: Engine, how: signal.Signals, when: str) -> None:
+    """Within seconds, and nobody hangs."""
+    [process] = executor_of(engine).processes
+    engine.add(request("a", tokens=900))
+    engine.step()
+    if when == "idle":
+        engine.abort("a")
+    os.kill(process.pid, how)
+    began = time.monotonic()
+    with pytest.raises(PeerGone, match=r"rank 1 (has ended|does not answer)"):
+        go_on(engine)
+    assert time.monotonic() - began < 60  # about 5 s; how busy the machine is, nobody knows
+    executor_of(engine).close()
+    assert not running(process.pid)
+    with pytest.raises(PeerGone):
+        engine.check()
+
+
+def test_it_ends_with_its_executor(engine: Engine) -> None:
+    engine.add(request("a"))
+    assert len(run(engine)) == 12
+    [process] = executor_of(engine).processes
+    executor_of(engine).close()
+    assert process.exitcode == 0
+
+
+def test_ranks_that_find_different_tokens_are_noticed(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The debug switch compares what they found after every step."""
+    engine.add(request("a"))
+    engine.step()
+    monkeypatch.setattr(tensor_parallel, "digest", lambda result: b"another")
+    with pytest.raises(AssertionError, match="rank 1 found another result than rank 0"):
+        run(engine)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"tp_size": 3}, "--tp-size 3: the model's 4 heads cannot be divided by it"),
+        ({"tp_size": 2, "kv_cache_tokens": 8}, "less than one page of 16"),
+        ({"tp_size": 0}, "--tp-size is 0: it must be between 1 and 64"),
+        ({"tp_size": 65}, "--tp-size is 65: it must be between 1 and 64"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_leaves_no_process(options: dict[str, Any], said: str) -> None:
+    before = set(multiprocessing.active_children())
+    with pytest.raises(ValueError, match=said):
+        Engine(EngineConfig(threads=1, **options))
+    assert set(multiprocessing.active_children()) <= before
+
+
+def test_threads_are_shared_out() -> None:
+    made = Engine(EngineConfig(tp_size=2, kv_cache_tokens=1024, step_cost_cache="off"))
+    assert executor_of(made).info.threads == max(1, len(os.sched_getaffinity(0)) // 2)
+    executor_of(made).close()
