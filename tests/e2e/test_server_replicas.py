@@ -144,7 +144,8 @@ def test_a_client_that_leaves_frees_pages_where_they_are(start: StartServer) -> 
     server = start(*TWO, SCRIPT_STEP="0.05").wait_ready()
     body = LONG | {"stream": True, "routed_dp_rank": 1}
     with httpx.stream("POST", server.url + "/v1/completions", json=body) as stream:
-        next(stream.iter_lines())
+        lines = stream.iter_lines()
+        next(lines)
         used = by_rank(server, USED)
         assert used[0] == 0 < used[1]
     until(lambda: idle(server))
@@ -227,7 +228,8 @@ def test_shutdown_drains_all(start: StartServer, number: signal.Signals) -> None
 def test_a_server_ends_with_all_its_engines(start: StartServer) -> None:
     server = start(*TWO, SCRIPT_STEP="0.05").wait_ready()
     with httpx.stream("POST", server.url + "/v1/completions", json=LONG | {"stream": True}) as stream:
-        next(stream.iter_lines())
+        lines = stream.iter_lines()
+        next(lines)
         server.interrupt()
         until(lambda: health(server)[0] == 503)
         server.interrupt()
