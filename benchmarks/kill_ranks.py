@@ -59,41 +59,43 @@ class Clients:
                 self.wrong.append("a request did not end within a minute")
 
     def _run(self, number: int) -> None:
+        client = httpx.Client(base_url=self.url, timeout=60)  # to make one takes as long as many requests
         while not self.stop.is_set():
             if self.pause.is_set():
                 time.sleep(0.05)
                 continue
             try:
-                found = self._stream() if number % 2 else self._ask()
+                found = stream(client) if number % 2 else ask(client)
             except httpx.HTTPError as e:
                 self.wrong.append(f"no answer: {e!r}")
                 continue
             if found is None:
                 self.errors += 1
-                time.sleep(0.05)
+                time.sleep(0.1)
             elif found == self.text:
                 self.answers += 1
             else:
                 self.wrong.append(f"another text: {found!r}")
 
-    def _ask(self) -> str | None:
-        answer = httpx.post(self.url + "/v1/completions", json=BODY, timeout=60)
-        return answer.json()["choices"][0]["text"] if answer.status_code == 200 else None
 
-    def _stream(self) -> str | None:
-        text = ""
-        with httpx.stream(
-            "POST", self.url + "/v1/completions", json=BODY | {"stream": True}, timeout=60
-        ) as s:
-            if s.status_code != 200:
-                return None
-            for line in s.iter_lines():
-                if line.startswith("data: {"):
-                    event = json.loads(line[6:])
-                    if "error" in event:
-                        return None
-                    text += "".join(choice["text"] for choice in event["choices"])
-        return text
+def ask(client: httpx.Client) -> str | None:
+    """The text, or None for an error."""
+    answer = client.post("/v1/completions", json=BODY)
+    return answer.json()["choices"][0]["text"] if answer.status_code == 200 else None
+
+
+def stream(client: httpx.Client) -> str | None:
+    text = ""
+    with client.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
+        if answer.status_code != 200:
+            return None
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                event = json.loads(line[6:])
+                if "error" in event:
+                    return None
+                text += "".join(choice["text"] for choice in event["choices"])
+    return text
 
 
 def ranks(server: Server) -> list[int]:
@@ -109,7 +111,7 @@ def ranks(server: Server) -> list[int]:
 def spawned(pid: int) -> bool:
     """Is it a rank?"""
     try:
-        return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"nextn.engine.tensor_rank" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 
@@ -127,12 +129,11 @@ def gone(pids: list[int]) -> bool:
 
 def until_ready(server: Server, before: list[int]) -> float:
     """Seconds until it serves with other processes than before. AssertionError."""
-    begin = time.monotonic()
-    while True:
-        if gone(before) and server.healthy():
-            return time.monotonic() - begin
-        assert time.monotonic() - begin < 60, "the server is not ready again after a minute"
-        time.sleep(0.02)
+    begin, client = time.monotonic(), httpx.Client(base_url=server.url)
+    while not (gone(before) and client.get("/readyz").status_code == 200):
+        assert time.monotonic() - begin < 120, "the server is not ready again after two minutes"
+        time.sleep(0.05)
+    return time.monotonic() - begin
 
 
 def main() -> int:
@@ -146,7 +147,8 @@ def main() -> int:
     took: list[float] = []
     options = ["--model-path", EMBEDDED, "--tp-size", str(args.tp_size), "--threads", "1"]
     with Server(options) as server:
-        text = httpx.post(server.url + "/v1/completions", json=BODY, timeout=60).json()["choices"][0]["text"]
+        text = ask(httpx.Client(base_url=server.url, timeout=60))
+        assert text is not None
         clients = Clients(server.url, text)
         for kill in range(args.kills):
             if rng.random() < 0.2:

@@ -13,24 +13,17 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
-import multiprocessing
-import os
 import pickle
-import signal
-import sys
 import threading
-import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing import connection
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 
 from nextn.config import EngineConfig, usable_cores
 from nextn.distributed.group import PeerGone
-from nextn.distributed.life import die_with_parent
 from nextn.distributed.numa import pin
+from nextn.distributed.process import RankProcess
 from nextn.distributed.pulse import Pulse
 from nextn.distributed.shared import Memory, SharedRanks
 from nextn.draft import MAX_DRAFTS, draft_window
@@ -55,21 +48,12 @@ class TensorParallelExecutor:
         self._check = config.check_integrity
         memory, each = Memory(), threads_of(config)
         config = dataclasses.replace(config, threads=each)
-        spawn = multiprocessing.get_context("spawn")
-        self._links: list[Connection] = []
-        self.processes: list[BaseProcess] = []
+        self.processes: list[RankProcess] = []
         ends: list[Callable[[], None]] = [memory.close]
-        self.close = weakref.finalize(self, _end, self._links, self.processes, ends)
+        self.close = weakref.finalize(self, _end, self.processes, ends)
         for rank in range(1, size):
-            ours, theirs = spawn.Pipe()
-            process = spawn.Process(
-                target=_serve, args=(config, rank, memory, os.getpid(), theirs), name=f"nextn-tp{rank}",
-                daemon=True,
-            )  # fmt: skip
-            process.start()
-            theirs.close()  # or it would never be at its end
-            self._links.append(ours)
-            self.processes.append(process)
+            self.processes.append(RankProcess("nextn.engine.tensor_rank", memory))
+            self.processes[-1].link.send((config, rank))
         self._ranks = ranks_of(config, 0, memory)
         if config.numa == "auto":
             pin(0, size)
@@ -79,8 +63,8 @@ class TensorParallelExecutor:
         threading.Thread(target=_watch, args=args, name="nextn-ranks", daemon=True).start()
         try:
             self._runner = make_runner(config, self._ranks)
-            for rank, link in enumerate(self._links, start=1):
-                made = self._receive(rank, link)
+            for rank, process in enumerate(self.processes, start=1):
+                made = self._receive(rank, process)
                 if isinstance(made, Exception):
                     raise made
         except BaseException:
@@ -115,22 +99,22 @@ class TensorParallelExecutor:
 
     def _compare(self, result: StepResult) -> None:
         own = digest(result)
-        for rank, link in enumerate(self._links, start=1):
-            found = self._receive(rank, link)
+        for rank, process in enumerate(self.processes, start=1):
+            found = self._receive(rank, process)
             assert found == own, f"rank {rank} found another result than rank 0"
 
     def _send(self, message: RequestState | str | Plan) -> None:
         self.check()
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         try:
-            for link in self._links:
-                link.send_bytes(data)
+            for process in self.processes:
+                process.link.send_bytes(data)
         except GONE as e:
             raise self._gone("a rank has ended") from e
 
-    def _receive(self, rank: int, link: Connection) -> object:
+    def _receive(self, rank: int, process: RankProcess) -> object:
         try:
-            found: object = link.recv()
+            found: object = process.link.recv()
         except GONE as e:
             raise self._gone(f"rank {rank} has ended") from e
         return found
@@ -146,7 +130,7 @@ class TensorParallelExecutor:
 # In threads, which must not keep an executor that nobody else needs.
 
 
-def _watch(own: weakref.ref[TensorParallelExecutor], processes: Sequence[BaseProcess]) -> None:
+def _watch(own: weakref.ref[TensorParallelExecutor], processes: Sequence[RankProcess]) -> None:
     """Notices at once when a process ends."""
     ended = connection.wait([process.sentinel for process in processes])
     executor = own()
@@ -154,8 +138,7 @@ def _watch(own: weakref.ref[TensorParallelExecutor], processes: Sequence[BasePro
         return
     for rank, process in enumerate(processes, start=1):
         if process.sentinel in ended:
-            process.join()
-            executor._gone(f"rank {rank} has ended ({how_it_ended(process.exitcode)})")
+            executor._gone(f"rank {rank} has ended ({process.how_it_ended()})")
 
 
 def _silent(own: weakref.ref[TensorParallelExecutor], rank: int) -> None:
@@ -180,65 +163,8 @@ def digest(result: StepResult) -> bytes:
     return hashlib.blake2b(repr(result.spans).encode(), digest_size=8).digest()
 
 
-def how_it_ended(code: int | None) -> str:
-    return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
-
-
-def _end(
-    links: Sequence[Connection], processes: Sequence[BaseProcess], ends: Sequence[Callable[[], None]]
-) -> None:
-    for link in links:
-        link.close()
+def _end(processes: Sequence[RankProcess], ends: Sequence[Callable[[], None]]) -> None:
     for process in processes:
-        process.join(END_SECONDS)
-        if process.exitcode is None:
-            process.kill()  # a stopped one too
-            process.join()
+        process.close()
     for end in ends:
         end()
-
-
-def _serve(config: EngineConfig, rank: int, memory: Memory, parent: int, link: Connection) -> None:
-    """The main function of every rank but 0. It ends with rank 0, whose end of the pipe is closed then."""
-    die_with_parent(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group
-    ranks = ranks_of(config, rank, memory)
-    # What every rank would say, rank 0 says.
-    logging.basicConfig(level=logging.WARNING, format=f"[tp{rank}] %(name)s: %(message)s")
-    if config.numa == "auto":
-        pin(rank, config.tp_size)
-    try:
-        runner = make_runner(config, ranks)
-    except Exception as e:
-        if not isinstance(e, (ValueError, OSError)):
-            traceback.print_exc()
-        link.send(e)
-        return
-    link.send(runner.info)
-
-    def lost(silent: int) -> None:
-        if silent == 0:
-            log.critical("rank 0 does not answer; all ranks end")
-            if os.getppid() == parent:
-                os.kill(parent, signal.SIGKILL)  # for its supervisor to start another
-            os._exit(1)
-
-    pulse = Pulse(ranks, lost)
-    try:
-        while True:
-            message: RequestState | str | Plan = pickle.loads(link.recv_bytes())
-            if isinstance(message, RequestState):
-                runner.add(message)
-            elif isinstance(message, str):
-                runner.drop(message)
-            else:
-                result = runner.launch(message).result()
-                if config.check_integrity:
-                    link.send(digest(result))
-    except (*GONE, PeerGone):
-        pass  # rank 0 says what there is to say
-    except Exception:
-        log.critical("rank %d failed and ends:\n%s", rank, traceback.format_exc())
-        sys.exit(1)
-    finally:
-        pulse.stop()

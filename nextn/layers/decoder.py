@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from nextn.distributed.group import Group
 from nextn.families.config import ModelConfig
 from nextn.layers.batch import Batch
 from nextn.layers.mla import MLA
@@ -20,16 +21,22 @@ from nextn.ops.base import Ops
 
 class DecoderLayer:
     def __init__(
-        self, cfg: ModelConfig, index: int, ops: Ops, dtype: torch.dtype, device: torch.device
+        self,
+        cfg: ModelConfig,
+        index: int,
+        ops: Ops,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: Group,
     ) -> None:
         self.cfg, self.ops = cfg, ops
         self.attention_norm = torch.empty(cfg.hidden_size, dtype=dtype, device=device)
-        self.attention = MLA(cfg, ops, dtype, device)
+        self.attention = MLA(cfg, ops, dtype, device, group)
         self.mlp_norm = torch.empty(cfg.hidden_size, dtype=dtype, device=device)
         self.mlp: MLP | MoE = (
-            MoE(cfg, ops, dtype, device)
+            MoE(cfg, ops, dtype, device, group)
             if cfg.is_moe(index)
-            else MLP(cfg, cfg.names.mlp, cfg.intermediate_size, ops, dtype, device)
+            else MLP(cfg, cfg.names.mlp, cfg.intermediate_size, ops, dtype, device, group)
         )
 
     def targets(self, prefix: str) -> dict[str, Tensor]:
@@ -40,6 +47,9 @@ class DecoderLayer:
             **self.attention.targets(prefix),
             **self.mlp.targets(prefix),
         }
+
+    def rows(self, prefix: str) -> dict[str, range]:
+        return self.attention.rows(prefix) | self.mlp.rows(prefix)
 
     def forward(
         self, x: Tensor, added: Sequence[Tensor], batch: Batch, cos: Tensor, sin: Tensor, cache: Tensor

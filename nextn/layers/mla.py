@@ -6,6 +6,8 @@ folded into the query, its value half into the output, so every query (prompt, d
 the cache in one and the same form, the absorbed one: that is what makes a token's bits independent of
 how it got there. The naive form, which expands keys and values, takes fewer operations for long prompts;
 it serves them where --prefill-attention naive asks for it.
+
+Of several ranks each has some of the heads, H of them, and all of what is cached.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nextn.distributed.group import Group
 from nextn.families.config import ModelConfig
 from nextn.layers.batch import Batch
 from nextn.layers.rotary import softmax_scale
+from nextn.layers.sharing import Sharing
 from nextn.ops.base import Ops
 from nextn.ops.rotary import rotate
 
@@ -24,9 +28,19 @@ LATENT_NORM_EPS = 1e-6
 
 
 class MLA:
-    def __init__(self, cfg: ModelConfig, ops: Ops, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        cfg: ModelConfig,
+        ops: Ops,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: Group,
+    ) -> None:
         self.cfg, self.ops = cfg, ops
-        h, nope, rope = cfg.num_attention_heads, cfg.qk_nope_head_dim, cfg.qk_rope_head_dim
+        sharing = Sharing(cfg, group, ops, dtype, device)
+        self.heads, self.hidden = sharing.heads(), sharing.hidden()
+        self.values = self.heads.times(cfg.v_head_dim)
+        h, nope, rope = len(self.heads.own), cfg.qk_nope_head_dim, cfg.qk_rope_head_dim
         rank, value, hidden = cfg.kv_lora_rank, cfg.v_head_dim, cfg.hidden_size
         self.q_in = cfg.q_lora_rank or h * (nope + rope)
         self.scale = softmax_scale(cfg)
@@ -42,7 +56,7 @@ class MLA:
         self.kv_up = empty(h, nope + value, rank)
         self.key_up = self.kv_up[:, :nope]  # [H, N, R]
         self.value_up = self.kv_up[:, nope:].transpose(1, 2)  # [H, R, V]
-        self.out = empty(hidden, h * value)
+        self.out = empty(len(self.hidden.own), self.values.n)
 
     def targets(self, prefix: str) -> dict[str, Tensor]:
         """Checkpoint name -> where that tensor goes. prefix: of the decoder layer."""
@@ -59,6 +73,15 @@ class MLA:
             found[names.q_proj] = self.down[: self.q_in]
         return {prefix + name: tensor for name, tensor in found.items()}
 
+    def rows(self, prefix: str) -> dict[str, range]:
+        """Checkpoint name -> which rows of that tensor belong here, of those that are split."""
+        cfg, names = self.cfg, self.cfg.names
+        return {
+            prefix + (names.q_up if cfg.q_lora_rank else names.q_proj): self.heads.times(cfg.qk_head_dim).own,
+            prefix + names.kv_up: self.heads.times(cfg.qk_nope_head_dim + cfg.v_head_dim).own,
+            prefix + names.out: self.hidden.own,
+        }
+
     def forward(
         self,
         x: Tensor,
@@ -72,7 +95,7 @@ class MLA:
         q, latent = ops.linear(x, self.down).split((self.q_in, rank + cfg.qk_rope_head_dim), dim=-1)
         if cfg.q_lora_rank:
             q = ops.linear(ops.rms_norm(q, self.q_norm, LATENT_NORM_EPS), self.q_up)
-        q = q.unflatten(-1, (cfg.num_attention_heads, -1))
+        q = q.unflatten(-1, (len(self.heads.own), -1))
         ops.write_latent(cache, batch.slots, latent, self.kv_norm, LATENT_NORM_EPS, cos, sin)
         mixed = self._absorbed(q, batch, cos, sin, cache)
         spans = batch.attention
@@ -81,7 +104,8 @@ class MLA:
             query = torch.cat((q_nope, rotate(q_rope, cos, sin)), dim=-1) * self.scale
             naive = ops.naive_attention(query, cache, spans, rank, self.key_up, self.value_up)
             mixed = torch.where(spans.prompts[:, None, None], naive, mixed)
-        return ops.linear(mixed.flatten(1), self.out, torch.float32)
+        values = self.values.whole(mixed.flatten(1))
+        return self.hidden.whole(ops.linear(values, self.out, torch.float32))
 
     def _absorbed(self, q: Tensor, batch: Batch, cos: Tensor, sin: Tensor, cache: Tensor) -> Tensor:
         """q [T, H, N + P] -> [T, H, V]."""

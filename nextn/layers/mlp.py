@@ -1,6 +1,7 @@
 """The two feed-forward blocks: dense SwiGLU, and DeepSeek-V3's mixture of experts.
 
-Shapes: T rows, C hidden, I inner width, E experts.
+Shapes: T rows, C hidden, I inner width, E experts. Of several ranks each has some of the inner
+columns of every `gate_up` and some of the hidden columns of every `down`.
 """
 
 from __future__ import annotations
@@ -8,8 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nextn.distributed.group import Group
+from nextn.distributed.split import Split
 from nextn.families.config import ModelConfig
 from nextn.layers.batch import Batch
+from nextn.layers.sharing import Sharing
 from nextn.ops.base import Ops
 
 
@@ -17,46 +21,71 @@ class MLP:
     """block: its prefix in a checkpoint, behind the decoder layer's."""
 
     def __init__(
-        self, cfg: ModelConfig, block: str, inner: int, ops: Ops, dtype: torch.dtype, device: torch.device
+        self,
+        cfg: ModelConfig,
+        block: str,
+        inner: int,
+        ops: Ops,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: Group,
     ) -> None:
-        self.cfg, self.block, self.ops, self.inner = cfg, block, ops, inner
-        hidden = cfg.hidden_size
-        self.gate_up = torch.empty(2 * inner, hidden, dtype=dtype, device=device)
-        self.down = torch.empty(hidden, inner, dtype=dtype, device=device)
+        self.cfg, self.block, self.ops = cfg, block, ops
+        sharing = Sharing(cfg, group, ops, dtype, device)
+        self.hidden, self.inner = sharing.hidden(), sharing.inner(inner)
+        self.gate_up = torch.empty(2 * len(self.inner.own), cfg.hidden_size, dtype=dtype, device=device)
+        self.down = torch.empty(len(self.hidden.own), inner, dtype=dtype, device=device)
 
     def targets(self, prefix: str) -> dict[str, Tensor]:
         """Checkpoint name -> where that tensor goes. prefix: of the decoder layer."""
-        names, at = self.cfg.names, prefix + self.block
+        names, at, inner = self.cfg.names, prefix + self.block, len(self.inner.own)
         return {
-            at + names.gate: self.gate_up[: self.inner],
-            at + names.up: self.gate_up[self.inner :],
+            at + names.gate: self.gate_up[:inner],
+            at + names.up: self.gate_up[inner:],
             at + names.down: self.down,
         }
 
+    def rows(self, prefix: str) -> dict[str, range]:
+        """Checkpoint name -> which rows of that tensor belong here, of those that are split."""
+        return _rows(self.cfg, prefix + self.block, self.inner, self.hidden)
+
     def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         """x [T, C] -> what the residual stream grows by: some [T, C] f32, to be added in their order."""
-        return (self.ops.swiglu_mlp(x, self.gate_up, self.down),)
+        return self.hidden.wholes(self.part(x))
+
+    def part(self, x: Tensor) -> Tensor:
+        """Of this the rank's columns."""
+        return self.ops.swiglu_mlp(x, self.gate_up, self.down, inner=self.inner)
 
 
 class MoE:
     """Routed experts plus the shared ones (arXiv 2412.19437, 2.1.2)."""
 
-    def __init__(self, cfg: ModelConfig, ops: Ops, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        cfg: ModelConfig,
+        ops: Ops,
+        dtype: torch.dtype,
+        device: torch.device,
+        group: Group,
+    ) -> None:
         self.cfg, self.ops = cfg, ops
         experts, inner, hidden = cfg.n_routed_experts, cfg.moe_intermediate_size, cfg.hidden_size
+        sharing = Sharing(cfg, group, ops, dtype, device)
+        self.hidden, self.inner = sharing.hidden(), sharing.inner(inner)
         self.router = torch.empty(experts, hidden, dtype=torch.float32, device=device)
         self.bias = torch.empty(experts, dtype=torch.float32, device=device)
-        self.gate_up = torch.empty(experts, 2 * inner, hidden, dtype=dtype, device=device)
-        self.down = torch.empty(experts, hidden, inner, dtype=dtype, device=device)
+        self.gate_up = torch.empty(experts, 2 * len(self.inner.own), hidden, dtype=dtype, device=device)
+        self.down = torch.empty(experts, len(self.hidden.own), inner, dtype=dtype, device=device)
         self.shared = (
-            MLP(cfg, cfg.names.shared_experts, inner * cfg.n_shared_experts, ops, dtype, device)
+            MLP(cfg, cfg.names.shared_experts, inner * cfg.n_shared_experts, ops, dtype, device, group)
             if cfg.n_shared_experts
             else None
         )
 
     def targets(self, prefix: str) -> dict[str, Tensor]:
         """As `MLP.targets`."""
-        inner, names = self.cfg.moe_intermediate_size, self.cfg.names
+        inner, names = len(self.inner.own), self.cfg.names
         found = {prefix + names.router: self.router, prefix + names.router_bias: self.bias}
         for e in range(self.cfg.n_routed_experts):
             at = prefix + names.expert_at(e)
@@ -65,6 +94,13 @@ class MoE:
             found[at + names.down] = self.down[e]
         if self.shared is not None:
             found |= self.shared.targets(prefix)
+        return found
+
+    def rows(self, prefix: str) -> dict[str, range]:
+        """As `MLP.rows`."""
+        found = {} if self.shared is None else self.shared.rows(prefix)
+        for e in range(self.cfg.n_routed_experts):
+            found |= _rows(self.cfg, prefix + self.cfg.names.expert_at(e), self.inner, self.hidden)
         return found
 
     def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, ...]:
@@ -81,5 +117,10 @@ class MoE:
             cfg.routed_scaling_factor,
         )
         runs = ops.dispatch(ids[: batch.rows], cfg.n_routed_experts)
-        routed = ops.combine(ops.experts(x, runs, self.gate_up, self.down), weights)
-        return (routed,) if self.shared is None else (*self.shared.forward(x, batch), routed)
+        routed = ops.combine(ops.experts(x, runs, self.gate_up, self.down, inner=self.inner), weights)
+        shared = () if self.shared is None else (self.shared.part(x),)
+        return self.hidden.wholes(*shared, routed)
+
+
+def _rows(cfg: ModelConfig, at: str, inner: Split, hidden: Split) -> dict[str, range]:
+    return {at + cfg.names.gate: inner.own, at + cfg.names.up: inner.own, at + cfg.names.down: hidden.own}

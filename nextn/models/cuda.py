@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from nextn.distributed.group import Alone
+from nextn.distributed.torch_group import TorchGroup
 from nextn.draft import MAX_DRAFTS, MAX_TOPK
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Batch, PackedBatch, Span
@@ -21,8 +23,15 @@ class CudaDeepseekV3(DeepseekV3):
     _graphs: Graphs | None = None
     _pool: KVPool | None = None
 
+    @property
+    def _captures(self) -> bool:
+        """Can a graph hold the group's collectives? Not those that go through the host."""
+        group = self.group
+        return isinstance(group, Alone) or (isinstance(group, TorchGroup) and group.backend == "nccl")
+
     def batch(self, spans: Sequence[Span], page_size: int) -> Any:
-        return PackedBatch(spans, page_size, bucket(sum(len(span.tokens) for span in spans)))
+        rows = sum(len(span.tokens) for span in spans)
+        return PackedBatch(spans, page_size, bucket(rows) if self._captures else None)
 
     def forward(self, batch: Any, pool: KVPool) -> Tensor:
         def compute(batch: Batch, _: Tensor | None) -> Tensor:
@@ -43,7 +52,7 @@ class CudaDeepseekV3(DeepseekV3):
     def _run(
         self, kind: Hashable, compute: Pass, batch: PackedBatch, hidden: Tensor | None, pool: KVPool
     ) -> Tensor:
-        if bucket(batch.rows) is None:
+        if bucket(batch.rows) is None or not self._captures:
             numbers = batch.packed.to(self.device)
             if batch.tokens is not None:
                 numbers[: batch.rows] = batch.tokens

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from nextn.distributed.group import Alone, Group
 from nextn.families.config import ModelConfig
 from nextn.kvcache.layout import LatentLayout
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Batch, Span, build_batch
 from nextn.layers.decoder import DecoderLayer
 from nextn.layers.rotary import rotary_tables
+from nextn.layers.sharing import Sharing
 from nextn.models.nextn import NextN
 from nextn.ops.base import ROW_ALIGN, Ops
 
@@ -23,6 +25,9 @@ class DeepseekV3:
     The residual stream is f32, whatever dtype the weights, the cache and hidden states have.
 
     naive_prompts: long spans are attended to in MLA's naive form. draft_tokens: those that may be drafted.
+    group: of ranks that share the products out (`nextn.layers.sharing`). All make the model, and then run the
+    same passes over the same batches; hidden states, logits and the cache are whole on each. Raises
+    ValueError where the model's heads cannot be shared.
     """
 
     row_align = ROW_ALIGN
@@ -36,16 +41,22 @@ class DeepseekV3:
         nextn_layers: int,
         naive_prompts: bool = False,
         draft_tokens: Sequence[int] | None = None,
+        group: Group = Alone(),  # noqa: B008
     ) -> None:
-        self.naive_prompts = naive_prompts
+        self.naive_prompts, self.group = naive_prompts, group
         self.config, self.ops, self.dtype, self.device = cfg, ops, dtype, device
         self.embedding = torch.empty(cfg.vocab_size, cfg.hidden_size, dtype=dtype, device=device)
-        self.layers = [DecoderLayer(cfg, i, ops, dtype, device) for i in range(cfg.num_hidden_layers)]
+        self.layers = [DecoderLayer(cfg, i, ops, dtype, device, group) for i in range(cfg.num_hidden_layers)]
         self.norm = torch.empty(cfg.hidden_size, dtype=dtype, device=device)
-        self.head = self.embedding if cfg.tie_word_embeddings else torch.empty_like(self.embedding)
+        self.vocabulary = Sharing(cfg, group, ops, dtype, device).vocabulary(draft_tokens)
+        head = self.embedding[self.vocabulary.begin : self.vocabulary.end]
+        self.head = head if cfg.tie_word_embeddings else torch.empty_like(head)
         first = cfg.num_hidden_layers
-        self.nextn = [NextN(cfg, first + k, ops, dtype, device) for k in range(nextn_layers)]
-        self.draft_tokens = None if draft_tokens is None else torch.tensor(draft_tokens, device=device)
+        self.nextn = [NextN(cfg, first + k, ops, dtype, device, group) for k in range(nextn_layers)]
+        self.draft_rows: Tensor | None = None  # of the head's, those that may be drafted
+        if draft_tokens is not None:
+            own = [t - self.vocabulary.begin for t in draft_tokens if t in self.vocabulary.own]
+            self.draft_rows = torch.tensor(own, dtype=torch.long, device=device)
         self.cos, self.sin = rotary_tables(cfg, cfg.max_position_embeddings, device)
 
     def targets(self) -> dict[str, Tensor]:
@@ -58,6 +69,16 @@ class DeepseekV3:
             found |= layer.targets(names.at(i))
         for module in self.nextn:
             found |= module.targets()
+        return found
+
+    def rows(self) -> dict[str, range]:
+        """Checkpoint name -> which rows of that tensor its target takes, of those that ranks share out."""
+        names = self.config.names
+        found = {} if self.config.tie_word_embeddings else {names.head: self.vocabulary.own}
+        for i, layer in enumerate(self.layers):
+            found |= layer.rows(names.at(i))
+        for module in self.nextn:
+            found |= module.rows()
         return found
 
     @property
@@ -84,16 +105,14 @@ class DeepseekV3:
         return self.ops.add_norm(x, added, self.norm, self.config.rms_norm_eps)[1]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self.ops.linear(hidden, self.head, torch.float32)
+        return self.vocabulary.whole(self.ops.linear(hidden, self.head, torch.float32))
 
     def draft_logits(self, hidden: Tensor) -> Tensor:
-        if self.draft_tokens is None:
+        if self.draft_rows is None:
             return self.logits(hidden)
-        logits = hidden.new_full(
-            (hidden.shape[0], self.config.vocab_size), float("-inf"), dtype=torch.float32
-        )
-        some = self.ops.linear(hidden, self.head[self.draft_tokens], torch.float32)
-        return logits.index_copy_(1, self.draft_tokens, some)
+        logits = hidden.new_full((len(hidden), len(self.head)), float("-inf"), dtype=torch.float32)
+        some = self.ops.linear(hidden, self.head[self.draft_rows], torch.float32)
+        return self.vocabulary.whole(logits.index_copy_(1, self.draft_rows, some))
 
     def draft(self, batch: Batch, hidden: Tensor, pool: KVPool, layer: int = 0) -> Tensor:
         module = self.nextn[layer]

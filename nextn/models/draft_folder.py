@@ -16,7 +16,7 @@ each exporter puts something else there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,6 +86,7 @@ class DraftFolder:
         dtype: torch.dtype,
         as_stored: Collection[str] = (),
         allow_non_finite: bool = False,
+        rows: Mapping[str, range] | None = None,
     ) -> LoadReport:
         """`load_checkpoint` of the first modules, under the target's names."""
         wanted = {self.stored_name(n): (n, shape) for n, shape in nextn_tensors(target, layers).items()}
@@ -103,6 +104,7 @@ class DraftFolder:
             skip_prefixes=self._skipped(target, layers),
             as_stored=[stored for stored, (name, _) in wanted.items() if name in as_stored],
             allow_non_finite=allow_non_finite,
+            rows={stored: rows[name] for stored, (name, _) in wanted.items() if rows and name in rows},
         )
 
     def _skipped(self, target: ModelConfig, layers: int) -> tuple[str, ...]:

@@ -17,8 +17,10 @@ def dummy_checkpoint(
     place: Callable[[str, Tensor], None],
     seed: int,
     dtype: torch.dtype = torch.bfloat16,
+    rows: Mapping[str, range] | None = None,
 ) -> None:
     """Gives `place` every expected tensor once. A tensor depends on seed, name, shape and dtype only.
+    rows: names of which `place` gets these rows only; their values are those of the whole tensor.
 
     Scaled so that activations keep their size: norms are 1, routing biases 0, matrices [out, in]
     normal(0, in**-0.5). Rows of the embedding are read, not summed, so they are normal(0, 1).
@@ -32,4 +34,6 @@ def dummy_checkpoint(
         else:
             generator.manual_seed((seed + zlib.crc32(name.encode())) % 2**63)
             std = 1.0 if name == names.embedding else shape[-1] ** -0.5
-            place(name, torch.randn(shape, generator=generator).mul_(std).to(dtype))
+            whole = torch.randn(shape, generator=generator).mul_(std)
+            own = range(shape[0]) if rows is None else rows.get(name, range(shape[0]))
+            place(name, whole[own.start : own.stop].to(dtype))

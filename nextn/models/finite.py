@@ -18,6 +18,8 @@ E4M3_LARGEST = 448.0
 
 def non_finite(tensor: Tensor) -> int:
     """How many values are NaN, infinite, or infinite once they are bf16. e4m3 has NaN only: 0x7F and 0xFF."""
+    if not tensor.numel():
+        return 0
     if tensor.dtype == torch.float8_e4m3fn:
         raw = tensor.view(torch.uint8)
         # The largest patterns of their signs; a mask would write a copy first and take 50 times as long.

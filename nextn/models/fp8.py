@@ -24,16 +24,30 @@ def scale_shape(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, in
     return -(-shape[0] // block[0]), -(-shape[1] // block[1])
 
 
-def dequantize(stored: Tensor, scale_inv: Tensor, block: tuple[int, int], dtype: torch.dtype) -> Tensor:
+def scale_rows(rows: range, block: tuple[int, int]) -> range:
+    """Rows of the scales that these rows of the weight have.
+
+    >>> scale_rows(range(192, 384), (128, 128))
+    range(1, 3)
+    """
+    return range(rows.start // block[0], -(-rows.stop // block[0]))
+
+
+def dequantize(
+    stored: Tensor, scale_inv: Tensor, block: tuple[int, int], dtype: torch.dtype, first: int = 0
+) -> Tensor:
     """stored [N, K] e4m3, scale_inv `scale_shape` f32 -> [N, K] `dtype`. Multiplied in f32, rounded once.
+    first: of a weight's rows from this one on, with their `scale_rows`.
 
     Goes by rows of blocks, so that the f32 copy is a small part of the weight.
     """
     rows, columns = block
     n, k = stored.shape
-    assert scale_inv.shape == scale_shape((n, k), block), (stored.shape, scale_inv.shape, block)
+    cut = first % rows  # of the first block: rows that are not there
+    assert scale_inv.shape == scale_shape((cut + n, k), block), (stored.shape, scale_inv.shape, block)
     out = fresh((n, k), dtype)
-    for b, start in enumerate(range(0, n, rows)):
+    for b, start in enumerate(range(-cut, n, rows)):
         scale = scale_inv[b].repeat_interleave(columns)[:k]
-        out[start : start + rows] = stored[start : start + rows].float().mul_(scale)
+        some = slice(max(0, start), start + rows)
+        out[some] = stored[some].float().mul_(scale)
     return out

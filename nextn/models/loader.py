@@ -4,6 +4,7 @@
     load_checkpoint(
         folder, expected_tensors(cfg, n), lambda name, tensor: targets[name].copy_(tensor),
         quantization=cfg.quantization, shared=shared_tensors(cfg, n), skip_prefixes=nextn_prefixes(cfg, n),
+        rows=model.rows(),
     )
 
 All headers are read and compared with what the model wants before the first tensor is. So a checkpoint that
@@ -23,7 +24,7 @@ from torch import Tensor
 from nextn.families.config import Fp8Blocks, ModelConfig
 from nextn.families.files import CheckpointError, first_names
 from nextn.models.finite import non_finite, non_finite_scales
-from nextn.models.fp8 import SCALE_SUFFIX, dequantize, scale_shape
+from nextn.models.fp8 import SCALE_SUFFIX, dequantize, scale_rows, scale_shape
 from nextn.models.names import nextn_prefixes
 from nextn.models.safetensors_reader import TensorInfo
 from nextn.models.shards import Shards, open_shards
@@ -89,6 +90,7 @@ def load_checkpoint(
     progress: Callable[[int, int], None] | None = None,
     as_stored: Collection[str] = (),
     allow_non_finite: bool = False,
+    rows: Mapping[str, range] | None = None,
 ) -> LoadReport:
     """Calls place(name, tensor) once for every name in `expected`, in file order.
 
@@ -96,28 +98,28 @@ def load_checkpoint(
     With `quantization`, FP8 block weights come dequantized to `dtype`.
     shared: names and shapes that may be there and are not loaded. skip_prefixes: names that do not matter.
     as_stored: FP8 names that come undequantized, as place(name, e4m3 [N, K], scale [N, blocks of K] f32).
+    rows: names of which these rows of the first axis alone are read and placed; `expected` has whole shapes.
     progress(done, total) in stored bytes is called after every tensor.
     Raises CheckpointError: a broken file, or names missing, unexpected, or of a wrong shape or dtype; and
     when all is read, unless `allow_non_finite`, for NaN or infinite weights.
     """
     begin = time.perf_counter()
-    shared = shared or {}
+    shared, rows = shared or {}, rows or {}
     assert not expected.keys() & shared.keys(), "a tensor is either loaded or shared"
     with open_shards(folder) as shards:
         compare(shards, expected, shared, skip_prefixes, quantization)
-        total = sum(_stored_bytes(shards, name) for name in expected)
+        weights = _Weights(shards, rows, quantization)
+        total = sum(map(weights.bytes, expected))
         done = 0
-        weights = _Weights(shards)
         for file in shards.files:
             for name in file.tensors:
                 if name not in expected:
                     continue
                 if name in as_stored:
-                    assert quantization is not None
-                    place(name, *_read_blocks(weights, name, quantization))
+                    place(name, *weights.blocks(name))
                 else:
-                    place(name, _read(weights, name, quantization, dtype))
-                done += _stored_bytes(shards, name)
+                    place(name, weights.dequantized(name, dtype))
+                done += weights.bytes(name)
                 if progress is not None:
                     progress(done, total)
         found = tuple(weights.non_finite)
@@ -204,44 +206,49 @@ def _is_fp8(info: TensorInfo, quantization: Fp8Blocks | None) -> bool:
     return info.dtype == FP8 and quantization is not None and len(info.shape) == 2
 
 
-def _stored_bytes(shards: Shards, name: str) -> int:
-    names = (name, name + SCALE_SUFFIX) if shards.info(name).dtype == FP8 else (name,)
-    return sum(shards.info(n).end - shards.info(n).start for n in names)
-
-
 class _Weights:
-    """Reads tensors, and takes down which have values that are no numbers."""
+    """Reads tensors, or their `rows`, and takes down which have values that are no numbers."""
 
-    def __init__(self, shards: Shards) -> None:
-        self.shards = shards
+    def __init__(self, shards: Shards, rows: Mapping[str, range], quantization: Fp8Blocks | None) -> None:
+        self.shards, self.rows = shards, rows
+        self.block = (quantization or Fp8Blocks()).weight_block_size
         self.non_finite: list[str] = []
 
-    def read(self, name: str) -> Tensor:
-        tensor = self.shards.where[name].read(name)
-        self._count(name, tensor, non_finite(tensor))
-        return tensor
+    def dequantized(self, name: str, dtype: torch.dtype) -> Tensor:
+        """As stored; of FP8 blocks in `dtype`."""
+        stored = self._read(name, non_finite)
+        if not self._is_fp8(name):
+            return stored
+        first = self.rows[name].start if name in self.rows else 0
+        return dequantize(
+            stored, self._read(name + SCALE_SUFFIX, non_finite_scales), self.block, dtype, first
+        )
 
-    def read_scale(self, weight: str) -> Tensor:
-        name = weight + SCALE_SUFFIX  # small, and possibly in another file
-        tensor = self.shards.where[name].read(name)
-        self._count(name, tensor, non_finite_scales(tensor))
-        return tensor
+    def blocks(self, name: str) -> tuple[Tensor, Tensor]:
+        """The stored matrix [N, K] and a row of block scales for each of its rows."""
+        stored, scale = self._read(name, non_finite), self._read(name + SCALE_SUFFIX, non_finite_scales)
+        cut = self.rows[name].start % self.block[0] if name in self.rows else 0
+        return stored, scale.repeat_interleave(self.block[0], 0)[cut : cut + len(stored)]
 
-    def _count(self, name: str, tensor: Tensor, bad: int) -> None:
+    def bytes(self, name: str) -> int:
+        """That are read of a tensor, its scales included."""
+        names = (name, name + SCALE_SUFFIX) if self._is_fp8(name) else (name,)
+        extents = (self.shards.info(n).extent(self._rows(n)) for n in names)
+        return sum(end - start for start, end in extents)
+
+    def _is_fp8(self, name: str) -> bool:
+        return self.shards.info(name).dtype == FP8
+
+    def _rows(self, name: str) -> range | None:
+        """Of a tensor, or of a weight's scales."""
+        weight = name.removesuffix(SCALE_SUFFIX)
+        if weight == name or weight not in self.rows:
+            return self.rows.get(name)
+        return scale_rows(self.rows[weight], self.block)
+
+    def _read(self, name: str, bad_values: Callable[[Tensor], int]) -> Tensor:
+        tensor = self.shards.where[name].read(name, self._rows(name))  # scales may lie in another file
+        bad = bad_values(tensor)
         if bad:
             self.non_finite.append(f"{name} ({bad} of {tensor.numel()})")
-
-
-def _read(weights: _Weights, name: str, quantization: Fp8Blocks | None, dtype: torch.dtype) -> Tensor:
-    stored = weights.read(name)
-    if weights.shards.info(name).dtype != FP8:
-        return stored
-    assert quantization is not None
-    return dequantize(stored, weights.read_scale(name), quantization.weight_block_size, dtype)
-
-
-def _read_blocks(weights: _Weights, name: str, quantization: Fp8Blocks) -> tuple[Tensor, Tensor]:
-    """The stored matrix [N, K] and a row of block scales for each of its rows."""
-    stored, scale = weights.read(name), weights.read_scale(name)
-    rows = quantization.weight_block_size[0]
-    return stored, scale.repeat_interleave(rows, 0)[: stored.shape[0]]
+        return tensor

@@ -43,6 +43,14 @@ class TensorInfo:
     start: int
     end: int
 
+    def extent(self, rows: range | None) -> tuple[int, int]:
+        """The bytes of these rows, which follow each other, or of all: a first axis's rows lie in order."""
+        if rows is None:
+            return self.start, self.end
+        assert 0 <= rows.start <= rows.stop <= self.shape[0], (self.name, self.shape, rows)
+        size = (self.end - self.start) // max(1, self.shape[0])
+        return self.start + rows.start * size, self.start + rows.stop * size
+
 
 class SafetensorsFile:
     """An open file. `tensors` is in file order. Raises CheckpointError naming file and tensor."""
@@ -68,19 +76,21 @@ class SafetensorsFile:
     ) -> None:
         self._file.close()
 
-    def read(self, name: str) -> Tensor:
-        """One tensor, as stored; its dtype must be one of DTYPES."""
+    def read(self, name: str, rows: range | None = None) -> Tensor:
+        """One tensor, or these rows of its first axis, as stored; its dtype must be one of DTYPES."""
         info = self.tensors[name]
-        raw = fresh((info.end - info.start,), torch.uint8)
+        start, end = info.extent(rows)
+        raw = fresh((end - start,), torch.uint8)
         view = raw.numpy().data
-        self._file.seek(self._data_start + info.start)
+        self._file.seek(self._data_start + start)
         done = 0
         while done < len(view):  # one read returns 2 GiB at most
             got = self._file.readinto(view[done:])
             if not got:
                 raise CheckpointError(f"{self.path}: cut short inside tensor {name}")
             done += got
-        return raw.view(DTYPES[info.dtype]).view(info.shape)
+        shape = info.shape if rows is None else (len(rows), *info.shape[1:])
+        return raw.view(DTYPES[info.dtype]).view(shape)
 
     def _header(self) -> tuple[int, dict[str, Any]]:
         """(where the data starts, the header's entries)."""

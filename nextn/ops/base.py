@@ -6,6 +6,10 @@ H heads, R kv_lora_rank, P qk_rope_head_dim, D = R + P, E experts, K experts per
 **Row invariance.** Row t of every result is a function of row t of the inputs (and, in attention, of
 the cache slots it may see) and of nothing else: not of T, not of the other rows, not of how a
 sequence was cut into steps. A backend may ask that T is a multiple of ROW_ALIGN; it may not ask more.
+
+**Columns.** An output of a product has the same bits whichever others are computed beside it, so several
+devices may compute some each. Where `exact_columns` is False that is not so for every shape, and
+`nextn.ops.columns` measures for which.
 """
 
 from __future__ import annotations
@@ -81,10 +85,30 @@ class Draw(Protocol):
         logits: noise included, and times the temperature."""
 
 
+class Columns(Protocol):
+    """The part begin:end of n columns, which this device computes; others compute the others."""
+
+    @property
+    def n(self) -> int: ...
+
+    @property
+    def begin(self) -> int: ...
+
+    @property
+    def end(self) -> int: ...
+
+    def gather(self, whole: Tensor) -> None:
+        """whole [rows, n], contiguous, columns begin:end written: fills in the others."""
+
+    def whole(self, part: Tensor) -> Tensor:
+        """part [rows, end - begin] -> [rows, n]."""
+
+
 class Ops(Protocol):
     """See the module docstring for the shapes and for what row invariance asks."""
 
     name: str
+    exact_columns: bool
 
     def linear(self, x: Tensor, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """x [T, n_in], weight [n_out, n_in] -> [T, n_out] of this dtype, by default that of x."""
@@ -98,8 +122,11 @@ class Ops(Protocol):
         """The residual stream and its norm: x [T, C] f32, each of `added` [T, C] f32 added to it in turn ->
         (the sum, which may lie where x lay, its `rms_norm`). At most two are added."""
 
-    def swiglu_mlp(self, x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-        """x [T, C], gate_up [2 * I, C], down [C, I] -> [T, C] f32."""
+    def swiglu_mlp(self, x: Tensor, gate_up: Tensor, down: Tensor, *, inner: Columns | None = None) -> Tensor:
+        """x [T, C], gate_up [2 * I, C], down [C, I] -> [T, C] f32.
+
+        inner: gate_up has the rows of these of the I inner columns only, gate's and up's; what they give is
+        gathered. down may have some of its rows only, with or without that."""
 
     # Rotary embeddings turn adjacent pairs; cos and sin [T, P / 2] f32.
 
@@ -156,9 +183,12 @@ class Ops(Protocol):
         """Which rows each expert gets, as this backend's `experts` wants it. ids [R, K] int64, of the first R
         rows; -1: an expert that is elsewhere."""
 
-    def experts(self, x: Tensor, runs: Any, gate_up: Tensor, down: Tensor) -> Tensor:
+    def experts(
+        self, x: Tensor, runs: Any, gate_up: Tensor, down: Tensor, *, inner: Columns | None = None
+    ) -> Tensor:
         """x [T, C], gate_up [E, 2 * I, C], down [E, C, I], `dispatch`'s runs -> [R, K, C], of each choice its
-        expert's result, which does not depend on the other choices; of -1 anything."""
+        expert's result, which does not depend on the other choices; of -1 anything. inner: as in
+        `swiglu_mlp`, of each expert."""
 
     def combine(self, results: Tensor, weights: Tensor) -> Tensor:
         """results [R, K, C], weights [T, K] f32 -> [T, C] f32: of each row its results times their weights,

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nextn.ops.base import KV_BLOCK, ROW_ALIGN, Spans
+from nextn.ops.base import KV_BLOCK, ROW_ALIGN, Columns, Spans
 from nextn.ops.best import best_token
 from nextn.ops.gather import gathered
 from nextn.ops.naive import naive_attention
@@ -41,6 +41,7 @@ class Runs(NamedTuple):
 
 class Reference:
     name = "reference"
+    exact_columns = False  # the BLAS chooses its loops by the width too
 
     naive_attention = staticmethod(naive_attention)
     best_token = staticmethod(best_token)
@@ -93,9 +94,8 @@ class Reference:
         latent = self.heads_matmul(q[..., :nope], key_up)
         return torch.cat((latent, rotate(q[..., nope:], cos, sin)), dim=-1) * scale
 
-    def swiglu_mlp(self, x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-        gate, up = self._linear(x, gate_up).chunk(2, dim=-1)
-        return self._linear(F.silu(gate) * up, down).float()
+    def swiglu_mlp(self, x: Tensor, gate_up: Tensor, down: Tensor, *, inner: Columns | None = None) -> Tensor:
+        return self._linear(_swiglu(self._linear(x, gate_up), inner), down).float()
 
     def write_latent(
         self,
@@ -181,15 +181,16 @@ class Reference:
         rows, places = (torch.from_numpy(a).to(ids.device) for a in (source, place))
         return Runs(used.tolist(), padded.tolist(), rows, places.view(ids.shape))
 
-    def experts(self, x: Tensor, runs: Runs, gate_up: Tensor, down: Tensor) -> Tensor:
-        width = down.shape[2]
+    def experts(
+        self, x: Tensor, runs: Runs, gate_up: Tensor, down: Tensor, *, inner: Columns | None = None
+    ) -> Tensor:
         gathered = x.index_select(0, runs.rows)
         # Per expert two products and nothing else: everything between is done once for all rows.
-        hidden = gathered.new_empty(len(gathered), 2 * width)
+        hidden = gathered.new_empty(len(gathered), gate_up.shape[1])
         for e, x_e, h_e in zip(runs.used, gathered.split(runs.sizes), hidden.split(runs.sizes), strict=True):
             self._linear_out(x_e, gate_up[e], h_e)
-        hidden = F.silu(hidden[:, :width]).mul_(hidden[:, width:])
-        outs = gathered.new_empty(len(gathered) + 1, x.shape[1])
+        hidden = _swiglu(hidden, inner)
+        outs = gathered.new_empty(len(gathered) + 1, down.shape[1])
         outs[-1] = 0  # of choices that are elsewhere
         sizes = [*runs.sizes, 1]
         for e, h_e, o_e in zip(runs.used, hidden.split(runs.sizes), outs.split(sizes), strict=False):
@@ -202,3 +203,17 @@ class Reference:
         for k in range(1, top_k):
             mixed = mixed + results[:, k] * weights[:rows, k, None]
         return F.pad(mixed, (0, 0, 0, len(weights) - rows)).to(results.dtype).float()
+
+
+def _swiglu(gate_up: Tensor, inner: Columns | None) -> Tensor:
+    """gate_up [T, 2 * I], or of the columns `inner` alone -> silu(gate) * up [T, I]."""
+    if inner is not None and inner.end - inner.begin < inner.n:
+        # silu's vector body and its scalar tail differ in the last bit: a column stays where it always is.
+        both = gate_up.new_zeros(len(gate_up), 2, inner.n)
+        both[:, :, inner.begin : inner.end] = gate_up.unflatten(1, (2, inner.end - inner.begin))
+        gate_up = both.flatten(1)
+    gate, up = gate_up.chunk(2, dim=-1)
+    hidden = F.silu(gate).mul_(up)
+    if inner is not None:
+        inner.gather(hidden)
+    return hidden

@@ -14,6 +14,7 @@ import torch
 from support.checkpoints import tiny_config
 from torch import Tensor
 
+from nextn.distributed.group import Alone
 from nextn.families.config import ModelConfig
 from nextn.layers.batch import Span, build_batch
 from nextn.layers.mla import MLA
@@ -85,7 +86,7 @@ def naive_mla(cfg: ModelConfig, w: dict[str, Tensor], x: Tensor) -> Tensor:
 @pytest.mark.parametrize("length", [1, 4, 37, 263])
 def test_absorbed_equals_naive(name: str, length: int) -> None:
     cfg = ModelConfig.from_dict(tiny_config(max_position_embeddings=512, **CASES[name]))
-    mla = MLA(cfg, Reference(), torch.float32, CPU)
+    mla = MLA(cfg, Reference(), torch.float32, CPU, Alone())
     gen = torch.Generator().manual_seed(length)
     weights = {}
     for full, target in mla.targets("").items():

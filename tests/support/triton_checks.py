@@ -4,6 +4,7 @@ the same bits in any batch. tests/unit/ops/triton runs it under the interpreter,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -232,6 +233,90 @@ def check_experts(on: Device) -> None:
         padded = ops.combine(routed(ops, x[:9], ids[:7], gate_up, down), weights[:9])
         assert torch.equal(padded[:7], full[:7])
         assert not padded[7:].any()
+
+
+class Parts:
+    """`Columns` of one rank after another: `whole` has of each what was last asked of it, of others zeros."""
+
+    def __init__(self, bounds: list[int]) -> None:
+        self.bounds, self.n = bounds, bounds[-1]
+        self.seen: dict[int, Tensor] = {}
+
+    def at(self, rank: int) -> Parts:
+        self.rank, self.begin, self.end = rank, self.bounds[rank], self.bounds[rank + 1]
+        return self
+
+    def gather(self, whole: Tensor) -> None:
+        raise AssertionError("these ops ask for `whole`")
+
+    def whole(self, part: Tensor) -> Tensor:
+        assert part.shape[1] == self.end - self.begin
+        self.seen[self.rank] = part
+        found = part.new_zeros(len(part), self.n)
+        for rank, one in self.seen.items():
+            found[:, self.bounds[rank] : self.bounds[rank + 1]] = one
+        return found
+
+
+def check_columns(on: Device) -> None:
+    """Outputs, heads and inner columns have the same bits when some are computed alone: tiles may follow from
+    how many there are, the order of a sum does not."""
+    ops = TritonOps()
+    cuts = [(40, 96, [0, 16, 40]), (100, 32, [0, 64, 100])]
+    cuts += [
+        (7168, 2048, [0, 3584, 7168]), (2048, 7168, [0, 512, 1024, 2048]), (129280, 512, [0, 16160, 129280]),
+    ] * on.large  # fmt: skip
+    for n_out, n_in, bounds in cuts:
+        for rows in (5, 40, 300) if on.large else (21,):
+            x, w = on.rand(rows, n_in), on.rand(n_out, n_in, seed=1)
+            full = ops.linear(x, w, torch.float32)
+            for begin, end in pairwise(bounds):
+                assert torch.equal(ops.linear(x, w[begin:end].clone(), torch.float32), full[:, begin:end])
+    columns_of_heads(on, ops)
+    for rows in (5, 40, 300) if on.large else (18,):
+        columns_of_feed_forwards(on, ops, rows)
+
+
+def columns_of_heads(on: Device, ops: TritonOps) -> None:
+    rows, heads, nope, value, rank, rope = (40, 16, 128, 128, 512, 64) if on.large else (9, 4, 16, 24, 40, 8)
+    kv_up, q = on.rand(heads, nope + value, rank) / rank**0.5, on.rand(rows, heads, nope + rope, seed=1)
+    cos, sin = (on.rand(rows, rope // 2, seed=i, dtype=torch.float32) for i in (2, 3))
+    cache, pages = on.rand(1600, rank + rope, seed=4), list(range(1, 300))
+    batch = PackedBatch([Span([0] * rows, 700, pages)], 4)
+    spans = batch.on(batch.packed.to(on.name)).attention
+
+    def values(part: slice) -> Tensor:
+        weight = kv_up[part].clone()
+        query = ops.absorb(q[:, part].contiguous(), weight[:, :nope], cos, sin, 0.3)
+        attended = ops.mla_attention(query, cache, spans, rank)
+        return ops.heads_matmul(attended, weight[:, nope:].transpose(1, 2))
+
+    full = values(slice(None))
+    for part in (slice(heads // 2), slice(heads // 2, heads), slice(1)):
+        assert torch.equal(values(part), full[:, part])
+
+
+def columns_of_feed_forwards(on: Device, ops: TritonOps, rows: int) -> None:
+    count, top_k, hidden, inner = (32, 6, 2048, 1408) if on.large else (5, 2, 40, 56)
+    x = on.rand(rows, hidden, seed=2)
+    gate_up = on.rand(count, 2, inner, hidden) / hidden**0.5
+    down = on.rand(count, hidden, inner, seed=1) / inner**0.5
+    ids = torch.rand(rows, count, generator=torch.Generator().manual_seed(3)).topk(top_k).indices.to(on.name)
+    weights = on.rand(rows, top_k, seed=4, dtype=torch.float32)
+    runs = ops.dispatch(ids, count)
+    dense = ops.swiglu_mlp(x, gate_up[0].flatten(0, 1), down[0])
+    routed = ops.combine(ops.experts(x, runs, gate_up.flatten(1, 2), down), weights)
+    half = hidden // 2 // 16 * 16
+    for cut in (inner // 2 // 16 * 16, 16):
+        one, many = Parts([0, cut, inner]), Parts([0, cut, inner])
+        for turn in range(2):  # once for every rank's inner columns to be there
+            for rank, some in enumerate((slice(half), slice(half, hidden))):
+                own = gate_up[:, :, slice(cut) if rank == 0 else slice(cut, inner)].flatten(1, 2)
+                got = ops.swiglu_mlp(x, own[0], down[0, some], inner=one.at(rank))
+                results = ops.experts(x, runs, own, down[:, some].contiguous(), inner=many.at(rank))
+                if turn == 1:
+                    assert torch.equal(got, dense[:, some])
+                    assert torch.equal(ops.combine(results, weights), routed[:, some])
 
 
 def check_attention(on: Device) -> None:

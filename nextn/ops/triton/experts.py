@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nextn.ops.base import Columns
 from nextn.ops.triton.product import ROWS, product, tile_of
 
 SQUARE = 8192  # experts times pairs that are compared at a time
@@ -131,12 +132,16 @@ def dispatch(ids: Tensor, count: int) -> Tiles:
     return Tiles(order, owner, filled, ids.shape)
 
 
-def experts(x: Tensor, tiles: Tiles, gate_up: Tensor, down: Tensor) -> Tensor:
-    """x [T, C], gate_up [E, 2 * I, C], down [E, C, I] -> [R, K, C] f32; elsewhere anything."""
+def experts(
+    x: Tensor, tiles: Tiles, gate_up: Tensor, down: Tensor, *, inner: Columns | None = None
+) -> Tensor:
+    """x [T, C], gate_up [E, 2 * I, C], down [E, C, I] -> [R, K, C] f32; elsewhere anything. inner: see
+    `nextn.ops.base.Ops`."""
     assert x.stride(1) == 1
     assert gate_up.is_contiguous()
     assert down.is_contiguous()
-    (_, hidden, width), (order, owner, filled, (rows, top_k)) = down.shape, tiles
+    order, owner, filled, (rows, top_k) = tiles
+    hidden, width = gate_up.shape[2], gate_up.shape[1] // 2
     middle = torch.empty(rows * top_k, width, dtype=gate_up.dtype, device=x.device)
     tile = tile_of(ROWS, width, hidden, gate_up.dtype)
     _gate_up[len(owner), triton.cdiv(width, tile.columns)](
@@ -144,6 +149,9 @@ def experts(x: Tensor, tiles: Tiles, gate_up: Tensor, down: Tensor) -> Tensor:
         gate_up.stride(1), M=ROWS, N=tile.columns, K=tile.step, EVEN=hidden % tile.step == 0,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
+    if inner is not None:
+        middle = inner.whole(middle)
+    _, hidden, width = down.shape
     parts = torch.empty(rows, top_k, hidden, dtype=torch.float32, device=x.device)
     tile = tile_of(ROWS, hidden, width, down.dtype)
     _down[len(owner), triton.cdiv(hidden, tile.columns)](

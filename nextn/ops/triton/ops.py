@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nextn.ops.base import Spans
+from nextn.ops.base import Columns, Spans
 from nextn.ops.naive import naive_attention
 from nextn.ops.triton import attention, best, linear, route, rows
 from nextn.ops.triton import experts as moe
@@ -15,6 +15,7 @@ from nextn.ops.triton import experts as moe
 
 class TritonOps:
     name = "triton"
+    exact_columns = True  # see product.py
 
     naive_attention = staticmethod(naive_attention)
 
@@ -29,8 +30,9 @@ class TritonOps:
     ) -> tuple[Tensor, Tensor]:
         return x, rows.add_norm(x, added, weight, eps)
 
-    def swiglu_mlp(self, x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-        return self.linear(linear.gate_up(x, gate_up), down, torch.float32)
+    def swiglu_mlp(self, x: Tensor, gate_up: Tensor, down: Tensor, *, inner: Columns | None = None) -> Tensor:
+        middle = linear.gate_up(x, gate_up)
+        return self.linear(middle if inner is None else inner.whole(middle), down, torch.float32)
 
     def write_latent(
         self,
@@ -69,8 +71,10 @@ class TritonOps:
     def dispatch(self, ids: Tensor, experts: int) -> moe.Tiles:
         return moe.dispatch(ids, experts)
 
-    def experts(self, x: Tensor, runs: moe.Tiles, gate_up: Tensor, down: Tensor) -> Tensor:
-        return moe.experts(x, runs, gate_up, down)
+    def experts(
+        self, x: Tensor, runs: moe.Tiles, gate_up: Tensor, down: Tensor, *, inner: Columns | None = None
+    ) -> Tensor:
+        return moe.experts(x, runs, gate_up, down, inner=inner)
 
     def combine(self, results: Tensor, weights: Tensor) -> Tensor:
         return moe.combine(results, weights)

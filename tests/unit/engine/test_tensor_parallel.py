@@ -3,9 +3,10 @@ wherever the engine is then. (Texts and acceptance: tests/e2e/test_identity.py.)
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,6 +58,11 @@ def running(pid: int) -> bool:
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+def children() -> set[int]:
+    tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    return {int(pid) for task in tasks for pid in task.read_text().split() if running(int(pid))}
+
+
 @pytest.fixture
 def engine() -> Iterator[Engine]:
     made = Engine(CONFIG)
@@ -89,7 +95,7 @@ def test_it_ends_with_its_executor(engine: Engine) -> None:
     assert len(run(engine)) == 12
     [process] = executor_of(engine).processes
     executor_of(engine).close()
-    assert process.exitcode == 0
+    assert process.how_it_ended() == "exit code 0"
 
 
 def test_ranks_that_find_different_tokens_are_noticed(
@@ -113,13 +119,32 @@ def test_ranks_that_find_different_tokens_are_noticed(
     ],
 )
 def test_what_cannot_be_is_refused_and_leaves_no_process(options: dict[str, Any], said: str) -> None:
-    before = set(multiprocessing.active_children())
+    before = children()
     with pytest.raises(ValueError, match=said):
         Engine(EngineConfig(threads=1, **options))
-    assert set(multiprocessing.active_children()) <= before
+    assert children() <= before
 
 
 def test_threads_are_shared_out() -> None:
     made = Engine(EngineConfig(tp_size=2, kv_cache_tokens=1024, step_cost_cache="off"))
     assert executor_of(made).info.threads == max(1, len(os.sched_getaffinity(0)) // 2)
     executor_of(made).close()
+
+
+def test_a_script_needs_no_main_guard(tmp_path: Path) -> None:
+    """Nor is what starts an engine run again in its ranks: notebooks and stdin work too."""
+    lines = (
+        "from nextn.llm import LLM",
+        "from nextn.request import SamplingParams",
+        "llm = LLM(tp_size=2, threads=1, kv_cache_tokens=1024, step_cost_cache='off')",
+        "print(len(llm.generate(['def a():'], SamplingParams(max_tokens=5, ignore_eos=True))[0].token_ids))",
+    )
+    done = subprocess.run(
+        [sys.executable, "-"],
+        input="\n".join(lines),
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=300,
+    )
+    assert (done.stdout, done.stderr) == ("5\n", "")

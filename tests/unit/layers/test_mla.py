@@ -4,6 +4,7 @@ import pytest
 import torch
 from support.checkpoints import tiny_config
 
+from nextn.distributed.group import Alone
 from nextn.families.config import ModelConfig
 from nextn.layers.batch import Span, build_batch
 from nextn.layers.mla import MLA
@@ -17,7 +18,7 @@ CPU = torch.device("cpu")
 def test_naive_equals_absorbed(q_lora_rank):
     cfg = ModelConfig.from_dict(tiny_config(q_lora_rank=q_lora_rank))
     gen = torch.Generator().manual_seed(0)
-    mla = MLA(cfg, Reference(), torch.float32, CPU)
+    mla = MLA(cfg, Reference(), torch.float32, CPU, Alone())
     for name, t in mla.targets("").items():
         t.copy_(
             torch.ones(t.shape)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.checkpoints import quantize_fp8
 
-from nextn.models.fp8 import dequantize, scale_shape
+from nextn.models.fp8 import dequantize, scale_rows, scale_shape
 
 
 def by_definition(stored, scale_inv, block):
@@ -34,6 +34,12 @@ def test_equals_the_definition(n, k, rows, columns, seed):
         found = dequantize(stored, scale_inv, (rows, columns), dtype)
         assert found.dtype == dtype
         assert torch.equal(found, exact.to(dtype))
+    own = range(seed % (n + 1), n)  # some of the rows, with the scales of their blocks
+    scales = scale_rows(own, (rows, columns))
+    part = dequantize(
+        stored[own.start :], scale_inv[scales.start : scales.stop], (rows, columns), torch.float32, own.start
+    )
+    assert torch.equal(part, exact[own.start :])
 
 
 def test_every_e4m3_value():

@@ -38,6 +38,14 @@ def test_same_bits_as_the_library(path):
             assert torch.equal(ours.reshape(-1).view(torch.uint8), expected.reshape(-1).view(torch.uint8))
 
 
+def test_rows_of_the_first_axis(path):
+    with SafetensorsFile(path) as file:
+        for name, begin, end in [("b.half", 1, 3), ("c.f32", 0, 1), ("a.bf16", 2, 7), ("b.half", 2, 2)]:
+            found = file.read(name, range(begin, end))
+            assert torch.equal(found, TENSORS[name][begin:end])
+            assert found.untyped_storage().nbytes() == found.nbytes
+
+
 def test_a_tensor_owns_its_memory(path):
     with SafetensorsFile(path) as file:
         tensor = file.read("c.f32")

@@ -30,7 +30,8 @@ def test_op_in_f32(check):
 
 
 @pytest.mark.parametrize(
-    "check", ["linear", "heads", "norm", "latent", "mlp", "experts", "attention", "trees_attention"]
+    "check",
+    ["linear", "heads", "norm", "latent", "mlp", "experts", "columns", "attention", "trees_attention"],
 )
 def test_op_in_f16(check):
     CHECKS[check](Device("cpu", torch.float16, large=False))

@@ -1,0 +1,75 @@
+"""n columns shared out over the ranks of a group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from nextn.distributed.group import Alone, Group, bounds
+
+UNITS = (64, 16, 1)  # columns that stay together, where that leaves every rank some
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rank r of the group computes columns bounds[r]:bounds[r + 1], and begin:end is this rank's part. Where
+    every rank computes all of them, the group is one of this rank alone."""
+
+    group: Group
+    bounds: tuple[int, ...]
+
+    @classmethod
+    def even(cls, group: Group, n: int) -> Split:
+        unit = next(u for u in UNITS if u == 1 or -(-n // u) >= group.size)
+        return cls(group, bounds(n, group.size, unit))
+
+    @classmethod
+    def not_split(cls, n: int) -> Split:
+        return cls(Alone(), (0, n))
+
+    @property
+    def n(self) -> int:
+        """Columns of all ranks."""
+        return self.bounds[-1]
+
+    @property
+    def begin(self) -> int:
+        return self.bounds[self.group.rank]
+
+    @property
+    def end(self) -> int:
+        return self.bounds[self.group.rank + 1]
+
+    @property
+    def own(self) -> range:
+        """This rank's columns."""
+        return range(self.begin, self.end)
+
+    @property
+    def parts(self) -> list[range]:
+        """Each rank's columns."""
+        return [range(*self.bounds[r : r + 2]) for r in range(self.group.size)]
+
+    def times(self, width: int) -> Split:
+        """Each column stands for so many."""
+        return Split(self.group, tuple(b * width for b in self.bounds))
+
+    def gather(self, whole: Tensor) -> None:
+        """whole [rows, n], contiguous, columns begin:end written: fills in those of the others."""
+        self.group.gather(whole, self.bounds)
+
+    def whole(self, part: Tensor) -> Tensor:
+        """part [rows, end - begin] -> [rows, n]."""
+        return self.wholes(part)[0]
+
+    def wholes(self, *parts: Tensor) -> tuple[Tensor, ...]:
+        """The same of several with equally many rows, which go together."""
+        if self.group.size == 1:
+            return parts
+        rows = len(parts[0])
+        found = parts[0].new_empty(len(parts), rows, self.n)
+        for at, part in zip(found, parts, strict=True):
+            at[:, self.begin : self.end] = part
+        self.gather(found.flatten(0, 1))
+        return found.unbind()

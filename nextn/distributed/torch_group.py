@@ -1,0 +1,90 @@
+"""Ranks that are processes, one for each device, by torch.distributed.
+
+    group = TorchGroup(rank, 2, "tcp://127.0.0.1:29500", "nccl")
+
+| backend | devices | how the bits go |
+|---|---|---|
+| nccl | CUDA, one GPU a rank | from GPU to GPU, on the current stream: the host waits for nothing, and a CUDA graph can hold it |
+| gloo | any, also several ranks on one GPU | through the host's memory: the host waits |
+
+A collective carries bytes and adds nothing, so neither the backend nor its algorithm has a say in a value.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nextn.distributed.group import PeerGone
+
+BACKENDS = ("gloo", "nccl")
+
+
+class TorchGroup:
+    """One to a process: torch.distributed's default group. With nccl the process's device is set before."""
+
+    def __init__(
+        self, rank: int, size: int, init_address: str, backend: str = "gloo", timeout: float = 60.0
+    ) -> None:
+        """init_address: tcp://host:port, where rank 0 listens. timeout: seconds that a rank waits for the
+        others, here and in `gather`.
+
+        Raises PeerGone if not all ranks come in this time. ValueError for a backend that there is not, or
+        that cannot serve here.
+        """
+        assert 0 <= rank < size
+        if backend not in BACKENDS:
+            raise ValueError(f"no backend {backend!r} for ranks; there are: {', '.join(BACKENDS)}")
+        if backend == "nccl" and not (torch.cuda.is_available() and dist.is_nccl_available()):
+            raise ValueError("backend nccl: torch finds no CUDA device, or was built without NCCL; use gloo")
+        self.rank, self.size, self.backend, self.timeout = rank, size, backend, timeout
+        device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
+        try:
+            dist.init_process_group(
+                backend, init_method=init_address, rank=rank, world_size=size,
+                timeout=timedelta(seconds=timeout), device_id=device,
+            )  # fmt: skip
+        except RuntimeError as e:  # torch's own errors are of this kind
+            raise self._gone(f"not all ranks met at {init_address}", e) from e
+
+    def gather(self, whole: Tensor, bounds: Sequence[int]) -> None:
+        """See `Group`. With nccl nothing is raised here for a rank that is gone: torch's watchdog ends this
+        process after `timeout`."""
+        assert whole.is_contiguous()
+        if not whole.numel():
+            return
+        # Bytes, which every backend carries. Parts are filled up to the widest: all send equally many.
+        raw = whole.view(torch.uint8)
+        widths = [(end - begin) * whole.element_size() for begin, end in pairwise(bounds)]
+        parts = raw.split(widths, dim=1)
+        sent = raw.new_empty(len(raw), max(widths))
+        sent[:, : widths[self.rank]] = parts[self.rank]
+        found = self._all(sent)
+        torch.cat([part[:, :width] for part, width in zip(found, widths, strict=True)], dim=1, out=raw)
+
+    def close(self) -> None:
+        """Ends this rank's part. The others raise PeerGone in their next gather, with gloo."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _all(self, sent: Tensor) -> Tensor:
+        """[rows, n] of every rank, of one shape -> [ranks, rows, n]."""
+        device = sent.device
+        if self.backend == "gloo":
+            sent = sent.cpu()
+        found = sent.new_empty(self.size, *sent.shape)
+        try:
+            dist.all_gather_into_tensor(found.flatten(0, 1), sent)
+        except RuntimeError as e:
+            raise self._gone("another rank has ended, or does not answer", e) from e
+        return found.to(device)
+
+    def _gone(self, what: str, error: RuntimeError) -> PeerGone:
+        """Says which, as far as the backend does."""
+        reason = str(error).partition("\n")[0]
+        return PeerGone(f"rank {self.rank} of {self.size}: {what} (within {self.timeout:g} s): {reason}")

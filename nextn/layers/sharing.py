@@ -1,0 +1,107 @@
+"""Which outputs of a model's products each rank computes. No sum is ever split.
+
+| what | split by | gathered |
+|---|---|---|
+| queries, their form for the cache, attention, values | heads | values |
+| `out`, every `down` | hidden columns | outputs, before the residual stream takes them |
+| every `gate_up` | inner columns | what comes out of SwiGLU |
+| the head | slices of the vocabulary | logits |
+
+All else, the products of the latent among it, every rank computes whole. So does each where a rank's part
+would have other bits than one device gives it (`nextn.ops.columns`): plain torch with some BLAS and shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from nextn.distributed.group import Group, bounds
+from nextn.distributed.split import Split
+from nextn.families.config import ModelConfig
+from nextn.ops.base import Ops
+from nextn.ops.columns import heads_separable, outputs_separable
+
+
+class Sharing:
+    """Every rank asks for the same splits in the same order."""
+
+    def __init__(
+        self, cfg: ModelConfig, group: Group, ops: Ops, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.cfg, self.group, self.dtype, self.device = cfg, group, dtype, device
+        self.ops: Any = ops  # mypy knows of no protocol that it can be hashed
+
+    def heads(self) -> Split:
+        """Of attention. Raises ValueError where they do not come out even."""
+        cfg, size = self.cfg, self.group.size
+        heads, width, hidden = cfg.num_attention_heads, cfg.qk_head_dim, cfg.hidden_size
+        if heads % size:
+            fitting = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
+            raise ValueError(
+                f"--tp-size {size}: the model's {heads} attention heads cannot be shared evenly among {size} "
+                f"ranks; --tp-size can be {fitting}"
+            )
+        split = Split(self.group, bounds(heads, size, heads // size))
+
+        def same() -> bool:
+            queries = [range(p.start * width, p.stop * width) for p in split.parts]
+            if cfg.q_lora_rank:
+                fit = self._same(heads * width, cfg.q_lora_rank, queries)
+            else:  # they are computed together with the latent
+                n_out = heads * width + cfg.latent_dim
+                latent = range(heads * width, n_out)
+                fit = self._same(n_out, hidden, [(*part, *latent) for part in queries])
+            return fit and heads_separable(
+                self.ops, cfg.qk_nope_head_dim, cfg.qk_rope_head_dim, cfg.v_head_dim, cfg.kv_lora_rank,
+                tuple(split.parts), self.dtype, self.device,
+            )  # fmt: skip
+
+        return self._agreed(split, same)
+
+    def hidden(self) -> Split:
+        """Of `out` and every `down`."""
+        cfg = self.cfg
+        split = Split.even(self.group, cfg.hidden_size)
+        widths = {cfg.num_attention_heads * cfg.v_head_dim, cfg.intermediate_size}
+        if cfg.n_routed_experts:
+            widths |= {cfg.moe_intermediate_size * n for n in (1, cfg.n_shared_experts or 1)}
+        return self._agreed(
+            split, lambda: all(self._same(cfg.hidden_size, n_in, split.parts) for n_in in sorted(widths))
+        )
+
+    def inner(self, n: int) -> Split:
+        """Of a `gate_up` with n inner columns."""
+        split = Split.even(self.group, n)
+        parts = [(*part, *(n + i for i in part)) for part in split.parts]
+        return self._agreed(split, lambda: self._same(2 * n, self.cfg.hidden_size, parts))
+
+    def vocabulary(self, draft_tokens: Sequence[int] | None) -> Split:
+        """Of the head, and of its rows for `draft_tokens`."""
+        cfg = self.cfg
+        split = Split.even(self.group, cfg.vocab_size)
+
+        def same() -> bool:
+            fit = self._same(cfg.vocab_size, cfg.hidden_size, split.parts)
+            if draft_tokens is None or not fit:
+                return fit
+            parts = [[i for i, token in enumerate(draft_tokens) if token in part] for part in split.parts]
+            return self._same(len(draft_tokens), cfg.hidden_size, parts)
+
+        return self._agreed(split, same)
+
+    def _same(self, n_out: int, n_in: int, parts: Sequence[Sequence[int]]) -> bool:
+        own = tuple(tuple(part) for part in parts)
+        return outputs_separable(self.ops, n_out, n_in, own, self.dtype, self.device)
+
+    def _agreed(self, split: Split, same: Callable[[], bool]) -> Split:
+        """The split, or none where some rank finds that its parts would have other bits."""
+        size = self.group.size
+        if size == 1 or self.ops.exact_columns:
+            return split
+        votes = torch.zeros(1, size, dtype=torch.uint8, device=self.device)
+        votes[:, self.group.rank] = same()
+        self.group.gather(votes, range(size + 1))
+        return split if votes.all() else Split.not_split(split.n)

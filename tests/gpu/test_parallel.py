@@ -1,0 +1,80 @@
+"""Ranks on CUDA devices: NCCL, alone, in a graph and between GPUs; two ranks on one GPU by Gloo.
+Skipped where there is no device."""
+
+import os
+
+import pytest
+import torch
+from support.sharing import CONFIG, all_steps, same, shared_model
+from support.torch_ranks import check_gathers, finish, free_address, start_rank
+
+from nextn.distributed.torch_group import TorchGroup
+
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("TRITON_INTERPRET=1 is for the CPU", allow_module_level=True)
+
+pytestmark = pytest.mark.gpu
+CASES = [("triton", "bfloat16"), ("triton", "float32"), ("reference", "float32")]
+
+
+@pytest.fixture
+def nccl():
+    torch.cuda.set_device(0)
+    group = TorchGroup(0, 1, free_address(), "nccl")
+    yield group
+    group.close()
+
+
+def test_nccl_moves_every_dtype(nccl):
+    check_gathers(nccl, "cuda")
+
+
+def test_nccl_in_a_graph_and_without_a_wait(nccl):
+    """The host waits for nothing, so a step can be captured."""
+    whole = torch.zeros(4, 8, device="cuda", dtype=torch.bfloat16)
+    nccl.gather(whole, (0, 8))  # NCCL connects in its first collective
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        nccl.gather(whole, (0, 8))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        doubled = whole * 2
+        nccl.gather(doubled, (0, 8))
+    whole.fill_(3)
+    graph.replay()
+    assert doubled.eq(6).all()
+
+
+@pytest.mark.parametrize(("ops", "dtype"), CASES[:2])
+def test_one_rank_by_nccl_has_the_bits_of_none(nccl, ops, dtype):
+    """Its graphs are captured with the group there."""
+    options = {"ops": ops, "dtype": getattr(torch, dtype), "device": "cuda"}
+    want = all_steps(shared_model(CONFIG, **options))
+    model = shared_model(CONFIG, nccl, **options)
+    assert model._captures
+    same(all_steps(model), want)
+
+
+def hashes(size, ops, dtype, backend="gloo"):
+    address = free_address()
+    task = ("steps", "cuda", ops, dtype)
+    return finish([start_rank(rank, size, address, *task, backend=backend) for rank in range(size)], 300)
+
+
+@pytest.mark.parametrize(("ops", "dtype"), CASES)
+def test_two_ranks_on_one_gpu_have_the_bits_of_one(ops, dtype):
+    (want,) = hashes(1, ops, dtype)
+    assert hashes(2, ops, dtype) == [want, want]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
+@pytest.mark.parametrize(("ops", "dtype"), CASES)
+def test_two_gpus_have_the_bits_of_one(ops, dtype):
+    (want,) = hashes(1, ops, dtype, "nccl")
+    assert hashes(2, ops, dtype, "nccl") == [want, want]

@@ -1,0 +1,197 @@
+"""Ranks that share a model have the bits of one device: hidden states, logits, drafts and the KV cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.checkpoints import quantize_tensors, random_tensors, tiny_config, write_checkpoint
+from support.draft_folders import fp8_config, with_copies, write_sglang
+from support.sharing import CONFIG, ExactReference, all_steps, same, shared_model
+from torch import Tensor
+
+from nextn.config import model_folder
+from nextn.distributed.group import Alone, Group
+from nextn.distributed.threads import run_ranks
+from nextn.families.config import ModelConfig
+from nextn.models.deepseek_v3 import DeepseekV3
+from nextn.models.draft_folder import DraftFolder
+from nextn.models.dummy import dummy_checkpoint
+from nextn.models.loader import load_checkpoint
+from nextn.models.names import expected_tensors, nextn_tensors, product_shapes, shared_tensors
+from nextn.ops.registry import make_ops
+
+F32, BF16 = torch.float32, torch.bfloat16
+CPU = torch.device("cpu")
+
+
+def heads(count: int) -> dict[str, Any]:
+    return {"num_attention_heads": count, "num_key_value_heads": count}
+
+
+def compare(size: int, config: dict[str, Any], ops: Any, dtype: torch.dtype, **options: Any) -> list[int]:
+    """Bytes of each rank's weights, after those of one device."""
+    alone = shared_model(config, ops=ops, dtype=dtype, **options)
+    want = all_steps(alone)
+
+    def steps(group: Group) -> tuple[list[Tensor], int]:
+        model = shared_model(config, group, ops, dtype, **options)
+        return all_steps(model), model.weight_bytes
+
+    ranks = run_ranks(size, steps)
+    for found, _ in ranks:
+        same(found, want)
+    return [alone.weight_bytes, *(held for _, held in ranks)]
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=["f32", "bf16"])
+@pytest.mark.parametrize(("size", "changes"), [(2, {}), (4, {}), (2, {"q_lora_rank": None})], ids=str)
+def test_plain_torch(size: int, changes: dict[str, Any], dtype: torch.dtype) -> None:
+    """On this machine's BLAS: what it computes otherwise in parts is not split."""
+    tokens = [7, 300, 1, 511, 40]
+    alone, *ranks = compare(size, {**CONFIG, **changes}, "reference", dtype, draft_tokens=tokens)
+    assert all(held <= alone for held in ranks)
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(2, F32), (4, BF16)], ids=str)
+def test_the_embedded_model(size: int, dtype: torch.dtype) -> None:
+    folder = model_folder("nextn-tiny")
+    cfg = ModelConfig.from_folder(folder)
+    ops = make_ops(product_shapes(cfg), dtype, CPU)
+
+    def steps(group: Group) -> list[Tensor]:
+        model = DeepseekV3(cfg, ops, dtype, CPU, 1, group=group)
+        targets = model.targets()
+        load_checkpoint(
+            folder, expected_tensors(cfg, 1), lambda name, tensor: targets[name].copy_(tensor),
+            shared=shared_tensors(cfg, 1), rows=model.rows(),
+        )  # fmt: skip
+        return all_steps(model)
+
+    want = steps(Alone())
+    for found in run_ranks(size, steps):
+        same(found, want)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=["f32", "bf16"])
+@pytest.mark.parametrize(
+    ("size", "changes"),
+    [
+        (2, {}),
+        (3, {**heads(3), "q_lora_rank": None}),
+        (4, {**heads(4), "n_shared_experts": 0, "tie_word_embeddings": True}),
+        (2, {"n_routed_experts": 0, "num_nextn_predict_layers": 2}),
+    ],
+    ids=str,
+)
+def test_all_parts(size: int, changes: dict[str, Any], dtype: torch.dtype) -> None:
+    """Every product split, and unevenly, down to a few columns."""
+    config = tiny_config(num_hidden_layers=2, **changes)
+    alone, *ranks = compare(size, config, ExactReference(), dtype, draft_tokens=[3, 40, 0, 47, 8])
+    assert all(held < alone for held in ranks)
+
+
+@settings(max_examples=12, derandomize=True)
+@given(data=st.data())
+def test_any_sizes(data: st.DataObject) -> None:
+    size, draw = data.draw(st.integers(2, 4)), data.draw
+    count = size * draw(st.integers(1, 2))
+    vocab = draw(st.integers(4, 150))
+    config = tiny_config(
+        num_hidden_layers=2, **heads(count), vocab_size=vocab,
+        hidden_size=draw(st.integers(4, 150)), intermediate_size=draw(st.integers(4, 150)),
+        moe_intermediate_size=draw(st.integers(4, 70)), n_shared_experts=draw(st.integers(0, 2)),
+        q_lora_rank=draw(st.sampled_from([None, 5, 12])), v_head_dim=draw(st.integers(1, 9)),
+        tie_word_embeddings=draw(st.booleans()),
+    )  # fmt: skip
+    tokens = draw(st.none() | st.lists(st.integers(0, vocab - 1), min_size=1, max_size=9, unique=True))
+    compare(size, config, ExactReference(), draw(st.sampled_from([F32, BF16])), draft_tokens=tokens)
+
+
+def parts(config: dict[str, Any], size: int) -> list[tuple[dict[str, Tensor], dict[str, range]]]:
+    """targets() and rows() of every rank's model."""
+
+    def made(group: Group) -> tuple[dict[str, Tensor], dict[str, range]]:
+        model = shared_model(config, group, ExactReference())
+        for target in model.targets().values():
+            target.fill_(torch.nan)
+        return model.targets(), model.rows()
+
+    return run_ranks(size, made)
+
+
+def hold(targets: dict[str, Tensor], rows: dict[str, range], whole: dict[str, Tensor]) -> None:
+    """The targets are the rows of the whole tensors."""
+    assert targets.keys() == whole.keys()
+    for name, tensor in whole.items():
+        own = rows.get(name, range(len(tensor)))
+        assert torch.equal(targets[name], tensor[own.start : own.stop]), name
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_rank_reads_its_rows_only(tmp_path: Path, size: int) -> None:
+    """FP8 blocks of 16, of which rows begin and end within."""
+    config = fp8_config(tiny_config(**heads(6)), 16)
+    cfg = ModelConfig.from_dict(config)
+    expected = expected_tensors(cfg, 1)
+    stored = quantize_tensors(random_tensors(expected, seed=5), block=16)
+    write_checkpoint(tmp_path, config, stored, shards=3)
+
+    def load(targets: dict[str, Tensor], **options: Any) -> int:
+        def place(name: str, tensor: Tensor) -> None:
+            targets[name].copy_(tensor)
+
+        report = load_checkpoint(
+            tmp_path, expected, place, quantization=cfg.quantization, dtype=F32,
+            shared=shared_tensors(cfg, 1), **options,
+        )  # fmt: skip
+        return report.bytes
+
+    whole = {name: torch.empty(shape) for name, shape in expected.items()}
+    everything = load(whole)
+    for targets, rows in parts(config, size):
+        read = load(targets, rows=rows)
+        hold(targets, rows, whole)
+        assert read == everything if size == 1 else read < 0.8 * everything
+    if size > 1:
+        assert any(r.start % 16 for r in rows.values())
+        fp8 = [name for name in rows if name + "_scale_inv" in stored]
+        blocks: dict[str, Tensor] = {}
+
+        def place(name: str, tensor: Tensor, scale: Tensor | None = None) -> None:
+            columns = tensor.shape[-1]
+            if scale is not None:
+                blocks[name] = tensor.float() * scale.repeat_interleave(16, 1)[:, :columns]
+
+        load_checkpoint(
+            tmp_path, expected, place, quantization=cfg.quantization, shared=shared_tensors(cfg, 1),
+            as_stored=fp8, rows=rows,
+        )  # fmt: skip
+        hold(blocks, rows, {name: whole[name] for name in fp8})
+
+
+def test_rows_of_a_draft_folder(tmp_path: Path) -> None:
+    config = tiny_config()
+    cfg = ModelConfig.from_dict(config)
+    tensors = with_copies(config, random_tensors(expected_tensors(cfg, 1), seed=6))
+    draft = DraftFolder.open(write_sglang(tmp_path / "draft", config, tensors), cfg)
+    for targets, rows in parts(config, 2):
+        module = {name: targets[name] for name in nextn_tensors(cfg, 1)}
+        draft.load(cfg, 1, lambda name, tensor, to=module: to[name].copy_(tensor), F32, rows=rows)
+        hold(module, rows, {name: tensors[name].float() for name in module})
+
+
+def test_dummy_weights_are_parts_of_the_whole() -> None:
+    cfg = ModelConfig.from_dict(tiny_config())
+    expected = expected_tensors(cfg, 1)
+    whole: dict[str, Tensor] = {}
+    dummy_checkpoint(cfg.names, expected, whole.__setitem__, 3, F32)
+    for targets, rows in parts(tiny_config(), 2):
+        dummy_checkpoint(
+            cfg.names, expected, lambda name, t, to=targets: to[name].copy_(t), 3, F32, rows=rows
+        )
+        hold(targets, rows, whole)
