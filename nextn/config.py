@@ -140,7 +140,7 @@ class EngineConfig:
         None,
         "model",
         "CPU threads of the engine, or of each of its ranks; default: one for each usable core, one less "
-        "with plain torch; ranks share the cores",
+        "with plain torch; ranks and replicas share the cores",
     )
     tp_size: int = option(
         1,
@@ -161,7 +161,8 @@ class EngineConfig:
     kv_cache_tokens: int | None = option(
         None,
         "memory",
-        "slots (tokens) of the KV pool; default: 32768 on CPU, sized by --mem-fraction-static on GPU",
+        "slots (tokens) of the KV pool, of each replica; default: 32768 on CPU, sized by "
+        "--mem-fraction-static on GPU",
         "--max-total-tokens",
     )
     mem_fraction_static: float = option(
@@ -190,7 +191,11 @@ class EngineConfig:
         choices=("absorbed", "naive"),
     )
     max_running_requests: int = option(
-        64, "scheduling", "maximum requests in one step", "--max_seqs_per_batch", "--max-num-seqs"
+        64,
+        "scheduling",
+        "maximum requests in one step, of each replica",
+        "--max_seqs_per_batch",
+        "--max-num-seqs",
     )
     check_integrity: bool = option(False, "scheduling", "debug: check all bookkeeping after every step")
 

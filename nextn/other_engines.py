@@ -41,6 +41,8 @@ REWRITTEN: dict[str, tuple[str, ...]] = {
 
 # This reason refuses with --device cuda.
 GRAPHS = "a CPU has no CUDA graphs; on a GPU nextn keeps them"
+# This reason refuses with --dp-size above 1.
+DP_ATTENTION = "replicas share nothing, neither attention nor experts"
 # What asks for nothing, with any value. Noted in one line of the log.
 NOTHING = {
     GRAPHS: (
@@ -67,13 +69,14 @@ NOTHING = {
         "--disable-custom-all-reduce --enable-p2p-check --dist-init-addr= --nccl-init-addr= --nccl-port= "
         "--dist-timeout= --master-addr= --master-port= --all2all-backend= --distributed-timeout-seconds= "
         "--cpu-distributed-timeout-seconds= --moe-a2a-backend= --deepep-mode= --enable-nccl-nvls "
-        "--enable-symm-mem --enable-torch-symm-mem --enable-mscclpp --pre-warm-nccl --enable-dp-attention "
+        "--enable-symm-mem --enable-torch-symm-mem --enable-mscclpp --pre-warm-nccl "
         "--enable-dp-attention-local-control-broadcast --enable-dp-lm-head --enable-expert-parallel "
         "--enable-ep-moe --enable-deepep-moe --disable-nccl-for-dp-synchronization --data-parallel-backend= "
-        "--data-parallel-address= --data-parallel-rpc-port= --load-balance-method= --communication-backend= "
+        "--data-parallel-address= --data-parallel-rpc-port= --communication-backend= "
         "--master-node-addr= --max-parallel-loading-workers= --enforce-disable-flashinfer-allreduce-fusion "
         "--disable-attn-tp-gather"
     ),
+    DP_ATTENTION: "--enable-dp-attention",
     "it is the default": "--constrained-json-disable-any-whitespace",
     "it is always on": (
         "--enable-tokenizer-info-endpoint --enable-request-id-headers --enable-cache-report "
@@ -104,7 +107,6 @@ ONE_DEVICE = "one machine computes a model; its ranks (--tp-size) share out tens
 # Those values ask for nothing; any other is refused. The reason says why, or what to use instead.
 ONLY: tuple[tuple[str, str, str], ...] = (
     (
-        "--dp --dp-size --data-parallel-size "
         "--data-parallel-size-local --pp --pp-size --pipeline-parallel-size --ep --ep-size "
         "--expert-parallel-size --cp-size --sp-size --dcp-size --decode-context-parallel-size "
         "--prefill-context-parallel-size --attn-dp-size --attention-data-parallel-size --attn-cp-size "

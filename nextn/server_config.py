@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass
 
-from nextn.config import EngineConfig, option
+from nextn.config import EngineConfig, option, usable_cores
 
 API_KEY_VARIABLE = "NEXTN_API_KEY"
 
@@ -101,10 +102,28 @@ class ServerConfig(EngineConfig):
         30.0, "server", "on SIGTERM or Ctrl-C, seconds that running requests have to finish"
     )
 
+    dp_size: int = option(
+        1,
+        "replicas",
+        "engine processes behind the port, each with the whole model, a KV pool of its own and, by default, "
+        "its part of the usable cores; on GPUs one for each",
+        "--dp",
+        "--data-parallel-size",
+    )
+    load_balance_method: str = option(
+        "prefix",
+        "replicas",
+        "which replica a request goes to. prefix: the one that was sent most of the prompt's beginning "
+        "before, unless it has much more to do than another; total_tokens, total_requests: the one with the "
+        "fewest tokens, or requests; round_robin: each in turn",
+        choices=("prefix", "total_tokens", "total_requests", "round_robin"),
+        words={"auto": "prefix", "minimum_tokens": "total_tokens", "shortest_queue": "total_requests"},
+    )
+
     def check(self) -> None:
         super().check()
         self.need(0 <= self.port <= 65535, "port", "it must be between 0 and 65535")
-        for name in ("max_queued_requests", "max_request_bytes"):
+        for name in ("max_queued_requests", "max_request_bytes", "dp_size"):
             self.need(getattr(self, name) >= 1, name, "it must be at least 1")
         for name in ("decode_log_interval", "shutdown_timeout", "max_engine_restarts"):
             self.need(getattr(self, name) >= 0, name, "it must be 0 or more")
@@ -119,6 +138,18 @@ class ServerConfig(EngineConfig):
     def key(self) -> str | None:
         """The key that requests must send, None if none."""
         return os.environ.get(API_KEY_VARIABLE) or None if self.api_key is None else self.api_key
+
+    @property
+    def capacity(self) -> int:
+        """How many choices may run and wait, those of all replicas together."""
+        return self.dp_size * self.max_running_requests + self.max_queued_requests
+
+    def of_replica(self) -> ServerConfig:
+        """The options of one replica's engine: each of its ranks has its part of the cores."""
+        if self.dp_size == 1:
+            return self
+        threads = self.threads or max(1, usable_cores() // (self.dp_size * self.tp_size))
+        return dataclasses.replace(self, threads=threads)
 
     @property
     def model_name(self) -> str:

@@ -33,7 +33,7 @@ def before_call(context: Any, case: Any, kwargs: dict[str, Any]) -> None:
 def answerable(body: dict[str, Any], native: bool, rng: random.Random) -> dict[str, Any]:
     """`native`: it is one for /generate, where every list must have as many entries as there are prompts."""
     kept = {name: within(name, value) for name, value in body.items() if name in NEEDED or rng.random() < 0.3}
-    for name in ("model", "logit_bias", "priority", "tool_choice"):
+    for name in ("model", "logit_bias", "priority", "tool_choice", "routed_dp_rank", "data_parallel_rank"):
         kept.pop(name, None)
     if "messages" in kept:
         kept["messages"] = [{"role": "user", "content": "hi"}]

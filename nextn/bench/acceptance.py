@@ -21,13 +21,13 @@ async def read_spec(url: str) -> SpecStats:
 
 
 def parse_spec(metrics: str) -> SpecStats:
-    """Raises BenchError for a text that is not a nextn server's /metrics."""
-    samples = {
-        (sample.name, sample.labels.get("position", "")): int(sample.value)
-        for family in text_string_to_metric_families(metrics)
-        for sample in family.samples
-        if sample.name.startswith("nextn:") and sample.name.endswith(("_total", "_simulated"))
-    }
+    """Sums over replicas. Raises BenchError for a text that is not a nextn server's /metrics."""
+    samples: dict[tuple[str, str], int] = {}
+    for family in text_string_to_metric_families(metrics):
+        for sample in family.samples:
+            if sample.name.startswith("nextn:") and sample.name.endswith(("_total", "_simulated")):
+                key = sample.name, sample.labels.get("position", "")
+                samples[key] = samples.get(key, 0) + int(sample.value)
 
     def by_depth(name: str) -> list[int]:
         depths = sorted(int(position) for known, position in samples if known == name)

@@ -21,12 +21,13 @@ PERIOD = 0.3  # seconds between two looks
 
 
 async def read_drafting(client: httpx.AsyncClient) -> DraftingState | None:
-    """Reads the state once; None with a fixed depth. Raises BenchError."""
+    """Reads the state once, of the replica with most requests; None with a fixed depth. Raises BenchError."""
     answer = await get_with(client, "/v1/loads?include=spec")
     try:
-        auto = answer["loads"][0]["speculative"].get("auto")
-        return None if auto is None else DraftingState(**auto)
-    except (KeyError, IndexError, TypeError) as e:
+        said = [load["speculative"].get("auto") for load in answer["loads"]]
+        states = [DraftingState(**auto) for auto in said if auto is not None]
+        return max(states, key=lambda state: state.requests, default=None)
+    except (KeyError, TypeError, AttributeError) as e:
         raise BenchError(f"{client.base_url}v1/loads: unreadable; is it a nextn server? ({e!r})") from e
 
 

@@ -13,10 +13,11 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from nextn.cli.parser import unrecognized
-from nextn.other_engines import GRAPHS, OFF, REWRITTEN, SHORT, nothing, only, refused
+from nextn.other_engines import DP_ATTENTION, GRAPHS, OFF, REWRITTEN, SHORT, nothing, only, refused
 
 TRUE, FALSE = ("true", "1", "yes"), ("false", "0", "no")
 CHUNK = ("--chunked-prefill-size", "--max-tokens-per-batch", "--max-num-batched-tokens")
+REPLICAS = ("--dp-size", "--dp", "--data-parallel-size", "-dp")
 
 
 def translate(words: list[str], known: Collection[str]) -> tuple[list[str], str]:
@@ -116,9 +117,11 @@ class Line:
         elif value is None:
             self._values(one=count == "=")
         where = self.notes
+        cuda = any(word.lower() in ("cuda", "--device=cuda") for word in self.all)
+        several = set(self.given(REPLICAS)) - {"1"}
         if said in FALSE and opposite in only():
             where, reason = self.refused, only()[opposite][1]
-        elif reason == GRAPHS and any(word.lower() in ("cuda", "--device=cuda") for word in self.all):
+        elif (reason == GRAPHS and cuda) or (reason == DP_ATTENTION and several and said not in FALSE):
             where = self.refused
         note(where, reason, f"{name} {said}".rstrip())
 
@@ -144,6 +147,11 @@ class Line:
         while self.rest and not is_option(self.rest[-1]) and not (one and found):
             found.append(self.rest.pop())
         return found
+
+    def given(self, names: Collection[str]) -> list[str]:
+        """Values of an option with these names, anywhere in the line."""
+        pairs = zip(self.all, [*self.all[1:], ""], strict=True)
+        return [a.partition("=")[2] or b for a, b in pairs if a.partition("=")[0] in names]
 
     def _next_is_bool(self) -> bool:
         return bool(self.rest) and self.rest[-1].lower() in ("true", "false")
@@ -208,8 +216,7 @@ def speculative_config(line: Line, name: str, value: str) -> list[str]:
 
 def max_prefill_tokens(line: Line, name: str, value: str) -> list[str]:
     """SGLang takes the smaller one of this and --chunked-prefill-size; nextn has one limit for a step."""
-    pairs = zip(line.all, [*line.all[1:], ""], strict=True)
-    chunks = [a.partition("=")[2] or b for a, b in pairs if a.partition("=")[0] in CHUNK]
+    chunks = line.given(CHUNK)
     if not chunks:
         return [CHUNK[0], value]
     if not (value.isdigit() and chunks[-1].isdigit()) or int(value) < int(chunks[-1]):

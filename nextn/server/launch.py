@@ -1,6 +1,6 @@
 """From a configuration to a running server, and to its end.
 
-One asyncio loop in this process serves HTTP; the engine runs in a child process. On the first Ctrl-C or
+One asyncio loop in this process serves HTTP; each engine runs in a child process. On the first Ctrl-C or
 SIGTERM new requests get 503 and running ones --shutdown-timeout seconds. The second ends all at once. The
 exit code is 0 after SIGTERM, and 130 after Ctrl-C, as of every command.
 """
@@ -16,7 +16,7 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import uvicorn
 import uvloop
@@ -31,12 +31,16 @@ from nextn.server.monitoring.request_log import RequestLog
 from nextn.server.monitoring.tracing import otlp
 from nextn.server.monitoring.watch import Watch
 from nextn.server.process import logs
+from nextn.server.process.dispatch import Dispatch
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.engine_metrics import EngineMetrics
 from nextn.server.process.engine_process import MakeEngine, make_engine
+from nextn.server.process.engines import Engines
 from nextn.server.process.memory import give_back
 from nextn.server.process.messages import Ready
-from nextn.server.process.supervisor import EngineHandle, StartupError, Supervisor
+from nextn.server.process.replicas import Replicas
+from nextn.server.process.supervisor import EngineHandle, StartupError
+from nextn.server.process.supervisors import Supervisors
 from nextn.server.protocol.errors import shut_down
 from nextn.server_config import ServerConfig
 from nextn.tokenizer.tokenizer import Tokenizer
@@ -73,8 +77,8 @@ class Launch:
 
     def __init__(self, config: ServerConfig, listener: socket.socket, make: MakeEngine) -> None:
         self.config, self.listener = config, listener
-        self.client = EngineClient(EngineMetrics(config.decode_log_interval), config.request_timeout)
-        self.supervisor = Supervisor(config, self.client, make)
+        self.engines = make_engines(config)
+        self.supervisors = Supervisors(config, self.engines.ranks, make)
         self.stopping = asyncio.Event()
         self.exit_code = 0
 
@@ -82,13 +86,13 @@ class Launch:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal, number)
-        handle = self.supervisor.launch()  # it loads while the rest of this process gets ready
+        handles = self.supervisors.launch()  # they load while the rest of this process gets ready
         try:
-            return await self._run(handle)
+            return await self._run(handles)
         finally:
-            await self.supervisor.stop()
+            await self.supervisors.stop()
 
-    async def _run(self, handle: EngineHandle) -> int:
+    async def _run(self, handles: Sequence[EngineHandle]) -> int:
         try:
             folder = model_folder(self.config.model_path)
             tokenizer = Tokenizer.from_folder(folder, self.config.chat_template)
@@ -97,9 +101,9 @@ class Launch:
         except ValueError as e:
             raise StartupError(str(e), True) from e
         level = self.config.log_requests_level if self.config.log_requests else None
-        metrics = Metrics(self.client)
+        metrics = Metrics(self.engines)
         watch = Watch(metrics, RequestLog(level, tokenizer.decode), tracing)
-        service = Service(self.config, self.client, tokenizer, watch)
+        service = Service(self.config, self.engines, tokenizer, watch)
         server = Server(
             uvicorn.Config(
                 make_app(service, metrics), log_config=None, log_level="warning", access_log=False,
@@ -109,18 +113,17 @@ class Launch:
         )  # fmt: skip
         serving = asyncio.create_task(server.serve(sockets=[self.listener]))
         stopping = asyncio.create_task(self.stopping.wait())
-        starting = asyncio.create_task(handle.ready())
+        starting = asyncio.create_task(self.supervisors.ready(handles))
         cutting = asyncio.create_task(cut_stalled(server, self.config.client_timeout))
         giving = asyncio.create_task(give_back())
         keeping: asyncio.Task[None] | None = None
         try:
             await asyncio.wait({starting, stopping, serving}, return_when=asyncio.FIRST_COMPLETED)
             if not stopping.done() and not serving.done():
-                ready = starting.result()
-                self.client.attach(ready, handle.socket)
-                keeping = asyncio.create_task(self.supervisor.keep(handle))
+                readies = starting.result()
+                keeping = asyncio.create_task(self.supervisors.keep(handles))
                 gc.freeze()  # modules and routes: to go through them would hold up everybody for 30 ms
-                announce(self.config, ready, self.listener)
+                announce(self.config, readies, self.listener)
                 await asyncio.wait({stopping, serving, keeping}, return_when=asyncio.FIRST_COMPLETED)
             if keeping is not None and keeping.done():
                 keeping.result()  # raises: it returns never
@@ -141,22 +144,37 @@ class Launch:
         service.draining = True
         log.info(
             "shutting down: running requests (%d) have %g seconds to finish; Ctrl-C again ends at once",
-            self.client.active,
+            self.engines.active,
             self.config.shutdown_timeout,
         )
         deadline = asyncio.get_running_loop().time() + self.config.shutdown_timeout
-        while self.client.active and asyncio.get_running_loop().time() < deadline:
+        while self.engines.active and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
-        self.client.fail_all(shut_down())
+        self.engines.fail_all(shut_down())
         return int(deadline - asyncio.get_running_loop().time())
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self.stopping.is_set():
-            if self.supervisor.handle is not None:
-                self.supervisor.handle.kill()
+            self.supervisors.kill()
             os._exit(130)
         self.exit_code = 130 if number == signal.SIGINT else 0
         self.stopping.set()
+
+
+def make_engines(config: ServerConfig) -> Engines:
+    """The ends of the engine processes, which do not run yet."""
+    ranks = [
+        EngineClient(
+            EngineMetrics(config.decode_log_interval),
+            config.request_timeout,
+            rank=None if config.dp_size == 1 else rank,
+        )
+        for rank in range(config.dp_size)
+    ]
+    if config.dp_size == 1:
+        return ranks[0]
+    dispatch = Dispatch(ranks, config.load_balance_method, cached=not config.disable_radix_cache)
+    return Replicas(ranks, dispatch, config.request_timeout)
 
 
 def raise_file_limit() -> None:
@@ -186,17 +204,35 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def announce(config: ServerConfig, ready: Ready, listener: socket.socket) -> None:
+def announce(config: ServerConfig, readies: Sequence[Ready], listener: socket.socket) -> None:
     """Prints what was allocated, and last the line with the server's address."""
     print(f"nextn {nextn.__version__}")
-    for line in startup_lines(ready.startup):
+    for line in startup_lines(together([ready.startup for ready in readies])):
         print(f"  {line}")
     host = f"[{config.host}]" if ":" in config.host else config.host
-    drafts = "auto" if ready.num_steps is None else ready.num_steps
+    num_steps = readies[0].num_steps
+    drafts = "auto" if num_steps is None else num_steps
     drafter = " and ".join(["MTP"] * config.speculation.mtp + ["n-gram"] * config.speculation.ngrams)
     mtp = f"{drafter} {drafts} drafts" if drafts else "no MTP"
     url = f"http://{host}:{listener.getsockname()[1]}"
-    print(f"nextn is ready on {url} (model {config.model_name}, {mtp})", flush=True)
+    replicas = f" on {config.dp_size} replicas" if config.dp_size > 1 else ""
+    print(f"nextn is ready on {url} (model {config.model_name}, {mtp}{replicas})", flush=True)
+
+
+def together(startups: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    """What several replicas say, once; where they differ, the longest time, or what each says."""
+    first = startups[0]
+    if len(startups) == 1:
+        return dict(first)
+    said: dict[str, object] = {"replicas": f"{len(startups)}, each with what follows"}
+    for name in first:
+        values = [startup.get(name) for startup in startups]
+        if name.endswith("_seconds"):
+            said[name] = max(seconds for seconds in values if isinstance(seconds, float))
+        else:
+            alike = all(value == values[0] for value in values)
+            said[name] = values[0] if alike else " / ".join(map(str, values))
+    return said
 
 
 def startup_lines(startup: Mapping[str, object]) -> Iterator[str]:

@@ -42,12 +42,14 @@ class Scrape:
 
     @classmethod
     def read(cls, text: str, at: float) -> Scrape:
-        """Parses the text. Raises ValueError if it is not in Prometheus' format."""
+        """Parses the text; samples of several replicas are added up. Raises ValueError if it is not in
+        Prometheus' format."""
         values: dict[Key, float] = {}
         growing = set()
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                values[sample.name, tuple(sample.labels.values())] = sample.value
+                labels = tuple(value for label, value in sample.labels.items() if label != "dp_rank")
+                values[sample.name, labels] = values.get((sample.name, labels), 0.0) + sample.value
                 if family.type in ("counter", "histogram"):
                     growing.add(sample.name)
         return cls(values, frozenset(growing), at)

@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from e2e.conftest import StartServer
 from support.browser import Chromium, Page, find_chromium
@@ -266,6 +267,23 @@ def test_what_automatic_depth_does(browser: Chromium, page: Page, start: StartSe
         assert shown.startswith("auto: not drafting at ")
         assert shown.endswith("; drafts would make 0.94 x the tokens/s")
         of_auto.close()
+
+
+def test_load_of_replicas(browser: Chromium, start: StartServer) -> None:
+    """Counters are added up; automatic depth is that of each."""
+    with start("--dp-size", "2", "--device", "cpu", SCRIPT_AUTO="0.94") as server:
+        for rank in (0, 1):
+            body = {"prompt": "x" * 10, "max_tokens": 4, "routed_dp_rank": rank}
+            httpx.post(server.url + "/v1/completions", json=body).raise_for_status()
+        page = browser.open(server.url + "/")
+        load, auto = (f"document.getElementById('{name}').textContent" for name in ("load", "auto"))
+        page.until(f"{load}.includes('of prompt tokens found')")
+        assert "45 % of prompt tokens" in page.get(load).replace("\xa0", " ")
+        page.until(f"{auto} != ''")
+        first, second = page.get(auto).split("; replica ")
+        assert first.startswith("replica 0: auto: not drafting at ")
+        assert second.startswith("1: auto: not drafting at ")
+        page.close()
 
 
 def test_errors_and_key(page: Page) -> None:

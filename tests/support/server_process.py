@@ -77,11 +77,18 @@ class ServerProcess:
         self.wait()
 
     def engine_pid(self) -> int:
-        """The engine process: a child of the server that has multiprocessing's spawn on its command line."""
-        for pid in self.session():
-            if pid != self.process.pid and b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                return pid
-        raise AssertionError("there is no engine process")
+        pids = self.engine_pids()
+        assert pids, "there is no engine process"
+        return pids[0]
+
+    def engine_pids(self) -> list[int]:
+        """The engine processes: children of the server that have multiprocessing's spawn on their command
+        line. They are in the order of their ranks until one is started again."""
+        return [
+            pid
+            for pid in sorted(self.session())
+            if pid != self.process.pid and b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
 
     def session(self) -> list[int]:
         """Every process of the server's session that still lives."""

@@ -39,16 +39,18 @@ LOOK = {
 
 
 class Gateway:
-    """Two servers behind one gateway. Checks with another policy start one of their own. `tokenizes`: it
-    loads its servers' tokenizer of its own accord."""
+    """Two servers behind one gateway. Checks with another policy start one of their own. `as_sglang`: it
+    takes nextn for SGLang, not for vLLM; then it loads its servers' tokenizer of its own accord."""
 
-    def __init__(self, bench: Bench, command: Sequence[str | Path], tokenizes: bool) -> None:
-        self.bench, self.command, self.tokenizes = bench, command, tokenizes
+    def __init__(self, bench: Bench, command: Sequence[str | Path], as_sglang: bool) -> None:
+        self.bench, self.command, self.as_sglang = bench, command, as_sglang
         self.servers = [bench.server(*PARSERS, name=f"worker{i}") for i in range(2)]
         self.url = self.start("cache_aware", self.servers)
 
-    def start(self, policy: str, servers: Sequence[LocalServer], *options: str) -> str:
-        """Its URL when it knows both servers."""
+    def start(
+        self, policy: str, servers: Sequence[LocalServer], *options: str, workers: int | None = None
+    ) -> str:
+        """Its URL when it knows all servers, or so many workers."""
         port = free_port()
         url = f"http://127.0.0.1:{port}"
         self.bench.service(
@@ -58,7 +60,8 @@ class Gateway:
             ],
             url + "/health",
         )  # fmt: skip
-        until(lambda: healthy(url) == len(servers), "the gateway does not find its servers healthy")
+        count = len(servers) if workers is None else workers
+        until(lambda: healthy(url) == count, "the gateway does not find its servers healthy")
         return url
 
     def plain(self, path: str, body: dict[str, Any]) -> Any:
@@ -159,7 +162,7 @@ def own_fields(gateway: Gateway) -> str:
 
 @checks("/v1/tokenize, by the tokenizer that the servers name")
 def tokenizer(gateway: Gateway) -> str:
-    if not gateway.tokenizes:
+    if not gateway.as_sglang:
         raise NotRun("it loads a tokenizer for gRPC servers only")
     body = {"prompt": PROMPT["prompt"], "add_special_tokens": False}
     until(lambda: plain_calls.get(gateway.url + "/v1/tokenizers")["tokenizers"], "it has no tokenizer")
@@ -206,6 +209,33 @@ def cache_aware(gateway: Gateway) -> str:
         cached.append(usage["prompt_tokens_details"]["cached_tokens"])
     expect(min(cached) > 32, f"cached tokens of prefixes that come again: {cached}")
     return "8 prefixes at once go to both servers; each that comes again finds its server's cache"
+
+
+@checks("--dp-aware: one server with --dp-size 2")
+def dp_aware(gateway: Gateway) -> str:
+    """The same prompt again and again: the server itself would send it to one replica."""
+    if not gateway.as_sglang:
+        raise NotRun("it names replicas of SGLang only, and takes nextn for vLLM")
+    server = gateway.bench.server(*PARSERS, "--dp-size", "2", name="replicas")
+    url = gateway.start("round_robin", [server], "--dp-aware", workers=2)
+    prompt = "".join(f"def f{i}(x):\n    return x + {i}\n\n\n" for i in range(8))
+    body = {"model": gateway.bench.model, **PROMPT, "prompt": prompt}
+    expected = gateway.plain("/v1/completions", {**PROMPT, "prompt": prompt})["choices"][0]["text"]
+    before = of_replicas(server)
+    for path, each in (("/v1/completions", body), ("/generate", {**NATIVE, "text": prompt})):
+        for _ in range(4):
+            answer = plain_calls.post(url + path, each)
+            text = answer["text"] if path == "/generate" else answer["choices"][0]["text"]
+            expect_equal(text, expected, "text")
+    new = [after - was for was, after in zip(before, of_replicas(server), strict=True)]
+    expect(new[0] == new[1] > 0, f"prompt tokens of each replica: {new}")
+    return "8 requests, 4 to each replica, texts of plain calls"
+
+
+def of_replicas(server: LocalServer) -> list[int]:
+    """Prompt tokens that each replica has had."""
+    metrics = plain_calls.metrics(server.url)
+    return [int(metrics[f'nextn:prompt_tokens_total{{dp_rank="{rank}"}}']) for rank in range(2)]
 
 
 @checks("32 requests at once")
@@ -260,9 +290,9 @@ def death(gateway: Gateway) -> str:
 
 def check_router(bench: Bench) -> list[Finding]:
     return checks.run(
-        Gateway(bench, [bench.bin / "python", "-m", "sglang_router.launch_router"], tokenizes=True)
+        Gateway(bench, [bench.bin / "python", "-m", "sglang_router.launch_router"], as_sglang=True)
     )
 
 
 def check_smg(bench: Bench) -> list[Finding]:
-    return checks.run(Gateway(bench, [bench.bin / "smg", "launch"], tokenizes=False))
+    return checks.run(Gateway(bench, [bench.bin / "smg", "launch"], as_sglang=False))

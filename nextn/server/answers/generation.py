@@ -10,7 +10,8 @@ from collections.abc import AsyncGenerator, Sequence
 from nextn.request import GRAMMAR_ERROR, REQUEST_FAILED, Output, StepDraft, TokenLogprob
 from nextn.server.answers.choice import Choice, Delta, Observer, Prompt
 from nextn.server.answers.logprobs import Entry, LogprobStream, PromptEntries
-from nextn.server.process.engine_client import EngineClient, Update
+from nextn.server.process.engine_client import Update
+from nextn.server.process.engines import Engines
 from nextn.server.process.messages import NewRequest, PromptScores
 from nextn.server.protocol.context import client
 from nextn.server.protocol.errors import ApiError, bad_request, ended_by_request, overdue
@@ -28,7 +29,7 @@ class Generation:
 
     def __init__(
         self,
-        engine: EngineClient,
+        engine: Engines,
         tokenizer: Tokenizer,
         prompts: Sequence[Prompt],
         n: int,
@@ -38,11 +39,12 @@ class Generation:
         logprobs_by_token: bool = False,
         name: str = "",
         priority: int = 0,
+        rank: int | None = None,
         observer: Observer | None = None,
     ) -> None:
         """`logprobs_by_token`: log-probabilities are kept in the choices, they do not go with the text.
-        `name`: what the answer is called; `priority`: larger goes first."""
-        self.engine, self.tokenizer = engine, tokenizer
+        `name`: what the answer is called; `priority`: larger goes first; `rank`: the replica, None: any."""
+        self.engine, self.tokenizer, self.rank = engine, tokenizer, rank
         self.observer = observer or Observer()
         self.n = n
         self.arrival = arrival  # perf_counter
@@ -86,7 +88,8 @@ class Generation:
         error: ApiError | None = None
         timer = self._deadline(queue)
         self.observer.begun(self.choices, self.n)
-        self.engine.submit([c.request for c in self.choices], queue, [c.id for c in self.choices])
+        requests, names = [c.request for c in self.choices], [c.id for c in self.choices]
+        self.engine.submit(requests, queue, names, self.rank)
         try:
             while running:
                 rid, what = await queue.get()

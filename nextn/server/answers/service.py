@@ -13,7 +13,7 @@ from nextn.server.answers.choice import Observer, Prompt
 from nextn.server.answers.generation import Generation
 from nextn.server.parsers.answer import Reading
 from nextn.server.parsers.tools import CALL_END
-from nextn.server.process.engine_client import EngineClient
+from nextn.server.process.engines import Engines
 from nextn.server.process.messages import Ready
 from nextn.server.prompts.bound import Bound, check_vocabulary, token_limit
 from nextn.server.prompts.chat import ChatPrompt, chat_prompt, is_small
@@ -47,7 +47,7 @@ class Service:
     def __init__(
         self,
         config: ServerConfig,
-        engine: EngineClient,
+        engine: Engines,
         tokenizer: Tokenizer,
         observer: Observer | None = None,
     ) -> None:
@@ -62,6 +62,13 @@ class Service:
         if self.draining:
             return "shutting down"
         return "ok" if self.engine.ready is not None else "the engine is not running"
+
+    @property
+    def health(self) -> dict[str, object]:
+        """The status, and which of several replicas are down."""
+        down = [rank for rank, client in enumerate(self.engine.ranks) if client.ready is None]
+        some = {"dp_ranks_down": down} if down and len(self.engine.ranks) > 1 else {}
+        return {"status": self.status, **some}
 
     def check_open(self) -> Ready:
         """Raises ApiError when there is no engine to serve."""
@@ -138,6 +145,7 @@ class Service:
             arrival,
             logprobs_by_token=True,
             priority=priority,
+            rank=request.rank(self.config.dp_size),
             observer=self.observer,
         )
         return generation, asked
@@ -217,6 +225,7 @@ class Service:
             logprobs_by_token=request.tops is None,
             name=request.rid or f"{kind}-{uuid.uuid4().hex}",
             priority=self._priority(request.priority),
+            rank=request.rank(self.config.dp_size),
             observer=self.observer,
         )
 
@@ -237,19 +246,18 @@ class Service:
 
     def _admit(self, choices: int) -> None:
         """Raises ApiError (503) if there is no room for all of the request's choices."""
-        most, stats = self._check_count(choices), self.engine.metrics.stats
-        if self.engine.active + choices > most or stats.waiting >= self.config.max_queued_requests:
-            raise unavailable(
-                f"the queue is full ({stats.waiting} requests wait); try again later", "queue_full"
-            )
+        most, waiting = self._check_count(choices), self.engine.waiting
+        if self.engine.active + choices > most or waiting >= self.config.max_queued_requests:
+            raise unavailable(f"the queue is full ({waiting} requests wait); try again later", "queue_full")
 
     def _check_count(self, choices: int) -> int:
         """Returns how many choices there is room for at most. Raises ApiError (400) for more."""
-        most = self.config.max_running_requests + self.config.max_queued_requests
+        most = self.config.capacity
         if choices > most:
+            each = "--dp-size * " * (self.config.dp_size > 1)
             raise bad_request(
-                f"the request asks for {choices} choices; --max-running-requests + --max-queued-requests "
-                f"is {most}"
+                f"the request asks for {choices} choices; {each}--max-running-requests + "
+                f"--max-queued-requests is {most}"
             )
         return most
 

@@ -159,12 +159,12 @@ def add_info(app: FastAPI, service: Service, prometheus: Metrics, document: Docu
     @app.get("/health", **route("Is the engine there?", answer=facts))
     @app.get("/readyz", **route("Is the engine there?", answer=facts))
     async def health() -> Response:
-        return json({"status": service.status}, 200 if service.status == "ok" else 503)
+        return json(service.health, 200 if service.status == "ok" else 503)
 
     @app.get("/livez", **route("Is the server process there?", answer=facts))
     async def live() -> Response:
         """The process answers. Whether it can serve is /readyz; what a dead engine needs it does itself."""
-        return json({"status": service.status})
+        return json(service.health)
 
     @app.get("/health_generate", **route("Does the engine do anything?", answer=facts))
     async def health_generate() -> Response:
@@ -194,7 +194,7 @@ def add_info(app: FastAPI, service: Service, prometheus: Metrics, document: Docu
     async def model_info() -> Response:
         return json(info.model_info(service))
 
-    @app.get("/v1/loads", **route("What the engine has to do", answer=info.Loads))
+    @app.get("/v1/loads", **route("What each engine has to do", answer=info.Loads))
     async def loads(request: Request) -> Response:
         form = request.query_params.get("format", "json")
         if form != "json":

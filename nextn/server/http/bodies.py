@@ -10,6 +10,7 @@ from nextn.server.process.side_process import SideProcess
 from nextn.server.prompts.bound import Bound
 from nextn.server.protocol.body import Kind, check_values, parse
 from nextn.server.protocol.errors import ApiError, prompt_in
+from nextn.server.protocol.routed import HEADER, Routed
 
 LARGE_BODY = 2**18  # bytes; parsing takes 0.1 to 30 ms a megabyte
 
@@ -23,8 +24,12 @@ class Bodies:
         """Raises ApiError that says what is wrong with the body."""
         body = await read_body(request, self.service.config.max_request_bytes)
         if len(body) <= LARGE_BODY:
-            return parse(body, kind)
-        return await self.side.call(parse_large, body, kind, self.service.bound())
+            read = parse(body, kind)
+        else:
+            read = await self.side.call(parse_large, body, kind, self.service.bound())
+        if isinstance(read, Routed) and HEADER in request.headers:
+            read.take_header(request.headers[HEADER])
+        return read
 
 
 def parse_large(body: bytes, kind: type[Kind], bound: Bound | None) -> Kind:

@@ -18,7 +18,7 @@ from pydantic import PlainValidator, WithJsonSchema
 
 from nextn.request import SamplingParams, SpeculativeParams
 from nextn.server.answers.service import Service
-from nextn.server.process.engine_client import Update
+from nextn.server.process.engine_client import EngineClient, Update
 from nextn.server.process.messages import NewRequest
 from nextn.server.protocol.body import Body, KnownKeys, like, part, schema_of
 from nextn.server.protocol.errors import ApiError, bad_request
@@ -57,22 +57,33 @@ async def flush_cache(service: Service) -> bool:
 
 
 async def check_engine(service: Service) -> None:
-    """Waits until the engine sends something: about running requests, or else one token, which is asked for.
+    """Waits until an engine sends something: about running requests, or else one token, which is asked for.
     Raises ApiError if nothing comes."""
     service.check_open()
-    engine = service.engine
-    engine.heard.clear()
-    rid = f"health-{uuid.uuid4().hex}"
-    if not engine.active:
-        params = SamplingParams(max_tokens=1, temperature=0, speculative=SpeculativeParams(num_steps=0))
-        engine.submit([NewRequest(rid, [0], params)], asyncio.Queue[Update]())
+    up = [client for client in service.engine.ranks if client.ready is not None]
+    listening = [asyncio.ensure_future(sign_of(client)) for client in up]
     try:
-        await asyncio.wait_for(engine.heard.wait(), HEALTH_SECONDS)
-    except asyncio.TimeoutError as e:
-        message = f"the engine has said nothing for {HEALTH_SECONDS:.0f} s"
-        raise ApiError(503, message, "service_unavailable", code="engine_unresponsive") from e
+        done, _ = await asyncio.wait(listening, timeout=HEALTH_SECONDS, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        engine.abort(rid)
+        for task in listening:
+            task.cancel()
+        await asyncio.gather(*listening, return_exceptions=True)
+    if not done:
+        message = f"the engine has said nothing for {HEALTH_SECONDS:.0f} s"
+        raise ApiError(503, message, "service_unavailable", code="engine_unresponsive")
+
+
+async def sign_of(client: EngineClient) -> None:
+    """Returns when the engine has sent something."""
+    client.heard.clear()
+    rid = f"health-{uuid.uuid4().hex}"
+    if not client.active:
+        params = SamplingParams(max_tokens=1, temperature=0, speculative=SpeculativeParams(num_steps=0))
+        client.submit([NewRequest(rid, [0], params)], asyncio.Queue[Update]())
+    try:
+        await client.heard.wait()
+    finally:
+        client.abort(rid)
 
 
 ServerArgs = like(SpeculativeParams, "ServerArgs", PREFIX)
@@ -101,7 +112,7 @@ async def set_internal_state(service: Service, request: SetInternalState) -> lis
             message = str(e).replace("speculative.", f"server_args.{PREFIX}")
             raise bad_request(message, message.partition(" ")[0]) from e
     log.info("defaults of requests to come: %s", in_force(service))
-    return [True]
+    return [True] * service.config.dp_size
 
 
 def in_force(service: Service) -> dict[str, object]:

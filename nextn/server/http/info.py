@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from datetime import datetime, timezone
 
 import msgspec
@@ -14,6 +14,7 @@ from nextn.config import model_folder
 from nextn.drafting_state import DraftingState, drafting_words
 from nextn.server.answers.service import Service
 from nextn.server.http.control import in_force
+from nextn.server.process.engine_client import EngineClient
 from nextn.server.protocol.errors import bad_request
 from nextn.server.protocol.responses import Model
 
@@ -52,6 +53,7 @@ class Load(msgspec.Struct):
     utilization: float
     max_running_requests: int
     seconds_since_last_step: float  # nextn's own; 0 without requests
+    engine_up: bool  # nextn's own
     speculative: SpeculativeLoad | UnsetType = UNSET
     queues: QueueLoad | UnsetType = UNSET
 
@@ -81,11 +83,20 @@ def loads(service: Service, include: Sequence[str] = (), dp_rank: str | None = N
     if dp_rank is not None and not dp_rank.isdecimal():
         raise bad_request(f"dp_rank is {dp_rank!r}; it must be a whole number", "dp_rank")
     now = datetime.now(timezone.utc)
-    metrics = service.engine.metrics
-    stats, total, last = metrics.stats, metrics.totals(), metrics.interval
+    ranks = [
+        load_of(service, rank, client, now.timestamp(), asked)
+        for rank, client in enumerate(service.engine.ranks)
+        if dp_rank is None or rank == int(dp_rank)
+    ]
+    return Loads(now.isoformat(), nextn.__version__, ranks)
+
+
+def load_of(service: Service, rank: int, client: EngineClient, now: float, asked: Set[str]) -> Load:
+    """asked: of SECTIONS."""
+    stats, total, last = client.metrics.stats, client.metrics.totals(), client.metrics.interval
     load = Load(
-        dp_rank=0,
-        timestamp=now.timestamp(),
+        dp_rank=rank,
+        timestamp=now,
         num_running_reqs=stats.running,
         num_waiting_reqs=stats.waiting,
         num_total_reqs=stats.running + stats.waiting,
@@ -96,7 +107,8 @@ def loads(service: Service, include: Sequence[str] = (), dp_rank: str | None = N
         cache_hit_rate=total.cached_tokens / max(total.prompt_tokens, 1),
         utilization=stats.running / service.config.max_running_requests,
         max_running_requests=service.config.max_running_requests,
-        seconds_since_last_step=service.engine.silent_for(),
+        seconds_since_last_step=client.silent_for(),
+        engine_up=client.ready is not None,
     )
     if asked & {"spec", "all"}:
         load.speculative = SpeculativeLoad(last.spec.accept_length, last.accept_rate)
@@ -107,13 +119,15 @@ def loads(service: Service, include: Sequence[str] = (), dp_rank: str | None = N
             )
     if asked & {"queues", "all"}:
         load.queues = QueueLoad(stats.waiting, total.retracted)
-    here = dp_rank is None or int(dp_rank) == load.dp_rank
-    return Loads(now.isoformat(), nextn.__version__, [load] if here else [])
+    return load
 
 
 def old_loads(service: Service) -> list[OldLoad]:
-    stats = service.engine.metrics.stats
-    return [OldLoad(0, stats.running + stats.waiting, stats.waiting, stats.used_tokens)]
+    each = [client.metrics.stats for client in service.engine.ranks]
+    return [
+        OldLoad(rank, stats.running + stats.waiting, stats.waiting, stats.used_tokens)
+        for rank, stats in enumerate(each)
+    ]
 
 
 def model_card(service: Service) -> Model:
@@ -133,17 +147,7 @@ def folder(service: Service) -> str:
 
 
 def server_info(service: Service) -> dict[str, object]:
-    config, metrics, ready = service.config, service.engine.metrics, service.engine.ready
-    total, auto = metrics.totals().spec, metrics.stats.auto
-    state = {
-        "avg_spec_accept_length": total.accept_length,
-        "spec_accept_rates": total.accept_rates,
-        "last_accept_length": metrics.interval.spec.accept_length,
-        "last_gen_throughput": metrics.interval.throughput,
-        **({} if auto is None else {"speculative_auto": dataclasses.asdict(auto)}),
-        "seconds_since_last_step": service.engine.silent_for(),
-        **in_force(service),
-    }
+    config, ready = service.config, service.engine.ready
     return {
         **{**dataclasses.asdict(config), "model_path": folder(service), "api_key": None},
         "version": nextn.__version__,
@@ -151,7 +155,21 @@ def server_info(service: Service) -> dict[str, object]:
         "served_model_name": config.model_name,
         "max_model_len": max_model_len(service),
         "engine": ready.startup if ready is not None else None,
-        "internal_states": [state],
+        "internal_states": [state_of(service, client) for client in service.engine.ranks],
+    }
+
+
+def state_of(service: Service, client: EngineClient) -> dict[str, object]:
+    metrics = client.metrics
+    total, auto = metrics.totals().spec, metrics.stats.auto
+    return {
+        "avg_spec_accept_length": total.accept_length,
+        "spec_accept_rates": total.accept_rates,
+        "last_accept_length": metrics.interval.spec.accept_length,
+        "last_gen_throughput": metrics.interval.throughput,
+        **({} if auto is None else {"speculative_auto": dataclasses.asdict(auto)}),
+        "seconds_since_last_step": client.silent_for(),
+        **in_force(service),
     }
 
 

@@ -42,9 +42,11 @@ class Update(NamedTuple):
     what: Output | PromptScores | ApiError
 
 
-class Waiter(NamedTuple):
+@dataclass(slots=True)
+class Waiter:
     queue: asyncio.Queue[Update]
     name: str  # what the client knows the request by
+    tokens: int  # of its prompt, and generated so far
 
 
 @dataclass
@@ -52,7 +54,9 @@ class EngineClient:
     metrics: EngineMetrics = field(default_factory=EngineMetrics)
     request_timeout: float | None = None  # seconds
     ready: Ready | None = None  # set while an engine is there to serve
+    rank: int | None = None  # of several replicas
     waiters: dict[str, Waiter] = field(default_factory=dict)  # by rid
+    tokens: int = 0  # of all waiters
     socket: zmq.asyncio.Socket | None = None
     speculative_defaults: SpeculativeParams = field(default_factory=SpeculativeParams)  # as last set
     calls: dict[int, asyncio.Future[None]] = field(default_factory=dict)  # sent, and not done
@@ -64,6 +68,15 @@ class EngineClient:
     def active(self) -> int:
         """Requests sent and not finished."""
         return len(self.waiters)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have not begun, as the engine said last."""
+        return self.metrics.stats.waiting
+
+    @property
+    def ranks(self) -> Sequence[EngineClient]:
+        return (self,)
 
     def attach(self, ready: Ready, socket: zmq.asyncio.Socket) -> None:
         self.ready, self.socket, self.metrics.stats = ready, socket, ready.stats
@@ -86,24 +99,31 @@ class EngineClient:
             self._deliver(rid, error, last=True)
 
     def submit(
-        self, requests: list[NewRequest], queue: asyncio.Queue[Update], names: Sequence[str] | None = None
+        self,
+        requests: list[NewRequest],
+        queue: asyncio.Queue[Update],
+        names: Sequence[str] | None = None,
+        rank: int | None = None,
     ) -> None:
         """Sends requests; their updates go into `queue`. `names`: the clients' names for them, if not the
-        ids. If the engine has gone meanwhile, the update is that error."""
+        ids. If the engine has gone meanwhile, the update is that error. `rank` chooses among several; here
+        there is one."""
         if self.ready is None:
             for request in requests:
-                queue.put_nowait(Update(request.rid, no_engine()))
+                queue.put_nowait(Update(request.rid, no_engine(self.rank)))
             return
         if not self.waiters:
             self.last_sign = time.monotonic()
         for request, name in zip(requests, names or [r.rid for r in requests], strict=True):
-            self.waiters[request.rid] = Waiter(queue, name)
+            self.waiters[request.rid] = Waiter(queue, name, len(request.tokens))
+            self.tokens += len(request.tokens)
         self._send(add_of(requests))
 
     def abort(self, rid: str) -> bool:
         """Ends a request and its updates. False if it had ended already."""
-        if self.waiters.pop(rid, None) is None:
+        if rid not in self.waiters:
             return False
+        self._forget(rid)
         self._send(Abort(rid))
         return True
 
@@ -175,5 +195,11 @@ class EngineClient:
         if waiter is None:
             return  # aborted meanwhile
         if last:
-            del self.waiters[rid]
+            self._forget(rid)
+        elif isinstance(what, Output):
+            waiter.tokens += len(what.tokens)
+            self.tokens += len(what.tokens)
         waiter.queue.put_nowait(Update(rid, what))
+
+    def _forget(self, rid: str) -> None:
+        self.tokens -= self.waiters.pop(rid).tokens

@@ -66,17 +66,37 @@ def make_engine(config: EngineConfig) -> Engine:
     return Engine(config)
 
 
-def run(config: ServerConfig, address: str, parent: int, make: MakeEngine) -> None:
-    """The child's main function. `address`: the ipc:// socket that the parent listens on."""
+def take_gpu(config: ServerConfig, rank: int) -> None:
+    """Each replica has a GPU of its own. Raises ValueError if there are too few."""
+    if config.device == "cpu":
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        return
+    count = torch.cuda.device_count()
+    if count < config.dp_size:
+        raise ValueError(
+            f"--dp-size {config.dp_size}: each replica needs a GPU, and there are {count}; lower it, or use "
+            "--device cpu"
+        )
+    torch.cuda.set_device(rank)
+
+
+def run(config: ServerConfig, address: str, parent: int, make: MakeEngine, rank: int | None = None) -> None:
+    """The child's main function. `address`: the ipc:// socket that the parent listens on. `rank`: of several
+    replicas, the one that it is."""
     die_with_parent(parent)
     # Ctrl-C and a service manager's SIGTERM reach the whole group; the parent drains first, then says Stop.
     for number in PARENTS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENTS_SIGNALS)
-    logs.configure(config.log_level, config.log_format, engine=True)
+    logs.configure(config.log_level, config.log_format, engine=True, rank=rank)
     link = Link(address, parent)
     try:
         check_backend(config.grammar_backend)
+        if rank is not None:
+            take_gpu(config, rank)
         engine = make(config)
     except Exception as e:
         mistake = isinstance(e, (ValueError, OSError))

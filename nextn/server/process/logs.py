@@ -5,20 +5,24 @@ from __future__ import annotations
 import datetime
 import logging
 import sys
+from contextvars import ContextVar
 
 import msgspec
 
 from nextn.server.protocol.context import request_id
 
-TEXT = "%(asctime)s %(levelname)s: %(message)s"
-TEXT_OF_THE_ENGINE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+TEXT = "%(asctime)s %(levelname)s: %(replica)s%(message)s"
+TEXT_OF_THE_ENGINE = "%(asctime)s %(levelname)s %(name)s: %(replica)s%(message)s"
+# The replica that the running task is about, if there are several.
+dp_rank: ContextVar[int | None] = ContextVar("dp_rank", default=None)
 
 
-def configure(level: str, format: str, engine: bool = False) -> None:
-    """Of this process. `format`: text or json. `engine`: is this the engine's process?"""
+def configure(level: str, format: str, engine: bool = False, rank: int | None = None) -> None:
+    """Of this process. `format`: text or json. `engine`: is this the engine's process? `rank`: of several
+    replicas, the one that it is."""
     handler = logging.StreamHandler(sys.stderr)
     text = TEXT_OF_THE_ENGINE if engine else TEXT
-    handler.setFormatter(JsonLines() if format == "json" else Lines(text))
+    handler.setFormatter(JsonLines(rank) if format == "json" else Lines(text, rank))
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
@@ -26,12 +30,22 @@ class Lines(logging.Formatter):
     """Indents lines after a line break in a message: it may quote a client, and must not look like our
     lines."""
 
+    def __init__(self, text: str, rank: int | None = None) -> None:
+        super().__init__(text)
+        self.rank = rank
+
     def formatMessage(self, record: logging.LogRecord) -> str:
+        rank = dp_rank.get() if self.rank is None else self.rank
+        record.replica = "" if rank is None else f"[dp{rank}] "
         return super().formatMessage(record).replace("\n", "\n  ")
 
 
 class JsonLines(logging.Formatter):
     """One object a line. It includes what a record was given as `extra={"fields": {...}}`."""
+
+    def __init__(self, rank: int | None = None) -> None:
+        super().__init__()
+        self.rank = rank
 
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.datetime.fromtimestamp(record.created, datetime.timezone.utc)
@@ -41,6 +55,9 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        rank = dp_rank.get() if self.rank is None else self.rank
+        if rank is not None:
+            line["dp_rank"] = rank
         if request_id.get():
             line["request_id"] = request_id.get()
         if record.exc_info:

@@ -1,4 +1,4 @@
-"""Starts the engine process, notices at once when it dies, and starts another, a limited number of times."""
+"""Starts an engine process, notices at once when it dies, and starts another, a limited number of times."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from typing import Any
 
 import zmq.asyncio
 
+from nextn.server.process import logs
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.engine_process import PARENTS_SIGNALS, MakeEngine, run
 from nextn.server.process.messages import Failed, FromEngine, Ready, Stop, decode_from_engine, encode
@@ -67,7 +68,7 @@ class EngineHandle:
     connected, so nothing is left however the server ends.
     """
 
-    def __init__(self, config: ServerConfig, make: MakeEngine) -> None:
+    def __init__(self, config: ServerConfig, make: MakeEngine, rank: int | None = None) -> None:
         self.folder = private_folder()
         address = f"ipc://{self.folder}/engine"
         self.context = zmq.asyncio.Context()
@@ -78,7 +79,7 @@ class EngineHandle:
         spawn = multiprocessing.get_context("spawn")
         # From the main thread: the kernel's parent-death signal means the thread that started the child.
         self.process: BaseProcess = spawn.Process(
-            target=run, args=(config, address, os.getpid(), make), name="nextn-engine"
+            target=run, args=(config, address, os.getpid(), make, rank), name="nextn-engine"
         )
         with held_back_signals():
             self.process.start()
@@ -153,12 +154,13 @@ class Supervisor:
 
     def launch(self) -> EngineHandle:
         """Starts a process; it is not ready yet."""
-        self.handle = EngineHandle(self.config, self.make)
+        self.handle = EngineHandle(self.config, self.make, self.client.rank)
         return self.handle
 
     async def keep(self, handle: EngineHandle) -> None:
         """Serves with `handle`, which is ready, and with its successors. Raises StartupError when they die
-        too often, so that whoever watches this server notices."""
+        too often."""
+        logs.dp_rank.set(self.client.rank)
         delay = FIRST_DELAY
         while True:
             began = time.monotonic()
@@ -187,8 +189,9 @@ class Supervisor:
         while self.restarts and self.restarts[0] < now - WINDOW_SECONDS:
             self.restarts.popleft()
         if len(self.restarts) >= most:
-            message = f"the engine ended again after {most} restarts in {WINDOW_SECONDS / 60:.0f} minutes"
-            raise StartupError(f"{message} (--max-engine-restarts); the server ends", False)
+            minutes = WINDOW_SECONDS / 60
+            message = f"the engine ended again after {most} restarts in {minutes:.0f} minutes"
+            raise StartupError(f"{message} (--max-engine-restarts)", False)
         self.restarts.append(now)
         self.client.metrics.restarts += 1
 
@@ -223,3 +226,7 @@ class Supervisor:
     async def stop(self) -> None:
         if self.handle is not None:
             await self.handle.stop()
+
+    def kill(self) -> None:
+        if self.handle is not None:
+            self.handle.kill()

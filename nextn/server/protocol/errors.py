@@ -87,8 +87,12 @@ def unavailable(message: str, code: str) -> ApiError:
     return ApiError(503, message, "service_unavailable", code=code, headers={"Retry-After": "1"})
 
 
-def no_engine() -> ApiError:
-    return unavailable("the engine is not running; it is being started", "engine_unavailable")
+def no_engine(rank: int | None = None) -> ApiError:
+    """rank: of the replica that was asked for."""
+    message = "the engine is not running; it is being started"
+    if rank is not None:
+        message = f"replica {rank} is not running; try again, or let the server choose another"
+    return unavailable(message, "engine_unavailable")
 
 
 def engine_dead(message: str) -> ApiError:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from pydantic import ConfigDict, Field, WithJsonSchema
 
 from nextn.request import SamplingParams, SpeculativeParams
-from nextn.server.protocol.body import Body, json_type, part, refuse, schema_of
+from nextn.server.protocol.body import json_type, part, refuse, schema_of
 from nextn.server.protocol.errors import bad_request
 from nextn.server.protocol.fields import (
     LONGEST_ID,
@@ -22,6 +22,7 @@ from nextn.server.protocol.fields import (
     prompts,
 )
 from nextn.server.protocol.openai import MAX_LOGPROBS, REFUSED, Sampling
+from nextn.server.protocol.routed import Routed
 
 REFUSED_SAMPLING: dict[str, tuple[object, ...]] = {
     "custom_params": REFUSED["custom_params"], "stream_interval": (1,), "beam_width": (1,),
@@ -108,7 +109,7 @@ NO_GENERATE = {
 }
 
 
-class GenerateRequest(Body):
+class GenerateRequest(Routed):
     refused, elsewhere = REFUSED_IN_GENERATE, NO_GENERATE
 
     # Checked by `given` and `asked`: a union's errors would name every branch.
@@ -127,6 +128,7 @@ class GenerateRequest(Body):
     speculative: SpeculativeField = SpeculativeParams()
 
     def check(self) -> None:
+        super().check()
         if (self.text is None) == (self.input_ids is None):
             raise bad_request("give either text or input_ids", "text")
 

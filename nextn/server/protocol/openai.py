@@ -22,6 +22,7 @@ from nextn.server.protocol.fields import (
     StopStrings,
     prompts,
 )
+from nextn.server.protocol.routed import Routed
 from nextn.server.protocol.structured import grammar_for
 
 MAX_CHOICES = 128
@@ -139,7 +140,7 @@ class Sampling(Body):
         return params
 
 
-class CommonRequest(Sampling):
+class CommonRequest(Sampling, Routed):
     """What both endpoints take."""
 
     model: str | None = None

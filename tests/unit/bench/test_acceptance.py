@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.played_replicas import played_replicas
 
 from nextn.bench.acceptance import parse_spec, parse_vllm
 from nextn.bench.errors import BenchError
@@ -24,6 +25,14 @@ def rendered(spec: SpecStats, requests: int) -> str:
 
 def test_what_the_server_says() -> None:
     assert parse_spec(rendered(SPEC, requests=3)) == SPEC
+
+
+def test_replicas_are_added_up() -> None:
+    replicas, _ = played_replicas(2)
+    for client in replicas.ranks:
+        client.metrics.on_step(EngineStats(generated_tokens=SPEC.committed, spec=SPEC), 0.1)
+    both = SpecStats(80, [80, 76], [60, 24], 162)
+    assert parse_spec(Metrics(replicas).render().decode()) == both
 
 
 def test_more_than_nine_depths_keep_their_order() -> None:

@@ -85,3 +85,15 @@ async def test_the_load_tells_what_is_wrong(server: Server, monkeypatch: pytest.
         await watched(server, 1, lambda: 1 // 0)
     with pytest.raises(BenchError, match=r"GET http://server/v1/loads\?include=spec: ConnectError: gone"):
         await watched(server, 1)
+
+
+async def test_of_several_replicas_the_busiest() -> None:
+    def word(requests: int) -> dict[str, object]:
+        return dataclasses.asdict(DraftingState(True, requests, 1.5, ""))
+
+    said: list[dict[str, object]] = [{"auto": word(3)}, {}, {"auto": word(9)}, {"auto": word(4)}]
+    loads = {"loads": [{"speculative": each} for each in said]}
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, json=loads))
+    async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+        state = await drafting.read_drafting(client)
+    assert state == DraftingState(True, 9, 1.5, "")

@@ -40,7 +40,7 @@ def test_every_flag_sets_its_field(option: object) -> None:
         "speculative_verify": "block", "speculative_accept_threshold_single": "1.0",
         "speculative_accept_threshold_acc": "1.0", "tool_call_parser": "deepseekv31",
         "reasoning_parser": "deepseek-v3",
-        "grammar_backend": "xgrammar",
+        "grammar_backend": "xgrammar", "load_balance_method": "round_robin",
     }  # fmt: skip
     for flag in option.flags:
         for name in (flag, "--" + flag[2:].replace("-", "_")):
@@ -51,6 +51,11 @@ def test_every_flag_sets_its_field(option: object) -> None:
                 text = special.get(option.name, value[option.type])
                 assert getattr(read(name, text), option.name) == option.type(text)
                 assert read(f"{name}={text}") == read(name, text)
+
+
+def test_at_least_one_replica() -> None:
+    with pytest.raises(CommandError, match="--dp-size is 0: it must be at least 1"):
+        read("--dp-size", "0")
 
 
 def test_a_word_for_a_value() -> None:

@@ -86,7 +86,7 @@ def test_lines_that_people_copy() -> None:
         speculative_num_steps=3,
         speculative_num_draft_tokens=4,
     )
-    assert note.startswith("these options ask for nothing here: --tp 1, --dp-size 1 (an engine is one ")
+    assert note.startswith("these options ask for nothing here: --tp 1 (an engine is one ")
     assert "--trust-remote-code (no code of a checkpoint is ever run)" in note
     assert "\n" not in note
     config, note = read(
@@ -149,10 +149,23 @@ def test_all_problems_of_a_line_in_one_message(capsys: pytest.CaptureFixture[str
             "--enable-chunked-prefill false is not supported: prompts are",
         ),
         (["-x"], "unrecognized arguments: -x"),
+        (["--dp", "2", "--enable-dp-attention"], "--enable-dp-attention is not supported: replicas share"),
+        (["--enable-dp-attention", "-dp=2"], "--enable-dp-attention is not supported: replicas share"),
+        (["--load-balance-method", "follow_bootstrap_room"], "invalid choice: 'follow_bootstrap_room'"),
     ],
 )
 def test_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert message in error(capsys, *words)
+
+
+def test_replicas() -> None:
+    for words in (["--dp", "2"], ["-dp", "2"], ["--dp_size=2"], ["--data-parallel-size", "2"]):
+        assert read(*words) == (ServerConfig(dp_size=2), "")
+    assert "--enable-dp-attention (replicas" in read("--dp-size", "1", "--enable-dp-attention")[1]
+    assert "--enable-dp-attention false" in read("--dp-size=2", "--enable-dp-attention", "false")[1]
+    names = {"auto": "prefix", "minimum_tokens": "total_tokens", "shortest_queue": "total_requests"}
+    for sglangs, ours in names.items():
+        assert read("--load-balance-method", sglangs)[0].load_balance_method == ours
 
 
 def test_other_names_of_options() -> None:

@@ -7,13 +7,14 @@ import { Spark } from "./sparks.js";
 
 const PERIOD = 1000, LATER = 3000; // ms; the second after a failure
 
-/** Prometheus' text -> name and labels as they are written -> value. */
+/** Prometheus' text -> name and labels as they are written, but dp_rank -> value, added up over replicas. */
 export function parse(text) {
   const found = new Map();
   for (const line of text.split("\n")) {
     if (line && !line.startsWith("#")) {
       const at = line.lastIndexOf(" ");
-      found.set(line.slice(0, at), Number(line.slice(at + 1)));
+      const name = line.slice(0, at).replace(/dp_rank="\d+",?/, "").replace("{}", "");
+      found.set(name, (found.get(name) ?? 0) + Number(line.slice(at + 1)));
     }
   }
   return found;
@@ -42,16 +43,22 @@ export function watch(list, words, auto) {
 
   async function read() {
     const loads = await (await ask("v1/loads?include=spec")).json();
-    auto.textContent = loads.loads[0].speculative.auto_line ?? "";
+    const several = loads.loads.length > 1;
+    auto.textContent = loads.loads
+      .filter((load) => load.speculative.auto_line)
+      .map((load) => (several ? `replica ${load.dp_rank}: ` : "") + load.speculative.auto_line)
+      .join("; ");
     if (!metered) return;
     const now = parse(await (await ask("metrics")).text());
     now.set("at", performance.now());
     between(before, now).forEach((value, i) => sparks[i].push(value));
     before = { values: now };
     const get = (name) => now.get(`nextn:${name}`);
+    const ratio = (part, whole) => get(part) / Math.max(get(whole), 1);
     words.textContent =
-      `${number(get("num_queue_reqs"))} queued; ${percent(get("token_usage"))} of the KV cache in use; ` +
-      `${percent(get("cache_hit_rate"))} of prompt tokens found in the prefix cache so far`;
+      `${number(get("num_queue_reqs"))} queued; ${percent(ratio("num_used_tokens", "max_total_num_tokens"))} of the ` +
+      `KV cache in use; ${percent(ratio("cached_tokens_total", "prompt_tokens_total"))} of prompt tokens found in the ` +
+      "prefix cache so far";
     if (get("engine_up") === 0) throw Object.assign(new Error("no engine"), { advice: "The engine is not running. The server starts it again by itself; the reason is in its log." });
   }
 

@@ -6,7 +6,7 @@ import json
 import logging
 
 from nextn.server.http.middleware import USABLE
-from nextn.server.process.logs import TEXT, JsonLines, Lines
+from nextn.server.process.logs import TEXT, JsonLines, Lines, dp_rank
 from nextn.server.protocol.context import request_id
 
 
@@ -44,6 +44,20 @@ def test_json_of_an_exception_outside_of_requests() -> None:
 def test_text_forges_no_line() -> None:
     lines = Lines(TEXT).format(record("asked for %s", "x\n2026-01-01 INFO: all is well")).split("\n")
     assert lines[1] == "  2026-01-01 INFO: all is well"
+
+
+def test_lines_of_a_replica() -> None:
+    """Of the process that is it, and of a task of the HTTP process about it."""
+    assert Lines(TEXT).format(record("so")).endswith(" WARNING: so")
+    assert Lines(TEXT, 1).format(record("so")).endswith(" WARNING: [dp1] so")
+    assert json.loads(JsonLines(1).format(record("so")))["dp_rank"] == 1
+    assert "dp_rank" not in json.loads(JsonLines().format(record("so")))
+    token = dp_rank.set(0)
+    try:
+        assert Lines(TEXT).format(record("so")).endswith(" WARNING: [dp0] so")
+        assert json.loads(JsonLines().format(record("so")))["dp_rank"] == 0
+    finally:
+        dp_rank.reset(token)
 
 
 def test_ids_that_may_be_echoed() -> None:

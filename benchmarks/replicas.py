@@ -1,0 +1,146 @@
+"""Which replica a request should go to: --load-balance-method prefix against round_robin.
+
+    python benchmarks/replicas.py [--replicas 2] [--rounds 6] [--output FOLDER]
+    python benchmarks/replicas.py --groups 4 --prompts-per-group 3 --rounds 2 --system-tokens 96
+
+Two servers, one for each method, take turns with the same load: prompts of random ids in groups that begin
+alike, in random order. Every round has prompts of its own, and caches are empty when it begins. Ratios are
+prefix over round_robin, medians over the rounds. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import shlex
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import httpx
+from depth_claims import add_shared_options, positive, run_script
+from last_line import tell
+
+from nextn.bench.apis import completion_body
+from nextn.bench.client import get_text, run_load
+from nextn.bench.datasets import Options, load_samples
+from nextn.bench.local_server import LocalServer, ended_like_ctrl_c
+from nextn.bench.machine import this_machine
+from nextn.config import model_folder
+from nextn.terminal.scrape import Scrape
+from nextn.tokenizer import Tokenizer
+
+METHODS = ("prefix", "round_robin")
+
+
+class Round(NamedTuple):
+    """One load on one server."""
+
+    hit_rate: float  # prompt tokens found in the cache / prompt tokens
+    tokens_per_s: float  # generated
+    ttft: float  # seconds, median
+    shares: list[float]  # of the prompt tokens, by replica
+
+
+async def run_round(server: LocalServer, bodies: Sequence[dict[str, Any]], concurrency: int) -> Round:
+    async with httpx.AsyncClient(base_url=server.url, trust_env=False) as client:
+        (await client.post("/flush_cache")).raise_for_status()
+    before = await get_text(server.url, "/metrics")
+    load = await run_load(server.url, bodies, concurrency)
+    after = await get_text(server.url, "/metrics")
+    grown = Scrape.read(after, 1.0).since(Scrape.read(before, 0.0))
+    assert grown is not None, "the server was restarted"
+    prompts = [b - a for a, b in zip(prompt_tokens(before), prompt_tokens(after), strict=True)]
+    return Round(
+        grown.ratio("cached_tokens_total", "prompt_tokens_total"),
+        sum(reply.completion_tokens for reply in load.replies) / load.seconds,
+        median(reply.ttft for reply in load.replies),
+        [tokens / sum(prompts) for tokens in prompts],
+    )
+
+
+def prompt_tokens(metrics: str) -> list[float]:
+    """Of each replica."""
+    lines = [line for line in metrics.splitlines() if line.startswith("nextn:prompt_tokens_total")]
+    return [float(line.rpartition(" ")[2]) for line in lines]
+
+
+def ratio(rounds: Sequence[dict[str, Round]], name: str) -> dict[str, Any]:
+    """prefix over round_robin."""
+    each = [getattr(r["prefix"], name) / max(getattr(r["round_robin"], name), 1e-9) for r in rounds]
+    return {"median": median(each), "each_round": each}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add_shared_options(parser)
+    for name, default, what in (
+        ("--replicas", 2, "of each server"),
+        ("--groups", 16, "of prompts that begin alike"),
+        ("--prompts-per-group", 6, ""),
+        ("--system-tokens", 384, "shared by a group"),
+        ("--question-tokens", 32, "further ones of each prompt"),
+        ("--output-tokens", 32, "of each text"),
+        ("--concurrency", 16, "requests in flight"),
+        ("--kv-cache-tokens", 6144, "of each replica: room for some of the groups"),
+        ("--rounds", 6, "of each server"),
+    ):
+        parser.add_argument(
+            name, type=positive, default=default, help=f"{what} (default: %(default)s)".strip()
+        )
+    parser.add_argument("--server-options", default="", help="of nextn serve, in one word")
+    args = parser.parse_args()
+    tokenizer = Tokenizer.from_folder(model_folder(args.model_path))
+    options = [
+        "--model-path", args.model_path, "--dp-size", str(args.replicas), "--kv-cache-tokens",
+        str(args.kv_cache_tokens), "--log-level", "warning", *shlex.split(args.server_options),
+    ]  # fmt: skip
+    rounds: list[dict[str, Round]] = []
+    with ended_like_ctrl_c(), contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nextn-replicas-")))
+        servers: dict[str, LocalServer] = {}
+        for method in METHODS:  # one after the other: engines measure their steps when they start
+            how = [*options, "--load-balance-method", method]
+            servers[method] = stack.enter_context(LocalServer(method, how, folder / f"{method}.log"))
+            servers[method].wait_ready()
+        for seed in range(args.rounds):
+            data = Options(
+                "generated-shared-prefix", gsp_num_groups=args.groups, seed=seed,
+                gsp_prompts_per_group=args.prompts_per_group, gsp_system_prompt_len=args.system_tokens,
+                gsp_question_len=args.question_tokens, gsp_output_len=args.output_tokens,
+            )  # fmt: skip
+            model = servers["prefix"].model
+            bodies = [
+                completion_body(model, s.prompt, s.output_len, True) for s in load_samples(data, tokenizer)
+            ]
+            order = METHODS if seed % 2 == 0 else METHODS[::-1]
+            done = {m: asyncio.run(run_round(servers[m], bodies, args.concurrency)) for m in order}
+            rounds.append(done)
+            print(
+                *(f"{m}: {done[m].hit_rate:.2f} hits, {done[m].tokens_per_s:.0f} tok/s" for m in METHODS),
+                sep="; ",
+            )
+    print("| method | hit rate | tok/s | TTFT, ms | busiest replica's share |\n|---|--:|--:|--:|--:|")
+    for method in METHODS:
+        own = [r[method] for r in rounds]
+        print(
+            f"| {method} | {median(r.hit_rate for r in own):.2f} | {median(r.tokens_per_s for r in own):.0f} "
+            f"| {median(r.ttft for r in own) * 1e3:.1f} | {median(max(r.shares) for r in own):.2f} |"
+        )
+    settings = {name: value for name, value in vars(args).items() if name != "output"}
+    ratios = {name: ratio(rounds, name) for name in ("hit_rate", "tokens_per_s", "ttft")}
+    result = {
+        "prefix_over_round_robin": ratios,
+        "rounds": [{method: r[method]._asdict() for method in METHODS} for r in rounds],
+        "settings": settings, "machine": dataclasses.asdict(this_machine()),
+    }  # fmt: skip
+    tell("replicas", result, args.output)
+    return 0
+
+
+if __name__ == "__main__":
+    run_script(main)

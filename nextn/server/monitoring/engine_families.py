@@ -1,0 +1,100 @@
+"""The engines' part of /metrics: what one engine counts, and several replicas together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.utils import floatToGoString
+
+from nextn.request import SpecStats
+from nextn.server.process.engine_client import EngineClient
+
+ACCEPTED_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16)
+
+
+def of_engines(ranks: Sequence[EngineClient]) -> Iterable[Metric]:
+    """With several replicas each sample has the label dp_rank. There are no sums: Prometheus makes them."""
+    if len(ranks) == 1:
+        return of_engine(ranks[0])
+    families: dict[str, Metric] = {}
+    for rank, client in enumerate(ranks):
+        for one in of_engine(client):
+            whole = families.setdefault(one.name, Metric(one.name, one.documentation, one.type))
+            label = {"dp_rank": str(rank)}
+            whole.samples += [sample._replace(labels={**sample.labels, **label}) for sample in one.samples]
+    return families.values()
+
+
+def of_engine(client: EngineClient) -> Iterable[Metric]:
+    metrics = client.metrics
+    stats, total, last = metrics.stats, metrics.totals(), metrics.interval
+    spec = total.spec
+
+    def gauge(name: str, value: float, help: str) -> Metric:
+        return GaugeMetricFamily(f"nextn:{name}", help, value=value)
+
+    def counter(name: str, value: float, help: str) -> Metric:
+        return CounterMetricFamily(name, help, value=value)
+
+    def by_position(name: str, values: list[int], first: int, help: str) -> Metric:
+        family = CounterMetricFamily(name, help, labels=["position"])
+        for position, value in enumerate(values, first):
+            family.add_metric([str(position)], value)
+        return family
+
+    throughput = last.throughput if stats.running else 0.0
+    usage = stats.used_tokens / max(stats.total_tokens, 1)
+    hit_rate = total.cached_tokens / max(total.prompt_tokens, 1)
+    yield gauge("num_running_reqs", stats.running, "requests in the engine's batch")
+    yield gauge("num_queue_reqs", stats.waiting, "requests waiting for their turn")
+    yield gauge("num_used_tokens", stats.used_tokens, "KV slots in use")
+    yield gauge("max_total_num_tokens", stats.total_tokens, "KV slots there are")
+    yield gauge("token_usage", usage, "KV slots in use / there are")
+    yield gauge("gen_throughput", throughput, "generated tokens per second, last interval; 0 when idle")
+    yield gauge("cache_hit_rate", hit_rate, "prompt tokens found in the prefix cache / prompt tokens")
+    yield gauge("num_retracted_reqs", total.retracted, "requests put back because pages ran out, so far")
+    yield gauge("spec_accept_length", last.spec.accept_length, "tokens per verify step, last interval")
+    yield gauge("spec_accept_rate", last.spec.accept_rate, "drafts accepted / proposed, last interval")
+    simulated = "1: drafts are accepted by lot (--speculative-simulate-accept-length)"
+    yield gauge("spec_simulated", int(stats.spec.simulated), simulated)
+    if stats.auto is not None:
+        yield gauge("auto_drafting", int(stats.auto.drafting), "1: automatic depth drafts at this load")
+        predicted = "tokens/s with drafts over without at this load, as automatic depth predicts it"
+        yield gauge("auto_draft_gain", stats.auto.gain, predicted)
+    yield counter("nextn:prompt_tokens", total.prompt_tokens, "prompt tokens, cached ones included")
+    yield counter("nextn:cached_tokens", total.cached_tokens, "prompt tokens found in the prefix cache")
+    yield counter("nextn:generation_tokens", total.generated_tokens, "generated tokens")
+    yield gauge("engine_up", metrics.engine_up, "1 while there is an engine to serve")
+    yield gauge(
+        "seconds_since_last_step",
+        client.silent_for(),
+        "since the engine was last heard of, while it has requests; 0 when idle",
+    )
+    yield counter("nextn:engine_busy_seconds", metrics.busy, "in which the engine had work")
+    waited = "of these, in which the engine's ranks waited for each other (--tp-size)"
+    yield counter("nextn:rank_wait_seconds", total.waited, waited)
+    yield counter("nextn:engine_restarts", metrics.restarts, "engines started after the first")
+    yield counter("nextn:spec_verify_steps", spec.verify_steps, "decode steps of requests")
+    yield counter("nextn:spec_committed_tokens", spec.committed, "tokens that decode steps committed")
+    yield by_position("nextn:spec_draft_tokens", spec.proposed, 1, "drafts proposed, by depth from 1")
+    yield by_position("nextn:spec_accepted_tokens", spec.accepted, 1, "drafts accepted, by depth from 1")
+    yield accepted_per_step(spec)
+    drafts = spec.proposed[0] if spec.proposed else 0
+    yield counter("vllm:spec_decode_num_drafts", drafts, "verify steps with drafts")
+    yield counter("vllm:spec_decode_num_draft_tokens", sum(spec.proposed), "drafts proposed")
+    yield counter("vllm:spec_decode_num_accepted_tokens", sum(spec.accepted), "drafts accepted")
+    yield by_position(
+        "vllm:spec_decode_num_accepted_tokens_per_pos", spec.accepted, 0, "drafts accepted, from 0"
+    )
+
+
+def accepted_per_step(spec: SpecStats) -> Metric:
+    """Verify steps by how many drafts they accepted, none proposed included."""
+    buckets = [(floatToGoString(most), sum(spec.histogram[: most + 1])) for most in ACCEPTED_BUCKETS]
+    return HistogramMetricFamily(
+        "nextn:spec_accepted_drafts_per_step",
+        "drafts that a verify step accepted",
+        buckets=[*buckets, ("+Inf", sum(spec.histogram))],
+        sum_value=sum(spec.accepted),
+    )

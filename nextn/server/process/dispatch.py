@@ -1,0 +1,88 @@
+"""Which replica a request goes to, by --load-balance-method.
+
+    round_robin     each replica in turn
+    total_requests  the one with the fewest requests, running or waiting
+    total_tokens    the one with the fewest tokens in requests that run or wait, prompts and texts so far
+    prefix          the one with the least of: these tokens, less `MATCHED` for each token at the beginning of
+                    the prompt that it was sent before
+
+Of equals, the one whose turn it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nextn.server.process.engine_client import EngineClient
+from nextn.server.process.messages import NewRequest, Ready
+from nextn.server.process.prefix_index import PrefixIndex, hashed
+
+MATCHED = 4  # a replica that knows a prefix is preferred until it has so many times its tokens more to do
+
+
+def groups_of(requests: Sequence[NewRequest]) -> list[list[NewRequest]]:
+    """Cuts the choices of one HTTP request into those that stay together: choices of one prompt share its
+    computation. If constraints differ, all stay together, so that one that does not compile is reported
+    before any choice begins."""
+    if len({id(request.params.constraint) for request in requests}) > 1:
+        return [list(requests)]
+    groups: dict[object, list[NewRequest]] = {}
+    for request in requests:
+        groups.setdefault(request.rid if request.group is None else request.group, []).append(request)
+    return list(groups.values())
+
+
+class Dispatch:
+    """`cached`: do the engines have a prefix cache? Without one, prefix is total_tokens."""
+
+    def __init__(self, ranks: Sequence[EngineClient], method: str, cached: bool = True) -> None:
+        self.ranks, self.method = ranks, method
+        self.prefixes = method == "prefix" and cached
+        self._turn = 0
+        self._indexes: dict[int, tuple[Ready, PrefixIndex]] = {}  # by rank; of the engine with this `Ready`
+
+    def places(self, groups: Sequence[Sequence[NewRequest]], rank: int | None = None) -> list[int]:
+        """The rank for each group: `rank`, if that is asked for, else one that is up. One must be. A group
+        counts as load for those that follow."""
+        added = [0] * len(self.ranks)
+        chosen = []
+        for group in groups:
+            blocks = hashed(group[0].tokens) if self.prefixes else []
+            at = self._choose(blocks, added) if rank is None else rank
+            added[at] += self._size(group)
+            if blocks and self.ranks[at].ready is not None:
+                self._index(at).add(blocks)
+            chosen.append(at)
+        return chosen
+
+    def forget(self) -> None:
+        """The prefix caches were dropped."""
+        self._indexes.clear()
+
+    def _choose(self, blocks: Sequence[int], added: Sequence[int]) -> int:
+        count = len(self.ranks)
+        in_turn = [(self._turn + i) % count for i in range(count)]
+        up = [rank for rank in in_turn if self.ranks[rank].ready is not None]
+        at = up[0]
+        if self.method != "round_robin":
+            at = min(up, key=lambda rank: self._cost(rank, blocks) + added[rank])
+        self._turn = at + 1
+        return at
+
+    def _cost(self, rank: int, blocks: Sequence[int]) -> int:
+        client = self.ranks[rank]
+        if self.method == "total_requests":
+            return client.active
+        return client.tokens - (MATCHED * self._index(rank).matched(blocks) if blocks else 0)
+
+    def _size(self, group: Sequence[NewRequest]) -> int:
+        return len(group) if self.method == "total_requests" else sum(len(new.tokens) for new in group)
+
+    def _index(self, rank: int) -> PrefixIndex:
+        """A new one for a new engine."""
+        ready = self.ranks[rank].ready
+        assert ready is not None
+        kept = self._indexes.get(rank)
+        if kept is None or kept[0] is not ready:
+            kept = self._indexes[rank] = ready, PrefixIndex(ready.stats.total_tokens)
+        return kept[1]

@@ -1,0 +1,53 @@
+"""What the rest of the server sees of its engine: one process (`EngineClient`), or several (`Replicas`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from nextn.request import SpeculativeParams
+from nextn.server.process.engine_client import EngineClient, Update
+from nextn.server.process.messages import NewRequest, Ready
+from nextn.server.protocol.errors import ApiError
+
+
+class Engines(Protocol):
+    """`EngineClient` says what each call does."""
+
+    request_timeout: float | None
+
+    @property
+    def ranks(self) -> Sequence[EngineClient]:
+        """Each engine process, by its dp_rank."""
+
+    @property
+    def ready(self) -> Ready | None:
+        """What every request must keep to; None while there is no engine to serve."""
+
+    @property
+    def active(self) -> int: ...
+
+    @property
+    def waiting(self) -> int: ...
+
+    @property
+    def speculative_defaults(self) -> SpeculativeParams: ...
+
+    def submit(
+        self,
+        requests: list[NewRequest],
+        queue: asyncio.Queue[Update],
+        names: Sequence[str] | None = None,
+        rank: int | None = None,
+    ) -> None: ...
+
+    def abort(self, rid: str) -> bool: ...
+
+    def end(self, beginning: str) -> None: ...
+
+    def fail_all(self, error: ApiError) -> None: ...
+
+    async def set_speculative_defaults(self, defaults: SpeculativeParams) -> None: ...
+
+    async def flush_cache(self) -> None: ...

@@ -1,0 +1,91 @@
+"""Several engine processes behind one port: each request goes to one of them, each command to all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+
+from nextn.request import SpeculativeParams
+from nextn.server.process.dispatch import Dispatch, groups_of
+from nextn.server.process.engine_client import EngineClient, Update
+from nextn.server.process.messages import NewRequest, Ready
+from nextn.server.protocol.errors import ApiError, no_engine
+
+
+class Replicas:
+    """`Engines` of more than one; they differ in nothing but the size of the KV pool, if at all."""
+
+    def __init__(
+        self, ranks: Sequence[EngineClient], dispatch: Dispatch, request_timeout: float | None = None
+    ) -> None:
+        self.ranks, self.dispatch, self.request_timeout = ranks, dispatch, request_timeout
+
+    @property
+    def ready(self) -> Ready | None:
+        """Of the engine with the shortest context, as a request may go to any of them."""
+        up = [client.ready for client in self.ranks if client.ready is not None]
+        return min(up, key=lambda ready: ready.context_length, default=None)
+
+    @property
+    def active(self) -> int:
+        return sum(client.active for client in self.ranks)
+
+    @property
+    def waiting(self) -> int:
+        return sum(client.waiting for client in self.ranks)
+
+    @property
+    def speculative_defaults(self) -> SpeculativeParams:
+        return self.ranks[0].speculative_defaults
+
+    def submit(
+        self,
+        requests: list[NewRequest],
+        queue: asyncio.Queue[Update],
+        names: Sequence[str] | None = None,
+        rank: int | None = None,
+    ) -> None:
+        """rank: of the replica that the client asks for; then it is an error if just that one is down."""
+        if self.ready is None:
+            for request in requests:
+                queue.put_nowait(Update(request.rid, no_engine()))
+            return
+        groups = groups_of(requests)
+        name = dict(zip((r.rid for r in requests), names or [r.rid for r in requests], strict=True))
+        parts: dict[int, list[NewRequest]] = {}
+        for group, at in zip(groups, self.dispatch.places(groups, rank), strict=True):
+            parts.setdefault(at, []).extend(group)
+        for at, part in parts.items():
+            self.ranks[at].submit(part, queue, [name[r.rid] for r in part])
+
+    def abort(self, rid: str) -> bool:
+        return any(client.abort(rid) for client in self.ranks)
+
+    def end(self, beginning: str) -> None:
+        for client in self.ranks:
+            client.end(beginning)
+
+    def fail_all(self, error: ApiError) -> None:
+        for client in self.ranks:
+            client.fail_all(error)
+
+    async def set_speculative_defaults(self, defaults: SpeculativeParams) -> None:
+        await self._all(lambda client: client.set_speculative_defaults(defaults))
+        for client in self.ranks:  # those that are down take them when they are up
+            client.speculative_defaults = defaults
+
+    async def flush_cache(self) -> None:
+        if self.active:
+            raise ValueError("requests are running or waiting")
+        self.dispatch.forget()
+        await self._all(EngineClient.flush_cache)
+
+    async def _all(self, call: Callable[[EngineClient], Coroutine[None, None, None]]) -> None:
+        """Calls all that are up. One that is gone before it answers begins afresh in any case: that is an
+        error only if no other answers."""
+        up = [client for client in self.ranks if client.ready is not None]
+        ended = await asyncio.gather(*map(call, up), return_exceptions=True)
+        errors = [error for error in ended if error is not None]
+        for error in errors:
+            if not isinstance(error, ApiError) or len(errors) == len(up):
+                raise error

@@ -1,0 +1,40 @@
+"""The engines' metrics: one engine has no labels, several have dp_rank."""
+
+from __future__ import annotations
+
+from prometheus_client.parser import text_string_to_metric_families
+from support.engine_stats import stats
+from support.played_replicas import played_replicas
+
+from nextn.server.monitoring.metrics import Metrics
+from nextn.server.process.engine_client import EngineClient
+from nextn.terminal.scrape import Scrape
+
+
+def test_one_engine_has_no_label() -> None:
+    text = Metrics(EngineClient()).render().decode()
+    assert "nextn:num_running_reqs 0.0" in text
+    assert "dp_rank" not in text
+
+
+def test_several_have_one() -> None:
+    replicas, _ = played_replicas(2)
+    replicas.ranks[0].metrics.on_step(stats(4, 1), 1.0)
+    replicas.ranks[1].metrics.on_step(stats(5, 2), 1.0)
+    replicas.ranks[1].detach("dead")
+    text = Metrics(replicas).render().decode()
+    samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
+    found = {(s.name, *s.labels.values()): s.value for s in samples}
+    assert [found["nextn:engine_up", rank] for rank in "01"] == [1, 0]
+    assert [found["nextn:spec_verify_steps_total", rank] for rank in "01"] == [4, 5]
+    assert found["nextn:spec_draft_tokens_total", "0", "1"] == 4
+    assert found["nextn:num_requests_total",] == 0
+    names = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(names) == len(set(names))
+    # nextn top adds them up.
+    scrape = Scrape.read(text, 0.0)
+    assert scrape.get("engine_up") == 1
+    assert scrape.get("generation_tokens_total") == 8 + 15
+    assert sum(scrape.by_position("spec_accepted_tokens")) == sum(
+        s.value for s in samples if s.name == "nextn:spec_accepted_tokens_total"
+    )

@@ -1,0 +1,43 @@
+"""What the server prints when it is ready."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from nextn.server.launch import announce, startup_lines, together
+from nextn.server.process.messages import Ready
+from nextn.server_config import ServerConfig
+from nextn.stats import EngineStats
+
+FIRST = {"weight_bytes": 2**21, "load_seconds": 0.5, "kv_tokens": 4096, "drafts": "auto"}
+
+
+def test_one_engine_says_it_as_it_is() -> None:
+    assert together([FIRST]) == FIRST
+
+
+def test_replicas_say_it_once() -> None:
+    said = together([FIRST, {**FIRST, "load_seconds": 0.75, "kv_tokens": 4000}])
+    assert said == {
+        "replicas": "2, each with what follows", "weight_bytes": 2**21, "load_seconds": 0.75,
+        "kv_tokens": "4096 / 4000", "drafts": "auto",
+    }  # fmt: skip
+    assert [line.split("  ")[0] for line in startup_lines(said)] == [
+        "replicas",
+        "weight",
+        "load",
+        "kv tokens",
+        "drafts",
+    ]
+
+
+def test_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
+    ready = Ready(258, 1024, None, FIRST, EngineStats())
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        announce(ServerConfig(), [ready], listener)
+        announce(ServerConfig(dp_size=2), [ready, ready], listener)
+    one, two = (line for line in capsys.readouterr().out.splitlines() if "is ready" in line)
+    assert one.endswith("(model nextn-tiny, MTP auto drafts)")
+    assert two.endswith("(model nextn-tiny, MTP auto drafts on 2 replicas)")
