@@ -2,13 +2,12 @@
 
     group = TorchGroup(rank, 2, "tcp://127.0.0.1:29500", "nccl")
 
-| backend | devices | how the bits go |
-|---|---|---|
-| nccl | CUDA, one GPU a rank | from GPU to GPU, on the current stream: the host waits for nothing, and a CUDA graph can hold it |
-| gloo | any, also several ranks on one GPU | through the host's memory: the host waits |
+nccl: one GPU a rank, bits go from GPU to GPU on the current stream. The host waits for nothing, and a CUDA
+graph can hold the collective. gloo: any devices, several ranks on one GPU too; bits go through the host's
+memory, and the host waits.
 
 A collective carries bytes and adds nothing, so neither the backend nor its algorithm has a say in a value.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

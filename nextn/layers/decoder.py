@@ -8,35 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from nextn.distributed.group import Group
-from nextn.families.config import ModelConfig
 from nextn.layers.batch import Batch
 from nextn.layers.mla import MLA
 from nextn.layers.mlp import MLP, MoE
-from nextn.ops.base import Ops
+from nextn.layers.sharing import Sharing
 
 
 class DecoderLayer:
-    def __init__(
-        self,
-        cfg: ModelConfig,
-        index: int,
-        ops: Ops,
-        dtype: torch.dtype,
-        device: torch.device,
-        group: Group,
-    ) -> None:
-        self.cfg, self.ops = cfg, ops
-        self.attention_norm = torch.empty(cfg.hidden_size, dtype=dtype, device=device)
-        self.attention = MLA(cfg, ops, dtype, device, group)
-        self.mlp_norm = torch.empty(cfg.hidden_size, dtype=dtype, device=device)
+    def __init__(self, sharing: Sharing, index: int) -> None:
+        self.cfg, self.ops, cfg = sharing.cfg, sharing.ops, sharing.cfg
+        self.attention_norm, self.mlp_norm = (sharing.empty(cfg.hidden_size) for _ in range(2))
+        self.attention = MLA(sharing)
         self.mlp: MLP | MoE = (
-            MoE(cfg, ops, dtype, device, group)
-            if cfg.is_moe(index)
-            else MLP(cfg, cfg.names.mlp, cfg.intermediate_size, ops, dtype, device, group)
+            MoE(sharing) if cfg.is_moe(index) else MLP(sharing, cfg.names.mlp, cfg.intermediate_size)
         )
 
     def targets(self, prefix: str) -> dict[str, Tensor]:
@@ -47,9 +33,6 @@ class DecoderLayer:
             **self.attention.targets(prefix),
             **self.mlp.targets(prefix),
         }
-
-    def rows(self, prefix: str) -> dict[str, range]:
-        return self.attention.rows(prefix) | self.mlp.rows(prefix)
 
     def forward(
         self, x: Tensor, added: Sequence[Tensor], batch: Batch, cos: Tensor, sin: Tensor, cache: Tensor

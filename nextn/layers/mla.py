@@ -5,9 +5,7 @@ What is cached per token is [latent after its norm (R) | rotated key (P)]. The k
 folded into the query, its value half into the output, so every query (prompt, decode, verify) meets
 the cache in one and the same form, the absorbed one: that is what makes a token's bits independent of
 how it got there. The naive form, which expands keys and values, takes fewer operations for long prompts;
-it serves them where --prefill-attention naive asks for it.
-
-Of several ranks each has some of the heads, H of them, and all of what is cached.
+it serves them where --prefill-attention naive asks for it. Of several ranks each has some heads.
 """
 
 from __future__ import annotations
@@ -15,12 +13,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nextn.distributed.group import Group
-from nextn.families.config import ModelConfig
 from nextn.layers.batch import Batch
 from nextn.layers.rotary import softmax_scale
 from nextn.layers.sharing import Sharing
-from nextn.ops.base import Ops
 from nextn.ops.rotary import rotate
 
 # Of the two norms inside MLA. DeepSeek's code and transformers' leave it at this whatever rms_norm_eps says.
@@ -28,26 +23,14 @@ LATENT_NORM_EPS = 1e-6
 
 
 class MLA:
-    def __init__(
-        self,
-        cfg: ModelConfig,
-        ops: Ops,
-        dtype: torch.dtype,
-        device: torch.device,
-        group: Group,
-    ) -> None:
-        self.cfg, self.ops = cfg, ops
-        sharing = Sharing(cfg, group, ops, dtype, device)
-        self.heads, self.hidden = sharing.heads(), sharing.hidden()
+    def __init__(self, sharing: Sharing) -> None:
+        self.cfg, self.ops, empty = sharing.cfg, sharing.ops, sharing.empty
+        cfg, self.heads, self.hidden = sharing.cfg, sharing.heads(), sharing.hidden()
         self.values = self.heads.times(cfg.v_head_dim)
         h, nope, rope = len(self.heads.own), cfg.qk_nope_head_dim, cfg.qk_rope_head_dim
         rank, value, hidden = cfg.kv_lora_rank, cfg.v_head_dim, cfg.hidden_size
         self.q_in = cfg.q_lora_rank or h * (nope + rope)
         self.scale = softmax_scale(cfg)
-
-        def empty(*shape: int) -> Tensor:
-            return torch.empty(shape, dtype=dtype, device=device)
-
         self.down = empty(self.q_in + rank + rope, hidden)  # q_down (or q_proj) over kv_down
         if cfg.q_lora_rank:
             self.q_norm = empty(cfg.q_lora_rank)
@@ -73,23 +56,7 @@ class MLA:
             found[names.q_proj] = self.down[: self.q_in]
         return {prefix + name: tensor for name, tensor in found.items()}
 
-    def rows(self, prefix: str) -> dict[str, range]:
-        """Checkpoint name -> which rows of that tensor belong here, of those that are split."""
-        cfg, names = self.cfg, self.cfg.names
-        return {
-            prefix + (names.q_up if cfg.q_lora_rank else names.q_proj): self.heads.times(cfg.qk_head_dim).own,
-            prefix + names.kv_up: self.heads.times(cfg.qk_nope_head_dim + cfg.v_head_dim).own,
-            prefix + names.out: self.hidden.own,
-        }
-
-    def forward(
-        self,
-        x: Tensor,
-        batch: Batch,
-        cos: Tensor,
-        sin: Tensor,
-        cache: Tensor,
-    ) -> Tensor:
+    def forward(self, x: Tensor, batch: Batch, cos: Tensor, sin: Tensor, cache: Tensor) -> Tensor:
         """x [T, C], cos and sin [T, P / 2], cache [slots, R + P] of this layer -> [T, C] f32."""
         cfg, ops, rank = self.cfg, self.ops, self.cfg.kv_lora_rank
         q, latent = ops.linear(x, self.down).split((self.q_in, rank + cfg.qk_rope_head_dim), dim=-1)

@@ -9,32 +9,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nextn.distributed.group import Group
-from nextn.distributed.split import Split
-from nextn.families.config import ModelConfig
 from nextn.layers.batch import Batch
 from nextn.layers.sharing import Sharing
-from nextn.ops.base import Ops
 
 
 class MLP:
     """block: its prefix in a checkpoint, behind the decoder layer's."""
 
-    def __init__(
-        self,
-        cfg: ModelConfig,
-        block: str,
-        inner: int,
-        ops: Ops,
-        dtype: torch.dtype,
-        device: torch.device,
-        group: Group,
-    ) -> None:
-        self.cfg, self.block, self.ops = cfg, block, ops
-        sharing = Sharing(cfg, group, ops, dtype, device)
+    def __init__(self, sharing: Sharing, block: str, inner: int) -> None:
+        self.cfg, self.ops, self.block = sharing.cfg, sharing.ops, block
         self.hidden, self.inner = sharing.hidden(), sharing.inner(inner)
-        self.gate_up = torch.empty(2 * len(self.inner.own), cfg.hidden_size, dtype=dtype, device=device)
-        self.down = torch.empty(len(self.hidden.own), inner, dtype=dtype, device=device)
+        self.gate_up = sharing.empty(2 * len(self.inner.own), self.cfg.hidden_size)
+        self.down = sharing.empty(len(self.hidden.own), inner)
 
     def targets(self, prefix: str) -> dict[str, Tensor]:
         """Checkpoint name -> where that tensor goes. prefix: of the decoder layer."""
@@ -44,10 +30,6 @@ class MLP:
             at + names.up: self.gate_up[inner:],
             at + names.down: self.down,
         }
-
-    def rows(self, prefix: str) -> dict[str, range]:
-        """Checkpoint name -> which rows of that tensor belong here, of those that are split."""
-        return _rows(self.cfg, prefix + self.block, self.inner, self.hidden)
 
     def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         """x [T, C] -> what the residual stream grows by: some [T, C] f32, to be added in their order."""
@@ -61,27 +43,17 @@ class MLP:
 class MoE:
     """Routed experts plus the shared ones (arXiv 2412.19437, 2.1.2)."""
 
-    def __init__(
-        self,
-        cfg: ModelConfig,
-        ops: Ops,
-        dtype: torch.dtype,
-        device: torch.device,
-        group: Group,
-    ) -> None:
-        self.cfg, self.ops = cfg, ops
+    def __init__(self, sharing: Sharing) -> None:
+        self.cfg, self.ops, cfg, empty = sharing.cfg, sharing.ops, sharing.cfg, sharing.empty
         experts, inner, hidden = cfg.n_routed_experts, cfg.moe_intermediate_size, cfg.hidden_size
-        sharing = Sharing(cfg, group, ops, dtype, device)
         self.hidden, self.inner = sharing.hidden(), sharing.inner(inner)
-        self.router = torch.empty(experts, hidden, dtype=torch.float32, device=device)
-        self.bias = torch.empty(experts, dtype=torch.float32, device=device)
-        self.gate_up = torch.empty(experts, 2 * len(self.inner.own), hidden, dtype=dtype, device=device)
-        self.down = torch.empty(experts, len(self.hidden.own), inner, dtype=dtype, device=device)
-        self.shared = (
-            MLP(cfg, cfg.names.shared_experts, inner * cfg.n_shared_experts, ops, dtype, device, group)
-            if cfg.n_shared_experts
-            else None
-        )
+        self.router = empty(experts, hidden, dtype=torch.float32)
+        self.bias = empty(experts, dtype=torch.float32)
+        self.gate_up = empty(experts, 2 * len(self.inner.own), hidden)
+        self.down = empty(experts, len(self.hidden.own), inner)
+        self.shared: MLP | None = None
+        if cfg.n_shared_experts:
+            self.shared = MLP(sharing, cfg.names.shared_experts, inner * cfg.n_shared_experts)
 
     def targets(self, prefix: str) -> dict[str, Tensor]:
         """As `MLP.targets`."""
@@ -96,31 +68,14 @@ class MoE:
             found |= self.shared.targets(prefix)
         return found
 
-    def rows(self, prefix: str) -> dict[str, range]:
-        """As `MLP.rows`."""
-        found = {} if self.shared is None else self.shared.rows(prefix)
-        for e in range(self.cfg.n_routed_experts):
-            found |= _rows(self.cfg, prefix + self.cfg.names.expert_at(e), self.inner, self.hidden)
-        return found
-
     def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         """As `MLP.forward`: of the shared experts, if there are some, and of the routed ones."""
         cfg, ops = self.cfg, self.ops
         ids, weights = ops.route(
-            x,
-            self.router,
-            self.bias,
-            cfg.n_group,
-            cfg.topk_group,
-            cfg.num_experts_per_tok,
-            cfg.norm_topk_prob,
-            cfg.routed_scaling_factor,
-        )
+            x, self.router, self.bias, cfg.n_group, cfg.topk_group, cfg.num_experts_per_tok,
+            cfg.norm_topk_prob, cfg.routed_scaling_factor,
+        )  # fmt: skip
         runs = ops.dispatch(ids[: batch.rows], cfg.n_routed_experts)
         routed = ops.combine(ops.experts(x, runs, self.gate_up, self.down, inner=self.inner), weights)
         shared = () if self.shared is None else (self.shared.part(x),)
         return self.hidden.wholes(*shared, routed)
-
-
-def _rows(cfg: ModelConfig, at: str, inner: Split, hidden: Split) -> dict[str, range]:
-    return {at + cfg.names.gate: inner.own, at + cfg.names.up: inner.own, at + cfg.names.down: hidden.own}

@@ -13,10 +13,10 @@ would have other bits than one device gives it (`nextn.ops.columns`): plain torc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from nextn.distributed.group import Group, bounds
 from nextn.distributed.split import Split
@@ -26,13 +26,18 @@ from nextn.ops.columns import heads_separable, outputs_separable
 
 
 class Sharing:
-    """Every rank asks for the same splits in the same order."""
+    """What the layers of one rank's model are made by: its configuration, ops, dtype, device, and its part.
+    Every rank asks for the same splits in the same order."""
 
     def __init__(
-        self, cfg: ModelConfig, group: Group, ops: Ops, dtype: torch.dtype, device: torch.device
+        self, cfg: ModelConfig, ops: Ops, dtype: torch.dtype, device: torch.device, group: Group
     ) -> None:
-        self.cfg, self.group, self.dtype, self.device = cfg, group, dtype, device
-        self.ops: Any = ops  # mypy knows of no protocol that it can be hashed
+        self.cfg, self.ops, self.dtype, self.device, self.group = cfg, ops, dtype, device, group
+        self._found: dict[Hashable, Split] = {}
+
+    def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """A weight, uninitialised."""
+        return torch.empty(shape, dtype=dtype or self.dtype, device=self.device)
 
     def heads(self) -> Split:
         """Of attention. Raises ValueError where they do not come out even."""
@@ -56,10 +61,10 @@ class Sharing:
                 fit = self._same(n_out, hidden, [(*part, *latent) for part in queries])
             return fit and heads_separable(
                 self.ops, cfg.qk_nope_head_dim, cfg.qk_rope_head_dim, cfg.v_head_dim, cfg.kv_lora_rank,
-                tuple(split.parts), self.dtype, self.device,
+                split.parts, self.dtype, self.device,
             )  # fmt: skip
 
-        return self._agreed(split, same)
+        return self._agreed("heads", split, same)
 
     def hidden(self) -> Split:
         """Of `out` and every `down`."""
@@ -68,15 +73,17 @@ class Sharing:
         widths = {cfg.num_attention_heads * cfg.v_head_dim, cfg.intermediate_size}
         if cfg.n_routed_experts:
             widths |= {cfg.moe_intermediate_size * n for n in (1, cfg.n_shared_experts or 1)}
-        return self._agreed(
-            split, lambda: all(self._same(cfg.hidden_size, n_in, split.parts) for n_in in sorted(widths))
-        )
+
+        def same() -> bool:
+            return all(self._same(cfg.hidden_size, n_in, split.parts) for n_in in sorted(widths))
+
+        return self._agreed("hidden", split, same)
 
     def inner(self, n: int) -> Split:
         """Of a `gate_up` with n inner columns."""
         split = Split.even(self.group, n)
         parts = [(*part, *(n + i for i in part)) for part in split.parts]
-        return self._agreed(split, lambda: self._same(2 * n, self.cfg.hidden_size, parts))
+        return self._agreed(("inner", n), split, lambda: self._same(2 * n, self.cfg.hidden_size, parts))
 
     def vocabulary(self, draft_tokens: Sequence[int] | None) -> Split:
         """Of the head, and of its rows for `draft_tokens`."""
@@ -90,18 +97,37 @@ class Sharing:
             parts = [[i for i, token in enumerate(draft_tokens) if token in part] for part in split.parts]
             return self._same(len(draft_tokens), cfg.hidden_size, parts)
 
-        return self._agreed(split, same)
+        return self._agreed("vocabulary", split, same)
+
+    def rows(self, shapes: Mapping[str, tuple[int, ...]], vocabulary: Split) -> dict[str, range]:
+        """Of tensors that have these shapes in a checkpoint: the rows that belong here, where they are
+        split."""
+        cfg, names, heads, hidden = self.cfg, self.cfg.names, self.heads(), self.hidden()
+        queries = heads.times(cfg.qk_head_dim)
+        splits = {
+            names.q_proj: queries, names.q_up: queries, names.out: hidden, names.down: hidden,
+            names.kv_up: heads.times(cfg.qk_nope_head_dim + cfg.v_head_dim), names.head: vocabulary,
+        }  # fmt: skip
+        found = {}
+        for name, shape in shapes.items():
+            if name.endswith((names.gate, names.up)):
+                found[name] = self.inner(shape[0]).own
+            for end, split in splits.items():
+                if name.endswith(end):
+                    found[name] = split.own
+        return found
 
     def _same(self, n_out: int, n_in: int, parts: Sequence[Sequence[int]]) -> bool:
-        own = tuple(tuple(part) for part in parts)
-        return outputs_separable(self.ops, n_out, n_in, own, self.dtype, self.device)
+        return outputs_separable(self.ops, n_out, n_in, parts, self.dtype, self.device)
 
-    def _agreed(self, split: Split, same: Callable[[], bool]) -> Split:
+    def _agreed(self, key: Hashable, split: Split, same: Callable[[], bool]) -> Split:
         """The split, or none where some rank finds that its parts would have other bits."""
         size = self.group.size
         if size == 1 or self.ops.exact_columns:
             return split
-        votes = torch.zeros(1, size, dtype=torch.uint8, device=self.device)
-        votes[:, self.group.rank] = same()
-        self.group.gather(votes, range(size + 1))
-        return split if votes.all() else Split.not_split(split.n)
+        if key not in self._found:
+            votes = torch.zeros(1, size, dtype=torch.uint8, device=self.device)
+            votes[:, self.group.rank] = same()
+            self.group.gather(votes, range(size + 1))
+            self._found[key] = split if votes.all() else Split.not_split(split.n)
+        return self._found[key]

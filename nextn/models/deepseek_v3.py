@@ -15,6 +15,7 @@ from nextn.layers.batch import Batch, Span, build_batch
 from nextn.layers.decoder import DecoderLayer
 from nextn.layers.rotary import rotary_tables
 from nextn.layers.sharing import Sharing
+from nextn.models.names import expected_tensors
 from nextn.models.nextn import NextN
 from nextn.ops.base import ROW_ALIGN, Ops
 
@@ -45,14 +46,15 @@ class DeepseekV3:
     ) -> None:
         self.naive_prompts, self.group = naive_prompts, group
         self.config, self.ops, self.dtype, self.device = cfg, ops, dtype, device
-        self.embedding = torch.empty(cfg.vocab_size, cfg.hidden_size, dtype=dtype, device=device)
-        self.layers = [DecoderLayer(cfg, i, ops, dtype, device, group) for i in range(cfg.num_hidden_layers)]
-        self.norm = torch.empty(cfg.hidden_size, dtype=dtype, device=device)
-        self.vocabulary = Sharing(cfg, group, ops, dtype, device).vocabulary(draft_tokens)
+        self.sharing = sharing = Sharing(cfg, ops, dtype, device, group)
+        self.embedding = sharing.empty(cfg.vocab_size, cfg.hidden_size)
+        self.norm = sharing.empty(cfg.hidden_size)
+        self.layers = [DecoderLayer(sharing, i) for i in range(cfg.num_hidden_layers)]
+        self.vocabulary = sharing.vocabulary(draft_tokens)
         head = self.embedding[self.vocabulary.begin : self.vocabulary.end]
         self.head = head if cfg.tie_word_embeddings else torch.empty_like(head)
         first = cfg.num_hidden_layers
-        self.nextn = [NextN(cfg, first + k, ops, dtype, device, group) for k in range(nextn_layers)]
+        self.nextn = [NextN(sharing, first + k) for k in range(nextn_layers)]
         self.draft_rows: Tensor | None = None  # of the head's, those that may be drafted
         if draft_tokens is not None:
             own = [t - self.vocabulary.begin for t in draft_tokens if t in self.vocabulary.own]
@@ -73,13 +75,7 @@ class DeepseekV3:
 
     def rows(self) -> dict[str, range]:
         """Checkpoint name -> which rows of that tensor its target takes, of those that ranks share out."""
-        names = self.config.names
-        found = {} if self.config.tie_word_embeddings else {names.head: self.vocabulary.own}
-        for i, layer in enumerate(self.layers):
-            found |= layer.rows(names.at(i))
-        for module in self.nextn:
-            found |= module.rows()
-        return found
+        return self.sharing.rows(expected_tensors(self.config, self.nextn_layers), self.vocabulary)
 
     @property
     def nextn_layers(self) -> int:

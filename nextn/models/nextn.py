@@ -11,28 +11,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nextn.distributed.group import Group
-from nextn.families.config import ModelConfig
 from nextn.layers.batch import Batch
 from nextn.layers.decoder import DecoderLayer
-from nextn.ops.base import Ops
+from nextn.layers.sharing import Sharing
 
 
 class NextN:
-    def __init__(
-        self,
-        cfg: ModelConfig,
-        index: int,
-        ops: Ops,
-        dtype: torch.dtype,
-        device: torch.device,
-        group: Group,
-    ) -> None:
-        self.cfg, self.ops, self.index, self.spec = cfg, ops, index, cfg.mtp
-        size = cfg.hidden_size
-        self.enorm, self.hnorm, self.norm = (torch.empty(size, dtype=dtype, device=device) for _ in range(3))
-        self.eh_proj = torch.empty(size, 2 * size, dtype=dtype, device=device)
-        self.layer = DecoderLayer(cfg, index, ops, dtype, device, group)
+    def __init__(self, sharing: Sharing, index: int) -> None:
+        self.cfg, self.ops, self.index, self.spec = sharing.cfg, sharing.ops, index, sharing.cfg.mtp
+        size = self.cfg.hidden_size
+        self.enorm, self.hnorm, self.norm = (sharing.empty(size) for _ in range(3))
+        self.eh_proj = sharing.empty(size, 2 * size)
+        self.layer = DecoderLayer(sharing, index)
 
     def targets(self) -> dict[str, Tensor]:
         spec, prefix = self.spec, self.spec.at(self.index)
@@ -43,9 +33,6 @@ class NextN:
             prefix + spec.output_norm: self.norm,
             **self.layer.targets(prefix),
         }
-
-    def rows(self) -> dict[str, range]:
-        return self.layer.rows(self.spec.at(self.index))
 
     def forward(
         self, hidden: Tensor, embeds: Tensor, batch: Batch, cos: Tensor, sin: Tensor, cache: Tensor

@@ -7,7 +7,6 @@ parts: of each device, the outputs (or heads) that it computes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -17,19 +16,18 @@ from nextn.ops.base import Ops
 COUNTS = (8, 16, 24, 72, 264)  # rows of the batches that are compared
 
 
-@cache
 def outputs_separable(
     ops: Ops,
     n_out: int,
     n_in: int,
-    parts: tuple[tuple[int, ...], ...],
+    parts: Sequence[Sequence[int]],
     dtype: torch.dtype,
     device: torch.device,
 ) -> bool:
     """Of `ops.linear` with a weight [n_out, n_in]."""
     terms = _Terms(n_in)
     weight, x = (t.to(device, dtype) for t in (terms.weights(n_out), terms.inputs(COUNTS[-1])))
-    rows = [torch.tensor(part, dtype=torch.long, device=device) for part in parts]
+    rows = [torch.tensor(list(part), dtype=torch.long, device=device) for part in parts]
     some = [weight[part] for part in rows]
     for n in COUNTS:
         whole = ops.linear(x[:n], weight)
@@ -38,14 +36,13 @@ def outputs_separable(
     return True
 
 
-@cache
 def heads_separable(
     ops: Ops,
     nope: int,
     rope: int,
     value: int,
     rank: int,
-    parts: tuple[range, ...],
+    parts: Sequence[range],
     dtype: torch.dtype,
     device: torch.device,
 ) -> bool:

@@ -19,6 +19,7 @@ from nextn.families.config import ModelConfig
 from nextn.layers.batch import Span, build_batch
 from nextn.layers.mla import MLA
 from nextn.layers.rotary import rotary_tables
+from nextn.layers.sharing import Sharing
 from nextn.ops.reference import Reference
 
 CPU = torch.device("cpu")
@@ -86,7 +87,7 @@ def naive_mla(cfg: ModelConfig, w: dict[str, Tensor], x: Tensor) -> Tensor:
 @pytest.mark.parametrize("length", [1, 4, 37, 263])
 def test_absorbed_equals_naive(name: str, length: int) -> None:
     cfg = ModelConfig.from_dict(tiny_config(max_position_embeddings=512, **CASES[name]))
-    mla = MLA(cfg, Reference(), torch.float32, CPU, Alone())
+    mla = MLA(Sharing(cfg, Reference(), torch.float32, CPU, Alone()))
     gen = torch.Generator().manual_seed(length)
     weights = {}
     for full, target in mla.targets("").items():

@@ -272,6 +272,7 @@ def check_columns(on: Device) -> None:
             full = ops.linear(x, w, torch.float32)
             for begin, end in pairwise(bounds):
                 assert torch.equal(ops.linear(x, w[begin:end].clone(), torch.float32), full[:, begin:end])
+            assert ops.linear(x, w[:0]).shape == (rows, 0)
     columns_of_heads(on, ops)
     for rows in (5, 40, 300) if on.large else (18,):
         columns_of_feed_forwards(on, ops, rows)

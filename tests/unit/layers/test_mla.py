@@ -9,6 +9,7 @@ from nextn.families.config import ModelConfig
 from nextn.layers.batch import Span, build_batch
 from nextn.layers.mla import MLA
 from nextn.layers.rotary import rotary_tables
+from nextn.layers.sharing import Sharing
 from nextn.ops.reference import Reference
 
 CPU = torch.device("cpu")
@@ -18,7 +19,7 @@ CPU = torch.device("cpu")
 def test_naive_equals_absorbed(q_lora_rank):
     cfg = ModelConfig.from_dict(tiny_config(q_lora_rank=q_lora_rank))
     gen = torch.Generator().manual_seed(0)
-    mla = MLA(cfg, Reference(), torch.float32, CPU, Alone())
+    mla = MLA(Sharing(cfg, Reference(), torch.float32, CPU, Alone()))
     for name, t in mla.targets("").items():
         t.copy_(
             torch.ones(t.shape)

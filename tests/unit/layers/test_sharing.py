@@ -22,7 +22,7 @@ SIX = {"num_attention_heads": 6, "num_key_value_heads": 6}
 
 
 def sharing(group: Any, ops: Ops, **changes: Any) -> Sharing:
-    return Sharing(ModelConfig.from_dict(tiny_config(**changes)), group, ops, torch.float32, CPU)
+    return Sharing(ModelConfig.from_dict(tiny_config(**changes)), ops, torch.float32, CPU, group)
 
 
 def splits(group: Any, ops: Ops, **changes: Any) -> list[tuple[int, ...]]:

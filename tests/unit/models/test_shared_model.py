@@ -57,6 +57,20 @@ def test_plain_torch(size: int, changes: dict[str, Any], dtype: torch.dtype) -> 
     assert all(held <= alone for held in ranks)
 
 
+def test_long_prompts_in_the_naive_form() -> None:
+    """Which makes no promise to the bit: how it is cut into pieces follows from the number of heads."""
+
+    def steps(group: Group) -> list[Tensor]:
+        model = shared_model(CONFIG, group)
+        model.naive_prompts = True
+        return all_steps(model)
+
+    want = steps(Alone())
+    for found in run_ranks(2, steps):
+        for a, b in zip(found, want, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(("size", "dtype"), [(2, F32), (4, BF16)], ids=str)
 def test_the_embedded_model(size: int, dtype: torch.dtype) -> None:
     folder = model_folder("nextn-tiny")
