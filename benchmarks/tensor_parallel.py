@@ -102,13 +102,13 @@ def main() -> int:
         }
     print(f"| requests | drafts | {size} ranks over one process | waiting |\n|--:|--:|--:|--:|")
     for n in args.concurrency:
-        waited = {name: side.engine.waited for name, side in sides.items()}
+        waited = {name: side.engine.stats().waited for name, side in sides.items()}
         begin = {name: side.busy for name, side in sides.items()}
         speed = measure(sides, n, args.rounds)
         for drafts in DRAFTS:
             name = f"ranks-{drafts}"
             ratio = speed[name] / speed[f"one-{drafts}"]
-            waiting = (sides[name].engine.waited - waited[name]) / (sides[name].busy - begin[name])
+            waiting = (sides[name].engine.stats().waited - waited[name]) / (sides[name].busy - begin[name])
             rows.append({"requests": n, "drafts": drafts, "over_one_process": ratio, "waiting": waiting})
             print(f"| {n} | {drafts} | {ratio:.3f} | {waiting:.1%} |", flush=True)
     gather = gather_seconds()

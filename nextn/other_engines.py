@@ -103,7 +103,7 @@ NOTHING = {
     ),
 }
 
-ONE_DEVICE = "one machine computes a model; its ranks (--tp-size) share out tensors, nothing else"
+ONE_MACHINE = "nextn runs ranks of one machine (--tp-size) and replicas (--dp-size), nothing else"
 # Those values ask for nothing; any other is refused. The reason says why, or what to use instead.
 ONLY: tuple[tuple[str, str, str], ...] = (
     (
@@ -114,11 +114,11 @@ ONLY: tuple[tuple[str, str, str], ...] = (
         "--dwdp-size --nnodes --kv-split-size --gpu-id-step --shared-experts-tp-size --micro-batch-num "
         "--dcp-kv-cache-interleave-size --cp-kv-cache-interleave-size --max-ep-size --elastic-ep-max-dp-size",
         "1",
-        ONE_DEVICE,
+        ONE_MACHINE,
     ),
-    ("--expert-parallel-degree --node-rank --base-gpu-id --device-id --device-ids", "0 -1", ONE_DEVICE),
-    ("--distributed-executor-backend", "mp uni", ONE_DEVICE),
-    ("--expert-placement-strategy --init-expert-location", "linear trivial", ONE_DEVICE),
+    ("--expert-parallel-degree --node-rank --base-gpu-id --device-id --device-ids", "0 -1", ONE_MACHINE),
+    ("--distributed-executor-backend", "mp uni", ONE_MACHINE),
+    ("--expert-placement-strategy --init-expert-location", "linear trivial", ONE_MACHINE),
     (
         "--tokenizer-worker-num --detokenizer-worker-num --api-server-count --renderer-num-workers",
         "1",
@@ -171,7 +171,7 @@ REFUSED = {
         "--optimistic-prefill-attempts --decoupled-spec-* --transfer-listen-port --enable-pd-ooc --rpc-* "
         "--enable-service-routing --etcd-* --heart-beat-* --max-reconnect-count --health-check-interval-ms"
     ),
-    ONE_DEVICE: (
+    ONE_MACHINE: (
         "--data-parallel-* --dp-* --dcp-* --*-dp-* --headless --device-ids --devices --draft-devices "
         "--use-ray --ray-* --*elastic* --*eplb* --ep-* --*-ep-* --expert-* --*redundant-experts* "
         "--*waterfill --enable-two-batch-overlap --enable-single-batch-overlap --dbo-* --enable-dbo --tbo-* "

@@ -110,11 +110,6 @@ class Engine:
         """Ends a request without a word and frees its pages at once. False if there is none."""
         return self._scheduler.abort(rid)
 
-    @property
-    def waited(self) -> float:
-        """Seconds for which its ranks have waited for each other in all; 0 where there is one."""
-        return self._executor.waited
-
     def check(self) -> None:
         """Raises what a step would where none can run any more."""
         self._executor.check()
@@ -124,7 +119,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         stats = self._scheduler.snapshot()
-        stats.waited = self.waited
+        stats.waited = self._executor.waited
         return stats
 
     def flush_cache(self) -> bool:

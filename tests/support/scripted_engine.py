@@ -72,6 +72,9 @@ class ScriptedEngine:
             raise ValueError("speculative.verify is 'block'; not here")
         self.speculative_defaults = defaults
 
+    def check(self) -> None:
+        pass
+
     def flush_cache(self) -> bool:
         return not self.has_work()
 

@@ -46,7 +46,7 @@ BELOW = {
     "server.protocol": set(),
     "server.parsers": {"tokenizer"},
     "server.prompts": {"server.protocol", "server.parsers", "grammar", "tokenizer"},
-    "server.process": {"server.protocol", "engine", "grammar"},
+    "server.process": {"server.protocol", "distributed", "engine", "grammar"},
     "server.answers": {
         "server.protocol", "server.parsers", "server.prompts", "server.process", "tokenizer",
     },

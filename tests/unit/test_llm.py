@@ -53,7 +53,8 @@ def texts(done: list[Completion]) -> list[str]:
         ({"num_speculative_tokens": "auto"}, {"speculative_num_steps": AUTO_STEPS}),
         ({"enable_prefix_caching": False}, {"disable_radix_cache": True}),
         ({"constrained_json_disable_any_whitespace": True}, {}),
-        ({"tensor_parallel_size": 1, "tp_size": 1, "trust_remote_code": True, "enable_lora": False}, {}),
+        ({"expert_parallel_size": 1, "trust_remote_code": True, "enable_lora": False}, {}),
+        ({"tensor_parallel_size": 2}, {"tp_size": 2}),
         ({"enforce_eager": True, "swap_space": 4, "quantization": None}, {}),
         ({"threads": None}, {}),
     ],
@@ -68,7 +69,7 @@ def test_options(options: dict[str, Any], expected: dict[str, Any]) -> None:
     [
         ({"max_model_length": 5}, r"^unknown option 'max_model_length'; did you mean 'max_model_len'\?$"),
         ({"abracadabra": 5}, "^unknown option 'abracadabra'; see docs/options.md$"),
-        ({"tensor_parallel_size": 2}, "^tensor_parallel_size=2 is not supported: an engine is one process"),
+        ({"expert_parallel_size": 2}, "^expert_parallel_size=2 is not supported: nextn runs ranks of one"),
         ({"enable_lora": True}, "^enable_lora=True is not supported: LoRA adapters are not served$"),
         ({"port": 80}, "^port is an option of nextn serve; LLM has no server$"),
         ({"threads": "two"}, "^threads is 'two'; it must be int or None$"),

@@ -19,7 +19,8 @@ SERVE_FLAGS = """
 --model-path --model --load-format --allow-non-finite-weights --dtype --device --kernel-backend --cpu-isa
 --quantization
 --context-length --max-model-len --random-seed --seed
---threads --kv-cache-tokens --max-total-tokens --mem-fraction-static --max-memory-utilization
+--threads --tp-size --tp --tensor-parallel-size --numa
+--kv-cache-tokens --max-total-tokens --mem-fraction-static --max-memory-utilization
 --gpu-memory-utilization --device-memory-utilization --page-size --block-size --disable-radix-cache
 --chunked-prefill-size
 --max-tokens-per-batch --max-num-batched-tokens --prefill-attention --max-running-requests
@@ -85,7 +86,7 @@ def test_http_process_does_without_torch() -> None:
         ([], "nextn: error: "),
         (["bake"], "nextn: error: argument <command>: invalid choice: 'bake'"),
         (["serve", "--bake"], "nextn serve: error: unrecognized arguments: --bake"),
-        (["serve", "--tp-size", "2"], "nextn serve: error: --tp-size 2 is not supported"),
+        (["serve", "--ep-size", "2"], "nextn serve: error: --ep-size 2 is not supported"),
         (["demo", "--quik"], "nextn demo: error: unrecognized arguments: --quik (did you mean --quick?)"),
         (["bench", "serve", "--num-prompt", "2"], "nextn bench serve: error: unrecognized arguments: --num"),
     ],

@@ -40,7 +40,7 @@ def test_every_flag_sets_its_field(option: object) -> None:
         "speculative_verify": "block", "speculative_accept_threshold_single": "1.0",
         "speculative_accept_threshold_acc": "1.0", "tool_call_parser": "deepseekv31",
         "reasoning_parser": "deepseek-v3",
-        "grammar_backend": "xgrammar", "load_balance_method": "round_robin",
+        "grammar_backend": "xgrammar", "load_balance_method": "round_robin", "numa": "off",
     }  # fmt: skip
     for flag in option.flags:
         for name in (flag, "--" + flag[2:].replace("-", "_")):

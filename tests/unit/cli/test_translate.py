@@ -86,7 +86,7 @@ def test_lines_that_people_copy() -> None:
         speculative_num_steps=3,
         speculative_num_draft_tokens=4,
     )
-    assert note.startswith("these options ask for nothing here: --tp 1 (an engine is one ")
+    assert note.startswith("these options ask for nothing here: --trust-remote-code (no code")
     assert "--trust-remote-code (no code of a checkpoint is ever run)" in note
     assert "\n" not in note
     config, note = read(
@@ -97,7 +97,7 @@ def test_lines_that_people_copy() -> None:
     assert config == ServerConfig(
         speculative_algorithm="NEXTN", speculative_num_steps=2, dtype="bfloat16", max_running_requests=8
     )
-    assert "--tensor-parallel-size 1" in note
+    assert "--enforce-eager (a CPU has no CUDA graphs" in note
     config, note = read(
         "--model=nextn-tiny", "--nnodes=1", "--node_rank=0", "--enable_prefix_cache=false",
         "--max_memory_utilization=0.7", "--enable_graph=true", "--enable_shm", "false", "--block_size=32",
@@ -115,12 +115,12 @@ def test_the_model_stands_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_all_problems_of_a_line_in_one_message(capsys: pytest.CaptureFixture[str]) -> None:
     said = error(
-        capsys, "--tp", "8", "--enable-lora", "--lora-paths", "a", "b", "--bake", "--mem-fraction", "0.5"
+        capsys, "--ep", "8", "--enable-lora", "--lora-paths", "a", "b", "--bake", "--mem-fraction", "0.5"
     )
     assert said == (
-        "--tp 8 is not supported: an engine is one process on one device; --enable-lora, --lora-paths are "
-        "not supported: LoRA adapters are not served; unrecognized arguments: --bake, --mem-fraction (did "
-        "you mean --mem-fraction-static?)"
+        "--ep 8 is not supported: nextn runs ranks of one machine (--tp-size) and replicas (--dp-size), "
+        "nothing else; --enable-lora, --lora-paths are not supported: LoRA adapters are not served; "
+        "unrecognized arguments: --bake, --mem-fraction (did you mean --mem-fraction-static?)"
     )
 
 

@@ -44,6 +44,9 @@ class OneStepEngine:
     def has_work(self) -> bool:
         return bool(self.requests)
 
+    def check(self) -> None:
+        pass
+
     def flush_cache(self) -> bool:
         self.flushed += 1
         return True
