@@ -130,7 +130,11 @@ def gone(pids: list[int]) -> bool:
 def until_ready(server: Server, before: list[int]) -> float:
     """Seconds until it serves with other processes than before. AssertionError."""
     begin, client = time.monotonic(), httpx.Client(base_url=server.url)
-    while not (gone(before) and client.get("/readyz").status_code == 200):
+    while not (
+        gone(before)
+        and len(set(ranks(server)) - set(before)) == len(before)
+        and client.get("/readyz").status_code == 200
+    ):
         assert time.monotonic() - begin < 120, "the server is not ready again after two minutes"
         time.sleep(0.05)
     return time.monotonic() - begin

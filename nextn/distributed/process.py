@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -40,12 +39,15 @@ class RankProcess:
         code = self._popen.wait()
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
+    def kill(self) -> None:
+        self._popen.kill()  # a stopped one too
+
     def close(self) -> None:
         self.link.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(END_SECONDS)
         if self._popen.poll() is None:
-            self._popen.send_signal(signal.SIGKILL)  # a stopped one too
+            self.kill()
             self._popen.wait()
         os.close(self.sentinel)
 

@@ -124,6 +124,8 @@ class TensorParallelExecutor:
             if not self._ranks.reason:
                 log.critical("%s: this engine can run no more steps", reason)
         self._ranks.give_up(library(), reason)
+        for process in self.processes:
+            process.kill()
         return self._ranks.gone()
 
 

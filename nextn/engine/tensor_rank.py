@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pickle
@@ -41,9 +42,11 @@ def main(arguments: list[str]) -> None:
     except Exception as e:
         if not isinstance(e, (ValueError, OSError)):
             traceback.print_exc()
-        link.send(e)
+        with contextlib.suppress(*GONE):  # rank 0 found the same, and may have ended
+            link.send(e)
         return
-    link.send(runner.info)
+    with contextlib.suppress(*GONE):
+        link.send(runner.info)
 
     def lost(silent: int) -> None:
         if silent == 0:

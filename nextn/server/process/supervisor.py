@@ -27,8 +27,7 @@ from nextn.server_config import ServerConfig
 
 log = logging.getLogger("nextn.server")
 
-FIRST_DELAY, LONGEST_DELAY = 0.5, 30.0  # seconds before a restart; doubled each time
-STABLE_SECONDS = 60.0  # an engine that lived this long starts the delays afresh
+FIRST_DELAY, LONGEST_DELAY = 0.5, 30.0  # seconds before a start; doubled each time that one fails
 WINDOW_SECONDS = 600.0  # in which restarts are counted
 LAST_WORDS_SECONDS = 0.5  # for messages of a dead engine that are still under way
 SOCKET_PATH_LIMIT = 80  # a Unix socket's path may have about 100 bytes
@@ -161,12 +160,9 @@ class Supervisor:
         """Serves with `handle`, which is ready, and with its successors. Raises StartupError when they die
         too often."""
         logs.dp_rank.set(self.client.rank)
-        delay = FIRST_DELAY
         while True:
-            began = time.monotonic()
             await self._serve(handle)
-            if time.monotonic() - began > STABLE_SECONDS:
-                delay = FIRST_DELAY
+            delay = FIRST_DELAY
             log.error("the engine process ended (%s); its requests fail", handle.how_it_ended())
             while True:
                 handle.kill()
