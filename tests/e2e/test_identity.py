@@ -54,10 +54,9 @@ ELSEWHERE = [
 
 # Ranks that share a step out. Four on two cores take turns, so there are fewer of them.
 ON_RANKS = [
-    (2, 0, "chunks", "retracted"), (2, 0, "whole", "radix"), (2, 2, "chunks", "radix"),
-    (2, "auto", "whole", "retracted"), (2, "auto", "chunks", "naive"), (2, (2, 3, 8), "whole", "retracted"),
-    (2, (4, 2, 7), "chunks", "radix"), (2, "NEXTN+NGRAM", "whole", "radix"),
-    (4, 0, "whole", "radix"), (4, "auto", "chunks", "retracted"), (4, (2, 3, 8), "chunks", "radix"),
+    (2, 0, "chunks", "retracted"), (2, 2, "chunks", "radix"), (2, "auto", "whole", "retracted"),
+    (2, (2, 3, 8), "whole", "retracted"), (2, "NEXTN+NGRAM", "whole", "naive"),
+    (4, "auto", "chunks", "retracted"), (4, (2, 3, 8), "chunks", "radix"),
 ]  # fmt: skip
 
 # Parts of it leave one way to go on, which is drafted without the drafter.
