@@ -230,9 +230,9 @@ def test_start_that_fails(
 
 def test_options_that_ask_for_nothing(start: StartServer) -> None:
     """One line of the log names them all."""
-    server = start("--tp", "1", "--trust-remote-code", "--enforce-eager").wait_ready()
+    server = start("--ep", "1", "--trust-remote-code", "--enforce-eager").wait_ready()
     (said,) = (line for line in server.stderr if "ask for nothing" in line)
-    assert all(name in said for name in ("--tp 1", "--trust-remote-code", "--enforce-eager"))
+    assert all(name in said for name in ("--ep 1", "--trust-remote-code", "--enforce-eager"))
 
 
 def test_port_in_use(start: StartServer) -> None:
