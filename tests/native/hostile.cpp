@@ -316,9 +316,9 @@ void models(int threads, int kind, bool compressed) {
     Batch whole({{0, 270}, {0, 9}, {3, 0}}, page, false);
     const int slots = whole.slots(page);
     std::vector<uint16_t> cache(size_t(3) * slots * width), other = cache;
-    NxModel model{hidden, heads, nope, rope, rank, value, q_in, 2, 1e-6f, 1e-6f, 0.3f, embedding.data(),
+    NxModel model{hidden, heads, nope, rope, rank, value, q_in, 0, heads, vocab, 2, 1e-6f, 1e-6f, 0.3f, embedding.data(),
                   cosine.data(), sine.data(), layers.data(), scale.data(), head.w, &module, head.w, nullptr,
-                  vocab, cache.data(), int64_t(slots) * width, width, page};
+                  vocab, cache.data(), int64_t(slots) * width, width, page, nullptr};
     void* engine = nx_engine_new(&model, threads, 3);
     model.cache = other.data();
     void* second = nx_engine_new(&model, 1, 3);
