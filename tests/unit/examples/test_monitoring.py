@@ -67,6 +67,8 @@ def test_the_dashboard_shows_all_that_matters(shown: dict[str, set[str]]) -> Non
         # shown as a ratio or a rate of something else
         "nextn:cache_hit_rate", "nextn:gen_throughput", "nextn:num_used_tokens", "nextn:max_total_num_tokens",
         "nextn:spec_accept_rate", "nextn:spec_committed_tokens_total", "nextn:spec_simulated",
+        # of interest where there are several ranks
+        "nextn:engine_busy_seconds_total", "nextn:rank_wait_seconds_total",
     }  # fmt: skip
 
 
