@@ -18,36 +18,16 @@ import argparse
 import dataclasses
 import gc
 import random
-from collections.abc import Sequence
-from statistics import geometric_mean, mean, median
+from statistics import geometric_mean
 
 from depth_claims import add_engine_options, add_shared_options, positive, positives, run_script
 from last_line import tell
-from side import AUTO, Side, load_prompts
+from side import AUTO, Side, load_prompts, measure
 
 from nextn.bench.machine import this_machine
 from nextn.config import EngineConfig
 
 NUM_STEPS = (0, 1, 2, 3, 4)
-
-
-def measure(sides: Sequence[Side], concurrency: int, rounds: int) -> dict[str, float]:
-    """Speed of each side, in units that all share."""
-    for side in sides:
-        side.load(concurrency, seed=concurrency)
-    tokens = dict.fromkeys([s.name for s in sides], 0)
-    steps = dict.fromkeys(tokens, 0)
-    took: dict[str, list[float]] = {name: [] for name in tokens}
-    for at in range(rounds):
-        turns = {s.name: s.turn() for s in random.sample(sides, len(sides))}
-        if at < rounds // 4:
-            continue
-        usual = mean(seconds / count for _, count, seconds in turns.values())
-        for name, (made, count, seconds) in turns.items():
-            tokens[name] += made
-            steps[name] += count
-            took[name].append(seconds / count / usual)
-    return {name: tokens[name] / steps[name] / median(took[name]) for name in tokens}
 
 
 def main() -> int:

@@ -4,8 +4,9 @@
 
 Clients ask without pause, streams among them. Now and then one process of the engine, rank 0 included, gets
 SIGKILL or SIGSTOP, while it works or while it is idle. Then: every request ends, in the text that a server
-left alone gives or in an error; the server is ready again within 10 seconds; no process of the engine before
-is left. At the end nothing is left in /dev/shm. The exit code is 1 where that fails. The last line is JSON.
+left alone gives or in an error; the server is ready again within 10 seconds, and answers before the next one;
+no process of the engine before is left. At the end nothing is left in /dev/shm. The exit code is 1 where that
+fails. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from last_line import tell
 
 sys.path.insert(0, str(Path(__file__).parent / "faults"))
 
-from server import Server
+from server import Server, children, runs
 
 from nextn.bench.machine import this_machine
 from nextn.config import EMBEDDED
@@ -37,6 +38,7 @@ CLIENTS = 4
 READY_SECONDS = 10.0
 BODY = {"prompt": "def read(path):\n", "max_tokens": 96, "temperature": 0, "ignore_eos": True}
 SHM = Path("/dev/shm")
+RANK = b"nextn.engine.tensor_rank"  # on the command line of a rank but 0
 
 
 class Clients:
@@ -50,6 +52,13 @@ class Clients:
         self.threads = [threading.Thread(target=self._run, args=(i,), daemon=True) for i in range(CLIENTS)]
         for thread in self.threads:
             thread.start()
+
+    def until_answered(self) -> None:
+        """Waits for one more text: kills that come before any would show little. AssertionError."""
+        begin, before = time.monotonic(), self.answers
+        while self.answers == before:
+            assert time.monotonic() - begin < 60, f"no answer within a minute; {self.wrong[:5]}"
+            time.sleep(0.02)
 
     def end(self) -> None:
         self.stop.set()
@@ -101,37 +110,14 @@ def stream(client: httpx.Client) -> str | None:
 def ranks(server: Server) -> list[int]:
     """The engine's processes, rank 0 first."""
     engines = server.pids()[1:]
-    found = list(engines)
-    for pid in engines:
-        for children in Path(f"/proc/{pid}/task").glob("*/children"):
-            found += [int(child) for child in children.read_text().split() if spawned(int(child))]
-    return found
-
-
-def spawned(pid: int) -> bool:
-    """Is it a rank?"""
-    try:
-        return b"nextn.engine.tensor_rank" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-
-
-def gone(pids: list[int]) -> bool:
-    for pid in pids:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            continue
-        if state != "Z":
-            return False
-    return True
+    return engines + [rank for pid in engines for rank in children(pid, RANK)]
 
 
 def until_ready(server: Server, before: list[int]) -> float:
     """Seconds until it serves with other processes than before. AssertionError."""
     begin, client = time.monotonic(), httpx.Client(base_url=server.url)
     while not (
-        gone(before)
+        not any(map(runs, before))
         and len(set(ranks(server)) - set(before)) == len(before)
         and client.get("/readyz").status_code == 200
     ):
@@ -164,6 +150,7 @@ def main() -> int:
             os.kill(pids[rank], how)
             took.append(until_ready(server, pids))
             clients.pause.clear()
+            clients.until_answered()
             print(f"{kill + 1}: rank {rank}, {how.name}: ready again after {took[-1]:.1f} s", flush=True)
         clients.end()
     wrong = clients.wrong + [f"{name} is left in {SHM}" for name in {p.name for p in SHM.glob("*")} - left]

@@ -4,8 +4,10 @@
     python benchmarks/replicas.py --groups 4 --prompts-per-group 3 --rounds 2 --system-tokens 96
 
 Two servers, one for each method, take turns with the same load: prompts of random ids in groups that begin
-alike, in random order. Every round has prompts of its own, and caches are empty when it begins. Ratios are
-prefix over round_robin, medians over the rounds. The last line is JSON.
+alike, in random order. Every round has prompts of its own, and caches are empty when it begins. The first is
+warm-up. Both draft equally deep: automatic depth depends on what each server measured when it started. The
+second server in a round can be faster, so the order changes from round to round, and a ratio is that of two
+rounds together. Ratios are prefix over round_robin, medians over these pairs. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import shlex
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any, NamedTuple
 
 import httpx
@@ -71,8 +73,11 @@ def prompt_tokens(metrics: str) -> list[float]:
 
 def ratio(rounds: Sequence[dict[str, Round]], name: str) -> dict[str, Any]:
     """prefix over round_robin."""
-    each = [getattr(r["prefix"], name) / max(getattr(r["round_robin"], name), 1e-9) for r in rounds]
-    return {"median": median(each), "each_round": each}
+    each = [
+        max(getattr(r["prefix"], name), 1e-9) / max(getattr(r["round_robin"], name), 1e-9) for r in rounds
+    ]
+    pairs = [geometric_mean(each[at : at + 2]) for at in range(0, len(each), 2)]
+    return {"median": median(pairs), "each_round": each}
 
 
 def main() -> int:
@@ -87,17 +92,21 @@ def main() -> int:
         ("--output-tokens", 32, "of each text"),
         ("--concurrency", 16, "requests in flight"),
         ("--kv-cache-tokens", 6144, "of each replica: room for some of the groups"),
-        ("--rounds", 6, "of each server"),
+        ("--rounds", 6, "of each server; an even number"),
+        ("--num-steps", 2, "drafts per step"),
     ):
         parser.add_argument(
             name, type=positive, default=default, help=f"{what} (default: %(default)s)".strip()
         )
     parser.add_argument("--server-options", default="", help="of nextn serve, in one word")
     args = parser.parse_args()
+    if args.rounds % 2:
+        parser.error(f"--rounds {args.rounds}: it must be even, as each server is the first in every other")
     tokenizer = Tokenizer.from_folder(model_folder(args.model_path))
     options = [
         "--model-path", args.model_path, "--dp-size", str(args.replicas), "--kv-cache-tokens",
-        str(args.kv_cache_tokens), "--log-level", "warning", *shlex.split(args.server_options),
+        str(args.kv_cache_tokens), "--speculative-num-steps", str(args.num_steps), "--log-level", "warning",
+        *shlex.split(args.server_options),
     ]  # fmt: skip
     rounds: list[dict[str, Round]] = []
     with ended_like_ctrl_c(), contextlib.ExitStack() as stack:
@@ -107,7 +116,7 @@ def main() -> int:
             how = [*options, "--load-balance-method", method]
             servers[method] = stack.enter_context(LocalServer(method, how, folder / f"{method}.log"))
             servers[method].wait_ready()
-        for seed in range(args.rounds):
+        for seed in range(1 + args.rounds):
             data = Options(
                 "generated-shared-prefix", gsp_num_groups=args.groups, seed=seed,
                 gsp_prompts_per_group=args.prompts_per_group, gsp_system_prompt_len=args.system_tokens,
@@ -119,6 +128,8 @@ def main() -> int:
             ]
             order = METHODS if seed % 2 == 0 else METHODS[::-1]
             done = {m: asyncio.run(run_round(servers[m], bodies, args.concurrency)) for m in order}
+            if seed == 0:  # warm-up
+                continue
             rounds.append(done)
             print(
                 *(f"{m}: {done[m].hit_rate:.2f} hits, {done[m].tokens_per_s:.0f} tok/s" for m in METHODS),

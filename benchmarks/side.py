@@ -1,4 +1,4 @@
-"""One engine among several that take short turns in one process, so that a busy neighbour slows all alike."""
+"""Engines that take short turns in one process, so that a busy neighbour slows all alike."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import mean, median
 from typing import NamedTuple
 
 from depth_claims import NO_COST_FILE
@@ -34,12 +35,17 @@ def load_prompts(model_path: str) -> list[list[int]]:
 
 
 class Side:
-    """num_steps: drafts per step, or AUTO."""
+    """num_steps: drafts per step, or AUTO. name: by default what num_steps is."""
 
     def __init__(
-        self, config: EngineConfig, num_steps: int, prompts: Sequence[Sequence[int]], temperature: float = 0.0
+        self,
+        config: EngineConfig,
+        num_steps: int,
+        prompts: Sequence[Sequence[int]],
+        temperature: float = 0.0,
+        name: str | None = None,
     ) -> None:
-        self.name = "auto" if num_steps == AUTO else str(num_steps)
+        self.name = name or ("auto" if num_steps == AUTO else str(num_steps))
         self.prompts, self.temperature = prompts, temperature
         self.engine = Engine(replace(config, speculative_num_steps=num_steps, **NO_COST_FILE))
         self.requests = 0
@@ -81,3 +87,24 @@ class Side:
             seed=self.rng.randrange(1 << 30),
         )  # fmt: skip
         self.engine.add(Request(rid, list(self.rng.choice(self.prompts)), params))
+
+
+def measure(sides: Sequence[Side], concurrency: int, rounds: int, at_least: float = TURN) -> dict[str, float]:
+    """Speed of each side, in units that all share. The first quarter of the rounds is warm-up.
+
+    at_least: seconds of a turn."""
+    for side in sides:
+        side.load(concurrency, seed=concurrency)
+    names = [side.name for side in sides]
+    tokens, steps = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
+    took: dict[str, list[float]] = {name: [] for name in names}
+    for at in range(rounds):
+        turns = {s.name: s.turn(at_least) for s in random.sample(sides, len(sides))}
+        if at < rounds // 4:
+            continue
+        usual = mean(turn.seconds / turn.steps for turn in turns.values())
+        for name, turn in turns.items():
+            tokens[name] += turn.tokens
+            steps[name] += turn.steps
+            took[name].append(turn.seconds / turn.steps / usual)
+    return {name: tokens[name] / steps[name] / median(took[name]) for name in names}

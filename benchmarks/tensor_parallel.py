@@ -17,68 +17,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import multiprocessing
-import random
-import time
-from statistics import mean, median
 
 from depth_claims import NO_COST_FILE, add_shared_options, positive, positives, run_script
 from last_line import tell
-from side import Side, load_prompts
+from side import Side, load_prompts, measure
 
+from nextn.bench.dev.micro.gather import measure_gather
 from nextn.bench.machine import this_machine
 from nextn.config import CPU_LEVELS, EngineConfig
-from nextn.distributed.shared import HEADER, Memory, address
-from nextn.ops.cpu.library import library
 
 DRAFTS = (0, 2)
 TURN = 0.5  # seconds
-MEETINGS = 20_000
-ROW = 8192  # bytes
-SPINS = 1_000_000
-
-
-def measure(sides: dict[str, Side], concurrency: int, rounds: int) -> dict[str, float]:
-    """Speed of each side, in units that all share."""
-    for side in sides.values():
-        side.load(concurrency, seed=concurrency)
-    tokens, steps = dict.fromkeys(sides, 0), dict.fromkeys(sides, 0)
-    took: dict[str, list[float]] = {name: [] for name in sides}
-    for at in range(rounds):
-        turns = {name: sides[name].turn(TURN) for name in random.sample(list(sides), len(sides))}
-        if at < rounds // 4:
-            continue
-        usual = mean(turn.seconds / turn.steps for turn in turns.values())
-        for name, turn in turns.items():
-            tokens[name] += turn.tokens
-            steps[name] += turn.steps
-            took[name].append(turn.seconds / turn.steps / usual)
-    return {name: tokens[name] / steps[name] / median(took[name]) for name in sides}
-
-
-def meet(memory: Memory, rank: int) -> float:
-    """Seconds for a row of each of two ranks to be written, and read by the other."""
-    view = memory.mapped(HEADER + 2 * ROW)
-    at, kernels = address(view), library()
-    own, other = HEADER + rank * ROW, HEADER + (1 - rank) * ROW
-    row = bytes(ROW)
-    kernels.nx_meet(at, 2, SPINS)
-    begin = time.perf_counter()
-    for _ in range(MEETINGS):
-        view[own : own + ROW] = row
-        kernels.nx_meet(at, 2, SPINS)
-        row = view[other : other + ROW]
-        kernels.nx_meet(at, 2, SPINS)  # before it is written again
-    return (time.perf_counter() - begin) / MEETINGS
-
-
-def gather_seconds() -> float:
-    memory = Memory()
-    process = multiprocessing.get_context("spawn").Process(target=meet, args=(memory, 1))
-    process.start()
-    found = meet(memory, 0)
-    process.join()
-    return found
+ROW = 8192  # bytes, from each rank to the other
 
 
 def main() -> int:
@@ -94,24 +44,23 @@ def main() -> int:
     config = EngineConfig(model_path=args.model_path, cpu_isa=args.cpu_isa, threads=size, **NO_COST_FILE)
     ranks = dataclasses.replace(config, tp_size=size, threads=1)
     rows, waiting = [], 0.0
-    sides = {}
+    sides: dict[str, Side] = {}
     for drafts in DRAFTS:
-        sides |= {
-            f"one-{drafts}": Side(config, drafts, prompts),
-            f"ranks-{drafts}": Side(ranks, drafts, prompts),
-        }
+        for name, each in (("one", config), ("ranks", ranks)):
+            side = Side(each, drafts, prompts, name=f"{name}-{drafts}")
+            sides[side.name] = side
     print(f"| requests | drafts | {size} ranks over one process | waiting |\n|--:|--:|--:|--:|")
     for n in args.concurrency:
         waited = {name: side.engine.stats().waited for name, side in sides.items()}
         begin = {name: side.busy for name, side in sides.items()}
-        speed = measure(sides, n, args.rounds)
+        speed = measure(list(sides.values()), n, args.rounds, TURN)
         for drafts in DRAFTS:
             name = f"ranks-{drafts}"
             ratio = speed[name] / speed[f"one-{drafts}"]
             waiting = (sides[name].engine.stats().waited - waited[name]) / (sides[name].busy - begin[name])
             rows.append({"requests": n, "drafts": drafts, "over_one_process": ratio, "waiting": waiting})
             print(f"| {n} | {drafts} | {ratio:.3f} | {waiting:.1%} |", flush=True)
-    gather = gather_seconds()
+    gather = measure_gather(2 * ROW).seconds
     print(f"one row of {ROW} bytes, each to the other rank: {1e6 * gather:.1f} us")
     result = {
         "loads": rows, "gather_seconds": gather, "model": args.model_path, "size": size,

@@ -1,6 +1,7 @@
 // The choice of a token: argmax(filter(logits / T) + G(seed, stream, index, .)), the definition of
 // nextn.sampling.sampler, without probabilities where no filter asks for them. -1 where there is none to be made: a
-// logit is NaN or +infinity, or all of them are -infinity.
+// logit is NaN or +infinity, or all of them are -infinity. Without filters a row may be cut up: the best of its parts'
+// choices is its own.
 //
 // G: Gumbel noise from Philox4x32-10 (Salmon et al., SC'11), keyed by the seed, counted by (token id / 4,
 // index, stream): the noise of nextn.sampling.gumbel.
@@ -80,20 +81,41 @@ inline float largest_of(const float* z, int n) {
     return Sound ? best + flaw : best;
 }
 
-// The first of the largest, see above for -1.
+// What is chosen among a row's columns, or among those that a rank has.
+struct Best {
+    enum : int32_t { NONE = -1, SPOILT = -2 };  // all are -infinity; one is NaN or +infinity
+    float value, second;                        // of the choice, and of what would have been chosen without it
+    int32_t id;                                 // its token, or one of the above
+    int32_t token() const { return id < 0 ? -1 : id; }
+    // By how much the choice is ahead, in logits. Where there is none, 0.
+    float lead(const NxSampling& s) const;
+};
+
+// The first of the largest, or NONE or SPOILT.
 inline int argmax(const float* z, int n) {
     const float best = largest_of<true>(z, n);
-    if (!std::isfinite(best)) return -1;
+    if (!std::isfinite(best)) return best == -INFINITY ? Best::NONE : Best::SPOILT;
     int i = 0;
     for (constexpr int step = 256; i + step < n && largest_of(z + i, step) < best;) i += step;
     while (z[i] != best) ++i;
     return i;
 }
 
+inline bool is_greedy(const NxSampling& s) { return s.temperature < 1e-5f; }
+
+// Can a choice among n tokens leave out some because of the others? Then it needs all of their logits.
+inline bool filters(const NxSampling& s, int n) {
+    return !is_greedy(s) && ((s.top_k > 0 && s.top_k < n) || !(s.top_p >= 1.f) || !(s.min_p <= 0.f));
+}
+
+inline float Best::lead(const NxSampling& s) const {
+    return id < 0 ? 0.f : is_greedy(s) ? value - second : (value - second) * s.temperature;
+}
+
 // Writes -infinity over what top-k, then top-p over what is left, then min-p exclude.
 inline void filter(float* z, int n, const NxSampling& s, int best, std::vector<int32_t>& order) {
+    if (!filters(s, n)) return;
     const int k = s.top_k > 0 && s.top_k < n ? s.top_k : n;
-    if (k == n && s.top_p >= 1.f && s.min_p <= 0.f) return;
     order.resize(size_t(n));
     for (int i = 0; i < n; ++i) order[i] = i;
     const auto before = [z](int32_t a, int32_t b) { return z[a] != z[b] ? z[a] > z[b] : a < b; };
@@ -123,49 +145,65 @@ inline float best_but(const float* z, int n, int chosen) {
     return std::max(largest_of(z, chosen), largest_of(z + chosen + 1, n - chosen - 1));
 }
 
-// Writes over the logits of a row that is sampled. Confidence: also by how much, in logits, the choice is ahead of what
-// would have been chosen without it.
-template <bool Confidence = false>
-inline int choose(float* z, int n, const NxSampling& s, std::vector<int32_t>& order, float* confidence = nullptr) {
+// z [n]: logits of tokens first, first + 1, ... of a row, first a multiple of 4; written over where the row is sampled.
+// If there are others besides, nothing may be filtered. Second: is `second` asked for?
+template <bool Second = false>
+inline Best best_of(float* z, int n, int first, const NxSampling& s, std::vector<int32_t>& order) {
     const int greedy = argmax(z, n);
-    if (Confidence) *confidence = 0.f;
-    if (greedy < 0) return -1;
-    if (s.temperature < 1e-5f) {
-        if (Confidence) *confidence = z[greedy] - best_but(z, n, greedy);
-        return greedy;
-    }
+    if (greedy < 0) return {0.f, 0.f, greedy};
+    if (is_greedy(s)) return {z[greedy], Second ? best_but(z, n, greedy) : -INFINITY, first + greedy};
     for (int i = 0; i < n; ++i) z[i] /= s.temperature;
-    if (!std::isfinite(z[greedy])) return -1;
+    if (!std::isfinite(z[greedy])) return {0.f, 0.f, z[greedy] < 0.f ? Best::NONE : Best::SPOILT};
     filter(z, n, s, greedy, order);
     int best = greedy;
     uint32_t words[4];
-    philox(uint32_t(greedy / 4), s.index, s.stream, s.seed, words);
+    philox(uint32_t((first + greedy) / 4), s.index, s.stream, s.seed, words);
     const float top = z[greedy];
     float value = top + gumbel(words[greedy % 4]), second = -INFINITY;
     Bar bar;
-    bar.raise((Confidence ? second : value) - top);
+    bar.raise((Second ? second : value) - top);
     for (int i = 0; i < n; i += 4) {
         const int end = i + 4 < n ? i + 4 : n;
         bool open = false;
         for (int j = i; j < end; ++j) open |= z[j] != -INFINITY;
         if (!open) continue;
-        philox(uint32_t(i / 4), s.index, s.stream, s.seed, words);
+        philox(uint32_t((first + i) / 4), s.index, s.stream, s.seed, words);
         for (int j = i; j < end; ++j) {
             if (z[j] == -INFINITY || !bar.can_win(top - z[j], words[j - i])) continue;
             const float v = z[j] + gumbel(words[j - i]);
             if (v > value || (v == value && j < best)) {
-                if (Confidence) second = value;
+                if (Second) second = value;
                 value = v;
                 best = j;
-                bar.raise((Confidence ? second : value) - top);
-            } else if (Confidence && v > second && j != best) {
+                bar.raise((Second ? second : value) - top);
+            } else if (Second && v > second && j != best) {
                 second = v;
                 bar.raise(second - top);
             }
         }
     }
-    if (Confidence) *confidence = (value - second) * s.temperature;
-    return best;
+    return {value, second, first + best};
+}
+
+// Of a row's parts, each the best among some of its tokens, the best of all: one[0], one[stride], ...
+inline Best best_of(const Best* one, int64_t stride, int count) {
+    Best all{0.f, -INFINITY, Best::NONE};
+    for (int i = 0; i < count; ++i, one += stride) {
+        if (one->id == Best::SPOILT) return *one;
+        if (one->id < 0) continue;
+        const bool wins = all.id < 0 || one->value > all.value || (one->value == all.value && one->id < all.id);
+        const Best &best = wins ? *one : all, &other = wins ? all : *one;
+        const float second = other.id < 0 ? best.second : std::max(best.second, other.value);
+        all = {best.value, second, best.id};
+    }
+    return all;
+}
+
+// Writes over the logits of a row that is sampled. confidence: see Best::lead; null: not asked for.
+inline int choose(float* z, int n, const NxSampling& s, std::vector<int32_t>& order, float* confidence = nullptr) {
+    const Best best = confidence ? best_of<true>(z, n, 0, s, order) : best_of(z, n, 0, s, order);
+    if (confidence) *confidence = best.lead(s);
+    return best.token();
 }
 
 }  // namespace

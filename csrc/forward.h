@@ -2,6 +2,7 @@
 // once the buffers have grown to the largest batch.
 #pragma once
 #include "attention.h"
+#include "choose.h"
 #include "linear.h"
 #include "moe.h"
 #include "norm.h"
@@ -77,6 +78,8 @@ inline void spans_of(const NxBatch& b, std::vector<Span>& to) {
 // What fits into the buffers on the stack, MOST_RANK besides; nextn.models.native refuses models beyond.
 constexpr int MOST_HIDDEN = 16384, MOST_LATENT = 8192;
 constexpr int SCORE_ROWS = 64;  // whose logits ranks gather at once
+// Bytes that a rank reads in the time of a gathering and a meeting, in shared memory and over sockets.
+constexpr int64_t MEETING_WORTH = 128 << 10, GATHER_WORTH = 4 << 20;
 
 inline int64_t wide(int64_t n) { return (n + 31) / 32 * 32; }
 
@@ -96,10 +99,13 @@ struct Engine {
     std::vector<int32_t> head_begin, head_rows;  // vectors sorted by head: where one begins; number of row and head
     std::vector<float> x, h, a, q;
     Shared<float> added;  // what the residual stream x is to grow by, before it is read again
+    Shared<float> projected[2];  // outputs of `down` and of a module's eh_proj, where ranks compute some each
     std::vector<Line> parts;
     std::vector<uint16_t> h16, q_latent, q_nope, query, mixed;
     Shared<uint16_t> values;
-    Shared<float> scores[2];  // of the head, by turns: one may be read while the next is written
+    std::vector<float> own_scores;  // of the head, [rows, this rank's columns]
+    Shared<float> scores[2];        // all columns; by turns: one may be read while the next is written
+    Shared<Best> best[2];           // [ranks, rows]: what each found among its columns
     int turn = 0;
     Inputs by_head;
     FeedForwardBuffers mlp;
@@ -109,13 +115,14 @@ struct Engine {
     Engine(const NxModel& m, int threads, int layers_given)
         : pool(threads), model(m), layers(m.layer, m.layer + layers_given),
           nextn(m.nextn, m.nextn + (layers_given - m.layers)), scratch(size_t(pool.threads())), ranks(m.ranks) {
-        if (ranks && !ranks.given().gather) lay(uintptr_t(ranks.given().memory), ranks.given().most_rows);
+        if (ranks && ranks.given().memory) lay(uintptr_t(ranks.given().memory), ranks.given().most_rows);
     }
 
     // Where the arrays that ranks fill together lie in their memory. Returns its bytes.
     int64_t lay(uintptr_t memory, int64_t rows) {
-        int64_t routed = 0, shared = 0, at = MEETING_BYTES;
+        int64_t routed = 0, shared = 0, down = 0, at = MEETING_BYTES;
         for (const NxLayer& l : layers) {
+            down = std::max(down, wide(l.down.n_out));
             if (l.mlp.router.data) routed = std::max(routed, l.mlp.top_k * Swiglu::width(l.mlp.down));
             if (l.mlp.shared_gate_up.data) shared = std::max(shared, Swiglu::width(l.mlp.shared_down));
         }
@@ -123,6 +130,9 @@ struct Engine {
         at += values.lay(memory + at, rows * flat());
         at += mlp.routed.inner.lay(memory + at, rows * routed);
         at += mlp.shared.inner.lay(memory + at, rows * shared);
+        at += projected[0].lay(memory + at, rows * down);
+        at += projected[1].lay(memory + at, rows * wide(model.hidden));
+        for (Shared<Best>& b : best) at += b.lay(memory + at, rows * MOST_RANKS);
         for (Shared<float>& s : scores) at += s.lay(memory + at, int64_t(SCORE_ROWS) * model.vocab);
         return at;
     }
@@ -160,15 +170,34 @@ struct Engine {
         });
     }
 
+    // Outputs of rows of x times w, [rows, stride] f32: in `alone`, or in `together`, each rank having computed some
+    // of them. The latter where more time is saved than the meeting takes; every rank decides alike.
+    float* project(const Rows& in, int rows, const NxWeight& w, int64_t stride, float* alone, Shared<float>& together) {
+        const int64_t saved = ranks ? product_cost(w, rows) / ranks.size() * (ranks.size() - 1) : 0;
+        const bool some = ranks && saved >= (ranks.given().sockets ? GATHER_WORTH : MEETING_WORTH);
+        float* to = some ? together.room(rows * stride) : alone;
+        float* own = to + (some ? ranks.begin(w.n_out, PANEL) : 0);
+        product_all(pool, in, rows, some ? outputs_of(w, own - to, ranks.end(w.n_out, PANEL)) : w,
+                    [&](int i, int n0, int n, const float* v) { put(own + i * stride + n0, v, n); });
+        if (some) {
+            ranks.gather(to, rows, stride, w.n_out, PANEL);
+            ranks.meet();
+        }
+        return to;
+    }
+
     // Of rows in h16, normed: what the residual stream grows by, [rows, wide(hidden)] f32.
     const float* attend(const NxLayer& l, int index, int rows) {
         const NxModel& m = model;
         const int64_t c = wide(m.hidden), latent = m.rank + m.rope;
         const int64_t down = l.down.n_out;
         const Cache cache{m.cache + index * m.layer_elements, m.width, m.page};
+        const Rows normed{reinterpret_cast<uint32_t*>(h16.data()), c / 2};
         float* as = room(a, rows * wide(down));
-        product_all(pool, {reinterpret_cast<uint32_t*>(h16.data()), c / 2}, rows, l.down,
-                    [&](int i, int n0, int n, const float* v) { put(as + i * wide(down) + n0, v, n); });
+        if (l.q_norm) as = project(normed, rows, l.down, wide(down), as, projected[0]);
+        else  // each rank has its heads' queries, and computes all of the latent
+            product_all(pool, normed, rows, l.down,
+                        [&](int i, int n0, int n, const float* v) { put(as + i * wide(down) + n0, v, n); });
 
         // Queries: their latent through its norm, if they have one, and what is cached of this row.
         const int64_t q_latent_wide = wide(m.q_in);
@@ -350,8 +379,9 @@ struct Engine {
             norm_bf16(row, own.hnorm, m.hidden, m.eps, half);
             memcpy(in + i * both + m.hidden, half, size_t(m.hidden) * 2);
         });
-        product_all(pool, {reinterpret_cast<uint32_t*>(in), both / 2}, b.rows, own.eh_proj,
-                    [&](int i, int n0, int n, const float* v) { put(xs + i * c + n0, v, n); });
+        const Rows taken{reinterpret_cast<uint32_t*>(in), both / 2};
+        const float* made = project(taken, b.rows, own.eh_proj, c, xs, projected[1]);
+        if (made != xs) memcpy(xs, made, size_t(b.rows * c) * 4);
         for (int i = 0; i < b.rows; ++i)
             for (int64_t j = m.hidden; j < c; ++j) xs[i * c + j] = 0.f;
         const float* grown = decoder_layer(m.layers + k, b.rows, nullptr);
@@ -399,18 +429,32 @@ struct Engine {
             });
             return;
         }
-        const int64_t first = ranks.begin(count, PANEL);
+        score(in, rows, head, count);
+        hand_round(nullptr, rows, count, [&](int i, const float* all) { done(i, all, 0, count); });
+    }
+
+    // own_scores <- this rank's part of the `count` outputs of a head.
+    void score(const Rows& in, int rows, const NxWeight& head, int count) {
+        const int64_t own = ranks.end(count, PANEL) - ranks.begin(count, PANEL);
+        float* to = room(own_scores, rows * own);
+        product_all(pool, in, rows, head, [&](int i, int n0, int n, const float* v) {
+            put(to + i * own + n0, v, int(n < own - n0 ? n : own - n0));
+        });
+    }
+
+    // done(i, all `count` outputs) for each of these rows of own_scores; which: null for the first ones.
+    template <class Done> void hand_round(const int32_t* which, int rows, int count, const Done& done) {
+        const int64_t first = ranks.begin(count, PANEL), own = ranks.end(count, PANEL) - first;
         for (int from = 0; from < rows; from += SCORE_ROWS) {
             const int some = rows - from < SCORE_ROWS ? rows - from : SCORE_ROWS;
             float* to = scores[turn ^= 1].room(int64_t(SCORE_ROWS) * model.vocab);
-            product_all(pool, {in.base + from * in.stride, in.stride}, some, head,
-                        [&](int i, int n0, int n, const float* v) {
-                            const int64_t left = count - first - n0;
-                            put(to + int64_t(i) * count + first + n0, v, int(n < left ? n : left));
-                        });
+            for (int i = 0; i < some; ++i) {
+                const int64_t row = which ? which[from + i] : from + i;
+                put(to + int64_t(i) * count + first, own_scores.data() + row * own, int(own));
+            }
             ranks.gather(to, some, count, count, PANEL);
             ranks.meet();
-            for (int i = 0; i < some; ++i) done(from + i, to + int64_t(i) * count, 0, count);
+            for (int i = 0; i < some; ++i) done(from + i, to + int64_t(i) * count);
         }
     }
 };

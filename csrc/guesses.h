@@ -4,9 +4,8 @@
 // It is the loop of nextn.speculative.mtp for chains whose guesses take nothing but a draw. Its products, norms and
 // choices are those of one call for each depth, so its bits are; what is saved is what lies between the calls.
 #pragma once
-#include "choose.h"
+#include "choices.h"
 #include "cutoff.h"
-#include "forward.h"
 
 extern "C" {
 struct NxChains {
@@ -15,7 +14,7 @@ struct NxChains {
     const NxSampling* sampling;  // of each chain's first guess; the index counts up
     const int32_t* num_steps;    // guesses of each chain, at least 1
     int32_t count, max_steps, vocab;  // chains, the largest of num_steps, the vocabulary
-    float* scores;               // room for [count, vocab]
+    float* scores;               // room for [count, vocab], where there is one rank
     const NxCutoff* cutoff;      // for those chains that have a 1 in `cut`; null: for none
     const uint8_t* cut;          // [count]
     int32_t* tokens;  // out, [count, max_steps]
@@ -28,8 +27,8 @@ struct NxChains {
 
 namespace {
 
-struct Guesser : Engine {
-    using Engine::Engine;
+struct Guesser : Chooser {
+    using Chooser::Chooser;
 
     void chains(const NxBatch& b, const float* hidden, int module, const NxChains& c) {
         float* s = room(state, int64_t(b.rows) * model.hidden);
@@ -48,7 +47,9 @@ struct Guesser : Engine {
                 const TileUse use;
                 if (depth) feed(b, module);
                 take_rows();
-                draft_logits(state.data(), rows.data(), int(open.size()), c.vocab, c.scores);
+                const int n = int(open.size());
+                if (!ranks) draft_logits(state.data(), rows.data(), n, c.vocab, c.scores);
+                else score(head_input(state.data(), rows.data(), n), n, model.draft_head, model.draft_vocab);
             }
             guess(depth, c);
             go_on(depth + 1, c);
@@ -111,22 +112,25 @@ private:
     }
 
     void guess(int depth, const NxChains& c) {
-        float* z = c.scores;
-        for (Chain& chain : open) {
+        draws.clear();
+        for (const Chain& chain : open) {
+            draws.push_back({c.sampling[chain.number], c.cutoff && c.cut[chain.number]});
+            draws.back().by.index += uint32_t(depth);
+        }
+        if (ranks) choose_together(0, c.vocab, model.draft_ids, model.draft_vocab);
+        for (size_t i = 0; i < open.size(); ++i) {
+            Chain& chain = open[i];
+            const Draw& draw = draws[i];
+            float lead = 0.f;
+            chain.last = ranks ? found[i].token()
+                               : choose(c.scores + int64_t(i) * c.vocab, c.vocab, draw.by, order,
+                                        draw.lead ? &lead : nullptr);
             const int at = chain.number * c.max_steps + depth;
-            NxSampling s = c.sampling[chain.number];
-            s.index += uint32_t(depth);
-            if (c.cutoff && c.cut[chain.number]) {
-                float confidence;
-                chain.last = choose<true>(z, c.vocab, s, order, &confidence);
-                const int bin = c.cutoff->bin(confidence);
-                c.bins[at] = uint8_t(bin);
-                chain.holds *= c.cutoff->rate[bin];
-            } else {
-                chain.last = choose(z, c.vocab, s, order);
-            }
             c.tokens[at] = chain.last;
-            z += c.vocab;
+            if (!draw.lead) continue;
+            const int bin = c.cutoff->bin(ranks ? found[i].lead(draw.by) : lead);
+            c.bins[at] = uint8_t(bin);
+            chain.holds *= c.cutoff->rate[bin];
         }
     }
 };

@@ -21,7 +21,7 @@
 // What this machine can run; must be asked before the library of level 4 is used, in every process.
 NX_API int nx_machine_level() { return machine_level(); }
 
-NX_API int nx_interface() { return 12; }
+NX_API int nx_interface() { return 14; }
 
 NX_API void nx_advise(void* p, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
@@ -144,6 +144,13 @@ NX_API int nx_draft_logits(void* engine, const float* hidden, int rows, int voca
     const TileUse use;
     return checked([&] { static_cast<Guesser*>(engine)->draft_logits(hidden, nullptr, rows, vocab, out); });
 }
+// Of the first `whole` rows logits, out [whole, vocab]; of the others tokens, by draws as in nx_choose.
+NX_API int nx_choices(void* engine, const float* hidden, int rows, int vocab, int whole, float* out,
+                      const NxSampling* sampling, int32_t* tokens) {
+    return checked([&] {
+        static_cast<Guesser*>(engine)->choices(hidden, rows, vocab, whole, out, sampling, tokens);
+    });
+}
 // The batch through a NextN module and chains of guesses after it.
 NX_API int nx_chains(void* engine, const NxBatch* batch, const float* hidden, int module, const NxChains* chains) {
     return checked([&] { static_cast<Guesser*>(engine)->chains(*batch, hidden, module, *chains); });
@@ -153,6 +160,10 @@ NX_API int64_t nx_shared_bytes(const NxModel* model, int layers, int rows) {
     NxModel alone = *model;
     alone.ranks = nullptr;
     return Guesser(alone, 1, layers).lay(0, rows);
+}
+// array [rows, stride bytes], of ranks that have sockets: see Mesh.
+NX_API int nx_gather(NxRanks* ranks, uint8_t* array, int64_t rows, int64_t stride, const int64_t* bounds) {
+    return checked([&] { Ranks(ranks).gather_bytes(array, rows, stride, bounds); });
 }
 // Every rank waits here for all others; see NxMeeting.
 NX_API int nx_meet(void* meeting, int size, int spins) {
@@ -172,6 +183,6 @@ NX_API void nx_choose(float* logits, int runs, int vocab, const NxSampling* samp
     for (int i = 0; i < runs; ++i) {
         NxSampling s = sampling[i];
         for (int j = 0; j < sampling[i].rows; ++j, ++s.index, logits += vocab)
-            *tokens++ = confidence ? choose<true>(logits, vocab, s, order, confidence++) : choose(logits, vocab, s, order);
+            *tokens++ = choose(logits, vocab, s, order, confidence ? confidence++ : nullptr);
     }
 }

@@ -48,6 +48,15 @@ inline Panel panel_of(const NxWeight& w, int p, int member = 0) {
             w.scales ? w.scales + member * w.scale_stride + first * blocks : nullptr, width / 16, first};
 }
 
+// Outputs [begin, end) of a weight, whole panels but for the last.
+inline NxWeight outputs_of(const NxWeight& w, int64_t begin, int64_t end) {
+    const Panel first = panel_of(w, int(begin / PANEL));
+    NxWeight some = w;
+    some.data = first.data, some.scales = first.scales;
+    some.n_out = int32_t(end - begin);
+    return some;
+}
+
 // Words of 32 bits in a row that meets the weight: pairs of bf16, or f32.
 inline int row_words(const NxWeight& w) { return w.kind == F32 ? w.n_in : w.n_in / 2; }
 // And of those that share a scale.

@@ -2,8 +2,9 @@
 // every output has the bits that one rank gives it.
 //
 // On one machine the arrays that they fill together lie in memory that all of them map: a product writes its outputs
-// where the others read them, and then the ranks meet. Elsewhere a function gathers them (nextn.distributed). An array
-// may be written again as soon as its rank has met the others once more: nobody reads it then.
+// where the others read them, and then the ranks meet. An array may be written again as soon as its rank has met the
+// others once more: nobody reads it then. On several machines each rank has its own arrays, and a socket to every other
+// one: a product's outputs are sent to all as soon as they are there.
 #pragma once
 #include <atomic>
 #include <chrono>
@@ -11,6 +12,7 @@
 #include <cstdint>
 #include <thread>
 
+#include "mesh.h"
 #include "pool.h"
 #if defined(__linux__)
 #include <linux/futex.h>
@@ -27,17 +29,13 @@ struct NxMeeting {  // at the beginning of the shared memory; zeros at first
     alignas(64) std::atomic<uint32_t> broken;  // not 0: some rank is gone, nobody may wait
 };
 
-// array [rows, stride bytes]: rank r has written bytes bounds[r] .. bounds[r + 1] of each row. Not 0: it failed.
-typedef int32_t (*NxGather)(void* array, int64_t rows, int64_t stride, const int64_t* bounds);
-
 struct NxRanks {
     int32_t rank, size;
-    uint8_t* memory;    // shared; of this rank alone where there is a function that gathers
-    int64_t bytes;
-    int32_t most_rows;  // of a step
-    int32_t spins;      // before a rank that waits sleeps
-    NxGather gather;    // null: the memory is shared
-    int64_t waited;     // nanoseconds in meetings and gatherings, all in all
+    uint8_t* memory;         // shared; null: there are sockets
+    const int32_t* sockets;  // [size], of this rank any; null: the memory is shared
+    int32_t most_rows;       // of a step
+    int32_t spins;           // before a rank that waits sleeps
+    int64_t waited;          // nanoseconds in meetings and gatherings, all in all
 };
 }
 
@@ -45,8 +43,6 @@ namespace {
 
 constexpr int64_t MEETING_BYTES = 4096;
 constexpr int MOST_RANKS = 64;
-
-struct RankGone {};  // thrown where a rank waits for one that is gone
 
 inline void sleep_while(std::atomic<uint32_t>& word, uint32_t value) {
 #if defined(__linux__)
@@ -112,23 +108,29 @@ class Ranks {
 
     explicit operator bool() const { return r_ != nullptr; }
     int size() const { return r_ ? r_->size : 1; }
+    int rank() const { return r_ ? r_->rank : 0; }
     const NxRanks& given() const { return *r_; }
 
     // Where this rank's part of n outputs begins: nextn.distributed.group.bounds.
     int64_t begin(int64_t n, int64_t unit) const { return r_ ? bound(n, unit, r_->rank) : 0; }
+    int64_t end(int64_t n, int64_t unit) const { return r_ ? bound(n, unit, r_->rank + 1) : n; }
 
     // array [rows, stride] elements: of n columns each rank has written its own.
     template <class T> void gather(T* array, int64_t rows, int64_t stride, int64_t n, int64_t unit) const {
-        if (!r_ || !r_->gather) return;
+        if (!r_ || !r_->sockets) return;
         int64_t bounds[MOST_RANKS + 1];
         for (int i = 0; i <= r_->size; ++i) bounds[i] = bound(n, unit, i) * int64_t(sizeof(T));
+        gather_bytes(reinterpret_cast<uint8_t*>(array), rows, stride * int64_t(sizeof(T)), bounds);
+    }
+    void gather_bytes(uint8_t* array, int64_t rows, int64_t stride, const int64_t* bounds) const {
         const Watch watch(*r_);
-        if (r_->gather(array, rows, stride * int64_t(sizeof(T)), bounds)) throw RankGone{};
+        static thread_local Mesh mesh;
+        mesh.gather({r_->rank, r_->size, r_->spins, r_->sockets}, array, rows, stride, bounds);
     }
 
     // After the arrays of a product were gathered: in shared memory that takes no more than that all have come.
     void meet() const {
-        if (!r_ || r_->gather) return;
+        if (!r_ || r_->sockets) return;
         const Watch watch(*r_);
         ::meet(*reinterpret_cast<NxMeeting*>(r_->memory), r_->size, r_->spins);
     }

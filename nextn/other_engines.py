@@ -32,6 +32,7 @@ REWRITTEN: dict[str, tuple[str, ...]] = {
     "--no-enable-prefix-cache": ("--disable-radix-cache",),
     "--enable-log-requests": ("--log-requests",),
     "--disable-log-stats": ("--decode-log-interval", "0"),
+    "--use-ray": ("--distributed-executor-backend", "ray"),
     "--speculative-adaptive": ("--speculative-num-steps", "auto"),
     "--speculative-use-rejection-sampling": ("--speculative-verify", "rejection"),
     "--speculative-use-block-verification": ("--speculative-verify", "block"),
@@ -66,14 +67,13 @@ NOTHING = {
     "prompts and decoding requests always share a step": "--enable-mixed-chunk --enable-chunked-prefill",
     "steps and the host's work do not overlap": "--disable-overlap-schedule",
     "one device has nothing to exchange": (
-        "--disable-custom-all-reduce --enable-p2p-check --dist-init-addr= --nccl-init-addr= --nccl-port= "
-        "--dist-timeout= --master-addr= --master-port= --all2all-backend= --distributed-timeout-seconds= "
+        "--disable-custom-all-reduce --enable-p2p-check --nccl-port= --all2all-backend= "
         "--cpu-distributed-timeout-seconds= --moe-a2a-backend= --deepep-mode= --enable-nccl-nvls "
         "--enable-symm-mem --enable-torch-symm-mem --enable-mscclpp --pre-warm-nccl "
         "--enable-dp-attention-local-control-broadcast --enable-dp-lm-head --enable-expert-parallel "
         "--enable-ep-moe --enable-deepep-moe --disable-nccl-for-dp-synchronization --data-parallel-backend= "
         "--data-parallel-address= --data-parallel-rpc-port= --communication-backend= "
-        "--master-node-addr= --max-parallel-loading-workers= --enforce-disable-flashinfer-allreduce-fusion "
+        "--max-parallel-loading-workers= --enforce-disable-flashinfer-allreduce-fusion "
         "--disable-attn-tp-gather"
     ),
     DP_ATTENTION: "--enable-dp-attention",
@@ -103,7 +103,7 @@ NOTHING = {
     ),
 }
 
-ONE_MACHINE = "nextn runs ranks of one machine (--tp-size) and replicas (--dp-size), nothing else"
+NO_OTHER_WAY = "nextn runs ranks (--tp-size, --nnodes) and replicas (--dp-size), nothing else"
 # Those values ask for nothing; any other is refused. The reason says why, or what to use instead.
 ONLY: tuple[tuple[str, str, str], ...] = (
     (
@@ -111,14 +111,13 @@ ONLY: tuple[tuple[str, str, str], ...] = (
         "--expert-parallel-size --cp-size --sp-size --dcp-size --decode-context-parallel-size "
         "--prefill-context-parallel-size --attn-dp-size --attention-data-parallel-size --attn-cp-size "
         "--attention-context-parallel-size --moe-dp-size --moe-data-parallel-size --moe-dense-tp-size "
-        "--dwdp-size --nnodes --kv-split-size --gpu-id-step --shared-experts-tp-size --micro-batch-num "
+        "--dwdp-size --kv-split-size --gpu-id-step --shared-experts-tp-size --micro-batch-num "
         "--dcp-kv-cache-interleave-size --cp-kv-cache-interleave-size --max-ep-size --elastic-ep-max-dp-size",
         "1",
-        ONE_MACHINE,
+        NO_OTHER_WAY,
     ),
-    ("--expert-parallel-degree --node-rank --base-gpu-id --device-id --device-ids", "0 -1", ONE_MACHINE),
-    ("--distributed-executor-backend", "mp uni", ONE_MACHINE),
-    ("--expert-placement-strategy --init-expert-location", "linear trivial", ONE_MACHINE),
+    ("--expert-parallel-degree --base-gpu-id --device-id --device-ids", "0 -1", NO_OTHER_WAY),
+    ("--expert-placement-strategy --init-expert-location", "linear trivial", NO_OTHER_WAY),
     (
         "--tokenizer-worker-num --detokenizer-worker-num --api-server-count --renderer-num-workers",
         "1",
@@ -171,9 +170,9 @@ REFUSED = {
         "--optimistic-prefill-attempts --decoupled-spec-* --transfer-listen-port --enable-pd-ooc --rpc-* "
         "--enable-service-routing --etcd-* --heart-beat-* --max-reconnect-count --health-check-interval-ms"
     ),
-    ONE_MACHINE: (
+    NO_OTHER_WAY: (
         "--data-parallel-* --dp-* --dcp-* --*-dp-* --headless --device-ids --devices --draft-devices "
-        "--use-ray --ray-* --*elastic* --*eplb* --ep-* --*-ep-* --expert-* --*redundant-experts* "
+        "--ray-* --*elastic* --*eplb* --ep-* --*-ep-* --expert-* --*redundant-experts* "
         "--*waterfill --enable-two-batch-overlap --enable-single-batch-overlap --dbo-* --enable-dbo --tbo-* "
         "--ubatch-size --worker-* --pp-* --*allreduce-fusion* --enable-quant-communications --deepep-* "
         "--fuseep-mode --flashinfer-a2a-* --*-a2a-* --mooncake-ib-device --enable-prefill-cp --cp-strategy "

@@ -125,6 +125,11 @@ class ServerConfig(EngineConfig):
         self.need(0 <= self.port <= 65535, "port", "it must be between 0 and 65535")
         for name in ("max_queued_requests", "max_request_bytes", "dp_size"):
             self.need(getattr(self, name) >= 1, name, "it must be at least 1")
+        if self.dp_size > 1 and self.nnodes > 1:
+            raise ValueError(
+                f"--dp-size {self.dp_size} with --nnodes {self.nnodes}: the replicas of one server are on "
+                "one machine; start a server on each, and a gateway before them (docs/replicas.md)"
+            )
         for name in ("decode_log_interval", "shutdown_timeout", "max_engine_restarts"):
             self.need(getattr(self, name) >= 0, name, "it must be 0 or more")
         for name in ("request_timeout", "client_timeout", "watchdog_timeout"):

@@ -19,6 +19,7 @@ from nextn.bench.local_server import LocalServer
 
 COUNTS = ("num_requests_total", "num_aborted_requests_total", "num_failed_requests_total")
 IDLE = ("num_running_reqs", "num_queue_reqs", "num_used_tokens")
+ENGINE = b"spawn_main"  # on the command line of an engine
 SETTLE_SECONDS = 60.0  # an engine that died often is waited for by up to half of them
 
 
@@ -55,8 +56,7 @@ class Server:
 
     def pids(self) -> list[int]:
         """The server's and, while there is one, the engine's."""
-        children = Path(f"/proc/{self._server.pid}/task/{self._server.pid}/children").read_text().split()
-        return [self._server.pid, *(int(pid) for pid in children if is_engine(pid))]
+        return [self._server.pid, *children(self._server.pid, ENGINE)]
 
     def megabytes(self) -> float:
         """Resident, both processes together."""
@@ -98,10 +98,27 @@ class Server:
         return [line for line in lines if "Traceback" in line or "AssertionError" in line or "never" in line]
 
 
-def is_engine(pid: str) -> bool:
+def children(pid: int, word: bytes) -> list[int]:
+    """Of all threads of a process: those with the word on their command line."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += [child for child in map(int, task.read_text().split()) if word in command(child)]
+    return found
+
+
+def command(pid: int) -> bytes:
     try:
-        return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def runs(pid: int) -> bool:
+    """A zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
         return False
 
 

@@ -225,7 +225,35 @@ def max_prefill_tokens(line: Line, name: str, value: str) -> list[str]:
     return []
 
 
+NODES = ("--nnodes", "-n")
+VLLM_PORT = "29501"  # where vLLM's node 0 listens
+
+
+def master(line: Line, name: str, value: str) -> list[str]:
+    """vLLM's --master-addr and --master-port, of which either may be left out."""
+    if set(line.given(NODES)) <= {"1"}:
+        note(line.notes, "one machine looks for nobody", f"{name} {value}")
+        return []
+    if name == "--master-port":
+        return [] if line.given(("--master-addr",)) else ["--dist-init-addr", f"127.0.0.1:{value}"]
+    port = (line.given(("--master-port",)) or [VLLM_PORT])[-1]
+    return ["--dist-init-addr", f"[{value}]:{port}" if ":" in value else f"{value}:{port}"]
+
+
+def master_node_addr(line: Line, name: str, value: str) -> list[str]:
+    """xLLM's, whose --nnodes counts devices: each rank is a node of its own."""
+    nodes = line.given(NODES)
+    if set(nodes) <= {"1"}:
+        note(line.notes, "one machine looks for nobody", f"{name} {value}")
+        return []
+    sizes = ("--tp-size", "--tp", "--tensor-parallel-size")
+    return ["--dist-init-addr", value, *(() if line.given(sizes) else ("--tp-size", nodes[-1]))]
+
+
 SPECIAL: dict[str, Callable[[Line, str, str], list[str]]] = {
     "--speculative-config": speculative_config,
     "--max-prefill-tokens": max_prefill_tokens,
+    "--master-addr": master,
+    "--master-port": master,
+    "--master-node-addr": master_node_addr,
 }

@@ -7,9 +7,10 @@ gives it. Afterwards all ranks hold all outputs. Nothing here does arithmetic.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from torch import Tensor
+if TYPE_CHECKING:  # the HTTP process does without torch
+    from torch import Tensor
 
 
 class Group(Protocol):

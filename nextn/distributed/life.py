@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them, however it ends."""
+"""How processes end: with the one that started them, and what is said of it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
+
+
+def how_it_ended(code: int | None) -> str:
+    """code: as `subprocess` and `multiprocessing` give it, negative for a signal."""
+    return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
 
 
 def die_with_parent(parent: int) -> None:

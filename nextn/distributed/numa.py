@@ -34,8 +34,12 @@ def parsed(cpulist: str) -> frozenset[int]:
 
 
 def cores_of(rank: int, size: int, found: list[frozenset[int]]) -> frozenset[int] | None:
-    """Ranks are dealt out evenly, neighbours to the same node. None: there is one node, nothing to choose."""
-    return found[rank * len(found) // size] if len(found) > 1 else None
+    """Ranks are dealt out evenly, neighbours to the same node; of few ranks each has several nodes.
+    None: there is one node, or one rank, and nothing to choose."""
+    if len(found) < 2 or size < 2:
+        return None
+    first, after = (each * len(found) // size for each in (rank, rank + 1))
+    return frozenset[int]().union(*found[first : max(after, first + 1)])
 
 
 def pin(rank: int, size: int) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from multiprocessing.connection import Connection
 
+from nextn.distributed.life import how_it_ended
 from nextn.distributed.shared import Memory
 
 END_SECONDS = 2.0  # for a rank to end by itself; then it is killed
@@ -18,12 +19,13 @@ END_SECONDS = 2.0  # for a rank to end by itself; then it is killed
 class RankProcess:
     """link: both ways, for pickled objects. sentinel: a descriptor that can be read when it has ended."""
 
-    def __init__(self, module: str, memory: Memory) -> None:
+    def __init__(self, module: str, memory: Memory | None) -> None:
         ours, theirs = socket.socketpair()
         self.sentinel, alive = os.pipe()
-        kept = (theirs.fileno(), memory.file, alive)
+        file = -1 if memory is None else memory.file
+        kept = [end for end in (theirs.fileno(), file, alive) if end >= 0]
         self._popen = subprocess.Popen(
-            [sys.executable, "-m", module, str(theirs.fileno()), str(memory.file), str(os.getpid())],
+            [sys.executable, "-m", module, str(theirs.fileno()), str(file), str(os.getpid())],
             pass_fds=kept, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )  # fmt: skip
         theirs.close()  # or neither would ever be at its end
@@ -34,10 +36,17 @@ class RankProcess:
     def pid(self) -> int:
         return self._popen.pid
 
+    @property
+    def ended(self) -> bool:
+        return self._popen.poll() is not None
+
+    def code(self) -> int:
+        """Its exit code, negative for a signal. Waits for its end."""
+        return self._popen.wait()
+
     def how_it_ended(self) -> str:
         """Waits for its end."""
-        code = self._popen.wait()
-        return f"signal {-code}" if code < 0 else f"exit code {code}"
+        return how_it_ended(self.code())
 
     def kill(self) -> None:
         self._popen.kill()  # a stopped one too
@@ -46,15 +55,14 @@ class RankProcess:
         self.link.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(END_SECONDS)
-        if self._popen.poll() is None:
+        if not self.ended:
             self.kill()
-            self._popen.wait()
+            self.code()
         os.close(self.sentinel)
 
 
-def opened(arguments: list[str]) -> tuple[Connection, Memory, int]:
-    """In that process: the link, the memory, and the process that started it. arguments: its own."""
+def opened(arguments: list[str]) -> tuple[Connection, Memory | None, int]:
+    """In that process: the link, the memory if it shares one, and the process that started it. arguments: its
+    own."""
     link, file, parent = map(int, arguments)
-    memory = Memory.__new__(Memory)
-    memory.file = file
-    return Connection(link), memory, parent
+    return Connection(link), Memory(file) if file >= 0 else None, parent

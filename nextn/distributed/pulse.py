@@ -7,29 +7,38 @@ import threading
 import time
 from collections.abc import Callable
 
-from nextn.distributed.shared import SharedRanks
+from nextn.distributed.ranks import Ranks
 
 EVERY = 0.2  # seconds between two beats
 SILENT = 4.0  # seconds after which a rank counts as gone
+LOADING = 60.0  # the same while it loads the model: whatever reads a file may hold Python's lock for long
 
 
 class Pulse:
-    """Beats in a thread of its own until `stop`. lost(rank): called once, in that thread, of the first rank
-    that has been silent for too long."""
+    """Beats in a thread of its own until `stop`. lost(rank, what): called once, in that thread, of the first
+    rank that has ended, or has been silent for too long: `what` of both it was. silent: seconds."""
 
-    def __init__(self, ranks: SharedRanks, lost: Callable[[int], None], silent: float = SILENT) -> None:
+    def __init__(self, ranks: Ranks, lost: Callable[[int, str], None], silent: float = SILENT) -> None:
         self._ranks, self._lost, self._silent = ranks, lost, silent
+        self._since = time.monotonic()  # silence before that does not count
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nextn-pulse", daemon=True)
         self._thread.start()
 
+    def expect(self, silent: float) -> None:
+        """From now on a rank may be silent for so many seconds."""
+        self._since = time.monotonic()  # first: the thread may look in between
+        self._silent = silent
+
     def stop(self) -> None:
         self._stopped.set()
-        self._thread.join()
+        if threading.current_thread() is not self._thread:  # which `lost` may end
+            self._thread.join()
 
     def _run(self) -> None:
         last = time.monotonic()
-        beats, seen = self._ranks.beats(), [last] * self._ranks.size
+        beats = self._ranks.beats()
+        seen = dict.fromkeys(beats, last)
         while not self._stopped.wait(EVERY):
             self._ranks.beat()
             now = time.monotonic()
@@ -37,10 +46,13 @@ class Pulse:
             paused = now - last > self._silent / 2
             last = now
             found = self._ranks.beats()
-            for rank, (before, count) in enumerate(zip(beats, found, strict=True)):
-                if paused or count != before or rank == self._ranks.rank:
+            for rank, count in found.items():
+                if count is None:
+                    self._lost(rank, "has ended")
+                    return
+                if paused or count != beats[rank]:
                     seen[rank] = now
-                elif now - seen[rank] > self._silent:
-                    self._lost(rank)
+                elif now - max(seen[rank], self._since) > self._silent:
+                    self._lost(rank, "does not answer")
                     return
             beats = found

@@ -14,8 +14,8 @@ import os
 import struct
 import tempfile
 import time
-from collections.abc import Sequence
-from ctypes import CDLL, pointer
+from collections.abc import Mapping, Sequence
+from ctypes import pointer
 from multiprocessing.reduction import DupFd
 from typing import Any
 
@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 
 from nextn.config import usable_cores
-from nextn.distributed.group import PeerGone
-from nextn.ops.cpu.library import GATHER, Model, Ranks, library
+from nextn.distributed.ranks import Ranks
+from nextn.ops.cpu import library as kernels
+from nextn.ops.cpu.library import library
 
 HEADER = 4096  # MEETING_BYTES of csrc/ranks.h
 BEATS = 1024
@@ -33,17 +34,17 @@ FEW_SPINS = 50  # where ranks share cores: another one needs this rank's
 
 
 class Memory:
-    """New, empty shared memory. As an argument of a process that is spawned, it is the same memory there."""
+    """file: its descriptor; None: new, empty memory. As an argument of a process that is spawned, it is the
+    same memory there."""
 
-    def __init__(self) -> None:
-        if hasattr(os, "memfd_create"):
-            self.file = os.memfd_create("nextn")
-            return
-        with tempfile.TemporaryFile() as file:
-            self.file = os.dup(file.fileno())
+    def __init__(self, file: int | None = None) -> None:
+        self.file = _unnamed_file() if file is None else file
+        if file is None:  # by one process: of two, the slower one would cut off what the other has mapped
+            os.ftruncate(self.file, HEADER)
 
     def mapped(self, size: int) -> mmap.mmap:
-        """The first `size` bytes. What nobody writes takes no room."""
+        """The first `size` bytes. What nobody writes takes no room. Several ranks may only ask for more than
+        there is with the same `size`."""
         if os.fstat(self.file).st_size < size:
             os.ftruncate(self.file, size)
         return mmap.mmap(self.file, size)
@@ -58,35 +59,33 @@ class Memory:
         self.file = handle.detach()
 
 
+def _unnamed_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("nextn")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
 def address(view: mmap.mmap) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
 
-class SharedRanks:
-    """One rank of those that compute a step together on one machine.
-
-    threads: of all of them. most_rows: of a step.
-    """
+class SharedRanks(Ranks):
+    """Ranks of one machine. threads: of all of them."""
 
     def __init__(self, rank: int, size: int, memory: Memory, threads: int, most_rows: int) -> None:
-        self.rank, self.size, self.most_rows = rank, size, most_rows
+        super().__init__(rank, size, most_rows)
         self._memory, self._header = memory, memory.mapped(HEADER)
         self._spins = SPINS if threads <= usable_cores() else FEW_SPINS
         self._arrays: mmap.mmap | None = None
-        self._struct: Ranks | None = None
-        self._seconds = 0.0
-        self.reason = ""  # why no step will run any more
 
-    def shared_by(self, model: Model, layers: int, kernels: CDLL) -> Any:
-        """What the kernels' engine of this model needs to know of the ranks."""
-        size = kernels.nx_shared_bytes(model, layers, self.most_rows)
-        self._arrays = self._memory.mapped(size)
+    def shared_by(self, model: kernels.Model, layers: int) -> Any:
+        self._arrays = self._memory.mapped(library().nx_shared_bytes(model, layers, self.most_rows))
         at = address(self._arrays)
-        self._struct = Ranks(self.rank, self.size, at, size, self.most_rows, self._spins, GATHER(), 0)
+        self._struct = kernels.Ranks(self.rank, self.size, at, None, self.most_rows, self._spins, 0)
         return pointer(self._struct)
 
     def gather(self, whole: Tensor, bounds: Sequence[int]) -> None:
-        """See `nextn.distributed.group.Group`: for the torch model, whose arrays are its own."""
         size = HEADER + whole.nbytes
         if self._arrays is None or len(self._arrays) < size:
             self._arrays = self._memory.mapped(size)
@@ -105,23 +104,15 @@ class SharedRanks:
             raise self.gone()
         self._seconds += time.perf_counter() - begin
 
-    @property
-    def waited(self) -> float:
-        """Seconds that this rank has waited for the others in all."""
-        return self._seconds + (0.0 if self._struct is None else float(self._struct.waited) / 1e9)
-
-    def gone(self) -> PeerGone:
-        return PeerGone(self.reason or "another rank of this engine has ended")
-
-    def give_up(self, kernels: CDLL, reason: str) -> None:
-        """Nobody waits any more: a rank is gone."""
-        self.reason = self.reason or reason
-        kernels.nx_break(address(self._header))
+    def _wake(self) -> None:
+        library().nx_break(address(self._header))
 
     def beat(self) -> None:
         at = BEATS + 8 * self.rank
         (count,) = struct.unpack_from("q", self._header, at)
         struct.pack_into("q", self._header, at, count + 1)
 
-    def beats(self) -> tuple[int, ...]:
-        return struct.unpack_from(f"{self.size}q", self._header, BEATS)
+    def beats(self) -> Mapping[int, int | None]:
+        """Rank 0 watches all others, and they watch rank 0."""
+        counts = struct.unpack_from(f"{self.size}q", self._header, BEATS)
+        return dict(enumerate(counts[1:], start=1)) if self.rank == 0 else {0: counts[0]}

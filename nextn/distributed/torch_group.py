@@ -22,6 +22,8 @@ from torch import Tensor
 from nextn.distributed.group import PeerGone
 
 BACKENDS = ("gloo", "nccl")
+# Torch 2.13 has renamed it.
+_all_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
 
 
 class TorchGroup:
@@ -78,7 +80,7 @@ class TorchGroup:
             sent = sent.cpu()
         found = sent.new_empty(self.size, *sent.shape)
         try:
-            dist.all_gather_into_tensor(found.flatten(0, 1), sent)
+            _all_gather(found.flatten(0, 1), sent)
         except RuntimeError as e:
             raise self._gone("another rank has ended, or does not answer", e) from e
         return found.to(device)

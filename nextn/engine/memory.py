@@ -27,22 +27,23 @@ SIZES = (  # fields of a config that memory is allocated by
 )  # fmt: skip
 
 
-def device_memory(device: torch.device) -> int:
-    """Bytes that an engine on this device may hope for at most: those of the GPU, or of the machine with its
-    swap, less where the container or `ulimit -v` allows less."""
+def device_memory(device: torch.device, ranks: int = 1) -> int:
+    """Bytes that each rank of an engine on this device may hope for at most: those of the GPU, or its part of
+    the machine with its swap, less where the container allows less to all or `ulimit -v` to one."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") + _swap()]
+    for file in CGROUP_LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # ValueError: "max"
+            found.append(int(Path(file).read_text()))
+    each = min(found) // ranks
     with contextlib.suppress(ImportError):  # Windows has none
         import resource
 
         soft, _ = resource.getrlimit(resource.RLIMIT_AS)
         if soft != resource.RLIM_INFINITY:
-            found.append(soft)
-    for file in CGROUP_LIMITS:
-        with contextlib.suppress(OSError, ValueError):  # ValueError: "max"
-            found.append(int(Path(file).read_text()))
-    return min(found)
+            each = min(each, soft)
+    return each
 
 
 def bounded_context(config: EngineConfig, cfg: ModelConfig, device: torch.device) -> ModelConfig:
@@ -62,14 +63,18 @@ def check_memory(
     config: EngineConfig, cfg: ModelConfig, nextn_layers: int, value_bytes: int, device: torch.device
 ) -> None:
     """Raises ValueError when weights, tables and KV pool cannot fit: CheckpointError naming the field of
-    config.json that asks for most, or the option. What is counted is the least that there will be.
+    config.json that asks for most, or the option. What is counted is the least that there will be: of a rank,
+    its part of the matrices, and the embedding, tables and a KV pool as if it were alone.
 
     value_bytes: of a weight, at least.
     """
-    have = device_memory(device)
+    ranks = config.tp_size
+    have = device_memory(device, len(config.own_ranks))
 
     def take(cfg: ModelConfig, tokens: int) -> int:  # tokens 0: the weights alone
         tensors, values = size_of(cfg, nextn_layers)
+        embedding = cfg.vocab_size * cfg.hidden_size
+        values = embedding + (values - embedding) // ranks
         pool = tokens * (cfg.num_hidden_layers + nextn_layers) * cfg.latent_dim * 2
         tables = min(tokens, cfg.max_position_embeddings) * cfg.qk_rope_head_dim * 4
         return values * value_bytes + tensors * PER_TENSOR + pool + tables
@@ -78,7 +83,8 @@ def check_memory(
     needed = take(cfg, tokens)
     if needed <= have:
         return
-    what = f"the engine would take {needed / GIB:,.1f} GiB or more, and {_place(device)} {have / GIB:,.1f}"
+    who, its = ("the engine", "") if ranks == 1 else (f"each of the {ranks} ranks", " for it")
+    what = f"{who} would take {needed / GIB:,.1f} GiB or more, and {_place(device)} {have / GIB:,.1f}{its}"
     if take(cfg, 0) <= have:
         raise ValueError(f"--kv-cache-tokens is {tokens}: {what}; lower it")
     if config.load_format != "dummy":

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nextn.config import EngineConfig, model_folder
 from nextn.distributed.group import Alone
-from nextn.distributed.shared import SharedRanks
+from nextn.distributed.ranks import Ranks
 from nextn.draft import AUTO_STEPS
 from nextn.engine.memory import bounded_context, check_memory
 from nextn.families.config import ModelConfig
@@ -49,7 +49,7 @@ NAMES = {"cpu": "native", "triton": "Triton"}  # of kernels, in messages
 
 
 def make_model(
-    config: EngineConfig, device: torch.device, threads: int, ranks: SharedRanks | None = None
+    config: EngineConfig, device: torch.device, threads: int, ranks: Ranks | None = None
 ) -> tuple[Model, str]:
     """The model, loaded, and what computes it: "cpu" (the native kernels), "triton" or "reference" (plain
     torch).

@@ -21,12 +21,11 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from nextn.config import EngineConfig
+from nextn.distributed.wire import GONE
 from nextn.engine.executor import ExecutorInfo
 from nextn.engine.rank import make_runner
 from nextn.scheduler.plan import Plan, StepResult
 from nextn.speculative.state import RequestState
-
-GONE = (EOFError, OSError)  # of a pipe whose other end is closed
 
 
 class ExecutorError(RuntimeError):

@@ -9,14 +9,14 @@ from functools import partial
 import torch
 
 from nextn.config import EngineConfig, usable_cores
-from nextn.distributed.shared import SharedRanks
+from nextn.distributed.ranks import Ranks
 from nextn.engine.executor import ExecutorInfo
 from nextn.engine.memory import CPU_KV_TOKENS
 from nextn.engine.model import make_model
 from nextn.engine.runner import Runner
 from nextn.kvcache.pool import KVPool
 from nextn.machine import cpu_model
-from nextn.models.base import Model
+from nextn.models.base import Chooser, Model
 from nextn.models.fake import FakeModel
 from nextn.models.row_cost import context_cost, score_cost
 from nextn.ops.base import Draw
@@ -32,7 +32,7 @@ from nextn.speculative.mtp import MTPDrafter
 from nextn.speculative.ngram_drafter import NGramDrafter
 
 
-def make_runner(config: EngineConfig, ranks: SharedRanks | None = None) -> Runner:
+def make_runner(config: EngineConfig, ranks: Ranks | None = None) -> Runner:
     """ranks: those that this one computes every step with.
 
     Raises ValueError for options that do not go together or that the model cannot honour."""
@@ -55,7 +55,8 @@ def make_runner(config: EngineConfig, ranks: SharedRanks | None = None) -> Runne
     choose: Draw = partial(native_draw, library(isa)) if isa else draw
     drafter = _drafter(speculation, model, pool, choose)
     info = _info(config, model, pool, nextn_layers, drafter, kernels, isa, seconds)
-    return Runner(info, model, pool, drafter, choose, speculation.simulated)
+    chooser = model if ranks is not None and isinstance(model, Chooser) else None
+    return Runner(info, model, pool, drafter, choose, speculation.simulated, chooser)
 
 
 def _info(

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from nextn.cutoff import Cutoff
 from nextn.draft import NO_DRAFT
+from nextn.engine import logprobs as logprobs_of
 from nextn.engine.executor import ExecutorInfo, Ran
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
-from nextn.models.base import Model, take
+from nextn.models.base import Chooser, Model, take
 from nextn.ops.base import Draw
-from nextn.request import GRAMMAR_ERROR, Failure, TokenLogprob, failed_in
+from nextn.request import GRAMMAR_ERROR, Failure, failed_in
 from nextn.sampling.isolate import isolated
-from nextn.sampling.logprobs import Asked, prompt_logprobs, token_logprobs
 from nextn.sampling.sampler import draw
 from nextn.scheduler.plan import Plan, SpanPlan, SpanResult, StepResult
 from nextn.speculative.base import Drafted, Drafter, DraftRequest, DraftSpan
@@ -27,6 +26,7 @@ from nextn.speculative.verifier import Verified, Verifier, VerifySpan, grammatic
 from nextn.speculative.work import StepWork
 
 NOTHING = Verified([], [])
+Rooted = tuple[RequestState, int]  # one that chooses, and its root's row of the step
 
 
 class Runner:
@@ -42,9 +42,12 @@ class Runner:
         drafter: Drafter,
         draw: Draw = draw,
         accept_length: float | None = None,
+        chooser: Chooser | None = None,
     ) -> None:
-        """draw: what chooses among logits; a backend may bring its own. accept_length: simulated."""
+        """draw: what chooses among logits; a backend may bring its own. accept_length: simulated. chooser:
+        the model, where a token costs it less than logits do."""
         self.info, self.model, self.pool, self.drafter = info, model, pool, drafter
+        self.chooser = chooser
         self.verifier = Verifier(draw, accept_length)
         self.states: dict[str, RequestState] = {}
 
@@ -73,8 +76,8 @@ class Runner:
             for r, v in zip(states, verified, strict=True)
         ]
         self._compact(states, [v.path for v in verified])
-        logprobs = _output_logprobs(raw, states, verified)
-        scored = self._prompt_logprobs(hidden, states)
+        logprobs = logprobs_of.output(raw, states, verified)
+        scored = logprobs_of.prompts(self.model, hidden, states)
         made = self._draft(hidden, states, verified, plan.keep)
         results = []
         rows = decoding = nodes = context = 0
@@ -115,53 +118,42 @@ class Runner:
     def _verify(self, hidden: Tensor, states: Sequence[RequestState]) -> tuple[list[Verified], Tensor | None]:
         """Of every request the nodes that hold and the tokens it commits; neither for a part of a prompt.
         And a copy of the logits of those that want log-probabilities, as the others are written over."""
-        asked: list[tuple[RequestState, int]] = []  # those that choose, with their root's row of `hidden`
-        index: list[int] = []
-        wanted: list[int] = []
+        asked: list[Rooted] = []
+        drawn: list[Rooted] = []  # those of which the model chooses the tokens
         at = 0
         for r in states:
             at += len(r.tokens)
             if r.chooses:
-                root = at - len(r.draft.tokens) - 1
-                if r.params.logprobs is not None:
-                    wanted.extend(range(len(index), len(index) + at - root))
-                index.extend(range(root, at))
-                asked.append((r, root))
-        if not index:
+                by_model = self.chooser is not None and _span(r).takes_draws
+                (drawn if by_model else asked).append((r, at - len(r.draft.tokens) - 1))
+        if not asked and not drawn:
             return [NOTHING for _ in states], None
-        logits = self.model.logits(take(self.model, hidden, index))
-        raw = logits[wanted] if wanted else None
+        logits, tokens = self._logits(hidden, asked, drawn)
+        raw = _copied(logits, asked)
 
-        def verify(some: Sequence[tuple[RequestState, int]]) -> list[Verified]:
+        def verify(some: Sequence[Rooted]) -> list[Verified]:
             own = logits
             if some is not asked:  # they have been written over
-                places = [i for r, root in some for i in range(root, root + len(r.draft) + 1)]
-                own = self.model.logits(take(self.model, hidden, places))
-            return self.verifier.verify(own, [VerifySpan(r, r.draft, r.drafting.chances) for r, _ in some])
+                own = self.model.logits(take(self.model, hidden, _rows(some)))
+            return self.verifier.verify(own, [_span(r) for r, _ in some])
 
-        def failed(_: tuple[RequestState, int], error: Exception) -> Verified:
+        def failed(_: Rooted, error: Exception) -> Verified:
             return Verified([], [], error=failed_in("verification", error))
 
-        verified = iter(isolated(verify, asked, failed, "verification"))
-        return [next(verified) if r.chooses else NOTHING for r in states], raw
+        verified = isolated(verify, asked, failed, "verification")
+        verified += self.verifier.equal([_span(r) for r, _ in drawn], tokens)
+        found = {r.rid: v for (r, _), v in zip([*asked, *drawn], verified, strict=True)}
+        return [found.get(r.rid, NOTHING) for r in states], raw
 
-    def _prompt_logprobs(self, hidden: Tensor, states: Sequence[RequestState]) -> list[_Logprobs]:
-        wanted: list[tuple[int, int]] = []  # places in `states`, with their first row of `hidden`
-        at = 0
-        for i, r in enumerate(states):
-            if r.scores:
-                wanted.append((i, at))
-            at += len(r.tokens)
-
-        def logits(places: list[int]) -> Tensor:
-            return self.model.logits(take(self.model, hidden, places))
-
-        def compute(some: Sequence[tuple[int, int]]) -> list[_Logprobs]:
-            asked = [a for i, first in some for a in _asked_of_prompt(states[i], first)]
-            logprobs = prompt_logprobs(logits, asked)
-            return [_Logprobs([next(logprobs) for _ in states[i].scores]) for i, _ in some]
-
-        return _each(compute, wanted, len(states))
+    def _logits(
+        self, hidden: Tensor, asked: Sequence[Rooted], drawn: Sequence[Rooted]
+    ) -> tuple[Tensor, Sequence[int]]:
+        """After the root and after every node: of `asked` the logits, of `drawn` the target's choices."""
+        rows = _rows(asked)
+        if self.chooser is None or not drawn:
+            return self.model.logits(take(self.model, hidden, rows)), ()
+        draws = [draw for r, _ in drawn for draw in _span(r).draws()]
+        return self.chooser.choices(take(self.model, hidden, rows + _rows(drawn)), len(rows), draws)
 
     def _draft(
         self, hidden: Tensor, states: Sequence[RequestState], verified: Sequence[Verified], keep: bool
@@ -226,61 +218,22 @@ class Runner:
             self.pool.move(source, target, self.model.config.num_hidden_layers)
 
 
-class _Logprobs(NamedTuple):
-    """One request's log-probabilities, None if it wants none."""
-
-    found: list[TokenLogprob] | None = None
-    error: Failure | None = None
+def _span(r: RequestState) -> VerifySpan:
+    return VerifySpan(r, r.draft, r.drafting.chances)
 
 
-NO_LOGPROBS = _Logprobs()
+def _rows(some: Sequence[Rooted]) -> list[int]:
+    """Of the step: those of each root and its draft."""
+    return [row for r, root in some for row in range(root, root + len(r.draft.tokens) + 1)]
 
 
-def _output_logprobs(
-    raw: Tensor | None, states: Sequence[RequestState], verified: Sequence[Verified]
-) -> list[_Logprobs]:
-    """Of the tokens that each request commits. `raw`: see `Runner._verify`."""
-    wanted: list[tuple[int, int]] = []  # places in `states`, with their first row of `raw`
-    if raw is not None:
-        at = 0
-        for i, r in enumerate(states):
-            if r.chooses and r.params.logprobs is not None:
-                wanted.append((i, at))
-                at += len(r.draft) + 1
-
-    def compute(some: Sequence[tuple[int, int]]) -> list[_Logprobs]:
-        assert raw is not None
-        asked: list[Asked] = []
-        for i, first in some:
-            chosen_at = (0, *(node + 1 for node in verified[i].path))
-            top = states[i].params.logprobs or 0
-            # A request in error may commit nothing.
-            asked += [Asked(first + n, t, top) for n, t in zip(chosen_at, verified[i].tokens, strict=False)]
-        logprobs = iter(token_logprobs(raw, asked))
-        return [_Logprobs([next(logprobs) for _ in verified[i].tokens]) for i, _ in some]
-
-    return _each(compute, wanted, len(states))
-
-
-def _each(
-    compute: Callable[[Sequence[tuple[int, int]]], list[_Logprobs]],
-    wanted: Sequence[tuple[int, int]],
-    n: int,
-) -> list[_Logprobs]:
-    """Of every request; of those that are not `wanted` nothing."""
-    logprobs = [NO_LOGPROBS] * n
-    if wanted:
-        found = isolated(
-            compute,
-            wanted,
-            lambda _, e: _Logprobs(error=failed_in("log-probabilities", e)),
-            "log-probabilities",
-        )
-        for (i, _), each in zip(wanted, found, strict=True):
-            logprobs[i] = each
-    return logprobs
-
-
-def _asked_of_prompt(state: RequestState, first: int) -> list[Asked]:
-    after, top = state.start + 1, state.params.prompt_logprobs or 0
-    return [Asked(first + i, state.history[after + i], top) for i in state.scores]
+def _copied(logits: Tensor, asked: Sequence[Rooted]) -> Tensor | None:
+    """The logits of those that want log-probabilities."""
+    wanted: list[int] = []
+    at = 0
+    for r, _ in asked:
+        after = at + len(r.draft.tokens) + 1
+        if r.params.logprobs is not None:
+            wanted.extend(range(at, after))
+        at = after
+    return logits[wanted] if wanted else None

@@ -1,4 +1,4 @@
-"""An executor of several ranks on this machine: processes that compute every step together.
+"""An executor of several ranks: processes that compute every step together.
 
     Engine(EngineConfig(tp_size=2))
 
@@ -13,65 +13,60 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
-import pickle
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from functools import partial
 from multiprocessing import connection
 
-from nextn.config import EngineConfig, usable_cores
+from nextn.config import EngineConfig
 from nextn.distributed.group import PeerGone
-from nextn.distributed.numa import pin
 from nextn.distributed.process import RankProcess
-from nextn.distributed.pulse import Pulse
-from nextn.distributed.shared import Memory, SharedRanks
-from nextn.draft import MAX_DRAFTS, draft_window
+from nextn.distributed.pulse import LOADING, SILENT, Pulse
+from nextn.distributed.wire import GONE, Ended, Loaded, dumps, receive
 from nextn.engine.executor import ExecutorInfo, Ran
+from nextn.engine.gang import Gang, threads_of
 from nextn.engine.rank import make_runner
-from nextn.ops.cpu.library import library
 from nextn.scheduler.plan import Plan, StepResult
 from nextn.speculative.state import RequestState
 
 log = logging.getLogger("nextn.engine")
-
-GONE = (EOFError, OSError)  # of a pipe whose other end is closed
-END_SECONDS = 2.0  # for a rank to end by itself; then it is killed
 
 
 class TensorParallelExecutor:
     """Raises PeerGone once a rank is gone."""
 
     def __init__(self, config: EngineConfig) -> None:
-        """Raises what `make_runner` does, in any rank."""
-        size = config.tp_size
+        """Raises what `make_runner` does, in any rank, and what `Gang` does."""
+        if config.node_rank:
+            raise ValueError(
+                f"--node-rank {config.node_rank}: only nextn serve runs the ranks of other nodes"
+            )
         self._check = config.check_integrity
-        memory, each = Memory(), threads_of(config)
-        config = dataclasses.replace(config, threads=each)
-        self.processes: list[RankProcess] = []
-        ends: list[Callable[[], None]] = [memory.close]
-        self.close = weakref.finalize(self, _end, self.processes, ends)
-        for rank in range(1, size):
-            self.processes.append(RankProcess("nextn.engine.tensor_rank", memory))
-            self.processes[-1].link.send((config, rank))
-        self._ranks = ranks_of(config, 0, memory)
-        if config.numa == "auto":
-            pin(0, size)
+        self._gang = Gang(dataclasses.replace(config, threads=threads_of(config)))
+        config = self._gang.config
+        self._ranks, self.processes = self._gang.own, self._gang.processes
+        self._last: list[Ended | None] = [Ended()]
         self._lost = threading.Lock()
         own = weakref.ref(self)
-        args = (own, self.processes)
-        threading.Thread(target=_watch, args=args, name="nextn-ranks", daemon=True).start()
+        pulse = Pulse(self._ranks, partial(_lost, own), LOADING)
+        self.close = weakref.finalize(self, _end, self._gang, pulse, self._last)
+        if self.processes:
+            args = (own, self.processes)
+            threading.Thread(target=_watch, args=args, name="nextn-ranks", daemon=True).start()
         try:
             self._runner = make_runner(config, self._ranks)
-            for rank, process in enumerate(self.processes, start=1):
-                made = self._receive(rank, process)
+            for rank in range(1, config.tp_size):
+                made = self._receive(rank)
                 if isinstance(made, Exception):
                     raise made
-        except BaseException:
+        except BaseException as e:
+            self._last[0] = Ended(f"the engine does not start: {e}")
             self.close()
             raise
         self.info: ExecutorInfo = self._runner.info
-        ends.insert(0, Pulse(self._ranks, partial(_silent, own)).stop)
+        pulse.expect(SILENT)
+        self._send(Loaded())
 
     def add(self, state: RequestState) -> None:
         self._send(state)
@@ -83,9 +78,13 @@ class TensorParallelExecutor:
 
     def launch(self, plan: Plan) -> Ran:
         self._send(plan)
-        ticket = self._runner.launch(plan)
-        if self._check:
-            self._compare(ticket.found)
+        try:
+            ticket = self._runner.launch(plan)
+            if self._check:
+                self._compare(ticket.found)
+        except BaseException:
+            self._last[0] = None  # another engine takes this one's place
+            raise
         return ticket
 
     @property
@@ -99,22 +98,22 @@ class TensorParallelExecutor:
 
     def _compare(self, result: StepResult) -> None:
         own = digest(result)
-        for rank, process in enumerate(self.processes, start=1):
-            found = self._receive(rank, process)
+        for rank in range(1, self._ranks.size):
+            found = self._receive(rank)
             assert found == own, f"rank {rank} found another result than rank 0"
 
-    def _send(self, message: RequestState | str | Plan) -> None:
+    def _send(self, message: RequestState | str | Plan | Loaded) -> None:
         self.check()
-        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        data = dumps(message)
         try:
-            for process in self.processes:
-                process.link.send_bytes(data)
+            for link in self._gang.links:
+                link.send_bytes(data)
         except GONE as e:
             raise self._gone("a rank has ended") from e
 
-    def _receive(self, rank: int, process: RankProcess) -> object:
+    def _receive(self, rank: int) -> object:
         try:
-            found: object = process.link.recv()
+            found: object = receive(self._gang.links[rank - 1])
         except GONE as e:
             raise self._gone(f"rank {rank} has ended") from e
         return found
@@ -123,50 +122,37 @@ class TensorParallelExecutor:
         with self._lost:
             if not self._ranks.reason:
                 log.critical("%s: this engine can run no more steps", reason)
-        self._ranks.give_up(library(), reason)
-        for process in self.processes:
-            process.kill()
+                self._last[0] = None
+                self._ranks.give_up(reason)
+        self._gang.kill()
         return self._ranks.gone()
 
 
 # In threads, which must not keep an executor that nobody else needs.
 
 
-def _watch(own: weakref.ref[TensorParallelExecutor], processes: Sequence[RankProcess]) -> None:
+def _watch(own: weakref.ref[TensorParallelExecutor], processes: Mapping[int, RankProcess]) -> None:
     """Notices at once when a process ends."""
-    ended = connection.wait([process.sentinel for process in processes])
+    ended = connection.wait([process.sentinel for process in processes.values()])
     executor = own()
     if executor is None or not executor.close.alive:
         return
-    for rank, process in enumerate(processes, start=1):
+    for rank, process in processes.items():
         if process.sentinel in ended:
             executor._gone(f"rank {rank} has ended ({process.how_it_ended()})")
 
 
-def _silent(own: weakref.ref[TensorParallelExecutor], rank: int) -> None:
+def _lost(own: weakref.ref[TensorParallelExecutor], rank: int, what: str) -> None:
     executor = own()
-    if executor is not None:
-        executor._gone(f"rank {rank} does not answer")
+    if executor is not None and executor.close.alive:
+        executor._gone(f"rank {rank} {what}")
 
 
-def threads_of(config: EngineConfig) -> int:
-    """Of each rank: --threads are those of one."""
-    return config.threads or max(1, usable_cores() // config.tp_size)
-
-
-def ranks_of(config: EngineConfig, rank: int, memory: Memory) -> SharedRanks:
-    each = 1 + MAX_DRAFTS + draft_window(config.page_size)  # rows of a request in a step, beside prompts
-    most_rows = config.chunked_prefill_size + config.max_running_requests * each
-    return SharedRanks(rank, config.tp_size, memory, config.tp_size * threads_of(config), most_rows)
+def _end(gang: Gang, pulse: Pulse, last: list[Ended | None]) -> None:
+    pulse.stop()
+    gang.close(last[0])
 
 
 def digest(result: StepResult) -> bytes:
     """Of what the step found: every rank must find the same."""
     return hashlib.blake2b(repr(result.spans).encode(), digest_size=8).digest()
-
-
-def _end(processes: Sequence[RankProcess], ends: Sequence[Callable[[], None]]) -> None:
-    for process in processes:
-        process.close()
-    for end in ends:
-        end()

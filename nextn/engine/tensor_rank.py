@@ -1,80 +1,130 @@
-"""Every rank but 0 of an engine on this machine, as a process: `nextn.engine.tensor_parallel` starts it."""
+"""Every rank but 0 of an engine, as a process. `nextn.engine.gang` starts those of rank 0's machine, and
+`nextn.engine.node` those of another."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
-import pickle
 import signal
 import sys
 import traceback
+from multiprocessing.connection import Connection
 
+from nextn.config import EngineConfig
+from nextn.distributed import rendezvous
 from nextn.distributed.group import PeerGone
 from nextn.distributed.life import die_with_parent
-from nextn.distributed.numa import pin
 from nextn.distributed.process import opened
-from nextn.distributed.pulse import Pulse
+from nextn.distributed.pulse import LOADING, SILENT, Pulse
+from nextn.distributed.ranks import Ranks
+from nextn.distributed.wire import GONE, Ended, Loaded, receive, send
+from nextn.engine.facts import facts
+from nextn.engine.gang import mesh_ranks, shared_ranks, threads_of
 from nextn.engine.rank import make_runner
-from nextn.engine.tensor_parallel import GONE, digest, ranks_of
+from nextn.engine.runner import Runner
+from nextn.engine.tensor_parallel import digest
 from nextn.scheduler.plan import Plan
 from nextn.speculative.state import RequestState
 
 log = logging.getLogger("nextn.engine")
 
+# Exit codes: the engine has ended and nobody is to come again; it cannot be, for a reason that was said;
+# something went wrong here; another rank is gone, so this one is to be started again.
+LET_GO, REFUSED, FAILED, LOST = 0, 3, 1, 4
 
-def main(arguments: list[str]) -> None:
-    """It ends with rank 0, whose end of the link is closed then."""
+
+def main(arguments: list[str]) -> int:
+    """arguments: what `nextn.distributed.process.opened` reads. Returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group
-    link, memory, parent = opened(arguments)
+    leash, memory, parent = opened(arguments)
     die_with_parent(parent)
     try:
-        config, rank = link.recv()
+        config, rank = leash.recv()
     except GONE:
-        return
-    ranks = ranks_of(config, rank, memory)
+        return LOST
     # What every rank would say, rank 0 says.
     logging.basicConfig(level=logging.WARNING, format=f"[tp{rank}] %(name)s: %(message)s")
-    if config.numa == "auto":
-        pin(rank, config.tp_size)
-    try:
-        runner = make_runner(config, ranks)
-    except Exception as e:
-        if not isinstance(e, (ValueError, OSError)):
-            traceback.print_exc()
-        with contextlib.suppress(*GONE):  # rank 0 found the same, and may have ended
-            link.send(e)
-        return
-    with contextlib.suppress(*GONE):
-        link.send(runner.info)
+    if memory is None:
+        return join_and_run(config, rank, parent)
+    return run(config, leash, shared_ranks(config, rank, memory), parent)
 
-    def lost(silent: int) -> None:
-        if silent == 0:
-            log.critical("rank 0 does not answer; all ranks end")
-            if os.getppid() == parent:
-                os.kill(parent, signal.SIGKILL)  # for its supervisor to start another
-            os._exit(1)
 
-    pulse = Pulse(ranks, lost)
+def join_and_run(config: EngineConfig, rank: int, parent: int | None = None) -> int:
+    """Finds rank 0 over the network, and runs until it ends. Returns the exit code. parent: see `run`."""
+    config = dataclasses.replace(config, threads=threads_of(config))
     try:
+        met = rendezvous.join(config.rank_0, rank, config.tp_size, facts(config), config.dist_timeout)
+    except (rendezvous.Refused, TimeoutError, ValueError) as e:
+        log.critical("%s", e)
+        return REFUSED
+    except OSError as e:
+        log.warning("rank 0 has ended while others were waited for (%s)", e)
+        return LOST
+    ranks = mesh_ranks(config, rank, met)
+    return run(config, met.work[0], ranks, parent if config.node_rank == 0 else None)
+
+
+def run(config: EngineConfig, link: Connection, ranks: Ranks, parent: int | None) -> int:
+    """Runs rank 0's plans until it ends. parent: the process of rank 0, where this one may end it; None
+    elsewhere."""
+
+    def lost(rank: int, what: str) -> None:
+        log.critical("rank %d %s; this rank ends", rank, what)
+        if parent is not None and os.getppid() == parent:
+            os.kill(parent, signal.SIGKILL)  # for its supervisor to start another
+        os._exit(LOST)
+
+    pulse = Pulse(ranks, lost, LOADING)
+    try:
+        runner = _made(config, link, ranks)
+        if runner is None:
+            return REFUSED
+        send(link, runner.info)
         while True:
-            message: RequestState | str | Plan = pickle.loads(link.recv_bytes())
+            message = receive(link)
             if isinstance(message, RequestState):
                 runner.add(message)
             elif isinstance(message, str):
                 runner.drop(message)
-            else:
+            elif isinstance(message, Loaded):
+                pulse.expect(SILENT)
+            elif isinstance(message, Plan):
                 result = runner.launch(message).result()
                 if config.check_integrity:
-                    link.send(digest(result))
+                    send(link, digest(result))
+            else:
+                return _last(message)
     except (*GONE, PeerGone):
-        pass  # rank 0 says what there is to say
+        return LOST  # rank 0 says what there is to say
     except Exception:
-        log.critical("rank %d failed and ends:\n%s", rank, traceback.format_exc())
-        sys.exit(1)
+        log.critical("rank %d failed and ends:\n%s", ranks.rank, traceback.format_exc())
+        return FAILED
     finally:
         pulse.stop()
 
 
+def _made(config: EngineConfig, link: Connection, ranks: Ranks) -> Runner | None:
+    """None where there can be none: rank 0 has been told why. Raises PeerGone."""
+    try:
+        return make_runner(config, ranks)
+    except PeerGone:
+        raise
+    except Exception as e:
+        mistake = isinstance(e, (ValueError, OSError))
+        if not mistake:
+            traceback.print_exc()
+        with contextlib.suppress(*GONE):  # rank 0 may have found the same and ended
+            send(link, ValueError(str(e)) if mistake else RuntimeError(f"rank {ranks.rank}: {e!r}"))
+        return None
+
+
+def _last(message: Ended) -> int:
+    if message.error:
+        log.critical("%s", message.error)
+    return REFUSED if message.error else LET_GO
+
+
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

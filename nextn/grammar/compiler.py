@@ -98,6 +98,11 @@ class GrammarCompiler:
         Busy."""
         if self.name == "none":
             raise ValueError("structured output is off on this server (--grammar-backend none)")
+        if constraint.kind in APART and not self.memory.limits.alone:
+            raise ValueError(
+                f"{constraint.kind}: not with --tp-size above 1. Such grammars end by time limits, which "
+                "ranks do not reach alike; use json_schema, regex or choice"
+            )
         with self._changing:
             compiling = self._compiling.get(constraint)
         if compiling is None or compiling.tried.cancelled():

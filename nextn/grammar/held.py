@@ -68,7 +68,8 @@ class Held:
     def delay(self, seconds: float) -> None:
         self.seconds += seconds
         self.memory.stalled(seconds)
-        if self.seconds > LEAST_PATIENCE and self.memory.patience(SLOW_MASKS) == LEAST_PATIENCE:
+        tired = self.seconds > LEAST_PATIENCE and self.memory.patience(SLOW_MASKS) == LEAST_PATIENCE
+        if tired and self.memory.limits.alone:
             self.failure = (
                 f"to find the tokens that may follow took more than {1000 * SLOW_MASK:g} ms too often"
             )
@@ -118,7 +119,7 @@ class _Watched:
 
 def _held_again(constraint: Constraint, compiled: CompiledGrammar, size: int, limits: Limits) -> Held:
     memory = _MEMORIES.setdefault(limits, Memory(limits))
-    return memory.get(constraint) or memory.keep(constraint, compiled, size)
+    return memory.get(constraint) or memory.taken(constraint, compiled, size)
 
 
 class Memory:
@@ -147,11 +148,18 @@ class Memory:
         size = max(size, LEAST) + 2 * len(constraint.text)
         if size > self.limits.one:
             raise ValueError(f"{constraint.kind}: {self.limits.too_large}")
-        held = Held(constraint, compiled, size, self, process)
+        return self._held(Held(constraint, compiled, size, self, process), refuse=True)
+
+    def taken(self, constraint: Constraint, compiled: CompiledGrammar, size: int) -> Held:
+        """Keeps what another process has judged. size: as it has counted it."""
+        return self._held(Held(constraint, compiled, size, self), refuse=False)
+
+    def _held(self, held: Held, refuse: bool) -> Held:
+        constraint = held.constraint
         with self._lock:
             self._make_room(held.bytes)
             self.bytes += held.bytes  # which `freed` takes off, whatever comes
-            if self.bytes > self.limits.memory:
+            if refuse and self.bytes > self.limits.memory:
                 raise Busy(
                     f"{constraint.kind}: the constraints in use take all of --grammar-memory-mb "
                     f"({self.limits.memory // MIB}); try again later"
@@ -185,6 +193,8 @@ class Memory:
         with self._lock:
             held.bytes += size
             self.bytes += size
+            if not self.limits.alone:
+                return
             if held.bytes - held.process > self.limits.one:
                 held.failure = f"with these texts {self.limits.too_large}"
             self._make_room(0)

@@ -38,14 +38,17 @@ class Busy(ValueError):
 
 @dataclass(frozen=True)
 class Limits:
-    """seconds: for one compilation. memory: bytes for all compiled constraints together."""
+    """seconds: for one compilation. memory: bytes for all compiled constraints together. alone: False where
+    ranks follow the same texts. Only what all of them find alike may end one there, so no clock, and no count
+    of a process's memory."""
 
     seconds: float
     memory: int
+    alone: bool = True
 
     @classmethod
     def of(cls, config: EngineConfig) -> Limits:
-        return cls(config.grammar_compile_timeout, config.grammar_memory_mb * MIB)
+        return cls(config.grammar_compile_timeout, config.grammar_memory_mb * MIB, config.tp_size == 1)
 
     @property
     def one(self) -> int:

@@ -78,7 +78,8 @@ class ChainsRequest(NamedTuple):
     cutoff: Cutoff | None
 
 
-# What a model may have besides. Either gives the drafts of `nextn.speculative.mtp.MTPDrafter`'s loop, sooner.
+# What a model may have besides. The first two give the drafts of `nextn.speculative.mtp.MTPDrafter`'s loop,
+# sooner.
 
 
 @runtime_checkable
@@ -95,6 +96,15 @@ class DeviceChoice(Protocol):
 
     def best_token(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """See `nextn.ops.base.Ops`. The results stay on the device."""
+
+
+@runtime_checkable
+class Chooser(Protocol):
+    """A model whose head may be split among ranks: they tell each other less of a choice than of logits."""
+
+    def choices(self, hidden: Tensor, whole: int, draws: Sequence[DrawParams]) -> tuple[Tensor, list[int]]:
+        """hidden [N, C] -> the logits of the first `whole` rows, as `logits` has them, and of the others the
+        tokens that `draws` ask for, as `nextn.ops.base.Draw` has them."""
 
 
 def take(model: Model, rows: Tensor, index: list[int]) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nextn.cutoff import EDGES
-from nextn.distributed.shared import SharedRanks
+from nextn.distributed.ranks import Ranks
 from nextn.draft import Draft
 from nextn.families.config import ModelConfig
 from nextn.kvcache.layout import LatentLayout
@@ -25,6 +25,7 @@ from nextn.layers.mla import LATENT_NORM_EPS
 from nextn.layers.rotary import rotary_tables, softmax_scale
 from nextn.models.base import ChainsRequest
 from nextn.models.native_weights import Drafting, NativeWeights
+from nextn.ops.base import DrawParams
 from nextn.ops.cpu.draw import packed
 from nextn.ops.cpu.library import CUTOFF, Model, NxBatch, NxChains, library
 
@@ -62,7 +63,7 @@ class NativeDeepseekV3:
         fp8: Collection[str] = (),
         drafting: Drafting = Drafting(),  # noqa: B008
         level: str | None = None,
-        ranks: SharedRanks | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         for name, most in WIDEST.items():
             if (getattr(cfg, name) or 0) > most:
@@ -108,6 +109,7 @@ class NativeDeepseekV3:
         return PackedBatch(spans, page_size)
 
     def forward(self, batch: PackedBatch, pool: KVPool) -> Tensor:
+        assert self._ranks is None or batch.rows <= self._ranks.most_rows, "more than their arrays hold"
         out = self._room("forward", batch.rows, self.config.hidden_size)
         self._call(self._kernels.nx_forward, self._on(pool), native_batch(batch), out.data_ptr())
         return out
@@ -125,18 +127,24 @@ class NativeDeepseekV3:
         self._call(head, self._engine, rows.data_ptr(), rows.shape[0], out.shape[1], out.data_ptr())
         return out
 
+    def choices(self, hidden: Tensor, whole: int, draws: Sequence[DrawParams]) -> tuple[Tensor, list[int]]:
+        assert self._engine, "hidden states come from a step"
+        rows = hidden.contiguous()
+        out = self._room("logits", whole, self.config.vocab_size)
+        tokens = array("i", bytes(4 * (rows.shape[0] - whole)))
+        assert sum([d.rows for d in draws]) == len(tokens)
+        self._call(
+            self._kernels.nx_choices, self._engine, rows.data_ptr(), rows.shape[0], out.shape[1], whole,
+            out.data_ptr(), packed(draws), tokens.buffer_info()[0],
+        )  # fmt: skip
+        return out, tokens.tolist()
+
     def draft(self, batch: PackedBatch, hidden: Tensor, pool: KVPool, layer: int = 0) -> Tensor:
         assert 0 <= layer < self.nextn_layers, layer
         rows = hidden.contiguous()
         out = self._room("draft", *rows.shape)  # read before it is written where `rows` lies there too
-        self._call(
-            self._kernels.nx_draft,
-            self._on(pool),
-            native_batch(batch),
-            rows.data_ptr(),
-            layer,
-            out.data_ptr(),
-        )
+        engine, states = self._on(pool), rows.data_ptr()
+        self._call(self._kernels.nx_draft, engine, native_batch(batch), states, layer, out.data_ptr())
         return out
 
     def draft_chains(self, request: ChainsRequest, pool: KVPool) -> tuple[list[Draft], Sequence[int]]:
@@ -192,9 +200,7 @@ class NativeDeepseekV3:
             self._model.cache, self._model.page = pool.data.data_ptr(), pool.page_size
             self._model.layer_elements = pool.data.stride(0)
             if self._ranks is not None:
-                self._model.ranks = self._ranks.shared_by(
-                    self._model, len(self.weights.layers), self._kernels
-                )
+                self._model.ranks = self._ranks.shared_by(self._model, len(self.weights.layers))
             self._engine = self._kernels.nx_engine_new(self._model, self.threads, len(self.weights.layers))
             if not self._engine:
                 raise MemoryError(f"the system gives no memory or no {self.threads} threads for the kernels")

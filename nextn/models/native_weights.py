@@ -69,9 +69,8 @@ class NativeWeights:
         if cfg.tie_word_embeddings:
             self._places[names.embedding] = self._place_tied
         else:
-            self._places[names.head] = self._place_heads
-            if size > 1 and drafting.tokens is None:
-                self.rows[names.head] = own
+            # Of the head, a list of tokens to draft may want any rows.
+            self._take(names.head, self._place_heads, own if drafting.tokens is None else None)
         self.norm = self._vector(names.norm, hidden)
         layers = [self._layer(i) for i in range(cfg.num_hidden_layers)]
         if nextn_layers:
@@ -146,11 +145,15 @@ class NativeWeights:
         self.packed.append(PackedWeight(n_out, n_in, kind, members, block, self._arena))
         return self.packed[-1]
 
+    def _take(self, name: str, place: Callable[..., None], rows: range | None) -> None:
+        """rows: those of the tensor that the rank takes; None: it needs to see all."""
+        self._places[name] = place
+        if self.size > 1 and rows is not None:
+            self.rows[name] = rows
+
     def _split(self, name: str, weight: PackedWeight, own: range, **where: Any) -> None:
         """Of this tensor the rank takes these rows."""
-        self._places[name] = _rows(weight, own, **where)
-        if self.size > 1:
-            self.rows[name] = own
+        self._take(name, _rows(weight, own, **where), own)
 
     def _vector(self, name: str, n: int) -> int:
         """Address of a norm's weight."""
@@ -189,10 +192,8 @@ class NativeWeights:
         # The two halves of kv_up are read per head, one of them transposed: they stay bf16.
         key_up = self._matrix(rank, cfg.qk_nope_head_dim, kind=BF16, members=len(own))
         value_up = self._matrix(value, rank, kind=BF16, members=len(own))
-        self._places[prefix + names.kv_up] = partial(self._place_kv_up, key_up, value_up, own)
-        if self.size > 1:
-            each = cfg.qk_nope_head_dim + value
-            self.rows[prefix + names.kv_up] = range(own.start * each, own.stop * each)
+        each, place = cfg.qk_nope_head_dim + value, partial(self._place_kv_up, key_up, value_up, own)
+        self._take(prefix + names.kv_up, place, range(own.start * each, own.stop * each))
         layer = Layer(
             attention_norm=self._vector(prefix + names.attention_norm, cfg.hidden_size),
             down=down.struct,

@@ -244,4 +244,6 @@ def startup_lines(startup: Mapping[str, object]) -> Iterator[str]:
             shown = f"{value / 2**20:.1f} MiB"
         elif "seconds" in name and isinstance(value, float):
             shown = f"{value:.1f} s"
+        elif name == "ranks":
+            shown += ", each with what follows"
         yield f"{' '.join(words):{width}}  {shown}"

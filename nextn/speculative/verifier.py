@@ -46,6 +46,22 @@ class VerifySpan(NamedTuple):
         """Of the first token to choose."""
         return len(self.request.history)
 
+    @property
+    def penalized(self) -> bool:
+        return penalized(self.params, self.position - self.request.num_prompt)
+
+    @property
+    def takes_draws(self) -> bool:
+        """Does it need nothing of the logits but what `draws` choose among them?"""
+        return self.params.verify_mode == "exact" and self.params.logprobs is None and not self.penalized
+
+    def draws(self) -> list[DrawParams]:
+        """Of the target's choices after the root and after every node."""
+        params, n = self.params, self.position
+        if self.draft.parents is None:
+            return [draw_params(params, n, len(self.draft.tokens) + 1)]
+        return [draw_params(params, n + depth) for depth in (0, *self.draft.depths())]
+
 
 class Verified(NamedTuple):
     path: Sequence[int]  # the nodes of the draft that hold, from the root's child down
@@ -78,7 +94,7 @@ class Verifier:
         return [found[i] for i in range(len(spans))]
 
     def _exact(self, logits: Tensor, spans: Sequence[VerifySpan]) -> list[Verified]:
-        return self._equal(spans, self._chosen(logits, spans))
+        return self.equal(spans, self._chosen(logits, spans))
 
     def _weighed(self, logits: Tensor, spans: Sequence[VerifySpan]) -> list[Verified]:
         p = probabilities(logits, [c for span in spans for c in _choices(span)])
@@ -89,20 +105,16 @@ class Verifier:
         draws: list[DrawParams] = []
         at = 0
         for span in spans:
-            request, draft = span.request, span.draft
-            params, n = request.params, len(request.history)
-            nodes = len(draft.tokens) + 1
-            if penalized(params, n - request.num_prompt):
+            nodes = len(span.draft.tokens) + 1
+            if span.penalized:
                 apply_penalties(logits[at : at + nodes], _choices(span))
-            if draft.parents is None:
-                draws.append(draw_params(params, n, nodes))
-            else:
-                draws += [draw_params(params, n + depth) for depth in (0, *draft.depths())]
+            draws += span.draws()
             at += nodes
         return self.draw(logits, draws)
 
-    def _equal(self, spans: Sequence[VerifySpan], chosen: Sequence[int]) -> list[Verified]:
-        """chosen: for each span in turn."""
+    def equal(self, spans: Sequence[VerifySpan], chosen: Sequence[int]) -> list[Verified]:
+        """chosen: the target's choices after the root and after every node of each span in turn, all of them
+        verified by `exact`."""
         verified = []
         at = 0
         for span in spans:

@@ -58,6 +58,8 @@ def test_native(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     native = [(dtype, n, "cpu") for dtype in dtypes for n in rows]
     shown = [(one["dtype"], one["rows"], one["backend"]) for one in found["linear"]]
     assert shown == native + [("bfloat16", n, "reference") for n in rows]
+    assert found["gather"]["bytes"] == 4 * 256  # f32, hidden size
+    assert found["gather"]["us"] > 0
     assert found["linear_1row_bw_frac"] == found["linear"][0]["bw_frac"]
     assert found["reference"]["linear_1row_bw_frac"] == found["linear"][18]["bw_frac"]
     uses = {name: {(op["op"], op["what"]) for op in found["ops"] if op["backend"] == name} for name in BOTH}
@@ -81,6 +83,7 @@ def test_native(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["reference"]["step_1row_bw_frac"] == found["reference"]["step"]["bw_frac"]
     tables = (folder / "micro.md").read_text()
     assert "| decode, reference, float32 " in tables
+    assert "| two ranks fill up a row of 1024 bytes " in tables
     assert "## Backends side by side" in tables
     assert "| linear headline 4096x2048, int8 " in tables
     assert (folder / "roofline.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
@@ -105,7 +108,7 @@ def test_plain_torch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert (found["backend"], found["dtype"], found["linear_dtype"]) == ("reference", "float32", "bfloat16")
     assert [one["rows"] for one in found["linear"]] == [1, 2, 4, 8, 64, 256]
     assert {one["backend"] for one in found["ops"]} == {"reference"}
-    assert found["reference"] is None
+    assert found["reference"] is found["gather"] is None
     steps = {one["name"]: one for one in found["steps"]}
     assert list(steps) == ["decode", "verify 2 drafts", "prefill 512"]
     decode, verify = steps["decode"], steps["verify 2 drafts"]

@@ -51,7 +51,7 @@ def lines(server: ServerProcess, about: str) -> list[dict[str, object]]:
 def test_request_timeout(limited: ServerProcess) -> None:
     whole = httpx.post(limited.url + "/v1/completions", json=LONG, headers={"x-request-id": "late-1"})
     assert (whole.status_code, whole.json()["error"]["code"]) == (504, "request_timeout")
-    until(lambda: idle(limited), seconds=10)
+    until(lambda: idle(limited))
     (shown,) = (line for line in lines(limited, "Gave up request") if line["request_id"] == "late-1")
     assert "--request-timeout" in str(shown["why"])
     assert isinstance(shown["output_tokens"], int)
@@ -131,7 +131,7 @@ def test_a_client_that_does_not_take_its_answer(start: StartServer) -> None:
     with connected(server, (head + body).encode()) as client:
         client.recv(100)
         shown = "its client did not take its answer"
-        until(lambda: any(shown in line for line in server.stderr), seconds=20)
+        until(lambda: any(shown in line for line in server.stderr))
         until(lambda: idle(server))
         # The engine may have come to the end of it before the client's time was up.
         metrics = server.metrics()

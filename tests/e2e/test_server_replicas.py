@@ -1,4 +1,5 @@
-"""Several engines behind one port: where requests go, what a death does, and texts that are the same."""
+"""Several engines behind one port: where requests go, and what a death does. Texts are looked at in
+test_replica_texts.py."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import openai
@@ -20,52 +20,19 @@ from support.server_process import (
     in_background,
     until,
 )
+from support.two_replicas import by_rank, health, idle, post, prompt_tokens
 
-from nextn.bench.prompts import heldout_prompts
 from nextn.cli import main
 
 StartServer = Callable[..., ServerProcess]
 TWO = ("--dp-size", "2", "--device", "cpu")  # cpu: nobody imports torch to look for GPUs
 LONG = {"prompt": "x", "max_tokens": 900, "temperature": 0}
-REAL = (
-    "-m", "nextn", "serve", "--port", "0", "--device", "cpu", "--threads", "1", "--kv-cache-tokens", "4096",
-    "--speculative-num-steps", "2", "--check-integrity",
-)  # fmt: skip
-
-
-def by_rank(server: ServerProcess, name: str) -> list[float]:
-    metrics = server.metrics()
-    return [metrics[f'{name}{{dp_rank="{rank}"}}'] for rank in range(2)]
-
-
-def prompt_tokens(server: ServerProcess) -> list[float]:
-    return by_rank(server, "nextn:prompt_tokens_total")
-
-
-def idle(server: ServerProcess) -> bool:
-    return not any(by_rank(server, RUNNING) + by_rank(server, USED) + by_rank(server, "nextn:num_queue_reqs"))
-
-
-def post(server: ServerProcess, path: str = "/v1/completions", **body: Any) -> httpx.Response:
-    return httpx.post(server.url + path, json=body, timeout=60)
-
-
-def health(server: ServerProcess) -> tuple[int, dict[str, Any]]:
-    answer = httpx.get(server.url + "/health")
-    return answer.status_code, answer.json()
 
 
 @pytest.fixture(scope="module")
 def pair(tokenizer_folder: Path) -> Iterator[ServerProcess]:
     options = ("--port", "0", *TWO, "--load-balance-method", "round_robin")
     with ServerProcess([SCRIPTED, *options], {"SCRIPT_TOKENIZER": str(tokenizer_folder)}) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def real() -> Iterator[ServerProcess]:
-    """Two replicas of the embedded model."""
-    with ServerProcess([*REAL, "--dp-size", "2"]) as server:
         yield server
 
 
@@ -207,8 +174,7 @@ def test_replicas_that_die_too_often(start: StartServer) -> None:
     until(lambda: server.session() == [])
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_shutdown_drains_all(start: StartServer, number: signal.Signals) -> None:
+def test_shutdown_drains_all(start: StartServer) -> None:
     server = start(*TWO, SCRIPT_STEP="0.05").wait_ready()
     answers: list[httpx.Response] = []
 
@@ -217,12 +183,12 @@ def test_shutdown_drains_all(start: StartServer, number: signal.Signals) -> None
 
     running = in_background(lambda: ask(0), lambda: ask(1))
     until(lambda: by_rank(server, RUNNING) == [1, 1])
-    os.killpg(server.process.pid, number)
+    server.interrupt()
     until(lambda: health(server)[0] == 503)
     for thread in running:
         thread.join()
     assert [answer.json()["usage"]["completion_tokens"] for answer in answers] == [60, 60]
-    check_ended(server, 130 if number == signal.SIGINT else 0)
+    check_ended(server, 130)
 
 
 def test_a_server_ends_with_all_its_engines(start: StartServer) -> None:
@@ -244,57 +210,3 @@ def test_one_that_cannot_start_ends_the_start(start: StartServer) -> None:
     server = start(*TWO, SCRIPT_FAIL="load")
     check_ended(server, 2)
     assert server.stderr == ["nextn serve: error: the checkpoint is no good"]
-
-
-def texts(server: ServerProcess, **routed: int) -> list[str]:
-    """Greedy and seeded, one by one and in one request."""
-    prompts = heldout_prompts(6)
-    found = []
-    for temperature in (0, 0.8):
-        body = {"prompt": prompts, "max_tokens": 24, "temperature": temperature, "seed": 7, "n": 2}
-        found += [choice["text"] for choice in post(server, **body, **routed).json()["choices"]]
-    return found
-
-
-def test_texts_are_those_of_one_engine(real: ServerProcess) -> None:
-    with ServerProcess(REAL) as one:
-        expected = texts(one)
-    assert texts(real) == texts(real, routed_dp_rank=0) == texts(real, routed_dp_rank=1) == expected
-
-
-def test_shared_prefixes_stick_together(real: ServerProcess) -> None:
-    """With `prefix`, the default: what was computed for a prefix is found again."""
-    assert post(real, "/flush_cache").status_code == 200
-    prefixes = [f"# {letter * 9}\n" + f"def {letter}(x):\n    return x\n\n\n" * 10 for letter in "abcdef"]
-    before = prompt_tokens(real)
-    cached = []
-    for again in range(3):
-        for prefix in prefixes:
-            usage = post(real, prompt=f"{prefix}# {again}\n", max_tokens=2).json()["usage"]
-            cached.append(usage["prompt_tokens_details"]["cached_tokens"])
-    assert max(cached[:6]) < 32
-    assert min(cached[6:]) >= 64
-    assert all(now > was for was, now in zip(before, prompt_tokens(real), strict=True))
-
-
-def test_a_real_engine_killed(real: ServerProcess) -> None:
-    """Its requests fail, the other's do not; then the text is the same as before."""
-    body = {"prompt": heldout_prompts(1)[0], "max_tokens": 2500, "temperature": 0, "ignore_eos": True}
-    answers: dict[int, httpx.Response] = {}
-
-    def ask(rank: int) -> None:
-        answers[rank] = post(real, **body, routed_dp_rank=rank)
-
-    ask(0)
-    text = answers[0].json()["choices"][0]["text"]
-    running = in_background(lambda: ask(0), lambda: ask(1))
-    until(lambda: by_rank(real, RUNNING) == [1, 1])
-    os.kill(real.engine_pids()[0], signal.SIGKILL)
-    for thread in running:
-        thread.join()
-    assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (500, "engine_dead")
-    assert answers[1].json()["choices"][0]["text"] == text
-    until(lambda: health(real) == (200, {"status": "ok"}), seconds=60)
-    ask(0)
-    assert answers[0].json()["choices"][0]["text"] == text
-    until(lambda: idle(real))

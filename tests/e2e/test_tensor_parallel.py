@@ -1,5 +1,5 @@
-"""A server of two ranks: texts as of one process, and what is left when ranks are killed (the short form of
-benchmarks/kill_ranks.py; how long it takes is not looked at)."""
+"""A server of several ranks: what it refuses, and what is left when ranks are killed (the short form of
+benchmarks/kill_ranks.py; how long it takes is not looked at). Its texts: test_replica_texts.py."""
 
 from __future__ import annotations
 
@@ -7,44 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-import httpx
 import pytest
-from support.server_process import ServerProcess, check_ended
+from support.native_kernels import built_levels
+from support.server_process import ServerProcess
 
-from nextn.ops.cpu.library import NoLibrary, library
-
+pytestmark = pytest.mark.skipif(not built_levels(), reason="no native kernels")
 ROOT = Path(__file__).parents[2]
-BODY = {"prompt": "def read(path):\n", "max_tokens": 48, "temperature": 0, "ignore_eos": True}
-
-
-@pytest.fixture(autouse=True)
-def native() -> None:
-    try:
-        library()
-    except NoLibrary as e:
-        pytest.skip(f"no native kernels: {e}")
-
-
-def serve(*options: str) -> ServerProcess:
-    return ServerProcess(["-m", "nextn", "serve", "--port", "0", "--threads", "1", *options])
-
-
-def test_two_ranks_serve_the_text_of_one() -> None:
-    texts = []
-    for size in ("1", "2"):
-        with serve("--tp-size", size) as server:
-            texts.append(httpx.post(server.url + "/v1/completions", json=BODY, timeout=60).json()["choices"])
-            metrics = server.metrics()
-            assert metrics["nextn:engine_busy_seconds_total"] > 0
-            assert (metrics["nextn:rank_wait_seconds_total"] > 0) == (size == "2")
-            assert httpx.get(server.url + "/server_info").json()["tp_size"] == int(size)
-            server.process.terminate()
-            check_ended(server, 0)
-    assert texts[0] == texts[1]
 
 
 def test_a_size_that_cannot_be_ends_the_start_with_one_error() -> None:
-    server = serve("--tp-size", "3")
+    server = ServerProcess(["-m", "nextn", "serve", "--port", "0", "--tp-size", "3"])
     assert server.wait(120) == 2
     said = [line for line in server.stderr if "heads cannot be divided" in line]
     assert len(said) == 1, server.stderr

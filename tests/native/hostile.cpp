@@ -374,6 +374,95 @@ void models(int threads, int kind, bool compressed) {
     nx_engine_free(second);
 }
 
+// Every rank a thread, with its own outputs of each weight, over memory of exactly the size that is asked for.
+void on_ranks(int size, int kind) {
+    const int hidden = 128, heads = 4, nope = 40, rope = 24, rank = 64, value = 32, q_rank = 64, vocab = 200, page = 4;
+    const int width = 96, positions = 320, inner = 128, each = heads / size;
+    const Block dense(hidden, 0, 0, inner, 1, kind), sparse(hidden, inner, 6, inner, 3, kind);
+    const std::vector<float> ones(size_t(hidden), 1.f), cosine = floats(positions * rope / 2),
+                             sine = floats(positions * rope / 2);
+    const Matrix down(q_rank + rank + rope, hidden, kind, 1, 32), q_up(heads * (nope + rope), q_rank, kind, 1, 32),
+        key_up(rank, nope, BF16, heads), value_up(value, rank, BF16, heads), out(hidden, heads * value, kind, 1, 32),
+        head(vocab, hidden, BF16), eh_proj(hidden, 2 * hidden, BF16);
+    const NxNextN module{ones.data(), ones.data(), ones.data(), eh_proj.w};
+    const std::vector<uint16_t> embedding = halves(vocab * hidden);
+    const Batch batch({{0, 270}, {0, 9}, {0, 1}}, page, false);
+    const int rows = batch.b.rows, slots = batch.slots(page);
+
+    struct Found {
+        std::vector<float> hidden, drafted, logits;
+        std::vector<int32_t> tokens;
+    };
+    const auto run = [&](NxRanks* ranks) {
+        const int of = ranks ? size : 1, r = ranks ? ranks->rank : 0;
+        const auto part = [&](const NxWeight& w, int unit) {
+            const int units = (w.n_out + unit - 1) / unit;
+            return outputs_of(w, units * r / of * unit, std::min(w.n_out, units * (r + 1) / of * unit));
+        };
+        std::vector<NxLayer> layers;
+        for (const Block* block : {&dense, &sparse, &sparse}) {
+            NxLayer l{ones.data(), down.w, ones.data(), part(q_up.w, PANEL), ones.data(), key_up.w, value_up.w,
+                      part(out.w, PANEL), ones.data(), block->f};
+            for (NxWeight* w : {&l.key_up, &l.value_up}) w->data += r * (heads / of) * w->stride;
+            for (NxWeight* w : {&l.mlp.gate_up, &l.mlp.down, &l.mlp.shared_gate_up, &l.mlp.shared_down})
+                if (w->data) *w = part(*w, PANEL);
+            layers.push_back(l);
+        }
+        std::vector<uint16_t> cache(size_t(3) * slots * width);
+        const NxWeight own = part(head.w, PANEL);
+        const NxModel model{hidden, ranks ? each : heads, nope, rope, rank, value, q_rank, r * each, heads, vocab, 2,
+                            1e-6f, 1e-6f, 0.3f, embedding.data(), cosine.data(), sine.data(), layers.data(),
+                            ones.data(), own, &module, own, nullptr, vocab, cache.data(), int64_t(slots) * width,
+                            width, page, ranks};
+        void* engine = nx_engine_new(&model, 1 + r, 3);
+        Found found;
+        found.hidden.resize(size_t(rows) * hidden);
+        found.drafted = found.hidden;
+        found.logits.resize(size_t(rows) * vocab);
+        for (int again = 0; again < 2; ++again) {  // prompts whose logits nobody asks for, one after another
+            nx_forward(engine, &batch.b, found.hidden.data());
+            nx_draft(engine, &batch.b, found.hidden.data(), 0, found.drafted.data());
+        }
+        nx_logits(engine, found.hidden.data(), rows, vocab, found.logits.data());
+        for (int whole : {0, 3, rows}) {
+            std::vector<float> some(size_t(whole) * vocab);
+            std::vector<int32_t> tokens(size_t(rows - whole)), want = tokens;
+            NxSampling s[3] = {{7, 1, ~0u, 1.f, 1.f, 0.f, 0, 100}, {7, 1, 2, 1.f, 0.9f, 0.f, 5, 66}, {}};
+            s[2].rows = rows - 166 - whole;
+            nx_choices(engine, found.hidden.data(), rows, vocab, whole, some.data(), s, tokens.data());
+            must(std::equal(some.begin(), some.end(), found.logits.begin()), "logits depend on what is chosen beside");
+            if (whole == rows) continue;
+            std::vector<float> z(found.logits.begin() + whole * vocab, found.logits.end());
+            nx_choose(z.data(), 3, vocab, s, want.data(), nullptr);
+            must(tokens == want, "a choice in parts is another one");
+            found.tokens = tokens;
+        }
+        chains(engine, found.hidden, hidden, vocab);
+        nx_engine_free(engine);
+        return found;
+    };
+    const Found want = run(nullptr);
+
+    NxModel measured{};
+    const NxLayer any[3] = {{nullptr, down.w, nullptr, {}, nullptr, {}, {}, {}, nullptr, dense.f},
+                            {nullptr, down.w, nullptr, {}, nullptr, {}, {}, {}, nullptr, sparse.f}, {}};
+    measured.hidden = hidden, measured.all_heads = heads, measured.value = value, measured.vocab = vocab;
+    measured.layers = 2, measured.layer = any, measured.nextn = &module;
+    const int64_t bytes = nx_shared_bytes(&measured, 3, rows);
+    std::vector<Line> memory(size_t(bytes / 64 + 1));
+    std::vector<Found> found(static_cast<size_t>(size));
+    std::vector<std::thread> threads;
+    for (int r = 0; r < size; ++r)
+        threads.emplace_back([&, r] {
+            NxRanks ranks{r, size, reinterpret_cast<uint8_t*>(memory.data()), nullptr, rows, 50, 0};
+            found[size_t(r)] = run(&ranks);
+        });
+    for (auto& t : threads) t.join();
+    for (const Found& f : found)
+        must(same(f.hidden, want.hidden) && same(f.drafted, want.drafted) && same(f.logits, want.logits) &&
+                 f.tokens == want.tokens, "bits depend on the number of ranks");
+}
+
 void choices() {
     for (int vocab : {1, 3, 4, 5, 257, 3000}) {
         for (float temperature : {0.f, 1e-4f, 1.f, 100.f})
@@ -454,6 +543,8 @@ int main() {
     models(0, BF16, true);
     models(2, E4M3, true);
     models(7, INT8, false);
+    on_ranks(2, BF16);
+    on_ranks(2, E4M3);
     choices();
     std::vector<uint8_t> memory(3 << 20);
     nx_advise(memory.data(), int64_t(memory.size()));

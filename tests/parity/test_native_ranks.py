@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -54,24 +54,33 @@ def tokens(vocab: int, length: int) -> list[int]:
 
 
 Make = Callable[..., NativeDeepseekV3]
+Result = TypeVar("Result")
 
 
-def on_ranks(config: Mapping[str, Any], make: Make, size: int) -> list[Found]:
-    """What each rank finds for the same steps. make: its model, of its threads and ranks."""
-    prompts = [tokens(config["vocab_size"], n) for n in (1, 23, 9, 262)]
+def of_ranks(make: Make, size: int, work: Callable[[NativeDeepseekV3], Result]) -> list[Result]:
+    """What each rank finds. make: its model, of its threads and ranks."""
     memory = Memory()
 
-    def run(rank: int) -> Found:
+    def run(rank: int) -> Result:
         ranks = SharedRanks(rank, size, memory, size, most_rows=300) if size > 1 else None
-        model = make(threads=1 + rank % 2, ranks=ranks)
         with torch.inference_mode():
-            cut = feed(model, prompts, in_chunks(prompts, 40, 1))
-            return cut + feed(model, prompts, whole(prompts), page_size=16)
+            return work(make(threads=1 + rank % 2, ranks=ranks))
 
     with ThreadPoolExecutor(size) as threads:
         found = list(threads.map(run, range(size)))
     memory.close()
     return found
+
+
+def on_ranks(config: Mapping[str, Any], make: Make, size: int) -> list[Found]:
+    """Of the same steps."""
+    prompts = [tokens(config["vocab_size"], n) for n in (1, 23, 9, 262)]
+
+    def work(model: NativeDeepseekV3) -> Found:
+        cut = feed(model, prompts, in_chunks(prompts, 40, 1))
+        return cut + feed(model, prompts, whole(prompts), page_size=16)
+
+    return of_ranks(make, size, work)
 
 
 def assert_equal(got: Found, want: Found) -> None:

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import IO
 
 import httpx
+from support.processes import children, command, session
 
 SCRIPTED = str(Path(__file__).parent / "scripted_engine.py")
 RUNNING, USED = "nextn:num_running_reqs", "nextn:num_used_tokens"
@@ -28,9 +29,15 @@ READY = re.compile(r"nextn is ready on (http://\S+) \(model (\S+), ")
 class ServerProcess:
     """Started at once; `wait_ready` gives the URL. Its output is in `stdout` and `stderr`, line by line."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = (),
+    ) -> None:
+        """prefix: words before Python's, of a program that runs it."""
         self.process = subprocess.Popen(
-            [sys.executable, *command], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            [*prefix, sys.executable, *command], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(environment or {})},
             start_new_session=True,
         )  # fmt: skip
@@ -85,22 +92,16 @@ class ServerProcess:
         """The engine processes: children of the server that have multiprocessing's spawn on their command
         line. They are in the order of their ranks until one is started again."""
         return [
-            pid
-            for pid in sorted(self.session())
-            if pid != self.process.pid and b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            pid for pid in sorted(self.session()) if pid != self.process.pid and b"spawn_main" in command(pid)
         ]
+
+    def tensor_ranks(self, engine: int) -> list[int]:
+        """The ranks of an engine beside the engine process itself, which is rank 0."""
+        return [pid for pid in sorted(children(engine)) if b"tensor_rank" in command(pid)]
 
     def session(self) -> list[int]:
         """Every process of the server's session that still lives."""
-        found = []
-        for stat in Path("/proc").glob("[0-9]*/stat"):
-            try:
-                state, _, _, session = stat.read_text().rpartition(")")[2].split()[:4]
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if int(session) == self.process.pid and state != "Z":
-                found.append(int(stat.parent.name))
-        return found
+        return session(self.process.pid)
 
     def metrics(self) -> dict[str, float]:
         lines = httpx.get(self.url + "/metrics").text.splitlines()
@@ -113,7 +114,7 @@ class ServerProcess:
         self.kill()
 
 
-def until(true: object, seconds: float = 10) -> None:
+def until(true: object, seconds: float = 30) -> None:
     """Waits for a condition; AssertionError when it does not come."""
     assert callable(true)
     deadline = time.monotonic() + seconds

@@ -24,7 +24,9 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FOLDERS = ("benchmarks", "csrc", "docs", "examples", "nextn", "recipes", "tests")
 GUIDES = [
-    page for folder in ("benchmarks", "recipes") for page in sorted((ROOT / folder).glob("*/README.md"))
+    page
+    for folder in ("benchmarks", "examples", "recipes")
+    for page in sorted((ROOT / folder).glob("*/README.md"))
 ]
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.md"))
 MOST_WORDS = 40

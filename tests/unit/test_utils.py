@@ -14,6 +14,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support.processes import runs
+from support.server_process import until
 
 from nextn.bench import logged_process
 from nextn.bench.logged_process import LoggedProcess
@@ -118,17 +120,7 @@ def test_its_children_end_with_it_even_if_they_would_not(launch: Launch) -> None
     assert os.getpgid(child) == process.pid
     terminate_process(process)
     assert process.returncode == -signal.SIGKILL
-    deadline = time.monotonic() + 10
-    while alive(child):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    until(lambda: not runs(child))
 
 
 def test_a_server_ends_with_the_interpreter(tmp_path: Path) -> None:
@@ -137,7 +129,7 @@ def test_a_server_ends_with_the_interpreter(tmp_path: Path) -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True,
         env={**os.environ, "TMPDIR": str(tmp_path)},
     )  # fmt: skip
-    assert not alive(int(done.stdout.split()[-1]))
+    assert not runs(int(done.stdout.split()[-1]))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 from ctypes import (
     CDLL,
-    CFUNCTYPE,
     POINTER,
     Structure,
     c_char_p,
@@ -27,7 +26,7 @@ from struct import Struct
 from nextn.config import CPU_LEVELS
 
 FOLDER = Path(__file__).parent / "lib"
-INTERFACE = 12  # nx_interface of a library that fits this file
+INTERFACE = 14  # nx_interface of a library that fits this file
 NOT_BUILT = "they were not built with nextn; install a C++17 compiler (g++ or clang++), and then nextn again"
 F32, BF16, E4M3, INT8 = range(4)
 PANEL = 64  # outputs of a whole panel (csrc/panels.h)
@@ -71,15 +70,12 @@ class NextN(Structure):
     _fields_ = (("enorm", c_void_p), ("hnorm", c_void_p), ("norm", c_void_p), ("eh_proj", Weight))
 
 
-GATHER = CFUNCTYPE(c_int32, c_void_p, c_int64, c_int64, POINTER(c_int64))  # NxGather of csrc/ranks.h
-
-
 class Ranks(Structure):
     """NxRanks of csrc/ranks.h."""
 
     _fields_ = (
-        ("rank", c_int32), ("size", c_int32), ("memory", c_void_p), ("bytes", c_int64),
-        ("most_rows", c_int32), ("spins", c_int32), ("gather", GATHER), ("waited", c_int64),
+        ("rank", c_int32), ("size", c_int32), ("memory", c_void_p), ("sockets", c_void_p),
+        ("most_rows", c_int32), ("spins", c_int32), ("waited", c_int64),
     )  # fmt: skip
 
 
@@ -155,8 +151,10 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "nx_draft": (c_int, (c_void_p, POINTER(NxBatch), c_void_p, c_int, c_void_p)),
     "nx_logits": (c_int, (c_void_p, c_void_p, c_int, c_int, c_void_p)),
     "nx_draft_logits": (c_int, (c_void_p, c_void_p, c_int, c_int, c_void_p)),
+    "nx_choices": (c_int, (c_void_p, c_void_p, c_int, c_int, c_int, c_void_p, c_char_p, c_void_p)),
     "nx_chains": (c_int, (c_void_p, POINTER(NxBatch), c_void_p, c_int, POINTER(NxChains))),
     "nx_shared_bytes": (c_int64, (POINTER(Model), c_int, c_int)),
+    "nx_gather": (c_int, (POINTER(Ranks), c_void_p, c_int64, c_int64, c_void_p)),
     "nx_meet": (c_int, (c_void_p, c_int, c_int)),
     "nx_break": (None, (c_void_p,)),
     "nx_choose": (None, (c_void_p, c_int, c_int, c_void_p, c_void_p, c_void_p)),

@@ -21,6 +21,7 @@ import zmq
 
 from nextn.config import EngineConfig
 from nextn.constraint import CompiledGrammar
+from nextn.distributed.group import PeerGone
 from nextn.distributed.life import die_with_parent
 from nextn.grammar.backends import check_backend
 from nextn.grammar.compiler import GrammarCompiler
@@ -119,11 +120,15 @@ def run(config: ServerConfig, address: str, parent: int, make: MakeEngine, rank:
     try:
         loop(engine, link, GrammarCompiler(config, engine.vocab_size, engine.eos_token_ids))
         engine.remember()
+        code = 0
+    except PeerGone:  # which was said when it was noticed
+        code = 1
     except Exception:
         log.critical("the engine failed and ends:\n%s", traceback.format_exc())
-        link.close()
-        sys.exit(1)
+        code = 1
     link.close()
+    if code:  # at once: an orderly end would tell the ranks of other machines not to come again
+        os._exit(code)
 
 
 class Link:

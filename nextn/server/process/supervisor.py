@@ -19,6 +19,7 @@ from typing import Any
 
 import zmq.asyncio
 
+from nextn.distributed.life import how_it_ended
 from nextn.server.process import logs
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.engine_process import PARENTS_SIGNALS, MakeEngine, run
@@ -121,8 +122,7 @@ class EngineHandle:
 
     def how_it_ended(self) -> str:
         self.process.join(1)
-        code = self.process.exitcode
-        return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
+        return how_it_ended(self.process.exitcode)
 
     async def stop(self) -> None:
         """Asks the process to end, then kills it and closes the socket. One that still loads is only

@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from support.processes import runs
 from support.server_process import until
 
 from nextn.bench import tied
@@ -27,17 +27,10 @@ def test_it_ends_when_its_starter_is_killed() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as starter:
         assert starter.stdout is not None
         said = {starter.stdout.readline(), starter.stdout.readline()}
-        (pid,) = said - {"here\n"}
-        assert Path(f"/proc/{int(pid)}").exists()
+        pid = int(*(said - {"here\n"}))
+        assert runs(pid)
         starter.send_signal(signal.SIGKILL)
-        until(lambda: gone(int(pid)))
-
-
-def gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
+        until(lambda: not runs(pid))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's parent-death signal is Linux'")

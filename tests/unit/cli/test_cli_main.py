@@ -19,7 +19,9 @@ SERVE_FLAGS = """
 --model-path --model --load-format --allow-non-finite-weights --dtype --device --kernel-backend --cpu-isa
 --quantization
 --context-length --max-model-len --random-seed --seed
---threads --tp-size --tp --tensor-parallel-size --numa
+--threads --tp-size --tp --tensor-parallel-size --nnodes --node-rank
+--dist-init-addr --nccl-init-addr --dist-timeout --distributed-timeout-seconds --numa
+--distributed-executor-backend
 --kv-cache-tokens --max-total-tokens --mem-fraction-static --max-memory-utilization
 --gpu-memory-utilization --device-memory-utilization --page-size --block-size --disable-radix-cache
 --chunked-prefill-size

@@ -41,6 +41,8 @@ def test_every_flag_sets_its_field(option: object) -> None:
         "speculative_accept_threshold_acc": "1.0", "tool_call_parser": "deepseekv31",
         "reasoning_parser": "deepseek-v3",
         "grammar_backend": "xgrammar", "load_balance_method": "round_robin", "numa": "off",
+        "nnodes": "1", "node_rank": "0", "dist_init_addr": "node0:5000",
+        "distributed_executor_backend": "mp",
     }  # fmt: skip
     for flag in option.flags:
         for name in (flag, "--" + flag[2:].replace("-", "_")):

@@ -118,7 +118,7 @@ def test_all_problems_of_a_line_in_one_message(capsys: pytest.CaptureFixture[str
         capsys, "--ep", "8", "--enable-lora", "--lora-paths", "a", "b", "--bake", "--mem-fraction", "0.5"
     )
     assert said == (
-        "--ep 8 is not supported: nextn runs ranks of one machine (--tp-size) and replicas (--dp-size), "
+        "--ep 8 is not supported: nextn runs ranks (--tp-size, --nnodes) and replicas (--dp-size), "
         "nothing else; --enable-lora, --lora-paths are not supported: LoRA adapters are not served; "
         "unrecognized arguments: --bake, --mem-fraction (did you mean --mem-fraction-static?)"
     )
@@ -168,6 +168,13 @@ def test_replicas() -> None:
         assert read("--load-balance-method", sglangs)[0].load_balance_method == ours
 
 
+def test_who_starts_the_ranks() -> None:
+    by_ray = ServerConfig(tp_size=2, distributed_executor_backend="ray")
+    assert read("-tp", "2", "--distributed-executor-backend", "ray")[0] == by_ray
+    assert read("--tp-size", "2", "--use-ray")[0] == by_ray
+    assert read("--distributed-executor-backend", "uni")[0] == ServerConfig()
+
+
 def test_other_names_of_options() -> None:
     assert read("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 3}')[
         0
@@ -183,3 +190,32 @@ def test_other_names_of_options() -> None:
     assert read("--enable-metrics=false")[0].enable_metrics is False
     assert read("--log-level", "INFO", "--load-format", "SafeTensors")[0] == ServerConfig()
     assert read("--no-enable-lora", "--cpu-offload-gb", "0")[1].count("(") == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "size", "nodes", "rank", "address"),
+    [
+        ("--tp 4 --nnodes 2 --node-rank 1 --dist-init-addr a:5", 4, 2, 1, "a:5"),
+        ("--tp 4 --nnodes 2 --nccl-init-addr a:5", 4, 2, 0, "a:5"),
+        ("-tp 4 -n 2 -r 1 --master-addr a", 4, 2, 1, "a:29501"),
+        ("-tp 4 -n 2 --master-addr a --master-port 7", 4, 2, 0, "a:7"),
+        ("-tp 4 -n 2 --master-port 7", 4, 2, 0, "127.0.0.1:7"),
+        ("--nnodes=2 --node_rank=1 --master_node_addr=a:9", 2, 2, 1, "a:9"),
+    ],
+)
+def test_several_machines(words: str, size: int, nodes: int, rank: int, address: str) -> None:
+    """xLLM's --nnodes counts devices."""
+    config, note = read(*words.split())
+    assert (config.tp_size, config.nnodes, config.node_rank, config.dist_init_addr) == (
+        size,
+        nodes,
+        rank,
+        address,
+    )
+    assert note == ""
+
+
+def test_one_machine_looks_for_nobody() -> None:
+    config, note = read("--nnodes", "1", "--master_node_addr", "a:9", "--master-port", "3")
+    assert (config.nnodes, config.dist_init_addr) == (1, None)
+    assert "(one machine looks for nobody)" in note

@@ -33,7 +33,10 @@ def test_ranks_are_dealt_out_evenly() -> None:
     two = [frozenset({0, 1}), frozenset({2, 3})]
     assert [cores_of(rank, 4, two) for rank in range(4)] == [two[0], two[0], two[1], two[1]]
     assert [cores_of(rank, 2, two) for rank in range(2)] == two
-    assert cores_of(0, 1, two) == two[0]
+    four = [frozenset({n}) for n in range(4)]
+    assert [cores_of(rank, 2, four) for rank in range(2)] == [{0, 1}, {2, 3}]
+    assert [cores_of(rank, 3, four) for rank in range(3)] == [{0}, {1}, {2, 3}]
+    assert cores_of(0, 1, two) is None, "all cores are its own"
 
 
 def test_one_node_leaves_nothing_to_choose() -> None:

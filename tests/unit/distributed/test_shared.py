@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,7 +65,7 @@ def test_who_waits_is_told_that_a_rank_is_gone(memory: Memory) -> None:
     def run(rank: int) -> int:
         if rank == 2:
             time.sleep(0.05)  # the others wait by then, or come later: both must hold
-            ranks[2].give_up(kernels, "rank 2 is gone")
+            ranks[2].give_up("rank 2 is gone")
             return 1
         return int(kernels.nx_meet(at, 3, 10))
 
@@ -76,26 +77,57 @@ def test_who_waits_is_told_that_a_rank_is_gone(memory: Memory) -> None:
 
 def test_a_rank_that_is_silent_is_noticed(memory: Memory) -> None:
     ranks = [SharedRanks(rank, 3, memory, 3, 16) for rank in range(3)]
-    lost: list[int] = []
+    lost: list[tuple[Any, ...]] = []
     noticed = threading.Event()
 
-    def note(rank: int) -> None:
-        lost.append(rank)
+    def note(*what: Any) -> None:
+        lost.append(what)
         noticed.set()
 
-    first, other = Pulse(ranks[0], note, silent=1.5), Pulse(ranks[1], lost.append, silent=60.0)
+    first, other = Pulse(ranks[0], note, silent=1.5), Pulse(ranks[1], note, silent=60.0)
     assert noticed.wait(30), "rank 2 never beats"
-    assert lost == [2]
+    assert lost == [(2, "does not answer")]
     first.stop()
     other.stop()
-    assert ranks[0].beats()[:2] > (0, 0)
+    assert ranks[0].beats()[1]
+    assert ranks[1].beats()[0]
+
+
+def test_what_was_before_does_not_count(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that took long to start has as much time as others when less is expected of it."""
+    now = [0.0]
+    monkeypatch.setattr("nextn.distributed.pulse.time", SimpleNamespace(monotonic=lambda: now[0]))
+    ranks = [SharedRanks(rank, 2, memory, 2, 16) for rank in range(2)]
+    lost: list[tuple[Any, ...]] = []
+
+    def rounds() -> None:
+        count = ranks[1].beats()[0] or 0
+        while (ranks[1].beats()[0] or 0) < count + 3:
+            time.sleep(0.02)
+
+    pulse = Pulse(ranks[0], lambda *what: lost.append(what), silent=60.0)
+    now[0] = 30.0
+    rounds()
+    pulse.expect(20.0)
+    rounds()
+    assert not lost
+    now[0] = 39.0
+    rounds()
+    now[0] = 48.0
+    rounds()
+    assert not lost
+    now[0] = 51.0
+    while not lost:
+        time.sleep(0.02)
+    pulse.stop()
+    assert lost == [(1, "does not answer")]
 
 
 def test_who_beats_is_not_lost(memory: Memory) -> None:
     ranks = [SharedRanks(rank, 2, memory, 2, 16) for rank in range(2)]
-    lost: list[int] = []
-    pulses = [Pulse(each, lost.append, silent=20.0) for each in ranks]
-    while min(ranks[0].beats()) < 3:
+    lost: list[tuple[Any, ...]] = []
+    pulses = [Pulse(each, lambda *what: lost.append(what), silent=20.0) for each in ranks]
+    while min(ranks[0].beats()[1] or 0, ranks[1].beats()[0] or 0) < 3:
         time.sleep(0.05)
     for pulse in pulses:
         pulse.stop()

@@ -11,7 +11,7 @@ from support.toy_grammar import ToyGrammar
 
 from nextn.config import EngineConfig
 from nextn.constraint import Constraint
-from nextn.engine import runner
+from nextn.engine import logprobs
 from nextn.engine.engine import Engine
 from nextn.kvcache.manager import KVManager
 from nextn.request import Output, Request, SamplingParams, SpeculativeParams
@@ -133,7 +133,7 @@ def test_guesses(shape: dict[str, int], name: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("name", ["token_logprobs", "prompt_logprobs"])
 def test_log_probabilities(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the prompt they come first, else of the first token that is chosen."""
-    tell, bad = getattr(runner, name), [8, 7] if name == "prompt_logprobs" else None
+    tell, bad = getattr(logprobs, name), [8, 7] if name == "prompt_logprobs" else None
 
     def fail(*args: Any) -> Any:
         if any(a.token in (bad or [asked]) and a.row < 6 for a in args[-1]):
@@ -141,7 +141,7 @@ def test_log_probabilities(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         return tell(*args)
 
     asked = run(make(speculative_num_steps=0), batch())["bad"][0][0]
-    monkeypatch.setattr(runner, name, fail)
+    monkeypatch.setattr(logprobs, name, fail)
     check(run(make(), batch()), "the request failed in log-probabilities: Boom: telling")
 
 

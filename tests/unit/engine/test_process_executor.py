@@ -6,15 +6,14 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
+from support.engine_runs import executor_of, request, run
 
 from nextn.config import EngineConfig
 from nextn.engine.engine import Engine
 from nextn.engine.process import ExecutorError, ProcessExecutor
 from nextn.engine.rank import make_runner
-from nextn.request import Request, SamplingParams
 from nextn.scheduler.plan import Plan
 
 CONFIG = EngineConfig(model_path="fake:0.9,0.7", speculative_num_steps=2, kv_cache_tokens=256)
@@ -25,22 +24,6 @@ def engine() -> Iterator[Engine]:
     made = Engine(CONFIG, ProcessExecutor)
     yield made
     executor_of(made).close()
-
-
-def executor_of(engine: Engine) -> Any:
-    return engine._executor
-
-
-def request(rid: str) -> Request:
-    return Request(rid, [5, 6, 7], SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True))
-
-
-def run(engine: Engine) -> list[int]:
-    tokens: list[int] = []
-    while engine.has_work():
-        for out in engine.step():
-            tokens += out.tokens
-    return tokens
 
 
 def test_it_says_of_itself_what_the_one_here_does(engine: Engine) -> None:

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.engine_runs import executor_of, request, run
 from support.native_kernels import built_levels
+from support.processes import children, runs
 
 from nextn.config import EngineConfig
 from nextn.distributed.group import PeerGone
 from nextn.engine import tensor_parallel
 from nextn.engine.engine import Engine
-from nextn.request import Request, SamplingParams
 
 pytestmark = pytest.mark.skipif(not built_levels(), reason="no native kernels")
 
@@ -29,38 +30,11 @@ CONFIG = EngineConfig(
 )  # fmt: skip
 
 
-def request(rid: str, tokens: int = 12) -> Request:
-    return Request(rid, [5, 6, 7], SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True))
-
-
-def run(engine: Engine) -> list[int]:
-    tokens: list[int] = []
-    while engine.has_work():
-        for out in engine.step():
-            tokens += out.tokens
-    return tokens
-
-
 def go_on(engine: Engine) -> None:
     while True:
         engine.check()
         if engine.has_work():
             engine.step()
-
-
-def executor_of(engine: Engine) -> Any:
-    return engine._executor
-
-
-def running(pid: int) -> bool:
-    """A zombie does not count."""
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
-
-
-def children() -> set[int]:
-    tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
-    return {int(pid) for task in tasks for pid in task.read_text().split() if running(int(pid))}
 
 
 @pytest.fixture
@@ -74,7 +48,7 @@ def engine() -> Iterator[Engine]:
 @pytest.mark.parametrize("when", ["idle", "working"])
 def test_a_rank_that_is_gone_ends_all(engine: Engine, how: signal.Signals, when: str) -> None:
     """Within seconds, and nobody hangs."""
-    [process] = executor_of(engine).processes
+    [process] = executor_of(engine).processes.values()
     engine.add(request("a", tokens=900))
     engine.step()
     if when == "idle":
@@ -85,7 +59,7 @@ def test_a_rank_that_is_gone_ends_all(engine: Engine, how: signal.Signals, when:
         go_on(engine)
     assert time.monotonic() - began < 60  # about 5 s; how busy the machine is, nobody knows
     executor_of(engine).close()
-    assert not running(process.pid)
+    assert not runs(process.pid)
     with pytest.raises(PeerGone):
         engine.check()
 
@@ -93,9 +67,9 @@ def test_a_rank_that_is_gone_ends_all(engine: Engine, how: signal.Signals, when:
 def test_it_ends_with_its_executor(engine: Engine) -> None:
     engine.add(request("a"))
     assert len(run(engine)) == 12
-    [process] = executor_of(engine).processes
+    [process] = executor_of(engine).processes.values()
     executor_of(engine).close()
-    assert not running(process.pid)
+    assert not runs(process.pid)
 
 
 def test_ranks_that_find_different_tokens_are_noticed(
@@ -119,10 +93,10 @@ def test_ranks_that_find_different_tokens_are_noticed(
     ],
 )
 def test_what_cannot_be_is_refused_and_leaves_no_process(options: dict[str, Any], said: str) -> None:
-    before = children()
+    before = children(os.getpid())
     with pytest.raises(ValueError, match=said):
         Engine(EngineConfig(threads=1, **options))
-    assert children() <= before
+    assert children(os.getpid()) <= before
 
 
 def test_threads_are_shared_out() -> None:

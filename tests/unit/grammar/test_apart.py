@@ -7,10 +7,11 @@ import pickle
 import random
 import signal
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
+from support.processes import children, runs
+from support.server_process import until
 
 from nextn.config import EngineConfig
 from nextn.constraint import Constraint, GrammarCursor
@@ -35,12 +36,6 @@ def grammars():
 def apart_of(held: Held) -> Apart:
     assert isinstance(held.compiled, Apart)
     return held.compiled
-
-
-def followers(grammars: GrammarCompiler) -> set[int]:
-    """The processes that live."""
-    parent = grammars.workers.pid
-    return {int(pid) for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()}
 
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda c: c.kind)
@@ -80,7 +75,7 @@ def test_an_answer_that_does_not_come_ends_its_constraint_alone(grammars):
     constraint = Constraint("ebnf", 'root ::= "x"+ ";"')
     held = grammars.compile(constraint)
     pid = apart_of(held).pid
-    assert pid in followers(grammars)
+    assert pid in children(grammars.workers.pid)
     one, two = held.begin(), held.begin()
     token = int(one.mask().nonzero()[0][0])
     cursor = GrammarCursor(one, frozenset({1}))
@@ -97,10 +92,7 @@ def test_an_answer_that_does_not_come_ends_its_constraint_alone(grammars):
     with pytest.raises(Busy):
         grammars.compile(Constraint("lark", 'start: "w"+'))
     grammars.memory._stalls = 0.0  # forgiven
-    deadline = time.monotonic() + 10
-    while pid in followers(grammars):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not runs(pid))
 
 
 def test_a_process_that_dies_ends_its_texts(grammars):
@@ -193,7 +185,4 @@ def test_its_process_ends_with_it(grammars):
     pid = apart_of(held).pid
     grammars.compile(Constraint("regex", "z+"))  # what was compiled last may stay a little longer
     del grammars.memory._kept[held.constraint], held
-    deadline = time.monotonic() + 10
-    while pid in followers(grammars):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: not runs(pid))

@@ -53,6 +53,12 @@ def test_none_refuses():
         make(grammar_backend="none").compile(REGEX)
 
 
+@pytest.mark.parametrize("kind", ["ebnf", "lark"])
+def test_kinds_that_end_by_a_clock_are_not_for_ranks(kind):
+    with pytest.raises(ValueError, match=f"{kind}: not with --tp-size above 1"):
+        make(tp_size=2).compile(Constraint(kind, 'root ::= "a"'))
+
+
 class Library:
     """Compiles "slow" when it is let, "panic" never."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from support.toy_grammar import ToyGrammar
@@ -90,6 +92,30 @@ def test_one_that_grows_too_much_ends_and_is_forgotten(growing):
     assert memory.get(constraint(0)) is None
     cursor = GrammarCursor(grammar, frozenset({1}))
     assert cursor.commit([5]) == (0, False, grammar.failure)
+
+
+def test_on_ranks_neither_memory_nor_a_clock_ends_one(growing, monkeypatch):
+    """What one rank has measured, another one has not."""
+    clock = [0.0]
+
+    def thread_time():
+        clock[0] += 0.3
+        return clock[0]
+
+    monkeypatch.setattr(module.time, "thread_time", thread_time)
+    grammar = keep(Memory(replace(LIMITS, alone=False)), 0, MIB // 2).begin()
+    assert all(grammar.mask().any() for _ in range(20))
+    assert grammar.failure is None
+
+
+def test_what_another_process_has_judged_is_not_judged_again():
+    """It is counted as it is, and refused no more: the engine's own process has taken it."""
+    memory = Memory(LIMITS)
+    held = [memory.taken(constraint(i), Toy(), 3 * MIB) for i in range(8)]
+    assert [each.bytes for each in held] == [3 * MIB] * 8
+    own = keep(Memory(LIMITS), 9, LIMITS.one - 10)
+    make, arguments = own.__reduce__()
+    assert make(*arguments).bytes == own.bytes > LIMITS.one - 10
 
 
 def test_all_together_may_not_grow_too_much(growing):

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+from support.processes import runs
+from support.server_process import until
 
 from nextn.grammar.fair_queue import Source
 from nextn.grammar.limits import MIB, Limits
@@ -61,20 +63,6 @@ def assert_it_goes_on(workers):
         assert done.result(30).text == "é"
 
 
-def until(true):
-    deadline = time.monotonic() + 30
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-
-
-def lives(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def pid_in(file):
     until(lambda: file.exists() and file.read_text())
     return int(file.read_text())
@@ -121,7 +109,7 @@ def test_an_overrun_ends_and_others_go_on(make, tmp_path):
     error = hanging.exception(30)
     assert str(error) == "it takes more than 0.3 s to compile (--grammar-compile-timeout)"
     pid = pid_in(file)
-    until(lambda: not lives(pid))
+    until(lambda: not runs(pid))
     assert_it_goes_on(workers)
 
 
@@ -157,7 +145,7 @@ def test_what_has_to_wait_for_its_own_puts_off_nobody(workers, tmp_path):
     pid = pid_in(tmp_path / "b")
     many += [submit_by(workers, "a 1") for _ in (0, 1)]
     time.sleep(1.5 * LONG_SECONDS)
-    assert lives(pid)
+    assert runs(pid)
     mine.touch()
     assert other.result(30).text == "é"
     assert pid_in(tmp_path / "b") == pid
@@ -173,7 +161,7 @@ def test_alone_it_may_hold_all_of_them(workers, tmp_path):
     pids = [pid_in(tmp_path / f"{i}") for i in (0, 1)]
     more = submit_by(workers, "a 1")
     time.sleep(1.5 * LONG_SECONDS)
-    assert all(map(lives, pids))
+    assert all(map(runs, pids))
     go.touch()
     assert [each.result(30).text for each in (*many, more)] == ["é"] * 3
     assert [pid_in(tmp_path / f"{i}") for i in (0, 1)] == pids
@@ -186,7 +174,7 @@ def test_what_was_put_off_ends_when_nobody_waits_for_it(workers, tmp_path):
         assert each.cancel()
     assert not workers._later
     assert submit_by(workers, "a 1").result(30).text == "é"
-    until(lambda: not any(lives(int(f.read_text() or 0)) for f in tmp_path.iterdir()))
+    until(lambda: not any(runs(int(f.read_text() or 0)) for f in tmp_path.iterdir()))
 
 
 def test_a_job_that_nobody_waits_for_is_ended(workers, tmp_path):
@@ -200,7 +188,7 @@ def test_a_job_that_nobody_waits_for_is_ended(workers, tmp_path):
     for each in running:
         assert each.cancel()
     assert other.result(30).text == "é"
-    until(lambda: not any(map(lives, pids)))
+    until(lambda: not any(map(runs, pids)))
     assert not (tmp_path / "3").exists()
 
 
@@ -210,7 +198,7 @@ def test_the_parent_s_end(make, tmp_path):
     child = pid_in(tmp_path / "pid")
     os.kill(workers.pid, signal.SIGKILL)
     assert isinstance(running.exception(30), ValueError)
-    until(lambda: not lives(child))
+    until(lambda: not runs(child))
     assert_it_goes_on(workers)
 
 
@@ -225,7 +213,7 @@ def test_close_ends_everything(make, tmp_path):
     submit(workers, do="hang", pid=str(tmp_path / "pid"))
     pids = [pid_in(tmp_path / "pid"), workers.pid]
     workers.close()
-    until(lambda: not any(map(lives, pids)))
+    until(lambda: not any(map(runs, pids)))
 
 
 def test_they_end_with_whoever_started_them(tmp_path):
@@ -241,7 +229,7 @@ def test_they_end_with_whoever_started_them(tmp_path):
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "pid"), tests]) as process:
         pid = pid_in(tmp_path / "pid")
         process.kill()
-    until(lambda: not lives(pid))
+    until(lambda: not runs(pid))
 
 
 def test_they_load_no_more_than_they_need():

@@ -33,6 +33,10 @@ def test_replicas_say_it_once() -> None:
     ]
 
 
+def test_ranks_have_the_same_each() -> None:
+    assert list(startup_lines({"ranks": 2})) == ["ranks  2, each with what follows"]
+
+
 def test_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
     ready = Ready(258, 1024, None, FIRST, EngineStats())
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -11,6 +11,7 @@ import torch
 
 from nextn.bench.dev.micro.cases import OpCase
 from nextn.bench.dev.micro.ceilings import Ceilings
+from nextn.bench.dev.micro.gather import Gather
 from nextn.bench.dev.micro.steps import StepMeasurement
 from nextn.bench.machine import Machine
 from nextn.bench.results import rounded
@@ -58,6 +59,7 @@ class Micro:
     reference: (
         StepMeasurement | None
     )  # the step of one row on plain torch, where the engine runs another backend
+    gather: Gather | None  # of the hidden states of a row, in f32; with the native kernels
     seconds: float
 
     def as_dict(self) -> dict[str, Any]:
@@ -72,6 +74,7 @@ class Micro:
             "threads": self.threads,
             "quick": self.quick,
             "unrest": self.ceilings.unrest,
+            "gather": self.gather and {"bytes": self.gather.bytes, "us": self.gather.seconds * 1e6},
             "machine": dataclasses.asdict(self.machine),
             "seconds": self.seconds,
             "ceilings": self.ceilings.as_dict(),

@@ -1,7 +1,8 @@
 """`nextn bench micro`: both ceilings, ops and kernels of every backend, whole steps; one process, in turns.
 
 Ceilings and ops come first, in rounds (clock.py). Then come steps, with samples of the read ceiling between
-them (steps.py). The medians over all rounds are reported.
+them (steps.py). Last, two ranks pass a row to each other (gather.py). The medians over all rounds are
+reported.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from nextn.bench.dev.micro.arena import Arena, arena_bytes
 from nextn.bench.dev.micro.cases import CONTEXT, LINEAR, Bench, OpCase
 from nextn.bench.dev.micro.ceilings import Ceilings, cache_bytes, make_ceilings
 from nextn.bench.dev.micro.clock import NATIVE, Case, measure
+from nextn.bench.dev.micro.gather import measure_gather
 from nextn.bench.dev.micro.native_cases import NativeBench
 from nextn.bench.dev.micro.native_pool import NativePool, native_pool
 from nextn.bench.dev.micro.plot import roofline_plot
@@ -46,6 +48,7 @@ class Effort:
     seconds: float
 
 
+F32_BYTES = 4
 OFTEN = 4  # samples in a round of what the headline numbers come from
 QUICK = Effort(rounds=7, steps=24, seconds=11.0)
 FULL = Effort(rounds=41, steps=120, seconds=90.0)
@@ -106,6 +109,8 @@ def find(settings: Settings, effort: Effort, progress: Progress) -> Micro:
         )
     progress.now("steps")
     steps, plain = steps_of(config, native, ceilings, effort)
+    progress.now("ranks")
+    gather = measure_gather(F32_BYTES * cfg.hidden_size) if native else None
     return Micro(
         model=config.model_path,
         dtype=str(dtype).removeprefix("torch."),
@@ -119,6 +124,7 @@ def find(settings: Settings, effort: Effort, progress: Progress) -> Micro:
         ops=op_measurements(ops, ceilings),
         steps=steps,
         reference=plain,
+        gather=gather,
         seconds=time.perf_counter() - begin,
     )
 

@@ -58,6 +58,9 @@ def ceilings(micro: Micro) -> str:
             reached = case.flops_per_s
             measured = f"{reached / 1e9:.1f} GFLOP/s"
             rows.append((f"{name}, {case.name}", measured, mark(reached, found.flops_per_s(dtype))))
+    if micro.gather is not None:
+        name = f"two ranks fill up a row of {micro.gather.bytes} bytes"
+        rows.append((name, f"{micro.gather.seconds * 1e6:.1f} us", ""))
     return table(("ceiling", "measured", ""), rows)
 
 

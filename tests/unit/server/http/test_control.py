@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import jsonschema
 import pytest
+from support.played_replicas import Played
 from support.scripted_socket import app_of
 from support.small_tokenizer import CHAT_TEMPLATE, write_small_tokenizer
 
@@ -26,9 +27,7 @@ from nextn.server.process.messages import (
     Done,
     FlushCache,
     FromEngine,
-    Ready,
     StepOutputs,
-    decode_to_engine,
 )
 from nextn.server_config import ServerConfig
 from nextn.stats import EngineStats
@@ -37,33 +36,19 @@ from nextn.tokenizer.tokenizer import Tokenizer
 CONFIG = ServerConfig(served_model_name="a/model", max_running_requests=4, tool_call_parser="deepseekv31")
 
 
-class PlayedEngine:
-    """The engine's end of the socket: keeps what it receives, and answers by `on` if that says something."""
-
-    def __init__(self) -> None:
-        self.client = EngineClient()
-        self.metrics = Metrics(self.client)
-        self.received: list[Any] = []
-        self.on: Callable[[Any], FromEngine | None] = lambda message: None
-        self.client.attach(Ready(258, 1024, 2, {}, EngineStats()), self)  # type: ignore[arg-type]
-
-    def send(self, data: bytes) -> None:
-        message = decode_to_engine(data)
-        self.received.append(message)
-        answer = self.on(message)
-        if answer is not None:
-            self.client.receive(answer)
+@pytest.fixture
+def engine() -> Played:
+    return Played(EngineClient())
 
 
 @pytest.fixture
-def engine() -> PlayedEngine:
-    return PlayedEngine()
+def metrics(engine: Played) -> Metrics:
+    return Metrics(engine.client)
 
 
 @pytest.fixture
-async def http(engine: PlayedEngine, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
-    tokenizer = Tokenizer.from_folder(write_small_tokenizer(tmp_path))
-    app = app_of(CONFIG, engine.metrics, tokenizer)
+async def http(metrics: Metrics, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    app = app_of(CONFIG, metrics, Tokenizer.from_folder(write_small_tokenizer(tmp_path)))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://server") as client:
         yield client
 
@@ -73,7 +58,7 @@ def step(rid: str, token: int) -> StepOutputs:
 
 
 @pytest.mark.parametrize("by", ["rid", "the answer's id", "its beginning", "all"])
-async def test_abort(http: httpx.AsyncClient, engine: PlayedEngine, by: str) -> None:
+async def test_abort(http: httpx.AsyncClient, engine: Played, metrics: Metrics, by: str) -> None:
     """The request answers with what there is; another goes on."""
     body = {"prompt": "x", "rid": "mine"}
     first = asyncio.ensure_future(http.post("/v1/completions", json=body))
@@ -94,10 +79,10 @@ async def test_abort(http: httpx.AsyncClient, engine: PlayedEngine, by: str) -> 
     assert answer["meta_info"]["finish_reason"] == {"type": "abort"}
     assert len(answer["output_ids"]) == 1
     assert sum(isinstance(message, Abort) for message in engine.received) >= 2
-    assert engine.metrics.aborted == 2
+    assert metrics.aborted == 2
 
 
-async def test_abort_before_the_prompt_was_scored(http: httpx.AsyncClient, engine: PlayedEngine) -> None:
+async def test_abort_before_the_prompt_was_scored(http: httpx.AsyncClient, engine: Played) -> None:
     body = {"text": "x", "rid": "mine", "return_logprob": True, "logprob_start_len": 0, "top_logprobs_num": 1}
     answer = asyncio.ensure_future(http.post("/generate", json=body))
     while not engine.client.active:
@@ -117,23 +102,23 @@ async def test_abort_nothing(http: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize(("error", "status"), [(None, 200), ("busy", 400)])
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_flush(
-    http: httpx.AsyncClient, engine: PlayedEngine, method: str, error: str | None, status: int
+    http: httpx.AsyncClient, engine: Played, method: str, error: str | None, status: int
 ) -> None:
     engine.on = lambda message: Done(message.call, error) if isinstance(message, FlushCache) else None
     assert (await http.request(method, "/flush_cache")).status_code == status
     assert [type(message) for message in engine.received] == [FlushCache]
 
 
-async def test_health_generate_asks_an_idle_engine(http: httpx.AsyncClient, engine: PlayedEngine) -> None:
+async def test_health_generate_asks_an_idle_engine(
+    http: httpx.AsyncClient, engine: Played, metrics: Metrics
+) -> None:
     engine.on = lambda message: step(message.requests[0].rid, 5) if isinstance(message, Add) else None
     assert (await http.get("/health_generate")).status_code == 200
     assert [type(message) for message in engine.received] == [Add, Abort]
-    assert engine.client.active == engine.metrics.requests == 0
+    assert engine.client.active == metrics.requests == 0
 
 
-async def test_health_generate_listens_to_a_busy_engine(
-    http: httpx.AsyncClient, engine: PlayedEngine
-) -> None:
+async def test_health_generate_listens_to_a_busy_engine(http: httpx.AsyncClient, engine: Played) -> None:
     running = asyncio.ensure_future(http.post("/v1/completions", json={"prompt": "x"}))
     while not engine.received:
         await asyncio.sleep(0)
@@ -149,7 +134,7 @@ async def test_health_generate_listens_to_a_busy_engine(
 
 
 async def test_health_generate_of_a_silent_engine(
-    http: httpx.AsyncClient, engine: PlayedEngine, monkeypatch: pytest.MonkeyPatch
+    http: httpx.AsyncClient, engine: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "HEALTH_SECONDS", 0.01)
     answer = await http.get("/health_generate")
@@ -158,7 +143,7 @@ async def test_health_generate_of_a_silent_engine(
     assert (await http.get("/health_generate")).json()["error"]["code"] == "engine_unavailable"
 
 
-async def test_loads(http: httpx.AsyncClient, engine: PlayedEngine) -> None:
+async def test_loads(http: httpx.AsyncClient, engine: Played) -> None:
     stats = EngineStats(
         running=2, waiting=1, used_tokens=64, total_tokens=256, prompt_tokens=8, cached_tokens=2
     )
@@ -186,7 +171,7 @@ async def test_loads(http: httpx.AsyncClient, engine: PlayedEngine) -> None:
     assert old == {"dp_rank": 0, "num_reqs": 3, "num_waiting_reqs": 1, "num_tokens": 64}
 
 
-async def test_what_automatic_depth_does(http: httpx.AsyncClient, engine: PlayedEngine) -> None:
+async def test_what_automatic_depth_does(http: httpx.AsyncClient, engine: Played) -> None:
     async def speculative() -> list[object]:
         (load,) = (await http.get("/v1/loads?include=spec")).json()["loads"]
         (state,) = (await http.get("/server_info")).json()["internal_states"]
@@ -264,7 +249,7 @@ async def test_tokenizer_info(
     }  # fmt: skip
 
 
-async def test_openapi(http: httpx.AsyncClient, engine: PlayedEngine) -> None:
+async def test_openapi(http: httpx.AsyncClient, engine: Played) -> None:
     """Every route is in it, and what they answer is what it says."""
     document = (await http.get("/openapi.json")).json()
     engine.on = lambda message: Done(message.call, None) if hasattr(message, "call") else None
@@ -298,7 +283,7 @@ async def test_openapi(http: httpx.AsyncClient, engine: PlayedEngine) -> None:
     ],
 )
 async def test_kinds_of_answers_are_what_openapi_says(
-    http: httpx.AsyncClient, engine: PlayedEngine, method: str, path: str, body: Any
+    http: httpx.AsyncClient, engine: Played, method: str, path: str, body: Any
 ) -> None:
     engine.on = lambda message: Done(message.call, None) if hasattr(message, "call") else None
     documented = (await http.get("/openapi.json")).json()["paths"][path][method]["responses"]["200"]
@@ -350,7 +335,7 @@ BODIES: list[tuple[str, str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("path", "name", "body"), BODIES, ids=str)
 async def test_bodies_are_what_openapi_says(
-    http: httpx.AsyncClient, engine: PlayedEngine, path: str, name: str, body: dict[str, Any]
+    http: httpx.AsyncClient, engine: Played, path: str, name: str, body: dict[str, Any]
 ) -> None:
     """Taken if and only if the schema takes them."""
 

@@ -1,0 +1,84 @@
+"""How long two ranks of this machine take to fill up a row together, in shared memory as in a step.
+
+Each writes its half, waits until the other has written too, reads that half, and waits once more before it
+writes again. The native kernels write and read in place, so this is the most that a gather of theirs takes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from multiprocessing.connection import Connection
+from statistics import median
+from typing import NamedTuple
+
+from nextn.config import usable_cores
+from nextn.distributed.life import die_with_parent
+from nextn.distributed.shared import FEW_SPINS, HEADER, SPINS, Memory, address
+from nextn.ops.cpu.library import library
+
+BURST = 200  # gathers between two looks at the clock
+BURSTS, SECONDS = 60, 1.0  # whichever is reached first
+
+
+class Gather(NamedTuple):
+    """bytes: of the row. seconds: the median over bursts."""
+
+    bytes: int
+    seconds: float
+
+
+def measure_gather(row: int) -> Gather:
+    """row: bytes. Raises NoLibrary; RuntimeError if the other process does not start."""
+    library()
+    spawn = multiprocessing.get_context("spawn")
+    memory, (ours, theirs) = Memory(), spawn.Pipe()
+    other = spawn.Process(target=_other, args=(memory, theirs, row, os.getpid()), daemon=True)
+    other.start()
+    theirs.close()
+    try:
+        ours.recv()  # it runs: nobody would be waited for otherwise
+        return Gather(row, median(fill(memory, 0, row)[1:]))
+    except EOFError:
+        raise RuntimeError("the second rank did not start") from None
+    finally:
+        other.kill()
+        other.join()
+        ours.close()
+        memory.close()
+
+
+def _other(memory: Memory, link: Connection, row: int, parent: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both: the first would wait for this one
+    die_with_parent(parent)
+    library()
+    link.send(None)
+    fill(memory, 1, row)
+
+
+def fill(memory: Memory, rank: int, row: int) -> list[float]:
+    """Seconds of a gather, in each burst. The first one is warm-up. Both ranks call it."""
+    half, goes_on = row // 2, HEADER + row  # rank 0 decides, in a byte behind the row
+    view, kernels = memory.mapped(goes_on + 1), library()
+    at, spins = address(view), SPINS if usable_cores() > 1 else FEW_SPINS
+    own, others = (slice(HEADER + r * half, HEADER + (r + 1) * half) for r in (rank, 1 - rank))
+    data, found = bytes([rank]) * half, []
+    started = time.perf_counter()
+    while True:
+        begin = time.perf_counter()
+        for _ in range(BURST):
+            view[own] = data
+            kernels.nx_meet(at, 2, spins)
+            data = view[others]
+            kernels.nx_meet(at, 2, spins)
+        found.append((time.perf_counter() - begin) / BURST)
+        assert data == bytes([rank]) * half, "a rank read what the other had not written yet"
+        if rank == 0:
+            view[goes_on] = len(found) < 2 or (
+                len(found) <= BURSTS and time.perf_counter() - started < SECONDS
+            )
+        kernels.nx_meet(at, 2, spins)
+        if not view[goes_on]:
+            return found

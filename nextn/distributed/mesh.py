@@ -1,0 +1,91 @@
+"""Ranks on several machines: a TCP connection between every two of them, over which a product's outputs go as
+soon as they are there (csrc/mesh.h).
+
+Not torch.distributed's Gloo: here a rank that is gone ends the wait at once, and a thread can end it too,
+where Gloo knows only a time limit; and a gather takes a small part of the time (docs/parallel.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import socket
+from array import array
+from collections.abc import Mapping, Sequence
+from ctypes import byref, pointer
+from typing import Any
+
+from torch import Tensor
+
+from nextn.config import usable_cores
+from nextn.distributed.ranks import Ranks
+from nextn.ops.cpu import library as kernels
+from nextn.ops.cpu.library import library
+
+SPINS, FEW_SPINS = 100, 2  # looks at all sockets before a rank sleeps: about 100 us; where ranks share cores
+BEAT = b"."
+
+
+class MeshRanks(Ranks):
+    """data: a connected socket to each other rank, that of this one None. signs: connected sockets for signs
+    of life, at rank 0 one to each other rank, at another rank one to rank 0. threads: of this rank and of
+    others on the same machine. Takes the sockets over."""
+
+    def __init__(
+        self,
+        rank: int,
+        data: Sequence[socket.socket | None],
+        signs: Mapping[int, socket.socket],
+        threads: int,
+        most_rows: int,
+    ) -> None:
+        super().__init__(rank, len(data), most_rows)
+        self._data, self._signs = data, signs
+        self._sockets = array("i", [-1 if s is None else s.fileno() for s in data])
+        at, spins = self._sockets.buffer_info()[0], SPINS if threads <= usable_cores() else FEW_SPINS
+        self._own = kernels.Ranks(rank, self.size, None, at, most_rows, spins, 0)
+        self._struct = self._own
+        self._counts: dict[int, int | None] = dict.fromkeys(signs, 0)
+        for sign in signs.values():
+            sign.setblocking(False)
+
+    def shared_by(self, model: kernels.Model, layers: int) -> Any:
+        return pointer(self._own)
+
+    def gather(self, whole: Tensor, bounds: Sequence[int]) -> None:
+        assert whole.is_contiguous()
+        if not whole.numel():
+            return
+        each = whole.element_size()
+        at = (ctypes.c_int64 * len(bounds))(*(bound * each for bound in bounds))
+        if library().nx_gather(byref(self._own), whole.data_ptr(), len(whole), whole.shape[1] * each, at):
+            raise self.gone()
+
+    def _wake(self) -> None:
+        for end in self._data:
+            if end is not None:
+                with contextlib.suppress(OSError):  # it may have ended first
+                    end.shutdown(socket.SHUT_RDWR)
+
+    def beat(self) -> None:
+        for sign in self._signs.values():
+            with contextlib.suppress(OSError):  # it has ended, or does not read: `beats` tells
+                sign.send(BEAT)
+
+    def beats(self) -> Mapping[int, int | None]:
+        for rank, sign in self._signs.items():
+            count = self._counts[rank]
+            if count is not None:
+                try:
+                    read = len(sign.recv(4096))
+                    self._counts[rank] = count + read if read else None
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    self._counts[rank] = None
+        return dict(self._counts)
+
+    def close(self) -> None:
+        for end in (*self._data, *self._signs.values()):
+            if end is not None:
+                end.close()

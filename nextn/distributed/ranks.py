@@ -1,0 +1,56 @@
+"""A rank among those that compute every step together, as its engine knows it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from nextn.distributed.group import PeerGone
+from nextn.ops.cpu import library as kernels
+
+
+class Ranks(ABC):
+    """`nextn.distributed.shared`: all on one machine. `nextn.distributed.mesh`: on several. A `Group` for the
+    torch model. most_rows: of a step."""
+
+    def __init__(self, rank: int, size: int, most_rows: int) -> None:
+        self.rank, self.size, self.most_rows = rank, size, most_rows
+        self.reason = ""  # why no step will run any more
+        self._struct: kernels.Ranks | None = None
+        self._seconds = 0.0
+
+    @abstractmethod
+    def shared_by(self, model: kernels.Model, layers: int) -> Any:
+        """What the kernels' engine of this model needs to know of the ranks."""
+
+    @abstractmethod
+    def gather(self, whole: Tensor, bounds: Sequence[int]) -> None:
+        """See `nextn.distributed.group.Group`: for the torch model, whose arrays are its own."""
+
+    @abstractmethod
+    def beat(self) -> None:
+        """Shows the others that this rank lives."""
+
+    @abstractmethod
+    def beats(self) -> Mapping[int, int | None]:
+        """How often each rank that this one watches has beaten; None: it has ended."""
+
+    def give_up(self, reason: str) -> None:
+        """Nobody waits any more: a rank is gone."""
+        self.reason = self.reason or reason
+        self._wake()
+
+    @abstractmethod
+    def _wake(self) -> None:
+        """Who waits for another rank, or is going to, raises PeerGone."""
+
+    def gone(self) -> PeerGone:
+        return PeerGone(self.reason or "another rank of this engine has ended")
+
+    @property
+    def waited(self) -> float:
+        """Seconds that this rank has waited for the others in all."""
+        return self._seconds + (0.0 if self._struct is None else float(self._struct.waited) / 1e9)

@@ -1,0 +1,161 @@
+"""Ranks as Ray actors: Ray finds room for them in a cluster, starts them and ends them. It does no more: the
+work goes over the ranks' own sockets.
+
+    ranks = RayRanks()
+    ranks.start({1: config_of_rank_1, 2: config_of_rank_2})
+    ranks.close()
+
+An actor runs `join_and_run` of `nextn.engine.tensor_rank`, as a process does that nextn starts itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import signal
+import socket
+import threading
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from nextn.config import EngineConfig
+from nextn.distributed.group import PeerGone
+
+log = logging.getLogger("nextn.engine")
+
+RANK_MODULE = "nextn.engine.tensor_rank"  # above this package
+NODE = "ray.io/node-id"  # a label that Ray gives every node
+HERE_SECONDS = 10.0  # for a cluster to answer
+SHOWN = 300  # characters of Ray's own account of an actor's end
+
+
+class NextnRank:
+    """An actor, on the node where Ray has found room for it."""
+
+    def run(self, config: EngineConfig, rank: int) -> int:
+        code: int = importlib.import_module(RANK_MODULE).join_and_run(config, rank)
+        return code
+
+
+class RayRanks:
+    """An actor for each rank but 0, in a placement group.
+
+    The group has a bundle of --threads CPUs for each rank. Rank 0 is this process, so its bundle is on this
+    node and has no actor: Ray must not give its cores to others. The strategy is PACK: all on one node if it
+    has room, else on few. STRICT_PACK would refuse the second case. SPREAD would put a network between ranks
+    that could do without.
+    """
+
+    def __init__(self) -> None:
+        """Connects to the cluster that RAY_ADDRESS names or that `ray start` has begun on this machine; where
+        there is none, to a new one of this machine alone.
+
+        Raises ValueError: Ray is not installed, or does not answer."""
+        self._ray = ray = _imported()
+        self._group: Any = None
+        self._actors: list[Any] = []
+        self._running: dict[int, Future[int]] = {}
+        self._ours = not ray.is_initialized()  # a program that uses nextn.LLM may have connected before
+        if self._ours:
+            _connect(ray)
+        self.host: str = ray.util.get_node_ip_address()  # this node, as the others know it
+
+    def start(self, configs: Mapping[int, EngineConfig]) -> None:
+        """configs: of each rank but 0, with its threads. Raises ValueError where Ray has no room within
+        --dist-timeout."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        first = next(iter(configs.values()))
+        self._group = self._placed(first)
+        for rank, config in configs.items():
+            place = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=rank)
+            options = {"num_cpus": first.threads, "max_restarts": 0, "scheduling_strategy": place}
+            self._actors.append(self._ray.remote(**options)(NextnRank).remote())
+            self._running[rank] = self._actors[-1].run.remote(config, rank).future()
+
+    def _placed(self, config: EngineConfig) -> Any:
+        ray, size = self._ray, config.tp_size
+        here = {NODE: ray.get_runtime_context().get_node_id()}
+        group = ray.util.placement_group(
+            [{"CPU": config.threads}] * size,
+            strategy="PACK",
+            bundle_label_selector=[here, *[{}] * (size - 1)],
+        )
+        if not group.wait(config.dist_timeout):
+            ray.util.remove_placement_group(group)
+            there, free = ray.cluster_resources().get("CPU", 0), ray.available_resources().get("CPU", 0)
+            raise ValueError(
+                f"Ray found no room in {config.dist_timeout:g} s (--dist-timeout) for {size} ranks of "
+                f"{config.threads} CPUs each (--tp-size, --threads), one of them on this node: {free:g} of "
+                f"{there:g} CPUs are free"
+            )
+        nodes = ray.util.placement_group_table(group)["bundles_to_node_id"]
+        addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes()}
+        placed: dict[str, list[str]] = defaultdict(list)
+        for rank in range(size):
+            placed[nodes[rank]].append(str(rank))
+        said = (f"{', '.join(ranks)} on {addresses[node]}" for node, ranks in placed.items())
+        log.info("Ray has room for ranks %s", "; ".join(said))
+        return group
+
+    def check(self) -> None:
+        """Raises PeerGone for a rank that has ended."""
+        for rank, running in self._running.items():
+            if running.done():
+                error = running.exception()
+                cause = getattr(error, "cause", None) or error
+                said = " ".join(str(cause).split())[:SHOWN] if cause else f"exit code {running.result()}"
+                raise PeerGone(f"rank {rank} has ended while others were waited for: {said}")
+
+    def close(self) -> None:
+        """Ends the actors, and gives back what Ray had reserved. Where a program exits, Ray has done so."""
+        if not self._ray.is_initialized():
+            return
+        for actor in self._actors:
+            self._ray.kill(actor)
+        if self._group is not None:
+            self._ray.util.remove_placement_group(self._group)
+        if self._ours:
+            self._ray.shutdown()
+
+
+def _imported() -> Any:
+    try:
+        import ray
+    except ImportError as e:
+        raise ValueError(
+            f"--distributed-executor-backend ray needs the extra: pip install 'nextn[ray]' ({e})"
+        ) from e
+    return ray
+
+
+def _connect(ray: Any) -> None:
+    address = os.environ.get("RAY_ADDRESS", "")
+    if "://" in address:
+        raise ValueError(
+            f"RAY_ADDRESS is {address}, an address for Ray's clients. nextn has to run on a node of the "
+            "cluster: start it there, with RAY_ADDRESS=HOST:PORT or without"
+        )
+    host, _, port = address.rpartition(":")
+    logging.getLogger("ray").setLevel(logging.WARNING)
+    try:
+        if host and port.isdigit():  # Ray itself looks for a minute
+            socket.create_connection((host.strip("[]"), int(port)), timeout=HERE_SECONDS).close()
+        with _kept_handler():
+            ray.init(configure_logging=False, include_dashboard=False)
+    except (OSError, RuntimeError) as e:
+        there = f" at RAY_ADDRESS={address}" if address else ""
+        raise ValueError(f"no Ray cluster answers{there}: {e}; start one with ray start --head") from e
+
+
+@contextlib.contextmanager
+def _kept_handler() -> Iterator[None]:
+    """Ray ends a process at SIGTERM. An engine's parent decides when that ends."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,315 @@
+"""How ranks on several machines find each other.
+
+Rank 0 listens at an address that all of them know (`Host`). Every other rank connects to it (`join`): one
+connection for work, one for signs of life, one for the outputs of products. When all have come, rank 0 tells
+each where the others listen, and every two of them connect.
+
+Before that it compares what has to be the same everywhere (`facts`), so that ranks with another model or
+other options are refused with the reason. What starts the ranks of another machine has a connection too
+(`attend`): its end says that rank 0 has ended, to who then has to end even a rank that hangs. The first
+messages are JSON with a length before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import socket
+import struct
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+log = logging.getLogger("nextn.engine")
+
+KINDS = ("work", "signs", "data")  # connections of a rank to rank 0
+HELLO_SECONDS = 5.0  # that who connects has to say who it is
+TELL_EVERY = 10.0  # seconds between two lines on who is waited for
+AGAIN = 0.2  # seconds until a rank looks again for rank 0
+MOST = 1 << 20  # bytes of a message
+
+Facts = Mapping[str, str]
+
+
+class Refused(RuntimeError):
+    """Rank 0 does not take this rank, or gives up; the text says why."""
+
+
+@dataclass
+class Met:
+    """A rank's connections. work: rank 0's to each other rank, and theirs to rank 0. signs: the same. data:
+    to every other rank, by rank; None for itself. nodes: rank 0's to what starts the ranks elsewhere."""
+
+    work: dict[int, Connection]
+    signs: dict[int, socket.socket]
+    data: list[socket.socket | None]
+    nodes: list[socket.socket]
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Raises OSError that says what to do."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=256)
+    except OSError as e:
+        if e.errno == errno.EADDRINUSE:
+            raise OSError(f"{host}:{port} is taken; give another --dist-init-addr to every node") from e
+        if e.errno in (errno.EADDRNOTAVAIL, socket.EAI_NONAME):
+            raise OSError(
+                f"{host}:{port} is no address of this machine; --dist-init-addr names node 0, and this is "
+                "node 0 (--node-rank)"
+            ) from e
+        raise OSError(f"cannot listen at {host}:{port} (--dist-init-addr): {e}") from e
+
+
+class Host:
+    """Rank 0's part. Ranks may come as soon as this is made. nodes: other machines that attend."""
+
+    def __init__(self, address: tuple[str, int], size: int, facts: Facts, nodes: int = 0) -> None:
+        """Raises OSError where it cannot listen there."""
+        self._listener = listen(*address)
+        self._size, self._facts = size, facts
+        self._nodes: dict[int, socket.socket | None] = dict.fromkeys(range(1, nodes + 1))
+        self._come: dict[str, dict[str, socket.socket]] = {}  # by a rank's own word, of each of its lives
+        self._ranks: dict[int, tuple[str, Any]] = {}  # that word, and its first message
+
+    @property
+    def address(self) -> tuple[str, int]:
+        found: tuple[str, int] = self._listener.getsockname()[:2]
+        return found
+
+    def meet(self, timeout: float, check: Callable[[], None] = lambda: None) -> Met:
+        """Waits for all ranks. check: called every second; what it raises ends the wait.
+
+        Raises ValueError for a rank that differs, TimeoutError that names who is missing.
+        """
+        until = time.monotonic() + timeout
+        tell = time.monotonic() + TELL_EVERY / 5
+        self._listener.settimeout(1.0)
+        try:
+            while missing := self._missing():
+                check()
+                now = time.monotonic()
+                waiting = f"{missing} at {_shown(self.address)}"
+                if now > until:
+                    raise TimeoutError(
+                        f"waited {timeout:g} s for {waiting}; start every node with the same "
+                        "--dist-init-addr, --nnodes and --tp-size, or raise --dist-timeout"
+                    )
+                if now > tell:
+                    log.info("rank 0 waits for %s", waiting)
+                    tell = now + TELL_EVERY
+                with contextlib.suppress(TimeoutError):
+                    self._take(*self._listener.accept())
+            return self._met()
+        except BaseException as e:
+            self._tell_all({"error": str(e) or type(e).__name__})
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._listener.close()
+        for come in self._come.values():
+            for end in come.values():
+                end.close()
+        for node in self._nodes.values():
+            if node is not None:
+                node.close()
+
+    def _missing(self) -> str:
+        """Who has not come; "" if all have."""
+        for rank, (word, _) in list(self._ranks.items()):
+            if _ended(self._come[word]["work"]):  # it will come again
+                del self._ranks[rank]
+        there = {rank for rank, (word, _) in self._ranks.items() if len(self._come[word]) == len(KINDS)}
+        missing = [str(rank) for rank in range(1, self._size) if rank not in there]
+        if missing:
+            return f"rank{'s' * (len(missing) > 1)} {', '.join(missing)} of {self._size}"
+        absent = [node for node, end in self._nodes.items() if end is None or _ended(end)]
+        return f"node {absent[0]}" if absent else ""
+
+    def _take(self, end: socket.socket, address: Any) -> None:
+        try:
+            end.settimeout(HELLO_SECONDS)
+            hello = _receive(end)
+            if hello["kind"] == "node" and hello["node"] in self._nodes:
+                self._nodes[hello["node"]] = end
+                return
+            kind, word = hello["kind"], str(hello["word"])
+            if kind not in KINDS:
+                raise ValueError(f"kind {kind!r}")
+            if kind == "work" and not (isinstance(hello["rank"], int) and dict(hello["facts"])):
+                raise ValueError("its first message is none of ours")
+            if kind == "work":
+                hello["port"], hello["host"] = int(hello["port"]), str(hello["host"])
+        except (OSError, ValueError, KeyError, TypeError) as e:
+            log.warning("%s connected and is no rank of nextn: %s", _shown(address), e or type(e).__name__)
+            end.close()
+            return
+        if kind == "work" and (wrong := self._wrong(hello)):
+            with contextlib.suppress(OSError):
+                _send(end, {"error": wrong})
+            end.close()
+            if "is here already" not in wrong:
+                raise ValueError(wrong)
+            log.warning("%s: %s", _shown(address), wrong)
+            return
+        self._come.setdefault(word, {})[kind] = end
+        if kind == "work":
+            self._ranks[hello["rank"]] = word, hello
+            log.info("rank %d has come from %s", hello["rank"], _shown(address))
+
+    def _wrong(self, hello: Any) -> str:
+        """Why this rank is not to come; "" if it is."""
+        rank = hello["rank"]
+        if not 0 < rank < self._size:
+            return f"rank {rank} has come, and there are {self._size}: --nnodes or --tp-size differ"
+        theirs = hello["facts"]
+        for name in dict.fromkeys((*self._facts, *theirs)):
+            own, other = self._facts.get(name, "none"), theirs.get(name, "none")
+            if own != other:
+                return f"{name} is {own} on rank 0 and {other} on rank {rank}: all ranks need the same"
+        if rank in self._ranks and not _ended(self._come[self._ranks[rank][0]]["work"]):
+            return f"rank {rank} is here already: two nodes have the same --node-rank"
+        return ""
+
+    def _met(self) -> Met:
+        peers = {rank: (hello["host"], hello["port"]) for rank, (_, hello) in self._ranks.items()}
+        self._tell_all({"peers": peers})
+        self._listener.close()
+        nodes = [_plain(end) for end in self._nodes.values() if end is not None]
+        met = Met({}, {}, [None] * self._size, nodes)
+        self._nodes = {}
+        for rank, (word, _) in self._ranks.items():
+            come = {kind: _plain(end) for kind, end in self._come.pop(word).items()}
+            met.work[rank] = Connection(come["work"].detach())
+            met.signs[rank], met.data[rank] = come["signs"], come["data"]
+        for rest in self._come.values():  # of ranks that ended while others were waited for
+            for end in rest.values():
+                end.close()
+        return met
+
+    def _tell_all(self, message: object) -> None:
+        for word, _ in self._ranks.values():
+            with contextlib.suppress(OSError):
+                _send(self._come[word]["work"], message)
+
+
+def join(address: tuple[str, int], rank: int, size: int, facts: Facts, timeout: float) -> Met:
+    """The part of every rank but 0. Raises Refused, TimeoutError where rank 0 is not to be found, OSError
+    where it ends meanwhile."""
+    work = _find(address, f"rank {rank}", timeout)
+    opened = [work]
+
+    def connected(to: tuple[str, int], message: object) -> socket.socket:
+        opened.append(end := socket.create_connection(to, timeout=timeout))
+        _send(end, message)
+        return end
+
+    try:
+        host, word = work.getsockname()[0], uuid.uuid4().hex
+        with listen(host, 0) as listener:
+            signs, first = (connected(address, {"kind": kind, "word": word}) for kind in KINDS[1:])
+            # At last, for a rank that is refused is told so, and nobody listens any more.
+            hello = {"kind": "work", "word": word, "rank": rank, "facts": dict(facts), "host": host}
+            _send(work, {**hello, "port": listener.getsockname()[1]})
+            work.settimeout(timeout + HELLO_SECONDS)
+            answer = _receive(work)
+            if "error" in answer:
+                raise Refused(answer["error"])
+            data: list[socket.socket | None] = [first, *[None] * (size - 1)]
+            for other in range(1, rank):
+                data[other] = connected(tuple(answer["peers"][str(other)]), {"rank": rank})
+            listener.settimeout(timeout)
+            for _ in range(rank + 1, size):
+                opened.append(end := listener.accept()[0])
+                end.settimeout(HELLO_SECONDS)
+                data[_receive(end)["rank"]] = end
+        for end in opened:
+            _plain(end)
+    except BaseException:
+        for end in opened:
+            end.close()
+        raise
+    return Met({0: Connection(work.detach())}, {0: signs}, data, [])
+
+
+def attend(address: tuple[str, int], node: int, timeout: float, check: Callable[[], None]) -> socket.socket:
+    """For what starts the ranks of another machine: a connection that ends with rank 0. check: called while
+    nobody listens there; what it raises ends the wait. Raises TimeoutError, OSError."""
+    end = _find(address, f"node {node}", timeout, check)
+    _send(end, {"kind": "node", "node": node})
+    return _plain(end)
+
+
+def _find(
+    address: tuple[str, int], who: str, timeout: float, check: Callable[[], None] = lambda: None
+) -> socket.socket:
+    until = time.monotonic() + timeout
+    tell = time.monotonic() + TELL_EVERY / 5
+    while True:
+        try:
+            return socket.create_connection(address, timeout=HELLO_SECONDS)
+        except OSError as e:  # nobody listens yet, or its name is not known yet
+            check()
+            now = time.monotonic()
+            if now > until:
+                raise TimeoutError(
+                    f"{who} has found no rank 0 at {_shown(address)} within {timeout:g} s ({e}); start "
+                    "node 0, and give every node the same --dist-init-addr"
+                ) from e
+            if now > tell:
+                log.warning("%s waits for rank 0 at %s (%s)", who, _shown(address), e)
+                tell = now + TELL_EVERY
+            time.sleep(AGAIN)
+
+
+def _plain(end: socket.socket) -> socket.socket:
+    end.settimeout(None)
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return end
+
+
+def _ended(end: socket.socket) -> bool:
+    """Has the other side closed it? It says nothing before it is answered."""
+    try:
+        end.setblocking(False)
+        return not end.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _send(end: socket.socket, message: object) -> None:
+    data = json.dumps(message).encode()
+    end.settimeout(HELLO_SECONDS)
+    end.sendall(struct.pack(">I", len(data)) + data)
+
+
+def _receive(end: socket.socket) -> Any:
+    """Raises OSError, ValueError."""
+    (size,) = struct.unpack(">I", _exactly(end, 4))
+    if size > MOST:
+        raise ValueError("its first message is none of ours")
+    return json.loads(_exactly(end, size))
+
+
+def _exactly(end: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        some = end.recv(size - len(data))
+        if not some:
+            raise OSError("it has closed the connection")
+        data += some
+    return data
+
+
+def _shown(address: Any) -> str:
+    host, port = address[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

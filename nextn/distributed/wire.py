@@ -1,0 +1,90 @@
+"""What ranks say to each other: pickled plain data, read back as nothing else.
+
+A pickle may call anything when it is read. These come over a network, so whoever reaches the port could send
+one. `loads` makes only objects of the classes that ranks exchange.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+import socket
+import sys
+from functools import cache
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+# Modules whose own classes are data.
+DATA = (
+    "nextn.constraint", "nextn.cutoff", "nextn.distributed.wire", "nextn.draft", "nextn.engine.executor",
+    "nextn.request", "nextn.scheduler.plan", "nextn.speculative.draft_state", "nextn.speculative.ngram",
+    "nextn.speculative.state",
+)  # fmt: skip
+# What compiled grammars are made again with (their __reduce__), and plain types.
+ALSO = {
+    "nextn.grammar.after": ("CompiledAfter",),
+    "nextn.grammar.base": ("Vocabulary", "compiled_again"),
+    "nextn.grammar.held": ("_held_again",),
+    "nextn.grammar.limits": ("Limits",),
+    "nextn.grammar.llguidance_backend": ("LLGuidance",),
+    "nextn.grammar.xgrammar_backend": ("XGrammar",),
+    "array": ("array", "_array_reconstructor"),
+    "pathlib": ("PosixPath", "WindowsPath"),
+    "pathlib._local": ("PosixPath", "WindowsPath"),  # Python 3.13
+    "builtins": ("bytearray", "frozenset", "range", "set", "slice", "RuntimeError", "ValueError"),
+}
+
+
+GONE = (EOFError, OSError)  # of a link whose other end is closed
+
+
+class Loaded(NamedTuple):
+    """All ranks have loaded the model: none has a reason any more to be silent for long."""
+
+
+class Ended(NamedTuple):
+    """Rank 0's last word to the ranks of other machines: they need not come again. error: why it cannot go
+    on; "" if all went well."""
+
+    error: str = ""
+
+
+def dumps(message: object) -> bytes:
+    return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+
+
+def loads(data: bytes) -> Any:
+    """Raises pickle.UnpicklingError for what ranks do not exchange."""
+    return _Unpickler(io.BytesIO(data)).load()
+
+
+def send(link: Connection, message: object) -> None:
+    link.send_bytes(dumps(message))
+
+
+def receive(link: Connection) -> Any:
+    """Raises EOFError or OSError where the other end is closed."""
+    return loads(link.recv_bytes())
+
+
+def cut(link: Connection | socket.socket) -> None:
+    """Who reads from it, here or at the other end, finds its end."""
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(link.fileno())) as end:
+        end.shutdown(socket.SHUT_RDWR)
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        return _found(module, name)
+
+
+@cache
+def _found(module: str, name: str) -> Any:
+    if "." not in name and (module in DATA or name in ALSO.get(module, ())):
+        __import__(module)
+        found = getattr(sys.modules[module], name)
+        if module in ALSO or (isinstance(found, type) and found.__module__ == module):
+            return found
+    raise pickle.UnpicklingError(f"{module}.{name} is nothing that ranks exchange")

@@ -1,0 +1,59 @@
+"""What every rank of an engine must have alike, for ranks that are started on several machines."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import fields
+from pathlib import Path
+
+import torch
+
+import nextn
+from nextn.config import EngineConfig, model_folder
+from nextn.models.fake import parse_acceptance
+from nextn.ops.cpu.library import NoLibrary, choose_level
+
+# Options that may differ: what a machine computes with, and where it has files. But not the kernels' level,
+# for which --cpu-isa asks, nor --model-path, for grammars are made from the tokenizer there.
+OWN = {
+    "speculative_draft_model_path", "speculative_token_map", "threads", "numa", "cpu_isa",
+    "node_rank", "dist_init_addr", "dist_timeout", "step_cost_cache",
+}  # fmt: skip
+SAMPLE = 1 << 16  # bytes from the middle of a file
+
+
+def facts(config: EngineConfig) -> dict[str, str]:
+    """By name, as an error would say it. Raises ValueError for a model folder that is not there."""
+    found = {"nextn's version": nextn.__version__, "torch's version": torch.__version__}
+    for field in fields(EngineConfig):
+        if field.name not in OWN:
+            found["--" + field.name.replace("_", "-")] = str(getattr(config, field.name))
+    try:
+        found["the kernels' level (--cpu-isa)"] = choose_level(config.cpu_isa)[0]
+    except NoLibrary:
+        found["the kernels' level (--cpu-isa)"] = "none"
+    if parse_acceptance(config.model_path) is None:
+        found["the model (its files' sizes, headers and samples)"] = digest(model_folder(config.model_path))
+    if config.speculative_draft_model_path is not None:
+        found["the draft model"] = digest(Path(config.speculative_draft_model_path))
+    if config.speculative_token_map is not None:
+        found["the token map"] = digest(Path(config.speculative_token_map))
+    return found
+
+
+def digest(path: Path) -> str:
+    """Of a model's folder, or of a file: sizes, beginnings and samples, for weights take minutes to read.
+    Raises ValueError where there is none."""
+    if not path.exists():
+        raise ValueError(f"{path}: there is no such file or folder on this machine")
+    names = ("config.json", "tokenizer.json", "*.index.json", "*.safetensors")
+    files = [path] if path.is_file() else [file for name in names for file in sorted(path.glob(name))]
+    made = hashlib.blake2b(digest_size=8)
+    for file in files:
+        size = file.stat().st_size
+        made.update(f"{file.name if path.is_dir() else ''} {size}\n".encode())
+        with file.open("rb") as data:
+            made.update(data.read(SAMPLE))
+            data.seek(max(0, size // 2))
+            made.update(data.read(SAMPLE))
+    return made.hexdigest()

@@ -1,0 +1,174 @@
+"""The ranks of an engine as rank 0 has them: started, found, and ended.
+
+On one machine all are children of this process and share memory with it. With --nnodes every rank comes to
+rank 0 over the network; this process starts those of its own machine, or Ray starts all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import socket
+import time
+from multiprocessing import connection
+from multiprocessing.connection import Connection
+
+from nextn.config import EngineConfig, usable_cores
+from nextn.distributed.group import PeerGone
+from nextn.distributed.mesh import MeshRanks
+from nextn.distributed.numa import pin
+from nextn.distributed.process import RankProcess
+from nextn.distributed.ranks import Ranks
+from nextn.distributed.ray_ranks import RayRanks
+from nextn.distributed.rendezvous import Host, Met
+from nextn.distributed.shared import Memory, SharedRanks
+from nextn.distributed.wire import GONE, Ended, cut, send
+from nextn.draft import MAX_DRAFTS, draft_window
+from nextn.engine.facts import facts
+
+HEARD_SECONDS = 1.0  # that ranks have to hear that the engine has ended
+
+
+class Gang:
+    """own: rank 0's place among the ranks. config: rank 0's. links: to each other rank, from rank 1 on.
+    processes: those that this process has started, by rank."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Raises what `Host` and its `meet` do, and `RayRanks`."""
+        self.config = config
+        self.processes: dict[int, RankProcess] = {}
+        self.links: list[Connection] = []
+        self._ray = RayRanks() if config.distributed_executor_backend == "ray" else None
+        self._memory = Memory() if config.nnodes == 1 and self._ray is None else None
+        self._mesh: MeshRanks | None = None
+        self._nodes: list[socket.socket] = []
+        try:
+            if self._memory is not None:
+                self.own = self._sharing(config, self._memory)
+            else:
+                self.own = self._joined(config) if self._ray is None else self._placed(self._ray)
+        except BaseException:
+            self.close()
+            raise
+
+    def _sharing(self, config: EngineConfig, memory: Memory) -> Ranks:
+        start(config, memory, self.processes)
+        self.links += [process.link for process in self.processes.values()]
+        return shared_ranks(config, 0, memory)
+
+    def _joined(self, config: EngineConfig) -> Ranks:
+        with contextlib.closing(
+            Host(config.rank_0, config.tp_size, facts(config), config.nnodes - 1)
+        ) as host:
+            start(config, None, self.processes)
+            met = host.meet(config.dist_timeout, self._check)
+        return self._meshed(config, met)
+
+    def _placed(self, ray: RayRanks) -> Ranks:
+        """Each rank counts as a node of its own: which of them share one, Ray decides. They get an engine's
+        options only, no server's."""
+        options = {field.name: getattr(self.config, field.name) for field in dataclasses.fields(EngineConfig)}
+        options |= {"nnodes": self.config.tp_size, "numa": "off"}
+        self.config = config = EngineConfig(**options)
+        with contextlib.closing(Host((ray.host, 0), config.tp_size, facts(config))) as host:
+            at = "[{}]:{}".format(*host.address)
+            others = range(1, config.tp_size)
+            ray.start({r: dataclasses.replace(config, node_rank=r, dist_init_addr=at) for r in others})
+            met = host.meet(config.dist_timeout, ray.check)
+        return self._meshed(config, met)
+
+    def _meshed(self, config: EngineConfig, met: Met) -> Ranks:
+        self.links += [met.work[rank] for rank in range(1, config.tp_size)]
+        self._mesh, self._nodes = mesh_ranks(config, 0, met), met.nodes
+        return self._mesh
+
+    def _check(self) -> None:
+        for rank, process in self.processes.items():
+            if process.ended:
+                raise PeerGone(
+                    f"rank {rank} has ended ({process.how_it_ended()}) while others were waited for"
+                )
+
+    def kill(self) -> None:
+        """All, at once: those of other machines end when their links do."""
+        for process in self.processes.values():
+            process.kill()
+        if self._mesh is not None:
+            for link in self.links:
+                cut(link)
+            for node in self._nodes:
+                cut(node)
+
+    def close(self, last: Ended | None = None) -> None:
+        """last: None where the ranks of other machines are to come again."""
+        if self._mesh is not None:
+            if last is not None:
+                self._say(last)
+            for link in self.links:
+                link.close()
+            self._mesh.close()
+            for node in self._nodes:
+                node.close()
+        for process in self.processes.values():
+            process.close()
+        if self._ray is not None:
+            self._ray.close()
+        if self._memory is not None:
+            self._memory.close()
+
+    def _say(self, last: Ended) -> None:
+        """Waits a moment until all have read it, and closed their ends: else some might see only that the
+        others are gone."""
+        left, until = list(self.links), time.monotonic() + HEARD_SECONDS
+        for link in self.links:
+            try:
+                send(link, last)
+            except GONE:
+                left.remove(link)
+        while left and (seconds := until - time.monotonic()) > 0:
+            ready = connection.wait(left, seconds)
+            for link in [each for each in left if each in ready]:
+                try:
+                    link.recv_bytes()  # a digest that nobody wanted
+                except GONE:
+                    left.remove(link)
+
+
+def start(config: EngineConfig, memory: Memory | None, into: dict[int, RankProcess]) -> None:
+    """This machine's ranks, but rank 0. memory: None where they find rank 0 over the network."""
+    for rank in config.own_ranks:
+        if rank:
+            into[rank] = RankProcess("nextn.engine.tensor_rank", memory)
+            into[rank].link.send((config, rank))
+
+
+# This process is that rank from here on; config has the threads of each.
+
+
+def shared_ranks(config: EngineConfig, rank: int, memory: Memory) -> SharedRanks:
+    _pin(config, rank)
+    return SharedRanks(rank, config.tp_size, memory, _threads_here(config), _most_rows(config))
+
+
+def mesh_ranks(config: EngineConfig, rank: int, met: Met) -> MeshRanks:
+    _pin(config, rank)
+    return MeshRanks(rank, met.data, met.signs, _threads_here(config), _most_rows(config))
+
+
+def _pin(config: EngineConfig, rank: int) -> None:
+    if config.numa == "auto":
+        pin(rank - config.own_ranks.start, len(config.own_ranks))
+
+
+def threads_of(config: EngineConfig) -> int:
+    """Of each rank: --threads are those of one."""
+    return config.threads or max(1, usable_cores() // len(config.own_ranks))
+
+
+def _threads_here(config: EngineConfig) -> int:
+    return len(config.own_ranks) * threads_of(config)
+
+
+def _most_rows(config: EngineConfig) -> int:
+    each = 1 + MAX_DRAFTS + draft_window(config.page_size)  # of a request in a step, beside prompts
+    return config.chunked_prefill_size + config.max_running_requests * each

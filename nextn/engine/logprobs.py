@@ -1,0 +1,95 @@
+"""Log-probabilities that requests ask for: of the tokens that a step commits, and of their prompts'."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from nextn.models.base import Model, take
+from nextn.request import Failure, TokenLogprob, failed_in
+from nextn.sampling.isolate import isolated
+from nextn.sampling.logprobs import Asked, prompt_logprobs, token_logprobs
+from nextn.speculative.state import RequestState
+from nextn.speculative.verifier import Verified
+
+
+class Logprobs(NamedTuple):
+    """One request's log-probabilities, None if it wants none."""
+
+    found: list[TokenLogprob] | None = None
+    error: Failure | None = None
+
+
+NO_LOGPROBS = Logprobs()
+
+
+def output(
+    raw: Tensor | None, states: Sequence[RequestState], verified: Sequence[Verified]
+) -> list[Logprobs]:
+    """Of the tokens that each request commits. `raw`: see `nextn.engine.runner.Runner._verify`."""
+    wanted: list[tuple[int, int]] = []  # places in `states`, with their first row of `raw`
+    if raw is not None:
+        at = 0
+        for i, r in enumerate(states):
+            if r.chooses and r.params.logprobs is not None:
+                wanted.append((i, at))
+                at += len(r.draft) + 1
+
+    def compute(some: Sequence[tuple[int, int]]) -> list[Logprobs]:
+        assert raw is not None
+        asked: list[Asked] = []
+        for i, first in some:
+            chosen_at = (0, *(node + 1 for node in verified[i].path))
+            top = states[i].params.logprobs or 0
+            # A request in error may commit nothing.
+            asked += [Asked(first + n, t, top) for n, t in zip(chosen_at, verified[i].tokens, strict=False)]
+        logprobs = iter(token_logprobs(raw, asked))
+        return [Logprobs([next(logprobs) for _ in verified[i].tokens]) for i, _ in some]
+
+    return _each(compute, wanted, len(states))
+
+
+def prompts(model: Model, hidden: Tensor, states: Sequence[RequestState]) -> list[Logprobs]:
+    """hidden: of the step's rows, those of each request in turn."""
+    wanted: list[tuple[int, int]] = []  # places in `states`, with their first row of `hidden`
+    at = 0
+    for i, r in enumerate(states):
+        if r.scores:
+            wanted.append((i, at))
+        at += len(r.tokens)
+
+    def logits(places: list[int]) -> Tensor:
+        return model.logits(take(model, hidden, places))
+
+    def compute(some: Sequence[tuple[int, int]]) -> list[Logprobs]:
+        asked = [a for i, first in some for a in _asked_of_prompt(states[i], first)]
+        logprobs = prompt_logprobs(logits, asked)
+        return [Logprobs([next(logprobs) for _ in states[i].scores]) for i, _ in some]
+
+    return _each(compute, wanted, len(states))
+
+
+def _each(
+    compute: Callable[[Sequence[tuple[int, int]]], list[Logprobs]],
+    wanted: Sequence[tuple[int, int]],
+    n: int,
+) -> list[Logprobs]:
+    """Of every request; of those that are not `wanted` nothing."""
+    logprobs = [NO_LOGPROBS] * n
+    if wanted:
+        found = isolated(
+            compute,
+            wanted,
+            lambda _, e: Logprobs(error=failed_in("log-probabilities", e)),
+            "log-probabilities",
+        )
+        for (i, _), each in zip(wanted, found, strict=True):
+            logprobs[i] = each
+    return logprobs
+
+
+def _asked_of_prompt(state: RequestState, first: int) -> list[Asked]:
+    after, top = state.start + 1, state.params.prompt_logprobs or 0
+    return [Asked(first + i, state.history[after + i], top) for i in state.scores]

@@ -1,0 +1,67 @@
+"""The ranks of a machine that rank 0 is not on.
+
+run_node(EngineConfig(tp_size=2, nnodes=2, node_rank=1, dist_init_addr="10.0.0.1:5000"))
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from multiprocessing import connection
+
+from nextn.config import EngineConfig
+from nextn.distributed.process import RankProcess
+from nextn.distributed.rendezvous import attend
+from nextn.engine.gang import start
+from nextn.engine.tensor_rank import FAILED, LET_GO, REFUSED
+
+log = logging.getLogger("nextn.engine")
+
+AGAIN, MOST = 0.5, 30.0  # seconds before ranks that have ended are started again; doubled while they fail
+
+
+def run_node(config: EngineConfig) -> int:
+    """Starts this machine's ranks, and again when rank 0 was gone, until it lets them go. Returns the exit
+    code: 0 then, 1 where they cannot be, for a reason that they have said."""
+    delay = AGAIN
+    while True:
+        log.info(
+            "node %d of %d: %s; node 0 at %s answers HTTP", config.node_rank, config.nnodes,
+            ", ".join(f"rank {rank}" for rank in config.own_ranks), config.dist_init_addr,
+        )  # fmt: skip
+        codes = _run(config)
+        if REFUSED in codes:
+            return 1
+        if codes == {LET_GO}:
+            log.info("the engine has ended")
+            return 0
+        log.warning("the ranks of this node have ended with others, and are started again")
+        delay = min(2 * delay, MOST) if FAILED in codes else AGAIN
+        time.sleep(delay)
+
+
+class _RankEnded(Exception):
+    pass
+
+
+def _run(config: EngineConfig) -> set[int]:
+    """The exit codes of the ranks. When one of them ends, or rank 0, all do."""
+    processes: dict[int, RankProcess] = {}
+
+    def check() -> None:
+        if any(process.ended for process in processes.values()):
+            raise _RankEnded
+
+    try:
+        start(config, None, processes)
+        with attend(config.rank_0, config.node_rank, config.dist_timeout, check) as rank_0:
+            connection.wait([rank_0, *(process.sentinel for process in processes.values())])
+    except TimeoutError as e:
+        log.critical("%s", e)
+        return {REFUSED}
+    except (_RankEnded, OSError):
+        pass  # the ranks say what there is to say
+    finally:
+        for process in processes.values():
+            process.close()
+    return {process.code() for process in processes.values()}

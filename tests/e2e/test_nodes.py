@@ -1,0 +1,142 @@
+"""Ranks on two machines: the text of one, what happens when a rank is gone, and what is said when the
+machines do not fit together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from support.nodes import Machines, free_address, two_machines
+from support.server_process import ServerProcess, check_ended, until
+
+from nextn.llm import LLM
+from nextn.ops.cpu.library import NoLibrary, library
+from nextn.request import SamplingParams
+
+PROMPT = "def read(path):\n"
+BODY = {"prompt": PROMPT, "max_tokens": 48, "temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def native() -> None:
+    try:
+        library()
+    except NoLibrary as e:
+        pytest.skip(f"no native kernels: {e}")
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    params = SamplingParams(max_tokens=48, temperature=0.0, ignore_eos=True)
+    return LLM(speculative_num_steps=0, threads=1).generate([PROMPT], params)[0].text
+
+
+@pytest.fixture
+def machines() -> Iterator[Machines]:
+    with two_machines() as made:
+        yield made
+
+
+def node(rank: int, address: str, *options: str, prefix: tuple[str, ...] | list[str] = ()) -> ServerProcess:
+    words = ("-m", "nextn", "serve", "--port", "0", "--tp-size", "2", "--threads", "1", "--nnodes", "2")
+    where = ("--node-rank", str(rank), "--dist-init-addr", address, "--step-cost-cache", "off")
+    return ServerProcess([*words, *where, *options], prefix=prefix)
+
+
+def completion(server: ServerProcess) -> str:
+    answer = httpx.post(server.url + "/v1/completions", json=BODY, timeout=60)
+    return str(answer.json()["choices"][0]["text"]) if answer.status_code == 200 else ""
+
+
+def healthy(server: ServerProcess) -> bool:
+    return httpx.get(server.url + "/health", timeout=10).status_code == 200
+
+
+def ranks_of(other: ServerProcess) -> list[int]:
+    """Rank processes of a node."""
+    found = []
+    for pid in other.session():
+        if b"nextn.engine.tensor_rank" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            found.append(pid)
+    return found
+
+
+def test_two_machines_serve_the_text_of_one(machines: Machines, text: str) -> None:
+    """And again after a rank was killed, or stopped, on either machine. They end together."""
+    other = node(1, machines.address, prefix=machines.other)
+    with node(0, machines.address) as server:
+        try:
+            assert completion(server) == text
+            metrics = server.metrics()
+            assert metrics["nextn:rank_wait_seconds_total"] > 0
+            for how, where in ((signal.SIGKILL, other), (signal.SIGSTOP, other), (signal.SIGKILL, server)):
+                gone = server.engine_pid() if where is server else ranks_of(other)[0]
+                os.kill(gone, how)
+                until(lambda: not healthy(server), 60)
+                until(lambda: healthy(server), 60)
+                assert completion(server) == text
+                assert gone not in where.session()
+            server.process.terminate()
+            check_ended(server, 0)
+            assert other.wait(60) == 0
+            assert other.session() == []
+            assert any("the engine has ended" in line for line in other.stderr)
+        finally:
+            other.kill()
+
+
+def test_machines_that_do_not_fit() -> None:
+    """One error on each, and nothing is left."""
+    address, said = free_address(), "--page-size is 16 on rank 0 and 32 on rank 1: all ranks need the same"
+    other, server = node(1, address, "--page-size", "32"), node(0, address)
+    try:
+        for each, code in ((other, 1), (server, 2)):
+            assert each.wait(90) == code
+            assert len([line for line in each.stderr if said in line]) == 1, each.stderr
+            assert not any("Traceback" in line for line in each.stderr)
+            assert each.session() == []
+    finally:
+        server.kill()
+        other.kill()
+
+
+def test_a_machine_that_never_comes() -> None:
+    server = node(0, free_address(), "--dist-timeout", "3")
+    assert server.wait(60) == 2
+    [said] = [line for line in server.stderr if "waited 3 s for rank 1 of 2" in line]
+    assert "--dist-timeout" in said
+    assert server.session() == []
+
+
+def test_torchrun(text: str) -> None:
+    words = ("-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-endpoint", free_address())
+    options = ("--port", "0", "--threads", "1", "--step-cost-cache", "off")
+    with ServerProcess([*words, "-m", "nextn", "serve", *options]) as server:
+        assert completion(server) == text
+        server.interrupt()
+        server.wait(60)
+        until(lambda: server.session() == [], 30)
+
+
+def test_a_node_needs_serve() -> None:
+    words = [
+        "generate",
+        "--nnodes",
+        "2",
+        "--node-rank",
+        "1",
+        "--tp-size",
+        "2",
+        "--dist-init-addr",
+        "a:1",
+        "x",
+    ]
+    done = subprocess.run([sys.executable, "-m", "nextn", *words], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "--node-rank 1: only nextn serve runs the ranks of other nodes" in done.stderr

@@ -1,0 +1,135 @@
+"""Replicas of the embedded model, each one process or two ranks: texts, log-probabilities and acceptance are
+those of one engine, wherever a request goes, and whoever dies beside it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from support.native_kernels import built_levels
+from support.processes import family, runs
+from support.server_process import ServerProcess, check_ended, in_background, until
+from support.two_replicas import by_rank, health, post, prompt_tokens
+
+from nextn.bench.prompts import heldout_prompts
+
+SERVE = (
+    "-m", "nextn", "serve", "--port", "0", "--device", "cpu", "--threads", "1", "--kv-cache-tokens", "4096",
+    "--speculative-eagle-topk", "2", "--check-integrity",
+)  # fmt: skip
+DRAFTS: dict[str, Any] = {"off": False, "auto": None, "trees": {"num_steps": 3}}  # `speculative` of a request
+LONG = {"prompt": heldout_prompts(1)[0], "max_tokens": 500, "temperature": 0, "ignore_eos": True}
+
+Answers = list[tuple[list[Any], dict[str, Any] | None]]
+
+
+def answers(server: ServerProcess, **routed: int) -> Answers:
+    """Choices and, where that does not depend on how fast the engine is, what was drafted; greedy and seeded,
+    with empty caches."""
+    assert post(server, "/flush_cache").status_code == 200
+    found: Answers = []
+    for drafts, speculative in DRAFTS.items():
+        for temperature in (0, 1):
+            body = {"prompt": heldout_prompts(4), "max_tokens": 24, "temperature": temperature, "seed": 7}
+            body |= {"logprobs": 2, "speculative": speculative, "return_spec_tokens_details": True}
+            answer = post(server, **body, **routed).json()
+            spec = None if drafts == "auto" else answer["usage"]["spec_details"]
+            found.append((answer["choices"], spec))
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected() -> Answers:
+    with ServerProcess(SERVE) as one:
+        assert one.metrics()["nextn:rank_wait_seconds_total"] == 0
+        return answers(one)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[ServerProcess]:
+    yield from served("--dp-size", "2")
+
+
+@pytest.fixture(scope="module")
+def pair_of_ranks() -> Iterator[ServerProcess]:
+    if not built_levels():
+        pytest.skip("no native kernels")
+    yield from served("--dp-size", "2", "--tp-size", "2")
+
+
+def served(*options: str) -> Iterator[ServerProcess]:
+    """At the end no process is left."""
+    with ServerProcess([*SERVE, *options]) as server:
+        yield server
+        server.process.terminate()
+        check_ended(server, 0)
+
+
+@pytest.fixture(params=["pair", "pair_of_ranks"])
+def replicas(request: pytest.FixtureRequest) -> ServerProcess:
+    found = request.getfixturevalue(request.param)
+    assert isinstance(found, ServerProcess)
+    return found
+
+
+def test_answers_are_those_of_one_engine(replicas: ServerProcess, expected: Answers) -> None:
+    drafted = [spec["accepted"] for _, spec in expected if spec is not None]
+    assert not any(map(sum, drafted[:2]))
+    assert all(map(sum, drafted[2:]))
+    assert answers(replicas) == expected
+    assert answers(replicas, routed_dp_rank=0) == answers(replicas, routed_dp_rank=1) == expected
+
+
+def test_a_beginning_that_is_found_again(replicas: ServerProcess) -> None:
+    """With `prefix`, the default, on the replica that knows it; the answer is the same."""
+    assert post(replicas, "/flush_cache").status_code == 200
+    prefixes = [f"# {letter * 9}\n" + f"def {letter}(x):\n    return x\n\n\n" * 10 for letter in "abcd"]
+    before = prompt_tokens(replicas)
+    cached, shown = [], []
+    for again in (0, 1, 1):
+        for prefix in prefixes:
+            answer = post(
+                replicas, prompt=f"{prefix}# {again}\n", max_tokens=6, temperature=0, logprobs=2
+            ).json()
+            cached.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+            shown.append(answer["choices"])
+    assert max(cached[:4]) < 32
+    assert min(cached[4:]) >= 64
+    assert shown[4:8] == shown[8:]
+    assert all(now > was for was, now in zip(before, prompt_tokens(replicas), strict=True))
+
+
+def test_what_a_server_says_of_ranks_in_replicas(pair_of_ranks: ServerProcess) -> None:
+    assert all(seconds > 0 for seconds in by_rank(pair_of_ranks, "nextn:rank_wait_seconds_total"))
+    info = httpx.get(pair_of_ranks.url + "/server_info").json()
+    assert (info["dp_size"], info["tp_size"]) == (2, 2)
+    assert [len(pair_of_ranks.tensor_ranks(engine)) for engine in pair_of_ranks.engine_pids()] == [1, 1]
+
+
+def test_a_rank_of_a_replica_is_killed(pair_of_ranks: ServerProcess) -> None:
+    """Requests of its replica fail, streams of the other do not notice, and nothing is left of it."""
+    server = pair_of_ranks
+    text = post(server, **LONG, routed_dp_rank=0).json()["choices"][0]["text"]
+    engine = server.engine_pids()[1]
+    dead, (rank,) = family(engine), server.tensor_ranks(engine)
+    failed: list[httpx.Response] = []
+    with httpx.stream(
+        "POST", server.url + "/v1/completions", json=LONG | {"stream": True, "routed_dp_rank": 0}, timeout=60
+    ) as stream:
+        events = (json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: {"))
+        said = next(events)["choices"][0]["text"]
+        (other,) = in_background(lambda: failed.append(post(server, **LONG, routed_dp_rank=1)))
+        until(lambda: by_rank(server, "nextn:num_running_reqs") == [1, 1])
+        os.kill(rank, signal.SIGKILL)
+        other.join()
+        assert (failed[0].status_code, failed[0].json()["error"]["code"]) == (500, "engine_dead")
+        assert said + "".join(event["choices"][0]["text"] for event in events) == text
+    until(lambda: health(server) == (200, {"status": "ok"}), seconds=60)
+    until(lambda: not any(map(runs, dead)))
+    assert by_rank(server, "nextn:engine_restarts_total") == [0, 1]
+    assert post(server, **LONG, routed_dp_rank=1).json()["choices"][0]["text"] == text

@@ -1,0 +1,25 @@
+"""Short requests for an engine of a test's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nextn.engine.engine import Engine
+from nextn.request import Request, SamplingParams
+
+
+def request(rid: str, tokens: int = 12) -> Request:
+    return Request(rid, [5, 6, 7], SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True))
+
+
+def run(engine: Engine) -> list[int]:
+    """The tokens of all requests, as they come."""
+    tokens: list[int] = []
+    while engine.has_work():
+        for out in engine.step():
+            tokens += out.tokens
+    return tokens
+
+
+def executor_of(engine: Engine) -> Any:
+    return engine._executor

@@ -1,0 +1,54 @@
+"""What ranks on several machines must have alike, and what may differ."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.native_kernels import built_levels
+
+from nextn.config import EngineConfig, model_folder
+from nextn.engine.facts import digest, facts
+
+CONFIG = EngineConfig(tp_size=2, nnodes=2, dist_init_addr="127.0.0.1:5000")
+
+
+def test_what_may_differ() -> None:
+    other = replace(CONFIG, node_rank=1, threads=3, numa="off", dist_init_addr="node0:5000", dist_timeout=9.0)
+    assert facts(CONFIG) == facts(other)
+
+
+@pytest.mark.parametrize("change", [{"page_size": 32}, {"tp_size": 4}, {"speculative_num_steps": 2}])
+def test_what_may_not(change: dict[str, int]) -> None:
+    (name,) = change
+    ours, theirs = facts(CONFIG), facts(replace(CONFIG, **change))  # type: ignore[arg-type]
+    assert {key for key in ours if ours[key] != theirs[key]} == {"--" + name.replace("_", "-")}
+
+
+def test_the_level_of_the_kernels_is_what_counts() -> None:
+    if len(built := built_levels()) < 2:
+        pytest.skip("one level of native kernels")
+    assert facts(replace(CONFIG, cpu_isa=built[-1])) == facts(CONFIG)
+    differing = facts(replace(CONFIG, cpu_isa=built[0])).items() - facts(CONFIG).items()
+    assert differing == {("the kernels' level (--cpu-isa)", built[0])}
+
+
+def test_a_model_that_is_not_there() -> None:
+    with pytest.raises(ValueError, match="/no/such/model: there is no such file or folder on this machine"):
+        facts(replace(CONFIG, model_path="/no/such/model"))
+
+
+def test_a_model_is_known_by_what_is_in_it(tmp_path: Path) -> None:
+    folder = model_folder(CONFIG.model_path)
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    assert digest(copy) == digest(folder)
+    (copy / "tokenizer_config.json").write_text("{}")
+    assert digest(copy) == digest(folder), "ranks see no text"
+    weights = next(copy.glob("*.safetensors"))
+    data = bytearray(weights.read_bytes())
+    data[len(data) // 2] ^= 1
+    weights.write_bytes(data)
+    assert digest(copy) != digest(folder)
