@@ -35,7 +35,7 @@ class Placement:
     Raises ValueError for an expert without a slot, and for a number that is no expert.
     """
 
-    physical: Ints
+    physical: NDArray[Any]  # int32
     experts: int
 
     def __post_init__(self) -> None:
