@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support import markdown
 
 from nextn.bench.expert_plot import shard_load_maps
 from nextn.cli import main
@@ -92,3 +94,16 @@ def test_no_dump(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["eplb", "x.json"])
     assert "--ep-size" in capsys.readouterr().err
+
+
+def test_the_example_of_the_docs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[3] / "docs" / "eplb.md").read_text(encoding="utf-8")
+    (_, counts), (_, session), (_, placement) = markdown.code_blocks(page)
+    command, _, shown = session.partition("\n")
+    Path("counts.json").write_text(counts)
+    assert main(shlex.split(command)[2:]) == 0
+    assert capsys.readouterr().out.strip() == shown.strip()
+    assert json.loads(Path("experts.json").read_text()) == json.loads(placement)
