@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class ExpertShare:
-    """rank, size: among all ranks. shards: it divides size. placement: of all layers of the target, the dense
-    ones too. most_replicas: of one expert, in any placement to come."""
+    """rank, size: among all ranks. shards: it divides size. placement: of all layers with routed experts, of
+    which `first_layer` is the first. most_replicas: of one expert, in any placement to come."""
 
     rank: int
     size: int
     shards: int
     placement: Placement
     most_replicas: int
+    first_layer: int = 0
 
     def __post_init__(self) -> None:
         physical = self.placement.physical.shape[1]
@@ -58,12 +59,12 @@ class ExpertShare:
 
     def held(self, layer: int) -> np.ndarray:
         """Which expert each of its own physical ones is."""
-        return self.placement.physical[layer, self.own.start : self.own.stop]
+        return self.placement.physical[layer - self.first_layer, self.own.start : self.own.stop]
 
 
 class ExpertTable:
-    """What the kernels know of one layer's experts: arrays that they read while steps run, and change only
-    between them.
+    """What the kernels know of one layer's experts: arrays that they read while steps run; they change only
+    between steps.
 
     replicas [experts, most_replicas] int32: physical ones of each. count [experts] int32: how many. chosen
     [experts] int64: how often rows of this group chose each, counted up."""
@@ -74,10 +75,10 @@ class ExpertTable:
         self.replicas = np.zeros((experts, share.most_replicas), np.int32)
         self.count = np.zeros(experts, np.int32)
         self.chosen = np.zeros(experts, np.int64)
-        self.take(share.placement, layer)
+        self.take(share.placement, layer - share.first_layer)
 
-    def take(self, placement: Placement, layer: int) -> None:
-        """From now on experts are where the placement says."""
-        logical = placement.logical[layer]
+    def take(self, placement: Placement, row: int) -> None:
+        """From now on experts are where this row of the placement says."""
+        logical = placement.logical[row]
         self.replicas[:, : logical.shape[1]] = logical
-        self.count[:] = placement.replicas[layer]
+        self.count[:] = placement.replicas[row]

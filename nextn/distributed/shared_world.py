@@ -38,7 +38,7 @@ class SharedWorld:
     ) -> None:
         self.share, self.groups, self.most_rows = share, groups, most_rows
         self.group = share.rank * groups // share.size
-        self.reason = ""
+        self.reason, self.busy = "", False  # busy: had anybody rows in the last step?
         self._memory, self._header = memory, memory.mapped(HEADER)
         self._arrays: Any = None
         spins = SPINS if threads <= usable_cores() else FEW_SPINS
@@ -60,7 +60,9 @@ class SharedWorld:
         may compute anything. Raises PeerGone."""
         if library().nx_world_step(byref(self._struct), rows, rest, two):
             raise self.gone()
-        return sum(sum(lane[: self.groups]) for lane in self._struct.rows)
+        rows = sum(sum(lane[: self.groups]) for lane in self._struct.rows)
+        self.busy = rows > 0
+        return rows
 
     def give_up(self, reason: str) -> None:
         """Nobody waits any more: a rank is gone."""
@@ -86,6 +88,6 @@ class SharedWorld:
         struct.pack_into("q", self._header, at, count + 1)
 
     def beats(self) -> Mapping[int, int | None]:
-        """Of the other groups."""
+        """Of the other groups that have begun to."""
         counts = struct.unpack_from(f"{self.groups}q", self._header, BEATS)
-        return {group: count for group, count in enumerate(counts) if group != self.group}
+        return {group: count for group, count in enumerate(counts) if count and group != self.group}

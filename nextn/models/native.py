@@ -83,7 +83,7 @@ class NativeDeepseekV3:
         rank, size = (ranks.rank, ranks.size) if ranks else (0, 1)
         share = None if world is None else world.share
         self.weights = w = NativeWeights(cfg, nextn_layers, quantize, fp8, drafting, rank, size, share)
-        self.place, self._ranks, self._world = w.place, ranks, world
+        self.place, self._ranks, self.world = w.place, ranks, world
         heads = w.part(cfg.num_attention_heads, 1)
         self._tables = rotary_tables(cfg, cfg.max_position_embeddings, self.device)
         self._model = Model(
@@ -114,7 +114,7 @@ class NativeDeepseekV3:
         return PackedBatch(spans, page_size)
 
     def forward(self, batch: PackedBatch, pool: KVPool) -> Tensor:
-        most = self._world or self._ranks
+        most = self.world or self._ranks
         assert most is None or batch.rows <= most.most_rows, "more than their arrays hold"
         out = self._room("forward", batch.rows, self.config.hidden_size)
         self._call(self._kernels.nx_forward, self._on(pool), native_batch(batch), out.data_ptr())
@@ -188,7 +188,7 @@ class NativeDeepseekV3:
 
     def _call(self, function: Callable[..., int], *arguments: object) -> None:
         if function(*arguments):
-            peers = self._world or self._ranks
+            peers = self.world or self._ranks
             assert peers is not None
             raise peers.gone()
 
@@ -206,8 +206,8 @@ class NativeDeepseekV3:
             self._pool = pool
             self._model.cache, self._model.page = pool.data.data_ptr(), pool.page_size
             self._model.layer_elements = pool.data.stride(0)
-            if self._world is not None:  # first: then there are arrays for two halves
-                self._model.world = self._world.shared_by(self._model, len(self.weights.layers))
+            if self.world is not None:  # first: then there are arrays for two halves
+                self._model.world = self.world.shared_by(self._model, len(self.weights.layers))
             if self._ranks is not None:
                 self._model.ranks = self._ranks.shared_by(self._model, len(self.weights.layers))
             self._engine = self._kernels.nx_engine_new(self._model, self.threads, len(self.weights.layers))
