@@ -11,7 +11,7 @@ import sys
 from multiprocessing.connection import Connection
 
 from nextn.distributed.life import how_it_ended
-from nextn.distributed.shared import Memory
+from nextn.distributed.memory import Memory
 
 END_SECONDS = 2.0  # for a rank to end by itself; then it is killed
 
