@@ -265,13 +265,20 @@ def master(line: Line, name: str, value: str) -> list[str]:
 
 
 def master_node_addr(line: Line, name: str, value: str) -> list[str]:
-    """xLLM's, whose --nnodes counts devices: each rank is a node of its own."""
+    """xLLM's, whose --nnodes counts devices: each rank is a node of its own. Its --dp-size are groups of them
+    for attention."""
     nodes = line.given(NODES)
     if set(nodes) <= {"1"}:
         note(line.notes, "one machine looks for nobody", f"{name} {value}")
         return []
     sizes = ("--tp-size", "--tp", "--tensor-parallel-size")
-    return ["--dist-init-addr", value, *(() if line.given(sizes) else ("--tp-size", nodes[-1]))]
+    groups = REPLICAS[0] in line.known and set(line.given(REPLICAS)) - {"1"}
+    return [
+        "--dist-init-addr",
+        value,
+        *(() if line.given(sizes) else ("--tp-size", nodes[-1])),
+        *(("--enable-dp-attention",) if groups else ()),
+    ]
 
 
 def eplb_config(line: Line, name: str, value: str) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 from nextn.distributed.life import how_it_ended
-from nextn.distributed.shared import Memory
+from nextn.distributed.memory import Memory
 
 END_SECONDS = 2.0  # for a rank to end by itself; then it is killed
 

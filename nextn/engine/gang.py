@@ -15,13 +15,14 @@ from multiprocessing.connection import Connection
 
 from nextn.config import EngineConfig, usable_cores
 from nextn.distributed.group import PeerGone
+from nextn.distributed.memory import Memory
 from nextn.distributed.mesh import MeshRanks
 from nextn.distributed.numa import pin
 from nextn.distributed.process import RankProcess
 from nextn.distributed.ranks import Ranks
 from nextn.distributed.ray_ranks import RayRanks
 from nextn.distributed.rendezvous import Host, Met
-from nextn.distributed.shared import Memory, SharedRanks
+from nextn.distributed.shared import SharedRanks
 from nextn.distributed.wire import GONE, Ended, cut, send
 from nextn.draft import MAX_DRAFTS, draft_window
 from nextn.engine.facts import facts

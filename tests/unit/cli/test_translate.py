@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from nextn.cli.errors import CommandError
 from nextn.cli.options import add_model, add_options, parse
 from nextn.cli.parser import Parser, dashed
 from nextn.cli.translate import translate
@@ -270,6 +271,15 @@ def test_several_machines(words: str, size: int, nodes: int, rank: int, address:
         address,
     )
     assert note == ""
+
+
+def test_xllms_groups() -> None:
+    """Its --dp_size is of attention. (On several machines they are refused.)"""
+    line = ["--nnodes=4", "--node_rank=1", "--master_node_addr=a:9", "--dp_size=2", "--ep_size=4"]
+    with pytest.raises(
+        CommandError, match="--enable-dp-attention with --dp-size 2 and --nnodes 4: all groups"
+    ):
+        read(*line)
 
 
 def test_one_machine_looks_for_nobody() -> None:
