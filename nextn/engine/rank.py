@@ -10,6 +10,7 @@ import torch
 
 from nextn.config import EngineConfig, usable_cores
 from nextn.distributed.ranks import Ranks
+from nextn.engine.balance import Balancer
 from nextn.engine.executor import ExecutorInfo
 from nextn.engine.memory import CPU_KV_TOKENS
 from nextn.engine.model import make_model
@@ -59,7 +60,10 @@ def make_runner(config: EngineConfig, ranks: Ranks | None = None, seat: Seat | N
     info = _info(config, model, pool, nextn_layers, drafter, kernels, isa, seconds)
     chooser = model if ranks is not None and isinstance(model, Chooser) else None
     world = model.world if isinstance(model, NativeDeepseekV3) else None
-    return Runner(info, model, pool, drafter, choose, speculation.simulated, chooser, world)
+    balancer = None
+    if config.enable_eplb and world is not None and isinstance(model, NativeDeepseekV3):
+        balancer = Balancer(config, world, model)
+    return Runner(info, model, pool, drafter, choose, speculation.simulated, chooser, world, balancer)
 
 
 def _info(

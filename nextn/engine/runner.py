@@ -11,6 +11,7 @@ from nextn.cutoff import Cutoff
 from nextn.distributed.shared_world import SharedWorld
 from nextn.draft import NO_DRAFT
 from nextn.engine import logprobs as logprobs_of
+from nextn.engine.balance import Balancer
 from nextn.engine.executor import ExecutorInfo, Ran
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
@@ -45,10 +46,12 @@ class Runner:
         accept_length: float | None = None,
         chooser: Chooser | None = None,
         world: SharedWorld | None = None,
+        balancer: Balancer | None = None,
     ) -> None:
         """draw: what chooses among logits; a backend may bring its own. accept_length: simulated. chooser:
-        the model, where a token costs it less than logits do. world: of those that share experts with it."""
-        self.world = world
+        the model, where a token costs it less than logits do. world: of those that share experts with it.
+        balancer: moves those experts while the engine serves."""
+        self.world, self.balancer = world, balancer
         self.info, self.model, self.pool, self.drafter = info, model, pool, drafter
         self.chooser = chooser
         self.verifier = Verifier(draw, accept_length)
@@ -80,9 +83,9 @@ class Runner:
             if not self.world.step(sum(len(span.tokens) for span in spans)):
                 return StepResult([])
             if not spans:  # the others have rows for this one's experts
-                self.model.forward(self.model.batch([], self.pool.page_size), self.pool)
+                self._forward([])
                 return StepResult([])
-        hidden = self.model.forward(self.model.batch(spans, self.pool.page_size), self.pool)
+        hidden = self._forward(spans)
         verified, raw = self._verify(hidden, states)
         verified = [
             v if r.grammar is None or not r.chooses else grammatical(r.grammar, v)
@@ -116,6 +119,13 @@ class Runner:
             )
         work = StepWork(rows, made.extended, tuple(made.passes), decoding, nodes, context)
         return StepResult(results, work)
+
+    def _forward(self, spans: Sequence[Span]) -> Tensor:
+        """Through the target. Experts move right after it: there all ranks are between the same two steps."""
+        hidden = self.model.forward(self.model.batch(spans, self.pool.page_size), self.pool)
+        if self.balancer is not None:
+            self.balancer.stepped()
+        return hidden
 
     def _state(self, span: SpanPlan, cutoff: Cutoff | None) -> RequestState:
         """The request of a span of the plan, about to go on as planned."""
