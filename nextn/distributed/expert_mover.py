@@ -7,7 +7,7 @@ memory: sources write, all meet, destinations read, all meet. Within a shard it 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,26 +26,20 @@ Bytes = NDArray[np.uint8]
 
 class ExpertMover:
     """tables: this rank's, of layers. staging: bytes; there is always room for one expert. To be made after a
-    step, by all ranks.
-
-    Raises ValueError on all of them if an expert has other formats on one shard than on another: then it
-    cannot move. Raises PeerGone.
-    """
+    step, by all ranks. Raises PeerGone."""
 
     def __init__(
         self,
         world: SharedWorld,
-        tables: Mapping[int, ExpertTable],
+        tables: Sequence[ExpertTable],
         exchange: Exchange,
         staging: int = STAGING,
     ) -> None:
         self._world, self._share = world, world.share
         self._own = self._share.own
-        formats = np.array([_format(table) for table in tables.values()])
-        of_all = exchange.of_all(formats).reshape(self._share.shards, self._share.slices, *formats.shape)
-        if (of_all != of_all[:1]).any():
-            raise ValueError("experts of a layer are stored in different formats")
-        self._each = -(-int(of_all[..., 0].max()) // LINE) * LINE  # bytes of a slice
+        largest = max(sum(map(len, self._parts(table, self._own.start))) for table in tables)
+        largest = int(exchange.of_all(np.array(largest)).max())  # slices may differ
+        self._each = -(-largest // LINE) * LINE
         self._most = max(1, staging // (self._each * self._share.slices))  # experts in a round
         self._staging = world.area(self._most * self._share.slices * self._each)
 
@@ -108,13 +102,6 @@ class ExpertMover:
         """Where the i-th expert of a round is staged: this rank's slice of it."""
         at = (i * self._share.slices + self._share.slice) * self._each
         return self._staging[at : at + self._each]
-
-
-def _format(table: ExpertTable) -> list[int]:
-    """Bytes of an expert, and how they are to be read."""
-    gate_up, down = table.gate_up, table.down
-    size = sum(len(part) for weight in (gate_up, down) for part in weight.member(0))
-    return [size, gate_up.kind, gate_up.block, down.kind, down.block]
 
 
 def _copy(parts: Iterable[Bytes], to: Bytes) -> None:

@@ -56,15 +56,19 @@ class Balancer:
 
     def _look(self) -> None:
         placement, shards, dynamic = self._share.placement, self._share.shards, self._world.dynamic
-        counts = self._rows()
+        if self._exchange is None:
+            self._exchange = Exchange(self._world, self._last.nbytes)
+        counts = self._rows(self._exchange)
         found = utilisation_of(dispatched(counts, placement, shards, dynamic))
         self.imbalance = float((1 / found).mean())
-        if found.mean() >= self._threshold or not self._can_move():
+        if found.mean() >= self._threshold:
             return
         self._target = self._plan(placement, counts, shards, dynamic)
         self._left += [(row, some) for row, some in enumerate(moves(placement, self._target, shards)) if some]
         if not self._left:
             return
+        if self._mover is None:
+            self._mover = ExpertMover(self._world, self._tables, self._exchange)
         self.rebalancings += 1
         if self._share.rank == 0:
             after = utilisation_of(dispatched(counts, self._target, shards, dynamic))
@@ -74,27 +78,13 @@ class Balancer:
             )  # fmt: skip
         self._move()
 
-    def _rows(self) -> Counts:
+    def _rows(self, exchange: Exchange) -> Counts:
         """[groups, layers, experts]: since the last look. A group's first rank counts for all of it."""
         now = self._model.expert_counts()[0]
-        if self._exchange is None:
-            self._exchange = Exchange(self._world, max(now.nbytes, 64 * len(now)))
-        found = self._exchange.of_all(now - self._last)
+        found = exchange.of_all(now - self._last)
         self._last = now
         counts: Counts = found.reshape(self._world.groups, -1, *now.shape).sum(axis=1)
         return counts
-
-    def _can_move(self) -> bool:
-        if self._mover is None:
-            assert self._exchange is not None
-            tables = self._model.weights.tables
-            try:
-                self._mover = ExpertMover(self._world, tables, self._exchange)
-            except ValueError as e:
-                log.warning("--enable-eplb: no expert can move: %s", e)
-                self._threshold = 0.0
-                return False
-        return True
 
     def _move(self) -> None:
         """Those of the next layers, as many as may move between two steps."""
