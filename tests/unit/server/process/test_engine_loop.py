@@ -41,8 +41,13 @@ class OneStepEngine:
     def abort(self, rid: str) -> bool:
         return False
 
+    wakes = None
+
     def has_work(self) -> bool:
         return bool(self.requests)
+
+    def must_step(self) -> bool:
+        return self.has_work()
 
     def check(self) -> None:
         pass
