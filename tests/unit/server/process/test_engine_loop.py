@@ -74,7 +74,7 @@ class Link:
     def send(self, message: Any) -> None:
         self.heard.append(message)
 
-    def receive(self, wait: bool, milliseconds: int) -> list[Any]:
+    def receive(self, wait: bool, milliseconds: int, wakes: object = None) -> list[Any]:
         time.sleep(0.001)
         return next(self.says)
 
