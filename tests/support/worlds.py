@@ -1,0 +1,72 @@
+"""Groups of a world, each with steps of its own, to compare with one device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from support.sharing import shared_model
+from torch import Tensor
+
+from nextn.kvcache.pool import KVPool
+from nextn.layers.batch import Span
+from nextn.layers.replicas import ExpertParallel
+
+PAGES = (list(range(1, 12)), list(range(12, 24)))
+Step = Sequence[Span] | None  # None: the group has nothing to do
+
+
+def group_steps(group: int) -> list[Step]:
+    """Prompts, chunks, single tokens and a tree, in another order in each group. Rows that are 0, 1, or fewer
+    than the group's ranks, and a step in which no group has any."""
+    one, two = PAGES
+    busy: list[Step] = [
+        [Span([(7 * i + group) % 47 for i in range(5 + 3 * group)], 0, one)],
+        [Span([1, 2, 3], 5 + 3 * group, one), Span([(3 * i + group) % 41 for i in range(19)], 0, two)],
+        [Span([2 + group], 8 + 3 * group, one), Span([3] * 4, 19, two, [[0], [0, 1], [0, 2], [0, 2, 3]])],
+        [Span([group], 9 + 3 * group, one)],
+    ]
+    for at in {0: (2,), 1: (0, 3), 2: (), 3: (1, 2, 3)}[group % 4]:
+        busy.insert(at, None)
+    return [*busy, *[None] * (8 - len(busy))]
+
+
+@torch.inference_mode()
+def run_steps(model: Any, steps: Sequence[Step], page_size: int = 4) -> list[Tensor]:
+    """Hidden states, logits and drafts of each step, and the cache."""
+    cfg = model.config
+    layers = cfg.num_hidden_layers + model.nextn_layers
+    pool = KVPool(layers, 25, page_size, model.cache_layout, model.dtype, model.device)
+    found: list[Tensor] = []
+    for spans in steps:
+        if spans is None:
+            if model.world is not None:
+                model.idle()
+            continue
+        rows = sum(len(span.tokens) for span in spans)
+        hidden = model.forward(model.batch(spans, page_size), pool)
+        drafted = model.draft(model.batch(spans, page_size), hidden.clone(), pool)
+        outs = (hidden, model.logits(hidden), drafted, model.draft_logits(drafted))
+        found += [out[:rows].clone() for out in outs]
+    return [*found, pool.data[:, page_size:]]  # page 0 is for padding
+
+
+def placed(config: Mapping[str, Any], spare: int, seed: int | None = None) -> NDArray[np.int32]:
+    """A placement of the config's experts and so many replicas: expert p % experts in slot p, or at random."""
+    experts, layers = (
+        config["n_routed_experts"],
+        config["num_hidden_layers"] - config["first_k_dense_replace"],
+    )
+    found = np.tile(np.arange(experts + spare, dtype=np.int32) % experts, (layers, 1))
+    return found if seed is None else np.random.default_rng(seed).permuted(found, axis=1)
+
+
+def world_model(
+    config: Mapping[str, Any], world: Any, phy2log: NDArray[np.int32] | None = None, static: bool = False,
+    **options: Any,
+) -> Any:  # fmt: skip
+    """As `shared_model`, of one rank."""
+    return shared_model(config, world.attention, experts=ExpertParallel(world, phy2log, static), **options)
