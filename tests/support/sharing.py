@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -113,3 +114,11 @@ def same(found: Sequence[Tensor], want: Sequence[Tensor]) -> None:
     for i, (a, b) in enumerate(zip(found, want, strict=True)):
         assert a.dtype == b.dtype
         assert torch.equal(a, b), (i, (a != b).float().mean())
+
+
+def tensors_hash(found: Sequence[Tensor]) -> str:
+    """Of their bits."""
+    digest = hashlib.sha256()
+    for tensor in found:
+        digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

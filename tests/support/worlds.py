@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from support.sharing import shared_model
+from support.sharing import CONFIG, shared_model, tensors_hash
 from torch import Tensor
 
 from nextn.kvcache.pool import KVPool
@@ -55,11 +55,9 @@ def run_steps(model: Any, steps: Sequence[Step], page_size: int = 4) -> list[Ten
 
 
 def placed(config: Mapping[str, Any], spare: int, seed: int | None = None) -> NDArray[np.int32]:
-    """A placement of the config's experts and so many replicas: expert p % experts in slot p, or at random."""
-    experts, layers = (
-        config["n_routed_experts"],
-        config["num_hidden_layers"] - config["first_k_dense_replace"],
-    )
+    """A placement of the config's experts and so many replicas: expert p % experts in slot p, or shuffled."""
+    experts = config["n_routed_experts"]
+    layers = config["num_hidden_layers"] - config["first_k_dense_replace"]
     found = np.tile(np.arange(experts + spare, dtype=np.int32) % experts, (layers, 1))
     return found if seed is None else np.random.default_rng(seed).permuted(found, axis=1)
 
@@ -70,3 +68,11 @@ def world_model(
 ) -> Any:  # fmt: skip
     """As `shared_model`, of one rank."""
     return shared_model(config, world.attention, experts=ExpertParallel(world, phy2log, static), **options)
+
+
+def group_hash(group: int, world: Any, device: str, ops: str, dtype: str) -> str:
+    """Of what a group's steps give: in a world, or on one device."""
+    options = {"dtype": getattr(torch, dtype), "device": device, "ops": ops}
+    alone = world is None
+    model = shared_model(CONFIG, **options) if alone else world_model(CONFIG, world, **options)
+    return tensors_hash(run_steps(model, group_steps(group)))

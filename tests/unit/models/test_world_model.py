@@ -18,6 +18,8 @@ from torch import Tensor
 
 from nextn.distributed.thread_world import ThreadWorld, run_world
 from nextn.families.config import ModelConfig
+from nextn.kvcache.pool import KVPool
+from nextn.layers.batch import Span
 from nextn.layers.expert_parallel import ParallelMoE
 from nextn.models.dummy import dummy_checkpoint
 from nextn.models.loader import load_checkpoint
@@ -89,3 +91,95 @@ def test_products_of_this_machine(world: tuple[int, int, int], dtype: torch.dtyp
 def test_a_placement_changes_no_bit(world: tuple[int, int, int], static: bool) -> None:
     for spare, seed in ((0, 1), (8, None), (8, 2), *(((2, 3),) if world[2] < 4 else ())):
         compare("exact", world, BF16, placed(SMALL, spare, seed), static)
+
+
+def test_drafts_are_a_group_s_own() -> None:
+    """NextN layers have all experts and exchange nothing: each group drafts as often as it wants."""
+
+    def steps(world: ThreadWorld) -> None:
+        model = world_model(SMALL, world, ops=ExactReference())
+        assert [len(layer.mlp.held) for layer in model.layers[1:]] == [2, 2]
+        assert [len(module.layer.mlp.held) for module in model.nextn] == [8]
+        pool = KVPool(4, 4, 4, model.cache_layout, model.dtype, model.device)
+        batch = model.batch([Span([1, 2, 3], 0, [1])], 4)
+        for _ in range(world.group):
+            model.draft(batch, torch.zeros(len(batch.tokens), 32), pool)
+
+    run_world(4, 4, 4, steps, timeout=20)
+
+
+def parts(config: dict[str, Any], sizes: tuple[int, int, int], spare: int) -> list[Any]:
+    """targets() and rows() of every rank's model, and how many experts its MoE layers hold."""
+    groups, ranks, shards = sizes
+
+    def made(world: ThreadWorld) -> tuple[dict[str, Tensor], dict[str, range], list[int]]:
+        model = world_model(config, world, placed(config, spare), ops=ExactReference())
+        for target in model.targets().values():
+            target.fill_(torch.nan)
+        layers = (layer.mlp for layer in model.layers)
+        return model.targets(), model.rows(), [len(m.held) for m in layers if isinstance(m, ParallelMoE)]
+
+    return run_world(groups * ranks, groups, shards, made)
+
+
+@pytest.mark.parametrize("sizes", [(2, 1, 2), (2, 2, 2), (4, 1, 4)], ids=str)
+def test_a_rank_reads_its_experts_only(tmp_path: Path, sizes: tuple[int, int, int]) -> None:
+    """And of these the rows of its slice, which may begin within a block of FP8."""
+    config = fp8_config({**SMALL, "moe_intermediate_size": 40}, 16)
+    cfg = ModelConfig.from_dict(config)
+    expected = expected_tensors(cfg, 1)
+    stored = quantize_tensors(random_tensors(expected, seed=5), block=16)
+    write_checkpoint(tmp_path, config, stored, shards=3)
+
+    def load(targets: dict[str, Tensor], rows: dict[str, range] | None = None) -> int:
+        def place(name: str, tensor: Tensor) -> None:
+            targets[name].copy_(tensor)
+
+        return load_checkpoint(
+            tmp_path, expected, place, quantization=cfg.quantization, dtype=F32,
+            shared=shared_tensors(cfg, 1), rows=rows,
+        ).bytes  # fmt: skip
+
+    whole = {name: torch.empty(shape) for name, shape in expected.items()}
+    everything = load(whole)
+    ranks = parts(config, sizes, spare=8 if sizes[2] == 4 else 0)
+    for targets, rows, counts in ranks:
+        assert counts == [8 // sizes[2] * (2 if sizes[2] == 4 else 1)] * 2
+        assert load(targets, rows) < 0.8 * everything
+        assert targets.keys() == expected.keys()
+        for name, tensor in whole.items():
+            own = rows.get(name, range(len(tensor)))
+            assert torch.equal(targets[name], tensor[own.start : own.stop]), name
+    for name in expected:
+        if ".experts." in name:
+            copies = sum(len(targets[name]) for targets, _, _ in ranks)
+            assert copies >= len(whole[name]), name
+
+
+def test_dummy_weights_are_parts_of_the_whole() -> None:
+    cfg = ModelConfig.from_dict(SMALL)
+    expected = expected_tensors(cfg, 1)
+    whole: dict[str, Tensor] = {}
+    dummy_checkpoint(cfg.names, expected, whole.__setitem__, 3, F32)
+    for targets, rows, _ in parts(SMALL, (2, 2, 2), 0):
+        dummy_checkpoint(
+            cfg.names, expected, lambda name, t, to=targets: to[name].copy_(t), 3, F32, rows=rows
+        )
+        for name, tensor in whole.items():
+            own = rows.get(name, range(len(tensor)))
+            assert torch.equal(targets[name], tensor[own.start : own.stop]), name
+
+
+@pytest.mark.parametrize(
+    ("phy2log", "said"),
+    [
+        (placed(SMALL, 1), "9 physical experts cannot be divided evenly among --ep-size 2 shards"),
+        (placed(SMALL, 0)[:1], r"a placement of shape \[1, 8\]: the model has 2 MoE layers"),
+        (placed(SMALL, 0) // 2, r"a placement must have each of the experts 0\.\.7"),
+        (placed({**SMALL, "n_routed_experts": 10}, 0), r"each of the experts 0\.\.7, and no others"),
+    ],
+    ids=["uneven", "layers", "missing", "too many"],
+)
+def test_placements_that_are_refused(phy2log: NDArray[np.int32], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        run_world(2, 2, 2, lambda world: world_model(SMALL, world, phy2log, ops=ExactReference()))
