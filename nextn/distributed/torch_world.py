@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from nextn.distributed.group import Alone, Group
 from nextn.distributed.torch_group import TorchGroup
 from nextn.distributed.world import Places, parts_of
 
@@ -25,7 +26,7 @@ class TorchWorld(Places):
     def __init__(self, ranks: TorchGroup, groups: int, shards: int) -> None:
         super().__init__(ranks.rank, ranks.size, groups, shards)
         self._ranks = ranks
-        self.attention, self.peers = (ranks.part(parts_of(self.size, count)) for count in (groups, shards))
+        self.attention, self.peers = (_part(ranks, count) for count in (groups, shards))
 
     def rows(self, own: int) -> Sequence[int]:
         return self.by_group(self._numbers([own] * self.size))
@@ -48,3 +49,8 @@ class TorchWorld(Places):
         sent, ones = torch.tensor(own, dtype=torch.int64, device=device), [1] * self.size
         found: list[int] = self._ranks.exchange(sent, ones, ones).tolist()
         return found
+
+
+def _part(ranks: TorchGroup, count: int) -> Group:
+    """This rank's of `count` parts."""
+    return Alone() if count == ranks.size else ranks.part(parts_of(ranks.size, count))

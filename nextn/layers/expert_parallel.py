@@ -45,10 +45,7 @@ class ParallelMoE(MoE):
     def targets(self, prefix: str) -> dict[str, Tensor]:
         """As `MLP.targets`. Tensors of experts that other shards hold have no rows here."""
         found, names = super().targets(prefix), self.cfg.names
-        up, down = (
-            self.gate_up.new_empty(0, self.gate_up.shape[2]),
-            self.down.new_empty(0, self.down.shape[2]),
-        )
+        up, down = (weight.new_empty(0, weight.shape[2]) for weight in (self.gate_up, self.down))
         for e in self._elsewhere:
             at = prefix + names.expert_at(e)
             found |= {at + names.gate: up, at + names.up: up, at + names.down: down}
@@ -90,14 +87,14 @@ class ParallelMoE(MoE):
             rows = here.any(1)
             sent += [_pack(x[rows], place.where(here, -1)[rows])] * self.world.slices
         returned = iter(self.world.exchange(self._serve(self.world.exchange(sent))))
-        results: Tensor | None = None
+        found = []
         for here in chosen:
             count = int(here.sum())
             parts = [next(returned).view(count, len(own)) for own in self.returned.parts]
-            if results is None:
-                results = parts[0].new_empty(*ids.shape, self.returned.n)
-            results[here] = torch.cat(parts, dim=1)
-        assert results is not None
+            found.append(torch.cat(parts, dim=1))
+        results = found[0].new_empty(*ids.shape, self.returned.n)
+        for here, part in zip(chosen, found, strict=True):
+            results[here] = part
         return results
 
     def _serve(self, packed: Sequence[Tensor]) -> list[Tensor]:
@@ -119,5 +116,6 @@ def _pack(x: Tensor, ids: Tensor) -> Tensor:
 
 
 def _unpack(packed: Tensor, k: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    ids, x = packed.tensor_split([4 * k], dim=1)
-    return x.contiguous().view(dtype), ids.contiguous().view(torch.int32).long()
+    # Copies, which begin and end where any dtype can: also of one row, whose slice counts as contiguous.
+    ids, x = (t.clone(memory_format=torch.contiguous_format) for t in packed.tensor_split([4 * k], dim=1))
+    return x.view(dtype), ids.view(torch.int32).long()
