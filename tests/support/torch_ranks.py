@@ -81,7 +81,7 @@ def main(rank: int, size: int, address: str, backend: str, timeout: float, task:
             check_gathers(group, "cuda" if backend == "nccl" else "cpu")
             print("gathered")
         elif task[0] == "one":
-            from support.worlds import group_hash
+            from support.torch_worlds import group_hash
 
             print(group_hash(int(task[1]), None, *task[2:]))
         else:
@@ -94,7 +94,7 @@ def main(rank: int, size: int, address: str, backend: str, timeout: float, task:
 
 def world_task(ranks: TorchGroup, task: str, groups: str, shards: str, *options: str) -> None:
     from support.exchanges import check_exchanges
-    from support.worlds import group_hash
+    from support.torch_worlds import group_hash
 
     from nextn.distributed.torch_world import TorchWorld
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from support.checkpoints import quantize_tensors, random_tensors, tiny_config, write_checkpoint
 from support.draft_folders import fp8_config
 from support.sharing import CONFIG, ExactReference, same, shared_model
-from support.worlds import group_steps, placed, run_steps, world_model
+from support.torch_worlds import group_steps, placed, run_steps, world_model
 from torch import Tensor
 
 from nextn.distributed.thread_world import ThreadWorld, run_world
