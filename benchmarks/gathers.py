@@ -24,8 +24,9 @@ from depth_claims import positive, run_script
 from last_line import tell
 
 from nextn.bench.machine import this_machine
+from nextn.distributed.memory import Memory
 from nextn.distributed.mesh import MeshRanks
-from nextn.distributed.shared import Memory, SharedRanks
+from nextn.distributed.shared import SharedRanks
 from nextn.distributed.torch_group import TorchGroup
 
 WAYS = ("shared memory", "sockets", "Gloo")

@@ -1,11 +1,14 @@
 // A step of the model: rows through all decoder layers, or through a NextN module. One call, no allocation
 // once the buffers have grown to the largest batch.
 #pragma once
+#include <memory>
+
 #include "attention.h"
 #include "choose.h"
 #include "linear.h"
 #include "moe.h"
 #include "norm.h"
+#include "shared_experts.h"
 
 extern "C" {
 struct NxLayer {
@@ -43,6 +46,7 @@ struct NxModel {
     int64_t layer_elements;       // of the cache
     int32_t width, page;
     NxRanks* ranks;               // null: one
+    NxWorld* world;               // null: experts are not shared
 };
 
 // The layout of nextn/layers/batch.py, which has a worked example. Rows of span s: cu_rows[s] .. cu_rows[s + 1].
@@ -89,7 +93,8 @@ inline void copy_padded(const float* from, int n, float* to) {
 }
 
 struct Engine {
-    Pool pool;
+    const std::unique_ptr<Pool> own_pool;
+    Pool& pool;
     const NxModel model;
     std::vector<NxLayer> layers;
     std::vector<NxNextN> nextn;
@@ -110,17 +115,27 @@ struct Engine {
     Inputs by_head;
     FeedForwardBuffers mlp;
     Ranks ranks;
-    int64_t expert_bytes = 0;  // that were read; a measurement's, not a step's
+    World world;
+    SharedExperts experts;
+    const int lane;
+    std::unique_ptr<Engine> twin;  // for the other half of a step's rows
+    std::vector<int32_t> second_begins;
+    int64_t expert_bytes = 0;      // that were read; a measurement's, not a step's
 
-    Engine(const NxModel& m, int threads, int layers_given)
-        : pool(threads), model(m), layers(m.layer, m.layer + layers_given),
-          nextn(m.nextn, m.nextn + (layers_given - m.layers)), scratch(size_t(pool.threads())), ranks(m.ranks) {
+    // first: whose twin it is, with the same threads.
+    Engine(const NxModel& m, int threads, int layers_given, Engine* first = nullptr)
+        : own_pool(first ? nullptr : new Pool(threads)), pool(first ? first->pool : *own_pool), model(m),
+          layers(m.layer, m.layer + layers_given), nextn(m.nextn, m.nextn + (layers_given - m.layers)),
+          scratch(size_t(pool.threads())), ranks(m.ranks), world(m.world), lane(first != nullptr) {
+        if (first) return;
+        if (world) twin.reset(new Engine(m, threads, layers_given, this));
         if (ranks && ranks.given().memory) lay(uintptr_t(ranks.given().memory), ranks.given().most_rows);
+        if (world) lay_world(uintptr_t(world.given().memory));
     }
 
     // Where the arrays that ranks fill together lie in their memory. Returns its bytes.
-    int64_t lay(uintptr_t memory, int64_t rows) {
-        int64_t routed = 0, shared = 0, down = 0, at = MEETING_BYTES;
+    int64_t lay(uintptr_t memory, int64_t rows, int64_t at = MEETING_BYTES) {
+        int64_t routed = 0, shared = 0, down = 0;
         for (const NxLayer& l : layers) {
             down = std::max(down, wide(l.down.n_out));
             if (l.mlp.router.data) routed = std::max(routed, l.mlp.top_k * Swiglu::width(l.mlp.down));
@@ -134,7 +149,17 @@ struct Engine {
         at += projected[1].lay(memory + at, rows * wide(model.hidden));
         for (Shared<Best>& b : best) at += b.lay(memory + at, rows * MOST_RANKS);
         for (Shared<float>& s : scores) at += s.lay(memory + at, int64_t(SCORE_ROWS) * model.vocab);
-        return at;
+        return twin ? twin->lay(memory, rows, at) : at;
+    }
+    // The same of those that all ranks of the world use.
+    int64_t lay_world(uintptr_t memory, int64_t at = MEETING_BYTES) {
+        int64_t top_k = 0, inner = 0;
+        for (const NxLayer& l : layers)
+            if (l.mlp.own) top_k = l.mlp.top_k, inner = Swiglu::width(l.mlp.down);
+        LaneArrays arrays;
+        at = arrays.lay(memory, at, world.given(), wide(model.hidden), top_k, inner);
+        experts.lay(arrays, lane);
+        return twin ? twin->lay_world(memory, at) : at;
     }
 
     int64_t flat() const { return wide(int64_t(model.all_heads) * model.value); }  // values of a row
@@ -303,26 +328,47 @@ struct Engine {
 
     // grown: what x grows by first, or null. Returns what it is to grow by next.
     const float* decoder_layer(int index, int rows, const float* grown) {
+        begin_layer(index, rows, grown);
+        if (layers[index].mlp.own) experts.compute(pool, world);
+        return end_layer(index, rows);
+    }
+
+    // Up to the rows of h and h16, which go into the feed-forward block; where its experts are shared, they are
+    // offered. Without rows, there is nothing else to do.
+    void begin_layer(int index, int rows, const float* grown) {
         const NxLayer& l = layers[index];
         const int64_t c = wide(model.hidden);
         uint16_t* half = room(h16, rows * c);
-        add_norm(rows, grown, [&](int i, const float* row) {
-            norm_bf16(row, l.attention_norm, model.hidden, model.eps, half + i * c);
-        });
-        const float* attended = attend(l, index, rows);
         float* hs = room(h, rows * c);
-        add_norm(rows, attended, [&](int i, const float* row) {
-            norm_f32(row, l.mlp_norm, model.hidden, model.eps, hs + i * c);
-            put_bf16(half + i * c, hs + i * c, model.hidden);
-        });
-        float* grown_by = added.data();
-        feed_forward(pool, l.mlp, hs, half, rows, c, grown_by + ranks.begin(model.hidden, PANEL), mlp, ranks);
-        ranks.gather(grown_by, rows, c, model.hidden, PANEL);
-        ranks.meet();
-        const NxFeedForward& f = l.mlp;
-        if (f.router.data)
-            expert_bytes += int64_t(mlp.routed.to.used.size()) *
+        if (rows) {
+            add_norm(rows, grown, [&](int i, const float* row) {
+                norm_bf16(row, l.attention_norm, model.hidden, model.eps, half + i * c);
+            });
+            const float* attended = attend(l, index, rows);
+            add_norm(rows, attended, [&](int i, const float* row) {
+                norm_f32(row, l.mlp_norm, model.hidden, model.eps, hs + i * c);
+                put_bf16(half + i * c, hs + i * c, model.hidden);
+            });
+        }
+        if (l.mlp.own) experts.offer(pool, l.mlp, world, ranks, hs, half, rows, c, mlp.shared);
+    }
+
+    const float* end_layer(int index, int rows) {
+        const NxFeedForward& f = layers[index].mlp;
+        const int64_t c = wide(model.hidden), first = ranks.begin(model.hidden, PANEL);
+        float* grown_by = added.room(rows * c);
+        const int columns = int(ranks.end(model.hidden, PANEL) - first);
+        if (f.own) experts.finish(pool, world, ranks, mlp.shared, grown_by + first, columns);
+        else if (rows) feed_forward(pool, f, h.data(), h16.data(), rows, c, grown_by + first, mlp, ranks);
+        if (rows) {
+            ranks.gather(grown_by, rows, c, model.hidden, PANEL);
+            ranks.meet();
+        }
+        if (f.router.data) {
+            const Swiglu& routed = f.own ? experts.routed : mlp.routed;
+            expert_bytes += int64_t(routed.to.used.size()) *
                             (f.gate_up.stride + f.down.stride + 4 * (f.gate_up.scale_stride + f.down.scale_stride));
+        }
         return grown_by;
     }
 
@@ -343,13 +389,54 @@ struct Engine {
 
     // out [rows, hidden] f32, normed.
     void forward(const NxBatch& b, float* out) {
+        if (world && world.two()) return forward_in_two(b, out);
+        begin(b);
+        const float* grown = nullptr;
+        for (int l = 0; l < model.layers; ++l) grown = decoder_layer(l, b.rows, grown);
+        put_rows(b.rows, grown, model.norm, out);
+    }
+
+    void begin(const NxBatch& b) {
         lay_out(b);
         const int64_t c = wide(model.hidden);
         float* xs = room(x, b.rows * c);
         each_row(pool, b.rows, [&](int i) { embed(b.tokens[i], xs + i * c); });
-        const float* grown = nullptr;
-        for (int l = 0; l < model.layers; ++l) grown = decoder_layer(l, b.rows, grown);
-        put_rows(b.rows, grown, model.norm, out);
+    }
+
+    // Two halves of the rows by turns: what one sends to other ranks is under way while the other one is computed. The
+    // second half may see what the first one has written into the cache, never the other way round.
+    void forward_in_two(const NxBatch& b, float* out) {
+        Engine& second = *twin;
+        const int rows = world.rows(0, world.group()), rest = b.rows - rows;
+        int spans = 0;
+        while (spans < b.spans && b.cu_rows[spans] < rows) ++spans;
+        std::vector<int32_t>& begins = second_begins;
+        begins.clear();
+        for (int i = spans; i <= b.spans; ++i) begins.push_back(b.cu_rows[i] - rows);
+        NxBatch of_second = b;
+        of_second.rows = rest, of_second.spans = b.spans - spans;
+        of_second.tokens += rows, of_second.starts += spans, of_second.page_at += spans;
+        of_second.cu_rows = begins.data();
+        if (b.cu_paths) of_second.cu_paths += rows;
+        NxBatch of_first = b;
+        of_first.rows = rows, of_first.spans = spans;
+        begin(of_first);
+        second.begin(of_second);
+        const float *grown = nullptr, *its = nullptr;
+        for (int l = 0; l < model.layers; ++l) {
+            begin_layer(l, rows, grown);
+            if (l) its = second.end_layer(l - 1, rest);
+            second.begin_layer(l, rest, its);
+            if (layers[l].mlp.own) {
+                experts.compute(pool, world);
+                second.experts.compute(pool, world);
+            }
+            grown = end_layer(l, rows);
+        }
+        its = second.end_layer(model.layers - 1, rest);
+        put_rows(rows, grown, model.norm, out);
+        second.put_rows(rest, its, model.norm, out + int64_t(rows) * model.hidden);
+        expert_bytes += second.take_expert_bytes();
     }
 
     void embed(int32_t token, float* to) const {

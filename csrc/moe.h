@@ -23,6 +23,12 @@ struct NxFeedForward {
     NxWeight shared_gate_up, shared_down;  // data null: none
     int32_t experts, groups, top_groups, top_k, normalize;
     float scale;
+    // Where ranks share the experts (csrc/world.h): gate_up and down are of some of them, and of replicas.
+    int32_t own;                // how many; 0: they are not shared
+    int32_t most_replicas;
+    const int32_t* replicas;    // [E, most_replicas]: which ones each is, as they are counted over all shards
+    const int32_t* replica_count;  // [E]
+    int64_t* counts;            // [E]: how often each was chosen, counted up; null: not counted
 };
 }
 
@@ -99,9 +105,15 @@ struct Dispatch {
 
     // ids [count][top_k]; negative ones are not computed here.
     void build(const int32_t* ids, int count, int top_k, int experts) {
+        build(experts, [&](const auto& choice) {
+            for (int i = 0; i < count * top_k; ++i) if (ids[i] >= 0) choice(ids[i], i / top_k, i);
+        });
+    }
+    // each(choice): calls choice(expert, row, number of the choice) for each of them.
+    template <class Each> void build(int experts, const Each& each) {
         std::vector<int32_t>& size = sizes_;
         size.assign(size_t(experts) + 1, 0);
-        for (int i = 0; i < count * top_k; ++i) if (ids[i] >= 0) ++size[ids[i] + 1];
+        each([&](int expert, int, int) { ++size[expert + 1]; });
         used.clear();
         begin.clear();
         for (int e = 0; e < experts; ++e) {
@@ -111,12 +123,11 @@ struct Dispatch {
         begin.push_back(size[experts]);
         row.resize(size_t(size[experts]));
         choice.resize(row.size());
-        for (int i = 0; i < count * top_k; ++i) {
-            if (ids[i] < 0) continue;
-            const int at = size[ids[i]]++;
-            row[at] = i / top_k;
-            choice[at] = i;
-        }
+        each([&](int expert, int of, int number) {
+            const int at = size[expert]++;
+            row[at] = of;
+            choice[at] = number;
+        });
     }
 
     // Every row, once, for a block of one member: no arrays of rows and choices.
@@ -144,12 +155,12 @@ class Swiglu {
   public:
     Dispatch to;
 
-    // ranks: each of them has some outputs of gate_up, and all have the inner columns when they have gathered.
+    // column: the first of the inner ones that gate_up makes; other ranks make the others.
     void begin(Pool& pool, const NxWeight& gate_up, const NxWeight& down, const uint16_t* h16, int64_t stride,
-               const Ranks& ranks = {}) {
+               int64_t column = 0) {
         gate_up_ = &gate_up, down_ = &down;
         width_ = width(down);
-        column_ = ranks.begin(down.n_in, INNER);
+        column_ = column;
         inner.room(to.count() * width_);
         take(pool, {reinterpret_cast<const uint32_t*>(h16), stride / 2, to.row.empty() ? nullptr : to.row.data()},
              gate_up);
@@ -185,9 +196,9 @@ class Swiglu {
 
     Shared<uint16_t> inner;  // [rows, width]
 
-  private:
     static constexpr int INNER = PANEL / 2;  // inner columns of a panel of gate_up
 
+  private:
     void take(Pool& pool, const Rows& rows, const NxWeight& w) {
         in_.take(pool, rows, to.begin.data(), int(to.used.size()), w);
     }
@@ -234,12 +245,13 @@ inline void feed_forward(Pool& pool, const NxFeedForward& f, const float* h, con
         b.ids.resize(size_t(rows) * k);
         route(pool, f, h, rows, stride, b.logits, b.ids.data(), b.weights.data());
         routed.to.build(b.ids.data(), rows, k, f.experts);
-        routed.begin(pool, f.gate_up, f.down, h16, stride, ranks);
+        routed.begin(pool, f.gate_up, f.down, h16, stride, ranks.begin(f.down.n_in, Swiglu::INNER));
         tasks = routed.tasks(), up_cost = routed.cost(f.gate_up), down_cost = routed.cost(f.down);
     }
     if (is_shared) {
         shared.to.all(rows);
-        shared.begin(pool, f.shared_gate_up, f.shared_down, h16, stride, ranks);
+        shared.begin(pool, f.shared_gate_up, f.shared_down, h16, stride,
+                     ranks.begin(f.shared_down.n_in, Swiglu::INNER));
         up_cost += shared.cost(f.shared_gate_up), down_cost += shared.cost(f.shared_down);
     }
     pool.for_each(tasks + (is_shared ? shared.tasks() : 0), [&](int task, int) {

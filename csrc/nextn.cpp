@@ -21,7 +21,7 @@
 // What this machine can run; must be asked before the library of level 4 is used, in every process.
 NX_API int nx_machine_level() { return machine_level(); }
 
-NX_API int nx_interface() { return 14; }
+NX_API int nx_interface() { return 15; }
 
 NX_API void nx_advise(void* p, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
@@ -160,6 +160,16 @@ NX_API int64_t nx_shared_bytes(const NxModel* model, int layers, int rows) {
     NxModel alone = *model;
     alone.ranks = nullptr;
     return Guesser(alone, 1, layers).lay(0, rows);
+}
+// The same of the memory that all ranks of a world share.
+NX_API int64_t nx_world_bytes(const NxModel* model, int layers) {
+    NxModel alone = *model;
+    alone.ranks = nullptr;
+    return Guesser(alone, 1, layers).lay_world(0);
+}
+// Before every forward pass of ranks that share experts: see World::step.
+NX_API int nx_world_step(NxWorld* world, int first, int rest, int two) {
+    return checked([&] { World(world).step(first, rest, two != 0); });
 }
 // array [rows, stride bytes], of ranks that have sockets: see Mesh.
 NX_API int nx_gather(NxRanks* ranks, uint8_t* array, int64_t rows, int64_t stride, const int64_t* bounds) {

@@ -61,24 +61,30 @@ inline void wake_all(std::atomic<uint32_t>& word) {
 #endif
 }
 
-// Every rank has come here. Throws RankGone.
-inline void meet(NxMeeting& m, int size, int spins) {
+// This rank has come; what to give to `wait`.
+inline uint32_t arrive(NxMeeting& m, int size) {
     const uint32_t epoch = m.epoch.load();
     if (m.arrived.fetch_add(1) + 1 == uint32_t(size)) {
         m.arrived.store(0);
         m.epoch.store(epoch + 1);
         if (m.sleeping.load() > 0) wake_all(m.epoch);
-    } else {
-        for (int i = 0; i < spins && m.epoch.load() == epoch; ++i) breathe();
-        while (m.epoch.load() == epoch) {
-            if (m.broken.load()) throw RankGone{};
-            m.sleeping.fetch_add(1);
-            sleep_while(m.epoch, epoch);
-            m.sleeping.fetch_sub(1);
-        }
     }
-    if (m.broken.load()) throw RankGone{};
+    return epoch;
 }
+
+// Every rank has come. Throws RankGone where `broken` says so.
+inline void wait(NxMeeting& m, const std::atomic<uint32_t>& broken, uint32_t epoch, int spins) {
+    for (int i = 0; i < spins && m.epoch.load() == epoch; ++i) breathe();
+    while (m.epoch.load() == epoch) {
+        if (broken.load()) throw RankGone{};
+        m.sleeping.fetch_add(1);
+        sleep_while(m.epoch, epoch);
+        m.sleeping.fetch_sub(1);
+    }
+    if (broken.load()) throw RankGone{};
+}
+
+inline void meet(NxMeeting& m, int size, int spins) { wait(m, m.broken, arrive(m, size), spins); }
 
 // An array that the ranks fill together; of one rank, a vector that grows.
 template <class T> class Shared {

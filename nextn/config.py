@@ -1,7 +1,7 @@
 """Every option once: name, default, help. The CLI, the checks and docs/options.md come from here.
 
-Names are SGLang's where SGLang has the option; vLLM's and xLLM's spellings are aliases. What the server takes
-besides is in `nextn.server_config`.
+Names are SGLang's where SGLang has the option; vLLM's and xLLM's spellings are aliases. Those of ranks are in
+`nextn.parallel_config`, those that only the server has in `nextn.server_config`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
 from nextn.draft import (
     AUTO_STEPS,
@@ -25,6 +22,8 @@ from nextn.draft import (
     Shape,
     tree_size,
 )
+from nextn.option import option
+from nextn.parallel_config import ParallelConfig
 from nextn.request import VERIFY_MODES, SpeculativeParams
 from nextn.speculation import Speculation
 
@@ -32,7 +31,6 @@ EMBEDDED = "nextn-tiny"
 FAKE = "fake"  # the model of scripted logits, nextn.models.fake
 # Instruction set levels of the native kernels, each of which includes those before it (csrc/machine.h).
 CPU_LEVELS = ("portable", "avx2", "avx512", "avx512bf16", "amx")
-MAX_RANKS = 64  # that compute a step together: each has a counter in a page (nextn.distributed.shared)
 
 
 def model_folder(model_path: str) -> Path:
@@ -41,19 +39,6 @@ def model_folder(model_path: str) -> Path:
     if model_path == EMBEDDED or model_path.partition(":")[0] == FAKE:
         return Path(__file__).parent / "data" / EMBEDDED
     return Path(model_path)
-
-
-def parsed_address(text: str) -> tuple[str, int]:
-    """Of --dist-init-addr. Raises ValueError.
-
-    >>> parsed_address("10.0.0.1:5000"), parsed_address("tcp://[::1]:5000")
-    (('10.0.0.1', 5000), ('::1', 5000))
-    """
-    host, _, port = text.removeprefix("tcp://").rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not (host and port.isdigit() and 0 < int(port) < 65536):
-        raise ValueError(f"--dist-init-addr is {text!r}: it must be HOST:PORT")
-    return host, int(port)
 
 
 def hub_hint(path: str) -> str:
@@ -71,24 +56,8 @@ def usable_cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-def option(
-    default: Any,
-    group: str,
-    help: str,
-    *aliases: str,
-    choices: tuple[str, ...] = (),
-    words: Mapping[str, Any] = MappingProxyType({}),
-    values: str = "",
-) -> Any:
-    """words: other spellings of values, such as auto, that the field's type does not parse. values: which
-    values are allowed, for the error about others."""
-    meta: dict[str, Any] = {"group": group, "help": help, "aliases": aliases, "choices": choices}
-    meta |= {"words": words, "values": values}
-    return dataclasses.field(default=default, metadata=meta)
-
-
 @dataclass(frozen=True)
-class EngineConfig:
+class EngineConfig(ParallelConfig):
     """The options of one engine. Frozen: state of the running engine is kept elsewhere.
 
     `check` raises a ValueError that names the option, as on the command line, and the fix.
@@ -155,50 +124,6 @@ class EngineConfig:
         "CPU threads of the engine, or of each of its ranks; default: one for each usable core, one less "
         "with plain torch; ranks and replicas share the cores",
     )
-    tp_size: int = option(
-        1,
-        "parallelism",
-        "ranks (processes) that compute every step together, each with a part of the weights; texts are "
-        "those of one, byte for byte",
-        "--tp",
-        "--tensor-parallel-size",
-    )
-    nnodes: int = option(
-        1,
-        "parallelism",
-        "machines that the ranks are on, equally many on each. Run the same command on every one, with its "
-        "--node-rank; node 0 answers HTTP",
-    )
-    node_rank: int = option(0, "parallelism", "which of the --nnodes machines this is, from 0 on")
-    dist_init_addr: str | None = option(
-        None,
-        "parallelism",
-        "HOST:PORT at which node 0 waits for the ranks of other machines, in a private network: nothing is "
-        "encrypted",
-        "--nccl-init-addr",
-    )
-    dist_timeout: float = option(
-        300.0,
-        "parallelism",
-        "seconds that the ranks of several machines wait for each other at the start",
-        "--distributed-timeout-seconds",
-    )
-    numa: str = option(
-        "auto",
-        "parallelism",
-        "auto: on machines with several NUMA nodes, each rank of --tp-size runs on the cores of one; off: "
-        "the system decides",
-        choices=("auto", "off"),
-    )
-    distributed_executor_backend: str = option(
-        "mp",
-        "parallelism",
-        "who starts the ranks. mp: nextn, on the machines where it is started; ray: Ray, on the nodes of a "
-        "cluster, needs pip install 'nextn[ray]'",
-        choices=("mp", "ray"),
-        words={"uni": "mp"},
-    )
-
     kv_cache_tokens: int | None = option(
         None,
         "memory",
@@ -351,19 +276,9 @@ class EngineConfig:
         "grammar takes more than an eighth of it gets a 400",
     )
 
-    def need(self, ok: bool, name: str, rule: str) -> None:
-        if not ok:
-            raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name)!r}: {rule}")
-
     def check(self) -> None:
+        super().check()
         need = self.need
-        for field in dataclasses.fields(self):
-            choices, value = field.metadata["choices"], getattr(self, field.name)
-            need(
-                not choices or value is None or value in choices,
-                field.name,
-                f"choose from {', '.join(choices)}",
-            )
         for name in ("context_length", "threads", "kv_cache_tokens"):
             need(getattr(self, name) is None or getattr(self, name) >= 1, name, "it must be at least 1")
         need(
@@ -372,33 +287,6 @@ class EngineConfig:
             "it must be between 0.05 and 0.98",
         )
         need(1 <= self.page_size <= 1024, "page_size", "it must be between 1 and 1024")
-        need(1 <= self.tp_size <= MAX_RANKS, "tp_size", f"it must be between 1 and {MAX_RANKS}")
-        need(self.nnodes >= 1, "nnodes", "it must be at least 1")
-        need(
-            self.tp_size % self.nnodes == 0,
-            "nnodes",
-            f"--tp-size {self.tp_size} must be a multiple of it, for every machine has equally many ranks",
-        )
-        need(
-            0 <= self.node_rank < self.nnodes,
-            "node_rank",
-            f"it must be from 0 to {self.nnodes - 1} (--nnodes)",
-        )
-        need(self.dist_timeout > 0, "dist_timeout", "it must be more than 0")
-        if self.distributed_executor_backend == "ray":
-            need(
-                self.tp_size > 1,
-                "distributed_executor_backend",
-                "Ray starts the ranks of --tp-size, which is 1; raise it, or leave one of them out",
-            )
-            need(self.nnodes == 1, "nnodes", "Ray chooses the nodes; leave it out")
-            need(self.dist_init_addr is None, "dist_init_addr", "Ray's ranks find each other; leave it out")
-        if self.dist_init_addr is not None:
-            parsed_address(self.dist_init_addr)
-        elif self.nnodes > 1:
-            raise ValueError(
-                f"--nnodes {self.nnodes} needs --dist-init-addr HOST:PORT: where node 0 waits for the others"
-            )
         need(self.chunked_prefill_size >= 16, "chunked_prefill_size", "it must be at least 16")
         need(self.max_running_requests >= 1, "max_running_requests", "it must be at least 1")
         need(self.grammar_compile_timeout > 0, "grammar_compile_timeout", "it must be more than 0")
@@ -448,18 +336,6 @@ class EngineConfig:
             need(0.0 <= getattr(self, name) <= 1.0, name, "it must be between 0 and 1")
         asked = dataclasses.replace(resolved.defaults, num_steps=self.speculative_num_steps)
         resolved.check(asked, lambda field: f"--speculative-{field.replace('_', '-')}")
-
-    @property
-    def rank_0(self) -> tuple[str, int]:
-        """Where it waits for ranks of other machines."""
-        assert self.dist_init_addr is not None
-        return parsed_address(self.dist_init_addr)
-
-    @property
-    def own_ranks(self) -> range:
-        """Those of this machine."""
-        each = self.tp_size // self.nnodes
-        return range(self.node_rank * each, (self.node_rank + 1) * each)
 
     @cached_property
     def speculation(self) -> Speculation:

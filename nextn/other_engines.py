@@ -33,6 +33,8 @@ REWRITTEN: dict[str, tuple[str, ...]] = {
     "--enable-log-requests": ("--log-requests",),
     "--disable-log-stats": ("--decode-log-interval", "0"),
     "--use-ray": ("--distributed-executor-backend", "ray"),
+    "--enable-dbo": ("--enable-two-batch-overlap",),
+    "--no-enable-dbo": ("--no-enable-two-batch-overlap",),
     "--speculative-adaptive": ("--speculative-num-steps", "auto"),
     "--speculative-use-rejection-sampling": ("--speculative-verify", "rejection"),
     "--speculative-use-block-verification": ("--speculative-verify", "block"),
@@ -42,8 +44,6 @@ REWRITTEN: dict[str, tuple[str, ...]] = {
 
 # This reason refuses with --device cuda.
 GRAPHS = "a CPU has no CUDA graphs; on a GPU nextn keeps them"
-# This reason refuses with --dp-size above 1.
-DP_ATTENTION = "replicas share nothing, neither attention nor experts"
 # What asks for nothing, with any value. Noted in one line of the log.
 NOTHING = {
     GRAPHS: (
@@ -66,17 +66,16 @@ NOTHING = {
     "texts never depend on the batch": "--enable-deterministic-inference",
     "prompts and decoding requests always share a step": "--enable-mixed-chunk --enable-chunked-prefill",
     "steps and the host's work do not overlap": "--disable-overlap-schedule",
-    "one device has nothing to exchange": (
+    "ranks exchange data in one way": (
         "--disable-custom-all-reduce --enable-p2p-check --nccl-port= --all2all-backend= "
         "--cpu-distributed-timeout-seconds= --moe-a2a-backend= --deepep-mode= --enable-nccl-nvls "
         "--enable-symm-mem --enable-torch-symm-mem --enable-mscclpp --pre-warm-nccl "
-        "--enable-dp-attention-local-control-broadcast --enable-dp-lm-head --enable-expert-parallel "
-        "--enable-ep-moe --enable-deepep-moe --disable-nccl-for-dp-synchronization --data-parallel-backend= "
+        "--enable-dp-attention-local-control-broadcast --enable-dp-lm-head "
+        "--expert-parallel-degree= --disable-nccl-for-dp-synchronization --data-parallel-backend= "
         "--data-parallel-address= --data-parallel-rpc-port= --communication-backend= "
         "--max-parallel-loading-workers= --enforce-disable-flashinfer-allreduce-fusion "
         "--disable-attn-tp-gather"
     ),
-    DP_ATTENTION: "--enable-dp-attention",
     "it is the default": "--constrained-json-disable-any-whitespace",
     "it is always on": (
         "--enable-tokenizer-info-endpoint --enable-request-id-headers --enable-cache-report "
@@ -103,21 +102,27 @@ NOTHING = {
     ),
 }
 
-NO_OTHER_WAY = "nextn runs ranks (--tp-size, --nnodes) and replicas (--dp-size), nothing else"
+NO_OTHER_WAY = (
+    "nextn runs ranks (--tp-size, --nnodes), replicas (--dp-size) and shards of experts (--ep-size), no more"
+)
 # Those values ask for nothing; any other is refused. The reason says why, or what to use instead.
 ONLY: tuple[tuple[str, str, str], ...] = (
     (
-        "--data-parallel-size-local --pp --pp-size --pipeline-parallel-size --ep --ep-size "
-        "--expert-parallel-size --cp-size --sp-size --dcp-size --decode-context-parallel-size "
-        "--prefill-context-parallel-size --attn-dp-size --attention-data-parallel-size --attn-cp-size "
+        "--data-parallel-size-local --pp --pp-size --pipeline-parallel-size "
+        "--cp-size --sp-size --dcp-size --decode-context-parallel-size "
+        "--prefill-context-parallel-size --attn-cp-size "
         "--attention-context-parallel-size --moe-dp-size --moe-data-parallel-size --moe-dense-tp-size "
         "--dwdp-size --kv-split-size --gpu-id-step --shared-experts-tp-size --micro-batch-num "
         "--dcp-kv-cache-interleave-size --cp-kv-cache-interleave-size --max-ep-size --elastic-ep-max-dp-size",
         "1",
         NO_OTHER_WAY,
     ),
-    ("--expert-parallel-degree --base-gpu-id --device-id --device-ids", "0 -1", NO_OTHER_WAY),
-    ("--expert-placement-strategy --init-expert-location", "linear trivial", NO_OTHER_WAY),
+    ("--base-gpu-id --device-id --device-ids", "0 -1", NO_OTHER_WAY),
+    (
+        "--expert-placement-strategy",
+        "linear",
+        "experts are in order; --init-expert-location FILE places them otherwise",
+    ),
     (
         "--tokenizer-worker-num --detokenizer-worker-num --api-server-count --renderer-num-workers",
         "1",
@@ -170,10 +175,13 @@ REFUSED = {
         "--optimistic-prefill-attempts --decoupled-spec-* --transfer-listen-port --enable-pd-ooc --rpc-* "
         "--enable-service-routing --etcd-* --heart-beat-* --max-reconnect-count --health-check-interval-ms"
     ),
+    "--eplb-rebalance-num-iterations, --eplb-min-rebalancing-utilization-threshold say when experts move": (
+        "--eplb-update-*"
+    ),
     NO_OTHER_WAY: (
         "--data-parallel-* --dp-* --dcp-* --*-dp-* --headless --device-ids --devices --draft-devices "
         "--ray-* --*elastic* --*eplb* --ep-* --*-ep-* --expert-* --*redundant-experts* "
-        "--*waterfill --enable-two-batch-overlap --enable-single-batch-overlap --dbo-* --enable-dbo --tbo-* "
+        "--*waterfill --dbo-* --tbo-* "
         "--ubatch-size --worker-* --pp-* --*allreduce-fusion* --enable-quant-communications --deepep-* "
         "--fuseep-mode --flashinfer-a2a-* --*-a2a-* --mooncake-ib-device --enable-prefill-cp --cp-strategy "
         "--enable-cp-* --*-attn-tp* --enable-tp-* --enable-layernorm-sp --*-layernorm-sp "

@@ -6,7 +6,8 @@ import dataclasses
 import os
 from dataclasses import dataclass
 
-from nextn.config import EngineConfig, option, usable_cores
+from nextn.config import EngineConfig, usable_cores
+from nextn.option import option
 
 API_KEY_VARIABLE = "NEXTN_API_KEY"
 
@@ -102,11 +103,18 @@ class ServerConfig(EngineConfig):
         30.0, "server", "on SIGTERM or Ctrl-C, seconds that running requests have to finish"
     )
 
+    enable_dp_attention: bool = option(
+        False,
+        "parallelism",
+        "--tp-size ranks in --dp-size groups: each group serves its own requests with its own KV cache, "
+        "attention is tensor-parallel inside it, the experts are shared by all ranks",
+    )
+
     dp_size: int = option(
         1,
         "replicas",
         "engine processes behind the port, each with the whole model, a KV pool of its own and, by default, "
-        "its part of the usable cores; on GPUs one for each",
+        "its part of the usable cores; on GPUs one for each. With --enable-dp-attention: the groups of ranks",
         "--dp",
         "--data-parallel-size",
     )
@@ -125,7 +133,9 @@ class ServerConfig(EngineConfig):
         self.need(0 <= self.port <= 65535, "port", "it must be between 0 and 65535")
         for name in ("max_queued_requests", "max_request_bytes", "dp_size"):
             self.need(getattr(self, name) >= 1, name, "it must be at least 1")
-        if self.dp_size > 1 and self.nnodes > 1:
+        if self.attention_dp > 1:
+            self._check_groups()
+        elif self.dp_size > 1 and self.nnodes > 1:
             raise ValueError(
                 f"--dp-size {self.dp_size} with --nnodes {self.nnodes}: the replicas of one server are on "
                 "one machine; start a server on each, and a gateway before them (docs/replicas.md)"
@@ -139,6 +149,26 @@ class ServerConfig(EngineConfig):
         if self.key is not None and not (self.key.isascii() and self.key.isprintable() and self.key.strip()):
             raise ValueError("--api-key must be printable ASCII, and not empty")
 
+    def _check_groups(self) -> None:
+        both = f"--enable-dp-attention with --dp-size {self.dp_size}"
+        if self.distributed_executor_backend == "ray":
+            raise ValueError(f"{both}: Ray does not place groups of ranks; leave out one of them")
+        if self.nnodes > 1:
+            raise ValueError(
+                f"{both} and --nnodes {self.nnodes}: all groups are on one machine; leave out one of them"
+            )
+        self.need(
+            self.world_size % self.dp_size == 0,
+            "dp_size",
+            f"with --enable-dp-attention it must divide --tp-size, which is {self.world_size}, all groups' "
+            "ranks together; change one of them, or leave out --enable-dp-attention for replicas",
+        )
+
+    @property
+    def attention_dp(self) -> int:
+        """Groups of ranks that share the experts, each with requests of its own; 1: there are none."""
+        return self.dp_size if self.enable_dp_attention else 1
+
     @property
     def key(self) -> str | None:
         """The key that requests must send, None if none."""
@@ -150,12 +180,27 @@ class ServerConfig(EngineConfig):
         return self.dp_size * self.max_running_requests + self.max_queued_requests
 
     def of_replica(self) -> ServerConfig:
-        """The options of one replica's engine: each of its ranks has its part of the cores."""
+        """The options of one replica's engine, or of one group's: each of its ranks has its part of the
+        cores."""
         if self.dp_size == 1:
             return self
-        threads = self.threads or max(1, usable_cores() // (self.dp_size * self.tp_size))
-        return dataclasses.replace(self, threads=threads)
+        ranks = self.tp_size if self.attention_dp > 1 else self.dp_size * self.tp_size
+        threads = self.threads or max(1, usable_cores() // ranks)
+        if self.attention_dp == 1:
+            return dataclasses.replace(self, threads=threads)
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return GroupConfig(**given | {"threads": threads, "tp_size": self.tp_size // self.dp_size})
 
     @property
     def model_name(self) -> str:
         return self.served_model_name or os.path.basename(os.path.normpath(self.model_path))
+
+
+@dataclass(frozen=True)
+class GroupConfig(ServerConfig):
+    """The options of one group of --enable-dp-attention: `tp_size` counts its own ranks, `ep_size` the shards
+    of all groups."""
+
+    @property
+    def world_size(self) -> int:
+        return self.tp_size * self.attention_dp

@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "top": "nextn.cli.top",
     "inspect": "nextn.cli.inspect",
     "token-map": "nextn.cli.token_map",
+    "eplb": "nextn.cli.eplb",
     "export-mtp": "nextn.cli.export_mtp",
 }
 

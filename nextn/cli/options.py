@@ -22,6 +22,10 @@ from nextn.server_config import ServerConfig
 
 Config = TypeVar("Config", bound=EngineConfig)
 UNSET = object()
+# In the order of --help and of docs/options.md
+GROUPS = (
+    "model", "parallelism", "memory", "scheduling", "speculation", "structured output", "server", "replicas"
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +60,8 @@ class Option:
 
 def options_of(config: type[EngineConfig]) -> Iterator[Option]:
     hints = typing.get_type_hints(config)
-    for field in dataclasses.fields(config):
+    in_order = sorted(dataclasses.fields(config), key=lambda field: GROUPS.index(field.metadata["group"]))
+    for field in in_order:
         aliases = (alias.replace("_", "-") for alias in field.metadata["aliases"])
         flags = tuple(dict.fromkeys((f"--{field.name.replace('_', '-')}", *aliases)))
         kind = hints[field.name]
@@ -183,6 +188,12 @@ def options_markdown() -> str:
         "| `--speculative-config` JSON | `--speculative-algorithm`, `--speculative-num-steps`, "
         "`--speculative-draft-model-path` |",
         "| `--max-prefill-tokens` | `--chunked-prefill-size`; with both, the smaller one |",
+        "| `--attn-dp-size N`, `--attention-data-parallel-size N` | `--dp-size N --enable-dp-attention` |",
+        "| `--enable-ep-moe`, `--enable-deepep-moe` | `--ep-size` as large as `--tp-size` |",
+        "| `--enable-expert-parallel` | the same; but with `--data-parallel-size D --tensor-parallel-size "
+        "T`: `--tp-size D*T --dp-size D --enable-dp-attention --ep-size D*T` |",
+        "| `--eplb-config` JSON | `--eplb-rebalance-num-iterations`, `--ep-num-redundant-experts` |",
+        "| `--redundant-experts-num N` | `--ep-num-redundant-experts`, N for each of `--ep-size` |",
         *(f"| `{name}` | `{' '.join(words)}` |" for name, words in REWRITTEN.items()),
         "",
         "**Accepted, with a note in the log**, as there is nothing to do:",

@@ -12,12 +12,14 @@ import json
 from collections.abc import Callable, Collection
 from typing import Any
 
+from nextn.cli.experts import SHARDS, SWITCHES
 from nextn.cli.parser import unrecognized
-from nextn.other_engines import DP_ATTENTION, GRAPHS, OFF, REWRITTEN, SHORT, nothing, only, refused
+from nextn.other_engines import GRAPHS, NO_OTHER_WAY, OFF, REWRITTEN, SHORT, nothing, only, refused
 
 TRUE, FALSE = ("true", "1", "yes"), ("false", "0", "no")
 CHUNK = ("--chunked-prefill-size", "--max-tokens-per-batch", "--max-num-batched-tokens")
 REPLICAS = ("--dp-size", "--dp", "--data-parallel-size", "-dp")
+ONE_RANK = "one rank shares experts with nobody"
 
 
 def translate(words: list[str], known: Collection[str]) -> tuple[list[str], str]:
@@ -37,6 +39,7 @@ class Line:
         self.notes: dict[str, list[str]] = {}  # reason -> options
         self.refused: dict[str, list[str]] = {}
         self.unknown: list[str] = []
+        self.switches: list[str] = []  # of `SWITCHES`
 
     def translated(self) -> tuple[list[str], str]:
         while self.rest:
@@ -53,6 +56,11 @@ class Line:
             short, dot, part = name.partition(".")
             name = SHORT.get(short, short) + dot + part
             self._option(name, value if equals else None, word)
+        for name in self.switches:
+            words = SWITCHES[name](self.words)
+            if words == self.words:
+                note(self.notes, "--ep-size shares the experts" if self.given(SHARDS) else ONE_RANK, name)
+            self.words = words
         problems = [
             f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} not supported: {reason}"
             for reason, names in self.refused.items()
@@ -67,6 +75,8 @@ class Line:
     def _option(self, name: str, value: str | None, word: str) -> None:
         if name in self.known:
             self._known(name, value)
+        elif name in SWITCHES and SHARDS[0] in self.known:
+            self._shared_experts(name, value)
         elif name in SPECIAL:
             self._special(name, self._one(value))
         elif name in REWRITTEN and REWRITTEN[name][0] in self.known:
@@ -75,6 +85,8 @@ class Line:
             self._only(name, self._one(value), *only()[name])
         elif (found := nothing(name)) is not None:
             self._nothing(name, value, *found)
+        elif name.startswith("--no-") and on(name) in SWITCHES:
+            note(self.notes, "it is the default", name)
         elif name.startswith("--no-") and (found := nothing(on(name)) or refused(on(name))):
             note(self.notes, found[0], name)
         elif (refusal := refused(name)) is not None:
@@ -102,6 +114,14 @@ class Line:
         else:
             note(self.notes, "it is off", f"{name} {says}")
 
+    def _shared_experts(self, name: str, value: str | None) -> None:
+        """What it means depends on the rest of the line."""
+        says = self._bool(value)
+        if truth(name, says):
+            self.switches.append(name)
+        else:
+            note(self.notes, "it is off", f"{name} {says}")
+
     def _only(self, name: str, value: str, values: Collection[str], reason: str) -> None:
         says = f"{name} {value}".rstrip()
         if value and says in REWRITTEN:
@@ -118,10 +138,9 @@ class Line:
             self._values(one=count == "=")
         where = self.notes
         cuda = any(word.lower() in ("cuda", "--device=cuda") for word in self.all)
-        several = set(self.given(REPLICAS)) - {"1"}
         if said in FALSE and opposite in only():
             where, reason = self.refused, only()[opposite][1]
-        elif (reason == GRAPHS and cuda) or (reason == DP_ATTENTION and several and said not in FALSE):
+        elif reason == GRAPHS and cuda:
             where = self.refused
         note(where, reason, f"{name} {said}".rstrip())
 
@@ -179,15 +198,20 @@ def on(name: str) -> str:
     return "--" + name.removeprefix("--no-")
 
 
-def speculative_config(line: Line, name: str, value: str) -> list[str]:
-    """vLLM's JSON. Raises ValueError that names wrong keys."""
+def json_object(value: str) -> dict[str, Any]:
+    """Without keys that are null or false. Raises ValueError."""
     try:
         given: Any = json.loads(value)
     except ValueError as e:
         raise ValueError(f"its value {value!r} is not JSON ({e})") from e
     if not isinstance(given, dict):
         raise ValueError(f"its value is a JSON {type(given).__name__}; an object is wanted")
-    given = {key: v for key, v in given.items() if v is not None and v is not False}
+    return {key: v for key, v in given.items() if v is not None and v is not False}
+
+
+def speculative_config(line: Line, name: str, value: str) -> list[str]:
+    """vLLM's JSON. Raises ValueError that names wrong keys."""
+    given = json_object(value)
     words: list[str] = []
     method = str(given.pop("method", "")).lower()
     if method.startswith("ngram"):
@@ -241,14 +265,67 @@ def master(line: Line, name: str, value: str) -> list[str]:
 
 
 def master_node_addr(line: Line, name: str, value: str) -> list[str]:
-    """xLLM's, whose --nnodes counts devices: each rank is a node of its own."""
+    """xLLM's, whose --nnodes counts devices: each rank is a node of its own. Its --dp-size are groups of them
+    for attention."""
     nodes = line.given(NODES)
     if set(nodes) <= {"1"}:
         note(line.notes, "one machine looks for nobody", f"{name} {value}")
         return []
     sizes = ("--tp-size", "--tp", "--tensor-parallel-size")
-    return ["--dist-init-addr", value, *(() if line.given(sizes) else ("--tp-size", nodes[-1]))]
+    groups = REPLICAS[0] in line.known and set(line.given(REPLICAS)) - {"1"}
+    return [
+        "--dist-init-addr",
+        value,
+        *(() if line.given(sizes) else ("--tp-size", nodes[-1])),
+        *(("--enable-dp-attention",) if groups else ()),
+    ]
 
+
+def eplb_config(line: Line, name: str, value: str) -> list[str]:
+    """vLLM's JSON. Raises ValueError that names wrong keys."""
+    given = json_object(value)
+    words: list[str] = []
+    for key, ours in EPLB.items():
+        if key in given:
+            words += [ours, str(given.pop(key))]
+    if given.get("policy") == "default":
+        del given["policy"]
+    if given:
+        raise ValueError(
+            f"its keys {', '.join(sorted(given))} mean nothing to nextn; it reads {' and '.join(EPLB)}"
+        )
+    if not words:
+        note(line.notes, "its values are the defaults", name)
+    return words
+
+
+EPLB = {
+    "step_interval": "--eplb-rebalance-num-iterations",
+    "num_redundant_experts": "--ep-num-redundant-experts",
+}
+
+
+def redundant_experts_num(line: Line, name: str, value: str) -> list[str]:
+    """xLLM's, for each of its shards."""
+    shards = (line.given(SHARDS) or ["1"])[-1]
+    if not (value.isdecimal() and shards.isdecimal()):
+        raise ValueError("it is a whole number for each shard; give --ep-num-redundant-experts, for all")
+    return [EPLB["num_redundant_experts"], str(int(value) * int(shards))]
+
+
+def attn_dp_size(line: Line, name: str, value: str) -> list[str]:
+    """SGLang's later name of --dp-size with --enable-dp-attention."""
+    if others := sorted(set(line.given((*REPLICAS, *ATTENTION_GROUPS))) - {value}):
+        raise ValueError(f"it is {value}, and the same option is {others[0]} elsewhere; give one")
+    if value == "1":
+        note(line.notes, "it is the default", f"{name} {value}")
+        return []
+    if REPLICAS[0] not in line.known:
+        raise ValueError(NO_OTHER_WAY)
+    return [REPLICAS[0], value, "--enable-dp-attention"]
+
+
+ATTENTION_GROUPS = ("--attn-dp-size", "--attention-data-parallel-size")
 
 SPECIAL: dict[str, Callable[[Line, str, str], list[str]]] = {
     "--speculative-config": speculative_config,
@@ -256,4 +333,7 @@ SPECIAL: dict[str, Callable[[Line, str, str], list[str]]] = {
     "--master-addr": master,
     "--master-port": master,
     "--master-node-addr": master_node_addr,
+    "--eplb-config": eplb_config,
+    "--redundant-experts-num": redundant_experts_num,
+    **dict.fromkeys(ATTENTION_GROUPS, attn_dp_size),
 }

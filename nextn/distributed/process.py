@@ -8,10 +8,11 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 from nextn.distributed.life import how_it_ended
-from nextn.distributed.shared import Memory
+from nextn.distributed.memory import Memory
 
 END_SECONDS = 2.0  # for a rank to end by itself; then it is killed
 
@@ -19,14 +20,13 @@ END_SECONDS = 2.0  # for a rank to end by itself; then it is killed
 class RankProcess:
     """link: both ways, for pickled objects. sentinel: a descriptor that can be read when it has ended."""
 
-    def __init__(self, module: str, memory: Memory | None) -> None:
+    def __init__(self, module: str, memories: Sequence[Memory]) -> None:
         ours, theirs = socket.socketpair()
         self.sentinel, alive = os.pipe()
-        file = -1 if memory is None else memory.file
-        kept = [end for end in (theirs.fileno(), file, alive) if end >= 0]
+        files = [memory.file for memory in memories]
+        numbers = [theirs.fileno(), os.getpid(), *files]
         self._popen = subprocess.Popen(
-            [sys.executable, "-m", module, str(theirs.fileno()), str(file), str(os.getpid())],
-            pass_fds=kept, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            [sys.executable, "-m", module, *map(str, numbers)], pass_fds=[theirs.fileno(), alive, *files], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )  # fmt: skip
         theirs.close()  # or neither would ever be at its end
         os.close(alive)
@@ -61,8 +61,8 @@ class RankProcess:
         os.close(self.sentinel)
 
 
-def opened(arguments: list[str]) -> tuple[Connection, Memory | None, int]:
-    """In that process: the link, the memory if it shares one, and the process that started it. arguments: its
+def opened(arguments: list[str]) -> tuple[Connection, list[Memory], int]:
+    """In that process: the link, the memories that it shares, and the process that started it. arguments: its
     own."""
-    link, file, parent = map(int, arguments)
-    return Connection(link), Memory(file) if file >= 0 else None, parent
+    link, parent, *files = map(int, arguments)
+    return Connection(link), [Memory(file) for file in files], parent

@@ -5,20 +5,28 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
-from nextn.distributed.ranks import Ranks
 
 EVERY = 0.2  # seconds between two beats
 SILENT = 4.0  # seconds after which a rank counts as gone
 LOADING = 60.0  # the same while it loads the model: whatever reads a file may hold Python's lock for long
 
 
+class Beating(Protocol):
+    def beat(self) -> None:
+        """Shows the others that this rank lives."""
+
+    def beats(self) -> Mapping[int, int | None]:
+        """How often each rank that this one watches has beaten; None: it has ended."""
+
+
 class Pulse:
     """Beats in a thread of its own until `stop`. lost(rank, what): called once, in that thread, of the first
     rank that has ended, or has been silent for too long: `what` of both it was. silent: seconds."""
 
-    def __init__(self, ranks: Ranks, lost: Callable[[int, str], None], silent: float = SILENT) -> None:
+    def __init__(self, ranks: Beating, lost: Callable[[int, str], None], silent: float = SILENT) -> None:
         self._ranks, self._lost, self._silent = ranks, lost, silent
         self._since = time.monotonic()  # silence before that does not count
         self._stopped = threading.Event()
@@ -50,7 +58,7 @@ class Pulse:
                 if count is None:
                     self._lost(rank, "has ended")
                     return
-                if paused or count != beats[rank]:
+                if paused or count != beats.get(rank):
                     seen[rank] = now
                 elif now - max(seen[rank], self._since) > self._silent:
                     self._lost(rank, "does not answer")

@@ -1,69 +1,33 @@
-"""Memory that all ranks of a machine map, and what they tell each other in it.
-
-It is a file without a name: the system frees it when the last rank that has it open ends, however it ends.
+"""What all ranks of a machine tell each other in memory that they share.
 
     page 0      the meeting (NxMeeting of csrc/ranks.h); from byte BEATS on, a counter of each rank
     the rest    arrays that the ranks fill together (csrc/forward.h)
+
+`nextn.distributed.memory` makes it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import mmap
-import os
 import struct
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from ctypes import pointer
-from multiprocessing.reduction import DupFd
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nextn.config import usable_cores
+from nextn.distributed.memory import HEADER, Memory
 from nextn.distributed.ranks import Ranks
 from nextn.ops.cpu import library as kernels
 from nextn.ops.cpu.library import library
 
-HEADER = 4096  # MEETING_BYTES of csrc/ranks.h
 BEATS = 1024
 SPINS = 4000  # of a rank that waits, before it sleeps: about 50 us, as in csrc/pool.h
 FEW_SPINS = 50  # where ranks share cores: another one needs this rank's
-
-
-class Memory:
-    """file: its descriptor; None: new, empty memory. As an argument of a process that is spawned, it is the
-    same memory there."""
-
-    def __init__(self, file: int | None = None) -> None:
-        self.file = _unnamed_file() if file is None else file
-        if file is None:  # by one process: of two, the slower one would cut off what the other has mapped
-            os.ftruncate(self.file, HEADER)
-
-    def mapped(self, size: int) -> mmap.mmap:
-        """The first `size` bytes. What nobody writes takes no room. Several ranks may only ask for more than
-        there is with the same `size`."""
-        if os.fstat(self.file).st_size < size:
-            os.ftruncate(self.file, size)
-        return mmap.mmap(self.file, size)
-
-    def close(self) -> None:
-        os.close(self.file)
-
-    def __getstate__(self) -> Any:
-        return DupFd(self.file)
-
-    def __setstate__(self, handle: Any) -> None:
-        self.file = handle.detach()
-
-
-def _unnamed_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("nextn")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
 
 
 def address(view: mmap.mmap) -> int:

@@ -7,12 +7,17 @@ from dataclasses import dataclass
 from functools import partial
 
 from nextn.config import EngineConfig
+from nextn.distributed.memory import Memory
+from nextn.distributed.place import Place
 from nextn.engine.executor import Executor, ExecutorInfo
+from nextn.engine.lockstep import LockstepExecutor
 from nextn.engine.rank import make_runner
+from nextn.engine.seat import Seat
 from nextn.engine.startup import startup
 from nextn.engine.step_cost_file import Factors, StepCostFile
 from nextn.engine.step_timing import time_steps
 from nextn.engine.tensor_parallel import TensorParallelExecutor
+from nextn.engine.world import shares_experts
 from nextn.kvcache.manager import KVManager
 from nextn.kvcache.naive import NaiveCache
 from nextn.kvcache.radix import RadixCache
@@ -35,9 +40,16 @@ class Built:
     startup: dict[str, object]
 
 
-def make_executor(config: EngineConfig) -> Executor:
-    """Raises ValueError for options that do not go together or that the model cannot honour."""
-    return make_runner(config) if config.tp_size == 1 else TensorParallelExecutor(config)
+def make_executor(config: EngineConfig, place: Place | None = None) -> Executor:
+    """place: of one of several engines that share their experts. Raises ValueError for options that do not go
+    together or that the model cannot honour."""
+    seat = None
+    if shares_experts(config):
+        memory = Memory() if place is None else place.memory
+        seat = Seat(0 if place is None else place.group, 0, memory)
+    alone = config.tp_size == 1
+    made = make_runner(config, None, seat) if alone else TensorParallelExecutor(config, seat)
+    return made if place is None else LockstepExecutor(made, place)
 
 
 def build(config: EngineConfig, make_executor: Callable[[EngineConfig], Executor] = make_executor) -> Built:

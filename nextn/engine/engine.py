@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from nextn.config import EngineConfig
 from nextn.engine.build import build, make_executor
-from nextn.engine.executor import Executor
+from nextn.engine.executor import Executor, Wakes
 from nextn.request import Output, Request, SpeculativeParams
 from nextn.stats import EngineStats
 
@@ -96,7 +96,7 @@ class Engine:
     def step(self) -> list[Output]:
         """One step for whoever is next. [] when there is nothing to do or nothing to tell."""
         plan = self._scheduler.plan()
-        if not plan.spans:
+        if not plan.spans and not self._executor.awake:
             return []
         result = self._executor.launch(plan).result()
         now = time.perf_counter()
@@ -116,6 +116,15 @@ class Engine:
 
     def has_work(self) -> bool:
         return self._scheduler.has_work()
+
+    def must_step(self) -> bool:
+        """Has it work, or have others that share its experts?"""
+        return self._executor.awake or self._scheduler.has_work()
+
+    @property
+    def wakes(self) -> Wakes | None:
+        """See `Executor`."""
+        return self._executor.wakes
 
     def stats(self) -> EngineStats:
         stats = self._scheduler.snapshot()

@@ -42,6 +42,14 @@ class ExecutorInfo:
     kv_bytes_draft: int
 
 
+class Wakes(Protocol):
+    def fileno(self) -> int:
+        """Readable when there is something to hear."""
+
+    def hear(self) -> None:
+        """Afterwards `Executor.awake` is as it should be."""
+
+
 class Ticket(Protocol):
     def result(self) -> StepResult:
         """Waits until the step has run. May be called once."""
@@ -56,6 +64,15 @@ class Executor(States, Protocol):
     @property
     def waited(self) -> float:
         """Seconds for which the ranks of its steps have waited for each other in all."""
+
+    @property
+    def awake(self) -> bool:
+        """Do others that share its experts run steps, so that it has to, too, with an empty plan if need
+        be? False where there are none."""
+
+    @property
+    def wakes(self) -> Wakes | None:
+        """What says that others begin to run steps; None where there are none."""
 
     def launch(self, plan: Plan) -> Ticket:
         """Begins a step. Steps run in the order in which they are launched."""

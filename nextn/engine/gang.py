@@ -15,16 +15,18 @@ from multiprocessing.connection import Connection
 
 from nextn.config import EngineConfig, usable_cores
 from nextn.distributed.group import PeerGone
+from nextn.distributed.memory import Memory
 from nextn.distributed.mesh import MeshRanks
 from nextn.distributed.numa import pin
 from nextn.distributed.process import RankProcess
 from nextn.distributed.ranks import Ranks
 from nextn.distributed.ray_ranks import RayRanks
 from nextn.distributed.rendezvous import Host, Met
-from nextn.distributed.shared import Memory, SharedRanks
+from nextn.distributed.shared import SharedRanks
 from nextn.distributed.wire import GONE, Ended, cut, send
 from nextn.draft import MAX_DRAFTS, draft_window
 from nextn.engine.facts import facts
+from nextn.engine.seat import Seat
 
 HEARD_SECONDS = 1.0  # that ranks have to hear that the engine has ended
 
@@ -33,8 +35,8 @@ class Gang:
     """own: rank 0's place among the ranks. config: rank 0's. links: to each other rank, from rank 1 on.
     processes: those that this process has started, by rank."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        """Raises what `Host` and its `meet` do, and `RayRanks`."""
+    def __init__(self, config: EngineConfig, seat: Seat | None = None) -> None:
+        """seat: rank 0's, where experts are shared. Raises what `Host` and its `meet` do, and `RayRanks`."""
         self.config = config
         self.processes: dict[int, RankProcess] = {}
         self.links: list[Connection] = []
@@ -44,15 +46,15 @@ class Gang:
         self._nodes: list[socket.socket] = []
         try:
             if self._memory is not None:
-                self.own = self._sharing(config, self._memory)
+                self.own = self._sharing(config, self._memory, seat)
             else:
                 self.own = self._joined(config) if self._ray is None else self._placed(self._ray)
         except BaseException:
             self.close()
             raise
 
-    def _sharing(self, config: EngineConfig, memory: Memory) -> Ranks:
-        start(config, memory, self.processes)
+    def _sharing(self, config: EngineConfig, memory: Memory, seat: Seat | None) -> Ranks:
+        start(config, memory, self.processes, seat)
         self.links += [process.link for process in self.processes.values()]
         return shared_ranks(config, 0, memory)
 
@@ -134,12 +136,17 @@ class Gang:
                     left.remove(link)
 
 
-def start(config: EngineConfig, memory: Memory | None, into: dict[int, RankProcess]) -> None:
+def start(
+    config: EngineConfig, memory: Memory | None, into: dict[int, RankProcess], seat: Seat | None = None
+) -> None:
     """This machine's ranks, but rank 0. memory: None where they find rank 0 over the network."""
+    memories = [] if memory is None else [memory]
+    if seat is not None:
+        memories.append(seat.memory)
     for rank in config.own_ranks:
         if rank:
-            into[rank] = RankProcess("nextn.engine.tensor_rank", memory)
-            into[rank].link.send((config, rank))
+            into[rank] = RankProcess("nextn.engine.tensor_rank", memories)
+            into[rank].link.send((config, rank, seat and seat.group))
 
 
 # This process is that rank from here on; config has the threads of each.
@@ -147,12 +154,12 @@ def start(config: EngineConfig, memory: Memory | None, into: dict[int, RankProce
 
 def shared_ranks(config: EngineConfig, rank: int, memory: Memory) -> SharedRanks:
     _pin(config, rank)
-    return SharedRanks(rank, config.tp_size, memory, _threads_here(config), _most_rows(config))
+    return SharedRanks(rank, config.tp_size, memory, _threads_here(config), most_rows(config))
 
 
 def mesh_ranks(config: EngineConfig, rank: int, met: Met) -> MeshRanks:
     _pin(config, rank)
-    return MeshRanks(rank, met.data, met.signs, _threads_here(config), _most_rows(config))
+    return MeshRanks(rank, met.data, met.signs, _threads_here(config), most_rows(config))
 
 
 def _pin(config: EngineConfig, rank: int) -> None:
@@ -169,6 +176,6 @@ def _threads_here(config: EngineConfig) -> int:
     return len(config.own_ranks) * threads_of(config)
 
 
-def _most_rows(config: EngineConfig) -> int:
+def most_rows(config: EngineConfig) -> int:
     each = 1 + MAX_DRAFTS + draft_window(config.page_size)  # of a request in a step, beside prompts
     return config.chunked_prefill_size + config.max_running_requests * each

@@ -16,6 +16,8 @@ from nextn.distributed.group import Alone
 from nextn.distributed.ranks import Ranks
 from nextn.draft import AUTO_STEPS
 from nextn.engine.memory import bounded_context, check_memory
+from nextn.engine.seat import Seat
+from nextn.engine.world import make_world, shared_by
 from nextn.families.config import ModelConfig
 from nextn.families.files import first_names
 from nextn.models.base import Model
@@ -49,7 +51,11 @@ NAMES = {"cpu": "native", "triton": "Triton"}  # of kernels, in messages
 
 
 def make_model(
-    config: EngineConfig, device: torch.device, threads: int, ranks: Ranks | None = None
+    config: EngineConfig,
+    device: torch.device,
+    threads: int,
+    ranks: Ranks | None = None,
+    seat: Seat | None = None,
 ) -> tuple[Model, str]:
     """The model, loaded, and what computes it: "cpu" (the native kernels), "triton" or "reference" (plain
     torch).
@@ -62,6 +68,8 @@ def make_model(
             raise ValueError(
                 f"{OPTION}: --model-path {config.model_path} scripts its own drafts; leave it out"
             )
+        if seat is not None:
+            raise ValueError(f"{shared_by(config)}: --model-path {config.model_path} has no experts")
         if config.cpu_isa != "auto":
             raise ValueError(
                 f"--cpu-isa {config.cpu_isa} needs the native kernels: "
@@ -84,6 +92,11 @@ def make_model(
     kernels = choose_kernels(config, device)
     if ranks is not None and device.type != "cpu":
         raise ValueError(f"--tp-size {ranks.size} needs --device cpu: ranks on GPUs have not been tried")
+    if seat is not None and kernels != "cpu":
+        raise ValueError(
+            f"{shared_by(config)}: only the native kernels share experts out so far, and --device {device.type} "
+            f"with --kernel-backend {config.kernel_backend} runs without them"
+        )
     check_memory(config, cfg, nextn, _value_bytes(config, cfg, kernels), device)
     if not dummy:
         check_target(folder, target)
@@ -98,7 +111,8 @@ def make_model(
         native = model_class(cfg.architecture, "cpu")
         drafting = Drafting(_coarse_drafts(config, cfg), allowed)
         level, _ = choose_level(config.cpu_isa)
-        model = native(cfg, nextn, threads, config.quantization, stored, drafting, level, ranks)
+        world = None if seat is None else make_world(config, cfg, seat)
+        model = native(cfg, nextn, threads, config.quantization, stored, drafting, level, ranks, world)
         place, dtype, as_stored = model.place, torch.float32, model.weights.as_stored
         rows = model.weights.rows
     else:

@@ -36,6 +36,7 @@ class ProcessExecutor:
     """Raises ExecutorError once the process is gone, whatever ended it."""
 
     waited = 0.0
+    awake, wakes = False, None
 
     def __init__(self, config: EngineConfig) -> None:
         """Raises what `make_runner` does."""

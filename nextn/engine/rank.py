@@ -14,10 +14,12 @@ from nextn.engine.executor import ExecutorInfo
 from nextn.engine.memory import CPU_KV_TOKENS
 from nextn.engine.model import make_model
 from nextn.engine.runner import Runner
+from nextn.engine.seat import Seat
 from nextn.kvcache.pool import KVPool
 from nextn.machine import cpu_model
 from nextn.models.base import Chooser, Model
 from nextn.models.fake import FakeModel
+from nextn.models.native import NativeDeepseekV3
 from nextn.models.row_cost import context_cost, score_cost
 from nextn.ops.base import Draw
 from nextn.ops.cpu.draw import draw as native_draw
@@ -32,8 +34,8 @@ from nextn.speculative.mtp import MTPDrafter
 from nextn.speculative.ngram_drafter import NGramDrafter
 
 
-def make_runner(config: EngineConfig, ranks: Ranks | None = None) -> Runner:
-    """ranks: those that this one computes every step with.
+def make_runner(config: EngineConfig, ranks: Ranks | None = None, seat: Seat | None = None) -> Runner:
+    """ranks: those that this one computes every step with. seat: where experts are shared.
 
     Raises ValueError for options that do not go together or that the model cannot honour."""
     device = _device(config.device)
@@ -41,7 +43,7 @@ def make_runner(config: EngineConfig, ranks: Ranks | None = None) -> Runner:
     # left over. The native kernels wait for nobody (csrc/pool.h).
     torch.set_num_threads(config.threads or max(1, usable_cores() - 1))
     begin = time.perf_counter()
-    model, kernels = make_model(config, device, config.threads or usable_cores(), ranks)
+    model, kernels = make_model(config, device, config.threads or usable_cores(), ranks, seat)
     seconds = time.perf_counter() - begin
     speculation = config.speculation.on(model.nextn_layers)
     nextn_layers = model.nextn_layers if speculation.mtp else 0
@@ -56,7 +58,8 @@ def make_runner(config: EngineConfig, ranks: Ranks | None = None) -> Runner:
     drafter = _drafter(speculation, model, pool, choose)
     info = _info(config, model, pool, nextn_layers, drafter, kernels, isa, seconds)
     chooser = model if ranks is not None and isinstance(model, Chooser) else None
-    return Runner(info, model, pool, drafter, choose, speculation.simulated, chooser)
+    world = model.world if isinstance(model, NativeDeepseekV3) else None
+    return Runner(info, model, pool, drafter, choose, speculation.simulated, chooser, world)
 
 
 def _info(

@@ -10,6 +10,7 @@ from torch import Tensor
 from nextn.cutoff import Cutoff
 from nextn.draft import NO_DRAFT
 from nextn.engine import logprobs as logprobs_of
+from nextn.distributed.shared_world import SharedWorld
 from nextn.engine.executor import ExecutorInfo, Ran
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
@@ -32,7 +33,7 @@ Rooted = tuple[RequestState, int]  # one that chooses, and its root's row of the
 class Runner:
     """The executor of one process (`nextn.engine.executor`): a step has run when it was launched."""
 
-    waited = 0.0
+    awake, wakes = False, None  # see `Executor`
 
     def __init__(
         self,
@@ -43,9 +44,11 @@ class Runner:
         draw: Draw = draw,
         accept_length: float | None = None,
         chooser: Chooser | None = None,
+        world: SharedWorld | None = None,
     ) -> None:
         """draw: what chooses among logits; a backend may bring its own. accept_length: simulated. chooser:
-        the model, where a token costs it less than logits do."""
+        the model, where a token costs it less than logits do. world: of those that share experts with it."""
+        self.world = world
         self.info, self.model, self.pool, self.drafter = info, model, pool, drafter
         self.chooser = chooser
         self.verifier = Verifier(draw, accept_length)
@@ -65,10 +68,20 @@ class Runner:
     def check(self) -> None:
         pass
 
+    @property
+    def waited(self) -> float:
+        return 0.0 if self.world is None else self.world.waited
+
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
         states = [self._state(span, plan.cutoff) for span in plan.spans]
         spans = [Span(r.tokens, r.start, r.pages, r.draft.paths()) for r in states]
+        if self.world is not None:
+            if not self.world.step(sum(len(span.tokens) for span in spans)):
+                return StepResult([])
+            if not spans:  # the others have rows for this one's experts
+                self.model.forward(self.model.batch([], self.pool.page_size), self.pool)
+                return StepResult([])
         hidden = self.model.forward(self.model.batch(spans, self.pool.page_size), self.pool)
         verified, raw = self._verify(hidden, states)
         verified = [

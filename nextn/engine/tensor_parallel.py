@@ -27,6 +27,7 @@ from nextn.distributed.wire import GONE, Ended, Loaded, dumps, receive
 from nextn.engine.executor import ExecutorInfo, Ran
 from nextn.engine.gang import Gang, threads_of
 from nextn.engine.rank import make_runner
+from nextn.engine.seat import Seat
 from nextn.scheduler.plan import Plan, StepResult
 from nextn.speculative.state import RequestState
 
@@ -36,14 +37,17 @@ log = logging.getLogger("nextn.engine")
 class TensorParallelExecutor:
     """Raises PeerGone once a rank is gone."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        """Raises what `make_runner` does, in any rank, and what `Gang` does."""
+    awake, wakes = False, None  # see `Executor`
+
+    def __init__(self, config: EngineConfig, seat: Seat | None = None) -> None:
+        """seat: rank 0's, where experts are shared. Raises what `make_runner` does, in any rank, and what
+        `Gang` does."""
         if config.node_rank:
             raise ValueError(
                 f"--node-rank {config.node_rank}: only nextn serve runs the ranks of other nodes"
             )
         self._check = config.check_integrity
-        self._gang = Gang(dataclasses.replace(config, threads=threads_of(config)))
+        self._gang = Gang(dataclasses.replace(config, threads=threads_of(config)), seat)
         config = self._gang.config
         self._ranks, self.processes = self._gang.own, self._gang.processes
         self._last: list[Ended | None] = [Ended()]
@@ -55,7 +59,7 @@ class TensorParallelExecutor:
             args = (own, self.processes)
             threading.Thread(target=_watch, args=args, name="nextn-ranks", daemon=True).start()
         try:
-            self._runner = make_runner(config, self._ranks)
+            self._runner = make_runner(config, self._ranks, seat)
             for rank in range(1, config.tp_size):
                 made = self._receive(rank)
                 if isinstance(made, Exception):
@@ -65,6 +69,7 @@ class TensorParallelExecutor:
             self.close()
             raise
         self.info: ExecutorInfo = self._runner.info
+        self.world = self._runner.world
         pulse.expect(SILENT)
         self._send(Loaded())
 

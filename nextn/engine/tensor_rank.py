@@ -24,6 +24,7 @@ from nextn.engine.facts import facts
 from nextn.engine.gang import mesh_ranks, shared_ranks, threads_of
 from nextn.engine.rank import make_runner
 from nextn.engine.runner import Runner
+from nextn.engine.seat import Seat
 from nextn.engine.tensor_parallel import digest
 from nextn.scheduler.plan import Plan
 from nextn.speculative.state import RequestState
@@ -38,17 +39,18 @@ LET_GO, REFUSED, FAILED, LOST = 0, 3, 1, 4
 def main(arguments: list[str]) -> int:
     """arguments: what `nextn.distributed.process.opened` reads. Returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group
-    leash, memory, parent = opened(arguments)
+    leash, memories, parent = opened(arguments)
     die_with_parent(parent)
     try:
-        config, rank = leash.recv()
+        config, rank, group = leash.recv()
     except GONE:
         return LOST
     # What every rank would say, rank 0 says.
     logging.basicConfig(level=logging.WARNING, format=f"[tp{rank}] %(name)s: %(message)s")
-    if memory is None:
+    if not memories:
         return join_and_run(config, rank, parent)
-    return run(config, leash, shared_ranks(config, rank, memory), parent)
+    seat = None if group is None else Seat(group, rank, memories[1])
+    return run(config, leash, shared_ranks(config, rank, memories[0]), parent, seat)
 
 
 def join_and_run(config: EngineConfig, rank: int, parent: int | None = None) -> int:
@@ -66,9 +68,11 @@ def join_and_run(config: EngineConfig, rank: int, parent: int | None = None) -> 
     return run(config, met.work[0], ranks, parent if config.node_rank == 0 else None)
 
 
-def run(config: EngineConfig, link: Connection, ranks: Ranks, parent: int | None) -> int:
+def run(
+    config: EngineConfig, link: Connection, ranks: Ranks, parent: int | None, seat: Seat | None = None
+) -> int:
     """Runs rank 0's plans until it ends. parent: the process of rank 0, where this one may end it; None
-    elsewhere."""
+    elsewhere. seat: where experts are shared."""
 
     def lost(rank: int, what: str) -> None:
         log.critical("rank %d %s; this rank ends", rank, what)
@@ -78,7 +82,7 @@ def run(config: EngineConfig, link: Connection, ranks: Ranks, parent: int | None
 
     pulse = Pulse(ranks, lost, LOADING)
     try:
-        runner = _made(config, link, ranks)
+        runner = _made(config, link, ranks, seat)
         if runner is None:
             return REFUSED
         send(link, runner.info)
@@ -105,10 +109,10 @@ def run(config: EngineConfig, link: Connection, ranks: Ranks, parent: int | None
         pulse.stop()
 
 
-def _made(config: EngineConfig, link: Connection, ranks: Ranks) -> Runner | None:
+def _made(config: EngineConfig, link: Connection, ranks: Ranks, seat: Seat | None) -> Runner | None:
     """None where there can be none: rank 0 has been told why. Raises PeerGone."""
     try:
-        return make_runner(config, ranks)
+        return make_runner(config, ranks, seat)
     except PeerGone:
         raise
     except Exception as e:

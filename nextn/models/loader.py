@@ -98,7 +98,7 @@ def load_checkpoint(
     With `quantization`, FP8 block weights come dequantized to `dtype`.
     shared: names and shapes that may be there and are not loaded. skip_prefixes: names that do not matter.
     as_stored: FP8 names that come undequantized, as place(name, e4m3 [N, K], scale [N, blocks of K] f32).
-    rows: names of which these rows of the first axis alone are read and placed; `expected` has whole shapes.
+    rows: names of which these rows of the first axis alone are read and placed, of none nothing is; `expected` has whole shapes.
     progress(done, total) in stored bytes is called after every tensor.
     Raises CheckpointError: a broken file, or names missing, unexpected, or of a wrong shape or dtype; and
     when all is read, unless `allow_non_finite`, for NaN or infinite weights.
@@ -113,7 +113,7 @@ def load_checkpoint(
         done = 0
         for file in shards.files:
             for name in file.tensors:
-                if name not in expected:
+                if name not in expected or not len(rows.get(name, range(1))):
                     continue
                 if name in as_stored:
                     place(name, *weights.blocks(name))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from nextn.cutoff import EDGES
 from nextn.distributed.ranks import Ranks
+from nextn.distributed.shared_world import SharedWorld
 from nextn.draft import Draft
 from nextn.families.config import ModelConfig
 from nextn.kvcache.layout import LatentLayout
@@ -64,7 +65,10 @@ class NativeDeepseekV3:
         drafting: Drafting = Drafting(),  # noqa: B008
         level: str | None = None,
         ranks: Ranks | None = None,
+        world: SharedWorld | None = None,
     ) -> None:
+        """ranks: that compute every step together. world: these and others that share the target's experts
+        with them; before each `forward`, all call its `step`."""
         for name, most in WIDEST.items():
             if (getattr(cfg, name) or 0) > most:
                 raise ValueError(f"{name} is {getattr(cfg, name)}: the native kernels take at most {most}")
@@ -77,8 +81,9 @@ class NativeDeepseekV3:
         self._kernels = library(level)
         self.cache_layout = LatentLayout(cfg.kv_lora_rank, cfg.qk_rope_head_dim, align=32)
         rank, size = (ranks.rank, ranks.size) if ranks else (0, 1)
-        self.weights = w = NativeWeights(cfg, nextn_layers, quantize, fp8, drafting, rank, size)
-        self.place, self._ranks = w.place, ranks
+        share = None if world is None else world.share
+        self.weights = w = NativeWeights(cfg, nextn_layers, quantize, fp8, drafting, rank, size, share)
+        self.place, self._ranks, self.world = w.place, ranks, world
         heads = w.part(cfg.num_attention_heads, 1)
         self._tables = rotary_tables(cfg, cfg.max_position_embeddings, self.device)
         self._model = Model(
@@ -109,7 +114,8 @@ class NativeDeepseekV3:
         return PackedBatch(spans, page_size)
 
     def forward(self, batch: PackedBatch, pool: KVPool) -> Tensor:
-        assert self._ranks is None or batch.rows <= self._ranks.most_rows, "more than their arrays hold"
+        most = self.world or self._ranks
+        assert most is None or batch.rows <= most.most_rows, "more than their arrays hold"
         out = self._room("forward", batch.rows, self.config.hidden_size)
         self._call(self._kernels.nx_forward, self._on(pool), native_batch(batch), out.data_ptr())
         return out
@@ -182,8 +188,9 @@ class NativeDeepseekV3:
 
     def _call(self, function: Callable[..., int], *arguments: object) -> None:
         if function(*arguments):
-            assert self._ranks is not None
-            raise self._ranks.gone()
+            peers = self.world or self._ranks
+            assert peers is not None
+            raise peers.gone()
 
     def _room(self, name: str, rows: int, width: int) -> Tensor:
         """[rows, width] f32 to write a result into; the same memory the next time, so that a step allocates
@@ -199,6 +206,8 @@ class NativeDeepseekV3:
             self._pool = pool
             self._model.cache, self._model.page = pool.data.data_ptr(), pool.page_size
             self._model.layer_elements = pool.data.stride(0)
+            if self.world is not None:  # first: then there are arrays for two halves
+                self._model.world = self.world.shared_by(self._model, len(self.weights.layers))
             if self._ranks is not None:
                 self._model.ranks = self._ranks.shared_by(self._model, len(self.weights.layers))
             self._engine = self._kernels.nx_engine_new(self._model, self.threads, len(self.weights.layers))

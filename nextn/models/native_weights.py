@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nextn.distributed.expert_share import ExpertShare, ExpertTable
 from nextn.distributed.group import bounds
 from nextn.families.config import ModelConfig
 from nextn.ops.cpu.library import BF16, E4M3, F32, INT8, PANEL, FeedForward, Layer, NextN
@@ -44,11 +45,14 @@ class NativeWeights:
         drafting: Drafting = Drafting(),
         rank: int = 0,
         size: int = 1,
+        share: ExpertShare | None = None,
     ) -> None:
         """rank, size: of the ranks that compute a step together; this one holds its own outputs of each
-        product. Raises ValueError where there are too few for so many ranks."""
-        check_ranks(cfg, size)
-        self.rank, self.size = rank, size
+        product. share: of the target's routed experts, where more ranks share them. Raises ValueError where
+        there are too few for so many ranks."""
+        check_ranks(cfg, size, 1 if share is None else share.slices)
+        self.rank, self.size, self.share = rank, size, share
+        self.tables: dict[int, ExpertTable] = {}  # by layer, where experts are shared
         self.cfg, self._fp8 = cfg, frozenset(fp8)
         self._kind = INT8 if quantize == "w8a16" else BF16
         self._coarse = False  # what is not stored in one byte already goes into int8
@@ -113,8 +117,7 @@ class NativeWeights:
 
     def part(self, n: int, unit: int) -> range:
         """Those of n outputs that this rank computes."""
-        begin, end = bounds(n, self.size, unit)[self.rank : self.rank + 2]
-        return range(begin, end)
+        return _part(n, unit, self.rank, self.size)
 
     @property
     def bytes(self) -> int:
@@ -146,9 +149,11 @@ class NativeWeights:
         return self.packed[-1]
 
     def _take(self, name: str, place: Callable[..., None], rows: range | None) -> None:
-        """rows: those of the tensor that the rank takes; None: it needs to see all."""
-        self._places[name] = place
-        if self.size > 1 and rows is not None:
+        """rows: those of the tensor that the rank takes; None: it needs to see all. A tensor may go to
+        several places, all of which take the same rows."""
+        before = self._places.get(name)
+        self._places[name] = place if before is None else _both(before, place)
+        if rows is not None and (self.size > 1 or self.share is not None):
             self.rows[name] = rows
 
     def _split(self, name: str, weight: PackedWeight, own: range, **where: Any) -> None:
@@ -202,7 +207,7 @@ class NativeWeights:
             value_up=value_up.struct,
             out=out.struct,
             mlp_norm=self._vector(prefix + names.mlp_norm, cfg.hidden_size),
-            mlp=self._moe(prefix) if cfg.is_moe(index) else FeedForward(),
+            mlp=self._moe(prefix, index) if cfg.is_moe(index) else FeedForward(),
         )
         if cfg.q_lora_rank:
             name = prefix + names.q_up
@@ -211,9 +216,8 @@ class NativeWeights:
             layer.q_norm = self._vector(prefix + names.q_norm, cfg.q_lora_rank)
             layer.q_up = q_up.struct
         if not cfg.is_moe(index):
-            layer.mlp.shared_gate_up, layer.mlp.shared_down = self._mlp(
-                (prefix + names.mlp,), cfg.intermediate_size
-            )
+            gate_up, dense_down = self._mlp((prefix + names.mlp,), cfg.intermediate_size)
+            layer.mlp.shared_gate_up, layer.mlp.shared_down = gate_up.struct, dense_down.struct
         return layer
 
     def _place_kv_up(self, key_up: PackedWeight, value_up: PackedWeight, own: range, tensor: Tensor) -> None:
@@ -223,10 +227,14 @@ class NativeWeights:
             key_up.place(one[:nope], member=head, transposed=True)
             value_up.place(one[nope:], member=head)
 
-    def _mlp(self, prefixes: Collection[str], inner: int) -> tuple[Any, Any]:
-        """(gate and up interleaved, down) of the blocks with these prefixes, one after another."""
+    def _mlp(
+        self, prefixes: Sequence[str], inner: int, slices: tuple[int, int] | None = None
+    ) -> tuple[PackedWeight, PackedWeight]:
+        """(gate and up interleaved, down) of the blocks with these prefixes, one after another. slices: which
+        of how many slices of each this is; None: as of everything else."""
         members, names = len(prefixes), self.cfg.names
-        own, columns = self.part(inner, PANEL // 2), self.part(self.cfg.hidden_size, PANEL)
+        slices = slices or (self.rank, self.size)
+        own, columns = _part(inner, PANEL // 2, *slices), _part(self.cfg.hidden_size, PANEL, *slices)
         ups = [p + side for p in prefixes for side in (names.gate, names.up)]
         downs = [p + names.down for p in prefixes]
         gate_up = self._matrix(2 * padded(len(own), 16), self.cfg.hidden_size, ups, members=members)
@@ -235,9 +243,9 @@ class NativeWeights:
             self._split(name, gate_up, own, member=i // 2, first=i % 2, interleave=2)
         for i, name in enumerate(downs):
             self._split(name, down, columns, member=i)
-        return gate_up.struct, down.struct
+        return gate_up, down
 
-    def _moe(self, prefix: str) -> FeedForward:
+    def _moe(self, prefix: str, index: int) -> FeedForward:
         cfg, names = self.cfg, self.cfg.names
         experts = cfg.n_routed_experts
         router = self._matrix(experts, cfg.hidden_size, kind=F32)
@@ -245,23 +253,45 @@ class NativeWeights:
         bias = torch.zeros(padded(experts, 16))
         self._plain.append(bias)
         self._places[prefix + names.router_bias] = partial(_copy, bias[:experts])
-        gate_up, down = self._mlp(
-            [prefix + names.expert_at(e) for e in range(experts)], cfg.moe_intermediate_size
-        )
         found = FeedForward(
-            router=router.struct, bias=bias.data_ptr(), gate_up=gate_up, down=down, experts=experts,
-            groups=cfg.n_group, top_groups=cfg.topk_group, top_k=cfg.num_experts_per_tok,
-            normalize=cfg.norm_topk_prob, scale=cfg.routed_scaling_factor,
+            router=router.struct, bias=bias.data_ptr(), experts=experts, groups=cfg.n_group,
+            top_groups=cfg.topk_group, top_k=cfg.num_experts_per_tok, normalize=cfg.norm_topk_prob,
+            scale=cfg.routed_scaling_factor,
         )  # fmt: skip
+        blocks = [prefix + names.expert_at(e) for e in range(experts)]
+        if self.share is not None and index < cfg.num_hidden_layers:
+            self._shared_experts(found, index, blocks)
+        else:
+            gate_up, down = self._mlp(blocks, cfg.moe_intermediate_size)
+            found.gate_up, found.down = gate_up.struct, down.struct
         if cfg.n_shared_experts:
-            found.shared_gate_up, found.shared_down = self._mlp(
+            gate_up, down = self._mlp(
                 (prefix + names.shared_experts,), cfg.moe_intermediate_size * cfg.n_shared_experts
             )
+            found.shared_gate_up, found.shared_down = gate_up.struct, down.struct
         return found
 
+    def _shared_experts(self, to: FeedForward, index: int, blocks: Sequence[str]) -> None:
+        """blocks: prefixes of all experts, of which this rank holds some, or replicas of some."""
+        cfg, share = self.cfg, self.share
+        assert share is not None
+        held = [int(e) for e in share.held(index)]
+        gate_up, down = self._mlp(
+            [blocks[e] for e in held], cfg.moe_intermediate_size, (share.slice, share.slices)
+        )
+        names = cfg.names
+        for e in set(range(len(blocks))) - set(held):
+            for name in (names.gate, names.up, names.down):
+                self._take(blocks[e] + name, _nothing, range(0))
+        table = self.tables[index] = ExpertTable(share, index, gate_up, down)
+        to.gate_up, to.down, to.own = gate_up.struct, down.struct, len(held)
+        to.most_replicas, to.replicas = table.replicas.shape[1], table.replicas.ctypes.data
+        to.replica_count, to.counts = table.count.ctypes.data, table.chosen.ctypes.data
 
-def check_ranks(cfg: ModelConfig, size: int) -> None:
-    """Raises ValueError where some rank would have no outputs of a product, or a part of a head."""
+
+def check_ranks(cfg: ModelConfig, size: int, slices: int = 1) -> None:
+    """Raises ValueError where some rank would have no outputs of a product, or a part of a head. slices: of
+    each expert, where all ranks share them."""
     if cfg.num_attention_heads % size:
         raise ValueError(
             f"--tp-size {size}: the model's {cfg.num_attention_heads} heads cannot be divided by it"
@@ -276,9 +306,11 @@ def check_ranks(cfg: ModelConfig, size: int) -> None:
         "moe_intermediate_size of all shared experts": (shared, PANEL // 2),
     }
     for name, (n, unit) in sizes.items():
-        if n and -(-n // unit) < size:
+        parts = max(size, slices) if name in ("hidden_size", "moe_intermediate_size") else size
+        if n and -(-n // unit) < parts:
+            option = f"--tp-size {size}" if parts == size else f"{slices} ranks for each --ep-size shard"
             raise ValueError(
-                f"--tp-size {size}: {name} is {n}, which the native kernels cut into {-(-n // unit)} parts "
+                f"{option}: {name} is {n}, which the native kernels cut into {-(-n // unit)} parts "
                 f"of {unit} at most"
             )
 
@@ -295,6 +327,23 @@ def _rows(weight: PackedWeight, rows: range, **where: Any) -> Callable[..., None
 def _own(tensor: Tensor, rows: range) -> Tensor:
     """These of a whole tensor's rows; a tensor of just as many is those already."""
     return tensor if len(tensor) == len(rows) else tensor[rows.start : rows.stop]
+
+
+def _part(n: int, unit: int, rank: int, size: int) -> range:
+    begin, end = bounds(n, size, unit)[rank : rank + 2]
+    return range(begin, end)
+
+
+def _both(first: Callable[..., None], second: Callable[..., None]) -> Callable[..., None]:
+    def place(*args: Any, **kwargs: Any) -> None:
+        first(*args, **kwargs)
+        second(*args, **kwargs)
+
+    return place
+
+
+def _nothing(tensor: Tensor, scale: Tensor | None = None) -> None:
+    pass
 
 
 def _copy(to: Tensor, tensor: Tensor) -> None:

@@ -39,8 +39,8 @@ from nextn.server.process.engines import Engines
 from nextn.server.process.memory import give_back
 from nextn.server.process.messages import Ready
 from nextn.server.process.replicas import Replicas
-from nextn.server.process.supervisor import EngineHandle, StartupError
-from nextn.server.process.supervisors import Supervisors
+from nextn.server.process.supervisor import StartupError
+from nextn.server.process.supervisors import Handles, Supervisors
 from nextn.server.protocol.errors import shut_down
 from nextn.server_config import ServerConfig
 from nextn.tokenizer.tokenizer import Tokenizer
@@ -92,7 +92,7 @@ class Launch:
         finally:
             await self.supervisors.stop()
 
-    async def _run(self, handles: Sequence[EngineHandle]) -> int:
+    async def _run(self, handles: Sequence[Handles]) -> int:
         try:
             folder = model_folder(self.config.model_path)
             tokenizer = Tokenizer.from_folder(folder, self.config.chat_template)

@@ -46,10 +46,10 @@ def test_without_and_with_mtp_on_the_embedded_model(tmp_path: Path) -> None:
 
 def test_an_option_that_the_server_refuses(tmp_path: Path) -> None:
     done = compare(
-        "--side", "a=--expert-parallel-size 8", "--base-url-side", "b=http://127.0.0.1:9",
+        "--side", "a=--pipeline-parallel-size 8", "--base-url-side", "b=http://127.0.0.1:9",
         "--output-dir", str(tmp_path),
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stdout == ""
-    assert "--expert-parallel-size 8 is not supported" in done.stderr
+    assert "--pipeline-parallel-size 8 is not supported" in done.stderr
     assert "the server a ended while starting (exit code 2)" in done.stderr.splitlines()[-1]

@@ -20,7 +20,8 @@ from support.native_kernels import built_levels
 from support.native_model import feed, in_chunks, native_model, whole
 from torch import Tensor
 
-from nextn.distributed.shared import Memory, SharedRanks
+from nextn.distributed.memory import Memory
+from nextn.distributed.shared import SharedRanks
 from nextn.families.config import ModelConfig
 from nextn.models.fp8 import dequantize
 from nextn.models.names import expected_tensors

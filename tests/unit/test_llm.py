@@ -69,7 +69,11 @@ def test_options(options: dict[str, Any], expected: dict[str, Any]) -> None:
     [
         ({"max_model_length": 5}, r"^unknown option 'max_model_length'; did you mean 'max_model_len'\?$"),
         ({"abracadabra": 5}, "^unknown option 'abracadabra'; see docs/options.md$"),
-        ({"expert_parallel_size": 2}, r"^expert_parallel_size=2 is not supported: nextn runs ranks "),
+        ({"pipeline_parallel_size": 2}, r"^pipeline_parallel_size=2 is not supported: nextn runs ranks "),
+        (
+            {"expert_parallel_size": 2},
+            "^--ep-size is 2: it must divide --tp-size, which is 1; change one of ",
+        ),
         ({"enable_lora": True}, "^enable_lora=True is not supported: LoRA adapters are not served$"),
         ({"port": 80}, "^port is an option of nextn serve; LLM has no server$"),
         ({"threads": "two"}, "^threads is 'two'; it must be int or None$"),

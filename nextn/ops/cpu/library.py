@@ -12,6 +12,7 @@ from ctypes import (
     POINTER,
     Structure,
     c_char_p,
+    c_double,
     c_float,
     c_int,
     c_int32,
@@ -26,7 +27,7 @@ from struct import Struct
 from nextn.config import CPU_LEVELS
 
 FOLDER = Path(__file__).parent / "lib"
-INTERFACE = 14  # nx_interface of a library that fits this file
+INTERFACE = 15  # nx_interface of a library that fits this file
 NOT_BUILT = "they were not built with nextn; install a C++17 compiler (g++ or clang++), and then nextn again"
 F32, BF16, E4M3, INT8 = range(4)
 PANEL = 64  # outputs of a whole panel (csrc/panels.h)
@@ -51,6 +52,8 @@ class FeedForward(Structure):
         ("router", Weight), ("bias", c_void_p), ("gate_up", Weight), ("down", Weight),
         ("shared_gate_up", Weight), ("shared_down", Weight), ("experts", c_int32), ("groups", c_int32),
         ("top_groups", c_int32), ("top_k", c_int32), ("normalize", c_int32), ("scale", c_float),
+        ("own", c_int32), ("most_replicas", c_int32), ("replicas", c_void_p), ("replica_count", c_void_p),
+        ("counts", c_void_p),
     )  # fmt: skip
 
 
@@ -79,6 +82,17 @@ class Ranks(Structure):
     )  # fmt: skip
 
 
+class World(Structure):
+    """NxWorld of csrc/world.h."""
+
+    _fields_ = (
+        ("rank", c_int32), ("size", c_int32), ("groups", c_int32), ("shards", c_int32),
+        ("most_rows", c_int32), ("spins", c_int32), ("memory", c_void_p), ("dynamic", c_int32),
+        ("epoch", c_int32), ("two", c_int32), ("rows", c_int32 * 64 * 2), ("waited", c_int64),
+        ("sent", c_int64), ("link", c_double), ("link_free", c_int64),
+    )  # fmt: skip
+
+
 class Model(Structure):
     """NxModel of csrc/forward.h."""
 
@@ -90,7 +104,7 @@ class Model(Structure):
         ("sine", c_void_p), ("layer", POINTER(Layer)), ("norm", c_void_p), ("head", Weight),
         ("nextn", POINTER(NextN)), ("draft_head", Weight), ("draft_ids", c_void_p), ("draft_vocab", c_int32),
         ("cache", c_void_p), ("layer_elements", c_int64), ("width", c_int32), ("page", c_int32),
-        ("ranks", POINTER(Ranks)),
+        ("ranks", POINTER(Ranks)), ("world", POINTER(World)),
     )  # fmt: skip
 
 
@@ -154,6 +168,8 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "nx_choices": (c_int, (c_void_p, c_void_p, c_int, c_int, c_int, c_void_p, c_char_p, c_void_p)),
     "nx_chains": (c_int, (c_void_p, POINTER(NxBatch), c_void_p, c_int, POINTER(NxChains))),
     "nx_shared_bytes": (c_int64, (POINTER(Model), c_int, c_int)),
+    "nx_world_bytes": (c_int64, (POINTER(Model), c_int)),
+    "nx_world_step": (c_int, (POINTER(World), c_int, c_int, c_int)),
     "nx_gather": (c_int, (POINTER(Ranks), c_void_p, c_int64, c_int64, c_void_p)),
     "nx_meet": (c_int, (c_void_p, c_int, c_int)),
     "nx_break": (None, (c_void_p,)),

@@ -23,6 +23,7 @@ from nextn.config import EngineConfig
 from nextn.constraint import CompiledGrammar
 from nextn.distributed.group import PeerGone
 from nextn.distributed.life import die_with_parent
+from nextn.distributed.place import Place
 from nextn.grammar.backends import check_backend
 from nextn.grammar.compiler import GrammarCompiler
 from nextn.grammar.limits import Busy
@@ -58,7 +59,7 @@ log = logging.getLogger("nextn.engine")
 IDLE_MS = 500  # how often an idle engine checks that its parent is still there
 COMPILING_MS = 2  # how often one that waits for grammars checks whether they are compiled
 PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-MakeEngine = Callable[[EngineConfig], "Engine"]
+MakeEngine = Callable[..., "Engine"]  # of a config; and of a `Place`, if there are groups
 
 
 def make_engine(config: EngineConfig) -> Engine:
@@ -84,9 +85,16 @@ def take_gpu(config: ServerConfig, rank: int) -> None:
     torch.cuda.set_device(rank)
 
 
-def run(config: ServerConfig, address: str, parent: int, make: MakeEngine, rank: int | None = None) -> None:
+def run(
+    config: ServerConfig,
+    address: str,
+    parent: int,
+    make: MakeEngine,
+    rank: int | None = None,
+    place: Place | None = None,
+) -> None:
     """The child's main function. `address`: the ipc:// socket that the parent listens on. `rank`: of several
-    replicas, the one that it is."""
+    replicas or groups, the one that it is. `place`: if there are groups."""
     die_with_parent(parent)
     # Ctrl-C and a service manager's SIGTERM reach the whole group; the parent drains first, then says Stop.
     for number in PARENTS_SIGNALS:
@@ -98,7 +106,7 @@ def run(config: ServerConfig, address: str, parent: int, make: MakeEngine, rank:
         check_backend(config.grammar_backend)
         if rank is not None:
             take_gpu(config, rank)
-        engine = make(config)
+        engine = make(config) if place is None else make(config, place)
     except Exception as e:
         mistake = isinstance(e, (ValueError, OSError))
         if not mistake:

@@ -1,4 +1,8 @@
-"""Starts an engine process, notices at once when it dies, and starts another, a limited number of times."""
+"""Starts engine processes, notices at once when one dies, and starts another, a limited number of times.
+
+The engines of the groups of --enable-dp-attention need each other in every step: when one dies, all end and
+all are started again.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -20,6 +24,7 @@ from typing import Any
 import zmq.asyncio
 
 from nextn.distributed.life import how_it_ended
+from nextn.distributed.place import Place, places
 from nextn.server.process import logs
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.engine_process import PARENTS_SIGNALS, MakeEngine, run
@@ -68,7 +73,9 @@ class EngineHandle:
     connected, so nothing is left however the server ends.
     """
 
-    def __init__(self, config: ServerConfig, make: MakeEngine, rank: int | None = None) -> None:
+    def __init__(
+        self, config: ServerConfig, make: MakeEngine, rank: int | None = None, place: Place | None = None
+    ) -> None:
         self.folder = private_folder()
         address = f"ipc://{self.folder}/engine"
         self.context = zmq.asyncio.Context()
@@ -79,7 +86,7 @@ class EngineHandle:
         spawn = multiprocessing.get_context("spawn")
         # From the main thread: the kernel's parent-death signal means the thread that started the child.
         self.process: BaseProcess = spawn.Process(
-            target=run, args=(config, address, os.getpid(), make, rank), name="nextn-engine"
+            target=run, args=(config, address, os.getpid(), make, rank, place), name="nextn-engine"
         )
         with held_back_signals():
             self.process.start()
@@ -106,12 +113,14 @@ class EngineHandle:
 
     async def _ready(self) -> Ready:
         first = asyncio.ensure_future(self.receive())
-        either: list[asyncio.Future[Any]] = [first, self.died]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        if not first.done():
-            await asyncio.wait({first}, timeout=LAST_WORDS_SECONDS)
-        if not first.done():
-            first.cancel()
+        try:
+            either: list[asyncio.Future[Any]] = [first, self.died]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not first.done():
+                await asyncio.wait({first}, timeout=LAST_WORDS_SECONDS)
+        finally:
+            first.cancel()  # unless it is done
+        if not first.done() or first.cancelled():
             raise StartupError(f"the engine process ended while starting ({self.how_it_ended()})", False)
         message = first.result()
         if isinstance(message, Failed):
@@ -124,13 +133,12 @@ class EngineHandle:
         self.process.join(1)
         return how_it_ended(self.process.exitcode)
 
-    async def stop(self) -> None:
-        """Asks the process to end, then kills it and closes the socket. One that still loads is only
-        killed."""
-        if self.listens and not self.died.done():
-            self.socket.send(encode(Stop()))
-            await asyncio.wait({self.died}, timeout=STOP_SECONDS)
-        self.kill()
+    def ask_to_stop(self) -> bool:
+        """False where it would not hear it: it still loads, or has ended."""
+        if not self.listens or self.died.done():
+            return False
+        self.socket.send(encode(Stop()))
+        return True
 
     def kill(self) -> None:
         if not self.died.done():
@@ -144,85 +152,147 @@ class EngineHandle:
 
 
 class Supervisor:
-    """Keeps an engine behind `client`."""
+    """Keeps an engine behind each of `clients`: one, or those of groups, which live and die together."""
 
-    def __init__(self, config: ServerConfig, client: EngineClient, make: MakeEngine) -> None:
-        self.config, self.client, self.make = config, client, make
-        self.handle: EngineHandle | None = None
+    def __init__(self, config: ServerConfig, clients: Sequence[EngineClient], make: MakeEngine) -> None:
+        self.config, self.clients, self.make = config, clients, make
+        self.handles: list[EngineHandle] = []
         self.restarts: collections.deque[float] = collections.deque()  # when, of the last WINDOW_SECONDS
+        self.rank = clients[0].rank if len(clients) == 1 else None
+        one = len(clients) == 1
+        self._they, self._are, self._do = (
+            ("the engine", "is", "does") if one else ("the engines", "are", "do")
+        )
 
-    def launch(self) -> EngineHandle:
-        """Starts a process; it is not ready yet."""
-        self.handle = EngineHandle(self.config, self.make, self.client.rank)
-        return self.handle
+    def launch(self) -> list[EngineHandle]:
+        """Starts the processes; they are not ready yet."""
+        self.handles = []
+        with contextlib.ExitStack() as undo:
+            each: Sequence[Place | None] = [None]
+            if len(self.clients) > 1:
+                each = undo.enter_context(places(len(self.clients)))
+            for client, place in zip(self.clients, each, strict=True):
+                self.handles.append(EngineHandle(self.config, self.make, client.rank, place))
+        return self.handles
 
-    async def keep(self, handle: EngineHandle) -> None:
-        """Serves with `handle`, which is ready, and with its successors. Raises StartupError when they die
-        too often."""
-        logs.dp_rank.set(self.client.rank)
+    async def ready(self, handles: Sequence[EngineHandle]) -> list[Ready]:
+        """Waits for all. Raises StartupError if one cannot start; the others end then."""
+        waiting = [asyncio.ensure_future(handle.ready()) for handle in handles]
+        try:
+            return await asyncio.gather(*waiting)
+        except BaseException:
+            for handle in handles:
+                handle.process.kill()
+            await end(waiting)
+            kill_all(handles)
+            raise
+
+    def attach(self, handles: Sequence[EngineHandle], readies: Sequence[Ready]) -> None:
+        """Lets them serve."""
+        for client, handle, ready in zip(self.clients, handles, readies, strict=True):
+            client.attach(ready, handle.socket)
+
+    async def keep(self, handles: Sequence[EngineHandle]) -> None:
+        """Serves with `handles`, which are attached, and with their successors. Raises StartupError when they
+        die too often."""
+        logs.dp_rank.set(self.rank)
         while True:
-            await self._serve(handle)
+            await self._serve(handles)
             delay = FIRST_DELAY
-            log.error("the engine process ended (%s); its requests fail", handle.how_it_ended())
             while True:
-                handle.kill()
+                kill_all(handles)
                 self._count_restart()
-                log.info("the engine is started again in %.1f s", delay)
+                log.info("%s %s started again in %.1f s", self._they, self._are, delay)
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, LONGEST_DELAY)
-                handle = self.launch()
+                handles = self.launch()
                 try:
-                    ready = await handle.ready()
+                    readies = await self.ready(handles)
                 except StartupError as e:
-                    log.error("the engine does not start again: %s", e)
+                    log.error("%s %s not start again: %s", self._they, self._do, e)
                     continue
-                self.client.attach(ready, handle.socket)
-                log.info("the engine is ready again")
+                self.attach(handles, readies)
+                log.info("%s %s ready again", self._they, self._are)
                 break
 
     def _count_restart(self) -> None:
+        """Of all together: one."""
         now, most = time.monotonic(), self.config.max_engine_restarts
         while self.restarts and self.restarts[0] < now - WINDOW_SECONDS:
             self.restarts.popleft()
         if len(self.restarts) >= most:
             minutes = WINDOW_SECONDS / 60
-            message = f"the engine ended again after {most} restarts in {minutes:.0f} minutes"
+            message = f"{self._they} ended again after {most} restarts in {minutes:.0f} minutes"
             raise StartupError(f"{message} (--max-engine-restarts)", False)
         self.restarts.append(now)
-        self.client.metrics.restarts += 1
+        for client in self.clients:
+            client.metrics.restarts += 1
 
-    async def _serve(self, handle: EngineHandle) -> None:
-        """Passes on the engine's messages until it dies. Then every waiting request has got an error."""
+    async def _serve(self, handles: Sequence[EngineHandle]) -> None:
+        """Passes on the engines' messages until one dies. Then every waiting request of all has got an
+        error."""
+        each = zip(self.clients, handles, strict=True)
+        serving = [asyncio.ensure_future(self._pass_on(client, handle)) for client, handle in each]
+        try:
+            done, _ = await asyncio.wait(serving, return_when=asyncio.FIRST_COMPLETED)
+            for handle in handles:
+                handle.process.kill()
+            for task in done:
+                task.result()  # raises what went wrong
+        finally:
+            await end(serving)
+
+    async def _pass_on(self, client: EngineClient, handle: EngineHandle) -> None:
+        """Until this engine dies."""
+        logs.dp_rank.set(client.rank)
 
         async def pump() -> None:
             while True:
-                self.client.receive(await handle.receive())
+                client.receive(await handle.receive())
 
         pumping = asyncio.ensure_future(pump())
-        watching = asyncio.ensure_future(self._watchdog(handle))
+        watching = asyncio.ensure_future(self._watchdog(client, handle))
         try:
             await asyncio.wait({pumping, handle.died}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            self.client.detach("the engine died while it worked on this request")
+            client.detach("the engine died while it worked on this request")
             pumping.cancel()
             watching.cancel()
         if pumping.done() and not pumping.cancelled():
             pumping.result()  # raises what went wrong
+        theirs = "its requests fail" if len(self.clients) == 1 else "all groups end, and their requests fail"
+        log.error("the engine process ended (%s); %s", handle.how_it_ended(), theirs)
 
-    async def _watchdog(self, handle: EngineHandle) -> None:
+    async def _watchdog(self, client: EngineClient, handle: EngineHandle) -> None:
         """Ends an engine that hangs, that is, has requests and makes no step."""
         seconds = self.config.watchdog_timeout
         while True:
             await asyncio.sleep(seconds / 4)
-            if self.client.silent_for() > seconds:
+            if client.silent_for() > seconds:
                 log.error("the engine has made no step for %g s (--watchdog-timeout); it is ended", seconds)
                 handle.process.kill()
                 return
 
     async def stop(self) -> None:
-        if self.handle is not None:
-            await self.handle.stop()
+        """Asks all to end, then kills them. Those that still load are only killed."""
+        asked = [handle.died for handle in self.handles if handle.ask_to_stop()]
+        if asked:
+            await asyncio.wait(asked, timeout=STOP_SECONDS)
+        self.kill()
 
     def kill(self) -> None:
-        if self.handle is not None:
-            self.handle.kill()
+        kill_all(self.handles)
+
+
+def kill_all(handles: Sequence[EngineHandle]) -> None:
+    """At once: none works on while another is waited for."""
+    for handle in handles:
+        handle.process.kill()
+    for handle in handles:
+        handle.kill()
+
+
+async def end(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,46 +1,49 @@
-"""The engine processes of one server: started together, and each kept by a supervisor of its own."""
+"""The engine processes of one server, started together. A supervisor keeps each replica, or all groups."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.engine_process import MakeEngine
 from nextn.server.process.messages import Ready
-from nextn.server.process.supervisor import EngineHandle, StartupError, Supervisor
+from nextn.server.process.supervisor import EngineHandle, StartupError, Supervisor, end
 from nextn.server_config import ServerConfig
 
 log = logging.getLogger("nextn.server")
 
+Handles = Sequence[EngineHandle]  # of one supervisor
+
 
 class Supervisors:
     def __init__(self, config: ServerConfig, clients: Sequence[EngineClient], make: MakeEngine) -> None:
-        self.each = [Supervisor(config.of_replica(), client, make) for client in clients]
+        kept = [clients] if config.attention_dp > 1 else [[client] for client in clients]
+        self.each = [Supervisor(config.of_replica(), together, make) for together in kept]
 
-    def launch(self) -> list[EngineHandle]:
+    def launch(self) -> list[Handles]:
         """Starts all processes; they are not ready yet."""
         return [supervisor.launch() for supervisor in self.each]
 
-    async def ready(self, handles: Sequence[EngineHandle]) -> list[Ready]:
+    async def ready(self, handles: Sequence[Handles]) -> list[Ready]:
         """Waits for all, and lets them serve. Raises StartupError if one cannot start."""
-        waiting = [asyncio.ensure_future(handle.ready()) for handle in handles]
+        pairs = list(zip(self.each, handles, strict=True))
+        waiting = [asyncio.ensure_future(supervisor.ready(its)) for supervisor, its in pairs]
         try:
             readies = await asyncio.gather(*waiting)
         finally:
             await end(waiting)
-        for supervisor, handle, ready in zip(self.each, handles, readies, strict=True):
-            supervisor.client.attach(ready, handle.socket)
-        return readies
+        for (supervisor, its), ready in zip(pairs, readies, strict=True):
+            supervisor.attach(its, ready)
+        return [ready for its in readies for ready in its]
 
-    async def keep(self, handles: Sequence[EngineHandle]) -> None:
+    async def keep(self, handles: Sequence[Handles]) -> None:
         """Serves with these engines and their successors. One that dies too often stays down. Raises
         StartupError when none is left, so that whoever watches this server notices."""
         left = {
-            asyncio.ensure_future(supervisor.keep(handle)): supervisor.client.rank
-            for supervisor, handle in zip(self.each, handles, strict=True)
+            asyncio.ensure_future(supervisor.keep(its)): supervisor.rank
+            for supervisor, its in zip(self.each, handles, strict=True)
         }
         try:
             while True:
@@ -62,9 +65,3 @@ class Supervisors:
     def kill(self) -> None:
         for supervisor in self.each:
             supervisor.kill()
-
-
-async def end(tasks: Sequence[asyncio.Future[Any]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)

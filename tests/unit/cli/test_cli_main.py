@@ -22,6 +22,10 @@ SERVE_FLAGS = """
 --threads --tp-size --tp --tensor-parallel-size --nnodes --node-rank
 --dist-init-addr --nccl-init-addr --dist-timeout --distributed-timeout-seconds --numa
 --distributed-executor-backend
+--ep-size --ep --expert-parallel-size --ep-num-redundant-experts --ep-dispatch-algorithm
+--init-expert-location --enable-eplb --eplb-rebalance-num-iterations --eplb-rebalance-layers-per-chunk
+--eplb-min-rebalancing-utilization-threshold --expert-distribution-recorder-mode
+--enable-single-batch-overlap --enable-two-batch-overlap --enable-dp-attention
 --kv-cache-tokens --max-total-tokens --mem-fraction-static --max-memory-utilization
 --gpu-memory-utilization --device-memory-utilization --page-size --block-size --disable-radix-cache
 --chunked-prefill-size
@@ -88,7 +92,7 @@ def test_http_process_does_without_torch() -> None:
         ([], "nextn: error: "),
         (["bake"], "nextn: error: argument <command>: invalid choice: 'bake'"),
         (["serve", "--bake"], "nextn serve: error: unrecognized arguments: --bake"),
-        (["serve", "--ep-size", "2"], "nextn serve: error: --ep-size 2 is not supported"),
+        (["serve", "--pp-size", "2"], "nextn serve: error: --pp-size 2 is not supported"),
         (["demo", "--quik"], "nextn demo: error: unrecognized arguments: --quik (did you mean --quick?)"),
         (["bench", "serve", "--num-prompt", "2"], "nextn bench serve: error: unrecognized arguments: --num"),
     ],

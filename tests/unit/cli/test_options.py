@@ -43,11 +43,14 @@ def test_every_flag_sets_its_field(option: object) -> None:
         "grammar_backend": "xgrammar", "load_balance_method": "round_robin", "numa": "off",
         "nnodes": "1", "node_rank": "0", "dist_init_addr": "node0:5000",
         "distributed_executor_backend": "mp",
+        "ep_size": "1", "ep_num_redundant_experts": "0", "init_expert_location": "trivial",
+        "ep_dispatch_algorithm": "dynamic", "expert_distribution_recorder_mode": "per_pass",
     }  # fmt: skip
+    others = ("--tp-size", "2", "--ep-size", "2") if option.name == "enable_eplb" else ()
     for flag in option.flags:
         for name in (flag, "--" + flag[2:].replace("-", "_")):
             if option.type is bool:
-                assert getattr(read(name), option.name) is True
+                assert getattr(read(name, *others), option.name) is True
                 assert getattr(read("--no-" + name[2:]), option.name) is False
             else:
                 text = special.get(option.name, value[option.type])

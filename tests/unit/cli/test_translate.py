@@ -6,12 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from nextn.cli.errors import CommandError
 from nextn.cli.options import add_model, add_options, parse
 from nextn.cli.parser import Parser, dashed
 from nextn.cli.translate import translate
+from nextn.config import EngineConfig
 from nextn.server_config import ServerConfig
 
 FLAGS = Path(__file__).parent / "flags"
+JSON = {
+    **dict.fromkeys(("--speculative-config", "-sc"), '{"method": "mtp"}'),
+    "--eplb-config": '{"step_interval": 5}',
+}
 LINES = [
     (file.stem, *line.split())
     for file in sorted(FLAGS.glob("*.txt"))
@@ -55,7 +61,7 @@ def test_every_option_of_another_engine(engine: str, capsys: pytest.CaptureFixtu
     for name, flag, kind, outcome in LINES:
         if name != engine:
             continue
-        value = '{"method": "mtp"}' if flag in ("--speculative-config", "-sc") else "2"
+        value = JSON.get(flag, "2")
         words = [flag, *([value] if kind == "value" else [])]
         if outcome == "refused":
             with pytest.raises(SystemExit):
@@ -115,11 +121,12 @@ def test_the_model_stands_anywhere(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_all_problems_of_a_line_in_one_message(capsys: pytest.CaptureFixture[str]) -> None:
     said = error(
-        capsys, "--ep", "8", "--enable-lora", "--lora-paths", "a", "b", "--bake", "--mem-fraction", "0.5"
+        capsys, "--pp", "8", "--enable-lora", "--lora-paths", "a", "b", "--bake", "--mem-fraction", "0.5"
     )
     assert said == (
-        "--ep 8 is not supported: nextn runs ranks (--tp-size, --nnodes) and replicas (--dp-size), "
-        "nothing else; --enable-lora, --lora-paths are not supported: LoRA adapters are not served; "
+        "--pp 8 is not supported: nextn runs ranks (--tp-size, --nnodes), replicas (--dp-size) and shards of "
+        "experts (--ep-size), no more; --enable-lora, --lora-paths are not supported: LoRA adapters are not "
+        "served; "
         "unrecognized arguments: --bake, --mem-fraction (did you mean --mem-fraction-static?)"
     )
 
@@ -149,8 +156,16 @@ def test_all_problems_of_a_line_in_one_message(capsys: pytest.CaptureFixture[str
             "--enable-chunked-prefill false is not supported: prompts are",
         ),
         (["-x"], "unrecognized arguments: -x"),
-        (["--dp", "2", "--enable-dp-attention"], "--enable-dp-attention is not supported: replicas share"),
-        (["--enable-dp-attention", "-dp=2"], "--enable-dp-attention is not supported: replicas share"),
+        (["--attn-dp-size", "2", "--dp", "4"], "it is 2, and the same option is 4 elsewhere; give one"),
+        (["--attn-dp-size", "1", "--dp", "2"], "it is 1, and the same option is 2 elsewhere; give one"),
+        (
+            ["--eplb-config", '{"window_size": 5}'],
+            "its keys window_size mean nothing to nextn; it reads step",
+        ),
+        (["--eplb-config", "2"], "its value is a JSON int"),
+        (["--eplb-update-interval", "9"], "--eplb-rebalance-num-iterations, --eplb-min"),
+        (["--redundant_experts_num", "x"], "give --ep-num-redundant-experts, for all"),
+        (["--tp", "4", "-ep", "--ep", "2", "--ep-size", "4"], "--ep 2 and --ep-size 4 differ"),
         (["--load-balance-method", "follow_bootstrap_room"], "invalid choice: 'follow_bootstrap_room'"),
     ],
 )
@@ -161,11 +176,54 @@ def test_refused(words: list[str], message: str, capsys: pytest.CaptureFixture[s
 def test_replicas() -> None:
     for words in (["--dp", "2"], ["-dp", "2"], ["--dp_size=2"], ["--data-parallel-size", "2"]):
         assert read(*words) == (ServerConfig(dp_size=2), "")
-    assert "--enable-dp-attention (replicas" in read("--dp-size", "1", "--enable-dp-attention")[1]
-    assert "--enable-dp-attention false" in read("--dp-size=2", "--enable-dp-attention", "false")[1]
+    assert read("--dp-size", "1", "--enable-dp-attention")[0].attention_dp == 1
+    assert read("--dp-size=2", "--enable-dp-attention", "false") == (ServerConfig(dp_size=2), "")
     names = {"auto": "prefix", "minimum_tokens": "total_tokens", "shortest_queue": "total_requests"}
     for sglangs, ours in names.items():
         assert read("--load-balance-method", sglangs)[0].load_balance_method == ours
+
+
+@pytest.mark.parametrize(
+    ("words", "world", "groups", "shards"),
+    [
+        ("--tp 4 --dp 2 --enable-dp-attention --ep 4", 4, 2, 4),
+        ("--tp 4 --attn-dp-size 2", 4, 2, 1),
+        ("--tp 4 --attention-data-parallel-size 2 --dp-size 2 --enable-dp-attention", 4, 2, 1),
+        ("--tp 4 --enable-ep-moe", 4, 1, 4),
+        ("--tp 4 --enable-deepep-moe --moe-a2a-backend deepep", 4, 1, 4),
+        ("--tp 8 --dp 2 --enable-dp-attention --ep-size 2 --enable-ep-moe", 8, 2, 2),
+        ("-tp 4 --enable-expert-parallel", 4, 1, 4),
+        ("--data-parallel-size 2 --tensor-parallel-size 4 --enable-expert-parallel", 8, 2, 8),
+        ("-ep nextn-tiny -dp=2 -tp=4", 8, 2, 8),
+        ("--data-parallel-size 2 --enable-expert-parallel", 2, 2, 2),
+        ("--tp 4 --dp 2 --enable-dp-attention --enable-expert-parallel", 4, 2, 4),
+        ("-tp 4 --enable-expert-parallel=false", 4, 1, 1),
+        ("--tp_size 4 --ep_size 4 --expert_parallel_degree=2", 4, 1, 4),
+        ("--enable-expert-parallel", 1, 1, 1),
+    ],
+)
+def test_shared_experts(words: str, world: int, groups: int, shards: int) -> None:
+    config, _ = read(*words.split())
+    assert (config.tp_size, config.attention_dp, config.ep_size) == (world, groups, shards)
+
+
+def test_balance_of_experts() -> None:
+    line = ["--tp", "4", "-ep", "--enable-eplb", "--eplb-config"]
+    config, note = read(*line, '{"num_redundant_experts": 8, "step_interval": 50, "policy": "default"}')
+    assert (config.ep_num_redundant_experts, config.eplb_rebalance_num_iterations, note) == (8, 50, "")
+    assert "--eplb-config (its values are the defaults)" in read("--eplb-config", '{"use_async": false}')[1]
+    config, _ = read("--tp_size=4", "--ep_size=4", "--enable_eplb=true", "--redundant_experts_num=2")
+    assert (config.enable_eplb, config.ep_num_redundant_experts) == (True, 8)
+
+
+def test_an_engine_alone_has_no_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    made = Parser(prog="nextn generate", allow_abbrev=False)
+    add_options(made, EngineConfig)
+    assert parse(made.parse_args(["--tp", "2", "--enable-ep-moe"]), EngineConfig).ep_size == 2
+    for words in (["--attn-dp-size", "2"], ["--enable-dp-attention"]):
+        with pytest.raises(SystemExit):
+            made.parse_args(words)
+        assert f"{words[0]} is not supported: nextn runs ranks" in capsys.readouterr().err
 
 
 def test_who_starts_the_ranks() -> None:
@@ -213,6 +271,15 @@ def test_several_machines(words: str, size: int, nodes: int, rank: int, address:
         address,
     )
     assert note == ""
+
+
+def test_xllms_groups() -> None:
+    """Its --dp_size is of attention. (On several machines they are refused.)"""
+    line = ["--nnodes=4", "--node_rank=1", "--master_node_addr=a:9", "--dp_size=2", "--ep_size=4"]
+    with pytest.raises(
+        CommandError, match="--enable-dp-attention with --dp-size 2 and --nnodes 4: all groups"
+    ):
+        read(*line)
 
 
 def test_one_machine_looks_for_nobody() -> None:

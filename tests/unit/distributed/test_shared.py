@@ -14,8 +14,9 @@ import pytest
 from support.native_kernels import built_levels
 
 from nextn.distributed.group import PeerGone
+from nextn.distributed.memory import HEADER, Memory
 from nextn.distributed.pulse import Pulse
-from nextn.distributed.shared import HEADER, Memory, SharedRanks, address
+from nextn.distributed.shared import SharedRanks, address
 from nextn.ops.cpu.library import library
 
 pytestmark = pytest.mark.skipif(not built_levels(), reason="no native kernels")

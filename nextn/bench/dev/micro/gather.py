@@ -16,7 +16,8 @@ from typing import NamedTuple
 
 from nextn.config import usable_cores
 from nextn.distributed.life import die_with_parent
-from nextn.distributed.shared import FEW_SPINS, HEADER, SPINS, Memory, address
+from nextn.distributed.memory import HEADER, Memory
+from nextn.distributed.shared import FEW_SPINS, SPINS, address
 from nextn.ops.cpu.library import library
 
 BURST = 200  # gathers between two looks at the clock

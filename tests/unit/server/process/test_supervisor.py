@@ -25,7 +25,7 @@ def test_restarts_in_ten_minutes(
     most: int, deaths: list[float], gives_up_at: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = EngineClient()
-    kept = Supervisor(ServerConfig(max_engine_restarts=most), client, make_engine)
+    kept = Supervisor(ServerConfig(max_engine_restarts=most), [client], make_engine)
     for i, now in enumerate(deaths):
         monkeypatch.setattr(supervisor.time, "monotonic", lambda now=now: now)
         if i == gives_up_at:

@@ -23,12 +23,15 @@ class Handle:
     socket: Any = None
 
     def __init__(self, error: StartupError | None = None) -> None:
-        self.error = error
+        self.error, self.process = error, self
 
     async def ready(self) -> Ready:
         if self.error is not None:
             raise self.error
         return Ready(258, 1024, 2, {}, EngineStats())
+
+    def kill(self) -> None:
+        """Of the process, and of the handle."""
 
 
 def supervisors(count: int) -> Supervisors:
@@ -38,15 +41,15 @@ def supervisors(count: int) -> Supervisors:
 
 async def test_all_serve_when_all_are_ready() -> None:
     made = supervisors(2)
-    assert len(await made.ready([Handle(), Handle()])) == 2  # type: ignore[list-item]
-    assert all(each.client.ready is not None for each in made.each)
+    assert len(await made.ready([[Handle()], [Handle()]])) == 2  # type: ignore[list-item]
+    assert all(client.ready is not None for each in made.each for client in each.clients)
 
 
 async def test_one_that_cannot_start() -> None:
     made = supervisors(2)
     with pytest.raises(StartupError, match="no good"):
-        await made.ready([Handle(), Handle(StartupError("no good", True))])  # type: ignore[list-item]
-    assert all(each.client.ready is None for each in made.each)
+        await made.ready([[Handle()], [Handle(StartupError("no good", True))]])  # type: ignore[list-item]
+    assert all(client.ready is None for each in made.each for client in each.clients)
 
 
 async def test_the_server_ends_with_the_last_one(caplog: pytest.LogCaptureFixture) -> None:
@@ -59,7 +62,7 @@ async def test_the_server_ends_with_the_last_one(caplog: pytest.LogCaptureFixtur
             raise StartupError(f"engine {i} ended again", False)
 
         supervisor.keep = keep  # type: ignore[method-assign]
-    keeping = asyncio.ensure_future(made.keep([Handle()] * 3))  # type: ignore[list-item]
+    keeping = asyncio.ensure_future(made.keep([[Handle()]] * 3))  # type: ignore[list-item]
     with caplog.at_level(logging.ERROR):
         for i in (1, 0):
             ends[i].set()
@@ -83,7 +86,7 @@ async def test_a_bug_is_no_reason_to_go_on() -> None:
 
     made.each[0].keep, made.each[1].keep = keep, forever  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="a bug"):
-        await made.keep([Handle(), Handle()])  # type: ignore[list-item]
+        await made.keep([[Handle()], [Handle()]])  # type: ignore[list-item]
 
 
 def test_each_has_its_part_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,125 @@
+// A MoE layer whose routed experts are shared by all ranks, in three stages between which rows and results go round
+// (csrc/world.h). What a rank has of its own, the shared expert, is computed while others are waited for.
+//
+//     offer    own rows routed and offered; of the shared expert the first half
+//     compute  this shard's experts on the rows of all groups that chose them
+//     finish   of the shared expert the second half; own results added up
+#pragma once
+#include "moe.h"
+#include "world.h"
+
+namespace {
+
+class SharedExperts {
+  public:
+    // Of the lane's arrays: see LaneArrays.
+    void lay(const LaneArrays& arrays, int lane) { at_ = arrays, lane_ = lane; }
+
+    // Rows h [rows, stride] f32 and h16, normed. ranks: of this group, which have the same rows.
+    void offer(Pool& pool, const NxFeedForward& f, const World& world, const Ranks& ranks, const float* h,
+               const uint16_t* h16, int rows, int64_t stride, Swiglu& shared) {
+        f_ = &f, stride_ = stride, rows_ = rows;
+        const int k = f.top_k, each = world.each();
+        ids_.resize(size_t(rows) * k);
+        weights_.resize(size_t(rows) * k);
+        if (rows) route(pool, f, h, rows, stride, logits_, ids_.data(), weights_.data());
+        if (f.counts && ranks.rank() == 0)
+            for (const int32_t id : ids_) ++f.counts[id];
+        int64_t sent = 0;
+        for (int i = ranks.rank(); i < rows; i += each) {  // the group's ranks share the copying out
+            const int64_t place = world.place(world.group(), i);
+            memcpy(at_.rows + place * stride, h16 + i * stride, size_t(stride) * 2);
+            uint64_t seen = uint64_t(1) << world.shard();
+            for (int j = 0; j < k; ++j) {
+                const int32_t expert = ids_[size_t(i) * k + j], count = f.replica_count[expert];
+                const int turn = (world.given().dynamic ? i : world.group()) % count;
+                const int32_t one = f.replicas[int64_t(expert) * f.most_replicas + turn];
+                at_.ids[place * k + j] = one;
+                const uint64_t shard = uint64_t(1) << (one / f.own);
+                if (!(seen & shard)) sent += stride * 2 * world.slices();
+                seen |= shard;
+            }
+        }
+        ticket_ = world.arrive(lane_, sent);
+        if (!rows || !f.shared_gate_up.data) return;
+        shared.to.all(rows);
+        shared.begin(pool, f.shared_gate_up, f.shared_down, h16, stride,
+                     ranks.begin(f.shared_down.n_in, Swiglu::INNER));
+        pool.for_each(shared.tasks(), [&](int task, int) { shared.up(task); }, shared.cost(f.shared_gate_up));
+        shared.gather(ranks);
+    }
+
+    void compute(Pool& pool, const World& world) {
+        const NxFeedForward& f = *f_;
+        const int k = f.top_k, first = world.shard() * f.own, groups = world.given().groups;
+        world.wait(lane_, ticket_);
+        routed.to.build(f.own, [&](const auto& choice) {
+            for (int g = 0; g < groups; ++g)
+                for (int i = 0; i < world.rows(lane_, g); ++i) {
+                    const int row = int(world.place(g, i));
+                    const int32_t* ids = at_.ids + int64_t(row) * k;
+                    for (int j = 0; j < k; ++j)
+                        if (const int own = ids[j] - first; own >= 0 && own < f.own) choice(own, row, row * k + j);
+                }
+        });
+        int64_t foreign = 0;
+        for (const int32_t row : routed.to.row) foreign += row / world.given().most_rows != world.group();
+        const int64_t width = Swiglu::width(f.down);
+        const bool sliced = world.slices() > 1;
+        if (sliced) routed.inner.lay(uintptr_t(at_.inner + inner_place(world) * width), 0);
+        if (routed.to.count()) {
+            routed.begin(pool, f.gate_up, f.down, at_.rows, stride_, world.begin(f.down.n_in, Swiglu::INNER));
+            pool.for_each(routed.tasks(), [&](int task, int) { routed.up(task); }, routed.cost(f.gate_up));
+        }
+        if (sliced) world.meet(lane_);
+        if (routed.to.count()) {
+            routed.turn(pool);
+            float* results = at_.results + world.begin(stride_, PANEL);
+            pool.for_each(panels(f.down), [&](int p, int) { routed.down(p, results + p * PANEL, stride_); },
+                          routed.cost(f.down));
+        }
+        ticket_ = world.arrive(lane_, foreign * f.down.n_out * 4);
+    }
+
+    // y [rows, stride] f32: this rank's columns, of `columns` outputs.
+    void finish(Pool& pool, const World& world, const Ranks& ranks, Swiglu& shared, float* y, int columns) {
+        const NxFeedForward& f = *f_;
+        const bool is_shared = rows_ && f.shared_gate_up.data;
+        if (is_shared) {
+            if (beside_.size() < size_t(rows_) * stride_) beside_.resize(size_t(rows_) * stride_);
+            ranks.meet();  // for the inner columns, which were made after all had come
+            shared.turn(pool);
+            pool.for_each(panels(f.shared_down), [&](int p, int) {
+                shared.down(p, beside_.data() + p * PANEL, stride_);
+            }, shared.cost(f.shared_down));
+        }
+        world.wait(lane_, ticket_);
+        if (!rows_) return;
+        const int k = f.top_k;
+        const int64_t first = ranks.begin(stride_, PANEL);
+        const float* results = at_.results + world.place(world.group(), 0) * k * stride_ + first;
+        each_row(pool, rows_, [&](int i) {
+            combine(results + int64_t(i) * k * stride_, stride_, weights_.data() + int64_t(i) * k, k,
+                    is_shared ? beside_.data() + i * stride_ : nullptr, stride_, 1, columns, y + i * stride_, stride_);
+        });
+    }
+
+    Swiglu routed;
+
+  private:
+    // The shards' inner columns lie one after another.
+    int64_t inner_place(const World& world) const {
+        return int64_t(world.shard()) * world.given().groups * world.given().most_rows * f_->top_k;
+    }
+
+    LaneArrays at_;
+    int lane_ = 0;
+    const NxFeedForward* f_ = nullptr;
+    int64_t stride_ = 0;
+    int rows_ = 0;
+    World::Ticket ticket_{};
+    std::vector<float> logits_, weights_, beside_;
+    std::vector<int32_t> ids_;
+};
+
+}  // namespace

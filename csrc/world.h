@@ -1,0 +1,132 @@
+// All ranks that share the routed experts of a model: of every attention group, each with requests of its own. They lie
+// in `shards` shards, each of whole experts; the ranks of one shard have slices of each of them, as csrc/ranks.h cuts.
+//
+// In a MoE layer each rank offers its rows where all read them. Each shard computes its experts for whoever chose
+// them, and puts a result for every choice back, f32, where the row's owner adds them in the usual order. So a row has
+// the bits that one rank alone gives it, whoever has an expert, and whoever else is there.
+//
+//     page 0     meetings, one for each lane; rows of the groups
+//     each lane  rows [groups][most_rows][hidden] bf16, ids [groups][most_rows][top_k], results beside them, f32,
+//                inner columns of the shards
+#pragma once
+#include <algorithm>
+#include <type_traits>
+
+#include "ranks.h"
+
+extern "C" {
+struct NxWorld {
+    int32_t rank, size, groups, shards;
+    int32_t most_rows;         // of a group in a step
+    int32_t spins;
+    uint8_t* memory;           // shared; zeros at first
+    int32_t dynamic;           // replicas of an expert take turns by row; else each group has its own
+    int32_t epoch;             // by turns, of nx_world_step
+    int32_t two;               // does this step go in two lanes?
+    int32_t rows[2][64];       // of each group, in this step: in either lane
+    int64_t waited, sent;      // nanoseconds, and bytes to other ranks, all in all
+    double link;               // nanoseconds that each byte is to take between ranks; 0: what it takes. For experiments
+    int64_t link_free;         // when the last one has arrived
+};
+}
+
+namespace {
+
+constexpr int LANES = 2;
+constexpr int64_t MEETING_STRIDE = 256, ROWS_AT = LANES * MEETING_STRIDE;
+static_assert(sizeof(NxMeeting) <= MEETING_STRIDE, "one after another");
+
+// What one lane of rows needs, in memory that all ranks map.
+struct LaneArrays {
+    uint16_t* rows = nullptr;
+    int32_t* ids = nullptr;
+    float* results = nullptr;
+    uint16_t* inner = nullptr;
+
+    // Returns the bytes up to its end.
+    int64_t lay(uintptr_t memory, int64_t at, const NxWorld& w, int64_t hidden, int64_t top_k, int64_t inner_width) {
+        const int64_t count = int64_t(w.groups) * w.most_rows;
+        const auto take = [&](auto*& array, int64_t n) {
+            array = reinterpret_cast<std::remove_reference_t<decltype(array)>>(memory + at);
+            at += (n * int64_t(sizeof(*array)) + 63) / 64 * 64;
+        };
+        take(rows, count * hidden);
+        take(ids, count * top_k);
+        take(results, count * top_k * hidden);
+        take(inner, w.shards < w.size ? w.shards * count * top_k * inner_width : 0);
+        return at;
+    }
+};
+
+class World {
+  public:
+    World() = default;
+    explicit World(NxWorld* world) : w_(world) {}
+
+    explicit operator bool() const { return w_ != nullptr; }
+    const NxWorld& given() const { return *w_; }
+    int size() const { return w_->size; }
+    int each() const { return w_->size / w_->groups; }  // ranks of a group
+    int group() const { return w_->rank / each(); }
+    int slices() const { return w_->size / w_->shards; }
+    int slice() const { return w_->rank % slices(); }
+    int shard() const { return w_->rank / slices(); }
+
+    // The number of a group's row among those of all.
+    int64_t place(int group, int64_t row) const { return int64_t(group) * w_->most_rows + row; }
+
+    // This rank's slice of n outputs.
+    int64_t begin(int64_t n, int64_t unit) const { return part(n, unit, slice()); }
+
+    // Says how many rows this group has in this step, in two lanes if it is large enough for all, and learns it of all
+    // groups. Throws RankGone.
+    void step(int32_t first, int32_t rest, bool wanted) const {
+        constexpr int NUMBERS = 3;
+        w_->epoch ^= 1;
+        int32_t* all = reinterpret_cast<int32_t*>(w_->memory + ROWS_AT) + w_->epoch * NUMBERS * MOST_RANKS;
+        int32_t* own = all + group() * NUMBERS;
+        if (w_->rank % each() == 0) own[0] = first, own[1] = rest, own[2] = wanted;
+        meet(0);
+        bool two = false;
+        for (int g = 0; g < w_->groups; ++g) two |= all[g * NUMBERS + 2] != 0;
+        for (int g = 0; g < w_->groups; ++g) {
+            const int32_t* its = all + g * NUMBERS;
+            w_->rows[0][g] = two ? its[0] : its[0] + its[1];
+            w_->rows[1][g] = two ? its[1] : 0;
+        }
+        w_->two = two;
+    }
+    int rows(int lane, int group) const { return w_->rows[lane][group]; }
+    bool two() const { return w_->two != 0; }
+
+    struct Ticket {
+        uint32_t epoch;
+        int64_t due;  // with a slow link: when what this rank sends has arrived
+    };
+    // bytes: that this rank sends to others.
+    Ticket arrive(int lane, int64_t bytes) const {
+        w_->sent += bytes;
+        if (w_->link > 0) w_->link_free = std::max(w_->link_free, now()) + int64_t(w_->link * double(bytes));
+        return {::arrive(meeting(lane), w_->size), w_->link_free};
+    }
+    void wait(int lane, const Ticket& ticket) const {
+        const int64_t from = now();
+        ::wait(meeting(lane), meeting(0).broken, ticket.epoch, w_->spins);
+        if (ticket.due > now()) std::this_thread::sleep_for(std::chrono::nanoseconds(ticket.due - now()));
+        w_->waited += now() - from;
+    }
+    void meet(int lane) const { wait(lane, arrive(lane, 0)); }
+
+  private:
+    static int64_t now() {
+        return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+    }
+    NxMeeting& meeting(int lane) const { return reinterpret_cast<NxMeeting*>(w_->memory + lane * MEETING_STRIDE)[0]; }
+    int64_t part(int64_t n, int64_t unit, int slice) const {
+        const int64_t units = (n + unit - 1) / unit, at = units * slice / slices() * unit;
+        return at < n ? at : n;
+    }
+    NxWorld* w_ = nullptr;
+};
+
+}  // namespace

@@ -1,0 +1,84 @@
+"""Which routed experts a rank holds, where all ranks of several attention groups share them.
+
+Expert parallelism: `shards` shards of whole experts; each shard's ranks have a slice of every expert in it. A
+physical expert is an expert or a replica of one: those of shard s are s * own ... (s + 1) * own - 1, and the
+placement says which expert each is. Replicas have the same bytes, so a placement changes no text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nextn.distributed.placement import Placement
+
+if TYPE_CHECKING:
+    from nextn.ops.cpu.weights import PackedWeight
+
+
+@dataclass
+class ExpertShare:
+    """rank, size: among all ranks. shards: it divides size. placement: of all layers with routed experts, of
+    which `first_layer` is the first. most_replicas: of one expert, in any placement to come."""
+
+    rank: int
+    size: int
+    shards: int
+    placement: Placement
+    most_replicas: int
+    first_layer: int = 0
+
+    def __post_init__(self) -> None:
+        physical = self.placement.physical.shape[1]
+        if physical % self.shards:
+            raise ValueError(
+                f"--ep-size {self.shards}: {physical} experts, the redundant ones counted, cannot be divided "
+                "by it; change --ep-size or --ep-num-redundant-experts"
+            )
+
+    @property
+    def slices(self) -> int:
+        """Ranks that share each expert."""
+        return self.size // self.shards
+
+    @property
+    def slice(self) -> int:
+        return self.rank % self.slices
+
+    @property
+    def shard(self) -> int:
+        return self.rank // self.slices
+
+    @property
+    def own(self) -> range:
+        """This rank's physical experts."""
+        each = int(self.placement.physical.shape[1]) // self.shards
+        return range(self.shard * each, (self.shard + 1) * each)
+
+    def held(self, layer: int) -> np.ndarray:
+        """Which expert each of its own physical ones is."""
+        return self.placement.physical[layer - self.first_layer, self.own.start : self.own.stop]
+
+
+class ExpertTable:
+    """What the kernels know of one layer's experts: arrays that they read while steps run; they change only
+    between steps.
+
+    replicas [experts, most_replicas] int32: physical ones of each. count [experts] int32: how many. chosen
+    [experts] int64: how often rows of this group chose each, counted up."""
+
+    def __init__(self, share: ExpertShare, layer: int, gate_up: PackedWeight, down: PackedWeight) -> None:
+        self.gate_up, self.down = gate_up, down
+        experts = share.placement.logical.shape[1]
+        self.replicas = np.zeros((experts, share.most_replicas), np.int32)
+        self.count = np.zeros(experts, np.int32)
+        self.chosen = np.zeros(experts, np.int64)
+        self.take(share.placement, layer - share.first_layer)
+
+    def take(self, placement: Placement, row: int) -> None:
+        """From now on experts are where this row of the placement says."""
+        logical = placement.logical[row]
+        self.replicas[:, : logical.shape[1]] = logical
+        self.count[:] = placement.replicas[row]

@@ -1,0 +1,47 @@
+"""Memory that several processes of a machine map.
+
+It is a file without a name: the system frees it when the last process that has it open ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+HEADER = 4096  # MEETING_BYTES of csrc/ranks.h
+
+
+class Memory:
+    """file: its descriptor; None: new, empty memory. As an argument of a process that is spawned, it is the
+    same memory there."""
+
+    def __init__(self, file: int | None = None) -> None:
+        self.file = _unnamed_file() if file is None else file
+        if file is None:  # by one process: of two, the slower one would cut off what the other has mapped
+            os.ftruncate(self.file, HEADER)
+
+    def mapped(self, size: int) -> mmap.mmap:
+        """The first `size` bytes. What nobody writes takes no room. Several ranks may only ask for more than
+        there is with the same `size`."""
+        if os.fstat(self.file).st_size < size:
+            os.ftruncate(self.file, size)
+        return mmap.mmap(self.file, size)
+
+    def close(self) -> None:
+        os.close(self.file)
+
+    def __getstate__(self) -> Any:
+        return DupFd(self.file)
+
+    def __setstate__(self, handle: Any) -> None:
+        self.file = handle.detach()
+
+
+def _unnamed_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("nextn")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

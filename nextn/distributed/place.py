@@ -1,0 +1,70 @@
+"""What the engines of --enable-dp-attention have in common: memory, and sockets to wake each other.
+
+with places(2) as (first, second):
+    ...  # start a process with each, as an argument
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nextn.distributed.memory import Memory
+
+
+@dataclass
+class Place:
+    """As an argument of a process that is spawned, it is the same memory and the same sockets there. No read
+    or write waits. memory: new at every start, empty."""
+
+    group: int
+    groups: int
+    memory: Memory
+    wake: socket.socket  # readable when another group has woken this one
+    wakers: list[socket.socket]  # by group: a byte wakes it
+
+    def wake_others(self) -> None:
+        for group, waker in enumerate(self.wakers):
+            # One whose buffer is full is awake; one that is gone ends all, and its supervisor says so.
+            if group != self.group:
+                with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
+                    waker.send(b"w")
+
+    def woken(self) -> bool:
+        """Has another group woken this one since the last call?"""
+        found = False
+        with contextlib.suppress(BlockingIOError):
+            while self.wake.recv(4096):
+                found = True
+        return found
+
+    def fileno(self) -> int:
+        """For poll and select."""
+        return self.wake.fileno()
+
+    def close(self) -> None:
+        self.memory.close()
+        for end in (self.wake, *self.wakers):
+            end.close()
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        for end in (self.wake, *self.wakers):
+            end.setblocking(False)
+
+
+@contextlib.contextmanager
+def places(groups: int) -> Iterator[list[Place]]:
+    """One for each group. This process's ends are closed afterwards."""
+    with contextlib.ExitStack() as undo:
+        memory = Memory()
+        undo.callback(memory.close)
+        pairs = [socket.socketpair() for _ in range(groups)]
+        for end in (end for pair in pairs for end in pair):
+            undo.callback(end.close)
+            end.setblocking(False)
+        wakers = [writes for _, writes in pairs]
+        yield [Place(group, groups, memory, reads, wakers) for group, (reads, _) in enumerate(pairs)]

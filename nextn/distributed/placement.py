@@ -1,0 +1,288 @@
+"""Which shard computes which expert: placements, and the load balancer that plans them.
+
+The algorithm is DeepSeek's Expert Parallelism Load Balancer (EPLB, https://github.com/deepseek-ai/EPLB;
+section 3.4 of arXiv 2412.19437). Replicas of an expert have equal weights, so a placement never changes a
+text.
+
+    L  layers with routed experts     N  logical experts: those of the model
+    E  shards                         P  physical experts: logical ones and spare replicas; a multiple of E
+
+Shard s holds physical experts s * P / E .. (s + 1) * P / E - 1; their numbers are slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int32]
+Counts = NDArray[np.int64]
+Loads = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    """physical [L, P]: the logical expert in each slot (phy2log). `experts` is N. Arrays are read-only.
+
+    >>> placement = Placement(np.array([[0, 1, 2, 0]]), experts=3)  # two shards: 0, 1 and 2, 0
+    >>> placement.logical.tolist(), placement.replicas.tolist()
+    ([[[0, 3], [1, -1], [2, -1]]], [[2, 1, 1]])
+
+    Raises ValueError for an expert without a slot, and for a number that is no expert.
+    """
+
+    physical: NDArray[Any]  # int32
+    experts: int
+
+    def __post_init__(self) -> None:
+        physical = np.array(self.physical)
+        if physical.ndim != 2 or 0 in physical.shape or physical.dtype.kind not in "iu":
+            raise ValueError("a placement is a table of whole numbers, a row for each layer")
+        outside = np.argwhere((physical < 0) | (physical >= self.experts))
+        if len(outside):
+            layer, slot = outside[0].tolist()
+            raise ValueError(
+                f"layer {layer} has expert {physical[layer, slot]} in slot {slot}; the model's experts are "
+                f"0..{self.experts - 1}"
+            )
+        physical = physical.astype(np.int32)
+        physical.setflags(write=False)
+        object.__setattr__(self, "physical", physical)
+        missing = np.argwhere(self.replicas == 0)
+        if len(missing):
+            layer, expert = missing[0].tolist()
+            raise ValueError(f"layer {layer} has no slot for expert {expert}")
+
+    @classmethod
+    def trivial(cls, layers: int, experts: int, spare: int = 0) -> Placement:
+        """Slot p holds expert p % experts, as SGLang's `trivial`."""
+        return cls(np.tile(np.arange(experts + spare) % experts, (layers, 1)), experts)
+
+    @cached_property
+    def replicas(self) -> Ints:
+        """[L, N]: how many slots hold each expert (logcnt)."""
+        found = np.zeros((self.layers, self.experts), np.int32)
+        np.add.at(found, (np.arange(self.layers)[:, None], self.physical), 1)
+        found.setflags(write=False)
+        return found
+
+    @cached_property
+    def logical(self) -> Ints:
+        """[L, N, most replicas of any expert]: the slots of each expert, ascending, then -1 (log2phy)."""
+        found = np.full((self.layers, self.experts, int(self.replicas.max())), -1, np.int32)
+        by_expert = np.argsort(self.physical, axis=1, kind="stable")
+        found[np.arange(found.shape[2]) < self.replicas[:, :, None]] = by_expert.ravel()
+        found.setflags(write=False)
+        return found
+
+    @property
+    def layers(self) -> int:
+        return int(self.physical.shape[0])
+
+    @property
+    def slots(self) -> int:
+        """P."""
+        return int(self.physical.shape[1])
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Placement):
+            return NotImplemented
+        return self.experts == other.experts and np.array_equal(self.physical, other.physical)
+
+    def __hash__(self) -> int:
+        return hash((self.experts, self.physical.shape, self.physical.tobytes()))
+
+
+def balanced(counts: NDArray[Any], physical: int, shards: int, nodes: int = 1, groups: int = 1) -> Placement:
+    """Plans a placement from counts [L, N]: the rows that each expert had. `physical` is P.
+
+    The hierarchical policy, if `groups` (the router's) is a multiple of `nodes`: groups go to nodes, experts
+    are replicated within their node, and replicas go to the node's shards. So a token that is routed to few
+    groups goes to few nodes. Otherwise the global policy, which is the same with one node and one group.
+
+    - Groups and replicas are packed heaviest first, each into the lightest pack that has room.
+    - A spare slot goes to the expert with the highest load per replica; of equal ones, to that with the
+      fewest replicas, so that a layer without load gets different ones.
+    - Two things are added to EPLB: a shard gets a second replica of an expert only where P leaves no choice,
+      and a layer keeps the trivial placement if the plan is no better (and groups may lie so).
+
+    Deterministic: of equal ones the lowest number is taken, so all ranks plan the same from the same counts.
+    Raises ValueError for sizes that do not divide.
+    """
+    table = checked_counts(counts)
+    layers, experts = table.shape
+    check_sizes(experts, physical, shards)
+    if nodes < 1 or groups < 1 or groups % nodes:
+        nodes = groups = 1
+    if shards % nodes or experts % groups:
+        raise ValueError(
+            f"{shards} shards must be a multiple of {nodes} nodes, and {experts} experts of {groups} groups"
+        )
+    trivial = Placement.trivial(layers, experts, physical - experts)
+    found = np.stack([_layer(row, physical, shards, nodes, groups) for row in table])
+    if nodes == 1 or physical == experts:  # trivial then has a node's groups in this node
+        most = shard_loads(table, Placement(found, experts), shards).max(axis=1)
+        keep = shard_loads(table, trivial, shards).max(axis=1) <= most
+        found[keep] = trivial.physical[keep]
+    return Placement(found, experts)
+
+
+def _layer(loads: Counts, physical: int, shards: int, nodes: int, groups: int) -> Ints:
+    """One layer's experts in their slots; ascending within a shard."""
+    of_group = loads.reshape(groups, -1)
+    node_of_group = _pack(of_group.sum(axis=1).astype(np.float64), np.arange(groups), nodes)
+    node_of = np.repeat(node_of_group, of_group.shape[1])
+    found = []
+    for node in range(nodes):
+        own = np.flatnonzero(node_of == node)
+        replicas = _replicate(loads[own], physical // nodes, shards // nodes)
+        items = np.repeat(np.arange(len(own)), replicas)
+        shares = loads[own][items] / replicas[items]
+        shard_of = _pack(shares, items, shards // nodes)
+        found.append(own[items[np.argsort(shard_of, kind="stable")]])
+    return np.concatenate(found).astype(np.int32)
+
+
+def _replicate(loads: Counts, slots: int, shards: int) -> Counts:
+    """How many of the slots each expert gets: at most one on each shard, while others can take the rest."""
+    replicas = np.ones(len(loads), np.int64)
+    most = max(shards, -(-slots // len(loads)))
+    for _ in range(slots - len(loads)):
+        shares = np.where(replicas < most, loads / replicas, -1.0)
+        highest = np.flatnonzero(shares == shares.max())
+        replicas[highest[replicas[highest].argmin()]] += 1
+    return replicas
+
+
+def _pack(loads: Loads, experts: NDArray[np.int64], packs: int) -> NDArray[np.int64]:
+    """The pack of each item: equally many in each, loads as even as the greedy way makes them.
+
+    experts[i]: items with the same number go to different packs, if no number is there more often than packs.
+    """
+    found = np.full(len(loads), -1, np.int64)
+    room = np.full(packs, len(loads) // packs)
+    filled = np.zeros(packs)
+    holds = np.zeros((packs, int(experts.max()) + 1), np.int64)
+
+    def put(item: int, pack: int, sign: int = 1) -> None:
+        found[item] = pack if sign > 0 else -1
+        room[pack] -= sign
+        filled[pack] += sign * loads[item]
+        holds[pack, experts[item]] += sign
+
+    for item in np.argsort(-loads, kind="stable").tolist():
+        others = holds[:, experts[item]] == 0
+        apart = others & (room > 0)
+        pack = int(np.where(apart if apart.any() else room > 0, filled, np.inf).argmin())
+        if not apart.any():
+            # The packs with room have this expert, those without it are full: one of them passes on the
+            # lightest item that `pack` does not hold.
+            there = (found >= 0) & others[found] & (holds[pack, experts] == 0)
+            if there.any():
+                passed = int(np.where(there, loads, np.inf).argmin())
+                full = int(found[passed])
+                put(passed, full, -1)
+                put(passed, pack)
+                pack = full
+        put(item, pack)
+    return found
+
+
+def shard_loads(counts: NDArray[Any], placement: Placement, shards: int) -> Loads:
+    """[L, E]: the rows of each shard, if an expert's are divided evenly among its replicas."""
+    table = checked_counts(counts)
+    if table.shape != placement.replicas.shape:
+        raise ValueError(f"counts of shape {table.shape}, a placement of {placement.replicas.shape}")
+    check_sizes(placement.experts, placement.slots, shards)
+    each = np.take_along_axis(table / placement.replicas, placement.physical, axis=1)
+    # cumsum adds in the order of slots on every CPU; sum need not, and ranks have to agree on a plan.
+    loads: Loads = each.reshape(placement.layers, shards, -1).cumsum(axis=2)[:, :, -1]
+    return loads
+
+
+def utilisation(counts: NDArray[Any], placement: Placement, shards: int) -> Loads:
+    """[L]: the mean load of shards over the highest, so at most 1; 1 for a layer without load."""
+    loads = shard_loads(counts, placement, shards)
+    mean, most = checked_counts(counts).sum(axis=1) / shards, loads.max(axis=1)
+    found: Loads = np.divide(mean, most, out=np.ones(len(loads)), where=most > 0)
+    return np.minimum(found, 1.0)
+
+
+def imbalance(counts: NDArray[Any], placement: Placement, shards: int) -> Loads:
+    """[L]: the highest load of a shard over the mean, so how much longer a layer takes than if balanced."""
+    found: Loads = 1 / utilisation(counts, placement, shards)
+    return found
+
+
+class Move(NamedTuple):
+    """`slot` gets the weights that are in slot `source` of the old placement."""
+
+    slot: int
+    source: int
+
+
+def moves(old: Placement, new: Placement, shards: int) -> list[list[Move]]:
+    """For each layer, the slots whose expert changes, ascending, and where its weights are: on the same shard
+    if possible, else in the lowest slot that has them.
+
+    A source may be a slot that changes itself: read all sources of a layer before writing.
+    """
+    if old.experts != new.experts or old.physical.shape != new.physical.shape:
+        raise ValueError("the two placements are of different sizes")
+    check_sizes(new.experts, new.slots, shards)
+    width = new.slots // shards
+    found: list[list[Move]] = []
+    for layer in range(new.layers):
+        changed = np.flatnonzero(old.physical[layer] != new.physical[layer]).tolist()
+        found.append([])
+        for slot in changed:
+            expert = new.physical[layer, slot]
+            sources = old.logical[layer, expert, : old.replicas[layer, expert]]
+            near = sources[sources // width == slot // width]
+            found[-1].append(Move(slot, int(near[0] if len(near) else sources[0])))
+    return found
+
+
+def keep_slots(old: Placement, new: Placement, shards: int) -> Placement:
+    """`new` with the same experts on each shard, where those that were on it in `old` keep their slots. This
+    saves moves and changes no load."""
+    check_sizes(new.experts, new.slots, shards)
+    if old.physical.shape != new.physical.shape:
+        raise ValueError("the two placements are of different sizes")
+    before = old.physical.reshape(-1, new.slots // shards)
+    found = new.physical.reshape(before.shape).copy()
+    for was, row in zip(before.tolist(), found, strict=True):
+        left = row.tolist()
+        kept = []
+        for expert in was:
+            kept.append(expert in left)
+            if kept[-1]:
+                left.remove(expert)
+        rest = iter(left)
+        row[:] = [expert if stays else next(rest) for expert, stays in zip(was, kept, strict=True)]
+    return Placement(found.reshape(new.physical.shape), new.experts)
+
+
+def checked_counts(counts: NDArray[Any]) -> Counts:
+    """Raises ValueError for counts that are no table of whole numbers of at least 0."""
+    table = np.asarray(counts)
+    if table.ndim != 2 or 0 in table.shape or table.dtype.kind not in "iu" or table.min() < 0:
+        raise ValueError("counts are a table of whole numbers from 0, a row for each layer")
+    return table.astype(np.int64)
+
+
+def check_sizes(experts: int, physical: int, shards: int) -> None:
+    """Raises ValueError if the shards cannot have equally many physical experts, or experts are left out."""
+    if shards < 1:
+        raise ValueError(f"{shards} shards: at least 1 is needed")
+    if physical < experts:
+        raise ValueError(f"{physical} physical experts are too few for the model's {experts}")
+    if physical % shards:
+        raise ValueError(
+            f"{physical} physical experts ({experts} and {physical - experts} spare) cannot be divided "
+            f"evenly among {shards} shards; with {-physical % shards} more spare ones they can"
+        )

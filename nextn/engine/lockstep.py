@@ -1,0 +1,70 @@
+"""Engines that share their experts run every step together, each on requests of its own, or sleep together.
+
+Each step begins with a meeting in which all say how many rows they have (`nextn.distributed.shared_world`). A
+step in which nobody has any sends all to sleep. Whoever gets work then wakes the others with the number of the
+step that it goes on to: one that has been there already takes no notice.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from nextn.distributed.place import Place
+from nextn.distributed.pulse import Pulse
+from nextn.engine.executor import Executor, ExecutorInfo, Ran
+from nextn.engine.runner import Runner
+from nextn.engine.tensor_parallel import TensorParallelExecutor
+from nextn.scheduler.plan import Plan
+from nextn.speculative.state import RequestState
+
+log = logging.getLogger("nextn.engine")
+
+
+class LockstepExecutor:
+    """Raises PeerGone once an engine is gone, or one of its ranks."""
+
+    def __init__(self, own: Runner | TensorParallelExecutor, place: Place) -> None:
+        assert own.world is not None
+        self._own: Executor = own
+        self._world, self._place = own.world, place
+        self._step = 0
+        self.awake = False
+        self.info: ExecutorInfo = own.info
+        self._pulse = Pulse(self._world, self._lost)
+
+    def _lost(self, group: int, what: str) -> None:
+        """Nothing can wake a thread that waits for a rank which is stopped: the supervisor starts all again."""
+        log.critical("the engine of group %d %s; this one ends", group, what)
+        os._exit(1)
+
+    def add(self, state: RequestState) -> None:
+        self._own.add(state)
+
+    def drop(self, rid: str) -> None:
+        self._own.drop(rid)
+
+    def launch(self, plan: Plan) -> Ran:
+        if not self.awake:
+            self._place.wake_others(self._step)
+        self._step += 1
+        found = self._own.launch(plan).result()
+        self.awake = self._world.busy
+        return Ran(found)
+
+    def check(self) -> None:
+        self._own.check()
+
+    @property
+    def waited(self) -> float:
+        return self._own.waited
+
+    @property
+    def wakes(self) -> LockstepExecutor:
+        return self
+
+    def fileno(self) -> int:
+        return self._place.fileno()
+
+    def hear(self) -> None:
+        self.awake |= self._place.woken(self._step)

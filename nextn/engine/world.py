@@ -1,0 +1,42 @@
+"""From options to a rank's part in a world: all ranks that share the routed experts of a model."""
+
+from __future__ import annotations
+
+from nextn.config import EngineConfig
+from nextn.distributed.expert_share import ExpertShare
+from nextn.distributed.placement_file import Sizes, initial_placement
+from nextn.distributed.shared_world import SharedWorld
+from nextn.engine.gang import most_rows, threads_of
+from nextn.engine.seat import Seat
+from nextn.families.config import ModelConfig
+
+
+def shares_experts(config: EngineConfig) -> bool:
+    return config.ep_size > 1 or config.world_size > config.tp_size
+
+
+def make_world(config: EngineConfig, cfg: ModelConfig, seat: Seat) -> SharedWorld:
+    """Raises ValueError for a model without routed experts, and for a placement that does not fit it."""
+    if not cfg.n_routed_experts:
+        raise ValueError(
+            f"{shared_by(config)}: {cfg.architecture} here has no routed experts to share; leave it out"
+        )
+    spare = config.ep_num_redundant_experts
+    dense = sum(not cfg.is_moe(i) for i in range(cfg.num_hidden_layers))
+    layers = cfg.num_hidden_layers - dense
+    sizes = Sizes(layers, cfg.n_routed_experts, cfg.n_routed_experts + spare, config.ep_size, dense_layers=dense)
+    size = config.world_size
+    share = ExpertShare(
+        seat.group * config.tp_size + seat.rank, size, config.ep_size,
+        initial_placement(config.init_expert_location, sizes), 1 + spare, dense,
+    )  # fmt: skip
+    return SharedWorld(
+        share, size // config.tp_size, seat.memory, size * threads_of(config), most_rows(config),
+        config.ep_dispatch_algorithm == "dynamic",
+    )  # fmt: skip
+
+
+def shared_by(config: EngineConfig) -> str:
+    """The option by which experts are shared."""
+    groups = config.world_size > config.tp_size
+    return "--enable-dp-attention" if groups else f"--ep-size {config.ep_size}"

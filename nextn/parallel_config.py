@@ -1,0 +1,213 @@
+"""The options of ranks and of experts that they share. What serves several groups of ranks is in
+`nextn.server_config`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nextn.option import Options, option
+
+MAX_RANKS = 64  # that compute a step together: each has a counter in a page (nextn.distributed.shared)
+
+
+def parsed_address(text: str) -> tuple[str, int]:
+    """Of --dist-init-addr. Raises ValueError.
+
+    >>> parsed_address("10.0.0.1:5000"), parsed_address("tcp://[::1]:5000")
+    (('10.0.0.1', 5000), ('::1', 5000))
+    """
+    host, _, port = text.removeprefix("tcp://").rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (host and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError(f"--dist-init-addr is {text!r}: it must be HOST:PORT")
+    return host, int(port)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig(Options):
+    """The part of `EngineConfig` that is about ranks."""
+
+    tp_size: int = option(
+        1,
+        "parallelism",
+        "ranks (processes) that compute every step together, each with a part of the weights; texts are "
+        "those of one, byte for byte",
+        "--tp",
+        "--tensor-parallel-size",
+    )
+    nnodes: int = option(
+        1,
+        "parallelism",
+        "machines that the ranks are on, equally many on each. Run the same command on every one, with its "
+        "--node-rank; node 0 answers HTTP",
+    )
+    node_rank: int = option(0, "parallelism", "which of the --nnodes machines this is, from 0 on")
+    dist_init_addr: str | None = option(
+        None,
+        "parallelism",
+        "HOST:PORT at which node 0 waits for the ranks of other machines, in a private network: nothing is "
+        "encrypted",
+        "--nccl-init-addr",
+    )
+    dist_timeout: float = option(
+        300.0,
+        "parallelism",
+        "seconds that the ranks of several machines wait for each other at the start",
+        "--distributed-timeout-seconds",
+    )
+    numa: str = option(
+        "auto",
+        "parallelism",
+        "auto: on machines with several NUMA nodes, each rank of --tp-size runs on the cores of one; off: "
+        "the system decides",
+        choices=("auto", "off"),
+    )
+    distributed_executor_backend: str = option(
+        "mp",
+        "parallelism",
+        "who starts the ranks. mp: nextn, on the machines where it is started; ray: Ray, on the nodes of a "
+        "cluster, needs pip install 'nextn[ray]'",
+        choices=("mp", "ray"),
+        words={"uni": "mp"},
+    )
+    ep_size: int = option(
+        1,
+        "parallelism",
+        "shards of the routed experts: each holds some whole; it divides --tp-size; texts are the same",
+        "--ep",
+        "--expert-parallel-size",
+    )
+    ep_num_redundant_experts: int = option(
+        0,
+        "parallelism",
+        "further copies of experts in each layer, over all shards: those that get many tokens have several",
+    )
+    ep_dispatch_algorithm: str = option(
+        "static",
+        "parallelism",
+        "which copy of an expert a token goes to. static: always the same from each rank, the nearest; "
+        "dynamic: a random one",
+        choices=("static", "dynamic"),
+    )
+    init_expert_location: str = option(
+        "trivial",
+        "parallelism",
+        "where experts are at the start. trivial: in order; or a file: a placement, or a recorded "
+        "distribution of tokens to balance",
+    )
+    enable_eplb: bool = option(
+        False,
+        "parallelism",
+        "expert parallelism load balancer: while serving, move experts so that all shards get equally many "
+        "tokens; texts are the same",
+    )
+    eplb_rebalance_num_iterations: int = option(
+        1000, "parallelism", "--enable-eplb: steps from one look at the balance to the next"
+    )
+    eplb_rebalance_layers_per_chunk: int | None = option(
+        None, "parallelism", "--enable-eplb: layers whose experts move between two steps; default: all"
+    )
+    eplb_min_rebalancing_utilization_threshold: float = option(
+        1.0,
+        "parallelism",
+        "--enable-eplb: experts move only if the shards' mean load, divided by the highest, is below this",
+    )
+    expert_distribution_recorder_mode: str = option(
+        "stat",
+        "parallelism",
+        "what a record of the experts' load has. stat: tokens of each expert in each layer; per_pass: the "
+        "same for every step",
+        choices=("stat", "per_pass"),
+    )
+    enable_single_batch_overlap: bool = option(
+        False, "parallelism", "compute the shared expert while rows are on their way to other shards"
+    )
+    enable_two_batch_overlap: bool = option(
+        False,
+        "parallelism",
+        "cut large steps in two halves: one computes while the rows of the other are on their way",
+    )
+
+    def check(self) -> None:
+        super().check()
+        need = self.need
+        need(1 <= self.tp_size <= MAX_RANKS, "tp_size", f"it must be between 1 and {MAX_RANKS}")
+        need(self.nnodes >= 1, "nnodes", "it must be at least 1")
+        need(
+            self.tp_size % self.nnodes == 0,
+            "nnodes",
+            f"--tp-size {self.tp_size} must be a multiple of it, for every machine has equally many ranks",
+        )
+        need(
+            0 <= self.node_rank < self.nnodes,
+            "node_rank",
+            f"it must be from 0 to {self.nnodes - 1} (--nnodes)",
+        )
+        need(self.dist_timeout > 0, "dist_timeout", "it must be more than 0")
+        if self.distributed_executor_backend == "ray":
+            need(
+                self.tp_size > 1,
+                "distributed_executor_backend",
+                "Ray starts the ranks of --tp-size, which is 1; raise it, or leave one of them out",
+            )
+            need(self.nnodes == 1, "nnodes", "Ray chooses the nodes; leave it out")
+            need(self.dist_init_addr is None, "dist_init_addr", "Ray's ranks find each other; leave it out")
+        if self.dist_init_addr is not None:
+            parsed_address(self.dist_init_addr)
+        elif self.nnodes > 1:
+            raise ValueError(
+                f"--nnodes {self.nnodes} needs --dist-init-addr HOST:PORT: where node 0 waits for the others"
+            )
+        self._check_experts()
+
+    def _check_experts(self) -> None:
+        need = self.need
+        need(self.ep_size >= 1, "ep_size", "it must be at least 1")
+        need(
+            self.world_size % self.ep_size == 0,
+            "ep_size",
+            f"it must divide --tp-size, which is {self.world_size}; change one of them",
+        )
+        need(
+            self.nnodes == 1 or self.ep_size in (1, self.world_size),
+            "ep_size",
+            f"with --nnodes {self.nnodes} it must be 1 or --tp-size, {self.world_size}",
+        )
+        need(self.ep_num_redundant_experts >= 0, "ep_num_redundant_experts", "it must be 0 or more")
+        for name, default in (
+            ("ep_num_redundant_experts", 0),
+            ("init_expert_location", "trivial"),
+            ("enable_eplb", False),
+        ):
+            need(
+                self.ep_size > 1 or getattr(self, name) == default,
+                name,
+                "experts are in shards only with --ep-size above 1; raise --ep-size, or leave this out",
+            )
+        need(
+            self.eplb_rebalance_num_iterations >= 1, "eplb_rebalance_num_iterations", "it must be at least 1"
+        )
+        chunk = self.eplb_rebalance_layers_per_chunk
+        need(chunk is None or chunk >= 1, "eplb_rebalance_layers_per_chunk", "it must be at least 1")
+        need(
+            0.0 <= self.eplb_min_rebalancing_utilization_threshold <= 1.0,
+            "eplb_min_rebalancing_utilization_threshold",
+            "it must be between 0 and 1",
+        )
+
+    @property
+    def world_size(self) -> int:
+        """The ranks that share the experts: `ep_size` divides it."""
+        return self.tp_size
+
+    @property
+    def rank_0(self) -> tuple[str, int]:
+        """Where it waits for ranks of other machines."""
+        assert self.dist_init_addr is not None
+        return parsed_address(self.dist_init_addr)
+
+    @property
+    def own_ranks(self) -> range:
+        """Those of this machine."""
+        each = self.tp_size // self.nnodes
+        return range(self.node_rank * each, (self.node_rank + 1) * each)

@@ -1,0 +1,82 @@
+"""Native models whose experts are shared by the ranks of several attention groups, each rank a thread here."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import torch
+
+from nextn.distributed.expert_share import ExpertShare
+from nextn.distributed.placement import Placement
+from nextn.distributed.shared import Memory, SharedRanks
+from nextn.distributed.shared_world import SharedWorld
+from nextn.models.native import NativeDeepseekV3
+
+Result = TypeVar("Result")
+MOST_ROWS = 300
+
+
+class InLockstep:
+    """A model each of whose passes all ranks make together. halves: now and then in two halves."""
+
+    def __init__(self, model: NativeDeepseekV3, world: SharedWorld, halves: bool = False) -> None:
+        self.model, self.world = model, world
+        self._random = random.Random(world.group) if halves else None
+        self.pool: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def forward(self, batch: Any, pool: Any) -> Any:
+        self.pool, first = pool, batch.rows
+        if self._random is not None:
+            first = self._random.choice([int(i) for i in batch.cu_rows])
+        self.world.step(first, batch.rows - first, self._random is not None and self._random.random() < 0.7)
+        return self.model.forward(batch, pool)
+
+    def idle(self) -> None:
+        """Until nobody has rows any more."""
+        while self.world.step(0):
+            self.model.forward(self.model.batch([], self.pool.page_size), self.pool)
+
+
+def in_world(
+    make: Callable[..., NativeDeepseekV3],
+    work: Callable[[InLockstep, int], Result],
+    placement: Placement,
+    groups: int,
+    each: int,
+    shards: int,
+    **options: Any,
+) -> list[list[Result]]:
+    """What each rank of each group finds. work(model, group). options: of InLockstep and SharedWorld."""
+    size, halves = groups * each, options.pop("halves", False)
+    memory, of_groups = Memory(), [Memory() for _ in range(groups)]
+
+    def run(rank: int) -> Result:
+        share = ExpertShare(rank, size, shards, placement, most_replicas=placement.logical.shape[2])
+        world = SharedWorld(share, groups, memory, size, MOST_ROWS, **options)
+        ranks = None
+        if each > 1:
+            ranks = SharedRanks(rank % each, each, of_groups[rank // each], size, MOST_ROWS)
+        with torch.inference_mode():
+            try:
+                model = InLockstep(make(threads=1 + rank % 2, ranks=ranks, world=world), world, halves)
+                found = work(model, rank // each)
+                model.idle()
+            except BaseException as e:
+                world.give_up(repr(e))
+                if ranks is not None:
+                    ranks.give_up(repr(e))
+                raise
+            return found
+
+    with ThreadPoolExecutor(size) as threads:
+        found = list(threads.map(run, range(size)))
+    for each_memory in (memory, *of_groups):
+        each_memory.close()
+    return [found[g * each : (g + 1) * each] for g in range(groups)]
+
