@@ -48,8 +48,8 @@ class World(Protocol):
         """The slices of this rank's shard."""
 
     def rows(self, own: int) -> Sequence[int]:
-        """How many rows each group has in the coming pass. own: of this rank's group, the same on all its
-        ranks."""
+        """Before every pass through the target: how many rows each group has in it. own: of this rank's
+        group, the same on all its ranks. If no group has any, there is no pass."""
 
     def exchange(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """All to all: parts[r] goes to rank r -> what each rank has sent to this one. Of one dtype and

@@ -12,13 +12,12 @@ depend on any of this.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from nextn.distributed.placement import Ints, Placement, check_sizes
 from nextn.distributed.world import World
 
 
@@ -26,49 +25,45 @@ from nextn.distributed.world import World
 class ExpertParallel:
     """How the target's routed experts are shared out.
 
-    phy2log: of each layer that has routed experts, the logical expert of each physical one, [layers, P]; by
-    default each is there once, in their order. static: which replica a row goes to depends on its group, not
-    on its number in the batch.
+    placement: of its layers with routed experts; by default each expert is there once, in their order.
+    static: which replica a row goes to depends on its group, not on its number in the batch.
     """
 
     world: World
-    phy2log: NDArray[Any] | None = None
+    placement: Placement | None = None
     static: bool = False
 
     def replicas(self, layer: int, layers: int, experts: int, device: torch.device) -> Replicas:
-        """layer: of the `layers` that have routed experts. Raises ValueError for what cannot be a placement
-        of so many experts, or not on so many shards."""
-        world, found = self.world, self.phy2log
-        if found is None:
-            found = np.tile(np.arange(experts), (layers, 1))
-        if found.ndim != 2 or len(found) != layers:
-            raise ValueError(f"a placement of shape {list(found.shape)}: the model has {layers} MoE layers")
-        return Replicas(found[layer], experts, world.shards, world.group if self.static else None, device)
+        """layer: of the `layers` that have routed experts. Raises ValueError for a placement that is not of
+        so many layers and experts, or not for so many shards."""
+        world, found = self.world, self.placement or Placement.trivial(layers, experts)
+        if found.replicas.shape != (layers, experts):
+            raise ValueError(
+                f"a placement of {found.experts} experts in {found.layers} layers; the model has {experts} "
+                f"in {layers}"
+            )
+        check_sizes(experts, found.slots, world.shards)
+        group = world.group if self.static else None
+        return Replicas(found.physical[layer], experts, world.shards, group, device)
 
 
 class Replicas:
-    """One layer's. held: of each shard, its logical experts."""
+    """One layer's. physical [P]: the logical expert of each. held: of each shard, its logical experts."""
 
     def __init__(
-        self, physical: NDArray[Any], experts: int, shards: int, group: int | None, device: torch.device
+        self, physical: Ints, experts: int, shards: int, group: int | None, device: torch.device
     ) -> None:
-        if len(physical) % shards:
-            raise ValueError(
-                f"{len(physical)} physical experts cannot be divided evenly among --ep-size {shards} shards"
-            )
-        if set(physical.tolist()) != set(range(experts)):
-            raise ValueError(f"a placement must have each of the experts 0..{experts - 1}, and no others")
-        width = len(physical) // shards
-        parts = physical.reshape(shards, width)
+        parts = physical.reshape(shards, -1)
         self.held: list[list[int]] = [np.unique(part).tolist() for part in parts]
         self._group = group
-        slots: list[list[tuple[int, int]]] = [[] for _ in range(experts)]
-        for p, e in enumerate(physical.tolist()):
-            slots[e].append((p // width, self.held[p // width].index(e)))
-        most = max(map(len, slots))
-        table = [found + found[:1] * (most - len(found)) for found in slots]
+        found: list[list[tuple[int, int]]] = [[] for _ in range(experts)]
+        for shard, part in enumerate(parts.tolist()):
+            for e in part:
+                found[e].append((shard, self.held[shard].index(e)))
+        most = max(map(len, found))
+        table = [places + places[:1] * (most - len(places)) for places in found]
         self._table = torch.tensor(table, device=device)  # [N, most, 2]
-        self._counts = torch.tensor([len(found) for found in slots], device=device)
+        self._counts = torch.tensor(list(map(len, found)), device=device)
 
     def choose(self, ids: Tensor, first: int) -> tuple[Tensor, Tensor]:
         """ids [n, K], logical experts of rows `first` and on -> the shards that compute them, and their

@@ -30,8 +30,8 @@ class DeepseekV3:
     naive_prompts: long spans are attended to in MLA's naive form. draft_tokens: those that may be drafted.
     group: of ranks that share the products out (`nextn.layers.sharing`). All make the model, and then run the
     same passes over the same batches; hidden states, logits and the cache are whole on each. experts: the
-    target's routed experts are shared by all groups of a world. Then whenever one group calls `forward`,
-    every other one calls it too, or `idle`; the rest of a step is a group's own. Raises ValueError where the
+    target's routed experts are shared by all groups of a world. Then all call `forward` together, those that
+    have nothing to do with an empty batch; the rest of a step is a group's own. Raises ValueError where the
     model's heads or experts cannot be shared.
     """
 
@@ -105,8 +105,8 @@ class DeepseekV3:
         return build_batch(spans, page_size, self.device, self.naive_prompts)
 
     def forward(self, batch: Batch, pool: KVPool) -> Tensor:
-        if self.world is not None:
-            self.world.rows(batch.rows)
+        if not batch.rows:
+            return self._without_rows()
         cos, sin = self.cos[batch.positions], self.sin[batch.positions]
         x = self.embedding[batch.tokens].float()
         added: Sequence[Tensor] = ()
@@ -114,13 +114,12 @@ class DeepseekV3:
             x, added = layer.forward(x, added, batch, cos, sin, pool.layer(i))
         return self.ops.add_norm(x, added, self.norm, self.config.rms_norm_eps)[1]
 
-    def idle(self) -> None:
-        """Takes part in the `forward` of other groups, if some have rows, without rows of its own."""
-        assert self.world is not None
-        if any(self.world.rows(0)):
-            for layer in self.layers:
-                if isinstance(layer.mlp, ParallelMoE):
-                    layer.mlp.idle()
+    def _without_rows(self) -> Tensor:
+        """Takes part in the `forward` of other groups."""
+        for layer in self.layers:
+            if isinstance(layer.mlp, ParallelMoE):
+                layer.mlp.idle()
+        return torch.empty(0, self.config.hidden_size, dtype=self.dtype, device=self.device)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.vocabulary.whole(self.ops.linear(hidden, self.head, torch.float32))

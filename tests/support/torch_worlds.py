@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from support.sharing import CONFIG, shared_model, tensors_hash
 from torch import Tensor
 
+from nextn.distributed.placement import Placement
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
 from nextn.layers.replicas import ExpertParallel
 
 PAGES = (list(range(1, 12)), list(range(12, 24)))
-Step = Sequence[Span] | None  # None: the group has nothing to do
+Step = Sequence[Span]
 
 
 def group_steps(group: int) -> list[Step]:
@@ -30,8 +30,8 @@ def group_steps(group: int) -> list[Step]:
         [Span([group], 9 + 3 * group, one)],
     ]
     for at in {0: (2,), 1: (0, 3), 2: (), 3: (1, 2, 3)}[group % 4]:
-        busy.insert(at, None)
-    return [*busy, *[None] * (8 - len(busy))]
+        busy.insert(at, [])
+    return [*busy, *[[]] * (8 - len(busy))]
 
 
 @torch.inference_mode()
@@ -42,32 +42,34 @@ def run_steps(model: Any, steps: Sequence[Step], page_size: int = 4) -> list[Ten
     pool = KVPool(layers, 25, page_size, model.cache_layout, model.dtype, model.device)
     found: list[Tensor] = []
     for spans in steps:
-        if spans is None:
-            if model.world is not None:
-                model.idle()
-            continue
         rows = sum(len(span.tokens) for span in spans)
+        if model.world is not None and not any(model.world.rows(rows)):
+            continue
         hidden = model.forward(model.batch(spans, page_size), pool)
+        if not rows:
+            assert hidden.shape == (0, cfg.hidden_size)
+            continue
         drafted = model.draft(model.batch(spans, page_size), hidden.clone(), pool)
         outs = (hidden, model.logits(hidden), drafted, model.draft_logits(drafted))
         found += [out[:rows].clone() for out in outs]
     return [*found, pool.data[:, page_size:]]  # page 0 is for padding
 
 
-def placed(config: Mapping[str, Any], spare: int, seed: int | None = None) -> NDArray[np.int32]:
-    """A placement of the config's experts and so many replicas: expert p % experts in slot p, or shuffled."""
-    experts = config["n_routed_experts"]
+def placed(config: Mapping[str, Any], spare: int, seed: int | None = None) -> Placement:
+    """Of the config's experts and so many replicas: trivial, or shuffled."""
     layers = config["num_hidden_layers"] - config["first_k_dense_replace"]
-    found = np.tile(np.arange(experts + spare, dtype=np.int32) % experts, (layers, 1))
-    return found if seed is None else np.random.default_rng(seed).permuted(found, axis=1)
+    found = Placement.trivial(layers, config["n_routed_experts"], spare)
+    if seed is None:
+        return found
+    return Placement(np.random.default_rng(seed).permuted(found.physical, axis=1), found.experts)
 
 
 def world_model(
-    config: Mapping[str, Any], world: Any, phy2log: NDArray[np.int32] | None = None, static: bool = False,
+    config: Mapping[str, Any], world: Any, placement: Placement | None = None, static: bool = False,
     **options: Any,
 ) -> Any:  # fmt: skip
     """As `shared_model`, of one rank."""
-    return shared_model(config, world.attention, experts=ExpertParallel(world, phy2log, static), **options)
+    return shared_model(config, world.attention, experts=ExpertParallel(world, placement, static), **options)
 
 
 def group_hash(group: int, world: Any, device: str, ops: str, dtype: str) -> str:

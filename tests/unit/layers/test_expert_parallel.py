@@ -14,6 +14,7 @@ from support.sharing import ExactReference, same
 from torch import Tensor
 
 from nextn.distributed.group import Alone
+from nextn.distributed.placement import Placement
 from nextn.distributed.thread_world import ThreadWorld, run_world
 from nextn.families.config import ModelConfig
 from nextn.layers.expert_parallel import ParallelMoE
@@ -41,7 +42,8 @@ def test_the_sums_of_one_device(data: st.DataObject) -> None:
     spare = -experts % shards + shards * draw(st.integers(0, 2))
     gen = np.random.default_rng(draw(st.integers(0, 999)))
     slots = np.concatenate([np.arange(experts), gen.integers(0, experts, spare)])
-    phy2log, static = gen.permuted(np.stack([slots] * 2), axis=1), draw(st.booleans())
+    placement = Placement(gen.permuted(np.stack([slots] * 2), axis=1), experts)
+    static = draw(st.booleans())
     rows = draw(st.lists(st.integers(0, 11), min_size=groups, max_size=groups))
 
     whole = MoE(Sharing(cfg, ExactReference(), dtype, CPU, Alone()))
@@ -54,7 +56,7 @@ def test_the_sums_of_one_device(data: st.DataObject) -> None:
 
     def compute(world: ThreadWorld) -> tuple[Tensor, ...]:
         sharing = Sharing(cfg, ExactReference(), dtype, CPU, world.attention)
-        moe = ParallelMoE(sharing.over(ExpertParallel(world, phy2log, static)), 2)
+        moe = ParallelMoE(sharing.over(ExpertParallel(world, placement, static)), 2)
         fill(moe, weights)
         if rows[world.group]:
             return moe.forward(inputs[world.group], batch_of(rows[world.group]))

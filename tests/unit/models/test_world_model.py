@@ -6,16 +6,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from support.checkpoints import quantize_tensors, random_tensors, tiny_config, write_checkpoint
 from support.draft_folders import fp8_config
 from support.sharing import CONFIG, ExactReference, same, shared_model
 from support.torch_worlds import group_steps, placed, run_steps, world_model
 from torch import Tensor
 
+from nextn.distributed.placement import Placement
 from nextn.distributed.thread_world import ThreadWorld, run_world
 from nextn.families.config import ModelConfig
 from nextn.kvcache.pool import KVPool
@@ -57,7 +56,7 @@ CASES: dict[str, tuple[dict[str, Any], Any]] = {
 
 
 def compare(
-    name: str, world: tuple[int, int, int], dtype: torch.dtype, phy2log: NDArray[np.int32] | None = None,
+    name: str, world: tuple[int, int, int], dtype: torch.dtype, placement: Placement | None = None,
     static: bool = False,
 ) -> None:  # fmt: skip
     config, ops = CASES[name]
@@ -65,7 +64,7 @@ def compare(
 
     def steps(world: ThreadWorld) -> list[Tensor]:
         return run_steps(
-            world_model(config, world, phy2log, static, ops=ops, dtype=dtype), group_steps(world.group)
+            world_model(config, world, placement, static, ops=ops, dtype=dtype), group_steps(world.group)
         )
 
     want = alone(name, groups, dtype)
@@ -171,15 +170,14 @@ def test_dummy_weights_are_parts_of_the_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("phy2log", "said"),
+    ("placement", "said"),
     [
-        (placed(SMALL, 1), "9 physical experts cannot be divided evenly among --ep-size 2 shards"),
-        (placed(SMALL, 0)[:1], r"a placement of shape \[1, 8\]: the model has 2 MoE layers"),
-        (placed(SMALL, 0) // 2, r"a placement must have each of the experts 0\.\.7"),
-        (placed({**SMALL, "n_routed_experts": 10}, 0), r"each of the experts 0\.\.7, and no others"),
+        (placed(SMALL, 1), r"9 physical experts \(8 and 1 spare\) cannot be divided evenly among 2 shards"),
+        (placed({**SMALL, "num_hidden_layers": 4}, 0), "8 experts in 3 layers; the model has 8 in 2"),
+        (placed({**SMALL, "n_routed_experts": 10}, 0), "10 experts in 2 layers; the model has 8 in 2"),
     ],
-    ids=["uneven", "layers", "missing", "too many"],
+    ids=["uneven", "layers", "experts"],
 )
-def test_placements_that_are_refused(phy2log: NDArray[np.int32], said: str) -> None:
+def test_placements_that_are_refused(placement: Placement, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        run_world(2, 2, 2, lambda world: world_model(SMALL, world, phy2log, ops=ExactReference()))
+        run_world(2, 2, 2, lambda world: world_model(SMALL, world, placement, ops=ExactReference()))

@@ -46,7 +46,7 @@ def steps_of(group: int) -> list[Step]:
     pages = PAGES[0]
     return [
         [Span([3 + group] * (2 + group), 0, pages)],
-        None if group else [Span([1], 2, pages)],
+        [] if group else [Span([1], 2, pages)],
         [Span([5], 3, pages)],
     ]
 
