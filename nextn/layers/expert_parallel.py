@@ -38,6 +38,7 @@ class ParallelMoE(MoE):
             routed.index(index), len(routed), cfg.n_routed_experts, sharing.device
         )
         super().__init__(sharing, self.replicas.held[self.world.shard], sharing.slices)
+        self._prefix = cfg.names.at(index)
         self._elsewhere = set(range(cfg.n_routed_experts)) - set(self.held)
         # The columns that each slice returns, also where every slice computes all of them.
         self.returned = Split.even(self.world.peers, cfg.hidden_size)
@@ -51,13 +52,13 @@ class ParallelMoE(MoE):
             found |= {at + names.gate: up, at + names.up: up, at + names.down: down}
         return found
 
-    def rows(self, prefix: str) -> dict[str, range]:
-        """Which rows the `targets` of routed experts take."""
+    def rows(self) -> dict[str, range]:
+        """Checkpoint name -> which rows its target takes, of routed experts."""
         names = self.cfg.names
         found: dict[str, range] = {}
         splits = {names.gate: self.inner.own, names.up: self.inner.own, names.down: self.hidden.own}
         for e in range(self.cfg.n_routed_experts):
-            at = prefix + names.expert_at(e)
+            at = self._prefix + names.expert_at(e)
             found |= {at + name: range(0) if e in self._elsewhere else own for name, own in splits.items()}
         return found
 

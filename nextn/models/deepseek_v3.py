@@ -53,10 +53,11 @@ class DeepseekV3:
         self.config, self.ops, self.dtype, self.device = cfg, ops, dtype, device
         self.sharing = sharing = Sharing(cfg, ops, dtype, device, group)
         self.world = None if experts is None else experts.world
-        target = sharing.over(experts)
         self.embedding = sharing.empty(cfg.vocab_size, cfg.hidden_size)
         self.norm = sharing.empty(cfg.hidden_size)
+        target = sharing.over(experts)
         self.layers = [DecoderLayer(target, i) for i in range(cfg.num_hidden_layers)]
+        self._parallel = [layer.mlp for layer in self.layers if isinstance(layer.mlp, ParallelMoE)]
         self.vocabulary = sharing.vocabulary(draft_tokens)
         head = self.embedding[self.vocabulary.begin : self.vocabulary.end]
         self.head = head if cfg.tie_word_embeddings else torch.empty_like(head)
@@ -84,9 +85,8 @@ class DeepseekV3:
     def rows(self) -> dict[str, range]:
         """Checkpoint name -> which rows of that tensor its target takes, of those that ranks share out."""
         found = self.sharing.rows(expected_tensors(self.config, self.nextn_layers), self.vocabulary)
-        for i, layer in enumerate(self.layers):
-            if isinstance(layer.mlp, ParallelMoE):
-                found |= layer.mlp.rows(self.config.names.at(i))
+        for moe in self._parallel:
+            found |= moe.rows()
         return found
 
     @property
@@ -106,20 +106,15 @@ class DeepseekV3:
 
     def forward(self, batch: Batch, pool: KVPool) -> Tensor:
         if not batch.rows:
-            return self._without_rows()
+            for moe in self._parallel:
+                moe.idle()
+            return torch.empty(0, self.config.hidden_size, dtype=self.dtype, device=self.device)
         cos, sin = self.cos[batch.positions], self.sin[batch.positions]
         x = self.embedding[batch.tokens].float()
         added: Sequence[Tensor] = ()
         for i, layer in enumerate(self.layers):
             x, added = layer.forward(x, added, batch, cos, sin, pool.layer(i))
         return self.ops.add_norm(x, added, self.norm, self.config.rms_norm_eps)[1]
-
-    def _without_rows(self) -> Tensor:
-        """Takes part in the `forward` of other groups."""
-        for layer in self.layers:
-            if isinstance(layer.mlp, ParallelMoE):
-                layer.mlp.idle()
-        return torch.empty(0, self.config.hidden_size, dtype=self.dtype, device=self.device)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.vocabulary.whole(self.ops.linear(hidden, self.head, torch.float32))

@@ -74,7 +74,8 @@ def batch_of(rows: int) -> Any:
 def fill(moe: ParallelMoE, weights: dict[str, Tensor]) -> None:
     shared = {} if moe.shared is None else moe.shared.targets("")
     inner, hidden = (None, None) if moe.shared is None else (moe.shared.inner.own, moe.shared.hidden.own)
-    rows = moe.rows("")
+    prefix = moe.cfg.names.at(2)
+    rows = {name.removeprefix(prefix): own for name, own in moe.rows().items()}
     for name, target in moe.targets("").items():
         own = rows.get(name)
         if name in shared:
