@@ -98,6 +98,12 @@ inline void route(Pool& pool, const NxFeedForward& f, const float* h, int rows, 
     });
 }
 
+// Of one rank of those that have the same rows.
+inline void count_choices(const NxFeedForward& f, const std::vector<int32_t>& ids, const Ranks& ranks) {
+    if (!f.counts || ranks.rank()) return;
+    for (const int32_t id : ids) ++f.counts[id];
+}
+
 // The choices of every expert that has some: of expert used[i] they are begin[i] .. begin[i + 1], each of them a row
 // and its number among all choices, row * top_k + k.
 struct Dispatch {
@@ -244,6 +250,7 @@ inline void feed_forward(Pool& pool, const NxFeedForward& f, const float* h, con
         b.weights.resize(size_t(rows) * k);
         b.ids.resize(size_t(rows) * k);
         route(pool, f, h, rows, stride, b.logits, b.ids.data(), b.weights.data());
+        count_choices(f, b.ids, ranks);
         routed.to.build(b.ids.data(), rows, k, f.experts);
         routed.begin(pool, f.gate_up, f.down, h16, stride, ranks.begin(f.down.n_in, Swiglu::INNER));
         tasks = routed.tasks(), up_cost = routed.cost(f.gate_up), down_cost = routed.cost(f.down);

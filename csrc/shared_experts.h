@@ -23,8 +23,7 @@ class SharedExperts {
         ids_.resize(size_t(rows) * k);
         weights_.resize(size_t(rows) * k);
         if (rows) route(pool, f, h, rows, stride, logits_, ids_.data(), weights_.data());
-        if (f.counts && ranks.rank() == 0)
-            for (const int32_t id : ids_) ++f.counts[id];
+        count_choices(f, ids_, ranks);
         int64_t sent = 0;
         for (int i = ranks.rank(); i < rows; i += each) {  // the group's ranks share the copying out
             const int64_t place = world.place(world.group(), i);

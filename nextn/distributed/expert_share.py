@@ -66,15 +66,13 @@ class ExpertTable:
     """What the kernels know of one layer's experts: arrays that they read while steps run; they change only
     between steps.
 
-    replicas [experts, most_replicas] int32: physical ones of each. count [experts] int32: how many. chosen
-    [experts] int64: how often rows of this group chose each, counted up."""
+    replicas [experts, most_replicas] int32: physical ones of each. count [experts] int32: how many."""
 
     def __init__(self, share: ExpertShare, layer: int, gate_up: PackedWeight, down: PackedWeight) -> None:
         self.gate_up, self.down = gate_up, down
         experts = share.placement.logical.shape[1]
         self.replicas = np.zeros((experts, share.most_replicas), np.int32)
         self.count = np.zeros(experts, np.int32)
-        self.chosen = np.zeros(experts, np.int64)
         self.take(share.placement, layer - share.first_layer)
 
     def take(self, placement: Placement, row: int) -> None:

@@ -7,12 +7,19 @@ with places(2) as (first, second):
 from __future__ import annotations
 
 import contextlib
+import mmap
 import socket
+import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from nextn.distributed.memory import Memory
+from nextn.distributed.memory import HEADER, Memory
+
+STEPS = (
+    2048  # bytes from the beginning of the memory, behind what csrc/world.h has there: a number of each group
+)
 
 
 @dataclass
@@ -26,20 +33,29 @@ class Place:
     wake: socket.socket  # readable when another group has woken this one
     wakers: list[socket.socket]  # by group: a byte wakes it
 
-    def wake_others(self) -> None:
+    def wake_others(self, step: int) -> None:
+        """This group goes on to that step, from 0 on."""
+        struct.pack_into("q", self._page, STEPS + 8 * self.group, step + 1)
         for group, waker in enumerate(self.wakers):
             # One whose buffer is full is awake; one that is gone ends all, and its supervisor says so.
             if group != self.group:
                 with contextlib.suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
                     waker.send(b"w")
 
-    def woken(self) -> bool:
-        """Has another group woken this one since the last call?"""
-        found = False
+    def woken(self, step: int) -> bool:
+        """Has another group gone on to that step? What woke this group for an earlier one does not count."""
         with contextlib.suppress(BlockingIOError):
             while self.wake.recv(4096):
-                found = True
-        return found
+                pass
+        begun = struct.unpack_from(f"{self.groups}q", self._page, STEPS)
+        return any(number > step for group, number in enumerate(begun) if group != self.group)
+
+    @cached_property
+    def _page(self) -> mmap.mmap:
+        return self.memory.mapped(HEADER)
+
+    def __getstate__(self) -> Any:
+        return {name: value for name, value in self.__dict__.items() if name != "_page"}
 
     def fileno(self) -> int:
         """For poll and select."""

@@ -26,7 +26,9 @@ class RankProcess:
         files = [memory.file for memory in memories]
         numbers = [theirs.fileno(), os.getpid(), *files]
         self._popen = subprocess.Popen(
-            [sys.executable, "-m", module, *map(str, numbers)], pass_fds=[theirs.fileno(), alive, *files], env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            [sys.executable, "-m", module, *map(str, numbers)],
+            pass_fds=[theirs.fileno(), alive, *files],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         )  # fmt: skip
         theirs.close()  # or neither would ever be at its end
         os.close(alive)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-
 EVERY = 0.2  # seconds between two beats
 SILENT = 4.0  # seconds after which a rank counts as gone
 LOADING = 60.0  # the same while it loads the model: whatever reads a file may hold Python's lock for long

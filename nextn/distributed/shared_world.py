@@ -1,7 +1,7 @@
 """All ranks that share a model's experts, on one machine: memory that all of them map (csrc/world.h).
 
-    page 0      meetings and rows of the groups; from byte BEATS on, a counter of each group
-    the rest    rows that were offered, and results
+page 0      meetings and rows of the groups; from byte BEATS on, a counter of each group
+the rest    rows that were offered, and results
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 from nextn.config import usable_cores
 from nextn.distributed.expert_share import ExpertShare
 from nextn.distributed.group import PeerGone
-from nextn.distributed.shared import FEW_SPINS, HEADER, SPINS, Memory, address
+from nextn.distributed.memory import HEADER, Memory
+from nextn.distributed.shared import FEW_SPINS, SPINS, address
 from nextn.ops.cpu import library as kernels
 from nextn.ops.cpu.library import library
 
@@ -23,8 +24,8 @@ BEATS = 3072
 
 class SharedWorld:
     """groups: of attention, each with requests of its own; of equally many ranks. threads: of all ranks.
-    most_rows: of a group in a step. dynamic: replicas of an expert take turns from row to row; else each group
-    has its own. link: nanoseconds that a byte is to take, for experiments."""
+    most_rows: of a group in a step. dynamic: replicas of an expert take turns from row to row; else each
+    group has its own. link: nanoseconds that a byte is to take, for experiments."""
 
     def __init__(
         self,

@@ -94,8 +94,8 @@ def make_model(
         raise ValueError(f"--tp-size {ranks.size} needs --device cpu: ranks on GPUs have not been tried")
     if seat is not None and kernels != "cpu":
         raise ValueError(
-            f"{shared_by(config)}: only the native kernels share experts out so far, and --device {device.type} "
-            f"with --kernel-backend {config.kernel_backend} runs without them"
+            f"{shared_by(config)}: only the native kernels share experts out so far, and --device "
+            f"{device.type} with --kernel-backend {config.kernel_backend} runs without them"
         )
     check_memory(config, cfg, nextn, _value_bytes(config, cfg, kernels), device)
     if not dummy:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from nextn.cutoff import Cutoff
+from nextn.distributed.shared_world import SharedWorld
 from nextn.draft import NO_DRAFT
 from nextn.engine import logprobs as logprobs_of
-from nextn.distributed.shared_world import SharedWorld
 from nextn.engine.executor import ExecutorInfo, Ran
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span

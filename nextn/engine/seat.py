@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nextn.distributed.shared import Memory
+from nextn.distributed.memory import Memory
 
 
 @dataclass(frozen=True)

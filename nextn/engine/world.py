@@ -24,7 +24,9 @@ def make_world(config: EngineConfig, cfg: ModelConfig, seat: Seat) -> SharedWorl
     spare = config.ep_num_redundant_experts
     dense = sum(not cfg.is_moe(i) for i in range(cfg.num_hidden_layers))
     layers = cfg.num_hidden_layers - dense
-    sizes = Sizes(layers, cfg.n_routed_experts, cfg.n_routed_experts + spare, config.ep_size, dense_layers=dense)
+    sizes = Sizes(
+        layers, cfg.n_routed_experts, cfg.n_routed_experts + spare, config.ep_size, dense_layers=dense
+    )
     size = config.world_size
     share = ExpertShare(
         seat.group * config.tp_size + seat.rank, size, config.ep_size,

@@ -20,7 +20,8 @@ def dummy_checkpoint(
     rows: Mapping[str, range] | None = None,
 ) -> None:
     """Gives `place` every expected tensor once. A tensor depends on seed, name, shape and dtype only.
-    rows: names of which `place` gets these rows only, or nothing where there are none; their values are those of the whole tensor.
+    rows: names of which `place` gets these rows only, or nothing where there are none; their values are those
+    of the whole tensor.
 
     Scaled so that activations keep their size: norms are 1, routing biases 0, matrices [out, in]
     normal(0, in**-0.5). Rows of the embedding are read, not summed, so they are normal(0, 1).

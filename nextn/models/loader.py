@@ -98,7 +98,8 @@ def load_checkpoint(
     With `quantization`, FP8 block weights come dequantized to `dtype`.
     shared: names and shapes that may be there and are not loaded. skip_prefixes: names that do not matter.
     as_stored: FP8 names that come undequantized, as place(name, e4m3 [N, K], scale [N, blocks of K] f32).
-    rows: names of which these rows of the first axis alone are read and placed, of none nothing is; `expected` has whole shapes.
+    rows: names of which these rows of the first axis alone are read and placed, or nothing where there are
+    none; `expected` has whole shapes.
     progress(done, total) in stored bytes is called after every tensor.
     Raises CheckpointError: a broken file, or names missing, unexpected, or of a wrong shape or dtype; and
     when all is read, unless `allow_non_finite`, for NaN or infinite weights.

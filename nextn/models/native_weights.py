@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,6 +54,7 @@ class NativeWeights:
         check_ranks(cfg, size, 1 if share is None else share.slices)
         self.rank, self.size, self.share = rank, size, share
         self.tables: dict[int, ExpertTable] = {}  # by layer, where experts are shared
+        self.chosen: dict[int, np.ndarray] = {}  # by layer: how often rows chose each expert, counted up
         self.cfg, self._fp8 = cfg, frozenset(fp8)
         self._kind = INT8 if quantize == "w8a16" else BF16
         self._coarse = False  # what is not stored in one byte already goes into int8
@@ -258,6 +260,8 @@ class NativeWeights:
             top_groups=cfg.topk_group, top_k=cfg.num_experts_per_tok, normalize=cfg.norm_topk_prob,
             scale=cfg.routed_scaling_factor,
         )  # fmt: skip
+        self.chosen[index] = np.zeros(experts, np.int64)
+        found.counts = self.chosen[index].ctypes.data
         blocks = [prefix + names.expert_at(e) for e in range(experts)]
         if self.share is not None and index < cfg.num_hidden_layers:
             self._shared_experts(found, index, blocks)
@@ -286,7 +290,7 @@ class NativeWeights:
         table = self.tables[index] = ExpertTable(share, index, gate_up, down)
         to.gate_up, to.down, to.own = gate_up.struct, down.struct, len(held)
         to.most_replicas, to.replicas = table.replicas.shape[1], table.replicas.ctypes.data
-        to.replica_count, to.counts = table.count.ctypes.data, table.chosen.ctypes.data
+        to.replica_count = table.count.ctypes.data
 
 
 def check_ranks(cfg: ModelConfig, size: int, slices: int = 1) -> None:

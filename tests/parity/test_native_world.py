@@ -1,5 +1,5 @@
-"""Native kernels whose experts are shared by all ranks: hidden states, logits, drafts and cache entries have the
-bits of one rank, whoever has an expert, however many groups there are and whatever each of them computes."""
+"""Native kernels whose experts are shared by all ranks: hidden states, logits and drafts have the bits of one
+rank, whoever has an expert, however many groups there are and whatever each of them computes."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ def of_group(config: dict[str, Any], model: Any, group: int) -> Found:
 def with_spares(spare: int) -> Placement:
     """Each layer with other experts in other places."""
     rng = np.random.default_rng(spare)
-    tables = [
-        rng.permutation([*range(EXPERTS), *rng.integers(0, EXPERTS, spare)]) for _ in range(LAYERS)
-    ]
+    tables = [rng.permutation([*range(EXPERTS), *rng.integers(0, EXPERTS, spare)]) for _ in range(LAYERS)]
     return Placement(np.array(tables), EXPERTS)
 
 

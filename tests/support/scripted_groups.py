@@ -27,13 +27,13 @@ class GroupEngine(ScriptedEngine):
         group, _, path = os.environ.get("GROUP_FAIL", "").partition(" ")
         if path and int(group) == place.group and Path(path).exists():
             raise ValueError(f"group {group} is no good")
-        board, own = place.memory.mapped(4096), 8 * place.group
+        board, own = place.memory.mapped(4096), 1024 + 8 * place.group
         if board[own : own + 8] != bytes(8):
             raise ValueError("the memory is not new")
         struct.pack_into("q", board, own, os.getpid())
-        place.wake_others()
-        while not all(struct.unpack_from(f"{place.groups}q", board)):
-            place.woken()
+        place.wake_others(0)
+        while not all(struct.unpack_from(f"{place.groups}q", board, 1024)):
+            place.woken(0)
             time.sleep(0.005)
 
 
@@ -47,6 +47,6 @@ def answer(place: Place, link: Connection) -> None:
     place.wake.setblocking(True)
     place.wake.recv(1)
     place.memory.mapped(4096)[place.group] = 7
-    place.wake_others()
+    place.wake_others(0)
     place.close()
     link.close()

@@ -1,4 +1,4 @@
-"""Native models whose experts are shared by the ranks of several attention groups, each rank a thread here."""
+"""Native models whose experts are shared by the ranks of several groups, each rank a thread here."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 import torch
 
 from nextn.distributed.expert_share import ExpertShare
+from nextn.distributed.memory import Memory
 from nextn.distributed.placement import Placement
-from nextn.distributed.shared import Memory, SharedRanks
+from nextn.distributed.shared import SharedRanks
 from nextn.distributed.shared_world import SharedWorld
 from nextn.models.native import NativeDeepseekV3
 
@@ -79,4 +80,3 @@ def in_world(
     for each_memory in (memory, *of_groups):
         each_memory.close()
     return [found[g * each : (g + 1) * each] for g in range(groups)]
-

@@ -15,6 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import zmq
@@ -53,6 +54,7 @@ from nextn.server_config import ServerConfig
 
 if TYPE_CHECKING:
     from nextn.engine.engine import Engine
+    from nextn.engine.executor import Wakes
 
 log = logging.getLogger("nextn.engine")
 
@@ -62,10 +64,11 @@ PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 MakeEngine = Callable[..., "Engine"]  # of a config; and of a `Place`, if there are groups
 
 
-def make_engine(config: EngineConfig) -> Engine:
+def make_engine(config: EngineConfig, place: Place | None = None) -> Engine:
+    from nextn.engine.build import make_executor
     from nextn.engine.engine import Engine
 
-    return Engine(config)
+    return Engine(config, partial(make_executor, place=place))
 
 
 def take_gpu(config: ServerConfig, rank: int) -> None:
@@ -153,10 +156,13 @@ class Link:
     def send(self, message: FromEngine) -> None:
         self.socket.send(encode(message))
 
-    def receive(self, wait: bool, milliseconds: int = IDLE_MS) -> list[ToEngine]:
-        """All messages there are; with `wait`, those that come within that time. Stop, if the parent is
-        gone."""
-        if wait:
+    def receive(self, wait: bool, milliseconds: int = IDLE_MS, wakes: Wakes | None = None) -> list[ToEngine]:
+        """All messages there are; with `wait`, those that come within that time, or none when it wakes before
+        that. Stop, if the parent is gone."""
+        if wait and wakes is not None:
+            zmq.select([self.socket, wakes], [], [], milliseconds / 1000)
+            wakes.hear()
+        elif wait:
             self.socket.poll(milliseconds)
         messages: list[ToEngine] = []
         while True:
@@ -178,8 +184,9 @@ def loop(engine: Engine, link: Link, grammars: GrammarCompiler) -> None:
     began = sent = time.perf_counter()
     while True:
         aborted = False
-        idle = not engine.has_work()
-        messages = link.receive(wait=idle, milliseconds=COMPILING_MS if line else IDLE_MS)
+        idle = not engine.must_step()
+        milliseconds = COMPILING_MS if line else IDLE_MS
+        messages = link.receive(wait=idle, milliseconds=milliseconds, wakes=engine.wakes)
         if idle:
             began = time.perf_counter()
             engine.check()
@@ -203,7 +210,7 @@ def loop(engine: Engine, link: Link, grammars: GrammarCompiler) -> None:
                 group = PromptGroup() if new.group is None else groups.setdefault(new.group, PromptGroup())
                 add(engine, link, requests, new, grammar, group)
         stepped = engine.has_work()
-        outputs = engine.step() if stepped else []
+        outputs = engine.step() if stepped or engine.must_step() else []
         scores = prompt_scores(outputs, requests)
         for out in outputs:
             # On every output, not only the last: the server may end a request at a stop string.

@@ -21,21 +21,23 @@ def test_who_is_woken(groups: int, callers: list[int]) -> None:
     with places(groups) as made:
         assert [(place.group, place.groups) for place in made] == [(i, groups) for i in range(groups)]
         for caller in callers:
-            made[caller].wake_others()
+            made[caller].wake_others(7)
         for place in made:
             called = any(caller != place.group for caller in callers)
             readable = select.select([place], [], [], 0)[0]
-            assert (readable == [place]) == called == place.woken()
-            assert not place.woken()
+            assert (readable == [place]) == called
+            assert place.woken(6) == place.woken(7) == called
+            assert not place.woken(8)  # which it is yet to be woken for
+            assert not select.select([place], [], [], 0)[0]
 
 
 def test_nobody_waits_for_one_that_does_not_read() -> None:
     with places(2) as (first, second):
         for _ in range(10_000):
-            first.wake_others()
-        assert second.woken()
+            first.wake_others(0)
+        assert second.woken(0)
         second.wake.close()
-        first.wake_others()
+        first.wake_others(1)
 
 
 def test_in_another_process() -> None:
@@ -46,10 +48,10 @@ def test_in_another_process() -> None:
         process.start()
         with here, there:
             assert here.recv() == b"here"
-            own.wake_others()
+            own.wake_others(0)
             process.join()
         assert process.exitcode == 0
-        assert own.woken()
+        assert own.woken(0)
         assert board[:2] == b"\0\7"
         board.close()
         process.close()
