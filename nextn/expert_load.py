@@ -1,4 +1,4 @@
-"""How many rows experts had: what an engine says of it, as plain data that HTTP's process can read without numpy."""
+"""How many rows experts had: what an engine says of it, as plain data, which can be read without numpy."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class ExpertTable:
 
 @dataclass(frozen=True)
 class ExpertRecord:
-    """Of one engine. steps: while it recorded; of tables by step, the oldest of them may be left out. nextn: of
-    the NextN layers' experts, None if there are none."""
+    """Of one engine. nextn: of the NextN layers' experts, None if there are none. steps: while it recorded.
+    left_out: of these the oldest, for which there are no tables any more."""
 
     target: ExpertTable
     nextn: ExpertTable | None
@@ -36,8 +36,8 @@ class ShardRows:
 
 
 def imbalance(engines: Sequence[ShardRows]) -> float:
-    """Of engines that share the shards: the highest load of a shard over the mean, each layer's added up. 1 is
-    the best, and without rows.
+    """Of engines that share the shards: the highest load of a shard over the mean, each layer's added up. At
+    best, and without rows, it is 1.
 
     >>> two = [ShardRows(2, array("d", rows).tobytes()) for rows in ([3, 1, 2, 2], [1, 1, 2, 0])]
     >>> imbalance(two)  # the layers have 4 and 2, 4 and 2: means are 3

@@ -76,10 +76,9 @@ class ExpertRecorder:
         return record
 
 
-def _since(
-    now: ExpertCounts | None, before: ExpertCounts | None, kind: type[np.signedinteger]
-) -> ExpertCounts:
-    assert now is not None and before is not None
+def _since(now: ExpertCounts | None, before: ExpertCounts | None, kind: type) -> ExpertCounts:
+    assert now is not None
+    assert before is not None
     return (now[0] - before[0]).astype(kind), (now[1] - before[1]).astype(kind)
 
 
@@ -88,8 +87,8 @@ def _table(counts: np.ndarray) -> ExpertTable:
 
 
 class ShardWindow:
-    """rows: of each shard, in the last whole window of steps; of the window so far, while there has been none,
-    or when the engine falls idle. A placement that changes begins another window."""
+    """rows: of each shard, in the last whole window of steps, or, if the engine fell idle since, in the window
+    so far. A placement that changes begins another window."""
 
     def __init__(self, counts: Callable[[], ExpertCounts | None], share: ExpertShare) -> None:
         self._counts, self._share = counts, share

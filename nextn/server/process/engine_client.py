@@ -156,9 +156,9 @@ class EngineClient:
         await self._call(FlushCache(next(self.numbers)))
 
     async def record_experts(self, action: RecordAction) -> list[ExpertRecord]:
-        """Begins or ends to record the rows of experts; "dump" returns what was recorded, if anything, and begins
-        anew. An engine must be there. Raises ValueError for one that does not count, ApiError when it is gone
-        before it has answered."""
+        """Begins or ends to record the rows of experts; "dump" returns what was recorded, if anything, and
+        begins anew. An engine must be there. Raises ValueError for one that does not count, ApiError when it
+        is gone before it has answered."""
         record = await self._call(RecordExperts(next(self.numbers), action))
         if action != "dump":
             self.recording = action == "start"

@@ -92,8 +92,8 @@ class Replicas:
         return [record for each in records for record in each]
 
     async def _all(self, call: Callable[[EngineClient], Coroutine[None, None, Answer]]) -> list[Answer]:
-        """Calls all that are up, and returns what they answer. One that is gone before it answers begins afresh in any case: that is an
-        error only if no other answers."""
+        """Calls all that are up, and returns what they answer. One that is gone before it answers begins
+        afresh in any case: that is an error only if no other answers."""
         up = [client for client in self.ranks if client.ready is not None]
         ended = await asyncio.gather(*map(call, up), return_exceptions=True)
         errors = [error for error in ended if isinstance(error, BaseException)]
