@@ -87,8 +87,8 @@ def _table(counts: np.ndarray) -> ExpertTable:
 
 
 class ShardWindow:
-    """rows: of each shard, in the last whole window of steps, or, if the engine fell idle since, in the window
-    so far. A placement that changes begins another window."""
+    """rows: of each shard, in the last whole window of steps, or, if the engine fell idle since then, in the
+    window so far. A placement that changes begins another window."""
 
     def __init__(self, counts: Callable[[], ExpertCounts | None], share: ExpertShare) -> None:
         self._counts, self._share = counts, share

@@ -75,10 +75,9 @@ def of_engine(client: EngineClient) -> Iterable[Metric]:
     yield counter("nextn:engine_busy_seconds", metrics.busy, "in which the engine had work")
     waited = "of these, in which the engine's ranks waited for each other (--tp-size)"
     yield counter("nextn:rank_wait_seconds", total.waited, waited)
+    sent = "that the engine's ranks sent to others with which they share experts"
+    yield counter("nextn:rank_sent_bytes", total.sent, sent)
     if stats.shard_rows is not None:
-        yield counter(
-            "nextn:rank_sent_bytes", total.sent, "that ranks sent to others that share experts with them"
-        )
         loads = [each.metrics.stats.shard_rows for each in client.partners or (client,)]
         highest = "highest load of a shard of experts over the mean, last window of steps (--ep-size)"
         yield gauge("expert_load_imbalance", imbalance([each for each in loads if each is not None]), highest)
