@@ -13,7 +13,7 @@ import os
 
 from nextn.distributed.place import Place
 from nextn.distributed.pulse import Pulse
-from nextn.engine.executor import Executor, ExecutorInfo, Ran
+from nextn.engine.executor import Executor, ExecutorInfo, ExpertCounts, Ran
 from nextn.engine.runner import Runner
 from nextn.engine.tensor_parallel import TensorParallelExecutor
 from nextn.scheduler.plan import Plan
@@ -28,11 +28,11 @@ class LockstepExecutor:
     def __init__(self, own: Runner | TensorParallelExecutor, place: Place) -> None:
         assert own.world is not None
         self._own: Executor = own
-        self._world, self._place = own.world, place
+        self.world, self._place = own.world, place
         self._step = 0
         self.awake = False
         self.info: ExecutorInfo = own.info
-        self._pulse = Pulse(self._world, self._lost)
+        self._pulse = Pulse(self.world, self._lost)
 
     def _lost(self, group: int, what: str) -> None:
         """Whoever waits for a stopped rank cannot be ended otherwise: the supervisor starts all again."""
@@ -50,7 +50,7 @@ class LockstepExecutor:
             self._place.wake_others(self._step)
         self._step += 1
         found = self._own.launch(plan).result()
-        self.awake = self._world.busy
+        self.awake = self.world.busy
         return Ran(found)
 
     def check(self) -> None:
@@ -59,6 +59,9 @@ class LockstepExecutor:
     @property
     def waited(self) -> float:
         return self._own.waited
+
+    def expert_counts(self) -> ExpertCounts | None:
+        return self._own.expert_counts()
 
     @property
     def wakes(self) -> LockstepExecutor:

@@ -10,11 +10,11 @@ from torch import Tensor
 from nextn.cutoff import Cutoff
 from nextn.draft import NO_DRAFT
 from nextn.engine import logprobs as logprobs_of
-from nextn.engine.executor import ExecutorInfo, Ran
+from nextn.engine.executor import ExecutorInfo, ExpertCounts, Ran
 from nextn.engine.shared_pass import SharedPass
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
-from nextn.models.base import Chooser, Model, take
+from nextn.models.base import Chooser, CountsExperts, Model, take
 from nextn.ops.base import Draw
 from nextn.request import GRAMMAR_ERROR, Failure, failed_in
 from nextn.sampling.isolate import isolated
@@ -51,6 +51,7 @@ class Runner:
         self.together, self.world = together, None if together is None else together.world
         self.info, self.model, self.pool, self.drafter = info, model, pool, drafter
         self.chooser = chooser
+        self._counts = model.expert_counts if isinstance(model, CountsExperts) else None
         self.verifier = Verifier(draw, accept_length)
         self.states: dict[str, RequestState] = {}
 
@@ -71,6 +72,10 @@ class Runner:
     @property
     def waited(self) -> float:
         return 0.0 if self.world is None else self.world.waited
+
+    def expert_counts(self) -> ExpertCounts | None:
+        counts = self._counts and self._counts()
+        return counts if counts and counts[0].size else None
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
