@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from nextn.drafting_state import DraftingState
+from nextn.expert_load import ShardRows
 from nextn.request import SpecStats
 
 
@@ -24,4 +25,6 @@ class EngineStats:
     retracted: int = 0
     spec: SpecStats = field(default_factory=SpecStats)
     waited: float = 0.0  # seconds for which the ranks waited for each other
+    sent: int = 0  # bytes that the ranks sent to others with which they share experts
     auto: DraftingState | None = None  # None: the depth is fixed
+    shard_rows: ShardRows | None = None  # None: experts are not shared

@@ -1,6 +1,7 @@
 """All ranks that share a model's experts, on one machine: memory that all of them map (csrc/world.h).
 
-page 0      meetings and rows of the groups; from byte BEATS on, a counter of each group
+page 0      meetings and rows of the groups; from byte BEATS on, a counter of each group; from SENT on, the
+            bytes that each rank has sent
 the rest    rows that were offered, and results; then what `area` gives
 """
 
@@ -23,7 +24,7 @@ from nextn.distributed.shared import FEW_SPINS, SPINS, address
 from nextn.ops.cpu import library as kernels
 from nextn.ops.cpu.library import library
 
-BEATS = 3072
+BEATS, SENT = 3072, 3584  # 64 numbers each
 
 
 class SharedWorld:
@@ -65,6 +66,7 @@ class SharedWorld:
         """Before every pass through the target: this group has so many rows, and `rest` more in the second
         half. two: it wants the halves to be computed by turns. Returns all groups' rows; without any, nobody
         may compute anything. Raises PeerGone."""
+        struct.pack_into("q", self._header, SENT + 8 * self.share.rank, self._struct.sent)
         if library().nx_world_step(byref(self._struct), rows, rest, two):
             raise self.gone()
         rows = sum(sum(lane[: self.groups]) for lane in self._struct.rows)
@@ -101,6 +103,11 @@ class SharedWorld:
         return PeerGone(self.reason or "another rank that shares the experts has ended")
 
     @property
+    def in_halves(self) -> bool:
+        """Does this step go in two halves?"""
+        return bool(self._struct.two)
+
+    @property
     def waited(self) -> float:
         """Seconds that this rank has waited for others in all."""
         return float(self._struct.waited) / 1e9
@@ -109,6 +116,12 @@ class SharedWorld:
     def sent(self) -> int:
         """Bytes that this rank has sent to others in all."""
         return int(self._struct.sent)
+
+    @property
+    def sent_by_group(self) -> int:
+        """The same of all ranks of this group, up to the last step."""
+        each = self.share.size // self.groups
+        return sum(struct.unpack_from(f"{each}q", self._header, SENT + 8 * each * self.group))
 
     def beat(self) -> None:
         at = BEATS + 8 * self.group

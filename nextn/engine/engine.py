@@ -16,6 +16,7 @@ from collections.abc import Callable
 from nextn.config import EngineConfig
 from nextn.engine.build import build, make_executor
 from nextn.engine.executor import Executor, Wakes
+from nextn.engine.expert_recorder import ExpertRecorder, ShardWindow
 from nextn.request import Output, Request, SpeculativeParams
 from nextn.stats import EngineStats
 
@@ -38,6 +39,9 @@ class Engine:
         self._scheduler, self._executor = built.scheduler, built.executor
         self._simulated = self.speculation.simulated is not None and self.speculation.num_steps > 0
         self._scheduler.stats.spec.simulated = self._simulated
+        counts, world = built.executor.expert_counts, built.executor.world
+        self.experts = ExpertRecorder(counts, config.expert_distribution_recorder_mode == "per_pass")
+        self._shards = None if world is None else ShardWindow(counts, world.share)
         self._arrivals = 0
         self._ended: float | None = None  # when the last step was run, if work was left after it
 
@@ -102,6 +106,10 @@ class Engine:
         now = time.perf_counter()
         outputs = self._scheduler.commit(plan, result, None if self._ended is None else now - self._ended)
         self._ended = now if self.has_work() else None
+        if plan.spans:
+            self.experts.stepped()
+            if self._shards is not None:
+                self._shards.stepped(idle=not self.has_work())
         if self.config.check_integrity:
             self.check_integrity()
         return outputs
@@ -128,7 +136,9 @@ class Engine:
 
     def stats(self) -> EngineStats:
         stats = self._scheduler.snapshot()
-        stats.waited = self._executor.waited
+        stats.waited, world = self._executor.waited, self._executor.world
+        if world is not None and self._shards is not None:
+            stats.sent, stats.shard_rows = world.sent_by_group, self._shards.rows
         return stats
 
     def flush_cache(self) -> bool:

@@ -6,9 +6,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
+import numpy as np
+
+from nextn.distributed.shared_world import SharedWorld
 from nextn.scheduler.plan import Plan, States, StepResult
+
+ExpertCounts: TypeAlias = tuple[np.ndarray, np.ndarray]  # see `nextn.models.base.CountsExperts`
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,13 @@ class Executor(States, Protocol):
     @property
     def waited(self) -> float:
         """Seconds for which the ranks of its steps have waited for each other in all."""
+
+    @property
+    def world(self) -> SharedWorld | None:
+        """Of all ranks that share experts; None where none are shared, or none in this process."""
+
+    def expert_counts(self) -> ExpertCounts | None:
+        """None where nobody counts, as on other kernels, or where there are no experts."""
 
     @property
     def awake(self) -> bool:

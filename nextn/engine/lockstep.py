@@ -1,8 +1,9 @@
 """Engines that share their experts run every step together, each on requests of its own, or sleep together.
 
 Each step begins with a meeting in which all say how many rows they have
-(`nextn.distributed.shared_world`). A step in which nobody has any sends all to sleep. Whoever gets work then wakes the others with the number of the
-step that it goes on to: one that has been there already takes no notice.
+(`nextn.distributed.shared_world`). A step in which nobody has any sends all to sleep. Whoever gets work then
+wakes the others with the number of the step that it goes on to: one that has been there already takes no
+notice.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 
 from nextn.distributed.place import Place
 from nextn.distributed.pulse import Pulse
-from nextn.engine.executor import Executor, ExecutorInfo, Ran
+from nextn.engine.executor import Executor, ExecutorInfo, ExpertCounts, Ran
 from nextn.engine.runner import Runner
 from nextn.engine.tensor_parallel import TensorParallelExecutor
 from nextn.scheduler.plan import Plan
@@ -27,14 +28,14 @@ class LockstepExecutor:
     def __init__(self, own: Runner | TensorParallelExecutor, place: Place) -> None:
         assert own.world is not None
         self._own: Executor = own
-        self._world, self._place = own.world, place
+        self.world, self._place = own.world, place
         self._step = 0
         self.awake = False
         self.info: ExecutorInfo = own.info
-        self._pulse = Pulse(self._world, self._lost)
+        self._pulse = Pulse(self.world, self._lost)
 
     def _lost(self, group: int, what: str) -> None:
-        """A thread that waits for a rank which is stopped cannot be ended: the supervisor starts all again."""
+        """Whoever waits for a stopped rank cannot be ended otherwise: the supervisor starts all again."""
         log.critical("the engine of group %d %s; this one ends", group, what)
         os._exit(1)
 
@@ -49,7 +50,7 @@ class LockstepExecutor:
             self._place.wake_others(self._step)
         self._step += 1
         found = self._own.launch(plan).result()
-        self.awake = self._world.busy
+        self.awake = self.world.busy
         return Ran(found)
 
     def check(self) -> None:
@@ -58,6 +59,9 @@ class LockstepExecutor:
     @property
     def waited(self) -> float:
         return self._own.waited
+
+    def expert_counts(self) -> ExpertCounts | None:
+        return self._own.expert_counts()
 
     @property
     def wakes(self) -> LockstepExecutor:

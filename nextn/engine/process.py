@@ -36,7 +36,7 @@ class ProcessExecutor:
     """Raises ExecutorError once the process is gone, whatever ended it."""
 
     waited = 0.0
-    awake, wakes = False, None
+    awake, wakes, world = False, None, None
 
     def __init__(self, config: EngineConfig) -> None:
         """Raises what `make_runner` does."""
@@ -67,6 +67,9 @@ class ProcessExecutor:
     def check(self) -> None:
         if self.process.exitcode is not None:
             raise self._gone()
+
+    def expert_counts(self) -> None:
+        """They are in the other process."""
 
     def _result(self, ticket: _Ticket) -> None:
         """Reads results up to this ticket's."""

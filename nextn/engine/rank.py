@@ -12,10 +12,12 @@ from nextn.config import EngineConfig, usable_cores
 from nextn.distributed.ranks import Ranks
 from nextn.engine.balance import Balancer
 from nextn.engine.executor import ExecutorInfo
+from nextn.engine.halves import Halves
 from nextn.engine.memory import CPU_KV_TOKENS
 from nextn.engine.model import make_model
 from nextn.engine.runner import Runner
 from nextn.engine.seat import Seat
+from nextn.engine.shared_pass import SharedPass
 from nextn.kvcache.pool import KVPool
 from nextn.machine import cpu_model
 from nextn.models.base import Chooser, Model
@@ -59,11 +61,17 @@ def make_runner(config: EngineConfig, ranks: Ranks | None = None, seat: Seat | N
     drafter = _drafter(speculation, model, pool, choose)
     info = _info(config, model, pool, nextn_layers, drafter, kernels, isa, seconds)
     chooser = model if ranks is not None and isinstance(model, Chooser) else None
-    world = model.world if isinstance(model, NativeDeepseekV3) else None
-    balancer = None
-    if config.enable_eplb and world is not None and isinstance(model, NativeDeepseekV3):
-        balancer = Balancer(config, world, model)
-    return Runner(info, model, pool, drafter, choose, speculation.simulated, chooser, world, balancer)
+    together = _together(config, model, pool)
+    return Runner(info, model, pool, drafter, choose, speculation.simulated, chooser, together)
+
+
+def _together(config: EngineConfig, model: Model, pool: KVPool) -> SharedPass | None:
+    if not isinstance(model, NativeDeepseekV3) or model.world is None:
+        return None
+    world = model.world
+    halves = Halves(decides=world.share.rank == 0) if config.enable_two_batch_overlap else None
+    balancer = Balancer(config, world, model) if config.enable_eplb else None
+    return SharedPass(model, pool, world, halves, balancer)
 
 
 def _info(

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from nextn.cutoff import Cutoff
-from nextn.distributed.shared_world import SharedWorld
 from nextn.draft import NO_DRAFT
 from nextn.engine import logprobs as logprobs_of
-from nextn.engine.balance import Balancer
-from nextn.engine.executor import ExecutorInfo, Ran
+from nextn.engine.executor import ExecutorInfo, ExpertCounts, Ran
+from nextn.engine.shared_pass import SharedPass
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
-from nextn.models.base import Chooser, Model, take
+from nextn.models.base import Chooser, CountsExperts, Model, take
 from nextn.ops.base import Draw
 from nextn.request import GRAMMAR_ERROR, Failure, failed_in
 from nextn.sampling.isolate import isolated
@@ -45,15 +44,14 @@ class Runner:
         draw: Draw = draw,
         accept_length: float | None = None,
         chooser: Chooser | None = None,
-        world: SharedWorld | None = None,
-        balancer: Balancer | None = None,
+        together: SharedPass | None = None,
     ) -> None:
         """draw: what chooses among logits; a backend may bring its own. accept_length: simulated. chooser:
-        the model, where a token costs it less than logits do. world: of those that share experts with it.
-        balancer: moves those experts while the engine serves."""
-        self.world, self.balancer = world, balancer
+        the model, where a token costs it less than logits do. together: where others share its experts."""
+        self.together, self.world = together, None if together is None else together.world
         self.info, self.model, self.pool, self.drafter = info, model, pool, drafter
         self.chooser = chooser
+        self._counts = model.expert_counts if isinstance(model, CountsExperts) else None
         self.verifier = Verifier(draw, accept_length)
         self.states: dict[str, RequestState] = {}
 
@@ -75,17 +73,17 @@ class Runner:
     def waited(self) -> float:
         return 0.0 if self.world is None else self.world.waited
 
+    def expert_counts(self) -> ExpertCounts | None:
+        counts = self._counts and self._counts()
+        return counts if counts and counts[0].size else None
+
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
         states = [self._state(span, plan.cutoff) for span in plan.spans]
         spans = [Span(r.tokens, r.start, r.pages, r.draft.paths()) for r in states]
-        if self.world is not None:
-            if not self.world.step(sum(len(span.tokens) for span in spans)):
-                return StepResult([])
-            if not spans:  # the others have rows for this one's experts
-                self._forward([])
-                return StepResult([])
         hidden = self._forward(spans)
+        if hidden is None:
+            return StepResult([])
         verified, raw = self._verify(hidden, states)
         verified = [
             v if r.grammar is None or not r.chooses else grammatical(r.grammar, v)
@@ -120,13 +118,6 @@ class Runner:
         work = StepWork(rows, made.extended, tuple(made.passes), decoding, nodes, context)
         return StepResult(results, work)
 
-    def _forward(self, spans: Sequence[Span]) -> Tensor:
-        """Through the target. Experts move right after it: there all ranks are between the same two steps."""
-        hidden = self.model.forward(self.model.batch(spans, self.pool.page_size), self.pool)
-        if self.balancer is not None:
-            self.balancer.stepped()
-        return hidden
-
     def _state(self, span: SpanPlan, cutoff: Cutoff | None) -> RequestState:
         """The request of a span of the plan, about to go on as planned."""
         state = self.states[span.rid]
@@ -137,6 +128,11 @@ class Runner:
         state.cutoff = cutoff if span.cut else None
         state.pages[span.first_page :] = span.pages
         return state
+
+    def _forward(self, spans: Sequence[Span]) -> Tensor | None:
+        if self.together is not None:
+            return self.together.forward(spans)
+        return self.model.forward(self.model.batch(spans, self.pool.page_size), self.pool)
 
     def _verify(self, hidden: Tensor, states: Sequence[RequestState]) -> tuple[list[Verified], Tensor | None]:
         """Of every request the nodes that hold and the tokens it commits; neither for a part of a prompt.

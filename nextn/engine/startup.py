@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nextn.config import EngineConfig
 from nextn.engine.executor import ExecutorInfo
+from nextn.engine.world import shares_experts
 from nextn.speculation import Speculation
 
 DRAFTERS = {"NGRAM": "n-grams", "NEXTN+NGRAM": "MTP and n-grams"}  # by algorithm
@@ -21,6 +22,7 @@ def startup(config: EngineConfig, info: ExecutorInfo, speculation: Speculation) 
         "dtype": info.dtype,
         "kernels": info.kernels,
         **({"cpu_isa": info.isa} if info.isa else {}),
+        **({"experts": shards(config)} if shares_experts(config) else {}),
         **({"ranks": config.tp_size} if config.tp_size > 1 else {}),
         "threads": info.threads,
         "weight_bytes": info.weight_bytes,
@@ -37,3 +39,9 @@ def startup(config: EngineConfig, info: ExecutorInfo, speculation: Speculation) 
         "verify": config.speculative_verify + ", lossy" * speculation.defaults.lossy,
         "prefix_cache": "off" if config.disable_radix_cache else "radix",
     }
+
+
+def shards(config: EngineConfig) -> str:
+    count, spare = config.ep_size, config.ep_num_redundant_experts
+    replicas = f", with {spare} redundant ones in each layer" if spare else ""
+    return f"shared by {config.world_size} ranks in {count} shard{'s' * (count > 1)}{replicas}"

@@ -25,7 +25,7 @@ from nextn.distributed.process import RankProcess
 from nextn.distributed.pulse import LOADING, SILENT, Pulse
 from nextn.distributed.shared_world import SharedWorld
 from nextn.distributed.wire import GONE, Ended, Loaded, dumps, receive
-from nextn.engine.executor import ExecutorInfo, Ran
+from nextn.engine.executor import ExecutorInfo, ExpertCounts, Ran
 from nextn.engine.gang import Gang, threads_of
 from nextn.engine.rank import make_runner
 from nextn.engine.seat import Seat
@@ -97,6 +97,9 @@ class TensorParallelExecutor:
     @property
     def waited(self) -> float:
         return self._ranks.waited
+
+    def expert_counts(self) -> ExpertCounts | None:
+        return self._runner.expert_counts()
 
     def check(self) -> None:
         """Raises PeerGone where no step can run any more."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -96,6 +97,14 @@ class DeviceChoice(Protocol):
 
     def best_token(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """See `nextn.ops.base.Ops`. The results stay on the device."""
+
+
+@runtime_checkable
+class CountsExperts(Protocol):
+    def expert_counts(self) -> tuple[np.ndarray, np.ndarray]:
+        """How often rows chose each expert since the start, int64, in layers of the target that have experts
+        and in those of NextN modules: [layers, experts] of each. Of several ranks with the same rows only the
+        first counts."""
 
 
 @runtime_checkable

@@ -184,9 +184,6 @@ class NativeDeepseekV3:
         return drafts, passes[1 : passes.index(0)] if 0 in passes else passes[1:]
 
     def expert_counts(self) -> tuple[np.ndarray, np.ndarray]:
-        """How often rows chose each expert since the start, int64, in layers of the target that have experts
-        and in those of NextN modules: [layers, experts] of each. Of several ranks with the same rows only the
-        first counts."""
         first, none = self.config.num_hidden_layers, np.zeros((0, self.config.n_routed_experts), np.int64)
         own = [counts for layer, counts in self.weights.chosen.items() if layer < first]
         nextn = [counts for layer, counts in self.weights.chosen.items() if layer >= first]

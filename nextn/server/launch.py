@@ -173,6 +173,9 @@ def make_engines(config: ServerConfig) -> Engines:
     ]
     if config.dp_size == 1:
         return ranks[0]
+    if config.attention_dp > 1:
+        for client in ranks:
+            client.partners = ranks
     dispatch = Dispatch(ranks, config.load_balance_method, cached=not config.disable_radix_cache)
     return Replicas(ranks, dispatch, config.request_timeout)
 
@@ -207,7 +210,7 @@ def listen(host: str, port: int) -> socket.socket:
 def announce(config: ServerConfig, readies: Sequence[Ready], listener: socket.socket) -> None:
     """Prints what was allocated, and last the line with the server's address."""
     print(f"nextn {nextn.__version__}")
-    for line in startup_lines(together([ready.startup for ready in readies])):
+    for line in startup_lines(together([ready.startup for ready in readies], config.attention_dp > 1)):
         print(f"  {line}")
     host = f"[{config.host}]" if ":" in config.host else config.host
     num_steps = readies[0].num_steps
@@ -215,16 +218,19 @@ def announce(config: ServerConfig, readies: Sequence[Ready], listener: socket.so
     drafter = " and ".join(["MTP"] * config.speculation.mtp + ["n-gram"] * config.speculation.ngrams)
     mtp = f"{drafter} {drafts} drafts" if drafts else "no MTP"
     url = f"http://{host}:{listener.getsockname()[1]}"
-    replicas = f" on {config.dp_size} replicas" if config.dp_size > 1 else ""
-    print(f"nextn is ready on {url} (model {config.model_name}, {mtp}{replicas})", flush=True)
+    several = "groups" if config.attention_dp > 1 else "replicas"
+    engines = f" on {config.dp_size} {several}" if config.dp_size > 1 else ""
+    print(f"nextn is ready on {url} (model {config.model_name}, {mtp}{engines})", flush=True)
 
 
-def together(startups: Sequence[Mapping[str, object]]) -> dict[str, object]:
-    """What several replicas say, once; where they differ, the longest time, or what each says."""
+def together(startups: Sequence[Mapping[str, object]], groups: bool = False) -> dict[str, object]:
+    """What several replicas say, or groups, once; where they differ, the longest time, or what each says."""
     first = startups[0]
     if len(startups) == 1:
         return dict(first)
     said: dict[str, object] = {"replicas": f"{len(startups)}, each with what follows"}
+    if groups:
+        said = {"groups": f"{len(startups)} (DP attention), each with what follows"}
     for name in first:
         values = [startup.get(name) for startup in startups]
         if name.endswith("_seconds"):

@@ -23,6 +23,7 @@ LEAVES = {
     "constraint",
     "speculation",
     "stats",
+    "expert_load",
     "other_engines",
     "drafting_state",
 }

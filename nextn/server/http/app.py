@@ -26,6 +26,7 @@ from nextn.server.http.control import (
     flush_cache,
     set_internal_state,
 )
+from nextn.server.http.expert_record import Dumped, dump_experts, record_experts
 from nextn.server.http.middleware import CountResponses, RequestId, TraceParent
 from nextn.server.http.openapi import Document
 from nextn.server.http.sse import ClientGone, EventStream, WholeAnswer, unless_gone
@@ -135,6 +136,8 @@ def add_control(app: FastAPI, service: Service, bodies: Bodies, document: Docume
         message = "the cache was not flushed: requests are running or waiting"
         raise ApiError(400, message, code="engine_busy")
 
+    add_expert_record(app, service, document)
+
     @app.post("/v1/tokenize", **route("Text or messages to token ids", TokenizeRequest, Tokens))
     @app.post("/tokenize", **route("Text or messages to token ids", TokenizeRequest, Tokens))
     async def to_tokens(request: Request) -> Response:
@@ -150,6 +153,27 @@ def add_control(app: FastAPI, service: Service, bodies: Bodies, document: Docume
     @app.post("/detokenize", **route("Token ids to text", DetokenizeRequest, Text))
     async def to_text(request: Request) -> Response:
         return json(await detokenize(service, await bodies.read(request, DetokenizeRequest)))
+
+
+def add_expert_record(app: FastAPI, service: Service, document: Document) -> None:
+    route, record = document.route, "expert_distribution_record"
+
+    @app.get(f"/start_{record}", **route("Begin to count the rows of each expert", text=True))
+    @app.post(f"/start_{record}", **route("Begin to count the rows of each expert", text=True))
+    async def start() -> Response:
+        await record_experts(service, "start")
+        return Response("Start recording expert distribution.\n", media_type="text/plain")
+
+    @app.get(f"/stop_{record}", **route("End to count the rows of each expert", text=True))
+    @app.post(f"/stop_{record}", **route("End to count the rows of each expert", text=True))
+    async def stop() -> Response:
+        await record_experts(service, "stop")
+        return Response("Stop recording expert distribution.\n", media_type="text/plain")
+
+    @app.get(f"/dump_{record}", **route("Write the rows of each expert to a file", answer=Dumped))
+    @app.post(f"/dump_{record}", **route("Write the rows of each expert to a file", answer=Dumped))
+    async def dump() -> Response:
+        return json(await dump_experts(service))
 
 
 def add_info(app: FastAPI, service: Service, prometheus: Metrics, document: Document) -> None:

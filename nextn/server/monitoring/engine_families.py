@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
+from nextn.expert_load import imbalance
 from nextn.request import SpecStats
 from nextn.server.process.engine_client import EngineClient
 
@@ -74,6 +75,12 @@ def of_engine(client: EngineClient) -> Iterable[Metric]:
     yield counter("nextn:engine_busy_seconds", metrics.busy, "in which the engine had work")
     waited = "of these, in which the engine's ranks waited for each other (--tp-size)"
     yield counter("nextn:rank_wait_seconds", total.waited, waited)
+    sent = "that the engine's ranks sent to others with which they share experts"
+    yield counter("nextn:rank_sent_bytes", total.sent, sent)
+    if stats.shard_rows is not None:
+        loads = [each.metrics.stats.shard_rows for each in client.partners or (client,)]
+        highest = "highest load of a shard of experts over the mean, last window of steps (--ep-size)"
+        yield gauge("expert_load_imbalance", imbalance([each for each in loads if each is not None]), highest)
     yield counter("nextn:engine_restarts", metrics.restarts, "engines started after the first")
     yield counter("nextn:spec_verify_steps", spec.verify_steps, "decode steps of requests")
     yield counter("nextn:spec_committed_tokens", spec.committed, "tokens that decode steps committed")

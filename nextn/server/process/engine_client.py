@@ -10,10 +10,11 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import zmq.asyncio
 
+from nextn.expert_load import ExpertRecord
 from nextn.request import Output, SpeculativeParams
 from nextn.server.process.engine_metrics import EngineMetrics
 from nextn.server.process.messages import (
@@ -24,6 +25,9 @@ from nextn.server.process.messages import (
     NewRequest,
     PromptScores,
     Ready,
+    RecordAction,
+    Recorded,
+    RecordExperts,
     Rejected,
     SetSpeculativeDefaults,
     StepOutputs,
@@ -56,10 +60,13 @@ class EngineClient:
     ready: Ready | None = None  # set while an engine is there to serve
     rank: int | None = None  # of several replicas
     waiters: dict[str, Waiter] = field(default_factory=dict)  # by rid
+    # Those that share experts with this engine, itself included; without any, it shares them with nobody.
+    partners: Sequence[EngineClient] = field(default=(), repr=False, compare=False)
     tokens: int = 0  # of all waiters
     socket: zmq.asyncio.Socket | None = None
     speculative_defaults: SpeculativeParams = field(default_factory=SpeculativeParams)  # as last set
-    calls: dict[int, asyncio.Future[None]] = field(default_factory=dict)  # sent, and not done
+    recording: bool = False  # the rows of experts; an engine that takes the place of another goes on with it
+    calls: dict[int, asyncio.Future[Any]] = field(default_factory=dict)  # sent, and not done
     numbers: Iterator[int] = field(default_factory=itertools.count)
     heard: asyncio.Event = field(default_factory=asyncio.Event)  # set by everything the engine says
     last_sign: float = 0.0  # monotonic: when the engine last said something, or was given work while idle
@@ -83,6 +90,9 @@ class EngineClient:
         self.metrics.engine_up = True
         if self.speculative_defaults != SpeculativeParams():  # they outlive the engine that took them
             self._send(SetSpeculativeDefaults(next(self.numbers), self.speculative_defaults))
+
+        if self.recording:
+            self._send(RecordExperts(next(self.numbers), "start"))
 
     def detach(self, reason: str) -> None:
         """The engine is gone: every waiter gets an error."""
@@ -145,12 +155,21 @@ class EngineClient:
         when it is gone before it has answered."""
         await self._call(FlushCache(next(self.numbers)))
 
-    async def _call(self, message: SetSpeculativeDefaults | FlushCache) -> None:
+    async def record_experts(self, action: RecordAction) -> list[ExpertRecord]:
+        """Begins or ends to record the rows of experts; "dump" returns what was recorded, if anything, and
+        begins anew. An engine must be there. Raises ValueError for one that does not count, ApiError when it
+        is gone before it has answered."""
+        record = await self._call(RecordExperts(next(self.numbers), action))
+        if action != "dump":
+            self.recording = action == "start"
+        return [] if record is None else [record]
+
+    async def _call(self, message: SetSpeculativeDefaults | FlushCache | RecordExperts) -> Any:
         assert self.ready is not None
         done = self.calls[message.call] = asyncio.get_running_loop().create_future()
         self._send(message)
         try:
-            await done
+            return await done
         finally:
             del self.calls[message.call]
 
@@ -175,6 +194,10 @@ class EngineClient:
         elif isinstance(message, Rejected):
             error = unavailable(message.message, "grammars_busy") if message.busy else None
             self._deliver(message.rid, error or bad_request(message.message), last=True)
+        elif isinstance(message, Recorded):
+            call = self.calls.get(message.call)
+            if call is not None and not call.done():
+                call.set_result(message.record)
         elif isinstance(message, Done):
             call = self.calls.get(message.call)
             if call is None or call.done():

@@ -16,7 +16,7 @@ DEFAULT_STEPS = 40  # the interval when no log lines are asked for
 # Seconds of load between two lines on drafting, at least: where it began or ended, and where it stayed.
 CHANGED, STAYED = 5.0, 30.0
 
-TOTALS = ("prompt_tokens", "cached_tokens", "generated_tokens", "retracted", "waited")
+TOTALS = ("prompt_tokens", "cached_tokens", "generated_tokens", "retracted", "waited", "sent")
 
 
 class EngineMetrics:

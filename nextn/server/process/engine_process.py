@@ -41,6 +41,8 @@ from nextn.server.process.messages import (
     NewRequest,
     PromptScores,
     Ready,
+    Recorded,
+    RecordExperts,
     Rejected,
     SetSpeculativeDefaults,
     StepOutputs,
@@ -202,6 +204,8 @@ def loop(engine: Engine, link: Link, grammars: GrammarCompiler) -> None:
             elif isinstance(message, FlushCache):
                 flushed = not line and engine.flush_cache()
                 link.send(Done(message.call, None if flushed else "requests are running or waiting"))
+            elif isinstance(message, RecordExperts):
+                link.send(record_experts(engine, message))
             else:
                 return
         for compiled in line.take():
@@ -258,6 +262,16 @@ def prompt_scores(outputs: list[Output], requests: dict[str, Request]) -> list[P
             alike = [rid for rid, request in requests.items() if request.group is group]
             found.append(PromptScores.pack(alike, scores))
     return found
+
+
+def record_experts(engine: Engine, message: RecordExperts) -> Done | Recorded:
+    if message.action == "dump":
+        return Recorded(message.call, engine.experts.take())
+    try:
+        engine.experts.start() if message.action == "start" else engine.experts.stop()
+    except ValueError as e:
+        return Done(message.call, str(e))
+    return Done(message.call, None)
 
 
 def set_speculative_defaults(engine: Engine, link: Link, message: SetSpeculativeDefaults) -> None:

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
+from nextn.expert_load import ExpertRecord
 from nextn.request import SpeculativeParams
 from nextn.server.process.engine_client import EngineClient, Update
-from nextn.server.process.messages import NewRequest, Ready
+from nextn.server.process.messages import NewRequest, Ready, RecordAction
 from nextn.server.protocol.errors import ApiError
 
 
@@ -51,3 +52,5 @@ class Engines(Protocol):
     async def set_speculative_defaults(self, defaults: SpeculativeParams) -> None: ...
 
     async def flush_cache(self) -> None: ...
+
+    async def record_experts(self, action: RecordAction) -> list[ExpertRecord]: ...

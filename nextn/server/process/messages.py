@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 
+from nextn.expert_load import ExpertRecord
 from nextn.request import Output, SamplingParams, SpeculativeParams, TokenLogprob
 from nextn.stats import EngineStats
 
@@ -82,11 +83,21 @@ class FlushCache(msgspec.Struct, tag=True, array_like=True):
     call: int
 
 
+RecordAction: TypeAlias = Literal["start", "stop", "dump"]
+
+
+class RecordExperts(msgspec.Struct, tag=True, array_like=True):
+    """The record of experts' rows: `Done` follows, or `Recorded` after "dump"."""
+
+    call: int
+    action: RecordAction
+
+
 class Stop(msgspec.Struct, tag=True, array_like=True):
     """The engine process ends."""
 
 
-ToEngine: TypeAlias = Add | Abort | SetSpeculativeDefaults | FlushCache | Stop
+ToEngine: TypeAlias = Add | Abort | SetSpeculativeDefaults | FlushCache | RecordExperts | Stop
 
 
 class Ready(msgspec.Struct, tag=True, array_like=True):
@@ -119,6 +130,13 @@ class Done(msgspec.Struct, tag=True, array_like=True):
 
     call: int
     error: str | None
+
+
+class Recorded(msgspec.Struct, tag=True, array_like=True):
+    """Of call `call`: None if no step was recorded."""
+
+    call: int
+    record: ExpertRecord | None
 
 
 class PromptScores(msgspec.Struct, array_like=True):
@@ -154,7 +172,7 @@ class StepOutputs(msgspec.Struct, tag=True, array_like=True):
     scores: list[PromptScores] = []
 
 
-FromEngine: TypeAlias = Ready | Failed | Rejected | Done | StepOutputs
+FromEngine: TypeAlias = Ready | Failed | Rejected | Done | Recorded | StepOutputs
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

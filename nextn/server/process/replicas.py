@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from typing import TypeVar
 
+from nextn.expert_load import ExpertRecord
 from nextn.request import SpeculativeParams
 from nextn.server.process.dispatch import Dispatch, groups_of
 from nextn.server.process.engine_client import EngineClient, Update
-from nextn.server.process.messages import NewRequest, Ready
+from nextn.server.process.messages import NewRequest, Ready, RecordAction
 from nextn.server.protocol.errors import ApiError, no_engine
+
+Answer = TypeVar("Answer")
 
 
 class Replicas:
@@ -80,12 +84,20 @@ class Replicas:
         self.dispatch.forget()
         await self._all(EngineClient.flush_cache)
 
-    async def _all(self, call: Callable[[EngineClient], Coroutine[None, None, None]]) -> None:
-        """Calls all that are up. One that is gone before it answers begins afresh in any case: that is an
-        error only if no other answers."""
+    async def record_experts(self, action: RecordAction) -> list[ExpertRecord]:
+        records = await self._all(lambda client: client.record_experts(action))
+        if action != "dump":
+            for client in self.ranks:  # those that are down begin when they are up
+                client.recording = action == "start"
+        return [record for each in records for record in each]
+
+    async def _all(self, call: Callable[[EngineClient], Coroutine[None, None, Answer]]) -> list[Answer]:
+        """Calls all that are up, and returns what they answer. One that is gone before it answers begins
+        afresh in any case: that is an error only if no other answers."""
         up = [client for client in self.ranks if client.ready is not None]
         ended = await asyncio.gather(*map(call, up), return_exceptions=True)
-        errors = [error for error in ended if error is not None]
+        errors = [error for error in ended if isinstance(error, BaseException)]
         for error in errors:
             if not isinstance(error, ApiError) or len(errors) == len(up):
                 raise error
+        return [found for found in ended if not isinstance(found, BaseException)]

@@ -1,0 +1,133 @@
+"""The record of how many rows each expert had: /start_expert_distribution_record, /stop_… and /dump_…
+
+A dump is a file that `nextn eplb` and --init-expert-location read (`nextn.distributed.placement_file`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import tempfile
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from operator import add
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+import nextn
+from nextn.expert_load import ExpertRecord, ExpertTable
+from nextn.server.answers.service import Service
+from nextn.server.process.messages import RecordAction
+from nextn.server.protocol.errors import ApiError
+
+log = logging.getLogger("nextn.server")
+
+FOLDER_VARIABLES = ("NEXTN_EXPERT_DISTRIBUTION_RECORDER_DIR", "SGLANG_EXPERT_DISTRIBUTION_RECORDER_DIR")
+
+
+class Dumped(msgspec.Struct):
+    """path: of the file, on the server's machine. steps: of all engines, those left out counted. total: the
+    sum of the file's counts."""
+
+    path: str
+    engines: int
+    steps: int
+    steps_left_out: int
+    total: int
+    nextn_total: int
+
+
+async def record_experts(service: Service, action: RecordAction) -> list[ExpertRecord]:
+    """Raises ApiError."""
+    service.check_open()
+    try:
+        return await service.engine.record_experts(action)
+    except ValueError as e:
+        raise ApiError(400, str(e), code="experts_not_counted") from e
+
+
+async def dump_experts(service: Service) -> Dumped:
+    """Writes what was recorded into a file. Raises ApiError."""
+    folder = recorder_folder()
+    path = folder / f"expert_distribution_{time.time():.6f}.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with path.open("xb") as file:  # before the record is taken
+            dumped = await dump_into(file, path, service)
+    except OSError as e:
+        path.unlink(missing_ok=True)
+        message = f"{path} cannot be written: {e.strerror}; {FOLDER_VARIABLES[0]} names another folder"
+        raise ApiError(500, message, "server_error", code="record_not_written") from e
+    except ApiError:
+        path.unlink()
+        raise
+    log.info("expert distribution of %d steps: %s", dumped.steps, path)
+    return dumped
+
+
+def recorder_folder() -> Path:
+    named = (os.environ.get(name) for name in FOLDER_VARIABLES)
+    return Path(next(filter(None, named), tempfile.gettempdir())).absolute()
+
+
+async def dump_into(file: BinaryIO, path: Path, service: Service) -> Dumped:
+    records = await record_experts(service, "dump")
+    if not records:
+        message = "nothing was recorded: POST /start_expert_distribution_record, then send requests"
+        raise ApiError(400, message, code="nothing_recorded")
+    return await asyncio.to_thread(write, file, path, records, service.config.model_path)
+
+
+def write(file: BinaryIO, path: Path, records: Sequence[ExpertRecord], model: str) -> Dumped:
+    """Table by table: thousands of them in one piece would hold up the server."""
+    of_nextn = [record.nextn for record in records if record.nextn is not None]
+    file.write(b'{"logical_count": ')
+    total = write_tables(file, [record.target for record in records])
+    nextn_total = 0
+    if of_nextn:
+        file.write(b',\n"nextn_logical_count": ')
+        nextn_total = write_tables(file, of_nextn)
+    steps, left_out = [record.steps for record in records], [record.left_out for record in records]
+    about = {
+        "nextn_version": nextn.__version__,
+        "nextn_model": model,
+        "nextn_steps": steps,  # of each engine
+        "nextn_steps_left_out": left_out,
+    }
+    file.write(b",\n" + msgspec.json.encode(about)[1:] + b"\n")
+    return Dumped(str(path), len(records), sum(steps), sum(left_out), total, nextn_total)
+
+
+def write_tables(file: BinaryIO, tables: Sequence[ExpertTable]) -> int:
+    """The sum of several engines' tables; if they are by step, one engine's after the other's. Returns the sum
+    of all counts."""
+    *steps, layers, experts = tables[0].shape
+    if not steps:
+        whole = array("q", bytes(8 * layers * experts))
+        for one in tables:
+            whole = array("q", map(add, whole, array("q", one.data)))
+        file.write(encoded(whole, experts))
+        return sum(whole)
+    total = 0
+    for number, table in enumerate(by_step(tables)):
+        file.write(b",\n" if number else b"[")
+        file.write(encoded(table, experts))
+        total += sum(table)
+    file.write(b"]")
+    return total
+
+
+def by_step(tables: Sequence[ExpertTable]) -> Iterator[array[int]]:
+    for one in tables:
+        steps, layers, experts = one.shape
+        size = 4 * layers * experts
+        for at in range(0, steps * size, size):
+            yield array("i", one.data[at : at + size])
+
+
+def encoded(counts: array[int], experts: int) -> bytes:
+    return msgspec.json.encode([counts[at : at + experts].tolist() for at in range(0, len(counts), experts)])
