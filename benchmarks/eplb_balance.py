@@ -4,13 +4,13 @@
 
 The layer is of DeepSeek-V2-Lite's size: 64 experts of 3 x 2048 x 1408 weights in bf16, 6 for each row. A row
 chooses experts at random, by Zipf's law: the k-th most popular with weight 1 / k ** zipf. Who is popular is
-random too, by --seeds; or the first experts are, in order. Placements are planned from --window rows, and then
-timed on others.
+random too, by --seeds; or the first experts are, in order. Placements are planned from --window rows, and
+then timed on others.
 
 A step waits for its slowest shard. The shards' experts are computed here one after another, each alone on
 one core: of each the middle one of several times, by turns with the other placements, and then the longest
-counts. Three placements are compared: the trivial one; the plan without spare places; the plan with --spare of
-them, or with the next number that the shards divide. The last line is JSON.
+counts. Three placements are compared: the trivial one; the plan without spare places; the plan with --spare
+of them, or with the next number that the shards divide. The last line is JSON.
 """
 
 from __future__ import annotations
