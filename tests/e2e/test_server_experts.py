@@ -81,8 +81,14 @@ def test_a_placement_from_a_record(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_groups_by_step(tmp_path: Path) -> None:
     """Each group counts its own requests' rows."""
-    options = ("--tp-size", "2", "--dp-size", "2", "--enable-dp-attention", "--ep-size", "2")
-    options += ("--load-balance-method", "round_robin", "--expert-distribution-recorder-mode", "per_pass")
+    groups = ("--tp-size", "2", "--dp-size", "2", "--enable-dp-attention", "--ep-size", "2")
+    options = (
+        *groups,
+        "--load-balance-method",
+        "round_robin",
+        "--expert-distribution-recorder-mode",
+        "per_pass",
+    )
     with serve(tmp_path, *options) as server:
         assert any(line.split()[:3] == ["groups", "2", "(DP"] for line in server.stdout)
         assert server.stdout[-1].endswith(" on 2 groups)")
