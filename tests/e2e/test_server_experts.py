@@ -30,7 +30,12 @@ def serve(folder: Path, *options: str, model: str | None = None) -> ServerProces
 
 
 def texts(server: ServerProcess) -> list[str]:
-    body = {"prompt": heldout_prompts(PROMPTS), "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    body: dict[str, Any] = {
+        "prompt": heldout_prompts(PROMPTS),
+        "max_tokens": TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
     return [choice["text"] for choice in post(server, **body).json()["choices"]]
 
 

@@ -105,10 +105,10 @@ def test_windows_of_the_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     share = SimpleNamespace(placement=Placement.trivial(2, 3, 1), shards=2)  # 0, 1 and 2, 0
     window = ShardWindow(counts, share)  # type: ignore[arg-type]
 
-    def step(expert: int, idle: bool = False) -> list[list[float]] | None:
+    def step(expert: int, idle: bool = False) -> Any:
         counts.step(expert, 2)
         window.stepped(idle)
-        return window.rows and np.frombuffer(window.rows.rows).reshape(2, 2).tolist()
+        return None if window.rows is None else np.frombuffer(window.rows.rows).reshape(2, 2).tolist()
 
     assert step(0) is None
     assert step(2, idle=True) == [[1, 3]] * 2  # half of expert 0 in either
