@@ -1,5 +1,6 @@
 """Steps in two halves (--enable-two-batch-overlap) against steps in one go, in prompts, over a link that is
-made slow: every byte between ranks takes so long that a rank waits for 30 % of a step. And over memory as it is.
+made slow: every byte between ranks takes so long that a rank waits for 30 % of a step. And over memory as it
+is.
 
     python benchmarks/synthetic_checkpoint.py --output 1b
     python benchmarks/two_batch_overlap.py --model-path 1b [--rounds 12] [--share 0.3] [--output FOLDER]

@@ -33,7 +33,7 @@ class Halves:
         return self.always or self._size(rows).halves()
 
     def took(self, rows: int, halves: bool, seconds: float, waited: float) -> None:
-        if self.decides and rows >= LEAST_ROWS:
+        if self.decides and not self.always and rows >= LEAST_ROWS:
             self._size(rows).took(halves, seconds, waited)
 
     def _size(self, rows: int) -> Size:
