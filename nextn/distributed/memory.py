@@ -12,6 +12,7 @@ from multiprocessing.reduction import DupFd
 from typing import Any
 
 HEADER = 4096  # MEETING_BYTES of csrc/ranks.h
+GRAIN = mmap.ALLOCATIONGRANULARITY
 
 
 class Memory:
@@ -23,12 +24,12 @@ class Memory:
         if file is None:  # by one process: of two, the slower one would cut off what the other has mapped
             os.ftruncate(self.file, HEADER)
 
-    def mapped(self, size: int) -> mmap.mmap:
-        """The first `size` bytes. What nobody writes takes no room. Several ranks may only ask for more than
-        there is with the same `size`."""
-        if os.fstat(self.file).st_size < size:
-            os.ftruncate(self.file, size)
-        return mmap.mmap(self.file, size)
+    def mapped(self, size: int, at: int = 0) -> mmap.mmap:
+        """`size` bytes from `at` on, a multiple of GRAIN. What nobody writes takes no room. Several ranks may
+        only ask for more than there is with the same `at` and `size`."""
+        if os.fstat(self.file).st_size < at + size:
+            os.ftruncate(self.file, at + size)
+        return mmap.mmap(self.file, size, offset=at)
 
     def close(self) -> None:
         os.close(self.file)

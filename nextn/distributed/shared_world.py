@@ -2,20 +2,24 @@
 
 page 0      meetings and rows of the groups; from byte BEATS on, a counter of each group; from SENT on, the
             bytes that each rank has sent
-the rest    rows that were offered, and results
+the rest    rows that were offered, and results; then what `area` gives
 """
 
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Mapping
 from ctypes import byref, pointer
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from nextn.config import usable_cores
 from nextn.distributed.expert_share import ExpertShare
 from nextn.distributed.group import PeerGone
-from nextn.distributed.memory import HEADER, Memory
+from nextn.distributed.memory import GRAIN, HEADER, Memory
 from nextn.distributed.shared import FEW_SPINS, SPINS, address
 from nextn.ops.cpu import library as kernels
 from nextn.ops.cpu.library import library
@@ -42,6 +46,7 @@ class SharedWorld:
         self.reason, self.busy = "", False  # busy: had anybody rows in the last step?
         self._memory, self._header = memory, memory.mapped(HEADER)
         self._arrays: Any = None
+        self._end = 0  # of what is mapped
         spins = SPINS if threads <= usable_cores() else FEW_SPINS
         self._struct = kernels.World(
             share.rank, share.size, groups, share.shards, most_rows, spins, address(self._header), dynamic,
@@ -51,6 +56,7 @@ class SharedWorld:
         """What the kernels' engine of this model needs to know of the ranks."""
         model.world = pointer(self._struct)
         self._arrays = self._memory.mapped(library().nx_world_bytes(model, layers))
+        self._end = len(self._arrays)
         self._struct.memory = address(self._arrays)
         return pointer(self._struct)
 
@@ -64,6 +70,27 @@ class SharedWorld:
         rows = sum(sum(lane[: self.groups]) for lane in self._struct.rows)
         self.busy = rows > 0
         return rows
+
+    @property
+    def dynamic(self) -> bool:
+        return bool(self._struct.dynamic)
+
+    def area(self, size: int) -> NDArray[np.uint8]:
+        """So many more bytes that all ranks map, zeros at first. To be asked for after a step, by all ranks
+        in the same order with the same sizes, between two areas there must be a `meet`."""
+        assert self._end, "no step has been run"
+        at = -(-self._end // GRAIN) * GRAIN
+        found = np.frombuffer(self._memory.mapped(size, at), np.uint8)
+        self._end = at + size
+        return found
+
+    def meet(self) -> None:
+        """Between steps: all ranks wait here for each other. Raises PeerGone."""
+        begin = time.perf_counter_ns()
+        gone = library().nx_meet(address(self._header), self.share.size, self._struct.spins)
+        self._struct.waited += time.perf_counter_ns() - begin
+        if gone:
+            raise self.gone()
 
     def give_up(self, reason: str) -> None:
         """Nobody waits any more: a rank is gone."""

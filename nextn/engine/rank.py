@@ -10,6 +10,7 @@ import torch
 
 from nextn.config import EngineConfig, usable_cores
 from nextn.distributed.ranks import Ranks
+from nextn.engine.balance import Balancer
 from nextn.engine.executor import ExecutorInfo
 from nextn.engine.halves import Halves
 from nextn.engine.memory import CPU_KV_TOKENS
@@ -65,11 +66,12 @@ def make_runner(config: EngineConfig, ranks: Ranks | None = None, seat: Seat | N
 
 
 def _together(config: EngineConfig, model: Model, pool: KVPool) -> SharedPass | None:
-    world = model.world if isinstance(model, NativeDeepseekV3) else None
-    if world is None:
+    if not isinstance(model, NativeDeepseekV3) or model.world is None:
         return None
+    world = model.world
     halves = Halves(decides=world.share.rank == 0) if config.enable_two_batch_overlap else None
-    return SharedPass(model, pool, world, halves)
+    balancer = Balancer(config, world, model) if config.enable_eplb else None
+    return SharedPass(model, pool, world, halves, balancer)
 
 
 def _info(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from nextn.distributed.shared_world import SharedWorld
+from nextn.engine.balance import Balancer
 from nextn.engine.halves import Halves, in_halves
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
@@ -15,10 +16,19 @@ from nextn.models.base import Model
 
 
 class SharedPass:
-    """halves: who decides whether a step goes in two halves; None: none does."""
+    """halves: who decides whether a step goes in two halves; None: none does. balancer: moves experts between
+    steps; None: they stay."""
 
-    def __init__(self, model: Model, pool: KVPool, world: SharedWorld, halves: Halves | None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        pool: KVPool,
+        world: SharedWorld,
+        halves: Halves | None,
+        balancer: Balancer | None = None,
+    ) -> None:
         self.model, self.pool, self.world, self.halves = model, pool, world, halves
+        self.balancer = balancer
 
     def forward(self, spans: Sequence[Span]) -> Tensor | None:
         """Hidden states as `Model.forward` has them; None without spans. All other ranks call it too. Raises
@@ -35,4 +45,6 @@ class SharedPass:
         if self.halves is not None:
             seconds = time.perf_counter() - begin
             self.halves.took(rows, self.world.in_halves, seconds, self.world.waited - waited)
+        if self.balancer is not None:
+            self.balancer.stepped()
         return hidden if spans else None

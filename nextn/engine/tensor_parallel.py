@@ -23,6 +23,7 @@ from nextn.config import EngineConfig
 from nextn.distributed.group import PeerGone
 from nextn.distributed.process import RankProcess
 from nextn.distributed.pulse import LOADING, SILENT, Pulse
+from nextn.distributed.shared_world import SharedWorld
 from nextn.distributed.wire import GONE, Ended, Loaded, dumps, receive
 from nextn.engine.executor import ExecutorInfo, ExpertCounts, Ran
 from nextn.engine.gang import Gang, threads_of
@@ -52,6 +53,7 @@ class TensorParallelExecutor:
         self._ranks, self.processes = self._gang.own, self._gang.processes
         self._last: list[Ended | None] = [Ended()]
         self._lost = threading.Lock()
+        self.world: SharedWorld | None = None
         own = weakref.ref(self)
         pulse = Pulse(self._ranks, partial(_lost, own), LOADING)
         self.close = weakref.finalize(self, _end, self._gang, pulse, self._last)
@@ -132,6 +134,8 @@ class TensorParallelExecutor:
                 log.critical("%s: this engine can run no more steps", reason)
                 self._last[0] = None
                 self._ranks.give_up(reason)
+                if self.world is not None:
+                    self.world.give_up(reason)
         self._gang.kill()
         return self._ranks.gone()
 

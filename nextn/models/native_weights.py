@@ -230,21 +230,27 @@ class NativeWeights:
             value_up.place(one[nope:], member=head)
 
     def _mlp(
-        self, prefixes: Sequence[str], inner: int, slices: tuple[int, int] | None = None
+        self,
+        prefixes: Sequence[str],
+        inner: int,
+        slices: tuple[int, int] | None = None,
+        like: Sequence[str] | None = None,
     ) -> tuple[PackedWeight, PackedWeight]:
         """(gate and up interleaved, down) of the blocks with these prefixes, one after another. slices: which
-        of how many slices of each this is; None: as of everything else."""
+        of how many slices of each this is; None: as of everything else. like: all blocks that are to have the
+        same format, if they are more."""
         members, names = len(prefixes), self.cfg.names
         slices = slices or (self.rank, self.size)
         own, columns = _part(inner, PANEL // 2, *slices), _part(self.cfg.hidden_size, PANEL, *slices)
-        ups = [p + side for p in prefixes for side in (names.gate, names.up)]
-        downs = [p + names.down for p in prefixes]
+        like, sides = like or prefixes, (names.gate, names.up)
+        ups = [p + side for p in like for side in sides]
+        downs = [p + names.down for p in like]
         gate_up = self._matrix(2 * padded(len(own), 16), self.cfg.hidden_size, ups, members=members)
         down = self._matrix(len(columns), inner, downs, members=members)
-        for i, name in enumerate(ups):
-            self._split(name, gate_up, own, member=i // 2, first=i % 2, interleave=2)
-        for i, name in enumerate(downs):
-            self._split(name, down, columns, member=i)
+        for i, prefix in enumerate(prefixes):
+            for first, side in enumerate(sides):
+                self._split(prefix + side, gate_up, own, member=i, first=first, interleave=2)
+            self._split(prefix + names.down, down, columns, member=i)
         return gate_up, down
 
     def _moe(self, prefix: str, index: int) -> FeedForward:
@@ -281,7 +287,7 @@ class NativeWeights:
         assert share is not None
         held = [int(e) for e in share.held(index)]
         gate_up, down = self._mlp(
-            [blocks[e] for e in held], cfg.moe_intermediate_size, (share.slice, share.slices)
+            [blocks[e] for e in held], cfg.moe_intermediate_size, (share.slice, share.slices), blocks
         )
         names = cfg.names
         for e in set(range(len(blocks))) - set(held):

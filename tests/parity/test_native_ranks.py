@@ -117,19 +117,24 @@ def test_nor_where_weights_take_a_byte_or_drafts_some_tokens(stored: str) -> Non
         assert_equal(got, want)
 
 
-@pytest.mark.parametrize("block", [128, 48])
-def test_nor_where_they_are_fp8_blocks(block: int) -> None:
-    """A part may begin within a block."""
-    config, tensors = random_checkpoint(WIDE, seed=9)
+def fp8_model(
+    changes: Mapping[str, Any], seed: int, block: int, but: str | None = None
+) -> tuple[dict[str, Any], Make]:
+    """(config.json, makes the model) of a checkpoint in FP8 blocks, `but` for what has this in its name."""
+    config, tensors = random_checkpoint(changes, seed)
     config["quantization_config"] = {
         "quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [block, block],
         "activation_scheme": "dynamic",
     }  # fmt: skip
     stored = quantize_tensors(tensors, block)
+    if but is not None:
+        for name in [name for name in tensors if but in name]:
+            stored.pop(f"{name}_scale_inv", None)
+            stored[name] = tensors[name]
     names = [n for n, t in stored.items() if t.dtype == torch.float8_e4m3fn]
 
-    def make(threads: int, ranks: SharedRanks | None) -> NativeDeepseekV3:
-        model = NativeDeepseekV3(ModelConfig.from_dict(config), 1, threads, fp8=names, ranks=ranks)
+    def make(threads: int = 1, **options: Any) -> NativeDeepseekV3:
+        model = NativeDeepseekV3(ModelConfig.from_dict(config), 1, threads, fp8=names, **options)
         for name in expected_tensors(model.config, 1):
             scale = stored.get(f"{name}_scale_inv")
             if name in model.weights.as_stored:
@@ -141,6 +146,13 @@ def test_nor_where_they_are_fp8_blocks(block: int) -> None:
                 model.place(name, tensors[name])
         return model
 
+    return config, make
+
+
+@pytest.mark.parametrize("block", [128, 48])
+def test_nor_where_they_are_fp8_blocks(block: int) -> None:
+    """A part may begin within a block."""
+    config, make = fp8_model(WIDE, 9, block)
     [want] = on_ranks(config, make, 1)
     for got in on_ranks(config, make, 4):
         assert_equal(got, want)

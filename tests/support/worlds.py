@@ -14,17 +14,26 @@ from nextn.distributed.memory import Memory
 from nextn.distributed.placement import Placement
 from nextn.distributed.shared import SharedRanks
 from nextn.distributed.shared_world import SharedWorld
+from nextn.engine.balance import Balancer
 from nextn.models.native import NativeDeepseekV3
 
 Result = TypeVar("Result")
+Balance = Callable[[SharedWorld, NativeDeepseekV3], Balancer]
 MOST_ROWS = 300
 
 
 class InLockstep:
-    """A model each of whose passes all ranks make together. halves: now and then in two halves."""
+    """A model each of whose passes all ranks make together. halves: now and then in two halves. balancer:
+    moves experts between passes."""
 
-    def __init__(self, model: NativeDeepseekV3, world: SharedWorld, halves: bool = False) -> None:
-        self.model, self.world = model, world
+    def __init__(
+        self,
+        model: NativeDeepseekV3,
+        world: SharedWorld,
+        halves: bool = False,
+        balancer: Balancer | None = None,
+    ) -> None:
+        self.model, self.world, self.balancer = model, world, balancer
         self._random = random.Random(world.group) if halves else None
         self.pool: Any = None
 
@@ -36,12 +45,18 @@ class InLockstep:
         if self._random is not None:
             first = self._random.choice([int(i) for i in batch.cu_rows])
         self.world.step(first, batch.rows - first, self._random is not None and self._random.random() < 0.7)
-        return self.model.forward(batch, pool)
+        return self._passed(batch)
 
     def idle(self) -> None:
         """Until nobody has rows any more."""
         while self.world.step(0):
-            self.model.forward(self.model.batch([], self.pool.page_size), self.pool)
+            self._passed(self.model.batch([], self.pool.page_size))
+
+    def _passed(self, batch: Any) -> Any:
+        hidden = self.model.forward(batch, self.pool)
+        if self.balancer is not None:
+            self.balancer.stepped()
+        return hidden
 
 
 def in_world(
@@ -53,19 +68,24 @@ def in_world(
     shards: int,
     **options: Any,
 ) -> list[list[Result]]:
-    """What each rank of each group finds. work(model, group). options: of InLockstep and SharedWorld."""
+    """What each rank of each group finds. work(model, group). options: of InLockstep and SharedWorld.
+    balance: makes each rank's balancer. first_layer: of the placement."""
     size, halves = groups * each, options.pop("halves", False)
+    first_layer = options.pop("first_layer", 0)
+    balance: Balance | None = options.pop("balance", None)
     memory, of_groups = Memory(), [Memory() for _ in range(groups)]
 
     def run(rank: int) -> Result:
-        share = ExpertShare(rank, size, shards, placement, most_replicas=placement.logical.shape[2])
+        most = 1 + placement.slots - placement.experts
+        share = ExpertShare(rank, size, shards, placement, most, first_layer)
         world = SharedWorld(share, groups, memory, size, MOST_ROWS, **options)
         ranks = None
         if each > 1:
             ranks = SharedRanks(rank % each, each, of_groups[rank // each], size, MOST_ROWS)
         with torch.inference_mode():
             try:
-                model = InLockstep(make(threads=1 + rank % 2, ranks=ranks, world=world), world, halves)
+                own = make(threads=1 + rank % 2, ranks=ranks, world=world)
+                model = InLockstep(own, world, halves, balance and balance(world, own))
                 found = work(model, rank // each)
                 model.idle()
             except BaseException as e:

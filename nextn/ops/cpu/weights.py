@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from nextn.ops.cpu.library import BF16, E4M3, F32, INT8, Weight, library
@@ -86,6 +88,12 @@ class PackedWeight:
         """That hold weights and scales."""
         scales = 0 if self.scales is None else self.scales.numel() * 4
         return self.members * self.stride + scales
+
+    def member(self, member: int) -> list[NDArray[np.uint8]]:
+        """Where all bytes of one member lie, scales too."""
+        data = self.data[member * self.stride : (member + 1) * self.stride]
+        scales = [] if self.scales is None else [self.scales[member].view(torch.uint8)]
+        return [one.numpy() for one in (data, *scales)]
 
     def place(
         self,

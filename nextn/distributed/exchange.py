@@ -1,0 +1,27 @@
+"""Arrays that every rank shows to all others, in memory that they share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+from nextn.distributed.shared_world import SharedWorld
+
+
+class Exchange:
+    """most: bytes of a rank's array, at most. To be made after a step, by all ranks."""
+
+    def __init__(self, world: SharedWorld, most: int) -> None:
+        self._world = world
+        self._board = world.area(world.share.size * most)
+
+    def of_all(self, own: NDArray[Any]) -> NDArray[Any]:
+        """[ranks, ...]: what each gave; all give an array of the same shape and type. Raises PeerGone."""
+        share = self._world.share
+        board = self._board[: share.size * own.nbytes].view(own.dtype).reshape(share.size, *own.shape)
+        board[share.rank] = own
+        self._world.meet()
+        found: NDArray[Any] = board.copy()
+        self._world.meet()  # from here on it may be written again
+        return found

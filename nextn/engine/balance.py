@@ -1,0 +1,100 @@
+"""Live rebalancing: while the engine serves, experts move so that all shards get equally many rows.
+
+Every --eplb-rebalance-num-iterations steps all ranks look at the rows of the steps since the last look, plan
+the same placement from them, and move the experts that change their slots (`nextn.distributed.expert_mover`).
+A text does not change: replicas have the same bytes. Whether and when ranks move is decided by what they have
+exchanged, never by a clock: all do the same after the same step.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+
+import numpy as np
+
+from nextn.config import EngineConfig
+from nextn.distributed.exchange import Exchange
+from nextn.distributed.expert_mover import ExpertMover
+from nextn.distributed.improvement import Plan, dispatched, improved, utilisation_of
+from nextn.distributed.placement import Counts, Move, Placement, moves
+from nextn.distributed.shared_world import SharedWorld
+from nextn.models.native import NativeDeepseekV3
+
+log = logging.getLogger("nextn.engine")
+
+
+class Balancer:
+    """imbalance: the highest load of a shard over the mean, of the steps before the last look, mean of all
+    layers. rebalancings: how often experts moved. moved: slots that got another expert."""
+
+    def __init__(
+        self, config: EngineConfig, world: SharedWorld, model: NativeDeepseekV3, plan: Plan = improved
+    ) -> None:
+        self._every = config.eplb_rebalance_num_iterations
+        self._layers_at_once = config.eplb_rebalance_layers_per_chunk
+        self._threshold = config.eplb_min_rebalancing_utilization_threshold
+        self._world, self._share, self._model, self._plan = world, world.share, model, plan
+        self._tables = list(model.weights.tables.values())
+        self._last = np.zeros_like(model.expert_counts()[0])
+        self._steps = 0
+        self._exchange: Exchange | None = None
+        self._mover: ExpertMover | None = None
+        self._target: Placement | None = None
+        self._left: deque[tuple[int, list[Move]]] = deque()  # layers that are to have it, and how
+        self.imbalance, self.rebalancings, self.moved = 1.0, 0, 0
+
+    def stepped(self) -> None:
+        """All ranks have run a step, each calls this before the next one. Raises PeerGone."""
+        if self._left:
+            self._move()
+            return
+        self._steps += 1
+        if self._steps == self._every:
+            self._steps = 0
+            self._look()
+
+    def _look(self) -> None:
+        placement, shards, dynamic = self._share.placement, self._share.shards, self._world.dynamic
+        if self._exchange is None:
+            self._exchange = Exchange(self._world, self._last.nbytes)
+        counts = self._rows(self._exchange)
+        found = utilisation_of(dispatched(counts, placement, shards, dynamic))
+        self.imbalance = float((1 / found).mean())
+        if found.mean() >= self._threshold:
+            return
+        self._target = self._plan(placement, counts, shards, dynamic)
+        self._left += [(row, some) for row, some in enumerate(moves(placement, self._target, shards)) if some]
+        if not self._left:
+            return
+        if self._mover is None:
+            self._mover = ExpertMover(self._world, self._tables, self._exchange)
+        self.rebalancings += 1
+        if self._share.rank == 0:
+            after = utilisation_of(dispatched(counts, self._target, shards, dynamic))
+            log.info(
+                "eplb: the fullest shard has %.2f times the mean; experts move in %d layers, to %.2f",
+                self.imbalance, len(self._left), (1 / after).mean(),
+            )  # fmt: skip
+        self._move()
+
+    def _rows(self, exchange: Exchange) -> Counts:
+        """[groups, layers, experts]: since the last look. A group's first rank counts for all of it."""
+        now = self._model.expert_counts()[0]
+        found = exchange.of_all(now - self._last)
+        self._last = now
+        counts: Counts = found.reshape(self._world.groups, -1, *now.shape).sum(axis=1)
+        return counts
+
+    def _move(self) -> None:
+        """Those of the next layers, as many as may move between two steps."""
+        assert self._mover is not None
+        assert self._target is not None
+        physical = self._share.placement.physical.copy()
+        for _ in range(min(len(self._left), self._layers_at_once or len(self._left))):
+            row, some = self._left.popleft()
+            self._mover.move(self._tables[row], some)
+            self._tables[row].take(self._target, row)
+            physical[row] = self._target.physical[row]
+            self.moved += len(some)
+        self._share.placement = Placement(physical, self._target.experts)
