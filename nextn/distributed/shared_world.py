@@ -30,7 +30,7 @@ BEATS, SENT = 3072, 3584  # 64 numbers each
 class SharedWorld:
     """groups: of attention, each with requests of its own; of equally many ranks. threads: of all ranks.
     most_rows: of a group in a step. dynamic: replicas of an expert take turns from row to row; else each
-    group has its own. link: nanoseconds that a byte is to take, for experiments."""
+    group has its own."""
 
     def __init__(
         self,
@@ -40,7 +40,6 @@ class SharedWorld:
         threads: int,
         most_rows: int,
         dynamic: bool = False,
-        link: float = 0.0,
     ) -> None:
         self.share, self.groups, self.most_rows = share, groups, most_rows
         self.group = share.rank * groups // share.size
@@ -51,7 +50,6 @@ class SharedWorld:
         spins = SPINS if threads <= usable_cores() else FEW_SPINS
         self._struct = kernels.World(
             share.rank, share.size, groups, share.shards, most_rows, spins, address(self._header), dynamic,
-            link=link,
         )  # fmt: skip
 
     def shared_by(self, model: kernels.Model, layers: int) -> Any:
@@ -101,6 +99,10 @@ class SharedWorld:
 
     def gone(self) -> PeerGone:
         return PeerGone(self.reason or "another rank that shares the experts has ended")
+
+    def slow_down(self, nanoseconds: float) -> None:
+        """From now on a byte to another rank takes at least so long. For experiments."""
+        self._struct.link = nanoseconds
 
     @property
     def in_halves(self) -> bool:

@@ -40,6 +40,7 @@ class Engine:
         self._simulated = self.speculation.simulated is not None and self.speculation.num_steps > 0
         self._scheduler.stats.spec.simulated = self._simulated
         counts, world = built.executor.expert_counts, built.executor.world
+        self._world = world
         self.experts = ExpertRecorder(counts, config.expert_distribution_recorder_mode == "per_pass")
         self._shards = None if world is None else ShardWindow(counts, world.share)
         self._arrivals = 0
@@ -136,9 +137,9 @@ class Engine:
 
     def stats(self) -> EngineStats:
         stats = self._scheduler.snapshot()
-        stats.waited, world = self._executor.waited, self._executor.world
-        if world is not None and self._shards is not None:
-            stats.sent, stats.shard_rows = world.sent_by_group, self._shards.rows
+        stats.waited = self._executor.waited
+        if self._world is not None and self._shards is not None:
+            stats.sent, stats.shard_rows = self._world.sent_by_group, self._shards.rows
         return stats
 
     def flush_cache(self) -> bool:

@@ -6,14 +6,16 @@ steps is tried both ways now and then, once waiting for others takes a part of i
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Sequence
+from statistics import median
 
 from nextn.layers.batch import Span
 
 LEAST_ROWS = 16  # of a step: below that, the weights that both halves read count more than all else
 WORTH = 0.1  # part of a step that ranks wait, from which on halves are tried
-EVERY = 64  # steps of one size from one trial of the slower way to the next
-NEW = 0.2  # weight of a step in the mean of what its like took
+EVERY, TRIAL = 64, 4  # steps of one size: from one trial of the other way to the next, and of a trial
+KEPT = 8  # of each way, how many of the last steps count
 BETTER = 0.97  # of the time in one go: halves that save less are not worth it
 
 
@@ -31,41 +33,40 @@ class Halves:
         return self.always or self._size(rows).halves()
 
     def took(self, rows: int, halves: bool, seconds: float, waited: float) -> None:
-        if self.decides and rows >= LEAST_ROWS:
+        if self.decides and not self.always and rows >= LEAST_ROWS:
             self._size(rows).took(halves, seconds, waited)
 
     def _size(self, rows: int) -> Size:
         return self._sizes.setdefault(rows.bit_length(), Size())
 
 
-@dataclasses.dataclass
 class Size:
-    """Steps of about the same number of rows. Seconds of one in one go and in halves; waiting: part of the
-    former."""
+    """Steps of about the same number of rows."""
 
-    whole: float | None = None
-    half: float | None = None
-    waiting: float = 0.0
-    steps: int = 0
+    def __init__(self) -> None:
+        self.steps = 0
+        self.took_whole: deque[tuple[float, float]] = deque(maxlen=KEPT)  # seconds, and part of them waiting
+        self.took_halves: deque[float] = deque(maxlen=KEPT)
+        self.better = False  # are halves?
+        self.trial = 0  # steps left of one
 
     def halves(self) -> bool:
-        if self.whole is None or self.waiting < WORTH:
-            return False
-        better = self.half is not None and self.half < BETTER * self.whole
-        trial = self.half is None or self.steps % EVERY == 0
-        return better != trial
+        return self.better != (self.trial > 0)
 
     def took(self, halves: bool, seconds: float, waited: float) -> None:
         self.steps += 1
-        if halves:
-            self.half = _mean(self.half, seconds)
-        else:
-            self.whole = _mean(self.whole, seconds)
-            self.waiting = _mean(self.waiting if self.steps > 1 else None, waited / seconds)
-
-
-def _mean(before: float | None, now: float) -> float:
-    return now if before is None else before + NEW * (now - before)
+        settled = self.trial < TRIAL  # the first step of a trial finds cold buffers
+        if halves and settled:
+            self.took_halves.append(seconds)
+        elif not halves:
+            self.took_whole.append((seconds, waited / seconds))
+        if self.trial:
+            self.trial -= 1
+        elif self.steps % EVERY == TRIAL and median(part for _, part in self.took_whole) >= WORTH:
+            self.trial = TRIAL
+        if self.took_halves and not self.trial:
+            whole = median(took for took, _ in self.took_whole)
+            self.better = median(self.took_halves) < BETTER * whole
 
 
 def in_halves(spans: Sequence[Span]) -> tuple[list[Span], int]:

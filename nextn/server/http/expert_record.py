@@ -6,6 +6,7 @@ A dump is a file that `nextn eplb` and --init-expert-location read (`nextn.distr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import tempfile
@@ -56,15 +57,14 @@ async def dump_experts(service: Service) -> Dumped:
     path = folder / f"expert_distribution_{time.time():.6f}.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with path.open("xb") as file:  # before the record is taken
-            dumped = await dump_into(file, path, service)
+        with contextlib.ExitStack() as undo:
+            with path.open("xb") as file:  # before the record is taken
+                undo.callback(path.unlink)
+                dumped = await dump_into(file, path, service)
+            undo.pop_all()
     except OSError as e:
-        path.unlink(missing_ok=True)
         message = f"{path} cannot be written: {e.strerror}; {FOLDER_VARIABLES[0]} names another folder"
         raise ApiError(500, message, "server_error", code="record_not_written") from e
-    except ApiError:
-        path.unlink()
-        raise
     log.info("expert distribution of %d steps: %s", dumped.steps, path)
     return dumped
 
@@ -103,8 +103,8 @@ def write(file: BinaryIO, path: Path, records: Sequence[ExpertRecord], model: st
 
 
 def write_tables(file: BinaryIO, tables: Sequence[ExpertTable]) -> int:
-    """The sum of several engines' tables; if they are by step, one engine's after the other's. Returns the sum
-    of all counts."""
+    """The sum of several engines' tables; if they are by step, one engine's after the other's. Returns the
+    sum of all counts."""
     *steps, layers, experts = tables[0].shape
     if not steps:
         whole = array("q", bytes(8 * layers * experts))

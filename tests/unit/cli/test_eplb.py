@@ -101,7 +101,7 @@ def test_the_example_of_the_docs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     page = (Path(__file__).parents[3] / "docs" / "eplb.md").read_text(encoding="utf-8")
-    (_, counts), (_, session), (_, placement) = markdown.code_blocks(page)
+    *_, (_, counts), (_, session), (_, placement) = markdown.code_blocks(page)
     command, _, shown = session.partition("\n")
     Path("counts.json").write_text(counts)
     assert main(shlex.split(command)[2:]) == 0

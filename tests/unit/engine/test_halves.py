@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nextn.engine.halves import BETTER, EVERY, LEAST_ROWS, Halves, in_halves
+from nextn.engine.halves import BETTER, EVERY, LEAST_ROWS, TRIAL, Halves, in_halves
 from nextn.layers.batch import Span
 
 LENGTHS = st.lists(st.integers(1, 40), max_size=8)
@@ -46,14 +46,14 @@ def run(halves: Halves, steps: int, whole: float, half: float, waiting: float) -
 
 def test_where_waiting_is_long_and_halves_are_faster() -> None:
     made = run(Halves(True), 10 * EVERY, whole=1.0, half=0.7, waiting=0.3)
-    assert made.count(False) <= 12  # the first one, and trials
+    assert made.count(False) <= 10 * TRIAL  # the first ones, and trials
     assert not made[0]
 
 
 def test_where_they_are_not_faster() -> None:
     for half in (1.2, BETTER * 1.001):
         made = run(Halves(True), 10 * EVERY, whole=1.0, half=half, waiting=0.3)
-        assert 1 <= made.count(True) <= 11
+        assert TRIAL <= made.count(True) <= 10 * TRIAL
 
 
 def test_where_nobody_waits_they_are_not_even_tried() -> None:
@@ -64,7 +64,7 @@ def test_it_changes_its_mind() -> None:
     halves = Halves(True)
     assert run(halves, 2 * EVERY, whole=1.0, half=0.7, waiting=0.3)[-1]
     made = run(halves, 10 * EVERY, whole=1.0, half=1.5, waiting=0.3)
-    assert made[-EVERY:].count(True) <= 1
+    assert made[-EVERY:].count(True) <= TRIAL
 
 
 def test_who_decides() -> None:
@@ -74,3 +74,11 @@ def test_who_decides() -> None:
     small = Halves(True)
     small.took(LEAST_ROWS - 1, False, 1.0, 0.9)
     assert not small.wanted(LEAST_ROWS - 1)
+
+
+def test_one_slow_step_is_no_reason() -> None:
+    halves = Halves(True)
+    for i in range(5 * EVERY):
+        wanted = halves.wanted(64)
+        halves.took(64, wanted, 9.0 if i % 7 == 0 else 0.7 if wanted else 1.0, 0.3)
+    assert halves.wanted(64)

@@ -69,6 +69,7 @@ def test_the_dashboard_shows_all_that_matters(shown: dict[str, set[str]]) -> Non
         "nextn:spec_accept_rate", "nextn:spec_committed_tokens_total", "nextn:spec_simulated",
         # of interest where there are several ranks
         "nextn:engine_busy_seconds_total", "nextn:rank_wait_seconds_total",
+        "nextn:rank_sent_bytes_total",
     }  # fmt: skip
 
 

@@ -37,11 +37,18 @@ def test_ranks_have_the_same_each() -> None:
     assert list(startup_lines({"ranks": 2})) == ["ranks  2, each with what follows"]
 
 
+def test_groups_are_no_replicas() -> None:
+    said = together([FIRST, FIRST], groups=True)
+    assert said == {"groups": "2 (DP attention), each with what follows", **FIRST}
+
+
 def test_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
     ready = Ready(258, 1024, None, FIRST, EngineStats())
     with socket.create_server(("127.0.0.1", 0)) as listener:
         announce(ServerConfig(), [ready], listener)
         announce(ServerConfig(dp_size=2), [ready, ready], listener)
-    one, two = (line for line in capsys.readouterr().out.splitlines() if "is ready" in line)
+        announce(ServerConfig(tp_size=2, dp_size=2, enable_dp_attention=True), [ready, ready], listener)
+    one, two, groups = (line for line in capsys.readouterr().out.splitlines() if "is ready" in line)
     assert one.endswith("(model nextn-tiny, MTP auto drafts)")
     assert two.endswith("(model nextn-tiny, MTP auto drafts on 2 replicas)")
+    assert groups.endswith("(model nextn-tiny, MTP auto drafts on 2 groups)")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
+
 from prometheus_client.parser import text_string_to_metric_families
 from support.engine_stats import stats
 from support.played_replicas import played_replicas
 
+from nextn.expert_load import ShardRows
 from nextn.server.monitoring.metrics import Metrics
 from nextn.server.process.engine_client import EngineClient
+from nextn.stats import EngineStats
 from nextn.terminal.scrape import Scrape
 
 
@@ -38,3 +42,25 @@ def test_several_have_one() -> None:
     assert sum(scrape.by_position("spec_accepted_tokens")) == sum(
         s.value for s in samples if s.name == "nextn:spec_accepted_tokens_total"
     )
+
+
+def imbalances(metrics: Metrics) -> list[float]:
+    families = text_string_to_metric_families(metrics.render().decode())
+    return [s.value for f in families for s in f.samples if s.name == "nextn:expert_load_imbalance"]
+
+
+def test_the_balance_of_experts() -> None:
+    """Engines that share them have one; replicas have each their own."""
+    replicas, _ = played_replicas(2)
+    metrics = Metrics(replicas)
+    assert imbalances(metrics) == []
+    for client, rows in zip(replicas.ranks, ([6, 2], [0, 4]), strict=True):
+        client.metrics.on_step(EngineStats(sent=5, shard_rows=ShardRows(2, array("d", rows).tobytes())), 1.0)
+    assert imbalances(metrics) == [1.5, 2.0]
+    for client in replicas.ranks:
+        client.partners = replicas.ranks
+    assert imbalances(metrics) == [1.0, 1.0]
+    replicas.ranks[1].metrics.engine_gone()
+    assert imbalances(metrics) == [1.5]
+    text = metrics.render().decode()
+    assert 'nextn:rank_sent_bytes_total{dp_rank="1"} 5.0' in text  # as all totals, over a restart

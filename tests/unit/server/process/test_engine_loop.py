@@ -8,9 +8,12 @@ from concurrent.futures import Future
 from typing import Any
 
 import msgspec
+import numpy as np
 from support.toy_grammar import ToyGrammar
 
 from nextn.constraint import Constraint
+from nextn.engine.expert_recorder import ExpertRecorder
+from nextn.expert_load import ExpertRecord, ExpertTable
 from nextn.grammar.fair_queue import Source
 from nextn.grammar.limits import Busy
 from nextn.request import Output, Request, SamplingParams, SpecStats
@@ -20,10 +23,14 @@ from nextn.server.process.messages import (
     Done,
     FlushCache,
     NewRequest,
+    Recorded,
+    RecordExperts,
     Rejected,
     StepOutputs,
     Stop,
     add_of,
+    decode_from_engine,
+    encode,
 )
 from nextn.stats import EngineStats
 
@@ -131,6 +138,38 @@ def test_nothing_is_flushed_under_a_request_that_waits() -> None:
         Done(2, None),
     ]
     assert engine.flushed == 1
+
+
+def test_experts_are_recorded() -> None:
+    counts = (np.zeros((1, 2), np.int64), np.zeros((0, 2), np.int64))
+
+    def says(link: Link) -> Iterator[list[Any]]:
+        yield [RecordExperts(1, "dump"), RecordExperts(2, "start")]
+        counts[0][0, 1] += 3
+        recorder.stepped()
+        yield [RecordExperts(3, "stop"), RecordExperts(4, "dump")]
+        yield [Stop()]
+
+    engine, link = OneStepEngine(), Link(says)
+    recorder = ExpertRecorder(lambda: (counts[0].copy(), counts[1]), by_step=False)
+    engine.experts = recorder  # type: ignore[attr-defined]
+    engine_process.loop(engine, link, Grammars())  # type: ignore[arg-type]
+    record = ExpertRecord(ExpertTable((1, 2), np.array([0, 3]).tobytes()), None, steps=1)
+    assert link.heard == [Recorded(1, None), Done(2, None), Done(3, None), Recorded(4, record)]
+    for message in link.heard:
+        assert decode_from_engine(encode(message)) == message
+
+
+def test_an_engine_that_counts_nothing() -> None:
+    def says(link: Link) -> Iterator[list[Any]]:
+        yield [RecordExperts(1, "start"), RecordExperts(2, "stop"), Stop()]
+
+    engine, link = OneStepEngine(), Link(says)
+    engine.experts = ExpertRecorder(lambda: None, by_step=False)  # type: ignore[attr-defined]
+    engine_process.loop(engine, link, Grammars())  # type: ignore[arg-type]
+    refused, stopped = link.heard
+    assert "does not count" in refused.error
+    assert stopped == Done(2, None)
 
 
 def test_one_that_finds_no_room_may_come_again() -> None:
