@@ -139,3 +139,25 @@ def test_nor_where_only_some_are_in_fp8() -> None:
     """Then none is kept so, on any rank."""
     _, make = fp8_model(CONFIG, 9, 48, but="experts.7.")
     check(make, 2, 1, 2, 2, None)
+
+
+@pytest.mark.parametrize(("threshold", "moves"), [(0.0, False), (1.0, True)])
+def test_experts_move_where_shards_are_uneven(threshold: float, moves: bool) -> None:
+    """By EPLB's plan, from what rows chose."""
+    config = EngineConfig(
+        eplb_rebalance_num_iterations=4,
+        eplb_min_rebalancing_utilization_threshold=threshold,
+        enable_eplb=True,
+    )
+
+    def work(model: InLockstep, group: int) -> tuple[Found, Balancer | None]:
+        model.pool = pool_for(model.model, 4, 4, 0)
+        return of_group(dict(CONFIG), model, group), model.balancer
+
+    start = Placement.trivial(MOE, EXPERTS)
+    found = in_world(of({}), work, start, 2, 1, 2, balance=partial(Balancer, config), first_layer=DENSE)
+    for group, [(got, balancer)] in enumerate(found):
+        assert_equal(got, of_group(dict(CONFIG), of({})(), group))
+        assert balancer is not None
+        assert balancer.imbalance > 1.0
+        assert (balancer.rebalancings > 0, balancer.moved > 0) == (moves, moves)
