@@ -53,6 +53,8 @@ def serve(config: ServerConfig, place: Place | None, drafts: int, link: Connecti
     """The main function of an engine's process: (load, seed) and numbers of steps come, `Found` goes."""
     prompts = load_prompts(config.model_path)
     side = Side(config, drafts, prompts, make_executor=partial(make_executor, place=place))
+    while side.engine.must_step():  # others still time their steps
+        side.engine.step()
     link.send("ready")
     while (asked := link.recv()) is not None:
         if isinstance(asked, tuple):

@@ -60,6 +60,8 @@ def serve(config: ServerConfig, place: Place, link: Connection) -> None:
     }  # fmt: skip
     rng = random.Random(place.group)
     made = 0
+    while engine.must_step():  # others still time their steps
+        engine.step()
     link.send("ready")
     while (asked := link.recv()) is not None:
         way, slow, steps = asked
