@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import mean, median
 from typing import NamedTuple
@@ -13,7 +13,9 @@ from depth_claims import NO_COST_FILE
 
 from nextn.bench.prompts import heldout_prompts
 from nextn.config import EngineConfig, model_folder
+from nextn.engine.build import make_executor
 from nextn.engine.engine import Engine
+from nextn.engine.executor import Executor
 from nextn.request import Request, SamplingParams
 from nextn.tokenizer.tokenizer import Tokenizer
 
@@ -44,10 +46,12 @@ class Side:
         prompts: Sequence[Sequence[int]],
         temperature: float = 0.0,
         name: str | None = None,
+        make_executor: Callable[[EngineConfig], Executor] = make_executor,
     ) -> None:
         self.name = name or ("auto" if num_steps == AUTO else str(num_steps))
         self.prompts, self.temperature = prompts, temperature
-        self.engine = Engine(replace(config, speculative_num_steps=num_steps, **NO_COST_FILE))
+        config = replace(config, speculative_num_steps=num_steps, **NO_COST_FILE)
+        self.engine = Engine(config, make_executor)
         self.requests = 0
         self.live: list[str] = []  # the oldest first
         self._paused = time.perf_counter()
@@ -61,12 +65,12 @@ class Side:
         self.rng = random.Random(seed)
         self.concurrency = concurrency
 
-    def turn(self, at_least: float = TURN) -> Turn:
+    def turn(self, at_least: float = TURN, least_steps: int = 0) -> Turn:
         tokens = steps = 0
         begin = time.perf_counter()
         if self.engine._ended is not None:  # for the engine, time stands still in the others' turns
             self.engine._ended += begin - self._paused
-        while (seconds := time.perf_counter() - begin) < at_least:
+        while (seconds := time.perf_counter() - begin) < at_least or steps < least_steps:
             while len(self.live) < self.concurrency:
                 self._add()
             for out in self.engine.step():

@@ -78,7 +78,8 @@ NOTHING = {
     ),
     "it is the default": "--constrained-json-disable-any-whitespace",
     "it is always on": (
-        "--enable-tokenizer-info-endpoint --enable-request-id-headers --enable-cache-report "
+        "--enable-single-batch-overlap --enable-tokenizer-info-endpoint --enable-request-id-headers "
+        "--enable-cache-report "
         "--enable-prompt-tokens-details --enable-multi-layer-eagle --enable-constrained-decoding"
     ),
     "--tool-call-parser is enough": "--enable-auto-tool-choice",

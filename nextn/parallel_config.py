@@ -119,13 +119,11 @@ class ParallelConfig(Options):
         "same for every step",
         choices=("stat", "per_pass"),
     )
-    enable_single_batch_overlap: bool = option(
-        False, "parallelism", "compute the shared expert while rows are on their way to other shards"
-    )
     enable_two_batch_overlap: bool = option(
         False,
         "parallelism",
-        "cut large steps in two halves: one computes while the rows of the other are on their way",
+        "cut steps in two halves where that is faster, which is measured: one computes while the rows of the "
+        "other are on their way to other shards",
     )
 
     def check(self) -> None:
@@ -168,11 +166,13 @@ class ParallelConfig(Options):
             "ep_size",
             f"it must divide --tp-size, which is {self.world_size}; change one of them",
         )
-        need(
-            self.nnodes == 1 or self.ep_size in (1, self.world_size),
-            "ep_size",
-            f"with --nnodes {self.nnodes} it must be 1 or --tp-size, {self.world_size}",
-        )
+        for name, one in (("nnodes", 1), ("distributed_executor_backend", "mp")):
+            need(
+                self.ep_size == 1 or getattr(self, name) == one,
+                name,
+                f"--ep-size {self.ep_size} shares experts through memory, so all ranks are on one machine; "
+                "leave out one of them",
+            )
         need(self.ep_num_redundant_experts >= 0, "ep_num_redundant_experts", "it must be 0 or more")
         for name, default in (
             ("ep_num_redundant_experts", 0),

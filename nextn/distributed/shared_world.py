@@ -74,6 +74,11 @@ class SharedWorld:
         return PeerGone(self.reason or "another rank that shares the experts has ended")
 
     @property
+    def in_halves(self) -> bool:
+        """Does this step go in two halves?"""
+        return bool(self._struct.two)
+
+    @property
     def waited(self) -> float:
         """Seconds that this rank has waited for others in all."""
         return float(self._struct.waited) / 1e9

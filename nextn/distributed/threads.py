@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -20,16 +20,31 @@ TIMEOUT = 60.0  # seconds that a rank waits for the others
 Found = TypeVar("Found")
 
 
-class _Meeting:
+class Meeting:
     """Where all ranks come together. calls: of each rank, what it has put down; gone: who has ended."""
 
-    def __init__(self, size: int, timeout: float) -> None:
+    def __init__(self, size: int, timeout: float = TIMEOUT) -> None:
         self.barrier = threading.Barrier(size, timeout=timeout)
-        self.calls: list[tuple[Tensor, tuple[int, ...]] | None] = [None] * size
+        self.calls: list[Any] = [None] * size
         self.timeout = timeout
         self.gone: int | None = None
 
-    def wait(self) -> None:
+    def together(self, rank: int, call: Any, read: Callable[[list[Any]], Found]) -> Found:
+        """read(what each rank has put down), before any rank goes on."""
+        self.calls[rank] = call
+        self._wait()
+        found = read(list(self.calls))
+        self._wait()  # until all have read
+        self.calls[rank] = None
+        return found
+
+    def end(self, rank: int) -> None:
+        """The rank has ended: the others raise PeerGone in their next call, or in the one they are in."""
+        if self.gone is None:
+            self.gone = rank
+        self.barrier.abort()
+
+    def _wait(self) -> None:
         try:
             self.barrier.wait()
         except threading.BrokenBarrierError:
@@ -42,7 +57,7 @@ class _Meeting:
 class ThreadGroup:
     """One rank of `run_ranks`. AssertionError where the ranks' calls differ."""
 
-    def __init__(self, rank: int, meeting: _Meeting) -> None:
+    def __init__(self, rank: int, meeting: Meeting) -> None:
         self.rank, self._meeting = rank, meeting
 
     @property
@@ -51,39 +66,35 @@ class ThreadGroup:
 
     def gather(self, whole: Tensor, bounds: Sequence[int]) -> None:
         assert whole.is_contiguous()
-        calls = self._meeting.calls
-        calls[self.rank] = whole, tuple(bounds)
-        self._meeting.wait()
-        others = [call for call in calls if call is not None]
-        assert {(t.shape, t.dtype, b) for t, b in others} == {(whole.shape, whole.dtype, tuple(bounds))}
-        for rank, (theirs, _) in enumerate(others):
-            if rank != self.rank:
-                mine = slice(bounds[rank], bounds[rank + 1])
-                whole[:, mine] = theirs[:, mine]
-        self._meeting.wait()  # until all have read
-        calls[self.rank] = None
 
-    def close(self) -> None:
-        """The rank has ended: the others raise PeerGone in their next gather, or in the one they are in."""
-        if self._meeting.gone is None:
-            self._meeting.gone = self.rank
-        self._meeting.barrier.abort()
+        def read(calls: list[tuple[Tensor, tuple[int, ...]]]) -> None:
+            assert {(t.shape, t.dtype, b) for t, b in calls} == {(whole.shape, whole.dtype, tuple(bounds))}
+            for rank, (theirs, _) in enumerate(calls):
+                if rank != self.rank:
+                    part = slice(bounds[rank], bounds[rank + 1])
+                    whole[:, part] = theirs[:, part]
+
+        self._meeting.together(self.rank, (whole, tuple(bounds)), read)
 
 
 def run_ranks(size: int, compute: Callable[[ThreadGroup], Found], timeout: float = TIMEOUT) -> list[Found]:
     """compute(group) of each rank, in a thread of its own -> what they return, by rank. Raises what a rank
     raised; PeerGone only if no rank raised anything else."""
-    meeting = _Meeting(size, timeout)
+    meeting = Meeting(size, timeout)
+    return run_threads(size, lambda rank: compute(ThreadGroup(rank, meeting)), meeting.end)
+
+
+def run_threads(size: int, compute: Callable[[int], Found], end: Callable[[int], None]) -> list[Found]:
+    """As `run_ranks`. end(rank): the rank has raised."""
     found: dict[int, Found] = {}
     errors: list[BaseException] = []
 
     def run(rank: int) -> None:
-        group = ThreadGroup(rank, meeting)
         try:
-            found[rank] = compute(group)
+            found[rank] = compute(rank)
         except BaseException as e:
             errors.append(e)
-            group.close()
+            end(rank)
 
     threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}") for rank in range(size)]
     for thread in threads:

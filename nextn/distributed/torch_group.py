@@ -12,6 +12,7 @@ A collective carries bytes and adds nothing, so neither the backend nor its algo
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from datetime import timedelta
 from itertools import pairwise
 
@@ -27,7 +28,10 @@ _all_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else 
 
 
 class TorchGroup:
-    """One to a process: torch.distributed's default group. With nccl the process's device is set before."""
+    """One to a process: torch.distributed's default group; and its parts. With nccl the process's device is
+    set before."""
+
+    _handle: dist.ProcessGroup | None = None  # None: torch's default group
 
     def __init__(
         self, rank: int, size: int, init_address: str, backend: str = "gloo", timeout: float = 60.0
@@ -53,6 +57,19 @@ class TorchGroup:
         except RuntimeError as e:  # torch's own errors are of this kind
             raise self._gone(f"not all ranks met at {init_address}", e) from e
 
+    def part(self, parts: Sequence[Sequence[int]]) -> TorchGroup:
+        """Of groups of these ranks, that which this rank is in. All ranks call it alike, with parts that have
+        every rank once."""
+        limit = timedelta(seconds=self.timeout)
+        try:
+            handles = [dist.new_group(list(ranks), timeout=limit, backend=self.backend) for ranks in parts]
+        except RuntimeError as e:
+            raise self._gone("another rank has ended, or does not answer", e) from e
+        at = next(i for i, ranks in enumerate(parts) if self.rank in ranks)
+        found = copy(self)
+        found.rank, found.size, found._handle = parts[at].index(self.rank), len(parts[at]), handles[at]
+        return found
+
     def gather(self, whole: Tensor, bounds: Sequence[int]) -> None:
         """See `Group`. With nccl nothing is raised here for a rank that is gone: torch's watchdog ends this
         process after `timeout`."""
@@ -68,6 +85,19 @@ class TorchGroup:
         found = self._all(sent)
         torch.cat([part[:, :width] for part, width in zip(found, widths, strict=True)], dim=1, out=raw)
 
+    def exchange(self, sent: Tensor, counts: Sequence[int], theirs: Sequence[int]) -> Tensor:
+        """All to all: the first counts[0] of sent [n] go to rank 0, and so on -> from rank 0 theirs[0] of
+        them, and so on."""
+        device = sent.device
+        if self.backend == "gloo":
+            sent = sent.cpu()
+        found = sent.new_empty(sum(theirs))
+        try:
+            dist.all_to_all_single(found, sent, list(theirs), list(counts), group=self._handle)
+        except RuntimeError as e:
+            raise self._gone("another rank has ended, or does not answer", e) from e
+        return found.to(device)
+
     def close(self) -> None:
         """Ends this rank's part. The others raise PeerGone in their next gather, with gloo."""
         if dist.is_initialized():
@@ -80,7 +110,7 @@ class TorchGroup:
             sent = sent.cpu()
         found = sent.new_empty(self.size, *sent.shape)
         try:
-            _all_gather(found.flatten(0, 1), sent)
+            _all_gather(found.flatten(0, 1), sent, group=self._handle)
         except RuntimeError as e:
             raise self._gone("another rank has ended, or does not answer", e) from e
         return found.to(device)

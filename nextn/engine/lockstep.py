@@ -1,8 +1,9 @@
 """Engines that share their experts run every step together, each on requests of its own, or sleep together.
 
 Each step begins with a meeting in which all say how many rows they have
-(`nextn.distributed.shared_world`). A step in which nobody has any sends all to sleep. Whoever gets work then wakes the others with the number of the
-step that it goes on to: one that has been there already takes no notice.
+(`nextn.distributed.shared_world`). A step in which nobody has any sends all to sleep. Whoever gets work then
+wakes the others with the number of the step that it goes on to: one that has been there already takes no
+notice.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class LockstepExecutor:
         self._pulse = Pulse(self._world, self._lost)
 
     def _lost(self, group: int, what: str) -> None:
-        """A thread that waits for a rank which is stopped cannot be ended: the supervisor starts all again."""
+        """Whoever waits for a stopped rank cannot be ended otherwise: the supervisor starts all again."""
         log.critical("the engine of group %d %s; this one ends", group, what)
         os._exit(1)
 

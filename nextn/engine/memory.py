@@ -68,8 +68,8 @@ def check_memory(
 
     value_bytes: of a weight, at least.
     """
-    ranks = config.tp_size
-    have = device_memory(device, len(config.own_ranks))
+    ranks = config.world_size
+    have = device_memory(device, len(config.own_ranks) * ranks // config.tp_size)
 
     def take(cfg: ModelConfig, tokens: int) -> int:  # tokens 0: the weights alone
         tensors, values = size_of(cfg, nextn_layers)

@@ -11,10 +11,12 @@ import torch
 from nextn.config import EngineConfig, usable_cores
 from nextn.distributed.ranks import Ranks
 from nextn.engine.executor import ExecutorInfo
+from nextn.engine.halves import Halves
 from nextn.engine.memory import CPU_KV_TOKENS
 from nextn.engine.model import make_model
 from nextn.engine.runner import Runner
 from nextn.engine.seat import Seat
+from nextn.engine.shared_pass import SharedPass
 from nextn.kvcache.pool import KVPool
 from nextn.machine import cpu_model
 from nextn.models.base import Chooser, Model
@@ -58,8 +60,16 @@ def make_runner(config: EngineConfig, ranks: Ranks | None = None, seat: Seat | N
     drafter = _drafter(speculation, model, pool, choose)
     info = _info(config, model, pool, nextn_layers, drafter, kernels, isa, seconds)
     chooser = model if ranks is not None and isinstance(model, Chooser) else None
+    together = _together(config, model, pool)
+    return Runner(info, model, pool, drafter, choose, speculation.simulated, chooser, together)
+
+
+def _together(config: EngineConfig, model: Model, pool: KVPool) -> SharedPass | None:
     world = model.world if isinstance(model, NativeDeepseekV3) else None
-    return Runner(info, model, pool, drafter, choose, speculation.simulated, chooser, world)
+    if world is None:
+        return None
+    halves = Halves(decides=world.share.rank == 0) if config.enable_two_batch_overlap else None
+    return SharedPass(model, pool, world, halves)
 
 
 def _info(

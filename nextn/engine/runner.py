@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from nextn.cutoff import Cutoff
-from nextn.distributed.shared_world import SharedWorld
 from nextn.draft import NO_DRAFT
 from nextn.engine import logprobs as logprobs_of
 from nextn.engine.executor import ExecutorInfo, Ran
+from nextn.engine.shared_pass import SharedPass
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
 from nextn.models.base import Chooser, Model, take
@@ -44,11 +44,11 @@ class Runner:
         draw: Draw = draw,
         accept_length: float | None = None,
         chooser: Chooser | None = None,
-        world: SharedWorld | None = None,
+        together: SharedPass | None = None,
     ) -> None:
         """draw: what chooses among logits; a backend may bring its own. accept_length: simulated. chooser:
-        the model, where a token costs it less than logits do. world: of those that share experts with it."""
-        self.world = world
+        the model, where a token costs it less than logits do. together: where others share its experts."""
+        self.together, self.world = together, None if together is None else together.world
         self.info, self.model, self.pool, self.drafter = info, model, pool, drafter
         self.chooser = chooser
         self.verifier = Verifier(draw, accept_length)
@@ -76,13 +76,9 @@ class Runner:
     def run(self, plan: Plan) -> StepResult:
         states = [self._state(span, plan.cutoff) for span in plan.spans]
         spans = [Span(r.tokens, r.start, r.pages, r.draft.paths()) for r in states]
-        if self.world is not None:
-            if not self.world.step(sum(len(span.tokens) for span in spans)):
-                return StepResult([])
-            if not spans:  # the others have rows for this one's experts
-                self.model.forward(self.model.batch([], self.pool.page_size), self.pool)
-                return StepResult([])
-        hidden = self.model.forward(self.model.batch(spans, self.pool.page_size), self.pool)
+        hidden = self._forward(spans)
+        if hidden is None:
+            return StepResult([])
         verified, raw = self._verify(hidden, states)
         verified = [
             v if r.grammar is None or not r.chooses else grammatical(r.grammar, v)
@@ -127,6 +123,11 @@ class Runner:
         state.cutoff = cutoff if span.cut else None
         state.pages[span.first_page :] = span.pages
         return state
+
+    def _forward(self, spans: Sequence[Span]) -> Tensor | None:
+        if self.together is not None:
+            return self.together.forward(spans)
+        return self.model.forward(self.model.batch(spans, self.pool.page_size), self.pool)
 
     def _verify(self, hidden: Tensor, states: Sequence[RequestState]) -> tuple[list[Verified], Tensor | None]:
         """Of every request the nodes that hold and the tokens it commits; neither for a part of a prompt.

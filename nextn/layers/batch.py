@@ -112,6 +112,8 @@ class PackedBatch:
     @cached_property
     def longest(self) -> int:
         """No row sees more positions."""
+        if not self.rows:
+            return 0
         return int(self.packed[self.total : self.total + self.rows].max()) + 1
 
     def on(self, numbers: Tensor, longest: int | None = None) -> Batch:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from nextn.layers.batch import Batch
+from nextn.layers.expert_parallel import ParallelMoE
 from nextn.layers.mla import MLA
 from nextn.layers.mlp import MLP, MoE
 from nextn.layers.sharing import Sharing
@@ -21,9 +22,11 @@ class DecoderLayer:
         self.cfg, self.ops, cfg = sharing.cfg, sharing.ops, sharing.cfg
         self.attention_norm, self.mlp_norm = (sharing.empty(cfg.hidden_size) for _ in range(2))
         self.attention = MLA(sharing)
-        self.mlp: MLP | MoE = (
-            MoE(sharing) if cfg.is_moe(index) else MLP(sharing, cfg.names.mlp, cfg.intermediate_size)
-        )
+        self.mlp: MLP | MoE
+        if not cfg.is_moe(index):
+            self.mlp = MLP(sharing, cfg.names.mlp, cfg.intermediate_size)
+        else:
+            self.mlp = MoE(sharing) if sharing.experts is None else ParallelMoE(sharing, index)
 
     def targets(self, prefix: str) -> dict[str, Tensor]:
         names = self.cfg.names

@@ -6,6 +6,8 @@ columns of every `gate_up` and some of the hidden columns of every `down`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -43,14 +45,20 @@ class MLP:
 class MoE:
     """Routed experts plus the shared ones (arXiv 2412.19437, 2.1.2)."""
 
-    def __init__(self, sharing: Sharing) -> None:
+    def __init__(
+        self, sharing: Sharing, held: Sequence[int] | None = None, slices: Sharing | None = None
+    ) -> None:
+        """held: the routed experts that are here, by default all. slices: what they are cut by, if not by
+        `sharing`."""
         self.cfg, self.ops, cfg, empty = sharing.cfg, sharing.ops, sharing.cfg, sharing.empty
         experts, inner, hidden = cfg.n_routed_experts, cfg.moe_intermediate_size, cfg.hidden_size
-        self.hidden, self.inner = sharing.hidden(), sharing.inner(inner)
+        slices = sharing if slices is None else slices
+        self.held = range(experts) if held is None else held
+        self.hidden, self.inner = slices.hidden(), slices.inner(inner)
         self.router = empty(experts, hidden, dtype=torch.float32)
         self.bias = empty(experts, dtype=torch.float32)
-        self.gate_up = empty(experts, 2 * len(self.inner.own), hidden)
-        self.down = empty(experts, len(self.hidden.own), inner)
+        self.gate_up = empty(len(self.held), 2 * len(self.inner.own), hidden)
+        self.down = empty(len(self.held), len(self.hidden.own), inner)
         self.shared: MLP | None = None
         if cfg.n_shared_experts:
             self.shared = MLP(sharing, cfg.names.shared_experts, inner * cfg.n_shared_experts)
@@ -59,23 +67,32 @@ class MoE:
         """As `MLP.targets`."""
         inner, names = len(self.inner.own), self.cfg.names
         found = {prefix + names.router: self.router, prefix + names.router_bias: self.bias}
-        for e in range(self.cfg.n_routed_experts):
+        for i, e in enumerate(self.held):
             at = prefix + names.expert_at(e)
-            found[at + names.gate] = self.gate_up[e, :inner]
-            found[at + names.up] = self.gate_up[e, inner:]
-            found[at + names.down] = self.down[e]
+            found[at + names.gate] = self.gate_up[i, :inner]
+            found[at + names.up] = self.gate_up[i, inner:]
+            found[at + names.down] = self.down[i]
         if self.shared is not None:
             found |= self.shared.targets(prefix)
         return found
 
     def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         """As `MLP.forward`: of the shared experts, if there are some, and of the routed ones."""
-        cfg, ops = self.cfg, self.ops
-        ids, weights = ops.route(
+        ids, weights = self.route(x)
+        routed = self.ops.combine(self.results(x, ids[: batch.rows]), weights)
+        shared = () if self.shared is None else (self.shared.part(x),)
+        return self.hidden.wholes(*shared, routed)
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Ops.route`."""
+        cfg = self.cfg
+        return self.ops.route(
             x, self.router, self.bias, cfg.n_group, cfg.topk_group, cfg.num_experts_per_tok,
             cfg.norm_topk_prob, cfg.routed_scaling_factor,
         )  # fmt: skip
-        runs = ops.dispatch(ids[: batch.rows], cfg.n_routed_experts)
-        routed = ops.combine(ops.experts(x, runs, self.gate_up, self.down, inner=self.inner), weights)
-        shared = () if self.shared is None else (self.shared.part(x),)
-        return self.hidden.wholes(*shared, routed)
+
+    def results(self, x: Tensor, ids: Tensor) -> Tensor:
+        """Of experts that are here, by their place in `held`: ids [R, K], of the first R rows -> [R, K, the
+        rank's columns]."""
+        runs = self.ops.dispatch(ids, len(self.held))
+        return self.ops.experts(x, runs, self.gate_up, self.down, inner=self.inner)

@@ -7,6 +7,7 @@
 | every `gate_up` | inner columns | what comes out of SwiGLU |
 | the head | slices of the vocabulary | logits |
 
+Routed experts that a whole world shares are split otherwise: see `nextn.layers.expert_parallel`.
 All else, the products of the latent among it, every rank computes whole. So does each where a rank's part
 would have other bits than one device gives it (`nextn.ops.columns`): plain torch with some BLAS and shapes.
 """
@@ -14,6 +15,7 @@ would have other bits than one device gives it (`nextn.ops.columns`): plain torc
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -21,6 +23,7 @@ from torch import Tensor
 from nextn.distributed.group import Group, bounds
 from nextn.distributed.split import Split
 from nextn.families.config import ModelConfig
+from nextn.layers.replicas import ExpertParallel
 from nextn.ops.base import Ops
 from nextn.ops.columns import heads_separable, outputs_separable
 
@@ -29,11 +32,24 @@ class Sharing:
     """What the layers of one rank's model are made by: its configuration, ops, dtype, device, and its part.
     Every rank asks for the same splits in the same order."""
 
+    # Of layers whose routed experts a world shares: how, and the sharing of one shard's slices.
+    experts: ExpertParallel | None = None
+    slices: Sharing
+
     def __init__(
         self, cfg: ModelConfig, ops: Ops, dtype: torch.dtype, device: torch.device, group: Group
     ) -> None:
         self.cfg, self.ops, self.dtype, self.device, self.group = cfg, ops, dtype, device, group
         self._found: dict[Hashable, Split] = {}
+
+    def over(self, experts: ExpertParallel | None) -> Sharing:
+        """For layers whose routed experts a world shares; the rest is shared as before."""
+        if experts is None:
+            return self
+        found = copy(self)
+        found.experts = experts
+        found.slices = Sharing(self.cfg, self.ops, self.dtype, self.device, experts.world.peers)
+        return found
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """A weight, uninitialised."""

@@ -25,8 +25,10 @@ class CudaDeepseekV3(DeepseekV3):
 
     @property
     def _captures(self) -> bool:
-        """Can a graph hold the group's collectives? Not those that go through the host."""
+        """Can a graph hold the collectives? Not those that go through the host, nor a world's."""
         group = self.group
+        if self.world is not None:
+            return False
         return isinstance(group, Alone) or (isinstance(group, TorchGroup) and group.backend == "nccl")
 
     def batch(self, spans: Sequence[Span], page_size: int) -> Any:

@@ -13,6 +13,8 @@ from nextn.kvcache.layout import LatentLayout
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Batch, Span, build_batch
 from nextn.layers.decoder import DecoderLayer
+from nextn.layers.expert_parallel import ParallelMoE
+from nextn.layers.replicas import ExpertParallel
 from nextn.layers.rotary import rotary_tables
 from nextn.layers.sharing import Sharing
 from nextn.models.names import expected_tensors
@@ -27,8 +29,10 @@ class DeepseekV3:
 
     naive_prompts: long spans are attended to in MLA's naive form. draft_tokens: those that may be drafted.
     group: of ranks that share the products out (`nextn.layers.sharing`). All make the model, and then run the
-    same passes over the same batches; hidden states, logits and the cache are whole on each. Raises
-    ValueError where the model's heads cannot be shared.
+    same passes over the same batches; hidden states, logits and the cache are whole on each. experts: the
+    target's routed experts are shared by all groups of a world. Then all call `forward` together, those that
+    have nothing to do with an empty batch; the rest of a step is a group's own. Raises ValueError where the
+    model's heads or experts cannot be shared.
     """
 
     row_align = ROW_ALIGN
@@ -43,13 +47,17 @@ class DeepseekV3:
         naive_prompts: bool = False,
         draft_tokens: Sequence[int] | None = None,
         group: Group = Alone(),  # noqa: B008
+        experts: ExpertParallel | None = None,
     ) -> None:
         self.naive_prompts, self.group = naive_prompts, group
         self.config, self.ops, self.dtype, self.device = cfg, ops, dtype, device
         self.sharing = sharing = Sharing(cfg, ops, dtype, device, group)
+        self.world = None if experts is None else experts.world
         self.embedding = sharing.empty(cfg.vocab_size, cfg.hidden_size)
         self.norm = sharing.empty(cfg.hidden_size)
-        self.layers = [DecoderLayer(sharing, i) for i in range(cfg.num_hidden_layers)]
+        target = sharing.over(experts)
+        self.layers = [DecoderLayer(target, i) for i in range(cfg.num_hidden_layers)]
+        self._parallel = [layer.mlp for layer in self.layers if isinstance(layer.mlp, ParallelMoE)]
         self.vocabulary = sharing.vocabulary(draft_tokens)
         head = self.embedding[self.vocabulary.begin : self.vocabulary.end]
         self.head = head if cfg.tie_word_embeddings else torch.empty_like(head)
@@ -62,7 +70,8 @@ class DeepseekV3:
         self.cos, self.sin = rotary_tables(cfg, cfg.max_position_embeddings, device)
 
     def targets(self) -> dict[str, Tensor]:
-        """Checkpoint name -> where that tensor goes (views of the fused weights)."""
+        """Checkpoint name -> where that tensor goes (views of the fused weights). An expert that is elsewhere
+        has no rows."""
         names = self.config.names
         found = {names.embedding: self.embedding, names.norm: self.norm}
         if not self.config.tie_word_embeddings:
@@ -75,7 +84,10 @@ class DeepseekV3:
 
     def rows(self) -> dict[str, range]:
         """Checkpoint name -> which rows of that tensor its target takes, of those that ranks share out."""
-        return self.sharing.rows(expected_tensors(self.config, self.nextn_layers), self.vocabulary)
+        found = self.sharing.rows(expected_tensors(self.config, self.nextn_layers), self.vocabulary)
+        for moe in self._parallel:
+            found |= moe.rows()
+        return found
 
     @property
     def nextn_layers(self) -> int:
@@ -93,6 +105,10 @@ class DeepseekV3:
         return build_batch(spans, page_size, self.device, self.naive_prompts)
 
     def forward(self, batch: Batch, pool: KVPool) -> Tensor:
+        if not batch.rows:
+            for moe in self._parallel:
+                moe.idle()
+            return torch.empty(0, self.config.hidden_size, dtype=self.dtype, device=self.device)
         cos, sin = self.cos[batch.positions], self.sin[batch.positions]
         x = self.embedding[batch.tokens].float()
         added: Sequence[Tensor] = ()

@@ -5,10 +5,12 @@ import os
 
 import pytest
 import torch
+from support.exchanges import check_exchanges
 from support.sharing import CONFIG, all_steps, same, shared_model
 from support.torch_ranks import check_gathers, finish, free_address, start_rank
 
 from nextn.distributed.torch_group import TorchGroup
+from nextn.distributed.torch_world import TorchWorld
 
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
@@ -71,6 +73,33 @@ def hashes(size, ops, dtype, backend="gloo"):
 def test_two_ranks_on_one_gpu_have_the_bits_of_one(ops, dtype):
     (want,) = hashes(1, ops, dtype)
     assert hashes(2, ops, dtype) == [want, want]
+
+
+def world_hashes(shards, ops, dtype, backend="gloo"):
+    """Of two groups of one rank."""
+    address = free_address()
+    task = ("world", "2", str(shards), "cuda", ops, dtype)
+    return finish([start_rank(rank, 2, address, *task, backend=backend) for rank in range(2)], 300)
+
+
+def group_hashes(ops, dtype):
+    return [finish([start_rank(0, 1, free_address(), "one", g, "cuda", ops, dtype)], 300)[0] for g in "01"]
+
+
+def test_nccl_exchanges_every_dtype(nccl):
+    check_exchanges(TorchWorld(nccl, 1, 1), device="cuda")
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize(("ops", "dtype"), CASES)
+def test_two_groups_on_one_gpu_have_the_bits_of_one(ops, dtype, shards):
+    assert world_hashes(shards, ops, dtype) == group_hashes(ops, dtype)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")
+@pytest.mark.parametrize(("ops", "dtype"), CASES)
+def test_two_groups_on_two_gpus_have_the_bits_of_one(ops, dtype):
+    assert world_hashes(2, ops, dtype, "nccl") == group_hashes(ops, dtype)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one CUDA device")

@@ -123,8 +123,13 @@ class ScriptedEngine:
     def remember(self) -> None:
         pass
 
+    wakes = None
+
     def has_work(self) -> bool:
         return bool(self.running or self.waiting)
+
+    def must_step(self) -> bool:
+        return self.has_work()
 
     def stats(self) -> EngineStats:
         counters = self.counters

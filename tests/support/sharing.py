@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from nextn.distributed.group import Alone, Group
 from nextn.families.config import ModelConfig
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
+from nextn.layers.replicas import ExpertParallel
 from nextn.models.names import expected_tensors, product_shapes
 from nextn.models.registry import model_class
 from nextn.ops.base import Ops
@@ -56,6 +58,7 @@ def shared_model(
     dtype: torch.dtype = torch.float32,
     device: str = "cpu",
     draft_tokens: Sequence[int] | None = None,
+    experts: ExpertParallel | None = None,
 ) -> Any:
     """ops: by name, or themselves, then with the plain model. Random weights, the same for all groups."""
     cfg, on = ModelConfig.from_dict(config), torch.device(device)
@@ -64,7 +67,7 @@ def shared_model(
         made, kernels = make_ops(product_shapes(cfg), dtype, on, ops), ops
     layers = cfg.num_nextn_predict_layers
     model = model_class(cfg.architecture, kernels)(
-        cfg, made, dtype, on, layers, draft_tokens=draft_tokens, group=group
+        cfg, made, dtype, on, layers, draft_tokens=draft_tokens, group=group, experts=experts
     )
     tensors, rows = random_tensors(expected_tensors(cfg, layers), 1, torch.bfloat16), model.rows()
     for name, target in model.targets().items():
@@ -111,3 +114,11 @@ def same(found: Sequence[Tensor], want: Sequence[Tensor]) -> None:
     for i, (a, b) in enumerate(zip(found, want, strict=True)):
         assert a.dtype == b.dtype
         assert torch.equal(a, b), (i, (a != b).float().mean())
+
+
+def tensors_hash(found: Sequence[Tensor]) -> str:
+    """Of their bits."""
+    digest = hashlib.sha256()
+    for tensor in found:
+        digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -4,20 +4,25 @@
 
 TASK gather: everything that `gather` is asked for, checked here; prints "gathered". wait: gathers for ever;
 prints "ready" once, and what was raised with the seconds that it took. steps DEVICE OPS DTYPE: a small
-model's steps; prints a hash of all they gave.
+model's steps; prints a hash of all they gave. exchange GROUPS SHARDS, await GROUPS SHARDS: as
+gather and wait, by a world's exchanges. world GROUPS SHARDS DEVICE OPS DTYPE: a hash of what the steps of
+the rank's group gave. one GROUP DEVICE OPS DTYPE: the same of one device.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from nextn.distributed.torch_group import TorchGroup
 
 TESTS = Path(__file__).parent.parent
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int64, torch.bool)
@@ -70,15 +75,41 @@ def main(rank: int, size: int, address: str, backend: str, timeout: float, task:
                 begin = time.monotonic()
                 group.gather(whole, range(size + 1))
                 time.sleep(0.01)
+        elif task[0] in ("exchange", "await", "world"):
+            world_task(group, *task)
         elif task[0] == "gather":
             check_gathers(group, "cuda" if backend == "nccl" else "cpu")
             print("gathered")
+        elif task[0] == "one":
+            from support.torch_worlds import group_hash
+
+            print(group_hash(int(task[1]), None, *task[2:]))
         else:
             print(steps_hash(group, *task[1:]))
         group.close()
     except PeerGone as e:
         print(f"{time.monotonic() - begin:.1f} {e}", flush=True)
         os._exit(0)  # Gloo's own threads may abort a process that ends in order after a peer has gone
+
+
+def world_task(ranks: TorchGroup, task: str, groups: str, shards: str, *options: str) -> None:
+    from support.exchanges import check_exchanges
+    from support.torch_worlds import group_hash
+
+    from nextn.distributed.torch_world import TorchWorld
+
+    world = TorchWorld(ranks, int(groups), int(shards))
+    if task == "exchange":
+        check_exchanges(world, device="cuda" if ranks.backend == "nccl" else "cpu")
+        print("exchanged")
+    elif task == "world":
+        print(group_hash(world.group, world, *options))
+    else:
+        world.rows(0)
+        print("ready", flush=True)
+        while True:
+            world.exchange([torch.zeros(3)] * world.size)
+            time.sleep(0.01)
 
 
 def check_gathers(group: object, device: str) -> None:
@@ -100,13 +131,9 @@ def check_gathers(group: object, device: str) -> None:
 
 
 def steps_hash(group: object, device: str, ops: str, dtype: str) -> str:
-    from support.sharing import CONFIG, all_steps, shared_model
+    from support.sharing import CONFIG, all_steps, shared_model, tensors_hash
 
-    model = shared_model(CONFIG, group, ops, getattr(torch, dtype), device)
-    digest = hashlib.sha256()
-    for tensor in all_steps(model):
-        digest.update(tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+    return tensors_hash(all_steps(shared_model(CONFIG, group, ops, getattr(torch, dtype), device)))
 
 
 if __name__ == "__main__":

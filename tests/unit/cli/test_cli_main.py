@@ -25,7 +25,7 @@ SERVE_FLAGS = """
 --ep-size --ep --expert-parallel-size --ep-num-redundant-experts --ep-dispatch-algorithm
 --init-expert-location --enable-eplb --eplb-rebalance-num-iterations --eplb-rebalance-layers-per-chunk
 --eplb-min-rebalancing-utilization-threshold --expert-distribution-recorder-mode
---enable-single-batch-overlap --enable-two-batch-overlap --enable-dp-attention
+--enable-two-batch-overlap --enable-dp-attention
 --kv-cache-tokens --max-total-tokens --mem-fraction-static --max-memory-utilization
 --gpu-memory-utilization --device-memory-utilization --page-size --block-size --disable-radix-cache
 --chunked-prefill-size

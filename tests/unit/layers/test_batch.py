@@ -101,3 +101,9 @@ def test_rows_see_their_own_past(shapes, page, padding, random):
         for row, span in enumerate(plan.span_of.tolist()):
             assert plan.cu_rows[span] <= row < plan.cu_rows[span + 1]
     assert len(build_batch(spans, page, CPU).tokens) % ROW_ALIGN == 0
+
+
+def test_no_rows():
+    """Of a group that only computes for others."""
+    batch = build_batch([], 4, torch.device("cpu"))
+    assert (batch.rows, len(batch.tokens), batch.attention.longest) == (0, 0, 0)

@@ -41,8 +41,13 @@ class OneStepEngine:
     def abort(self, rid: str) -> bool:
         return False
 
+    wakes = None
+
     def has_work(self) -> bool:
         return bool(self.requests)
+
+    def must_step(self) -> bool:
+        return self.has_work()
 
     def check(self) -> None:
         pass
@@ -69,7 +74,7 @@ class Link:
     def send(self, message: Any) -> None:
         self.heard.append(message)
 
-    def receive(self, wait: bool, milliseconds: int) -> list[Any]:
+    def receive(self, wait: bool, milliseconds: int, wakes: object = None) -> list[Any]:
         time.sleep(0.001)
         return next(self.says)
 

@@ -1,0 +1,86 @@
+"""The ranks of several engines, each with requests and attention of its own, which share the routed experts.
+
+W ranks are divided in two ways, both into runs of consecutive ranks:
+
+    groups  D: a group is one engine. Its W / D ranks compute attention together (tensor parallel).
+    shards  E: a shard holds some of the experts. Its W / E ranks, the slices, hold some columns of each.
+
+With 4 ranks, 2 groups and 2 shards of 2 slices, rank 3 is in group 1, and is slice 1 of shard 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from nextn.distributed.group import Group
+
+if TYPE_CHECKING:  # the HTTP process does without torch
+    from torch import Tensor
+
+
+class World(Protocol):
+    """All ranks call the same methods in the same order. Each may raise PeerGone."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def group(self) -> int: ...
+
+    @property
+    def groups(self) -> int: ...
+
+    @property
+    def shard(self) -> int: ...
+
+    @property
+    def shards(self) -> int: ...
+
+    @property
+    def slices(self) -> int: ...
+
+    @property
+    def peers(self) -> Group:
+        """The slices of this rank's shard."""
+
+    def rows(self, own: int) -> Sequence[int]:
+        """Before every pass through the target: how many rows each group has in it. own: of this rank's
+        group, the same on all its ranks. If no group has any, there is no pass."""
+
+    def exchange(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """All to all: parts[r] goes to rank r -> what each rank has sent to this one. Of one dtype and
+        trailing shape on all ranks, with any number of rows, also 0."""
+
+
+class Places:
+    """Where a rank of a world is. Raises ValueError for sizes that do not divide."""
+
+    def __init__(self, rank: int, size: int, groups: int, shards: int) -> None:
+        assert 0 <= rank < size
+        for what, count in (("attention groups", groups), ("expert shards", shards)):
+            if count < 1 or size % count:
+                raise ValueError(f"{size} ranks cannot be divided evenly into {count} {what}")
+        self.rank, self.size, self.groups, self.shards = rank, size, groups, shards
+        self.slices = size // shards
+        self.group, self.shard = rank // (size // groups), rank // self.slices
+
+    def by_group(self, said: Sequence[int]) -> list[int]:
+        """What each group says, of what its ranks say."""
+        each = self.size // self.groups
+        found = [list(said[g * each : (g + 1) * each]) for g in range(self.groups)]
+        assert all(len(set(ranks)) == 1 for ranks in found), f"ranks of a group differ in their rows: {found}"
+        return [ranks[0] for ranks in found]
+
+
+def parts_of(size: int, count: int) -> list[range]:
+    """Ranks in `count` parts of consecutive ones.
+
+    >>> parts_of(4, 2)
+    [range(0, 2), range(2, 4)]
+    """
+    each = size // count
+    return [range(i * each, (i + 1) * each) for i in range(count)]
