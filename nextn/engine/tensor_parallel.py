@@ -23,6 +23,7 @@ from nextn.config import EngineConfig
 from nextn.distributed.group import PeerGone
 from nextn.distributed.process import RankProcess
 from nextn.distributed.pulse import LOADING, SILENT, Pulse
+from nextn.distributed.shared_world import SharedWorld
 from nextn.distributed.wire import GONE, Ended, Loaded, dumps, receive
 from nextn.engine.executor import ExecutorInfo, Ran
 from nextn.engine.gang import Gang, threads_of
@@ -47,6 +48,7 @@ class TensorParallelExecutor:
                 f"--node-rank {config.node_rank}: only nextn serve runs the ranks of other nodes"
             )
         self._check = config.check_integrity
+        self.world: SharedWorld | None = None
         self._gang = Gang(dataclasses.replace(config, threads=threads_of(config)), seat)
         config = self._gang.config
         self._ranks, self.processes = self._gang.own, self._gang.processes
@@ -129,6 +131,8 @@ class TensorParallelExecutor:
                 log.critical("%s: this engine can run no more steps", reason)
                 self._last[0] = None
                 self._ranks.give_up(reason)
+                if self.world is not None:
+                    self.world.give_up(reason)
         self._gang.kill()
         return self._ranks.gone()
 
