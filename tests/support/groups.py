@@ -9,6 +9,7 @@ end the tests: so nobody listens for the others' pulse, and a group that fails m
 
 from __future__ import annotations
 
+import random
 import select
 import threading
 import time
@@ -25,9 +26,10 @@ from nextn.engine.engine import Engine
 from nextn.engine.executor import Wakes
 from nextn.grammar.compiler import GrammarCompiler
 from nextn.ops.cpu.library import library
-from nextn.request import SamplingParams, SpecStats
+from nextn.request import SamplingParams, SpecStats, TokenLogprob
 from nextn.server.process.engine_process import loop, make_engine
 from nextn.server.process.messages import (
+    Abort,
     Add,
     FromEngine,
     NewRequest,
@@ -38,7 +40,6 @@ from nextn.server.process.messages import (
     add_of,
 )
 from nextn.server_config import ServerConfig
-from nextn.stats import EngineStats
 
 STALLED = 60.0  # seconds without a step anywhere after which nobody is waited for any more
 
@@ -48,7 +49,8 @@ def config(groups: int, each: int, shards: int, **options: Any) -> ServerConfig:
     ranks = {"tp_size": groups * each, "ep_size": shards}
     if groups > 1:
         ranks |= {"dp_size": groups, "enable_dp_attention": True}
-    made = ServerConfig(**{"threads": 1, "grammar_backend": "none", **ranks, **options})
+    common = {"threads": 1, "grammar_backend": "none", "step_cost_cache": "off"}
+    made = ServerConfig(**common, **ranks, **options)
     made.check()
     return made.of_replica()
 
@@ -69,9 +71,14 @@ class Answer:
     """spec: what its steps verified and accepted, as far as anything was said of it."""
 
     tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     reason: str | None = None
     spec: SpecStats | None = None
     cached: int = 0
+
+    @property
+    def text(self) -> tuple[list[int], list[TokenLogprob], str | None]:
+        return self.tokens, self.logprobs, self.reason
 
 
 class Player(Protocol):
@@ -86,6 +93,8 @@ class Player(Protocol):
 
 
 class AtOnce:
+    """All jobs in one look."""
+
     def __init__(self, jobs: Sequence[Job]) -> None:
         self.messages: list[ToEngine] = [job.message for job in jobs]
 
@@ -98,20 +107,50 @@ class AtOnce:
         return not self.messages
 
 
+class AnyTime:
+    """Jobs in random order at random times, seeded; those of `aborted` are aborted at random times, and may
+    have ended before. pause: looks of an idle group from one job to the next, at most."""
+
+    def __init__(self, jobs: Sequence[Job], aborted: Sequence[Job], seed: int, pause: int = 6) -> None:
+        self._random, self._pause = random.Random(seed), pause
+        self._coming = [*jobs, *aborted]
+        self._random.shuffle(self._coming)
+        self._rids = {job.rid for job in aborted}
+        self._aborts: list[str] = []
+        self._looks = self._random.randint(0, pause)
+
+    def next(self, idle: bool) -> list[ToEngine]:
+        found: list[ToEngine] = []
+        if self._aborts and self._random.random() < 0.1:
+            found.append(Abort(self._aborts.pop(self._random.randrange(len(self._aborts)))))
+        self._looks -= 1
+        while self._coming and self._looks < 0:
+            job = self._coming.pop()
+            found.append(job.message)
+            self._aborts += {job.rid} & self._rids
+            self._looks += self._random.choice([0, 0, 1, 2, self._pause])
+        return found
+
+    @property
+    def over(self) -> bool:
+        return not self._coming and not self._aborts
+
+
 @dataclass
 class Found:
-    """What a group said, by request, and its counters at the end. steps: those in which it had nothing to do
-    counted too."""
+    """What a group said, by request. steps: those in which it had nothing to do counted, too; idle: those."""
 
     answers: dict[str, Answer] = field(default_factory=dict)
-    stats: EngineStats = field(default_factory=EngineStats)
     steps: int = 0
+    idle: int = 0
+    retracted: int = 0
 
 
 class Link:
     """In the place of an engine process's socket: see `nextn.server.process.engine_process.Link`."""
 
-    def __init__(self, player: Player, all_over: threading.Event) -> None:
+    def __init__(self, player: Player, all_over: threading.Event, retracts: bool) -> None:
+        self.retracts = retracts
         self.found, self._player, self._all_over = Found(), player, all_over
         self.open: set[str] = set()
 
@@ -141,10 +180,10 @@ class Link:
 
     def send(self, message: FromEngine) -> None:
         if isinstance(message, StepOutputs):
-            self.found.stats = message.stats
             for out in message.outputs:
                 answer = self.found.answers[out.rid]
                 answer.tokens += out.tokens
+                answer.logprobs += out.logprobs or []
                 answer.spec, answer.cached, answer.reason = out.spec, out.cached_tokens, out.finish_reason
                 if answer.reason is not None:
                     self.open.discard(out.rid)
@@ -152,6 +191,21 @@ class Link:
             assert isinstance(message, Rejected), message
             self.found.answers[message.rid].reason = message.message
             self.open.discard(message.rid)
+
+
+def keep_up(engine: Engine) -> None:
+    """Makes the steps that others need: they may still measure what steps cost."""
+    if engine.wakes is not None:
+        engine.wakes.hear()
+    while engine.must_step():
+        engine.step()
+
+
+def retract_sometimes(engine: Engine) -> None:
+    """After every fifth step of its own, the last in order has to go."""
+    scheduler = engine._scheduler
+    if engine.stats().steps % 5 == 0 and len(scheduler.running) > 1:
+        scheduler._retract(scheduler.running[-1])
 
 
 class Group(threading.Thread):
@@ -171,11 +225,10 @@ class Group(threading.Thread):
         try:
             self.engine = make_engine(self.config, self.place)
             executor = self.engine._executor
-            if self.place is not None:
-                executor._pulse.stop()
             self.ready.set()
             while True:
-                self.work.acquire()
+                while not self.work.acquire(timeout=0.001):
+                    keep_up(self.engine)
                 if not self.links:
                     break
                 self._serve(self.engine, self.links[-1])
@@ -189,20 +242,26 @@ class Group(threading.Thread):
             getattr(own, "close", lambda: None)()
 
     def _serve(self, engine: Engine, link: Link) -> None:
-        step = engine.step
+        step, before = engine.step, engine.stats().retracted
 
         def counted() -> Any:
             link.found.steps += 1
-            return step()
+            link.found.idle += not engine.has_work()
+            found = step()
+            if link.retracts:
+                retract_sometimes(engine)
+            return found
 
         engine.step = counted  # type: ignore[method-assign]
         loop(engine, link, GrammarCompiler(self.config, engine.vocab_size, engine.eos_token_ids))  # type: ignore[arg-type]
         engine.step = step  # type: ignore[method-assign]
+        link.found.retracted = engine.stats().retracted - before
 
     def give_up(self) -> None:
         """Whoever waits for another group raises PeerGone."""
         if self.place is not None:
-            library().nx_break(address(self.place.memory.mapped(HEADER)))
+            header = self.place.memory.mapped(HEADER)
+            library().nx_break(address(header))
 
     @property
     def state(self) -> str:
@@ -230,12 +289,17 @@ class Groups:
             each = self._undo.enter_context(places(config.attention_dp))
         self.each = [Group(config, place) for place in each]
         self._wait(None)
+        if len(self.each) > 1:
+            for group in self.each:
+                assert group.engine is not None
+                executor: Any = group.engine._executor
+                executor._pulse.stop()
 
-    def serve(self, players: Sequence[Player]) -> list[Found]:
+    def serve(self, players: Sequence[Player], retracts: bool = False) -> list[Found]:
         """Returns when every request has ended and all groups sleep. AssertionError where nobody makes a step
-        for a minute."""
+        for a minute. retracts: now and then."""
         all_over = threading.Event()
-        links = [Link(player, all_over) for player in players]
+        links = [Link(player, all_over, retracts) for player in players]
         for group, link in zip(self.each, links, strict=True):
             group.ready.clear()
             group.links.append(link)
