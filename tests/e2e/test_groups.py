@@ -1,6 +1,7 @@
 """Groups of --enable-dp-attention on the embedded model, each one process or two ranks: texts,
-log-probabilities and acceptance are those of one engine, whichever group a request goes to; and when a process
-of one group is gone, all end and serve again. (Whoever shares experts with whom: test_groups_identity.py.)"""
+log-probabilities and acceptance are those of one engine, whichever group a request goes to; and when a
+process of one group is gone, all end and serve again. (Who shares experts with whom:
+test_groups_identity.py. Many more kills: benchmarks/kill_ranks.py --groups.)"""
 
 from __future__ import annotations
 
@@ -112,17 +113,22 @@ def victim(server: ServerProcess, which: str) -> int:
     return engine if which == "engine" else server.tensor_ranks(engine)[0]
 
 
-GONE = [("pair", "engine"), ("pair_of_ranks", "engine"), ("pair_of_ranks", "rank")]
+KILL, STOP = signal.SIGKILL, signal.SIGSTOP
+GONE = [
+    ("pair", "engine", "working", KILL),
+    ("pair", "engine", "idle", STOP),
+    ("pair_of_ranks", "rank", "working", STOP),
+    ("pair_of_ranks", "rank", "beside", KILL),
+]
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=str)
-@pytest.mark.parametrize("when", ["idle", "working", "beside"])
-@pytest.mark.parametrize(("servers", "which"), GONE)
+@pytest.mark.parametrize("case", GONE, ids=lambda case: "-".join(map(str, case)))
 def test_a_process_that_is_gone(
-    request: pytest.FixtureRequest, expected: Answers, servers: str, which: str, when: str, how: signal.Signals
+    request: pytest.FixtureRequest, expected: Answers, case: tuple[str, str, str, int]
 ) -> None:
     """Requests of all groups end in errors, all engines are started again, nothing of the old ones is left.
     beside: only the other group has requests."""
+    servers, which, when, how = case
     server: ServerProcess = request.getfixturevalue(servers)
     until(lambda: not any(by_rank(server, "nextn:num_running_reqs")))
     before, restarts = set().union(*map(family, server.engine_pids())), by_rank(server, RESTARTS)

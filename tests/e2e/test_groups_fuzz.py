@@ -63,7 +63,10 @@ def test_mixtures(folder: Path, groups: int, shards: int, drafts: dict[str, Any]
             given = [jobs(rng, f"{group}.", rng.choice([0, 3, 12])) for group in range(groups)]
             gone = [jobs(rng, f"x{group}.", rng.choice([0, 2])) for group in range(groups)]
             pauses = [rng.choice([0, 5, 40]) for _ in range(groups)]
-            players = [AnyTime(*each[:2], seed=rounds, pause=each[2]) for each in zip(given, gone, pauses, strict=True)]
+            players = [
+                AnyTime(*each[:2], seed=rounds, pause=each[2])
+                for each in zip(given, gone, pauses, strict=True)
+            ]
             found = engines.serve(players, retracts=rounds % 2 == 0)
             [wanted] = one.serve([AtOnce([job for each in given for job in each])])
             for each, some in zip(found, given, strict=True):

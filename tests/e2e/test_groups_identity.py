@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from support.groups import AnyTime, AtOnce, Found, Groups, Job, config, serve
+from support.groups import AnyTime, AtOnce, Found, Groups, Job, config
 from support.native_kernels import built_levels
 
 from nextn.bench.prompts import heldout_prompts

@@ -1,14 +1,15 @@
 """The engines of --enable-dp-attention as threads of one process, each in the loop of an engine process.
 
-    play = [[AtOnce(jobs) for jobs in jobs_of_groups] ...]
-    found = serve(config(groups=2, each=1, shards=2), play)
+    with Groups(config(groups=2, each=1, shards=2)) as engines:
+        first, second = engines.serve([AtOnce(jobs), AtOnce([])])
 
-The ranks of a group beside its first are processes, as ever. What a process would do for its kind here would
-end the tests: so nobody listens for the others' pulse, and a group that fails makes all others raise PeerGone.
+The ranks of a group beside its first are processes, as ever. An engine that misses another one's pulse would
+end this process: so nobody listens for it, and a group that fails makes all others raise PeerGone.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import select
 import threading
@@ -158,9 +159,7 @@ class Link:
     def over(self) -> bool:
         return self._player.over and not self.open
 
-    def receive(
-        self, wait: bool, milliseconds: int = 0, wakes: Wakes | None = None
-    ) -> list[ToEngine]:
+    def receive(self, wait: bool, milliseconds: int = 0, wakes: Wakes | None = None) -> list[ToEngine]:
         if wait:
             if self._all_over.is_set():
                 return [Stop()]
@@ -201,15 +200,15 @@ def keep_up(engine: Engine) -> None:
         engine.step()
 
 
-def retract_sometimes(engine: Engine) -> None:
-    """After every fifth step of its own, the last in order has to go."""
+def retract_sometimes(engine: Engine, first: int) -> None:
+    """After every fifth step of its own, the last in order has to go. first: steps before."""
     scheduler = engine._scheduler
-    if engine.stats().steps % 5 == 0 and len(scheduler.running) > 1:
+    if (engine.stats().steps - first) % 5 == 0 and len(scheduler.running) > 1:
         scheduler._retract(scheduler.running[-1])
 
 
 class Group(threading.Thread):
-    """A thread of its own makes the engine, and lives as long: ranks end with the thread that started them."""
+    """This thread makes the engine and lives as long: ranks end with the thread that started them."""
 
     def __init__(self, config: ServerConfig, place: Place | None) -> None:
         super().__init__(name=f"group {0 if place is None else place.group}", daemon=True)
@@ -242,20 +241,20 @@ class Group(threading.Thread):
             getattr(own, "close", lambda: None)()
 
     def _serve(self, engine: Engine, link: Link) -> None:
-        step, before = engine.step, engine.stats().retracted
+        step, before = engine.step, dataclasses.replace(engine.stats())
 
         def counted() -> Any:
             link.found.steps += 1
             link.found.idle += not engine.has_work()
             found = step()
             if link.retracts:
-                retract_sometimes(engine)
+                retract_sometimes(engine, before.steps)
             return found
 
         engine.step = counted  # type: ignore[method-assign]
         loop(engine, link, GrammarCompiler(self.config, engine.vocab_size, engine.eos_token_ids))  # type: ignore[arg-type]
         engine.step = step  # type: ignore[method-assign]
-        link.found.retracted = engine.stats().retracted - before
+        link.found.retracted = engine.stats().retracted - before.retracted
 
     def give_up(self) -> None:
         """Whoever waits for another group raises PeerGone."""
@@ -275,11 +274,7 @@ class Group(threading.Thread):
 
 
 class Groups:
-    """Engines that serve one list of players after another.
-
-    with Groups(config(groups=2, each=1, shards=2)) as groups:
-        first, second = groups.serve([AtOnce(jobs), AtOnce([])])
-    """
+    """Engines that serve one list of players after another."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._undo = ExitStack()
@@ -351,8 +346,3 @@ class Groups:
     def __exit__(self, *_: object) -> None:
         self._end()
         self._undo.close()
-
-
-def serve(config: ServerConfig, players: Sequence[Player]) -> list[Found]:
-    with Groups(config) as groups:
-        return groups.serve(players)
