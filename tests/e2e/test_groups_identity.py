@@ -94,15 +94,10 @@ def alone() -> Any:
     """What one device says to each group's jobs, and then to the longer ones."""
 
     @functools.cache
-    def found(drafts: str, schedule: str) -> list[list[Found]]:
-        small = schedule == "retracted"
+    def found(drafts: str, schedule: str, group: int) -> list[Found]:
         with Groups(options(1, 1, 1, drafts, schedule)) as one:
-            each = []
-            for group in range(4):
-                one.flush()
-                given = jobs(group)
-                each.append([one.serve([AtOnce(some)], small)[0] for some in (given, longer(given))])
-        return each
+            small, given = schedule == "retracted", jobs(group)
+            return [one.serve([AtOnce(some)], small)[0] for some in (given, longer(given))]
 
     return found
 
@@ -126,7 +121,7 @@ def check(found: Found, wanted: Found, acceptance: bool) -> None:
 def test_as_on_one_device(
     alone: Any, groups: int, each: int, shards: int, drafts: str, schedule: str
 ) -> None:
-    wanted = alone(drafts, schedule)
+    wanted = [alone(drafts, schedule, group) for group in range(groups)]
     small = schedule == "retracted"
     fixed = drafts != "auto"  # whether that one drafts is a matter of speed
     with Groups(options(groups, each, shards, drafts, schedule)) as engines:
