@@ -1,12 +1,14 @@
 """Kills and stops ranks of a server at random moments, and looks whether it always serves again.
 
-    python benchmarks/kill_ranks.py [--kills 100] [--tp-size 2] [--seed 0] [--output FOLDER]
+    python benchmarks/kill_ranks.py [--kills 100] [--tp-size 2] [--groups 1] [--seed 0] [--output FOLDER]
 
 Clients ask without pause, streams among them. Now and then one process of the engine, rank 0 included, gets
 SIGKILL or SIGSTOP, while it works or while it is idle. Then: every request ends, in the text that a server
 left alone gives or in an error; the server is ready again within 10 seconds, and answers before the next one;
 no process of the engine before is left. At the end nothing is left in /dev/shm. The exit code is 1 where that
 fails. The last line is JSON.
+
+--groups: the ranks are in so many groups that share the experts (--enable-dp-attention); all of them end.
 """
 
 from __future__ import annotations
@@ -130,12 +132,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=positive, default=100)
     parser.add_argument("--tp-size", type=positive, default=2)
+    parser.add_argument("--groups", type=positive, default=1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="folder for the result", metavar="FOLDER")
     args = parser.parse_args()
     rng, left = random.Random(args.seed), {path.name for path in SHM.glob("*")}
     took: list[float] = []
     options = ["--model-path", EMBEDDED, "--tp-size", str(args.tp_size), "--threads", "1"]
+    if args.groups > 1:
+        options += ["--enable-dp-attention", "--dp-size", str(args.groups), "--ep-size", str(args.tp_size)]
     with Server(options) as server:
         text = ask(httpx.Client(base_url=server.url, timeout=60))
         assert text is not None
@@ -159,7 +164,8 @@ def main() -> int:
           f"(median), {max(took):.1f} s at most; {len(late)} of {len(took)} took over {READY_SECONDS:g} s; "
           f"{len(wrong)} wrong", *wrong[:5], sep="\n")  # fmt: skip
     result = {
-        "kills": args.kills, "tp_size": args.tp_size, "answers": clients.answers, "errors": clients.errors,
+        "kills": args.kills, "tp_size": args.tp_size, "groups": args.groups,
+        "answers": clients.answers, "errors": clients.errors,
         "median_seconds": median(took), "most_seconds": max(took), "late": len(late), "wrong": wrong,
         "machine": dataclasses.asdict(this_machine()),
     }  # fmt: skip

@@ -48,6 +48,7 @@ class TensorParallelExecutor:
                 f"--node-rank {config.node_rank}: only nextn serve runs the ranks of other nodes"
             )
         self._check = config.check_integrity
+        self.world: SharedWorld | None = None
         self._gang = Gang(dataclasses.replace(config, threads=threads_of(config)), seat)
         config = self._gang.config
         self._ranks, self.processes = self._gang.own, self._gang.processes

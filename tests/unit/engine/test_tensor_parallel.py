@@ -3,6 +3,7 @@ wherever the engine is then. (Texts and acceptance: tests/e2e/test_identity.py.)
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
@@ -38,12 +39,19 @@ def go_on(engine: Engine) -> None:
 
 
 @pytest.fixture
-def engine() -> Iterator[Engine]:
-    made = Engine(CONFIG)
+def shards() -> int:
+    """--ep-size."""
+    return 1
+
+
+@pytest.fixture
+def engine(shards: int) -> Iterator[Engine]:
+    made = Engine(dataclasses.replace(CONFIG, ep_size=shards))
     yield made
     executor_of(made).close()
 
 
+@pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("when", ["idle", "working"])
 def test_a_rank_that_is_gone_ends_all(engine: Engine, how: signal.Signals, when: str) -> None:

@@ -1,0 +1,151 @@
+"""Groups of --enable-dp-attention on the embedded model, each one process or two ranks: texts,
+log-probabilities and acceptance are those of one engine, whichever group a request goes to; and when a
+process of one group is gone, all end and serve again. (Who shares experts with whom:
+test_groups_identity.py. Many more kills: benchmarks/kill_ranks.py --groups.)"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.native_kernels import built_levels
+from support.processes import family, runs
+from support.server_process import ServerProcess, check_ended, in_background, until
+from support.two_replicas import by_rank, health, post
+
+from nextn.bench.prompts import heldout_prompts
+
+pytestmark = pytest.mark.skipif(not built_levels(), reason="no native kernels")
+
+SERVE = (
+    "-m", "nextn", "serve", "--port", "0", "--device", "cpu", "--threads", "1", "--kv-cache-tokens", "4096",
+    "--speculative-eagle-topk", "2", "--check-integrity", "--max-engine-restarts", "100",
+)  # fmt: skip
+DRAFTS: dict[str, Any] = {"off": False, "auto": None, "trees": {"num_steps": 3}}  # `speculative` of a request
+LONG = {"prompt": heldout_prompts(1)[0], "max_tokens": 700, "temperature": 0, "ignore_eos": True}
+SHM = Path("/dev/shm")
+RESTARTS = "nextn:engine_restarts_total"
+
+Answers = list[tuple[list[Any], dict[str, Any] | None]]
+
+
+CASES = [(drafts, temperature) for drafts in DRAFTS for temperature in (0, 1)]
+
+
+def answer(server: ServerProcess, case: tuple[str, int], **routed: int) -> tuple[list[Any], Any]:
+    """Choices and, where that does not depend on how fast the engine is, what was drafted."""
+    drafts, temperature = case
+    body = {"prompt": heldout_prompts(4), "max_tokens": 24, "temperature": temperature, "seed": 7}
+    body |= {"logprobs": 2, "speculative": DRAFTS[drafts], "return_spec_tokens_details": True}
+    found = post(server, **body, **routed).json()
+    return found["choices"], None if drafts == "auto" else found["usage"]["spec_details"]
+
+
+def answers(server: ServerProcess, **routed: int) -> Answers:
+    """One request after another, with empty caches."""
+    assert post(server, "/flush_cache").status_code == 200
+    return [answer(server, case, **routed) for case in CASES]
+
+
+def together(server: ServerProcess) -> list[Any]:
+    """The choices of requests that are in the server together: what is drafted of them depends on who else is
+    there."""
+    found: dict[tuple[str, int], list[Any]] = {}
+
+    def call(case: tuple[str, int]) -> Callable[[], None]:
+        return lambda: found.update({case: answer(server, case)[0]})
+
+    for thread in in_background(*map(call, CASES)):
+        thread.join(120)
+    return [found.get(case) for case in CASES]
+
+
+@pytest.fixture(scope="module")
+def expected() -> Answers:
+    with ServerProcess(SERVE) as one:
+        return answers(one)
+
+
+def served(*options: str) -> Iterator[ServerProcess]:
+    """At the end no process is left, and nothing in the memory that processes share by name."""
+    before = set(SHM.glob("*"))
+    with ServerProcess([*SERVE, *options, "--dp-size", "2", "--enable-dp-attention"]) as server:
+        yield server
+        server.process.terminate()
+        check_ended(server, 0)
+    assert set(SHM.glob("*")) <= before
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[ServerProcess]:
+    yield from served("--tp-size", "2", "--ep-size", "2")
+
+
+@pytest.fixture(scope="module")
+def pair_of_ranks() -> Iterator[ServerProcess]:
+    yield from served("--tp-size", "4", "--ep-size", "2")
+
+
+@pytest.fixture(params=["pair", "pair_of_ranks"])
+def groups(request: pytest.FixtureRequest) -> ServerProcess:
+    found = request.getfixturevalue(request.param)
+    assert isinstance(found, ServerProcess)
+    return found
+
+
+def test_answers_are_those_of_one_engine(groups: ServerProcess, expected: Answers) -> None:
+    drafted = [spec["accepted"] for _, spec in expected if spec is not None]
+    assert not any(map(sum, drafted[:2]))
+    assert all(map(sum, drafted[2:]))
+    assert together(groups) == [choices for choices, _ in expected]
+    assert answers(groups) == expected
+    assert answers(groups, routed_dp_rank=0) == answers(groups, routed_dp_rank=1) == expected
+
+
+def victim(server: ServerProcess, which: str) -> int:
+    """A process of the second group."""
+    engine = server.engine_pids()[1]
+    return engine if which == "engine" else server.tensor_ranks(engine)[0]
+
+
+KILL, STOP = signal.SIGKILL, signal.SIGSTOP
+GONE = [
+    ("pair", "engine", "working", KILL),
+    ("pair", "engine", "idle", STOP),
+    ("pair_of_ranks", "rank", "working", STOP),
+    ("pair_of_ranks", "rank", "beside", KILL),
+]
+
+
+@pytest.mark.parametrize("case", GONE, ids=lambda case: "-".join(map(str, case)))
+def test_a_process_that_is_gone(
+    request: pytest.FixtureRequest, expected: Answers, case: tuple[str, str, str, int]
+) -> None:
+    """Requests of all groups end in errors, all engines are started again, nothing of the old ones is left.
+    beside: only the other group has requests."""
+    servers, which, when, how = case
+    server: ServerProcess = request.getfixturevalue(servers)
+    until(lambda: not any(by_rank(server, "nextn:num_running_reqs")))
+    before, restarts = set().union(*map(family, server.engine_pids())), by_rank(server, RESTARTS)
+    failed: list[httpx.Response] = []
+
+    def ask(group: int) -> Callable[[], None]:
+        return lambda: failed.append(post(server, **LONG, routed_dp_rank=group))
+
+    busy = {"idle": [], "working": [0, 1], "beside": [0]}[when]
+    asked = in_background(*map(ask, busy))
+    until(lambda: by_rank(server, "nextn:num_running_reqs") == [float(g in busy) for g in range(2)])
+    os.kill(victim(server, which), how)
+    for thread in asked:
+        thread.join(60)
+    assert [answer.status_code for answer in failed] == [500] * len(busy)
+    assert {answer.json()["error"]["code"] for answer in failed} <= {"engine_dead"}
+    until(lambda: by_rank(server, RESTARTS) > restarts, seconds=60)
+    until(lambda: health(server) == (200, {"status": "ok"}), seconds=60)
+    until(lambda: not any(map(runs, before)))
+    assert together(server) == [choices for choices, _ in expected]
