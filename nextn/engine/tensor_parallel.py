@@ -54,7 +54,6 @@ class TensorParallelExecutor:
         self._ranks, self.processes = self._gang.own, self._gang.processes
         self._last: list[Ended | None] = [Ended()]
         self._lost = threading.Lock()
-        self.world: SharedWorld | None = None
         own = weakref.ref(self)
         pulse = Pulse(self._ranks, partial(_lost, own), LOADING)
         self.close = weakref.finalize(self, _end, self._gang, pulse, self._last)
@@ -97,7 +96,7 @@ class TensorParallelExecutor:
 
     @property
     def waited(self) -> float:
-        return self._ranks.waited
+        return self._ranks.waited + (0.0 if self.world is None else self.world.waited)
 
     def expert_counts(self) -> ExpertCounts | None:
         return self._runner.expert_counts()
