@@ -1,7 +1,7 @@
 // Choices among the outputs of a head of which every rank has some columns. A rank finds the best of its own, and only
 // that goes round: 12 bytes of a row. All columns go round of rows that are filtered, or whose logits somebody wants.
 #pragma once
-#include "forward.h"
+#include "heads.h"
 
 namespace {
 
@@ -29,8 +29,8 @@ struct Columns {
     }
 };
 
-struct Chooser : Engine {
-    using Engine::Engine;
+struct Chooser : Heads {
+    using Heads::Heads;
 
     // Of the first `whole` rows the logits, out [whole, vocab] f32; of the others the tokens, by draws in runs as
     // nx_choose has them.

@@ -3,81 +3,12 @@
 #pragma once
 #include <memory>
 
-#include "attention.h"
 #include "choose.h"
 #include "linear.h"
-#include "moe.h"
+#include "model.h"
 #include "norm.h"
-#include "shared_experts.h"
-
-extern "C" {
-struct NxLayer {
-    const float* attention_norm;  // norms: f32, zero up to the next multiple of 32
-    NxWeight down;                // queries' latent (or queries) over keys' and values' latent and rotary key
-    const float* q_norm;          // null: queries are not compressed
-    NxWeight q_up;
-    const float* kv_norm;
-    NxWeight key_up, value_up;    // one for each head
-    NxWeight out;
-    const float* mlp_norm;
-    NxFeedForward mlp;
-};
-
-struct NxNextN {                  // a NextN module but for its decoder layer
-    const float *enorm, *hnorm, *norm;
-    NxWeight eh_proj;
-};
-
-struct NxModel {
-    int32_t hidden, heads, nope, rope, rank, value, q_in;  // heads: this rank's own
-    int32_t first_head, all_heads, vocab;
-    int32_t layers;               // of the target; layer number `layers` + k is NextN module k's
-    float eps, latent_eps, scale; // scale: of attention's scores
-    const uint16_t* embedding;    // [vocab, hidden] bf16
-    const float *cosine, *sine;   // [positions, rope / 2]
-    const NxLayer* layer;
-    const float* norm;
-    NxWeight head;
-    const NxNextN* nextn;         // one for each layer behind the target's
-    NxWeight draft_head;          // the drafter's: the head, or a coarser copy of it, or of some of its rows
-    const int32_t* draft_ids;     // null: all rows; else the token of each of its rows
-    int32_t draft_vocab;          // rows of draft_head
-    uint16_t* cache;              // [layers and NextN modules, slots, width] bf16
-    int64_t layer_elements;       // of the cache
-    int32_t width, page;
-    NxRanks* ranks;               // null: one
-    NxWorld* world;               // null: experts are not shared
-};
-
-// The layout of nextn/layers/batch.py, which has a worked example. Rows of span s: cu_rows[s] .. cu_rows[s + 1].
-struct NxBatch {
-    int32_t rows, spans;
-    const int32_t* tokens;
-    const int32_t *starts, *page_at;  // [spans]; page_at: place in table
-    const int32_t* cu_rows;           // [spans + 1]
-    const int32_t* cu_paths;          // [rows + 1], places in table; null: no span is a tree
-    const int32_t* table;             // pages of the spans, slots of the paths
-};
-}
 
 namespace {
-
-// Every span, or, of a tree, each node for itself; they go together where there is a whole block that all see.
-inline void spans_of(const NxBatch& b, std::vector<Span>& to) {
-    to.clear();
-    for (int i = 0; i < b.spans; ++i) {
-        const int32_t first = b.cu_rows[i], end = b.cu_rows[i + 1], start = b.starts[i];
-        const int32_t* pages = b.table + b.page_at[i];
-        if (first == end || !b.cu_paths || b.cu_paths[first] == b.cu_paths[first + 1]) {
-            to.push_back({first, end - first, start, pages, INT32_MAX, nullptr, 1});
-            continue;
-        }
-        for (int32_t row = first; row < end; ++row) {
-            const int32_t path = b.cu_paths[row], length = b.cu_paths[row + 1] - path;
-            to.push_back({row, 1, start + length - 1, pages, start, b.table + path, start < KEYS ? 1 : end - row});
-        }
-    }
-}
 
 // What fits into the buffers on the stack, MOST_RANK besides; nextn.models.native refuses models beyond.
 constexpr int MOST_HIDDEN = 16384, MOST_LATENT = 8192;
@@ -473,76 +404,6 @@ struct Engine {
             for (int64_t j = m.hidden; j < c; ++j) xs[i * c + j] = 0.f;
         const float* grown = decoder_layer(m.layers + k, b.rows, nullptr);
         put_rows(b.rows, grown, own.norm, out);
-    }
-
-    // index: of `hidden`, or null, as in `draft`.
-    Rows head_input(const float* hidden, const int32_t* index, int rows) {
-        const int64_t c = wide(model.hidden);
-        uint16_t* in = room(h16, rows * c);
-        each_row(pool, rows, [&](int i) {
-            const float* row = hidden + int64_t(index ? index[i] : i) * model.hidden;
-            for (int j = 0; j < model.hidden; ++j) in[i * c + j] = float_bf16(row[j]);
-            if (model.hidden & 1) in[i * c + model.hidden] = 0;
-        });
-        return {reinterpret_cast<uint32_t*>(in), c / 2};
-    }
-
-    // out [rows, vocab] f32.
-    void logits(const float* hidden, int rows, int vocab, float* out) {
-        const Rows in = head_input(hidden, nullptr, rows);
-        scored(in, rows, model.head, vocab, [&](int i, const float* scores, int first, int n) {
-            put(out + int64_t(i) * vocab + first, scores, n);
-        });
-    }
-
-    // The same of the drafter's head; -infinity where it has no row for a token.
-    void draft_logits(const float* hidden, const int32_t* index, int rows, int vocab, float* out) {
-        const int32_t* ids = model.draft_ids;
-        if (ids) std::fill(out, out + int64_t(rows) * vocab, -INFINITY);
-        const Rows in = head_input(hidden, index, rows);
-        scored(in, rows, model.draft_head, model.draft_vocab, [&](int i, const float* scores, int first, int n) {
-            float* to = out + int64_t(i) * vocab;
-            if (ids) for (int j = 0; j < n; ++j) to[ids[first + j]] = scores[j];
-            else put(to + first, scores, n);
-        });
-    }
-
-    // Of rows the `count` outputs of a head: done(row, outputs, number of the first of them, how many).
-    template <class Done>
-    void scored(const Rows& in, int rows, const NxWeight& head, int count, const Done& done) {
-        if (!ranks) {
-            product_all(pool, in, rows, head, [&](int i, int n0, int n, const float* v) {
-                done(i, v, n0, n < count - n0 ? n : count - n0);
-            });
-            return;
-        }
-        score(in, rows, head, count);
-        hand_round(nullptr, rows, count, [&](int i, const float* all) { done(i, all, 0, count); });
-    }
-
-    // own_scores <- this rank's part of the `count` outputs of a head.
-    void score(const Rows& in, int rows, const NxWeight& head, int count) {
-        const int64_t own = ranks.end(count, PANEL) - ranks.begin(count, PANEL);
-        float* to = room(own_scores, rows * own);
-        product_all(pool, in, rows, head, [&](int i, int n0, int n, const float* v) {
-            put(to + i * own + n0, v, int(n < own - n0 ? n : own - n0));
-        });
-    }
-
-    // done(i, all `count` outputs) for each of these rows of own_scores; which: null for the first ones.
-    template <class Done> void hand_round(const int32_t* which, int rows, int count, const Done& done) {
-        const int64_t first = ranks.begin(count, PANEL), own = ranks.end(count, PANEL) - first;
-        for (int from = 0; from < rows; from += SCORE_ROWS) {
-            const int some = rows - from < SCORE_ROWS ? rows - from : SCORE_ROWS;
-            float* to = scores[turn ^= 1].room(int64_t(SCORE_ROWS) * model.vocab);
-            for (int i = 0; i < some; ++i) {
-                const int64_t row = which ? which[from + i] : from + i;
-                put(to + int64_t(i) * count + first, own_scores.data() + row * own, int(own));
-            }
-            ranks.gather(to, some, count, count, PANEL);
-            ranks.meet();
-            for (int i = 0; i < some; ++i) done(from + i, to + int64_t(i) * count);
-        }
     }
 };
 

@@ -31,7 +31,7 @@ class SharedExperts {
             uint64_t seen = uint64_t(1) << world.shard();
             for (int j = 0; j < k; ++j) {
                 const int32_t expert = ids_[size_t(i) * k + j], count = f.replica_count[expert];
-                const int turn = (world.given().dynamic ? i : world.group()) % count;
+                const int turn = (world.group() + (world.given().dynamic ? i : 0)) % count;
                 const int32_t one = f.replicas[int64_t(expert) * f.most_replicas + turn];
                 at_.ids[place * k + j] = one;
                 const uint64_t shard = uint64_t(1) << (one / f.own);

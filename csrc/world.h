@@ -20,7 +20,7 @@ struct NxWorld {
     int32_t most_rows;         // of a group in a step
     int32_t spins;
     uint8_t* memory;           // shared; zeros at first
-    int32_t dynamic;           // replicas of an expert take turns by row; else each group has its own
+    int32_t dynamic;           // replicas of an expert take turns from row to row; else each group has its own
     int32_t epoch;             // by turns, of nx_world_step
     int32_t two;               // does this step go in two lanes?
     int32_t rows[2][64];       // of each group, in this step: in either lane

@@ -85,8 +85,8 @@ class ParallelConfig(Options):
     ep_dispatch_algorithm: str = option(
         "static",
         "parallelism",
-        "which copy of an expert a token goes to. static: always the same from each rank, the nearest; "
-        "dynamic: a random one",
+        "which copy of an expert a token goes to. static: always the same from each group of ranks; dynamic, "
+        "and where there is one group: they take turns",
         choices=("static", "dynamic"),
     )
     init_expert_location: str = option(

@@ -32,10 +32,10 @@ def make_world(config: EngineConfig, cfg: ModelConfig, seat: Seat) -> SharedWorl
         seat.group * config.tp_size + seat.rank, size, config.ep_size,
         initial_placement(config.init_expert_location, sizes), 1 + spare, dense,
     )  # fmt: skip
-    return SharedWorld(
-        share, size // config.tp_size, seat.memory, size * threads_of(config), most_rows(config),
-        config.ep_dispatch_algorithm == "dynamic",
-    )  # fmt: skip
+    groups = size // config.tp_size
+    # Of one group, all rows would go to the same replicas.
+    dynamic = config.ep_dispatch_algorithm == "dynamic" or groups == 1
+    return SharedWorld(share, groups, seat.memory, size * threads_of(config), most_rows(config), dynamic)
 
 
 def shared_by(config: EngineConfig) -> str:

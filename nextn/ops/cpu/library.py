@@ -58,7 +58,7 @@ class FeedForward(Structure):
 
 
 class Layer(Structure):
-    """NxLayer of csrc/forward.h."""
+    """NxLayer of csrc/model.h."""
 
     _fields_ = (
         ("attention_norm", c_void_p), ("down", Weight), ("q_norm", c_void_p), ("q_up", Weight),
@@ -68,7 +68,7 @@ class Layer(Structure):
 
 
 class NextN(Structure):
-    """NxNextN of csrc/forward.h."""
+    """NxNextN of csrc/model.h."""
 
     _fields_ = (("enorm", c_void_p), ("hnorm", c_void_p), ("norm", c_void_p), ("eh_proj", Weight))
 
@@ -94,7 +94,7 @@ class World(Structure):
 
 
 class Model(Structure):
-    """NxModel of csrc/forward.h."""
+    """NxModel of csrc/model.h."""
 
     _fields_ = (
         ("hidden", c_int32), ("heads", c_int32), ("nope", c_int32), ("rope", c_int32), ("rank", c_int32),
@@ -109,7 +109,7 @@ class Model(Structure):
 
 
 class NxBatch(Structure):
-    """NxBatch of csrc/forward.h; `nextn.layers.batch` has an example."""
+    """NxBatch of csrc/model.h; `nextn.layers.batch` has an example."""
 
     _fields_ = (
         ("rows", c_int32), ("spans", c_int32), ("tokens", c_void_p), ("starts", c_void_p),
