@@ -54,6 +54,9 @@ class Wakes(Protocol):
     def hear(self) -> None:
         """Afterwards `Executor.awake` is as it should be."""
 
+    def leave(self) -> None:
+        """The engine ends: the others, which end too, wait for it no more."""
+
 
 class Ticket(Protocol):
     def result(self) -> StepResult:

@@ -70,5 +70,9 @@ class LockstepExecutor:
     def fileno(self) -> int:
         return self._place.fileno()
 
+    def leave(self) -> None:
+        self._pulse.stop()
+        self.world.give_up("the engine of another group has ended")
+
     def hear(self) -> None:
         self.awake |= self._place.woken(self._step)

@@ -133,6 +133,8 @@ def run(
     try:
         loop(engine, link, GrammarCompiler(config, engine.vocab_size, engine.eos_token_ids))
         engine.remember()
+        if engine.wakes is not None:
+            engine.wakes.leave()
         code = 0
     except PeerGone:  # which was said when it was noticed
         code = 1
