@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -12,6 +13,7 @@ from nextn.distributed.place import Place
 from nextn.engine.executor import Executor, ExecutorInfo
 from nextn.engine.lockstep import LockstepExecutor
 from nextn.engine.rank import make_runner
+from nextn.engine.runner import Runner
 from nextn.engine.seat import Seat
 from nextn.engine.startup import startup
 from nextn.engine.step_cost_file import Factors, StepCostFile
@@ -22,6 +24,7 @@ from nextn.kvcache.manager import KVManager
 from nextn.kvcache.naive import NaiveCache
 from nextn.kvcache.radix import RadixCache
 from nextn.ops.cpu.library import build_of
+from nextn.scheduler.plan import Plan
 from nextn.scheduler.prompt_budget import PromptBudget
 from nextn.scheduler.scheduler import Scheduler
 from nextn.speculation import Speculation
@@ -43,13 +46,22 @@ class Built:
 def make_executor(config: EngineConfig, place: Place | None = None) -> Executor:
     """place: of one of several engines that share their experts. Raises ValueError for options that do not go
     together or that the model cannot honour."""
-    seat = None
-    if shares_experts(config):
-        memory = Memory() if place is None else place.memory
-        seat = Seat(0 if place is None else place.group, 0, memory)
-    alone = config.tp_size == 1
-    made = make_runner(config, None, seat) if alone else TensorParallelExecutor(config, seat)
-    return made if place is None else LockstepExecutor(made, place)
+    if place is not None:
+        return LockstepExecutor(_make_executor(config, Seat(place.group, 0, place.memory)), place)
+    if not shares_experts(config):
+        return _make_executor(config, None)
+    memory = Memory()
+    try:
+        made = _make_executor(config, Seat(0, 0, memory))
+    except BaseException:
+        memory.close()
+        raise
+    weakref.finalize(made, memory.close)
+    return made
+
+
+def _make_executor(config: EngineConfig, seat: Seat | None) -> Runner | TensorParallelExecutor:
+    return make_runner(config, None, seat) if config.tp_size == 1 else TensorParallelExecutor(config, seat)
 
 
 def build(config: EngineConfig, make_executor: Callable[[EngineConfig], Executor] = make_executor) -> Built:
@@ -112,6 +124,8 @@ def _step_cost(
     found = kept.read()
     if found is not None:
         return *found, True
+    if executor.wakes is not None:  # others may still load: to wait for them is no part of a step
+        executor.launch(Plan([])).result()
     cost, calm = time_steps(executor, drafts=drafts, **limits)
     if calm:
         kept.write(cost, {})

@@ -42,7 +42,7 @@ class Engine:
         counts, world = built.executor.expert_counts, built.executor.world
         self._world = world
         self.experts = ExpertRecorder(counts, config.expert_distribution_recorder_mode == "per_pass")
-        self._shards = None if world is None else ShardWindow(counts, world.share)
+        self._shards = None if world is None else ShardWindow(counts, world)
         self._arrivals = 0
         self._ended: float | None = None  # when the last step was run, if work was left after it
 

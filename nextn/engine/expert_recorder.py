@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from nextn.distributed.expert_share import ExpertShare
-from nextn.distributed.placement import shard_loads
+from nextn.distributed.improvement import dispatched
+from nextn.distributed.shared_world import SharedWorld
 from nextn.engine.executor import ExpertCounts
 from nextn.expert_load import ExpertRecord, ExpertTable, ShardRows
 
@@ -90,8 +90,8 @@ class ShardWindow:
     """rows: of each shard, in the last whole window of steps, or, if the engine fell idle since then, in the
     window so far. A placement that changes begins another window."""
 
-    def __init__(self, counts: Callable[[], ExpertCounts | None], share: ExpertShare) -> None:
-        self._counts, self._share = counts, share
+    def __init__(self, counts: Callable[[], ExpertCounts | None], world: SharedWorld) -> None:
+        self._counts, self._world, self._share = counts, world, world.share
         self.rows: ShardRows | None = None
         self._begin(self._target())
 
@@ -110,7 +110,9 @@ class ShardWindow:
             self._begin(self._target())
         elif idle or self._steps >= WINDOW:
             counts = self._target()
-            loads = shard_loads(counts - self._before, self._placement, self._share.shards)
+            own = np.zeros((self._world.groups, *counts.shape), np.int64)
+            own[self._world.group] = counts - self._before
+            loads = dispatched(own, self._placement, self._share.shards, self._world.dynamic)
             self.rows = ShardRows(self._share.shards, loads.tobytes())
             if self._steps >= WINDOW:
                 self._begin(counts)

@@ -20,7 +20,8 @@ BETTER = 0.97  # of the time in one go: halves that save less are not worth it
 
 
 class Halves:
-    """Decides for all ranks, on the first one; the others follow it (csrc/world.h). always: for tests."""
+    """Decides on the first rank of each group; all go in halves where one of them wants it (csrc/world.h).
+    always: for tests."""
 
     def __init__(self, decides: bool, always: bool = False) -> None:
         self.decides, self.always = decides, always
@@ -62,9 +63,11 @@ class Size:
             self.took_whole.append((seconds, waited / seconds))
         if self.trial:
             self.trial -= 1
+        elif not self.took_whole:  # another group has asked for halves from the first step on
+            return
         elif self.steps % EVERY == TRIAL and median(part for _, part in self.took_whole) >= WORTH:
             self.trial = TRIAL
-        if self.took_halves and not self.trial:
+        if self.took_halves and self.took_whole and not self.trial:
             whole = median(took for took, _ in self.took_whole)
             self.better = median(self.took_halves) < BETTER * whole
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import weakref
 
 from nextn.distributed.place import Place
 from nextn.distributed.pulse import Pulse
@@ -32,12 +33,8 @@ class LockstepExecutor:
         self._step = 0
         self.awake = False
         self.info: ExecutorInfo = own.info
-        self._pulse = Pulse(self.world, self._lost)
-
-    def _lost(self, group: int, what: str) -> None:
-        """Whoever waits for a stopped rank cannot be ended otherwise: the supervisor starts all again."""
-        log.critical("the engine of group %d %s; this one ends", group, what)
-        os._exit(1)
+        self._pulse = Pulse(self.world, _lost)
+        weakref.finalize(self, self._pulse.stop)
 
     def add(self, state: RequestState) -> None:
         self._own.add(state)
@@ -76,3 +73,9 @@ class LockstepExecutor:
 
     def hear(self) -> None:
         self.awake |= self._place.woken(self._step)
+
+
+def _lost(group: int, what: str) -> None:
+    """Whoever waits for a stopped rank cannot be ended otherwise: the supervisor starts all again."""
+    log.critical("the engine of group %d %s; this one ends", group, what)
+    os._exit(1)

@@ -67,9 +67,15 @@ def make_runner(config: EngineConfig, ranks: Ranks | None = None, seat: Seat | N
 
 def _together(config: EngineConfig, model: Model, pool: KVPool) -> SharedPass | None:
     if not isinstance(model, NativeDeepseekV3) or model.world is None:
+        if config.enable_two_batch_overlap:
+            raise ValueError(
+                "--enable-two-batch-overlap: no experts are shared, so nothing is under way; add --ep-size "
+                "or --enable-dp-attention, or leave it out"
+            )
         return None
     world = model.world
-    halves = Halves(decides=world.share.rank == 0) if config.enable_two_batch_overlap else None
+    first = world.share.rank % (world.share.size // world.groups) == 0
+    halves = Halves(decides=first) if config.enable_two_batch_overlap else None
     balancer = Balancer(config, world, model) if config.enable_eplb else None
     return SharedPass(model, pool, world, halves, balancer)
 

@@ -34,14 +34,15 @@ class SharedPass:
         """Hidden states as `Model.forward` has them; None without spans. All other ranks call it too. Raises
         PeerGone."""
         rows = first = sum(len(span.tokens) for span in spans)
-        wanted = False
+        wanted, cut = False, spans
         if self.halves is not None:
-            spans, first = in_halves(spans)
+            cut, first = in_halves(spans)
             wanted = self.halves.wanted(rows)
         begin, waited = time.perf_counter(), self.world.waited
         if not self.world.step(first, rows - first, wanted):
             return None
-        hidden = self.model.forward(self.model.batch(spans, self.pool.page_size), self.pool)
+        now = cut if self.world.in_halves else spans
+        hidden = self.model.forward(self.model.batch(now, self.pool.page_size), self.pool)
         if self.halves is not None:
             seconds = time.perf_counter() - begin
             self.halves.took(rows, self.world.in_halves, seconds, self.world.waited - waited)

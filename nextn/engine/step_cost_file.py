@@ -46,6 +46,7 @@ class StepCostFile:
         self.key = {
             "nextn": __version__, "torch": torch.__version__, "machine": [chip, usable_cores()],
             "kernels": kernels, "model": _model(config), "options": options,
+            "ranks": config.world_size,
         }  # fmt: skip
         name = hashlib.sha256(json.dumps(self.key, sort_keys=True, default=str).encode()).hexdigest()[:24]
         self.path = None if asked == OFF else folder / f"{name}.json"

@@ -73,7 +73,7 @@ def of_engine(client: EngineClient) -> Iterable[Metric]:
         "since the engine was last heard of, while it has requests; 0 when idle",
     )
     yield counter("nextn:engine_busy_seconds", metrics.busy, "in which the engine had work")
-    waited = "of these, in which the engine's ranks waited for each other (--tp-size)"
+    waited = "in which the engine's ranks waited for others, in steps for other groups too (--tp-size)"
     yield counter("nextn:rank_wait_seconds", total.waited, waited)
     sent = "that the engine's ranks sent to others with which they share experts"
     yield counter("nextn:rank_sent_bytes", total.sent, sent)

@@ -229,6 +229,8 @@ def loop(engine: Engine, link: Link, grammars: GrammarCompiler) -> None:
         if stepped or aborted or (line and now - sent >= IDLE_MS / 1000):
             link.send(StepOutputs(outputs, engine.stats(), now - began, scores))
             began = sent = now
+        elif not stepped and not line:
+            began = now  # a step for other groups alone
 
 
 def add(

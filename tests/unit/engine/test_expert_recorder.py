@@ -103,7 +103,8 @@ def test_windows_of_the_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expert_recorder, "WINDOW", 3)
     counts = Counts()
     share = SimpleNamespace(placement=Placement.trivial(2, 3, 1), shards=2)  # 0, 1 and 2, 0
-    window = ShardWindow(counts, share)  # type: ignore[arg-type]
+    world = SimpleNamespace(share=share, groups=1, group=0, dynamic=True)
+    window = ShardWindow(counts, world)  # type: ignore[arg-type]
 
     def step(expert: int, idle: bool = False) -> Any:
         counts.step(expert, 2)
