@@ -11,6 +11,7 @@ from nextn.config import EngineConfig
 from nextn.distributed.memory import Memory
 from nextn.distributed.place import Place
 from nextn.engine.executor import Executor, ExecutorInfo
+from nextn.engine.gang import pin_rank
 from nextn.engine.lockstep import LockstepExecutor
 from nextn.engine.rank import make_runner
 from nextn.engine.runner import Runner
@@ -47,6 +48,8 @@ def make_executor(config: EngineConfig, place: Place | None = None) -> Executor:
     """place: of one of several engines that share their experts. Raises ValueError for options that do not go
     together or that the model cannot honour."""
     if place is not None:
+        if config.tp_size == 1:  # else its gang does it
+            pin_rank(config, 0, place.group)
         return LockstepExecutor(_make_executor(config, Seat(place.group, 0, place.memory)), place)
     if not shares_experts(config):
         return _make_executor(config, None)

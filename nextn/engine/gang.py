@@ -56,7 +56,7 @@ class Gang:
     def _sharing(self, config: EngineConfig, memory: Memory, seat: Seat | None) -> Ranks:
         start(config, memory, self.processes, seat)
         self.links += [process.link for process in self.processes.values()]
-        return shared_ranks(config, 0, memory)
+        return shared_ranks(config, 0, memory, 0 if seat is None else seat.group)
 
     def _joined(self, config: EngineConfig) -> Ranks:
         with contextlib.closing(
@@ -152,19 +152,26 @@ def start(
 # This process is that rank from here on; config has the threads of each.
 
 
-def shared_ranks(config: EngineConfig, rank: int, memory: Memory) -> SharedRanks:
-    _pin(config, rank)
+def shared_ranks(config: EngineConfig, rank: int, memory: Memory, group: int = 0) -> SharedRanks:
+    """group: of those that share experts."""
+    pin_rank(config, rank, group)
     return SharedRanks(rank, config.tp_size, memory, _threads_here(config), most_rows(config))
 
 
 def mesh_ranks(config: EngineConfig, rank: int, met: Met) -> MeshRanks:
-    _pin(config, rank)
+    pin_rank(config, rank)
     return MeshRanks(rank, met.data, met.signs, _threads_here(config), most_rows(config))
 
 
-def _pin(config: EngineConfig, rank: int) -> None:
+def pin_rank(config: EngineConfig, rank: int, group: int = 0) -> None:
+    """To its cores, if it is to have some of its own; before it loads anything."""
     if config.numa == "auto":
-        pin(rank - config.own_ranks.start, len(config.own_ranks))
+        each = len(config.own_ranks)
+        pin(group * each + rank - config.own_ranks.start, _groups(config) * each)
+
+
+def _groups(config: EngineConfig) -> int:
+    return config.world_size // config.tp_size
 
 
 def threads_of(config: EngineConfig) -> int:
@@ -173,7 +180,7 @@ def threads_of(config: EngineConfig) -> int:
 
 
 def _threads_here(config: EngineConfig) -> int:
-    return len(config.own_ranks) * threads_of(config)
+    return _groups(config) * len(config.own_ranks) * threads_of(config)
 
 
 def most_rows(config: EngineConfig) -> int:

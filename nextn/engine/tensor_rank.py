@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
     if not memories:
         return join_and_run(config, rank, parent)
     seat = None if group is None else Seat(group, rank, memories[1])
-    return run(config, leash, shared_ranks(config, rank, memories[0]), parent, seat)
+    return run(config, leash, shared_ranks(config, rank, memories[0], group or 0), parent, seat)
 
 
 def join_and_run(config: EngineConfig, rank: int, parent: int | None = None) -> int:

@@ -51,7 +51,7 @@ class NativeWeights:
         """rank, size: of the ranks that compute a step together; this one holds its own outputs of each
         product. share: of the target's routed experts, where more ranks share them. Raises ValueError where
         there are too few for so many ranks."""
-        check_ranks(cfg, size, 1 if share is None else share.slices)
+        check_ranks(cfg, size, share)
         self.rank, self.size, self.share = rank, size, share
         self.tables: dict[int, ExpertTable] = {}  # by layer, where experts are shared
         self.chosen: dict[int, np.ndarray] = {}  # by layer: how often rows chose each expert, counted up
@@ -299,13 +299,14 @@ class NativeWeights:
         to.replica_count = table.count.ctypes.data
 
 
-def check_ranks(cfg: ModelConfig, size: int, slices: int = 1) -> None:
-    """Raises ValueError where some rank would have no outputs of a product, or a part of a head. slices: of
-    each expert, where all ranks share them."""
+def check_ranks(cfg: ModelConfig, size: int, share: ExpertShare | None = None) -> None:
+    """Raises ValueError where some rank would have no outputs of a product, or a part of a head. share: where
+    more ranks than these share the experts."""
+    slices, asked = 1 if share is None else share.slices, f"--tp-size {size}"
+    if share is not None and share.size > size:
+        asked = f"--tp-size {share.size}, which is {size} for each group of --enable-dp-attention"
     if cfg.num_attention_heads % size:
-        raise ValueError(
-            f"--tp-size {size}: the model's {cfg.num_attention_heads} heads cannot be divided by it"
-        )
+        raise ValueError(f"{asked}: the model's {cfg.num_attention_heads} heads cannot be divided by it")
     shared = cfg.moe_intermediate_size * (cfg.n_shared_experts or 0)
     dense = any(not cfg.is_moe(i) for i in range(cfg.num_hidden_layers))
     sizes = {
@@ -318,7 +319,7 @@ def check_ranks(cfg: ModelConfig, size: int, slices: int = 1) -> None:
     for name, (n, unit) in sizes.items():
         parts = max(size, slices) if name in ("hidden_size", "moe_intermediate_size") else size
         if n and -(-n // unit) < parts:
-            option = f"--tp-size {size}" if parts == size else f"{slices} ranks for each --ep-size shard"
+            option = asked if parts == size else f"{slices} ranks for each --ep-size shard"
             raise ValueError(
                 f"{option}: {name} is {n}, which the native kernels cut into {-(-n // unit)} parts "
                 f"of {unit} at most"
