@@ -319,7 +319,7 @@ def check_ranks(cfg: ModelConfig, size: int, share: ExpertShare | None = None) -
     for name, (n, unit) in sizes.items():
         parts = max(size, slices) if name in ("hidden_size", "moe_intermediate_size") else size
         if n and -(-n // unit) < parts:
-            option = asked if parts == size else f"{slices} ranks for each --ep-size shard"
+            option = asked if parts == size else f"{slices} ranks share each expert (raise --ep-size)"
             raise ValueError(
                 f"{option}: {name} is {n}, which the native kernels cut into {-(-n // unit)} parts "
                 f"of {unit} at most"
