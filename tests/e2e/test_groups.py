@@ -27,7 +27,9 @@ SERVE = (
     "--speculative-eagle-topk", "2", "--check-integrity", "--max-engine-restarts", "100",
 )  # fmt: skip
 DRAFTS: dict[str, Any] = {"off": False, "auto": None, "trees": {"num_steps": 3}}  # `speculative` of a request
-LONG = {"prompt": heldout_prompts(1)[0], "max_tokens": 700, "temperature": 0, "ignore_eos": True}
+ENDLESS = {  # as long as it takes to kill somebody
+    "prompt": heldout_prompts(1)[0], "max_tokens": 1500, "n": 8, "temperature": 1, "ignore_eos": True
+}  # fmt: skip
 SHM = Path("/dev/shm")
 RESTARTS = "nextn:engine_restarts_total"
 
@@ -135,11 +137,12 @@ def test_a_process_that_is_gone(
     failed: list[httpx.Response] = []
 
     def ask(group: int) -> Callable[[], None]:
-        return lambda: failed.append(post(server, **LONG, routed_dp_rank=group))
+        return lambda: failed.append(post(server, **ENDLESS, routed_dp_rank=group))
 
     busy = {"idle": [], "working": [0, 1], "beside": [0]}[when]
     asked = in_background(*map(ask, busy))
-    until(lambda: by_rank(server, "nextn:num_running_reqs") == [float(g in busy) for g in range(2)])
+    wanted = [g in busy for g in range(2)]
+    until(lambda: [n > 0 for n in by_rank(server, "nextn:num_running_reqs")] == wanted)
     os.kill(victim(server, which), how)
     for thread in asked:
         thread.join(60)
