@@ -30,8 +30,8 @@ from last_line import tell
 from numpy.typing import NDArray
 
 from nextn.bench.machine import this_machine
-from nextn.distributed.improvement import dispatched, improved, utilisation_of
-from nextn.distributed.placement import Placement
+from nextn.distributed.improvement import dispatched, improved
+from nextn.distributed.placement import Placement, utilisation
 from nextn.ops.cpu.library import FeedForward, library
 from nextn.ops.cpu.weights import PackedWeight
 
@@ -126,7 +126,7 @@ def measured(
         experts = chosen(rng, chances, rows)
         seconds = step_seconds(shard, plans, experts, shards)
         for name, plan, own in zip(PLACEMENTS, plans, seconds, strict=True):
-            load = 1 / float(utilisation_of(dispatched(counted(experts), plan, shards, True))[0])
+            load = 1 / float(utilisation(dispatched(counted(experts), plan, shards, True))[0])
             found[name].append(
                 {
                     "rows": rows,

@@ -106,6 +106,12 @@ template <class T> class Shared {
     std::vector<T> own_;
 };
 
+// Where part `part` of n outputs begins, in whole units: nextn.distributed.group.bounds.
+inline int64_t bound(int64_t n, int64_t unit, int part, int parts) {
+    const int64_t units = (n + unit - 1) / unit, at = units * part / parts * unit;
+    return at < n ? at : n;
+}
+
 // A rank's place among the others.
 class Ranks {
   public:
@@ -117,15 +123,15 @@ class Ranks {
     int rank() const { return r_ ? r_->rank : 0; }
     const NxRanks& given() const { return *r_; }
 
-    // Where this rank's part of n outputs begins: nextn.distributed.group.bounds.
-    int64_t begin(int64_t n, int64_t unit) const { return r_ ? bound(n, unit, r_->rank) : 0; }
-    int64_t end(int64_t n, int64_t unit) const { return r_ ? bound(n, unit, r_->rank + 1) : n; }
+    // Where this rank's part of n outputs begins and ends.
+    int64_t begin(int64_t n, int64_t unit) const { return r_ ? bound(n, unit, r_->rank, r_->size) : 0; }
+    int64_t end(int64_t n, int64_t unit) const { return r_ ? bound(n, unit, r_->rank + 1, r_->size) : n; }
 
     // array [rows, stride] elements: of n columns each rank has written its own.
     template <class T> void gather(T* array, int64_t rows, int64_t stride, int64_t n, int64_t unit) const {
         if (!r_ || !r_->sockets) return;
         int64_t bounds[MOST_RANKS + 1];
-        for (int i = 0; i <= r_->size; ++i) bounds[i] = bound(n, unit, i) * int64_t(sizeof(T));
+        for (int i = 0; i <= r_->size; ++i) bounds[i] = bound(n, unit, i, r_->size) * int64_t(sizeof(T));
         gather_bytes(reinterpret_cast<uint8_t*>(array), rows, stride * int64_t(sizeof(T)), bounds);
     }
     void gather_bytes(uint8_t* array, int64_t rows, int64_t stride, const int64_t* bounds) const {
@@ -148,10 +154,6 @@ class Ranks {
         explicit Watch(NxRanks& ranks) : r(ranks) {}
         ~Watch() { r.waited += std::chrono::nanoseconds(std::chrono::steady_clock::now() - from).count(); }
     };
-    int64_t bound(int64_t n, int64_t unit, int rank) const {
-        const int64_t units = (n + unit - 1) / unit, at = units * rank / r_->size * unit;
-        return at < n ? at : n;
-    }
     NxRanks* r_ = nullptr;
 };
 

@@ -27,13 +27,13 @@ class SharedExperts {
         int64_t sent = 0;
         for (int i = ranks.rank(); i < rows; i += each) {  // the group's ranks share the copying out
             const int64_t place = world.place(world.group(), i);
-            memcpy(at_.rows + place * stride, h16 + i * stride, size_t(stride) * 2);
+            memcpy(at_.rows.data() + place * stride, h16 + i * stride, size_t(stride) * 2);
             uint64_t seen = uint64_t(1) << world.shard();
             for (int j = 0; j < k; ++j) {
                 const int32_t expert = ids_[size_t(i) * k + j], count = f.replica_count[expert];
                 const int turn = (world.group() + (world.given().dynamic ? i : 0)) % count;
                 const int32_t one = f.replicas[int64_t(expert) * f.most_replicas + turn];
-                at_.ids[place * k + j] = one;
+                at_.ids.data()[place * k + j] = one;
                 const uint64_t shard = uint64_t(1) << (one / f.own);
                 if (!(seen & shard)) sent += stride * 2 * world.slices();
                 seen |= shard;
@@ -56,7 +56,7 @@ class SharedExperts {
             for (int g = 0; g < groups; ++g)
                 for (int i = 0; i < world.rows(lane_, g); ++i) {
                     const int row = int(world.place(g, i));
-                    const int32_t* ids = at_.ids + int64_t(row) * k;
+                    const int32_t* ids = at_.ids.data() + int64_t(row) * k;
                     for (int j = 0; j < k; ++j)
                         if (const int own = ids[j] - first; own >= 0 && own < f.own) choice(own, row, row * k + j);
                 }
@@ -65,15 +65,15 @@ class SharedExperts {
         for (const int32_t row : routed.to.row) foreign += row / world.given().most_rows != world.group();
         const int64_t width = Swiglu::width(f.down);
         const bool sliced = world.slices() > 1;
-        if (sliced) routed.inner.lay(uintptr_t(at_.inner + inner_place(world) * width), 0);
+        if (sliced) routed.inner.lay(uintptr_t(at_.inner.data() + inner_place(world) * width), 0);
         if (routed.to.count()) {
-            routed.begin(pool, f.gate_up, f.down, at_.rows, stride_, world.begin(f.down.n_in, Swiglu::INNER));
+            routed.begin(pool, f.gate_up, f.down, at_.rows.data(), stride_, world.begin(f.down.n_in, Swiglu::INNER));
             pool.for_each(routed.tasks(), [&](int task, int) { routed.up(task); }, routed.cost(f.gate_up));
         }
         if (sliced) world.meet(lane_);
         if (routed.to.count()) {
             routed.turn(pool);
-            float* results = at_.results + world.begin(stride_, PANEL);
+            float* results = at_.results.data() + world.begin(stride_, PANEL);
             pool.for_each(panels(f.down), [&](int p, int) { routed.down(p, results + p * PANEL, stride_); },
                           routed.cost(f.down));
         }
@@ -96,7 +96,7 @@ class SharedExperts {
         if (!rows_) return;
         const int k = f.top_k;
         const int64_t first = ranks.begin(stride_, PANEL);
-        const float* results = at_.results + world.place(world.group(), 0) * k * stride_ + first;
+        const float* results = at_.results.data() + world.place(world.group(), 0) * k * stride_ + first;
         each_row(pool, rows_, [&](int i) {
             combine(results + int64_t(i) * k * stride_, stride_, weights_.data() + int64_t(i) * k, k,
                     is_shared ? beside_.data() + i * stride_ : nullptr, stride_, 1, columns, y + i * stride_, stride_);

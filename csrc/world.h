@@ -10,7 +10,6 @@
 //                inner columns of the shards
 #pragma once
 #include <algorithm>
-#include <type_traits>
 
 #include "ranks.h"
 
@@ -38,22 +37,17 @@ static_assert(sizeof(NxMeeting) <= MEETING_STRIDE, "one after another");
 
 // What one lane of rows needs, in memory that all ranks map.
 struct LaneArrays {
-    uint16_t* rows = nullptr;
-    int32_t* ids = nullptr;
-    float* results = nullptr;
-    uint16_t* inner = nullptr;
+    Shared<uint16_t> rows, inner;
+    Shared<int32_t> ids;
+    Shared<float> results;
 
     // Returns the bytes up to its end.
     int64_t lay(uintptr_t memory, int64_t at, const NxWorld& w, int64_t hidden, int64_t top_k, int64_t inner_width) {
         const int64_t count = int64_t(w.groups) * w.most_rows;
-        const auto take = [&](auto*& array, int64_t n) {
-            array = reinterpret_cast<std::remove_reference_t<decltype(array)>>(memory + at);
-            at += (n * int64_t(sizeof(*array)) + 63) / 64 * 64;
-        };
-        take(rows, count * hidden);
-        take(ids, count * top_k);
-        take(results, count * top_k * hidden);
-        take(inner, w.shards < w.size ? w.shards * count * top_k * inner_width : 0);
+        at += rows.lay(memory + at, count * hidden);
+        at += ids.lay(memory + at, count * top_k);
+        at += results.lay(memory + at, count * top_k * hidden);
+        at += inner.lay(memory + at, w.shards < w.size ? w.shards * count * top_k * inner_width : 0);
         return at;
     }
 };
@@ -76,7 +70,7 @@ class World {
     int64_t place(int group, int64_t row) const { return int64_t(group) * w_->most_rows + row; }
 
     // This rank's slice of n outputs.
-    int64_t begin(int64_t n, int64_t unit) const { return part(n, unit, slice()); }
+    int64_t begin(int64_t n, int64_t unit) const { return bound(n, unit, slice(), slices()); }
 
     // Says how many rows this group has in this step, in two lanes if it is large enough for all, and learns it of all
     // groups. Throws RankGone.
@@ -122,10 +116,6 @@ class World {
         return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
     }
     NxMeeting& meeting(int lane) const { return reinterpret_cast<NxMeeting*>(w_->memory + lane * MEETING_STRIDE)[0]; }
-    int64_t part(int64_t n, int64_t unit, int slice) const {
-        const int64_t units = (n + unit - 1) / unit, at = units * slice / slices() * unit;
-        return at < n ? at : n;
-    }
     NxWorld* w_ = nullptr;
 };
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class ExpertTable:
+class CountTable:
     """Rows that chose each expert: int64 of [layers, experts], or int32 of [steps, layers, experts]."""
 
     shape: tuple[int, ...]
@@ -20,8 +20,8 @@ class ExpertRecord:
     """Of one engine. nextn: of the NextN layers' experts, None if there are none. steps: while it recorded.
     left_out: of these the oldest, for which there are no tables any more."""
 
-    target: ExpertTable
-    nextn: ExpertTable | None
+    target: CountTable
+    nextn: CountTable | None
     steps: int
     left_out: int = 0
 

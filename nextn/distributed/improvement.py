@@ -40,10 +40,3 @@ def dispatched(counts: Counts, placement: Placement, shards: int, dynamic: bool)
         rows[layers, slots] += own
     found: Loads = rows.reshape(placement.layers, shards, -1).sum(axis=2).astype(np.float64)
     return found
-
-
-def utilisation_of(loads: Loads) -> Loads:
-    """[L]: the mean load over the highest; 1 for a layer without load."""
-    most = loads.max(axis=1)
-    found: Loads = np.divide(loads.mean(axis=1), most, out=np.ones(len(loads)), where=most > 0)
-    return np.minimum(found, 1.0)

@@ -7,12 +7,30 @@ from __future__ import annotations
 
 import mmap
 import os
+import struct
 import tempfile
 from multiprocessing.reduction import DupFd
 from typing import Any
 
 HEADER = 4096  # MEETING_BYTES of csrc/ranks.h
 GRAIN = mmap.ALLOCATIONGRANULARITY
+
+
+class Numbers:
+    """Of 64 bits, from byte `at` of memory that processes map; each is written by one process only."""
+
+    def __init__(self, page: mmap.mmap, at: int) -> None:
+        self._page, self._at = page, at
+
+    def __getitem__(self, i: int) -> int:
+        (found,) = struct.unpack_from("q", self._page, self._at + 8 * i)
+        return int(found)
+
+    def __setitem__(self, i: int, number: int) -> None:
+        struct.pack_into("q", self._page, self._at + 8 * i, number)
+
+    def first(self, n: int) -> tuple[int, ...]:
+        return struct.unpack_from(f"{n}q", self._page, self._at)
 
 
 class Memory:

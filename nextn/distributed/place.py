@@ -7,15 +7,13 @@ with places(2) as (first, second):
 from __future__ import annotations
 
 import contextlib
-import mmap
 import socket
-import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from nextn.distributed.memory import HEADER, Memory
+from nextn.distributed.memory import HEADER, Memory, Numbers
 
 STEPS = (
     2048  # bytes from the beginning of the memory, behind what csrc/world.h has there: a number of each group
@@ -35,7 +33,7 @@ class Place:
 
     def wake_others(self, step: int) -> None:
         """This group goes on to that step, from 0 on."""
-        struct.pack_into("q", self._page, STEPS + 8 * self.group, step + 1)
+        self._steps[self.group] = step + 1
         for group, waker in enumerate(self.wakers):
             # One whose buffer is full is awake; one that is gone ends all, and its supervisor says so.
             if group != self.group:
@@ -47,15 +45,15 @@ class Place:
         with contextlib.suppress(BlockingIOError):
             while self.wake.recv(4096):
                 pass
-        begun = struct.unpack_from(f"{self.groups}q", self._page, STEPS)
-        return any(number > step for group, number in enumerate(begun) if group != self.group)
+        begun = enumerate(self._steps.first(self.groups))
+        return any(number > step for group, number in begun if group != self.group)
 
     @cached_property
-    def _page(self) -> mmap.mmap:
-        return self.memory.mapped(HEADER)
+    def _steps(self) -> Numbers:
+        return Numbers(self.memory.mapped(HEADER), STEPS)
 
     def __getstate__(self) -> Any:
-        return {name: value for name, value in self.__dict__.items() if name != "_page"}
+        return {name: value for name, value in self.__dict__.items() if name != "_steps"}
 
     def fileno(self) -> int:
         """For poll and select."""

@@ -204,18 +204,11 @@ def shard_loads(counts: NDArray[Any], placement: Placement, shards: int) -> Load
     return loads
 
 
-def utilisation(counts: NDArray[Any], placement: Placement, shards: int) -> Loads:
-    """[L]: the mean load of shards over the highest, so at most 1; 1 for a layer without load."""
-    loads = shard_loads(counts, placement, shards)
-    mean, most = checked_counts(counts).sum(axis=1) / shards, loads.max(axis=1)
-    found: Loads = np.divide(mean, most, out=np.ones(len(loads)), where=most > 0)
+def utilisation(loads: Loads) -> Loads:
+    """loads [L, E] -> [L]: the mean over the highest, so at most 1; 1 for a layer without load."""
+    most = loads.max(axis=1)
+    found: Loads = np.divide(loads.mean(axis=1), most, out=np.ones(len(loads)), where=most > 0)
     return np.minimum(found, 1.0)
-
-
-def imbalance(counts: NDArray[Any], placement: Placement, shards: int) -> Loads:
-    """[L]: the highest load of a shard over the mean, so how much longer a layer takes than if balanced."""
-    found: Loads = 1 / utilisation(counts, placement, shards)
-    return found
 
 
 class Move(NamedTuple):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import struct
 import time
 from collections.abc import Mapping, Sequence
 from ctypes import pointer
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from nextn.config import usable_cores
-from nextn.distributed.memory import HEADER, Memory
+from nextn.distributed.memory import HEADER, Memory, Numbers
 from nextn.distributed.ranks import Ranks
 from nextn.ops.cpu import library as kernels
 from nextn.ops.cpu.library import library
@@ -40,6 +39,7 @@ class SharedRanks(Ranks):
     def __init__(self, rank: int, size: int, memory: Memory, threads: int, most_rows: int) -> None:
         super().__init__(rank, size, most_rows)
         self._memory, self._header = memory, memory.mapped(HEADER)
+        self._beats = Numbers(self._header, BEATS)
         self._spins = SPINS if threads <= usable_cores() else FEW_SPINS
         self._arrays: mmap.mmap | None = None
 
@@ -72,11 +72,9 @@ class SharedRanks(Ranks):
         library().nx_break(address(self._header))
 
     def beat(self) -> None:
-        at = BEATS + 8 * self.rank
-        (count,) = struct.unpack_from("q", self._header, at)
-        struct.pack_into("q", self._header, at, count + 1)
+        self._beats[self.rank] += 1
 
     def beats(self) -> Mapping[int, int | None]:
         """Rank 0 watches all others, and they watch rank 0."""
-        counts = struct.unpack_from(f"{self.size}q", self._header, BEATS)
+        counts = self._beats.first(self.size)
         return dict(enumerate(counts[1:], start=1)) if self.rank == 0 else {0: counts[0]}

@@ -7,7 +7,6 @@ the rest    rows that were offered, and results; then what `area` gives
 
 from __future__ import annotations
 
-import struct
 import time
 from collections.abc import Mapping
 from ctypes import byref, pointer
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from nextn.config import usable_cores
 from nextn.distributed.expert_share import ExpertShare
 from nextn.distributed.group import PeerGone
-from nextn.distributed.memory import GRAIN, HEADER, Memory
+from nextn.distributed.memory import GRAIN, HEADER, Memory, Numbers
 from nextn.distributed.shared import FEW_SPINS, SPINS, address
 from nextn.ops.cpu import library as kernels
 from nextn.ops.cpu.library import library
@@ -45,6 +44,7 @@ class SharedWorld:
         self.group = share.rank * groups // share.size
         self.reason, self.busy = "", False  # busy: had anybody rows in the last step?
         self._memory, self._header = memory, memory.mapped(HEADER)
+        self._beats, self._sent = Numbers(self._header, BEATS), Numbers(self._header, SENT)
         self._arrays: Any = None
         self._end = 0  # of what is mapped
         spins = SPINS if threads <= usable_cores() else FEW_SPINS
@@ -52,19 +52,18 @@ class SharedWorld:
             share.rank, share.size, groups, share.shards, most_rows, spins, address(self._header), dynamic,
         )  # fmt: skip
 
-    def shared_by(self, model: kernels.Model, layers: int) -> Any:
-        """What the kernels' engine of this model needs to know of the ranks."""
+    def shared_by(self, model: kernels.Model, layers: int) -> None:
+        """Tells the kernels' engine of this model what it needs to know of the ranks."""
         model.world = pointer(self._struct)
         self._arrays = self._memory.mapped(library().nx_world_bytes(model, layers))
         self._end = len(self._arrays)
         self._struct.memory = address(self._arrays)
-        return pointer(self._struct)
 
     def step(self, rows: int, rest: int = 0, two: bool = False) -> int:
         """Before every pass through the target: this group has so many rows, and `rest` more in the second
         half. two: it wants the halves to be computed by turns. Returns all groups' rows; without any, nobody
         may compute anything. Raises PeerGone."""
-        struct.pack_into("q", self._header, SENT + 8 * self.share.rank, self._struct.sent)
+        self._sent[self.share.rank] = self._struct.sent
         if library().nx_world_step(byref(self._struct), rows, rest, two):
             raise self.gone()
         rows = sum(sum(lane[: self.groups]) for lane in self._struct.rows)
@@ -123,14 +122,12 @@ class SharedWorld:
     def sent_by_group(self) -> int:
         """The same of all ranks of this group, up to the last step."""
         each = self.share.size // self.groups
-        return sum(struct.unpack_from(f"{each}q", self._header, SENT + 8 * each * self.group))
+        return sum(self._sent.first(self.share.size)[each * self.group : each * (self.group + 1)])
 
     def beat(self) -> None:
-        at = BEATS + 8 * self.group
-        (count,) = struct.unpack_from("q", self._header, at)
-        struct.pack_into("q", self._header, at, count + 1)
+        self._beats[self.group] += 1
 
     def beats(self) -> Mapping[int, int | None]:
         """Of the other groups that have begun to."""
-        counts = struct.unpack_from(f"{self.groups}q", self._header, BEATS)
-        return {group: count for group, count in enumerate(counts) if count and group != self.group}
+        counts = enumerate(self._beats.first(self.groups))
+        return {group: count for group, count in counts if count and group != self.group}

@@ -16,8 +16,8 @@ import numpy as np
 from nextn.config import EngineConfig
 from nextn.distributed.exchange import Exchange
 from nextn.distributed.expert_mover import ExpertMover
-from nextn.distributed.improvement import Plan, dispatched, improved, utilisation_of
-from nextn.distributed.placement import Counts, Move, Placement, moves
+from nextn.distributed.improvement import Plan, dispatched, improved
+from nextn.distributed.placement import Counts, Move, Placement, moves, utilisation
 from nextn.distributed.shared_world import SharedWorld
 from nextn.models.native import NativeDeepseekV3
 
@@ -59,7 +59,7 @@ class Balancer:
         if self._exchange is None:
             self._exchange = Exchange(self._world, self._last.nbytes)
         counts = self._rows(self._exchange)
-        found = utilisation_of(dispatched(counts, placement, shards, dynamic))
+        found = utilisation(dispatched(counts, placement, shards, dynamic))
         self.imbalance = float((1 / found).mean())
         if found.mean() >= self._threshold:
             return
@@ -71,7 +71,7 @@ class Balancer:
             self._mover = ExpertMover(self._world, self._tables, self._exchange)
         self.rebalancings += 1
         if self._share.rank == 0:
-            after = utilisation_of(dispatched(counts, self._target, shards, dynamic))
+            after = utilisation(dispatched(counts, self._target, shards, dynamic))
             log.info(
                 "eplb: the fullest shard has %.2f times the mean; experts move in %d layers, to %.2f",
                 self.imbalance, len(self._left), (1 / after).mean(),

@@ -13,7 +13,7 @@ import numpy as np
 from nextn.distributed.improvement import dispatched
 from nextn.distributed.shared_world import SharedWorld
 from nextn.engine.executor import ExpertCounts
-from nextn.expert_load import ExpertRecord, ExpertTable, ShardRows
+from nextn.expert_load import CountTable, ExpertRecord, ShardRows
 
 MOST_STEPS = 1000  # of a record by step: then the oldest go
 WINDOW = 40  # steps
@@ -82,8 +82,8 @@ def _since(now: ExpertCounts | None, before: ExpertCounts | None, kind: type) ->
     return (now[0] - before[0]).astype(kind), (now[1] - before[1]).astype(kind)
 
 
-def _table(counts: np.ndarray) -> ExpertTable:
-    return ExpertTable(counts.shape, counts.tobytes())
+def _table(counts: np.ndarray) -> CountTable:
+    return CountTable(counts.shape, counts.tobytes())
 
 
 class ShardWindow:

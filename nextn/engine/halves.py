@@ -67,7 +67,7 @@ class Size:
             return
         elif self.steps % EVERY == TRIAL and median(part for _, part in self.took_whole) >= WORTH:
             self.trial = TRIAL
-        if self.took_halves and self.took_whole and not self.trial:
+        if self.took_halves and not self.trial:
             whole = median(took for took, _ in self.took_whole)
             self.better = median(self.took_halves) < BETTER * whole
 

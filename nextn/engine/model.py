@@ -17,7 +17,7 @@ from nextn.distributed.ranks import Ranks
 from nextn.draft import AUTO_STEPS
 from nextn.engine.memory import bounded_context, check_memory
 from nextn.engine.seat import Seat
-from nextn.engine.world import make_world, shared_by
+from nextn.engine.world import make_world, sharing_option
 from nextn.families.config import ModelConfig
 from nextn.families.files import first_names
 from nextn.models.base import Model
@@ -69,7 +69,7 @@ def make_model(
                 f"{OPTION}: --model-path {config.model_path} scripts its own drafts; leave it out"
             )
         if seat is not None:
-            raise ValueError(f"{shared_by(config)}: --model-path {config.model_path} has no experts")
+            raise ValueError(f"{sharing_option(config)}: --model-path {config.model_path} has no experts")
         if config.cpu_isa != "auto":
             raise ValueError(
                 f"--cpu-isa {config.cpu_isa} needs the native kernels: "
@@ -94,7 +94,7 @@ def make_model(
         raise ValueError(f"--tp-size {ranks.size} needs --device cpu: ranks on GPUs have not been tried")
     if seat is not None and kernels != "cpu":
         raise ValueError(
-            f"{shared_by(config)}: only the native kernels share experts out so far, and --device "
+            f"{sharing_option(config)}: only the native kernels share experts out so far, and --device "
             f"{device.type} with --kernel-backend {config.kernel_backend} runs without them"
         )
     check_memory(config, cfg, nextn, _value_bytes(config, cfg, kernels), device)

@@ -19,7 +19,7 @@ def make_world(config: EngineConfig, cfg: ModelConfig, seat: Seat) -> SharedWorl
     """Raises ValueError for a model without routed experts, and for a placement that does not fit it."""
     if not cfg.n_routed_experts:
         raise ValueError(
-            f"{shared_by(config)}: {cfg.architecture} here has no routed experts to share; leave it out"
+            f"{sharing_option(config)}: {cfg.architecture} here has no routed experts to share; leave it out"
         )
     spare = config.ep_num_redundant_experts
     dense = sum(not cfg.is_moe(i) for i in range(cfg.num_hidden_layers))
@@ -38,7 +38,7 @@ def make_world(config: EngineConfig, cfg: ModelConfig, seat: Seat) -> SharedWorl
     return SharedWorld(share, groups, seat.memory, size * threads_of(config), most_rows(config), dynamic)
 
 
-def shared_by(config: EngineConfig) -> str:
+def sharing_option(config: EngineConfig) -> str:
     """The option by which experts are shared."""
     groups = config.world_size > config.tp_size
     return "--enable-dp-attention" if groups else f"--ep-size {config.ep_size}"

@@ -214,7 +214,7 @@ class NativeDeepseekV3:
             self._model.cache, self._model.page = pool.data.data_ptr(), pool.page_size
             self._model.layer_elements = pool.data.stride(0)
             if self.world is not None:  # first: then there are arrays for two halves
-                self._model.world = self.world.shared_by(self._model, len(self.weights.layers))
+                self.world.shared_by(self._model, len(self.weights.layers))
             if self._ranks is not None:
                 self._model.ranks = self._ranks.shared_by(self._model, len(self.weights.layers))
             self._engine = self._kernels.nx_engine_new(self._model, self.threads, len(self.weights.layers))

@@ -16,42 +16,23 @@ import pytest
 from support.native_kernels import built_levels
 from support.processes import family, runs
 from support.server_process import ServerProcess, check_ended, in_background, until
-from support.two_replicas import by_rank, health, post
-
-from nextn.bench.prompts import heldout_prompts
+from support.two_replicas import (
+    CASES,
+    ENDLESS,
+    SERVE,
+    Answers,
+    answer,
+    answers,
+    by_rank,
+    check_answers,
+    health,
+    post,
+)
 
 pytestmark = pytest.mark.skipif(not built_levels(), reason="no native kernels")
 
-SERVE = (
-    "-m", "nextn", "serve", "--port", "0", "--device", "cpu", "--threads", "1", "--kv-cache-tokens", "4096",
-    "--speculative-eagle-topk", "2", "--check-integrity", "--max-engine-restarts", "100",
-)  # fmt: skip
-DRAFTS: dict[str, Any] = {"off": False, "auto": None, "trees": {"num_steps": 3}}  # `speculative` of a request
-ENDLESS = {  # as long as it takes to kill somebody
-    "prompt": heldout_prompts(1)[0], "max_tokens": 1500, "n": 8, "temperature": 1, "ignore_eos": True
-}  # fmt: skip
 SHM = Path("/dev/shm")
 RESTARTS = "nextn:engine_restarts_total"
-
-Answers = list[tuple[list[Any], dict[str, Any] | None]]
-
-
-CASES = [(drafts, temperature) for drafts in DRAFTS for temperature in (0, 1)]
-
-
-def answer(server: ServerProcess, case: tuple[str, int], **routed: int) -> tuple[list[Any], Any]:
-    """Choices and, where that does not depend on how fast the engine is, what was drafted."""
-    drafts, temperature = case
-    body = {"prompt": heldout_prompts(4), "max_tokens": 24, "temperature": temperature, "seed": 7}
-    body |= {"logprobs": 2, "speculative": DRAFTS[drafts], "return_spec_tokens_details": True}
-    found = post(server, **body, **routed).json()
-    return found["choices"], None if drafts == "auto" else found["usage"]["spec_details"]
-
-
-def answers(server: ServerProcess, **routed: int) -> Answers:
-    """One request after another, with empty caches."""
-    assert post(server, "/flush_cache").status_code == 200
-    return [answer(server, case, **routed) for case in CASES]
 
 
 def together(server: ServerProcess) -> list[Any]:
@@ -76,7 +57,9 @@ def expected() -> Answers:
 def served(*options: str) -> Iterator[ServerProcess]:
     """At the end no process is left, and nothing in the memory that processes share by name."""
     before = set(SHM.glob("*"))
-    with ServerProcess([*SERVE, *options, "--dp-size", "2", "--enable-dp-attention"]) as server:
+    with ServerProcess(
+        [*SERVE, *options, "--max-engine-restarts", "100", "--dp-size", "2", "--enable-dp-attention"]
+    ) as server:
         yield server
         server.process.terminate()
         check_ended(server, 0)
@@ -101,12 +84,8 @@ def groups(request: pytest.FixtureRequest) -> ServerProcess:
 
 
 def test_answers_are_those_of_one_engine(groups: ServerProcess, expected: Answers) -> None:
-    drafted = [spec["accepted"] for _, spec in expected if spec is not None]
-    assert not any(map(sum, drafted[:2]))
-    assert all(map(sum, drafted[2:]))
     assert together(groups) == [choices for choices, _ in expected]
-    assert answers(groups) == expected
-    assert answers(groups, routed_dp_rank=0) == answers(groups, routed_dp_rank=1) == expected
+    check_answers(groups, expected)
 
 
 def victim(server: ServerProcess, which: str) -> int:

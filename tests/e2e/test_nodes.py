@@ -85,7 +85,7 @@ def test_two_machines_serve_the_text_of_one(machines: Machines, text: str) -> No
             server.process.terminate()
             check_ended(server, 0)
             assert other.wait(60) == 0
-            assert other.session() == []
+            until(lambda: other.session() == [])
             assert any("the engine has ended" in line for line in other.stderr)
         finally:
             other.kill()
@@ -97,10 +97,8 @@ def test_machines_that_do_not_fit() -> None:
     other, server = node(1, address, "--page-size", "32"), node(0, address)
     try:
         for each, code in ((other, 1), (server, 2)):
-            assert each.wait(90) == code
+            check_ended(each, code)
             assert len([line for line in each.stderr if said in line]) == 1, each.stderr
-            assert not any("Traceback" in line for line in each.stderr)
-            assert each.session() == []
     finally:
         server.kill()
         other.kill()
@@ -111,7 +109,7 @@ def test_a_machine_that_never_comes() -> None:
     assert server.wait(60) == 2
     [said] = [line for line in server.stderr if "waited 3 s for rank 1 of 2" in line]
     assert "--dist-timeout" in said
-    assert server.session() == []
+    until(lambda: server.session() == [])
 
 
 def test_torchrun(text: str) -> None:

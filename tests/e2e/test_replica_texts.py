@@ -7,41 +7,27 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import pytest
 from support.native_kernels import built_levels
 from support.processes import family, runs
 from support.server_process import ServerProcess, check_ended, in_background, until
-from support.two_replicas import by_rank, health, post, prompt_tokens
+from support.two_replicas import (
+    ENDLESS,
+    SERVE,
+    Answers,
+    answers,
+    by_rank,
+    check_answers,
+    health,
+    post,
+    prompt_tokens,
+)
 
 from nextn.bench.prompts import heldout_prompts
 
-SERVE = (
-    "-m", "nextn", "serve", "--port", "0", "--device", "cpu", "--threads", "1", "--kv-cache-tokens", "4096",
-    "--speculative-eagle-topk", "2", "--check-integrity",
-)  # fmt: skip
-DRAFTS: dict[str, Any] = {"off": False, "auto": None, "trees": {"num_steps": 3}}  # `speculative` of a request
 LONG = {"prompt": heldout_prompts(1)[0], "max_tokens": 500, "temperature": 0, "ignore_eos": True}
-ENDLESS = LONG | {"max_tokens": 1500, "n": 8, "temperature": 1}  # as long as it takes to kill somebody
-
-Answers = list[tuple[list[Any], dict[str, Any] | None]]
-
-
-def answers(server: ServerProcess, **routed: int) -> Answers:
-    """Choices and, where that does not depend on how fast the engine is, what was drafted; greedy and seeded,
-    with empty caches."""
-    assert post(server, "/flush_cache").status_code == 200
-    found: Answers = []
-    for drafts, speculative in DRAFTS.items():
-        for temperature in (0, 1):
-            body = {"prompt": heldout_prompts(4), "max_tokens": 24, "temperature": temperature, "seed": 7}
-            body |= {"logprobs": 2, "speculative": speculative, "return_spec_tokens_details": True}
-            answer = post(server, **body, **routed).json()
-            spec = None if drafts == "auto" else answer["usage"]["spec_details"]
-            found.append((answer["choices"], spec))
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -79,11 +65,7 @@ def replicas(request: pytest.FixtureRequest) -> ServerProcess:
 
 
 def test_answers_are_those_of_one_engine(replicas: ServerProcess, expected: Answers) -> None:
-    drafted = [spec["accepted"] for _, spec in expected if spec is not None]
-    assert not any(map(sum, drafted[:2]))
-    assert all(map(sum, drafted[2:]))
-    assert answers(replicas) == expected
-    assert answers(replicas, routed_dp_rank=0) == answers(replicas, routed_dp_rank=1) == expected
+    check_answers(replicas, expected)
 
 
 def test_a_beginning_that_is_found_again(replicas: ServerProcess) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.native_kernels import built_levels
-from support.server_process import ServerProcess
+from support.server_process import ServerProcess, until
 
 pytestmark = pytest.mark.skipif(not built_levels(), reason="no native kernels")
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,7 @@ def test_a_size_that_cannot_be_ends_the_start_with_one_error() -> None:
     said = [line for line in server.stderr if "heads cannot be divided" in line]
     assert len(said) == 1, server.stderr
     assert not any("Traceback" in line for line in server.stderr)
-    assert server.session() == []
+    until(lambda: server.session() == [])
 
 
 def test_ranks_that_are_killed() -> None:

@@ -1,4 +1,4 @@
-"""What tests ask a server of two replicas."""
+"""What tests ask a server of two replicas, or of two groups."""
 
 from __future__ import annotations
 
@@ -6,6 +6,20 @@ from typing import Any
 
 import httpx
 from support.server_process import RUNNING, USED, ServerProcess
+
+from nextn.bench.prompts import heldout_prompts
+
+SERVE = (
+    "-m", "nextn", "serve", "--port", "0", "--device", "cpu", "--threads", "1", "--kv-cache-tokens", "4096",
+    "--speculative-eagle-topk", "2", "--check-integrity",
+)  # fmt: skip
+DRAFTS: dict[str, Any] = {"off": False, "auto": None, "trees": {"num_steps": 3}}  # `speculative` of a request
+CASES = [(drafts, temperature) for drafts in DRAFTS for temperature in (0, 1)]
+ENDLESS = {  # as long as it takes to kill somebody
+    "prompt": heldout_prompts(1)[0], "max_tokens": 1500, "n": 8, "temperature": 1, "ignore_eos": True
+}  # fmt: skip
+
+Answers = list[tuple[list[Any], dict[str, Any] | None]]
 
 
 def by_rank(server: ServerProcess, name: str) -> list[float]:
@@ -28,3 +42,27 @@ def post(server: ServerProcess, path: str = "/v1/completions", **body: Any) -> h
 def health(server: ServerProcess) -> tuple[int, dict[str, Any]]:
     answer = httpx.get(server.url + "/health")
     return answer.status_code, answer.json()
+
+
+def answer(server: ServerProcess, case: tuple[str, int], **routed: int) -> tuple[list[Any], Any]:
+    """Choices and, where that does not depend on how fast the engine is, what was drafted."""
+    drafts, temperature = case
+    body = {"prompt": heldout_prompts(4), "max_tokens": 24, "temperature": temperature, "seed": 7}
+    body |= {"logprobs": 2, "speculative": DRAFTS[drafts], "return_spec_tokens_details": True}
+    found = post(server, **body, **routed).json()
+    return found["choices"], None if drafts == "auto" else found["usage"]["spec_details"]
+
+
+def answers(server: ServerProcess, **routed: int) -> Answers:
+    """One request after another, greedy and seeded, with empty caches."""
+    assert post(server, "/flush_cache").status_code == 200
+    return [answer(server, case, **routed) for case in CASES]
+
+
+def check_answers(server: ServerProcess, expected: Answers) -> None:
+    """Those of one engine, and its drafts, wherever they are asked for."""
+    drafted = [spec["accepted"] for _, spec in expected if spec is not None]
+    assert not any(map(sum, drafted[:2]))
+    assert all(map(sum, drafted[2:]))
+    assert answers(server) == expected
+    assert answers(server, routed_dp_rank=0) == answers(server, routed_dp_rank=1) == expected

@@ -20,7 +20,7 @@ from typing import BinaryIO
 import msgspec
 
 import nextn
-from nextn.expert_load import ExpertRecord, ExpertTable
+from nextn.expert_load import CountTable, ExpertRecord
 from nextn.server.answers.service import Service
 from nextn.server.process.messages import RecordAction
 from nextn.server.protocol.errors import ApiError
@@ -102,7 +102,7 @@ def write(file: BinaryIO, path: Path, records: Sequence[ExpertRecord], model: st
     return Dumped(str(path), len(records), sum(steps), sum(left_out), total, nextn_total)
 
 
-def write_tables(file: BinaryIO, tables: Sequence[ExpertTable]) -> int:
+def write_tables(file: BinaryIO, tables: Sequence[CountTable]) -> int:
     """The sum of several engines' tables; if they are by step, one engine's after the other's. Returns the
     sum of all counts."""
     *steps, layers, experts = tables[0].shape
@@ -121,7 +121,7 @@ def write_tables(file: BinaryIO, tables: Sequence[ExpertTable]) -> int:
     return total
 
 
-def by_step(tables: Sequence[ExpertTable]) -> Iterator[array[int]]:
+def by_step(tables: Sequence[CountTable]) -> Iterator[array[int]]:
     for one in tables:
         steps, layers, experts = one.shape
         size = 4 * layers * experts

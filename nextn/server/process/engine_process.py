@@ -216,7 +216,7 @@ def loop(engine: Engine, link: Link, grammars: GrammarCompiler) -> None:
                 group = PromptGroup() if new.group is None else groups.setdefault(new.group, PromptGroup())
                 add(engine, link, requests, new, grammar, group)
         stepped = engine.has_work()
-        outputs = engine.step() if stepped or engine.must_step() else []
+        outputs = engine.step() if engine.must_step() else []
         scores = prompt_scores(outputs, requests)
         for out in outputs:
             # On every output, not only the last: the server may end a request at a stop string.

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nextn.distributed.improvement import dispatched, improved, utilisation_of
-from nextn.distributed.placement import Placement
+from nextn.distributed.improvement import dispatched, improved
+from nextn.distributed.placement import Placement, utilisation
 
 
 def of(*rows: list[int]) -> Placement:
@@ -34,7 +34,7 @@ def test_layers_that_gain_little_stay() -> None:
     present = of([0, 1, 2, 3], [0, 1, 2, 3], [3, 2, 1, 0])
     found = improved(present, counts, 2, True)
     assert found.physical[[0, 2]].tolist() == present.physical[[0, 2]].tolist()
-    assert utilisation_of(dispatched(counts, found, 2, True)).tolist() == [99 / 101 + 1 / 101, 1.0, 1.0]
+    assert utilisation(dispatched(counts, found, 2, True)).tolist() == [99 / 101 + 1 / 101, 1.0, 1.0]
 
 
 @given(st.integers(0, 99), st.sampled_from([1, 2, 4]), st.sampled_from([0, 4]), st.booleans())

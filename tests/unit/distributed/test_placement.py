@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,7 +13,6 @@ from nextn.distributed.placement import (
     Move,
     Placement,
     balanced,
-    imbalance,
     keep_slots,
     moves,
     shard_loads,
@@ -90,6 +91,10 @@ def test_the_example_of_eplb() -> None:
     assert shards_of(balanced(EXAMPLE, 16, 8, 2, 4), 8) == shards_of(of(*PLANNED), 8)
 
 
+def imbalance(counts: Any, placement: Placement, shards: int) -> Any:
+    return 1 / utilisation(shard_loads(counts, placement, shards))
+
+
 @pytest.mark.parametrize(("spare", "shards"), [(0, 2), (0, 4), (2, 2), (8, 4), (8, 8)])
 def test_equal_counts(spare: int, shards: int) -> None:
     """Spare slots go to the lowest experts, so nothing is better than the trivial placement."""
@@ -97,7 +102,7 @@ def test_equal_counts(spare: int, shards: int) -> None:
         counts = np.full((2, 8), each)
         placement = balanced(counts, 8 + spare, shards)
         assert placement == Placement.trivial(2, 8, spare)
-        assert utilisation(counts, placement, shards).tolist() == [1, 1]
+        assert utilisation(shard_loads(counts, placement, shards)).tolist() == [1, 1]
 
 
 def test_a_hot_expert_without_spare_slots() -> None:
@@ -115,7 +120,7 @@ def test_a_hot_expert_with_spare_slots() -> None:
     # second slot is for expert 7, with 2 rows.
     assert two.replicas.tolist() == [[2, 1, 1, 1, 1, 1, 1, 2]]
     assert shards_of(two, 2) == [[[0, 1, 3, 5, 7], [0, 2, 4, 6, 7]]]
-    assert utilisation(counts, two, 2).tolist() == [1]
+    assert utilisation(shard_loads(counts, two, 2)).tolist() == [1]
     eight = balanced(counts, 16, 4)
     assert eight.replicas[0, 0] == 4
     assert shards_of(eight, 4)[0] == [sorted({*s}) for s in shards_of(eight, 4)[0]]
@@ -145,7 +150,7 @@ def test_utilisation() -> None:
     counts = np.array([[6, 2, 4], [0, 0, 0]])
     placement = of([0, 1, 2, 0], [0, 1, 2, 0])
     assert shard_loads(counts, placement, 2).tolist() == [[5, 7], [0, 0]]
-    assert utilisation(counts, placement, 2).tolist() == [6 / 7, 1]
+    assert utilisation(shard_loads(counts, placement, 2)).tolist() == [6 / 7, 1]
     assert imbalance(counts, placement, 2).tolist() == [7 / 6, 1]
 
 
@@ -192,7 +197,7 @@ def test_placements_of_other_sizes() -> None:
     with pytest.raises(ValueError, match="different sizes"):
         keep_slots(of([0, 1]), of([0, 1, 0, 1]), 2)
     with pytest.raises(ValueError, match=r"counts of shape \(1, 3\)"):
-        utilisation(np.array([[1, 2, 3]]), of([0, 1]), 2)
+        utilisation(shard_loads(np.array([[1, 2, 3]]), of([0, 1]), 2))
 
 
 @st.composite

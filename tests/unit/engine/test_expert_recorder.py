@@ -13,7 +13,7 @@ from nextn.distributed.placement import Placement
 from nextn.engine import expert_recorder
 from nextn.engine.executor import ExpertCounts
 from nextn.engine.expert_recorder import ExpertRecorder, ShardWindow
-from nextn.expert_load import ExpertTable
+from nextn.expert_load import CountTable
 
 
 class Counts:
@@ -30,7 +30,7 @@ class Counts:
         self.nextn[0, expert] += 1
 
 
-def read(table: ExpertTable | None, kind: str) -> NDArray[Any]:
+def read(table: CountTable | None, kind: str) -> NDArray[Any]:
     assert table is not None
     return np.frombuffer(table.data, kind).reshape(table.shape)
 

@@ -14,7 +14,7 @@ from support.played_replicas import Played, played_replicas
 from support.scripted_socket import app_of
 
 from nextn.distributed.placement_file import read_dump
-from nextn.expert_load import ExpertRecord, ExpertTable
+from nextn.expert_load import CountTable, ExpertRecord
 from nextn.server.http.expert_record import FOLDER_VARIABLES
 from nextn.server.monitoring.metrics import Metrics
 from nextn.server.process.engine_client import EngineClient
@@ -44,8 +44,8 @@ async def two(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[
         yield client, played
 
 
-def table(counts: Any, kind: type = np.int64) -> ExpertTable:
-    return ExpertTable(np.shape(counts), np.array(counts, kind).tobytes())
+def table(counts: Any, kind: type = np.int64) -> CountTable:
+    return CountTable(np.shape(counts), np.array(counts, kind).tobytes())
 
 
 def recorded(engine: Played, record: ExpertRecord | None) -> None:

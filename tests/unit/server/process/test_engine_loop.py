@@ -13,7 +13,7 @@ from support.toy_grammar import ToyGrammar
 
 from nextn.constraint import Constraint
 from nextn.engine.expert_recorder import ExpertRecorder
-from nextn.expert_load import ExpertRecord, ExpertTable
+from nextn.expert_load import CountTable, ExpertRecord
 from nextn.grammar.fair_queue import Source
 from nextn.grammar.limits import Busy
 from nextn.request import Output, Request, SamplingParams, SpecStats
@@ -154,7 +154,7 @@ def test_experts_are_recorded() -> None:
     recorder = ExpertRecorder(lambda: (counts[0].copy(), counts[1]), by_step=False)
     engine.experts = recorder  # type: ignore[attr-defined]
     engine_process.loop(engine, link, Grammars())  # type: ignore[arg-type]
-    record = ExpertRecord(ExpertTable((1, 2), np.array([0, 3]).tobytes()), None, steps=1)
+    record = ExpertRecord(CountTable((1, 2), np.array([0, 3]).tobytes()), None, steps=1)
     assert link.heard == [Recorded(1, None), Done(2, None), Done(3, None), Recorded(4, record)]
     for message in link.heard:
         assert decode_from_engine(encode(message)) == message
