@@ -128,9 +128,44 @@ class ServerConfig(EngineConfig):
         words={"auto": "prefix", "minimum_tokens": "total_tokens", "shortest_queue": "total_requests"},
     )
 
+    disaggregation_mode: str = option(
+        "null",
+        "disaggregation",
+        "what of a request this server computes, where another one and a gateway do the rest "
+        "(docs/disaggregation.md). prefill: prompts, whose KV pages decode servers fetch; decode: answers; "
+        "null: all of it",
+        choices=("null", "prefill", "decode"),
+        words={"none": "null"},
+    )
+    disaggregation_bootstrap_port: int = option(
+        8998,
+        "disaggregation",
+        "of a prefill server: where decode servers ask for requests; 0 picks a free one",
+    )
+    disaggregation_transfer_backend: str = option(
+        "tcp",
+        "disaggregation",
+        "how pages travel. tcp: over sockets; shm: through shared memory, on one machine",
+        choices=("tcp", "shm"),
+    )
+    disaggregation_fallback: str = option(
+        "on",
+        "disaggregation",
+        "of a decode server, where a prefill server fails. on: it computes the prompt itself, and the text is "
+        "the same; off: the request ends in an error",
+        choices=("on", "off"),
+    )
+    disaggregation_timeout: float = option(
+        10.0,
+        "disaggregation",
+        "seconds of silence after which the server at the other end counts as gone, and for which a request's "
+        "other half is waited for",
+    )
+
     def check(self) -> None:
         super().check()
-        self.need(0 <= self.port <= 65535, "port", "it must be between 0 and 65535")
+        for name in ("port", "disaggregation_bootstrap_port"):
+            self.need(0 <= getattr(self, name) <= 65535, name, "it must be between 0 and 65535")
         for name in ("max_queued_requests", "max_request_bytes", "dp_size"):
             self.need(getattr(self, name) >= 1, name, "it must be at least 1")
         if self.attention_dp > 1:
@@ -142,7 +177,7 @@ class ServerConfig(EngineConfig):
             )
         for name in ("decode_log_interval", "shutdown_timeout", "max_engine_restarts"):
             self.need(getattr(self, name) >= 0, name, "it must be 0 or more")
-        for name in ("request_timeout", "client_timeout", "watchdog_timeout"):
+        for name in ("request_timeout", "client_timeout", "watchdog_timeout", "disaggregation_timeout"):
             value = getattr(self, name)
             self.need(value is None or value > 0, name, "it must be more than 0")
         self.need(self.log_requests_level in range(4), "log_requests_level", "choose from 0, 1, 2, 3")

@@ -24,7 +24,8 @@ Config = TypeVar("Config", bound=EngineConfig)
 UNSET = object()
 # In the order of --help and of docs/options.md
 GROUPS = (
-    "model", "parallelism", "memory", "scheduling", "speculation", "structured output", "server", "replicas"
+    "model", "parallelism", "memory", "scheduling", "speculation", "structured output", "server", "replicas",
+    "disaggregation",
 )  # fmt: skip
 
 

@@ -49,9 +49,10 @@ BELOW = {
     "server.protocol": set(),
     "server.parsers": {"tokenizer"},
     "server.prompts": {"server.protocol", "server.parsers", "grammar", "tokenizer"},
-    "server.process": {"server.protocol", "distributed", "engine", "grammar"},
+    "disaggregation": {"engine", "ops"},
+    "server.process": {"server.protocol", "distributed", "disaggregation", "engine", "grammar"},
     "server.answers": {
-        "server.protocol", "server.parsers", "server.prompts", "server.process", "tokenizer",
+        "server.protocol", "server.parsers", "server.prompts", "server.process", "disaggregation", "tokenizer",
     },
     "server.monitoring": {"server.protocol", "server.process", "server.answers"},
     "server.http": {

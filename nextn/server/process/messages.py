@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from nextn.disaggregation.remote import Remote
 from nextn.expert_load import ExpertRecord
 from nextn.request import Output, SamplingParams, SpeculativeParams, TokenLogprob
 from nextn.stats import EngineStats
@@ -23,6 +24,7 @@ class NewRequest(msgspec.Struct, array_like=True):
     # Those of one `Add` with the same number have one prompt, and want the same log-probabilities of it.
     group: int | None = None
     client: str = ""  # "host port" of its connection: grammars of many are compiled in turn
+    remote: Remote | None = None  # where its prompt's pages come from, or by what name they will be asked for
 
 
 class Add(msgspec.Struct, tag=True, array_like=True):
@@ -47,7 +49,7 @@ def add_of(requests: Sequence[NewRequest]) -> Add:
         if same_constraint[-1]:
             params = params.replace(constraint=None)
         tokens = [] if same_tokens[-1] else new.tokens
-        short.append(NewRequest(new.rid, tokens, params, new.priority, new.group, new.client))
+        short.append(NewRequest(new.rid, tokens, params, new.priority, new.group, new.client, new.remote))
         last = new
     return Add(short, same_tokens, same_constraint)
 
@@ -108,6 +110,7 @@ class Ready(msgspec.Struct, tag=True, array_like=True):
     num_steps: int | None  # None: automatic
     startup: dict[str, object]
     stats: EngineStats
+    transfer_port: int = 0  # of a prefill server's engine: where decode servers fetch pages; 0: nowhere
 
 
 class Failed(msgspec.Struct, tag=True, array_like=True):
