@@ -151,15 +151,15 @@ class ServerConfig(EngineConfig):
     disaggregation_fallback: str = option(
         "on",
         "disaggregation",
-        "of a decode server, where a prefill server fails. on: it computes the prompt itself, and the text is "
-        "the same; off: the request ends in an error",
+        "of a decode server, where a prefill server fails. on: it computes the prompt itself, with the same "
+        "text; off: the request ends in an error",
         choices=("on", "off"),
     )
     disaggregation_timeout: float = option(
         10.0,
         "disaggregation",
-        "seconds of silence after which the server at the other end counts as gone, and for which a request's "
-        "other half is waited for",
+        "seconds of silence after which the server at the other end counts as gone, and for which the other "
+        "half of a request is waited for",
     )
 
     def check(self) -> None:

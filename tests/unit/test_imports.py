@@ -52,7 +52,8 @@ BELOW = {
     "disaggregation": {"engine", "ops"},
     "server.process": {"server.protocol", "distributed", "disaggregation", "engine", "grammar"},
     "server.answers": {
-        "server.protocol", "server.parsers", "server.prompts", "server.process", "disaggregation", "tokenizer",
+        "server.protocol", "server.parsers", "server.prompts", "server.process", "disaggregation",
+        "tokenizer",
     },
     "server.monitoring": {"server.protocol", "server.process", "server.answers"},
     "server.http": {
