@@ -109,7 +109,11 @@ def jobs_of(temperature: float, length: int = 90) -> list[tuple[str, list[int], 
     for i, prompt in enumerate(encoded()):
         prompt = prompt[:length]
         params = SamplingParams(
-            max_tokens=114 - length, temperature=temperature, seed=i, ignore_eos=True, logprobs=2 if i % 2 else None
+            max_tokens=114 - length,
+            temperature=temperature,
+            seed=i,
+            ignore_eos=True,
+            logprobs=2 if i % 2 else None,
         )
         made.append((str(i), prompt, params, 0))
     return made
