@@ -46,7 +46,7 @@ BELOW = {
     "llm_inputs": {"server.prompts", "server.protocol", "tokenizer"},
     "llm": {"engine", "grammar", "llm_inputs", "tokenizer"},
     "server": set(),  # what it holds are rooms; from the bottom up:
-    "server.protocol": set(),
+    "server.protocol": {"disaggregation.remote"},
     "server.parsers": {"tokenizer"},
     "server.prompts": {"server.protocol", "server.parsers", "grammar", "tokenizer"},
     "disaggregation": {"engine", "ops"},
