@@ -75,10 +75,11 @@ def test_other_layouts(sizes: str, expected: Answers) -> None:
         check(servers, expected)
 
 
+GREEDY = {"max_new_tokens": 4, "temperature": 0}
 EDGES: dict[str, tuple[str, dict[str, Any]]] = {
     "one token": ("/v1/completions", {"max_tokens": 1}),
     "no token": ("/v1/completions", {"max_tokens": 0}),
-    "a prompt of one token": ("/generate", {"input_ids": [5], "sampling_params": {"max_new_tokens": 5}}),
+    "a prompt of one token": ("/generate", {"input_ids": [5], "sampling_params": GREEDY}),
     "stop string": ("/v1/completions", {"max_tokens": 40, "stop": ["\n"]}),
     "choices": ("/v1/completions", {"max_tokens": 8, "n": 3, "temperature": 1, "seed": 3}),
     "echo": ("/v1/completions", {"max_tokens": 4, "echo": True, "logprobs": 1}),
@@ -98,7 +99,7 @@ EDGES: dict[str, tuple[str, dict[str, Any]]] = {
             "text": LONG,
             "return_logprob": True,
             "logprob_start_len": 0,
-            "sampling_params": {"max_new_tokens": 3},
+            "sampling_params": GREEDY,
         },
     ),
 }
