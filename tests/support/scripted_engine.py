@@ -72,6 +72,8 @@ class ScriptedEngine:
             raise ValueError("speculative.verify is 'block'; not here")
         self.speculative_defaults = defaults
 
+    stalled = False
+
     def check(self) -> None:
         pass
 
