@@ -120,12 +120,23 @@ def said(answer: Any) -> Any:
     """What of an answer must be the same from any server: texts, reasons, log-probabilities, lengths."""
     if isinstance(answer, list):
         return [said(each) for each in answer]
+    answer = rounded(answer)
     if "meta_info" in answer:
         meta = answer["meta_info"]
         names = ("finish_reason", "prompt_tokens", "completion_tokens", "output_token_logprobs")
         return [answer["text"], answer["output_ids"], *(meta.get(name) for name in names)]
     names = ("prompt_tokens", "completion_tokens", "total_tokens")
     return [answer["choices"], *(answer["usage"][name] for name in names)]
+
+
+def rounded(value: Any) -> Any:
+    """Numbers to 12 digits: gateways that put log-probabilities together write them anew, and their JSON
+    library reads a number with an error in its last digit."""
+    if isinstance(value, dict):
+        return {name: rounded(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
+    return float(f"{value:.12g}") if isinstance(value, float) else value
 
 
 @checks("completions and chats")
