@@ -313,6 +313,8 @@ class Request:
     draft_to: int = 0
     lock: object = None  # the prefix cache's handle for [0, cached)
     draft: Draft = NO_DRAFT
+    fetch: bool = False  # pages of its prompt come from another engine (`nextn.scheduler.transfers`)
+    hold: bool = False  # another engine wants its pages: they outlive it
     grammar: CompiledGrammar | None = None  # of `params.constraint`, by whoever adds the request
     end_ids: frozenset[int] = frozenset()  # tokens that end it; set by the scheduler
     # what users see

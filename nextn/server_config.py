@@ -131,35 +131,36 @@ class ServerConfig(EngineConfig):
     disaggregation_mode: str = option(
         "null",
         "disaggregation",
-        "what of a request this server computes, where another one and a gateway do the rest "
-        "(docs/disaggregation.md). prefill: prompts, whose KV pages decode servers fetch; decode: answers; "
-        "null: all of it",
+        "the part of a gateway's requests that this server computes (docs/disaggregation.md). prefill: "
+        "prompts, whose KV pages decode servers fetch; decode: answers; null: all of it. Requests that no "
+        "gateway has shared out are computed whole in any case",
         choices=("null", "prefill", "decode"),
         words={"none": "null"},
     )
     disaggregation_bootstrap_port: int = option(
         8998,
         "disaggregation",
-        "of a prefill server: where decode servers ask for requests; 0 picks a free one",
+        "port of a prefill server, on --host, where decode servers ask which engine has a request; 0 picks a "
+        "free one",
     )
     disaggregation_transfer_backend: str = option(
         "tcp",
         "disaggregation",
-        "how pages travel. tcp: over sockets; shm: through shared memory, on one machine",
+        "how KV pages travel. tcp: over sockets; shm: through shared memory, between servers of one machine",
         choices=("tcp", "shm"),
     )
     disaggregation_fallback: str = option(
         "on",
         "disaggregation",
-        "of a decode server, where a prefill server fails. on: it computes the prompt itself, and the text is "
-        "the same; off: the request ends in an error",
+        "what a decode server does if a prefill server fails. on: it computes the prompt itself, with the "
+        "same text; off: the request ends in an error",
         choices=("on", "off"),
     )
     disaggregation_timeout: float = option(
         10.0,
         "disaggregation",
-        "seconds of silence after which the server at the other end counts as gone, and for which a request's "
-        "other half is waited for",
+        "seconds for which a server waits for the other half of a request, and after which a silent server "
+        "counts as gone",
     )
 
     def check(self) -> None:
@@ -180,9 +181,24 @@ class ServerConfig(EngineConfig):
         for name in ("request_timeout", "client_timeout", "watchdog_timeout", "disaggregation_timeout"):
             value = getattr(self, name)
             self.need(value is None or value > 0, name, "it must be more than 0")
+        self._check_disaggregation()
         self.need(self.log_requests_level in range(4), "log_requests_level", "choose from 0, 1, 2, 3")
         if self.key is not None and not (self.key.isascii() and self.key.isprintable() and self.key.strip()):
             raise ValueError("--api-key must be printable ASCII, and not empty")
+
+    def _check_disaggregation(self) -> None:
+        if self.disaggregation_mode == "null":
+            return
+        mode = f"--disaggregation-mode {self.disaggregation_mode}"
+        if self.distributed_executor_backend == "ray":
+            raise ValueError(f"{mode} with Ray: the ranks must be on this machine; leave out one of them")
+        if self.nnodes > 1:
+            raise ValueError(
+                f"{mode} and --nnodes {self.nnodes}: the ranks must be on this machine; leave out one of them"
+            )
+        if self.disaggregation_mode == "prefill":
+            taken = self.port != 0 and self.port == self.disaggregation_bootstrap_port
+            self.need(not taken, "disaggregation_bootstrap_port", "it must differ from --port")
 
     def _check_groups(self) -> None:
         both = f"--enable-dp-attention with --dp-size {self.dp_size}"

@@ -3,9 +3,18 @@ would have computed, to the bit."""
 
 from __future__ import annotations
 
+import hashlib
+
 import msgspec
+import torch
+
+import nextn
+from nextn.config import FAKE, EngineConfig, model_folder
+from nextn.engine.engine import Engine
+from nextn.ops.cpu.library import FOLDER
 
 PROTOCOL = 1  # of the messages
+SAMPLES, SAMPLE_BYTES = 64, 4096  # of a file of weights
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,3 +46,50 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
             for name in self.__struct_fields__
             if (mine := getattr(self, name)) != (theirs := getattr(other, name))
         ]
+
+
+def identity_of(engine: Engine) -> Identity:
+    config, info = engine.config, engine.info
+    kernels = " ".join([info.device, info.kernels, info.isa or torch.__version__, build_hash(info.isa)])
+    return Identity(
+        version=nextn.__version__,
+        model=fingerprint(config),
+        weights=f"{config.load_format} {info.dtype} {config.quantization or 'as stored'}",
+        kernels=kernels,
+        page_size=info.page_size,
+        layers=info.cache_layers,
+        nextn_layers=info.nextn_layers,
+        width=info.cache_width,
+        dtype=info.dtype,
+    )
+
+
+def build_hash(isa: str | None) -> str:
+    """Of the native kernels, "" without any. Two machines that built them with one compiler have the same."""
+    if isa is None:
+        return ""
+    return hashlib.sha256((FOLDER / f"libnextn_{isa}.so").read_bytes()).hexdigest()[:16]
+
+
+def fingerprint(config: EngineConfig) -> str:
+    """Tells one model from another: its config, and a little of each file of its weights."""
+    found = hashlib.sha256()
+    for path in (config.model_path, config.speculative_draft_model_path):
+        if path is None:
+            continue
+        if path.partition(":")[0] == FAKE:
+            found.update(path.encode())
+            continue
+        folder = model_folder(path)
+        found.update((folder / "config.json").read_bytes())
+        if config.load_format == "dummy":
+            found.update(str(config.random_seed).encode())
+            continue
+        for file in sorted(folder.glob("*.safetensors")):
+            size = file.stat().st_size
+            found.update(f"{file.name} {size}".encode())
+            with file.open("rb") as weights:
+                for part in range(SAMPLES):
+                    weights.seek(size * part // SAMPLES)
+                    found.update(weights.read(SAMPLE_BYTES))
+    return found.hexdigest()[:16]

@@ -13,11 +13,14 @@ import time
 from array import array
 from collections.abc import Callable
 
+from torch import Tensor
+
 from nextn.config import EngineConfig
 from nextn.engine.build import build, make_executor
-from nextn.engine.executor import Executor, Wakes
+from nextn.engine.executor import Executor, ExecutorInfo, Wakes
 from nextn.engine.expert_recorder import ExpertRecorder, ShardWindow
-from nextn.request import Output, Request, SpeculativeParams
+from nextn.request import Failure, Output, Request, SpeculativeParams
+from nextn.scheduler.transfers import Transfers
 from nextn.stats import EngineStats
 
 
@@ -45,6 +48,7 @@ class Engine:
         self._shards = None if world is None else ShardWindow(counts, world)
         self._arrivals = 0
         self._ended: float | None = None  # when the last step was run, if work was left after it
+        self.stalled = False  # had the last step nothing to do but to wait for pages that others still fetch?
 
     def add(self, request: Request) -> None:
         """Queues a request. Its `tokens` are the prompt; the engine appends to them.
@@ -74,7 +78,7 @@ class Engine:
                 f"it must leave room for at least one more, unless max_tokens is 0"
             )
         _check_ids(request.tokens, self.vocab_size)
-        if request.rid in self._scheduler.by_rid:
+        if request.rid in self._scheduler.by_rid or request.rid in self.transfers.held:
             raise ValueError(f"request id {request.rid!r} is in use")
         request.num_prompt = n
         request.limit = min(n + request.params.max_tokens, self.context_length)
@@ -101,12 +105,14 @@ class Engine:
     def step(self) -> list[Output]:
         """One step for whoever is next. [] when there is nothing to do or nothing to tell."""
         plan = self._scheduler.plan()
-        if not plan.spans and not self._executor.awake:
+        self.stalled = not plan.spans and not self._executor.awake
+        if self.stalled:
+            self._ended = None
             return []
         result = self._executor.launch(plan).result()
         now = time.perf_counter()
         outputs = self._scheduler.commit(plan, result, None if self._ended is None else now - self._ended)
-        self._ended = now if self.has_work() else None
+        self._ended = now if self.must_step() else None
         if plan.spans:
             self.experts.stepped()
             if self._shards is not None:
@@ -127,8 +133,32 @@ class Engine:
         return self._scheduler.has_work()
 
     def must_step(self) -> bool:
-        """Has it work, or have others that share its experts?"""
-        return self._executor.awake or self._scheduler.has_work()
+        """Has it work that does not only wait for pages, or have others that share its experts?"""
+        return self._executor.awake or self._scheduler.must_step()
+
+    @property
+    def transfers(self) -> Transfers:
+        """Requests whose pages come from other engines, or go to them: those with `Request.fetch` or `hold`.
+        Whoever moves the pages calls `read`, `write` and `fetched` between steps."""
+        return self._scheduler.transfers
+
+    def read(self, request: Request, first: int, count: int) -> Tensor:
+        """Pages first .. first + count - 1 of a request, a copy on the host: [layers, count * page_size,
+        width]."""
+        return self._executor.read_pages(request.pages[first : first + count])
+
+    def write(self, request: Request, first: int, data: Tensor) -> None:
+        """Fills pages of a request that fetches, from number `first` on, with what `read` returned."""
+        count = data.shape[1] // self.config.page_size
+        self._executor.write_pages(request.pages[first : first + count], data)
+
+    def fetched(self, rid: str, cached: int = 0, error: Failure | None = None) -> list[Output]:
+        """See `Scheduler.fetched`."""
+        return self._scheduler.fetched(rid, cached, error)
+
+    @property
+    def info(self) -> ExecutorInfo:
+        return self._executor.info
 
     @property
     def wakes(self) -> Wakes | None:

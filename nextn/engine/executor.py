@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
+from torch import Tensor
 
 from nextn.distributed.shared_world import SharedWorld
 from nextn.scheduler.plan import Plan, States, StepResult
@@ -19,9 +21,10 @@ ExpertCounts: TypeAlias = tuple[np.ndarray, np.ndarray]  # see `nextn.models.bas
 @dataclass(frozen=True)
 class ExecutorInfo:
     """Plain data. nextn_layers: MTP layers that draft. pages: of the KV pool, the null page not counted.
-    experts: of the model, and chosen for a row. cuts: may a chain of drafts be cut by its confidence?
-    computes: False of a fake model, whose steps cost nothing. score_cost, context_cost: see `PromptBudget`.
-    chip: by name. isa: of the native kernels."""
+    experts: of the model, and chosen for a row. cache_layers, cache_width: of the pool, the drafter's
+    included. cuts: may a chain of drafts be cut by its confidence? computes: False of a fake model, whose
+    steps cost nothing. score_cost, context_cost: see `PromptBudget`. chip: by name. isa: of the native
+    kernels."""
 
     architecture: str
     vocab_size: int
@@ -45,6 +48,8 @@ class ExecutorInfo:
     weight_bytes: int
     kv_bytes_target: int
     kv_bytes_draft: int
+    cache_layers: int
+    cache_width: int
 
 
 class Wakes(Protocol):
@@ -91,6 +96,13 @@ class Executor(States, Protocol):
 
     def launch(self, plan: Plan) -> Ticket:
         """Begins a step. Steps run in the order in which they are launched."""
+
+    def read_pages(self, pages: Sequence[int]) -> Tensor:
+        """A copy of these pages on the host, [cache_layers, len(pages) * page_size, cache_width], as they are
+        after every step that was launched."""
+
+    def write_pages(self, pages: Sequence[int], data: Tensor) -> None:
+        """Fills pages that no step uses with what `read_pages` returned somewhere."""
 
     def check(self) -> None:
         """Raises what `launch` would where no step can run any more."""

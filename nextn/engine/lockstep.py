@@ -11,6 +11,9 @@ from __future__ import annotations
 import logging
 import os
 import weakref
+from collections.abc import Sequence
+
+from torch import Tensor
 
 from nextn.distributed.place import Place
 from nextn.distributed.pulse import Pulse
@@ -49,6 +52,12 @@ class LockstepExecutor:
         found = self._own.launch(plan).result()
         self.awake = self.world.busy
         return Ran(found)
+
+    def read_pages(self, pages: Sequence[int]) -> Tensor:
+        return self._own.read_pages(pages)
+
+    def write_pages(self, pages: Sequence[int], data: Tensor) -> None:
+        self._own.write_pages(pages, data)
 
     def check(self) -> None:
         self._own.check()

@@ -15,17 +15,22 @@ import threading
 import traceback
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from torch import Tensor
 
 from nextn.config import EngineConfig
 from nextn.distributed.wire import GONE
 from nextn.engine.executor import ExecutorInfo
 from nextn.engine.rank import make_runner
-from nextn.scheduler.plan import Plan, StepResult
+from nextn.scheduler.plan import PageData, Plan, StepResult
 from nextn.speculative.state import RequestState
+
+Found = TypeVar("Found")
+Message: TypeAlias = RequestState | str | Plan | PageData | list[int]  # a list: pages to be read
 
 
 class ExecutorError(RuntimeError):
@@ -46,7 +51,7 @@ class ProcessExecutor:
         self.process.start()
         theirs.close()  # or it would never be at its end
         self.close = weakref.finalize(self, _end, self._link, self.process)
-        self._unread: deque[_Ticket] = deque()
+        self._unread: deque[_Ticket[Any]] = deque()
         made: ExecutorInfo | Exception = self._receive()
         if isinstance(made, Exception):
             raise made
@@ -58,11 +63,21 @@ class ProcessExecutor:
     def drop(self, rid: str) -> None:
         self._send(rid)
 
-    def launch(self, plan: Plan) -> _Ticket:
-        self._send(plan)
-        ticket = _Ticket(self._result)
+    def launch(self, plan: Plan) -> _Ticket[StepResult]:
+        return self._ask(plan)
+
+    def _ask(self, message: Plan | list[int]) -> _Ticket[Any]:
+        self._send(message)
+        ticket: _Ticket[Any] = _Ticket(self._result)
         self._unread.append(ticket)
         return ticket
+
+    def read_pages(self, pages: Sequence[int]) -> Tensor:
+        found: PageData = self._ask(list(pages)).result()
+        return found.tensor()
+
+    def write_pages(self, pages: Sequence[int], data: Tensor) -> None:
+        self._send(PageData.of(pages, data))
 
     def check(self) -> None:
         if self.process.exitcode is not None:
@@ -71,13 +86,13 @@ class ProcessExecutor:
     def expert_counts(self) -> None:
         """They are in the other process."""
 
-    def _result(self, ticket: _Ticket) -> None:
+    def _result(self, ticket: _Ticket[Any]) -> None:
         """Reads results up to this ticket's."""
         while ticket.found is None:
-            found: StepResult = self._receive()
+            found = self._receive()
             self._unread.popleft().found = found
 
-    def _send(self, message: RequestState | str | Plan) -> None:
+    def _send(self, message: Message) -> None:
         try:
             self._link.send(message)
         except GONE as e:
@@ -100,12 +115,12 @@ class ProcessExecutor:
         )
 
 
-class _Ticket:
-    def __init__(self, read: Callable[[_Ticket], None]) -> None:
-        self.found: StepResult | None = None
+class _Ticket(Generic[Found]):
+    def __init__(self, read: Callable[[_Ticket[Any]], None]) -> None:
+        self.found: Found | None = None
         self._read = read
 
-    def result(self) -> StepResult:
+    def result(self) -> Found:
         self._read(self)
         assert self.found is not None
         return self.found
@@ -127,7 +142,7 @@ def _serve(config: EngineConfig, link: Connection) -> None:
         link.send(e)
         return
     link.send(runner.info)
-    messages: queue.SimpleQueue[RequestState | str | Plan | None] = queue.SimpleQueue()
+    messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
     # A thread reads, so that a parent that writes never waits for a step, nor for its result to be read.
     threading.Thread(target=_read, args=(link, messages), daemon=True).start()
     try:
@@ -136,13 +151,17 @@ def _serve(config: EngineConfig, link: Connection) -> None:
                 runner.add(message)
             elif isinstance(message, str):
                 runner.drop(message)
+            elif isinstance(message, PageData):
+                runner.write_pages(message.pages, message.tensor())
+            elif isinstance(message, list):
+                link.send(PageData.of(message, runner.read_pages(message)))
             else:
                 link.send(runner.launch(message).result())
     except Exception:
         link.send(traceback.format_exc())
 
 
-def _read(link: Connection, messages: queue.SimpleQueue[RequestState | str | Plan | None]) -> None:
+def _read(link: Connection, messages: queue.SimpleQueue[Message | None]) -> None:
     try:
         while True:
             messages.put(link.recv())

@@ -116,6 +116,8 @@ def _info(
         weight_bytes=model.weight_bytes,
         kv_bytes_target=layer_bytes * cfg.num_hidden_layers,
         kv_bytes_draft=layer_bytes * nextn_layers,
+        cache_layers=pool.data.shape[0],
+        cache_width=pool.data.shape[2],
     )
 
 

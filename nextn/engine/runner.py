@@ -66,6 +66,12 @@ class Runner:
     def launch(self, plan: Plan) -> Ran:
         return Ran(self.run(plan))
 
+    def read_pages(self, pages: Sequence[int]) -> Tensor:
+        return self.pool.read(pages)
+
+    def write_pages(self, pages: Sequence[int], data: Tensor) -> None:
+        self.pool.write(pages, data)
+
     def check(self) -> None:
         pass
 

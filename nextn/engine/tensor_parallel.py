@@ -15,9 +15,11 @@ import hashlib
 import logging
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from multiprocessing import connection
+
+from torch import Tensor
 
 from nextn.config import EngineConfig
 from nextn.distributed.group import PeerGone
@@ -29,7 +31,7 @@ from nextn.engine.executor import ExecutorInfo, ExpertCounts, Ran
 from nextn.engine.gang import Gang, threads_of
 from nextn.engine.rank import make_runner
 from nextn.engine.seat import Seat
-from nextn.scheduler.plan import Plan, StepResult
+from nextn.scheduler.plan import PageData, Plan, StepResult
 from nextn.speculative.state import RequestState
 
 log = logging.getLogger("nextn.engine")
@@ -101,6 +103,14 @@ class TensorParallelExecutor:
     def expert_counts(self) -> ExpertCounts | None:
         return self._runner.expert_counts()
 
+    def read_pages(self, pages: Sequence[int]) -> Tensor:
+        return self._runner.read_pages(pages)
+
+    def write_pages(self, pages: Sequence[int], data: Tensor) -> None:
+        """On every rank: each has the whole latent."""
+        self._send(PageData.of(pages, data))
+        self._runner.write_pages(pages, data)
+
     def check(self) -> None:
         """Raises PeerGone where no step can run any more."""
         if self._ranks.reason:
@@ -112,7 +122,7 @@ class TensorParallelExecutor:
             found = self._receive(rank)
             assert found == own, f"rank {rank} found another result than rank 0"
 
-    def _send(self, message: RequestState | str | Plan | Loaded) -> None:
+    def _send(self, message: RequestState | str | Plan | PageData | Loaded) -> None:
         self.check()
         data = dumps(message)
         try:

@@ -26,7 +26,7 @@ from nextn.engine.rank import make_runner
 from nextn.engine.runner import Runner
 from nextn.engine.seat import Seat
 from nextn.engine.tensor_parallel import digest
-from nextn.scheduler.plan import Plan
+from nextn.scheduler.plan import PageData, Plan
 from nextn.speculative.state import RequestState
 
 log = logging.getLogger("nextn.engine")
@@ -92,6 +92,8 @@ def run(
                 runner.add(message)
             elif isinstance(message, str):
                 runner.drop(message)
+            elif isinstance(message, PageData):
+                runner.write_pages(message.pages, message.tensor())
             elif isinstance(message, Loaded):
                 pulse.expect(SILENT)
             elif isinstance(message, Plan):

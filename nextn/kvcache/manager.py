@@ -110,6 +110,15 @@ class KVManager:
             self._drafted[page] = 1
         req.draft_to = req.committed
 
+    def received(self, req: Request, length: int) -> None:
+        """Marks the first `length` slots as true for the target and for the draft layer: they came from
+        another engine. None of the request's own have been computed yet."""
+        assert req.draft_to == max(req.committed, req.draft_from)
+        for page in req.pages[req.committed // self.page_size : length // self.page_size]:
+            self._drafted[page] = 1
+        self.commit(req, length - req.committed)
+        req.draft_to = max(req.draft_to, length)
+
     def begin_to_keep(self, req: Request) -> None:
         """From now on the drafter keeps what it needs to catch up. It will never see what it has missed."""
         if req.deferred:

@@ -23,6 +23,7 @@ from nextn.scheduler.output import Taken, output, take
 from nextn.scheduler.plan import Plan, SpanPlan, SpanResult, States, StepResult
 from nextn.scheduler.prompt_budget import PromptBudget
 from nextn.scheduler.queue import count_prompts, left, next_in_line, rank
+from nextn.scheduler.transfers import Transfers
 from nextn.speculative.depth.controller import DepthController
 from nextn.speculative.state import RequestState
 from nextn.speculative.work import StepWork
@@ -57,6 +58,7 @@ class Scheduler:
         self.waiting: list[Request] = []  # sorted by rank
         self.running: list[Request] = []  # sorted by rank
         self.by_rid: dict[str, Request] = {}
+        self.transfers = Transfers(kv)
         self._asking = 0  # of those that run, how many the controller does not decide about
         self._kept = False  # did the last step's plan keep?
         self._blocked: str | None = None  # who waits for pages, and others behind it
@@ -79,7 +81,7 @@ class Scheduler:
             return False
         if req in self.running:
             self._stop(req)
-        else:
+        elif not self.transfers.give_up(rid):
             self.waiting.remove(req)
         groups.leave(req)
         self.stats.aborted += 1
@@ -87,10 +89,20 @@ class Scheduler:
 
     def _stop(self, req: Request, share: bool = True) -> None:
         """It runs no more and has no pages. share: the prefix cache may have what it committed."""
+        self._leave_steps(req)
+        self.kv.release(req, share)
+
+    def _leave_steps(self, req: Request) -> None:
         self.running.remove(req)
         self._asking -= not self._automatic(req)
-        self.kv.release(req, share)
         self.states.drop(req.rid)
+
+    def _join_steps(self, req: Request) -> None:
+        bisect.insort(self.running, req, key=rank)
+        self._asking += not self._automatic(req)
+        tokens = list(req.tokens)
+        state = RequestState(req.rid, req.params, tokens, req.num_prompt, req.limit, req.end_ids, req.grammar)
+        self.states.add(state)
 
     def num_steps_of(self, req: Request) -> int:
         """How deep a draft the request gets in a step, at most; 0 where nothing can draft."""
@@ -160,7 +172,7 @@ class Scheduler:
             mine = req in self.running and req.rid not in planned
             if mine and budget > 0 and (max_left is None or left(req) <= max_left):
                 budget -= self._extend(req, budget, spans, budget == whole)
-        while budget > 0 and len(self.running) < self.max_running:
+        while budget > 0 and len(self.running) + len(self.transfers.fetching) < self.max_running:
             new = next_in_line(self.waiting, self.kv, max_left)
             if new is None:
                 break
@@ -169,8 +181,10 @@ class Scheduler:
                 break
             self._blocked = None
             self.waiting.remove(new)
-            bisect.insort(self.running, new, key=rank)
-            self._asking += not self._automatic(new)
+            if new.fetch:
+                self.transfers.begin(new)
+                continue
+            self._join_steps(new)
             taken = self._extend(new, budget, spans, budget == whole)
             budget -= taken
             if not taken:
@@ -178,19 +192,33 @@ class Scheduler:
         return whole - budget
 
     def _admit(self, req: Request) -> bool:
-        """Takes the request's cached prefix if the rest of it will fit beside what runs."""
+        """Takes the request's cached prefix if the rest of it will fit beside what runs; pages for its whole
+        prompt, too, if it fetches."""
         first = req.num_output == 0 and req.retractions == 0
         self.kv.admit(req, max_cached=self._unscored(req))
-        promised = sum(self._pages_to_come(r) for r in self.running)
-        if self.running and self._pages_to_come(req) + promised > self.kv.available:
+        others = (*self.running, *self.transfers.fetching.values())
+        promised = sum(self._pages_to_come(r) for r in others)
+        if (self.running or self.transfers) and self._pages_to_come(req) + promised > self.kv.available:
             self.kv.release(req)
             return False
         if first:
             self._begin(req, req.cached)
-        tokens = list(req.tokens)
-        state = RequestState(req.rid, req.params, tokens, req.num_prompt, req.limit, req.end_ids, req.grammar)
-        self.states.add(state)
+        if req.fetch:
+            fits = self.kv.reserve(req, len(req.tokens))
+            assert fits, "a request longer than the KV pool was admitted"
         return True
+
+    def fetched(self, rid: str, cached: int = 0, error: Failure | None = None) -> list[Output]:
+        """The pages of a request that was fetching have arrived, or no more will come: it goes on with those
+        there are, or ends in the error. cached: prompt tokens that the other engine found in its cache."""
+        req = self.transfers.fetching[rid]
+        req.queued = time.perf_counter() - req.arrived
+        req.first_cached = max(req.first_cached, min(cached, req.committed))
+        if error is not None:
+            return [self._fail(req, error)]
+        del self.transfers.fetching[rid]
+        self._join_steps(req)
+        return []
 
     def _begin(self, req: Request, cached: int) -> None:
         req.queued = time.perf_counter() - req.arrived
@@ -245,7 +273,7 @@ class Scheduler:
             spans[:] = [s for s in spans if s.rid != victim.rid]
             if victim is req:
                 return False
-        extend = wanted > 0 or (self.auto is None and self.num_steps > 0)
+        extend = wanted > 0 or ((self.auto is None or req.hold) and self.num_steps > 0)
         if extend:
             self.kv.skip_drafts(req)
         first_page, pages = self.kv.send(req)
@@ -356,7 +384,11 @@ class Scheduler:
 
     def _end(self, req: Request, share: bool = True) -> None:
         """share: see `_stop`."""
-        self._stop(req, share)
+        if req.hold and share:
+            self._leave_steps(req)
+            self.transfers.hold(req)
+        elif not self.transfers.give_up(req.rid):
+            self._stop(req, share)
         del self.by_rid[req.rid]
         groups.leave(req)
         self.stats.finished += 1
@@ -370,20 +402,28 @@ class Scheduler:
     # --- looking in -------------------------------------------------------------------------
 
     def has_work(self) -> bool:
+        """Are there requests that have not ended?"""
+        return bool(self.by_rid)
+
+    def must_step(self) -> bool:
+        """Are there some that are not waiting for pages to arrive?"""
         return bool(self.running or self.waiting)
 
     def snapshot(self) -> EngineStats:
         s = self.stats
-        s.running, s.waiting, s.used_tokens = len(self.running), len(self.waiting), self.kv.used_tokens
+        s.running, s.used_tokens = len(self.running), self.kv.used_tokens
+        s.waiting = len(self.waiting) + len(self.transfers.fetching)
         s.auto = None if self.auto is None else self.auto.state
         return s
 
     def check_integrity(self) -> None:
         """Recomputes every bookkeeping structure from scratch; AssertionError if one is wrong."""
-        self.kv.check_integrity(self.running)
+        self.kv.check_integrity([*self.running, *self.transfers])
         assert sorted(self.running, key=rank) == self.running
         assert sorted(self.waiting, key=rank) == self.waiting
-        assert {r.rid for r in (*self.running, *self.waiting)} == set(self.by_rid)
+        assert {*self.transfers.fetching, *(r.rid for r in (*self.running, *self.waiting))} == set(
+            self.by_rid
+        )
         assert len(self.running) <= self.max_running
         assert self._asking == sum(not self._automatic(r) for r in self.running)
         for r in self.by_rid.values():

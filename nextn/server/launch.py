@@ -20,11 +20,13 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import uvicorn
 import uvloop
+from starlette.types import ASGIApp
 
 import nextn
 from nextn.config import model_folder
 from nextn.server.answers.service import Service
 from nextn.server.http.app import make_app
+from nextn.server.http.bootstrap import bootstrap_app, reachable
 from nextn.server.http.connection import Connection, cut_stalled
 from nextn.server.monitoring.metrics import Metrics
 from nextn.server.monitoring.request_log import RequestLog
@@ -39,6 +41,7 @@ from nextn.server.process.engines import Engines
 from nextn.server.process.memory import give_back
 from nextn.server.process.messages import Ready
 from nextn.server.process.replicas import Replicas
+from nextn.server.process.rooms import Rooms
 from nextn.server.process.supervisor import StartupError
 from nextn.server.process.supervisors import Handles, Supervisors
 from nextn.server.protocol.errors import shut_down
@@ -59,9 +62,13 @@ def serve(config: ServerConfig, make: MakeEngine = make_engine) -> int:
     config.check()
     logs.configure(config.log_level, config.log_format)
     raise_file_limit()
-    listener = listen(config.host, config.port)
-    with listener:
-        return uvloop.run(Launch(config, listener, make).run())
+    with contextlib.ExitStack() as open_sockets:
+        listener = open_sockets.enter_context(listen(config.host, config.port))
+        bootstrap: socket.socket | None = None
+        if config.disaggregation_mode == "prefill":
+            port, option = config.disaggregation_bootstrap_port, "--disaggregation-bootstrap-port"
+            bootstrap = open_sockets.enter_context(listen(config.host, port, option))
+        return uvloop.run(Launch(config, listener, make, bootstrap).run())
 
 
 class Server(uvicorn.Server):
@@ -73,10 +80,16 @@ class Server(uvicorn.Server):
 
 
 class Launch:
-    """One run of the server."""
+    """One run of the server. `bootstrap`: a prefill server's listening socket for decode servers."""
 
-    def __init__(self, config: ServerConfig, listener: socket.socket, make: MakeEngine) -> None:
-        self.config, self.listener = config, listener
+    def __init__(
+        self,
+        config: ServerConfig,
+        listener: socket.socket,
+        make: MakeEngine,
+        bootstrap: socket.socket | None = None,
+    ) -> None:
+        self.config, self.listener, self.bootstrap = config, listener, bootstrap
         self.engines = make_engines(config)
         self.supervisors = Supervisors(config, self.engines.ranks, make)
         self.stopping = asyncio.Event()
@@ -104,14 +117,9 @@ class Launch:
         metrics = Metrics(self.engines)
         watch = Watch(metrics, RequestLog(level, tokenizer.decode), tracing)
         service = Service(self.config, self.engines, tokenizer, watch)
-        server = Server(
-            uvicorn.Config(
-                make_app(service, metrics), log_config=None, log_level="warning", access_log=False,
-                lifespan="off", timeout_graceful_shutdown=SEND_SECONDS, loop="none", http=Connection,
-                ws="none",
-            )
-        )  # fmt: skip
+        server = server_of(make_app(service, metrics))
         serving = asyncio.create_task(server.serve(sockets=[self.listener]))
+        beside = Beside() if self.bootstrap is None else self._serve_bootstrap(service, self.bootstrap)
         stopping = asyncio.create_task(self.stopping.wait())
         starting = asyncio.create_task(self.supervisors.ready(handles))
         cutting = asyncio.create_task(cut_stalled(server, self.config.client_timeout))
@@ -123,7 +131,7 @@ class Launch:
                 readies = starting.result()
                 keeping = asyncio.create_task(self.supervisors.keep(handles))
                 gc.freeze()  # modules and routes: to go through them would hold up everybody for 30 ms
-                announce(self.config, readies, self.listener)
+                announce(self.config, readies, self.listener, self.bootstrap)
                 await asyncio.wait({stopping, serving, keeping}, return_when=asyncio.FIRST_COMPLETED)
             if keeping is not None and keeping.done():
                 keeping.result()  # raises: it returns never
@@ -135,9 +143,17 @@ class Launch:
                     task.cancel()
             server.should_exit = True
             await serving
+            await beside.end()
             if tracing is not None:
                 tracing.close()
         return self.exit_code
+
+    def _serve_bootstrap(self, service: Service, listener: socket.socket) -> Beside:
+        rooms = self.engines.ranks[0].rooms
+        assert rooms is not None
+        service.bootstrap = reachable(listener)
+        app = bootstrap_app(self.config, self.engines, rooms, self.listener.getsockname()[1])
+        return Beside(server_of(app), listener, self.config.client_timeout)
 
     async def _drain(self, service: Service) -> int:
         """Lets requests finish. Returns how many whole seconds are left in which clients may read answers."""
@@ -161,13 +177,44 @@ class Launch:
         self.stopping.set()
 
 
+class Beside:
+    """A second server that runs beside the main one, if there is one, until `end`."""
+
+    def __init__(
+        self, server: Server | None = None, listener: socket.socket | None = None, client_timeout: float = 0
+    ) -> None:
+        self.server = server
+        self.tasks: list[asyncio.Task[None]] = []
+        if server is not None and listener is not None:
+            self.tasks.append(asyncio.create_task(server.serve(sockets=[listener])))
+            self.tasks.append(asyncio.create_task(cut_stalled(server, client_timeout)))
+
+    async def end(self) -> None:
+        if self.server is not None:
+            self.server.should_exit = True
+            serving, cutting = self.tasks
+            cutting.cancel()
+            await serving
+
+
+def server_of(app: ASGIApp) -> Server:
+    return Server(
+        uvicorn.Config(
+            app, log_config=None, log_level="warning", access_log=False, lifespan="off",
+            timeout_graceful_shutdown=SEND_SECONDS, loop="none", http=Connection, ws="none",
+        )
+    )  # fmt: skip
+
+
 def make_engines(config: ServerConfig) -> Engines:
     """The ends of the engine processes, which do not run yet."""
+    rooms = Rooms(2 * config.disaggregation_timeout) if config.disaggregation_mode == "prefill" else None
     ranks = [
         EngineClient(
             EngineMetrics(config.decode_log_interval),
             config.request_timeout,
             rank=None if config.dp_size == 1 else rank,
+            rooms=rooms,
         )
         for rank in range(config.dp_size)
     ]
@@ -187,8 +234,8 @@ def raise_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises StartupError."""
+def listen(host: str, port: int, option: str = "--port") -> socket.socket:
+    """A listening socket. `option`: that chooses the port. Raises StartupError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -202,17 +249,25 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as e:
         place, fix = f"--host {host}", "it must be an address of this machine; 0.0.0.0 stands for all of them"
         if isinstance(e, OSError) and e.errno in (errno.EADDRINUSE, errno.EACCES):
-            place, fix = f"{host}:{port}", "choose another --port"
+            place, fix = f"{host}:{port}", f"choose another {option}"
         raise StartupError(f"cannot listen on {place}: {getattr(e, 'strerror', e)}; {fix}", True) from e
     return listener
 
 
-def announce(config: ServerConfig, readies: Sequence[Ready], listener: socket.socket) -> None:
+def announce(
+    config: ServerConfig,
+    readies: Sequence[Ready],
+    listener: socket.socket,
+    bootstrap: socket.socket | None = None,
+) -> None:
     """Prints what was allocated, and last the line with the server's address."""
     print(f"nextn {nextn.__version__}")
-    for line in startup_lines(together([ready.startup for ready in readies], config.attention_dp > 1)):
-        print(f"  {line}")
     host = f"[{config.host}]" if ":" in config.host else config.host
+    said = together([ready.startup for ready in readies], config.attention_dp > 1)
+    if config.disaggregation_mode != "null":
+        said["disaggregation"] = disaggregation_line(config, host, bootstrap)
+    for line in startup_lines(said):
+        print(f"  {line}")
     num_steps = readies[0].num_steps
     drafts = "auto" if num_steps is None else num_steps
     drafter = " and ".join(["MTP"] * config.speculation.mtp + ["n-gram"] * config.speculation.ngrams)
@@ -221,6 +276,14 @@ def announce(config: ServerConfig, readies: Sequence[Ready], listener: socket.so
     several = "groups" if config.attention_dp > 1 else "replicas"
     engines = f" on {config.dp_size} {several}" if config.dp_size > 1 else ""
     print(f"nextn is ready on {url} (model {config.model_name}, {mtp}{engines})", flush=True)
+
+
+def disaggregation_line(config: ServerConfig, host: str, bootstrap: socket.socket | None) -> str:
+    backend = f"pages travel by {config.disaggregation_transfer_backend}"
+    if bootstrap is None:
+        return f"{config.disaggregation_mode}, {backend}, fallback {config.disaggregation_fallback}"
+    at = f"{host}:{bootstrap.getsockname()[1]}"
+    return f"{config.disaggregation_mode}, {backend}, decode servers ask at {at} (bootstrap port)"
 
 
 def together(startups: Sequence[Mapping[str, object]], groups: bool = False) -> dict[str, object]:

@@ -72,6 +72,8 @@ class ScriptedEngine:
             raise ValueError("speculative.verify is 'block'; not here")
         self.speculative_defaults = defaults
 
+    stalled = False
+
     def check(self) -> None:
         pass
 
@@ -108,11 +110,11 @@ class ScriptedEngine:
         took = min(1 + drafts, request.limit - len(request.tokens))
         tokens = [self.text[(begin + i) % len(self.text)] for i in range(took)]
         request.tokens += tokens
-        for spec in (request.spec, self.counters.spec):
+        for spec in (request.spec, self.counters.spec) if took else ():
             spec.add(drafts, took - 1, took)
         self.counters.generated_tokens += took
         done = len(request.tokens) >= request.limit
-        out = Output(request.rid, tokens, [*range(1, took), 0], "length" if done else None)
+        out = Output(request.rid, tokens, [*range(1, took), 0][:took], "length" if done else None)
         if params.draft_steps:
             # One draft more than are accepted, which nothing else counts.
             made = [*tokens[: took - 1], self.text[0]] if drafts else []

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Any
 
 import httpx
 from support.processes import children, command, session
@@ -102,6 +102,9 @@ class ServerProcess:
     def session(self) -> list[int]:
         """Every process of the server's session that still lives."""
         return session(self.process.pid)
+
+    def post(self, path: str, timeout: float = 60, **body: Any) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=timeout)
 
     def metrics(self) -> dict[str, float]:
         lines = httpx.get(self.url + "/metrics").text.splitlines()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 from support.server_process import RUNNING, USED, ServerProcess
@@ -35,8 +35,12 @@ def idle(server: ServerProcess) -> bool:
     return not any(by_rank(server, RUNNING) + by_rank(server, USED) + by_rank(server, "nextn:num_queue_reqs"))
 
 
-def post(server: ServerProcess, path: str = "/v1/completions", **body: Any) -> httpx.Response:
-    return httpx.post(server.url + path, json=body, timeout=60)
+class Posts(Protocol):
+    def post(self, path: str, **body: Any) -> httpx.Response: ...
+
+
+def post(server: Posts, path: str = "/v1/completions", **body: Any) -> httpx.Response:
+    return server.post(path, **body)
 
 
 def health(server: ServerProcess) -> tuple[int, dict[str, Any]]:
@@ -44,7 +48,7 @@ def health(server: ServerProcess) -> tuple[int, dict[str, Any]]:
     return answer.status_code, answer.json()
 
 
-def answer(server: ServerProcess, case: tuple[str, int], **routed: int) -> tuple[list[Any], Any]:
+def answer(server: Posts, case: tuple[str, int], **routed: int) -> tuple[list[Any], Any]:
     """Choices and, where that does not depend on how fast the engine is, what was drafted."""
     drafts, temperature = case
     body = {"prompt": heldout_prompts(4), "max_tokens": 24, "temperature": temperature, "seed": 7}
@@ -53,7 +57,7 @@ def answer(server: ServerProcess, case: tuple[str, int], **routed: int) -> tuple
     return found["choices"], None if drafts == "auto" else found["usage"]["spec_details"]
 
 
-def answers(server: ServerProcess, **routed: int) -> Answers:
+def answers(server: Posts, **routed: int) -> Answers:
     """One request after another, greedy and seeded, with empty caches."""
     assert post(server, "/flush_cache").status_code == 200
     return [answer(server, case, **routed) for case in CASES]

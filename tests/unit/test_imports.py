@@ -46,13 +46,14 @@ BELOW = {
     "llm_inputs": {"server.prompts", "server.protocol", "tokenizer"},
     "llm": {"engine", "grammar", "llm_inputs", "tokenizer"},
     "server": set(),  # what it holds are rooms; from the bottom up:
-    "server.protocol": set(),
+    "server.protocol": {"disaggregation.remote"},
     "server.parsers": {"tokenizer"},
     "server.prompts": {"server.protocol", "server.parsers", "grammar", "tokenizer"},
     "disaggregation": {"engine", "ops"},
     "server.process": {"server.protocol", "distributed", "disaggregation", "engine", "grammar"},
     "server.answers": {
-        "server.protocol", "server.parsers", "server.prompts", "server.process", "disaggregation", "tokenizer",
+        "server.protocol", "server.parsers", "server.prompts", "server.process", "disaggregation",
+        "tokenizer",
     },
     "server.monitoring": {"server.protocol", "server.process", "server.answers"},
     "server.http": {

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from nextn.disaggregation.remote import Remote
 from nextn.request import SamplingParams, SpecStats, TokenLogprob
 from nextn.server.answers.logprobs import Entry, LogprobStream, PromptEntries
 from nextn.server.process.messages import NewRequest
@@ -19,7 +20,7 @@ class Prompt(NamedTuple):
     """A prompt and how its texts are made. `stop`: strings that end them; `stop_regexes` end them too.
     `echo`: the prompt's text, if answers begin with it. `name`: the client's name for it, or "". `shown`:
     special tokens that are text even with `skip_special_tokens`. `include_stop`: texts keep the stop string
-    or token that ended them."""
+    or token that ended them. `remote`: the other server that works on it."""
 
     tokens: list[int]
     params: SamplingParams
@@ -30,6 +31,7 @@ class Prompt(NamedTuple):
     skip_special_tokens: bool = True
     include_stop: bool = False
     stop_regexes: StopRegexes | None = None
+    remote: Remote | None = None
 
 
 @dataclass

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 
+from nextn.disaggregation.remote import Remote
 from nextn.request import GRAMMAR_ERROR, REQUEST_FAILED, Output, StepDraft, TokenLogprob
 from nextn.server.answers.choice import Choice, Delta, Observer, Prompt
 from nextn.server.answers.logprobs import Entry, LogprobStream, PromptEntries
@@ -49,12 +50,14 @@ class Generation:
         self.n = n
         self.arrival = arrival  # perf_counter
         self.choices: list[Choice] = []
+        # Of a prefill server, what the gateway is to give a decode server (vLLM's dialect)
+        self.transfer_params: dict[str, object] | None = None
         # By everything that the computation on a prompt, and what is said of it, depends on
-        groups: dict[tuple[tuple[int, ...], int | None, str | None], int] = {}
+        groups: dict[tuple[tuple[int, ...], int | None, str | None, Remote | None], int] = {}
         unique = uuid.uuid4().hex
         self.id = name or unique
         for prompt in prompts:
-            key = (tuple(prompt.tokens), prompt.params.prompt_logprobs, prompt.echo)
+            key = (tuple(prompt.tokens), prompt.params.prompt_logprobs, prompt.echo, prompt.remote)
             group = groups.setdefault(key, len(groups))
             for i in range(n):
                 index = len(self.choices)
@@ -63,7 +66,7 @@ class Generation:
                     called = f"{prompt.name}_{i}" if n > 1 else prompt.name
                 params = prompt.params.replace(stream=i)
                 request = NewRequest(
-                    f"{unique}-{index}", prompt.tokens, params, priority, group, client.get()
+                    f"{unique}-{index}", prompt.tokens, params, priority, group, client.get(), prompt.remote
                 )
                 stream = TextStream(
                     tokenizer,

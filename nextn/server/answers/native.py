@@ -79,6 +79,8 @@ class NativeReply:
             meta |= self._prompt_logprobs(choice, asked, names)
             meta |= logprobs(choice, asked, names)
         if choice.finish_reason is not None:
+            if self.generation.transfer_params is not None:
+                meta["kv_transfer_params"] = self.generation.transfer_params
             meta["e2e_latency"] = choice.last_output - self.generation.arrival
             meta |= msgspec.structs.asdict(spec_tokens_details(choice.spec))
         return NativeAnswer("".join(choice.text), choice.tokens, meta)

@@ -66,8 +66,9 @@ class Reply:
             ids = TokenIds()
             for choice, each in zip(choices, worded, strict=True):
                 prompt = ids.add(choice, [each])
+        extension, params = self._extension(choices), self._transfer_params()
         return encode(
-            Answer(self.id, name, self.created, self.model, worded, used, self._extension(choices), prompt)
+            Answer(self.id, name, self.created, self.model, worded, used, extension, prompt, params)
         )
 
     def _best(self) -> list[Choice]:
@@ -92,6 +93,7 @@ class Reply:
         word = ChatWording(tokenizer, self.reading) if self.chat else TextWording(tokenizer)
         ids = TokenIds() if self.request.return_token_ids else None
         prompt: list[int] | UnsetType = UNSET
+        params = self._transfer_params()
         deltas = self.generation.deltas()
         try:
             async for delta in deltas:
@@ -105,8 +107,10 @@ class Reply:
                     prompt = ids.add(delta.choice, chunks)
                 for chunk in chunks:
                     yield encode(
-                        Answer(self.id, name, self.created, self.model, [chunk], used, UNSET, prompt)
-                    )
+                        Answer(
+                            self.id, name, self.created, self.model, [chunk], used, UNSET, prompt, params
+                        )
+                    )  # fmt: skip
                     prompt = UNSET
         finally:
             await deltas.aclose()
@@ -117,6 +121,9 @@ class Reply:
                 used.completion_tokens_details = self._details()
             extension = self._extension(choices)
             yield encode(Answer(self.id, name, self.created, self.model, [], used, extension))
+
+    def _transfer_params(self) -> dict[str, object] | UnsetType:
+        return UNSET if self.generation.transfer_params is None else self.generation.transfer_params
 
     def _extension(self, choices: Sequence[Choice]) -> SglExt | UnsetType:
         if not self.request.return_spec_tokens_details:

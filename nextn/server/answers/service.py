@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Iterable, Sequence
 
+from nextn.disaggregation.remote import Remote
 from nextn.request import SamplingParams
 from nextn.server.answers.choice import Observer, Prompt
 from nextn.server.answers.generation import Generation
@@ -54,6 +55,9 @@ class Service:
         self.config, self.engine, self.tokenizer, self.observer = config, engine, tokenizer, observer
         self.encoder = Encoder(tokenizer)
         self.draining = False
+        self.engine_id = uuid.uuid4().hex  # what vLLM's gateways know this server by
+        # Where decode servers find a prefill server's bootstrap port
+        self.bootstrap = (config.host, config.disaggregation_bootstrap_port)
         self.changing = asyncio.Lock()  # held while the engine's defaults are read, changed and sent
         self.created = int(time.time())
 
@@ -121,7 +125,11 @@ class Service:
         ids = await self._ids(given)
         ready = self.check_open()  # again: tokenizing may have taken a while
         prompts = []
-        for tokens, each in zip(ids, asked, strict=True):
+        merged = not request.batch and asked[0].sampling.n == 1  # gateways merge such answers alone
+        if request.prefills:
+            asked, n = [each.prompt_only() for each in asked], 1
+        remotes = request.remotes(len(ids))
+        for tokens, each, remote in zip(ids, asked, remotes, strict=True):
             limit = token_limit(
                 tokens,
                 each.sampling.max_new_tokens,
@@ -131,9 +139,12 @@ class Service:
             )
             check_vocabulary(tokens, ready.vocab_size)
             seed = drawn(each.sampling.sampling_seed)
+            limit = 0 if request.prefills else limit
             params = each.params(len(tokens), limit, seed, request.speculative, ready.vocab_size)
+            params, remote = scored_once(params, remote, merged, request.prefills)
             stop_regexes = regexes[tuple(each.sampling.stop_regex)]
-            prompts.append(prompt_of(each.sampling, tokens, params, stop_regexes, name=each.rid))
+            prompt = prompt_of(each.sampling, tokens, params, stop_regexes, name=each.rid)
+            prompts.append(prompt._replace(remote=remote))
         check_constraints(prompts, n)
         self._admit(len(prompts) * n)
         priority = self._priority(request.priority)
@@ -148,6 +159,8 @@ class Service:
             rank=request.rank(self.config.dp_size),
             observer=self.observer,
         )
+        if any(prompt.remote for prompt in prompts):
+            generation.transfer_params = request.answer_params(self.engine_id, *self.bootstrap)
         return generation, asked
 
     async def chat(self, request: ChatRequest) -> tuple[Generation, Reading]:
@@ -159,7 +172,7 @@ class Service:
         (prompt,) = self._prompts(request, ids, None, regexes)
         if reading.tool_parser is not None and not request.parallel_tool_calls:
             prompt = prompt._replace(stop=[*prompt.stop, CALL_END])
-        if constraint is not None:
+        if constraint is not None and not request.prefills:
             prompt = prompt._replace(params=prompt.params.replace(constraint=constraint))
         generation = self._generation(request, [prompt._replace(shown=reading.markers)], arrival, "chatcmpl")
         return generation, reading
@@ -200,12 +213,13 @@ class Service:
         prompts as given, if the answers begin with them."""
         ready = self.open(request.model)  # again: tokenizing may have taken a while
         made = []
-        for i, tokens in enumerate(prompts):
+        for i, (tokens, remote) in enumerate(zip(prompts, request.remotes(len(prompts)), strict=True)):
             limit = token_limit(tokens, request.limit, default, ready.context_length, request.limit_field)
+            limit = 0 if request.prefills else limit
             check_vocabulary(tokens, ready.vocab_size)
             params = request.sampling(limit, drawn(request.seed), ready.vocab_size)
             begin = None if echo is None else self._text(echo[i], request.skip_special_tokens)
-            made.append(prompt_of(request, tokens, params, regexes, begin))
+            made.append(prompt_of(request, tokens, params, regexes, begin)._replace(remote=remote))
         return made
 
     def _generation(
@@ -214,7 +228,7 @@ class Service:
         """`kind`: what the answer's id begins with, if it is not given."""
         check_constraints(prompts, request.candidates)
         self._admit(len(prompts) * request.candidates)
-        return Generation(
+        generation = Generation(
             self.engine,
             self.tokenizer,
             prompts,
@@ -228,6 +242,9 @@ class Service:
             rank=request.rank(self.config.dp_size),
             observer=self.observer,
         )
+        if any(prompt.remote for prompt in prompts):
+            generation.transfer_params = request.answer_params(self.engine_id, *self.bootstrap)
+        return generation
 
     def _priority(self, asked: int) -> int:
         """The priority for the engine, where larger goes first. Raises ApiError if the server has none."""
@@ -280,6 +297,20 @@ def check_constraints(prompts: Sequence[Prompt], n: int) -> None:
             f"what the texts must match has {length} characters, counted for each of the choices; "
             f"{MOST_CONSTRAINTS} are allowed"
         )
+
+
+def scored_once(
+    params: SamplingParams, remote: Remote | None, merged: bool, prefills: bool
+) -> tuple[SamplingParams, Remote | None]:
+    """Gateways put the prompt's log-probabilities of both servers together, so one of the two has them: the
+    prefill server, if the gateway merges the answers at all (`merged`) and no most likely tokens are asked
+    for, which it does not merge. Else the decode server computes the prompt, and nothing is handed off."""
+    if params.prompt_logprobs is None or (remote is None and not prefills):
+        return params, remote
+    handed_off = remote is not None and merged and params.prompt_logprobs == 0
+    if handed_off != prefills:
+        params = params.replace(prompt_logprobs=None)
+    return params, remote if handed_off else None
 
 
 def prompt_of(

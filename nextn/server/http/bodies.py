@@ -10,6 +10,7 @@ from nextn.server.process.side_process import SideProcess
 from nextn.server.prompts.bound import Bound
 from nextn.server.protocol.body import Kind, check_values, parse
 from nextn.server.protocol.errors import ApiError, prompt_in
+from nextn.server.protocol.handoff import HandedOff
 from nextn.server.protocol.routed import HEADER, Routed
 
 LARGE_BODY = 2**18  # bytes; parsing takes 0.1 to 30 ms a megabyte
@@ -29,6 +30,8 @@ class Bodies:
             read = await self.side.call(parse_large, body, kind, self.service.bound())
         if isinstance(read, Routed) and HEADER in request.headers:
             read.take_header(request.headers[HEADER])
+        if isinstance(read, HandedOff):
+            read = read.for_server(self.service.config.disaggregation_mode)
         return read
 
 

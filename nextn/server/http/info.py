@@ -150,6 +150,7 @@ def server_info(service: Service) -> dict[str, object]:
     config, ready = service.config, service.engine.ready
     return {
         **{**dataclasses.asdict(config), "model_path": folder(service), "api_key": None},
+        "disaggregation_bootstrap_port": service.bootstrap[1],  # 0 among the options stands for a free one
         "version": nextn.__version__,
         "status": service.status,
         "served_model_name": config.model_name,

@@ -35,6 +35,7 @@ from nextn.server.process.messages import (
     add_of,
     encode,
 )
+from nextn.server.process.rooms import Rooms
 from nextn.server.protocol.errors import ApiError, bad_request, engine_dead, no_engine, unavailable
 
 
@@ -51,6 +52,7 @@ class Waiter:
     queue: asyncio.Queue[Update]
     name: str  # what the client knows the request by
     tokens: int  # of its prompt, and generated so far
+    room: int | None = None  # of a prefill server's request
 
 
 @dataclass
@@ -64,6 +66,7 @@ class EngineClient:
     partners: Sequence[EngineClient] = field(default=(), repr=False, compare=False)
     tokens: int = 0  # of all waiters
     socket: zmq.asyncio.Socket | None = None
+    rooms: Rooms | None = None  # of a prefill server
     speculative_defaults: SpeculativeParams = field(default_factory=SpeculativeParams)  # as last set
     recording: bool = False  # the rows of experts; an engine that takes the place of another goes on with it
     calls: dict[int, asyncio.Future[Any]] = field(default_factory=dict)  # sent, and not done
@@ -124,16 +127,26 @@ class EngineClient:
             return
         if not self.waiters:
             self.last_sign = time.monotonic()
+        sent = []
         for request, name in zip(requests, names or [r.rid for r in requests], strict=True):
-            self.waiters[request.rid] = Waiter(queue, name, len(request.tokens))
+            room = None
+            if self.rooms is not None and request.remote is not None:
+                room = request.remote.room
+                if not self.rooms.open(room, self.rank or 0, self.ready):
+                    message = f"bootstrap_room is {room}, which a running request has; draw another"
+                    queue.put_nowait(Update(request.rid, bad_request(message, "bootstrap_room")))
+                    continue
+            self.waiters[request.rid] = Waiter(queue, name, len(request.tokens), room)
             self.tokens += len(request.tokens)
-        self._send(add_of(requests))
+            sent.append(request)
+        if sent:
+            self._send(add_of(sent))
 
     def abort(self, rid: str) -> bool:
         """Ends a request and its updates. False if it had ended already."""
         if rid not in self.waiters:
             return False
-        self._forget(rid)
+        self._forget(rid, lost=True)
         self._send(Abort(rid))
         return True
 
@@ -218,11 +231,14 @@ class EngineClient:
         if waiter is None:
             return  # aborted meanwhile
         if last:
-            self._forget(rid)
+            self._forget(rid, lost=isinstance(what, ApiError) or what.finish_reason == "abort")
         elif isinstance(what, Output):
             waiter.tokens += len(what.tokens)
             self.tokens += len(what.tokens)
         waiter.queue.put_nowait(Update(rid, what))
 
-    def _forget(self, rid: str) -> None:
-        self.tokens -= self.waiters.pop(rid).tokens
+    def _forget(self, rid: str, lost: bool) -> None:
+        waiter = self.waiters.pop(rid)
+        self.tokens -= waiter.tokens
+        if self.rooms is not None and waiter.room is not None:
+            self.rooms.end(waiter.room, lost)

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from nextn.config import EngineConfig
 from nextn.constraint import CompiledGrammar
+from nextn.disaggregation.agent import Agent, make_agent
 from nextn.distributed.group import PeerGone
 from nextn.distributed.life import die_with_parent
 from nextn.distributed.place import Place
@@ -66,7 +66,7 @@ PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 MakeEngine = Callable[..., "Engine"]  # of a config; and of a `Place`, if there are groups
 
 
-def make_engine(config: EngineConfig, place: Place | None = None) -> Engine:
+def make_engine(config: ServerConfig, place: Place | None = None) -> Engine:
     from nextn.engine.build import make_executor
     from nextn.engine.engine import Engine
 
@@ -112,6 +112,7 @@ def run(
         if rank is not None:
             take_gpu(config, rank)
         engine = make(config) if place is None else make(config, place)
+        agent = make_agent(engine, config)
     except Exception as e:
         mistake = isinstance(e, (ValueError, OSError))
         if not mistake:
@@ -126,13 +127,16 @@ def run(
             None if engine.speculation.auto else engine.speculation.num_steps,
             dict(engine.startup),
             engine.stats(),
+            0 if agent is None else agent.port,
         )
     )
     gc.collect()
     gc.freeze()  # weights and modules need never be looked at again
     try:
-        loop(engine, link, GrammarCompiler(config, engine.vocab_size, engine.eos_token_ids))
+        loop(engine, link, GrammarCompiler(config, engine.vocab_size, engine.eos_token_ids), agent)
         engine.remember()
+        if agent is not None:
+            agent.close()
         if engine.wakes is not None:
             engine.wakes.leave()
         code = 0
@@ -160,12 +164,20 @@ class Link:
     def send(self, message: FromEngine) -> None:
         self.socket.send(encode(message))
 
-    def receive(self, wait: bool, milliseconds: int = IDLE_MS, wakes: Wakes | None = None) -> list[ToEngine]:
-        """All messages there are; with `wait`, those that come within that time, or none when it wakes before
-        that. Stop, if the parent is gone."""
-        if wait and wakes is not None:
-            zmq.select([self.socket, wakes], [], [], milliseconds / 1000)
-            wakes.hear()
+    def receive(
+        self,
+        wait: bool,
+        milliseconds: int = IDLE_MS,
+        wakes: Wakes | None = None,
+        agent: Agent | None = None,
+    ) -> list[ToEngine]:
+        """All messages there are; with `wait`, those that come within that time, or none when one of the
+        others wakes before that. Stop, if the parent is gone."""
+        if wait and not (wakes is agent is None):
+            others = [each for each in (wakes, agent) if each is not None]
+            zmq.select([self.socket, *others], [], [], milliseconds / 1000)
+            if wakes is not None:
+                wakes.hear()
         elif wait:
             self.socket.poll(milliseconds)
         messages: list[ToEngine] = []
@@ -181,16 +193,18 @@ class Link:
         self.context.term()
 
 
-def loop(engine: Engine, link: Link, grammars: GrammarCompiler) -> None:
+def loop(engine: Engine, link: Link, grammars: GrammarCompiler, agent: Agent | None = None) -> None:
+    """agent: of a prefill or a decode server."""
     requests: dict[str, Request] = {}
     grammars.start()
     line = GrammarLine(grammars)
     began = sent = time.perf_counter()
+    active = 0  # transfers that the server knows of
     while True:
         aborted = False
-        idle = not engine.must_step()
+        idle = engine.stalled or not engine.must_step()
         milliseconds = COMPILING_MS if line else IDLE_MS
-        messages = link.receive(wait=idle, milliseconds=milliseconds, wakes=engine.wakes)
+        messages = link.receive(wait=idle, milliseconds=milliseconds, wakes=engine.wakes, agent=agent)
         if idle:
             began = time.perf_counter()
             engine.check()
@@ -200,6 +214,8 @@ def loop(engine: Engine, link: Link, grammars: GrammarCompiler) -> None:
             elif isinstance(message, Abort):
                 line.drop(message.rid)
                 requests.pop(message.rid, None)
+                if agent is not None:
+                    agent.abort(message.rid)
                 aborted |= engine.abort(message.rid)
             elif isinstance(message, SetSpeculativeDefaults):
                 set_speculative_defaults(engine, link, message)
@@ -214,9 +230,15 @@ def loop(engine: Engine, link: Link, grammars: GrammarCompiler) -> None:
             groups: dict[int, PromptGroup] = {}
             for new, grammar in compiled:
                 group = PromptGroup() if new.group is None else groups.setdefault(new.group, PromptGroup())
-                add(engine, link, requests, new, grammar, group)
+                add(engine, link, requests, new, grammar, group, agent)
         stepped = engine.has_work()
         outputs = engine.step() if engine.must_step() else []
+        if agent is not None:
+            outputs += agent.exchange(outputs)
+        stats = engine.stats()
+        moved = agent is not None and agent.stats.active != active
+        if agent is not None:
+            stats.transfer, active = agent.stats, agent.stats.active
         scores = prompt_scores(outputs, requests)
         for out in outputs:
             # On every output, not only the last: the server may end a request at a stop string.
@@ -226,8 +248,8 @@ def loop(engine: Engine, link: Link, grammars: GrammarCompiler) -> None:
                 del requests[out.rid]
         now = time.perf_counter()
         # An engine that only waits for grammars sends a sign of life: the watchdog ends a silent one.
-        if stepped or aborted or (line and now - sent >= IDLE_MS / 1000):
-            link.send(StepOutputs(outputs, engine.stats(), now - began, scores))
+        if stepped or aborted or moved or (line and now - sent >= IDLE_MS / 1000):
+            link.send(StepOutputs(outputs, stats, now - began, scores))
             began = sent = now
         elif not stepped and not line:
             began = now  # a step for other groups alone
@@ -240,13 +262,17 @@ def add(
     new: NewRequest,
     grammar: CompiledGrammar | ValueError | None,
     group: PromptGroup,
+    agent: Agent | None,
 ) -> None:
     request = Request(new.rid, new.tokens, new.params, new.priority, group)
     try:
         if isinstance(grammar, ValueError):
             raise grammar
         request.grammar = grammar
-        engine.add(request)
+        if agent is not None and new.remote is not None:
+            agent.add(request, new.remote)
+        else:
+            engine.add(request)
     except Exception as e:
         if not isinstance(e, ValueError):
             log.exception("request %s could not be added", new.rid)

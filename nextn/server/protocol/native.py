@@ -21,7 +21,8 @@ from nextn.server.protocol.fields import (
     SpeculativeField,
     prompts,
 )
-from nextn.server.protocol.openai import MAX_LOGPROBS, REFUSED, Sampling
+from nextn.server.protocol.handoff import HandedOff
+from nextn.server.protocol.openai import MAX_LOGPROBS, OF_ANSWERS, REFUSED, Sampling
 from nextn.server.protocol.routed import Routed
 
 REFUSED_SAMPLING: dict[str, tuple[object, ...]] = {
@@ -63,6 +64,10 @@ class Asked(NamedTuple):
     logprobs: bool
     start: int  # -1: none of the prompt
     tops: int
+
+    def prompt_only(self) -> Asked:
+        """Without what an answer would be made by."""
+        return self._replace(sampling=self.sampling.model_copy(update=OF_ANSWERS | {"min_new_tokens": 0}))
 
     def params(
         self, length: int, max_tokens: int, seed: int, speculative: SpeculativeParams, vocab_size: int
@@ -109,7 +114,7 @@ NO_GENERATE = {
 }
 
 
-class GenerateRequest(Routed):
+class GenerateRequest(Routed, HandedOff):
     refused, elsewhere = REFUSED_IN_GENERATE, NO_GENERATE
 
     # Checked by `given` and `asked`: a union's errors would name every branch.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
@@ -22,8 +22,12 @@ from nextn.server.protocol.fields import (
     StopStrings,
     prompts,
 )
+from nextn.server.protocol.handoff import HandedOff
 from nextn.server.protocol.routed import Routed
 from nextn.server.protocol.structured import grammar_for
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MAX_CHOICES = 128
 MAX_LOGPROBS = 20
@@ -140,7 +144,18 @@ class Sampling(Body):
         return params
 
 
-class CommonRequest(Sampling, Routed):
+# What only an answer is made by
+OF_ANSWERS: dict[str, Any] = {
+    "n": 1, "stop": [], "stop_regex": [], "stop_token_ids": [], "json_schema": None, "regex": None,
+    "ebnf": None, "structural_tag": None,
+}  # fmt: skip
+OF_OPENAI_ANSWERS = OF_ANSWERS | {
+    "min_tokens": 0, "response_format": None, "structured_outputs": None, "guided_json": None,
+    "guided_regex": None, "guided_choice": None, "guided_grammar": None,
+}  # fmt: skip
+
+
+class CommonRequest(Sampling, Routed, HandedOff):
     """What both endpoints take."""
 
     model: str | None = None
@@ -220,11 +235,14 @@ class CommonRequest(Sampling, Routed):
         """Does the answer tell what each step drafted?"""
         return False
 
+    def prompt_only(self) -> Self:
+        return self.model_copy(update=OF_OPENAI_ANSWERS)
+
     def sampling(self, max_tokens: int, seed: int, vocab_size: int) -> SamplingParams:
         """Checked parameters of the first choice. Raises ApiError naming the field."""
         # Candidates are compared by their log-probabilities, whether these were asked for or not.
         compared = 0 if self.candidates > self.n else None
-        if max_tokens == 0 and not self.echoes:
+        if max_tokens == 0 and not self.echoes and not self.prefills:
             name = self.limit_field
             raise bad_request(f"{name} is 0; it must be at least 1, or 0 in a completion with echo", name)
         try:
@@ -285,6 +303,13 @@ class CompletionRequest(CommonRequest):
         return prompts(self.prompt)
 
     @property
+    def scores_prompts(self) -> bool:
+        return self.echo and self.logprobs is not None
+
+    def prompt_only(self) -> Self:
+        return super().prompt_only().model_copy(update={"best_of": None, "echo": False, "logprobs": None})
+
+    @property
     def candidates(self) -> int:
         return self.best_of or self.n
 
@@ -322,6 +347,9 @@ class ChatRequest(CommonRequest, ChatMessages):
 
     def given(self) -> list[str | list[int]]:
         return ["".join(self.contents())]  # the template adds to it
+
+    def prompt_only(self) -> Self:
+        return super().prompt_only().model_copy(update={"logprobs": False, "top_logprobs": 0})
 
     @property
     def tops(self) -> int | None:

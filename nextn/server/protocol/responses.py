@@ -6,7 +6,7 @@ Field order is the order on the wire. A field that is UNSET is left out; None is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -203,6 +203,7 @@ class Answer(msgspec.Struct, Generic[AnyChoice]):
     usage: Usage | UnsetType | None = UNSET
     sglext: SglExt | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET  # a chat's
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET  # what the decode server is to be sent
 
 
 class Model(msgspec.Struct):

@@ -49,6 +49,7 @@ class OneStepEngine:
         return False
 
     wakes = None
+    stalled = False
 
     def has_work(self) -> bool:
         return bool(self.requests)
@@ -81,7 +82,7 @@ class Link:
     def send(self, message: Any) -> None:
         self.heard.append(message)
 
-    def receive(self, wait: bool, milliseconds: int, wakes: object = None) -> list[Any]:
+    def receive(self, wait: bool, milliseconds: int, wakes: object = None, agent: object = None) -> list[Any]:
         time.sleep(0.001)
         return next(self.says)
 

@@ -1,0 +1,173 @@
+"""What moves pages between an engine and its `PageSource` or `PageSink`, between steps and in the engine's
+thread: nobody else touches the KV pool.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Protocol
+
+from nextn.disaggregation.identity import identity_of
+from nextn.disaggregation.remote import Remote
+from nextn.disaggregation.sink import Arrived, PageSink
+from nextn.disaggregation.source import PageSource
+from nextn.engine.engine import Engine
+from nextn.request import Failure, Output, Request
+from nextn.scheduler.transfers import sent_slots
+from nextn.server_config import ServerConfig
+from nextn.stats import TransferStats
+
+log = logging.getLogger("nextn.engine")
+
+PREFILL_FAILED = "prefill_failed"  # code of the error that requests end in without a fallback
+
+
+class Agent(Protocol):
+    port: int  # where decode servers fetch pages; 0: nowhere
+
+    def add(self, request: Request, remote: Remote) -> None:
+        """Adds a request that two engines work on. Raises ValueError as `Engine.add` does."""
+
+    def abort(self, rid: str) -> None:
+        """To be called before the engine's own `abort`."""
+
+    def exchange(self, outputs: Sequence[Output]) -> list[Output]:
+        """To be called after each step, and when `fileno` is readable. outputs: of the step. Returns more."""
+
+    def fileno(self) -> int: ...
+
+    @property
+    def stats(self) -> TransferStats: ...
+
+    def close(self) -> None: ...
+
+
+def make_agent(engine: Engine, config: ServerConfig) -> Agent | None:
+    """None for a server that does all of its requests' work. Raises OSError where it cannot listen."""
+    mode, backend = config.disaggregation_mode, config.disaggregation_transfer_backend
+    if mode == "null":
+        return None
+    identity, timeout = identity_of(engine), config.disaggregation_timeout
+    if mode == "prefill":
+        return PrefillAgent(engine, PageSource(identity, backend, config.host, timeout))
+    sink = PageSink(identity, backend, timeout)
+    return DecodeAgent(engine, sink, fallback=config.disaggregation_fallback == "on")
+
+
+class PrefillAgent:
+    def __init__(self, engine: Engine, source: PageSource) -> None:
+        self._engine, self._source = engine, source
+        self._computing: dict[str, Request] = {}
+        self.port = source.port
+
+    def add(self, request: Request, remote: Remote) -> None:
+        request.hold = True
+        self._source.offer(request.rid, remote.room, request.tokens)
+        try:
+            self._engine.add(request)
+        except BaseException:
+            self._source.withdraw(request.rid)
+            raise
+        self._computing[request.rid] = request
+
+    def abort(self, rid: str) -> None:
+        if self._computing.pop(rid, None) is not None:
+            self._source.withdraw(rid)
+
+    def exchange(self, outputs: Sequence[Output]) -> list[Output]:
+        self._source.clear()
+        transfers = self._engine.transfers
+        for out in outputs:
+            if out.finish_reason is not None and (request := self._computing.pop(out.rid, None)) is not None:
+                if out.rid in transfers.held:
+                    self._source.finished(out.rid, self._true(request), request.first_cached)
+                else:
+                    self._source.withdraw(out.rid)
+        for rid, request in self._computing.items():
+            self._source.committed(rid, self._true(request))
+        while (piece := self._source.wanted()) is not None:
+            request = self._computing.get(piece.rid) or transfers.held[piece.rid]
+            self._source.put(piece, self._engine.read(request, piece.first_page, piece.pages))
+        for given in self._source.poll():
+            if given.rid in transfers.held:
+                transfers.release(given.rid)
+            if given.error is not None:
+                log.warning("request %s: its pages were not fetched: %s", given.rid, given.error)
+        return []
+
+    def _true(self, request: Request) -> int:
+        """Slots that are true for all layers; after a retraction they are fewer for a while."""
+        lag = max(0, self._engine.info.nextn_layers - 1)
+        whole = sent_slots(request.num_prompt, self._engine.info.nextn_layers, self._engine.info.page_size)
+        return min(max(0, request.committed - lag), whole)
+
+    def fileno(self) -> int:
+        return self._source.fileno()
+
+    @property
+    def stats(self) -> TransferStats:
+        return self._source.stats
+
+    def close(self) -> None:
+        self._source.close()
+
+
+class DecodeAgent:
+    port = 0
+
+    def __init__(self, engine: Engine, sink: PageSink, fallback: bool = True) -> None:
+        """fallback: does the engine compute prompts whose pages do not come?"""
+        self._engine, self._sink, self._fallback = engine, sink, fallback
+        self._remotes: dict[str, Remote] = {}
+
+    def add(self, request: Request, remote: Remote) -> None:
+        """Of a group the first fetches; the others take the pages from it."""
+        request.fetch = request.group is None or not request.group.members
+        self._engine.add(request)
+        if request.fetch:
+            self._remotes[request.rid] = remote
+
+    def abort(self, rid: str) -> None:
+        if self._remotes.pop(rid, None) is not None:
+            self._sink.cancel(rid)
+
+    def exchange(self, outputs: Sequence[Output]) -> list[Output]:
+        self._sink.clear()
+        engine = self._engine
+        for request in engine.transfers.begun():
+            self._sink.want(request.rid, self._remotes[request.rid], request.committed, request.tokens)
+        ended: list[Output] = []
+        for event in self._sink.poll():
+            if isinstance(event, Arrived):
+                request = engine.transfers.fetching[event.rid]
+                engine.write(request, event.first_page, event.data)
+                continue
+            remote = self._remotes.pop(event.rid)
+            engine.transfers.arrived(event.rid, event.slots)
+            failure = None
+            if event.error is not None:
+                failure = self._failed(event.rid, remote, event.error)
+            ended += engine.fetched(event.rid, event.cached_tokens, failure)
+        for out in (*outputs, *ended):
+            if out.finish_reason is not None:  # without a fetch, as another of its group that only reads
+                self._remotes.pop(out.rid, None)
+        return ended
+
+    def _failed(self, rid: str, remote: Remote, error: str) -> Failure | None:
+        what = f"the prefill server at {remote.host}:{remote.port} failed: {error}"
+        if not self._fallback:
+            return Failure(PREFILL_FAILED, what)
+        log.warning("request %s: %s; its prompt is computed here", rid, what)
+        self._sink.stats.fallbacks += 1
+        return None
+
+    def fileno(self) -> int:
+        return self._sink.fileno()
+
+    @property
+    def stats(self) -> TransferStats:
+        return self._sink.stats
+
+    def close(self) -> None:
+        self._sink.close()

@@ -1,0 +1,197 @@
+"""A prefill and a decode server on the embedded model: texts, log-probabilities, usage and acceptance are
+those of one server, whatever happens to either. (Pages between engines without servers:
+tests/unit/engine/test_two_engines.py. Faults of the network: tests/unit/disaggregation.)"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from support.native_kernels import built_levels
+from support.server_process import ServerProcess, in_background, until
+from support.two_replicas import SERVE, Answers, answers, health
+from support.two_servers import TwoServers, two_servers
+
+from nextn.bench.prompts import heldout_prompts
+
+QUICK = ("--disaggregation-timeout", "2")
+LONG = heldout_prompts(1)[0] * 4
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[ServerProcess]:
+    with ServerProcess(SERVE) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def expected(one: ServerProcess) -> Answers:
+    return answers(one)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[TwoServers]:
+    with two_servers() as servers:
+        yield servers
+
+
+def check(pair: TwoServers, expected: Answers) -> None:
+    """The answers; their prompts' pages came from the prefill server."""
+    before = pair.transfers()
+    assert answers(pair) == expected
+    after = pair.transfers()
+    assert after["requests_total"] > before["requests_total"]
+    assert after["fallbacks_total"] == before["fallbacks_total"]
+
+
+def test_answers_are_those_of_one_server(pair: TwoServers, expected: Answers) -> None:
+    check(pair, expected)
+
+
+SIZES: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "shm": (("--disaggregation-transfer-backend", "shm"), (), ()),
+    "chunks": (("--chunked-prefill-size", "16", "--max-running-requests", "8"), (), ()),
+    "naive": (("--disable-radix-cache",), (), ()),
+    "tp-2-to-dp-2": ((), ("--tp-size", "2"), ("--dp-size", "2")),
+    "dp-2-to-tp-2": ((), ("--dp-size", "2"), ("--tp-size", "2")),
+    "groups-to-ep-2": (
+        (),
+        ("--dp-size", "2", "--enable-dp-attention", "--tp-size", "2", "--ep-size", "2"),
+        ("--tp-size", "2", "--ep-size", "2"),
+    ),
+}
+
+
+@pytest.mark.skipif(not built_levels(), reason="no native kernels")
+@pytest.mark.parametrize("sizes", SIZES)
+def test_other_layouts(sizes: str, expected: Answers) -> None:
+    both, prefill, decode = SIZES[sizes]
+    with two_servers(both, prefill, decode) as servers:
+        check(servers, expected)
+
+
+EDGES: dict[str, tuple[str, dict[str, Any]]] = {
+    "one token": ("/v1/completions", {"max_tokens": 1}),
+    "no token": ("/v1/completions", {"max_tokens": 0}),
+    "a prompt of one token": ("/generate", {"input_ids": [5], "sampling_params": {"max_new_tokens": 5}}),
+    "stop string": ("/v1/completions", {"max_tokens": 40, "stop": ["\n"]}),
+    "choices": ("/v1/completions", {"max_tokens": 8, "n": 3, "temperature": 1, "seed": 3}),
+    "echo": ("/v1/completions", {"max_tokens": 4, "echo": True, "logprobs": 1}),
+    "penalties": (
+        "/v1/completions",
+        {"max_tokens": 24, "frequency_penalty": 1.5, "seed": 1, "temperature": 1},
+    ),
+    "a grammar": ("/v1/completions", {"max_tokens": 24, "regex": "[a-z]+ [0-9]+\\."}),
+    "chat": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "def f(x):"}], "max_tokens": 9},
+    ),
+    "batch": ("/v1/completions", {"prompt": heldout_prompts(3), "max_tokens": 9}),
+    "prompt logprobs": (
+        "/generate",
+        {
+            "text": LONG,
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "sampling_params": {"max_new_tokens": 3},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("edge", EDGES)
+def test_edges(pair: TwoServers, one: ServerProcess, edge: str) -> None:
+    """Usage, finish reasons and log-probabilities included."""
+    path, body = EDGES[edge]
+    if path == "/v1/completions":
+        body = {"prompt": LONG, "temperature": 0, "ignore_eos": True} | body
+    found = []
+    for server in (one, pair):
+        assert server.post("/flush_cache").status_code == 200
+        answer = server.post(path, **body)
+        assert answer.status_code == 200, answer.text
+        found.append({k: v for k, v in answer.json().items() if k not in ("id", "created")})
+        for key in ("id", "e2e_latency", "spec_verify_ct"):
+            found[-1].get("meta_info", {}).pop(key, None)
+    assert found[0] == found[1]
+    assert isinstance(pair.first, httpx.Response)
+    assert pair.first.status_code == 200
+    until(lambda: pair.transfers()["active"] == 0)
+    until(lambda: pair.prefill.metrics()["nextn:num_used_tokens"] == 0)
+
+
+def test_plain_requests_are_served_whole(pair: TwoServers, one: ServerProcess) -> None:
+    body = {"prompt": LONG, "temperature": 0, "max_tokens": 12}
+    wanted = one.post("/v1/completions", **body).json()["choices"]
+    for server in (pair.prefill, pair.decode):
+        assert server.post("/v1/completions", **body).json()["choices"] == wanted
+
+
+def test_a_client_that_goes_away(pair: TwoServers) -> None:
+    """While its prompt is computed, and while its answer is."""
+    for seconds in (0.02, 0.2):
+        body = {"prompt": LONG * 4, "max_tokens": 2000, "ignore_eos": True} | pair.remote()
+        with pytest.raises(httpx.TimeoutException):
+            pair.decode.post("/v1/completions", timeout=seconds, **body)
+        until(lambda: pair.decode.metrics()["nextn:num_used_tokens"] == 0)
+        with pytest.raises(httpx.TimeoutException):
+            pair.prefill.post("/v1/completions", timeout=seconds / 4, **body)
+        until(lambda: pair.prefill.metrics()["nextn:num_used_tokens"] == 0)
+
+
+def test_prefill_server_that_dies(one: ServerProcess) -> None:
+    """At any time: no request fails, and no text differs."""
+    body = {"prompt": LONG * 4, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+    text = one.post("/v1/completions", **body).json()["choices"][0]["text"]
+    options = (
+        "--disaggregation-timeout",
+        "2",
+        "--chunked-prefill-size",
+        "64",
+        "--max-running-requests",
+        "16",
+    )
+    with two_servers(options) as servers:
+        for kill in (0.0, 0.05, 0.1, 0.2):
+            assert servers.post("/flush_cache").status_code == 200
+            texts: list[str] = []
+
+            def ask(texts: list[str] = texts) -> None:
+                answer = servers.post("/v1/completions", **body)
+                texts.append(answer.json()["choices"][0]["text"])
+
+            asked = in_background(ask, ask, ask)
+            time.sleep(kill)
+            os.kill(servers.prefill.engine_pid(), signal.SIGKILL)
+            for thread in asked:
+                thread.join(60)
+            assert texts == [text] * 3
+            until(lambda: health(servers.prefill)[0] == 200, 60)
+        assert servers.transfers()["fallbacks_total"] > 0
+        servers.prefill.kill()
+        before = servers.transfers()["fallbacks_total"]
+        assert servers.post("/v1/completions", **body).json()["choices"][0]["text"] == text
+        assert servers.transfers()["fallbacks_total"] == before + 1
+
+
+def test_without_a_fallback() -> None:
+    with two_servers((), (), ("--disaggregation-fallback", "off", *QUICK)) as servers:
+        servers.prefill.kill()
+        answer = servers.post("/v1/completions", prompt=LONG, max_tokens=4)
+        assert answer.status_code == 502
+        assert answer.json()["error"]["code"] == "prefill_failed"
+
+
+def test_another_layout_is_named(one: ServerProcess) -> None:
+    body = {"prompt": LONG, "temperature": 0, "max_tokens": 12}
+    wanted = one.post("/v1/completions", **body).json()["choices"]
+    with two_servers((), ("--page-size", "32")) as servers:
+        assert servers.post("/v1/completions", **body).json()["choices"] == wanted
+        said = [line for line in servers.decode.stderr if "page_size is 16 here and 32 there" in line]
+        assert said
+        assert servers.transfers()["fallbacks_total"] == 1

@@ -1,0 +1,84 @@
+"""Two engines in this process, one of which computes the prompts of the other's requests: pages go from one
+to the other between steps, without sockets, and as unreliably as a test likes."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from nextn.engine.engine import Engine
+from nextn.request import Failure, Output, Request, SamplingParams
+from nextn.scheduler.transfers import sent_slots
+
+
+@dataclass
+class TwoEngines:
+    """breaks: the share of transfers that break off somewhere. After a step at most `most` pages of each
+    request go over."""
+
+    prefill: Engine
+    decode: Engine
+    rng: random.Random = field(default_factory=lambda: random.Random(0))
+    breaks: float = 0.0
+    fallback: bool = True
+    most: int = 1
+    pages: int = 0  # that went over
+    broken: int = 0
+    _sent: dict[str, int] = field(default_factory=dict)  # pages of each that fetches
+    _ends: dict[str, int] = field(default_factory=dict)  # after how many of them it breaks off
+    _computing: dict[str, Request] = field(default_factory=dict)
+
+    def add(self, rid: str, tokens: list[int], params: SamplingParams, priority: int = 0) -> None:
+        self.decode.add(Request(rid, list(tokens), params, priority, fetch=True))
+        asked = params.replace(max_tokens=0, min_tokens=0)
+        half = Request(rid, list(tokens), asked, hold=True)
+        self.prefill.add(half)
+        self._computing[rid] = half
+
+    def abort(self, rid: str) -> None:
+        self.decode.abort(rid)
+
+    def has_work(self) -> bool:
+        return self.decode.has_work() or self.prefill.has_work()
+
+    def step(self) -> list[Output]:
+        self.prefill.step()
+        outputs = self.decode.step()
+        for request in self.decode.transfers.begun():
+            self._sent[request.rid] = request.committed // self.decode.config.page_size
+            whole = 99 if self.rng.random() >= self.breaks else self.rng.randrange(3)
+            self._ends[request.rid] = self._sent[request.rid] + whole
+        for rid in list(self._sent) * self.most:
+            outputs += self._go_on(rid) if rid in self._sent else []
+        for rid in list(self.prefill.transfers.held):
+            if rid not in self.decode._scheduler.by_rid or self.rng.random() < 0.5:
+                self.prefill.transfers.release(rid)
+        return outputs
+
+    def _go_on(self, rid: str) -> list[Output]:
+        request = self.decode.transfers.fetching.get(rid)
+        size, sent, half = self.decode.config.page_size, self._sent[rid], self._computing[rid]
+        if request is None:
+            del self._sent[rid]
+            return []
+        info = self.prefill.info
+        whole = sent_slots(half.num_prompt, info.nextn_layers, size)
+        there = min(whole, half.committed)
+        pages = -(-there // size) if there == whole else there // size
+        gone = not half.pages and half.rid not in self.prefill._scheduler.by_rid
+        if not gone and sent < min(pages, self._ends[rid]):
+            self.decode.write(request, sent, self.prefill.read(half, sent, 1))
+            self._sent[rid] += 1
+            self.pages += 1
+            return []
+        if gone or sent >= self._ends[rid]:
+            del self._sent[rid]
+            self.broken += 1
+            self.decode.transfers.arrived(rid, min(sent * size, whole))
+            error = None if self.fallback else Failure("prefill_failed", "it broke off")
+            return self.decode.fetched(rid, 0, error)
+        if sent * size >= whole or (sent >= pages and there == whole):
+            del self._sent[rid]
+            self.decode.transfers.arrived(rid, max(whole, request.committed))
+            return self.decode.fetched(rid, half.first_cached)
+        return []
