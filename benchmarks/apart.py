@@ -49,12 +49,8 @@ class Apart(Alone):
     async def send(self, body: dict[str, Any]) -> Reply:
         """The decode server's answer. What the prefill server answers is read and dropped: without its pages
         the decode server computes the prompt."""
-        body = {
-            "model": self.server.model,
-            **body,
-            **self.fields,
-            "bootstrap_room": self.rooms.randrange(ROOMS),
-        }
+        fields = {**self.fields, "bootstrap_room": self.rooms.randrange(ROOMS)}
+        body = {"model": self.server.model, **body, **fields}
         prefill = asyncio.ensure_future(self._prefill(body))
         try:
             return await stream(self.client, body)

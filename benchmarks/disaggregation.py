@@ -240,12 +240,9 @@ def main() -> int:
                 server.wait_ready()
             result = asyncio.run(run(servers, port, args))
     result["ceilings"] = {"socket_bytes_per_s": socket_rate(cores[:2]), "copy_bytes_per_s": copy_rate()}
-    given = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items() if k != "output"}
-    tell(
-        "disaggregation",
-        {**result, "load": given, "machine": dataclasses.asdict(this_machine())},
-        args.output,
-    )
+    result["load"] = {name: value for name, value in vars(args).items() if name != "output"}
+    result["machine"] = dataclasses.asdict(this_machine())
+    tell("disaggregation", result, args.output)
     return 1 if result["texts"]["differ"] else 0
 
 

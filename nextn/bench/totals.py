@@ -14,8 +14,8 @@ def totals(metrics: str) -> Mapping[str, float]:
     """By name, without "nextn:" and "_total", over all labels but a histogram's buckets. A name that is not
     there is 0.
 
-    >>> found = totals('nextn:prompt_tokens_total{dp_rank="0"} 3\\nnextn:prompt_tokens_total{dp_rank="1"} 4\\n')
-    >>> found["prompt_tokens"], found["transfer_bytes"]
+    >>> found = totals('nextn:steps_total{dp_rank="0"} 3\\nnextn:steps_total{dp_rank="1"} 4\\n')
+    >>> found["steps"], found["transfer_bytes"]
     (7.0, 0.0)
     """
     found: dict[str, float] = defaultdict(float)
