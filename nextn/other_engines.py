@@ -76,6 +76,15 @@ NOTHING = {
         "--max-parallel-loading-workers= --enforce-disable-flashinfer-allreduce-fusion "
         "--disable-attn-tp-gather"
     ),
+    "each side finds out the other's sizes": (
+        "--disaggregation-decode-tp= --disaggregation-decode-dp= --disaggregation-prefill-pp="
+    ),
+    "pages that arrive are always checked": "--disaggregation-enable-kv-checksum",
+    "a decode server has a prefix cache without it": "--disaggregation-decode-enable-radix-cache",
+    "pages are fetched when there is room for the whole request, and nothing polls": (
+        "--num-reserved-decode-tokens= --disaggregation-decode-polling-interval="
+    ),
+    "--instance-role says which part of requests this server computes; without it, all": "--enable-disagg-pd",
     "it is the default": "--constrained-json-disable-any-whitespace",
     "it is always on": (
         "--enable-single-batch-overlap --enable-tokenizer-info-endpoint --enable-request-id-headers "
@@ -149,7 +158,6 @@ ONLY: tuple[tuple[str, str, str], ...] = (
     ("--response-role", "assistant", "answers have the role assistant"),
     ("--log-requests-format", "text", "--log-format sets the form of all lines"),
     ("--beam-width", "0 1", "there is no beam search"),
-    ("--instance-role", "default", "there is no prefill/decode disaggregation"),
     ("--radix-eviction-policy", "lru", "the prefix cache forgets what was used longest ago"),
     ("--max-tokens-per-chunk-for-prefill", "-1", "--chunked-prefill-size limits a step"),
     (
@@ -167,14 +175,21 @@ REFUSED = {
     "LoRA adapters are not served": "--*lora*",
     "nextn serves texts, and no images, audio or video": (
         "--mm-* --*-mm-* --*multimodal* --image-* --media-* --allowed-*media* --video-* --encoder-* --dit-* "
-        "--asr-* --vae-* --cfg-size --use-audio-in-video --limit-image-* --max-encoder-* --language-only "
-        "--*-to-encoder --enable-precise-* --enable-encoder-* --disable-chunked-mm-input"
+        "--asr-* --vae-* --ec-* --cfg-size --use-audio-in-video --limit-image-* --max-encoder-* "
+        "--language-only --*-to-encoder --enable-precise-* --enable-encoder-* --disable-chunked-mm-input"
     ),
-    "there is no prefill/decode disaggregation": (
-        "--disaggregation-* --kv-transfer-* --ec-* --pdmux-* --enable-pd* --enable-disagg-pd "
-        "--disagg-pd-port --kv-cache-transfer-* --kv-push-* --sm-group-num --num-reserved-decode-tokens "
-        "--optimistic-prefill-attempts --decoupled-spec-* --transfer-listen-port --enable-pd-ooc --rpc-* "
-        "--enable-service-routing --etcd-* --heart-beat-* --max-reconnect-count --health-check-interval-ms"
+    "KV pages travel over TCP or shared memory (--disaggregation-transfer-backend)": (
+        "--disaggregation-ib-device --kv-cache-transfer-* --kv-push-* --transfer-listen-port --kv-transfer-*"
+    ),
+    "--disaggregation-bootstrap-port is where decode servers ask a prefill server": "--disagg-pd-port",
+    "gateways know the servers, which register nowhere": (
+        "--enable-service-routing --etcd-* --rpc-* --heart-beat-* --max-reconnect-count "
+        "--health-check-interval-ms"
+    ),
+    "prompts share steps with decoding requests": "--pdmux-* --enable-pdmux --sm-group-num",
+    "a server's part in requests does not change": "--enable-pd-role-switch --enable-pd-ooc",
+    "docs/disaggregation.md says how prompts and answers are computed on two servers": (
+        "--disaggregation-* --enable-pd* --optimistic-prefill-attempts --decoupled-spec-*"
     ),
     "--eplb-rebalance-num-iterations, --eplb-min-rebalancing-utilization-threshold say when experts move": (
         "--eplb-update-*"

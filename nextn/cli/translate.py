@@ -325,6 +325,58 @@ def attn_dp_size(line: Line, name: str, value: str) -> list[str]:
     return [REPLICAS[0], value, "--enable-dp-attention"]
 
 
+PART = "--disaggregation-mode"  # option of a server alone
+
+
+def kv_transfer_config(line: Line, name: str, value: str) -> list[str]:
+    """vLLM's JSON. Raises ValueError that names what nextn cannot do."""
+    given = json_object(value)
+    if PART not in line.known:
+        raise ValueError("only servers share out requests")
+    connector, role = given.pop("kv_connector", None), given.pop("kv_role", None)
+    if connector != "NixlConnector":
+        raise ValueError(f"its kv_connector is {connector!r}; nextn speaks to gateways as NixlConnector does")
+    parts = {"kv_producer": "prefill", "kv_consumer": "decode"}
+    if role not in parts:
+        raise ValueError(
+            f"its kv_role is {role!r}; say {PART} prefill or decode, or kv_producer or kv_consumer"
+        )
+    words = [PART, parts[role]]
+    fallback = {"recompute": "on", "fail": "off"}
+    policy = given.pop("kv_load_failure_policy", "recompute")
+    if policy not in fallback:
+        raise ValueError(f"its kv_load_failure_policy is {policy!r}; it is recompute or fail")
+    if fallback[policy] == "off":
+        words += ["--disaggregation-fallback", "off"]
+    buffers = [key for key in ("kv_buffer_device", "kv_buffer_size") if given.pop(key, None) is not None]
+    if given:
+        raise ValueError(
+            f"its keys {', '.join(sorted(given))} mean nothing to nextn; it reads kv_connector, kv_role and "
+            "kv_load_failure_policy"
+        )
+    if buffers:
+        note(line.notes, "pages go from pool to pool", f"{name} with {' and '.join(buffers)}")
+    return words
+
+
+def instance_role(line: Line, name: str, value: str) -> list[str]:
+    """xLLM's, which counts only with --enable-disagg-pd. MIX computes whole requests."""
+    role = value.lower()
+    if role in ("default", "mix"):
+        note(line.notes, "a server computes whole requests", f"{name} {value}")
+        return []
+    if role not in ("prefill", "decode"):
+        raise ValueError(f"it is {value!r}; it is PREFILL, DECODE, MIX or DEFAULT")
+    if PART not in line.known:
+        raise ValueError("only servers share out requests")
+    switch = [word.partition("=")[2] for word in line.all if word.partition("=")[0] == PD_SWITCH]
+    following = line.given((PD_SWITCH,))
+    if not switch or {*switch, *following} & set(FALSE):
+        raise ValueError(f"it asks for nothing without {PD_SWITCH}; give that too, or {PART} {role}")
+    return [PART, role]
+
+
+PD_SWITCH = "--enable-disagg-pd"
 ATTENTION_GROUPS = ("--attn-dp-size", "--attention-data-parallel-size")
 
 SPECIAL: dict[str, Callable[[Line, str, str], list[str]]] = {
@@ -334,6 +386,8 @@ SPECIAL: dict[str, Callable[[Line, str, str], list[str]]] = {
     "--master-port": master,
     "--master-node-addr": master_node_addr,
     "--eplb-config": eplb_config,
+    "--kv-transfer-config": kv_transfer_config,
+    "--instance-role": instance_role,
     "--redundant-experts-num": redundant_experts_num,
     **dict.fromkeys(ATTENTION_GROUPS, attn_dp_size),
 }

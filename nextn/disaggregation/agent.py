@@ -91,7 +91,7 @@ class PrefillAgent:
             self._source.put(piece, self._engine.read(request, piece.first_page, piece.pages))
         for given in self._source.poll():
             if given.rid in transfers.held:
-                transfers.release(given.rid)
+                self._engine.release(given.rid)
             if given.error is not None:
                 log.warning("request %s: its pages were not fetched: %s", given.rid, given.error)
         return []

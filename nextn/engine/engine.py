@@ -48,7 +48,8 @@ class Engine:
         self._shards = None if world is None else ShardWindow(counts, world)
         self._arrivals = 0
         self._ended: float | None = None  # when the last step was run, if work was left after it
-        self.stalled = False  # had the last step nothing to do but to wait for pages that others still fetch?
+        # Was there nothing to do in the last step but to wait for pages, and has nothing changed since?
+        self.stalled = False
 
     def add(self, request: Request) -> None:
         """Queues a request. Its `tokens` are the prompt; the engine appends to them.
@@ -85,6 +86,7 @@ class Engine:
         request.order, request.arrived = self._arrivals, time.perf_counter()
         self._arrivals += 1
         self._scheduler.add(request)
+        self.stalled = False
 
     def set_speculative_defaults(self, defaults: SpeculativeParams) -> None:
         """What None means in the requests that come later; where it is None here too, it means what the
@@ -123,6 +125,7 @@ class Engine:
 
     def abort(self, rid: str) -> bool:
         """Ends a request without a word and frees its pages at once. False if there is none."""
+        self.stalled = False
         return self._scheduler.abort(rid)
 
     def check(self) -> None:
@@ -139,7 +142,7 @@ class Engine:
     @property
     def transfers(self) -> Transfers:
         """Requests whose pages come from other engines, or go to them: those with `Request.fetch` or `hold`.
-        Whoever moves the pages calls `read`, `write` and `fetched` between steps."""
+        Whoever moves the pages calls `read`, `write`, `fetched` and `release` between steps."""
         return self._scheduler.transfers
 
     def read(self, request: Request, first: int, count: int) -> Tensor:
@@ -154,7 +157,13 @@ class Engine:
 
     def fetched(self, rid: str, cached: int = 0, error: Failure | None = None) -> list[Output]:
         """See `Scheduler.fetched`."""
+        self.stalled = False
         return self._scheduler.fetched(rid, cached, error)
+
+    def release(self, rid: str) -> None:
+        """Nobody needs the pages of a request that was held any more."""
+        self.stalled = False
+        self.transfers.release(rid)
 
     @property
     def info(self) -> ExecutorInfo:

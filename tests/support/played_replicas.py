@@ -7,7 +7,7 @@ from typing import Any
 
 from nextn.server.process.dispatch import Dispatch
 from nextn.server.process.engine_client import EngineClient
-from nextn.server.process.messages import Add, FromEngine, Ready, decode_to_engine, requests_of
+from nextn.server.process.messages import Add, FromEngine, NewRequest, Ready, decode_to_engine, requests_of
 from nextn.server.process.replicas import Replicas
 from nextn.stats import EngineStats
 
@@ -15,14 +15,15 @@ from nextn.stats import EngineStats
 class Played:
     """One engine. It is up from the beginning; `restart` makes it another."""
 
-    def __init__(self, client: EngineClient, context: int = 1024) -> None:
-        self.client, self.context = client, context
+    def __init__(self, client: EngineClient, context: int = 1024, transfer_port: int = 0) -> None:
+        self.client, self.context, self.transfer_port = client, context, transfer_port
         self.received: list[Any] = []
         self.on: Callable[[Any], FromEngine | None] = lambda message: None
         self.restart()
 
     def restart(self) -> None:
-        ready = Ready(258, self.context, 2, {}, EngineStats(total_tokens=4096))
+        stats = EngineStats(total_tokens=4096)
+        ready = Ready(258, self.context, 2, {}, stats, self.transfer_port)
         self.client.attach(ready, self)  # type: ignore[arg-type]
 
     def send(self, data: bytes) -> None:
@@ -33,10 +34,14 @@ class Played:
             self.client.receive(answer)
 
     @property
-    def rids(self) -> list[str]:
-        """Of the requests that it got."""
+    def requests(self) -> list[NewRequest]:
+        """Those that it got."""
         adds = [message for message in self.received if isinstance(message, Add)]
-        return [request.rid for add in adds for request in requests_of(add)]
+        return [request for add in adds for request in requests_of(add)]
+
+    @property
+    def rids(self) -> list[str]:
+        return [request.rid for request in self.requests]
 
 
 def played_replicas(count: int, method: str = "prefix", cached: bool = True) -> tuple[Replicas, list[Played]]:

@@ -52,7 +52,7 @@ class TwoEngines:
             outputs += self._go_on(rid) if rid in self._sent else []
         for rid in list(self.prefill.transfers.held):
             if rid not in self.decode._scheduler.by_rid or self.rng.random() < 0.5:
-                self.prefill.transfers.release(rid)
+                self.prefill.release(rid)
         return outputs
 
     def _go_on(self, rid: str) -> list[Output]:

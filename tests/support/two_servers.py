@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -44,10 +45,13 @@ class TwoServers:
         return answer
 
     def transfers(self) -> dict[str, float]:
-        """What the decode server says of its transfers."""
+        """What the decode server says of its transfers, those of all replicas together."""
         begin = "nextn:transfer_"
-        metrics = self.decode.metrics().items()
-        return {name[len(begin) :]: value for name, value in metrics if name.startswith(begin)}
+        found: dict[str, float] = defaultdict(float)
+        for name, value in self.decode.metrics().items():
+            if name.startswith(begin):
+                found[name[len(begin) :].partition("{")[0]] += value
+        return found
 
 
 @contextmanager

@@ -62,7 +62,7 @@ def bootstrap_app(config: ServerConfig, engines: Engines, rooms: Rooms, http_por
         try:
             body: Any = json.loads(await read_body(request, MOST_BYTES))
             asked = [int(room) for room in body["bootstrap_rooms"][:MOST_ROOMS]]
-        except (ValueError, TypeError, KeyError, RecursionError) as e:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as e:
             raise bad_request("the body must be an object with a list of bootstrap_rooms") from e
         found = ((room, rooms.find(room)) for room in asked)
         return JSONResponse({str(room): known.rank for room, known in found if known is not None})

@@ -17,8 +17,9 @@ from nextn.server.http.control import in_force
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.protocol.errors import bad_request
 from nextn.server.protocol.responses import Model
+from nextn.stats import TransferStats
 
-# SGLang's; nextn has nothing for memory, lora and disagg
+# SGLang's; nextn has nothing for memory and lora
 SECTIONS = {"core", "memory", "spec", "lora", "disagg", "queues", "all"}
 
 
@@ -35,6 +36,17 @@ class SpeculativeLoad(msgspec.Struct):
 class QueueLoad(msgspec.Struct):
     waiting: int
     retracted: int  # requests put back so far
+
+
+class DisaggregationLoad(msgspec.Struct):
+    """Under SGLang's names, of which nextn has these. The last is nextn's own."""
+
+    mode: str
+    prefill_inflight_queue_reqs: int  # whose pages are fetched, or held
+    decode_transfer_queue_reqs: int  # whose pages are waited for
+    kv_transfer_speed_gb_s: float  # of all finished ones together
+    kv_transfer_latency_ms: float
+    fallbacks: int
 
 
 class Load(msgspec.Struct):
@@ -56,6 +68,7 @@ class Load(msgspec.Struct):
     engine_up: bool  # nextn's own
     speculative: SpeculativeLoad | UnsetType = UNSET
     queues: QueueLoad | UnsetType = UNSET
+    disaggregation: DisaggregationLoad | UnsetType = UNSET
 
 
 class Loads(msgspec.Struct):
@@ -119,7 +132,21 @@ def load_of(service: Service, rank: int, client: EngineClient, now: float, asked
             )
     if asked & {"queues", "all"}:
         load.queues = QueueLoad(stats.waiting, total.retracted)
+    if asked & {"disagg", "all"} and total.transfer is not None:
+        load.disaggregation = disaggregation_load(service.config.disaggregation_mode, total.transfer)
     return load
+
+
+def disaggregation_load(mode: str, transfer: TransferStats) -> DisaggregationLoad:
+    seconds = transfer.seconds
+    return DisaggregationLoad(
+        mode,
+        transfer.active if mode == "prefill" else 0,
+        transfer.active if mode == "decode" else 0,
+        transfer.bytes / seconds / 1e9 if seconds else 0.0,
+        seconds * 1000 / max(transfer.finished, 1),
+        transfer.fallbacks,
+    )
 
 
 def old_loads(service: Service) -> list[OldLoad]:

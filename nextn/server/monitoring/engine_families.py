@@ -10,6 +10,7 @@ from prometheus_client.utils import floatToGoString
 from nextn.expert_load import imbalance
 from nextn.request import SpecStats
 from nextn.server.process.engine_client import EngineClient
+from nextn.stats import TransferStats
 
 ACCEPTED_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16)
 
@@ -81,6 +82,8 @@ def of_engine(client: EngineClient) -> Iterable[Metric]:
         loads = [each.metrics.stats.shard_rows for each in client.partners or (client,)]
         highest = "highest load of a shard of experts over the mean, last window of steps (--ep-size)"
         yield gauge("expert_load_imbalance", imbalance([each for each in loads if each is not None]), highest)
+    if total.transfer is not None:
+        yield from of_transfers(total.transfer)
     yield counter("nextn:engine_restarts", metrics.restarts, "engines started after the first")
     yield counter("nextn:spec_verify_steps", spec.verify_steps, "decode steps of requests")
     yield counter("nextn:spec_committed_tokens", spec.committed, "tokens that decode steps committed")
@@ -94,6 +97,22 @@ def of_engine(client: EngineClient) -> Iterable[Metric]:
     yield by_position(
         "vllm:spec_decode_num_accepted_tokens_per_pos", spec.accepted, 0, "drafts accepted, from 0"
     )
+
+
+def of_transfers(transfer: TransferStats) -> Iterable[Metric]:
+    """Of a prefill server, pages that went out; of a decode server, pages that came in."""
+    active = "requests whose KV pages are under way between servers, or waited for"
+    yield GaugeMetricFamily("nextn:transfer_active_reqs", active, value=transfer.active)
+    counted = (
+        ("finished_reqs", transfer.finished, "requests whose KV pages all arrived"),
+        ("failed_reqs", transfer.failed, "requests of which KV pages were missing in the end"),
+        ("fallbacks", transfer.fallbacks, "of these, those whose prompts the decode server computed itself"),
+        ("pages", transfer.pages, "KV pages that arrived"),
+        ("bytes", transfer.bytes, "bytes of KV pages that arrived"),
+        ("seconds", transfer.seconds, "of all finished requests together, each from when it asked for pages"),
+    )
+    for name, value, help in counted:
+        yield CounterMetricFamily(f"nextn:transfer_{name}", help, value=value)
 
 
 def accepted_per_step(spec: SpecStats) -> Metric:

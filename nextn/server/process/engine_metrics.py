@@ -3,12 +3,13 @@ line for each interval and now and then one on what automatic depth does."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 
 from nextn.drafting_state import DraftingState, drafting_words
 from nextn.request import SpecStats
-from nextn.stats import EngineStats
+from nextn.stats import EngineStats, TransferStats
 
 log = logging.getLogger("nextn.decode")
 
@@ -17,6 +18,7 @@ DEFAULT_STEPS = 40  # the interval when no log lines are asked for
 CHANGED, STAYED = 5.0, 30.0
 
 TOTALS = ("prompt_tokens", "cached_tokens", "generated_tokens", "retracted", "waited", "sent")
+TRANSFER_TOTALS = ("finished", "failed", "fallbacks", "pages", "bytes", "seconds")
 
 
 class EngineMetrics:
@@ -54,7 +56,18 @@ class EngineMetrics:
         total = EngineStats(spec=spec)
         for name in TOTALS:
             setattr(total, name, getattr(self._before, name) + getattr(self.stats, name))
+        total.transfer = together(self._before.transfer, self.stats.transfer)
         return total
+
+
+def together(before: TransferStats | None, now: TransferStats | None) -> TransferStats | None:
+    """Of engines that are gone and the present one; `active` is the present one's."""
+    if before is None or now is None:
+        return now if before is None else dataclasses.replace(before, active=0)
+    total = TransferStats(active=now.active)
+    for name in TRANSFER_TOTALS:
+        setattr(total, name, getattr(before, name) + getattr(now, name))
+    return total
 
 
 class DecodeInterval:

@@ -173,8 +173,8 @@ class Link:
     ) -> list[ToEngine]:
         """All messages there are; with `wait`, those that come within that time, or none when one of the
         others wakes before that. Stop, if the parent is gone."""
-        if wait and not (wakes is agent is None):
-            others = [each for each in (wakes, agent) if each is not None]
+        others = [each for each in (wakes, agent) if each is not None]
+        if wait and others:
             zmq.select([self.socket, *others], [], [], milliseconds / 1000)
             if wakes is not None:
                 wakes.hear()

@@ -45,6 +45,8 @@ def test_every_flag_sets_its_field(option: object) -> None:
         "distributed_executor_backend": "mp",
         "ep_size": "1", "ep_num_redundant_experts": "0", "init_expert_location": "trivial",
         "ep_dispatch_algorithm": "dynamic", "expert_distribution_recorder_mode": "per_pass",
+        "disaggregation_mode": "decode", "disaggregation_transfer_backend": "shm",
+        "disaggregation_fallback": "off",
     }  # fmt: skip
     others = ("--tp-size", "2", "--ep-size", "2") if option.name == "enable_eplb" else ()
     for flag in option.flags:

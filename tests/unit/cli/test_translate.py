@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ FLAGS = Path(__file__).parent / "flags"
 JSON = {
     **dict.fromkeys(("--speculative-config", "-sc"), '{"method": "mtp"}'),
     "--eplb-config": '{"step_interval": 5}',
+    "--kv-transfer-config": '{"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}',
 }
 LINES = [
     (file.stem, *line.split())
@@ -284,3 +286,56 @@ def test_one_machine_looks_for_nobody() -> None:
     config, note = read("--nnodes", "1", "--master_node_addr", "a:9", "--master-port", "3")
     assert (config.nnodes, config.dist_init_addr) == (1, None)
     assert "(one machine looks for nobody)" in note
+
+
+def test_prefill_and_decode_servers(capsys: pytest.CaptureFixture[str]) -> None:
+    config, note = read(
+        "M", "--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", "9000",
+        "--disaggregation-decode-tp", "4", "--disaggregation-enable-kv-checksum",
+    )  # fmt: skip
+    assert config == ServerConfig(
+        model_path="M", disaggregation_mode="prefill", disaggregation_bootstrap_port=9000
+    )
+    assert "--disaggregation-decode-tp (each side finds out" in note
+    for backend in ("nixl", "mooncake", "fake", "ascend"):
+        said = error(capsys, "M", "--disaggregation-transfer-backend", backend)
+        assert f"{backend!r} (choose from 'tcp', 'shm')" in said
+    said = error(capsys, "M", "--disaggregation-mode", "decode", "--disaggregation-ib-device", "mlx5_0")
+    assert said.startswith("--disaggregation-ib-device is not supported: KV pages travel over TCP or shared")
+
+
+def test_xllm_says_the_part_by_its_role(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--enable_disagg_pd"], ["--enable_disagg_pd=true"], ["--enable_disagg_pd", "true"]):
+        for role in ("PREFILL", "DECODE"):
+            config, _ = read("M", *words, "--instance_role", role)
+            assert config == ServerConfig(model_path="M", disaggregation_mode=role.lower())
+    assert read("M", "--enable_disagg_pd", "--instance_role=MIX")[0] == ServerConfig(model_path="M")
+    assert read("M", "--instance_role=DEFAULT")[0] == ServerConfig(model_path="M")
+    for words in ([], ["--enable_disagg_pd=false"], ["--enable_disagg_pd", "false"]):
+        said = error(capsys, "M", *words, "--instance_role", "DECODE")
+        assert "give that too, or --disaggregation-mode decode" in said
+    assert "it is PREFILL, DECODE, MIX or DEFAULT" in error(capsys, "M", "--instance-role", "x")
+
+
+def test_vllm_says_the_part_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    def given(**keys: object) -> list[str]:
+        return ["M", "--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", **keys})]
+
+    assert read(*given(kv_role="kv_producer"))[0].disaggregation_mode == "prefill"
+    config, note = read(*given(kv_role="kv_consumer", kv_load_failure_policy="fail", kv_buffer_device="cpu"))
+    assert (config.disaggregation_mode, config.disaggregation_fallback) == ("decode", "off")
+    assert "--kv-transfer-config with kv_buffer_device (pages go from pool to pool)" in note
+    for keys, why in (
+        ({"kv_role": "kv_both"}, "say --disaggregation-mode prefill or decode"),
+        ({"kv_role": "kv_producer", "kv_connector": "P2pNcclConnector"}, "as NixlConnector does"),
+        ({"kv_role": "kv_producer", "kv_load_failure_policy": "x"}, "it is recompute or fail"),
+        ({"kv_role": "kv_producer", "kv_rank": 1}, "its keys kv_rank mean nothing"),
+    ):
+        assert why in error(capsys, *given(**keys))
+
+
+def test_only_servers_share_out_requests() -> None:
+    known = ("--device",)
+    for words in (["--instance-role", "PREFILL"], ["--kv-transfer-config", '{"kv_connector": 1}']):
+        with pytest.raises(ValueError, match="only servers share out requests"):
+            translate(words, known)

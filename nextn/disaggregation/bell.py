@@ -1,0 +1,37 @@
+"""Wakes a thread that waits for a file descriptor."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+
+
+class Bell:
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        self._open, self._lock = True, threading.Lock()
+
+    def fileno(self) -> int:
+        """Readable from `ring` to `clear`."""
+        return self._read
+
+    def ring(self) -> None:
+        """From any thread, and after `close`."""
+        with self._lock, contextlib.suppress(BlockingIOError):  # full: it rings already
+            if self._open:
+                os.write(self._write, b"!")
+
+    def clear(self) -> None:
+        """Before the look at what there is: what comes after that look rings again."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._read, 4096)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._open:
+                self._open = False
+                os.close(self._read)
+                os.close(self._write)

@@ -1,0 +1,129 @@
+"""One TCP connection between a source and a sink, as one thread uses it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nextn.disaggregation.framing import FrameReader, frame_start
+from nextn.disaggregation.messages import MOST_TEXT, Abort, AnyMessage, Done, Hello, Pages, Ping
+
+MOST_WAITING = 100_000  # frames that the other end does not read
+
+
+@dataclass(slots=True)
+class _Frame:
+    start: memoryview
+    body: memoryview
+    transfer: int  # -1: of none
+    charge: int  # bytes that are given back when it was sent
+    begun: bool = False
+
+
+class Connection:
+    """body_for: see FrameReader. sent: is told the charge of each frame that went out or will not."""
+
+    def __init__(
+        self,
+        end: socket.socket,
+        name: str,
+        body_for: Callable[[Connection, AnyMessage, int], NDArray[np.uint8] | None],
+        sent: Callable[[Connection, int], None],
+    ) -> None:
+        end.setblocking(False)
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.end, self.name = end, name
+        self.hello: Hello | None = None  # the other end's
+        self.connecting = False
+        self.closing = False  # when all was sent
+        self.lost = False
+        self.interest = 0  # of the selector
+        self.born = self.heard = self.spoke = time.monotonic()
+        self._reader = FrameReader(lambda message, size: body_for(self, message, size))
+        self._sent = sent
+        self._frames: deque[_Frame] = deque()
+
+    def send(
+        self,
+        message: AnyMessage,
+        body: NDArray[np.uint8] | None = None,
+        charge: int = 0,
+    ) -> None:
+        if self.lost or self.closing:
+            self._sent(self, charge)
+            return
+        size = 0 if body is None else len(body)
+        transfer = message.transfer if isinstance(message, Pages | Done) else -1
+        view = memoryview(b"") if body is None else body.data
+        self._frames.append(_Frame(memoryview(frame_start(message, size)), view, transfer, charge))
+
+    def drop(self, transfer: int, error: str) -> None:
+        """Does not send what waits of a transfer, but for a frame of which a part went out; says that it
+        ended."""
+        keep, drop = deque[_Frame](), list[_Frame]()
+        for frame in self._frames:
+            (keep if frame.begun or frame.transfer != transfer else drop).append(frame)
+        self._frames = keep
+        for frame in drop:
+            self._sent(self, frame.charge)
+        self.send(Abort(transfer, error[:MOST_TEXT]))
+
+    def flush(self) -> None:
+        """Sends what the socket takes. Raises OSError."""
+        while self._frames:
+            frame = self._frames[0]
+            try:
+                if len(frame.start):
+                    n = self.end.sendmsg([frame.start, frame.body])
+                else:
+                    n = self.end.send(frame.body)
+            except BlockingIOError:
+                return
+            self.spoke, frame.begun = time.monotonic(), True
+            head = min(n, len(frame.start))
+            frame.start, frame.body = frame.start[head:], frame.body[n - head :]
+            if not len(frame.start) and not len(frame.body):
+                self._frames.popleft()
+                self._sent(self, frame.charge)
+
+    def read(self) -> Iterator[tuple[AnyMessage, NDArray[np.uint8] | None]]:
+        """Reads once; to be gone through to its end, or the connection is lost. Raises BlockingIOError,
+        EOFError, OSError, Broken."""
+        yield from self._reader.read(self.end)
+        self.heard = time.monotonic()
+
+    def finish_connect(self) -> None:
+        """Raises OSError."""
+        error = self.end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            raise OSError(error, os.strerror(error))
+        self.connecting = False
+
+    @property
+    def waiting(self) -> bool:
+        """For the socket to take more."""
+        return self.connecting or bool(self._frames)
+
+    def check(self, now: float, timeout: float, listening: bool) -> str | None:
+        """Says Ping when it is time, and returns why the connection is of no more use, or None. listening:
+        whether the other end is read at all."""
+        if self.hello is None and now - self.born > timeout:
+            return f"no answer for {timeout:g} s"
+        if len(self._frames) > MOST_WAITING:
+            return "the other end does not read"
+        if not listening:
+            self.heard = now
+        if now - self.heard > timeout:
+            return f"silent for {timeout:g} s"
+        if self.hello is not None:
+            timeout = min(timeout, self.hello.timeout)
+            if now - self.spoke > timeout / 4 and not self._frames:
+                self.send(Ping())
+        return None

@@ -1,0 +1,149 @@
+"""Asks bootstrap ports which engine has a room.
+
+One thread for each bootstrap port, so that one that does not answer holds up nobody else. It asks for its
+rooms in turn, again and again while the port does not know them yet, over one connection.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from nextn.disaggregation.remote import Remote
+
+PORTS = 256  # bootstrap ports at a time; clients name them
+MOST_BYTES = 64 << 10  # of an answer
+FIRST_PAUSE, LAST_PAUSE = 0.005, 0.25  # seconds between two times that a room is asked for
+IDLE = 10.0  # seconds that a thread stays without rooms
+ANYWHERE = ("", "0.0.0.0", "::")  # hosts on which a server listens, and none to connect to
+
+Address = tuple[int, Any]  # the socket's family, and its address
+
+
+class _Route(msgspec.Struct):
+    host: str
+    port: int
+    dp_rank: int | None = None
+
+
+class _Question(NamedTuple):
+    remote: Remote
+    until: float
+    answer: Callable[[Address | None, str], None]
+    wanted: Callable[[], bool]
+    pause: float
+    next: float
+
+
+class Lookups:
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._lock = threading.Condition()
+        self._questions: dict[tuple[str, int], deque[_Question]] = {}
+        self._closed = False
+
+    def ask(
+        self, remote: Remote, answer: Callable[[Address | None, str], None], wanted: Callable[[], bool]
+    ) -> None:
+        """Calls `answer` once, from another thread, with the engine's address, or None and why there is
+        none; or never, if it is not `wanted` any more."""
+        port, now = (remote.host, remote.port), time.monotonic()
+        question = _Question(remote, now + self._timeout, answer, wanted, FIRST_PAUSE, now)
+        with self._lock:
+            if port in self._questions:
+                self._questions[port].append(question)
+                self._lock.notify_all()
+                return
+            if len(self._questions) < PORTS:
+                self._questions[port] = deque([question])
+                name = f"kv-lookup-{remote.host}:{remote.port}"
+                threading.Thread(target=self._run, args=(port,), name=name, daemon=True).start()
+                return
+        answer(None, f"more than {PORTS} bootstrap ports at a time")
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            self._lock.notify_all()
+
+    def _run(self, port: tuple[str, int]) -> None:
+        link = http.client.HTTPConnection(*port, timeout=max(0.01, self._timeout / 2))
+        try:
+            while (question := self._next(port)) is not None:
+                self._try(link, question)
+        finally:
+            link.close()
+
+    def _next(self, port: tuple[str, int]) -> _Question | None:
+        """Waits for one whose time has come. None: this thread is not needed any more."""
+        with self._lock:
+            questions, idle = self._questions[port], time.monotonic() + IDLE
+            while True:
+                now = time.monotonic()
+                if self._closed or (not questions and now >= idle):
+                    del self._questions[port]
+                    return None
+                soonest = min(questions, key=lambda each: each.next, default=None)
+                if soonest is not None and soonest.next <= now:
+                    questions.remove(soonest)
+                    return soonest
+                self._lock.wait((idle if soonest is None else soonest.next) - now)
+
+    def _try(self, link: http.client.HTTPConnection, question: _Question) -> None:
+        if not question.wanted():
+            return
+        remote, found = question.remote, None
+        try:
+            found, error = _engine(link, remote)
+        except (OSError, http.client.HTTPException, msgspec.MsgspecError, ValueError) as problem:
+            link.close()
+            error = f"bootstrap port {remote.host}:{remote.port}: {problem or type(problem).__name__}"
+        now = time.monotonic()
+        if found is not None or now > question.until:
+            question.answer(found, error)
+            return
+        pause = min(LAST_PAUSE, question.pause * 2)
+        again = question._replace(pause=pause, next=min(now + pause, question.until + 0.001))
+        with self._lock:
+            self._questions[remote.host, remote.port].append(again)
+
+
+def _engine(link: http.client.HTTPConnection, remote: Remote) -> tuple[Address | None, str]:
+    """Raises what http.client and msgspec do."""
+    again = link.sock is not None
+    try:
+        status, body = _get(link, remote)
+    except (http.client.RemoteDisconnected, ConnectionError):
+        if not again:
+            raise
+        link.close()  # the server had closed a connection that was kept
+        status, body = _get(link, remote)
+    if status == 404:
+        return None, f"bootstrap room {remote.room} is unknown"
+    if status != 200:
+        raise ValueError(f"status {status}")
+    route = msgspec.json.decode(body, type=_Route)
+    host = remote.host if route.host in ANYWHERE else route.host
+    family, _, _, _, address = socket.getaddrinfo(host, route.port, type=socket.SOCK_STREAM)[0]
+    return (family, address), ""
+
+
+def _get(link: http.client.HTTPConnection, remote: Remote) -> tuple[int, bytes]:
+    rank = "" if remote.dp_rank is None else f"&dp_rank={remote.dp_rank}"
+    link.request("GET", f"/route?bootstrap_room={remote.room}{rank}")
+    if link.sock is not None:
+        with contextlib.suppress(OSError):
+            link.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    answer = link.getresponse()
+    body = answer.read(MOST_BYTES)
+    if answer.read(1):
+        link.close()
+    return answer.status, body

@@ -1,0 +1,98 @@
+"""What a source and a sink say to each other.
+
+    sink                       source
+    Hello               ->
+                        <-     Hello, or Hello and Refused
+    Want                ->
+                        <-     Pages ...        as they are computed
+                        <-     Done
+    Taken               ->
+
+Either ends a transfer with Abort, and says Ping when it has nothing else to say. The sink numbers its
+transfers, and never twice on a connection: what is under way for an old transfer cannot be taken for a new
+one's. With shared memory, Pages names a slot of the sink's memory, which Read gives back.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from nextn.disaggregation.identity import Identity
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+MOST_TEXT = 2000
+Text = Annotated[str, msgspec.Meta(max_length=MOST_TEXT)]
+
+
+class Message(msgspec.Struct, array_like=True):
+    pass
+
+
+class Hello(Message, tag=0):
+    """timeout: the silence after which the sender gives up. door, key: the source's, where the sink hands in
+    its shared memory."""
+
+    identity: Identity
+    backend: Text
+    timeout: Seconds
+    door: Text = ""
+    key: bytes = b""
+
+
+class Refused(Message, tag=1):
+    """The connection is of no use."""
+
+    error: Text
+
+
+class Want(Message, tag=2):
+    """have_pages: that the sink has already. tokens, prompt: the prompt's length and hash."""
+
+    transfer: Count
+    room: int
+    have_pages: Count
+    tokens: Count
+    prompt: bytes
+
+
+class Pages(Message, tag=3):
+    """slots: of the prompt that are true with these pages; fewer than the pages hold only at the end.
+    memory_slot: of shared memory; -1: the bytes follow."""
+
+    transfer: Count
+    first_page: Count
+    pages: Count
+    slots: Count
+    checksum: int
+    memory_slot: int = -1
+
+
+class Done(Message, tag=4):
+    transfer: Count
+    slots: Count
+    cached_tokens: Count
+
+
+class Taken(Message, tag=5):
+    """All is here; the source may free it."""
+
+    transfer: Count
+
+
+class Abort(Message, tag=6):
+    transfer: Count
+    error: Text
+
+
+class Ping(Message, tag=7):
+    pass
+
+
+class Read(Message, tag=8):
+    memory_slot: Count
+
+
+AnyMessage = Hello | Refused | Want | Pages | Done | Taken | Abort | Ping | Read

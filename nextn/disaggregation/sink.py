@@ -1,0 +1,318 @@
+"""The decode side of KV transfer: asks for the pages of prompts, and proves what comes.
+
+Every request that was wanted, and not cancelled, ends once: with `Ended`, after those of its pages that came.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nextn.disaggregation.checksum import checksum, prompt_hash
+from nextn.disaggregation.connection import Connection
+from nextn.disaggregation.endpoint import Endpoint
+from nextn.disaggregation.framing import Broken
+from nextn.disaggregation.identity import Identity
+from nextn.disaggregation.lookup import Address, Lookups
+from nextn.disaggregation.messages import (
+    Abort,
+    AnyMessage,
+    Done,
+    Hello,
+    Pages,
+    Ping,
+    Refused,
+    Taken,
+    Want,
+)
+from nextn.disaggregation.remote import Remote
+
+UNDELIVERED = 16 << 20  # bytes that the engine has not taken, from which on nothing is read
+POLL_BYTES = 8 << 20
+
+
+class Arrived(NamedTuple):
+    """data: [layers, slots, width] of these pages. They come in order, without gaps."""
+
+    rid: str
+    first_page: int
+    pages: int
+    data: Tensor
+
+
+class Ended(NamedTuple):
+    """slots: how many are true, `have` included. error: why these are not all."""
+
+    rid: str
+    slots: int
+    cached_tokens: int
+    error: str | None
+
+
+@dataclass(slots=True, eq=False)
+class _Fetch:
+    rid: str
+    remote: Remote
+    have: int
+    tokens: int
+    prompt: bytes
+    slots: int
+    next_page: int
+    began: float = field(default_factory=time.monotonic)
+    connection: Connection | None = None
+    transfer: int = -1  # not asked for yet
+
+
+class PageSink(Endpoint):
+    def __init__(self, identity: Identity, backend: str, timeout: float) -> None:
+        super().__init__("kv-sink", identity, backend, timeout)
+        self._fetches: dict[str, _Fetch] = {}
+        self._inbox: deque[Arrived | Ended] = deque()
+        self._undelivered = 0  # bytes
+        self._transfers: dict[tuple[Connection, int], _Fetch] = {}
+        self._last_transfer = 0
+        self._engines: dict[Any, Connection] = {}  # by address
+        self._lookups = Lookups(timeout)
+        self.start()
+
+    # The engine's thread
+
+    def want(self, rid: str, remote: Remote, have: int, tokens: Sequence[int]) -> None:
+        """have: slots that are here already, of whole pages."""
+        page = have // self.layout.page_size
+        fetch = _Fetch(rid, remote, have, len(tokens), prompt_hash(tokens), have, page)
+        with self.lock:
+            assert rid not in self._fetches
+            assert have % self.layout.page_size == 0
+            self._fetches[rid] = fetch
+            self.stats.active += 1
+            if self.broken is not None:
+                self._end(fetch, self.broken)
+                return
+
+        def found(address: Address | None, error: str) -> None:
+            self.call(self._found, fetch, address, error)
+
+        self._lookups.ask(remote, found, lambda: self._fetches.get(rid) is fetch)
+
+    def cancel(self, rid: str) -> None:
+        """Nothing of it comes out of `poll` any more; the other side is told."""
+        with self.lock:
+            if (fetch := self._fetches.pop(rid, None)) is not None:
+                self.stats.active -= 1
+                self.stats.failed += 1
+                self._leave(fetch, "cancelled")
+            if any(each.rid == rid for each in self._inbox):
+                self._inbox = deque(each for each in self._inbox if each.rid != rid)
+                self._undelivered = sum(_size(each) for each in self._inbox)
+                self._unpause()
+
+    def poll(self, most_bytes: int = POLL_BYTES) -> list[Arrived | Ended]:
+        """What came, in order: so many bytes of pages at most, or one piece."""
+        events: list[Arrived | Ended] = []
+        with self.lock:
+            while self._inbox:
+                size = _size(self._inbox[0])
+                if events and size > most_bytes:
+                    self.ring()
+                    break
+                most_bytes -= size
+                self._undelivered -= size
+                events.append(self._inbox.popleft())
+            self._unpause()
+        return events
+
+    def close(self) -> None:
+        self._lookups.close()
+        super().close()
+
+    # With the lock held
+
+    def _unpause(self) -> None:
+        if self.paused and self._undelivered <= UNDELIVERED // 2:
+            self.call(self._read_on)
+
+    def _leave(self, fetch: _Fetch, error: str | None) -> None:
+        """error: what the other side is told; None: it knows."""
+        connection, fetch.connection = fetch.connection, None
+        if connection is None:
+            return
+        if self._transfers.pop((connection, fetch.transfer), None) is not None and error is not None:
+            self.call(connection.send, Abort(fetch.transfer, error))
+
+    def _end(self, fetch: _Fetch, error: str | None, cached_tokens: int = 0) -> None:
+        if self._fetches.get(fetch.rid) is not fetch:
+            return  # cancelled
+        del self._fetches[fetch.rid]
+        self._leave(fetch, None)
+        self.stats.active -= 1
+        if error is None:
+            self.stats.finished += 1
+            self.stats.seconds += time.monotonic() - fetch.began
+        else:
+            self.stats.failed += 1
+        self._inbox.append(Ended(fetch.rid, fetch.slots, cached_tokens, error))
+        self.ring()
+
+    # The I/O thread
+
+    def _found(self, fetch: _Fetch, address: Address | None, error: str) -> None:
+        with self.lock:
+            if self._fetches.get(fetch.rid) is not fetch:
+                return
+            if address is None:
+                self._end(fetch, error)
+                return
+            try:
+                connection = self._connection(address)
+            except OSError as problem:
+                self._end(fetch, f"prefill server {address[1][0]}:{address[1][1]}: {problem}")
+                return
+            fetch.connection = connection
+            if connection.hello is not None:
+                self._ask(fetch, connection)
+
+    def _connection(self, address: Address) -> Connection:
+        """The one to this engine, or a new one. Raises OSError."""
+        family, where = address
+        if (kept := self._engines.get(where)) is not None:
+            return kept
+        end = socket.socket(family, socket.SOCK_STREAM)
+        end.setblocking(False)
+        code = end.connect_ex(where)
+        if code not in (0, errno.EINPROGRESS):
+            end.close()
+            raise OSError(code, errno.errorcode.get(code, "cannot connect"))
+        connection = self.add(end, f"{where[0]}:{where[1]}", connecting=True)
+        self._engines[where] = connection
+        return connection
+
+    def connected(self, connection: Connection) -> None:
+        connection.send(Hello(self.identity, self.backend, self.timeout))
+
+    def _ask(self, fetch: _Fetch, connection: Connection) -> None:
+        self._last_transfer += 1
+        fetch.transfer = self._last_transfer
+        self._transfers[connection, fetch.transfer] = fetch
+        pages = fetch.have // self.layout.page_size
+        connection.send(Want(fetch.transfer, fetch.remote.room, pages, fetch.tokens, fetch.prompt))
+
+    def _read_on(self) -> None:
+        if self.paused:
+            self.paused = False
+            for connection in self.connections:
+                connection.heard = time.monotonic()
+
+    def body_for(self, connection: Connection, message: AnyMessage, size: int) -> NDArray[np.uint8] | None:
+        if not isinstance(message, Pages) or connection.hello is None:
+            if size:
+                raise Broken("bytes that belong to no pages")
+            return None
+        most = self.layout.piece_pages
+        if not 0 < message.pages <= most or size != message.pages * self.layout.page_bytes:
+            raise Broken(f"{message.pages} pages in {size} bytes")
+        return np.empty(size, np.uint8)
+
+    def sent(self, connection: Connection, charge: int) -> None:
+        pass
+
+    def came(self, connection: Connection, message: AnyMessage, body: NDArray[np.uint8] | None) -> None:
+        if isinstance(message, Refused):
+            raise Broken(f"refused: {message.error}")
+        if connection.hello is None:
+            self._welcomed(connection, message)
+            return
+        match message:
+            case Pages():
+                assert body is not None
+                self._pages(connection, message, body)
+            case Done():
+                self._done(connection, message)
+            case Abort(transfer, error):
+                with self.lock:
+                    if (fetch := self._transfers.get((connection, transfer))) is not None:
+                        self._end(fetch, error)
+            case Ping():
+                pass
+            case _:
+                raise Broken(f"{type(message).__name__} is not for this side")
+
+    def _welcomed(self, connection: Connection, message: AnyMessage) -> None:
+        if not isinstance(message, Hello):
+            raise Broken("no Hello")
+        different = self.identity.differences(message.identity)
+        if self.backend != message.backend:
+            different.append(f"transfer backend is {self.backend} here and {message.backend} there")
+        if different:
+            raise Broken("refused: " + "; ".join(different))
+        connection.hello = message
+        with self.lock:
+            for fetch in self._fetches.values():
+                if fetch.connection is connection:
+                    self._ask(fetch, connection)
+
+    def _pages(self, connection: Connection, pages: Pages, body: NDArray[np.uint8]) -> None:
+        fetch = self._transfers.get((connection, pages.transfer))
+        if fetch is None:
+            return  # cancelled
+        size = self.layout.page_size
+        begin, end = pages.first_page * size, (pages.first_page + pages.pages) * size
+        if (
+            pages.first_page != fetch.next_page
+            or fetch.slots != begin  # the one before was the last, partly filled
+            or not end - size < pages.slots <= min(end, fetch.tokens)
+        ):
+            raise Broken(f"pages {pages.first_page} to {pages.first_page + pages.pages} in the wrong place")
+        if checksum(body) != pages.checksum:
+            raise Broken("a byte of a page was changed on the way")
+        with self.lock:
+            if self._fetches.get(fetch.rid) is not fetch:
+                return
+            fetch.next_page += pages.pages
+            fetch.slots = pages.slots
+            self.stats.pages += pages.pages
+            self.stats.bytes += len(body)
+            data = self.layout.tensor(body)
+            self._inbox.append(Arrived(fetch.rid, pages.first_page, pages.pages, data))
+            self._undelivered += len(body)
+            self.paused = self.paused or self._undelivered > UNDELIVERED
+            self.ring()
+
+    def _done(self, connection: Connection, done: Done) -> None:
+        with self.lock:
+            fetch = self._transfers.get((connection, done.transfer))
+            if fetch is None:
+                return
+            if done.slots != fetch.slots and done.slots > fetch.have:
+                raise Broken(f"{fetch.slots} of {done.slots} slots came")
+            connection.send(Taken(done.transfer))
+            self._end(fetch, None, done.cached_tokens)
+
+    def gone(self, connection: Connection, error: str) -> None:
+        with self.lock:
+            for where, kept in list(self._engines.items()):
+                if kept is connection:
+                    del self._engines[where]
+            for fetch in list(self._fetches.values()):
+                if fetch.connection is connection:
+                    self._end(fetch, f"prefill server {connection.name}: {error}")
+
+    def tick(self, now: float) -> None:
+        pass
+
+    def failed(self, error: str) -> None:
+        for fetch in list(self._fetches.values()):
+            self._end(fetch, error)
+
+
+def _size(event: Arrived | Ended) -> int:
+    return event.data.nbytes if isinstance(event, Arrived) else 0

@@ -1,0 +1,394 @@
+"""The prefill side of KV transfer: whose pages may be asked for, who asked, and which go out next.
+
+Every request that was offered comes out of `poll` once, unless it was withdrawn: fetched, or given up because
+nobody asked in time, because the other side ended it, or because it is gone.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nextn.disaggregation.checksum import checksum, prompt_hash
+from nextn.disaggregation.connection import Connection
+from nextn.disaggregation.endpoint import Endpoint
+from nextn.disaggregation.framing import Broken
+from nextn.disaggregation.identity import Identity
+from nextn.disaggregation.layout import flat
+from nextn.disaggregation.messages import (
+    MOST_TEXT,
+    Abort,
+    AnyMessage,
+    Done,
+    Hello,
+    Pages,
+    Ping,
+    Refused,
+    Taken,
+    Want,
+)
+
+CONNECTIONS = 256
+IN_FLIGHT = 32 << 20  # bytes that were copied out and are not sent yet; a connection's first piece always may
+CONNECTION_IN_FLIGHT = 8 << 20  # so that one that does not read leaves room for the others
+ENDED_ROOMS = 4096  # of which it is remembered why they ended
+AGAIN = 1.0  # seconds in which such a room may be offered again, by a client that tries again
+EARLY = 4096  # rooms of a connection that were asked for and not yet offered
+
+
+class Piece(NamedTuple):
+    """A run of pages of a request, by their places in its prompt."""
+
+    rid: str
+    first_page: int
+    pages: int
+    offer: int  # no two have the same
+
+
+class Given(NamedTuple):
+    """error: why not all of it was fetched; None: it was."""
+
+    rid: str
+    error: str | None
+
+
+@dataclass(slots=True)
+class _Offer:
+    rid: str
+    room: int
+    tokens: int
+    prompt: bytes
+    number: int = field(default_factory=count().__next__)
+    committed: int = 0
+    slots: int | None = None  # of all of it, once it is finished
+    cached_tokens: int = 0
+    finished: float = 0.0
+    connection: Connection | None = None  # None: nobody asked
+    transfer: int = -1
+    asked: float = 0.0
+    next_page: int = 0  # to be handed out by `wanted`
+    put_page: int = 0  # to be put
+    handed: int = 0  # bytes between the two
+    done: bool = False
+
+
+class _Early(NamedTuple):
+    connection: Connection
+    want: Want
+    until: float
+
+
+class PageSource(Endpoint):
+    """Listens on a free port of `host`."""
+
+    def __init__(self, identity: Identity, backend: str, host: str, timeout: float) -> None:
+        super().__init__("kv-source", identity, backend, timeout)
+        self._offers: dict[str, _Offer] = {}
+        self._rooms: dict[int, _Offer] = {}
+        self._asked: deque[_Offer] = deque()  # the one whose turn it is first
+        self._transfers: dict[tuple[Connection, int], _Offer] = {}
+        self._early: dict[int, _Early] = {}
+        self._ended: OrderedDict[int, str] = OrderedDict()
+        self._given: deque[Given] = deque()
+        self._in_flight: dict[Connection, int] = {}
+        self._starved = False  # `wanted` returned None as too much was in flight
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._server = socket.create_server((host, 0), family=family, backlog=128)
+        self._server.setblocking(False)
+        self.port: int = self._server.getsockname()[1]
+        self.watch(self._server, self._accept)
+        self.start()
+
+    # The engine's thread
+
+    def offer(self, rid: str, room: int, tokens: Sequence[int]) -> None:
+        """The pages of this request may be asked for. Raises ValueError for a room that is in use."""
+        offer = _Offer(rid, room, len(tokens), prompt_hash(tokens))
+        with self.lock:
+            assert rid not in self._offers
+            if room in self._rooms:
+                raise ValueError(f"bootstrap room {room} is in use")
+            self._offers[rid] = self._rooms[room] = offer
+            self._ended.pop(room, None)
+            self.stats.active += 1
+            if self.broken is not None:
+                self._give(offer, self.broken)
+            elif (early := self._early.pop(room, None)) is not None:
+                self._attach(offer, early.connection, early.want)
+
+    def committed(self, rid: str, slots: int) -> None:
+        """The first so many slots are true now. Fewer than before where the request was retracted."""
+        with self.lock:
+            if (offer := self._offers.get(rid)) is not None:
+                offer.committed = slots
+
+    def finished(self, rid: str, slots: int, cached_tokens: int) -> None:
+        """That is all of it."""
+        with self.lock:
+            if (offer := self._offers.get(rid)) is not None:
+                offer.committed = offer.slots = slots
+                offer.cached_tokens, offer.finished = cached_tokens, time.monotonic()
+                self._end_of_pages(offer)
+
+    def withdraw(self, rid: str) -> None:
+        """It ended before all was fetched, and does not come out of `poll`. The other side is told."""
+        with self.lock:
+            if (offer := self._offers.get(rid)) is not None:
+                self._forget(offer, "the prefill server ended the request")
+                self.stats.failed += 1
+            self._given = deque(each for each in self._given if each.rid != rid)
+
+    def wanted(self) -> Piece | None:
+        """The next pages to copy out, each request in turn. None: there are none, or enough are under way."""
+        with self.lock:
+            for _ in range(len(self._asked)):
+                offer = self._asked[0]
+                self._asked.rotate(-1)
+                if (n := self._ready_pages(offer)) <= 0:
+                    continue
+                size = n * self.layout.page_bytes
+                assert offer.connection is not None
+                if not self._room_in_flight(offer.connection, size):
+                    self._starved = True
+                    continue
+                self._in_flight[offer.connection] += size
+                piece = Piece(offer.rid, offer.next_page, n, offer.number)
+                offer.next_page += n
+                offer.handed += size
+                return piece
+        return None
+
+    def put(self, piece: Piece, data: Tensor) -> None:
+        """data: [layers, slots, width] of these pages, contiguous, on the host; the source's own now."""
+        with self.lock:
+            offer = self._offers.get(piece.rid)
+            if offer is None or offer.number != piece.offer:
+                return  # it ended since
+            assert piece.first_page == offer.put_page
+            assert offer.connection is not None
+            size = piece.pages * self.layout.page_bytes
+            offer.put_page += piece.pages
+            offer.handed -= size
+            slots = min(offer.put_page * self.layout.page_size, offer.committed)
+            self.stats.pages += piece.pages
+            self.stats.bytes += size
+            self.call(self._send_piece, offer.connection, offer.transfer, piece, slots, flat(data))
+            self._end_of_pages(offer)
+
+    def poll(self) -> list[Given]:
+        with self.lock:
+            given, self._given = list(self._given), deque()
+            return given
+
+    def close(self) -> None:
+        super().close()
+        self._server.close()
+
+    # With the lock held
+
+    def _ready_pages(self, offer: _Offer) -> int:
+        """That can be copied out now, of the next piece: whole ones, or what there is at the end."""
+        if offer.slots is not None:
+            end = self.layout.pages(offer.slots)
+        else:
+            end = offer.committed // self.layout.page_size
+        return min(end - offer.next_page, self.layout.piece_pages)
+
+    def _room_in_flight(self, connection: Connection, size: int) -> bool:
+        used = self._in_flight[connection]
+        return used == 0 or (
+            used + size <= CONNECTION_IN_FLIGHT and sum(self._in_flight.values()) + size <= IN_FLIGHT
+        )
+
+    def _end_of_pages(self, offer: _Offer) -> None:
+        if offer.slots is None or offer.connection is None or offer.done:
+            return
+        if offer.put_page >= self.layout.pages(offer.slots):
+            offer.done = True
+            done = Done(offer.transfer, offer.slots, offer.cached_tokens)
+            self.call(self._send_done, offer.connection, done)
+
+    def _attach(self, offer: _Offer, connection: Connection, want: Want) -> None:
+        """Gives the room to who asked for it, or says why not."""
+        error = None
+        if offer.connection is not None:
+            error = f"bootstrap room {want.room} was asked for twice"
+        elif (want.tokens, want.prompt) != (offer.tokens, offer.prompt):
+            error = f"another prompt: of {want.tokens} tokens here, of {offer.tokens} there"
+        elif want.have_pages > self.layout.pages(offer.tokens):
+            error = f"{want.have_pages} pages of {offer.tokens} tokens"
+        if error is not None:
+            self.call(connection.send, Abort(want.transfer, error))
+            return
+        offer.connection, offer.transfer, offer.asked = connection, want.transfer, time.monotonic()
+        offer.next_page = offer.put_page = want.have_pages
+        self._transfers[connection, want.transfer] = offer
+        self._asked.append(offer)
+        self._end_of_pages(offer)
+        self.ring()
+
+    def _forget(self, offer: _Offer, error: str | None) -> None:
+        """Ends it: what is not sent yet stays here, and nobody can ask any more. error: what the other side
+        is told; None: it knows."""
+        del self._offers[offer.rid], self._rooms[offer.room]
+        self._ended[offer.room] = error or "its pages were fetched already"
+        while len(self._ended) > ENDED_ROOMS:
+            self._ended.popitem(last=False)
+        self.stats.active -= 1
+        if offer.connection is None:
+            return
+        self._asked.remove(offer)
+        self._transfers.pop((offer.connection, offer.transfer), None)
+        self._release(offer.connection, offer.handed)
+        if error is not None:
+            self.call(offer.connection.drop, offer.transfer, error)
+
+    def _give(self, offer: _Offer, error: str | None) -> None:
+        self._forget(offer, error)
+        if error is None:
+            self.stats.finished += 1
+            self.stats.seconds += time.monotonic() - offer.asked
+        else:
+            self.stats.failed += 1
+        self._given.append(Given(offer.rid, error))
+        self.ring()
+
+    def _release(self, connection: Connection, charge: int) -> None:
+        if charge and connection in self._in_flight:
+            self._in_flight[connection] -= charge
+            if self._starved:
+                self._starved = False
+                self.ring()
+
+    # The I/O thread
+
+    def _accept(self) -> None:
+        try:
+            end, address = self._server.accept()
+        except OSError:
+            return
+        if len(self.connections) >= CONNECTIONS:
+            end.close()
+            return
+        connection = self.add(end, f"{address[0]}:{address[1]}")
+        with self.lock:
+            self._in_flight[connection] = 0
+
+    def _send_piece(
+        self, connection: Connection, transfer: int, piece: Piece, slots: int, data: NDArray[np.uint8]
+    ) -> None:
+        if (connection, transfer) in self._transfers:
+            message = Pages(transfer, piece.first_page, piece.pages, slots, checksum(data))
+            connection.send(message, data, len(data))
+        else:
+            self.sent(connection, len(data))
+
+    def _send_done(self, connection: Connection, done: Done) -> None:
+        if (connection, done.transfer) in self._transfers:
+            connection.send(done)
+
+    def body_for(self, connection: Connection, message: AnyMessage, size: int) -> None:
+        if size:
+            raise Broken("pages that nobody asked for")
+
+    def sent(self, connection: Connection, charge: int) -> None:
+        if charge:
+            with self.lock:
+                self._release(connection, charge)
+
+    def came(self, connection: Connection, message: AnyMessage, body: NDArray[np.uint8] | None) -> None:
+        if connection.hello is None:
+            if not isinstance(message, Hello):
+                raise Broken("no Hello")
+            self._welcome(connection, message)
+            return
+        with self.lock:
+            match message:
+                case Want():
+                    self._asked_for(connection, message)
+                case Taken(transfer):
+                    offer = self._transfers.get((connection, transfer))
+                    if offer is not None:
+                        if not offer.done:
+                            raise Broken("pages were taken that were not sent")
+                        self._give(offer, None)
+                case Abort(transfer, error):
+                    self._aborted(connection, transfer, error)
+                case Ping():
+                    pass
+                case _:
+                    raise Broken(f"{type(message).__name__} is not for this side")
+
+    def _welcome(self, connection: Connection, hello: Hello) -> None:
+        connection.hello = hello
+        connection.send(Hello(self.identity, self.backend, self.timeout))
+        different = hello.identity.differences(self.identity)
+        if hello.backend != self.backend:
+            different.append(f"transfer backend is {hello.backend} here and {self.backend} there")
+        if different:
+            connection.send(Refused("; ".join(different)[:MOST_TEXT]))
+            connection.closing = True
+
+    def _asked_for(self, connection: Connection, want: Want) -> None:
+        if (connection, want.transfer) in self._transfers:
+            raise Broken("the number of a transfer was used twice")
+        if (offer := self._rooms.get(want.room)) is not None:
+            self._attach(offer, connection, want)
+            return
+        error = None
+        if want.room in self._early:
+            error = f"bootstrap room {want.room} was asked for twice"
+        elif len(self._early) >= EARLY:
+            error = "too many unknown rooms were asked for"
+        if error is not None:
+            connection.send(Abort(want.transfer, error))
+        else:
+            wait = min(self.timeout, AGAIN) if want.room in self._ended else self.timeout
+            self._early[want.room] = _Early(connection, want, time.monotonic() + wait)
+
+    def _aborted(self, connection: Connection, transfer: int, error: str) -> None:
+        offer = self._transfers.get((connection, transfer))
+        if offer is not None:
+            self._give(offer, f"the decode server ended it: {error}")
+        for room, early in list(self._early.items()):
+            if early.connection is connection and early.want.transfer == transfer:
+                del self._early[room]
+
+    def connected(self, connection: Connection) -> None:
+        raise AssertionError("a source connects to nobody")
+
+    def gone(self, connection: Connection, error: str) -> None:
+        with self.lock:
+            self._in_flight.pop(connection, None)
+            for key, early in list(self._early.items()):
+                if early.connection is connection:
+                    del self._early[key]
+            for (owner, _), offer in list(self._transfers.items()):
+                if owner is connection:
+                    self._give(offer, f"the decode server is gone: {error}")
+
+    def tick(self, now: float) -> None:
+        with self.lock:
+            for room, early in list(self._early.items()):
+                if now > early.until:
+                    del self._early[room]
+                    error = self._ended.get(room, f"bootstrap room {room} is unknown")
+                    early.connection.send(Abort(early.want.transfer, error))
+            for offer in list(self._offers.values()):
+                waited = offer.connection is None and offer.slots is not None
+                if waited and now - offer.finished > self.timeout:
+                    self._give(offer, f"nobody asked for its pages in {self.timeout:g} s")
+
+    def failed(self, error: str) -> None:
+        self._early.clear()
+        for offer in list(self._offers.values()):
+            self._give(offer, error)
