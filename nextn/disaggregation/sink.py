@@ -103,6 +103,9 @@ class PageSink(Endpoint):
             if self.broken is not None:
                 self._end(fetch, self.broken)
                 return
+            if not 0 <= remote.room < 1 << 63:
+                self._end(fetch, f"bootstrap room {remote.room}: it must be between 0 and 2**63")
+                return
 
         def found(address: Address | None, error: str) -> None:
             self.call(self._found, fetch, address, error)

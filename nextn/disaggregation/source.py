@@ -243,7 +243,9 @@ class PageSource(Endpoint):
     def _attach(self, offer: _Offer, connection: Connection, want: Want) -> None:
         """Gives the room to who asked for it, or says why not."""
         error = None
-        if offer.connection is not None:
+        if (connection, want.transfer) in self._transfers:
+            error = "the number of a transfer was used twice"
+        elif offer.connection is not None:
             error = f"bootstrap room {want.room} was asked for twice"
         elif (want.tokens, want.prompt) != (offer.tokens, offer.prompt):
             error = f"another prompt: of {want.tokens} tokens here, of {offer.tokens} there"
