@@ -71,7 +71,10 @@ class Prefill:
                 break
             first = piece.first_page * size
             part = self.pools[piece.rid][:, first : first + piece.pages * size]
-            self.source.put(piece, part.clone(memory_format=torch.contiguous_format))
+            if piece.first_page % 2:
+                self.source.put(piece, part.clone(memory_format=torch.contiguous_format))
+            else:
+                self.source.put(piece, self.source.memory(piece).copy_(part))
         self.given += self.source.poll()
 
     def errors(self) -> dict[str, str | None]:

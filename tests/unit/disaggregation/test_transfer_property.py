@@ -108,7 +108,8 @@ class Play:
                 self.expected.discard(rid)
         until(lambda: self.expected <= {*self.decode.ended}, self.prefill, self.decode)
         for room, rid in self.offered.items():
-            if rid not in self.prefill.errors() and source._rooms[room].connection is None:
+            offer = source._rooms.get(room)
+            if offer is not None and offer.connection is None:  # nobody asks any more
                 source.withdraw(rid)
         until(lambda: source.stats.active == 0, self.prefill, self.decode)
 
