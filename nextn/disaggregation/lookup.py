@@ -28,6 +28,10 @@ ANYWHERE = ("", "0.0.0.0", "::")  # hosts on which a server listens, and none to
 Address = tuple[int, Any]  # the socket's family, and its address
 
 
+class _Lost(Exception):
+    """No engine will ever have the room."""
+
+
 class _Route(msgspec.Struct):
     host: str
     port: int
@@ -100,14 +104,16 @@ class Lookups:
     def _try(self, link: http.client.HTTPConnection, question: _Question) -> None:
         if not question.wanted():
             return
-        remote, found = question.remote, None
+        remote, found, lost = question.remote, None, False
         try:
             found, error = _engine(link, remote)
+        except _Lost as problem:
+            error, lost = str(problem), True
         except (OSError, http.client.HTTPException, msgspec.MsgspecError, ValueError) as problem:
             link.close()
             error = f"bootstrap port {remote.host}:{remote.port}: {problem or type(problem).__name__}"
         now = time.monotonic()
-        if found is not None or now > question.until:
+        if found is not None or lost or now > question.until:
             question.answer(found, error)
             return
         pause = min(LAST_PAUSE, question.pause * 2)
@@ -117,7 +123,7 @@ class Lookups:
 
 
 def _engine(link: http.client.HTTPConnection, remote: Remote) -> tuple[Address | None, str]:
-    """Raises what http.client and msgspec do."""
+    """Raises _Lost, and what http.client and msgspec do."""
     again = link.sock is not None
     try:
         status, body = _get(link, remote)
@@ -128,6 +134,8 @@ def _engine(link: http.client.HTTPConnection, remote: Remote) -> tuple[Address |
         status, body = _get(link, remote)
     if status == 404:
         return None, f"bootstrap room {remote.room} is unknown"
+    if status == 410:
+        raise _Lost(f"the prefill server has lost the request of bootstrap room {remote.room}")
     if status != 200:
         raise ValueError(f"status {status}")
     route = msgspec.json.decode(body, type=_Route)
