@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import json
 import os
@@ -117,6 +118,12 @@ def until(true: Callable[[], object], otherwise: str, seconds: float = 20.0) -> 
         if time.monotonic() > deadline:
             raise Failed(f"{otherwise} after {seconds:.0f} s")
         time.sleep(0.05)
+
+
+def at_once(url: str, bodies: Sequence[dict[str, Any]]) -> list[Any]:
+    """The answers to requests of which 16 are sent at a time."""
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        return list(pool.map(lambda body: plain_calls.post(url, body), bodies))
 
 
 def free_port() -> int:

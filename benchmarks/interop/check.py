@@ -24,7 +24,7 @@ from pathlib import Path
 
 import matrix
 from bench import Bench, bench_for, log
-from checks import gateways, litellm_proxy, lm_eval_runs, load_clients, openai_sdk
+from checks import apart, gateways, litellm_proxy, lm_eval_runs, load_clients, openai_sdk
 from environments import ENVIRONMENTS, FOLDER
 from findings import Finding
 from matrix import Tool
@@ -40,6 +40,7 @@ CHECKS: dict[str, Callable[[Bench], Sequence[Finding]]] = {
     "guidellm": load_clients.check_guidellm,
     "sglang-router": gateways.check_router,
     "smg": gateways.check_smg,
+    "vllm-router": apart.check_vllm_router,
 }
 
 

@@ -71,6 +71,7 @@ ENVIRONMENTS = {
         Environment("guidellm", "guidellm", (TORCH, ("guidellm==0.8.1",))),
         Environment("sglang-router", "sglang-router", (("sglang-router==0.3.2",),)),
         Environment("smg", "smg", (("smg==1.13.0",),)),
+        Environment("vllm-router", "vllm-router", (("vllm-router==0.1.17",),)),
     )
 }
 

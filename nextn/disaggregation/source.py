@@ -168,7 +168,7 @@ class PageSource(Endpoint):
         return None
 
     def put(self, piece: Piece, data: Tensor) -> None:
-        """data: [layers, slots, width] of these pages, contiguous, on the host; the source's own now."""
+        """data: [layers, slots, width] of these pages, contiguous, on the host; nobody changes it any more."""
         with self.lock:
             offer = self._offers.get(piece.rid)
             if offer is None or offer.number != piece.offer:

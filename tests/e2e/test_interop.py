@@ -14,7 +14,7 @@ import pytest
 
 CHECK = Path(__file__).parents[2] / "benchmarks" / "interop" / "check.py"
 ENVS = os.environ.get("NEXTN_INTEROP_ENVS")
-TOOLS = ("openai", "litellm", "lm-eval", "vllm", "sglang", "guidellm", "sglang-router", "smg")
+TOOLS = ("openai", "litellm", "lm-eval", "vllm", "sglang", "guidellm", "sglang-router", "smg", "vllm-router")
 
 
 @pytest.mark.slow

@@ -1,8 +1,7 @@
-"""sglang-router and smg in front of two servers."""
+"""sglang-router and smg in front of two servers, and in front of a prefill and a decode server (apart.py)."""
 
 from __future__ import annotations
 
-import concurrent.futures
 import json
 import urllib.error
 from collections.abc import Sequence
@@ -10,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import plain_calls
-from bench import PARSERS, Bench, free_port, until
+from bench import PARSERS, Bench, at_once, free_port, until
 from blanks import no_blanks
+from checks import apart
 from findings import Checks, Failed, Finding, NotRun, expect, expect_equal
 
 from nextn.bench.local_server import LocalServer
@@ -199,7 +199,7 @@ def cache_aware(gateway: Gateway) -> str:
     """Prefixes come all at once, so that both servers get some, then again one by one."""
     prefixes = [f"# {letter * 12}\n" + f"def {letter}(x):\n    return x\n\n\n" * 8 for letter in "abcdefgh"]
     before = gateway.counts()
-    at_once(gateway, [prefix + "# first\n" for prefix in prefixes])
+    texts_at_once(gateway, [prefix + "# first\n" for prefix in prefixes])
     new = [after - was for was, after in zip(before, gateway.counts(), strict=True)]
     expect(min(new) > 0, f"of 8 prefixes at once the servers had {new}")
     cached = []
@@ -242,7 +242,7 @@ def of_replicas(server: LocalServer) -> list[int]:
 def many(gateway: Gateway) -> str:
     prompts = heldout_prompts(32)
     before = gateway.counts()
-    texts = at_once(gateway, prompts)
+    texts = texts_at_once(gateway, prompts)
     new = [after - was for was, after in zip(before, gateway.counts(), strict=True)]
     alone = [gateway.plain("/v1/completions", PROMPT | {"prompt": p})["choices"][0]["text"] for p in prompts]
     expect_equal(texts, alone, "texts")
@@ -250,12 +250,9 @@ def many(gateway: Gateway) -> str:
     return "texts of plain calls one by one, from both servers"
 
 
-def at_once(gateway: Gateway, prompts: Sequence[str]) -> list[str]:
-    def text(prompt: str) -> str:
-        return gateway.through("/v1/completions", PROMPT | {"prompt": prompt})["choices"][0]["text"]
-
-    with concurrent.futures.ThreadPoolExecutor(16) as pool:
-        return list(pool.map(text, prompts))
+def texts_at_once(gateway: Gateway, prompts: Sequence[str]) -> list[str]:
+    bodies = [{"model": gateway.bench.model, **PROMPT, "prompt": prompt} for prompt in prompts]
+    return [answer["choices"][0]["text"] for answer in at_once(gateway.url + "/v1/completions", bodies)]
 
 
 @checks("a server that dies, and one that comes back")
@@ -289,10 +286,10 @@ def death(gateway: Gateway) -> str:
 
 
 def check_router(bench: Bench) -> list[Finding]:
-    return checks.run(
-        Gateway(bench, [bench.bin / "python", "-m", "sglang_router.launch_router"], as_sglang=True)
-    )
+    regular = Gateway(bench, [bench.bin / "python", "-m", "sglang_router.launch_router"], as_sglang=True)
+    return [*checks.run(regular), *apart.check(bench, apart.ROUTER), *apart.check(bench, apart.MINI)]
 
 
 def check_smg(bench: Bench) -> list[Finding]:
-    return checks.run(Gateway(bench, [bench.bin / "smg", "launch"], as_sglang=False))
+    regular = Gateway(bench, [bench.bin / "smg", "launch"], as_sglang=False)
+    return [*checks.run(regular), *apart.check(bench, apart.SMG)]

@@ -1,0 +1,233 @@
+"""A prefill and a decode server behind the gateways that people run for that, unmodified, against one server
+that computes everything."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import urllib.error
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import plain_calls
+from bench import PARSERS, Bench, at_once, free_port, until
+from findings import Checks, Finding, NotRun, expect, expect_equal
+
+from nextn.bench.local_server import LocalServer
+from nextn.bench.prompts import heldout_prompts
+
+checks = Checks()
+
+LONG = "".join(f"def f{i}(x):\n    return x + {i}\n\n\n" for i in range(24))
+PROMPT: dict[str, Any] = {"prompt": LONG, "max_tokens": 24, "temperature": 0}
+MESSAGE = {"role": "user", "content": f"{LONG}\nWrite a function."}
+CHAT: dict[str, Any] = {"messages": [MESSAGE], "max_tokens": 24, "temperature": 0}
+NATIVE: dict[str, Any] = {"text": LONG, "sampling_params": {"max_new_tokens": 24, "temperature": 0}}
+SEEDED = {"temperature": 0.8, "seed": 5}
+USAGE = {"stream_options": {"include_usage": True}}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """`command`: a program of the tool and its arguments. `ports`: whether it is given bootstrap ports.
+    `readiness`: it has that endpoint. `token_ids`, `batches`: prompts that it takes, ids in /v1/completions
+    and lists in /generate. `two`: it sends a request again when one of two prefill servers is dead. `ranks`:
+    its option for replicas."""
+
+    name: str
+    command: Sequence[str]
+    ports: bool = True
+    readiness: bool = True
+    token_ids: bool = False
+    batches: bool = False
+    two: bool = True
+    ranks: Sequence[str] = ()
+
+
+ROUTER = Kind(
+    "prefill and decode", ("python", "-m", "sglang_router.launch_router", "--pd-disaggregation"),
+    ranks=("--dp-aware",),
+)  # fmt: skip
+MINI = Kind(
+    "--mini-lb", ("python", "-m", "sglang_router.launch_router", "--pd-disaggregation", "--mini-lb"),
+    readiness=False, token_ids=True, batches=True, two=False,
+)  # fmt: skip
+SMG = Kind("prefill and decode", ("smg", "launch", "--pd-disaggregation"), ranks=("--dp-aware",))
+VLLM = Kind(
+    "prefill and decode", ("vllm-router", "--vllm-pd-disaggregation"), ports=False, token_ids=True, two=False,
+    ranks=("--intra-node-data-parallel-size", "2"),
+)  # fmt: skip
+
+
+class Apart:
+    """A prefill server, a decode server, the gateway, and a server that computes everything."""
+
+    def __init__(self, bench: Bench, kind: Kind) -> None:
+        self.bench, self.kind = bench, kind
+        self.alone = bench.server(*PARSERS, name="alone")
+        self.prefill, self.bootstrap = self.prefill_server()
+        self.decode = bench.server(*PARSERS, "--disaggregation-mode", "decode", name="decode")
+        self.url = self.start([(self.prefill, self.bootstrap)], self.decode)
+
+    def prefill_server(self, *options: str) -> tuple[LocalServer, int]:
+        port = free_port()
+        mode = ("--disaggregation-mode", "prefill", "--disaggregation-bootstrap-port", str(port))
+        return self.bench.server(*PARSERS, *mode, *options, name="prefill"), port
+
+    def start(self, prefills: Sequence[tuple[LocalServer, int]], decode: LocalServer, *options: str) -> str:
+        """The gateway's URL."""
+        port, kind = free_port(), self.kind
+        url = f"http://127.0.0.1:{port}"
+        words: list[str | Path] = [self.bench.bin / kind.command[0], *kind.command[1:], "--policy"]
+        words += ["random", "--host", "127.0.0.1", "--port", str(port), *options]
+        for server, bootstrap in prefills:
+            words += ["--prefill", server.url, *([str(bootstrap)] if kind.ports else [])]
+        words += ["--decode", decode.url]
+        if kind.readiness:
+            words += ["--prometheus-port", str(free_port())]
+        self.bench.service(words, url + "/health")
+        if kind.readiness:
+            until(lambda: is_ready(url), "the gateway does not find its servers healthy")
+        return url
+
+    def same(self, path: str, body: dict[str, Any], url: str = "") -> tuple[Any, Any]:
+        """The answers of the gateway and of the server alone; what they say must be the same."""
+        body = {"model": self.bench.model, **body}
+        found, expected = (plain_calls.post(at + path, body) for at in (url or self.url, self.alone.url))
+        expect_equal(said(found), said(expected), f"{path}")
+        return found, expected
+
+    def handed_over(self) -> int:
+        """Requests whose pages the decode server has had from the prefill server."""
+        return int(transfers(self.decode, "finished"))
+
+
+def is_ready(url: str) -> bool:
+    with contextlib.suppress(urllib.error.HTTPError):
+        return plain_calls.get(url + "/readiness")["status"] == "ready"
+    return False
+
+
+def transfers(server: LocalServer, what: str) -> float:
+    """Of a counter of the server's transfers, the sum over its engines."""
+    pattern = re.compile(rf"nextn:transfer_{what}_total(\{{.*)?")
+    return sum(value for name, value in plain_calls.metrics(server.url).items() if pattern.fullmatch(name))
+
+
+def said(answer: Any) -> Any:
+    """What of an answer must be the same from any server: texts, reasons, log-probabilities, lengths."""
+    if isinstance(answer, list):
+        return [said(each) for each in answer]
+    answer = rounded(answer)
+    if "meta_info" in answer:
+        meta = answer["meta_info"]
+        names = ("finish_reason", "prompt_tokens", "completion_tokens", "output_token_logprobs")
+        return [answer["text"], answer["output_ids"], *(meta.get(name) for name in names)]
+    names = ("prompt_tokens", "completion_tokens", "total_tokens")
+    return [answer["choices"], *(answer["usage"][name] for name in names)]
+
+
+def rounded(value: Any) -> Any:
+    """Numbers to 12 digits: gateways that put log-probabilities together write them anew, and their JSON
+    library reads a number with an error in its last digit."""
+    if isinstance(value, dict):
+        return {name: rounded(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [rounded(each) for each in value]
+    return float(f"{value:.12g}") if isinstance(value, float) else value
+
+
+@checks("completions and chats")
+def whole(apart: Apart) -> str:
+    before = apart.handed_over()
+    for more in ({}, SEEDED, {"stop": ["return"]}, {"max_tokens": 1}):
+        apart.same("/v1/completions", PROMPT | more)
+        apart.same("/v1/chat/completions", CHAT | more)
+    expect(apart.handed_over() > before, "the decode server has fetched no pages")
+    return "answers of one server: greedy, seeded, ended by a stop string, one token; pages were handed over"
+
+
+@checks("the same, streamed")
+def streams(apart: Apart) -> str:
+    for path, body in (("/v1/completions", PROMPT), ("/v1/chat/completions", CHAT)):
+        chunks = plain_calls.streamed(apart.url + path, {"model": apart.bench.model, **body, **USAGE})
+        expected = plain_calls.post(apart.alone.url + path, {"model": apart.bench.model, **body})
+        choices = [choice for chunk in chunks for choice in chunk["choices"]]
+        text = "".join(c["text"] if "text" in c else c["delta"].get("content") or "" for c in choices)
+        message = expected["choices"][0]
+        expect_equal(text, message["text"] if "text" in message else message["message"]["content"], path)
+        expect_equal(chunks[-1]["usage"]["total_tokens"], expected["usage"]["total_tokens"], "tokens")
+    return "texts and usage of one server"
+
+
+@checks("log-probabilities, n, several prompts")
+def fields(apart: Apart) -> str:
+    apart.same("/v1/completions", PROMPT | {"logprobs": 2})
+    apart.same("/v1/completions", PROMPT | {"logprobs": 2, "echo": True})
+    apart.same("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 2})
+    apart.same("/v1/chat/completions", CHAT | SEEDED | {"n": 2})
+    apart.same("/v1/completions", PROMPT | SEEDED | {"n": 2})
+    apart.same("/v1/completions", PROMPT | SEEDED | {"n": 2, "prompt": [LONG, LONG[:300]]})
+    if apart.kind.token_ids:
+        apart.same("/v1/completions", PROMPT | {"prompt": [200 + i % 50 for i in range(100)]})
+    return "answers of one server, log-probabilities of the prompt (echo) among them"
+
+
+@checks("/generate")
+def native(apart: Apart) -> str:
+    apart.same("/generate", NATIVE)
+    found, expected = apart.same("/generate", NATIVE | {"return_logprob": True, "logprob_start_len": 0})
+    inputs = [answer["meta_info"].get("input_token_logprobs") for answer in (found, expected)]
+    if apart.kind.ports:  # vllm-router takes logprob_start_len off
+        expect_equal(*inputs, "log-probabilities of the prompt")
+    if apart.kind.batches:
+        apart.same("/generate", NATIVE | {"text": [LONG, LONG[:300]]})
+    chunks = plain_calls.streamed(apart.url + "/generate", NATIVE)
+    expect_equal(chunks[-1]["text"], plain_calls.post(apart.alone.url + "/generate", NATIVE)["text"], "text")
+    return "answers of one server, log-probabilities of the prompt among them"
+
+
+@checks("24 requests at once")
+def many(apart: Apart) -> str:
+    bodies = [{"model": apart.bench.model, **PROMPT, "prompt": prompt} for prompt in heldout_prompts(24)]
+    texts = [at_once(url + "/v1/completions", bodies) for url in (apart.url, apart.alone.url)]
+    expect_equal([said(a) for a in texts[0]], [said(a) for a in texts[1]], "answers")
+    return "answers of one server"
+
+
+@checks("replicas on both sides, by rank")
+def ranks(apart: Apart) -> str:
+    if not apart.kind.ranks:
+        raise NotRun("it knows no ranks")
+    two = ("--dp-size", "2")
+    prefill = apart.prefill_server(*two)
+    decode = apart.bench.server(*PARSERS, "--disaggregation-mode", "decode", *two, name="decode replicas")
+    url = apart.start([prefill], decode, *apart.kind.ranks)
+    for i in range(6):
+        apart.same("/v1/completions", PROMPT | {"prompt": f"# {i}\n{LONG}"}, url)
+    expect(transfers(decode, "finished") > 0, "the decode server has fetched no pages")
+    return f"{' '.join(apart.kind.ranks)}: answers of one server"
+
+
+@checks("one of two prefill servers dies")
+def death(apart: Apart) -> str:
+    if not apart.kind.two:
+        raise NotRun("it does not send a request again")
+    mortal = apart.prefill_server()
+    url = apart.start([(apart.prefill, apart.bootstrap), mortal], apart.decode)
+    apart.same("/v1/completions", PROMPT, url)
+    mortal[0].stop()
+    for i in range(8):
+        apart.same("/v1/completions", PROMPT | {"prompt": f"# {i} after\n{LONG}"}, url)
+    return "8 of 8 answers are those of one server"
+
+
+def check(bench: Bench, kind: Kind) -> list[Finding]:
+    found = checks.run(Apart(bench, kind))
+    return [Finding(f"{kind.name}: {each.use}", each.outcome, each.detail, each.seconds) for each in found]
+
+
+def check_vllm_router(bench: Bench) -> list[Finding]:
+    return check(bench, VLLM)
