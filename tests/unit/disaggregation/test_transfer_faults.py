@@ -1,4 +1,4 @@
-"""Whatever happens to the other end, or between the two: every request ends once, with the pages that came."""
+"""Whatever happens to the other end, or between the two: every request ends once, with what came of it."""
 
 from __future__ import annotations
 
@@ -180,8 +180,8 @@ def test_a_room_that_is_asked_for_twice(patient: Both) -> None:
     prefill.source.finished("p", 3000, 0)
     until(lambda: both_ended(prefill, decode), prefill, decode)
     assert decode.ended["d"].error is None
+    prefill.offer("q", 2, [1])
     with pytest.raises(ValueError, match="in use"):
-        prefill.offer("q", 2, [1])
         prefill.offer("r", 2, [1])
 
 

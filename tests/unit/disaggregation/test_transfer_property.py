@@ -1,4 +1,4 @@
-"""Whatever both engines and the network do, and in whatever order: no page is wrong or out of order, and every
+"""Whatever both engines and the network do, and in whatever order: no page is wrong or out of order, and each
 request ends once."""
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ STEPS = st.lists(
 )
 
 
-@pytest.fixture(scope="module")
-def servers() -> Iterator[tuple[Prefill, Decode, Bootstrap, Network]]:
-    with ends(PIECES, PIECES) as (prefill, decode, port):
+@pytest.fixture(scope="module", params=["tcp", "shm"])
+def servers(request: pytest.FixtureRequest) -> Iterator[tuple[Prefill, Decode, Bootstrap, Network]]:
+    with ends(PIECES, PIECES, request.param) as (prefill, decode, port):
         network = Network(prefill.source.port)
         yield prefill, decode, port, network
         network.close()
