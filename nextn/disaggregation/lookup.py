@@ -22,6 +22,7 @@ from nextn.disaggregation.remote import Remote
 PORTS = 256  # bootstrap ports at a time; clients name them
 MOST_BYTES = 64 << 10  # of an answer
 FIRST_PAUSE, LAST_PAUSE = 0.005, 0.25  # seconds between two times that a room is asked for
+REFUSED = 1.0  # seconds until a port that refuses connections counts as gone, and its rooms with it
 IDLE = 10.0  # seconds that a thread stays without rooms
 ANYWHERE = ("", "0.0.0.0", "::")  # hosts on which a server listens, and none to connect to
 
@@ -109,6 +110,10 @@ class Lookups:
             found, error = _engine(link, remote)
         except _Lost as problem:
             error, lost = str(problem), True
+        except ConnectionRefusedError as problem:
+            link.close()
+            error = f"bootstrap port {remote.host}:{remote.port}: {problem}"
+            lost = time.monotonic() > question.until - self._timeout + REFUSED
         except (OSError, http.client.HTTPException, msgspec.MsgspecError, ValueError) as problem:
             link.close()
             error = f"bootstrap port {remote.host}:{remote.port}: {problem or type(problem).__name__}"
