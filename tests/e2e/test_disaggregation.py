@@ -195,9 +195,9 @@ def test_decode_server_that_dies(one: ServerProcess) -> None:
         assert 500 in statuses
         until(lambda: servers.prefill.metrics()["nextn:num_used_tokens"] == 0)
         until(lambda: health(servers.decode)[0] == 200, 60)
-        before = servers.transfers()["finished_reqs_total"]
+        before = servers.transfers()["finished_total"]
         assert servers.post("/v1/completions", **body).json()["choices"][0]["text"] == text
-        assert servers.transfers()["finished_reqs_total"] == before + 1
+        assert servers.transfers()["finished_total"] == before + 1
 
 
 def test_without_a_fallback() -> None:
