@@ -131,11 +131,11 @@ def until(condition: Callable[[], bool], *ends: Prefill | Decode, seconds: float
 
 
 class Bootstrap:
-    """GET /route?bootstrap_room=R for rooms in `routes`."""
+    """GET /route?bootstrap_room=R for rooms in `routes`; those in `lost` had a request once."""
 
     def __init__(self) -> None:
         routes = self.routes = dict[int, tuple[str, int]]()
-        asked = self.asked = list[int]()
+        asked, lost = self.asked, self.lost = list[int](), set[int]()
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -145,7 +145,7 @@ class Bootstrap:
                 asked.append(room)
                 host, port = routes.get(room, ("", 0))
                 body = json.dumps({"host": host, "port": port, "dp_rank": 0} if port else {}).encode()
-                self.send_response(200 if port else 404)
+                self.send_response(200 if port else 410 if room in lost else 404)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)

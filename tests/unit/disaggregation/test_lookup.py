@@ -86,3 +86,20 @@ def test_a_port_that_is_silent_holds_up_no_other(port: Bootstrap) -> None:
         port.routes[1] = "127.0.0.1", 1234
         assert ask(lookups, port.remote(1)).get(timeout=20)[0] is not None
     lookups.close()
+
+
+def test_a_lost_request_is_not_waited_for(port: Bootstrap) -> None:
+    port.lost.add(7)
+    lookups = Lookups(3600)
+    error = "the prefill server has lost the request of bootstrap room 7"
+    assert ask(lookups, port.remote(7)).get(timeout=60) == (None, error)
+    lookups.close()
+
+
+def test_a_server_that_is_gone_is_not_waited_for() -> None:
+    lookups = Lookups(3600)
+    with socket.socket() as there:
+        there.bind(("127.0.0.1", 0))  # and nobody listens
+        found, error = ask(lookups, Remote(7, "127.0.0.1", there.getsockname()[1])).get(timeout=60)
+    assert (found, "refused" in error) == (None, True)
+    lookups.close()
