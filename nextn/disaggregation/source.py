@@ -10,8 +10,6 @@ import socket
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +39,7 @@ from nextn.disaggregation.messages import (
     Taken,
     Want,
 )
+from nextn.disaggregation.offer import Offer
 
 CONNECTIONS = 256
 IN_FLIGHT = 32 << 20  # bytes that were copied out and are not sent yet; a connection's first piece always may
@@ -63,36 +62,16 @@ class Given(NamedTuple):
     error: str | None
 
 
-@dataclass(slots=True)
-class _Offer:
-    rid: str
-    room: int
-    tokens: int
-    prompt: bytes
-    number: int = field(default_factory=count().__next__)
-    committed: int = 0
-    slots: int | None = None  # of all of it, once it is finished
-    cached_tokens: int = 0
-    finished: float = 0.0
-    connection: Connection | None = None  # None: nobody asked
-    transfer: int = -1
-    asked: float = 0.0
-    next_page: int = 0  # to be handed out by `wanted`
-    put_page: int = 0  # to be put
-    handed: int = 0  # bytes between the two
-    done: bool = False
-
-
 class PageSource(Endpoint):
     """Listens on a free port of `host`."""
 
     def __init__(self, identity: Identity, backend: str, host: str, timeout: float) -> None:
         super().__init__("kv-source", identity, backend, timeout)
         self._door = Door(self, self.layout.piece_bytes, self.ring) if backend == "shm" else None
-        self._offers: dict[str, _Offer] = {}
-        self._rooms: dict[int, _Offer] = {}
-        self._asked: deque[_Offer] = deque()  # the one whose turn it is first
-        self._transfers: dict[tuple[Connection, int], _Offer] = {}
+        self._offers: dict[str, Offer] = {}
+        self._rooms: dict[int, Offer] = {}
+        self._asked: deque[Offer] = deque()  # the one whose turn it is first
+        self._transfers: dict[tuple[Connection, int], Offer] = {}
         self._early = EarlyRooms(timeout)
         self._buffers = Buffers(self.layout.piece_bytes)
         self._lent: dict[Piece, tuple[SharedSlots, int]] = {}  # slots between `memory` and `put`
@@ -110,7 +89,7 @@ class PageSource(Endpoint):
 
     def offer(self, rid: str, room: int, tokens: Sequence[int]) -> None:
         """The pages of this request may be asked for. Raises ValueError for a room that is in use."""
-        offer = _Offer(rid, room, len(tokens), prompt_hash(tokens))
+        offer = Offer(rid, room, len(tokens), prompt_hash(tokens))
         with self.lock:
             assert rid not in self._offers
             if room in self._rooms:
@@ -146,7 +125,8 @@ class PageSource(Endpoint):
             self._given = deque(each for each in self._given if each.rid != rid)
 
     def wanted(self) -> Piece | None:
-        """The next pages to copy out, each request in turn. None: there are none, or enough are under way."""
+        """The next pages to copy out, each request in turn. None: there are none, or enough are under way;
+        `fileno` says when to ask again. Who does not ask until None comes has to ask again by itself."""
         with self.lock:
             for _ in range(len(self._asked)):
                 offer = self._asked[0]
@@ -201,7 +181,7 @@ class PageSource(Endpoint):
     def poll(self) -> list[Given]:
         with self.lock:
             given, self._given = list(self._given), deque()
-            return given
+        return given
 
     def close(self) -> None:
         super().close()
@@ -211,7 +191,7 @@ class PageSource(Endpoint):
 
     # With the lock held
 
-    def _ready_pages(self, offer: _Offer) -> int:
+    def _ready_pages(self, offer: Offer) -> int:
         """That can be copied out now, of the next piece: whole ones, or what there is at the end."""
         if offer.slots is not None:
             end = self.layout.pages(offer.slots)
@@ -232,7 +212,7 @@ class PageSource(Endpoint):
             used + size <= CONNECTION_IN_FLIGHT and sum(self._in_flight.values()) + size <= IN_FLIGHT
         )
 
-    def _end_of_pages(self, offer: _Offer) -> None:
+    def _end_of_pages(self, offer: Offer) -> None:
         if offer.slots is None or offer.connection is None or offer.done:
             return
         if offer.put_page >= self.layout.pages(offer.slots):
@@ -240,7 +220,7 @@ class PageSource(Endpoint):
             done = Done(offer.transfer, offer.slots, offer.cached_tokens)
             self.call(self._send_done, offer.connection, done)
 
-    def _attach(self, offer: _Offer, connection: Connection, want: Want) -> None:
+    def _attach(self, offer: Offer, connection: Connection, want: Want) -> None:
         """Gives the room to who asked for it, or says why not."""
         error = None
         if (connection, want.transfer) in self._transfers:
@@ -261,7 +241,7 @@ class PageSource(Endpoint):
         self._end_of_pages(offer)
         self.ring()
 
-    def _forget(self, offer: _Offer, error: str | None) -> None:
+    def _forget(self, offer: Offer, error: str | None) -> None:
         """Ends it: what is not sent yet stays here, and nobody can ask any more. error: what the other side
         is told; None: it knows."""
         del self._offers[offer.rid], self._rooms[offer.room]
@@ -275,7 +255,7 @@ class PageSource(Endpoint):
         if error is not None:
             self.call(offer.connection.drop, offer.transfer, error)
 
-    def _give(self, offer: _Offer, error: str | None) -> None:
+    def _give(self, offer: Offer, error: str | None) -> None:
         self._forget(offer, error)
         if error is None:
             self.stats.finished += 1

@@ -242,7 +242,7 @@ def test_a_withdrawn_request(patient: Both) -> None:
     until(lambda: "d" in decode.ended, prefill, decode)
     assert "ended the request" in str(decode.ended["d"].error)
     assert not prefill.given
-    assert set(prefill.source._in_flight.values()) == {0}
+    until(lambda: set(prefill.source._in_flight.values()) == {0}, prefill, decode)
     again(prefill, decode, port)
 
 
