@@ -118,7 +118,8 @@ class Decode:
 
     def fetch(self, backend: str, room: int) -> None:
         sink = self.sinks[backend]
-        sink.want(str(room), Remote(room, "127.0.0.1", self.port), 0, self.tokens)
+        sink.want(str(room), Remote(room, "127.0.0.1", self.port), self.tokens)
+        sink.begin(str(room), 0)
         while True:
             select.select([sink], [], [])
             sink.clear()

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from nextn.disaggregation.identity import identity_of
 from nextn.disaggregation.remote import Remote
-from nextn.disaggregation.sink import Arrived, PageSink
+from nextn.disaggregation.sink import Arrived, Ended, PageSink
 from nextn.disaggregation.source import PageSource
 from nextn.engine.engine import Engine
 from nextn.request import PREFILL_FAILED, Failure, Output, Request
@@ -86,7 +86,9 @@ class PrefillAgent:
             self._source.committed(rid, self._true(request))
         while (piece := self._source.wanted()) is not None:
             request = self._computing.get(piece.rid) or transfers.held[piece.rid]
-            self._source.put(piece, self._engine.read(request, piece.first_page, piece.pages))
+            data = self._source.memory(piece)
+            self._engine.read(request, piece.first_page, piece.pages, data)
+            self._source.put(piece, data)
         for given in self._source.poll():
             if given.rid in transfers.held:
                 self._engine.release(given.rid)
@@ -118,6 +120,7 @@ class DecodeAgent:
         """fallback: does the engine compute prompts whose pages do not come?"""
         self._engine, self._sink, self._fallback = engine, sink, fallback
         self._remotes: dict[str, Remote] = {}
+        self._lost: dict[str, str] = {}  # why, of those that still wait for their turn
 
     def add(self, request: Request, remote: Remote) -> None:
         """Of a group the first fetches; the others take the pages from it."""
@@ -125,32 +128,38 @@ class DecodeAgent:
         self._engine.add(request)
         if request.fetch:
             self._remotes[request.rid] = remote
+            self._sink.want(request.rid, remote, request.tokens)
 
     def abort(self, rid: str) -> None:
-        if self._remotes.pop(rid, None) is not None:
+        if self._remotes.pop(rid, None) is not None and self._lost.pop(rid, None) is None:
             self._sink.cancel(rid)
 
     def exchange(self, outputs: Sequence[Output]) -> list[Output]:
         self._sink.clear()
-        engine = self._engine
-        for request in engine.transfers.begun():
-            self._sink.want(request.rid, self._remotes[request.rid], request.committed, request.tokens)
-        ended: list[Output] = []
+        for out in outputs:
+            if out.finish_reason is not None:  # without a fetch, as another of its group that only reads
+                self.abort(out.rid)
+        fetching, ended = self._engine.transfers.fetching, list[Output]()
+        for request in self._engine.transfers.begun():
+            if (error := self._lost.pop(request.rid, None)) is None:
+                self._sink.begin(request.rid, request.committed)
+            else:
+                ended += self._ended(Ended(request.rid, request.committed, 0, error))
         for event in self._sink.poll():
             if isinstance(event, Arrived):
-                request = engine.transfers.fetching[event.rid]
-                engine.write(request, event.first_page, event.data)
-                continue
-            remote = self._remotes.pop(event.rid)
-            engine.transfers.arrived(event.rid, event.slots)
-            failure = None
-            if event.error is not None:
-                failure = self._failed(event.rid, remote, event.error)
-            ended += engine.fetched(event.rid, event.cached_tokens, failure)
-        for out in (*outputs, *ended):
-            if out.finish_reason is not None:  # without a fetch, as another of its group that only reads
-                self._remotes.pop(out.rid, None)
+                self._engine.write(fetching[event.rid], event.first_page, event.data)
+            elif event.rid in fetching:
+                ended += self._ended(event)
+            else:
+                self._lost[event.rid] = event.error or "it ended before it began"
         return ended
+
+    def _ended(self, event: Ended) -> list[Output]:
+        """All has come that will."""
+        remote, request = self._remotes.pop(event.rid), self._engine.transfers.fetching[event.rid]
+        self._engine.transfers.arrived(event.rid, max(event.slots, request.committed))
+        failure = None if event.error is None else self._failed(event.rid, remote, event.error)
+        return self._engine.fetched(event.rid, event.cached_tokens, failure)
 
     def _failed(self, rid: str, remote: Remote, error: str) -> Failure | None:
         what = f"the prefill server at {remote.host}:{remote.port} failed: {error}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from nextn.disaggregation.connection import Connection
 from nextn.disaggregation.messages import Want
@@ -14,10 +14,12 @@ AGAIN = 1.0  # seconds in which such a room may be offered again, by a client th
 EARLY = 4096  # rooms at a time
 
 
-class Early(NamedTuple):
+@dataclass(slots=True)
+class Early:
     connection: Connection
     want: Want
     until: float
+    have_pages: int | None = None  # None: pages may not come yet
 
 
 class EarlyRooms:
@@ -39,6 +41,13 @@ class EarlyRooms:
         self._waiting[want.room] = Early(connection, want, time.monotonic() + seconds)
         return None
 
+    def begin(self, connection: Connection, transfer: int, have_pages: int) -> None:
+        """Pages may come as soon as the room is offered."""
+        for early in self._waiting.values():
+            if early.connection is connection and early.want.transfer == transfer:
+                early.have_pages = have_pages
+                return
+
     def offered(self, room: int) -> Early | None:
         """Who waits for it."""
         self._ended.pop(room, None)
@@ -51,8 +60,8 @@ class EarlyRooms:
 
     def forget(self, connection: Connection, transfer: int | None = None) -> None:
         """transfer: None for all of the connection."""
-        for room, (owner, want, _) in list(self._waiting.items()):
-            if owner is connection and transfer in (None, want.transfer):
+        for room, early in list(self._waiting.items()):
+            if early.connection is connection and transfer in (None, early.want.transfer):
                 del self._waiting[room]
 
     def too_late(self, now: float) -> list[tuple[Early, str]]:

@@ -3,7 +3,8 @@
     sink                       source
     Hello               ->
                         <-     Hello, or Hello and Refused
-    Want                ->
+    Want                ->                      when a request arrives
+    Begin               ->                      when there are pages for its prompt
                         <-     Pages ...        as they are computed
                         <-     Done
     Taken               ->
@@ -49,11 +50,11 @@ class Refused(Message, tag=1):
 
 
 class Want(Message, tag=2):
-    """have_pages: that the sink has already. tokens, prompt: the prompt's length and hash."""
+    """The sink will ask for this room, whose pages are kept from now on. tokens, prompt: the prompt's length
+    and hash."""
 
     transfer: Count
     room: int
-    have_pages: Count
     tokens: Count
     prompt: bytes
 
@@ -95,4 +96,11 @@ class Read(Message, tag=8):
     memory_slot: Count
 
 
-AnyMessage = Hello | Refused | Want | Pages | Done | Taken | Abort | Ping | Read
+class Begin(Message, tag=9):
+    """Pages may come. have_pages: that the sink has already."""
+
+    transfer: Count
+    have_pages: Count
+
+
+AnyMessage = Hello | Refused | Want | Pages | Done | Taken | Abort | Ping | Read | Begin

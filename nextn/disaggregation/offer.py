@@ -23,7 +23,7 @@ class Offer:
     finished: float = 0.0
     connection: Connection | None = None  # None: nobody asked
     transfer: int = -1
-    asked: float = 0.0
+    begun: float | None = None  # when its pages were asked for; None: not yet
     next_page: int = 0  # to be handed out by `wanted`
     put_page: int = 0  # to be put
     handed: int = 0  # bytes between the two

@@ -10,7 +10,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +28,7 @@ from nextn.disaggregation.memory import SharedSlots, hand_in
 from nextn.disaggregation.messages import (
     Abort,
     AnyMessage,
+    Begin,
     Done,
     Hello,
     Pages,
@@ -65,12 +66,12 @@ class Ended(NamedTuple):
 class _Fetch:
     rid: str
     remote: Remote
-    have: int
     tokens: int
     prompt: bytes
-    slots: int
-    next_page: int
-    began: float = field(default_factory=time.monotonic)
+    have: int = 0
+    slots: int = 0
+    next_page: int = 0
+    begun: float | None = None  # when it asked for pages; None: not yet
     connection: Connection | None = None
     transfer: int = -1  # not asked for yet
 
@@ -91,13 +92,11 @@ class PageSink(Endpoint):
 
     # The engine's thread
 
-    def want(self, rid: str, remote: Remote, have: int, tokens: Sequence[int]) -> None:
-        """have: slots that are here already, of whole pages."""
-        page = have // self.layout.page_size
-        fetch = _Fetch(rid, remote, have, len(tokens), prompt_hash(tokens), have, page)
+    def want(self, rid: str, remote: Remote, tokens: Sequence[int]) -> None:
+        """This request's pages will be asked for: the prefill server is to keep them."""
+        fetch = _Fetch(rid, remote, len(tokens), prompt_hash(tokens))
         with self.lock:
             assert rid not in self._fetches
-            assert have % self.layout.page_size == 0
             self._fetches[rid] = fetch
             self.stats.active += 1
             if self.broken is not None:
@@ -111,6 +110,19 @@ class PageSink(Endpoint):
             self.call(self._found, fetch, address, error)
 
         self._lookups.ask(remote, found, lambda: self._fetches.get(rid) is fetch)
+
+    def begin(self, rid: str, have: int) -> None:
+        """They may come. have: slots that are here already, of whole pages."""
+        assert have % self.layout.page_size == 0
+        with self.lock:
+            if (fetch := self._fetches.get(rid)) is None:
+                return  # it has ended: `poll` says why
+            assert fetch.begun is None, "it began twice"
+            fetch.begun = time.monotonic()
+            fetch.have = fetch.slots = have
+            fetch.next_page = have // self.layout.page_size
+            if fetch.connection is not None and fetch.transfer >= 0:
+                self.call(fetch.connection.send, Begin(fetch.transfer, fetch.next_page))
 
     def cancel(self, rid: str) -> None:
         """Nothing of it comes out of `poll` any more; the other side is told."""
@@ -163,9 +175,9 @@ class PageSink(Endpoint):
         del self._fetches[fetch.rid]
         self._leave(fetch, None)
         self.stats.active -= 1
-        if error is None:
+        if error is None and fetch.begun is not None:
             self.stats.finished += 1
-            self.stats.seconds += time.monotonic() - fetch.began
+            self.stats.seconds += time.monotonic() - fetch.begun
         else:
             self.stats.failed += 1
         self._inbox.append(Ended(fetch.rid, fetch.slots, cached_tokens, error))
@@ -211,8 +223,9 @@ class PageSink(Endpoint):
         self._last_transfer += 1
         fetch.transfer = self._last_transfer
         self._transfers[connection, fetch.transfer] = fetch
-        pages = fetch.have // self.layout.page_size
-        connection.send(Want(fetch.transfer, fetch.remote.room, pages, fetch.tokens, fetch.prompt))
+        connection.send(Want(fetch.transfer, fetch.remote.room, fetch.tokens, fetch.prompt))
+        if fetch.begun is not None:
+            connection.send(Begin(fetch.transfer, fetch.next_page))
 
     def _read_on(self) -> None:
         if self.paused:
@@ -286,6 +299,8 @@ class PageSink(Endpoint):
         fetch = self._transfers.get((connection, pages.transfer))
         if fetch is None:
             return  # cancelled
+        if fetch.begun is None:
+            raise Broken("pages that nobody asked for yet")
         size = self.layout.page_size
         begin, end = pages.first_page * size, (pages.first_page + pages.pages) * size
         if (
@@ -314,7 +329,7 @@ class PageSink(Endpoint):
             fetch = self._transfers.get((connection, done.transfer))
             if fetch is None:
                 return
-            if done.slots != fetch.slots and done.slots > fetch.have:
+            if fetch.begun is None or (done.slots != fetch.slots and done.slots > fetch.have):
                 raise Broken(f"{fetch.slots} of {done.slots} slots came")
             connection.send(Taken(done.transfer))
             self._end(fetch, None, done.cached_tokens)

@@ -20,7 +20,7 @@ from nextn.disaggregation.buffers import Buffers
 from nextn.disaggregation.checksum import checksum, prompt_hash
 from nextn.disaggregation.connection import Connection
 from nextn.disaggregation.door import Door
-from nextn.disaggregation.early import EarlyRooms
+from nextn.disaggregation.early import Early, EarlyRooms
 from nextn.disaggregation.endpoint import Endpoint
 from nextn.disaggregation.framing import Broken
 from nextn.disaggregation.identity import Identity
@@ -30,6 +30,7 @@ from nextn.disaggregation.messages import (
     MOST_TEXT,
     Abort,
     AnyMessage,
+    Begin,
     Done,
     Hello,
     Pages,
@@ -100,7 +101,7 @@ class PageSource(Endpoint):
             if self.broken is not None:
                 self._give(offer, self.broken)
             elif early is not None:
-                self._attach(offer, early.connection, early.want)
+                self._attach(offer, early)
 
     def committed(self, rid: str, slots: int) -> None:
         """The first so many slots are true now. Fewer than before where the request was retracted."""
@@ -213,15 +214,16 @@ class PageSource(Endpoint):
         )
 
     def _end_of_pages(self, offer: Offer) -> None:
-        if offer.slots is None or offer.connection is None or offer.done:
+        if offer.slots is None or offer.begun is None or offer.done:
             return
         if offer.put_page >= self.layout.pages(offer.slots):
             offer.done = True
             done = Done(offer.transfer, offer.slots, offer.cached_tokens)
             self.call(self._send_done, offer.connection, done)
 
-    def _attach(self, offer: Offer, connection: Connection, want: Want) -> None:
+    def _attach(self, offer: Offer, early: Early) -> None:
         """Gives the room to who asked for it, or says why not."""
+        connection, want = early.connection, early.want
         error = None
         if (connection, want.transfer) in self._transfers:
             error = "the number of a transfer was used twice"
@@ -229,14 +231,21 @@ class PageSource(Endpoint):
             error = f"bootstrap room {want.room} was asked for twice"
         elif (want.tokens, want.prompt) != (offer.tokens, offer.prompt):
             error = f"another prompt: of {want.tokens} tokens here, of {offer.tokens} there"
-        elif want.have_pages > self.layout.pages(offer.tokens):
-            error = f"{want.have_pages} pages of {offer.tokens} tokens"
         if error is not None:
             self.call(connection.send, Abort(want.transfer, error))
             return
-        offer.connection, offer.transfer, offer.asked = connection, want.transfer, time.monotonic()
-        offer.next_page = offer.put_page = want.have_pages
+        offer.connection, offer.transfer = connection, want.transfer
         self._transfers[connection, want.transfer] = offer
+        if early.have_pages is not None:
+            self._begin(offer, early.have_pages)
+
+    def _begin(self, offer: Offer, have_pages: int) -> None:
+        assert offer.connection is not None
+        if have_pages > self.layout.pages(offer.tokens):
+            self._give(offer, f"the decode server has {have_pages} pages of {offer.tokens} tokens")
+            return
+        offer.begun = time.monotonic()
+        offer.next_page = offer.put_page = have_pages
         self._asked.append(offer)
         self._end_of_pages(offer)
         self.ring()
@@ -249,7 +258,8 @@ class PageSource(Endpoint):
         self.stats.active -= 1
         if offer.connection is None:
             return
-        self._asked.remove(offer)
+        if offer.begun is not None:
+            self._asked.remove(offer)
         self._transfers.pop((offer.connection, offer.transfer), None)
         self._release(offer.connection, offer.handed)
         if error is not None:
@@ -259,7 +269,8 @@ class PageSource(Endpoint):
         self._forget(offer, error)
         if error is None:
             self.stats.finished += 1
-            self.stats.seconds += time.monotonic() - offer.asked
+            assert offer.begun is not None
+            self.stats.seconds += time.monotonic() - offer.begun
         else:
             self.stats.failed += 1
         self._given.append(Given(offer.rid, error))
@@ -325,6 +336,8 @@ class PageSource(Endpoint):
             match message:
                 case Want():
                     self._asked_for(connection, message)
+                case Begin(transfer, have_pages):
+                    self._begun(connection, transfer, have_pages)
                 case Taken(transfer):
                     offer = self._transfers.get((connection, transfer))
                     if offer is not None:
@@ -364,10 +377,18 @@ class PageSource(Endpoint):
         if (connection, want.transfer) in self._transfers:
             raise Broken("the number of a transfer was used twice")
         if (offer := self._rooms.get(want.room)) is not None:
-            self._attach(offer, connection, want)
+            self._attach(offer, Early(connection, want, 0.0))
             return
         if (error := self._early.wait(connection, want)) is not None:
             connection.send(Abort(want.transfer, error))
+
+    def _begun(self, connection: Connection, transfer: int, have_pages: int) -> None:
+        if (offer := self._transfers.get((connection, transfer))) is None:
+            self._early.begin(connection, transfer, have_pages)
+        elif offer.begun is None:
+            self._begin(offer, have_pages)
+        else:
+            raise Broken("a transfer began twice")
 
     def _aborted(self, connection: Connection, transfer: int, error: str) -> None:
         offer = self._transfers.get((connection, transfer))

@@ -145,13 +145,12 @@ class Engine:
         Whoever moves the pages calls `read`, `write`, `fetched` and `release` between steps."""
         return self._scheduler.transfers
 
-    def read(self, request: Request, first: int, count: int) -> Tensor:
-        """Pages first .. first + count - 1 of a request, a copy on the host: [layers, count * page_size,
-        width]."""
-        return self._executor.read_pages(request.pages[first : first + count])
+    def read(self, request: Request, first: int, count: int, into: Tensor) -> None:
+        """Copies pages first .. first + count - 1 of a request into [layers, count * page_size, width]."""
+        self._executor.read_pages(request.pages[first : first + count], into)
 
     def write(self, request: Request, first: int, data: Tensor) -> None:
-        """Fills pages of a request that fetches, from number `first` on, with what `read` returned."""
+        """Fills pages of a request that fetches, from number `first` on, with what `read` copied."""
         count = data.shape[1] // self.config.page_size
         self._executor.write_pages(request.pages[first : first + count], data)
 

@@ -97,12 +97,12 @@ class Executor(States, Protocol):
     def launch(self, plan: Plan) -> Ticket:
         """Begins a step. Steps run in the order in which they are launched."""
 
-    def read_pages(self, pages: Sequence[int]) -> Tensor:
-        """A copy of these pages on the host, [cache_layers, len(pages) * page_size, cache_width], as they are
-        after every step that was launched."""
+    def read_pages(self, pages: Sequence[int], into: Tensor) -> None:
+        """Copies these pages, as they are after every step that was launched, to the host: into [cache_layers,
+        len(pages) * page_size, cache_width]."""
 
     def write_pages(self, pages: Sequence[int], data: Tensor) -> None:
-        """Fills pages that no step uses with what `read_pages` returned somewhere."""
+        """Fills pages that no step uses with what `read_pages` copied somewhere."""
 
     def check(self) -> None:
         """Raises what `launch` would where no step can run any more."""

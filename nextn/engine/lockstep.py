@@ -53,8 +53,8 @@ class LockstepExecutor:
         self.awake = self.world.busy
         return Ran(found)
 
-    def read_pages(self, pages: Sequence[int]) -> Tensor:
-        return self._own.read_pages(pages)
+    def read_pages(self, pages: Sequence[int], into: Tensor) -> None:
+        self._own.read_pages(pages, into)
 
     def write_pages(self, pages: Sequence[int], data: Tensor) -> None:
         self._own.write_pages(pages, data)

@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Generic, TypeAlias, TypeVar
 
+import torch
 from torch import Tensor
 
 from nextn.config import EngineConfig
@@ -27,6 +28,7 @@ from nextn.distributed.wire import GONE
 from nextn.engine.executor import ExecutorInfo
 from nextn.engine.page_data import PageData
 from nextn.engine.rank import make_runner
+from nextn.engine.runner import Runner
 from nextn.scheduler.plan import Plan, StepResult
 from nextn.speculative.state import RequestState
 
@@ -73,9 +75,9 @@ class ProcessExecutor:
         self._unread.append(ticket)
         return ticket
 
-    def read_pages(self, pages: Sequence[int]) -> Tensor:
+    def read_pages(self, pages: Sequence[int], into: Tensor) -> None:
         found: PageData = self._ask(list(pages)).result()
-        return found.tensor()
+        into.copy_(found.tensor())
 
     def write_pages(self, pages: Sequence[int], data: Tensor) -> None:
         self._send(PageData.of(pages, data))
@@ -155,11 +157,20 @@ def _serve(config: EngineConfig, link: Connection) -> None:
             elif isinstance(message, PageData):
                 runner.write_pages(message.pages, message.tensor())
             elif isinstance(message, list):
-                link.send(PageData.of(message, runner.read_pages(message)))
+                link.send(read(runner, message))
             else:
                 link.send(runner.launch(message).result())
     except Exception:
         link.send(traceback.format_exc())
+
+
+def read(runner: Runner, pages: list[int]) -> PageData:
+    info = runner.info
+    data = torch.empty(
+        info.cache_layers, len(pages) * info.page_size, info.cache_width, dtype=runner.model.dtype
+    )
+    runner.read_pages(pages, data)
+    return PageData.of(pages, data)
 
 
 def _read(link: Connection, messages: queue.SimpleQueue[Message | None]) -> None:

@@ -66,8 +66,8 @@ class Runner:
     def launch(self, plan: Plan) -> Ran:
         return Ran(self.run(plan))
 
-    def read_pages(self, pages: Sequence[int]) -> Tensor:
-        return self.pool.read(pages)
+    def read_pages(self, pages: Sequence[int], into: Tensor) -> None:
+        self.pool.read(pages, into)
 
     def write_pages(self, pages: Sequence[int], data: Tensor) -> None:
         self.pool.write(pages, data)

@@ -104,8 +104,8 @@ class TensorParallelExecutor:
     def expert_counts(self) -> ExpertCounts | None:
         return self._runner.expert_counts()
 
-    def read_pages(self, pages: Sequence[int]) -> Tensor:
-        return self._runner.read_pages(pages)
+    def read_pages(self, pages: Sequence[int], into: Tensor) -> None:
+        self._runner.read_pages(pages, into)
 
     def write_pages(self, pages: Sequence[int], data: Tensor) -> None:
         """On every rank: each has the whole latent."""

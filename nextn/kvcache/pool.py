@@ -50,25 +50,23 @@ class KVPool:
         index = torch.tensor([source, target], device=self.data.device)
         self.data[:layers].index_copy_(1, index[1], self.data[:layers].index_select(1, index[0]))
 
-    def read(self, pages: Sequence[int]) -> Tensor:
-        """A copy of pages on the host: [layers, len(pages) * page_size, width]."""
-        slots = self._slots(pages)
-        found = self.data[:, slots]
-        return (
-            found.clone(memory_format=torch.contiguous_format) if isinstance(slots, slice) else found
-        ).cpu()
+    def read(self, pages: Sequence[int], into: Tensor) -> None:
+        """Copies pages to the host: into [layers, len(pages) * page_size, width]."""
+        rows = into.view(len(into), len(pages), -1)
+        if into.device == self.data.device:
+            torch.index_select(self._rows, 1, torch.tensor(pages), out=rows)
+        else:
+            rows.copy_(self._rows[:, list(pages)])
 
     def write(self, pages: Sequence[int], data: Tensor) -> None:
-        """Fills pages with what `read` returned."""
-        self.data[:, self._slots(pages)] = data.to(self.data.device)
+        """Fills pages with what `read` copied."""
+        rows = data.view(len(data), len(pages), -1).to(self.data.device)
+        self._rows.index_copy_(1, torch.tensor(pages, device=self.data.device), rows)
 
-    def _slots(self, pages: Sequence[int]) -> Tensor | slice:
-        """Of pages that follow each other a slice, which is copied faster."""
-        first, size = pages[0], self.page_size
-        if list(pages) == list(range(first, first + len(pages))):
-            return slice(first * size, (first + len(pages)) * size)
-        index = torch.tensor(pages, device=self.data.device)[:, None] * size
-        return (index + torch.arange(size, device=self.data.device)).flatten()
+    @property
+    def _rows(self) -> Tensor:
+        """[layers, pages, page_size * width]"""
+        return self.data.view(len(self.data), -1, self.page_size * self.layout.width)
 
     @property
     def bytes(self) -> int:

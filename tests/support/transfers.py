@@ -93,8 +93,17 @@ class Decode:
         self.ended: dict[str, Ended] = {}
 
     def want(self, rid: str, remote: Remote, have: int, tokens: Sequence[int]) -> None:
-        self.pools[rid], self.slots[rid] = entries(self.identity, tokens), have
-        self.sink.want(rid, remote, have, tokens)
+        self.announce(rid, remote, tokens)
+        self.begin(rid, have)
+
+    def announce(self, rid: str, remote: Remote, tokens: Sequence[int]) -> None:
+        self.pools[rid], self.slots[rid] = entries(self.identity, tokens), 0
+        self.sink.want(rid, remote, tokens)
+
+    def begin(self, rid: str, have: int) -> None:
+        if rid not in self.ended:
+            self.slots[rid] = have
+        self.sink.begin(rid, have)
 
     def forget(self, rid: str) -> None:
         self.ended.pop(rid, None)

@@ -6,6 +6,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+import torch
+
 from nextn.engine.engine import Engine
 from nextn.request import Failure, Output, Request, SamplingParams
 from nextn.scheduler.transfers import sent_slots
@@ -67,7 +69,9 @@ class TwoEngines:
         pages = -(-there // size) if there == whole else there // size
         gone = not half.pages and half.rid not in self.prefill._scheduler.by_rid
         if not gone and sent < min(pages, self._ends[rid]):
-            self.decode.write(request, sent, self.prefill.read(half, sent, 1))
+            data = torch.empty(info.cache_layers, size, info.cache_width, dtype=getattr(torch, info.dtype))
+            self.prefill.read(half, sent, 1, data)
+            self.decode.write(request, sent, data)
             self._sent[rid] += 1
             self.pages += 1
             return []

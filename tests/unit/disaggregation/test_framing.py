@@ -21,7 +21,7 @@ FRAMES: list[tuple[AnyMessage, bytes]] = [
     (Done(3, 4, 1), b""),
     (Abort(4, "why"), b""),
     (Pages(5, 2, 1, 4, 77, 3), b"xyz"),
-    (Want(1, (1 << 63) - 1, 0, 3, b"hash"), b""),
+    (Want(1, (1 << 63) - 1, 3, b"hash"), b""),
 ]
 STREAM = b"".join(frame_start(message, len(body)) + body for message, body in FRAMES)
 

@@ -269,7 +269,7 @@ def test_a_thread_that_fails(patient: Both, monkeypatch: pytest.MonkeyPatch, whi
 def rubbish(seed: int) -> bytes:
     rng = random.Random(seed)
     hello = frame_start(Hello(BIG, rng.choice(["tcp", "shm"]), 5.0, "nobody", b"key"))
-    good = [hello, frame_start(Want(1, 1, 0, 30, b"")), frame_start(Ping()), frame_start(Taken(1)),
+    good = [hello, frame_start(Want(1, 1, 30, b"")), frame_start(Ping()), frame_start(Taken(1)),
             frame_start(Pages(1, 0, 1, 4, 0), 1 << 31), frame_start(Pages(1, 0, 1, 4, 0), 81920),
             frame_start(Pages(1, 0, 1, 4, 0, 1)), frame_start(Read(1))]  # fmt: skip
     kinds = [

@@ -19,6 +19,8 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("offer"), st.integers(0, ROOMS - 1), st.sampled_from(PROMPTS)),
         st.tuples(st.just("want"), st.integers(0, ROOMS - 1), st.integers(0, 30)),
+        st.tuples(st.just("begin"), st.integers(0, ROOMS - 1), st.just(0)),
+        st.tuples(st.just("begin"), st.integers(0, ROOMS - 1), st.just(0)),
         st.tuples(st.just("committed"), st.integers(0, ROOMS - 1), st.integers(0, 331)),
         st.tuples(st.just("finished"), st.integers(0, ROOMS - 1), st.just(0)),
         st.tuples(st.just("withdraw"), st.integers(0, ROOMS - 1), st.just(0)),
@@ -56,6 +58,7 @@ class Play:
         self.offered: dict[int, str] = {}
         self.wanted: dict[int, str] = {}
         self.expected: set[str] = set()
+        self.pending: dict[str, int] = {}  # announced, and what it has when it begins
         self.names = 0
 
     def step(self, what: str, i: int, n: int) -> None:
@@ -78,6 +81,9 @@ class Play:
             del self.offered[room]
         elif what == "want" and room in self.lengths:
             self.want(room, n)
+        elif what == "begin" and self.wanted.get(room) in self.pending:
+            rid = self.wanted[room]
+            self.decode.begin(rid, self.pending.pop(rid))
         elif what == "cancel" and self.wanted.get(room, "-") not in {"-", *self.decode.ended}:
             self.decode.sink.cancel(self.wanted[room])
             self.expected.discard(self.wanted.pop(room))
@@ -99,13 +105,16 @@ class Play:
         rid = f"{room}.{self.names}"
         self.wanted[room] = rid
         self.expected.add(rid)
-        self.decode.want(rid, self.port.remote(room), have, prompt_of(room, length))
+        self.pending[rid] = have
+        self.decode.announce(rid, self.port.remote(room), prompt_of(room, length))
 
     def end(self) -> None:
         source = self.prefill.source
         self.network.corrupt_at["down"] = -1
         for room, rid in self.offered.items():
             source.finished(rid, self.lengths[room], 0)
+        for rid, have in self.pending.items():
+            self.decode.begin(rid, have)
         for room in {*self.wanted} - {*self.offered}:
             rid = self.wanted[room]
             if rid not in self.decode.ended:
