@@ -45,8 +45,9 @@ class MeshWorld(ExpertWorld):
     def hand_over(self, parcels: Sequence[Parcel]) -> None:
         own, none = self.share.rank, np.zeros(0, np.uint8)
         ranks = range(self.share.size)
-        out = [[p.place for p in parcels if p.source == own and p.to == rank] for rank in ranks]
-        due = [[p.place for p in parcels if p.source == rank and p.to == own] for rank in ranks]
+        away = [p for p in parcels if p.source != p.to]
+        out = [[p.place for p in away if p.source == own and p.to == rank] for rank in ranks]
+        due = [[p.place for p in away if p.source == rank and p.to == own] for rank in ranks]
         sent = [np.concatenate(some) if some else none for some in out]
         found = self._ranks.swap(sent, [sum(map(len, some)) for some in due])
         for some, data in zip(due, found, strict=True):
