@@ -71,7 +71,7 @@ struct Chooser : Heads {
             float* z = own_scores.data() + (from + i) * (end - begin);
             mine[i] = chosen(ids ? own.lay_out(z, rooms[thread]) : z, own, draws[i]);
         }, n * (end - begin) * 4);
-        ranks.gather(all, 1, n * ranks.size(), n * ranks.size(), n);
+        if (n) ranks.gather(all, 1, n * ranks.size(), n * ranks.size(), n);
         ranks.meet();
         found.resize(size_t(n));
         filtered.clear();

@@ -58,10 +58,11 @@ struct Engine {
         : own_pool(first ? nullptr : new Pool(threads)), pool(first ? first->pool : *own_pool), model(m),
           layers(m.layer, m.layer + layers_given), nextn(m.nextn, m.nextn + (layers_given - m.layers)),
           scratch(size_t(pool.threads())), ranks(m.ranks), world(m.world), lane(first != nullptr) {
+        experts.lay({}, lane);
         if (first) return;
         if (world) twin.reset(new Engine(m, threads, layers_given, this));
         if (ranks && ranks.given().memory) lay(uintptr_t(ranks.given().memory), ranks.given().most_rows);
-        if (world) lay_world(uintptr_t(world.given().memory));
+        if (world && !world.apart()) lay_world(uintptr_t(world.given().memory));
     }
 
     // Where the arrays that ranks fill together lie in their memory. Returns its bytes.

@@ -1,4 +1,4 @@
-// Gathers over sockets, between ranks on several machines.
+// What goes over sockets, between ranks on several machines.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -13,10 +13,32 @@
 
 namespace {
 
+template <class T> T* grown(std::vector<T>& room, int64_t n) {
+    if (int64_t(room.size()) < n) room.resize(size_t(n));
+    return room.data();
+}
+
 struct RankGone {};  // thrown where a rank waits for one that is gone
 
-// What goes from every rank to every other one over sockets: streams of bytes in both directions at once, for a rank
-// that only sent would wait for ever when the others do the same and the system's buffers are full.
+// Bytes to every other rank, and bytes from each. Both sides know how many.
+struct Parcels {
+    struct Link {
+        int32_t socket;
+        const uint8_t* out;  // to stay there until they are sent
+        size_t size, sent;
+        uint8_t* in;
+        size_t awaited, had;
+    };
+    std::vector<Link> links;
+
+    void clear() { links.clear(); }
+    void add(int32_t socket, const uint8_t* out, int64_t size, uint8_t* in, int64_t awaited) {
+        links.push_back({socket, out, size_t(size), 0, in, size_t(awaited), 0});
+    }
+};
+
+// Streams of bytes in both directions at once, for a rank that only sent would wait for ever when the others do the
+// same and the system's buffers are full. One to a thread: all its ranks' sockets are in the same order of parcels.
 class Mesh {
   public:
     struct Place {
@@ -24,56 +46,80 @@ class Mesh {
         const int32_t* sockets;  // to each other rank
     };
 
+    static Mesh& own() {
+        static thread_local Mesh mesh;
+        return mesh;
+    }
+
+    // Returns when the system has taken all bytes that go out; others may be still to come. Throws RankGone.
+    void start(Parcels& parcels, int spins) {
+        if (under_way_) finish(*under_way_, spins);  // what it waits for is before these in the streams
+        int64_t unsent = 0, missing = 0;
+        for (const Parcels::Link& link : parcels.links) unsent += link.size, missing += link.awaited;
+        if (!unsent && !missing) return;
+        under_way_ = &parcels;
+        run(parcels, spins, [](const Parcels::Link& link) { return link.sent < link.size; });
+    }
+    // Returns when all has come. Throws RankGone.
+    void finish(Parcels& parcels, int spins) {
+        if (under_way_ != &parcels) return;  // it has come before others were started
+        run(parcels, spins, [](const Parcels::Link& link) { return link.had < link.awaited; });
+        under_way_ = nullptr;
+    }
+
     // array [rows, stride bytes]: rank r has written bytes bounds[r] .. bounds[r + 1] of each row. Throws RankGone.
     void gather(const Place& place, uint8_t* array, int64_t rows, int64_t stride, const int64_t* bounds) {
         const int64_t width = bounds[place.rank + 1] - bounds[place.rank];
-        mine_.resize(size_t(rows * width));
+        uint8_t* mine = grown(mine_, rows * width);
         for (int64_t i = 0; i < rows; ++i)
-            memcpy(mine_.data() + i * width, array + i * stride + bounds[place.rank], size_t(width));
-        links_.resize(size_t(place.size));
-        int64_t left = 0;
-        for (int r = 0; r < place.size; ++r) {
-            Link& link = links_[size_t(r)];
-            link.sent = link.had = 0;
-            const int64_t theirs = r == place.rank ? 0 : rows * (bounds[r + 1] - bounds[r]);
-            link.room.resize(size_t(theirs));
-            left += theirs + (r == place.rank ? 0 : int64_t(mine_.size()));
-        }
-        for (int idle = 0; left > 0;) {
-            int64_t moved = 0;
-            for (int r = 0; r < place.size; ++r)
-                if (r != place.rank) moved += move(place.sockets[r], links_[size_t(r)]);
-            left -= moved;
-            idle = moved ? 0 : idle + 1;
-            if (idle > place.spins) sleep(place); else if (idle) breathe();
-        }
+            memcpy(mine + i * width, array + i * stride + bounds[place.rank], size_t(width));
+        uint8_t* room = grown(room_, rows * (bounds[place.size] - bounds[0]));
+        const auto at = [&](int r) { return room + rows * (bounds[r] - bounds[0]); };
+        gathered_.clear();
+        for (int r = 0; r < place.size; ++r)
+            if (r != place.rank)
+                gathered_.add(place.sockets[r], mine, rows * width, at(r), rows * (bounds[r + 1] - bounds[r]));
+        start(gathered_, place.spins);
+        finish(gathered_, place.spins);
         for (int r = 0; r < place.size; ++r) {
             if (r == place.rank) continue;
             const int64_t n = bounds[r + 1] - bounds[r];
-            for (int64_t i = 0; i < rows; ++i)
-                memcpy(array + i * stride + bounds[r], links_[size_t(r)].room.data() + i * n, size_t(n));
+            for (int64_t i = 0; i < rows; ++i) memcpy(array + i * stride + bounds[r], at(r) + i * n, size_t(n));
         }
     }
 
   private:
-    struct Link {
-        size_t sent, had;
-        std::vector<uint8_t> room;
-    };
+    // Moves bytes in both directions as long as `wanted` says so of any link.
+    template <class Wanted> void run(Parcels& parcels, int spins, const Wanted& wanted) {
+        try {
+            for (int idle = 0;;) {
+                bool some = false;
+                for (const Parcels::Link& link : parcels.links) some |= wanted(link);
+                if (!some) return;
+                int64_t moved = 0;
+                for (Parcels::Link& link : parcels.links) moved += move(link);
+                idle = moved ? 0 : idle + 1;
+                if (idle > spins) sleep(parcels); else if (idle) breathe();
+            }
+        } catch (const RankGone&) {
+            under_way_ = nullptr;
+            throw;
+        }
+    }
 
 #if !defined(_WIN32)
 #if !defined(MSG_NOSIGNAL)
 #define MSG_NOSIGNAL 0  // Python has told the system to send no SIGPIPE
 #endif
-    int64_t move(int socket, Link& link) const {
+    static int64_t move(Parcels::Link& link) {
         int64_t moved = 0;
-        if (link.sent < mine_.size()) {
-            const int64_t n = done(send(socket, mine_.data() + link.sent, mine_.size() - link.sent,
+        if (link.sent < link.size) {
+            const int64_t n = done(send(link.socket, link.out + link.sent, link.size - link.sent,
                                         MSG_DONTWAIT | MSG_NOSIGNAL));
             link.sent += size_t(n), moved += n;
         }
-        if (link.had < link.room.size()) {
-            const ssize_t n = recv(socket, link.room.data() + link.had, link.room.size() - link.had, MSG_DONTWAIT);
+        if (link.had < link.awaited) {
+            const ssize_t n = recv(link.socket, link.in + link.had, link.awaited - link.had, MSG_DONTWAIT);
             if (n == 0) throw RankGone{};
             link.had += size_t(done(n)), moved += done(n);
         }
@@ -85,23 +131,22 @@ class Mesh {
         throw RankGone{};
     }
     // Until there is something to move.
-    void sleep(const Place& place) {
+    void sleep(const Parcels& parcels) {
         polled_.clear();
-        for (int r = 0; r < place.size; ++r) {
-            const Link& link = links_[size_t(r)];
-            if (r == place.rank) continue;
-            const short events = short((link.sent < mine_.size() ? POLLOUT : 0) | (link.had < link.room.size() ? POLLIN : 0));
-            if (events) polled_.push_back({place.sockets[r], events, 0});
+        for (const Parcels::Link& link : parcels.links) {
+            const short events = short((link.sent < link.size ? POLLOUT : 0) | (link.had < link.awaited ? POLLIN : 0));
+            if (events) polled_.push_back({link.socket, events, 0});
         }
         poll(polled_.data(), nfds_t(polled_.size()), 1000);
     }
     std::vector<pollfd> polled_;
 #else
-    int64_t move(int, Link&) const { throw RankGone{}; }
-    void sleep(const Place&) {}
+    static int64_t move(Parcels::Link&) { throw RankGone{}; }
+    void sleep(const Parcels&) {}
 #endif
-    std::vector<uint8_t> mine_;
-    std::vector<Link> links_;
+    std::vector<uint8_t> mine_, room_;
+    Parcels gathered_;
+    Parcels* under_way_ = nullptr;
 };
 
 }  // namespace

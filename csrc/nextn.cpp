@@ -21,7 +21,7 @@
 // What this machine can run; must be asked before the library of level 4 is used, in every process.
 NX_API int nx_machine_level() { return machine_level(); }
 
-NX_API int nx_interface() { return 15; }
+NX_API int nx_interface() { return 16; }
 
 NX_API void nx_advise(void* p, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
@@ -174,6 +174,10 @@ NX_API int nx_world_step(NxWorld* world, int first, int rest, int two) {
 // array [rows, stride bytes], of ranks that have sockets: see Mesh.
 NX_API int nx_gather(NxRanks* ranks, uint8_t* array, int64_t rows, int64_t stride, const int64_t* bounds) {
     return checked([&] { Ranks(ranks).gather_bytes(array, rows, stride, bounds); });
+}
+// Bytes from each of these ranks to each other one: see Ranks::swap.
+NX_API int nx_swap(NxRanks* ranks, const uint8_t* out, const int64_t* out_at, uint8_t* in, const int64_t* in_at) {
+    return checked([&] { Ranks(ranks).swap(out, out_at, in, in_at); });
 }
 // Every rank waits here for all others; see NxMeeting.
 NX_API int nx_meet(void* meeting, int size, int spins) {

@@ -112,6 +112,14 @@ inline int64_t bound(int64_t n, int64_t unit, int part, int parts) {
     return at < n ? at : n;
 }
 
+// array [rows, stride] elements: of n columns each of these ranks has written its own.
+template <class T>
+inline void gather_outputs(const Mesh::Place& place, T* array, int64_t rows, int64_t stride, int64_t n, int64_t unit) {
+    int64_t bounds[MOST_RANKS + 1];
+    for (int i = 0; i <= place.size; ++i) bounds[i] = bound(n, unit, i, place.size) * int64_t(sizeof(T));
+    Mesh::own().gather(place, reinterpret_cast<uint8_t*>(array), rows, stride * int64_t(sizeof(T)), bounds);
+}
+
 // A rank's place among the others.
 class Ranks {
   public:
@@ -127,17 +135,26 @@ class Ranks {
     int64_t begin(int64_t n, int64_t unit) const { return r_ ? bound(n, unit, r_->rank, r_->size) : 0; }
     int64_t end(int64_t n, int64_t unit) const { return r_ ? bound(n, unit, r_->rank + 1, r_->size) : n; }
 
-    // array [rows, stride] elements: of n columns each rank has written its own.
+    // See gather_outputs; in shared memory there is nothing to do.
     template <class T> void gather(T* array, int64_t rows, int64_t stride, int64_t n, int64_t unit) const {
         if (!r_ || !r_->sockets) return;
-        int64_t bounds[MOST_RANKS + 1];
-        for (int i = 0; i <= r_->size; ++i) bounds[i] = bound(n, unit, i, r_->size) * int64_t(sizeof(T));
-        gather_bytes(reinterpret_cast<uint8_t*>(array), rows, stride * int64_t(sizeof(T)), bounds);
+        const Watch watch(*r_);
+        gather_outputs(place(), array, rows, stride, n, unit);
     }
     void gather_bytes(uint8_t* array, int64_t rows, int64_t stride, const int64_t* bounds) const {
         const Watch watch(*r_);
-        static thread_local Mesh mesh;
-        mesh.gather({r_->rank, r_->size, r_->spins, r_->sockets}, array, rows, stride, bounds);
+        Mesh::own().gather(place(), array, rows, stride, bounds);
+    }
+    // out_at, in_at [ranks + 1]: where what goes to each rank begins in `out`, and what comes from it in `in`.
+    void swap(const uint8_t* out, const int64_t* out_at, uint8_t* in, const int64_t* in_at) const {
+        const Watch watch(*r_);
+        Parcels parcels;
+        for (int i = 0; i < r_->size; ++i)
+            if (i != r_->rank)
+                parcels.add(r_->sockets[i], out + out_at[i], out_at[i + 1] - out_at[i], in + in_at[i],
+                            in_at[i + 1] - in_at[i]);
+        Mesh::own().start(parcels, r_->spins);
+        Mesh::own().finish(parcels, r_->spins);
     }
 
     // After the arrays of a product were gathered: in shared memory that takes no more than that all have come.
@@ -148,6 +165,8 @@ class Ranks {
     }
 
   private:
+    Mesh::Place place() const { return {r_->rank, r_->size, r_->spins, r_->sockets}; }
+
     struct Watch {
         NxRanks& r;
         std::chrono::steady_clock::time_point from = std::chrono::steady_clock::now();

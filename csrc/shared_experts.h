@@ -4,8 +4,11 @@
 //     offer    own rows routed and offered; of the shared expert the first half
 //     compute  this shard's experts on the rows of all groups that chose them
 //     finish   of the shared expert the second half; own results added up
+//
+// On several machines all ranks are of one group and have its rows: nothing is offered, and results are sent.
 #pragma once
 #include "moe.h"
+#include "shard_results.h"
 #include "world.h"
 
 namespace {
@@ -25,21 +28,25 @@ class SharedExperts {
         if (rows) route(pool, f, h, rows, stride, logits_, ids_.data(), weights_.data());
         count_choices(f, ids_, ranks);
         int64_t sent = 0;
-        for (int i = ranks.rank(); i < rows; i += each) {  // the group's ranks share the copying out
+        const bool apart = world.apart();
+        rows_at_ = apart ? h16 : at_.rows.data();
+        int32_t* ids = at_.ids.room(int64_t(rows) * k);
+        at_.results.room(int64_t(rows) * k * stride);
+        for (int i = apart ? 0 : ranks.rank(); i < rows; i += apart ? 1 : each) {  // a machine's ranks share the copying
             const int64_t place = world.place(world.group(), i);
-            memcpy(at_.rows.data() + place * stride, h16 + i * stride, size_t(stride) * 2);
+            if (!apart) memcpy(at_.rows.data() + place * stride, h16 + i * stride, size_t(stride) * 2);
             uint64_t seen = uint64_t(1) << world.shard();
             for (int j = 0; j < k; ++j) {
                 const int32_t expert = ids_[size_t(i) * k + j], count = f.replica_count[expert];
                 const int turn = (world.group() + (world.given().dynamic ? i : 0)) % count;
                 const int32_t one = f.replicas[int64_t(expert) * f.most_replicas + turn];
-                at_.ids.data()[place * k + j] = one;
+                ids[place * k + j] = one;
                 const uint64_t shard = uint64_t(1) << (one / f.own);
-                if (!(seen & shard)) sent += stride * 2 * world.slices();
+                if (!apart && !(seen & shard)) sent += stride * 2 * world.slices();
                 seen |= shard;
             }
         }
-        ticket_ = world.arrive(lane_, sent);
+        if (!apart) ticket_ = world.arrive(lane_, sent);
         if (!rows || !f.shared_gate_up.data) return;
         shared.to.all(rows);
         shared.begin(pool, f.shared_gate_up, f.shared_down, h16, stride,
@@ -51,7 +58,8 @@ class SharedExperts {
     void compute(Pool& pool, const World& world) {
         const NxFeedForward& f = *f_;
         const int k = f.top_k, first = world.shard() * f.own, groups = world.given().groups;
-        world.wait(lane_, ticket_);
+        const bool apart = world.apart();
+        if (!apart) world.wait(lane_, ticket_);
         routed.to.build(f.own, [&](const auto& choice) {
             for (int g = 0; g < groups; ++g)
                 for (int i = 0; i < world.rows(lane_, g); ++i) {
@@ -65,19 +73,21 @@ class SharedExperts {
         for (const int32_t row : routed.to.row) foreign += row / world.given().most_rows != world.group();
         const int64_t width = Swiglu::width(f.down);
         const bool sliced = world.slices() > 1;
-        if (sliced) routed.inner.lay(uintptr_t(at_.inner.data() + inner_place(world) * width), 0);
+        if (sliced && !apart) routed.inner.lay(uintptr_t(at_.inner.data() + inner_place(world) * width), 0);
         if (routed.to.count()) {
-            routed.begin(pool, f.gate_up, f.down, at_.rows.data(), stride_, world.begin(f.down.n_in, Swiglu::INNER));
+            routed.begin(pool, f.gate_up, f.down, rows_at_, stride_, world.begin(f.down.n_in, Swiglu::INNER));
             pool.for_each(routed.tasks(), [&](int task, int) { routed.up(task); }, routed.cost(f.gate_up));
         }
-        if (sliced) world.meet(lane_);
+        if (sliced && apart) world.gather(routed.inner.data(), routed.to.count(), width, f.down.n_in, Swiglu::INNER);
+        if (sliced && !apart) world.meet(lane_);
         if (routed.to.count()) {
             routed.turn(pool);
             float* results = at_.results.data() + world.begin(stride_, PANEL);
             pool.for_each(panels(f.down), [&](int p, int) { routed.down(p, results + p * PANEL, stride_); },
                           routed.cost(f.down));
         }
-        ticket_ = world.arrive(lane_, foreign * f.down.n_out * 4);
+        if (apart) sent_.start(world, at_.ids.data(), rows_ * k, f.own, stride_, at_.results.data());
+        else ticket_ = world.arrive(lane_, foreign * f.down.n_out * 4);
     }
 
     // y [rows, stride] f32: this rank's columns, of `columns` outputs.
@@ -92,7 +102,8 @@ class SharedExperts {
                 shared.down(p, beside_.data() + p * PANEL, stride_);
             }, shared.cost(f.shared_down));
         }
-        world.wait(lane_, ticket_);
+        if (world.apart()) sent_.finish(world, at_.results.data());
+        else world.wait(lane_, ticket_);
         if (!rows_) return;
         const int k = f.top_k;
         const int64_t first = ranks.begin(stride_, PANEL);
@@ -112,6 +123,8 @@ class SharedExperts {
     }
 
     LaneArrays at_;
+    const uint16_t* rows_at_ = nullptr;
+    ShardResults sent_;
     int lane_ = 0;
     const NxFeedForward* f_ = nullptr;
     int64_t stride_ = 0;

@@ -5,9 +5,14 @@
 // them, and puts a result for every choice back, f32, where the row's owner adds them in the usual order. So a row has
 // the bits that one rank alone gives it, whoever has an expert, and whoever else is there.
 //
+// On one machine, in memory that all of them map:
+//
 //     page 0     meetings, one for each lane; rows of the groups
 //     each lane  rows [groups][most_rows][hidden] bf16, ids [groups][most_rows][top_k], results beside them, f32,
 //                inner columns of the shards
+//
+// On several machines there is one group, and each rank has its own arrays and a socket to every other one. All have the
+// same rows and routes, so only results are sent (csrc/shard_results.h).
 #pragma once
 #include <algorithm>
 
@@ -18,7 +23,8 @@ struct NxWorld {
     int32_t rank, size, groups, shards;
     int32_t most_rows;         // of a group in a step
     int32_t spins;
-    uint8_t* memory;           // shared; zeros at first
+    uint8_t* memory;           // shared; zeros at first; null: there are sockets
+    const int32_t* sockets;    // [size], of this rank any; null: the memory is shared
     int32_t dynamic;           // replicas of an expert take turns from row to row; else each group has its own
     int32_t epoch;             // by turns, of nx_world_step
     int32_t two;               // does this step go in two lanes?
@@ -26,6 +32,7 @@ struct NxWorld {
     int64_t waited, sent;      // nanoseconds, and bytes to other ranks, all in all
     double link;               // nanoseconds that each byte is to take between ranks; 0: what it takes. For experiments
     int64_t link_free;         // when the last one has arrived
+    int64_t all_sent;          // with sockets: bytes that all ranks had sent before this step
 };
 }
 
@@ -59,6 +66,7 @@ class World {
 
     explicit operator bool() const { return w_ != nullptr; }
     const NxWorld& given() const { return *w_; }
+    bool apart() const { return w_->sockets != nullptr; }  // on several machines
     int size() const { return w_->size; }
     int each() const { return w_->size / w_->groups; }  // ranks of a group
     int group() const { return w_->rank / each(); }
@@ -75,6 +83,7 @@ class World {
     // Says how many rows this group has in this step, in two lanes if it is large enough for all, and learns it of all
     // groups. Throws RankGone.
     void step(int32_t first, int32_t rest, bool wanted) const {
+        if (apart()) return step_apart(first, rest, wanted);
         constexpr int NUMBERS = 3;
         w_->epoch ^= 1;
         int32_t* all = reinterpret_cast<int32_t*>(w_->memory + ROWS_AT) + w_->epoch * NUMBERS * MOST_RANKS;
@@ -93,6 +102,22 @@ class World {
     int rows(int lane, int group) const { return w_->rows[lane][group]; }
     bool two() const { return w_->two != 0; }
 
+    // See gather_outputs, among the slices of this rank's shard.
+    template <class T> void gather(T* array, int64_t rows, int64_t stride, int64_t n, int64_t unit) const {
+        const Watch watch(*w_);
+        gather_outputs({slice(), slices(), w_->spins, w_->sockets + shard() * slices()}, array, rows, stride, n, unit);
+    }
+    // See Mesh.
+    void start(Parcels& parcels) const {
+        const Watch watch(*w_);
+        for (const Parcels::Link& link : parcels.links) w_->sent += int64_t(link.size);
+        Mesh::own().start(parcels, w_->spins);
+    }
+    void finish(Parcels& parcels) const {
+        const Watch watch(*w_);
+        Mesh::own().finish(parcels, w_->spins);
+    }
+
     struct Ticket {
         uint32_t epoch;
         int64_t due;  // with a slow link: when what this rank sends has arrived
@@ -104,14 +129,38 @@ class World {
         return {::arrive(meeting(lane), w_->size), w_->link_free};
     }
     void wait(int lane, const Ticket& ticket) const {
-        const int64_t from = now();
+        const Watch watch(*w_);
         ::wait(meeting(lane), meeting(0).broken, ticket.epoch, w_->spins);
         if (ticket.due > now()) std::this_thread::sleep_for(std::chrono::nanoseconds(ticket.due - now()));
-        w_->waited += now() - from;
     }
     void meet(int lane) const { wait(lane, arrive(lane, 0)); }
 
   private:
+    struct Watch {
+        NxWorld& w;
+        int64_t from = now();
+        explicit Watch(NxWorld& world) : w(world) {}
+        ~Watch() { w.waited += now() - from; }
+    };
+
+    // All have the same rows. Rank 0 decides on two lanes.
+    void step_apart(int32_t first, int32_t rest, bool wanted) const {
+        constexpr int NUMBERS = 2;
+        const int64_t n = int64_t(NUMBERS) * w_->size;
+        std::vector<int64_t> said(size_t(n), 0);
+        said[size_t(w_->rank * NUMBERS)] = wanted;
+        said[size_t(w_->rank * NUMBERS + 1)] = w_->sent;
+        {
+            const Watch watch(*w_);
+            gather_outputs({w_->rank, w_->size, w_->spins, w_->sockets}, said.data(), 1, n, n, NUMBERS);
+        }
+        w_->all_sent = 0;
+        for (int r = 0; r < w_->size; ++r) w_->all_sent += said[size_t(r * NUMBERS + 1)];
+        w_->two = said[0] != 0;
+        w_->rows[0][0] = w_->two ? first : first + rest;
+        w_->rows[1][0] = w_->two ? rest : 0;
+    }
+
     static int64_t now() {
         return std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
     }

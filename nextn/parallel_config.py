@@ -166,13 +166,12 @@ class ParallelConfig(Options):
             "ep_size",
             f"it must divide --tp-size, which is {self.world_size}; change one of them",
         )
-        for name, one in (("nnodes", 1), ("distributed_executor_backend", "mp")):
-            need(
-                self.ep_size == 1 or getattr(self, name) == one,
-                name,
-                f"--ep-size {self.ep_size} shares experts through memory, so all ranks are on one machine; "
-                "leave out one of them",
-            )
+        need(
+            self.ep_size == 1 or self.distributed_executor_backend == "mp",
+            "distributed_executor_backend",
+            f"--ep-size {self.ep_size}: ranks that Ray places have not been tried with shared experts; leave "
+            "out one of them, or give --nnodes",
+        )
         need(self.ep_num_redundant_experts >= 0, "ep_num_redundant_experts", "it must be 0 or more")
         for name, default in (
             ("ep_num_redundant_experts", 0),

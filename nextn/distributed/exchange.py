@@ -1,4 +1,4 @@
-"""Arrays that every rank shows to all others, in memory that they share."""
+"""Arrays that every rank shows to all others that share experts with it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from nextn.distributed.shared_world import SharedWorld
+from nextn.distributed.expert_world import ExpertWorld
 
 
 class Exchange:
     """most: bytes of a rank's array, at most. To be made after a step, by all ranks."""
 
-    def __init__(self, world: SharedWorld, most: int) -> None:
+    def __init__(self, world: ExpertWorld, most: int) -> None:
         self._world = world
         self._board = world.area(world.share.size * most)
 
@@ -21,7 +21,7 @@ class Exchange:
         share = self._world.share
         board = self._board[: share.size * own.nbytes].view(own.dtype).reshape(share.size, *own.shape)
         board[share.rank] = own
-        self._world.meet()
+        self._world.gathered(board)
         found: NDArray[Any] = board.copy()
         self._world.meet()  # from here on it may be written again
         return found

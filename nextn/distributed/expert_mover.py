@@ -1,27 +1,24 @@
 """Moves experts between slots, on all ranks at once: packed bytes, as the kernels read them.
 
-An expert goes from each rank of its shard to the rank with the same slice of the other shard, through shared
-memory: sources write, all meet, destinations read, all meet. Within a shard it is copied where it lies.
+An expert goes from each rank of its shard to the rank with the same slice of the other shard: sources write
+it into an area, it is handed over, destinations read it. Within a shard it is copied where it lies.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nextn.distributed.exchange import Exchange
 from nextn.distributed.expert_share import ExpertTable
+from nextn.distributed.expert_world import Bytes, ExpertWorld, Parcel
 from nextn.distributed.move_order import in_order, rounds
 from nextn.distributed.placement import Move
-from nextn.distributed.shared_world import SharedWorld
 
-STAGING = 64 << 20  # bytes of shared memory for experts on their way
+STAGING = 64 << 20  # bytes for experts on their way
 LINE = 64
-
-Bytes = NDArray[np.uint8]
 
 
 class ExpertMover:
@@ -30,7 +27,7 @@ class ExpertMover:
 
     def __init__(
         self,
-        world: SharedWorld,
+        world: ExpertWorld,
         tables: Sequence[ExpertTable],
         exchange: Exchange,
         staging: int = STAGING,
@@ -74,7 +71,7 @@ class ExpertMover:
                 read(move.source, staged[move.slot])
             was_read(move.source)
         if crossing:
-            self._world.meet()
+            self._world.hand_over([p for i, move in enumerate(crossing) for p in self._parcels(i, move)])
         for move in some:
             if move.slot in self._own:
                 found = staged.get(move.slot)
@@ -98,9 +95,16 @@ class ExpertMover:
         member = slot - self._own.start
         return [*table.gate_up.member(member), *table.down.member(member)]
 
-    def _place(self, i: int) -> Bytes:
-        """Where the i-th expert of a round is staged: this rank's slice of it."""
-        at = (i * self._share.slices + self._share.slice) * self._each
+    def _parcels(self, i: int, move: Move) -> Iterator[Parcel]:
+        """Of each slice of the i-th expert that crosses."""
+        each, slices = len(self._own), self._share.slices
+        source, to = move.source // each * slices, move.slot // each * slices
+        for part in range(slices):
+            yield Parcel(source + part, to + part, self._place(i, part))
+
+    def _place(self, i: int, part: int | None = None) -> Bytes:
+        """Where the i-th expert of a round is staged: a slice of it. part: None: this rank's."""
+        at = (i * self._share.slices + (self._share.slice if part is None else part)) * self._each
         return self._staging[at : at + self._each]
 
 

@@ -13,8 +13,11 @@ import socket
 from array import array
 from collections.abc import Mapping, Sequence
 from ctypes import byref, pointer
+from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from nextn.config import usable_cores
@@ -42,8 +45,9 @@ class MeshRanks(Ranks):
         super().__init__(rank, len(data), most_rows)
         self._data, self._signs = data, signs
         self._sockets = array("i", [-1 if s is None else s.fileno() for s in data])
-        at, spins = self._sockets.buffer_info()[0], SPINS if threads <= usable_cores() else FEW_SPINS
-        self._own = kernels.Ranks(rank, self.size, None, at, most_rows, spins, 0)
+        self.sockets = self._sockets.buffer_info()[0]
+        self.spins = SPINS if threads <= usable_cores() else FEW_SPINS
+        self._own = kernels.Ranks(rank, self.size, None, self.sockets, most_rows, self.spins, 0)
         self._struct = self._own
         self._counts: dict[int, int | None] = dict.fromkeys(signs, 0)
         for sign in signs.values():
@@ -60,6 +64,16 @@ class MeshRanks(Ranks):
         at = (ctypes.c_int64 * len(bounds))(*(bound * each for bound in bounds))
         if library().nx_gather(byref(self._own), whole.data_ptr(), len(whole), whole.shape[1] * each, at):
             raise self.gone()
+
+    def swap(self, out: Sequence[NDArray[np.uint8]], sizes: Sequence[int]) -> list[NDArray[np.uint8]]:
+        """All to all: out[r] goes to rank r -> what comes from each rank. sizes: their bytes, which both
+        sides know. Nothing goes to this rank itself. Raises PeerGone."""
+        bounds = ctypes.c_int64 * (self.size + 1)
+        out_at, in_at = bounds(0, *accumulate(map(len, out))), bounds(0, *accumulate(sizes))
+        sent, found = np.concatenate(out), np.zeros(sum(sizes), np.uint8)
+        if library().nx_swap(byref(self._own), sent.ctypes.data, out_at, found.ctypes.data, in_at):
+            raise self.gone()
+        return [found[begin:end] for begin, end in pairwise(in_at)]
 
     def _wake(self) -> None:
         for end in self._data:

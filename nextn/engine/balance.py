@@ -16,9 +16,9 @@ import numpy as np
 from nextn.config import EngineConfig
 from nextn.distributed.exchange import Exchange
 from nextn.distributed.expert_mover import ExpertMover
+from nextn.distributed.expert_world import ExpertWorld
 from nextn.distributed.improvement import Plan, dispatched, improved
 from nextn.distributed.placement import Counts, Move, Placement, moves, utilisation
-from nextn.distributed.shared_world import SharedWorld
 from nextn.models.native import NativeDeepseekV3
 
 log = logging.getLogger("nextn.engine")
@@ -29,7 +29,7 @@ class Balancer:
     layers. rebalancings: how often experts moved. moved: slots that got another expert."""
 
     def __init__(
-        self, config: EngineConfig, world: SharedWorld, model: NativeDeepseekV3, plan: Plan = improved
+        self, config: EngineConfig, world: ExpertWorld, model: NativeDeepseekV3, plan: Plan = improved
     ) -> None:
         self._every = config.eplb_rebalance_num_iterations
         self._layers_at_once = config.eplb_rebalance_layers_per_chunk

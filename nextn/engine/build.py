@@ -51,7 +51,7 @@ def make_executor(config: EngineConfig, place: Place | None = None) -> Executor:
         if config.tp_size == 1:  # else its gang does it
             pin_rank(config, 0, place.group)
         return LockstepExecutor(_make_executor(config, Seat(place.group, 0, place.memory)), place)
-    if not shares_experts(config):
+    if config.nnodes > 1 or not shares_experts(config):
         return _make_executor(config, None)
     memory = Memory()
     try:

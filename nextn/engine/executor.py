@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 from torch import Tensor
 
-from nextn.distributed.shared_world import SharedWorld
+from nextn.distributed.expert_world import ExpertWorld
 from nextn.scheduler.plan import Plan, States, StepResult
 
 ExpertCounts: TypeAlias = tuple[np.ndarray, np.ndarray]  # see `nextn.models.base.CountsExperts`
@@ -79,7 +79,7 @@ class Executor(States, Protocol):
         """Seconds for which the ranks of its steps have waited for each other in all."""
 
     @property
-    def world(self) -> SharedWorld | None:
+    def world(self) -> ExpertWorld | None:
         """Of all ranks that share experts; None where none are shared, or none in this process."""
 
     def expert_counts(self) -> ExpertCounts | None:

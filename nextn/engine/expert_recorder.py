@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from nextn.distributed.expert_world import ExpertWorld
 from nextn.distributed.improvement import dispatched
-from nextn.distributed.shared_world import SharedWorld
 from nextn.engine.executor import ExpertCounts
 from nextn.expert_load import CountTable, ExpertRecord, ShardRows
 
@@ -90,7 +90,7 @@ class ShardWindow:
     """rows: of each shard, in the last whole window of steps, or, if the engine fell idle since then, in the
     window so far. A placement that changes begins another window."""
 
-    def __init__(self, counts: Callable[[], ExpertCounts | None], world: SharedWorld) -> None:
+    def __init__(self, counts: Callable[[], ExpertCounts | None], world: ExpertWorld) -> None:
         self._counts, self._world, self._share = counts, world, world.share
         self.rows: ShardRows | None = None
         self._begin(self._target())

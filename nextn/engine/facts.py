@@ -16,8 +16,8 @@ from nextn.ops.cpu.library import NoLibrary, choose_level
 # Options that may differ: what a machine computes with, and where it has files. But not the kernels' level,
 # for which --cpu-isa asks, nor --model-path, for grammars are made from the tokenizer there.
 OWN = {
-    "speculative_draft_model_path", "speculative_token_map", "threads", "numa", "cpu_isa",
-    "node_rank", "dist_init_addr", "dist_timeout", "step_cost_cache",
+    "speculative_draft_model_path", "speculative_token_map", "init_expert_location", "threads", "numa",
+    "cpu_isa", "node_rank", "dist_init_addr", "dist_timeout", "step_cost_cache",
 }  # fmt: skip
 SAMPLE = 1 << 16  # bytes from the middle of a file
 
@@ -36,9 +36,19 @@ def facts(config: EngineConfig) -> dict[str, str]:
         found["the model (its files' sizes, headers and samples)"] = digest(model_folder(config.model_path))
     if config.speculative_draft_model_path is not None:
         found["the draft model"] = digest(Path(config.speculative_draft_model_path))
+    if (file := config.init_expert_location) != "trivial":
+        found["the placement of experts (--init-expert-location)"] = _whole(Path(file))
     if config.speculative_token_map is not None:
         found["the token map"] = digest(Path(config.speculative_token_map))
     return found
+
+
+def _whole(file: Path) -> str:
+    """Of all that is in a small file. Raises ValueError where it cannot be read."""
+    try:
+        return hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest()
+    except OSError as e:
+        raise ValueError(f"{file}: cannot be read on this machine ({e.strerror})") from e
 
 
 def digest(path: Path) -> str:

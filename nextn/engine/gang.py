@@ -36,7 +36,8 @@ class Gang:
     processes: those that this process has started, by rank."""
 
     def __init__(self, config: EngineConfig, seat: Seat | None = None) -> None:
-        """seat: rank 0's, where experts are shared. Raises what `Host` and its `meet` do, and `RayRanks`."""
+        """seat: rank 0's, where one machine's ranks share experts. Raises what `Host` and its `meet` do, and
+        `RayRanks`."""
         self.config = config
         self.processes: dict[int, RankProcess] = {}
         self.links: list[Connection] = []

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from nextn.distributed.place import Place
 from nextn.distributed.pulse import Pulse
+from nextn.distributed.shared_world import SharedWorld
 from nextn.engine.executor import Executor, ExecutorInfo, ExpertCounts, Ran
 from nextn.engine.runner import Runner
 from nextn.engine.tensor_parallel import TensorParallelExecutor
@@ -30,7 +31,7 @@ class LockstepExecutor:
     """Raises PeerGone once an engine is gone, or one of its ranks."""
 
     def __init__(self, own: Runner | TensorParallelExecutor, place: Place) -> None:
-        assert own.world is not None
+        assert isinstance(own.world, SharedWorld)
         self._own: Executor = own
         self.world, self._place = own.world, place
         self._step = 0

@@ -17,7 +17,7 @@ from nextn.distributed.ranks import Ranks
 from nextn.draft import AUTO_STEPS
 from nextn.engine.memory import bounded_context, check_memory
 from nextn.engine.seat import Seat
-from nextn.engine.world import make_world, sharing_option
+from nextn.engine.world import make_world, shares_experts, sharing_option
 from nextn.families.config import ModelConfig
 from nextn.families.files import first_names
 from nextn.models.base import Model
@@ -68,7 +68,7 @@ def make_model(
             raise ValueError(
                 f"{OPTION}: --model-path {config.model_path} scripts its own drafts; leave it out"
             )
-        if seat is not None:
+        if shares_experts(config):
             raise ValueError(f"{sharing_option(config)}: --model-path {config.model_path} has no experts")
         if config.cpu_isa != "auto":
             raise ValueError(
@@ -92,7 +92,7 @@ def make_model(
     kernels = choose_kernels(config, device)
     if ranks is not None and device.type != "cpu":
         raise ValueError(f"--tp-size {ranks.size} needs --device cpu: ranks on GPUs have not been tried")
-    if seat is not None and kernels != "cpu":
+    if shares_experts(config) and kernels != "cpu":
         raise ValueError(
             f"{sharing_option(config)}: only the native kernels share experts out so far, and --device "
             f"{device.type} with --kernel-backend {config.kernel_backend} runs without them"
@@ -111,7 +111,7 @@ def make_model(
         native = model_class(cfg.architecture, "cpu")
         drafting = Drafting(_coarse_drafts(config, cfg), allowed)
         level, _ = choose_level(config.cpu_isa)
-        world = None if seat is None else make_world(config, cfg, seat)
+        world = make_world(config, cfg, seat, ranks) if shares_experts(config) else None
         model = native(cfg, nextn, threads, config.quantization, stored, drafting, level, ranks, world)
         place, dtype, as_stored = model.place, torch.float32, model.weights.as_stored
         rows = model.weights.rows

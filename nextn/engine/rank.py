@@ -38,7 +38,8 @@ from nextn.speculative.ngram_drafter import NGramDrafter
 
 
 def make_runner(config: EngineConfig, ranks: Ranks | None = None, seat: Seat | None = None) -> Runner:
-    """ranks: those that this one computes every step with. seat: where experts are shared.
+    """ranks: those that this one computes every step with. seat: where experts are shared on one
+    machine.
 
     Raises ValueError for options that do not go together or that the model cannot honour."""
     device = _device(config.device)

@@ -73,7 +73,7 @@ def run(
     config: EngineConfig, link: Connection, ranks: Ranks, parent: int | None, seat: Seat | None = None
 ) -> int:
     """Runs rank 0's plans until it ends. parent: the process of rank 0, where this one may end it; None
-    elsewhere. seat: where experts are shared."""
+    elsewhere. seat: where experts are shared on one machine."""
 
     def lost(rank: int, what: str) -> None:
         log.critical("rank %d %s; this rank ends", rank, what)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from nextn.config import EngineConfig
 from nextn.distributed.expert_share import ExpertShare
+from nextn.distributed.expert_world import ExpertWorld
+from nextn.distributed.mesh import MeshRanks
+from nextn.distributed.mesh_world import MeshWorld
 from nextn.distributed.placement_file import Sizes, initial_placement
+from nextn.distributed.ranks import Ranks
 from nextn.distributed.shared_world import SharedWorld
 from nextn.engine.gang import most_rows, threads_of
 from nextn.engine.seat import Seat
@@ -15,8 +19,9 @@ def shares_experts(config: EngineConfig) -> bool:
     return config.ep_size > 1 or config.world_size > config.tp_size
 
 
-def make_world(config: EngineConfig, cfg: ModelConfig, seat: Seat) -> SharedWorld:
-    """Raises ValueError for a model without routed experts, and for a placement that does not fit it."""
+def make_world(config: EngineConfig, cfg: ModelConfig, seat: Seat | None, ranks: Ranks | None) -> ExpertWorld:
+    """seat: None where all ranks are those of one group on several machines. Raises ValueError for a model
+    without routed experts, and for a placement that does not fit it."""
     if not cfg.n_routed_experts:
         raise ValueError(
             f"{sharing_option(config)}: {cfg.architecture} here has no routed experts to share; leave it out"
@@ -27,11 +32,13 @@ def make_world(config: EngineConfig, cfg: ModelConfig, seat: Seat) -> SharedWorl
     sizes = Sizes(
         layers, cfg.n_routed_experts, cfg.n_routed_experts + spare, config.ep_size, dense_layers=dense
     )
+    placement = initial_placement(config.init_expert_location, sizes)
     size = config.world_size
-    share = ExpertShare(
-        seat.group * config.tp_size + seat.rank, size, config.ep_size,
-        initial_placement(config.init_expert_location, sizes), 1 + spare, dense,
-    )  # fmt: skip
+    if seat is None:
+        assert isinstance(ranks, MeshRanks)
+        return MeshWorld(ExpertShare(ranks.rank, size, config.ep_size, placement, 1 + spare, dense), ranks)
+    rank = seat.group * config.tp_size + seat.rank
+    share = ExpertShare(rank, size, config.ep_size, placement, 1 + spare, dense)
     groups = size // config.tp_size
     # Of one group, all rows would go to the same replicas.
     dynamic = config.ep_dispatch_algorithm == "dynamic" or groups == 1

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from nextn.cutoff import EDGES
+from nextn.distributed.expert_world import ExpertWorld
 from nextn.distributed.ranks import Ranks
-from nextn.distributed.shared_world import SharedWorld
 from nextn.draft import Draft
 from nextn.families.config import ModelConfig
 from nextn.kvcache.layout import LatentLayout
@@ -66,7 +66,7 @@ class NativeDeepseekV3:
         drafting: Drafting = Drafting(),  # noqa: B008
         level: str | None = None,
         ranks: Ranks | None = None,
-        world: SharedWorld | None = None,
+        world: ExpertWorld | None = None,
     ) -> None:
         """ranks: that compute every step together. world: these and others that share the target's experts
         with them; before each `forward`, all call its `step`."""

@@ -62,6 +62,10 @@ ELSEWHERE = {
 # Two ranks as on two machines: over sockets.
 ON_NODES = [(0, "chunks", "radix"), ("auto", "chunks", "retracted"), ((2, 3, 8), "whole", "retracted")]
 
+SHARED_EXPERTS = {
+    "ep_size": 2, "ep_num_redundant_experts": 2, "enable_eplb": True, "eplb_rebalance_num_iterations": 3,
+}  # fmt: skip
+
 # Parts of it leave one way to go on, which is drafted without the drafter.
 FORM = Constraint("regex", r'\{"name": "[a-z]{1,4}", "is": "(red|blue)", "size": [0-9]{1,9}\}')
 
@@ -252,13 +256,18 @@ def test_elsewhere(plain, here, backend, combination):
 
 
 @pytest.mark.parametrize(("drafts", "chunk", "cache"), ON_NODES)
-def test_on_two_nodes(plain, backend, drafts, chunk, cache, monkeypatch):
+@pytest.mark.parametrize("experts", [{}, SHARED_EXPERTS], ids=["parts", "shared"])
+def test_on_two_nodes(plain, backend, drafts, chunk, cache, experts, monkeypatch):
+    """Each rank with a part of every expert, or with some whole ones, which move."""
     if backend == "reference" and drafts != 0:
         pytest.skip("plain torch is slow, and which drafts there are does not depend on the ranks")
+    if experts and backend == "reference":
+        pytest.skip("only the native kernels share experts out")
     monkeypatch.setattr(build, "_prompts", lambda config, *_: PromptBudget(config.chunked_prefill_size))
     options = {
         **speculation(drafts), **CHUNKS[chunk], **CACHES[cache], "kernel_backend": backend, "threads": 1,
         "check_integrity": True, "tp_size": 2, "nnodes": 2, "dist_init_addr": free_address(),
+        **experts,
     }  # fmt: skip
     run = with_retractions if cache == "retracted" else lambda *work: shown(work[0].generate(*work[1:]))
     with ranks_of_another_node(engine_config(options)):

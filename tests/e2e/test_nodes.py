@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -49,8 +50,9 @@ def node(rank: int, address: str, *options: str, prefix: tuple[str, ...] | list[
     return ServerProcess([*words, *where, *options], prefix=prefix)
 
 
-def completion(server: ServerProcess) -> str:
-    answer = httpx.post(server.url + "/v1/completions", json=BODY, timeout=60)
+def completion(server: ServerProcess, **changes: int) -> str:
+    """ "" where it ends in an error."""
+    answer = httpx.post(server.url + "/v1/completions", json={**BODY, **changes}, timeout=60)
     return str(answer.json()["choices"][0]["text"]) if answer.status_code == 200 else ""
 
 
@@ -91,10 +93,52 @@ def test_two_machines_serve_the_text_of_one(machines: Machines, text: str) -> No
             other.kill()
 
 
-def test_machines_that_do_not_fit() -> None:
+EXPERTS = ("--ep-size", "2", "--ep-num-redundant-experts", "2", "--speculative-num-steps", "2")
+BALANCED = ("--enable-eplb", "--eplb-rebalance-num-iterations", "4")
+
+
+def test_two_machines_share_experts(machines: Machines, text: str) -> None:
+    """Which move while they serve. And again after a rank was killed, or stopped, in the middle of a step."""
+    other = node(1, machines.address, *EXPERTS, *BALANCED, prefix=machines.other)
+    with node(0, machines.address, *EXPERTS, *BALANCED) as server:
+        try:
+            for how, where in ((signal.SIGSTOP, other), (signal.SIGKILL, server), (None, None)):
+                assert [completion(server) for _ in range(3)] == [text] * 3
+                metrics = server.metrics()
+                assert metrics["nextn:spec_accept_length"] > 1
+                assert metrics["nextn:rank_sent_bytes_total"] > 0
+                assert metrics["nextn:expert_load_imbalance"] >= 1
+                until(lambda: any("experts move in" in line for line in server.stderr), 10)
+                server.stderr.clear()
+                if how is not None:
+                    with ThreadPoolExecutor(1) as threads:
+                        cut_off = threads.submit(completion, server, max_tokens=1500)
+                        until(lambda: server.metrics()["nextn:num_running_reqs"] == 1)
+                        os.kill(server.engine_pid() if where is server else ranks_of(other)[0], how)
+                        assert cut_off.result() == ""
+                    until(lambda: healthy(server), 60)
+            server.process.terminate()
+            check_ended(server, 0)
+            assert other.wait(60) == 0
+        finally:
+            other.kill()
+
+
+@pytest.mark.parametrize(
+    ("both", "differs", "said"),
+    [
+        ((), ("--page-size", "32"), "--page-size is 16 on rank 0 and 32 on rank 1"),
+        (
+            ("--ep-size", "2"),
+            ("--ep-num-redundant-experts", "2"),
+            "experts is 0 on rank 0 and 2 on rank 1",
+        ),
+    ],
+)
+def test_machines_that_do_not_fit(both: tuple[str, ...], differs: tuple[str, ...], said: str) -> None:
     """One error on each, and nothing is left."""
-    address, said = free_address(), "--page-size is 16 on rank 0 and 32 on rank 1: all ranks need the same"
-    other, server = node(1, address, "--page-size", "32"), node(0, address)
+    address, said = free_address(), f"{said}: all ranks need the same"
+    other, server = node(1, address, *both, *differs), node(0, address, *both)
     try:
         for each, code in ((other, 1), (server, 2)):
             check_ended(each, code)

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <random>
+#include <unistd.h>
 
 namespace {
 
@@ -374,8 +375,27 @@ void models(int threads, int kind, bool compressed) {
     nx_engine_free(second);
 }
 
-// Every rank a thread, with its own outputs of each weight, over memory of exactly the size that is asked for.
-void on_ranks(int size, int kind) {
+// A socket between every two of so many ranks.
+struct Sockets {
+    std::vector<std::vector<int32_t>> of;
+
+    explicit Sockets(int size) : of(size_t(size), std::vector<int32_t>(size_t(size), -1)) {
+        for (int a = 0; a < size; ++a)
+            for (int b = 0; b < a; ++b) {
+                int ends[2];
+                must(!socketpair(AF_UNIX, SOCK_STREAM, 0, ends), "no sockets");
+                of[size_t(a)][size_t(b)] = ends[0], of[size_t(b)][size_t(a)] = ends[1];
+            }
+    }
+    ~Sockets() {
+        for (const std::vector<int32_t>& some : of)
+            for (const int32_t end : some) if (end >= 0) close(end);
+    }
+};
+
+// Every rank a thread, with its own outputs of each weight, over memory of exactly the size that is asked for. With
+// shards: over sockets, each rank with its slice of some of the experts.
+void on_ranks(int size, int kind, int shards = 0) {
     const int hidden = 128, heads = 4, nope = 40, rope = 24, rank = 64, value = 32, q_rank = 64, vocab = 200, page = 4;
     const int width = 96, positions = 320, inner = 128, each = heads / size;
     const Block dense(hidden, 0, 0, inner, 1, kind), sparse(hidden, inner, 6, inner, 3, kind);
@@ -393,18 +413,30 @@ void on_ranks(int size, int kind) {
         std::vector<float> hidden, drafted, logits;
         std::vector<int32_t> tokens;
     };
-    const auto run = [&](NxRanks* ranks) {
+    const int slices = shards ? size / shards : 0, held = shards ? sparse.f.experts / shards : 0;
+    const std::vector<int32_t> places{0, 1, 2, 3, 4, 5}, ones_each(6, 1);
+    const auto run = [&](NxRanks* ranks, NxWorld* world) {
         const int of = ranks ? size : 1, r = ranks ? ranks->rank : 0;
-        const auto part = [&](const NxWeight& w, int unit) {
+        const auto cut = [&](const NxWeight& w, int unit, int i, int parts) {
             const int units = (w.n_out + unit - 1) / unit;
-            return outputs_of(w, units * r / of * unit, std::min(w.n_out, units * (r + 1) / of * unit));
+            return outputs_of(w, units * i / parts * unit, std::min(w.n_out, units * (i + 1) / parts * unit));
         };
+        const auto part = [&](const NxWeight& w, int unit) { return cut(w, unit, r, of); };
         std::vector<NxLayer> layers;
         for (const Block* block : {&dense, &sparse, &sparse}) {
             NxLayer l{ones.data(), down.w, ones.data(), part(q_up.w, PANEL), ones.data(), key_up.w, value_up.w,
                       part(out.w, PANEL), ones.data(), block->f};
             for (NxWeight* w : {&l.key_up, &l.value_up}) w->data += r * (heads / of) * w->stride;
-            for (NxWeight* w : {&l.mlp.gate_up, &l.mlp.down, &l.mlp.shared_gate_up, &l.mlp.shared_down})
+            const bool whole = world && l.mlp.router.data && layers.size() < 2;  // experts; not the module's
+            if (whole) l.mlp.own = held, l.mlp.most_replicas = 1;
+            if (whole) l.mlp.replicas = places.data(), l.mlp.replica_count = ones_each.data();
+            for (NxWeight* w : {&l.mlp.gate_up, &l.mlp.down}) {
+                if (!w->data) continue;
+                if (whole) w->data += r / slices * held * w->stride;
+                if (whole && w->scales) w->scales += r / slices * held * w->scale_stride;
+                *w = whole ? cut(*w, PANEL, r % slices, slices) : part(*w, PANEL);
+            }
+            for (NxWeight* w : {&l.mlp.shared_gate_up, &l.mlp.shared_down})
                 if (w->data) *w = part(*w, PANEL);
             layers.push_back(l);
         }
@@ -413,13 +445,14 @@ void on_ranks(int size, int kind) {
         const NxModel model{hidden, ranks ? each : heads, nope, rope, rank, value, q_rank, r * each, heads, vocab, 2,
                             1e-6f, 1e-6f, 0.3f, embedding.data(), cosine.data(), sine.data(), layers.data(),
                             ones.data(), own, &module, own, nullptr, vocab, cache.data(), int64_t(slots) * width,
-                            width, page, ranks};
+                            width, page, ranks, world};
         void* engine = nx_engine_new(&model, 1 + r, 3);
         Found found;
         found.hidden.resize(size_t(rows) * hidden);
         found.drafted = found.hidden;
         found.logits.resize(size_t(rows) * vocab);
         for (int again = 0; again < 2; ++again) {  // prompts whose logits nobody asks for, one after another
+            if (world) nx_world_step(world, again ? 270 : rows, again ? rows - 270 : 0, again);
             nx_forward(engine, &batch.b, found.hidden.data());
             nx_draft(engine, &batch.b, found.hidden.data(), 0, found.drafted.data());
         }
@@ -441,7 +474,7 @@ void on_ranks(int size, int kind) {
         nx_engine_free(engine);
         return found;
     };
-    const Found want = run(nullptr);
+    const Found want = run(nullptr, nullptr);
 
     NxModel measured{};
     const NxLayer any[3] = {{nullptr, down.w, nullptr, {}, nullptr, {}, {}, {}, nullptr, dense.f},
@@ -452,10 +485,16 @@ void on_ranks(int size, int kind) {
     std::vector<Line> memory(size_t(bytes / 64 + 1));
     std::vector<Found> found(static_cast<size_t>(size));
     std::vector<std::thread> threads;
+    const Sockets sockets(size);
     for (int r = 0; r < size; ++r)
         threads.emplace_back([&, r] {
+            const int32_t* own = sockets.of[size_t(r)].data();
             NxRanks ranks{r, size, reinterpret_cast<uint8_t*>(memory.data()), nullptr, rows, 50, 0};
-            found[size_t(r)] = run(&ranks);
+            if (shards) ranks.memory = nullptr, ranks.sockets = own;
+            NxWorld world{};
+            world.rank = r, world.size = size, world.groups = 1, world.shards = shards, world.most_rows = rows;
+            world.spins = 50, world.sockets = own, world.dynamic = 1;
+            found[size_t(r)] = run(&ranks, shards ? &world : nullptr);
         });
     for (auto& t : threads) t.join();
     for (const Found& f : found)
@@ -545,6 +584,8 @@ int main() {
     models(7, INT8, false);
     on_ranks(2, BF16);
     on_ranks(2, E4M3);
+    on_ranks(2, BF16, 2);
+    on_ranks(2, E4M3, 1);
     choices();
     std::vector<uint8_t> memory(3 << 20);
     nx_advise(memory.data(), int64_t(memory.size()));

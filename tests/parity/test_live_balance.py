@@ -20,6 +20,7 @@ from support.worlds import InLockstep, in_world
 from nextn.config import EngineConfig
 from nextn.distributed.expert_mover import ExpertMover
 from nextn.distributed.expert_share import ExpertShare, ExpertTable
+from nextn.distributed.expert_world import ExpertWorld
 from nextn.distributed.memory import Memory
 from nextn.distributed.placement import Placement
 from nextn.distributed.shared import SharedRanks
@@ -49,7 +50,7 @@ def check(
         eplb_rebalance_num_iterations=3, eplb_rebalance_layers_per_chunk=at_once, enable_eplb=True
     )
 
-    def balanced(world: SharedWorld, model: NativeDeepseekV3) -> Balancer:
+    def balanced(world: ExpertWorld, model: NativeDeepseekV3) -> Balancer:
         rng = np.random.default_rng(spare)
         return Balancer(config, world, model, lambda *_: shuffled(rng, spare, MOE))
 
@@ -124,11 +125,18 @@ def test_nor_in_fp8_blocks(groups: int, each: int, shards: int) -> None:
     check(make, groups, each, shards, 2, None)
 
 
+@pytest.mark.parametrize("spare", [0, 8])
+@pytest.mark.parametrize(("each", "shards"), [(2, 2), (4, 2), (4, 4)])
+def test_nor_on_several_machines(each: int, shards: int, spare: int) -> None:
+    check(of(INT8 if spare else {}), 1, each, shards, spare, None, apart=True)
+
+
 def test_nor_with_little_room_for_experts_on_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """One at a time."""
     monkeypatch.setattr(balance, "ExpertMover", partial(ExpertMover, staging=1))
     for spare in (0, 8):
         check(of(INT8), 2, 2, 2, spare, None)
+        check(of(INT8), 1, 4, 2, spare, None, apart=True)
 
 
 def test_nor_on_steps_in_two_halves() -> None:

@@ -39,9 +39,15 @@ def with_spares(spare: int) -> Placement:
 
 
 def check(
-    placement: Placement, groups: int, each: int, shards: int, level: str | None = None, **options: Any
+    placement: Placement,
+    groups: int,
+    each: int,
+    shards: int,
+    level: str | None = None,
+    changes: dict[str, Any] | None = None,
+    **options: Any,
 ) -> None:
-    config, tensors = random_checkpoint(CONFIG, seed=7)
+    config, tensors = random_checkpoint({**CONFIG, **(changes or {})}, seed=7)
     make = partial(native_model, config, tensors, level=level)
 
     def work(model: InLockstep, group: int) -> Found:
@@ -83,3 +89,26 @@ def test_nor_on_replicas_and_places(spare: int, dynamic: bool) -> None:
 @pytest.mark.parametrize(("groups", "each", "shards"), [(2, 1, 2), (2, 2, 2), (2, 1, 1)])
 def test_nor_on_steps_in_two_halves(groups: int, each: int, shards: int) -> None:
     check(Placement.trivial(LAYERS, EXPERTS), groups, each, shards, halves=True)
+
+
+APART = [(2, 2), (4, 1), (4, 2), (4, 4)]  # ranks, shards
+
+
+@pytest.mark.parametrize("halves", [False, True])
+@pytest.mark.parametrize("spare", [0, 4])
+@pytest.mark.parametrize(("ranks", "shards"), APART)
+def test_nor_on_several_machines(ranks: int, shards: int, spare: int, halves: bool) -> None:
+    """Each rank with arrays of its own, and sockets to the others."""
+    check(with_spares(spare), 1, ranks, shards, halves=halves, apart=True)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_nor_on_several_machines_on_any_level(level: str) -> None:
+    check(Placement.trivial(LAYERS, EXPERTS), 1, 2, 2, level, apart=True)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"hidden_size": 250, "moe_intermediate_size": 100}, {"n_shared_experts": 0}]
+)
+def test_nor_with_odd_widths_or_without_a_shared_expert(changes: dict[str, Any]) -> None:
+    check(with_spares(2), 1, 2, 2, changes=changes, apart=True)

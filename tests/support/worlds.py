@@ -8,17 +8,21 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
+from support.meshes import mesh
 
 from nextn.distributed.expert_share import ExpertShare
+from nextn.distributed.expert_world import ExpertWorld
 from nextn.distributed.memory import Memory
+from nextn.distributed.mesh_world import MeshWorld
 from nextn.distributed.placement import Placement
+from nextn.distributed.ranks import Ranks
 from nextn.distributed.shared import SharedRanks
 from nextn.distributed.shared_world import SharedWorld
 from nextn.engine.balance import Balancer
 from nextn.models.native import NativeDeepseekV3
 
 Result = TypeVar("Result")
-Balance = Callable[[SharedWorld, NativeDeepseekV3], Balancer]
+Balance = Callable[[ExpertWorld, NativeDeepseekV3], Balancer]
 MOST_ROWS = 300
 
 
@@ -29,7 +33,7 @@ class InLockstep:
     def __init__(
         self,
         model: NativeDeepseekV3,
-        world: SharedWorld,
+        world: ExpertWorld,
         halves: bool = False,
         balancer: Balancer | None = None,
     ) -> None:
@@ -69,18 +73,23 @@ def in_world(
     **options: Any,
 ) -> list[list[Result]]:
     """What each rank of each group finds. work(model, group). options: of InLockstep and SharedWorld.
-    balance: makes each rank's balancer. first_layer: of the placement."""
-    size, halves = groups * each, options.pop("halves", False)
+    balance: makes each rank's balancer. first_layer: of the placement. apart: as on several machines."""
+    size, halves, apart = groups * each, options.pop("halves", False), options.pop("apart", False)
     first_layer = options.pop("first_layer", 0)
     balance: Balance | None = options.pop("balance", None)
     memory, of_groups = Memory(), [Memory() for _ in range(groups)]
+    meshed = mesh(size, MOST_ROWS) if apart else []
 
     def run(rank: int) -> Result:
         most = 1 + placement.slots - placement.experts
         share = ExpertShare(rank, size, shards, placement, most, first_layer)
-        world = SharedWorld(share, groups, memory, size, MOST_ROWS, **options)
-        ranks = None
-        if each > 1:
+        world: ExpertWorld
+        ranks: Ranks | None = None
+        if apart:
+            ranks, world = meshed[rank], MeshWorld(share, meshed[rank], **options)
+        else:
+            world = SharedWorld(share, groups, memory, size, MOST_ROWS, **options)
+        if each > 1 and not apart:
             ranks = SharedRanks(rank % each, each, of_groups[rank // each], size, MOST_ROWS)
         with torch.inference_mode():
             try:
@@ -97,6 +106,6 @@ def in_world(
 
     with ThreadPoolExecutor(size) as threads:
         found = list(threads.map(run, range(size)))
-    for each_memory in (memory, *of_groups):
+    for each_memory in (memory, *of_groups, *meshed):
         each_memory.close()
     return [found[g * each : (g + 1) * each] for g in range(groups)]

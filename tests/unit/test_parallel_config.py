@@ -22,8 +22,8 @@ NODES: dict[str, Any] = {"nnodes": 2, "dist_init_addr": "a:5"}
         ({"ep_size": 2}, "--ep-size is 2: it must divide --tp-size, which is 1; change one of them"),
         ({"tp_size": 4, "ep_size": 3}, "--ep-size is 3: it must divide --tp-size, which is 4"),
         (
-            {"tp_size": 4, "ep_size": 2, **NODES},
-            "--nnodes is 2: --ep-size 2 shares experts through memory, so all ranks are on one machine",
+            {"tp_size": 4, "ep_size": 2, "distributed_executor_backend": "ray"},
+            "--distributed-executor-backend is 'ray': --ep-size 2: ranks that Ray places have not been tried",
         ),
         ({"tp_size": 2, "ep_num_redundant_experts": -1}, "--ep-num-redundant-experts is -1: it must be 0 or"),
         ({"ep_num_redundant_experts": 1}, "--ep-num-redundant-experts is 1: .*; raise --ep-size, or leave"),
@@ -100,6 +100,7 @@ def test_allowed() -> None:
     ServerConfig(disaggregation_mode="prefill", port=0, disaggregation_bootstrap_port=0).check()
     EngineConfig("nextn-tiny", tp_size=4, ep_size=2, ep_num_redundant_experts=2, enable_eplb=True).check()
     EngineConfig(tp_size=4, **NODES).check()
+    EngineConfig(tp_size=4, ep_size=2, enable_eplb=True, **NODES).check()
     ServerConfig(tp_size=4, dp_size=3, ep_size=2).check()  # replicas
     alone = ServerConfig(tp_size=2, enable_dp_attention=True)
     alone.check()

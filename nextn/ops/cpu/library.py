@@ -27,7 +27,7 @@ from struct import Struct
 from nextn.config import CPU_LEVELS
 
 FOLDER = Path(__file__).parent / "lib"
-INTERFACE = 15  # nx_interface of a library that fits this file
+INTERFACE = 16  # nx_interface of a library that fits this file
 NOT_BUILT = "they were not built with nextn; install a C++17 compiler (g++ or clang++), and then nextn again"
 F32, BF16, E4M3, INT8 = range(4)
 PANEL = 64  # outputs of a whole panel (csrc/panels.h)
@@ -87,9 +87,10 @@ class World(Structure):
 
     _fields_ = (
         ("rank", c_int32), ("size", c_int32), ("groups", c_int32), ("shards", c_int32),
-        ("most_rows", c_int32), ("spins", c_int32), ("memory", c_void_p), ("dynamic", c_int32),
-        ("epoch", c_int32), ("two", c_int32), ("rows", c_int32 * 64 * 2), ("waited", c_int64),
-        ("sent", c_int64), ("link", c_double), ("link_free", c_int64),
+        ("most_rows", c_int32), ("spins", c_int32), ("memory", c_void_p), ("sockets", c_void_p),
+        ("dynamic", c_int32), ("epoch", c_int32), ("two", c_int32), ("rows", c_int32 * 64 * 2),
+        ("waited", c_int64), ("sent", c_int64), ("link", c_double), ("link_free", c_int64),
+        ("all_sent", c_int64),
     )  # fmt: skip
 
 
@@ -171,6 +172,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "nx_world_bytes": (c_int64, (POINTER(Model), c_int)),
     "nx_world_step": (c_int, (POINTER(World), c_int, c_int, c_int)),
     "nx_gather": (c_int, (POINTER(Ranks), c_void_p, c_int64, c_int64, c_void_p)),
+    "nx_swap": (c_int, (POINTER(Ranks), c_void_p, c_void_p, c_void_p, c_void_p)),
     "nx_meet": (c_int, (c_void_p, c_int, c_int)),
     "nx_break": (None, (c_void_p,)),
     "nx_choose": (None, (c_void_p, c_int, c_int, c_void_p, c_void_p, c_void_p)),

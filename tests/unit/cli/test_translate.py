@@ -278,7 +278,7 @@ def test_several_machines(words: str, size: int, nodes: int, rank: int, address:
 def test_xllms_groups() -> None:
     """Its --dp_size is of attention. (On several machines they are refused.)"""
     line = ["--nnodes=4", "--node_rank=1", "--master_node_addr=a:9", "--dp_size=2", "--ep_size=4"]
-    with pytest.raises(CommandError, match="--nnodes is 4: --ep-size 4 shares experts through memory"):
+    with pytest.raises(CommandError, match="--dp-size 2 and --nnodes 4: all groups are on one machine"):
         read(*line)
 
 

@@ -3,16 +3,16 @@ is gone."""
 
 from __future__ import annotations
 
-import itertools
-import socket
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from support.meshes import mesh
 from support.native_kernels import built_levels
 from support.torch_ranks import check_gathers
 
@@ -21,16 +21,6 @@ from nextn.distributed.mesh import MeshRanks
 from nextn.distributed.pulse import Pulse
 
 pytestmark = pytest.mark.skipif(not built_levels(), reason="no native kernels")
-
-
-def mesh(size: int) -> list[MeshRanks]:
-    data: list[list[Any]] = [[None] * size for _ in range(size)]
-    for a, b in itertools.combinations(range(size), 2):
-        data[a][b], data[b][a] = socket.socketpair()
-    pairs = [socket.socketpair() for _ in range(size - 1)]
-    signs = [{rank: pair[0] for rank, pair in enumerate(pairs, start=1)}]
-    signs += [{0: pair[1]} for pair in pairs]
-    return [MeshRanks(rank, data[rank], signs[rank], size, 16) for rank in range(size)]
 
 
 @pytest.fixture
@@ -67,6 +57,24 @@ def test_more_than_the_sockets_hold(ranks: list[MeshRanks]) -> None:
         return torch.equal(whole, want)
 
     assert together(ranks, gather) == [True] * 3
+
+
+@pytest.mark.parametrize("each", [1, 300_000])
+@pytest.mark.parametrize("ranks", [2, 4], indirect=True)
+def test_what_goes_to_one_rank_only(ranks: list[MeshRanks], each: int) -> None:
+    """Also nothing, and more than the sockets hold."""
+
+    def size(source: int, to: int) -> int:
+        return 0 if source == to or (source, to) == (1, 0) else each * (1 + source + 2 * to)
+
+    def swap(own: MeshRanks) -> list[tuple[int, int]]:
+        them = range(len(ranks))
+        out = [np.full(size(own.rank, rank), 10 * own.rank + rank, np.uint8) for rank in them]
+        found = [own.swap(out, [size(rank, own.rank) for rank in them]) for _ in range(3)][-1]
+        assert all((part == 10 * rank + own.rank).all() for rank, part in enumerate(found))
+        return [(len(part), size(rank, own.rank)) for rank, part in enumerate(found)]
+
+    assert all(found == want for sizes in together(ranks, swap) for found, want in sizes)
 
 
 @pytest.mark.parametrize("ranks", [3], indirect=True)

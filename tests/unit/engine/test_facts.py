@@ -40,6 +40,20 @@ def test_a_model_that_is_not_there() -> None:
         facts(replace(CONFIG, model_path="/no/such/model"))
 
 
+def test_a_placement_is_known_by_what_is_in_it(tmp_path: Path) -> None:
+    config = replace(CONFIG, ep_size=2, init_expert_location=str(tmp_path / "one.json"))
+    with pytest.raises(ValueError, match=r"one.json: cannot be read on this machine \(No such file"):
+        facts(config)
+    for name, text in (("one", "[1]"), ("same", "[1]"), ("other", "[2]")):
+        (tmp_path / f"{name}.json").write_text(text)
+    same, other = (
+        replace(config, init_expert_location=str(tmp_path / f"{n}.json")) for n in ("same", "other")
+    )
+    assert facts(config) == facts(same)
+    differing = {key for key, _ in facts(config).items() - facts(other).items()}
+    assert differing == {"the placement of experts (--init-expert-location)"}
+
+
 def test_a_model_is_known_by_what_is_in_it(tmp_path: Path) -> None:
     folder = model_folder(CONFIG.model_path)
     copy = tmp_path / "copy"

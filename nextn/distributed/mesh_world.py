@@ -1,0 +1,70 @@
+"""All ranks that share a model's experts, on several machines: one group, over the sockets that it has
+(csrc/world.h)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import pointer
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from nextn.distributed.expert_share import ExpertShare
+from nextn.distributed.expert_world import Bytes, ExpertWorld, Parcel
+from nextn.distributed.group import PeerGone
+from nextn.distributed.mesh import MeshRanks
+from nextn.ops.cpu import library as kernels
+
+
+class MeshWorld(ExpertWorld):
+    """ranks: all of them, of one group. dynamic: see `ExpertWorld`."""
+
+    def __init__(self, share: ExpertShare, ranks: MeshRanks, dynamic: bool = True) -> None:
+        assert (share.rank, share.size) == (ranks.rank, ranks.size)
+        struct = kernels.World(
+            share.rank, share.size, 1, share.shards, ranks.most_rows, ranks.spins, None, ranks.sockets,
+            dynamic,
+        )  # fmt: skip
+        super().__init__(share, 1, struct)
+        self._ranks = ranks
+
+    def shared_by(self, model: kernels.Model, layers: int) -> None:
+        model.world = pointer(self._struct)
+
+    def area(self, size: int) -> Bytes:
+        return np.zeros(size, np.uint8)
+
+    def gathered(self, board: NDArray[Any]) -> None:
+        ranks = self.share.size
+        raw = torch.from_numpy(board.view(np.uint8).reshape(1, -1))  # the same memory
+        each = raw.numel() // ranks
+        self._ranks.gather(raw, [rank * each for rank in range(ranks + 1)])
+
+    def hand_over(self, parcels: Sequence[Parcel]) -> None:
+        own, none = self.share.rank, np.zeros(0, np.uint8)
+        ranks = range(self.share.size)
+        away = [p for p in parcels if p.source != p.to]
+        out = [[p.place for p in away if p.source == own and p.to == rank] for rank in ranks]
+        due = [[p.place for p in away if p.source == rank and p.to == own] for rank in ranks]
+        sent = [np.concatenate(some) if some else none for some in out]
+        found = self._ranks.swap(sent, [sum(map(len, some)) for some in due])
+        for some, data in zip(due, found, strict=True):
+            at = 0
+            for place in some:
+                place[:] = data[at : at + len(place)]
+                at += len(place)
+
+    def meet(self) -> None:
+        """Areas are this rank's own."""
+
+    def give_up(self, reason: str) -> None:
+        self._ranks.give_up(reason)
+
+    def gone(self) -> PeerGone:
+        return self._ranks.gone()
+
+    @property
+    def sent_by_group(self) -> int:
+        return int(self._struct.all_sent)
