@@ -170,6 +170,7 @@ class Failure(NamedTuple):
 
 
 GRAMMAR_ERROR, NOT_FINITE, REQUEST_FAILED = "grammar_error", "logits_not_finite", "request_failed"
+PREFILL_FAILED = "prefill_failed"  # and nobody else is to compute the prompt
 
 
 def failed_in(what: str, error: BaseException) -> Failure:

@@ -13,14 +13,12 @@ from nextn.disaggregation.remote import Remote
 from nextn.disaggregation.sink import Arrived, PageSink
 from nextn.disaggregation.source import PageSource
 from nextn.engine.engine import Engine
-from nextn.request import Failure, Output, Request
+from nextn.request import PREFILL_FAILED, Failure, Output, Request
 from nextn.scheduler.transfers import sent_slots
 from nextn.server_config import ServerConfig
 from nextn.stats import TransferStats
 
 log = logging.getLogger("nextn.engine")
-
-PREFILL_FAILED = "prefill_failed"  # code of the error that requests end in without a fallback
 
 
 class Agent(Protocol):

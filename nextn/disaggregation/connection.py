@@ -60,7 +60,10 @@ class Connection:
             self._sent(self, charge)
             return
         size = 0 if body is None else len(body)
-        transfer = message.transfer if isinstance(message, Pages | Done) else -1
+        # What is in shared memory is small here, and its slot comes back when the other end has read it.
+        transfer = -1
+        if isinstance(message, Done) or (isinstance(message, Pages) and body is not None):
+            transfer = message.transfer
         view = memoryview(b"") if body is None else body.data
         self._frames.append(_Frame(memoryview(frame_start(message, size)), view, transfer, charge))
 

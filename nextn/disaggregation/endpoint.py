@@ -25,6 +25,7 @@ from nextn.disaggregation.connection import Connection
 from nextn.disaggregation.framing import Broken
 from nextn.disaggregation.identity import Identity
 from nextn.disaggregation.layout import Layout
+from nextn.disaggregation.memory import check_backend
 from nextn.disaggregation.messages import AnyMessage
 from nextn.stats import TransferStats
 
@@ -38,6 +39,7 @@ class Endpoint(ABC):
     """Ends with an error whatever it has under way when its thread fails, and all that is asked for later."""
 
     def __init__(self, name: str, identity: Identity, backend: str, timeout: float) -> None:
+        check_backend(backend)
         self.identity, self.backend, self.timeout = identity, backend, timeout
         self.layout = Layout.of(identity)
         self.stats = TransferStats()

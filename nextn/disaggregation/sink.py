@@ -23,6 +23,7 @@ from nextn.disaggregation.endpoint import Endpoint
 from nextn.disaggregation.framing import Broken
 from nextn.disaggregation.identity import Identity
 from nextn.disaggregation.lookup import Address, Lookups
+from nextn.disaggregation.memory import SharedSlots, hand_in
 from nextn.disaggregation.messages import (
     Abort,
     AnyMessage,
@@ -30,6 +31,7 @@ from nextn.disaggregation.messages import (
     Hello,
     Pages,
     Ping,
+    Read,
     Refused,
     Taken,
     Want,
@@ -81,6 +83,7 @@ class PageSink(Endpoint):
         self._transfers: dict[tuple[Connection, int], _Fetch] = {}
         self._last_transfer = 0
         self._engines: dict[Any, Connection] = {}  # by address
+        self._memories: dict[Connection, SharedSlots] = {}
         self._lookups = Lookups(timeout)
         self.start()
 
@@ -218,9 +221,10 @@ class PageSink(Endpoint):
                 raise Broken("bytes that belong to no pages")
             return None
         most = self.layout.piece_pages
-        if not 0 < message.pages <= most or size != message.pages * self.layout.page_bytes:
+        expected = 0 if self.backend == "shm" else message.pages * self.layout.page_bytes
+        if not 0 < message.pages <= most or size != expected:
             raise Broken(f"{message.pages} pages in {size} bytes")
-        return np.empty(size, np.uint8)
+        return np.empty(size, np.uint8) if size else None
 
     def sent(self, connection: Connection, charge: int) -> None:
         pass
@@ -233,7 +237,8 @@ class PageSink(Endpoint):
             return
         match message:
             case Pages():
-                assert body is not None
+                if body is None:
+                    body = self._from_memory(connection, message)
                 self._pages(connection, message, body)
             case Done():
                 self._done(connection, message)
@@ -254,11 +259,22 @@ class PageSink(Endpoint):
             different.append(f"transfer backend is {self.backend} here and {message.backend} there")
         if different:
             raise Broken("refused: " + "; ".join(different))
+        if self.backend == "shm":
+            self._memories[connection] = hand_in(message, self.layout.piece_bytes)
         connection.hello = message
         with self.lock:
             for fetch in self._fetches.values():
                 if fetch.connection is connection:
                     self._ask(fetch, connection)
+
+    def _from_memory(self, connection: Connection, pages: Pages) -> NDArray[np.uint8]:
+        """Copied before its checksum is looked at: the source may still write there."""
+        memory = self._memories[connection]
+        if not 0 <= pages.memory_slot < len(memory):
+            raise Broken(f"slot {pages.memory_slot} of shared memory")
+        body: NDArray[np.uint8] = memory[pages.memory_slot][: pages.pages * self.layout.page_bytes].copy()
+        connection.send(Read(pages.memory_slot))
+        return body
 
     def _pages(self, connection: Connection, pages: Pages, body: NDArray[np.uint8]) -> None:
         fetch = self._transfers.get((connection, pages.transfer))
@@ -299,6 +315,7 @@ class PageSink(Endpoint):
 
     def gone(self, connection: Connection, error: str) -> None:
         with self.lock:
+            self._memories.pop(connection, None)
             for where, kept in list(self._engines.items()):
                 if kept is connection:
                     del self._engines[where]

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from nextn.disaggregation.checksum import checksum, prompt_hash
 from nextn.disaggregation.connection import Connection
+from nextn.disaggregation.door import Door
 from nextn.disaggregation.endpoint import Endpoint
 from nextn.disaggregation.framing import Broken
 from nextn.disaggregation.identity import Identity
@@ -32,6 +33,7 @@ from nextn.disaggregation.messages import (
     Hello,
     Pages,
     Ping,
+    Read,
     Refused,
     Taken,
     Want,
@@ -92,6 +94,7 @@ class PageSource(Endpoint):
 
     def __init__(self, identity: Identity, backend: str, host: str, timeout: float) -> None:
         super().__init__("kv-source", identity, backend, timeout)
+        self._door = Door(self, self.layout.piece_bytes, self.ring) if backend == "shm" else None
         self._offers: dict[str, _Offer] = {}
         self._rooms: dict[int, _Offer] = {}
         self._asked: deque[_Offer] = deque()  # the one whose turn it is first
@@ -155,7 +158,7 @@ class PageSource(Endpoint):
                 self._asked.rotate(-1)
                 if (n := self._ready_pages(offer)) <= 0:
                     continue
-                size = n * self.layout.page_bytes
+                size = self._charge(n)
                 assert offer.connection is not None
                 if not self._room_in_flight(offer.connection, size):
                     self._starved = True
@@ -168,19 +171,18 @@ class PageSource(Endpoint):
         return None
 
     def put(self, piece: Piece, data: Tensor) -> None:
-        """data: [layers, slots, width] of these pages, contiguous, on the host; the source's own now."""
+        """data: [layers, slots, width] of these pages, contiguous, on the host; not changed any more."""
         with self.lock:
             offer = self._offers.get(piece.rid)
             if offer is None or offer.number != piece.offer:
                 return  # it ended since
             assert piece.first_page == offer.put_page
             assert offer.connection is not None
-            size = piece.pages * self.layout.page_bytes
             offer.put_page += piece.pages
-            offer.handed -= size
+            offer.handed -= self._charge(piece.pages)
             slots = min(offer.put_page * self.layout.page_size, offer.committed)
             self.stats.pages += piece.pages
-            self.stats.bytes += size
+            self.stats.bytes += data.nbytes
             self.call(self._send_piece, offer.connection, offer.transfer, piece, slots, flat(data))
             self._end_of_pages(offer)
 
@@ -192,6 +194,8 @@ class PageSource(Endpoint):
     def close(self) -> None:
         super().close()
         self._server.close()
+        if self._door is not None:
+            self._door.close()
 
     # With the lock held
 
@@ -203,8 +207,15 @@ class PageSource(Endpoint):
             end = offer.committed // self.layout.page_size
         return min(end - offer.next_page, self.layout.piece_pages)
 
+    def _charge(self, pages: int) -> int:
+        """Bytes in flight of a piece: in shared memory it takes a slot."""
+        return pages * self.layout.page_bytes if self._door is None else self.layout.piece_bytes
+
     def _room_in_flight(self, connection: Connection, size: int) -> bool:
         used = self._in_flight[connection]
+        if self._door is not None:
+            memory = self._door.memories.get(connection)
+            return memory is not None and used < len(memory) * size
         return used == 0 or (
             used + size <= CONNECTION_IN_FLIGHT and sum(self._in_flight.values()) + size <= IN_FLIGHT
         )
@@ -286,11 +297,17 @@ class PageSource(Endpoint):
     def _send_piece(
         self, connection: Connection, transfer: int, piece: Piece, slots: int, data: NDArray[np.uint8]
     ) -> None:
-        if (connection, transfer) in self._transfers:
-            message = Pages(transfer, piece.first_page, piece.pages, slots, checksum(data))
-            connection.send(message, data, len(data))
+        if (connection, transfer) not in self._transfers:
+            self.sent(connection, self._charge(piece.pages))
+            return
+        message = Pages(transfer, piece.first_page, piece.pages, slots, checksum(data))
+        if self._door is not None:
+            memory = self._door.memories[connection]
+            message.memory_slot = memory.free.pop()
+            memory[message.memory_slot][: len(data)] = data
+            connection.send(message)
         else:
-            self.sent(connection, len(data))
+            connection.send(message, data, len(data))
 
     def _send_done(self, connection: Connection, done: Done) -> None:
         if (connection, done.transfer) in self._transfers:
@@ -323,6 +340,8 @@ class PageSource(Endpoint):
                         self._give(offer, None)
                 case Abort(transfer, error):
                     self._aborted(connection, transfer, error)
+                case Read(slot):
+                    self._read_slot(connection, slot)
                 case Ping():
                     pass
                 case _:
@@ -330,13 +349,23 @@ class PageSource(Endpoint):
 
     def _welcome(self, connection: Connection, hello: Hello) -> None:
         connection.hello = hello
-        connection.send(Hello(self.identity, self.backend, self.timeout))
+        door, key = "", b""
+        if self._door is not None:
+            door, key = self._door.name, self._door.key(connection)
+        connection.send(Hello(self.identity, self.backend, self.timeout, door, key))
         different = hello.identity.differences(self.identity)
         if hello.backend != self.backend:
             different.append(f"transfer backend is {hello.backend} here and {self.backend} there")
         if different:
             connection.send(Refused("; ".join(different)[:MOST_TEXT]))
             connection.closing = True
+
+    def _read_slot(self, connection: Connection, slot: int) -> None:
+        memory = None if self._door is None else self._door.memories.get(connection)
+        if memory is None or slot >= len(memory) or slot in memory.free:
+            raise Broken("memory was read that was not written")
+        memory.free.append(slot)
+        self._release(connection, self.layout.piece_bytes)
 
     def _asked_for(self, connection: Connection, want: Want) -> None:
         if (connection, want.transfer) in self._transfers:
@@ -369,6 +398,8 @@ class PageSource(Endpoint):
     def gone(self, connection: Connection, error: str) -> None:
         with self.lock:
             self._in_flight.pop(connection, None)
+            if self._door is not None:
+                self._door.forget(connection)
             for key, early in list(self._early.items()):
                 if early.connection is connection:
                     del self._early[key]

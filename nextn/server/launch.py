@@ -164,10 +164,16 @@ class Launch:
             self.config.shutdown_timeout,
         )
         deadline = asyncio.get_running_loop().time() + self.config.shutdown_timeout
-        while self.engines.active and asyncio.get_running_loop().time() < deadline:
+        while self._busy and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.02)
         self.engines.fail_all(shut_down())
         return int(deadline - asyncio.get_running_loop().time())
+
+    @property
+    def _busy(self) -> bool:
+        """Do requests run, or do decode servers still fetch pages?"""
+        moving = (client.metrics.stats.transfer for client in self.engines.ranks)
+        return self.engines.active > 0 or any(stats is not None and stats.active for stats in moving)
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self.stopping.is_set():

@@ -133,7 +133,7 @@ def test_plain_requests_are_served_whole(pair: TwoServers, one: ServerProcess) -
 def test_a_client_that_goes_away(pair: TwoServers) -> None:
     """While its prompt is computed, and while its answer is."""
     for seconds in (0.02, 0.2):
-        body = {"prompt": LONG * 4, "max_tokens": 2000, "ignore_eos": True} | pair.remote()
+        body = {"prompt": LONG * 4, "max_tokens": 1000, "ignore_eos": True} | pair.remote()
         with pytest.raises(httpx.TimeoutException):
             pair.decode.post("/v1/completions", timeout=seconds, **body)
         until(lambda: pair.decode.metrics()["nextn:num_used_tokens"] == 0)
@@ -175,6 +175,29 @@ def test_prefill_server_that_dies(one: ServerProcess) -> None:
         before = servers.transfers()["fallbacks_total"]
         assert servers.post("/v1/completions", **body).json()["choices"][0]["text"] == text
         assert servers.transfers()["fallbacks_total"] == before + 1
+
+
+def test_decode_server_that_dies(one: ServerProcess) -> None:
+    """Its requests end in errors; the prefill server keeps no pages for it, and serves the next one."""
+    body = {"prompt": LONG, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+    text = one.post("/v1/completions", **body).json()["choices"][0]["text"]
+    with two_servers(QUICK) as servers:
+        statuses: list[int] = []
+
+        def ask() -> None:
+            statuses.append(servers.post("/v1/completions", **(body | {"max_tokens": 1000})).status_code)
+
+        asked = in_background(ask, ask)
+        until(lambda: servers.decode.metrics()["nextn:num_running_reqs"] > 0)
+        os.kill(servers.decode.engine_pid(), signal.SIGKILL)
+        for thread in asked:
+            thread.join(60)
+        assert 500 in statuses
+        until(lambda: servers.prefill.metrics()["nextn:num_used_tokens"] == 0)
+        until(lambda: health(servers.decode)[0] == 200, 60)
+        before = servers.transfers()["finished_reqs_total"]
+        assert servers.post("/v1/completions", **body).json()["choices"][0]["text"] == text
+        assert servers.transfers()["finished_reqs_total"] == before + 1
 
 
 def test_without_a_fallback() -> None:

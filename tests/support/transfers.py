@@ -26,6 +26,7 @@ IDENTITY = Identity(
     version="1", model="m", weights="bfloat16", kernels="cpu", page_size=4, layers=3, nextn_layers=1,
     width=10, dtype="bfloat16",
 )  # fmt: skip
+BIG_ARGS = {"layers": 20, "width": 256}
 TIMEOUT = 30.0
 
 

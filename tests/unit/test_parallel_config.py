@@ -62,7 +62,42 @@ def test_refused_groups(options: dict[str, Any], message: str) -> None:
         ServerConfig(enable_dp_attention=True, **options).check()
 
 
+@pytest.mark.parametrize("mode", ["prefill", "decode"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (NODES, "and --nnodes 2: the ranks must be on this machine; leave out one of them"),
+        (
+            {"tp_size": 2, "distributed_executor_backend": "ray"},
+            "with Ray: the ranks must be on this machine",
+        ),
+    ],
+)
+def test_refused_with_disaggregation(mode: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"--disaggregation-mode {mode} {message}"):
+        ServerConfig(disaggregation_mode=mode, **{"tp_size": 2, **options}).check()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"disaggregation_bootstrap_port": 65536}, "it must be between 0 and 65535"),
+        ({"port": 8998}, "--disaggregation-bootstrap-port is 8998: it must differ from --port"),
+        ({"disaggregation_timeout": 0.0}, "--disaggregation-timeout is 0.0: it must be more than 0"),
+        ({"disaggregation_transfer_backend": "nixl"}, "choose from tcp, shm"),
+    ],
+)
+def test_refused_disaggregation(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ServerConfig(disaggregation_mode="prefill", **options).check()
+
+
 def test_allowed() -> None:
+    others: dict[str, Any] = {"disaggregation_transfer_backend": "shm", "disaggregation_fallback": "off"}
+    ServerConfig(port=8998, tp_size=2, **NODES, **others).check()  # they count in the other modes
+    for mode in ("prefill", "decode"):
+        ServerConfig(disaggregation_mode=mode, tp_size=4, dp_size=2, enable_dp_attention=True).check()
+    ServerConfig(disaggregation_mode="prefill", port=0, disaggregation_bootstrap_port=0).check()
     EngineConfig("nextn-tiny", tp_size=4, ep_size=2, ep_num_redundant_experts=2, enable_eplb=True).check()
     EngineConfig(tp_size=4, **NODES).check()
     ServerConfig(tp_size=4, dp_size=3, ep_size=2).check()  # replicas

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import AsyncGenerator, Sequence
 
 from nextn.disaggregation.remote import Remote
-from nextn.request import GRAMMAR_ERROR, REQUEST_FAILED, Output, StepDraft, TokenLogprob
+from nextn.request import GRAMMAR_ERROR, PREFILL_FAILED, REQUEST_FAILED, Output, StepDraft, TokenLogprob
 from nextn.server.answers.choice import Choice, Delta, Observer, Prompt
 from nextn.server.answers.logprobs import Entry, LogprobStream, PromptEntries
 from nextn.server.process.engine_client import Update
@@ -22,6 +22,8 @@ from nextn.tokenizer.stream import TextStream
 from nextn.tokenizer.tokenizer import Tokenizer
 
 LONG_PROMPT = 256  # tokens; the scores of a longer one are read in a thread
+
+STATUS = {GRAMMAR_ERROR: 400, PREFILL_FAILED: 502}  # of errors that end requests; of others 500
 
 
 class Generation:
@@ -104,7 +106,7 @@ class Generation:
                     continue
                 if isinstance(what, Output) and what.error is not None:
                     code = what.error_code or REQUEST_FAILED
-                    raise ApiError(400 if code == GRAMMAR_ERROR else 500, what.error, code, code=code)
+                    raise ApiError(STATUS.get(code, 500), what.error, code, code=code)
                 if choice is None:
                     continue  # it ended at a stop string; this was under way
                 before, first = choice.completion_tokens, choice.last_output == self.arrival

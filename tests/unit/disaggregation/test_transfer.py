@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.transfers import Prefill, ends, identity, prompt_of, until
 
-BACKENDS = ["tcp"]
+BACKENDS = ["tcp", "shm"]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -52,3 +52,21 @@ def test_the_last_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert one.endswith("(model nextn-tiny, MTP auto drafts)")
     assert two.endswith("(model nextn-tiny, MTP auto drafts on 2 replicas)")
     assert groups.endswith("(model nextn-tiny, MTP auto drafts on 2 groups)")
+
+
+@pytest.mark.parametrize(
+    ("mode", "line"),
+    [
+        ("prefill", "prefill, pages travel by tcp, decode servers ask at [::1]:{port} (bootstrap port)"),
+        ("decode", "decode, pages travel by tcp, fallback on"),
+    ],
+)
+def test_a_part_of_requests(mode: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    config = ServerConfig(host="::1", disaggregation_mode=mode)
+    ready = Ready(258, 1024, 2, {"kv_tokens": 4096}, EngineStats())
+    with socket.socket() as listener, socket.socket() as bootstrap:
+        for each in (listener, bootstrap):
+            each.bind(("127.0.0.1", 0))
+        port = bootstrap.getsockname()[1]
+        announce(config, [ready], listener, bootstrap if mode == "prefill" else None)
+    assert f"  disaggregation  {line.format(port=port)}\n" in capsys.readouterr().out

@@ -25,3 +25,5 @@ def test_a_port_that_is_taken() -> None:
         taken.listen()
         with pytest.raises(StartupError, match="; choose another --port"):
             listen("127.0.0.1", taken.getsockname()[1])
+        with pytest.raises(StartupError, match="; choose another --disaggregation-bootstrap-port"):
+            listen("127.0.0.1", taken.getsockname()[1], "--disaggregation-bootstrap-port")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from support.played_replicas import Played
 from support.scripted_socket import app_of, logprob_of
+from support.small_tokenizer import write_small_tokenizer
 
 from nextn.disaggregation.remote import Remote
 from nextn.request import Output
@@ -203,15 +205,14 @@ def test_a_server_of_its_own_refuses(tokenizer: Tokenizer) -> None:
     assert sent.requests == list[NewRequest]()
 
 
-def test_a_forced_tool_call(tokenizer: Tokenizer) -> None:
+def test_a_forced_tool_call(tmp_path: Path) -> None:
+    template = tmp_path / "tools.jinja"
+    template.write_text("{{ tools }}{% for m in messages %}{{ m.content }}{% endfor %}")
+    showing = Tokenizer.from_folder(write_small_tokenizer(tmp_path), template)
     tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-    body = {
-        "messages": [{"role": "user", "content": "abc"}], "tools": [tool], "tool_choice": "required",
-    }  # fmt: skip
-    plain = Sent(tokenizer, "null", "/v1/chat/completions", body)
-    if plain.answer.status_code == 400:
-        pytest.skip("this template shows no tools")
-    prefill, decode = both(tokenizer, "/v1/chat/completions", **body, **ONE)
+    body = {"messages": [{"role": "user", "content": "abc"}], "tools": [tool], "tool_choice": "required"}
+    plain = Sent(showing, "null", "/v1/chat/completions", body)
+    prefill, decode = both(showing, "/v1/chat/completions", **body, **ONE)
     assert prefill.requests[0].params.constraint is None
     assert decode.requests[0].params.constraint == plain.requests[0].params.constraint
     assert decode.requests[0].params.constraint is not None

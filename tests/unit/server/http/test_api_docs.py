@@ -16,7 +16,7 @@ from nextn.server.protocol.fields import Speculative
 from nextn.server.protocol.native import GenerateRequest, NativeSampling
 from nextn.server.protocol.openai import ChatRequest, CompletionRequest, StreamOptions
 from nextn.server.protocol.responses import SpecDetails, SpecTokensDetails
-from nextn.stats import EngineStats
+from nextn.stats import EngineStats, TransferStats
 
 TEXT = (Path(__file__).parents[4] / "docs" / "api.md").read_text()
 
@@ -48,7 +48,8 @@ def test_figures(struct: type) -> None:
 def test_metrics() -> None:
     engine = EngineClient()
     auto = DraftingState(True, 1, 1.5, "")
-    engine.metrics.on_step(EngineStats(spec=SpecStats(1, [1], [1], 2, [0, 1]), auto=auto), 1.0)
+    spec = SpecStats(1, [1], [1], 2, [0, 1])
+    engine.metrics.on_step(EngineStats(spec=spec, auto=auto, transfer=TransferStats()), 1.0)
     lines = Metrics(engine).render().decode().splitlines()
     names = {line.split()[2] for line in lines if line.startswith("# TYPE")}
     names = {name for name in names if not name.endswith("_created")}

@@ -17,6 +17,7 @@ from support.small_tokenizer import CHAT_TEMPLATE, write_small_tokenizer
 from nextn.drafting_state import DraftingState, drafting_words
 from nextn.request import Output, SpecStats
 from nextn.server.http import control, tokens
+from nextn.server.http.info import disaggregation_load
 from nextn.server.http.openapi import REF
 from nextn.server.http.static import PATHS
 from nextn.server.monitoring.metrics import Metrics
@@ -30,7 +31,7 @@ from nextn.server.process.messages import (
     StepOutputs,
 )
 from nextn.server_config import ServerConfig
-from nextn.stats import EngineStats
+from nextn.stats import EngineStats, TransferStats
 from nextn.tokenizer.tokenizer import Tokenizer
 
 CONFIG = ServerConfig(served_model_name="a/model", max_running_requests=4, tool_call_parser="deepseekv31")
@@ -169,6 +170,24 @@ async def test_loads(http: httpx.AsyncClient, engine: Played) -> None:
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, query.partition("=")[0])
     (old,) = (await http.get("/get_load")).json()
     assert old == {"dp_rank": 0, "num_reqs": 3, "num_waiting_reqs": 1, "num_tokens": 64}
+
+
+async def test_loads_of_transfers(http: httpx.AsyncClient, engine: Played) -> None:
+    transfer = TransferStats(active=2, finished=4, fallbacks=1, bytes=10**9, seconds=0.5)
+    engine.client.receive(StepOutputs([], EngineStats(transfer=transfer), 0.1))
+    for query in ("", "?include=disagg"):
+        (load,) = (await http.get("/v1/loads" + query)).json()["loads"]
+        assert load["disaggregation"] == {
+            "mode": "null", "prefill_inflight_queue_reqs": 0, "decode_transfer_queue_reqs": 0,
+            "kv_transfer_speed_gb_s": 2.0, "kv_transfer_latency_ms": 125.0, "fallbacks": 1,
+        }  # fmt: skip
+    (load,) = (await http.get("/v1/loads?include=core")).json()["loads"]
+    assert "disaggregation" not in load
+    for mode in ("prefill", "decode"):
+        made = disaggregation_load(mode, TransferStats(active=2))
+        active = (made.prefill_inflight_queue_reqs, made.decode_transfer_queue_reqs)
+        assert active == ((2, 0) if mode == "prefill" else (0, 2))
+        assert (made.mode, made.kv_transfer_speed_gb_s, made.kv_transfer_latency_ms) == (mode, 0.0, 0.0)
 
 
 async def test_what_automatic_depth_does(http: httpx.AsyncClient, engine: Played) -> None:

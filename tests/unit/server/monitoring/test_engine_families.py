@@ -11,7 +11,7 @@ from support.played_replicas import played_replicas
 from nextn.expert_load import ShardRows
 from nextn.server.monitoring.metrics import Metrics
 from nextn.server.process.engine_client import EngineClient
-from nextn.stats import EngineStats
+from nextn.stats import EngineStats, TransferStats
 from nextn.terminal.scrape import Scrape
 
 
@@ -64,3 +64,17 @@ def test_the_balance_of_experts() -> None:
     assert imbalances(metrics) == [1.5]
     text = metrics.render().decode()
     assert 'nextn:rank_sent_bytes_total{dp_rank="1"} 5.0' in text  # as all totals, over a restart
+
+
+def test_transfers() -> None:
+    client = EngineClient()
+    assert "nextn:transfer" not in Metrics(client).render().decode()
+    transfer = TransferStats(active=2, finished=3, failed=2, fallbacks=1, pages=9, bytes=99, seconds=0.5)
+    client.metrics.on_step(EngineStats(transfer=transfer), 0.1)
+    text = Metrics(client).render().decode()
+    for line in (
+        "transfer_active_reqs 2.0", "transfer_finished_reqs_total 3.0", "transfer_failed_reqs_total 2.0",
+        "transfer_fallbacks_total 1.0", "transfer_pages_total 9.0", "transfer_bytes_total 99.0",
+        "transfer_seconds_total 0.5",
+    ):  # fmt: skip
+        assert f"nextn:{line}\n" in text

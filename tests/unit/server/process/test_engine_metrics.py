@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 
 import pytest
@@ -17,7 +18,7 @@ from nextn.server.process.engine_metrics import (
     EngineMetrics,
 )
 from nextn.server.process.messages import StepOutputs, decode_from_engine, encode
-from nextn.stats import EngineStats
+from nextn.stats import EngineStats, TransferStats
 
 ON = DraftingState(True, 4, 1.309, "it pays")
 OFF = DraftingState(False, 16, 0.94, "", 3.2)
@@ -133,3 +134,19 @@ def test_silence(caplog: pytest.LogCaptureFixture) -> None:
     EngineMetrics(40).on_step(EngineStats(), 100.0)
     EngineMetrics(0).on_step(EngineStats(auto=OFF), 100.0)
     assert caplog.messages == []
+
+
+def test_transfers_go_on_over_a_restart() -> None:
+    metrics = EngineMetrics()
+    assert metrics.totals().transfer is None
+    one = TransferStats(active=2, finished=3, failed=1, fallbacks=1, pages=9, bytes=99, seconds=0.5)
+    metrics.on_step(EngineStats(transfer=one), 0.1)
+    assert metrics.totals().transfer == one
+    metrics.engine_gone()
+    assert metrics.totals().transfer == dataclasses.replace(one, active=0)
+    metrics.on_step(EngineStats(transfer=TransferStats(active=1, finished=1, pages=1)), 0.1)
+    assert metrics.totals().transfer == TransferStats(1, 4, 1, 1, 10, 99, 0.5)
+    metrics.engine_gone()
+    assert metrics.totals().transfer == TransferStats(0, 4, 1, 1, 10, 99, 0.5)
+    message = StepOutputs([], EngineStats(transfer=one), 0.1)
+    assert decode_from_engine(encode(message)) == message

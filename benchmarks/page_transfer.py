@@ -1,0 +1,226 @@
+"""How fast KV pages travel from a prefill to a decode server of the 0.9 B model, beside a plain socket and memcpy.
+
+    python benchmarks/page_transfer.py [--tokens 16384] [--turns 7] [--output FOLDER]
+
+Two processes on this machine, by turns: a prompt's pages by tcp, by shm, as many bytes through a plain socket,
+and copied in memory. As in an engine, pages lie anywhere in a pool, from which one thread copies them out and
+into which another copies them. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import multiprocessing
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+
+import torch
+from depth_claims import positive, run_script
+from last_line import tell
+from torch import Tensor
+
+from nextn.bench.machine import this_machine
+from nextn.disaggregation.identity import Identity
+from nextn.disaggregation.remote import Remote
+from nextn.disaggregation.sink import Arrived, PageSink
+from nextn.disaggregation.source import PageSource
+
+IDENTITY = Identity(
+    version="1", model="0.9b", weights="bfloat16", kernels="cpu", page_size=16, layers=17, nextn_layers=1,
+    width=288, dtype="bfloat16",
+)  # fmt: skip
+BACKENDS = ("tcp", "shm")
+WAYS = (*BACKENDS, "plain socket", "memcpy")
+BUFFER = 1 << 20  # of the plain socket and of memcpy
+TIMEOUT = 30.0
+
+
+class Pool:
+    """page p of the prompt is page `table[p]` of the pool."""
+
+    def __init__(self, pages: int) -> None:
+        width = IDENTITY.page_size * IDENTITY.width
+        self.data = torch.zeros(IDENTITY.layers, pages, width, dtype=torch.bfloat16)
+        self.table = torch.randperm(pages, generator=torch.Generator().manual_seed(1))
+
+    def copy_out(self, first: int, pages: int) -> Tensor:
+        found = self.data.index_select(1, self.table[first : first + pages])
+        return found.view(IDENTITY.layers, -1, IDENTITY.width)
+
+    def copy_in(self, first: int, pages: int, data: Tensor) -> None:
+        where = self.table[first : first + pages]
+        self.data.index_copy_(1, where, data.view(IDENTITY.layers, pages, -1))
+
+
+class Prefill:
+    def __init__(self, tokens: int, routes: dict[int, int]) -> None:
+        self.tokens, self.routes = [*range(tokens)], routes
+        self.pool = Pool(tokens // IDENTITY.page_size)
+        self.pool.data.fill_(1.5)
+        self.sources = {way: PageSource(IDENTITY, way, "127.0.0.1", TIMEOUT) for way in BACKENDS}
+
+    def offer(self, backend: str, room: int) -> None:
+        self.sources[backend].offer(str(room), room, self.tokens)
+        self.sources[backend].finished(str(room), len(self.tokens), 0)
+        self.routes[room] = self.sources[backend].port
+
+    def serve(self, backend: str) -> None:
+        """Until the pages were taken."""
+        source = self.sources[backend]
+        while True:
+            select.select([source], [], [])
+            source.clear()
+            while (piece := source.wanted()) is not None:
+                source.put(piece, self.pool.copy_out(piece.first_page, piece.pages))
+            for given in source.poll():
+                assert given.error is None, given
+                return
+
+
+class Decode:
+    def __init__(self, tokens: int, port: int) -> None:
+        self.tokens, self.port = [*range(tokens)], port
+        self.pool = Pool(tokens // IDENTITY.page_size)
+        self.sinks = {way: PageSink(IDENTITY, way, TIMEOUT) for way in BACKENDS}
+
+    def fetch(self, backend: str, room: int) -> None:
+        sink = self.sinks[backend]
+        sink.want(str(room), Remote(room, "127.0.0.1", self.port), 0, self.tokens)
+        while True:
+            select.select([sink], [], [])
+            sink.clear()
+            for event in sink.poll():
+                if isinstance(event, Arrived):
+                    self.pool.copy_in(event.first_page, event.pages, event.data)
+                else:
+                    assert event.slots == len(self.tokens), event
+                    return
+
+
+def decode(link: Connection, end: socket.socket, tokens: int, port: int) -> None:
+    """The other process: does what it reads from `link`."""
+    torch.set_num_threads(1)
+    side, buffer = Decode(tokens, port), bytearray(BUFFER)
+    while (order := link.recv()) is not None:
+        way, room, size = order
+        begin = time.perf_counter()
+        if way in BACKENDS:
+            side.fetch(way, room)
+        else:
+            while size:
+                size -= end.recv_into(buffer, min(size, BUFFER))
+        link.send(time.perf_counter() - begin)
+    assert bool((side.pool.data == 1.5).all())
+    for sink in side.sinks.values():
+        sink.close()
+
+
+def bootstrap(routes: dict[int, int]) -> ThreadingHTTPServer:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            room = int(self.path.rpartition("=")[2])
+            body = json.dumps({"host": "127.0.0.1", "port": routes[room], "dp_rank": 0}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    return server
+
+
+def copy(size: int) -> float:
+    """Seconds for so many bytes, by pieces."""
+    source, target = torch.ones(BUFFER, dtype=torch.uint8), torch.zeros(BUFFER, dtype=torch.uint8)
+    begin = time.perf_counter()
+    for _ in range(size // BUFFER):
+        target.copy_(source)
+    return time.perf_counter() - begin
+
+
+def measure(prefill: Prefill, link: Connection, end: socket.socket, turns: int) -> dict[str, list[float]]:
+    """GB/s of each turn, by way; the first turn does not count."""
+    size, block = prefill.pool.data.nbytes // BUFFER * BUFFER, bytes(BUFFER)
+    rates: dict[str, list[float]] = {way: [] for way in WAYS}
+
+    def plain(_: int) -> None:
+        for _ in range(size // BUFFER):
+            end.sendall(block)
+
+    for turn in range(turns + 1):
+        for i, way in enumerate(WAYS):
+            room, moved = turn * len(WAYS) + i, prefill.pool.data.nbytes if way in BACKENDS else size
+            if way == "memcpy":
+                seconds = copy(size)
+            else:
+                serve: Callable[[int], None] = plain
+                if way in BACKENDS:
+                    prefill.offer(way, room)
+                    serve = lambda room, way=way: prefill.serve(way)  # noqa: E731
+                link.send((way, room, size))
+                serve(room)
+                seconds = link.recv()
+            if turn:
+                rates[way].append(moved / seconds / 1e9)
+    return rates
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--output", type=Path, help="folder for the result", metavar="FOLDER")
+    parser.add_argument("--tokens", type=positive, default=16384, help="of the prompt (default: 16384)")
+    parser.add_argument("--turns", type=positive, default=7, help="of each way (default: 7)")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    spawn, routes = multiprocessing.get_context("spawn"), dict[int, int]()
+    server = bootstrap(routes)
+    ours, theirs = spawn.Pipe()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        end = socket.create_connection(listening.getsockname())
+        other, _ = listening.accept()
+    tokens = args.tokens // IDENTITY.page_size * IDENTITY.page_size
+    given = (theirs, other, tokens, server.server_address[1])
+    second = spawn.Process(target=decode, args=given, daemon=True)
+    second.start()
+    prefill = Prefill(tokens, routes)
+    rates = measure(prefill, ours, end, args.turns)
+    ours.send(None)
+    second.join()
+    for source in prefill.sources.values():
+        source.close()
+    server.shutdown()
+    middle = {way: median(each) for way, each in rates.items()}
+    print("| way | GB/s | of the plain socket | of memcpy |\n|:--|--:|--:|--:|")
+    for way in WAYS:
+        of_plain, of_copy = middle[way] / middle["plain socket"], middle[way] / middle["memcpy"]
+        print(f"| {way} | {middle[way]:.2f} | {of_plain:.2f} | {of_copy:.2f} |")
+    result = {
+        "tokens": tokens,
+        "bytes": prefill.pool.data.nbytes,
+        "gigabytes_per_second": rates,
+        "tcp_of_plain_socket": middle["tcp"] / middle["plain socket"],
+        "shm_of_memcpy": middle["shm"] / middle["memcpy"],
+        "machine": dataclasses.asdict(this_machine()),
+    }
+    tell("page-transfer", result, args.output)
+    return 0 if second.exitcode == 0 else 1
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,68 @@
+"""Shared memory through which a source's pages reach a sink on the same machine.
+
+The sink makes it and copies out of it: whatever a source does, or does too late, it cannot write where a page
+of somebody else is. It has no name, so that nothing is left of it however the two end. The sink hands it in
+at the source's door (door.py).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import socket
+import sys
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nextn.disaggregation.framing import Broken
+from nextn.disaggregation.messages import Hello
+
+BYTES = 8 << 20  # of a connection's memory, or two slots
+BACKENDS = ("tcp", "shm")
+
+
+def check_backend(backend: str) -> None:
+    """Raises ValueError."""
+    if backend not in BACKENDS:
+        raise ValueError(f"transfer backend {backend}: choose from {', '.join(BACKENDS)}")
+    if backend == "shm" and sys.platform != "linux":
+        raise ValueError("--disaggregation-transfer-backend shm needs Linux; use tcp")
+
+
+class SharedSlots:
+    """free: of the source, those that the sink has read."""
+
+    def __init__(self, file: int, slots: int, slot_bytes: int) -> None:
+        self._data = np.frombuffer(mmap.mmap(file, slots * slot_bytes), np.uint8).reshape(slots, slot_bytes)
+        self.free = list(range(slots))
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, slot: int) -> NDArray[np.uint8]:
+        found: NDArray[np.uint8] = self._data[slot]
+        return found
+
+
+def slots_of(slot_bytes: int) -> int:
+    return max(2, BYTES // slot_bytes)
+
+
+def hand_in(hello: Hello, slot_bytes: int) -> SharedSlots:
+    """New memory, for the source that said this. Raises Broken."""
+    slots = slots_of(slot_bytes)
+    file = os.memfd_create("nextn-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(file, slots * slot_bytes)
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+            door.setblocking(False)
+            door.connect(b"\0" + hello.door.encode())
+            socket.send_fds(door, [hello.key], [file])
+        return SharedSlots(file, slots, slot_bytes)
+    except OSError as error:
+        raise Broken(f"shared memory with a server that is not on this machine, or full: {error}") from None
+    finally:
+        os.close(file)
