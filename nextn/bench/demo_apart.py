@@ -166,78 +166,9 @@ def mean_row(rows: Sequence[Row]) -> Row:
     stages = Stages(*(mean([getattr(r.stages, name) for r in rows]) for name in NAMES))
     return Row(
         rows[0].concurrency, rows[0].side, mean([r.output_throughput for r in rows]),
-        mean([r.ttft_ms for r in rows]), mean([r.itl_p50_ms for r in rows]), mean([r.itl_p99_ms for r in rows]),
-        stages,
+        mean([r.ttft_ms for r in rows]), mean([r.itl_p50_ms for r in rows]),
+        mean([r.itl_p99_ms for r in rows]), stages,
     )  # fmt: skip
-
-
-PICTURE, RESULTS))}")
-    return 1 if demo.texts.differences else 0
-
-
-class DemoApart:
-    """One run. `urls`: where each side's requests go."""
-
-    def __init__(
-        self, settings: Settings, urls: Mapping[str, str], servers: Sequence[LocalServer], progress: Progress
-    ) -> None:
-        self.settings, self.urls, self.progress = settings, urls, progress
-        self.one, self.prefill, self.decode = servers
-        self.model = self.one.model
-        self.texts, self.rows = Texts(), list[Row]()
-        self.handed_over: dict[str, float] = {}  # counters of the decode server
-        self.seconds = 0.0
-
-    async def run(self) -> None:
-        begin = time.perf_counter()
-        self.progress.now("warm-up")
-        asked = [{"model": self.model, **body} for body in bodies(self.settings)]
-        for url in self.urls.values():
-            await run_load(url, [{**asked[0], "max_tokens": 16}], 1)
-        for concurrency in CONCURRENCIES:
-            found: dict[str, list[Row]] = {side: [] for side in self.urls}
-            for turn in range(1, self.settings.rounds + 1):
-                for side in self.urls:
-                    found[side].append(await self._round(side, concurrency, turn, asked))
-            self.rows += [mean_row(rows) for rows in found.values()]
-        counted = await self._totals(self.decode)
-        names = ("finished_reqs", "fallbacks", "bytes", "seconds")
-        self.handed_over = {name: counted[f"transfer_{name}"] for name in names}
-        self.seconds = time.perf_counter() - begin
-
-    async def _round(self, side: str, concurrency: int, turn: int, asked: Sequence[Body]) -> Row:
-        where = f"concurrency {concurrency}, {side}"
-        self.progress.now(where)
-        servers = (self.one,) if side == ONE else (self.prefill, self.decode)
-        before = [await self._totals(server) for server in servers]
-        load = await run_load(self.urls[side], asked, concurrency, self.progress.advance)
-        spans = [(was, await self._totals(server)) for was, server in zip(before, servers, strict=True)]
-        for index, reply in enumerate(load.replies):
-            self.texts.add(index, reply.text, f"{where}, round {turn}")
-        found = calculate_metrics(load)
-        stages = Stages.of_one(found, *spans) if side == ONE else Stages.of_two(found, *spans)
-        self.progress.say(f"{where}, round {turn}: {found.requests} texts in {found.seconds:.1f} s")
-        return row(concurrency, side, found, stages)
-
-    async def _totals(self, server: LocalServer) -> Mapping[str, float]:
-        return totals(await get_text(server.url, "/metrics"))
-
-
-def row(concurrency: int, side: str, found: Metrics, stages: Stages) -> Row:
-    itl = found.itl_ms
-    return Row(
-        concurrency, side, found.output_throughput, found.ttft_ms.mean, itl.median, itl.p99, stages
-    )  # fmt: skip
-
-
-def mean_row(rows: Sequence[Row]) -> Row:
-    def mean(values: Sequence[float]) -> float:
-        return sum(values) / len(values)
-
-    stages = Stages(*(mean([getattr(r.stages, name) for r in rows]) for name in NAMES))
-    names = ("output_throughput", "ttft_ms", "itl_p50_ms", "itl_p99_ms")
-    means = [mean([getattr(r, name) for r in rows]) for name in names]
-    return Row(rows[0].concurrency, rows[0].side, *means, stages)
 
 
 PICTURE, RESULTS = "where-the-time-went.png", "results.json"
