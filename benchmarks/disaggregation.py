@@ -123,7 +123,7 @@ async def one_round(
     return Found(
         itl.median, itl.p99, itl.max, ttft.median, ttft.p99,
         grown(before, after, "generation_tokens") / (end - begin),
-        *(grown(before, after, f"transfer_{name}") for name in ("finished_reqs", "fallbacks", "bytes")),
+        *(grown(before, after, f"transfer_{name}") for name in ("finished", "fallbacks", "bytes")),
     )  # fmt: skip
 
 

@@ -130,7 +130,7 @@ class DemoApart:
                     found[side].append(await self._round(side, concurrency, turn, asked))
             self.rows += [mean_row(rows) for rows in found.values()]
         counted = await self._totals(self.decode)
-        names = ("finished_reqs", "fallbacks", "bytes", "seconds")
+        names = ("finished", "fallbacks", "bytes", "seconds")
         self.handed_over = {name: counted[f"transfer_{name}"] for name in names}
         self.seconds = time.perf_counter() - begin
 
@@ -212,7 +212,7 @@ def show(demo: DemoApart, out: Console) -> None:
     for difference in texts.differences[:1]:
         out.print(str(difference), markup=False, highlight=False)
     out.print(
-        f"{moved['finished_reqs']:.0f} prompts were handed over, {moved['bytes'] / 1e6:.1f} MB; "
+        f"{moved['finished']:.0f} prompts were handed over, {moved['bytes'] / 1e6:.1f} MB; "
         f"{moved['fallbacks']:.0f} the decode server computed itself",
         soft_wrap=True,
     )

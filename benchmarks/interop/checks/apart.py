@@ -38,6 +38,7 @@ class Kind:
 
     name: str
     command: Sequence[str]
+    policy: str = "round_robin"
     ports: bool = True
     readiness: bool = True
     token_ids: bool = False
@@ -52,7 +53,7 @@ ROUTER = Kind(
 )  # fmt: skip
 MINI = Kind(
     "--mini-lb", ("python", "-m", "sglang_router.launch_router", "--pd-disaggregation", "--mini-lb"),
-    readiness=False, token_ids=True, batches=True, two=False,
+    policy="random", readiness=False, token_ids=True, batches=True, two=False,
 )  # fmt: skip
 SMG = Kind("prefill and decode", ("smg", "launch", "--pd-disaggregation"), ranks=("--dp-aware",))
 VLLM = Kind(
@@ -81,7 +82,7 @@ class Apart:
         port, kind = free_port(), self.kind
         url = f"http://127.0.0.1:{port}"
         words: list[str | Path] = [self.bench.bin / kind.command[0], *kind.command[1:], "--policy"]
-        words += ["random", "--host", "127.0.0.1", "--port", str(port), *options]
+        words += [kind.policy, "--host", "127.0.0.1", "--port", str(port), *options]
         for server, bootstrap in prefills:
             words += ["--prefill", server.url, *([str(bootstrap)] if kind.ports else [])]
         words += ["--decode", decode.url]
@@ -101,7 +102,7 @@ class Apart:
 
     def handed_over(self) -> int:
         """Requests whose pages the decode server has had from the prefill server."""
-        return int(transfers(self.decode, "finished_reqs"))
+        return int(transfers(self.decode, "finished"))
 
 
 def is_ready(url: str) -> bool:
@@ -207,7 +208,7 @@ def ranks(apart: Apart) -> str:
     url = apart.start([prefill], decode, *apart.kind.ranks)
     for i in range(6):
         apart.same("/v1/completions", PROMPT | {"prompt": f"# {i}\n{LONG}"}, url)
-    expect(transfers(decode, "finished_reqs") > 0, "the decode server has fetched no pages")
+    expect(transfers(decode, "finished") > 0, "the decode server has fetched no pages")
     return f"{' '.join(apart.kind.ranks)}: answers of one server"
 
 

@@ -17,7 +17,7 @@ from nextn.bench.gateway import need_gateway
 from nextn.cli import main
 
 METRICS = (
-    "nextn:queue_time_seconds_sum 1\nnextn:queue_time_seconds_count 1\nnextn:transfer_finished_reqs_total 6\n"
+    "nextn:queue_time_seconds_sum 1\nnextn:queue_time_seconds_count 1\nnextn:transfer_finished_total 6\n"
 )
 
 
