@@ -190,7 +190,7 @@ def main() -> int:
         result = asyncio.run(run(decode, prefills, args))
     transfers, wrong = result["transfers"], result["wrong"]
     print(f"{result['kills']} kills, {result['answers']} answers, {len(wrong)} wrong; "
-          f"{transfers['transfer_finished_reqs']:.0f} prompts came from prefill servers, "
+          f"{transfers['transfer_finished']:.0f} prompts came from prefill servers, "
           f"{transfers['transfer_fallbacks']:.0f} were computed by the decode server instead",
           *wrong[:5], sep="\n")  # fmt: skip
     result["load"] = {name: value for name, value in vars(args).items() if name != "output"}

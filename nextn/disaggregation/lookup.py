@@ -22,10 +22,15 @@ from nextn.disaggregation.remote import Remote
 PORTS = 256  # bootstrap ports at a time; clients name them
 MOST_BYTES = 64 << 10  # of an answer
 FIRST_PAUSE, LAST_PAUSE = 0.005, 0.25  # seconds between two times that a room is asked for
+REFUSED = 1.0  # seconds until a port that refuses connections counts as gone, and its rooms with it
 IDLE = 10.0  # seconds that a thread stays without rooms
 ANYWHERE = ("", "0.0.0.0", "::")  # hosts on which a server listens, and none to connect to
 
 Address = tuple[int, Any]  # the socket's family, and its address
+
+
+class _Lost(Exception):
+    """No engine will ever have the room."""
 
 
 class _Route(msgspec.Struct):
@@ -100,14 +105,20 @@ class Lookups:
     def _try(self, link: http.client.HTTPConnection, question: _Question) -> None:
         if not question.wanted():
             return
-        remote, found = question.remote, None
+        remote, found, lost = question.remote, None, False
         try:
             found, error = _engine(link, remote)
+        except _Lost as problem:
+            error, lost = str(problem), True
+        except ConnectionRefusedError as problem:
+            link.close()
+            error = f"bootstrap port {remote.host}:{remote.port}: {problem}"
+            lost = time.monotonic() > question.until - self._timeout + REFUSED
         except (OSError, http.client.HTTPException, msgspec.MsgspecError, ValueError) as problem:
             link.close()
             error = f"bootstrap port {remote.host}:{remote.port}: {problem or type(problem).__name__}"
         now = time.monotonic()
-        if found is not None or now > question.until:
+        if found is not None or lost or now > question.until:
             question.answer(found, error)
             return
         pause = min(LAST_PAUSE, question.pause * 2)
@@ -117,7 +128,7 @@ class Lookups:
 
 
 def _engine(link: http.client.HTTPConnection, remote: Remote) -> tuple[Address | None, str]:
-    """Raises what http.client and msgspec do."""
+    """Raises _Lost, and what http.client and msgspec do."""
     again = link.sock is not None
     try:
         status, body = _get(link, remote)
@@ -128,6 +139,8 @@ def _engine(link: http.client.HTTPConnection, remote: Remote) -> tuple[Address |
         status, body = _get(link, remote)
     if status == 404:
         return None, f"bootstrap room {remote.room} is unknown"
+    if status == 410:
+        raise _Lost(f"the prefill server has lost the request of bootstrap room {remote.room}")
     if status != 200:
         raise ValueError(f"status {status}")
     route = msgspec.json.decode(body, type=_Route)

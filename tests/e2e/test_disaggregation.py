@@ -45,7 +45,7 @@ def check(pair: TwoServers, expected: Answers) -> None:
     before = pair.transfers()
     assert answers(pair) == expected
     after = pair.transfers()
-    assert after["finished_reqs_total"] > before["finished_reqs_total"]
+    assert after["finished_total"] > before["finished_total"]
     assert after["fallbacks_total"] == before["fallbacks_total"]
 
 
@@ -119,7 +119,7 @@ def test_edges(pair: TwoServers, one: ServerProcess, edge: str) -> None:
     assert found[0] == found[1]
     assert isinstance(pair.first, httpx.Response)
     assert pair.first.status_code == 200
-    until(lambda: pair.transfers()["active_reqs"] == 0)
+    until(lambda: pair.transfers()["active"] == 0)
     until(lambda: pair.prefill.metrics()["nextn:num_used_tokens"] == 0)
 
 
@@ -195,9 +195,9 @@ def test_decode_server_that_dies(one: ServerProcess) -> None:
         assert 500 in statuses
         until(lambda: servers.prefill.metrics()["nextn:num_used_tokens"] == 0)
         until(lambda: health(servers.decode)[0] == 200, 60)
-        before = servers.transfers()["finished_reqs_total"]
+        before = servers.transfers()["finished_total"]
         assert servers.post("/v1/completions", **body).json()["choices"][0]["text"] == text
-        assert servers.transfers()["finished_reqs_total"] == before + 1
+        assert servers.transfers()["finished_total"] == before + 1
 
 
 def test_without_a_fallback() -> None:

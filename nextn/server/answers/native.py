@@ -34,6 +34,7 @@ class NativeAnswer(msgspec.Struct):
     output_ids: list[int]
     meta_info: dict[str, Any]
     index: int | UnsetType = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET  # what the decode server is to be sent
 
 
 class NativeReply:
@@ -79,11 +80,12 @@ class NativeReply:
             meta |= self._prompt_logprobs(choice, asked, names)
             meta |= logprobs(choice, asked, names)
         if choice.finish_reason is not None:
-            if self.generation.transfer_params is not None:
-                meta["kv_transfer_params"] = self.generation.transfer_params
             meta["e2e_latency"] = choice.last_output - self.generation.arrival
             meta |= msgspec.structs.asdict(spec_tokens_details(choice.spec))
-        return NativeAnswer("".join(choice.text), choice.tokens, meta)
+        answer = NativeAnswer("".join(choice.text), choice.tokens, meta)
+        if self.generation.transfer_params is not None:
+            answer.kv_transfer_params = self.generation.transfer_params
+        return answer
 
     def _prompt_logprobs(self, choice: Choice, asked: Asked, names: Tokenizer | None) -> dict[str, object]:
         index = choice.index // self.generation.n

@@ -8,7 +8,6 @@ import time
 import uuid
 from collections.abc import Iterable, Sequence
 
-from nextn.disaggregation.remote import Remote
 from nextn.request import SamplingParams
 from nextn.server.answers.choice import Observer, Prompt
 from nextn.server.answers.generation import Generation
@@ -125,7 +124,6 @@ class Service:
         ids = await self._ids(given)
         ready = self.check_open()  # again: tokenizing may have taken a while
         prompts = []
-        merged = not request.batch and asked[0].sampling.n == 1  # gateways merge such answers alone
         if request.prefills:
             asked, n = [each.prompt_only() for each in asked], 1
         remotes = request.remotes(len(ids))
@@ -141,7 +139,9 @@ class Service:
             seed = drawn(each.sampling.sampling_seed)
             limit = 0 if request.prefills else limit
             params = each.params(len(tokens), limit, seed, request.speculative, ready.vocab_size)
-            params, remote = scored_once(params, remote, merged, request.prefills)
+            if params.prompt_logprobs is not None:  # see HandedOff.scores_prompts
+                remote = None
+                params = params.replace(prompt_logprobs=None) if request.prefills else params
             stop_regexes = regexes[tuple(each.sampling.stop_regex)]
             prompt = prompt_of(each.sampling, tokens, params, stop_regexes, name=each.rid)
             prompts.append(prompt._replace(remote=remote))
@@ -297,20 +297,6 @@ def check_constraints(prompts: Sequence[Prompt], n: int) -> None:
             f"what the texts must match has {length} characters, counted for each of the choices; "
             f"{MOST_CONSTRAINTS} are allowed"
         )
-
-
-def scored_once(
-    params: SamplingParams, remote: Remote | None, merged: bool, prefills: bool
-) -> tuple[SamplingParams, Remote | None]:
-    """Gateways put the prompt's log-probabilities of both servers together, so one of the two has them: the
-    prefill server, if the gateway merges the answers at all (`merged`) and no most likely tokens are asked
-    for, which it does not merge. Else the decode server computes the prompt, and nothing is handed off."""
-    if params.prompt_logprobs is None or (remote is None and not prefills):
-        return params, remote
-    handed_off = remote is not None and merged and params.prompt_logprobs == 0
-    if handed_off != prefills:
-        params = params.replace(prompt_logprobs=None)
-    return params, remote if handed_off else None
 
 
 def prompt_of(

@@ -29,7 +29,7 @@ from nextn.server.http.control import (
 from nextn.server.http.expert_record import Dumped, dump_experts, record_experts
 from nextn.server.http.middleware import CountResponses, RequestId, TraceParent
 from nextn.server.http.openapi import Document
-from nextn.server.http.sse import ClientGone, EventStream, WholeAnswer, unless_gone
+from nextn.server.http.sse import ClientGone, EarlyAnswer, EventStream, WholeAnswer, alone, unless_gone
 from nextn.server.http.static import add_page
 from nextn.server.http.tokens import (
     DetokenizeRequest,
@@ -105,6 +105,9 @@ def add_generation(app: FastAPI, service: Service, bodies: Bodies, document: Doc
         request: Request, body: CommonRequest | GenerateRequest, reply: Reply | NativeReply
     ) -> Response:
         try:
+            if body.prefills and reply.generation.transfer_params is None:  # SGLang's gateways
+                chunks = reply.chunks() if body.stream else alone(reply.whole())
+                return await unless_gone(request.receive, EarlyAnswer(chunks, body.stream).start())
             if body.stream:
                 return await unless_gone(request.receive, EventStream(reply.chunks()).start())
             whole = await unless_gone(request.receive, reply.whole())
@@ -206,6 +209,9 @@ def add_info(app: FastAPI, service: Service, prometheus: Metrics, document: Docu
 
     @app.get("/version", **route("The server's version", answer=facts))
     async def version() -> Response:
+        if service.config.disaggregation_mode != "null":
+            # The gateway smg takes a server that has it for vLLM's, and then hands nothing over.
+            raise ApiError(404, "a prefill or decode server has no /version; see /server_info")
         return json({"version": nextn.__version__})
 
     @app.get("/server_info", **route("Options and state", answer=facts))

@@ -23,7 +23,6 @@ from nextn.server.protocol.errors import ApiError, bad_request
 from nextn.server.protocol.handoff import ROOMS
 from nextn.server_config import ServerConfig
 
-WAIT_SECONDS = 1.0  # for a room that is not known yet
 MOST_BYTES = 2**20  # of a body
 MOST_ROOMS = 2**14  # of one question
 WILDCARDS = ("0.0.0.0", "::")
@@ -45,7 +44,7 @@ def bootstrap_app(config: ServerConfig, engines: Engines, rooms: Rooms, http_por
         if not (given.isascii() and given.isdecimal() and len(given) < 20 and int(given) < ROOMS):
             raise bad_request("bootstrap_room must be a number below 2**63", "bootstrap_room")
         room = int(given)
-        known = await rooms.wait_for(room, WAIT_SECONDS)
+        known = rooms.find(room)  # who asks too early asks again
         if known is None:
             raise ApiError(
                 404, f"no request has the room {room}", param="bootstrap_room", code="unknown_room"

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from nextn.server.protocol.errors import ApiError
 
+EARLY_SECONDS = 0.02  # in which most requests that an engine does not take are refused
 DONE = b"data: [DONE]\n\n"
 PIECE = 1 << 18  # bytes of an answer that are sent at once
 Result = TypeVar("Result")
@@ -66,6 +67,10 @@ class WholeAnswer(Response):
                 await asyncio.sleep(0)
 
 
+async def alone(work: Coroutine[Any, Any, bytes]) -> AsyncGenerator[bytes, None]:
+    yield await work
+
+
 class EventStream(Response):
     """Sends what `chunks` yields, each an event; then [DONE].
 
@@ -104,3 +109,57 @@ class EventStream(Response):
         except ApiError as e:
             await send({"type": "http.response.body", "body": event(e.body), "more_body": True})
         await send({"type": "http.response.body", "body": DONE, "more_body": False})
+
+
+class EarlyAnswer(Response):
+    """A prefill server's: its status is sent as soon as the request seems to be accepted, not with the first
+    chunk. SGLang's gateways give up a request when they get no status from the prefill server, as when it
+    dies; after the status they go on with the decode server's answer.
+
+    chunks: as an EventStream's, or, without `stream`, the whole answer as one. An error after the status is
+    the answer's body, or an event of it.
+    """
+
+    def __init__(self, chunks: AsyncGenerator[bytes, None], stream: bool) -> None:
+        super().__init__(media_type="text/event-stream" if stream else "application/json")
+        del self.headers["content-length"]
+        self.chunks, self.stream = chunks, stream
+
+    async def start(self) -> EarlyAnswer:
+        self.first = asyncio.ensure_future(anext(self.chunks))
+        try:
+            await asyncio.wait({self.first}, timeout=EARLY_SECONDS)
+        except asyncio.CancelledError:
+            await self._end()
+            raise
+        if self.first.done():
+            self.first.result()
+        return self
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        try:
+            await unless_gone(receive, self._send_all(send))
+        except ClientGone:
+            pass
+        finally:
+            await self._end()
+
+    async def _send_all(self, send: Send) -> None:
+        try:
+            await send(self._part(await self.first))
+            async for chunk in self.chunks:
+                await send(self._part(chunk))
+        except ApiError as e:
+            await send(self._part(e.body))
+        await send({"type": "http.response.body", "body": DONE if self.stream else b"", "more_body": False})
+
+    def _part(self, chunk: bytes) -> dict[str, Any]:
+        body = event(chunk) if self.stream else chunk
+        return {"type": "http.response.body", "body": body, "more_body": True}
+
+    async def _end(self) -> None:
+        """No request stays in the engine."""
+        self.first.cancel()
+        await asyncio.gather(self.first, return_exceptions=True)
+        await self.chunks.aclose()

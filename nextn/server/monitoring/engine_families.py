@@ -102,10 +102,10 @@ def of_engine(client: EngineClient) -> Iterable[Metric]:
 def of_transfers(transfer: TransferStats) -> Iterable[Metric]:
     """Of a prefill server, pages that went out; of a decode server, pages that came in."""
     active = "requests whose KV pages are under way between servers, or waited for"
-    yield GaugeMetricFamily("nextn:transfer_active_reqs", active, value=transfer.active)
+    yield GaugeMetricFamily("nextn:transfer_active", active, value=transfer.active)
     counted = (
-        ("finished_reqs", transfer.finished, "requests whose KV pages all arrived"),
-        ("failed_reqs", transfer.failed, "requests of which KV pages were missing in the end"),
+        ("finished", transfer.finished, "requests whose KV pages all arrived"),
+        ("failed", transfer.failed, "requests of which KV pages were missing in the end"),
         ("fallbacks", transfer.fallbacks, "of these, those whose prompts the decode server computed itself"),
         ("pages", transfer.pages, "KV pages that arrived"),
         ("bytes", transfer.bytes, "bytes of KV pages that arrived"),

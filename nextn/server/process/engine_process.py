@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 import zmq
 
 from nextn.constraint import CompiledGrammar
-from nextn.disaggregation.agent import Agent, make_agent
 from nextn.distributed.group import PeerGone
 from nextn.distributed.life import die_with_parent
 from nextn.distributed.place import Place
@@ -55,6 +54,7 @@ from nextn.server.process.messages import (
 from nextn.server_config import ServerConfig
 
 if TYPE_CHECKING:
+    from nextn.disaggregation.agent import Agent
     from nextn.engine.engine import Engine
     from nextn.engine.executor import Wakes
 
@@ -71,6 +71,14 @@ def make_engine(config: ServerConfig, place: Place | None = None) -> Engine:
     from nextn.engine.engine import Engine
 
     return Engine(config, partial(make_executor, place=place))
+
+
+def agent_of(engine: Engine, config: ServerConfig) -> Agent | None:
+    if config.disaggregation_mode == "null":
+        return None
+    from nextn.disaggregation.agent import make_agent
+
+    return make_agent(engine, config)
 
 
 def take_gpu(config: ServerConfig, rank: int) -> None:
@@ -112,7 +120,7 @@ def run(
         if rank is not None:
             take_gpu(config, rank)
         engine = make(config) if place is None else make(config, place)
-        agent = make_agent(engine, config)
+        agent = agent_of(engine, config)
     except Exception as e:
         mistake = isinstance(e, (ValueError, OSError))
         if not mistake:

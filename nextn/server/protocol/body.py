@@ -30,6 +30,11 @@ class Body(BaseModel):
     refused: ClassVar[Mapping[str, tuple[object, ...]]] = {}
     elsewhere: ClassVar[Mapping[str, str]] = {}  # field of another endpoint -> what to do
 
+    @classmethod
+    def misplaced(cls, data: Mapping[str, object]) -> Mapping[str, str]:
+        """`elsewhere`, for a body with these fields."""
+        return cls.elsewhere
+
     def check(self) -> None:
         """Raises ApiError for fields that do not go together."""
 
@@ -71,9 +76,10 @@ def parse(body: bytes | bytearray, kind: type[Kind]) -> Kind:
         raise bad_request(f"the body must be a JSON object, not {json_type(data)}")
     data = {name: value for name, value in data.items() if value is not None}
     refuse(data, kind.refused)
-    for name in sorted(data.keys() & kind.elsewhere.keys()):
+    elsewhere = kind.misplaced(data)
+    for name in sorted(data.keys() & elsewhere.keys()):
         if data[name] not in EMPTY:
-            raise bad_request(f"{name}: {kind.elsewhere[name]}", name)
+            raise bad_request(f"{name}: {elsewhere[name]}", name)
     try:
         request = kind.model_validate(data)
     except ValidationError as e:

@@ -96,9 +96,15 @@ class HandedOff(Body):
 
     @property
     def scores_prompts(self) -> bool:
-        """Does the answer have log-probabilities of the prompt, which no gateway takes out of the prefill
-        server's answer? Then the decode server computes the prompts itself, and nothing is handed off."""
+        """Does the answer have log-probabilities of the prompts? Then the decode server computes the prompts
+        itself, and nothing is handed off. Gateways do put those of both servers together, but not in streams,
+        in batches or for OpenAI's endpoints, and not after the prefill server has died."""
         return False
+
+    @property
+    def choices(self) -> int:
+        """Texts for each prompt: gateways may send so many rooms for a prompt, of which the first counts."""
+        return 1
 
     def prompt_only(self) -> Self:
         """Without what an answer would be made by, which is the decode server's affair."""
@@ -124,10 +130,11 @@ class HandedOff(Body):
         }
 
     def _bootstrapped(self, mode: str, count: int) -> list[Remote | None]:
-        rooms = rooms_of(self.bootstrap_room, count)
-        hosts = spread(self.bootstrap_host, count, "bootstrap_host", str)
-        ports = spread(self.bootstrap_port, count, "bootstrap_port", int)
-        ranks = spread(self.disagg_prefill_dp_rank, count, "disagg_prefill_dp_rank", int)
+        room, host, port, rank = (self._of_prompts(name, count) for name in FIELDS)
+        rooms = rooms_of(room, count)
+        hosts = spread(host, count, "bootstrap_host", str)
+        ports = spread(port, count, "bootstrap_port", int)
+        ranks = spread(rank, count, "disagg_prefill_dp_rank", int)
         remotes: list[Remote | None] = []
         for room, host, port, rank in zip(rooms, hosts, ports, ranks, strict=True):
             port = BOOTSTRAP_PORT if port is None else port
@@ -144,6 +151,13 @@ class HandedOff(Body):
                     )
                 remotes.append(Remote(room, bare(host), port, rank))
         return remotes
+
+    def _of_prompts(self, name: str, count: int) -> Any:
+        """A field without what a list has for further choices of the one prompt."""
+        value = getattr(self, name)
+        if count == 1 and isinstance(value, list) and len(value) == self.choices:
+            return value[:1]
+        return value
 
     def _transfer_params(self) -> dict[str, Any] | None:
         """None if they ask for nothing. Raises ApiError."""

@@ -6,6 +6,7 @@ nobody knows is an error: a misspelt one would change the text unsaid.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import ConfigDict, Field, WithJsonSchema
@@ -21,7 +22,7 @@ from nextn.server.protocol.fields import (
     SpeculativeField,
     prompts,
 )
-from nextn.server.protocol.handoff import HandedOff
+from nextn.server.protocol.handoff import PARAMS, HandedOff
 from nextn.server.protocol.openai import MAX_LOGPROBS, OF_ANSWERS, REFUSED, Sampling
 from nextn.server.protocol.routed import Routed
 
@@ -114,6 +115,9 @@ NO_GENERATE = {
 }
 
 
+OF_PREFILL = ("max_tokens", "max_completion_tokens", "min_tokens")
+
+
 class GenerateRequest(Routed, HandedOff):
     refused, elsewhere = REFUSED_IN_GENERATE, NO_GENERATE
 
@@ -131,6 +135,14 @@ class GenerateRequest(Routed, HandedOff):
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     stream: bool = False
     speculative: SpeculativeField = SpeculativeParams()
+
+    @classmethod
+    def misplaced(cls, data: Mapping[str, object]) -> Mapping[str, str]:
+        """vLLM's gateway puts them into a prefill server's body, whatever the endpoint."""
+        params = data.get(PARAMS)
+        if not (isinstance(params, dict) and params.get("do_remote_decode")):
+            return cls.elsewhere
+        return {name: rule for name, rule in cls.elsewhere.items() if name not in OF_PREFILL}
 
     def check(self) -> None:
         super().check()

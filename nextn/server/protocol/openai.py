@@ -235,6 +235,10 @@ class CommonRequest(Sampling, Routed, HandedOff):
         """Does the answer tell what each step drafted?"""
         return False
 
+    @property
+    def choices(self) -> int:
+        return self.n
+
     def prompt_only(self) -> Self:
         return self.model_copy(update=OF_OPENAI_ANSWERS)
 

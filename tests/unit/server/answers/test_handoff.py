@@ -128,6 +128,38 @@ def test_choices_of_one_prompt_have_one_room(tokenizer: Tokenizer) -> None:
     assert (prefill.remotes, decode.remotes) == ([Remote(7)], [Remote(7, "p", 9)] * 2)
 
 
+def test_a_room_for_each_choice(tokenizer: Tokenizer) -> None:
+    """So sglang-router and smg send chats."""
+    body = {"messages": [{"role": "user", "content": "abc"}], "n": 2}
+    lists = {"bootstrap_room": [7, 8], "bootstrap_host": ["p", "p"], "bootstrap_port": [9, 9]}
+    prefill, decode = both(tokenizer, "/v1/chat/completions", **body, **lists)
+    assert (prefill.remotes, decode.remotes) == ([Remote(7)], [Remote(7, "p", 9)] * 2)
+    sent = Sent(tokenizer, "decode", "/v1/chat/completions", body | lists | {"bootstrap_room": [7, 8, 9]})
+    assert (sent.answer.status_code, sent.json["error"]["param"]) == (400, "bootstrap_room")
+
+
+def test_what_vllms_gateway_puts_into_generate(tokenizer: Tokenizer) -> None:
+    body = {"text": "abc", "sampling_params": {"max_new_tokens": 5, "min_new_tokens": 2}}
+    limits = {"max_tokens": 1, "min_tokens": 1, "kv_transfer_params": {"do_remote_decode": True}}
+    sent = Sent(tokenizer, "prefill", "/generate", body | limits)
+    assert (sent.answer.status_code, sent.requests[0].params.max_tokens) == (200, 0)
+    for mode, more in (("prefill", {"max_tokens": 1}), ("decode", {**limits, "kv_transfer_params": {}})):
+        refused = Sent(tokenizer, mode, "/generate", body | more)
+        assert (refused.answer.status_code, refused.json["error"]["param"]) == (400, "max_tokens")
+
+
+def test_no_version(tokenizer: Tokenizer) -> None:
+    """By it smg would take the server for vLLM, and send neither dialect."""
+
+    async def status(mode: str) -> int:
+        config = ServerConfig(disaggregation_mode=mode)
+        app = app_of(config, Metrics(make_engines(config)), tokenizer)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://s") as http:
+            return (await http.get("/version")).status_code
+
+    assert [asyncio.run(status(mode)) for mode in ("null", "prefill", "decode")] == [200, 404, 404]
+
+
 def test_usage_is_that_of_one_server(tokenizer: Tokenizer) -> None:
     body = {"prompt": "abc", "max_tokens": 2}
     alone = Sent(tokenizer, "null", "/v1/completions", body)
@@ -164,13 +196,13 @@ def test_log_probabilities_are_those_of_one_server(
     alone = Sent(tokenizer, "null", "/generate", body)
     prefill, decode = both(tokenizer, "/generate", **body, **ONE)
     assert without_times(merged(prefill.json, decode.json)) == without_times(alone.json)
-    handed_off = [remote is not None for remote in decode.remotes]
-    assert any(remote is not None for remote in prefill.remotes) == all(handed_off)
-    assert all(handed_off) == (start < 0 or (isinstance(text, str) and n == 1 and not tops))
+    for sent in (prefill, decode):
+        assert [remote is not None for remote in sent.remotes] == [start < 0] * len(sent.remotes)
+    assert all(request.params.prompt_logprobs is None for request in prefill.requests)
 
 
 def test_log_probabilities_of_streams(tokenizer: Tokenizer) -> None:
-    """The first event of the prefill server is put before each one of the decode server's."""
+    """The mini load balancer puts those of the prefill server's first event before the decode server's."""
     body = {
         "text": "abcd", "sampling_params": {"max_new_tokens": 2}, "return_logprob": True,
         "logprob_start_len": 0, "stream": True,
@@ -189,8 +221,7 @@ def test_vllms_gateways(tokenizer: Tokenizer, path: str, body: dict[str, Any], s
     answer = prefill.events[-1] if stream else prefill.json
     if path.startswith("/v1/chat") and stream:
         answer = next(event for event in prefill.events if "kv_transfer_params" in event)
-    params = answer["meta_info" if path == "/generate" else "kv_transfer_params"]
-    params = params.get("kv_transfer_params", params)
+    params = answer["kv_transfer_params"]
     (remote,) = prefill.remotes
     assert remote is not None
     assert (params["remote_host"], params["remote_port"]) == ("127.0.0.1", 8998)

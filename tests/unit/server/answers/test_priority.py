@@ -43,5 +43,5 @@ async def test_priority_arrives(tmp_path: Path, option: str, sign: int) -> None:
     ]
     engine = KeepingEngine()
     for generation in made:
-        add(engine, None, {}, generation.choices[0].request, None, PromptGroup())  # type: ignore[arg-type]
+        add(engine, None, {}, generation.choices[0].request, None, PromptGroup(), None)  # type: ignore[arg-type]
     assert [request.priority for request in engine.added] == [3 * sign] * 3

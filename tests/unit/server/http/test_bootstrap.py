@@ -12,7 +12,6 @@ from support.played_replicas import Played
 
 from nextn.disaggregation.remote import Remote
 from nextn.request import Output, SamplingParams
-from nextn.server.http import bootstrap
 from nextn.server.http.bootstrap import bootstrap_app, own_address, reachable
 from nextn.server.launch import listen, make_engines
 from nextn.server.process.engine_client import Update
@@ -24,9 +23,8 @@ Server = tuple[httpx.AsyncClient, list[Played]]
 
 
 @pytest.fixture
-async def http(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Server]:
+async def http() -> AsyncIterator[Server]:
     """Of two replicas."""
-    monkeypatch.setattr(bootstrap, "WAIT_SECONDS", 0.01)
     config = ServerConfig(disaggregation_mode="prefill", dp_size=2, load_balance_method="round_robin")
     engines = make_engines(config)
     played = [Played(client, transfer_port=5000 + i) for i, client in enumerate(engines.ranks)]
@@ -50,15 +48,6 @@ async def test_where_a_room_is(http: Server) -> None:
     assert answer.json() == {"host": "prefill", "port": 5001, "dp_rank": 1, "room": 7}
     played[1].client.receive(StepOutputs([Output("r7", [], [], "length")], EngineStats(), 0.1))
     assert (await client.get("/route?bootstrap_room=7")).json() == answer.json()
-
-
-async def test_an_asker_waits_for_the_request(http: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    client, played = http
-    monkeypatch.setattr(bootstrap, "WAIT_SECONDS", 60.0)
-    asked = asyncio.create_task(client.get("/route?bootstrap_room=7"))
-    await asyncio.sleep(0.01)
-    submit(played[0], 7)
-    assert (await asked).json()["port"] == 5000
 
 
 async def test_an_engine_that_died_has_no_rooms(http: Server) -> None:

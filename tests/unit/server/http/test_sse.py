@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, MutableMapping
+from collections.abc import AsyncGenerator, MutableMapping, Sequence
 from typing import Any
 
 import pytest
 
-from nextn.server.http.sse import DONE, ClientGone, EventStream, event, unless_gone
+from nextn.server.http.sse import DONE, ClientGone, EarlyAnswer, EventStream, event, unless_gone
 from nextn.server.protocol.errors import ApiError, bad_request, engine_dead
 
 
@@ -105,3 +105,81 @@ async def test_unless_gone() -> None:
     with pytest.raises(ClientGone):
         await unless_gone(disconnected, endless())
     assert cancelled
+
+
+class Accepted:
+    """A prefill server's answer, and what is sent of it."""
+
+    def __init__(self, *chunks: bytes | ApiError, stream: bool = False) -> None:
+        self.go, self.left, self.ended = asyncio.Event(), asyncio.Event(), False
+        self.sent: list[MutableMapping[str, Any]] = []
+        self.answer = EarlyAnswer(self.work(chunks), stream)
+
+    async def work(self, chunks: Sequence[bytes | ApiError]) -> AsyncGenerator[bytes, None]:
+        try:
+            await self.go.wait()
+            for chunk in chunks:
+                if isinstance(chunk, ApiError):
+                    raise chunk
+                yield chunk
+        finally:
+            self.ended = True
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        self.sent.append(message)
+
+    async def call(self) -> None:
+        await self.answer({"type": "http"}, self.receive, self.send)
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.sent)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_status_goes_out_before_the_answer(stream: bool) -> None:
+    accepted = Accepted(b"{}", stream=stream)
+    await accepted.answer.start()
+    calling = asyncio.create_task(accepted.call())
+    await asyncio.sleep(0)
+    assert [message["status"] for message in accepted.sent] == [200]
+    kind = dict(accepted.sent[0]["headers"])[b"content-type"]
+    assert kind.startswith(b"text/event-stream" if stream else b"application/json")
+    assert b"content-length" not in dict(accepted.sent[0]["headers"])
+    accepted.go.set()
+    await calling
+    assert accepted.body == (b"data: {}\n\ndata: [DONE]\n\n" if stream else b"{}")
+    assert (accepted.sent[-1]["more_body"], accepted.ended) == (False, True)
+
+
+async def test_what_is_refused_at_once_has_a_status() -> None:
+    refused = Accepted(bad_request("no"))
+    refused.go.set()
+    with pytest.raises(ApiError, match="no"):
+        await refused.answer.start()
+
+
+async def test_a_later_error_is_the_answer() -> None:
+    failed = Accepted(bad_request("no"))
+    await failed.answer.start()
+    failed.go.set()
+    await failed.call()
+    assert b'"message":"no"' in failed.body
+
+
+async def test_a_gateway_that_leaves() -> None:
+    accepted = Accepted(b"{}")
+    await accepted.answer.start()
+    accepted.left.set()
+    await accepted.call()
+    assert accepted.ended
+    starting = Accepted(b"{}")
+    task = asyncio.create_task(starting.answer.start())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert starting.ended

@@ -73,7 +73,7 @@ def test_transfers() -> None:
     client.metrics.on_step(EngineStats(transfer=transfer), 0.1)
     text = Metrics(client).render().decode()
     for line in (
-        "transfer_active_reqs 2.0", "transfer_finished_reqs_total 3.0", "transfer_failed_reqs_total 2.0",
+        "transfer_active 2.0", "transfer_finished_total 3.0", "transfer_failed_total 2.0",
         "transfer_fallbacks_total 1.0", "transfer_pages_total 9.0", "transfer_bytes_total 99.0",
         "transfer_seconds_total 0.5",
     ):  # fmt: skip

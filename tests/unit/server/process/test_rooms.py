@@ -81,29 +81,6 @@ def test_a_server_of_another_mode_has_no_rooms() -> None:
     client.abort("a")
 
 
-async def test_who_asks_early_waits() -> None:
-    rooms = Rooms(60)
-    asking = [asyncio.create_task(rooms.wait_for(7, 60)) for _ in range(3)]
-    other = asyncio.create_task(rooms.wait_for(8, 60))
-    await asyncio.sleep(0)
-    assert rooms.open(7, 1, READY)
-    assert [found and found.rank for found in await asyncio.gather(*asking)] == [1, 1, 1]
-    other.cancel()
-    await asyncio.gather(other, return_exceptions=True)
-    assert await rooms.wait_for(9, 0.001) is None
-    assert (rooms._asking, rooms._askers) == ({}, 0)
-
-
-async def test_few_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_ASKING", 1)
-    rooms = Rooms(60)
-    first = asyncio.create_task(rooms.wait_for(7, 60))
-    await asyncio.sleep(0)
-    assert await rooms.wait_for(7, 60) is None
-    rooms.open(7, 0, READY)
-    assert await first is not None
-
-
 def test_rooms_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
