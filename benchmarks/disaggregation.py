@@ -94,9 +94,9 @@ class Streams:
         await asyncio.gather(*self.tasks)
 
     def gaps(self, begin: float, end: float) -> list[float]:
-        """Between chunks, of gaps that lie in this time."""
+        """Between chunks, of gaps that lie in this time or reach into it."""
         pairs = [pair for reply in self.replies.values() for pair in pairwise(reply.arrivals)]
-        return [b - a for a, b in pairs if a >= begin and b <= end]
+        return [b - a for a, b in pairs if a < end and b > begin]
 
 
 async def one_round(
