@@ -1,10 +1,11 @@
-"""How fast KV pages travel from a prefill to a decode server of the 0.9 B model, beside a plain socket and memcpy.
+"""How fast KV pages travel between two servers of the 0.9 B model, beside a plain socket and memcpy.
 
     python benchmarks/page_transfer.py [--tokens 16384] [--turns 7] [--output FOLDER]
 
-Two processes on this machine, by turns: a prompt's pages by tcp, by shm, as many bytes through a plain socket,
-and copied in memory. As in an engine, pages lie anywhere in a pool, from which one thread copies them out and
-into which another copies them. The last line is JSON.
+Two processes on this machine, by turns: a prompt's pages by tcp, by shm, as many bytes through a plain socket
+from one buffer to another, the same with pages copied out before and in after, and copied in memory. As in an
+engine, pages lie anywhere in a pool, from which one thread copies them out and into which another copies
+them. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -39,8 +40,10 @@ IDENTITY = Identity(
     width=288, dtype="bfloat16",
 )  # fmt: skip
 BACKENDS = ("tcp", "shm")
-WAYS = (*BACKENDS, "plain socket", "memcpy")
+PLAIN = ("plain socket", "plain socket and copies")
+WAYS = (*BACKENDS, *PLAIN, "memcpy")
 BUFFER = 1 << 20  # of the plain socket and of memcpy
+PIECE = 6  # pages that are copied out and in beside a plain socket
 TIMEOUT = 30.0
 
 
@@ -52,9 +55,10 @@ class Pool:
         self.data = torch.zeros(IDENTITY.layers, pages, width, dtype=torch.bfloat16)
         self.table = torch.randperm(pages, generator=torch.Generator().manual_seed(1))
 
-    def copy_out(self, first: int, pages: int) -> Tensor:
-        found = self.data.index_select(1, self.table[first : first + pages])
-        return found.view(IDENTITY.layers, -1, IDENTITY.width)
+    def copy_out(self, first: int, pages: int, out: Tensor) -> Tensor:
+        out = out.view(IDENTITY.layers, pages, -1)
+        torch.index_select(self.data, 1, self.table[first : first + pages], out=out)
+        return out.view(IDENTITY.layers, -1, IDENTITY.width)
 
     def copy_in(self, first: int, pages: int, data: Tensor) -> None:
         where = self.table[first : first + pages]
@@ -73,6 +77,15 @@ class Prefill:
         self.sources[backend].finished(str(room), len(self.tokens), 0)
         self.routes[room] = self.sources[backend].port
 
+    def send(self, end: socket.socket) -> None:
+        """Page after page, and nothing else."""
+        pages = self.pool.data.shape[1] // PIECE * PIECE
+        data = torch.empty(IDENTITY.layers, PIECE, self.pool.data.shape[2], dtype=torch.bfloat16)
+        sent = data.view(-1).view(torch.uint8).numpy().data
+        for first in range(0, pages, PIECE):
+            self.pool.copy_out(first, PIECE, data)
+            end.sendall(sent)
+
     def serve(self, backend: str) -> None:
         """Until the pages were taken."""
         source = self.sources[backend]
@@ -80,7 +93,8 @@ class Prefill:
             select.select([source], [], [])
             source.clear()
             while (piece := source.wanted()) is not None:
-                source.put(piece, self.pool.copy_out(piece.first_page, piece.pages))
+                data = source.memory(piece)
+                source.put(piece, self.pool.copy_out(piece.first_page, piece.pages, data))
             for given in source.poll():
                 assert given.error is None, given
                 return
@@ -91,6 +105,16 @@ class Decode:
         self.tokens, self.port = [*range(tokens)], port
         self.pool = Pool(tokens // IDENTITY.page_size)
         self.sinks = {way: PageSink(IDENTITY, way, TIMEOUT) for way in BACKENDS}
+
+    def receive(self, end: socket.socket) -> None:
+        pages = self.pool.data.shape[1] // PIECE * PIECE
+        data = torch.empty(IDENTITY.layers, PIECE, self.pool.data.shape[2], dtype=torch.bfloat16)
+        buffer = data.view(-1).view(torch.uint8).numpy().data
+        for first in range(0, pages, PIECE):
+            filled = 0
+            while filled < len(buffer):
+                filled += end.recv_into(buffer[filled:])
+            self.pool.copy_in(first, PIECE, data)
 
     def fetch(self, backend: str, room: int) -> None:
         sink = self.sinks[backend]
@@ -115,6 +139,8 @@ def decode(link: Connection, end: socket.socket, tokens: int, port: int) -> None
         begin = time.perf_counter()
         if way in BACKENDS:
             side.fetch(way, room)
+        elif way == PLAIN[1]:
+            side.receive(end)
         else:
             while size:
                 size -= end.recv_into(buffer, min(size, BUFFER))
@@ -169,7 +195,7 @@ def measure(prefill: Prefill, link: Connection, end: socket.socket, turns: int) 
             if way == "memcpy":
                 seconds = copy(size)
             else:
-                serve: Callable[[int], None] = plain
+                serve: Callable[[int], None] = plain if way == PLAIN[0] else lambda _: prefill.send(end)
                 if way in BACKENDS:
                     prefill.offer(way, room)
                     serve = lambda room, way=way: prefill.serve(way)  # noqa: E731
@@ -206,15 +232,16 @@ def main() -> int:
         source.close()
     server.shutdown()
     middle = {way: median(each) for way, each in rates.items()}
-    print("| way | GB/s | of the plain socket | of memcpy |\n|:--|--:|--:|--:|")
+    print("| way | GB/s | of the plain socket | and copies | of memcpy |\n|:--|--:|--:|--:|--:|")
     for way in WAYS:
-        of_plain, of_copy = middle[way] / middle["plain socket"], middle[way] / middle["memcpy"]
-        print(f"| {way} | {middle[way]:.2f} | {of_plain:.2f} | {of_copy:.2f} |")
+        parts = " | ".join(f"{middle[way] / middle[other]:.2f}" for other in (*PLAIN, "memcpy"))
+        print(f"| {way} | {middle[way]:.2f} | {parts} |")
     result = {
         "tokens": tokens,
         "bytes": prefill.pool.data.nbytes,
         "gigabytes_per_second": rates,
-        "tcp_of_plain_socket": middle["tcp"] / middle["plain socket"],
+        "tcp_of_plain_socket": middle["tcp"] / middle[PLAIN[0]],
+        "tcp_of_plain_socket_and_copies": middle["tcp"] / middle[PLAIN[1]],
         "shm_of_memcpy": middle["shm"] / middle["memcpy"],
         "machine": dataclasses.asdict(this_machine()),
     }

@@ -25,7 +25,8 @@ from nextn.bench.prompts import heldout_prompts
 from nextn.config import EMBEDDED
 from nextn.constraint import Constraint
 from nextn.llm import LLM
-from nextn.request import SamplingParams, SpecStats
+from nextn.request import SamplingParams
+from nextn.stats import SpecStats
 
 RECORD = {
     "type": "object",

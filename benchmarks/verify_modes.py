@@ -20,7 +20,8 @@ from nextn.bench.machine import this_machine
 from nextn.bench.prompts import heldout_prompts
 from nextn.config import EMBEDDED
 from nextn.llm import LLM
-from nextn.request import SamplingParams, SpecStats, SpeculativeParams
+from nextn.request import SamplingParams, SpeculativeParams
+from nextn.stats import SpecStats
 
 MODES = {
     "exact": SpeculativeParams(verify="exact"),

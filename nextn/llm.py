@@ -17,7 +17,8 @@ from nextn.engine.engine import Engine
 from nextn.grammar.backends import check_backend
 from nextn.grammar.compiler import GrammarCompiler
 from nextn.llm_inputs import chat_text, conversations, engine_config, listed, most_tokens, stop_strings
-from nextn.request import Output, Request, SamplingParams, SpecStats, TokenLogprob
+from nextn.request import Output, Request, SamplingParams, TokenLogprob
+from nextn.stats import SpecStats
 from nextn.tokenizer.stream import TextStream
 from nextn.tokenizer.tokenizer import Tokenizer
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from source import TOKENIZER, Source
 
-from nextn.request import Output, SamplingParams, SpecStats, TokenLogprob
+from nextn.request import Output, SamplingParams, TokenLogprob
 from nextn.server.answers.choice import Prompt
 from nextn.server.answers.generation import Generation
 from nextn.server.answers.openai import Reply
@@ -20,7 +20,7 @@ from nextn.server.parsers.answer import CONTENT, Reading
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.messages import Add, Ready, StepOutputs, decode_to_engine
 from nextn.server.protocol.openai import ChatRequest, CompletionRequest
-from nextn.stats import EngineStats
+from nextn.stats import EngineStats, SpecStats
 
 TEXTS = ("text", "content", "reasoning_content")
 

@@ -11,7 +11,8 @@ from protocol import Generate, Options, Reply, Spec, serve
 import nextn
 from nextn.config import EngineConfig
 from nextn.engine.engine import Engine
-from nextn.request import Request, SamplingParams, SpecStats
+from nextn.request import Request, SamplingParams
+from nextn.stats import SpecStats
 
 
 def start(options: Options) -> tuple[str, Mapping[str, Any], Generate]:

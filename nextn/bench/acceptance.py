@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from nextn.bench.client import get, get_text
 from nextn.bench.errors import BenchError
-from nextn.request import SpecStats
+from nextn.stats import SpecStats
 
 
 async def read_spec(url: str) -> SpecStats:

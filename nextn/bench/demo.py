@@ -31,7 +31,7 @@ from nextn.bench.results import Point, Results, Side
 from nextn.bench.servers import last_lines_on_error
 from nextn.bench.summary import next_commands, print_results
 from nextn.bench.texts import Texts
-from nextn.request import SpecStats
+from nextn.stats import SpecStats
 
 # Concurrency -> sixteenths of the prompts that are sent at it: what takes longest has fewest.
 SIXTEENTHS = {1: 6, 4: 8, 16: 16}

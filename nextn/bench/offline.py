@@ -22,7 +22,8 @@ from nextn.bench.progress import Progress
 from nextn.bench.results import rounded
 from nextn.config import EngineConfig, model_folder
 from nextn.engine.engine import Engine
-from nextn.request import Request, SamplingParams, SpecStats
+from nextn.request import Request, SamplingParams
+from nextn.stats import SpecStats
 from nextn.tokenizer import Tokenizer
 
 WARMUP_TOKENS = 32  # at most

@@ -14,7 +14,7 @@ from nextn.bench.machine import Machine
 from nextn.bench.measure import Metrics
 from nextn.bench.texts import Texts
 from nextn.drafting_state import DraftingState
-from nextn.request import SpecStats
+from nextn.stats import SpecStats
 
 
 @dataclass(frozen=True)

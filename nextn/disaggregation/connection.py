@@ -117,12 +117,12 @@ class Connection:
     def check(self, now: float, timeout: float, listening: bool) -> str | None:
         """Says Ping when it is time, and returns why the connection is of no more use, or None. listening:
         whether the other end is read at all."""
-        if self.hello is None and now - self.born > timeout:
-            return f"no answer for {timeout:g} s"
         if len(self._frames) > MOST_WAITING:
             return "the other end does not read"
         if not listening:
-            self.heard = now
+            self.heard = self.born = now
+        if self.hello is None and now - self.born > timeout:
+            return f"no answer for {timeout:g} s"
         if now - self.heard > timeout:
             return f"silent for {timeout:g} s"
         if self.hello is not None:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -35,7 +35,7 @@ class _Lost(Exception):
 
 class _Route(msgspec.Struct):
     host: str
-    port: int
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
     dp_rank: int | None = None
 
 
@@ -80,11 +80,15 @@ class Lookups:
             self._lock.notify_all()
 
     def _run(self, port: tuple[str, int]) -> None:
-        link = http.client.HTTPConnection(*port, timeout=max(0.01, self._timeout / 2))
-        try:
-            while (question := self._next(port)) is not None:
+        link: http.client.HTTPConnection | None = None
+        while (question := self._next(port)) is not None:
+            try:
+                if link is None:
+                    link = http.client.HTTPConnection(*port, timeout=max(0.01, self._timeout / 2))
                 self._try(link, question)
-        finally:
+            except Exception as problem:  # such as an address that is none
+                question.answer(None, _said(question.remote, problem))
+        if link is not None:
             link.close()
 
     def _next(self, port: tuple[str, int]) -> _Question | None:
@@ -112,11 +116,11 @@ class Lookups:
             error, lost = str(problem), True
         except ConnectionRefusedError as problem:
             link.close()
-            error = f"bootstrap port {remote.host}:{remote.port}: {problem}"
+            error = _said(remote, problem)
             lost = time.monotonic() > question.until - self._timeout + REFUSED
-        except (OSError, http.client.HTTPException, msgspec.MsgspecError, ValueError) as problem:
+        except (OSError, http.client.HTTPException, msgspec.MsgspecError) as problem:
             link.close()
-            error = f"bootstrap port {remote.host}:{remote.port}: {problem or type(problem).__name__}"
+            error = _said(remote, problem)
         now = time.monotonic()
         if found is not None or lost or now > question.until:
             question.answer(found, error)
@@ -142,11 +146,15 @@ def _engine(link: http.client.HTTPConnection, remote: Remote) -> tuple[Address |
     if status == 410:
         raise _Lost(f"the prefill server has lost the request of bootstrap room {remote.room}")
     if status != 200:
-        raise ValueError(f"status {status}")
+        raise OSError(f"status {status}")
     route = msgspec.json.decode(body, type=_Route)
     host = remote.host if route.host in ANYWHERE else route.host
     family, _, _, _, address = socket.getaddrinfo(host, route.port, type=socket.SOCK_STREAM)[0]
     return (family, address), ""
+
+
+def _said(remote: Remote, problem: Exception) -> str:
+    return f"bootstrap port {remote.host}:{remote.port}: {problem or type(problem).__name__}"
 
 
 def _get(link: http.client.HTTPConnection, remote: Remote) -> tuple[int, bytes]:

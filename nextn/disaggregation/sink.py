@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nextn.disaggregation.buffers import Buffers
 from nextn.disaggregation.checksum import checksum, prompt_hash
 from nextn.disaggregation.connection import Connection
 from nextn.disaggregation.endpoint import Endpoint
@@ -83,6 +84,7 @@ class PageSink(Endpoint):
         self._transfers: dict[tuple[Connection, int], _Fetch] = {}
         self._last_transfer = 0
         self._engines: dict[Any, Connection] = {}  # by address
+        self._buffers = Buffers(self.layout.piece_bytes)
         self._memories: dict[Connection, SharedSlots] = {}
         self._lookups = Lookups(timeout)
         self.start()
@@ -100,6 +102,9 @@ class PageSink(Endpoint):
             self.stats.active += 1
             if self.broken is not None:
                 self._end(fetch, self.broken)
+                return
+            if not 0 <= remote.room < 1 << 63:
+                self._end(fetch, f"bootstrap room {remote.room}: it must be between 0 and 2**63")
                 return
 
         def found(address: Address | None, error: str) -> None:
@@ -224,7 +229,7 @@ class PageSink(Endpoint):
         expected = 0 if self.backend == "shm" else message.pages * self.layout.page_bytes
         if not 0 < message.pages <= most or size != expected:
             raise Broken(f"{message.pages} pages in {size} bytes")
-        return np.empty(size, np.uint8) if size else None
+        return self._buffers.take(size) if size else None
 
     def sent(self, connection: Connection, charge: int) -> None:
         pass
@@ -272,7 +277,8 @@ class PageSink(Endpoint):
         memory = self._memories[connection]
         if not 0 <= pages.memory_slot < len(memory):
             raise Broken(f"slot {pages.memory_slot} of shared memory")
-        body: NDArray[np.uint8] = memory[pages.memory_slot][: pages.pages * self.layout.page_bytes].copy()
+        body = self._buffers.take(pages.pages * self.layout.page_bytes)
+        body[:] = memory[pages.memory_slot][: len(body)]
         connection.send(Read(pages.memory_slot))
         return body
 

@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import socket
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import count
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nextn.disaggregation.buffers import Buffers
 from nextn.disaggregation.checksum import checksum, prompt_hash
 from nextn.disaggregation.connection import Connection
 from nextn.disaggregation.door import Door
+from nextn.disaggregation.early import EarlyRooms
 from nextn.disaggregation.endpoint import Endpoint
 from nextn.disaggregation.framing import Broken
 from nextn.disaggregation.identity import Identity
 from nextn.disaggregation.layout import flat
+from nextn.disaggregation.memory import SharedSlots
 from nextn.disaggregation.messages import (
     MOST_TEXT,
     Abort,
@@ -38,13 +39,11 @@ from nextn.disaggregation.messages import (
     Taken,
     Want,
 )
+from nextn.disaggregation.offer import Offer
 
 CONNECTIONS = 256
 IN_FLIGHT = 32 << 20  # bytes that were copied out and are not sent yet; a connection's first piece always may
 CONNECTION_IN_FLIGHT = 8 << 20  # so that one that does not read leaves room for the others
-ENDED_ROOMS = 4096  # of which it is remembered why they ended
-AGAIN = 1.0  # seconds in which such a room may be offered again, by a client that tries again
-EARLY = 4096  # rooms of a connection that were asked for and not yet offered
 
 
 class Piece(NamedTuple):
@@ -63,44 +62,19 @@ class Given(NamedTuple):
     error: str | None
 
 
-@dataclass(slots=True)
-class _Offer:
-    rid: str
-    room: int
-    tokens: int
-    prompt: bytes
-    number: int = field(default_factory=count().__next__)
-    committed: int = 0
-    slots: int | None = None  # of all of it, once it is finished
-    cached_tokens: int = 0
-    finished: float = 0.0
-    connection: Connection | None = None  # None: nobody asked
-    transfer: int = -1
-    asked: float = 0.0
-    next_page: int = 0  # to be handed out by `wanted`
-    put_page: int = 0  # to be put
-    handed: int = 0  # bytes between the two
-    done: bool = False
-
-
-class _Early(NamedTuple):
-    connection: Connection
-    want: Want
-    until: float
-
-
 class PageSource(Endpoint):
     """Listens on a free port of `host`."""
 
     def __init__(self, identity: Identity, backend: str, host: str, timeout: float) -> None:
         super().__init__("kv-source", identity, backend, timeout)
         self._door = Door(self, self.layout.piece_bytes, self.ring) if backend == "shm" else None
-        self._offers: dict[str, _Offer] = {}
-        self._rooms: dict[int, _Offer] = {}
-        self._asked: deque[_Offer] = deque()  # the one whose turn it is first
-        self._transfers: dict[tuple[Connection, int], _Offer] = {}
-        self._early: dict[int, _Early] = {}
-        self._ended: OrderedDict[int, str] = OrderedDict()
+        self._offers: dict[str, Offer] = {}
+        self._rooms: dict[int, Offer] = {}
+        self._asked: deque[Offer] = deque()  # the one whose turn it is first
+        self._transfers: dict[tuple[Connection, int], Offer] = {}
+        self._early = EarlyRooms(timeout)
+        self._buffers = Buffers(self.layout.piece_bytes)
+        self._lent: dict[Piece, tuple[SharedSlots, int]] = {}  # slots between `memory` and `put`
         self._given: deque[Given] = deque()
         self._in_flight: dict[Connection, int] = {}
         self._starved = False  # `wanted` returned None as too much was in flight
@@ -115,17 +89,17 @@ class PageSource(Endpoint):
 
     def offer(self, rid: str, room: int, tokens: Sequence[int]) -> None:
         """The pages of this request may be asked for. Raises ValueError for a room that is in use."""
-        offer = _Offer(rid, room, len(tokens), prompt_hash(tokens))
+        offer = Offer(rid, room, len(tokens), prompt_hash(tokens))
         with self.lock:
             assert rid not in self._offers
             if room in self._rooms:
                 raise ValueError(f"bootstrap room {room} is in use")
             self._offers[rid] = self._rooms[room] = offer
-            self._ended.pop(room, None)
+            early = self._early.offered(room)
             self.stats.active += 1
             if self.broken is not None:
                 self._give(offer, self.broken)
-            elif (early := self._early.pop(room, None)) is not None:
+            elif early is not None:
                 self._attach(offer, early.connection, early.want)
 
     def committed(self, rid: str, slots: int) -> None:
@@ -151,7 +125,8 @@ class PageSource(Endpoint):
             self._given = deque(each for each in self._given if each.rid != rid)
 
     def wanted(self) -> Piece | None:
-        """The next pages to copy out, each request in turn. None: there are none, or enough are under way."""
+        """The next pages to copy out, each request in turn. None: there are none, or enough are under way;
+        `fileno` says when to ask again. Who does not ask until None comes has to ask again by itself."""
         with self.lock:
             for _ in range(len(self._asked)):
                 offer = self._asked[0]
@@ -170,11 +145,27 @@ class PageSource(Endpoint):
                 return piece
         return None
 
+    def memory(self, piece: Piece) -> Tensor:
+        """Where this piece can be copied out to, for `put`, which must follow: memory that is in the cache
+        still, or the other side's. Any other memory will do."""
+        with self.lock:
+            size = piece.pages * self.layout.page_bytes
+            offer = self._offers.get(piece.rid)
+            if self._door is None or offer is None or offer.number != piece.offer:
+                return self.layout.tensor(self._buffers.take(size))
+            assert offer.connection is not None
+            memory = self._door.memories[offer.connection]
+            self._lent[piece] = memory, memory.free.pop()
+            return self.layout.tensor(memory[self._lent[piece][1]][:size])
+
     def put(self, piece: Piece, data: Tensor) -> None:
         """data: [layers, slots, width] of these pages, contiguous, on the host; not changed any more."""
         with self.lock:
+            memory, slot = self._lent.pop(piece, (None, -1))
             offer = self._offers.get(piece.rid)
             if offer is None or offer.number != piece.offer:
+                if memory is not None:
+                    memory.free.append(slot)
                 return  # it ended since
             assert piece.first_page == offer.put_page
             assert offer.connection is not None
@@ -183,13 +174,14 @@ class PageSource(Endpoint):
             slots = min(offer.put_page * self.layout.page_size, offer.committed)
             self.stats.pages += piece.pages
             self.stats.bytes += data.nbytes
-            self.call(self._send_piece, offer.connection, offer.transfer, piece, slots, flat(data))
+            pages = Pages(offer.transfer, piece.first_page, piece.pages, slots, 0, slot)
+            self.call(self._send_piece, offer.connection, pages, flat(data))
             self._end_of_pages(offer)
 
     def poll(self) -> list[Given]:
         with self.lock:
             given, self._given = list(self._given), deque()
-            return given
+        return given
 
     def close(self) -> None:
         super().close()
@@ -199,7 +191,7 @@ class PageSource(Endpoint):
 
     # With the lock held
 
-    def _ready_pages(self, offer: _Offer) -> int:
+    def _ready_pages(self, offer: Offer) -> int:
         """That can be copied out now, of the next piece: whole ones, or what there is at the end."""
         if offer.slots is not None:
             end = self.layout.pages(offer.slots)
@@ -220,7 +212,7 @@ class PageSource(Endpoint):
             used + size <= CONNECTION_IN_FLIGHT and sum(self._in_flight.values()) + size <= IN_FLIGHT
         )
 
-    def _end_of_pages(self, offer: _Offer) -> None:
+    def _end_of_pages(self, offer: Offer) -> None:
         if offer.slots is None or offer.connection is None or offer.done:
             return
         if offer.put_page >= self.layout.pages(offer.slots):
@@ -228,10 +220,12 @@ class PageSource(Endpoint):
             done = Done(offer.transfer, offer.slots, offer.cached_tokens)
             self.call(self._send_done, offer.connection, done)
 
-    def _attach(self, offer: _Offer, connection: Connection, want: Want) -> None:
+    def _attach(self, offer: Offer, connection: Connection, want: Want) -> None:
         """Gives the room to who asked for it, or says why not."""
         error = None
-        if offer.connection is not None:
+        if (connection, want.transfer) in self._transfers:
+            error = "the number of a transfer was used twice"
+        elif offer.connection is not None:
             error = f"bootstrap room {want.room} was asked for twice"
         elif (want.tokens, want.prompt) != (offer.tokens, offer.prompt):
             error = f"another prompt: of {want.tokens} tokens here, of {offer.tokens} there"
@@ -247,13 +241,11 @@ class PageSource(Endpoint):
         self._end_of_pages(offer)
         self.ring()
 
-    def _forget(self, offer: _Offer, error: str | None) -> None:
+    def _forget(self, offer: Offer, error: str | None) -> None:
         """Ends it: what is not sent yet stays here, and nobody can ask any more. error: what the other side
         is told; None: it knows."""
         del self._offers[offer.rid], self._rooms[offer.room]
-        self._ended[offer.room] = error or "its pages were fetched already"
-        while len(self._ended) > ENDED_ROOMS:
-            self._ended.popitem(last=False)
+        self._early.ended(offer.room, error or "its pages were fetched already")
         self.stats.active -= 1
         if offer.connection is None:
             return
@@ -263,7 +255,7 @@ class PageSource(Endpoint):
         if error is not None:
             self.call(offer.connection.drop, offer.transfer, error)
 
-    def _give(self, offer: _Offer, error: str | None) -> None:
+    def _give(self, offer: Offer, error: str | None) -> None:
         self._forget(offer, error)
         if error is None:
             self.stats.finished += 1
@@ -294,20 +286,21 @@ class PageSource(Endpoint):
         with self.lock:
             self._in_flight[connection] = 0
 
-    def _send_piece(
-        self, connection: Connection, transfer: int, piece: Piece, slots: int, data: NDArray[np.uint8]
-    ) -> None:
-        if (connection, transfer) not in self._transfers:
-            self.sent(connection, self._charge(piece.pages))
+    def _send_piece(self, connection: Connection, pages: Pages, data: NDArray[np.uint8]) -> None:
+        memory = None if self._door is None else self._door.memories.get(connection)
+        if (connection, pages.transfer) not in self._transfers:
+            if memory is not None and pages.memory_slot >= 0:
+                memory.free.append(pages.memory_slot)
+            self.sent(connection, self._charge(pages.pages))
             return
-        message = Pages(transfer, piece.first_page, piece.pages, slots, checksum(data))
-        if self._door is not None:
-            memory = self._door.memories[connection]
-            message.memory_slot = memory.free.pop()
-            memory[message.memory_slot][: len(data)] = data
-            connection.send(message)
-        else:
-            connection.send(message, data, len(data))
+        pages.checksum = checksum(data)
+        if memory is None:
+            connection.send(pages, data, len(data))
+            return
+        if pages.memory_slot < 0:
+            pages.memory_slot = memory.free.pop()
+            memory[pages.memory_slot][: len(data)] = data
+        connection.send(pages)
 
     def _send_done(self, connection: Connection, done: Done) -> None:
         if (connection, done.transfer) in self._transfers:
@@ -373,24 +366,14 @@ class PageSource(Endpoint):
         if (offer := self._rooms.get(want.room)) is not None:
             self._attach(offer, connection, want)
             return
-        error = None
-        if want.room in self._early:
-            error = f"bootstrap room {want.room} was asked for twice"
-        elif len(self._early) >= EARLY:
-            error = "too many unknown rooms were asked for"
-        if error is not None:
+        if (error := self._early.wait(connection, want)) is not None:
             connection.send(Abort(want.transfer, error))
-        else:
-            wait = min(self.timeout, AGAIN) if want.room in self._ended else self.timeout
-            self._early[want.room] = _Early(connection, want, time.monotonic() + wait)
 
     def _aborted(self, connection: Connection, transfer: int, error: str) -> None:
         offer = self._transfers.get((connection, transfer))
         if offer is not None:
             self._give(offer, f"the decode server ended it: {error}")
-        for room, early in list(self._early.items()):
-            if early.connection is connection and early.want.transfer == transfer:
-                del self._early[room]
+        self._early.forget(connection, transfer)
 
     def connected(self, connection: Connection) -> None:
         raise AssertionError("a source connects to nobody")
@@ -400,20 +383,15 @@ class PageSource(Endpoint):
             self._in_flight.pop(connection, None)
             if self._door is not None:
                 self._door.forget(connection)
-            for key, early in list(self._early.items()):
-                if early.connection is connection:
-                    del self._early[key]
+            self._early.forget(connection)
             for (owner, _), offer in list(self._transfers.items()):
                 if owner is connection:
                     self._give(offer, f"the decode server is gone: {error}")
 
     def tick(self, now: float) -> None:
         with self.lock:
-            for room, early in list(self._early.items()):
-                if now > early.until:
-                    del self._early[room]
-                    error = self._ended.get(room, f"bootstrap room {room} is unknown")
-                    early.connection.send(Abort(early.want.transfer, error))
+            for early, error in self._early.too_late(now):
+                early.connection.send(Abort(early.want.transfer, error))
             for offer in list(self._offers.values()):
                 waited = offer.connection is None and offer.slots is not None
                 if waited and now - offer.finished > self.timeout:

@@ -25,8 +25,9 @@ from torch import Tensor
 from nextn.config import EngineConfig
 from nextn.distributed.wire import GONE
 from nextn.engine.executor import ExecutorInfo
+from nextn.engine.page_data import PageData
 from nextn.engine.rank import make_runner
-from nextn.scheduler.plan import PageData, Plan, StepResult
+from nextn.scheduler.plan import Plan, StepResult
 from nextn.speculative.state import RequestState
 
 Found = TypeVar("Found")

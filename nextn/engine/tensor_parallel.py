@@ -29,9 +29,10 @@ from nextn.distributed.shared_world import SharedWorld
 from nextn.distributed.wire import GONE, Ended, Loaded, dumps, receive
 from nextn.engine.executor import ExecutorInfo, ExpertCounts, Ran
 from nextn.engine.gang import Gang, threads_of
+from nextn.engine.page_data import PageData
 from nextn.engine.rank import make_runner
 from nextn.engine.seat import Seat
-from nextn.scheduler.plan import PageData, Plan, StepResult
+from nextn.scheduler.plan import Plan, StepResult
 from nextn.speculative.state import RequestState
 
 log = logging.getLogger("nextn.engine")

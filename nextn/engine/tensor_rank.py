@@ -22,11 +22,12 @@ from nextn.distributed.ranks import Ranks
 from nextn.distributed.wire import GONE, Ended, Loaded, receive, send
 from nextn.engine.facts import facts
 from nextn.engine.gang import mesh_ranks, shared_ranks, threads_of
+from nextn.engine.page_data import PageData
 from nextn.engine.rank import make_runner
 from nextn.engine.runner import Runner
 from nextn.engine.seat import Seat
 from nextn.engine.tensor_parallel import digest
-from nextn.scheduler.plan import PageData, Plan
+from nextn.scheduler.plan import Plan
 from nextn.speculative.state import RequestState
 
 log = logging.getLogger("nextn.engine")

@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import torch
-from torch import Tensor
-
 from nextn.cutoff import Cutoff
 from nextn.draft import Draft
 from nextn.request import Failure, TokenLogprob
@@ -78,26 +75,6 @@ class SpanResult:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     ended: bool = False
     error: Failure | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PageData:
-    """Contents of pages, as bytes, for the other ranks of an executor."""
-
-    pages: Sequence[int]
-    data: bytes
-    shape: tuple[int, ...]
-    dtype: str
-
-    @classmethod
-    def of(cls, pages: Sequence[int], data: Tensor) -> PageData:
-        plain = data.contiguous().view(torch.uint8).numpy().tobytes()
-        return cls(list(pages), plain, tuple(data.shape), str(data.dtype).removeprefix("torch."))
-
-    def tensor(self) -> Tensor:
-        """It cannot be written to."""
-        own = torch.frombuffer(bytearray(self.data), dtype=getattr(torch, self.dtype))
-        return own.view(self.shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from nextn.bench.machine import Machine
 from nextn.bench.measure import Metrics, Spread
 from nextn.bench.results import Point, Results, Side
 from nextn.bench.texts import Texts
-from nextn.request import SpecStats
+from nextn.stats import SpecStats
 
 
 def one_round(throughput: float, ttft: float, tpot: float) -> Metrics:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from nextn.request import SpecStats
-from nextn.stats import EngineStats
+from nextn.stats import EngineStats, SpecStats
 
 
 def stats(steps: int, accepted: int, running: int = 1) -> EngineStats:

@@ -27,7 +27,7 @@ from nextn.engine.engine import Engine
 from nextn.engine.executor import Wakes
 from nextn.grammar.compiler import GrammarCompiler
 from nextn.ops.cpu.library import library
-from nextn.request import SamplingParams, SpecStats, TokenLogprob
+from nextn.request import SamplingParams, TokenLogprob
 from nextn.server.process.engine_process import loop, make_engine
 from nextn.server.process.messages import (
     Abort,
@@ -41,6 +41,7 @@ from nextn.server.process.messages import (
     add_of,
 )
 from nextn.server_config import ServerConfig
+from nextn.stats import SpecStats
 
 STALLED = 60.0  # seconds without a step anywhere after which nobody is waited for any more
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from nextn.request import Output, SpecStats, TokenLogprob
+from nextn.request import Output, TokenLogprob
 from nextn.server.answers.service import Service
 from nextn.server.http.app import make_app
 from nextn.server.monitoring.metrics import Metrics
@@ -19,7 +19,7 @@ from nextn.server.monitoring.watch import Watch
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.messages import Add, PromptScores, Ready, StepOutputs, decode_to_engine, requests_of
 from nextn.server_config import ServerConfig
-from nextn.stats import EngineStats
+from nextn.stats import EngineStats, SpecStats
 from nextn.tokenizer.tokenizer import Tokenizer
 
 

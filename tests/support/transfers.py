@@ -71,7 +71,10 @@ class Prefill:
                 break
             first = piece.first_page * size
             part = self.pools[piece.rid][:, first : first + piece.pages * size]
-            self.source.put(piece, part.clone(memory_format=torch.contiguous_format))
+            if piece.first_page % 2:
+                self.source.put(piece, part.clone(memory_format=torch.contiguous_format))
+            else:
+                self.source.put(piece, self.source.memory(piece).copy_(part))
         self.given += self.source.poll()
 
     def errors(self) -> dict[str, str | None]:
@@ -128,11 +131,11 @@ def until(condition: Callable[[], bool], *ends: Prefill | Decode, seconds: float
 
 
 class Bootstrap:
-    """GET /route?bootstrap_room=R for rooms in `routes`."""
+    """GET /route?bootstrap_room=R for rooms in `routes`; those in `lost` had a request once."""
 
     def __init__(self) -> None:
         routes = self.routes = dict[int, tuple[str, int]]()
-        asked = self.asked = list[int]()
+        asked, lost = self.asked, self.lost = list[int](), set[int]()
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -142,7 +145,7 @@ class Bootstrap:
                 asked.append(room)
                 host, port = routes.get(room, ("", 0))
                 body = json.dumps({"host": host, "port": port, "dp_rank": 0} if port else {}).encode()
-                self.send_response(200 if port else 404)
+                self.send_response(200 if port else 410 if room in lost else 404)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nextn.request import SpecStats
+from nextn.stats import SpecStats
 
 steps = st.lists(
     st.integers(0, 6).flatmap(lambda proposed: st.tuples(st.just(proposed), st.integers(0, proposed))),

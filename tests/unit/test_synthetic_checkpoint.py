@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 
 from nextn import LLM, SamplingParams
-from nextn.request import SpecStats
+from nextn.stats import SpecStats
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ACCEPTANCE = 0.8

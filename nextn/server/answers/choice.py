@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from nextn.disaggregation.remote import Remote
-from nextn.request import SamplingParams, SpecStats, TokenLogprob
+from nextn.request import SamplingParams, TokenLogprob
 from nextn.server.answers.logprobs import Entry, LogprobStream, PromptEntries
 from nextn.server.process.messages import NewRequest
 from nextn.server.protocol.errors import ApiError
 from nextn.server.protocol.responses import DraftStep
+from nextn.stats import SpecStats
 from nextn.tokenizer.stop_regex import StopRegexes
 from nextn.tokenizer.stream import TextStream
 

@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 
 from msgspec import UNSET, Raw, UnsetType
 
-from nextn.request import SpecStats
 from nextn.server.answers.chat import ChatWording, chat_choice, matched_stop, reasoning_tokens
 from nextn.server.answers.choice import Choice, Delta
 from nextn.server.answers.generation import Generation
@@ -29,6 +28,7 @@ from nextn.server.protocol.responses import (
     spec_tokens_details,
     usage,
 )
+from nextn.stats import SpecStats
 from nextn.tokenizer.tokenizer import Tokenizer
 
 Whole = CompletionChoice | ChatChoice

@@ -8,9 +8,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.utils import floatToGoString
 
 from nextn.expert_load import imbalance
-from nextn.request import SpecStats
 from nextn.server.process.engine_client import EngineClient
-from nextn.stats import TransferStats
+from nextn.stats import SpecStats, TransferStats
 
 ACCEPTED_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16)
 

@@ -8,8 +8,7 @@ import logging
 import math
 
 from nextn.drafting_state import DraftingState, drafting_words
-from nextn.request import SpecStats
-from nextn.stats import EngineStats, TransferStats
+from nextn.stats import EngineStats, SpecStats, TransferStats
 
 log = logging.getLogger("nextn.decode")
 

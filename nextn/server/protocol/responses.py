@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from nextn.request import SpecStats
+from nextn.stats import SpecStats
 
 encode = msgspec.json.Encoder().encode
 

@@ -7,10 +7,9 @@ from support.played_replicas import played_replicas
 
 from nextn.bench.acceptance import parse_spec, parse_vllm
 from nextn.bench.errors import BenchError
-from nextn.request import SpecStats
 from nextn.server.monitoring.metrics import Metrics
 from nextn.server.process.engine_client import EngineClient
-from nextn.stats import EngineStats
+from nextn.stats import EngineStats, SpecStats
 
 SPEC = SpecStats(verify_steps=40, proposed=[40, 38], accepted=[30, 12], committed=81)
 

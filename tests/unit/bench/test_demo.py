@@ -17,7 +17,7 @@ from nextn.bench.client import Load, Reply
 from nextn.bench.errors import BenchError
 from nextn.cli import main
 from nextn.drafting_state import DraftingState
-from nextn.request import SpecStats
+from nextn.stats import SpecStats
 
 Text = Callable[[str, Body], str]
 

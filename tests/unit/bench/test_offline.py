@@ -14,7 +14,7 @@ from nextn.bench.progress import Progress
 from nextn.cli import main
 from nextn.config import EngineConfig
 from nextn.engine.engine import Engine
-from nextn.request import SpecStats
+from nextn.stats import SpecStats
 
 BLOCK = """\
 ====== Offline Throughput Benchmark Result =======

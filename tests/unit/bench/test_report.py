@@ -14,7 +14,7 @@ from nextn.bench.plots import DARK, latency_against_throughput
 from nextn.bench.report import kind, page, write_report
 from nextn.bench.results import Point, Results, Side
 from nextn.drafting_state import DraftingState, drafting_words
-from nextn.request import SpecStats
+from nextn.stats import SpecStats
 
 VOID = {"meta", "source", "img", "br"}
 

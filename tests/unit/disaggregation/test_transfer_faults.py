@@ -18,7 +18,7 @@ import pytest
 from support.transfers import Bootstrap, Decode, Network, Prefill, ends, identity, prompt_of, until
 
 from nextn.disaggregation.framing import frame_start
-from nextn.disaggregation.messages import Hello, Pages, Ping, Taken, Want
+from nextn.disaggregation.messages import Hello, Pages, Ping, Read, Taken, Want
 from nextn.disaggregation.remote import Remote
 
 BIG = identity(layers=20, width=256)  # of which a prompt of 3,000 tokens has 30 MB
@@ -26,15 +26,15 @@ SHORT = 0.5  # seconds, where a time-out is what is tested
 Both = tuple[Prefill, Decode, Bootstrap]
 
 
-@pytest.fixture
-def patient() -> Iterator[Both]:
-    with ends(BIG, BIG) as both:
+@pytest.fixture(params=["tcp", "shm"])
+def patient(request: pytest.FixtureRequest) -> Iterator[Both]:
+    with ends(BIG, BIG, request.param) as both:
         yield both
 
 
-@pytest.fixture
-def hasty() -> Iterator[Both]:
-    with ends(BIG, BIG, timeout=SHORT) as both:
+@pytest.fixture(params=["tcp", "shm"])
+def hasty(request: pytest.FixtureRequest) -> Iterator[Both]:
+    with ends(BIG, BIG, request.param, SHORT) as both:
         yield both
 
 
@@ -93,9 +93,12 @@ def again(prefill: Prefill, decode: Decode, port: Bootstrap) -> None:
     [(way, at) for way in ("down", "up") for at in (0, 10, 30, 150, 250)]
     + [("down", at) for at in (400_000, 2_000_000)],
 )
-def test_a_changed_byte(patient: Both, network: Any, way: str, at: int) -> None:
-    prefill, decode, port = patient
-    net = network(prefill)
+def test_a_changed_byte(network: Any, way: str, at: int) -> None:
+    with ends(BIG, BIG) as (prefill, decode, port):
+        change_a_byte(prefill, decode, port, network(prefill), way, at)
+
+
+def change_a_byte(prefill: Prefill, decode: Decode, port: Bootstrap, net: Network, way: str, at: int) -> None:
     net.corrupt_at[way] = at
     port.routes[1] = "127.0.0.1", net.port
     prefill.whole("p", 1, 3000)
@@ -239,7 +242,7 @@ def test_a_withdrawn_request(patient: Both) -> None:
     until(lambda: "d" in decode.ended, prefill, decode)
     assert "ended the request" in str(decode.ended["d"].error)
     assert not prefill.given
-    assert set(prefill.source._in_flight.values()) == {0}
+    until(lambda: set(prefill.source._in_flight.values()) == {0}, prefill, decode)
     again(prefill, decode, port)
 
 
@@ -265,9 +268,10 @@ def test_a_thread_that_fails(patient: Both, monkeypatch: pytest.MonkeyPatch, whi
 
 def rubbish(seed: int) -> bytes:
     rng = random.Random(seed)
-    hello = frame_start(Hello(BIG, "tcp", 5.0))
+    hello = frame_start(Hello(BIG, rng.choice(["tcp", "shm"]), 5.0, "nobody", b"key"))
     good = [hello, frame_start(Want(1, 1, 0, 30, b"")), frame_start(Ping()), frame_start(Taken(1)),
-            frame_start(Pages(1, 0, 1, 4, 0), 1 << 31), frame_start(Pages(1, 0, 1, 4, 0), 81920)]  # fmt: skip
+            frame_start(Pages(1, 0, 1, 4, 0), 1 << 31), frame_start(Pages(1, 0, 1, 4, 0), 81920),
+            frame_start(Pages(1, 0, 1, 4, 0, 1)), frame_start(Read(1))]  # fmt: skip
     kinds = [
         lambda: rng.randbytes(rng.randrange(1, 5000)),
         lambda: b"GET / HTTP/1.1\r\n\r\n",
@@ -322,7 +326,7 @@ def test_many_strangers(hasty: Both) -> None:
 SINK = """
 import sys
 from support.transfers import BIG_ARGS, Decode, Remote, identity, prompt_of, until
-decode = Decode(identity(**BIG_ARGS), timeout=float(sys.argv[2]))
+decode = Decode(identity(**BIG_ARGS), sys.argv[3], float(sys.argv[2]))
 decode.want("d", Remote(1, "127.0.0.1", int(sys.argv[1])), 0, prompt_of(1, 3000))
 until(lambda: decode.slots["d"] > 0, decode)
 print("begun", flush=True)
@@ -338,7 +342,7 @@ def test_a_sink_that_is_killed_or_stopped(hasty: Both, sign: signal.Signals) -> 
     prefill.source.committed("p", 1500)
     tests = Path(__file__).parents[2]
     there = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), str(tests.parent)])}
-    command = [sys.executable, "-c", SINK, str(port.port), str(SHORT)]
+    command = [sys.executable, "-c", SINK, str(port.port), str(SHORT), prefill.source.backend]
     with subprocess.Popen(command, env=there, stdout=subprocess.PIPE, text=True) as sink:
         assert sink.stdout is not None
         until(lambda: bool(prefill.source.stats.pages), prefill)

@@ -10,7 +10,7 @@ import pytest
 from nextn.cli import eval as command
 from nextn.cli import main
 from nextn.eval import run, tasks
-from nextn.request import SpecStats
+from nextn.stats import SpecStats
 
 
 def test_the_command_knows_the_shipped_tasks() -> None:

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from nextn.request import SpecStats
 from nextn.server.monitoring.metrics import Metrics
 from nextn.server.process.engine_client import EngineClient
-from nextn.stats import EngineStats
+from nextn.stats import EngineStats, SpecStats
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "examples" / "monitoring"

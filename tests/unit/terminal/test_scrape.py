@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nextn.request import SpecStats
 from nextn.server.monitoring.metrics import Metrics
 from nextn.server.process.engine_client import EngineClient
-from nextn.stats import EngineStats
+from nextn.stats import EngineStats, SpecStats
 from nextn.terminal.scrape import Distribution, Scrape
 
 BOUNDS = [0.1, 0.5, 1.0, 5.0, math.inf]

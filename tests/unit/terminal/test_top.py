@@ -10,11 +10,10 @@ from rich.console import Console, Group
 from rich.text import Text
 
 from nextn.drafting_state import DraftingState
-from nextn.request import SpecStats
 from nextn.server.monitoring.metrics import Metrics
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.engine_metrics import EngineMetrics
-from nextn.stats import EngineStats
+from nextn.stats import EngineStats, SpecStats
 from nextn.terminal.scrape import Scrape
 from nextn.terminal.top import Frame, Window
 

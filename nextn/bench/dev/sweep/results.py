@@ -16,7 +16,7 @@ from nextn.bench.dev.sweep.plan import Level
 from nextn.bench.dev.sweep.scenarios import Scenario
 from nextn.bench.machine import Machine
 from nextn.bench.measure import Metrics, calculate_metrics
-from nextn.request import SpecStats
+from nextn.stats import SpecStats
 
 
 @dataclass

@@ -33,7 +33,7 @@ from nextn.bench.local_server import LocalServer, ended_like_ctrl_c
 from nextn.bench.machine import this_machine
 from nextn.bench.progress import Progress
 from nextn.bench.servers import last_lines_on_error
-from nextn.request import SpecStats
+from nextn.stats import SpecStats
 
 
 def run_compare(settings: Settings) -> int:

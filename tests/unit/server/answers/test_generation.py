@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engine_socket import EngineSocket
 
-from nextn.request import Output, SamplingParams, SpecStats, StepDraft
+from nextn.request import Output, SamplingParams, StepDraft
 from nextn.server.answers.choice import Prompt
 from nextn.server.answers.generation import Generation
 from nextn.server.answers.openai import Reply, likelihood
@@ -27,7 +27,7 @@ from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.messages import Abort, Add, Ready, Rejected, StepOutputs
 from nextn.server.protocol.errors import ApiError, engine_dead
 from nextn.server.protocol.openai import ChatRequest, CompletionRequest
-from nextn.stats import EngineStats
+from nextn.stats import EngineStats, SpecStats
 from nextn.tokenizer.tokenizer import Tokenizer
 
 TEXT = "héllo €uro, stop here"

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from nextn.drafting_state import DraftingState
-from nextn.request import SpecStats
 from nextn.server.http.control import AbortRequest, ServerArgs
 from nextn.server.http.tokens import DetokenizeRequest, TokenizeRequest
 from nextn.server.monitoring.metrics import Metrics
@@ -16,7 +15,7 @@ from nextn.server.protocol.fields import Speculative
 from nextn.server.protocol.native import GenerateRequest, NativeSampling
 from nextn.server.protocol.openai import ChatRequest, CompletionRequest, StreamOptions
 from nextn.server.protocol.responses import SpecDetails, SpecTokensDetails
-from nextn.stats import EngineStats, TransferStats
+from nextn.stats import EngineStats, SpecStats, TransferStats
 
 TEXT = (Path(__file__).parents[4] / "docs" / "api.md").read_text()
 

@@ -15,7 +15,7 @@ from support.scripted_socket import app_of
 from support.small_tokenizer import CHAT_TEMPLATE, write_small_tokenizer
 
 from nextn.drafting_state import DraftingState, drafting_words
-from nextn.request import Output, SpecStats
+from nextn.request import Output
 from nextn.server.http import control, tokens
 from nextn.server.http.info import disaggregation_load
 from nextn.server.http.openapi import REF
@@ -31,7 +31,7 @@ from nextn.server.process.messages import (
     StepOutputs,
 )
 from nextn.server_config import ServerConfig
-from nextn.stats import EngineStats, TransferStats
+from nextn.stats import EngineStats, SpecStats, TransferStats
 from nextn.tokenizer.tokenizer import Tokenizer
 
 CONFIG = ServerConfig(served_model_name="a/model", max_running_requests=4, tool_call_parser="deepseekv31")

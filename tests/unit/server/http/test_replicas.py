@@ -13,12 +13,12 @@ from support.played_replicas import Played, played_replicas
 from support.scripted_socket import app_of
 from support.small_tokenizer import write_small_tokenizer
 
-from nextn.request import Output, SpecStats
+from nextn.request import Output
 from nextn.server.http import control
 from nextn.server.monitoring.metrics import Metrics
 from nextn.server.process.messages import Abort, Add, Done, StepOutputs
 from nextn.server_config import ServerConfig
-from nextn.stats import EngineStats
+from nextn.stats import EngineStats, SpecStats
 from nextn.tokenizer.tokenizer import Tokenizer
 
 CONFIG = ServerConfig(dp_size=2, max_running_requests=2, max_queued_requests=3)

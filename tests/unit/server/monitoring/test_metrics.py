@@ -6,11 +6,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.engine_stats import stats
 
 from nextn.drafting_state import DraftingState
-from nextn.request import SpecStats
 from nextn.server.monitoring.metrics import Metrics
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.engine_metrics import EngineMetrics
-from nextn.stats import EngineStats
+from nextn.stats import EngineStats, SpecStats
 
 
 def metrics_of(metrics: EngineMetrics) -> Metrics:

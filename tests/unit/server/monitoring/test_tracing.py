@@ -10,12 +10,13 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from nextn.request import SamplingParams, SpecStats
+from nextn.request import SamplingParams
 from nextn.server.answers.choice import Choice
 from nextn.server.monitoring.tracing import Tracing
 from nextn.server.process.messages import NewRequest
 from nextn.server.protocol.context import trace_headers
 from nextn.server.protocol.errors import engine_dead
+from nextn.stats import SpecStats
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = f"00-{TRACE}-b7ad6b7169203331-01"

@@ -16,7 +16,7 @@ from nextn.engine.expert_recorder import ExpertRecorder
 from nextn.expert_load import CountTable, ExpertRecord
 from nextn.grammar.fair_queue import Source
 from nextn.grammar.limits import Busy
-from nextn.request import Output, Request, SamplingParams, SpecStats
+from nextn.request import Output, Request, SamplingParams
 from nextn.server.process import engine_process
 from nextn.server.process.messages import (
     Abort,
@@ -32,7 +32,7 @@ from nextn.server.process.messages import (
     decode_from_engine,
     encode,
 )
-from nextn.stats import EngineStats
+from nextn.stats import EngineStats, SpecStats
 
 
 class OneStepEngine:

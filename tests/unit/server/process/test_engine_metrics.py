@@ -9,7 +9,6 @@ import pytest
 from support.engine_stats import stats
 
 from nextn.drafting_state import DraftingState, drafting_words
-from nextn.request import SpecStats
 from nextn.server.process.engine_metrics import (
     CHANGED,
     STAYED,
@@ -18,7 +17,7 @@ from nextn.server.process.engine_metrics import (
     EngineMetrics,
 )
 from nextn.server.process.messages import StepOutputs, decode_from_engine, encode
-from nextn.stats import EngineStats, TransferStats
+from nextn.stats import EngineStats, SpecStats, TransferStats
 
 ON = DraftingState(True, 4, 1.309, "it pays")
 OFF = DraftingState(False, 16, 0.94, "", 3.2)

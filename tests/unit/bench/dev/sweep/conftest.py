@@ -13,7 +13,7 @@ from nextn.bench.dev.sweep.results import Cell, Results, Row, SideInfo
 from nextn.bench.dev.sweep.scenarios import make_scenario
 from nextn.bench.machine import Machine
 from nextn.bench.measure import Metrics, Spread
-from nextn.request import SpecStats
+from nextn.stats import SpecStats
 
 MakeResults = Callable[..., Results]
 

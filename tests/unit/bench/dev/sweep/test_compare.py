@@ -18,7 +18,7 @@ from nextn.bench.errors import BenchError, RequestError
 from nextn.bench.target import Target
 from nextn.cli import main
 from nextn.config import EMBEDDED, model_folder
-from nextn.request import SpecStats
+from nextn.stats import SpecStats
 from nextn.tokenizer import Tokenizer
 
 Answer = Callable[[str, Body], str]  # of a side to a request; raises RequestError

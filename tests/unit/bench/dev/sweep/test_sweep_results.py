@@ -16,7 +16,7 @@ from nextn.bench.dev.sweep.results import Cell
 from nextn.bench.dev.sweep.table import markdown, verdict
 from nextn.bench.errors import RequestError
 from nextn.bench.plots import LIGHT
-from nextn.request import SpecStats
+from nextn.stats import SpecStats
 
 
 def rows_of(text: str) -> list[list[str]]:
