@@ -3,6 +3,7 @@
 nextn demo                # about half a minute on two cores; ten times as long without the native kernels
 nextn demo --quick        # about half of that
 nextn demo --cpu-isa avx2 --threads 1    # as on a lesser machine
+nextn demo --disaggregated    # one server against a prefill and a decode server behind a gateway
 """
 
 from __future__ import annotations
@@ -37,6 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--quick", action="store_true", help="half the prompts, and one round in place of two"
     )
     parser.add_argument(
+        "--disaggregated", action="store_true",
+        help="measure one server against a prefill and a decode server behind a gateway, with half of the "
+        "threads each, and draw where the time of a request went; needs pip install 'nextn[gateway]'",
+    )  # fmt: skip
+    parser.add_argument(
         "--max-tokens", type=positive, metavar="N", default=128, help="length of every text (default: 128)"
     )
     parser.add_argument(
@@ -55,9 +61,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from nextn.bench.console import styled
     from nextn.bench.demo import Settings, run_demo
+    from nextn.bench.demo_apart import run_demo_apart
     from nextn.bench.errors import BenchError
 
-    threads = [] if args.threads is None else ["--threads", str(args.threads)]
+    threads = [] if args.threads is None or args.disaggregated else ["--threads", str(args.threads)]
     settings = Settings(
         model_path=args.model_path,
         num_steps=args.speculative_num_steps,
@@ -69,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         server_options=["--cpu-isa", args.cpu_isa, *threads],
     )
     try:
-        return run_demo(settings)
+        return run_demo_apart(settings, args.threads) if args.disaggregated else run_demo(settings)
     except (BenchError, ValueError, OSError) as e:
         raise CommandError(str(e)) from e
 

@@ -98,8 +98,8 @@ class Executor(States, Protocol):
         """Begins a step. Steps run in the order in which they are launched."""
 
     def read_pages(self, pages: Sequence[int], into: Tensor) -> None:
-        """Copies these pages, as they are after every step that was launched, to the host: into [cache_layers,
-        len(pages) * page_size, cache_width]."""
+        """Copies these pages, as they are after every step that was launched, to the host: into
+        [cache_layers, len(pages) * page_size, cache_width]."""
 
     def write_pages(self, pages: Sequence[int], data: Tensor) -> None:
         """Fills pages that no step uses with what `read_pages` copied somewhere."""

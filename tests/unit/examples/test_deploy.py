@@ -102,6 +102,26 @@ def test_leader_worker_set() -> None:
     assert policy["spec"]["ingress"][0]["from"] == [{"podSelector": {"matchLabels": labels}}]
 
 
+def test_prefill_and_decode() -> None:
+    """The router finds each kind of pod by its labels, and the bootstrap port by its annotation."""
+    prefill, decode, router, service, *_ = yaml.safe_load_all((FOLDER / "disaggregation.yml").read_text())
+    configs = {}
+    for mode, workload in (("prefill", prefill), ("decode", decode)):
+        (container,) = workload["spec"]["template"]["spec"]["containers"]
+        configs[mode] = config = config_of([*container_options(), *container["args"]])
+        assert config.disaggregation_mode == mode
+        assert container["readinessProbe"]["httpGet"]["path"] in OPEN
+        labels = workload["spec"]["template"]["metadata"]["labels"]
+        assert labels == workload["spec"]["selector"]["matchLabels"] == {"app": "nextn", "role": mode}
+    annotations = prefill["spec"]["template"]["metadata"]["annotations"]
+    assert annotations == {"sglang.ai/bootstrap-port": str(configs["prefill"].disaggregation_bootstrap_port)}
+    (container,) = router["spec"]["template"]["spec"]["containers"]
+    for mode, config in configs.items():
+        assert f"--{mode}-selector app=nextn role={mode}" in container["args"][0]
+        assert f"--service-discovery-port {config.port} " in container["args"][0]
+    assert service["spec"]["selector"] == router["spec"]["template"]["metadata"]["labels"]
+
+
 def test_ray_cluster() -> None:
     """Its fields are those of Ray's schema for clusters of machines that are there already."""
     text = (FOLDER / "ray-cluster.yml").read_text()
