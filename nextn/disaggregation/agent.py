@@ -87,11 +87,11 @@ class PrefillAgent:
         while (piece := self._source.wanted()) is not None:
             request = self._computing.get(piece.rid) or transfers.held[piece.rid]
             data = self._source.memory(piece)
-            self._engine.read(request, piece.first_page, piece.pages, data)
+            transfers.read(request, piece.first_page, piece.pages, data)
             self._source.put(piece, data)
         for given in self._source.poll():
             if given.rid in transfers.held:
-                self._engine.release(given.rid)
+                transfers.release(given.rid)
             if given.error is not None:
                 log.warning("request %s: its pages were not fetched: %s", given.rid, given.error)
         return []
@@ -147,7 +147,7 @@ class DecodeAgent:
                 ended += self._ended(Ended(request.rid, request.committed, 0, error))
         for event in self._sink.poll():
             if isinstance(event, Arrived):
-                self._engine.write(fetching[event.rid], event.first_page, event.data)
+                self._engine.transfers.write(fetching[event.rid], event.first_page, event.data)
             elif event.rid in fetching:
                 ended += self._ended(event)
             else:
@@ -157,9 +157,9 @@ class DecodeAgent:
     def _ended(self, event: Ended) -> list[Output]:
         """All has come that will."""
         remote, request = self._remotes.pop(event.rid), self._engine.transfers.fetching[event.rid]
-        self._engine.transfers.arrived(event.rid, max(event.slots, request.committed))
+        slots = max(event.slots, request.committed)
         failure = None if event.error is None else self._failed(event.rid, remote, event.error)
-        return self._engine.fetched(event.rid, event.cached_tokens, failure)
+        return self._engine.transfers.fetched(event.rid, slots, event.cached_tokens, failure)
 
     def _failed(self, rid: str, remote: Remote, error: str) -> Failure | None:
         what = f"the prefill server at {remote.host}:{remote.port} failed: {error}"

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from array import array
 from collections.abc import Callable
-
-from torch import Tensor
 
 from nextn.config import EngineConfig
 from nextn.engine.build import build, make_executor
+from nextn.engine.check_prompt import check_prompt
 from nextn.engine.executor import Executor, ExecutorInfo, Wakes
 from nextn.engine.expert_recorder import ExpertRecorder, ShardWindow
-from nextn.request import Failure, Output, Request, SpeculativeParams
-from nextn.scheduler.transfers import Transfers
+from nextn.engine.page_transfers import PageTransfers
+from nextn.request import Output, Request, SpeculativeParams
 from nextn.stats import EngineStats
 
 
@@ -48,8 +46,8 @@ class Engine:
         self._shards = None if world is None else ShardWindow(counts, world)
         self._arrivals = 0
         self._ended: float | None = None  # when the last step was run, if work was left after it
-        # Was there nothing to do in the last step but to wait for pages, and has nothing changed since?
-        self.stalled = False
+        self.transfers = PageTransfers(built.executor, built.scheduler)
+        self._stalled = False  # in the last step there was nothing to do but to wait for pages
 
     def add(self, request: Request) -> None:
         """Queues a request. Its `tokens` are the prompt; the engine appends to them.
@@ -70,15 +68,8 @@ class Engine:
         request.spec.simulated = self._simulated and self._scheduler.num_steps_of(request) > 0
         if request.params.constraint is not None and request.grammar is None:
             raise ValueError("the request has a constraint and no grammar compiled from it")
+        check_prompt(request, self.context_length, self.vocab_size)
         n = len(request.tokens)
-        if n == 0:
-            raise ValueError("the prompt is empty; it needs at least one token")
-        if n + min(1, request.params.max_tokens) > self.context_length:
-            raise ValueError(
-                f"the prompt has {n} tokens, the context length is {self.context_length}; "
-                f"it must leave room for at least one more, unless max_tokens is 0"
-            )
-        _check_ids(request.tokens, self.vocab_size)
         if request.rid in self._scheduler.by_rid or request.rid in self.transfers.held:
             raise ValueError(f"request id {request.rid!r} is in use")
         request.num_prompt = n
@@ -86,7 +77,7 @@ class Engine:
         request.order, request.arrived = self._arrivals, time.perf_counter()
         self._arrivals += 1
         self._scheduler.add(request)
-        self.stalled = False
+        self._stalled = False
 
     def set_speculative_defaults(self, defaults: SpeculativeParams) -> None:
         """What None means in the requests that come later; where it is None here too, it means what the
@@ -107,8 +98,9 @@ class Engine:
     def step(self) -> list[Output]:
         """One step for whoever is next. [] when there is nothing to do or nothing to tell."""
         plan = self._scheduler.plan()
-        self.stalled = not plan.spans and not self._executor.awake
-        if self.stalled:
+        self._stalled = not plan.spans and not self._executor.awake
+        self.transfers.changed = False
+        if self._stalled:
             self._ended = None
             return []
         result = self._executor.launch(plan).result()
@@ -125,7 +117,7 @@ class Engine:
 
     def abort(self, rid: str) -> bool:
         """Ends a request without a word and frees its pages at once. False if there is none."""
-        self.stalled = False
+        self._stalled = False
         return self._scheduler.abort(rid)
 
     def check(self) -> None:
@@ -140,29 +132,9 @@ class Engine:
         return self._executor.awake or self._scheduler.must_step()
 
     @property
-    def transfers(self) -> Transfers:
-        """Requests whose pages come from other engines, or go to them: those with `Request.fetch` or `hold`.
-        Whoever moves the pages calls `read`, `write`, `fetched` and `release` between steps."""
-        return self._scheduler.transfers
-
-    def read(self, request: Request, first: int, count: int, into: Tensor) -> None:
-        """Copies pages first .. first + count - 1 of a request into [layers, count * page_size, width]."""
-        self._executor.read_pages(request.pages[first : first + count], into)
-
-    def write(self, request: Request, first: int, data: Tensor) -> None:
-        """Fills pages of a request that fetches, from number `first` on, with what `read` copied."""
-        count = data.shape[1] // self.config.page_size
-        self._executor.write_pages(request.pages[first : first + count], data)
-
-    def fetched(self, rid: str, cached: int = 0, error: Failure | None = None) -> list[Output]:
-        """See `Scheduler.fetched`."""
-        self.stalled = False
-        return self._scheduler.fetched(rid, cached, error)
-
-    def release(self, rid: str) -> None:
-        """Nobody needs the pages of a request that was held any more."""
-        self.stalled = False
-        self.transfers.release(rid)
+    def stalled(self) -> bool:
+        """Would a step find nothing to do, until pages come or are given back, or requests come or go?"""
+        return self._stalled and not self.transfers.changed
 
     @property
     def info(self) -> ExecutorInfo:
@@ -195,12 +167,3 @@ class Engine:
     def check_integrity(self) -> None:
         """AssertionError if any bookkeeping structure is not what it is from scratch."""
         self._scheduler.check_integrity()
-
-
-def _check_ids(tokens: list[int], vocab_size: int) -> None:
-    try:
-        ids = array("q", tokens)
-    except (TypeError, OverflowError) as e:
-        raise ValueError(f"the prompt must be token ids in 0..{vocab_size - 1}: {e}") from e
-    if min(ids) < 0 or max(ids) >= vocab_size:
-        raise ValueError(f"the prompt has token ids outside 0..{vocab_size - 1}")

@@ -19,6 +19,7 @@ from nextn.draft import MAX_DRAFTS, NO_DRAFT, Draft, Shape
 from nextn.kvcache.manager import KVManager
 from nextn.request import Failure, Output, Request, failed_in
 from nextn.scheduler import groups
+from nextn.scheduler.integrity import check_requests
 from nextn.scheduler.output import Taken, output, take
 from nextn.scheduler.plan import Plan, SpanPlan, SpanResult, States, StepResult
 from nextn.scheduler.prompt_budget import PromptBudget
@@ -419,20 +420,8 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Recomputes every bookkeeping structure from scratch; AssertionError if one is wrong."""
         self.kv.check_integrity([*self.running, *self.transfers])
-        assert sorted(self.running, key=rank) == self.running
-        assert sorted(self.waiting, key=rank) == self.waiting
-        assert {*self.transfers.fetching, *(r.rid for r in (*self.running, *self.waiting))} == set(
-            self.by_rid
-        )
+        check_requests(self.by_rid, self.running, self.waiting, self.transfers.fetching.values())
         assert len(self.running) <= self.max_running
         assert self._asking == sum(not self._automatic(r) for r in self.running)
-        for r in self.by_rid.values():
-            assert r.group is None or r in r.group.members
-            assert r.group is None or all(self.by_rid.get(m.rid) is m for m in r.group.members)
-        for r in self.waiting:
-            assert not r.pages
-            assert r.committed == r.draft_to == 0
-            assert not len(r.draft)
         for r in self.running:
-            assert 0 <= r.cached <= r.committed < len(r.tokens) <= r.limit
             assert len(r.draft) <= (MAX_DRAFTS if r.draft.forced else self.shape.size(self.num_steps_of(r)))

@@ -54,7 +54,7 @@ class TwoEngines:
             outputs += self._go_on(rid) if rid in self._sent else []
         for rid in list(self.prefill.transfers.held):
             if rid not in self.decode._scheduler.by_rid or self.rng.random() < 0.5:
-                self.prefill.release(rid)
+                self.prefill.transfers.release(rid)
         return outputs
 
     def _go_on(self, rid: str) -> list[Output]:
@@ -70,19 +70,19 @@ class TwoEngines:
         gone = not half.pages and half.rid not in self.prefill._scheduler.by_rid
         if not gone and sent < min(pages, self._ends[rid]):
             data = torch.empty(info.cache_layers, size, info.cache_width, dtype=getattr(torch, info.dtype))
-            self.prefill.read(half, sent, 1, data)
-            self.decode.write(request, sent, data)
+            self.prefill.transfers.read(half, sent, 1, data)
+            self.decode.transfers.write(request, sent, data)
             self._sent[rid] += 1
             self.pages += 1
             return []
         if gone or sent >= self._ends[rid]:
             del self._sent[rid]
             self.broken += 1
-            self.decode.transfers.arrived(rid, min(sent * size, whole))
             error = None if self.fallback else Failure("prefill_failed", "it broke off")
-            return self.decode.fetched(rid, 0, error)
+            slots = max(min(sent * size, whole), request.committed)
+            return self.decode.transfers.fetched(rid, slots, 0, error)
         if sent * size >= whole or (sent >= pages and there == whole):
             del self._sent[rid]
-            self.decode.transfers.arrived(rid, max(whole, request.committed))
-            return self.decode.fetched(rid, half.first_cached)
+            slots = max(whole, request.committed)
+            return self.decode.transfers.fetched(rid, slots, half.first_cached)
         return []

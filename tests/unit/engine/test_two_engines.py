@@ -66,8 +66,8 @@ def test_texts_of_one_engine(seed: int, breaks: float, cache: str, aborts: bool)
             assert found[rid] == wanted[rid]
     for engine in (both.prefill, both.decode):
         for rid in list(engine.transfers.held):
-            engine.release(rid)
-        assert not engine.transfers
+            engine.transfers.release(rid)
+        assert not engine.transfers.fetching
         assert engine.stats().used_tokens == 0
         engine.check_integrity()
 
