@@ -34,6 +34,8 @@ from nextn.disaggregation.identity import Identity
 from nextn.disaggregation.remote import Remote
 from nextn.disaggregation.sink import Arrived, PageSink
 from nextn.disaggregation.source import PageSource
+from nextn.kvcache.layout import LatentLayout
+from nextn.kvcache.pool import KVPool
 
 IDENTITY = Identity(
     version="1", model="0.9b", weights="bfloat16", kernels="cpu", page_size=16, layers=17, nextn_layers=1,
@@ -48,21 +50,31 @@ TIMEOUT = 30.0
 
 
 class Pool:
-    """page p of the prompt is page `table[p]` of the pool."""
+    """An engine's KV pool. Page p of the prompt is page `table[p]` of the pool."""
 
     def __init__(self, pages: int) -> None:
-        width = IDENTITY.page_size * IDENTITY.width
-        self.data = torch.zeros(IDENTITY.layers, pages, width, dtype=torch.bfloat16)
-        self.table = torch.randperm(pages, generator=torch.Generator().manual_seed(1))
+        layout = LatentLayout(IDENTITY.width, 0)
+        shape = IDENTITY.layers, pages + 1, IDENTITY.page_size
+        self.pool = KVPool(*shape, layout, torch.bfloat16, torch.device("cpu"))
+        self.pages = pages
+        order = torch.randperm(pages, generator=torch.Generator().manual_seed(1))
+        self.table = [1 + page for page in order.tolist()]
+
+    @property
+    def data(self) -> Tensor:
+        """Without the pool's first page, which is nobody's."""
+        return self.pool.data[:, IDENTITY.page_size :]
 
     def copy_out(self, first: int, pages: int, out: Tensor) -> Tensor:
-        out = out.view(IDENTITY.layers, pages, -1)
-        torch.index_select(self.data, 1, self.table[first : first + pages], out=out)
-        return out.view(IDENTITY.layers, -1, IDENTITY.width)
+        self.pool.read(self.table[first : first + pages], out)
+        return out
 
     def copy_in(self, first: int, pages: int, data: Tensor) -> None:
-        where = self.table[first : first + pages]
-        self.data.index_copy_(1, where, data.view(IDENTITY.layers, pages, -1))
+        self.pool.write(self.table[first : first + pages], data)
+
+
+def piece() -> Tensor:
+    return torch.empty(IDENTITY.layers, PIECE * IDENTITY.page_size, IDENTITY.width, dtype=torch.bfloat16)
 
 
 class Prefill:
@@ -79,8 +91,7 @@ class Prefill:
 
     def send(self, end: socket.socket) -> None:
         """Page after page, and nothing else."""
-        pages = self.pool.data.shape[1] // PIECE * PIECE
-        data = torch.empty(IDENTITY.layers, PIECE, self.pool.data.shape[2], dtype=torch.bfloat16)
+        pages, data = self.pool.pages // PIECE * PIECE, piece()
         sent = data.view(-1).view(torch.uint8).numpy().data
         for first in range(0, pages, PIECE):
             self.pool.copy_out(first, PIECE, data)
@@ -107,8 +118,7 @@ class Decode:
         self.sinks = {way: PageSink(IDENTITY, way, TIMEOUT) for way in BACKENDS}
 
     def receive(self, end: socket.socket) -> None:
-        pages = self.pool.data.shape[1] // PIECE * PIECE
-        data = torch.empty(IDENTITY.layers, PIECE, self.pool.data.shape[2], dtype=torch.bfloat16)
+        pages, data = self.pool.pages // PIECE * PIECE, piece()
         buffer = data.view(-1).view(torch.uint8).numpy().data
         for first in range(0, pages, PIECE):
             filled = 0
