@@ -44,7 +44,7 @@ from nextn.disaggregation.offer import Offer
 
 CONNECTIONS = 256
 IN_FLIGHT = 32 << 20  # bytes that were copied out and are not sent yet; a connection's first piece always may
-CONNECTION_IN_FLIGHT = 16 << 20  # so that one that does not read leaves room for the others
+CONNECTION_IN_FLIGHT = 8 << 20  # so that one that does not read leaves room for the others
 
 
 class Piece(NamedTuple):
