@@ -92,8 +92,11 @@ class PrefillAgent:
         for given in self._source.poll():
             if given.rid in transfers.held:
                 transfers.release(given.rid)
+            elif (unwanted := self._computing.pop(given.rid, None)) is not None:
+                unwanted.hold = False
             if given.error is not None:
                 log.warning("request %s: its pages were not fetched: %s", given.rid, given.error)
+        self._source.blocked(transfers.blocked)
         return []
 
     def _true(self, request: Request) -> int:

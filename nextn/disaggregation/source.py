@@ -79,6 +79,7 @@ class PageSource(Endpoint):
         self._given: deque[Given] = deque()
         self._in_flight: dict[Connection, int] = {}
         self._starved = False  # `wanted` returned None as too much was in flight
+        self._blocked: float | None = None  # since when the engine waits for pages
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._server = socket.create_server((host, 0), family=family, backlog=128)
         self._server.setblocking(False)
@@ -178,6 +179,15 @@ class PageSource(Endpoint):
             pages = Pages(offer.transfer, piece.first_page, piece.pages, slots, 0, slot)
             self.call(self._send_piece, offer.connection, pages, flat(data))
             self._end_of_pages(offer)
+
+    def blocked(self, blocked: bool) -> None:
+        """Has the engine nothing to do until pages are given back? Decode servers without room for the prompts
+        that have them may themselves wait for one that has none. So after the timeout prompts are given up."""
+        with self.lock:
+            if not blocked:
+                self._blocked = None
+            elif self._blocked is None:
+                self._blocked = time.monotonic()
 
     def poll(self) -> list[Given]:
         with self.lock:
@@ -417,6 +427,12 @@ class PageSource(Endpoint):
                 waited = offer.connection is None and offer.slots is not None
                 if waited and now - offer.finished > self.timeout:
                     self._give(offer, f"nobody asked for its pages in {self.timeout:g} s")
+            if self._blocked is not None and now - self._blocked > self.timeout:
+                idle = [each for each in self._offers.values() if each.slots is not None and each.begun is None]
+                if idle:
+                    oldest = min(idle, key=lambda each: each.finished)
+                    self._give(oldest, f"other prompts have waited for its pages for {self.timeout:g} s")
+                    self._blocked = now
 
     def failed(self, error: str) -> None:
         self._early.clear()

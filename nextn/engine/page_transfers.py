@@ -26,6 +26,11 @@ class PageTransfers:
     def held(self) -> Mapping[str, Request]:
         return self._requests.held
 
+    @property
+    def blocked(self) -> bool:
+        """Do requests wait for pages while none runs that would give some back?"""
+        return bool(self._scheduler.waiting) and not self._scheduler.running
+
     def begun(self) -> list[Request]:
         """The fetches that began since the last call."""
         return self._requests.begun()
