@@ -98,12 +98,13 @@ class Endpoint(ABC):
     def failed(self, error: str) -> None:
         """Ends all there is. `broken` is set."""
 
+    @abstractmethod
     def looks(self) -> bool:
         """Whether something is under way that no socket tells of, so that `look` has to be called soon."""
-        return False
 
+    @abstractmethod
     def look(self) -> None:
-        """In each turn, and at least in each tick."""
+        """Is called in each turn."""
 
     # For them
 

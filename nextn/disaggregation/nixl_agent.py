@@ -1,8 +1,8 @@
 """What is called of NIXL, the library that writes into another server's memory.
 
-Only host memory is given to it, and only its UCX backend is used, which chooses between RDMA, shared memory and
-TCP by itself. It has no thread here: that one would never sleep. So both ends call `progress` or `done` while
-pages are under way. All but making an agent is of one thread.
+Only host memory is given to it, and only its UCX backend is used, which chooses between RDMA, shared memory
+and TCP by itself. It has no thread here: that one would never sleep. So both ends call `progress` or `done`
+while pages are under way. All but making an agent is of one thread.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from nextn.disaggregation.memory import Slots
 
 BACKENDS = ["UCX"]
 
-# Memory of agents that are gone. It is never given back to the system: a write that comes late could otherwise
-# change what somebody else put there.
+# Memory of agents that are gone. It is never given back to the system: a write that comes late could
+# otherwise change what somebody else put there.
 _spare: list[NDArray[np.uint8]] = []
 
 
@@ -84,7 +84,7 @@ class Agent:
         """Another agent's name, to be removed once for each time it was added."""
         with _broken("reading what the other end says of its memory"):
             name = self._agent.add_remote_agent(metadata)
-        peer: str = name.decode() if isinstance(name, bytes) else str(name)
+            peer: str = name.decode() if isinstance(name, bytes) else str(name)
         self._peers[peer] += 1
         return peer
 

@@ -384,7 +384,7 @@ class PageSource(Endpoint):
                     self._aborted(connection, transfer, error)
                 case Read(slot):
                     self._read_slot(connection, slot)
-                case Memory() if isinstance(self._sinks, Writes):
+                case Memory() if isinstance(self._sinks, Writes) and not connection.closing:
                     self._sinks.enter(connection, message)
                     self.ring()
                 case Ping():
