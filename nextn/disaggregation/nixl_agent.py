@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import secrets
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -22,6 +23,8 @@ from nextn.disaggregation.framing import Broken
 from nextn.disaggregation.memory import Slots
 
 BACKENDS = ["UCX"]
+REST = 60.0  # seconds
+MOST_RESTING = 8  # regions
 
 # Memory of agents that are gone. It is never given back to the system: a write that comes late could
 # otherwise change what somebody else put there.
@@ -54,25 +57,27 @@ class Agent:
             self._agent.get_backend_mem_types(BACKENDS[0])
         except Exception as error:
             raise ValueError(f"NIXL does not work here: {_text(error)}") from error
-        self._free: list[Region] = []
+        self._free: list[tuple[float, Region]] = []  # since when, the one that rests longest first
         self._peers = Counter[str]()
 
     def region(self, slots: int, slot_bytes: int) -> Region:
-        """Registered, and used again after `give_back`."""
-        for i, region in enumerate(self._free):
-            if region.data.shape == (slots, slot_bytes):
-                region.free = list(range(slots))
-                return self._free.pop(i)
+        """Registered, and used again after `give_back`. All of an agent are of one size."""
+        if self._free and (len(self._free) > MOST_RESTING or time.monotonic() - self._free[0][0] > REST):
+            _, region = self._free.pop(0)
+            region.free = list(range(slots))
+            return region
         size = slots * slot_bytes
         fitting = [i for i, data in enumerate(_spare) if data.size == size]
-        data = _spare.pop(fitting[-1]) if fitting else np.zeros(size, np.uint8)
+        data = _spare.pop(fitting[0]) if fitting else np.zeros(size, np.uint8)
         data = data.reshape(slots, slot_bytes)
         with _broken("registering memory"):
             place = [(data.ctypes.data, data.nbytes, 0, "")]
             return Region(data, self._agent.register_memory(place, "DRAM", backends=BACKENDS))
 
     def give_back(self, region: Region) -> None:
-        self._free.append(region)
+        """Writes of the connection that it was for may come still. They do no harm to a new one but that its
+        pages may be found to be changed; so the region rests first."""
+        self._free.append((time.monotonic(), region))
 
     def metadata(self, region: Region) -> bytes:
         """What another agent needs to write there."""
@@ -128,9 +133,9 @@ class Agent:
     def close(self) -> None:
         """When all was given back."""
         with contextlib.suppress(Exception):
-            for region in self._free:
+            for _, region in self._free:
                 self._agent.deregister_memory(region.descriptors, BACKENDS)
-        _spare.extend(region.data.reshape(-1) for region in self._free)
+        _spare.extend(region.data.reshape(-1) for _, region in self._free)
         self._free = []
         del self._agent
 

@@ -106,9 +106,10 @@ class Decode:
         self.sink.want(rid, remote, tokens)
 
     def begin(self, rid: str, have: int) -> None:
-        if rid not in self.ended:
-            self.slots[rid] = have
-        self.sink.begin(rid, have)
+        with self.sink.lock:
+            if rid in self.sink._fetches:  # else it has ended, and `poll` may not have said so yet
+                self.slots[rid] = have
+            self.sink.begin(rid, have)
 
     def forget(self, rid: str) -> None:
         self.ended.pop(rid, None)

@@ -93,19 +93,24 @@ def test_a_byte_that_is_changed_by_a_write(both: Both, monkeypatch: pytest.Monke
 
 
 @needs_nixl
-def test_memory_that_was_written_late_has_no_other_owner() -> None:
-    """A region stays what it is when its agent is gone, and is used for nothing but regions."""
+def test_memory_that_may_be_written_late_has_no_other_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A region rests before it is used again, and is used for nothing but regions when its agent is gone."""
     agent = Agent()
-    region = agent.region(2, 1 << 16)
-    address = region.address
-    agent.give_back(region)
-    assert agent.region(2, 1 << 16) is region
-    agent.give_back(region)
+    regions = [agent.region(2, 12_288) for _ in range(10)]
+    addresses = [region.address for region in regions]
+    for region in regions:
+        agent.give_back(region)
+    assert agent.region(2, 12_288) is regions[0]  # too many rest
+    assert agent.region(2, 12_288) is regions[1]
+    fresh = agent.region(2, 12_288)
+    assert fresh.address not in addresses
+    monkeypatch.setattr("nextn.disaggregation.nixl_agent.REST", -1.0)
+    assert agent.region(2, 12_288) is regions[2]
     agent.close()
-    del region, agent
+    del region, regions, agent
     gc.collect()
     other = Agent()
-    assert other.region(2, 1 << 16).address == address
+    assert other.region(2, 12_288).address == addresses[3]
     other.close()
 
 
