@@ -178,7 +178,7 @@ REFUSED = {
         "--asr-* --vae-* --ec-* --cfg-size --use-audio-in-video --limit-image-* --max-encoder-* "
         "--language-only --*-to-encoder --enable-precise-* --enable-encoder-* --disable-chunked-mm-input"
     ),
-    "KV pages travel over TCP or shared memory (--disaggregation-transfer-backend)": (
+    "KV pages travel over TCP, shared memory or NIXL (--disaggregation-transfer-backend)": (
         "--disaggregation-ib-device --kv-cache-transfer-* --kv-push-* --transfer-listen-port --kv-transfer-*"
     ),
     "--disaggregation-bootstrap-port is where decode servers ask a prefill server": "--disagg-pd-port",

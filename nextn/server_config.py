@@ -146,8 +146,9 @@ class ServerConfig(EngineConfig):
     disaggregation_transfer_backend: str = option(
         "tcp",
         "disaggregation",
-        "how KV pages travel. tcp: over sockets; shm: through shared memory, between servers of one machine",
-        choices=("tcp", "shm"),
+        "how KV pages travel. tcp: over sockets; shm: through shared memory, between servers of one machine; "
+        "nixl: by the library NIXL, over RDMA where there is some",
+        choices=("tcp", "shm", "nixl"),
     )
     disaggregation_fallback: str = option(
         "on",

@@ -31,6 +31,7 @@ from nextn.stats import TransferStats
 
 log = logging.getLogger("nextn.transfer")
 
+LOOK = 0.0005  # seconds
 READS = 16  # in a row, before other connections are looked at
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
@@ -97,6 +98,14 @@ class Endpoint(ABC):
     def failed(self, error: str) -> None:
         """Ends all there is. `broken` is set."""
 
+    @abstractmethod
+    def looks(self) -> bool:
+        """Whether something is under way that no socket tells of, so that `look` has to be called soon."""
+
+    @abstractmethod
+    def look(self) -> None:
+        """Is called in each turn."""
+
     # For them
 
     def ring(self) -> None:
@@ -155,7 +164,7 @@ class Endpoint(ABC):
     def _turn(self) -> None:
         """Reads before it looks at the time: after a stop of this process itself, nobody is too late whose
         bytes are here."""
-        for key, mask in self._selector.select(self._tick_seconds):
+        for key, mask in self._selector.select(LOOK if self.looks() else self._tick_seconds):
             if isinstance(key.data, Connection):
                 self._serve(key.data, mask)
             else:
@@ -163,6 +172,7 @@ class Endpoint(ABC):
         while self._calls:
             function, given = self._calls.popleft()
             function(*given)
+        self.look()
         now = time.monotonic()
         if now >= self._next_tick:
             self._next_tick = now + self._tick_seconds
@@ -191,7 +201,7 @@ class Endpoint(ABC):
         except EOFError:
             self.lose(connection, "the connection was closed")
         except (OSError, Broken) as error:
-            self._lost_by(connection, error)
+            self.lost_by(connection, error)
 
     def _read(self, connection: Connection) -> None:
         for _ in range(READS):
@@ -208,7 +218,7 @@ class Endpoint(ABC):
             if not connection.connecting:
                 connection.flush()
         except OSError as error:
-            self._lost_by(connection, error)
+            self.lost_by(connection, error)
             return
         if connection.closing and not connection.waiting:
             self.lose(connection, "closed")
@@ -223,7 +233,7 @@ class Endpoint(ABC):
                 self._selector.modify(connection.end, interest, connection)
             connection.interest = interest
 
-    def _lost_by(self, connection: Connection, error: Exception) -> None:
+    def lost_by(self, connection: Connection, error: Exception) -> None:
         if isinstance(error, Broken):
             log.warning("KV transfer with %s: %s", connection.name, error)
         self.lose(connection, str(error) or type(error).__name__)

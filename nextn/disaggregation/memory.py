@@ -1,4 +1,5 @@
-"""Shared memory through which a source's pages reach a sink on the same machine.
+"""Memory of a sink, in slots, through which a source's pages reach it; here the kind that two processes of a
+machine share.
 
 The sink makes it and copies out of it: whatever a source does, or does too late, it cannot write where a page
 of somebody else is. It has no name, so that nothing is left of it however the two end. The sink hands it in
@@ -8,6 +9,7 @@ at the source's door (door.py).
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import mmap
 import os
 import socket
@@ -20,7 +22,7 @@ from nextn.disaggregation.framing import Broken
 from nextn.disaggregation.messages import Hello
 
 BYTES = 8 << 20  # of a connection's memory, or two slots
-BACKENDS = ("tcp", "shm")
+BACKENDS = ("tcp", "shm", "nixl")
 
 
 def check_backend(backend: str) -> None:
@@ -29,21 +31,31 @@ def check_backend(backend: str) -> None:
         raise ValueError(f"transfer backend {backend}: choose from {', '.join(BACKENDS)}")
     if backend == "shm" and sys.platform != "linux":
         raise ValueError("--disaggregation-transfer-backend shm needs Linux; use tcp")
+    if backend == "nixl" and importlib.util.find_spec("nixl") is None:
+        raise ValueError(
+            "--disaggregation-transfer-backend nixl: NIXL is not installed; pip install 'nextn[nixl]'"
+        )
 
 
-class SharedSlots:
-    """free: of the source, those that the sink has read."""
+class Slots:
+    """data: [slots, bytes]. free: of the source, those that the sink has read."""
 
-    def __init__(self, file: int, slots: int, slot_bytes: int) -> None:
-        self._data = np.frombuffer(mmap.mmap(file, slots * slot_bytes), np.uint8).reshape(slots, slot_bytes)
-        self.free = list(range(slots))
+    def __init__(self, data: NDArray[np.uint8]) -> None:
+        self.data = data
+        self.free = list(range(len(data)))
 
     def __len__(self) -> int:
-        return len(self._data)
+        return len(self.data)
 
     def __getitem__(self, slot: int) -> NDArray[np.uint8]:
-        found: NDArray[np.uint8] = self._data[slot]
+        found: NDArray[np.uint8] = self.data[slot]
         return found
+
+
+class SharedSlots(Slots):
+    def __init__(self, file: int, slots: int, slot_bytes: int) -> None:
+        data = np.frombuffer(mmap.mmap(file, slots * slot_bytes), np.uint8)
+        super().__init__(data.reshape(slots, slot_bytes))
 
 
 def slots_of(slot_bytes: int) -> int:

@@ -11,7 +11,8 @@
 
 Either ends a transfer with Abort, and says Ping when it has nothing else to say. The sink numbers its
 transfers, and never twice on a connection: what is under way for an old transfer cannot be taken for a new
-one's. With shared memory, Pages names a slot of the sink's memory, which Read gives back.
+one's. With shared memory and NIXL, Pages names a slot of the sink's memory, which Read gives back. With NIXL,
+the sink says Memory after the source's Hello.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from nextn.disaggregation.identity import Identity
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 MOST_TEXT = 2000
+MOST_METADATA = 12 << 10
 Text = Annotated[str, msgspec.Meta(max_length=MOST_TEXT)]
 
 
@@ -61,7 +63,7 @@ class Want(Message, tag=2):
 
 class Pages(Message, tag=3):
     """slots: of the prompt that are true with these pages; fewer than the pages hold only at the end.
-    memory_slot: of shared memory; -1: the bytes follow."""
+    memory_slot: of the sink's memory; -1: the bytes follow."""
 
     transfer: Count
     first_page: Count
@@ -103,4 +105,11 @@ class Begin(Message, tag=9):
     have_pages: Count
 
 
-AnyMessage = Hello | Refused | Want | Pages | Done | Taken | Abort | Ping | Read | Begin
+class Memory(Message, tag=10):
+    """Where the source writes to. metadata: what NIXL has to know of it."""
+
+    metadata: Annotated[bytes, msgspec.Meta(max_length=MOST_METADATA)]
+    address: Count
+
+
+AnyMessage = Hello | Refused | Want | Pages | Done | Taken | Abort | Ping | Read | Begin | Memory

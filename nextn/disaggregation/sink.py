@@ -24,13 +24,14 @@ from nextn.disaggregation.endpoint import Endpoint
 from nextn.disaggregation.framing import Broken
 from nextn.disaggregation.identity import Identity
 from nextn.disaggregation.lookup import Address, Lookups
-from nextn.disaggregation.memory import SharedSlots, hand_in
+from nextn.disaggregation.memory import Slots, hand_in, slots_of
 from nextn.disaggregation.messages import (
     Abort,
     AnyMessage,
     Begin,
     Done,
     Hello,
+    Memory,
     Pages,
     Ping,
     Read,
@@ -38,6 +39,7 @@ from nextn.disaggregation.messages import (
     Taken,
     Want,
 )
+from nextn.disaggregation.nixl_agent import Agent, Region
 from nextn.disaggregation.remote import Remote
 
 UNDELIVERED = 16 << 20  # bytes that the engine has not taken, from which on nothing is read
@@ -86,7 +88,8 @@ class PageSink(Endpoint):
         self._last_transfer = 0
         self._engines: dict[Any, Connection] = {}  # by address
         self._buffers = Buffers(self.layout.piece_bytes)
-        self._memories: dict[Connection, SharedSlots] = {}
+        self._memories: dict[Connection, Slots] = {}
+        self._nixl = Agent() if backend == "nixl" else None
         self._lookups = Lookups(timeout)
         self.start()
 
@@ -154,6 +157,10 @@ class PageSink(Endpoint):
     def close(self) -> None:
         self._lookups.close()
         super().close()
+        if self._nixl is not None:
+            for connection in list(self._memories):
+                self._forget_memory(connection)
+            self._nixl.close()
 
     # With the lock held
 
@@ -239,7 +246,7 @@ class PageSink(Endpoint):
                 raise Broken("bytes that belong to no pages")
             return None
         most = self.layout.piece_pages
-        expected = 0 if self.backend == "shm" else message.pages * self.layout.page_bytes
+        expected = 0 if connection in self._memories else message.pages * self.layout.page_bytes
         if not 0 < message.pages <= most or size != expected:
             raise Broken(f"{message.pages} pages in {size} bytes")
         return self._buffers.take(size) if size else None
@@ -279,17 +286,33 @@ class PageSink(Endpoint):
             raise Broken("refused: " + "; ".join(different))
         if self.backend == "shm":
             self._memories[connection] = hand_in(message, self.layout.piece_bytes)
+        elif self._nixl is not None:
+            region = self._nixl.region(slots_of(self.layout.piece_bytes), self.layout.piece_bytes)
+            self._memories[connection] = region
+            connection.send(Memory(self._nixl.metadata(region), region.address))
         connection.hello = message
         with self.lock:
             for fetch in self._fetches.values():
                 if fetch.connection is connection:
                     self._ask(fetch, connection)
 
+    def looks(self) -> bool:
+        return self._nixl is not None and not self.paused and self.stats.active > 0
+
+    def look(self) -> None:
+        if self._nixl is not None and self._memories:
+            self._nixl.progress()
+
+    def _forget_memory(self, connection: Connection) -> None:
+        memory = self._memories.pop(connection, None)
+        if self._nixl is not None and isinstance(memory, Region):
+            self._nixl.give_back(memory)
+
     def _from_memory(self, connection: Connection, pages: Pages) -> NDArray[np.uint8]:
         """Copied before its checksum is looked at: the source may still write there."""
         memory = self._memories[connection]
         if not 0 <= pages.memory_slot < len(memory):
-            raise Broken(f"slot {pages.memory_slot} of shared memory")
+            raise Broken(f"slot {pages.memory_slot} of {len(memory)}")
         body = self._buffers.take(pages.pages * self.layout.page_bytes)
         body[:] = memory[pages.memory_slot][: len(body)]
         connection.send(Read(pages.memory_slot))
@@ -336,7 +359,7 @@ class PageSink(Endpoint):
 
     def gone(self, connection: Connection, error: str) -> None:
         with self.lock:
-            self._memories.pop(connection, None)
+            self._forget_memory(connection)
             for where, kept in list(self._engines.items()):
                 if kept is connection:
                     del self._engines[where]

@@ -25,7 +25,7 @@ from nextn.disaggregation.endpoint import Endpoint
 from nextn.disaggregation.framing import Broken
 from nextn.disaggregation.identity import Identity
 from nextn.disaggregation.layout import flat
-from nextn.disaggregation.memory import SharedSlots
+from nextn.disaggregation.memory import Slots
 from nextn.disaggregation.messages import (
     MOST_TEXT,
     Abort,
@@ -33,6 +33,7 @@ from nextn.disaggregation.messages import (
     Begin,
     Done,
     Hello,
+    Memory,
     Pages,
     Ping,
     Read,
@@ -41,6 +42,7 @@ from nextn.disaggregation.messages import (
     Want,
 )
 from nextn.disaggregation.offer import Offer
+from nextn.disaggregation.writes import Writes
 
 CONNECTIONS = 256
 IN_FLIGHT = 32 << 20  # bytes that were copied out and are not sent yet; a connection's first piece always may
@@ -68,14 +70,18 @@ class PageSource(Endpoint):
 
     def __init__(self, identity: Identity, backend: str, host: str, timeout: float) -> None:
         super().__init__("kv-source", identity, backend, timeout)
-        self._door = Door(self, self.layout.piece_bytes, self.ring) if backend == "shm" else None
+        self._sinks: Door | Writes | None = None  # where their memories are
+        if backend == "shm":
+            self._sinks = Door(self, self.layout.piece_bytes, self.ring)
+        elif backend == "nixl":
+            self._sinks = Writes(self.layout.piece_bytes, timeout)
         self._offers: dict[str, Offer] = {}
         self._rooms: dict[int, Offer] = {}
         self._asked: deque[Offer] = deque()  # the one whose turn it is first
         self._transfers: dict[tuple[Connection, int], Offer] = {}
         self._early = EarlyRooms(timeout)
         self._buffers = Buffers(self.layout.piece_bytes)
-        self._lent: dict[Piece, tuple[SharedSlots, int]] = {}  # slots between `memory` and `put`
+        self._lent: dict[Piece, tuple[Slots, int]] = {}  # slots between `memory` and `put`
         self._given: deque[Given] = deque()
         self._in_flight: dict[Connection, int] = {}
         self._starved = False  # `wanted` returned None as too much was in flight
@@ -153,10 +159,10 @@ class PageSource(Endpoint):
         with self.lock:
             size = piece.pages * self.layout.page_bytes
             offer = self._offers.get(piece.rid)
-            if self._door is None or offer is None or offer.number != piece.offer:
+            if self._sinks is None or offer is None or offer.number != piece.offer:
                 return self.layout.tensor(self._buffers.take(size))
             assert offer.connection is not None
-            memory = self._door.memories[offer.connection]
+            memory = self._sinks.memories[offer.connection]
             self._lent[piece] = memory, memory.free.pop()
             return self.layout.tensor(memory[self._lent[piece][1]][:size])
 
@@ -197,8 +203,8 @@ class PageSource(Endpoint):
     def close(self) -> None:
         super().close()
         self._server.close()
-        if self._door is not None:
-            self._door.close()
+        if self._sinks is not None:
+            self._sinks.close()
 
     # With the lock held
 
@@ -212,12 +218,12 @@ class PageSource(Endpoint):
 
     def _charge(self, pages: int) -> int:
         """Bytes in flight of a piece: in shared memory it takes a slot."""
-        return pages * self.layout.page_bytes if self._door is None else self.layout.piece_bytes
+        return pages * self.layout.page_bytes if self._sinks is None else self.layout.piece_bytes
 
     def _room_in_flight(self, connection: Connection, size: int) -> bool:
         used = self._in_flight[connection]
-        if self._door is not None:
-            memory = self._door.memories.get(connection)
+        if self._sinks is not None:
+            memory = self._sinks.memories.get(connection)
             return memory is not None and used < len(memory) * size
         return used == 0 or (
             used + size <= CONNECTION_IN_FLIGHT and sum(self._in_flight.values()) + size <= IN_FLIGHT
@@ -308,7 +314,7 @@ class PageSource(Endpoint):
             self._in_flight[connection] = 0
 
     def _send_piece(self, connection: Connection, pages: Pages, data: NDArray[np.uint8]) -> None:
-        memory = None if self._door is None else self._door.memories.get(connection)
+        memory = None if self._sinks is None else self._sinks.memories.get(connection)
         if (connection, pages.transfer) not in self._transfers:
             if memory is not None and pages.memory_slot >= 0:
                 memory.free.append(pages.memory_slot)
@@ -321,9 +327,39 @@ class PageSource(Endpoint):
         if pages.memory_slot < 0:
             pages.memory_slot = memory.free.pop()
             memory[pages.memory_slot][: len(data)] = data
-        connection.send(pages)
+        if not isinstance(self._sinks, Writes):
+            connection.send(pages)
+            return
+        try:
+            self._sinks.begin(
+                connection, pages.memory_slot, len(data), lambda: self._written(connection, pages)
+            )
+        except Broken as error:
+            self.lost_by(connection, error)
+
+    def _written(self, connection: Connection, pages: Pages) -> None:
+        if (connection, pages.transfer) in self._transfers:
+            connection.send(pages)
+            return
+        assert self._sinks is not None
+        self._sinks.memories[connection].free.append(pages.memory_slot)
+        self.sent(connection, self.layout.piece_bytes)
+
+    def looks(self) -> bool:
+        return isinstance(self._sinks, Writes) and self._sinks.busy
+
+    def look(self) -> None:
+        if isinstance(self._sinks, Writes):
+            for connection, error in self._sinks.look():
+                self.lost_by(connection, error)
 
     def _send_done(self, connection: Connection, done: Done) -> None:
+        if isinstance(self._sinks, Writes):
+            self._sinks.after(connection, lambda: self._say_done(connection, done))
+        else:
+            self._say_done(connection, done)
+
+    def _say_done(self, connection: Connection, done: Done) -> None:
         if (connection, done.transfer) in self._transfers:
             connection.send(done)
 
@@ -358,6 +394,9 @@ class PageSource(Endpoint):
                     self._aborted(connection, transfer, error)
                 case Read(slot):
                     self._read_slot(connection, slot)
+                case Memory() if isinstance(self._sinks, Writes) and not connection.closing:
+                    self._sinks.enter(connection, message)
+                    self.ring()
                 case Ping():
                     pass
                 case _:
@@ -366,8 +405,8 @@ class PageSource(Endpoint):
     def _welcome(self, connection: Connection, hello: Hello) -> None:
         connection.hello = hello
         door, key = "", b""
-        if self._door is not None:
-            door, key = self._door.name, self._door.key(connection)
+        if isinstance(self._sinks, Door):
+            door, key = self._sinks.name, self._sinks.key(connection)
         connection.send(Hello(self.identity, self.backend, self.timeout, door, key))
         different = hello.identity.differences(self.identity)
         if hello.backend != self.backend:
@@ -377,7 +416,7 @@ class PageSource(Endpoint):
             connection.closing = True
 
     def _read_slot(self, connection: Connection, slot: int) -> None:
-        memory = None if self._door is None else self._door.memories.get(connection)
+        memory = None if self._sinks is None else self._sinks.memories.get(connection)
         if memory is None or slot >= len(memory) or slot in memory.free:
             raise Broken("memory was read that was not written")
         memory.free.append(slot)
@@ -412,8 +451,8 @@ class PageSource(Endpoint):
     def gone(self, connection: Connection, error: str) -> None:
         with self.lock:
             self._in_flight.pop(connection, None)
-            if self._door is not None:
-                self._door.forget(connection)
+            if self._sinks is not None:
+                self._sinks.forget(connection)
             self._early.forget(connection)
             for (owner, _), offer in list(self._transfers.items()):
                 if owner is connection:

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from support.native_kernels import built_levels
 from support.server_process import ServerProcess, in_background, until
+from support.transfers import NIXL
 from support.two_replicas import SERVE, Answers, answers, health
 from support.two_servers import TwoServers, two_servers
 
@@ -55,6 +56,7 @@ def test_answers_are_those_of_one_server(pair: TwoServers, expected: Answers) ->
 
 SIZES: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "shm": (("--disaggregation-transfer-backend", "shm"), (), ()),
+    "nixl": (("--disaggregation-transfer-backend", "nixl"), (), ()),
     "tp-2-to-dp-2": ((), ("--tp-size", "2"), ("--dp-size", "2")),
     "groups-to-ep-2": (
         (),
@@ -67,6 +69,8 @@ SIZES: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
 @pytest.mark.skipif(not built_levels(), reason="no native kernels")
 @pytest.mark.parametrize("sizes", SIZES)
 def test_other_layouts(sizes: str, expected: Answers) -> None:
+    if sizes == "nixl" and not NIXL:
+        pytest.skip("NIXL is not installed")
     both, prefill, decode = SIZES[sizes]
     with two_servers(both, prefill, decode) as servers:
         check(servers, expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import select
 import socket
@@ -14,6 +15,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
+import pytest
 import torch
 from torch import Tensor
 
@@ -28,6 +30,9 @@ IDENTITY = Identity(
 )  # fmt: skip
 BIG_ARGS = {"layers": 20, "width": 256}
 TIMEOUT = 30.0
+NIXL = importlib.util.find_spec("nixl") is not None
+needs_nixl = pytest.mark.skipif(not NIXL, reason="NIXL is not installed")
+BACKENDS = ["tcp", "shm", pytest.param("nixl", marks=needs_nixl)]
 
 
 def identity(**other: Any) -> Identity:
@@ -101,9 +106,10 @@ class Decode:
         self.sink.want(rid, remote, tokens)
 
     def begin(self, rid: str, have: int) -> None:
-        if rid not in self.ended:
-            self.slots[rid] = have
-        self.sink.begin(rid, have)
+        with self.sink.lock:
+            if rid in self.sink._fetches:  # else it has ended, and `poll` may not have said so yet
+                self.slots[rid] = have
+            self.sink.begin(rid, have)
 
     def forget(self, rid: str) -> None:
         self.ended.pop(rid, None)

@@ -297,11 +297,11 @@ def test_prefill_and_decode_servers(capsys: pytest.CaptureFixture[str]) -> None:
         model_path="M", disaggregation_mode="prefill", disaggregation_bootstrap_port=9000
     )
     assert "--disaggregation-decode-tp (each side finds out" in note
-    for backend in ("nixl", "mooncake", "fake", "ascend"):
+    for backend in ("mooncake", "fake", "ascend"):
         said = error(capsys, "M", "--disaggregation-transfer-backend", backend)
-        assert f"{backend!r} (choose from 'tcp', 'shm')" in said
+        assert f"{backend!r} (choose from 'tcp', 'shm', 'nixl')" in said
     said = error(capsys, "M", "--disaggregation-mode", "decode", "--disaggregation-ib-device", "mlx5_0")
-    assert said.startswith("--disaggregation-ib-device is not supported: KV pages travel over TCP or shared")
+    assert said.startswith("--disaggregation-ib-device is not supported: KV pages travel over TCP, shared")
 
 
 def test_xllm_says_the_part_by_its_role(capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,8 +99,8 @@ def test_a_door_that_is_not_here() -> None:
 
 def test_other_backends() -> None:
     check_backend("tcp")
-    with pytest.raises(ValueError, match="nixl"):
-        check_backend("nixl")
+    with pytest.raises(ValueError, match="mooncake: choose from tcp, shm, nixl"):
+        check_backend("mooncake")
 
 
 def test_memory_is_used_again_when_no_tensor_refers_to_it() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.transfers import Prefill, ends, identity, prompt_of, until
-
-BACKENDS = ["tcp", "shm"]
+from support.transfers import BACKENDS, Prefill, ends, identity, prompt_of, until
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

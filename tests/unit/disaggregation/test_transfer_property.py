@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.transfers import Bootstrap, Decode, Network, Prefill, ends, identity, prompt_of, until
+from support.transfers import BACKENDS, Bootstrap, Decode, Network, Prefill, ends, identity, prompt_of, until
 
 ROOMS = 3
 PIECES = identity(layers=32, width=512)  # of 8 pages
@@ -37,7 +37,7 @@ STEPS = st.lists(
 )
 
 
-@pytest.fixture(scope="module", params=["tcp", "shm"])
+@pytest.fixture(scope="module", params=BACKENDS)
 def servers(request: pytest.FixtureRequest) -> Iterator[tuple[Prefill, Decode, Bootstrap, Network]]:
     with ends(PIECES, PIECES, request.param) as (prefill, decode, port):
         network = Network(prefill.source.port)

@@ -1,0 +1,114 @@
+"""What a source writes into sinks' memory through NIXL, and what it says to them only after it.
+
+A connection has as many slots here as the sink has registered, and each is written to the one of the same
+number. What is to be sent comes behind the writes before it, so that all arrives in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from nextn.disaggregation.connection import Connection
+from nextn.disaggregation.framing import Broken
+from nextn.disaggregation.memory import slots_of
+from nextn.disaggregation.messages import Memory
+from nextn.disaggregation.nixl_agent import Agent, Region
+
+
+@dataclass(slots=True)
+class _Peer:
+    name: str
+    address: int  # of its first slot
+
+
+@dataclass(slots=True)
+class _Step:
+    handle: Any  # None: there is nothing to wait for
+    then: Callable[[], None]
+    since: float
+
+
+class Writes:
+    """Of a source's thread. memories: by the connections that they belong to."""
+
+    def __init__(self, slot_bytes: int, timeout: float) -> None:
+        self.memories: dict[Connection, Region] = {}
+        self._agent = Agent()
+        self._slot_bytes, self._timeout = slot_bytes, timeout
+        self._peers: dict[Connection, _Peer] = {}
+        self._queues: dict[Connection, deque[_Step]] = {}
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._queues)
+
+    def enter(self, connection: Connection, memory: Memory) -> None:
+        """The sink has made memory. Raises Broken."""
+        if connection in self._peers:
+            raise Broken("memory was named twice")
+        name = self._agent.add(memory.metadata)
+        self._peers[connection] = _Peer(name, memory.address)
+        self.memories[connection] = self._agent.region(slots_of(self._slot_bytes), self._slot_bytes)
+
+    def begin(self, connection: Connection, slot: int, size: int, then: Callable[[], None]) -> None:
+        """Writes the first `size` bytes of this slot. Raises Broken."""
+        peer = self._peers[connection]
+        data = self.memories[connection][slot][:size]
+        handle = self._agent.write(data, peer.name, peer.address + slot * self._slot_bytes)
+        self._queue(connection, handle, then)
+
+    def after(self, connection: Connection, then: Callable[[], None]) -> None:
+        """Once all writes that have begun are done."""
+        if connection in self._queues:
+            self._queue(connection, None, then)
+        else:
+            then()
+
+    def _queue(self, connection: Connection, handle: Any, then: Callable[[], None]) -> None:
+        queue = self._queues.setdefault(connection, deque())
+        queue.append(_Step(handle, then, time.monotonic()))
+
+    def look(self) -> list[tuple[Connection, Broken]]:
+        """Goes on where writes are done. Returns what failed."""
+        failed = []
+        for connection in list(self._queues):
+            try:
+                self._look_at(connection)
+            except Broken as error:
+                failed.append((connection, error))
+        return failed
+
+    def _look_at(self, connection: Connection) -> None:
+        queue = self._queues[connection]
+        while queue:
+            step = queue[0]
+            if step.handle is not None and not self._agent.done(step.handle):
+                if time.monotonic() - step.since > self._timeout:
+                    raise Broken(f"NIXL: a write took longer than {self._timeout:g} s")
+                return
+            queue.popleft()
+            step.then()
+        del self._queues[connection]
+
+    def forget(self, connection: Connection) -> None:
+        """What has begun goes to a sink that does not look at it any more."""
+        for step in self._queues.pop(connection, ()):
+            if step.handle is not None:
+                with contextlib.suppress(Broken):
+                    self._agent.abandon(step.handle)
+        if (peer := self._peers.pop(connection, None)) is not None:
+            with contextlib.suppress(Broken):
+                self._agent.remove(peer.name)
+        if (region := self.memories.pop(connection, None)) is not None:
+            self._agent.give_back(region)
+
+    def close(self) -> None:
+        """When the thread has ended."""
+        for connection in list(self._peers):
+            self.forget(connection)
+        self._agent.close()
