@@ -79,6 +79,7 @@ NOTHING = {
     "each side finds out the other's sizes": (
         "--disaggregation-decode-tp= --disaggregation-decode-dp= --disaggregation-prefill-pp="
     ),
+    "--disaggregation-transfer-backend says how pages travel": "--disaggregation-ib-device=",
     "pages that arrive are always checked": "--disaggregation-enable-kv-checksum",
     "a decode server has a prefix cache without it": "--disaggregation-decode-enable-radix-cache",
     "pages are fetched when there is room for the whole request, and nothing polls": (
@@ -179,7 +180,7 @@ REFUSED = {
         "--language-only --*-to-encoder --enable-precise-* --enable-encoder-* --disable-chunked-mm-input"
     ),
     "KV pages travel over TCP, shared memory or NIXL (--disaggregation-transfer-backend)": (
-        "--disaggregation-ib-device --kv-cache-transfer-* --kv-push-* --transfer-listen-port --kv-transfer-*"
+        "--kv-cache-transfer-* --kv-push-* --kv-transfer-*"
     ),
     "--disaggregation-bootstrap-port is where decode servers ask a prefill server": "--disagg-pd-port",
     "gateways know the servers, which register nowhere": (

@@ -143,6 +143,13 @@ class ServerConfig(EngineConfig):
         "port of a prefill server, on --host, where decode servers ask which engine has a request; 0 picks a "
         "free one",
     )
+    disaggregation_transfer_port: int = option(
+        0,
+        "disaggregation",
+        "of a prefill server: where decode servers fetch pages from its first engine; other replicas use the "
+        "ports after it; 0: free ones",
+        "--transfer-listen-port",
+    )
     disaggregation_transfer_backend: str = option(
         "tcp",
         "disaggregation",
@@ -166,7 +173,7 @@ class ServerConfig(EngineConfig):
 
     def check(self) -> None:
         super().check()
-        for name in ("port", "disaggregation_bootstrap_port"):
+        for name in ("port", "disaggregation_bootstrap_port", "disaggregation_transfer_port"):
             self.need(0 <= getattr(self, name) <= 65535, name, "it must be between 0 and 65535")
         for name in ("max_queued_requests", "max_request_bytes", "dp_size"):
             self.need(getattr(self, name) >= 1, name, "it must be at least 1")
@@ -179,10 +186,12 @@ class ServerConfig(EngineConfig):
             )
         for name in ("decode_log_interval", "shutdown_timeout", "max_engine_restarts"):
             self.need(getattr(self, name) >= 0, name, "it must be 0 or more")
-        for name in ("request_timeout", "client_timeout", "watchdog_timeout", "disaggregation_timeout"):
+        for name in ("request_timeout", "client_timeout", "watchdog_timeout"):
             value = getattr(self, name)
             self.need(value is None or value > 0, name, "it must be more than 0")
         self._check_disaggregation()
+        seconds = self.disaggregation_timeout
+        self.need(0.1 <= seconds <= 3600, "disaggregation_timeout", "it must be between 0.1 and 3600")
         self.need(self.log_requests_level in range(4), "log_requests_level", "choose from 0, 1, 2, 3")
         if self.key is not None and not (self.key.isascii() and self.key.isprintable() and self.key.strip()):
             raise ValueError("--api-key must be printable ASCII, and not empty")

@@ -21,6 +21,9 @@ from nextn.stats import TransferStats
 log = logging.getLogger("nextn.engine")
 
 
+MOST_COPIED = 8 << 20  # bytes between two steps
+
+
 class Agent(Protocol):
     port: int  # where decode servers fetch pages; 0: nowhere
 
@@ -31,7 +34,8 @@ class Agent(Protocol):
         """To be called before the engine's own `abort`."""
 
     def exchange(self, outputs: Sequence[Output]) -> list[Output]:
-        """To be called after each step, and when `fileno` is readable. outputs: of the step. Returns more."""
+        """To be called after each step, and when `fileno` is readable. outputs: of the step. Returns more.
+        Raises RuntimeError when its thread has failed: the engine is to be started again."""
 
     def fileno(self) -> int: ...
 
@@ -41,14 +45,17 @@ class Agent(Protocol):
     def close(self) -> None: ...
 
 
-def make_agent(engine: Engine, config: ServerConfig) -> Agent | None:
-    """None for a server that does all of its requests' work. Raises OSError where it cannot listen."""
+def make_agent(engine: Engine, config: ServerConfig, rank: int = 0) -> Agent | None:
+    """rank: of several replicas or groups. None for a server that does all of its requests' work. Raises
+    OSError where it cannot listen."""
     mode, backend = config.disaggregation_mode, config.disaggregation_transfer_backend
     if mode == "null":
         return None
     identity, timeout = identity_of(engine), config.disaggregation_timeout
     if mode == "prefill":
-        return PrefillAgent(engine, PageSource(identity, backend, config.host, timeout))
+        first = config.disaggregation_transfer_port
+        port = first + rank if first else 0
+        return PrefillAgent(engine, PageSource(identity, backend, config.host, timeout, port))
     sink = PageSink(identity, backend, timeout)
     return DecodeAgent(engine, sink, fallback=config.disaggregation_fallback == "on")
 
@@ -57,6 +64,7 @@ class PrefillAgent:
     def __init__(self, engine: Engine, source: PageSource) -> None:
         self._engine, self._source = engine, source
         self._computing: dict[str, Request] = {}
+        self._told: dict[str, int] = {}  # slots of each
         self.port = source.port
 
     def add(self, request: Request, remote: Remote) -> None:
@@ -70,34 +78,46 @@ class PrefillAgent:
         self._computing[request.rid] = request
 
     def abort(self, rid: str) -> None:
-        if self._computing.pop(rid, None) is not None:
+        if self._forget(rid) is not None:
             self._source.withdraw(rid)
 
     def exchange(self, outputs: Sequence[Output]) -> list[Output]:
         self._source.clear()
+        self._source.check()
         transfers = self._engine.transfers
         for out in outputs:
-            if out.finish_reason is not None and (request := self._computing.pop(out.rid, None)) is not None:
+            if out.finish_reason is not None and (request := self._forget(out.rid)) is not None:
                 if out.rid in transfers.held:
                     self._source.finished(out.rid, self._true(request), request.first_cached)
                 else:
                     self._source.withdraw(out.rid)
         for rid, request in self._computing.items():
-            self._source.committed(rid, self._true(request))
+            if (slots := self._true(request)) != self._told.get(rid, 0):
+                self._told[rid] = slots
+                self._source.committed(rid, slots)
+        copied = 0
         while (piece := self._source.wanted()) is not None:
             request = self._computing.get(piece.rid) or transfers.held[piece.rid]
             data = self._source.memory(piece)
             transfers.read(request, piece.first_page, piece.pages, data)
             self._source.put(piece, data)
+            copied += data.nbytes
+            if copied > MOST_COPIED:  # the next step is not to wait for more
+                self._source.ring()
+                break
         for given in self._source.poll():
             if given.rid in transfers.held:
                 transfers.release(given.rid)
-            elif (unwanted := self._computing.pop(given.rid, None)) is not None:
+            elif (unwanted := self._forget(given.rid)) is not None:
                 unwanted.hold = False
             if given.error is not None:
                 log.warning("request %s: its pages were not fetched: %s", given.rid, given.error)
         self._source.blocked(transfers.blocked)
         return []
+
+    def _forget(self, rid: str) -> Request | None:
+        self._told.pop(rid, None)
+        return self._computing.pop(rid, None)
 
     def _true(self, request: Request) -> int:
         """Slots that are true for all layers; after a retraction they are fewer for a while."""
@@ -130,8 +150,12 @@ class DecodeAgent:
         request.fetch = request.group is None or not request.group.members
         self._engine.add(request)
         if request.fetch:
+            try:
+                self._sink.want(request.rid, remote, request.tokens)
+            except BaseException:
+                self._engine.abort(request.rid)
+                raise
             self._remotes[request.rid] = remote
-            self._sink.want(request.rid, remote, request.tokens)
 
     def abort(self, rid: str) -> None:
         if self._remotes.pop(rid, None) is not None and self._lost.pop(rid, None) is None:
@@ -139,6 +163,7 @@ class DecodeAgent:
 
     def exchange(self, outputs: Sequence[Output]) -> list[Output]:
         self._sink.clear()
+        self._sink.check()
         for out in outputs:
             if out.finish_reason is not None:  # without a fetch, as another of its group that only reads
                 self.abort(out.rid)
@@ -160,12 +185,14 @@ class DecodeAgent:
     def _ended(self, event: Ended) -> list[Output]:
         """All has come that will."""
         remote, request = self._remotes.pop(event.rid), self._engine.transfers.fetching[event.rid]
-        slots = max(event.slots, request.committed)
+        info = self._engine.info
+        whole = sent_slots(request.num_prompt, info.nextn_layers, info.page_size)  # whatever is claimed
+        slots = max(min(event.slots, whole), request.committed)
         failure = None if event.error is None else self._failed(event.rid, remote, event.error)
         return self._engine.transfers.fetched(event.rid, slots, event.cached_tokens, failure)
 
     def _failed(self, rid: str, remote: Remote, error: str) -> Failure | None:
-        what = f"the prefill server at {remote.host}:{remote.port} failed: {error}"
+        what = f"the prefill server at {remote.host}:{remote.port} failed: {error!r}"
         if not self._fallback:
             return Failure(PREFILL_FAILED, what)
         log.warning("request %s: %s; its prompt is computed here", rid, what)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from nextn.disaggregation.framing import FrameReader, frame_start
 from nextn.disaggregation.messages import MOST_TEXT, Abort, AnyMessage, Done, Hello, Pages, Ping
 
-MOST_WAITING = 100_000  # frames that the other end does not read
+MOST_WAITING = 4096  # frames that the other end does not read
 
 
 @dataclass(slots=True)

@@ -64,6 +64,11 @@ class Endpoint(ABC):
     def clear(self) -> None:
         self._bell.clear()
 
+    def check(self) -> None:
+        """Raises RuntimeError once nothing works any more."""
+        if self.broken is not None:
+            raise RuntimeError(self.broken)
+
     def close(self) -> None:
         self._closed = True
         self._wake.ring()

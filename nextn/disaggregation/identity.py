@@ -50,7 +50,9 @@ class Identity(msgspec.Struct, frozen=True, kw_only=True):
 
 def identity_of(engine: Engine) -> Identity:
     config, info = engine.config, engine.info
-    kernels = " ".join([info.device, info.kernels, info.isa or torch.__version__, build_hash(info.isa)])
+    # Native kernels of one build and level compute the same on every chip; torch's choose by the chip.
+    how = [info.isa, build_hash(info.isa)] if info.isa else [torch.__version__, info.chip]
+    kernels = " ".join([info.device, info.kernels, *how])
     return Identity(
         version=nextn.__version__,
         model=fingerprint(config),
@@ -64,10 +66,8 @@ def identity_of(engine: Engine) -> Identity:
     )
 
 
-def build_hash(isa: str | None) -> str:
-    """Of the native kernels, "" without any. Two machines that built them with one compiler have the same."""
-    if isa is None:
-        return ""
+def build_hash(isa: str) -> str:
+    """Of the native kernels. Two machines that built them with one compiler have the same."""
     return hashlib.sha256((FOLDER / f"libnextn_{isa}.so").read_bytes()).hexdigest()[:16]
 
 

@@ -70,9 +70,15 @@ class Lookups:
             if len(self._questions) < PORTS:
                 self._questions[port] = deque([question])
                 name = f"kv-lookup-{remote.host}:{remote.port}"
-                threading.Thread(target=self._run, args=(port,), name=name, daemon=True).start()
-                return
-        answer(None, f"more than {PORTS} bootstrap ports at a time")
+                try:
+                    threading.Thread(target=self._run, args=(port,), name=name, daemon=True).start()
+                    return
+                except RuntimeError as problem:
+                    del self._questions[port]
+                    error = _said(remote, problem)
+            else:
+                error = f"more than {PORTS} bootstrap ports at a time"
+        answer(None, error)
 
     def close(self) -> None:
         with self._lock:
@@ -121,6 +127,8 @@ class Lookups:
         except (OSError, http.client.HTTPException, msgspec.MsgspecError) as problem:
             link.close()
             error = _said(remote, problem)
+            if isinstance(problem, TimeoutError):
+                self._answer_late(remote, error)
         now = time.monotonic()
         if found is not None or lost or now > question.until:
             question.answer(found, error)
@@ -129,6 +137,16 @@ class Lookups:
         again = question._replace(pause=pause, next=min(now + pause, question.until + 0.001))
         with self._lock:
             self._questions[remote.host, remote.port].append(again)
+
+    def _answer_late(self, remote: Remote, error: str) -> None:
+        """The port is silent: others that have waited long enough do not wait for their own try."""
+        with self._lock:
+            questions, now = self._questions[remote.host, remote.port], time.monotonic()
+            late = [each for each in questions if now > each.until]
+            for each in late:
+                questions.remove(each)
+        for each in late:
+            each.answer(None, error)
 
 
 def _engine(link: http.client.HTTPConnection, remote: Remote) -> tuple[Address | None, str]:

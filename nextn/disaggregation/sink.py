@@ -42,6 +42,7 @@ from nextn.disaggregation.messages import (
 from nextn.disaggregation.nixl_agent import Agent, Region
 from nextn.disaggregation.remote import Remote
 
+CONNECTIONS = 256
 UNDELIVERED = 16 << 20  # bytes that the engine has not taken, from which on nothing is read
 POLL_BYTES = 8 << 20
 
@@ -132,7 +133,6 @@ class PageSink(Endpoint):
         with self.lock:
             if (fetch := self._fetches.pop(rid, None)) is not None:
                 self.stats.active -= 1
-                self.stats.failed += 1
                 self._leave(fetch, "cancelled")
             if any(each.rid == rid for each in self._inbox):
                 self._inbox = deque(each for each in self._inbox if each.rid != rid)
@@ -213,6 +213,8 @@ class PageSink(Endpoint):
         family, where = address
         if (kept := self._engines.get(where)) is not None:
             return kept
+        if len(self.connections) >= CONNECTIONS:
+            self._close_idle()
         end = socket.socket(family, socket.SOCK_STREAM)
         end.setblocking(False)
         code = end.connect_ex(where)
@@ -222,6 +224,14 @@ class PageSink(Endpoint):
         connection = self.add(end, f"{where[0]}:{where[1]}", connecting=True)
         self._engines[where] = connection
         return connection
+
+    def _close_idle(self) -> None:
+        """Raises OSError where every connection is in use."""
+        used = {fetch.connection for fetch in self._fetches.values()}
+        idle = [connection for connection in self.connections if connection not in used]
+        if not idle:
+            raise OSError(errno.EMFILE, f"there are {CONNECTIONS} connections to prefill servers")
+        self.lose(min(idle, key=lambda each: each.born), "others are needed")
 
     def connected(self, connection: Connection) -> None:
         connection.send(Hello(self.identity, self.backend, self.timeout))

@@ -66,9 +66,9 @@ class Given(NamedTuple):
 
 
 class PageSource(Endpoint):
-    """Listens on a free port of `host`."""
+    """Listens on a port of `host`, 0 for a free one."""
 
-    def __init__(self, identity: Identity, backend: str, host: str, timeout: float) -> None:
+    def __init__(self, identity: Identity, backend: str, host: str, timeout: float, port: int = 0) -> None:
         super().__init__("kv-source", identity, backend, timeout)
         self._sinks: Door | Writes | None = None  # where their memories are
         if backend == "shm":
@@ -87,7 +87,7 @@ class PageSource(Endpoint):
         self._starved = False  # `wanted` returned None as too much was in flight
         self._blocked: float | None = None  # since when the engine waits for pages
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._server = socket.create_server((host, 0), family=family, backlog=128)
+        self._server = socket.create_server((host, port), family=family, backlog=128)
         self._server.setblocking(False)
         self.port: int = self._server.getsockname()[1]
         self.watch(self._server, self._accept)
@@ -129,7 +129,6 @@ class PageSource(Endpoint):
         with self.lock:
             if (offer := self._offers.get(rid)) is not None:
                 self._forget(offer, "the prefill server ended the request")
-                self.stats.failed += 1
             self._given = deque(each for each in self._given if each.rid != rid)
 
     def wanted(self) -> Piece | None:
@@ -187,8 +186,8 @@ class PageSource(Endpoint):
             self._end_of_pages(offer)
 
     def blocked(self, blocked: bool) -> None:
-        """Has the engine nothing to do until pages are given back? Decode servers without room for the prompts
-        that have them may themselves wait for one that has none. So after the timeout prompts are given up."""
+        """Has the engine nothing to do until pages are given back? Decode servers without room for the
+        prompts that have them may wait for one that has none. After the timeout prompts are given up."""
         with self.lock:
             if not blocked:
                 self._blocked = None
@@ -304,7 +303,10 @@ class PageSource(Endpoint):
     def _accept(self) -> None:
         try:
             end, address = self._server.accept()
-        except OSError:
+        except BlockingIOError:
+            return
+        except OSError:  # too many files are open, say: it stays readable
+            time.sleep(0.05)
             return
         if len(self.connections) >= CONNECTIONS:
             end.close()
@@ -467,7 +469,9 @@ class PageSource(Endpoint):
                 if waited and now - offer.finished > self.timeout:
                     self._give(offer, f"nobody asked for its pages in {self.timeout:g} s")
             if self._blocked is not None and now - self._blocked > self.timeout:
-                idle = [each for each in self._offers.values() if each.slots is not None and each.begun is None]
+                idle = [
+                    each for each in self._offers.values() if each.slots is not None and each.begun is None
+                ]
                 if idle:
                     oldest = min(idle, key=lambda each: each.finished)
                     self._give(oldest, f"other prompts have waited for its pages for {self.timeout:g} s")

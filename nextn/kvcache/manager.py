@@ -68,6 +68,10 @@ class KVManager:
         assert req.tokens
         known = len(req.tokens) if max_cached is None else max_cached + self._cache.ahead
         req.pages, req.lock = self._cache.match(req.tokens[:known])
+        if req.hold:  # another engine gets the pages, those of the draft layer too
+            drafted = next((i for i, page in enumerate(req.pages) if not self._drafted[page]), len(req.pages))
+            known = min(known, drafted * self.page_size + self._cache.ahead)
+            req.pages, req.lock = self._cache.match(req.tokens[:known])
         self._cache.lock(req.lock)
         req.sent_pages = 0
         req.cached = req.committed = req.draft_to = len(req.pages) * self.page_size

@@ -118,8 +118,9 @@ def test_edges(pair: TwoServers, one: ServerProcess, edge: str) -> None:
         answer = server.post(path, **body)
         assert answer.status_code == 200, answer.text
         found.append({k: v for k, v in answer.json().items() if k not in ("id", "created")})
-        for key in ("id", "e2e_latency", "spec_verify_ct"):
-            found[-1].get("meta_info", {}).pop(key, None)
+        meta = found[-1].get("meta_info", {})
+        for key in [key for key in meta if key in ("id", "e2e_latency") or key.startswith("spec_")]:
+            del meta[key]
     assert found[0] == found[1]
     assert isinstance(pair.first, httpx.Response)
     assert pair.first.status_code == 200
@@ -142,7 +143,7 @@ def test_a_client_that_goes_away(pair: TwoServers) -> None:
             pair.decode.post("/v1/completions", timeout=seconds, **body)
         until(lambda: pair.decode.metrics()["nextn:num_used_tokens"] == 0)
         with pytest.raises(httpx.TimeoutException):
-            pair.prefill.post("/v1/completions", timeout=seconds / 4, **body)
+            pair.prefill.post("/v1/completions", timeout=0.005, **body)
         until(lambda: pair.prefill.metrics()["nextn:num_used_tokens"] == 0)
 
 
@@ -150,15 +151,7 @@ def test_prefill_server_that_dies(one: ServerProcess) -> None:
     """At any time: no request fails, and no text differs."""
     body = {"prompt": LONG * 4, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
     text = one.post("/v1/completions", **body).json()["choices"][0]["text"]
-    options = (
-        "--disaggregation-timeout",
-        "2",
-        "--chunked-prefill-size",
-        "64",
-        "--max-running-requests",
-        "16",
-    )
-    with two_servers(options) as servers:
+    with two_servers((*QUICK, "--chunked-prefill-size", "64", "--max-running-requests", "16")) as servers:
         for kill in (0.0, 0.05, 0.1, 0.2):
             assert servers.post("/flush_cache").status_code == 200
             texts: list[str] = []

@@ -37,9 +37,10 @@ def bootstrap_app(config: ServerConfig, engines: Engines, rooms: Rooms, http_por
 
     async def route(request: Request) -> Response:
         given = request.query_params.get("bootstrap_room")
-        if engines.ready is None:
-            raise ApiError(503, "the engine is not running", "service_unavailable", code="engine_unavailable")
         if given is None:
+            if engines.ready is None:
+                message = "the engine is not running"
+                raise ApiError(503, message, "service_unavailable", code="engine_unavailable")
             return JSONResponse(info(config, http_port))
         if not (given.isascii() and given.isdecimal() and len(given) < 20 and int(given) < ROOMS):
             raise bad_request("bootstrap_room must be a number below 2**63", "bootstrap_room")

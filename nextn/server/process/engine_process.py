@@ -73,12 +73,12 @@ def make_engine(config: ServerConfig, place: Place | None = None) -> Engine:
     return Engine(config, partial(make_executor, place=place))
 
 
-def agent_of(engine: Engine, config: ServerConfig) -> Agent | None:
+def agent_of(engine: Engine, config: ServerConfig, rank: int) -> Agent | None:
     if config.disaggregation_mode == "null":
         return None
     from nextn.disaggregation.agent import make_agent
 
-    return make_agent(engine, config)
+    return make_agent(engine, config, rank)
 
 
 def take_gpu(config: ServerConfig, rank: int) -> None:
@@ -120,7 +120,7 @@ def run(
         if rank is not None:
             take_gpu(config, rank)
         engine = make(config) if place is None else make(config, place)
-        agent = agent_of(engine, config)
+        agent = agent_of(engine, config, rank or 0)
     except Exception as e:
         mistake = isinstance(e, (ValueError, OSError))
         if not mistake:

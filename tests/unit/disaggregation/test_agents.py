@@ -1,5 +1,6 @@
 """Two engines and their agents over real sockets: the texts are those of one engine, and no page is lost on
-either side. (In any order: test_agents_property.py. With servers around them: tests/e2e/test_disaggregation.py.)"""
+either side. (In any order: test_agents_property.py. With servers around them:
+tests/e2e/test_disaggregation.py.)"""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def prompt(n: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(2, 4096), k=n)
 
 
-def check(both: Pair, rid: str, tokens: list[int], params: SamplingParams = PARAMS, fetched: bool = True) -> None:
+def check(
+    both: Pair, rid: str, tokens: list[int], params: SamplingParams = PARAMS, fetched: bool = True
+) -> None:
     """One request, by both of them."""
     before = both.decode.agent.stats.finished, both.decode.agent.stats.fallbacks
     both.ask(rid, tokens, params)
@@ -41,7 +44,9 @@ def check(both: Pair, rid: str, tokens: list[int], params: SamplingParams = PARA
 
 
 @pytest.mark.parametrize("backend", ["tcp", "shm"])
-@pytest.mark.parametrize("options", [{}, {"disable_radix_cache": True}, {"speculative_num_steps": 3}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"disable_radix_cache": True}, {"speculative_num_steps": 3}], ids=str
+)
 def test_lengths(bootstrap: Bootstrap, backend: str, options: dict[str, Any]) -> None:
     """Of one token there is nothing to fetch; others end at a page's edge, or at the context's."""
     with pair(bootstrap, engine_of(**options), engine_of(**options), backend=backend) as both:
@@ -175,9 +180,7 @@ DIFFERENT: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("what", DIFFERENT)
-def test_another_engine_is_refused(
-    bootstrap: Bootstrap, what: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_another_engine_is_refused(bootstrap: Bootstrap, what: str, caplog: pytest.LogCaptureFixture) -> None:
     said, options = DIFFERENT[what]
     with pair(bootstrap, engine_of(**options)) as both:
         asked = both.asked("a", prompt(50), PARAMS)
@@ -190,5 +193,3 @@ def test_another_engine_is_refused(
         assert both.decode.agent.stats.fallbacks == 1
         assert said in caplog.text
         both.prefill.abort("a")
-
-

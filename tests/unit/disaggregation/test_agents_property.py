@@ -100,8 +100,8 @@ def fail() -> None:
 
 
 class Play:
-    """expected: the texts of those that were not aborted and whose engine lives, by their ids. early, late: asked
-    of one of the servers only, so far."""
+    """expected: the texts of those that were not aborted and whose engine lives, by their ids. early, late:
+    asked of one of the servers only, so far."""
 
     def __init__(self, both: Pair, options: dict[str, Any], pools: tuple[int, int]) -> None:
         self.both, self.options, self.pools = both, options, pools

@@ -22,7 +22,7 @@ from nextn.disaggregation.messages import Hello, Pages, Ping, Read, Taken, Want
 from nextn.disaggregation.remote import Remote
 
 BIG = identity(layers=20, width=256)  # of which a prompt of 3,000 tokens has 30 MB
-SHORT = 0.5  # seconds, where a time-out is what is tested
+SHORT = 1.0  # seconds, where a time-out is what is tested
 Both = tuple[Prefill, Decode, Bootstrap]
 
 
