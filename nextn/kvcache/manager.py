@@ -68,9 +68,9 @@ class KVManager:
         assert req.tokens
         known = len(req.tokens) if max_cached is None else max_cached + self._cache.ahead
         req.pages, req.lock = self._cache.match(req.tokens[:known])
-        if req.hold:  # another engine gets the pages, those of the draft layer too
-            drafted = next((i for i, page in enumerate(req.pages) if not self._drafted[page]), len(req.pages))
-            known = min(known, drafted * self.page_size + self._cache.ahead)
+        if req.hold:  # another engine gets the pages, the draft layer's too
+            missing = [not self._drafted[page] for page in req.pages] + [True]
+            known = missing.index(True) * self.page_size + self._cache.ahead
             req.pages, req.lock = self._cache.match(req.tokens[:known])
         self._cache.lock(req.lock)
         req.sent_pages = 0

@@ -46,7 +46,8 @@ SERVE_FLAGS = """
 --max-engine-restarts --enable-metrics --decode-log-interval --log-level --log-format --log-requests
 --log-requests-level --otlp-traces-endpoint --shutdown-timeout --dp-size --dp --data-parallel-size
 --load-balance-method
---disaggregation-mode --disaggregation-bootstrap-port --disaggregation-transfer-backend
+--disaggregation-mode --disaggregation-bootstrap-port --disaggregation-transfer-port --transfer-listen-port
+--disaggregation-transfer-backend
 --disaggregation-fallback --disaggregation-timeout
 """
 

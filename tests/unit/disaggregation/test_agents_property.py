@@ -152,8 +152,11 @@ class Play:
         elif action == "break":
             agent: Any = self.half(which).agent
             end = agent._source if which == "prefill" else agent._sink
-            if end.broken is None:
-                end.call(fail)
+            end.call(fail)
+            end._thread.join(60)
+            with pytest.raises(RuntimeError, match="the test breaks it"):
+                agent.exchange([])
+            self.restart(which)  # as the supervisor does
 
     def half(self, which: str) -> Half:
         return self.both.prefill if which == "prefill" else self.both.decode

@@ -65,7 +65,7 @@ async def test_an_engine_that_died_has_no_rooms(http: Server) -> None:
     assert ports == [5001, 6000]
     for engine in played:
         engine.client.detach("dead")
-    assert (await client.get("/route?bootstrap_room=8")).status_code == 503
+    assert (await client.get("/route?bootstrap_room=8")).status_code == 410
     assert (await client.get("/health")).status_code == 503
 
 
