@@ -69,10 +69,9 @@ class Engine:
         if request.params.constraint is not None and request.grammar is None:
             raise ValueError("the request has a constraint and no grammar compiled from it")
         check_prompt(request, self.context_length, self.vocab_size)
-        n = len(request.tokens)
         if request.rid in self._scheduler.by_rid or request.rid in self.transfers.held:
             raise ValueError(f"request id {request.rid!r} is in use")
-        request.num_prompt = n
+        request.num_prompt = n = len(request.tokens)
         request.limit = min(n + request.params.max_tokens, self.context_length)
         request.order, request.arrived = self._arrivals, time.perf_counter()
         self._arrivals += 1
