@@ -41,6 +41,8 @@ def make_engine(folder: Path, num_drafts: int, **options: object) -> Engine:
 class Recorder:
     """The engine's executor, and a note of every span that chose tokens."""
 
+    awake = False
+
     def __init__(self, inner: Executor, steps: Mapping[str, list[Step]]) -> None:
         self.inner, self.steps = inner, steps
 

@@ -160,7 +160,9 @@ class Link:
     def over(self) -> bool:
         return self._player.over and not self.open
 
-    def receive(self, wait: bool, milliseconds: int = 0, wakes: Wakes | None = None) -> list[ToEngine]:
+    def receive(
+        self, wait: bool, milliseconds: int = 0, wakes: Wakes | None = None, agent: object = None
+    ) -> list[ToEngine]:
         if wait:
             if self._all_over.is_set():
                 return [Stop()]

@@ -83,7 +83,7 @@ def test_refused_with_disaggregation(mode: str, options: dict[str, Any], message
     [
         ({"disaggregation_bootstrap_port": 65536}, "it must be between 0 and 65535"),
         ({"port": 8998}, "--disaggregation-bootstrap-port is 8998: it must differ from --port"),
-        ({"disaggregation_timeout": 0.0}, "--disaggregation-timeout is 0.0: it must be more than 0"),
+        ({"disaggregation_timeout": 0.0}, "--disaggregation-timeout is 0.0: it must be between 0.1"),
         ({"disaggregation_transfer_backend": "mooncake"}, "choose from tcp, shm, nixl"),
     ],
 )
