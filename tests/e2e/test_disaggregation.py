@@ -203,13 +203,3 @@ def test_without_a_fallback() -> None:
         answer = servers.post("/v1/completions", prompt=LONG, max_tokens=4)
         assert answer.status_code == 502
         assert answer.json()["error"]["code"] == "prefill_failed"
-
-
-def test_another_layout_is_named(one: ServerProcess) -> None:
-    body = {"prompt": LONG, "temperature": 0, "max_tokens": 12}
-    wanted = one.post("/v1/completions", **body).json()["choices"]
-    with two_servers((), ("--page-size", "32")) as servers:
-        assert servers.post("/v1/completions", **body).json()["choices"] == wanted
-        said = [line for line in servers.decode.stderr if "page_size is 16 here and 32 there" in line]
-        assert said
-        assert servers.transfers()["fallbacks_total"] == 1

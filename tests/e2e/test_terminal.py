@@ -71,6 +71,7 @@ def test_a_chat_has_lines_history_and_completion(scripted: ServerProcess) -> Non
         chat.see("    pass")
         chat.type("\r")
         chat.see("9 tokens, accept length 1.00")
+        chat.see(READY)  # before that, Ctrl-C ends the answer alone
         chat.type("\x1b[A")  # the arrow up
         chat.see("    pass")
         chat.type("\x03")  # Ctrl-C
