@@ -110,7 +110,7 @@ class KVManager:
         """Marks everything committed as seen by the draft layer."""
         lag = self._cache.ahead - 1  # of the last of several layers: it mixes in a later token
         first = max(req.draft_from, req.draft_to - lag) // self.page_size
-        for page in req.pages[first : (req.committed - lag) // self.page_size]:
+        for page in req.pages[first : max(0, req.committed - lag) // self.page_size]:
             self._drafted[page] = 1
         req.draft_to = req.committed
 
@@ -213,7 +213,7 @@ class KVManager:
             assert req.draft_from <= self.pages_for(req.committed) * self.page_size
             assert req.draft_from % self.page_size == 0
             lag = self._cache.ahead - 1
-            seen = req.pages[req.draft_from // self.page_size : (req.draft_to - lag) // self.page_size]
+            seen = req.pages[req.draft_from // self.page_size : max(0, req.draft_to - lag) // self.page_size]
             assert all(self._drafted[page] for page in seen), f"{req.rid} sees pages without draft entries"
             assert req.committed <= len(req.pages) * self.page_size
             assert req.cached % self.page_size == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import random
+import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -81,6 +82,9 @@ STEPS = st.lists(
         st.tuples(st.just("abort decode"), ANY, ANY),
         st.tuples(st.just("turn"), st.integers(1, 12), ANY),
         st.tuples(st.just("turn"), st.integers(1, 12), ANY),
+        st.tuples(st.just("pause"), ANY, ANY),
+        st.tuples(st.just("pause"), ANY, ANY),
+        st.tuples(st.just("pause"), ANY, ANY),
         st.tuples(st.just("turn prefill"), st.integers(1, 6), ANY),
         st.tuples(st.just("turn decode"), st.integers(1, 6), ANY),
         st.tuples(st.just("cut"), ANY, ANY),
@@ -143,6 +147,8 @@ class Play:
         elif action == "turn":
             for _ in range(i):
                 both.turn([self.half(which)] if which else None, 0)
+        elif action == "pause":  # the threads that move bytes get on
+            time.sleep(0.01)
         elif action == "cut":
             both.network.cut()
         elif action == "corrupt":
