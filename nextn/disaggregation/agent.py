@@ -14,7 +14,6 @@ from nextn.disaggregation.sink import Arrived, Ended, PageSink
 from nextn.disaggregation.source import PageSource
 from nextn.engine.engine import Engine
 from nextn.request import PREFILL_FAILED, Failure, Output, Request
-from nextn.scheduler.transfers import sent_slots
 from nextn.server_config import ServerConfig
 from nextn.stats import TransferStats
 
@@ -122,8 +121,7 @@ class PrefillAgent:
     def _true(self, request: Request) -> int:
         """Slots that are true for all layers; after a retraction they are fewer for a while."""
         lag = max(0, self._engine.info.nextn_layers - 1)
-        whole = sent_slots(request.num_prompt, self._engine.info.nextn_layers, self._engine.info.page_size)
-        return min(max(0, request.committed - lag), whole)
+        return min(max(0, request.committed - lag), self._engine.transfers.whole(request))
 
     def fileno(self) -> int:
         return self._source.fileno()
@@ -185,8 +183,7 @@ class DecodeAgent:
     def _ended(self, event: Ended) -> list[Output]:
         """All has come that will."""
         remote, request = self._remotes.pop(event.rid), self._engine.transfers.fetching[event.rid]
-        info = self._engine.info
-        whole = sent_slots(request.num_prompt, info.nextn_layers, info.page_size)  # whatever is claimed
+        whole = self._engine.transfers.whole(request)  # whatever is claimed
         slots = max(min(event.slots, whole), request.committed)
         failure = None if event.error is None else self._failed(event.rid, remote, event.error)
         return self._engine.transfers.fetched(event.rid, slots, event.cached_tokens, failure)

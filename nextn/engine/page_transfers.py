@@ -9,6 +9,7 @@ from torch import Tensor
 from nextn.engine.executor import Executor
 from nextn.request import Failure, Output, Request
 from nextn.scheduler.scheduler import Scheduler
+from nextn.scheduler.transfers import sent_slots
 
 
 class PageTransfers:
@@ -30,6 +31,11 @@ class PageTransfers:
     def blocked(self) -> bool:
         """Do requests wait for pages while none runs that would give some back?"""
         return bool(self._scheduler.waiting) and not self._scheduler.running
+
+    def whole(self, request: Request) -> int:
+        """Slots of its prompt that go from one engine to the other; see `sent_slots`."""
+        info = self._executor.info
+        return sent_slots(request.num_prompt, info.nextn_layers, info.page_size)
 
     def begun(self) -> list[Request]:
         """The fetches that began since the last call."""
