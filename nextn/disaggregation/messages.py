@@ -44,6 +44,13 @@ class Hello(Message, tag=0):
     door: Text = ""
     key: bytes = b""
 
+    def differences(self, other: Hello) -> list[str]:
+        """Why these two cannot work together, for people on this one's side."""
+        found = self.identity.differences(other.identity)
+        if self.backend != other.backend:
+            found.append(f"transfer backend is {self.backend} here and {other.backend} there")
+        return found
+
 
 class Refused(Message, tag=1):
     """The connection is of no use."""

@@ -82,6 +82,7 @@ class _Fetch:
 class PageSink(Endpoint):
     def __init__(self, identity: Identity, backend: str, timeout: float) -> None:
         super().__init__("kv-sink", identity, backend, timeout)
+        self._hello = Hello(identity, backend, timeout)
         self._fetches: dict[str, _Fetch] = {}
         self._inbox: deque[Arrived | Ended] = deque()
         self._undelivered = 0  # bytes
@@ -234,7 +235,7 @@ class PageSink(Endpoint):
         self.lose(min(idle, key=lambda each: each.born), "others are needed")
 
     def connected(self, connection: Connection) -> None:
-        connection.send(Hello(self.identity, self.backend, self.timeout))
+        connection.send(self._hello)
 
     def _ask(self, fetch: _Fetch, connection: Connection) -> None:
         self._last_transfer += 1
@@ -289,10 +290,7 @@ class PageSink(Endpoint):
     def _welcomed(self, connection: Connection, message: AnyMessage) -> None:
         if not isinstance(message, Hello):
             raise Broken("no Hello")
-        different = self.identity.differences(message.identity)
-        if self.backend != message.backend:
-            different.append(f"transfer backend is {self.backend} here and {message.backend} there")
-        if different:
+        if different := self._hello.differences(message):
             raise Broken("refused: " + "; ".join(different))
         if self.backend == "shm":
             self._memories[connection] = hand_in(message, self.layout.piece_bytes)

@@ -409,11 +409,9 @@ class PageSource(Endpoint):
         door, key = "", b""
         if isinstance(self._sinks, Door):
             door, key = self._sinks.name, self._sinks.key(connection)
-        connection.send(Hello(self.identity, self.backend, self.timeout, door, key))
-        different = hello.identity.differences(self.identity)
-        if hello.backend != self.backend:
-            different.append(f"transfer backend is {hello.backend} here and {self.backend} there")
-        if different:
+        own = Hello(self.identity, self.backend, self.timeout, door, key)
+        connection.send(own)
+        if different := hello.differences(own):
             connection.send(Refused("; ".join(different)[:MOST_TEXT]))
             connection.closing = True
 
