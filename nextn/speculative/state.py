@@ -31,6 +31,8 @@ class RequestState:
     grammar: GrammarCursor | None = None  # at the last of `history`
     pages: list[int] = field(default_factory=list)
     drafting: DraftState = field(default_factory=DraftState)
+    proposed: Draft = NO_DRAFT  # by the last step
+    ended: bool = False  # by the last step
 
     # Of the step that runs: see `nextn.scheduler.plan.SpanPlan`.
     start: int = 0
@@ -49,6 +51,21 @@ class RequestState:
         if self.constraint is not None:
             self.grammar = GrammarCursor(self.constraint.begin(), self.end_ids)
             self.grammar.replay(self.history[self.num_prompt :])
+
+    def commit(self, tokens: Sequence[int], ended: bool, draft: Draft) -> None:
+        """What a step made of it: the tokens, and the draft for the next one. ended: by more than an end
+        token or the limit."""
+        output = len(self.history) - self.num_prompt
+        self.history += tokens
+        self.proposed, self.ended = draft, ended or len(self.history) >= self.limit
+        if not self.end_ids.isdisjoint(tokens):
+            least = 0 if self.constraint is not None else self.params.min_tokens
+            self.ended |= any(t in self.end_ids and output + i >= least for i, t in enumerate(tokens))
+
+    def go_on(self, most_drafts: int) -> None:
+        """The next span is one that was planned ahead: see `nextn.scheduler.plan.SpanPlan`."""
+        self.start, self.known = len(self.history) - 1, 1
+        self.draft = self.proposed.cut(most_drafts, self.room - 1)
 
     @property
     def room(self) -> int:
