@@ -336,8 +336,9 @@ class Scheduler:
         outputs = []
         decoded = False
         requests, drafted = self._under_way.take(plan)
-        for req, span, res in zip(requests, plan.spans, result.spans, strict=True):
-            if self.by_rid.get(span.rid) is not req:  # aborted while the step ran, or ended in the one before
+        for (req, retractions), span, res in zip(requests, plan.spans, result.spans, strict=True):
+            # Aborted or retracted while the step ran, or ended in the one before.
+            if self.by_rid.get(span.rid) is not req or req.retractions != retractions:
                 continue
             decoded |= req.decoding
             try:

@@ -85,8 +85,15 @@ class Executor:
         results = []
         for span in plan.spans:
             r = self.states[span.rid]
+            if span.ahead and r.ended:
+                results.append(SpanResult([], NO_DRAFT))
+                continue
             for name in ("start", "known", "draft", "chooses", "num_steps", "scores", "extend", "draft_from"):
                 setattr(r, name, getattr(span, name))
+            if span.ahead:
+                r.go_on(span.most_drafts)
+                assert r.start <= span.start
+                assert r.start + r.known + r.draft.depth <= span.start + 1 + span.most_drafts
             r.tokens = [*r.history[r.start : r.start + r.known], *r.draft.tokens]
             assert span.first_page <= len(r.pages)
             r.pages[span.first_page :] = span.pages
@@ -128,8 +135,8 @@ class Executor:
             assert free + self.shape.scratch(want) <= len(table)
             for slot in table[free : free + self.shape.scratch(want)]:
                 self.slots[slot] = self.entries[slot] = "guess"
-            r.history += new
-            draft = self.draft(r.history, want)
+            draft = self.draft([*r.history, *new], want)
+            r.commit(new, False, draft)
             results.append(SpanResult(new, draft, prompt_logprobs=scores))
         work = StepWork(len(written), sum(s.extend for s in plan.spans))
         return StepResult(results, work)
@@ -177,7 +184,7 @@ class Never:
     def note(self, draft, accepted):
         assert draft is not NO_DRAFT
 
-    def stepped(self, work, seconds, own=True):
+    def stepped(self, work, seconds, own=True, drafting=None):
         pass
 
 
@@ -188,7 +195,7 @@ class Whims(Never):
     def __init__(self):
         self.random, self.left = random.Random(3), 0
 
-    def stepped(self, work, seconds, own=True):
+    def stepped(self, work, seconds, own=True, drafting=None):
         self.left -= 1
         if self.left < 0:
             self.drafting, self.left = self.random.random() < 0.5, self.random.choice([0, 3, 30, 100])
@@ -322,7 +329,7 @@ class Watching(Never):
     def __init__(self):
         self.own = []
 
-    def stepped(self, work, seconds, own=True):
+    def stepped(self, work, seconds, own=True, drafting=None):
         self.own.append(own)
 
 
@@ -676,8 +683,9 @@ class Chaos(RuleBasedStateMachine):
         skill=st.sampled_from([0.0, 0.6, 1.0]),
         auto=st.sampled_from([None, "whims", "learning"]),
         window=st.sampled_from([1, 5, DRAFT_WINDOW]),
+        overlap=st.booleans(),
     )
-    def start(self, pages, page, budget, running, drafts, topk, radix, skill, auto, window):
+    def start(self, pages, page, budget, running, drafts, topk, radix, skill, auto, window, overlap):
         if not drafts:
             auto = None
         shape = Shape(topk, min(2 * topk, tree_size(topk, drafts)))
@@ -695,6 +703,7 @@ class Chaos(RuleBasedStateMachine):
         )
         self.limit = pages * page
         self.want, self.got, self.count = {}, {}, 0
+        self.overlap, self.launched = overlap, None
 
     @rule(
         prompt=st.lists(st.integers(1, 3), min_size=1, max_size=30),
@@ -738,15 +747,23 @@ class Chaos(RuleBasedStateMachine):
     @rule(n=st.integers(1, 4))
     def step(self, n):
         for _ in range(n):
-            plan = self.sched.plan()
-            assert bool(plan.spans) == self.sched.has_work()
-            for out in self.sched.commit(plan, self.ex.run(plan), 2e-3):
+            launched = self.launched or self.launch()
+            assert bool(launched[0].spans) == self.sched.has_work() or launched is self.launched
+            self.launched = None
+            if self.overlap and launched[0].spans:
+                following = self.launch()
+                self.launched = following if following[0].spans else None
+            for out in self.sched.commit(*launched, 2e-3):
                 if out.prompt_logprobs is not None:
                     count = len(out.prompt_logprobs)
                     assert out.prompt_logprobs == [None, *map(score, range(count - 1))]
                 self.got[out.rid] += out.tokens
                 if out.finish_reason:
                     assert self.got[out.rid] == self.want.pop(out.rid)
+
+    def launch(self):
+        plan = self.sched.plan()
+        return plan, self.ex.run(plan)
 
     @invariant()
     def integrity(self):
@@ -756,6 +773,8 @@ class Chaos(RuleBasedStateMachine):
     def teardown(self):
         if hasattr(self, "sched"):
             manager.draft_window = draft_window
+            while self.launched:
+                self.step(n=1)
             got, _, _ = drain(self.sched, self.ex, check=False)
             for rid, tokens in self.want.items():
                 assert self.got[rid] + got.get(rid, []) == tokens
