@@ -166,8 +166,8 @@ class EngineConfig(ParallelConfig):
     overlap_schedule: str = option(
         "auto",
         "scheduling",
-        "on: plan a step and take its predecessor's results while one runs; off: plan a step when the last one "
-        "has been read; auto: on a GPU",
+        "on: plan each step, and take in the results of the one before, while another runs; off: plan a step "
+        "when the last one has been read; auto: on a GPU",
         choices=("auto", "on", "off"),
     )
     check_integrity: bool = option(False, "scheduling", "debug: check all bookkeeping after every step")

@@ -1,7 +1,7 @@
 """The engine: plan, run, commit. In one process, without a server around it.
 
-With overlap, the next step is planned and launched before the result of this one is read, so that whatever runs
-the steps need not wait for the work in between.
+With overlap, the next step is planned and launched before the result of this one is read, so that whatever
+runs the steps need not wait for the work in between.
 
 engine = Engine(EngineConfig())
 engine.add(Request("a", tokens, SamplingParams()))

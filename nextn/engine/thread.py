@@ -1,5 +1,5 @@
-"""An executor that runs its steps in a thread, so that `launch` returns at once: the engine's own work, and that
-of whoever takes its outputs, is done while a step runs. Native kernels run without Python's lock."""
+"""An executor that runs its steps in a thread, so that `launch` returns at once: the engine's own work, and
+that of whoever takes its outputs, is done while a step runs. Native kernels run without Python's lock."""
 
 from __future__ import annotations
 

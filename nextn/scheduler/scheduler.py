@@ -27,7 +27,7 @@ from nextn.scheduler.integrity import check_requests
 from nextn.scheduler.output import Taken, output, take
 from nextn.scheduler.plan import Plan, SpanPlan, SpanResult, States, StepResult
 from nextn.scheduler.prompt_budget import PromptBudget
-from nextn.scheduler.queue import count_prompts, left, next_in_line, rank
+from nextn.scheduler.queue import count_prompts, next_in_line, rank
 from nextn.scheduler.transfers import Transfers
 from nextn.scheduler.under_way import UnderWay
 from nextn.speculative.depth.controller import DepthController
@@ -38,6 +38,8 @@ from nextn.stats import EngineStats
 # Drafts of a request that is not verified by `exact` and asks for no number: its text depends on where drafts
 # are, which must not depend on the clock.
 INEXACT = 2
+
+NO_SCORES = range(0)
 
 log = logging.getLogger("nextn.engine")
 
@@ -60,6 +62,7 @@ class Scheduler:
         self.kv, self.states = kv, states
         self.prompts, self.token_budget, self.max_running = prompts, prompts.tokens, max_running
         self.num_steps, self.shape, self.auto = num_steps, shape, auto
+        self._beyond = shape.beyond
         self.eos_ids = eos_ids
         self.waiting: list[Request] = []  # sorted by rank
         self.running: list[Request] = []  # sorted by rank
@@ -69,6 +72,9 @@ class Scheduler:
         self._kept = False  # did the last step's plan keep?
         self._blocked: str | None = None  # who waits for pages, and others behind it
         self._under_way = UnderWay(self.shape)
+        self._decoded: dict[
+            tuple[int, int, int], int
+        ] = {}  # of the step that is committed: see `SpecStats.add`
         self.stats = EngineStats(total_tokens=kv.total_tokens)
 
     # --- in and out -------------------------------------------------------------------------
@@ -147,8 +153,10 @@ class Scheduler:
             for req in self.running:
                 self.kv.begin_to_keep(req)
         self._kept = keep
-        decoding = [r for r in self.running if under_way.decoding(r)]
-        prefilling = [r for r in self.running if not under_way.decoding(r)]
+        decoding: list[Request] = []
+        prefilling: list[Request] = []
+        for req in self.running:
+            (decoding if under_way.decoding(req) else prefilling).append(req)
         # While prompts wait, an eighth of the budget is theirs, however many requests decode.
         share = self.prompts.eighth if prefilling or self.waiting else 0
         spare = self.token_budget - share - len(decoding)
@@ -243,19 +251,23 @@ class Scheduler:
 
     def _unscored(self, req: Request) -> int | None:
         """The first position whose logits are still wanted, and so must be computed; None: none is."""
+        if req.params.prompt_logprobs is None:
+            return None
         scored = len(req.prompt_logprobs) + self._under_way.scores(req)
-        return None if req.params.prompt_logprobs is None or scored == req.num_prompt - 1 else scored
+        return None if scored == req.num_prompt - 1 else scored
 
     def _scores(self, req: Request, start: int, end: int) -> range:
         """Of a span of positions `start` to `end`: where the next token's logits are wanted."""
         unscored = self._unscored(req)
-        return range(0) if unscored is None else range(unscored - start, min(end, req.num_prompt - 1) - start)
+        return (
+            NO_SCORES if unscored is None else range(unscored - start, min(end, req.num_prompt - 1) - start)
+        )
 
     def _pages_to_come(self, req: Request) -> int:
         """Pages that a running request will want before long: its prompt's rest and one more."""
         num_steps = self.num_steps_of(req)
         ahead = min(len(req.tokens) + 1 + 2 * num_steps, req.limit)
-        ahead += min(self.shape.beyond, self.shape.size(num_steps) + self.shape.scratch(num_steps))
+        ahead += min(self._beyond, self.shape.size(num_steps) + self.shape.scratch(num_steps))
         return max(0, self.kv.pages_for(ahead) + 1 - len(req.pages))
 
     def _extend(self, req: Request, budget: int, spans: list[SpanPlan], least: int) -> int:
@@ -274,12 +286,15 @@ class Scheduler:
         order is retracted; False if that was this request itself, or if what is under way ends it or has to
         be known first."""
         last = self._under_way.of(req)
-        ahead = last is not None and last.chooses
-        have = len(req.tokens) + ahead  # at least
-        start = self._under_way.end(req)
+        if last is None or not last.chooses:
+            ahead, depth, most = False, draft.depth, len(draft.tokens)
+        else:  # what follows are bounds
+            most = self._under_way.most_drafts(last, req, most)
+            ahead, depth = True, most
+        have = len(req.tokens) + ahead
+        start = req.committed if last is None else last.end
         known = start + n
-        most = self._under_way.most_drafts(req, most) if ahead else len(draft.tokens)
-        end = min(known + most, req.limit + self.shape.beyond) if ahead else known + most
+        end = known + most
         chooses = ahead or known == have
         room = req.limit - have
         wanted = self._num_steps_now(req) if req.committed >= req.draft_from else 0
@@ -287,8 +302,10 @@ class Scheduler:
         if last is not None and (ahead > room or last.extend != extend):
             return False
         num_steps = max(0, min(wanted, room - 2)) if chooses else 0
-        drafting = known + (most if ahead else draft.depth) + self.shape.scratch(num_steps)
-        length = max(end, min(drafting, max(req.limit, end) + self.shape.beyond))
+        drafting = known + depth + self.shape.scratch(num_steps)
+        length = max(end, min(drafting, max(req.limit, end) + self._beyond))
+        if ahead:
+            length = min(length, req.limit + self._beyond)
         while not self.kv.reserve(req, length):
             if self._under_way:
                 self._under_way.short = True
@@ -298,7 +315,7 @@ class Scheduler:
             spans[:] = [s for s in spans if s.rid != victim.rid]
             if victim is req:
                 return False
-        if extend:
+        if extend and not ahead:
             self.kv.skip_drafts(req)
         first_page, pages = self.kv.send(req)
         span = SpanPlan(
@@ -310,7 +327,7 @@ class Scheduler:
             first_page=first_page,
             pages=pages,
             num_steps=num_steps,
-            scores=range(0) if ahead else self._scores(req, start, end),
+            scores=NO_SCORES if req.params.prompt_logprobs is None else self._scores(req, start, end),
             extend=extend,
             draft_from=req.draft_from,
             cut=num_steps > 0 and self._automatic(req),
@@ -334,13 +351,11 @@ class Scheduler:
         """seconds: from the end of the step before to the end of this one, if they were adjacent."""
         own = self._asking == 0  # before requests end
         outputs = []
-        decoded = False
         requests, drafted = self._under_way.take(plan)
         for (req, retractions), span, res in zip(requests, plan.spans, result.spans, strict=True):
             # Aborted or retracted while the step ran, or ended in the one before.
             if self.by_rid.get(span.rid) is not req or req.retractions != retractions:
                 continue
-            decoded |= req.decoding
             try:
                 outputs += self._commit_span(req, span, res)
             except Exception as e:
@@ -352,7 +367,10 @@ class Scheduler:
             if seconds is not None:
                 self._took(plan, result.work, seconds)
         self.stats.steps += bool(plan.spans)
-        self.stats.decode_steps += decoded
+        self.stats.decode_steps += bool(self._decoded)
+        for step, times in self._decoded.items():
+            self.stats.spec.add(*step, times)
+        self._decoded.clear()
         return outputs
 
     def _took(self, plan: Plan, work: StepWork, seconds: float) -> None:
@@ -375,8 +393,9 @@ class Scheduler:
         self._note_draft(req, span.draft, accepted)
         if decoding:
             ended = taken.matched is not None
-            for spec in (req.spec, self.stats.spec):
-                spec.add(span.draft.depth, min(accepted, taken.tokens), taken.tokens + ended)
+            step = span.draft.depth, min(accepted, taken.tokens), taken.tokens + ended
+            req.spec.add(*step)
+            self._decoded[step] = self._decoded.get(step, 0) + 1
         self.stats.generated_tokens += taken.tokens
         if taken.reason is None:
             req.draft = res.draft

@@ -1,8 +1,8 @@
 """The steps that have been planned and not committed: one while the engine waits, two for a moment.
 
-A plan that is made meanwhile needs to know of a request where its span begins. A part of a prompt goes on where
-the last one ends. A request that chooses in the step under way goes on from a root that nobody knows yet, so
-what can be said of its next span are bounds: it begins behind all drafts, if they all hold.
+A plan that is made meanwhile needs to know of a request where its span begins. A part of a prompt goes on
+where the last one ends. A request that chooses in the step under way goes on from a root that nobody knows
+yet, so what can be said of its next span are bounds: it begins behind all drafts, if they all hold.
 """
 
 from __future__ import annotations
@@ -64,10 +64,9 @@ class UnderWay:
         return req.decoding if span is None else span.chooses
 
     def end(self, req: Request) -> int:
-        """No position before it is still to be computed; of a request that chooses there may be, at least the
-        root's is not before it."""
+        """Where its next span begins, or, of a request that chooses, the furthest place."""
         span = self._last.get(req.rid)
-        return req.committed if span is None else span.start + span.known + span.draft.depth
+        return req.committed if span is None else span.end
 
     def left(self, req: Request) -> int:
         """Tokens that it computes before it decodes, or less where the cache is still to be asked."""
@@ -78,9 +77,9 @@ class UnderWay:
         span = self._last.get(req.rid)
         return 0 if span is None else len(span.scores)
 
-    def most_drafts(self, req: Request, most: int) -> int:
-        """Nodes of the draft that the step proposes, at most `most`."""
-        made = self._shape.size(self._last[req.rid].num_steps)
+    def most_drafts(self, span: SpanPlan, req: Request, most: int) -> int:
+        """Nodes of the draft that this span of the request proposes, at most `most`."""
+        made = self._shape.size(span.num_steps)
         # A grammar that leaves no choice makes drafts of its own.
         return min(most, made if req.grammar is None else max(made, MAX_DRAFTS))
 

@@ -3,32 +3,23 @@
 The executor is in `support.scripted_executor`.
 """
 
-import pickle
 import random
-from itertools import pairwise
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-
 from support.scripted_executor import CHAINS, VOCAB, drain, expected, make, request, score
 
 from nextn.draft import DRAFT_WINDOW, NO_DRAFT, Shape, draft_window, tree_size
 from nextn.kvcache import manager
-from nextn.kvcache.manager import KVManager
-from nextn.kvcache.naive import NaiveCache
-from nextn.kvcache.radix import RadixCache
-from nextn.request import PromptGroup, Request, SamplingParams, SpeculativeParams, TokenLogprob
-from nextn.scheduler.plan import Plan, SpanResult, StepResult
-from nextn.scheduler.prompt_budget import PromptBudget
-from nextn.scheduler.scheduler import Scheduler
+from nextn.request import PromptGroup, SpeculativeParams
+from nextn.scheduler.plan import Plan, StepResult
 from nextn.speculative.depth.controller import DepthController
 from nextn.speculative.depth.cost import StepCost
 from nextn.speculative.depth.worth import Worth
-from nextn.speculative.tree import Growing
-from nextn.speculative.verify.exact import accepted_path
 from nextn.speculative.work import StepWork
+
 
 class Never:
     """Automatic depth that has decided against drafts."""
