@@ -48,8 +48,8 @@ ON_PLAIN_TORCH = [
     ((2, 3, 8), "chunks", "naive"), ((2, 3, 8), "whole", "retracted"),
 ]  # fmt: skip
 
-# What runs the steps, beside this process: another one, or so many ranks. Four on two cores take turns. Ahead:
-# each step is planned before the result of the last one is read, here in a thread.
+# What runs the steps, beside this process: another one, or so many ranks. Four on two cores take turns.
+# Ahead: each step is planned before the result of the last one is read, here in a thread.
 ELSEWHERE = {
     (0, "chunks", "retracted"): ("process", 2, "ahead"),
     (0, "whole", "radix"): ("ahead",),

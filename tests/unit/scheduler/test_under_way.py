@@ -149,7 +149,7 @@ def test_the_drafter_begins_and_ends_when_nothing_is_under_way(drafting):
 def test_keeping_begins_when_nothing_is_under_way():
     depth = Depth(False)
     depth.keeping = False
-    sched, ex, first = decoding([[5] * 30], pages=60, auto=depth)
+    sched, _, first = decoding([[5] * 30], pages=60, auto=depth)
     depth.keeping = True
     assert not sched.plan().spans
     sched.commit(*first)
