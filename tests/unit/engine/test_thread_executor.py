@@ -175,8 +175,8 @@ def test_nothing_is_written_that_was_not_reserved(drafts):
     steps, topk, nodes = drafts
     config = EngineConfig(
         overlap_schedule="on", check_integrity=True, kv_cache_tokens=640, page_size=4,
-        chunked_prefill_size=64, max_running_requests=8, threads=1, speculative_num_steps=steps, speculative_eagle_topk=topk,
-        speculative_num_draft_tokens=nodes,
+        chunked_prefill_size=64, max_running_requests=8, threads=1, speculative_num_steps=steps,
+        speculative_eagle_topk=topk, speculative_num_draft_tokens=nodes,
     )  # fmt: skip
     engine = Engine(config, Guarded)
     for i in range(12):
