@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import torch
@@ -11,6 +12,7 @@ from nextn.cutoff import Cutoff
 from nextn.draft import NO_DRAFT
 from nextn.engine import logprobs as logprobs_of
 from nextn.engine.executor import ExecutorInfo, ExpertCounts, Ran
+from nextn.engine.plain_step import plain_steps
 from nextn.engine.shared_pass import SharedPass
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
@@ -53,11 +55,15 @@ class Runner:
         self.chooser = chooser
         self._counts = model.expert_counts if isinstance(model, CountsExperts) else None
         self.verifier = Verifier(draw, accept_length)
+        alone = together is None and accept_length is None
+        self.plain = plain_steps(model, pool, drafter) if alone else None
         self.states: dict[str, RequestState] = {}
 
     def add(self, state: RequestState) -> None:
         assert state.rid not in self.states
         state.begin()
+        if self.plain is not None:
+            self.plain.add(state)
         self.states[state.rid] = state
 
     def drop(self, rid: str) -> None:
@@ -83,9 +89,13 @@ class Runner:
         counts = self._counts and self._counts()
         return counts if counts and counts[0].size else None
 
-    @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
         states = [self._state(span, plan.cutoff) for span in plan.spans]
+        found = None if self.plain is None else self.plain.run(states, plan)
+        return self._run(states, plan) if found is None else found
+
+    @torch.inference_mode()
+    def _run(self, states: Sequence[RequestState], plan: Plan) -> StepResult:
         spans = [Span(r.tokens, r.start, r.pages, r.draft.paths()) for r in states]
         hidden = self._forward(spans)
         if hidden is None:
@@ -132,7 +142,7 @@ class Runner:
         state.chooses, state.num_steps, state.scores = span.chooses, span.num_steps, span.scores
         state.extend, state.draft_from = span.extend, span.draft_from
         state.cutoff = cutoff if span.cut else None
-        state.pages[span.first_page :] = span.pages
+        state.pages[span.first_page :] = array("i", span.pages)
         return state
 
     def _forward(self, spans: Sequence[Span]) -> Tensor | None:
