@@ -11,6 +11,7 @@ from torch import Tensor
 from nextn.cutoff import Cutoff
 from nextn.draft import NO_DRAFT
 from nextn.engine import logprobs as logprobs_of
+from nextn.engine.compact import compact
 from nextn.engine.executor import ExecutorInfo, ExpertCounts, Ran
 from nextn.engine.plain_step import plain_steps
 from nextn.engine.shared_pass import SharedPass
@@ -105,7 +106,7 @@ class Runner:
             v if r.grammar is None or not r.chooses else grammatical(r.grammar, v)
             for r, v in zip(states, verified, strict=True)
         ]
-        self._compact(states, [v.path for v in verified])
+        compact(self.pool, self.model.config.num_hidden_layers, states, [v.path for v in verified])
         logprobs = logprobs_of.output(raw, states, verified)
         scored = logprobs_of.prompts(self.model, hidden, states)
         made = self._draft(hidden, states, verified, plan.keep)
@@ -164,7 +165,7 @@ class Runner:
         if not asked and not drawn:
             return [NOTHING for _ in states], None
         logits, tokens = self._logits(hidden, asked, drawn)
-        raw = _copied(logits, asked)
+        raw = logprobs_of.copied(logits, [r for r, _ in asked])
 
         def verify(some: Sequence[Rooted]) -> list[Verified]:
             own = logits
@@ -239,19 +240,6 @@ class Runner:
             at += len(r.tokens)
         return out
 
-    def _compact(self, states: Sequence[RequestState], accepted: Sequence[Sequence[int]]) -> None:
-        """Moves the target's cache entries of accepted nodes to the slots of their positions. In a chain they
-        lie there already."""
-        source: list[int] = []
-        target: list[int] = []
-        for r, path in zip(states, accepted, strict=True):
-            for depth, node in enumerate(path, start=1):
-                if node + 1 != depth:
-                    source.append(self.pool.slot(r.pages, r.start + node + 1))
-                    target.append(self.pool.slot(r.pages, r.start + depth))
-        if source:
-            self.pool.move(source, target, self.model.config.num_hidden_layers)
-
 
 def _span(r: RequestState) -> VerifySpan:
     return VerifySpan(r, r.draft, r.drafting.chances)
@@ -260,15 +248,3 @@ def _span(r: RequestState) -> VerifySpan:
 def _rows(some: Sequence[Rooted]) -> list[int]:
     """Of the step: those of each root and its draft."""
     return [row for r, root in some for row in range(root, root + len(r.draft.tokens) + 1)]
-
-
-def _copied(logits: Tensor, asked: Sequence[Rooted]) -> Tensor | None:
-    """The logits of those that want log-probabilities."""
-    wanted: list[int] = []
-    at = 0
-    for r, _ in asked:
-        after = at + len(r.draft.tokens) + 1
-        if r.params.logprobs is not None:
-            wanted.extend(range(at, after))
-        at = after
-    return logits[wanted] if wanted else None
