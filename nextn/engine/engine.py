@@ -18,8 +18,10 @@ from nextn.engine.check_prompt import check_prompt
 from nextn.engine.executor import Executor, ExecutorInfo, Wakes
 from nextn.engine.expert_recorder import ExpertRecorder, ShardWindow
 from nextn.engine.page_transfers import PageTransfers
+from nextn.engine.step_trace import stepped
 from nextn.request import Output, Request, SpeculativeParams
 from nextn.stats import EngineStats
+from nextn.trace import TRACE
 
 
 class Engine:
@@ -96,17 +98,24 @@ class Engine:
 
     def step(self) -> list[Output]:
         """One step for whoever is next. [] when there is nothing to do or nothing to tell."""
+        lap = TRACE.laps("engine")
         plan = self._scheduler.plan()
+        lap("plan")
         self._stalled = not plan.spans and not self._executor.awake
         self.transfers.changed = False
         if self._stalled:
             self._ended = None
             return []
-        result = self._executor.launch(plan).result()
+        ticket = self._executor.launch(plan)
+        lap("launch")
+        result = ticket.result()
+        lap("result")
         now = time.perf_counter()
         outputs = self._scheduler.commit(plan, result, None if self._ended is None else now - self._ended)
         self._ended = now if self.must_step() else None
+        lap("commit")
         if plan.spans:
+            stepped(lap, plan, result)
             self.experts.stepped()
             if self._shards is not None:
                 self._shards.stepped(idle=not self.has_work())

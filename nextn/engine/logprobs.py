@@ -25,6 +25,18 @@ class Logprobs(NamedTuple):
 NO_LOGPROBS = Logprobs()
 
 
+def rows(logits: Tensor, asked: Sequence[tuple[RequestState, int]]) -> Tensor | None:
+    """A copy of the logits of those that want log-probabilities. `asked`: with the root's row of the step."""
+    wanted: list[int] = []
+    at = 0
+    for r, _ in asked:
+        after = at + len(r.draft.tokens) + 1
+        if r.params.logprobs is not None:
+            wanted.extend(range(at, after))
+        at = after
+    return logits[wanted] if wanted else None
+
+
 def output(
     raw: Tensor | None, states: Sequence[RequestState], verified: Sequence[Verified]
 ) -> list[Logprobs]:

@@ -25,6 +25,7 @@ from nextn.speculative.forced import draft_in_grammars
 from nextn.speculative.state import RequestState
 from nextn.speculative.verifier import Verified, Verifier, VerifySpan, grammatical
 from nextn.speculative.work import StepWork
+from nextn.trace import TRACE
 
 NOTHING = Verified([], [])
 Rooted = tuple[RequestState, int]  # one that chooses, and its root's row of the step
@@ -85,9 +86,12 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
+        lap = TRACE.laps("runner")
         states = [self._state(span, plan.cutoff) for span in plan.spans]
         spans = [Span(r.tokens, r.start, r.pages, r.draft.paths()) for r in states]
+        lap("prepare")
         hidden = self._forward(spans)
+        lap("forward")
         if hidden is None:
             return StepResult([])
         verified, raw = self._verify(hidden, states)
@@ -98,7 +102,9 @@ class Runner:
         self._compact(states, [v.path for v in verified])
         logprobs = logprobs_of.output(raw, states, verified)
         scored = logprobs_of.prompts(self.model, hidden, states)
+        lap("choose and verify")
         made = self._draft(hidden, states, verified, plan.keep)
+        lap("draft")
         results = []
         rows = decoding = nodes = context = 0
         for i, (r, v) in enumerate(zip(states, verified, strict=True)):
@@ -154,7 +160,7 @@ class Runner:
         if not asked and not drawn:
             return [NOTHING for _ in states], None
         logits, tokens = self._logits(hidden, asked, drawn)
-        raw = _copied(logits, asked)
+        raw = logprobs_of.rows(logits, asked)
 
         def verify(some: Sequence[Rooted]) -> list[Verified]:
             own = logits
@@ -250,15 +256,3 @@ def _span(r: RequestState) -> VerifySpan:
 def _rows(some: Sequence[Rooted]) -> list[int]:
     """Of the step: those of each root and its draft."""
     return [row for r, root in some for row in range(root, root + len(r.draft.tokens) + 1)]
-
-
-def _copied(logits: Tensor, asked: Sequence[Rooted]) -> Tensor | None:
-    """The logits of those that want log-probabilities."""
-    wanted: list[int] = []
-    at = 0
-    for r, _ in asked:
-        after = at + len(r.draft.tokens) + 1
-        if r.params.logprobs is not None:
-            wanted.extend(range(at, after))
-        at = after
-    return logits[wanted] if wanted else None

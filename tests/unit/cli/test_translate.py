@@ -18,6 +18,7 @@ FLAGS = Path(__file__).parent / "flags"
 JSON = {
     **dict.fromkeys(("--speculative-config", "-sc"), '{"method": "mtp"}'),
     "--eplb-config": '{"step_interval": 5}',
+    "--profiler-config": '{"profiler": "torch", "torch_profiler_dir": "/traces"}',
     "--kv-transfer-config": '{"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}',
 }
 LINES = [
