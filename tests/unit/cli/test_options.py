@@ -111,6 +111,8 @@ def test_wrong_command_line(words: list[str], message: str, capsys: pytest.Captu
     [
         (["--port", "70000"], "--port is 70000: it must be between 0 and 65535"),
         (["--page-size", "0"], "--page-size is 0"),
+        (["--profile-steps", "-1"], "--profile-steps is -1: it must be 0 or more"),
+        (["--profile-steps", "5"], "--profile-steps 5 needs --profile-dir"),
         (["--speculative-algorithm", "NONE", "--speculative-num-steps", "2"], "--speculative-num-steps"),
         (["--speculative-num-steps", "17"], "it must be auto, or a whole number from 0"),
     ],
