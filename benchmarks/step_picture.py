@@ -4,9 +4,10 @@
     python benchmarks/step_picture.py --picture PICTURE.png --trace FILE.trace.json.gz      # of a trace
 
 Options after -- are those of `nextn serve`, which is started, put under load and profiled (/start_profile).
-Only decode steps count, with as many requests as any step has. The picture shows two in a row, the pair of
-median length. Printed, and kept with --output: medians over all such steps, in milliseconds for each kind of
-interval, and the share of the time for which the kernels ran.
+Only decode steps count, with as many requests as any step has. The picture shows two in a row. Their length is
+the lower quartile of all such pairs, as other work on a machine makes steps longer. Printed, and kept with
+--output: medians over all such steps, in milliseconds for each kind of interval, and the share of the time for
+which the kernels ran.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def main() -> int:
     if not pairs:
         parser.error("the trace has no two decode steps in a row with as many requests as there are at most")
     pairs.sort(key=lambda pair: pair[1].end - pair[0].begin)
-    args.picture.write_bytes(picture(events, *pairs[len(pairs) // 2], title=args.title))
+    args.picture.write_bytes(picture(events, *pairs[len(pairs) // 4], title=args.title))
     print(args.picture)
     alike = [step for step in steps if step.decodes and step.counts["requests"] == most]
     tell(args.picture.stem, summary(events, alike, args.server_options), args.output)
