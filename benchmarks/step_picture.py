@@ -4,10 +4,10 @@
     python benchmarks/step_picture.py --picture PICTURE.png --trace FILE.trace.json.gz      # of a trace
 
 Options after -- are those of `nextn serve`, which is started, put under load and profiled (/start_profile).
-Only decode steps count, with as many requests as any step has. The picture shows two in a row. Their length is
-the lower quartile of all such pairs, as other work on a machine makes steps longer. Printed, and kept with
---output: medians over all such steps, in milliseconds for each kind of interval, and the share of the time for
-which the kernels ran.
+Only decode steps count, with as many requests as any step has. The picture shows two in a row, of a length at
+the lower quartile of such pairs, as other work on a machine makes steps longer. Printed, and kept with
+--output: medians over all such steps, in milliseconds for each kind of interval, and the share of the time
+for which the kernels ran.
 """
 
 from __future__ import annotations
