@@ -4,10 +4,9 @@
     python benchmarks/step_picture.py --picture PICTURE.png --trace FILE.trace.json.gz      # of a trace
 
 Options after -- are those of `nextn serve`, which is started, put under load and profiled (/start_profile).
-Only decode steps count, with as many requests as any step has. The picture shows two in a row, of a length at
-the lower quartile of such pairs, as other work on a machine makes steps longer. Printed, and kept with
---output: medians over all such steps, in milliseconds for each kind of interval, and the share of the time
-for which the kernels ran.
+Only decode steps count, with as many requests as any step has. Printed, and kept with --output: medians over
+all such steps, in milliseconds for each kind of interval, and the share of the time for which kernels ran.
+The picture shows the two steps in a row that are nearest to these medians.
 """
 
 from __future__ import annotations
@@ -81,11 +80,20 @@ def main() -> int:
     ]
     if not pairs:
         parser.error("the trace has no two decode steps in a row with as many requests as there are at most")
-    pairs.sort(key=lambda pair: pair[1].end - pair[0].begin)
-    args.picture.write_bytes(picture(events, *pairs[len(pairs) // 4], title=args.title))
-    print(args.picture)
     alike = [step for step in steps if step.decodes and step.counts["requests"] == most]
-    tell(args.picture.stem, summary(events, alike, args.server_options), args.output)
+    usual = medians([parts(events, step) for step in alike])
+    nearest = min(pairs, key=lambda pair: sum(distance(parts(events, step), usual) for step in pair))
+    args.picture.write_bytes(picture(events, *nearest, title=args.title))
+    print(args.picture)
+    result = {
+        "options": args.server_options,
+        "requests": most,
+        "steps": len(alike),
+        "step_ms": round(median(step.end - step.begin for step in alike) / 1000, 3),
+        "kernels_busy": round(median(busy(events, s.begin, s.end) / (s.end - s.begin) for s in alike), 3),
+        "ms": {kind: round(took / 1000, 3) for kind, took in sorted(usual.items())},
+    }
+    tell(args.picture.stem, result, args.output)
     return 0
 
 
@@ -143,28 +151,24 @@ def busy(events: Sequence[Event], begin: float, end: float) -> float:
     )
 
 
-def summary(events: Sequence[Event], steps: Sequence[Step], options: Sequence[str]) -> dict[str, object]:
-    names: dict[str, list[float]] = {}
-    for step in steps:
-        sums: dict[str, float] = {}
-        for each in within(events, step.begin, step.end):
-            key = f"{each['cat']}: {each['name']}"
-            took = min(each["ts"] + each["dur"], step.end) - max(each["ts"], step.begin)
-            sums[key] = sums.get(key, 0.0) + took
-        for key, took in sums.items():
-            names.setdefault(key, []).append(took)
-    return {
-        "options": list(options),
-        "requests": steps[0].counts["requests"],
-        "steps": len(steps),
-        "step_ms": round(median(step.end - step.begin for step in steps) / 1000, 3),
-        "kernels_busy": round(median(busy(events, s.begin, s.end) / (s.end - s.begin) for s in steps), 3),
-        # Of a step in which it did not happen: 0.
-        "ms": {
-            key: round(median([*took, *[0.0] * (len(steps) - len(took))]) / 1000, 3)
-            for key, took in sorted(names.items())
-        },
-    }
+def parts(events: Sequence[Event], step: Step) -> dict[str, float]:
+    """Microseconds of each kind of interval."""
+    sums: dict[str, float] = {}
+    for each in within(events, step.begin, step.end):
+        kind = f"{each['cat']}: {each['name']}"
+        took = min(each["ts"] + each["dur"], step.end) - max(each["ts"], step.begin)
+        sums[kind] = sums.get(kind, 0.0) + took
+    return sums
+
+
+def medians(of_steps: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Of each kind; in a step without one it is 0."""
+    kinds = {kind for sums in of_steps for kind in sums}
+    return {kind: median(sums.get(kind, 0.0) for sums in of_steps) for kind in kinds}
+
+
+def distance(sums: dict[str, float], usual: dict[str, float]) -> float:
+    return sum(abs(sums.get(kind, 0.0) - usual.get(kind, 0.0)) for kind in {*sums, *usual})
 
 
 def picture(events: Sequence[Event], first: Step, second: Step, title: str) -> bytes:
