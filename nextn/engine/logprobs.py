@@ -25,11 +25,11 @@ class Logprobs(NamedTuple):
 NO_LOGPROBS = Logprobs()
 
 
-def rows(logits: Tensor, asked: Sequence[tuple[RequestState, int]]) -> Tensor | None:
-    """A copy of the logits of those that want log-probabilities. `asked`: with the root's row of the step."""
+def copied(logits: Tensor, asked: Sequence[RequestState]) -> Tensor | None:
+    """The logits of those that want log-probabilities. logits: after the root and every node of each."""
     wanted: list[int] = []
     at = 0
-    for r, _ in asked:
+    for r in asked:
         after = at + len(r.draft.tokens) + 1
         if r.params.logprobs is not None:
             wanted.extend(range(at, after))

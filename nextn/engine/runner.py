@@ -160,7 +160,7 @@ class Runner:
         if not asked and not drawn:
             return [NOTHING for _ in states], None
         logits, tokens = self._logits(hidden, asked, drawn)
-        raw = logprobs_of.rows(logits, asked)
+        raw = logprobs_of.copied(logits, [r for r, _ in asked])
 
         def verify(some: Sequence[Rooted]) -> list[Verified]:
             own = logits
