@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
@@ -10,8 +11,6 @@ from nextn.config import EngineConfig
 from nextn.engine.engine import Engine
 from nextn.request import Request, SamplingParams
 from nextn.trace import TRACE, Interval
-
-LOOP = ["plan", "launch", "result", "commit"]
 
 
 @pytest.fixture(autouse=True)
@@ -47,13 +46,17 @@ def test_a_step() -> None:
     found = TRACE.take()
     steps = [each for each in found.intervals if each.name == "step"]
     assert len(steps) == found.steps == engine.stats().steps > 2
-    for step in steps:
+    for step in steps:  # the next one may be launched in it before the result is read
         parts = [each for each in found.intervals if inside(each, step) and each is not step]
-        assert [each.name for each in parts if each.lane == "engine"] == LOOP
-        (launch,) = (each for each in parts if each.name == "launch")
-        own = [each for each in parts if each.lane == "runner"]
-        assert {"forward", "choose and verify", "draft"} <= {each.name for each in own}
-        assert all(inside(each, launch) for each in own)
+        loop = [each.name for each in parts if each.lane == "engine"]
+        assert loop[-2:] == ["result", "commit"]
+        assert set(loop[:-2]) <= {"plan", "launch"}
+    names = Counter(each.name for each in found.intervals)
+    assert names["launch"] == names["forward"] == names["choose and verify"] == names["draft"] == len(steps)
+    launches = [each for each in found.intervals if each.name == "launch"]
+    for each in found.intervals:
+        if each.lane == "runner" and each.thread == steps[0].thread:
+            assert any(inside(each, launch) for launch in launches)
     assert steps[0].args["requests"] == 3
     assert steps[0].args["decoding"] == 3  # each prompt's last part chooses
     assert steps[1].args["drafts"] == 6
