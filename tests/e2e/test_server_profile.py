@@ -35,7 +35,9 @@ def check_steps(events: list[Event], steps: int) -> None:
     assert steps <= engine["launch"] <= steps + 1
     assert steps <= runner["forward"] <= steps + 1
     spans = {
-        name: sorted((each["ts"], each["ts"] + each["dur"]) for each in events if each["name"] == name)
+        name: sorted(
+            (each["ts"], round(each["ts"] + each["dur"], 3)) for each in events if each["name"] == name
+        )
         for name in ("step", "result", "commit")
     }
     for step, result, commit in zip(*spans.values(), strict=True):
