@@ -40,7 +40,8 @@ COLORS = {
     "decode": "#9da7b1", "hand out": "#57606a", "detokenize": "#bf3989", "send": "#8250df",
     "parse": "#d4a72c", "tokenize": "#bc4c00", "receive": "#57606a", "add requests": "#9da7b1",
     "plan": "#0a5fc4", "launch": "#dde3ea", "result": "#dde3ea", "wait": "#dde3ea", "commit": "#1a7f37",
-    "prepare": "#9da7b1", "forward": "#8a5a00", "choose and verify": "#d4a72c", "draft": "#6cb6ff",
+    "prepare": "#9da7b1", "native step": "#8a5a00", "forward": "#8a5a00", "choose and verify": "#d4a72c",
+    "draft": "#6cb6ff",
 }  # fmt: skip
 OTHER = "#afb8c1"
 
