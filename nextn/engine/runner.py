@@ -31,6 +31,7 @@ from nextn.speculative.forced import draft_in_grammars
 from nextn.speculative.state import RequestState
 from nextn.speculative.verifier import Verified, Verifier, VerifySpan, grammatical
 from nextn.speculative.work import StepWork
+from nextn.trace import TRACE
 
 NOTHING = Verified([], [])
 Rooted = tuple[RequestState, int]  # one that chooses, and its root's row of the step
@@ -102,14 +103,21 @@ class Runner:
         return StepResult([SpanResult([], NO_DRAFT) if gone else next(spans) for gone in ended], ran.work)
 
     def _live(self, plan: Plan) -> StepResult:
+        lap = TRACE.laps("runner")
         states = [self._state(span, plan.cutoff) for span in plan.spans]
+        lap("prepare")
         found = None if self.plain is None else self.plain.run(states, plan)
-        return self._run(states, plan) if found is None else found
+        if found is None:
+            return self._run(states, plan)
+        lap("native step")
+        return found
 
     @torch.inference_mode()
     def _run(self, states: Sequence[RequestState], plan: Plan) -> StepResult:
+        lap = TRACE.laps("runner")
         spans = [Span(r.tokens, r.start, r.pages, r.draft.paths()) for r in states]
         hidden = self._forward(spans)
+        lap("forward")
         if hidden is None:
             return StepResult([])
         verified, raw = self._verify(hidden, states)
@@ -120,7 +128,9 @@ class Runner:
         compact(self.pool, self.model.config.num_hidden_layers, states, [v.path for v in verified])
         logprobs = logprobs_of.output(raw, states, verified)
         scored = logprobs_of.prompts(self.model, hidden, states)
+        lap("choose and verify")
         made = self._draft(hidden, states, verified, plan.keep)
+        lap("draft")
         results = []
         rows = decoding = nodes = context = 0
         for i, (r, v) in enumerate(zip(states, verified, strict=True)):
