@@ -73,7 +73,7 @@ class Engine:
             raise ValueError(f"priority is {request.priority!r}; it must be a whole number")
         self._check_speculative(asked, resolved)
         request.spec.lossy = request.params.lossy
-        request.spec.simulated = self._simulated and self._scheduler.num_steps_of(request) > 0
+        request.spec.simulated = self._simulated and self._scheduler.depth.most(request) > 0
         if request.params.constraint is not None and request.grammar is None:
             raise ValueError("the request has a constraint and no grammar compiled from it")
         check_prompt(request, self.context_length, self.vocab_size)

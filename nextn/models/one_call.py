@@ -37,8 +37,9 @@ class PlainStep(NamedTuple):
 
 
 class PlainResult(NamedTuple):
-    """taken, of each request: how many of its drafts hold, and the target's own token after them, or NO_TOKEN;
-    how many guesses of its next draft are kept, -1 where none was to be made, and how many were made.
+    """taken, of each request: how many of its drafts hold, and the target's own token after them, or
+    NO_TOKEN; how many guesses of its next draft are kept, -1 where none was to be made, and how many were
+    made.
 
     passes: rows that the NextN module ran over, then of each depth how many guesses were made, zeros at the
     end. guesses: num_steps for each draft, one after another. bins: theirs, where a cutoff may end drafts."""

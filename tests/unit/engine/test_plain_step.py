@@ -79,7 +79,7 @@ def test_beside_requests_that_need_more(num_steps: int) -> None:
 def test_automatic_depth(name: str) -> None:
     """With a cutoff, and with steps that do not draft: these keep what is caught up with later."""
     engine, both = two_ways(3)
-    engine._scheduler.auto = Depth(3, CUTOFFS[name], off=range(8, 20))  # type: ignore[assignment]
+    engine._scheduler.depth.auto = Depth(3, CUTOFFS[name], off=range(8, 20))  # type: ignore[assignment]
     run(engine, PLAIN, seed=2)
     assert both.plain > 20
     assert 0 < both.general < 5  # where they catch up
@@ -159,7 +159,7 @@ def test_any_mix(
 ) -> None:
     engine, both = engines(num_steps)
     auto = Depth(num_steps, CUTOFFS[cutoff], off=range(first, first + pause)) if num_steps else None
-    engine._scheduler.auto = auto  # type: ignore[assignment]
+    engine._scheduler.depth.auto = auto  # type: ignore[assignment]
     both.plain = 0
     work = {str(i): each for i, each in enumerate(requests)}
     run(engine, work if num_steps else without_depths(work), seed)
