@@ -143,7 +143,8 @@ class Runner:
         state.chooses, state.num_steps, state.scores = span.chooses, span.num_steps, span.scores
         state.extend, state.draft_from = span.extend, span.draft_from
         state.cutoff = cutoff if span.cut else None
-        state.pages[span.first_page :] = array("i", span.pages)
+        if span.pages:
+            state.pages[span.first_page :] = array("i", span.pages)
         return state
 
     def _forward(self, spans: Sequence[Span]) -> Tensor | None:
