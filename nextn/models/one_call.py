@@ -21,8 +21,8 @@ EXTENDS, CUT = 1, 2  # flags
 
 class PlainStep(NamedTuple):
     """tokens: of all spans, each the known ones and its chain of drafts. table: their pages. asked: what
-    `StepInOneCall.ask` made of the requests, one after another. choices: roots and drafts of those that choose.
-    num_steps: the largest. drafts: may spans extend at all?
+    `StepInOneCall.ask` made of the requests, one after another. choices: roots and drafts of those that
+    choose. num_steps: the largest. drafts: may spans extend at all?
 
     turns, of each request: start, known tokens, drafts, the token after a part of a prompt or CHOOSES, pages,
     num_steps, flags, and the number of the first page that the drafter sees."""
@@ -42,8 +42,8 @@ class PlainResult(NamedTuple):
     """taken begins with, of each request: drafts that hold; the target's own token after them, or NO_TOKEN;
     guesses of its next draft that are kept, -1 where none was to be made; and guesses that were made.
 
-    work: rows that the NextN module took in; requests that chose, their drafts, and the positions before them;
-    how many passes came after the module's first one, and the rows of each. guesses: num_steps for each
+    work: rows that the NextN module took in; requests that chose, their drafts, and the positions before
+    them; how many passes came after the module's first one, and the rows of each. guesses: num_steps for each
     draft, one after another. bins: theirs, where a cutoff may end drafts."""
 
     taken: list[int]
