@@ -12,6 +12,7 @@ from torch import Tensor
 from nextn.layers.batch import PackedBatch, Span, build_batch
 from nextn.ops.base import Ops
 from nextn.ops.reference import Reference
+from nextn.ops.triton import attention
 from nextn.ops.triton.ops import TritonOps
 
 # Of one result's error to its size. A sum in bf16 is rounded once at the end; its inputs are the same.
@@ -386,6 +387,32 @@ def check_trees_attention(on: Device) -> None:
             [0] * 2, start, slots[: start + n], paths[5:]
         )  # a drafter's pass: some nodes without the root
         assert torch.equal(run([level], q[5:7]), found[5:7])
+
+
+def check_attention_in_parts(on: Device) -> None:
+    """Parts of keys have the same bits whether each has a program or one program goes through all."""
+    ops = TritonOps()
+    heads, rank, width, length = (20, 512, 576, 3000) if on.large else (3, 24, 40, 800)
+    slots = (torch.randperm(length, generator=torch.Generator().manual_seed(1)) + 1).tolist()
+    cache = on.rand(length + 1, width)
+    paths = [[0], [0, 1], [0, 2], [0, 2, 3]]
+    pages = list(range(1, 40))
+    for spans in (
+        [Span([0] * 3, length - 3, slots), Span([0], 20, pages), Span([0] * 5, 254, slots[:260])],
+        [Span([0] * 4, start, slots[: start + 4], paths) for start in (5, 253, length - 300)],
+    ):
+        batch = PackedBatch(spans, 1)
+        plan = batch.on(batch.packed.to(on.name)).attention
+        q = on.rand(batch.rows, heads, width, seed=2) / width**0.5
+        found = []
+        before = attention.SCRATCH
+        for attention.SCRATCH in (before, 0):
+            found.append(ops.mla_attention(q, cache, plan, rank))
+        attention.SCRATCH = before
+        assert torch.equal(*found)
+        built = build_batch(spans, 1, torch.device(on.name))
+        padded = torch.cat((q, q.new_zeros(len(built.tokens) - len(q), heads, width)))
+        on.close(found[0], PLAIN.mla_attention(*f32(padded, cache), built.attention, rank)[: len(q)])
 
 
 CHECKS = {name.removeprefix("check_"): f for name, f in list(globals().items()) if name.startswith("check_")}

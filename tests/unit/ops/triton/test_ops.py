@@ -31,7 +31,18 @@ def test_op_in_f32(check):
 
 @pytest.mark.parametrize(
     "check",
-    ["linear", "heads", "norm", "latent", "mlp", "experts", "columns", "attention", "trees_attention"],
+    [
+        "linear",
+        "heads",
+        "norm",
+        "latent",
+        "mlp",
+        "experts",
+        "columns",
+        "attention",
+        "trees_attention",
+        "attention_in_parts",
+    ],
 )
 def test_op_in_f16(check):
     CHECKS[check](Device("cpu", torch.float16, large=False))
