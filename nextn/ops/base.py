@@ -198,3 +198,7 @@ class Ops(Protocol):
         """The largest of each row, of equal ones that with the smallest id, and its confidence: by how much
         it is above the next one. logits [N, V] f32, which may be written over -> ids [N] int64, confidence
         [N] f32, +infinity above -infinity, 0 where all are -infinity. Where a logit is NaN: any id."""
+
+    def best_of_product(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`best_token` of `linear(x, weight, f32)`, to the bit, and its logit, [T] f32: NaN where a logit of
+        the row is NaN. The others need not be written to memory."""

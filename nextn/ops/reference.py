@@ -137,6 +137,11 @@ class Reference:
         flat = outs[0] if len(outs) == 1 else torch.cat(outs)
         return flat.index_select(0, queries.back).to(q.dtype)
 
+    def best_of_product(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits = self.linear(x, weight, torch.float32)
+        best = logits.amax(dim=-1)
+        return *best_token(logits), best
+
     def heads_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         return self._bmm(x.transpose(0, 1), weight).transpose(0, 1)
 

@@ -3,6 +3,7 @@ the same bits in any batch. tests/unit/ops/triton runs it under the interpreter,
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -203,6 +204,42 @@ def check_best_of_equals(on: Device) -> None:
     want = PLAIN.best_token(logits[:6].clone())
     assert torch.equal(ids[:6], want[0])
     assert torch.equal(confidence[:6], want[1])
+
+
+def check_best_of_product(on: Device) -> None:
+    """To the bit, whatever tiles the rows come in: the choice among the logits that `linear` gives."""
+    ops = TritonOps()
+    for rows, vocab, n_in in [(21, 1000, 40), (3, 37, 16), (2, 1, 16)] + [(300, 129280, 1024)] * on.large:
+        x, weight = on.rand(rows, n_in), on.rand(vocab, n_in, seed=1)
+        weight[vocab // 2] = weight[0]  # two with equal logits
+        weight[:, 0] += torch.where(torch.arange(vocab, device=on.name) % (vocab // 2 + 1) == 0, 9, 0)
+        ids, confidence, logit = ops.best_of_product(x, weight)
+        logits = ops.linear(x, weight, torch.float32)
+        want = ops.best_token(logits)
+        assert torch.equal(ids, want[0])
+        assert torch.equal(confidence, want[1])
+        assert torch.equal(logit, logits.amax(dim=1))
+        for first, n in parts(rows):
+            some = ops.best_of_product(x[first : first + n], weight)
+            assert torch.equal(some[0], ids[first : first + n])
+            assert torch.equal(some[1], confidence[first : first + n])
+
+
+def check_best_of_product_without_numbers(on: Device) -> None:
+    """NaN and infinities in some rows; the others are as they were."""
+    ops, inf = TritonOps(), float("inf")
+    x, weight = torch.zeros(4, 16, device=on.name, dtype=on.dtype), on.rand(300, 16).abs()
+    x[:, 0] = torch.tensor([1.0, inf, -inf, float("nan")])
+    weight[77, 0] = weight[299, 0] = 40.0
+    weight[:, 1:] = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # numpy's, of the interpreter
+        ids, confidence, logit = ops.best_of_product(x, weight)
+    assert (int(ids[0]), float(confidence[0]), float(logit[0])) == (77, 0.0, 40.0)
+    assert logit.isfinite().tolist() == [True, False, False, False]
+    weight[5, 0] = 41.0
+    ids, confidence, logit = ops.best_of_product(x[:1], weight)
+    assert (int(ids[0]), float(confidence[0]), float(logit[0])) == (5, 1.0, 41.0)
 
 
 def routed(ops: Ops, x: Tensor, ids: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:

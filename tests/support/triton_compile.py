@@ -18,6 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,11 @@ import torch
 from torch import Tensor
 
 from nextn.layers.batch import PackedBatch, Span
+from nextn.ops.triton import attention as attention_kernels
+from nextn.ops.triton.ops import TritonOps
 
+OPS = TritonOps()
+Calls = Iterator[tuple[str, int]]  # the model and the number of rows of what is called next
 SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory that a block may have, by capability
 
 
@@ -89,9 +94,8 @@ class _Device:
         return torch.device("meta")
 
 
-def compiled(capability: int, calls: Callable[[], Iterator[tuple[str, int]]]) -> Iterator[Compiled]:
-    """calls: runs ops, and gives the model and the number of rows of each before it runs. Every kernel that
-    they launch, once."""
+def compiled(capability: int, calls: Callable[[], Calls]) -> Iterator[Compiled]:
+    """Every kernel that ops launch, once."""
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
@@ -103,6 +107,7 @@ def compiled(capability: int, calls: Callable[[], Iterator[tuple[str, int]]]) ->
         launched.append((self.fn.__name__, run(self, *args, grid=grid, warmup=True, **kwargs)))
 
     JITFunction.run = compile_only
+    room, attention_kernels.shared_memory = attention_kernels.shared_memory, lambda _: SHARED[capability]
     seen: set[str] = set()
     try:
         case, left = ("", 0), calls()
@@ -117,7 +122,7 @@ def compiled(capability: int, calls: Callable[[], Iterator[tuple[str, int]]]) ->
                 return
             case = after
     finally:
-        JITFunction.run = run
+        JITFunction.run, attention_kernels.shared_memory = run, room
 
 
 def _measured(name: str, kernel: Any, model: str, rows: int) -> Compiled:
@@ -157,52 +162,72 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def all_ops(dtype: torch.dtype, models: dict[str, Sizes], counts: list[int]) -> Iterator[tuple[str, int]]:
-    """Every op at every model's sizes; of counts[i] requests with a row each and 1,024 tokens of context."""
-    from nextn.ops.triton.ops import TritonOps
-
-    ops = TritonOps()
-    f32, i32 = torch.float32, torch.int32
+def all_ops(dtype: torch.dtype, models: dict[str, Sizes], counts: list[int]) -> Calls:
+    """Every op at every model's sizes; of counts[i] requests with a row each."""
     for model, s in models.items():
         for rows in counts:
             yield model, rows
-            x, stream = meta(rows, s.hidden, dtype=dtype), meta(rows, s.hidden, dtype=f32)
-            ops.add_norm(stream, (stream, stream), meta(s.hidden, dtype=dtype), 1e-6)
-            down = ops.linear(x, meta(s.q_rank + s.rank + s.rope, s.hidden, dtype=dtype))
-            q, latent = down.split((s.q_rank, s.rank + s.rope), dim=-1)
-            q = ops.rms_norm(q, meta(s.q_rank, dtype=dtype), 1e-6)
-            q = ops.linear(q, meta(s.heads * (s.nope + s.rope), s.q_rank, dtype=dtype))
-            cos = sin = meta(rows, s.rope // 2, dtype=f32)
-            cache = meta(65536, s.rank + s.rope, dtype=dtype)
-            norm = meta(s.rank, dtype=dtype)
-            ops.write_latent(cache, meta(rows, dtype=i32), latent, norm, 1e-6, cos, sin)
-            kv_up = meta(s.heads, s.nope + s.value, s.rank, dtype=dtype)
-            q = ops.absorb(q.unflatten(-1, (s.heads, -1)), kv_up[:, : s.nope], cos, sin, 0.1)
-            for longest in (100, 1025):
-                batch = PackedBatch([Span([0], longest - 1, [0] * 65)] * rows, 16)
-                spans = batch.on(meta(len(batch.packed), dtype=i32), longest).attention
-                mixed = ops.mla_attention(q, cache, spans, s.rank)
-            values = ops.heads_matmul(mixed, kv_up[:, s.nope :].transpose(1, 2)).flatten(1)
-            ops.linear(values, meta(s.hidden, s.heads * s.value, dtype=dtype), f32)
-            router, bias = meta(s.experts, s.hidden, dtype=f32), meta(s.experts, dtype=f32)
-            ids, weights = ops.route(x, router, bias, s.groups, s.groups // 2, s.top_k, True, 2.5)
-            gate_up = meta(s.experts, 2 * s.inner, s.hidden, dtype=dtype)
-            down = meta(s.experts, s.hidden, s.inner, dtype=dtype)
-            results = ops.experts(x, ops.dispatch(ids, s.experts), gate_up, down)
-            ops.combine(results, weights)
-            ops.swiglu_mlp(x, gate_up[0], down[0])
-            ops.best_token(ops.linear(x, meta(s.vocab, s.hidden, dtype=dtype), f32))
+            x = meta(rows, s.hidden, dtype=dtype)
+            attention(s, x)
+            feed_forward(s, x)
+            head = meta(s.vocab, s.hidden, dtype=dtype)
+            OPS.best_token(OPS.linear(x, head, torch.float32))
+            OPS.best_of_product(x, head)
 
 
-def main(capability: int, dtypes: list[str], models: list[str], counts: list[int]) -> None:
+def all_attention(dtype: torch.dtype, models: dict[str, Sizes], counts: list[int]) -> Calls:
+    for model, s in models.items():
+        for rows in counts:
+            yield model, rows
+            attend(s, meta(rows, s.heads, s.rank + s.rope, dtype=dtype))
+
+
+def attention(s: Sizes, x: Tensor) -> None:
+    rows, dtype, f32, i32 = len(x), x.dtype, torch.float32, torch.int32
+    stream = meta(rows, s.hidden, dtype=f32)
+    OPS.add_norm(stream, (stream, stream), meta(s.hidden, dtype=dtype), 1e-6)
+    down = OPS.linear(x, meta(s.q_rank + s.rank + s.rope, s.hidden, dtype=dtype))
+    q, latent = down.split((s.q_rank, s.rank + s.rope), dim=-1)
+    q = OPS.rms_norm(q, meta(s.q_rank, dtype=dtype), 1e-6)
+    q = OPS.linear(q, meta(s.heads * (s.nope + s.rope), s.q_rank, dtype=dtype))
+    cos = sin = meta(rows, s.rope // 2, dtype=f32)
+    cache, norm = meta(65536, s.rank + s.rope, dtype=dtype), meta(s.rank, dtype=dtype)
+    OPS.write_latent(cache, meta(rows, dtype=i32), latent, norm, 1e-6, cos, sin)
+    kv_up = meta(s.heads, s.nope + s.value, s.rank, dtype=dtype)
+    q = OPS.absorb(q.unflatten(-1, (s.heads, -1)), kv_up[:, : s.nope], cos, sin, 0.1)
+    values = OPS.heads_matmul(attend(s, q), kv_up[:, s.nope :].transpose(1, 2))
+    OPS.linear(values.flatten(1), meta(s.hidden, s.heads * s.value, dtype=dtype), f32)
+
+
+def attend(s: Sizes, q: Tensor) -> Tensor:
+    """After 99 tokens, and after 1,024."""
+    cache = meta(65536, s.rank + s.rope, dtype=q.dtype)
+    for longest in (100, 1025):
+        batch = PackedBatch([Span([0], longest - 1, [0] * 65)] * len(q), 16)
+        spans = batch.on(meta(len(batch.packed), dtype=torch.int32), longest).attention
+        mixed = OPS.mla_attention(q, cache, spans, s.rank)
+    return mixed
+
+
+def feed_forward(s: Sizes, x: Tensor) -> None:
+    router, bias = meta(s.experts, s.hidden, dtype=torch.float32), meta(s.experts, dtype=torch.float32)
+    ids, weights = OPS.route(x, router, bias, s.groups, s.groups // 2, s.top_k, True, 2.5)
+    gate_up = meta(s.experts, 2 * s.inner, s.hidden, dtype=x.dtype)
+    down = meta(s.experts, s.hidden, s.inner, dtype=x.dtype)
+    OPS.combine(OPS.experts(x, OPS.dispatch(ids, s.experts), gate_up, down), weights)
+    OPS.swiglu_mlp(x, gate_up[0], down[0])
+
+
+def main(capability: int, dtypes: list[str], models: list[str], counts: list[int], what: str) -> None:
+    chosen = {name: MODELS[name] for name in models}
+    calls = {"all": all_ops, "attention": all_attention}[what]
     for dtype in dtypes:
-        chosen = {name: MODELS[name] for name in models}
-        for one in compiled(capability, lambda d=dtype, m=chosen: all_ops(getattr(torch, d), m, counts)):
+        for one in compiled(capability, partial(calls, getattr(torch, dtype), chosen, counts)):
             print(json.dumps({"dtype": dtype, **dataclasses.asdict(one)}), flush=True)
 
 
 if __name__ == "__main__":
-    capability, dtypes, models, counts = (
-        [*sys.argv[1:], "90", "bfloat16,float32", "v3,1b,tiny", "1,32,300"][i] for i in range(4)
-    )
-    main(int(capability), dtypes.split(","), models.split(","), [int(n) for n in counts.split(",")])
+    args = [*sys.argv[1:], *["90", "bfloat16,float32", "v3,1b,tiny", "1,32,300", "all"][len(sys.argv) - 1 :]]
+    main(
+        int(args[0]), args[1].split(","), args[2].split(","), [int(n) for n in args[3].split(",")], args[4]
+    )  # fmt: skip

@@ -192,7 +192,7 @@ def shared_memory(device: torch.device) -> int:
     """Bytes that a program may have."""
     if device.type != "cuda":
         return 0
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0))
 
 
 def tile_of(rank: int, wide: bool, room: int) -> AttentionTile:

@@ -127,7 +127,16 @@ def dispatch(ids: Tensor, count: int) -> Tiles:
     owner, filled = torch.empty(2, most, dtype=torch.int32, device=ids.device)
     square = triton.next_power_of_2(count)
     _tiles[(1,)](
-        ids, order, owner, filled, pairs, most, M=ROWS, E=square, PAIRS=min(256, max(16, SQUARE // square))
+        ids,
+        order,
+        owner,
+        filled,
+        pairs,
+        most,
+        M=ROWS,
+        E=square,
+        PAIRS=min(256, max(16, SQUARE // square)),
+        num_warps=8,
     )
     return Tiles(order, owner, filled, ids.shape)
 

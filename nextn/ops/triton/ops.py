@@ -81,3 +81,6 @@ class TritonOps:
 
     def best_token(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         return best.best_token(logits)
+
+    def best_of_product(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return best.best_of_product(x, weight)

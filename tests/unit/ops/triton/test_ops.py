@@ -42,6 +42,7 @@ def test_op_in_f32(check):
         "attention",
         "trees_attention",
         "attention_in_parts",
+        "best_of_product",
     ],
 )
 def test_op_in_f16(check):
