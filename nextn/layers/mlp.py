@@ -37,6 +37,11 @@ class MLP:
         """x [T, C] -> what the residual stream grows by: some [T, C] f32, to be added in their order."""
         return self.hidden.wholes(self.part(x))
 
+    @property
+    def whole(self) -> bool:
+        """Does this rank compute all of it?"""
+        return self.hidden.is_whole and self.inner.is_whole
+
     def part(self, x: Tensor) -> Tensor:
         """Of this the rank's columns."""
         return self.ops.swiglu_mlp(x, self.gate_up, self.down, inner=self.inner)
@@ -79,9 +84,20 @@ class MoE:
     def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, ...]:
         """As `MLP.forward`: of the shared experts, if there are some, and of the routed ones."""
         ids, weights = self.route(x)
+        if self.shared is None:
+            return self.hidden.wholes(self.ops.combine(self.results(x, ids[: batch.rows]), weights))
+        if self._whole and self.shared.whole:
+            runs, s = self.ops.dispatch(ids[: batch.rows], len(self.held)), self.shared
+            results, shared = self.ops.experts_with_shared(
+                x, runs, self.gate_up, self.down, s.gate_up, s.down
+            )
+            return shared, self.ops.combine(results, weights)
         routed = self.ops.combine(self.results(x, ids[: batch.rows]), weights)
-        shared = () if self.shared is None else (self.shared.part(x),)
-        return self.hidden.wholes(*shared, routed)
+        return self.hidden.wholes(self.shared.part(x), routed)
+
+    @property
+    def _whole(self) -> bool:
+        return self.hidden.is_whole and self.inner.is_whole
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """See `Ops.route`."""

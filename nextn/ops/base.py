@@ -190,6 +190,17 @@ class Ops(Protocol):
         expert's result, which does not depend on the other choices; of -1 anything. inner: as in
         `swiglu_mlp`, of each expert."""
 
+    def experts_with_shared(
+        self,
+        x: Tensor,
+        runs: Any,
+        gate_up: Tensor,
+        down: Tensor,
+        shared_gate_up: Tensor,
+        shared_down: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """`experts`, and `swiglu_mlp` of the shared experts; no columns of either are elsewhere."""
+
     def combine(self, results: Tensor, weights: Tensor) -> Tensor:
         """results [R, K, C], weights [T, K] f32 -> [T, C] f32: of each row its results times their weights,
         summed in the order of its ids; zeros from row R on."""

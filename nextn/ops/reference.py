@@ -202,6 +202,17 @@ class Reference:
             self._linear_out(h_e, down[e], o_e)
         return outs.index_select(0, runs.place.flatten()).view(*runs.place.shape, -1)
 
+    def experts_with_shared(
+        self,
+        x: Tensor,
+        runs: Runs,
+        gate_up: Tensor,
+        down: Tensor,
+        shared_gate_up: Tensor,
+        shared_down: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        return self.experts(x, runs, gate_up, down), self.swiglu_mlp(x, shared_gate_up, shared_down)
+
     def combine(self, results: Tensor, weights: Tensor) -> Tensor:
         rows, top_k, _ = results.shape
         mixed = results[:, 0] * weights[:rows, 0, None]

@@ -273,6 +273,35 @@ def check_experts(on: Device) -> None:
         assert not padded[7:].any()
 
 
+def check_experts_with_shared(on: Device) -> None:
+    """The bits of both alone; in few rows, which share a launch, and in many."""
+    ops = TritonOps()
+    for count, top_k, hidden, inner, rows in [(5, 2, 40, 24, 37), (5, 2, 40, 24, 66)] + [
+        (64, 6, 2048, 1408, 200)
+    ] * on.large:
+        gate_up = on.rand(count + 1, 2 * inner, hidden) / hidden**0.5
+        down = on.rand(count + 1, hidden, inner, seed=1) / inner**0.5
+        x = on.rand(rows, hidden, seed=2)
+        chances = torch.rand(rows, count, generator=torch.Generator().manual_seed(3))
+        ids = chances.topk(top_k).indices.to(on.name)
+        routed_alone = routed(ops, x, ids, gate_up[:count], down[:count])
+        shared_alone = ops.swiglu_mlp(x, gate_up[count], down[count])
+        for first, n in [*parts(rows), (0, rows)]:
+            some = slice(first, first + n)
+            runs = ops.dispatch(ids[some], count)
+            args = x[some], runs, gate_up[:count], down[:count], gate_up[count], down[count]
+            results, shared = ops.experts_with_shared(*args)
+            assert torch.equal(results, routed_alone[some])
+            assert torch.equal(shared, shared_alone[some])
+    runs = ops.dispatch(ids[:7], count)  # rows of padding have no choice
+    results, shared = ops.experts_with_shared(x[:9], runs, gate_up[:count], down[:count], *args[4:])
+    assert torch.equal(results, routed_alone[:7])
+    assert torch.equal(shared, shared_alone[:9])
+    wide = on.rand(4 * inner, hidden), on.rand(hidden, 2 * inner)  # two shared experts
+    results, shared = ops.experts_with_shared(x[:7], runs, gate_up[:count], down[:count], *wide)
+    assert torch.equal(shared, ops.swiglu_mlp(x[:7], *wide))
+
+
 class Parts:
     """`Columns` of one rank after another: `whole` has of each what was last asked of it, of others zeros."""
 

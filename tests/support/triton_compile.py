@@ -214,7 +214,8 @@ def feed_forward(s: Sizes, x: Tensor) -> None:
     ids, weights = OPS.route(x, router, bias, s.groups, s.groups // 2, s.top_k, True, 2.5)
     gate_up = meta(s.experts, 2 * s.inner, s.hidden, dtype=x.dtype)
     down = meta(s.experts, s.hidden, s.inner, dtype=x.dtype)
-    OPS.combine(OPS.experts(x, OPS.dispatch(ids, s.experts), gate_up, down), weights)
+    runs = OPS.dispatch(ids, s.experts)
+    OPS.combine(OPS.experts_with_shared(x, runs, gate_up, down, gate_up[0], down[0])[0], weights)
     OPS.swiglu_mlp(x, gate_up[0], down[0])
 
 

@@ -11,6 +11,7 @@ from nextn.ops.base import Columns, Spans
 from nextn.ops.naive import naive_attention
 from nextn.ops.triton import attention, best, linear, route, rows
 from nextn.ops.triton import experts as moe
+from nextn.ops.triton.product import ROWS
 
 
 class TritonOps:
@@ -75,6 +76,20 @@ class TritonOps:
         self, x: Tensor, runs: moe.Tiles, gate_up: Tensor, down: Tensor, *, inner: Columns | None = None
     ) -> Tensor:
         return moe.experts(x, runs, gate_up, down, inner=inner)
+
+    def experts_with_shared(
+        self,
+        x: Tensor,
+        runs: moe.Tiles,
+        gate_up: Tensor,
+        down: Tensor,
+        shared_gate_up: Tensor,
+        shared_down: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        # Many rows go through a shared expert in higher tiles than the few that each routed expert gets.
+        if len(x) > 4 * ROWS or shared_gate_up.shape != gate_up.shape[1:]:
+            return moe.experts(x, runs, gate_up, down), self.swiglu_mlp(x, shared_gate_up, shared_down)
+        return moe.experts_with_shared(x, runs, gate_up, down, shared_gate_up, shared_down)
 
     def combine(self, results: Tensor, weights: Tensor) -> Tensor:
         return moe.combine(results, weights)

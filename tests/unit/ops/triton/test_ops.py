@@ -42,6 +42,7 @@ def test_op_in_f32(check):
         "attention",
         "trees_attention",
         "attention_in_parts",
+        "experts_with_shared",
         "best_of_product",
     ],
 )
