@@ -60,10 +60,12 @@ class MLA:
         """x [T, C], cos and sin [T, P / 2], cache [slots, R + P] of this layer -> [T, C] f32."""
         cfg, ops, rank = self.cfg, self.ops, self.cfg.kv_lora_rank
         q, latent = ops.linear(x, self.down).split((self.q_in, rank + cfg.qk_rope_head_dim), dim=-1)
+        entries = cache, batch.slots, latent, self.kv_norm, LATENT_NORM_EPS, cos, sin
         if cfg.q_lora_rank:
-            q = ops.linear(ops.rms_norm(q, self.q_norm, LATENT_NORM_EPS), self.q_up)
+            q = ops.linear(ops.norm_latents(*entries, q, self.q_norm), self.q_up)
+        else:
+            ops.write_latent(*entries)
         q = q.unflatten(-1, (len(self.heads.own), -1))
-        ops.write_latent(cache, batch.slots, latent, self.kv_norm, LATENT_NORM_EPS, cos, sin)
         mixed = self._absorbed(q, batch, cos, sin, cache)
         spans = batch.attention
         if spans.prompts is not None:

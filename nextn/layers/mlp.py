@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nextn.layers.batch import Batch
 from nextn.layers.sharing import Sharing
+from nextn.ops.base import Addend, Mixture
 
 
 class MLP:
@@ -81,7 +82,7 @@ class MoE:
             found |= self.shared.targets(prefix)
         return found
 
-    def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+    def forward(self, x: Tensor, batch: Batch) -> tuple[Addend, ...]:
         """As `MLP.forward`: of the shared experts, if there are some, and of the routed ones."""
         ids, weights = self.route(x)
         if self.shared is None:
@@ -91,7 +92,7 @@ class MoE:
             results, shared = self.ops.experts_with_shared(
                 x, runs, self.gate_up, self.down, s.gate_up, s.down
             )
-            return shared, self.ops.combine(results, weights)
+            return shared, Mixture(results, weights)
         routed = self.ops.combine(self.results(x, ids[: batch.rows]), weights)
         return self.hidden.wholes(self.shared.part(x), routed)
 

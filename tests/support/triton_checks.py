@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nextn.layers.batch import PackedBatch, Span, build_batch
-from nextn.ops.base import Ops
+from nextn.ops.base import Mixture, Ops
 from nextn.ops.reference import Reference
 from nextn.ops.triton import attention
 from nextn.ops.triton.ops import TritonOps
@@ -102,6 +102,23 @@ def check_add_norm(on: Device) -> None:
         assert torch.equal(normed, ops.rms_norm(want, weight, 1e-6))
 
 
+def check_add_norm_of_a_mixture(on: Device) -> None:
+    """The bits of `combine` and then `add_norm`; of rows without choices too, which are padding."""
+    ops = TritonOps()
+    rows, hidden, top_k = (33, 7168, 8) if on.large else (9, 40, 3)
+    x, shared = (on.rand(rows, hidden, seed=seed, dtype=torch.float32) for seed in (0, 2))
+    results, weights = (on.rand(rows, top_k, n, seed=4, dtype=torch.float32) for n in (hidden, 1))
+    weight, weights = on.rand(hidden, seed=1), weights[..., 0].contiguous()
+    for first, routed, n in ((0, rows, rows), (rows - 1, 1, 1), (2, 3, 5)):
+        some, mixture = slice(first, first + n), Mixture(results[first : first + routed], weights[first:])
+        mixture = mixture._replace(weights=weights[some])
+        for plain in ((), (shared[some],)):
+            total, normed = ops.add_norm(x[some].clone(), (*plain, mixture), weight, 1e-6)
+            want = ops.add_norm(x[some].clone(), (*plain, ops.combine(*mixture)), weight, 1e-6)
+            assert torch.equal(total, want[0])
+            assert torch.equal(normed, want[1])
+
+
 def check_latent(on: Device) -> None:
     """Entries of the cache, and queries for it."""
     ops = TritonOps()
@@ -127,6 +144,16 @@ def check_latent(on: Device) -> None:
         ops.write_latent(cache, slots[some], latent[some], weight, 1e-6, cos[some], sin[some])
         assert torch.equal(cache[slots[some].long()], full[slots[some].long()])
         assert (cache != before).any(dim=1).sum() == n
+    query, query_weight = on.rand(rows, 3 * rank + 4, seed=7)[:, 4:], on.rand(3 * rank, seed=8)
+    cache = before.clone()
+    normed = ops.norm_latents(cache, slots, latent, weight, 1e-6, cos, sin, query, query_weight)
+    assert torch.equal(cache, full)
+    on.close(normed, PLAIN.rms_norm(*f32(query, query_weight), 1e-6))
+    for first, n in parts(rows):
+        some, cache = slice(first, first + n), before.clone()
+        entries = cache, slots[some], latent[some], weight, 1e-6, cos[some], sin[some]
+        assert torch.equal(ops.norm_latents(*entries, query[some], query_weight), normed[some])
+        assert torch.equal(cache[slots[some].long()], full[slots[some].long()])
 
 
 def check_mlp(on: Device) -> None:

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from nextn.layers.batch import PackedBatch, Span
+from nextn.ops.base import Mixture
 from nextn.ops.triton import attention as attention_kernels
 from nextn.ops.triton.ops import TritonOps
 
@@ -183,16 +184,16 @@ def all_attention(dtype: torch.dtype, models: dict[str, Sizes], counts: list[int
 
 
 def attention(s: Sizes, x: Tensor) -> None:
-    rows, dtype, f32, i32 = len(x), x.dtype, torch.float32, torch.int32
-    stream = meta(rows, s.hidden, dtype=f32)
-    OPS.add_norm(stream, (stream, stream), meta(s.hidden, dtype=dtype), 1e-6)
+    rows, dtype, f32 = len(x), x.dtype, torch.float32
     down = OPS.linear(x, meta(s.q_rank + s.rank + s.rope, s.hidden, dtype=dtype))
     q, latent = down.split((s.q_rank, s.rank + s.rope), dim=-1)
-    q = OPS.rms_norm(q, meta(s.q_rank, dtype=dtype), 1e-6)
-    q = OPS.linear(q, meta(s.heads * (s.nope + s.rope), s.q_rank, dtype=dtype))
+    OPS.rms_norm(q, meta(s.q_rank, dtype=dtype), 1e-6)
     cos = sin = meta(rows, s.rope // 2, dtype=f32)
     cache, norm = meta(65536, s.rank + s.rope, dtype=dtype), meta(s.rank, dtype=dtype)
-    OPS.write_latent(cache, meta(rows, dtype=i32), latent, norm, 1e-6, cos, sin)
+    entries = cache, meta(rows, dtype=torch.int32), latent, norm, 1e-6, cos, sin
+    OPS.write_latent(*entries)
+    q = OPS.norm_latents(*entries, q, meta(s.q_rank, dtype=dtype))
+    q = OPS.linear(q, meta(s.heads * (s.nope + s.rope), s.q_rank, dtype=dtype))
     kv_up = meta(s.heads, s.nope + s.value, s.rank, dtype=dtype)
     q = OPS.absorb(q.unflatten(-1, (s.heads, -1)), kv_up[:, : s.nope], cos, sin, 0.1)
     values = OPS.heads_matmul(attend(s, q), kv_up[:, s.nope :].transpose(1, 2))
@@ -215,8 +216,12 @@ def feed_forward(s: Sizes, x: Tensor) -> None:
     gate_up = meta(s.experts, 2 * s.inner, s.hidden, dtype=x.dtype)
     down = meta(s.experts, s.hidden, s.inner, dtype=x.dtype)
     runs = OPS.dispatch(ids, s.experts)
-    OPS.combine(OPS.experts_with_shared(x, runs, gate_up, down, gate_up[0], down[0])[0], weights)
+    results, shared = OPS.experts_with_shared(x, runs, gate_up, down, gate_up[0], down[0])
+    OPS.combine(results, weights)
     OPS.swiglu_mlp(x, gate_up[0], down[0])
+    stream, norm = meta(len(x), s.hidden, dtype=torch.float32), meta(s.hidden, dtype=x.dtype)
+    OPS.add_norm(stream, (shared,), norm, 1e-6)
+    OPS.add_norm(stream, (shared, Mixture(results, weights)), norm, 1e-6)
 
 
 def main(capability: int, dtypes: list[str], models: list[str], counts: list[int], what: str) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from nextn.ops.base import Columns
 from nextn.ops.triton.product import ROWS, product, tile_of
+from nextn.ops.triton.rows import mixed
 
 SQUARE = 8192  # experts times pairs that are compared at a time
 
@@ -115,13 +116,7 @@ def _mix(parts, weights, out, rows, width, top_k: tl.constexpr, C: tl.constexpr)
     on."""
     row, c = tl.program_id(0), tl.program_id(1) * C + tl.arange(0, C)
     ok = c < tl.where(row < rows, width, 0)
-    acc = tl.zeros((C,), dtype=tl.float32)
-    for k in tl.static_range(top_k):
-        pair = row * top_k + k
-        weight = tl.load(weights + pair)
-        acc += tl.load(parts + pair * width + c, mask=ok, other=0.0) * weight
-    acc = tl.where(ok, acc, 0.0)  # a padding row's weight may be NaN
-    tl.store(out + row * width + c, acc, mask=c < width)
+    tl.store(out + row * width + c, mixed(parts, weights, row, c, ok, width, top_k, C), mask=c < width)
 
 
 class Tiles(NamedTuple):

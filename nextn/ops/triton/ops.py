@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nextn.ops.base import Columns, Spans
+from nextn.ops.base import Addend, Columns, Spans
 from nextn.ops.naive import naive_attention
 from nextn.ops.triton import attention, best, linear, route, rows
 from nextn.ops.triton import experts as moe
@@ -27,7 +27,7 @@ class TritonOps:
         return rows.rms_norm(x, weight, eps)
 
     def add_norm(
-        self, x: Tensor, added: Sequence[Tensor], weight: Tensor, eps: float
+        self, x: Tensor, added: Sequence[Addend], weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         return x, rows.add_norm(x, added, weight, eps)
 
@@ -46,6 +46,20 @@ class TritonOps:
         sin: Tensor,
     ) -> None:
         rows.write_latent(cache, slots, latent, weight, eps, cos, sin)
+
+    def norm_latents(
+        self,
+        cache: Tensor,
+        slots: Tensor,
+        latent: Tensor,
+        weight: Tensor,
+        eps: float,
+        cos: Tensor,
+        sin: Tensor,
+        query: Tensor,
+        query_weight: Tensor,
+    ) -> Tensor:
+        return rows.norm_latents(cache, slots, latent, weight, eps, cos, sin, query, query_weight)
 
     def absorb(self, q: Tensor, key_up: Tensor, cos: Tensor, sin: Tensor, scale: float) -> Tensor:
         return linear.absorb(q, key_up, cos, sin, scale)

@@ -35,6 +35,7 @@ def test_op_in_f32(check):
         "linear",
         "heads",
         "norm",
+        "add_norm_of_a_mixture",
         "latent",
         "mlp",
         "experts",
