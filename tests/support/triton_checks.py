@@ -497,15 +497,15 @@ def check_attention_in_parts(on: Device) -> None:
         batch = PackedBatch(spans, 1)
         plan = batch.on(batch.packed.to(on.name)).attention
         q = on.rand(batch.rows, heads, width, seed=2) / width**0.5
-        found = []
-        before = attention.SCRATCH
-        for attention.SCRATCH in (before, 0):
-            found.append(ops.mla_attention(q, cache, plan, rank))
-        attention.SCRATCH = before
-        assert torch.equal(*found)
+        found = ops.mla_attention(q, cache, plan, rank)
+        before, attention.SCRATCH = attention.SCRATCH, 0
+        try:
+            assert torch.equal(ops.mla_attention(q, cache, plan, rank), found)
+        finally:
+            attention.SCRATCH = before
         built = build_batch(spans, 1, torch.device(on.name))
         padded = torch.cat((q, q.new_zeros(len(built.tokens) - len(q), heads, width)))
-        on.close(found[0], PLAIN.mla_attention(*f32(padded, cache), built.attention, rank)[: len(q)])
+        on.close(found, PLAIN.mla_attention(*f32(padded, cache), built.attention, rank)[: len(q)])
 
 
 CHECKS = {name.removeprefix("check_"): f for name, f in list(globals().items()) if name.startswith("check_")}

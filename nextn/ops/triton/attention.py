@@ -38,6 +38,7 @@ from nextn.ops.base import Spans
 
 PART = 256  # keys
 SCRATCH = 128 << 20  # bytes of parts that wait to be joined
+FULL = 128  # programs that keep a device busy; an H100 has 132 multiprocessors
 JOINED = 4  # heads of a program of `_join`
 
 
@@ -238,9 +239,10 @@ def mla_attention(q: Tensor, cache: Tensor, spans: Spans, rank: int) -> Tensor:
     tile = tile_of(block, cache.dtype.itemsize > 2, shared_memory(q.device))
     tiles = triton.cdiv(heads, tile.queries)
     out = torch.empty(rows, heads, rank, dtype=q.dtype, device=q.device)
-    # Parts that have programs of their own keep a device busy with few rows. With many, writing and reading
-    # them again would take longer than computing them.
-    split = parts > 1 and 4 * rows * heads * parts * rank <= SCRATCH
+    # Parts with programs of their own keep a device busy with few rows. With many rows, writing and reading
+    # parts would take longer than their keys do; but where keys are many, one long row would be waited for.
+    few = rows * tiles < FULL or parts > 4
+    split = parts > 1 and few and 4 * rows * heads * parts * rank <= SCRATCH
     accs = sums = out
     if split:
         accs = torch.empty(rows, heads, parts, rank, dtype=torch.float32, device=q.device)
