@@ -45,7 +45,7 @@ class Compiled:
     shared: int  # bytes of a block
     registers: int  # of a thread
     spilled: int  # bytes of a thread that did not fit into registers
-    instructions: str  # of the matrix units: HMMA (mma), HGMMA (wgmma); empty: none
+    instructions: str  # which it has of HMMA, HGMMA (of the matrix units: mma, wgmma) and FFMA (f32, fused)
     layouts: str  # of what the matrix units compute; the order of sums over it follows from these
 
 
@@ -128,7 +128,7 @@ def compiled(capability: int, calls: Callable[[], Calls]) -> Iterator[Compiled]:
 
 def _measured(name: str, kernel: Any, model: str, rows: int) -> Compiled:
     asm, metadata = kernel.asm, kernel.metadata
-    found = re.findall(r"\b(HGMMA|HMMA)\b", _disassembled(asm["cubin"]))
+    found = re.findall(r"\b(HGMMA|HMMA|FFMA)\b", _disassembled(asm["cubin"]))
     usage = re.search(r"REG:(\d+) STACK:(\d+)", _tool("cuobjdump", asm["cubin"], "--dump-resource-usage"))
     assert usage is not None
     constants = {k[0]: v for k, v in kernel.src.constants.items() if not isinstance(k, str)}
@@ -176,13 +176,6 @@ def all_ops(dtype: torch.dtype, models: dict[str, Sizes], counts: list[int]) -> 
             OPS.best_of_product(x, head)
 
 
-def all_attention(dtype: torch.dtype, models: dict[str, Sizes], counts: list[int]) -> Calls:
-    for model, s in models.items():
-        for rows in counts:
-            yield model, rows
-            attend(s, meta(rows, s.heads, s.rank + s.rope, dtype=dtype))
-
-
 def attention(s: Sizes, x: Tensor) -> None:
     rows, dtype, f32 = len(x), x.dtype, torch.float32
     down = OPS.linear(x, meta(s.q_rank + s.rank + s.rope, s.hidden, dtype=dtype))
@@ -224,16 +217,13 @@ def feed_forward(s: Sizes, x: Tensor) -> None:
     OPS.add_norm(stream, (shared, Mixture(results, weights)), norm, 1e-6)
 
 
-def main(capability: int, dtypes: list[str], models: list[str], counts: list[int], what: str) -> None:
+def main(capability: int, dtypes: list[str], models: list[str], counts: list[int]) -> None:
     chosen = {name: MODELS[name] for name in models}
-    calls = {"all": all_ops, "attention": all_attention}[what]
     for dtype in dtypes:
-        for one in compiled(capability, partial(calls, getattr(torch, dtype), chosen, counts)):
+        for one in compiled(capability, partial(all_ops, getattr(torch, dtype), chosen, counts)):
             print(json.dumps({"dtype": dtype, **dataclasses.asdict(one)}), flush=True)
 
 
 if __name__ == "__main__":
-    args = [*sys.argv[1:], *["90", "bfloat16,float32", "v3,1b,tiny", "1,32,300", "all"][len(sys.argv) - 1 :]]
-    main(
-        int(args[0]), args[1].split(","), args[2].split(","), [int(n) for n in args[3].split(",")], args[4]
-    )  # fmt: skip
+    args = [*sys.argv[1:], *["90", "bfloat16,float32", "v3,1b,tiny", "1,32,300"][len(sys.argv) - 1 :]]
+    main(int(args[0]), args[1].split(","), args[2].split(","), [int(n) for n in args[3].split(",")])

@@ -1,6 +1,7 @@
 """benchmarks/cuda_ops.py: its ops run, under Triton's interpreter; clocks and graphs need a GPU."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,6 @@ if torch.cuda.is_available() or sys.platform != "linux":
     pytest.skip("for Triton's interpreter", allow_module_level=True)
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-SMALL = {
-    "vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48,
-    "moe_intermediate_size": 16, "first_k_dense_replace": 1, "n_routed_experts": 4, "n_shared_experts": 1,
-    "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16,
-    "qk_rope_head_dim": 16, "v_head_dim": 16,
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -31,7 +26,11 @@ def cuda_ops(monkeypatch):
 
 
 def test_every_case_runs(cuda_ops):
-    sizes = cuda_ops.Dimensions(**SMALL)
+    sizes = replace(
+        cuda_ops.PRESETS["69m"], vocab_size=96, hidden_size=32, num_attention_heads=2,
+        moe_intermediate_size=16, n_routed_experts=4, n_group=2, topk_group=1, q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=16,
+        qk_rope_head_dim=16, v_head_dim=16,
+    )  # fmt: skip
     found = list(cuda_ops.Step(sizes, requests=2, rows=3, context=20, device="cpu").cases())
     assert {"attention", "experts, shared too", "head and choice"} < {case.op for case in found}
     for case in found:

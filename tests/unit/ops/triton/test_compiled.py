@@ -29,25 +29,23 @@ def compiled(capability, folder, *options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", SHARED)
-@pytest.mark.parametrize(("dtype", "models", "rows"), [("bfloat16", "v3", "1,300"), ("float32", "1b", "2")])
-def test_every_kernel_compiles(capability, dtype, models, rows, tmp_path):
-    found = compiled(capability, tmp_path, dtype, models, rows)
+@pytest.mark.parametrize(
+    ("capability", "options"),
+    [(80, ("bfloat16", "v3", "1")), (90, ("bfloat16", "v3", "1,300")), (90, ("float32", "1b", "2"))],
+)
+def test_every_kernel_compiles(capability, options, tmp_path):
+    found = compiled(capability, tmp_path, *options)
     names = {one["kernel"] for one in found}
     assert names >= PRODUCTS | {"_join", "_route", "_tiles", "_best_token", "_best_tile", "_add_norm"}
     for one in found:
         assert one["shared"] <= SHARED[capability], one
         assert one["spilled"] <= SPILLED, one
-        if one["kernel"] in PRODUCTS and dtype == "bfloat16":
-            assert one["instructions"], one
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("capability", SHARED)
-def test_parts_of_attention_are_summed_in_one_order(capability, tmp_path):
-    """Of a block of keys, by a program of one part and by one that goes through all of them: the layouts of
-    its products are the same, so its sums are."""
-    for model in ("v3", "1b", "tiny"):
-        found = compiled(capability, tmp_path, "bfloat16", model, "1,2000", "attention")
-        both = {("SPLIT=True" in one["shape"]): one["layouts"] for one in found if one["kernel"] == "_attend"}
-        assert both[False] == both[True] != ""
+        if one["kernel"] in PRODUCTS and one["dtype"] == "bfloat16":
+            assert "MMA" in one["instructions"], one
+    attend = {("SPLIT=True" in one["shape"]): one for one in found if one["kernel"] == "_attend"}
+    # A block of keys is summed in one order by a program of one part and by one that goes through all: it has
+    # the same layout in both, and parts are put together without what only one of them might fuse.
+    assert attend[False]["layouts"] == attend[True]["layouts"]
+    if options[0] == "bfloat16":
+        parts = [one for one in found if one["kernel"] in ("_attend", "_join")]
+        assert not any("FFMA" in one["instructions"] for one in parts)
