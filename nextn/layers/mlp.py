@@ -38,11 +38,6 @@ class MLP:
         """x [T, C] -> what the residual stream grows by: some [T, C] f32, to be added in their order."""
         return self.hidden.wholes(self.part(x))
 
-    @property
-    def whole(self) -> bool:
-        """Does this rank compute all of it?"""
-        return self.hidden.is_whole and self.inner.is_whole
-
     def part(self, x: Tensor) -> Tensor:
         """Of this the rank's columns."""
         return self.ops.swiglu_mlp(x, self.gate_up, self.down, inner=self.inner)
@@ -65,9 +60,8 @@ class MoE:
         self.bias = empty(experts, dtype=torch.float32)
         self.gate_up = empty(len(self.held), 2 * len(self.inner.own), hidden)
         self.down = empty(len(self.held), len(self.hidden.own), inner)
-        self.shared: MLP | None = None
-        if cfg.n_shared_experts:
-            self.shared = MLP(sharing, cfg.names.shared_experts, inner * cfg.n_shared_experts)
+        shared = inner * cfg.n_shared_experts
+        self.shared = MLP(sharing, cfg.names.shared_experts, shared) if shared else None
 
     def targets(self, prefix: str) -> dict[str, Tensor]:
         """As `MLP.targets`."""
@@ -84,21 +78,14 @@ class MoE:
 
     def forward(self, x: Tensor, batch: Batch) -> tuple[Addend, ...]:
         """As `MLP.forward`: of the shared experts, if there are some, and of the routed ones."""
-        ids, weights = self.route(x)
-        if self.shared is None:
-            return self.hidden.wholes(self.ops.combine(self.results(x, ids[: batch.rows]), weights))
-        if self._whole and self.shared.whole:
-            runs, s = self.ops.dispatch(ids[: batch.rows], len(self.held)), self.shared
-            results, shared = self.ops.experts_with_shared(
-                x, runs, self.gate_up, self.down, s.gate_up, s.down
-            )
+        (ids, weights), s = self.route(x), self.shared
+        if s is not None and self.hidden.is_whole and self.inner.is_whole and s.inner.is_whole:
+            runs = self.ops.dispatch(ids[: batch.rows], len(self.held))
+            experts = self.gate_up, self.down, s.gate_up, s.down
+            results, shared = self.ops.experts_with_shared(x, runs, *experts)
             return shared, Mixture(results, weights)
         routed = self.ops.combine(self.results(x, ids[: batch.rows]), weights)
-        return self.hidden.wholes(self.shared.part(x), routed)
-
-    @property
-    def _whole(self) -> bool:
-        return self.hidden.is_whole and self.inner.is_whole
+        return self.hidden.wholes(*(() if s is None else (s.part(x),)), routed)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """See `Ops.route`."""

@@ -140,8 +140,7 @@ class MTPDrafter:
             if device is None:
                 self._guess(self.model.draft_logits(ends), growing, depth, failed)
             else:
-                chosen, confidence = device.best_draft(ends)
-                unread.append((growing, chosen[: len(growing)], confidence[: len(growing)]))
+                unread.append((growing, *device.best_draft(ends)))
                 for g in growing:
                     g.tree.append(0)  # in place of the token
             depth += 1

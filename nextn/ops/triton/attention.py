@@ -210,7 +210,7 @@ def tile_of(rank: int, wide: bool, room: int) -> AttentionTile:
     | 16 | 64 | 1 | 18 + 72 | GPUs with 99 |
 
     The sums of 32 queries take 64 registers of each of 256 threads. 64 queries would take 128 of the 255 that
-    there are, and did not fit: ptxas spilled 300 bytes a thread and more. Fewer than 64 keys leave half of
+    there are, and did not fit: ptxas spilled 200 to 700 bytes a thread. Fewer than 64 keys leave half of
     eight warps with nothing to do in the scores, whose tiles are 8 keys wide.
     """
     if wide:

@@ -28,7 +28,8 @@ def cuda_ops(monkeypatch):
 def test_every_case_runs(cuda_ops):
     sizes = replace(
         cuda_ops.PRESETS["69m"], vocab_size=96, hidden_size=32, num_attention_heads=2,
-        moe_intermediate_size=16, n_routed_experts=4, n_group=2, topk_group=1, q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=16,
+        moe_intermediate_size=16, n_routed_experts=4, n_group=2, topk_group=1, q_lora_rank=16,
+        kv_lora_rank=16, qk_nope_head_dim=16,
         qk_rope_head_dim=16, v_head_dim=16,
     )  # fmt: skip
     found = list(cuda_ops.Step(sizes, requests=2, rows=3, context=20, device="cpu").cases())
