@@ -1,5 +1,8 @@
 """What is done row by row: a program is one row, its arithmetic f32.
 
+Norms have the same bits whatever is added before: multiplications and additions are fused in none of them
+(`enable_fp_fusion=False`), or in all (`tl.fma`).
+
 Shapes: T rows, C their width, R kv_lora_rank, P rotated elements.
 """
 
@@ -96,7 +99,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     width = x.shape[1]
     block = triton.next_power_of_2(width)
     warps = min(8, max(1, block // 256))
-    _rms_norm[(x.shape[0],)](x, weight, out, x.stride(0), width, eps, C=block, num_warps=warps)
+    _rms_norm[(x.shape[0],)](
+        x, weight, out, x.stride(0), width, eps, C=block, num_warps=warps, enable_fp_fusion=False
+    )
     return out
 
 
@@ -118,6 +123,7 @@ def add_norm(x: Tensor, added: Sequence[Addend], weight: Tensor, eps: float) -> 
     _add_norm[(x.shape[0],)](
         x, first, second, results, weights, weight, out, width, routed, eps, ADDED=len(plain),
         TOP_K=top_k if mixtures else 0, C=block, num_warps=min(8, max(1, block // 256)),
+        enable_fp_fusion=False,
     )  # fmt: skip
     return out
 
