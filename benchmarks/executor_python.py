@@ -4,7 +4,7 @@ python benchmarks/executor_python.py                          # three minutes on
 python benchmarks/executor_python.py --before ../before       # beside another source tree, kernels built
 
 Requests decode together, greedily. Of every step the calls into the native library are timed, and so is the
-executor's `run`; what is left of either is Python. The model's weights have gone through the caches before, so
+executor's `run`; what is left of either is Python. The model's weights have gone through the caches before:
 this is several times what the same Python takes in a loop. Each number of requests and depth of drafts is
 measured several times, by turns, with a new engine in a new process: medians of the engines' medians. The
 last line is JSON.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -123,9 +124,19 @@ def test_logits_that_are_infinite(column: int) -> None:
     assert_some_fail(both)
 
 
-def test_simulated_acceptance_goes_the_general_way() -> None:
-    config = EngineConfig(EMBEDDED, kv_cache_tokens=1024, speculative_simulate_accept_length=1.5)
-    executor = Engine(config)._executor
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"speculative_simulate_accept_length": 1.5},
+        {"speculative_eagle_topk": 2},
+        {"speculative_algorithm": "NGRAM"},
+        {"speculative_algorithm": "NEXTN+NGRAM"},
+        {"kernel_backend": "reference"},
+    ],
+    ids=str,
+)
+def test_engines_without_such_steps(options: dict[str, Any]) -> None:
+    executor = Engine(EngineConfig(EMBEDDED, kv_cache_tokens=1024, threads=1, **options))._executor
     assert isinstance(executor, Runner)
     assert executor.plain is None
 
