@@ -39,14 +39,23 @@ def gumbel_noise(
 ) -> Tensor:
     """[N, vocab_size] f32 standard Gumbel noise for N (seed, stream, position, use); uses: 0 if not given."""
 
-    def column(values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=device)[:, None]
+    def tensor(values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=device)
 
+    key = tensor([s & MASK for s in seeds]), tensor([s >> 32 for s in seeds])
+    return noise_rows(key, tensor(streams), tensor(positions), vocab_size, tensor(uses or [0] * len(seeds)))
+
+
+def noise_rows(
+    key: tuple[Tensor, Tensor], streams: Tensor, positions: Tensor, vocab_size: int, uses: Tensor
+) -> Tensor:
+    """`gumbel_noise` of numbers that lie on the device, [N] int64 of each. key: the seeds' low and high
+    halves."""
     # Sixteen token ids at a time: rows stay whole vectors, so `log` has no tail that depends on the row.
-    quarter = torch.arange(-(-vocab_size // 16) * 4, dtype=torch.int64, device=device)[None]
+    quarter = torch.arange(-(-vocab_size // 16) * 4, dtype=torch.int64, device=streams.device)[None]
+    low, high = key
     words = philox(
-        (quarter, column(positions), column(streams), column(uses or [0] * len(seeds))),
-        (column([s & MASK for s in seeds]), column([s >> 32 for s in seeds])),
+        (quarter, positions[:, None], streams[:, None], uses[:, None]), (low[:, None], high[:, None])
     )
     return uniform(words).flatten(1).log_().neg_().log_().neg_().float()[:, :vocab_size]
 

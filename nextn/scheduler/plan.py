@@ -36,6 +36,10 @@ class SpanPlan:
     cover everything that this step may write, next drafts included.
     scores: which of the tokens, of a prompt whose log-probabilities are wanted: of the token after each.
     extend: the drafter takes in the span's true positions now; else see `Plan.keep`.
+    ahead: planned before the result of the request's last span was read. The executor goes on from where that
+    span leaves the request: `start` is its root's position, `draft` what that span proposed, cut to
+    `most_drafts` nodes and to the room that is left. If it ended there, this span has no rows. The scheduler
+    fills both in once it knows them, for itself alone.
     """
 
     rid: str
@@ -50,6 +54,13 @@ class SpanPlan:
     extend: bool = True
     draft_from: int = 0  # first position that the drafter sees, at the beginning of a page
     cut: bool = False  # the plan's cutoff may make the next draft shorter
+    ahead: bool = False
+    most_drafts: int = 0
+
+    @property
+    def drafts(self) -> int:
+        """Nodes of the draft, at most."""
+        return max(len(self.draft.tokens), self.most_drafts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,8 @@ class RequestState:
     grammar: GrammarCursor | None = None  # at the last of `history`
     pages: list[int] = field(default_factory=list)
     drafting: DraftState = field(default_factory=DraftState)
+    proposed: Draft = NO_DRAFT  # by the last step
+    ended: bool = False  # by the last step
 
     # Of the step that runs: see `nextn.scheduler.plan.SpanPlan`.
     start: int = 0
