@@ -1,7 +1,7 @@
 """The executor of a model on a device that the host need not wait for.
 
-Steps in which every request decodes a chain are `nextn.engine.device_step`'s, launched without reading the
-one before. All others run as in `Runner`, once what is under way has been read.
+Steps in which every request decodes a chain are those of `nextn.speculative.device.step`, launched without
+reading the one before. All others run as in `Runner`, once what is under way has been read.
 """
 
 from __future__ import annotations
@@ -15,19 +15,23 @@ from torch import Tensor
 
 from nextn.cutoff import NO_GUESS
 from nextn.draft import MAX_DRAFTS, NO_DRAFT, Draft
-from nextn.engine import device_step as columns
-from nextn.engine.device_step import DeviceStep, StepShape
 from nextn.engine.executor import Ran, Ticket
 from nextn.engine.runner import Runner
 from nextn.engine.seats import Load, Seat, make_seat
 from nextn.models.graphs import bucket
 from nextn.ops.base import align
+from nextn.sampling.row_draws import Choosing
 from nextn.scheduler.plan import Plan, SpanPlan, SpanResult, StepResult
+from nextn.speculative.device import step as columns
+from nextn.speculative.device.drafts import Drafting
+from nextn.speculative.device.graphs import OneByOne, StepPasses
+from nextn.speculative.device.step import DeviceStep, StepShape
 from nextn.speculative.state import RequestState
 from nextn.speculative.verifier import NO_CHOICE
 from nextn.speculative.work import StepWork
 
 LEAST_LONGEST = 9  # as a power of two
+DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, MAX_DRAFTS)
 
 
 class Launched(NamedTuple):
@@ -60,16 +64,21 @@ class DeviceRunner(Runner):
     """A `Runner` until `begin_on_device` is called."""
 
     step: DeviceStep | None = None
-    run_step: Callable[[StepShape], None]
+    passes: StepPasses
 
-    def begin_on_device(self, step: DeviceStep, run: Callable[[StepShape], None] | None = None) -> None:
-        """From now on steps run there where they can. To be called while there are no requests. run: what
-        runs the step of a shape, once its inputs are there; by default its own code."""
+    def begin_on_device(self, step: DeviceStep, passes: StepPasses | None = None) -> None:
+        """From now on steps run there where they can. To be called while there are no requests. passes: by
+        default kernel by kernel."""
         assert not self.states
-        self.step, self.run_step = step, run or step.run
+        self.step, self.passes = step, passes or OneByOne(step)
         self._seats: dict[str, Seat] = {}
         self._free = list(range(len(step.relay.rows) - 1, 0, -1))
         self._under_way: deque[DeviceTicket] = deque()
+
+    def end_on_device(self) -> None:
+        """To be called while there are no requests."""
+        assert not self.states
+        self.step = None
 
     def add(self, state: RequestState) -> None:
         super().add(state)
@@ -102,9 +111,11 @@ class DeviceRunner(Runner):
             seat.true, seat.num_steps = True, span.num_steps
             seat.unread += 1 + most
             launched.append(Launched(seat, span, 1 + most))
-        self.prepare(shape)
+        if not shape.drafting.extends:
+            self.drafter.forget()
+        self.passes.prepare(shape)
         load.send(shape.requests, plan.cutoff)
-        self.run_step(shape)
+        self.passes.run(shape)
         ticket = DeviceTicket(launched, plan.cutoff is not None, *self._fetch(len(launched)), self._read)
         self._under_way.append(ticket)
         return ticket
@@ -117,9 +128,6 @@ class DeviceRunner(Runner):
                 _note(state, res)
         return Ran(found)
 
-    def prepare(self, shape: StepShape) -> None:
-        """Called before the inputs of a step are sent."""
-
     def settle(self) -> None:
         """Reads all that is under way."""
         while self._under_way:
@@ -128,9 +136,12 @@ class DeviceRunner(Runner):
     def _shape(self, plan: Plan, seats: Sequence[Seat]) -> StepShape | None:
         """The smallest shape that serves the plan; None if none does."""
         assert self.step is not None
-        extends, missing, rows, longest = self.step.extends, 0, 0, 0
-        for seat, span in zip(seats, plan.spans, strict=True):
-            if not seat.takes(span, extends):
+        spans, extends = plan.spans, plan.spans[0].extend
+        if plan.keep or any(span.extend != extends for span in spans):
+            return None
+        missing = rows = longest = 0
+        for seat, span in zip(seats, spans, strict=True):
+            if not seat.takes(span):
                 return None
             most = seat.most_drafts(span)
             missing += not seat.slot
@@ -139,11 +150,12 @@ class DeviceRunner(Runner):
         requests = bucket(len(seats))
         if missing > len(self._free) or requests is None or requests > len(self.step.inputs):
             return None
-        return make_shape(
-            requests, rows, max(span.num_steps for span in plan.spans) if extends else 0,
-            max(seat.choosing for seat in seats), any(s.cut for s in plan.spans) and plan.cutoff is not None,
-            longest, self.model.row_align,
-        )  # fmt: skip
+        drafting = Drafting()
+        if extends:
+            gated = plan.cutoff is not None and any(span.cut for span in spans)
+            drafting = Drafting(rounded(max(span.num_steps for span in spans)), True, gated)
+        choosing = max(seat.choosing for seat in seats)
+        return make_shape(requests, rows, drafting, choosing, longest, self.model.row_align)
 
     def _fetch(self, requests: int) -> tuple[Tensor, Callable[[], Any]]:
         """Begins to copy the results of a step to the host."""
@@ -164,15 +176,20 @@ class DeviceRunner(Runner):
             first.found = _result(first)
 
 
+def rounded(num_steps: int) -> int:
+    """The depth that a step's code has for drafts of so many steps, so that few differ. rounded(5) == 6."""
+    return next(depth for depth in DEPTHS if depth >= num_steps)
+
+
 def make_shape(
-    requests: int, rows: int, num_steps: int, choosing: Any, gated: bool, longest: int, row_align: int
+    requests: int, rows: int, drafting: Drafting, choosing: Choosing, longest: int, row_align: int
 ) -> StepShape | None:
-    """rows, longest: at least so many."""
+    """rows, longest: at least so many. None: too many rows for a graph."""
     total = bucket(max(rows, requests))
     if total is None:
         return None
     power = max(LEAST_LONGEST, (longest - 1).bit_length())
-    return StepShape(requests, align(total, row_align), num_steps, choosing, gated, 1 << power)
+    return StepShape(requests, align(total, row_align), drafting, choosing, 1 << power)
 
 
 def _result(ticket: DeviceTicket) -> StepResult:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from nextn.cutoff import Cutoff
-from nextn.engine.device_step import INPUTS, DeviceStep
 from nextn.sampling.penalties import penalized
 from nextn.sampling.row_draws import Choosing
 from nextn.scheduler.plan import SpanPlan
-from nextn.speculative.gate import NUMBERS, cutoff_numbers
-from nextn.speculative.relay import ENDS, WIDTH, Start, choosing_of, relay_row
+from nextn.speculative.device.gate import NUMBERS, cutoff_numbers
+from nextn.speculative.device.relay import ENDS, WIDTH, Start, choosing_of, relay_row
+from nextn.speculative.device.step import INPUTS, DeviceStep
 from nextn.speculative.state import RequestState
 
 
@@ -39,7 +39,7 @@ class Seat:
         """Committed tokens, at most."""
         return min(len(self.state.history) + self.unread, self.state.limit)
 
-    def takes(self, span: SpanPlan, extends: bool) -> bool:
+    def takes(self, span: SpanPlan) -> bool:
         """Is this a span that a step on the device serves as any other would?"""
         state = self.state
         have, draft = len(state.history), span.draft
@@ -50,9 +50,7 @@ class Seat:
             and draft.parents is None
             and not draft.forced
             and not span.scores
-            and (span.extend or not extends)
-            and state.drafting.waiting is None
-            and span.draft_from <= have - 1
+            and (not span.extend or (state.drafting.waiting is None and span.draft_from < have))
             and not penalized(state.params, have - state.num_prompt)
         )
 
@@ -89,13 +87,11 @@ class Load:
     def add(self, seat: Seat, span: SpanPlan, most: int, cut: bool) -> None:
         """A span; its request's state has the span's pages. most: drafts."""
         state = seat.state
-        self.inputs += seat.slot, span.num_steps, most, cut
+        self.inputs += seat.slot, span.num_steps, most, cut, span.draft_from
         first = span.first_page
         if not (span.ahead and seat.true):
             start = _start(state, span, most)
-            row = relay_row(
-                start, state.limit, span.draft_from, state.params, sorted(state.end_ids), self.vocabulary
-            )
+            row = relay_row(start, state.limit, state.params, sorted(state.end_ids), self.vocabulary)
             self.slots.append(seat.slot)
             self.rows.append(row)
         if not seat.true:

@@ -24,7 +24,7 @@ class CudaDeepseekV3(DeepseekV3):
     _pool: KVPool | None = None
 
     @property
-    def _captures(self) -> bool:
+    def captures(self) -> bool:
         """Can a graph hold the collectives? Not those that go through the host, nor a world's."""
         group = self.group
         if self.world is not None:
@@ -33,7 +33,7 @@ class CudaDeepseekV3(DeepseekV3):
 
     def batch(self, spans: Sequence[Span], page_size: int) -> Any:
         rows = sum(len(span.tokens) for span in spans)
-        return PackedBatch(spans, page_size, bucket(rows) if self._captures else None)
+        return PackedBatch(spans, page_size, bucket(rows) if self.captures else None)
 
     def forward(self, batch: Any, pool: KVPool) -> Tensor:
         def compute(batch: Batch, _: Tensor | None) -> Tensor:
@@ -54,7 +54,7 @@ class CudaDeepseekV3(DeepseekV3):
     def _run(
         self, kind: Hashable, compute: Pass, batch: PackedBatch, hidden: Tensor | None, pool: KVPool
     ) -> Tensor:
-        if bucket(batch.rows) is None or not self._captures:
+        if bucket(batch.rows) is None or not self.captures:
             numbers = batch.packed.to(self.device)
             if batch.tokens is not None:
                 numbers[: batch.rows] = batch.tokens

@@ -7,21 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from support.checkpoints import tiny_config
 from support.sharing import shared_model
 
 from nextn.cutoff import Cutoff
 from nextn.draft import NO_DRAFT, Draft, Shape
 from nextn.engine.device_runner import DeviceRunner
-from nextn.engine.device_step import DeviceStep
 from nextn.engine.runner import Runner
 from nextn.kvcache.pool import KVPool
 from nextn.request import SamplingParams
 from nextn.scheduler.plan import Plan, SpanPlan, SpanResult
 from nextn.speculative.base import NoDrafter
+from nextn.speculative.device.relay import Relay
+from nextn.speculative.device.step import DeviceStep
 from nextn.speculative.mtp import MTPDrafter
-from nextn.speculative.relay import Relay
 from nextn.speculative.state import RequestState
 
 PAGE = 16
@@ -29,13 +28,14 @@ PAGES = 16  # of each request
 
 
 def config(**changes: Any) -> dict[str, Any]:
-    """Its draft layer and its target agree now and then."""
-    return tiny_config(num_hidden_layers=2, vocab_size=40, **changes)
+    """Its tokens are so few that target and draft layer agree now and then."""
+    return tiny_config(**{"num_hidden_layers": 2, "vocab_size": 12, **changes})
 
 
 @dataclass
 class Job:
-    """A request. num_steps: of its drafts. requests: of the step that it comes with, by number."""
+    """A request. num_steps: of its drafts. joins: the number of the step that it comes with. draft_from: its
+    prompt comes in two parts, of which the drafter does not see the first, of so many tokens."""
 
     prompt: Sequence[int]
     params: SamplingParams
@@ -43,6 +43,8 @@ class Job:
     end_ids: frozenset[int] = frozenset()
     joins: int = 0
     cut: bool = False
+    extend: bool = True
+    draft_from: int = 0
     tokens: list[int] = field(default_factory=list)
     results: list[SpanResult] = field(default_factory=list)
 
@@ -55,12 +57,12 @@ def make_runner(model: Any, requests: int = 8, drafts: bool = True, on_device: b
     runner = DeviceRunner(info, model, pool, drafter)
     if on_device:
         relay = Relay(requests, PAGES, model.device)
-        runner.begin_on_device(DeviceStep(model, pool, relay, requests, extends=drafts))
+        runner.begin_on_device(DeviceStep(model, pool, relay, requests))
     return runner
 
 
-def small_model(**options: Any) -> Any:
-    return shared_model(config(), **options)
+def small_model(vocab_size: int = 12, **options: Any) -> Any:
+    return shared_model(config(vocab_size=vocab_size), **options)
 
 
 @dataclass
@@ -78,6 +80,7 @@ class _Under:
     sent: int = 0
     last_steps: int = 0
     over: bool = False
+    begun: int = 0  # tokens of the prompt that steps have had
 
 
 def serve(
@@ -93,9 +96,7 @@ def serve(
         while waiting and waiting[0][1].joins <= step and not pending:
             n, job = waiting.pop(0)
             limit = len(job.prompt) + job.params.max_tokens
-            state = RequestState(
-                str(n), job.params, list(job.prompt), len(job.prompt), limit, job.end_ids
-            )
+            state = RequestState(str(n), job.params, list(job.prompt), len(job.prompt), limit, job.end_ids)
             runner.add(state)
             running.append(_Under(job, str(n), state, free.pop(), limit, list(job.prompt)))
         step += 1
@@ -127,6 +128,7 @@ def _span(r: _Under, ahead: bool) -> SpanPlan | None:
     first, r.sent = r.sent, len(r.pages)
     options: Mapping[str, Any] = {
         "rid": r.rid, "first_page": first, "pages": r.pages[first:], "num_steps": r.job.num_steps, "cut": cut,
+        "extend": r.job.extend, "draft_from": r.job.draft_from,
     }  # fmt: skip
     if ahead:
         if have + 1 >= r.limit:
@@ -139,7 +141,12 @@ def _span(r: _Under, ahead: bool) -> SpanPlan | None:
         )
     r.unread, r.last_steps = 1, r.job.num_steps
     if have == len(r.job.prompt):
-        return SpanPlan(start=0, known=have, draft=NO_DRAFT, chooses=True, **options)
+        start = r.begun
+        if start < r.job.draft_from:
+            r.begun = r.job.draft_from
+            options = {**options, "extend": False, "num_steps": 0, "cut": False, "draft_from": 0}
+            return SpanPlan(start=0, known=r.begun, draft=NO_DRAFT, chooses=False, **options)
+        return SpanPlan(start=start, known=have - start, draft=NO_DRAFT, chooses=True, **options)
     draft = r.draft.cut(16, r.limit - have - 1)
     r.draft = draft
     return SpanPlan(start=have - 1, known=1, draft=draft, chooses=True, **options)

@@ -23,9 +23,9 @@ from nextn.sampling.row_draws import Choosing, RowDraws
 
 ENDS = MAX_STOP_TOKENS + 8  # tokens that may end a request; a model's own are few
 # Columns. Then come the drafts, then the tokens that end the request, -1 where there are fewer.
-LENGTH, ROOT, DRAFTS, ENDED, LIMIT, DRAFT_FROM = range(6)
-SEED_LOW, SEED_HIGH, STREAM, TEMPERATURE, TOP_P, MIN_P, TOP_K, FILTERS = range(6, 14)
-TOKENS = 14
+LENGTH, ROOT, DRAFTS, ENDED, LIMIT = range(5)
+SEED_LOW, SEED_HIGH, STREAM, TEMPERATURE, TOP_P, MIN_P, TOP_K, FILTERS = range(5, 13)
+TOKENS = 13
 END_IDS = TOKENS + MAX_DRAFTS
 WIDTH = END_IDS + ENDS
 
@@ -47,12 +47,12 @@ def choosing_of(params: SamplingParams, vocabulary: int) -> Choosing:
 
 
 def relay_row(
-    start: Start, limit: int, draft_from: int, params: SamplingParams, end_ids: Sequence[int], vocabulary: int
+    start: Start, limit: int, params: SamplingParams, end_ids: Sequence[int], vocabulary: int
 ) -> np.ndarray:
     """[WIDTH] int32."""
     row, p = np.zeros(WIDTH, np.int32), params
     choosing = choosing_of(params, vocabulary)
-    row[:6] = start.length, start.root, len(start.draft), start.ended, min(limit, 2**31 - 1), draft_from
+    row[:5] = start.length, start.root, len(start.draft), start.ended, limit
     words, numbers = row.view(np.uint32), row.view(np.float32)
     words[SEED_LOW], words[SEED_HIGH], words[STREAM] = p.seed & MASK, p.seed >> 32, p.stream
     numbers[TEMPERATURE] = 0.0 if choosing == Choosing.GREEDY else p.temperature
@@ -66,7 +66,7 @@ def relay_row(
 
 
 def null_row() -> np.ndarray:
-    return relay_row(Start(0, 0, (), ended=True), 0, 0, SamplingParams(temperature=0.0), (), 1)
+    return relay_row(Start(0, 0, (), ended=True), 0, SamplingParams(temperature=0.0), (), 1)
 
 
 class Relay:
@@ -91,6 +91,17 @@ class Relay:
         self.pages.view(-1).index_copy_(0, places, pages)
 
 
+class Committed(NamedTuple):
+    """What a step settled for each request. tokens [R, 1 + MAX_DRAFTS]: the first `taken` are committed.
+    verified: drafts that it had. failed: could nothing be chosen, not even without drafts?"""
+
+    tokens: Tensor
+    taken: Tensor
+    verified: Tensor
+    failed: Tensor
+    ended: Tensor
+
+
 class Requests:
     """The rows of a step's R requests, as numbers to compute with: int64, and what choices depend on."""
 
@@ -99,7 +110,6 @@ class Requests:
         self.rows, numbers = rows, rows.long()
         self.length, self.root, self.count = numbers[:, LENGTH], numbers[:, ROOT], numbers[:, DRAFTS]
         self.alive, self.limit = numbers[:, ENDED] == 0, numbers[:, LIMIT]
-        self.draft_from = numbers[:, DRAFT_FROM]
         self.drafts, self.end_ids = numbers[:, TOKENS:END_IDS], numbers[:, END_IDS:]
 
         def number(column: int) -> Tensor:
@@ -110,8 +120,10 @@ class Requests:
             number(TEMPERATURE), number(TOP_P), number(MIN_P), numbers[:, TOP_K], numbers[:, FILTERS] > 0,
         )  # fmt: skip
 
-    def after(self, length: Tensor, root: Tensor, ended: Tensor, count: Tensor, drafts: Tensor) -> Tensor:
-        """The rows that the step leaves. [R] of each, drafts [R, MAX_DRAFTS]."""
-        rows = self.rows
-        head = torch.stack((length, root, count, ended.long()), dim=1).int()
+    def after(self, done: Committed, count: Tensor, drafts: Tensor) -> Tensor:
+        """The rows that the step leaves. drafts [R, MAX_DRAFTS]: the first `count` are to be verified."""
+        rows, taken = self.rows, done.taken
+        last = done.tokens.gather(1, (taken - 1).clamp(min=0)[:, None])[:, 0]
+        root = torch.where(taken > 0, last, self.root)
+        head = torch.stack((self.length + taken, root, count, done.ended.long()), dim=1).int()
         return torch.cat((head, rows[:, LIMIT:TOKENS], drafts.int(), rows[:, END_IDS:]), dim=1)
