@@ -16,6 +16,7 @@ from nextn.engine.executor import Executor
 from nextn.kvcache.pool import KVPool
 from nextn.models.base import Model
 from nextn.models.cuda import CudaDeepseekV3
+from nextn.models.deepseek_v3 import DeepseekV3
 from nextn.models.graphs import BUCKETS, bucket
 from nextn.request import SamplingParams
 from nextn.sampling.row_draws import Choosing
@@ -88,7 +89,7 @@ def memory_of(plan: OnDevice, model: Model, layers: int, page_size: int) -> int:
     page."""
     pool = KVPool(layers, 1, page_size, model.cache_layout, model.dtype, model.device)
     relay = plan.relay(model, page_size)
-    assert isinstance(model, CudaDeepseekV3)
+    assert isinstance(model, DeepseekV3)
     step = DeviceStep(model, pool, relay, plan.requests)
     largest = plan.shapes(model.config.max_position_embeddings)[0]._replace(choosing=Choosing.FILTERED)
     with torch.inference_mode():
@@ -100,7 +101,7 @@ def start_on_device(plan: OnDevice, runner: DeviceRunner) -> bool:
     """Captures the graphs, and holds a few steps against the general way. If they differ, or raise something,
     the runner goes on without steps on the device; returns whether it has them."""
     model, pool = runner.model, runner.pool
-    assert isinstance(model, CudaDeepseekV3)
+    assert isinstance(model, DeepseekV3)
     steps = min(plan.num_steps, 3)
     pages = pool.data.shape[1] // pool.page_size - 1
     if pages < pages_needed(pool.page_size, steps):
@@ -110,7 +111,7 @@ def start_on_device(plan: OnDevice, runner: DeviceRunner) -> bool:
     want = made_up_steps(runner, *options)
     step = DeviceStep(model, pool, plan.relay(model, pool.page_size), plan.requests)
     graphs = StepGraphs(step)
-    _capture(graphs, plan.shapes(model.config.max_position_embeddings))
+    _capture(graphs, plan.shapes(model.config.max_position_embeddings, model.row_align))
     runner.begin_on_device(step, graphs)
     try:
         same = made_up_steps(runner, *options) == want

@@ -3,7 +3,7 @@ results that it has read, plans one step ahead if it is asked to, and gives each
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from nextn.kvcache.pool import KVPool
 from nextn.request import SamplingParams
 from nextn.scheduler.plan import Plan, SpanPlan, SpanResult
 from nextn.speculative.base import NoDrafter
+from nextn.speculative.device.graphs import OneByOne, StepPasses
 from nextn.speculative.device.relay import Relay
 from nextn.speculative.device.step import DeviceStep
 from nextn.speculative.mtp import MTPDrafter
@@ -49,7 +50,13 @@ class Job:
     results: list[SpanResult] = field(default_factory=list)
 
 
-def make_runner(model: Any, requests: int = 8, drafts: bool = True, on_device: bool = True) -> DeviceRunner:
+def make_runner(
+    model: Any,
+    requests: int = 8,
+    drafts: bool = True,
+    on_device: bool = True,
+    passes: Callable[[DeviceStep], StepPasses] = OneByOne,
+) -> DeviceRunner:
     layers = model.config.num_hidden_layers + model.nextn_layers
     pool = KVPool(layers, 1 + 8 * PAGES, PAGE, model.cache_layout, model.dtype, model.device)
     drafter = MTPDrafter(model, pool, Shape()) if drafts else NoDrafter()
@@ -57,7 +64,8 @@ def make_runner(model: Any, requests: int = 8, drafts: bool = True, on_device: b
     runner = DeviceRunner(info, model, pool, drafter)
     if on_device:
         relay = Relay(requests, PAGES, model.device)
-        runner.begin_on_device(DeviceStep(model, pool, relay, requests))
+        step = DeviceStep(model, pool, relay, requests)
+        runner.begin_on_device(step, passes(step))
     return runner
 
 
