@@ -1,5 +1,5 @@
-"""Decode steps that run on a CUDA device as one graph each: identity with the general way, and a host that never
-waits. Skipped where there is no device."""
+"""Decode steps that run on a CUDA device as one graph each: identity with the general way, and a host that
+never waits. Skipped where there is no device."""
 
 import os
 
@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("TRITON_INTERPRET=1 is for the CPU", allow_module_level=True)
 
-from support.device_steps import Job, make_runner, serve, small_model
+from support.device_steps import Job, make_runner, same_results, serve, small_model
 
 from nextn.sampling.row_draws import Choosing
 from nextn.speculative.device.drafts import Drafting
@@ -56,7 +56,7 @@ def test_results_are_those_of_a_runner(model, params, passes, ahead):
         serve(make_runner(model, passes=passes), device, ahead, cutoff=CUTOFF)
         assert [a.tokens for a in plain] == [b.tokens for b in device]
         if not ahead:
-            assert [a.results for a in plain] == [b.results for b in device]
+            assert all(same_results(b.results, a.results) for a, b in zip(plain, device, strict=True))
 
 
 @pytest.mark.parametrize("params", ALL, ids=NAMES)
@@ -81,23 +81,6 @@ def test_no_launch_waits_for_the_device(model, params):
     runner.launch = watched
     serve(runner, jobs(params), ahead=True)
     assert strict > 10
-
-
-def test_a_step_that_cannot_be_captured_runs_kernel_by_kernel(model, caplog):
-    class Waits(DeviceStep):
-        def run(self, shape):
-            super().run(shape)
-            self.results.sum().item()
-
-    def passes(step):
-        step.__class__ = Waits
-        return StepGraphs(step)
-
-    plain, device = (jobs([GREEDY] * 4) for _ in range(2))
-    serve(make_runner(model, on_device=False), plain)
-    serve(make_runner(model, passes=passes), device)
-    assert [a.tokens for a in plain] == [b.tokens for b in device]
-    assert "cannot be captured" in caplog.text
 
 
 def test_memory_of_a_graph_is_given_back(model):

@@ -1,7 +1,8 @@
 """The drafts of a step on the device: what `nextn.speculative.mtp.MTPDrafter` makes, in tensor code.
 
-Every chain is drafted to the step's full depth. What a chain does not need, or the gate does not let through,
-is computed in page 0 and left out.
+Every pass runs: without the host nothing can end them. So all guesses of a chain are made, as where the host
+chooses on a device (`nextn.models.base.DeviceChoice`), and the gate says which would have been made and are
+worth verifying. Rows that a chain does not need are computed in page 0.
 
 Shapes: R requests, T rows of draft extend, D = MAX_DRAFTS.
 """
@@ -90,11 +91,10 @@ def drafted(
         new = active & (guess >= 0)
         made = made + new
         tokens[:, step] = torch.where(new, guess, 0)
-        active = others = new & ~cut & (depth > step + 1)
+        active = new & (depth > step + 1)
         if confidence is not None:
             bins[:, step] = fell = bins_of(confidence, work.edges)
-            gate.guessed(fell, new, others.any())
-            active = others | gate.going
+            gate.guessed(fell, new, (active & ~cut).any())
         if step + 1 < drafting.num_steps:
             place = work.start + done.taken + step
             batch = rows_apart(

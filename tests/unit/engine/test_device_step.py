@@ -9,11 +9,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.device_steps import Job, make_runner, serve, small_model
+from support.device_steps import Job, make_runner, same_results, serve, small_model
 
 from nextn.cutoff import Cutoff
 from nextn.engine.device_runner import DEPTHS, rounded
+from nextn.models.deepseek_v3 import DeepseekV3
+from nextn.ops.best import best_token
 from nextn.request import NOT_FINITE, SamplingParams
+from nextn.speculative.mtp import MTPDrafter
 
 GREEDY = SamplingParams(max_tokens=14, temperature=0.0)
 HOT = SamplingParams(max_tokens=14, temperature=1.0, seed=2**63 + 5, stream=3)
@@ -61,7 +64,7 @@ def compare(model, work, ahead=False, drafts=True, general=1, **options):
     for a, b in zip(plain, done, strict=True):
         assert a.tokens == b.tokens
         if not ahead:
-            assert a.results == b.results
+            assert same_results(b.results, a.results)
     return plain
 
 
@@ -202,3 +205,27 @@ def test_a_request_dropped_while_its_step_is_under_way(model):
 @pytest.mark.parametrize("num_steps", range(17))
 def test_depths(num_steps):
     assert num_steps <= rounded(num_steps) in DEPTHS
+
+
+def test_the_gate_as_where_the_host_chooses_on_a_device(monkeypatch):
+    """There all guesses are made, and all bins reported."""
+    model = small_model()
+    work = jobs([GREEDY] * 4, 5, cut=True)
+    done, _ = run(make_runner(model), work, cutoff=CUTOFF)
+    monkeypatch.setattr(DeepseekV3, "best_token", lambda self, logits: best_token(logits), raising=False)
+    monkeypatch.setattr(MTPDrafter, "_deeper", deeper)
+    runner = make_runner(model, on_device=False)
+    assert runner.drafter.on_device is model
+    plain, _ = run(runner, work, cutoff=CUTOFF)
+    # But for the prompts' step, which has the host's gate in the first run.
+    assert [d.results[1:] for d in done] == [p.results[1:] for p in plain]
+    bins = [len(r.draft.bins) for d in done for r in d.results]
+    assert max(bins) == 5 > min(len(r.draft) for d in done for r in d.results)
+
+
+def deeper(self, state, growing, depth, tokens, whole=MTPDrafter._deeper):
+    """Batches of plain torch have no tokens that lie on a device."""
+    if tokens is not None:
+        for g, token in zip(growing, tokens.tolist(), strict=False):
+            g.tree.tokens[-1] = token
+    return whole(self, state, growing, depth, None)
