@@ -152,7 +152,7 @@ def _entry_bytes(model: Model) -> int:
     return model.cache_layout.width * model.dtype.itemsize
 
 
-def _pages(config: EngineConfig, bytes_per_token: int, device: torch.device, graphs: int) -> int:
+def _pages(config: EngineConfig, bytes_per_token: int, device: torch.device, graphs: int = 0) -> int:
     tokens = config.kv_cache_tokens
     if tokens is None and device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)

@@ -19,6 +19,7 @@ from nextn.models.graphs import Graphs, Pass, bucket
 
 class CudaDeepseekV3(DeepseekV3):
     row_align = 1
+    eager = False  # without graphs
 
     _graphs: Graphs | None = None
     _pool: KVPool | None = None
@@ -27,7 +28,7 @@ class CudaDeepseekV3(DeepseekV3):
     def captures(self) -> bool:
         """Can a graph hold the collectives? Not those that go through the host, nor a world's."""
         group = self.group
-        if self.world is not None:
+        if self.eager or self.world is not None:
             return False
         return isinstance(group, Alone) or (isinstance(group, TorchGroup) and group.backend == "nccl")
 

@@ -29,34 +29,28 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Te
     return torch.stack(torch.broadcast_tensors(c0, c1, c2, c3), dim=-1)
 
 
+Numbers = list[int] | Tensor  # a tensor: int64, on the device
+
+
 def gumbel_noise(
-    seeds: list[int],
-    streams: list[int],
-    positions: list[int],
+    seeds: list[int] | tuple[Tensor, Tensor],
+    streams: Numbers,
+    positions: Numbers,
     vocab_size: int,
     device: torch.device,
     uses: list[int] | None = None,
 ) -> Tensor:
-    """[N, vocab_size] f32 standard Gumbel noise for N (seed, stream, position, use); uses: 0 if not given."""
+    """[N, vocab_size] f32 standard Gumbel noise for N (seed, stream, position, use); uses: 0 if not given.
+    seeds: if tensors, their low and high halves."""
 
-    def tensor(values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=device)
+    def column(values: Numbers) -> Tensor:
+        return torch.as_tensor(values, dtype=torch.int64, device=device)[:, None]
 
-    key = tensor([s & MASK for s in seeds]), tensor([s >> 32 for s in seeds])
-    return noise_rows(key, tensor(streams), tensor(positions), vocab_size, tensor(uses or [0] * len(seeds)))
-
-
-def noise_rows(
-    key: tuple[Tensor, Tensor], streams: Tensor, positions: Tensor, vocab_size: int, uses: Tensor
-) -> Tensor:
-    """`gumbel_noise` of numbers that lie on the device, [N] int64 of each. key: the seeds' low and high
-    halves."""
+    halves = seeds if isinstance(seeds, tuple) else ([s & MASK for s in seeds], [s >> 32 for s in seeds])
     # Sixteen token ids at a time: rows stay whole vectors, so `log` has no tail that depends on the row.
-    quarter = torch.arange(-(-vocab_size // 16) * 4, dtype=torch.int64, device=streams.device)[None]
-    low, high = key
-    words = philox(
-        (quarter, positions[:, None], streams[:, None], uses[:, None]), (low[:, None], high[:, None])
-    )
+    quarter = torch.arange(-(-vocab_size // 16) * 4, dtype=torch.int64, device=device)[None]
+    use = column(uses) if uses else torch.zeros_like(quarter)
+    words = philox((quarter, column(positions), column(streams), use), (column(halves[0]), column(halves[1])))
     return uniform(words).flatten(1).log_().neg_().log_().neg_().float()[:, :vocab_size]
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nextn.ops.base import NO_TOKEN
 from nextn.sampling.filters import filter_rows
-from nextn.sampling.gumbel import noise_rows
+from nextn.sampling.gumbel import gumbel_noise
 
 ROWS = 32  # that get their noise at a time: it takes a hundred bytes a logit while it is made
 
@@ -82,6 +82,6 @@ def _perturbed(logits: Tensor, draws: RowDraws, choosing: Choosing) -> Tensor:
     if choosing == Choosing.FILTERED:
         top_k, top_p, min_p = draws.top_k[:, None].float(), draws.top_p[:, None], draws.min_p[:, None]
         scaled = torch.where(draws.filters[:, None], filter_rows(scaled, top_k, top_p, min_p), scaled)
-    key, uses = (draws.seed_low, draws.seed_high), torch.zeros_like(draws.stream)
-    noise = noise_rows(key, draws.stream, draws.position, logits.shape[1], uses)
+    seeds, vocab = (draws.seed_low, draws.seed_high), logits.shape[1]
+    noise = gumbel_noise(seeds, draws.stream, draws.position, vocab, logits.device)
     return torch.where(random, scaled + noise, logits)
