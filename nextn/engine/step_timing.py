@@ -11,7 +11,7 @@ from statistics import median
 from nextn.draft import NO_DRAFT, Draft
 from nextn.engine.executor import Executor, ExecutorInfo
 from nextn.request import SamplingParams
-from nextn.scheduler.plan import Plan, SpanPlan
+from nextn.scheduler.plan import Plan, SpanPlan, StepResult
 from nextn.speculative.depth.cost import StepCost, fit
 from nextn.speculative.state import RequestState
 from nextn.speculative.work import StepWork
@@ -33,6 +33,12 @@ def time_steps(
     slots = executor.info.pages * executor.info.page_size
     near, far = POSITIONS
     found: dict[StepWork, list[float]] = {}
+    if executor.info.device == "cuda":  # compiles kernels and captures graphs, which is no part of a step
+        settings = SETTINGS if drafts else SETTINGS[:1]
+        for n in REQUESTS if drafts else REQUESTS[::3]:
+            if n <= max_requests and 5 * n <= token_budget and n * (near + 32 + beyond) <= slots:
+                _warm_up(executor, n, min(near, context // 2), beyond, settings)
+        begin = time.perf_counter()
     for n in REQUESTS if drafts else REQUESTS[::3]:
         late = time.perf_counter() - begin > SECONDS
         if found and (late or n > max_requests or 5 * n > token_budget or n * (near + 32 + beyond) > slots):
@@ -45,6 +51,25 @@ def time_steps(
     return cost, median(median(took) / min(took) for took in found.values()) < CALM
 
 
+def _warm_up(
+    executor: Executor, n: int, position: int, beyond: int, settings: tuple[tuple[int, int], ...]
+) -> None:
+    for verified, made in settings:
+        _run(executor, _plan(executor.info, position, beyond, [[1] * verified] * n, made), position)
+
+
+def _run(executor: Executor, plan: Plan, position: int) -> tuple[StepResult, float]:
+    """A step, and its seconds."""
+    for i in range(len(plan.spans)):
+        executor.add(_state(i, position, executor.info.vocab_size))
+    start = time.perf_counter()
+    result = executor.launch(plan).result()
+    seconds = time.perf_counter() - start
+    for i in range(len(plan.spans)):
+        executor.drop(str(i))
+    return result, seconds
+
+
 def _time(
     executor: Executor, n: int, position: int, beyond: int, settings: tuple[tuple[int, int], ...],
     found: dict[StepWork, list[float]], seconds: float,
@@ -55,14 +80,9 @@ def _time(
         for verified, made in settings:
             plan = _plan(executor.info, position, beyond, [d[:verified] for d in drafts], made)
             for step in range(1 + STEPS):
-                for i in range(n):
-                    executor.add(_state(i, position, executor.info.vocab_size))
-                start = time.perf_counter()
-                result = executor.launch(plan).result()
+                result, took = _run(executor, plan, position)
                 if step and result.work is not None:
-                    found.setdefault(result.work, []).append(time.perf_counter() - start)
-                for i in range(n):
-                    executor.drop(str(i))
+                    found.setdefault(result.work, []).append(took)
             if made == 4:
                 drafts = [[*s.draft.tokens, 1, 1, 1, 1] for s in result.spans]
 

@@ -129,6 +129,7 @@ class Both:
 def test_chains_chosen_on_the_device_are_those_that_the_host_chooses():
     model = llm(3)
     runner = model.engine._executor
+    runner.end_on_device()  # steps that are one graph have no drafter
     both = runner.drafter = Both(runner.drafter)
     some = SpeculativeParams(num_steps=1)
     asked = [
@@ -146,6 +147,7 @@ def test_chains_with_a_cutoff_are_too(params):
     model = llm(3)
     want = ids(llm(0), GREEDY)
     runner = model.engine._executor
+    runner.end_on_device()
     both = runner.drafter = Both(runner.drafter, Cutoff(rates, keep=0.6, usual=0.8, each=0.2, passing=0.9))
     got = [c.token_ids for c in model.generate(prompts(model), params)]
     assert both.guesses

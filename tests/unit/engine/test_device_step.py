@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.device_steps import Job, make_runner, same_results, serve, small_model
+from support.recorded_steps import FixedOps, RecordedSteps
 
 from nextn.cutoff import Cutoff
 from nextn.engine.device_runner import DEPTHS, rounded
@@ -229,3 +230,24 @@ def deeper(self, state, growing, depth, tokens, whole=MTPDrafter._deeper):
         for g, token in zip(growing, tokens.tolist(), strict=False):
             g.tree.tokens[-1] = token
     return whole(self, state, growing, depth, None)
+
+
+@with_ahead
+@pytest.mark.parametrize("num_steps", [0, 3])
+def test_graphs(num_steps, ahead):
+    """Recorded over nobody's requests, replayed for all that come. Kernels without a host in between."""
+    model = small_model(ops=FixedOps())
+    work = [
+        *jobs([GREEDY, HOT, FILTERED], num_steps), Job([8, 8], HOT, 2 * (num_steps > 0), frozenset((2, 7))),
+        Job([2, 6] * 3, GREEDY, num_steps, joins=5),
+    ]  # fmt: skip
+    for cut in (False, True):
+        some = [replace(job, cut=cut) for job in work]
+        plain, _ = run(make_runner(model, on_device=False), some, cutoff=CUTOFF)
+        runner = make_runner(model, passes=RecordedSteps)
+        done, ways = run(runner, some, ahead=ahead, cutoff=CUTOFF)
+        for a, b in zip(plain, done, strict=True):
+            assert a.tokens == b.tokens
+            assert ahead or same_results(b.results, a.results)
+        assert 1 < len(runner.passes.recordings) < ways["DeviceTicket"]
+        assert (accepted(plain) > 0) == (num_steps > 0)
