@@ -33,17 +33,14 @@ def time_steps(
     slots = executor.info.pages * executor.info.page_size
     near, far = POSITIONS
     found: dict[StepWork, list[float]] = {}
-    if executor.info.device == "cuda":  # compiles kernels and captures graphs, which is no part of a step
-        settings = SETTINGS if drafts else SETTINGS[:1]
-        for n in REQUESTS if drafts else REQUESTS[::3]:
-            if n <= max_requests and 5 * n <= token_budget and n * (near + 32 + beyond) <= slots:
-                _warm_up(executor, n, min(near, context // 2), beyond, settings)
-        begin = time.perf_counter()
+    warm_up = 0.0
     for n in REQUESTS if drafts else REQUESTS[::3]:
-        late = time.perf_counter() - begin > SECONDS
+        late = time.perf_counter() - begin - warm_up > SECONDS
         if found and (late or n > max_requests or 5 * n > token_budget or n * (near + 32 + beyond) > slots):
             break
         settings = SETTINGS if drafts and n in REQUESTS[::2] else SETTINGS[:1]
+        if executor.info.device == "cuda":
+            warm_up += _warm_up(executor, n, min(near, context // 2), beyond, settings)
         _time(executor, n, min(near, context // 2), beyond, settings, found, SECONDS / 8 * drafts)
         if n == 4 and min(context, slots // n) > far + 32 + beyond:
             _time(executor, n, far, beyond, SETTINGS[:1], found, SECONDS / 8)
@@ -53,9 +50,12 @@ def time_steps(
 
 def _warm_up(
     executor: Executor, n: int, position: int, beyond: int, settings: tuple[tuple[int, int], ...]
-) -> None:
+) -> float:
+    """Seconds to compile kernels and to capture graphs, which are no part of a step."""
+    begin = time.perf_counter()
     for verified, made in settings:
         _run(executor, _plan(executor.info, position, beyond, [[1] * verified] * n, made), position)
+    return time.perf_counter() - begin
 
 
 def _run(executor: Executor, plan: Plan, position: int) -> tuple[StepResult, float]:
