@@ -169,6 +169,13 @@ class EngineConfig(ParallelConfig):
         "--max_seqs_per_batch",
         "--max-num-seqs",
     )
+    overlap_schedule: str = option(
+        "auto",
+        "scheduling",
+        "on: plan each step, and take in the results of the one before, while another runs; off: plan a step "
+        "when the last one has been read; auto: on a GPU",
+        choices=("auto", "on", "off"),
+    )
     check_integrity: bool = option(False, "scheduling", "debug: check all bookkeeping after every step")
 
     speculative_algorithm: str | None = option(
@@ -342,6 +349,10 @@ class EngineConfig(ParallelConfig):
             need(0.0 <= getattr(self, name) <= 1.0, name, "it must be between 0 and 1")
         asked = dataclasses.replace(resolved.defaults, num_steps=self.speculative_num_steps)
         resolved.check(asked, lambda field: f"--speculative-{field.replace('_', '-')}")
+
+    def overlaps(self, device: str) -> bool:
+        """Is a step on this type of device planned before the result of the last one is known?"""
+        return self.overlap_schedule == "on" or (self.overlap_schedule == "auto" and device != "cpu")
 
     @cached_property
     def speculation(self) -> Speculation:

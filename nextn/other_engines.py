@@ -33,6 +33,11 @@ REWRITTEN: dict[str, tuple[str, ...]] = {
     "--enable-log-requests": ("--log-requests",),
     "--disable-log-stats": ("--decode-log-interval", "0"),
     "--use-ray": ("--distributed-executor-backend", "ray"),
+    "--disable-overlap-schedule": ("--overlap-schedule", "off"),
+    "--enable-schedule-overlap": ("--overlap-schedule", "on"),
+    "--no-enable-schedule-overlap": ("--overlap-schedule", "off"),
+    "--async-scheduling": ("--overlap-schedule", "on"),
+    "--no-async-scheduling": ("--overlap-schedule", "off"),
     "--enable-dbo": ("--enable-two-batch-overlap",),
     "--no-enable-dbo": ("--no-enable-two-batch-overlap",),
     "--speculative-adaptive": ("--speculative-num-steps", "auto"),
@@ -62,7 +67,6 @@ NOTHING = {
     ),
     "texts never depend on the batch": "--enable-deterministic-inference",
     "prompts and decoding requests always share a step": "--enable-mixed-chunk --enable-chunked-prefill",
-    "steps and the host's work do not overlap": "--disable-overlap-schedule",
     "ranks exchange data in one way": (
         "--disable-custom-all-reduce --enable-p2p-check --nccl-port= --all2all-backend= "
         "--cpu-distributed-timeout-seconds= --moe-a2a-backend= --deepep-mode= --enable-nccl-nvls "
@@ -292,7 +296,7 @@ REFUSED = {
     ),
     "nextn plans steps itself; see --chunked-prefill-size, --max-running-requests, --max-queued-requests": (
         "--prefill-* --*prefill-delayer* --long-prefill-* --max-num-scheduled-* --max-num-active-* "
-        "--max-num-queued-tokens --scheduler-* --watermark --async-scheduling --enable-schedule-overlap "
+        "--max-num-queued-tokens --scheduler-* --watermark "
         "--priority-scheduling-* --default-priority-* --abort-on-priority-* --min-free-* --kv-sharing-* "
         "--*starve* --*latency-aware* --use-mix-scheduler --*in-batch-prefix-cache --prefix-* --*preempt* "
         "--aggressive-* --*match-frequency --max-concurrent-requests --max-decode-token-* --xxh3-* "

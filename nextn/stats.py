@@ -21,19 +21,20 @@ class SpecStats:
     lossy: bool = False  # did any of it follow another distribution than the target's?
     simulated: bool = False  # were drafts accepted by lot? The text is nobody's choice then
 
-    def add(self, proposed: int, accepted: int, committed: int) -> None:
-        self.verify_steps += 1
-        self.committed += committed
+    def add(self, proposed: int, accepted: int, committed: int, times: int = 1) -> None:
+        """A decode step of a request; so many alike."""
+        self.verify_steps += times
+        self.committed += committed * times
         if proposed > len(self.proposed):
             _lengthen(self.proposed, proposed)
             _lengthen(self.accepted, proposed)
         for j in range(proposed):
-            self.proposed[j] += 1
+            self.proposed[j] += times
         for j in range(accepted):
-            self.accepted[j] += 1
+            self.accepted[j] += times
         if accepted >= len(self.histogram):
             _lengthen(self.histogram, accepted + 1)
-        self.histogram[accepted] += 1
+        self.histogram[accepted] += times
 
     def merge(self, other: SpecStats) -> None:
         self.verify_steps += other.verify_steps

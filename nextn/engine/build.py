@@ -20,6 +20,7 @@ from nextn.engine.startup import startup
 from nextn.engine.step_cost_file import Factors, StepCostFile
 from nextn.engine.step_timing import time_steps
 from nextn.engine.tensor_parallel import TensorParallelExecutor
+from nextn.engine.thread import ThreadExecutor
 from nextn.engine.world import shares_experts
 from nextn.kvcache.manager import KVManager
 from nextn.kvcache.naive import NaiveCache
@@ -42,11 +43,18 @@ class Built:
     context_length: int
     remember: Callable[[], None]  # keeps for the next start what automatic depth has learnt
     startup: dict[str, object]
+    overlaps: bool  # is a step planned before the result of the last one is known?
 
 
 def make_executor(config: EngineConfig, place: Place | None = None) -> Executor:
     """place: of one of several engines that share their experts. Raises ValueError for options that do not go
     together or that the model cannot honour."""
+    executor = _make_placed(config, place)
+    overlaps = config.overlaps(executor.info.device)
+    return ThreadExecutor(executor) if overlaps else executor
+
+
+def _make_placed(config: EngineConfig, place: Place | None) -> Executor:
     if place is not None:
         if config.tp_size == 1:  # else its gang does it
             pin_rank(config, 0, place.group)
@@ -95,7 +103,9 @@ def build(config: EngineConfig, make_executor: Callable[[EngineConfig], Executor
         auto=auto,
     )
     fits = _fitting(context, info, speculation)
-    return Built(executor, scheduler, speculation, fits, remember, startup(config, info, speculation))
+    overlaps = config.overlaps(info.device)
+    told = startup(config, info, speculation)
+    return Built(executor, scheduler, speculation, fits, remember, told, overlaps)
 
 
 def _kv(config: EngineConfig, info: ExecutorInfo) -> KVManager:

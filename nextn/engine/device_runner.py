@@ -6,6 +6,7 @@ reading the one before. All others run as in `Runner`, once what is under way ha
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from nextn.cutoff import NO_GUESS
 from nextn.draft import MAX_DRAFTS, NO_DRAFT, Draft
-from nextn.engine.executor import Ran, Ticket
+from nextn.engine.executor import Ticket
 from nextn.engine.runner import Runner
 from nextn.engine.seats import Load, Seat, make_seat
 from nextn.models.graphs import bucket
@@ -55,6 +56,7 @@ class DeviceTicket:
 
     def result(self) -> StepResult:
         if self.found is None:
+            self.wait()
             self._read(self)
         assert self.found is not None
         return self.found
@@ -74,6 +76,9 @@ class DeviceRunner(Runner):
         self._seats: dict[str, Seat] = {}
         self._free = list(range(len(step.relay.rows) - 1, 0, -1))
         self._under_way: deque[DeviceTicket] = deque()
+        # Results may be read in one thread while another launches (`nextn.engine.thread`). Nobody waits for
+        # the device with it, but a launch that has to.
+        self._lock = threading.RLock()
 
     def end_on_device(self) -> None:
         """To be called while there are no requests."""
@@ -93,15 +98,19 @@ class DeviceRunner(Runner):
     @torch.inference_mode()
     def launch(self, plan: Plan) -> Ticket:  # type: ignore[override]
         if self.step is None or not plan.spans:
-            return self._launch_here(plan)
+            return super().launch(plan)
+        with self._lock:
+            return self._launch(plan, self.step)
+
+    def _launch(self, plan: Plan, step: DeviceStep) -> Ticket:
         seats = [self._seats[span.rid] for span in plan.spans]
         shape = self._shape(plan, seats)
         if shape is None:
             self.settle()
             for seat in seats:
                 seat.true = False
-            return self._launch_here(plan)
-        load = Load(self.step, self.model.config.vocab_size)
+            return super().launch(plan)
+        load = Load(step, self.model.config.vocab_size)
         launched = []
         for seat, span in zip(seats, plan.spans, strict=True):
             seat.slot = seat.slot or self._free.pop()
@@ -119,14 +128,6 @@ class DeviceRunner(Runner):
         ticket = DeviceTicket(launched, plan.cutoff is not None, *self._fetch(len(launched)), self._read)
         self._under_way.append(ticket)
         return ticket
-
-    def _launch_here(self, plan: Plan) -> Ran:
-        found = super().launch(plan).result()
-        for span, res in zip(plan.spans, found.spans, strict=True):
-            state = self.states[span.rid]
-            if not (span.ahead and state.ended):
-                _note(state, res)
-        return Ran(found)
 
     def settle(self) -> None:
         """Reads all that is under way."""
@@ -170,10 +171,11 @@ class DeviceRunner(Runner):
         return numbers, there.synchronize
 
     def _read(self, ticket: DeviceTicket) -> None:
-        while ticket.found is None:  # in the order of the steps
-            first = self._under_way.popleft()
-            first.wait()
-            first.found = _result(first)
+        """The ticket's step has run, and so have those before it."""
+        with self._lock:
+            while ticket.found is None:
+                first = self._under_way.popleft()
+                first.found = _result(first)
 
 
 def rounded(num_steps: int) -> int:
@@ -219,16 +221,8 @@ def _result(ticket: DeviceTicket) -> StepResult:
             cut = ticket.gated and launched.span.cut
             draft = Draft(guesses, bins=bytes(bins) if cut else b"")
         error = NO_CHOICE if line[columns.FAILED] else None
-        state.history += tokens
-        result = SpanResult(tokens, draft, error=error)
-        _note(state, result)
-        results.append(result)
+        state.commit(tokens, error is not None, draft)
+        results.append(SpanResult(tokens, draft, error=error))
     passes = [sum(d > step for d in depths) for step in range(1, max(depths, default=0))]
     extended = extended if any(launched.span.extend for launched in ticket.spans) else 0
     return StepResult(results, StepWork(rows, extended, tuple(passes), decoding, nodes, context))
-
-
-def _note(state: RequestState, result: SpanResult) -> None:
-    """Where a step leaves the request."""
-    over = not state.end_ids.isdisjoint(result.tokens) or len(state.history) >= state.limit
-    state.proposed, state.ended = result.draft, result.error is not None or result.ended or over

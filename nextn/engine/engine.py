@@ -1,5 +1,8 @@
 """The engine: plan, run, commit. In one process, without a server around it.
 
+With overlap, the next step is planned and launched before the result of this one is read, so that whatever
+runs the steps need not wait for the work in between.
+
 engine = Engine(EngineConfig())
 engine.add(Request("a", tokens, SamplingParams()))
 while engine.has_work():
@@ -15,10 +18,11 @@ from collections.abc import Callable
 from nextn.config import EngineConfig
 from nextn.engine.build import build, make_executor
 from nextn.engine.check_prompt import check_prompt
-from nextn.engine.executor import Executor, ExecutorInfo, Wakes
+from nextn.engine.executor import Executor, ExecutorInfo, Ticket, Wakes
 from nextn.engine.expert_recorder import ExpertRecorder, ShardWindow
 from nextn.engine.page_transfers import PageTransfers
 from nextn.request import Output, Request, SpeculativeParams
+from nextn.scheduler.plan import Plan
 from nextn.stats import EngineStats
 
 
@@ -48,6 +52,8 @@ class Engine:
         self._ended: float | None = None  # when the last step was run, if work was left after it
         self.transfers = PageTransfers(built.executor, built.scheduler)
         self._stalled = False  # in the last step there was nothing to do but to wait for pages
+        self._overlaps = built.overlaps
+        self._launched: tuple[Plan, Ticket] | None = None  # and not read yet
 
     def add(self, request: Request) -> None:
         """Queues a request. Its `tokens` are the prompt; the engine appends to them.
@@ -96,13 +102,16 @@ class Engine:
 
     def step(self) -> list[Output]:
         """One step for whoever is next. [] when there is nothing to do or nothing to tell."""
-        plan = self._scheduler.plan()
-        self._stalled = not plan.spans and not self._executor.awake
         self.transfers.changed = False
-        if self._stalled:
+        launched = self._launched or self._launch(self._executor.awake)
+        self._launched, self._stalled = None, launched is None
+        if launched is None:
             self._ended = None
             return []
-        result = self._executor.launch(plan).result()
+        if self._overlaps and not self.experts.by_step:
+            self._launched = self._launch()
+        plan, ticket = launched
+        result = ticket.result()
         now = time.perf_counter()
         outputs = self._scheduler.commit(plan, result, None if self._ended is None else now - self._ended)
         self._ended = now if self.must_step() else None
@@ -112,7 +121,14 @@ class Engine:
                 self._shards.stepped(idle=not self.has_work())
         if self.config.check_integrity:
             self.check_integrity()
+        if self._launched is not None and not self._scheduler.has_work():
+            outputs += self.step()  # its requests have ended
         return outputs
+
+    def _launch(self, empty: bool = False) -> tuple[Plan, Ticket] | None:
+        """The next step. empty: even if it has no spans."""
+        plan = self._scheduler.plan()
+        return (plan, self._executor.launch(plan)) if plan.spans or empty else None
 
     def abort(self, rid: str) -> bool:
         """Ends a request without a word and frees its pages at once. False if there is none."""
@@ -128,7 +144,7 @@ class Engine:
 
     def must_step(self) -> bool:
         """Has it work that does not only wait for pages, or have others that share its experts?"""
-        return self._executor.awake or self._scheduler.must_step()
+        return self._launched is not None or self._executor.awake or self._scheduler.must_step()
 
     @property
     def stalled(self) -> bool:

@@ -45,6 +45,11 @@ class ExpertRecorder:
             )
         self._recording = True
 
+    @property
+    def by_step(self) -> bool:
+        """Does it record a table for each step? No other may be under way then."""
+        return self._recording and self._by_step
+
     def stop(self) -> None:
         """What was recorded stays."""
         if self._recording:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from itertools import compress
+from operator import not_
 
 import torch
 from torch import Tensor
@@ -85,6 +88,14 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
+        ended = [span.ahead and self.states[span.rid].ended for span in plan.spans]
+        if True not in ended:
+            return self._run(plan)
+        ran = self._run(dataclasses.replace(plan, spans=[*compress(plan.spans, map(not_, ended))]))
+        spans = iter(ran.spans)
+        return StepResult([SpanResult([], NO_DRAFT) if gone else next(spans) for gone in ended], ran.work)
+
+    def _run(self, plan: Plan) -> StepResult:
         states = [self._state(span, plan.cutoff) for span in plan.spans]
         spans = [Span(r.tokens, r.start, r.pages, r.draft.paths()) for r in states]
         hidden = self._forward(spans)
@@ -107,20 +118,15 @@ class Runner:
                 decoding += 1
                 nodes += len(r.draft.tokens)
                 context += r.start
-            r.history += v.tokens
             error = v.error or made.failed.get(i)
             if r.grammar is not None and r.grammar.failed is not None:
                 error = error or Failure(GRAMMAR_ERROR, r.grammar.failed)
-            results.append(
-                SpanResult(
-                    v.tokens,
-                    NO_DRAFT if error is not None else made.drafts[i],
-                    logprobs[i].found,
-                    scored[i].found or [],
-                    v.ended,
-                    error or logprobs[i].error or scored[i].error,
-                )
-            )
+            draft = NO_DRAFT if error is not None else made.drafts[i]
+            error = error or logprobs[i].error or scored[i].error
+            if r.chooses:
+                r.commit(v.tokens, v.ended or error is not None, draft)
+            found = logprobs[i].found, scored[i].found or []
+            results.append(SpanResult(v.tokens, draft, *found, v.ended, error))
         work = StepWork(rows, made.extended, tuple(made.passes), decoding, nodes, context)
         return StepResult(results, work)
 
@@ -128,7 +134,10 @@ class Runner:
         """The request of a span of the plan, about to go on as planned."""
         state = self.states[span.rid]
         state.start, state.known, state.draft = span.start, span.known, span.draft
-        state.tokens = [*state.history[span.start : span.start + span.known], *span.draft.tokens]
+        if span.ahead:
+            state.go_on(span.most_drafts)
+        start = state.start
+        state.tokens = [*state.history[start : start + state.known], *state.draft.tokens]
         state.chooses, state.num_steps, state.scores = span.chooses, span.num_steps, span.scores
         state.extend, state.draft_from = span.extend, span.draft_from
         state.cutoff = cutoff if span.cut else None

@@ -29,6 +29,9 @@ def take(req: Request, res: SpanResult) -> Taken:
 
 
 def _append(req: Request, tokens: list[int]) -> Taken:
+    if len(req.tokens) + len(tokens) < req.limit and req.end_ids.isdisjoint(tokens):  # as a rule
+        req.tokens += tokens
+        return Taken(len(tokens))
     if tokens and len(req.tokens) >= req.limit:  # nothing but the prompt was asked for
         return Taken(0, "length")
     for i, token in enumerate(tokens):
@@ -45,7 +48,7 @@ def output(req: Request, res: SpanResult, taken: Taken, first: bool, draft: Draf
     """first: the request had no output before. draft: what the step verified."""
     n, reason, matched = taken
     accepted = max(0, len(res.tokens) - 1)
-    drafted = [i + 1 if i < accepted else 0 for i in range(n)]
+    drafted = [*range(1, accepted + 1), 0][:n]
     out = Output(req.rid, res.tokens[:n], drafted, reason, matched, queued=req.queued)
     if reason == "error" and res.error is not None:
         out.error_code, out.error = res.error

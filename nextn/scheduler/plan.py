@@ -58,6 +58,11 @@ class SpanPlan:
     most_drafts: int = 0
 
     @property
+    def end(self) -> int:
+        """No position before it is left to compute, if all drafts hold."""
+        return self.start + self.known + self.draft.depth
+
+    @property
     def drafts(self) -> int:
         """Nodes of the draft, at most."""
         return max(len(self.draft.tokens), self.most_drafts)

@@ -3,6 +3,10 @@
 Pure Python over `KVManager`; `plan` decides, `commit` books what came out. Every request in a step
 extends by one span of tokens: a prompt chunk, or its root and its drafts.
 
+A plan may be made before the result of the last one is known (`nextn.scheduler.under_way`): requests go on
+from wherever that leaves them. What cannot be decided without it waits: who is retracted, and whether the
+drafter begins or ends to take part.
+
 Order everywhere: higher priority first, then older first. The last in that order is the one that is
 retracted when pages run out, so the first always gets on, and no two requests can starve each other.
 """
@@ -23,8 +27,9 @@ from nextn.scheduler.integrity import check_requests
 from nextn.scheduler.output import Taken, output, take
 from nextn.scheduler.plan import Plan, SpanPlan, SpanResult, States, StepResult
 from nextn.scheduler.prompt_budget import PromptBudget
-from nextn.scheduler.queue import count_prompts, left, next_in_line, rank
+from nextn.scheduler.queue import count_prompts, next_in_line, rank
 from nextn.scheduler.transfers import Transfers
+from nextn.scheduler.under_way import UnderWay
 from nextn.speculative.depth.controller import DepthController
 from nextn.speculative.state import RequestState
 from nextn.speculative.work import StepWork
@@ -33,6 +38,8 @@ from nextn.stats import EngineStats
 # Drafts of a request that is not verified by `exact` and asks for no number: its text depends on where drafts
 # are, which must not depend on the clock.
 INEXACT = 2
+
+NO_SCORES = range(0)
 
 log = logging.getLogger("nextn.engine")
 
@@ -55,6 +62,7 @@ class Scheduler:
         self.kv, self.states = kv, states
         self.prompts, self.token_budget, self.max_running = prompts, prompts.tokens, max_running
         self.num_steps, self.shape, self.auto = num_steps, shape, auto
+        self._beyond = shape.beyond
         self.eos_ids = eos_ids
         self.waiting: list[Request] = []  # sorted by rank
         self.running: list[Request] = []  # sorted by rank
@@ -63,6 +71,10 @@ class Scheduler:
         self._asking = 0  # of those that run, how many the controller does not decide about
         self._kept = False  # did the last step's plan keep?
         self._blocked: str | None = None  # who waits for pages, and others behind it
+        self._under_way = UnderWay(self.shape)
+        self._decoded: dict[
+            tuple[int, int, int], int
+        ] = {}  # of the step that is committed: see `SpecStats.add`
         self.stats = EngineStats(total_tokens=kv.total_tokens)
 
     # --- in and out -------------------------------------------------------------------------
@@ -95,6 +107,7 @@ class Scheduler:
 
     def _leave_steps(self, req: Request) -> None:
         self.running.remove(req)
+        self._under_way.leave(req)
         self._asking -= not self._automatic(req)
         self.states.drop(req.rid)
 
@@ -129,14 +142,21 @@ class Scheduler:
     # --- plan -------------------------------------------------------------------------------
 
     def plan(self) -> Plan:
+        """The next step; after a plan that has not been committed, without spans where its result has to be
+        known first."""
         spans: list[SpanPlan] = []
         keep = self.auto is not None and self.auto.keeping
+        under_way = self._under_way
+        if under_way.full or (under_way and keep != self._kept):
+            return Plan(spans)
         if keep and not self._kept:
             for req in self.running:
                 self.kv.begin_to_keep(req)
         self._kept = keep
-        decoding = [r for r in self.running if r.decoding]
-        prefilling = [r for r in self.running if not r.decoding]
+        decoding: list[Request] = []
+        prefilling: list[Request] = []
+        for req in self.running:
+            (decoding if under_way.decoding(req) else prefilling).append(req)
         # While prompts wait, an eighth of the budget is theirs, however many requests decode.
         share = self.prompts.eighth if prefilling or self.waiting else 0
         spare = self.token_budget - share - len(decoding)
@@ -145,9 +165,10 @@ class Scheduler:
         for req in decoding:
             if not req.pages:
                 continue  # retracted a moment ago to make room for an earlier one
-            draft = req.draft.cut(max(0, spare), req.limit - len(req.tokens) - 1)
-            if self._plan_span(req, 1, draft, spans):
-                drafts = len(draft.tokens)
+            most = max(0, spare)
+            draft = NO_DRAFT if under_way.has(req) else req.draft.cut(most, req.limit - len(req.tokens) - 1)
+            if self._plan_span(req, 1, draft, spans, most):
+                drafts = spans[-1].drafts
                 spare -= drafts
                 used += 1 + drafts
         budget = self.token_budget - used
@@ -156,10 +177,11 @@ class Scheduler:
             short, some = self.prompts.eighth, (*prefilling, *self.waiting[:1])
             scored = any(self._unscored(r) is not None for r in some)
             budget = min(budget, self.prompts.share(len(spans), prompts, scored))
-            if self._blocked not in self.by_rid and any(left(r) > short for r in some):
+            if self._blocked not in self.by_rid and any(under_way.left(r) > short for r in some):
                 budget -= self._extend_all(prefilling, max(1, budget // 2), spans, short)
             self._extend_all(prefilling, budget, spans)
         auto = self.auto
+        under_way.add(spans, self.by_rid, auto is not None and auto.drafting)
         return Plan(spans, auto.cutoff if auto is not None and any(s.cut for s in spans) else None, keep)
 
     def _extend_all(
@@ -171,7 +193,7 @@ class Scheduler:
         whole, planned = budget, {span.rid for span in spans}
         for req in prefilling:
             mine = req in self.running and req.rid not in planned
-            if mine and budget > 0 and (max_left is None or left(req) <= max_left):
+            if mine and budget > 0 and (max_left is None or self._under_way.left(req) <= max_left):
                 budget -= self._extend(req, budget, spans, budget == whole)
         while budget > 0 and len(self.running) + len(self.transfers.fetching) < self.max_running:
             new = next_in_line(self.waiting, self.kv, max_left)
@@ -229,68 +251,88 @@ class Scheduler:
 
     def _unscored(self, req: Request) -> int | None:
         """The first position whose logits are still wanted, and so must be computed; None: none is."""
-        scored = len(req.prompt_logprobs)
-        return None if req.params.prompt_logprobs is None or scored == req.num_prompt - 1 else scored
+        if req.params.prompt_logprobs is None:
+            return None
+        scored = len(req.prompt_logprobs) + self._under_way.scores(req)
+        return None if scored == req.num_prompt - 1 else scored
 
-    def _scores(self, req: Request, end: int) -> range:
-        """Of a span that ends at position `end`: where the next token's logits are wanted."""
+    def _scores(self, req: Request, start: int, end: int) -> range:
+        """Of a span of positions `start` to `end`: where the next token's logits are wanted."""
         unscored = self._unscored(req)
-        if unscored is None:
-            return range(0)
-        return range(unscored - req.committed, min(end, req.num_prompt - 1) - req.committed)
+        return (
+            NO_SCORES if unscored is None else range(unscored - start, min(end, req.num_prompt - 1) - start)
+        )
 
     def _pages_to_come(self, req: Request) -> int:
         """Pages that a running request will want before long: its prompt's rest and one more."""
         num_steps = self.num_steps_of(req)
         ahead = min(len(req.tokens) + 1 + 2 * num_steps, req.limit)
-        ahead += min(self.shape.beyond, self.shape.size(num_steps) + self.shape.scratch(num_steps))
+        ahead += min(self._beyond, self.shape.size(num_steps) + self.shape.scratch(num_steps))
         return max(0, self.kv.pages_for(ahead) + 1 - len(req.pages))
 
     def _extend(self, req: Request, budget: int, spans: list[SpanPlan], least: int) -> int:
         """Plans the next chunk of what is not yet in the cache, if the budget is enough for it or so many
         tokens are granted. Returns what it takes of the budget."""
-        unscored = self._unscored(req)
-        room = self.token_budget - sum(span.known + len(span.draft) for span in spans)
-        n = min(max(least, self.prompts.affordable(budget, req.committed, unscored)), room, left(req))
+        unscored, start = self._unscored(req), self._under_way.end(req)
+        room = self.token_budget - sum(span.known + span.drafts for span in spans)
+        n = min(max(least, self.prompts.affordable(budget, start, unscored)), room, len(req.tokens) - start)
         if n < 1 or not self._plan_span(req, n, NO_DRAFT, spans):
             return 0
-        return self.prompts.taken(req.committed, n, len(spans[-1].scores))
+        return self.prompts.taken(start, n, len(spans[-1].scores))
 
-    def _plan_span(self, req: Request, n: int, draft: Draft, spans: list[SpanPlan]) -> bool:
+    def _plan_span(self, req: Request, n: int, draft: Draft, spans: list[SpanPlan], most: int = 0) -> bool:
         """Reserves the slots of a span of the next n tokens and the draft, and of the drafting after it, and
-        plans the span. When pages run out, the last in order is retracted; False if that was this request
-        itself."""
-        known = req.committed + n
-        end = known + len(draft.tokens)
-        chooses = known == len(req.tokens)
-        room = req.limit - len(req.tokens)
+        plans the span. most: nodes of its draft, where that is not known. When pages run out, the last in
+        order is retracted; False if that was this request itself, or if what is under way ends it or has to
+        be known first."""
+        last = self._under_way.of(req)
+        if last is None or not last.chooses:
+            ahead, depth, most = False, draft.depth, len(draft.tokens)
+        else:  # what follows are bounds
+            most = self._under_way.most_drafts(last, req, most)
+            ahead, depth = True, most
+        have = len(req.tokens) + ahead
+        start = req.committed if last is None else last.end
+        known = start + n
+        end = known + most
+        chooses = ahead or known == have
+        room = req.limit - have
         wanted = self._num_steps_now(req) if req.committed >= req.draft_from else 0
+        extend = wanted > 0 or ((self.auto is None or req.hold) and self.num_steps > 0)
+        if last is not None and (ahead > room or last.extend != extend):
+            return False
         num_steps = max(0, min(wanted, room - 2)) if chooses else 0
-        drafting = known + draft.depth + self.shape.scratch(num_steps)
-        length = max(end, min(drafting, max(req.limit, end) + self.shape.beyond))
+        drafting = known + depth + self.shape.scratch(num_steps)
+        length = max(end, min(drafting, max(req.limit, end) + self._beyond))
+        if ahead:
+            length = min(length, req.limit + self._beyond)
         while not self.kv.reserve(req, length):
+            if self._under_way:
+                self._under_way.short = True
+                return False
             victim = self.running[-1]
             self._retract(victim)
             spans[:] = [s for s in spans if s.rid != victim.rid]
             if victim is req:
                 return False
-        extend = wanted > 0 or ((self.auto is None or req.hold) and self.num_steps > 0)
-        if extend:
+        if extend and not ahead:
             self.kv.skip_drafts(req)
         first_page, pages = self.kv.send(req)
         span = SpanPlan(
             rid=req.rid,
-            start=req.committed,
+            start=start,
             known=n,
             draft=draft,
             chooses=chooses,
             first_page=first_page,
             pages=pages,
             num_steps=num_steps,
-            scores=self._scores(req, end),
+            scores=NO_SCORES if req.params.prompt_logprobs is None else self._scores(req, start, end),
             extend=extend,
             draft_from=req.draft_from,
             cut=num_steps > 0 and self._automatic(req),
+            ahead=ahead,
+            most_drafts=most if ahead else 0,
         )
         spans.append(span)
         return True
@@ -309,12 +351,11 @@ class Scheduler:
         """seconds: from the end of the step before to the end of this one, if they were adjacent."""
         own = self._asking == 0  # before requests end
         outputs = []
-        decoded = False
-        for span, res in zip(plan.spans, result.spans, strict=True):
-            req = self.by_rid.get(span.rid)
-            if req is None:  # aborted while the step ran
+        requests, drafted = self._under_way.take(plan)
+        for (req, retractions), span, res in zip(requests, plan.spans, result.spans, strict=True):
+            # Aborted or retracted while the step ran, or ended in the one before.
+            if self.by_rid.get(span.rid) is not req or req.retractions != retractions:
                 continue
-            decoded |= req.decoding
             try:
                 outputs += self._commit_span(req, span, res)
             except Exception as e:
@@ -322,11 +363,14 @@ class Scheduler:
                 outputs.append(self._fail(req, failed_in("its commit", e)))
         if result.work is not None:
             if self.auto is not None:
-                self.auto.stepped(result.work, seconds, own)
+                self.auto.stepped(result.work, seconds, own, drafted)
             if seconds is not None:
                 self._took(plan, result.work, seconds)
         self.stats.steps += bool(plan.spans)
-        self.stats.decode_steps += decoded
+        self.stats.decode_steps += bool(self._decoded)
+        for step, times in self._decoded.items():
+            self.stats.spec.add(*step, times)
+        self._decoded.clear()
         return outputs
 
     def _took(self, plan: Plan, work: StepWork, seconds: float) -> None:
@@ -349,12 +393,14 @@ class Scheduler:
         self._note_draft(req, span.draft, accepted)
         if decoding:
             ended = taken.matched is not None
-            for spec in (req.spec, self.stats.spec):
-                spec.add(span.draft.depth, min(accepted, taken.tokens), taken.tokens + ended)
+            step = span.draft.depth, min(accepted, taken.tokens), taken.tokens + ended
+            req.spec.add(*step)
+            self._decoded[step] = self._decoded.get(step, 0) + 1
         self.stats.generated_tokens += taken.tokens
         if taken.reason is None:
             req.draft = res.draft
-            self.kv.trim(req, req.committed + 1)
+            if not self._under_way.resolve(req):
+                self.kv.trim(req, req.committed + 1)
             if not res.tokens:
                 return []
             if not decoding:

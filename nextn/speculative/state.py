@@ -52,6 +52,21 @@ class RequestState:
             self.grammar = GrammarCursor(self.constraint.begin(), self.end_ids)
             self.grammar.replay(self.history[self.num_prompt :])
 
+    def commit(self, tokens: Sequence[int], ended: bool, draft: Draft) -> None:
+        """What a step made of it: the tokens, and the draft for the next one. ended: by more than an end
+        token or the limit."""
+        output = len(self.history) - self.num_prompt
+        self.history += tokens
+        self.proposed, self.ended = draft, ended or len(self.history) >= self.limit
+        if not self.end_ids.isdisjoint(tokens):
+            least = 0 if self.constraint is not None else self.params.min_tokens
+            self.ended |= any(t in self.end_ids and output + i >= least for i, t in enumerate(tokens))
+
+    def go_on(self, most_drafts: int) -> None:
+        """The next span is one that was planned ahead: see `nextn.scheduler.plan.SpanPlan`."""
+        self.start, self.known = len(self.history) - 1, 1
+        self.draft = self.proposed.cut(most_drafts, self.room - 1)
+
     @property
     def room(self) -> int:
         """Tokens that the request may still get, this step's included."""

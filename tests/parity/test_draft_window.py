@@ -33,7 +33,7 @@ class Pauses:
     def note(self, draft: object, accepted: int) -> None:
         pass
 
-    def stepped(self, work: object, seconds: float | None, own: bool) -> None:
+    def stepped(self, work: object, seconds: float | None, own: bool, drafting: bool) -> None:
         self.steps += 1
 
 

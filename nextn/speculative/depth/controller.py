@@ -73,15 +73,18 @@ class DepthController:
         self.worth.note(draft, accepted)
         _add(self._tokens, accepted, self._setting.tokens - 1.0)
 
-    def stepped(self, work: StepWork, seconds: float | None, own: bool = True) -> None:
+    def stepped(
+        self, work: StepWork, seconds: float | None, own: bool = True, drafting: bool | None = None
+    ) -> None:
         """A step has run. seconds: from the end of the one before; None: the engine was idle in between. own:
-        no request in it asked for a depth; what others draft tells nothing of what was decided here."""
+        no request in it asked for a depth; what others draft tells nothing of what was decided here.
+        drafting: as it was when the step was planned; None: as it is."""
         if not (n := work.requests):
             return
         if seconds is not None:
             self._since, self._steps = self._since + seconds, self._steps + 1
             if self.drafting or self._trial or self._skip:
-                self._note_step(work, seconds, own)
+                self._note_step(work, seconds, own, self.drafting if drafting is None else drafting)
             elif own and work.rows <= 1.25 * n:  # in most steps without drafts there is no more to do
                 self._log.append((False, seconds, work))
         away = 0.0 if n == self.state.requests else abs(math.log2(n) - self._size)
@@ -93,12 +96,12 @@ class DepthController:
         if other or (self._since >= PLAN_SECONDS and not (self._trial or self._away)):
             self._plan(n)
 
-    def _note_step(self, work: StepWork, seconds: float, is_own: bool) -> None:
+    def _note_step(self, work: StepWork, seconds: float, is_own: bool, drafting: bool) -> None:
         own = work.requests + work.drafts  # beyond it: parts of prompts, or the drafter catches up
-        as_usual = is_own and (self._usual or self.drafting or not self.keeping)
+        as_usual = is_own and (self._usual or drafting or not self.keeping)
         if as_usual and not self._skip and work.rows <= 1.25 * own and work.extended <= 2 * own:
-            self._log.append((self.drafting, seconds, work))
-            if self.drafting:
+            self._log.append((drafting, seconds, work))
+            if drafting:
                 _add(self._extra, self.cost.extra(work), self._setting.extra / self._mean)
                 if not self._usual:  # what a trial takes beyond what was said is paid for too
                     self._budget -= max(0.0, seconds - self._step - self._setting.extra)
@@ -145,7 +148,8 @@ class DepthController:
         self._setting = setting = self.worth.plan(n, self.cost.times(self._mean), base)
         tokens = 1.0 + _ratio(self._tokens) * (setting.tokens - 1.0)
         extra = _ratio(self._extra) * setting.extra
-        gain = round(tokens * base / (base + extra), 3)
+        # At least something: rows may have been measured to cost nothing.
+        gain = max(0.001, round(tokens * base / (base + extra), 3))
         ahead, untried = math.log(gain), len(self.factors[self._size]) <= TRIALS
         doubt = extra / (base + extra) * deviation / self._mean
         if abs(ahead) > MARGIN:

@@ -70,7 +70,8 @@ class StepGraphs:
         self._step.run(shape)  # compiles kernels, which a capture must not do
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with torch.cuda.graph(graph, pool=self._memory):
+        # Another thread may wait for the results of steps meanwhile.
+        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
             self._step.run(shape)
         return graph
 

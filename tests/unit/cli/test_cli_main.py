@@ -31,7 +31,7 @@ SERVE_FLAGS = """
 --chunked-prefill-size
 --max-tokens-per-batch --max-num-batched-tokens --prefill-attention --max-running-requests
 --max-seqs-per-batch --max-num-seqs
---check-integrity --speculative-algorithm --speculative-algo --spec-method
+--overlap-schedule --check-integrity --speculative-algorithm --speculative-algo --spec-method
 --speculative-draft-model-path --speculative-draft-model --draft-model --spec-model --step-cost-cache
 --speculative-num-steps --num-speculative-tokens --spec-tokens
 --speculative-eagle-topk --speculative-draft-model-quantization

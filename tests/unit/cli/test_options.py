@@ -35,7 +35,7 @@ def test_every_flag_sets_its_field(option: object) -> None:
         "chunked_prefill_size": "600", "load_format": "dummy", "dtype": "float32", "device": "cpu",
         "prefill_attention": "naive", "kernel_backend": "reference", "quantization": "w8a16",
         "speculative_algorithm": "EAGLE", "log_level": "debug", "log_format": "json",
-        "log_requests_level": "3", "cpu_isa": "avx2",
+        "log_requests_level": "3", "cpu_isa": "avx2", "overlap_schedule": "on",
         "speculative_draft_model_quantization": "w8a16", "speculative_simulate_accept_length": "1.5",
         "speculative_verify": "block", "speculative_accept_threshold_single": "1.0",
         "speculative_accept_threshold_acc": "1.0", "tool_call_parser": "deepseekv31",

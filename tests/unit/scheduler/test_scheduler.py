@@ -1,171 +1,24 @@
 """The scheduler against a scripted executor: every text comes out as if alone, nothing leaks.
 
-The script: the next token is a hash of all tokens before it. The executor also keeps what "is" in every
-KV slot, so that a wrong page, an overlap or a stale slot is caught as a wrong read.
+The executor is in `support.scripted_executor`.
 """
 
-import pickle
 import random
-from itertools import pairwise
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.scripted_executor import CHAINS, VOCAB, drain, expected, make, request, score
 
 from nextn.draft import DRAFT_WINDOW, NO_DRAFT, Shape, draft_window, tree_size
 from nextn.kvcache import manager
-from nextn.kvcache.manager import KVManager
-from nextn.kvcache.naive import NaiveCache
-from nextn.kvcache.radix import RadixCache
-from nextn.request import PromptGroup, Request, SamplingParams, SpeculativeParams, TokenLogprob
-from nextn.scheduler.plan import Plan, SpanResult, StepResult
-from nextn.scheduler.prompt_budget import PromptBudget
-from nextn.scheduler.scheduler import Scheduler
+from nextn.request import PromptGroup, SpeculativeParams
+from nextn.scheduler.plan import Plan, StepResult
 from nextn.speculative.depth.controller import DepthController
 from nextn.speculative.depth.cost import StepCost
 from nextn.speculative.depth.worth import Worth
-from nextn.speculative.tree import Growing
-from nextn.speculative.verify.exact import accepted_path
 from nextn.speculative.work import StepWork
-
-VOCAB, EOS = 23, 0
-CHAINS = Shape()
-
-
-def script(tokens):
-    h = 17
-    for t in tokens:
-        h = (h * 31 + t + 1) % 1_000_003
-    return h % VOCAB
-
-
-def expected(prompt, max_tokens, limit, ignore_eos=False):
-    tokens = list(prompt)
-    while len(tokens) < min(len(prompt) + max_tokens, limit):
-        t = script(tokens)
-        if t == EOS and not ignore_eos:
-            break
-        tokens.append(t)
-    return tokens[len(prompt) :]
-
-
-def score(position):
-    return TokenLogprob(-float(position), [])
-
-
-class Executor:
-    """Answers plans, which come to it through pickle; slots[s] is the token whose KV lies there, entries[s]
-    the token and the one after it of the draft layer's entry. What spans leave for later is kept by
-    request until they extend."""
-
-    def __init__(self, page_size, skill, seed=0, shape=CHAINS):
-        self.page_size, self.skill, self.shape = page_size, skill, shape
-        self.slots, self.entries, self.kept, self.states = {}, {}, {}, {}
-        self.random = random.Random(seed)
-        self.largest = 0
-        self.computed, self.scored = {}, []  # tokens by request; positions of scores
-
-    def add(self, state):
-        assert state.rid not in self.states
-        self.states[state.rid] = pickle.loads(pickle.dumps(state))
-
-    def drop(self, rid):
-        del self.states[rid]
-        self.kept.pop(rid, None)
-
-    def run(self, plan):
-        plan = pickle.loads(pickle.dumps(plan))
-        self.keep = plan.keep
-        if not self.keep:
-            self.kept.clear()
-        assert len({s.rid for s in plan.spans}) == len(plan.spans)
-        self.largest = max(self.largest, sum(s.known + len(s.draft) for s in plan.spans))
-        written = set()
-        results = []
-        for span in plan.spans:
-            r = self.states[span.rid]
-            for name in ("start", "known", "draft", "chooses", "num_steps", "scores", "extend", "draft_from"):
-                setattr(r, name, getattr(span, name))
-            r.tokens = [*r.history[r.start : r.start + r.known], *r.draft.tokens]
-            assert span.first_page <= len(r.pages)
-            r.pages[span.first_page :] = span.pages
-            table = [p * self.page_size + i for p in r.pages for i in range(self.page_size)]
-            assert len(set(table)) == len(table)
-            assert min(r.pages) > 0
-            for i, t in enumerate(r.tokens):
-                slot = table[r.start + i]
-                assert slot not in written, "two spans write one slot"
-                written.add(slot)
-                self.slots[slot] = t
-            seen = [self.slots.get(s) for s in table[: r.start + len(r.tokens)]]
-            known = r.known
-            self.computed[r.rid] = self.computed.get(r.rid, 0) + known
-            self.scored += [r.start + i for i in r.scores]
-            scores = [score(r.start + i) for i in r.scores]
-            assert seen[: r.start + known] == list(r.history[: r.start + known]), (
-                "the cache holds other tokens"
-            )
-            if not r.chooses:
-                self.extend(r, table, [*r.tokens, r.following])
-                results.append(SpanResult([], NO_DRAFT, prompt_logprobs=scores))
-                continue
-            assert r.start + known == len(r.history)
-            assert r.draft.depth < max(1, r.room)
-            assert list(r.tokens[known:]) == list(r.draft.tokens)
-            above = [[r.draft.tokens[i] for i in r.draft.path(n)] for n in range(-1, len(r.draft))]
-            choices = [script([*r.history, *tokens]) for tokens in above]
-            path = accepted_path(r.draft, choices)
-            new = [choices[0], *(choices[n + 1] for n in path)]
-            # Accepted entries go where their positions are; then the drafter writes behind them.
-            moved = [self.slots[table[r.start + 1 + n]] for n in path]
-            for depth, token in enumerate(moved, start=1):
-                self.slots[table[r.start + depth]] = token
-            want = max(0, min(r.num_steps, r.room - len(new) - 1))
-            self.extend(r, table, [*r.tokens[:known], *new])
-            assert r.extend or not want
-            free = r.start + known + len(path)
-            assert free + self.shape.scratch(want) <= len(table)
-            for slot in table[free : free + self.shape.scratch(want)]:
-                self.slots[slot] = self.entries[slot] = "guess"
-            r.history += new
-            draft = self.draft(r.history, want)
-            results.append(SpanResult(new, draft, prompt_logprobs=scores))
-        work = StepWork(len(written), sum(s.extend for s in plan.spans))
-        return StepResult(results, work)
-
-    def extend(self, r, table, tokens):
-        """`tokens` from r.start on, the last one without an entry: the draft layer takes them in, or they
-        wait, or they are forgotten. Where it takes them in, nothing before them may be missing."""
-        if not (r.extend or self.keep):
-            return
-        kept = self.kept.pop(r.rid, [])
-        kept += [(r.start + i, pair) for i, pair in enumerate(pairwise(tokens))]
-        kept = kept[-max(DRAFT_WINDOW, self.page_size) - len(tokens) :]
-        if not r.extend:
-            self.kept[r.rid] = kept
-            return
-        for position, pair in kept:
-            if position < r.draft_from:
-                continue
-            self.entries[table[position]] = pair
-        text = [*r.history[: r.start], *tokens]
-        seen = [self.entries.get(slot) for slot in table[r.draft_from : len(text) - 1]]
-        assert seen == list(pairwise(text))[r.draft_from :], "the draft layer's cache has a gap"
-
-    def draft(self, text, want):
-        """The script's token is the best guess with a probability of `skill`, else the last one."""
-        tree = Growing(self.shape.topk)
-        for _ in range(want):
-            children = []
-            for node in tree.frontier:
-                t = script([*text, *tree.path(node)])
-                guesses = [(t + i) % VOCAB for i in range(self.shape.topk)]
-                if self.random.random() > self.skill:
-                    guesses = guesses[::-1] if len(guesses) > 1 else [(t + 1) % VOCAB]
-                children.append([(g, -1.0 - i) for i, g in enumerate(guesses)])
-            tree.grow(children)
-        return tree.best(self.shape.size(want)) if want else NO_DRAFT
 
 
 class Never:
@@ -177,7 +30,7 @@ class Never:
     def note(self, draft, accepted):
         assert draft is not NO_DRAFT
 
-    def stepped(self, work, seconds, own=True):
+    def stepped(self, work, seconds, own=True, drafting=None):
         pass
 
 
@@ -188,59 +41,12 @@ class Whims(Never):
     def __init__(self):
         self.random, self.left = random.Random(3), 0
 
-    def stepped(self, work, seconds, own=True):
+    def stepped(self, work, seconds, own=True, drafting=None):
         self.left -= 1
         if self.left < 0:
             self.drafting, self.left = self.random.random() < 0.5, self.random.choice([0, 3, 30, 100])
             self.keeping = self.drafting or self.random.random() < 0.5
             self.num_steps = self.random.randrange(1, 4)
-
-
-def make(
-    pages=40, page_size=4, budget=32, running=4, drafts=2, radix=True, skill=0.7, shape=CHAINS, auto=None,
-    **costs,
-):  # fmt: skip
-    cache = RadixCache(page_size) if radix else NaiveCache()
-    kv = KVManager(pages + 1, page_size, cache)
-    executor = Executor(page_size, skill, shape=shape)
-    sched = Scheduler(
-        kv,
-        executor,
-        prompts=PromptBudget(budget, **costs),
-        max_running=running,
-        num_steps=drafts,
-        eos_ids=frozenset({EOS}),
-        shape=shape,
-        auto=auto,
-    )
-    return sched, executor
-
-
-def request(rid, prompt, order, limit, group=None, **params):
-    p = SamplingParams(**params)
-    r = Request(rid, list(prompt), p, group=group, num_prompt=len(prompt), order=order)
-    r.limit = min(len(prompt) + p.max_tokens, limit)
-    return r
-
-
-def drain(sched, executor, check=True):
-    got, reasons = {}, {}
-    steps = 0
-    while sched.has_work():
-        plan = sched.plan()
-        assert plan.spans, "work, but nothing planned"
-        if check:
-            sched.check_integrity()
-        for out in sched.commit(plan, executor.run(plan)):
-            got.setdefault(out.rid, []).extend(out.tokens)
-            assert len(out.drafted) == len(out.tokens)
-            if out.finish_reason:
-                reasons[out.rid] = out.finish_reason
-        if check:
-            sched.check_integrity()
-        steps += 1
-        assert steps < 5000
-    return got, reasons, steps
 
 
 @pytest.mark.parametrize("radix", [True, False])
@@ -322,7 +128,7 @@ class Watching(Never):
     def __init__(self):
         self.own = []
 
-    def stepped(self, work, seconds, own=True):
+    def stepped(self, work, seconds, own=True, drafting=None):
         self.own.append(own)
 
 
@@ -676,8 +482,9 @@ class Chaos(RuleBasedStateMachine):
         skill=st.sampled_from([0.0, 0.6, 1.0]),
         auto=st.sampled_from([None, "whims", "learning"]),
         window=st.sampled_from([1, 5, DRAFT_WINDOW]),
+        overlap=st.booleans(),
     )
-    def start(self, pages, page, budget, running, drafts, topk, radix, skill, auto, window):
+    def start(self, pages, page, budget, running, drafts, topk, radix, skill, auto, window, overlap):
         if not drafts:
             auto = None
         shape = Shape(topk, min(2 * topk, tree_size(topk, drafts)))
@@ -695,6 +502,7 @@ class Chaos(RuleBasedStateMachine):
         )
         self.limit = pages * page
         self.want, self.got, self.count = {}, {}, 0
+        self.overlap, self.launched = overlap, None
 
     @rule(
         prompt=st.lists(st.integers(1, 3), min_size=1, max_size=30),
@@ -738,15 +546,23 @@ class Chaos(RuleBasedStateMachine):
     @rule(n=st.integers(1, 4))
     def step(self, n):
         for _ in range(n):
-            plan = self.sched.plan()
-            assert bool(plan.spans) == self.sched.has_work()
-            for out in self.sched.commit(plan, self.ex.run(plan), 2e-3):
+            launched = self.launched or self.launch()
+            assert bool(launched[0].spans) == self.sched.has_work() or launched is self.launched
+            self.launched = None
+            if self.overlap and launched[0].spans:
+                following = self.launch()
+                self.launched = following if following[0].spans else None
+            for out in self.sched.commit(*launched, 2e-3):
                 if out.prompt_logprobs is not None:
                     count = len(out.prompt_logprobs)
                     assert out.prompt_logprobs == [None, *map(score, range(count - 1))]
                 self.got[out.rid] += out.tokens
                 if out.finish_reason:
                     assert self.got[out.rid] == self.want.pop(out.rid)
+
+    def launch(self):
+        plan = self.sched.plan()
+        return plan, self.ex.run(plan)
 
     @invariant()
     def integrity(self):
@@ -756,6 +572,8 @@ class Chaos(RuleBasedStateMachine):
     def teardown(self):
         if hasattr(self, "sched"):
             manager.draft_window = draft_window
+            while self.launched:
+                self.step(n=1)
             got, _, _ = drain(self.sched, self.ex, check=False)
             for rid, tokens in self.want.items():
                 assert self.got[rid] + got.get(rid, []) == tokens

@@ -85,6 +85,13 @@ def test_where_steps_are_slow_it_takes_longer(name: str, n: int, factor: float) 
     assert min(before) >= 0.86, before
 
 
+def test_costs_that_a_busy_machine_made_up() -> None:
+    """Steps may be measured to cost next to nothing without drafts: it starts, and does not draft."""
+    chosen = controller(StepCost(1e-9, 0.0, drafter=1e-2, a_pass=1e-2, pass_row=1e-2), cuts=False)
+    assert not chosen.drafting
+    assert chosen.state.gain == 0.001
+
+
 @pytest.mark.parametrize("factor", FACTORS)
 @pytest.mark.parametrize(("name", "n"), [("EPYC", 16), ("EPYC", 32), ("EPYC", 64)])
 def test_where_drafts_do_not_pay_there_are_none(name: str, n: int, factor: float) -> None:

@@ -1,0 +1,107 @@
+"""An executor that runs its steps in a thread, so that `launch` returns at once: the engine's own work, and
+that of whoever takes its outputs, is done while a step runs. Native kernels run without Python's lock."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+from nextn.distributed.expert_world import ExpertWorld
+from nextn.engine.executor import Executor, ExecutorInfo, ExpertCounts, Wakes
+from nextn.scheduler.plan import Plan, StepResult
+from nextn.speculative.state import RequestState
+
+Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], "_Answer | None"]
+
+
+class _Answer(queue.SimpleQueue[Any]):
+    """Of one call: what it returned, or what it raised."""
+
+    def result(self) -> Any:
+        found = self.get()
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+
+class _Ticket:
+    def __init__(self, answer: _Answer) -> None:
+        self._answer = answer
+
+    def result(self) -> StepResult:
+        ticket = self._answer.result()
+        found: StepResult = ticket.result()
+        return found
+
+
+class ThreadExecutor:
+    """Raises what the other one does: of `add`, `drop` and `write_pages` when the next result is read."""
+
+    def __init__(self, own: Executor) -> None:
+        self._own = own
+        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        threading.Thread(target=_serve, args=(self._calls,), name="nextn-steps", daemon=True).start()
+        self.close = weakref.finalize(self, self._calls.put, None)
+        self.info: ExecutorInfo = own.info
+
+    def add(self, state: RequestState) -> None:
+        self._calls.put((self._own.add, (state,), None))
+
+    def drop(self, rid: str) -> None:
+        self._calls.put((self._own.drop, (rid,), None))
+
+    def launch(self, plan: Plan) -> _Ticket:
+        return _Ticket(self._ask(self._own.launch, plan))
+
+    def _ask(self, call: Callable[..., Any], *arguments: Any) -> _Answer:
+        answer = _Answer()
+        self._calls.put((call, arguments, answer))
+        return answer
+
+    def read_pages(self, pages: Sequence[int], into: Tensor) -> None:
+        self._ask(self._own.read_pages, pages, into).result()
+
+    def write_pages(self, pages: Sequence[int], data: Tensor) -> None:
+        self._ask(self._own.write_pages, pages, data).result()
+
+    def check(self) -> None:
+        self._own.check()
+
+    @property
+    def waited(self) -> float:
+        return self._own.waited
+
+    @property
+    def world(self) -> ExpertWorld | None:
+        return self._own.world
+
+    def expert_counts(self) -> ExpertCounts | None:
+        return self._own.expert_counts()
+
+    @property
+    def awake(self) -> bool:
+        return self._own.awake
+
+    @property
+    def wakes(self) -> Wakes | None:
+        return self._own.wakes
+
+
+def _serve(calls: queue.SimpleQueue[Call | None]) -> None:
+    failed: BaseException | None = None  # in a call that nobody waits for
+    while (each := calls.get()) is not None:
+        call, arguments, answer = each
+        try:
+            if failed is not None and answer is not None:
+                raise failed
+            found = call(*arguments)
+        except BaseException as e:
+            found = failed = e
+        if answer is not None:
+            answer.put(found)
+        del each, call, arguments, answer, found  # nothing is kept until the next call

@@ -1,0 +1,95 @@
+"""The steps that have been planned and not committed: one while the engine waits, two for a moment.
+
+A plan that is made meanwhile needs to know of a request where its span begins. A part of a prompt goes on
+where the last one ends. A request that chooses in the step under way goes on from a root that nobody knows
+yet, so what can be said of its next span are bounds: it begins behind all drafts, if they all hold.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from nextn.draft import MAX_DRAFTS, Shape
+from nextn.request import Request
+from nextn.scheduler.plan import Plan, SpanPlan
+
+
+class UnderWay:
+    """Truthy while there is such a step. short: pages ran out; nothing more is planned until all is
+    committed."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+        self._steps: deque[tuple[list[tuple[Request, int]], bool]] = deque()
+        self._last: dict[str, SpanPlan] = {}  # the spans of the last plan
+        self.short = False
+
+    def __bool__(self) -> bool:
+        return bool(self._steps)
+
+    @property
+    def full(self) -> bool:
+        """Has the first of them to be committed before another is planned?"""
+        return len(self._steps) > 1 or (self.short and bool(self._steps))
+
+    def add(self, spans: Sequence[SpanPlan], by_rid: Mapping[str, Request], drafting: bool) -> None:
+        """drafting: do requests draft that leave it to the controller?"""
+        if spans:  # else nothing will be committed
+            requests = [by_rid[span.rid] for span in spans]
+            self._steps.append(([(req, req.retractions) for req in requests], drafting))
+            self._last = {span.rid: span for span in spans}
+
+    def take(self, plan: Plan) -> tuple[list[tuple[Request, int]], bool]:
+        """The first of them is about to be committed: its requests, how often each had been retracted, and
+        what `add` was told."""
+        found = self._steps.popleft() if plan.spans else ([], False)
+        if not self._steps:
+            self._last, self.short = {}, False
+        return found
+
+    def leave(self, req: Request) -> None:
+        """It runs no more."""
+        self._last.pop(req.rid, None)
+
+    def of(self, req: Request) -> SpanPlan | None:
+        return self._last.get(req.rid)
+
+    def has(self, req: Request) -> bool:
+        return req.rid in self._last
+
+    def decoding(self, req: Request) -> bool:
+        """Will it be, after that?"""
+        span = self._last.get(req.rid)
+        return req.decoding if span is None else span.chooses
+
+    def end(self, req: Request) -> int:
+        """Where its next span begins, or, of a request that chooses, the furthest place."""
+        span = self._last.get(req.rid)
+        return req.committed if span is None else span.end
+
+    def left(self, req: Request) -> int:
+        """Tokens that it computes before it decodes, or less where the cache is still to be asked."""
+        return len(req.tokens) - self.end(req)
+
+    def scores(self, req: Request) -> int:
+        """Log-probabilities of its prompt that will come."""
+        span = self._last.get(req.rid)
+        return 0 if span is None else len(span.scores)
+
+    def most_drafts(self, span: SpanPlan, req: Request, most: int) -> int:
+        """Nodes of the draft that this span of the request proposes, at most `most`."""
+        made = self._shape.size(span.num_steps)
+        # A grammar that leaves no choice makes drafts of its own.
+        return min(most, made if req.grammar is None else max(made, MAX_DRAFTS))
+
+    def resolve(self, req: Request) -> bool:
+        """The request's span before the last has been committed, so it is known where the last begins. False
+        if there is none."""
+        span = self._last.get(req.rid)
+        if span is None:
+            return False
+        if span.ahead:
+            span.start = req.committed
+            span.draft = req.draft.cut(span.most_drafts, req.limit - len(req.tokens) - 1)
+        return True

@@ -1,0 +1,191 @@
+"""Steps in a thread, planned ahead: errors, order, ends, and what they write."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from nextn.config import EngineConfig
+from nextn.engine.engine import Engine
+from nextn.engine.rank import make_runner
+from nextn.engine.thread import ThreadExecutor
+from nextn.request import Request, SamplingParams
+
+SMALL = {"model_path": "fake:0.6", "speculative_num_steps": 2, "check_integrity": True}
+
+
+def request(rid, prompt=(5, 6, 7), **params):
+    return Request(rid, list(prompt), SamplingParams(**{"temperature": 0.0, "ignore_eos": True, **params}))
+
+
+def texts(engine, count=200):
+    found = {}
+    for _ in range(count):
+        if not engine.has_work():
+            return found
+        for out in engine.step():
+            found.setdefault(out.rid, []).extend(out.tokens)
+    raise AssertionError("it does not end")
+
+
+def test_texts_are_those_of_steps_one_after_another():
+    found = []
+    for schedule in ("off", "on"):
+        engine = Engine(EngineConfig(overlap_schedule=schedule, **SMALL))
+        for i in range(9):
+            engine.add(request(str(i), range(1, 3 + 5 * i), max_tokens=11 + i))
+        found.append((texts(engine), engine.stats().spec))
+    assert found[0] == found[1]
+    assert sorted(map(len, found[1][0].values())) == list(range(11, 20))
+
+
+def test_nothing_is_under_way_when_all_have_ended():
+    engine = Engine(EngineConfig(overlap_schedule="on", **SMALL))
+    engine.add(request("a", max_tokens=5))
+    texts(engine)
+    assert not engine.must_step()
+    assert engine.flush_cache()
+    assert engine.step() == []
+    assert engine.stats().used_tokens == 0
+
+
+def test_a_step_is_under_way_between_two_calls():
+    engine = Engine(EngineConfig(overlap_schedule="on", **SMALL))
+    engine.add(request("a", max_tokens=50))
+    engine.step()
+    before = engine.stats().steps
+    assert engine.abort("a")
+    assert not engine.has_work()
+    assert engine.must_step()  # its step is read, and tells nothing
+    assert engine.step() == []
+    assert not engine.must_step()
+    assert engine.stats().steps == before + 1
+    engine.add(request("a", max_tokens=5))
+    assert len(texts(engine)["a"]) == 5
+
+
+class Broken:
+    """Runs nothing."""
+
+    def __init__(self, runner):
+        self.info, self.awake, self.wakes, self.waited, self.world = runner.info, False, None, 0.0, None
+        self.expert_counts = lambda: None
+        self.said = []
+
+    def add(self, state):
+        self.said.append(("add", state))
+        if state == "no":
+            raise ValueError("no such thing")
+
+    def drop(self, rid):
+        self.said.append(("drop", rid))
+
+    def launch(self, plan):
+        raise RuntimeError(f"no step {plan}")
+
+
+@pytest.fixture
+def broken():
+    return Broken(make_runner(EngineConfig(**SMALL)))
+
+
+def test_what_a_step_raises_comes_with_its_result(broken):
+    executor = ThreadExecutor(broken)
+    first = executor.launch("1")
+    with pytest.raises(RuntimeError, match="no step 1"):
+        first.result()
+    executor.close()
+
+
+def test_what_nobody_waits_for_raises_in_the_next_step(broken):
+    executor = ThreadExecutor(broken)
+    executor.add("yes")
+    executor.drop("yes")
+    executor.add("no")
+    with pytest.raises(ValueError, match="no such thing"):
+        executor.launch("1").result()
+    assert broken.said == [("add", "yes"), ("drop", "yes"), ("add", "no")]
+    executor.close()
+
+
+def test_its_thread_ends_with_it(broken):
+    executor = ThreadExecutor(broken)
+    [thread] = [each for each in threading.enumerate() if each.name == "nextn-steps" and each.is_alive()][-1:]
+    del executor
+    thread.join(5.0)
+    assert not thread.is_alive()
+
+
+def test_pages_are_read_after_the_steps_that_were_launched():
+    engine = Engine(EngineConfig(overlap_schedule="on", **SMALL))
+    executor = engine._executor
+    assert isinstance(executor, ThreadExecutor)
+    own, order = executor._own, []
+    run = own.launch
+
+    def slow(plan):
+        time.sleep(0.05)
+        order.append("step")
+        return run(plan)
+
+    own.launch = slow
+    engine.add(request("a", max_tokens=9))
+    engine.step()
+    pool = own.pool.data
+    into = torch.empty(pool.shape[0], own.pool.page_size, pool.shape[2], dtype=pool.dtype)
+    executor.read_pages([1], into)
+    assert order == ["step", "step"]
+    texts(engine)
+
+
+class Guarded:
+    """A runner whose steps write the slots that their requests have reserved, and no others: compared before
+    and after. Layers of the target are written from the span on, the drafter's from where it sees."""
+
+    def __init__(self, config):
+        self._runner = make_runner(config)
+        self.steps = self.ahead = 0
+
+    def __getattr__(self, name):
+        return getattr(self._runner, name)
+
+    def launch(self, plan):
+        runner = self._runner
+        data, size = runner.pool.data, runner.pool.page_size
+        before = data.clone()
+        ticket = runner.launch(plan)
+        layers = runner.model.config.num_hidden_layers
+        changed = (before.view(torch.uint8) != data.view(torch.uint8)).flatten(2).any(2)
+        allowed = torch.zeros_like(changed)
+        for span in plan.spans:
+            state = runner.states[span.rid]
+            slots = [page * size + i for page in state.pages for i in range(size)]
+            allowed[:layers, slots[state.start :]] = True
+            allowed[layers:, slots[state.draft_from :]] = True
+            self.ahead += span.ahead
+        allowed[:, :size] = True  # the null page
+        assert not (changed & ~allowed).any(), "a step wrote slots that nobody reserved for it"
+        self.steps += 1
+        return ticket
+
+
+@pytest.mark.parametrize("drafts", [(3, 1, None), (3, 2, 6)], ids=["chains", "trees"])
+def test_nothing_is_written_that_was_not_reserved(drafts):
+    steps, topk, nodes = drafts
+    config = EngineConfig(
+        overlap_schedule="on", check_integrity=True, kv_cache_tokens=640, page_size=4,
+        chunked_prefill_size=64, max_running_requests=8, threads=1, speculative_num_steps=steps,
+        speculative_eagle_topk=topk, speculative_num_draft_tokens=nodes,
+    )  # fmt: skip
+    engine = Engine(config, Guarded)
+    for i in range(12):
+        prompt = [3 + (7 * i + 5 * j) % 300 for j in range(10 + 9 * (i % 4))]
+        engine.add(request(str(i), prompt, max_tokens=20 + 3 * i, temperature=0.5 * (i % 2), seed=i))
+    step = 0
+    while engine.has_work():
+        engine.step()
+        step += 1
+        if step % 7 == 0:
+            engine.abort(str(step % 12))
+    assert engine._executor.ahead > 40
