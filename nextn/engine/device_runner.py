@@ -120,7 +120,7 @@ class DeviceRunner(Runner):
             seat.true, seat.num_steps = True, span.num_steps
             seat.unread += 1 + most
             launched.append(Launched(seat, span, 1 + most))
-        if not shape.drafting.extends:
+        if not plan.keep:
             self.drafter.forget()
         self.passes.prepare(shape)
         load.send(shape.requests, plan.cutoff)
@@ -137,9 +137,9 @@ class DeviceRunner(Runner):
     def _shape(self, plan: Plan, seats: Sequence[Seat]) -> StepShape | None:
         """The smallest shape that serves the plan; None if none does."""
         assert self.step is not None
-        spans, extends = plan.spans, plan.spans[0].extend
-        if plan.keep or any(span.extend != extends for span in spans):
-            return None
+        spans, extends = plan.spans, any(span.extend for span in plan.spans)
+        if plan.keep and not all(span.extend for span in spans):
+            return None  # the drafter keeps hidden states
         missing = rows = longest = 0
         for seat, span in zip(seats, spans, strict=True):
             if not seat.takes(span):
@@ -210,7 +210,7 @@ def _result(ticket: DeviceTicket) -> StepResult:
         rows += 1 + line[columns.VERIFIED]
         nodes += line[columns.VERIFIED]
         context += line[columns.STARTED]
-        extended += count
+        extended += count * launched.span.extend
         depths.append(depth)
         draft = NO_DRAFT
         if depth:
@@ -224,5 +224,4 @@ def _result(ticket: DeviceTicket) -> StepResult:
         state.commit(tokens, error is not None, draft)
         results.append(SpanResult(tokens, draft, error=error))
     passes = [sum(d > step for d in depths) for step in range(1, max(depths, default=0))]
-    extended = extended if any(launched.span.extend for launched in ticket.spans) else 0
     return StepResult(results, StepWork(rows, extended, tuple(passes), decoding, nodes, context))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import torch
 
 from nextn.config import EngineConfig
 from nextn.draft import MAX_DRAFTS, NO_DRAFT, Draft
-from nextn.engine.device_runner import DeviceRunner, make_shape
+from nextn.engine.device_runner import DeviceRunner, make_shape, rounded
 from nextn.engine.executor import Executor
 from nextn.kvcache.pool import KVPool
 from nextn.models.base import Model
@@ -63,11 +64,15 @@ class OnDevice(NamedTuple):
         serves the others. longest: positions of a request."""
         found = []
         steps = min(self.num_steps, AUTO) if self.gated else self.num_steps
-        for n in (b for b in BUCKETS if b <= self.requests):
-            for keys in (k for k in LONGEST if k <= max(longest, LONGEST[0])):
-                for choosing in (Choosing.GREEDY, Choosing.SAMPLED):
-                    drafts = Drafting(steps, self.extends, self.gated)
-                    found.append(make_shape(n, n * (1 + steps), drafts, choosing, keys, row_align))
+        kinds = [Drafting(rounded(steps), self.extends, self.gated)]
+        if self.gated:
+            kinds.append(Drafting())  # while nobody drafts
+        choices = Choosing.GREEDY, Choosing.SAMPLED
+        requests = [n for n in BUCKETS if n <= self.requests]
+        lengths = [keys for keys in LONGEST if keys <= max(longest, LONGEST[0])]
+        for n, keys, kind, choosing in itertools.product(requests, lengths, kinds, choices):
+            rows = n * (1 + steps) if kind.extends else n
+            found.append(make_shape(n, rows, kind, choosing, keys, row_align))
         return sorted((s for s in found if s), key=lambda s: (s.rows, s.longest, s.choosing), reverse=True)
 
 

@@ -87,7 +87,7 @@ class Load:
     def add(self, seat: Seat, span: SpanPlan, most: int, cut: bool) -> None:
         """A span; its request's state has the span's pages. most: drafts."""
         state = seat.state
-        self.inputs += seat.slot, span.num_steps, most, cut, span.draft_from
+        self.inputs += seat.slot, span.num_steps if span.extend else -1, most, cut, span.draft_from
         first = span.first_page
         if not (span.ahead and seat.true):
             start = _start(state, span, most)

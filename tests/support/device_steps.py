@@ -101,7 +101,11 @@ class _Under:
 
 
 def serve(
-    runner: Runner, jobs: Sequence[Job], ahead: bool = False, cutoff: Cutoff | None = None
+    runner: Runner,
+    jobs: Sequence[Job],
+    ahead: bool = False,
+    cutoff: Cutoff | None = None,
+    keep: bool = False,
 ) -> list[list[int]]:
     """The texts. ahead: a step is launched before the one before it is read, once all prompts are in."""
     free = [list(range(1 + i * PAGES, 1 + (i + 1) * PAGES)) for i in range(8)]
@@ -124,11 +128,11 @@ def serve(
                 spans.append(span)
                 parts.append(r)
         if spans:
-            plan = Plan(spans, cutoff if any(s.cut for s in spans) else None)
+            plan = Plan(spans, cutoff if any(s.cut for s in spans) else None, keep)
             pending.append((plan, parts, runner.launch(plan)))
         joins = bool(waiting) and waiting[0][1].joins <= step
-        keep = 1 if ahead and spans and not joins and all(s.chooses for s in spans) else 0
-        while len(pending) > keep:
+        under_way = 1 if ahead and spans and not joins and all(s.chooses for s in spans) else 0
+        while len(pending) > under_way:
             plan, parts, ticket = pending.pop(0)
             for r, span, result in zip(parts, plan.spans, ticket.result().spans, strict=True):
                 _commit(r, span, result)

@@ -25,8 +25,8 @@ from nextn.speculative.device.relay import Committed, Requests
 
 
 class Drafting(NamedTuple):
-    """num_steps: of the deepest draft to make. extends: does the draft layer see the step's positions? gated:
-    may the cutoff end chains?"""
+    """num_steps: of the deepest draft to make. extends: does the draft layer see any positions of the step?
+    gated: may the cutoff end chains?"""
 
     num_steps: int = 0
     extends: bool = False
@@ -35,7 +35,8 @@ class Drafting(NamedTuple):
 
 class Extend(NamedTuple):
     """hidden [T, C]: of the target's rows. start, page_at: as the drafter counts positions and pages.
-    num_steps: of each draft, at most. cut: may the cutoff, [NUMBERS] f32, end it?"""
+    num_steps: of each draft, at most; -1: the draft layer does not see its positions. cut: may the cutoff,
+    [NUMBERS] f32, end it?"""
 
     hidden: Tensor
     rows: Laid
@@ -107,8 +108,9 @@ def drafted(
 def _extended(model: DeepseekV3, pool: KVPool, work: Extend, paged: Paged) -> tuple[Tensor, Tensor]:
     """The draft layer over the true positions: states [T, C], and each request's last row of them."""
     rows, done, total = work.rows, work.done, len(work.hidden)
-    true = laid_out(done.taken, work.start, work.page_at, total, done.tokens.shape[1], paged)
+    seen = torch.where(work.num_steps < 0, 0, done.taken)
+    true = laid_out(seen, work.start, work.page_at, total, done.tokens.shape[1], paged)
     source = torch.where(true.real, rows.first.index_select(0, true.span) + true.after, 0)
     batch = true.batch(true.of_rows(done.tokens))
     state = DeepseekV3.draft(model, batch, work.hidden.index_select(0, source), pool)
-    return state, (true.first + done.taken - 1).clamp(min=0, max=total - 1)
+    return state, (true.first + seen - 1).clamp(min=0, max=total - 1)

@@ -27,8 +27,9 @@ from nextn.speculative.device.drafts import Drafting, Extend, drafted, nothing_d
 from nextn.speculative.device.gate import NUMBERS, edges
 from nextn.speculative.device.relay import Committed, Relay, Requests
 
-# Numbers of a request: its slot of the relay; steps of the draft to make; drafts to verify, at most; may the
-# cutoff end the draft? The first position that the drafter sees.
+# Numbers of a request: its slot of the relay; steps of the draft to make, -1 where the draft layer does not
+# see the step's positions; drafts to verify, at most; may the cutoff end the draft? The first position that
+# the drafter sees.
 SLOT, NUM_STEPS, MOST_DRAFTS, CUT, DRAFT_FROM = range(5)
 INPUTS = 5
 # Columns of the results, before tokens [1 + D], next drafts [D] and their bins [D].

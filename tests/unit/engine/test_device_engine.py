@@ -12,6 +12,7 @@ from nextn.engine.device_runner import DeviceRunner, DeviceTicket
 from nextn.engine.engine import Engine
 from nextn.engine.on_device import OnDevice, start_on_device
 from nextn.engine.rank import make_runner
+from nextn.engine.thread import ThreadExecutor
 from nextn.kvcache.pool import KVPool
 from nextn.llm import LLM
 from nextn.request import SamplingParams, SpeculativeParams
@@ -76,6 +77,27 @@ def test_texts_and_drafts(want, drafts):
     assert model.engine.stats().spec == plain.engine.stats().spec
 
 
+@pytest.mark.parametrize("in_thread", [False, True])
+@pytest.mark.parametrize("drafts", [0, 3, "auto"])
+def test_one_step_ahead(want, drafts, in_thread):
+    model = llm(drafts, on_device=False, max_running_requests=4, overlap_schedule="on")
+    runners = []
+
+    def make(config):
+        runners.append(with_device_steps(config))
+        return ThreadExecutor(runners[0]) if in_thread else runners[0]
+
+    model.engine = Engine(model.engine.config, make)
+    for _ in range(2):
+        assert texts(model, ASKED) == want
+        assert texts(model, ASKED[:3]) == want[:3]
+    if in_thread:
+        model.engine._executor._ask(int).result()  # after the calls that nobody waited for
+    assert runners[0].count > 10 or drafts == "auto"  # which may keep hidden states
+    assert not runners[0].states
+    assert len(runners[0]._free) == 8
+
+
 class Passes(OneByOne):
     """In place of graphs. wrong: what they compute."""
 
@@ -124,5 +146,7 @@ def test_shapes(requests, steps, gated):
     shapes = OnDevice(requests, steps, gated, extends=steps > 0).shapes(4096)
     assert len(set(shapes)) == len(shapes)
     assert shapes[0].rows == max(shape.rows for shape in shapes) <= 512
-    assert all(shape.rows >= shape.requests * (1 + shape.drafting.num_steps) for shape in shapes)
+    least = {True: 1 + min(steps, 2) if gated else 1 + steps, False: 1}
+    assert all(shape.rows >= shape.requests * least[shape.drafting.extends] for shape in shapes)
+    assert {shape.drafting.extends for shape in shapes} == {steps > 0, steps > 0 and not gated}
     assert {shape.requests for shape in shapes} >= {1}

@@ -251,3 +251,21 @@ def test_graphs(num_steps, ahead):
             assert ahead or same_results(b.results, a.results)
         assert 1 < len(runner.passes.recordings) < ways["DeviceTicket"]
         assert (accepted(plain) > 0) == (num_steps > 0)
+
+
+@with_ahead
+def test_keeping(model, ahead):
+    """The general way keeps what requests that do not draft need later; those that draft need nothing."""
+    compare(model, jobs([GREEDY, HOT]), ahead, keep=True)
+    work = jobs([GREEDY.replace(max_tokens=6), HOT])
+    work[0].extend, work[0].num_steps = False, 0
+    compare(model, work, keep=True, general=6)
+
+
+@with_ahead
+def test_some_do_not_draft(model, ahead):
+    """The draft layer does not see their positions."""
+    work = jobs([GREEDY, HOT, FILTERED, GREEDY])
+    work[1].extend = work[2].extend = False
+    work[1].num_steps = work[2].num_steps = 0
+    compare(model, work, ahead)
