@@ -18,7 +18,6 @@ from nextn.cutoff import NO_GUESS
 from nextn.draft import MAX_DRAFTS, NO_DRAFT, Draft
 from nextn.engine.executor import Ticket
 from nextn.engine.runner import Runner
-from nextn.engine.seats import Load, Seat, make_seat
 from nextn.models.graphs import bucket
 from nextn.ops.base import align
 from nextn.sampling.row_draws import Choosing
@@ -26,6 +25,7 @@ from nextn.scheduler.plan import Plan, SpanPlan, SpanResult, StepResult
 from nextn.speculative.device import step as columns
 from nextn.speculative.device.drafts import Drafting
 from nextn.speculative.device.graphs import OneByOne, StepPasses
+from nextn.speculative.device.seats import Load, Seat, make_seat
 from nextn.speculative.device.step import DeviceStep, StepShape
 from nextn.speculative.state import RequestState
 from nextn.speculative.verifier import NO_CHOICE

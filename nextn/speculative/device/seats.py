@@ -5,19 +5,47 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nextn.cutoff import Cutoff
+from nextn.draft import Draft
 from nextn.sampling.penalties import penalized
 from nextn.sampling.row_draws import Choosing
-from nextn.scheduler.plan import SpanPlan
 from nextn.speculative.device.gate import NUMBERS, cutoff_numbers
 from nextn.speculative.device.relay import ENDS, WIDTH, Start, choosing_of, relay_row
 from nextn.speculative.device.step import INPUTS, DeviceStep
 from nextn.speculative.state import RequestState
+
+
+class PlannedSpan(Protocol):
+    """What matters here of `nextn.scheduler.plan.SpanPlan`."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def known(self) -> int: ...
+    @property
+    def draft(self) -> Draft: ...
+    @property
+    def chooses(self) -> bool: ...
+    @property
+    def first_page(self) -> int: ...
+    @property
+    def num_steps(self) -> int: ...
+    @property
+    def scores(self) -> range: ...
+    @property
+    def extend(self) -> bool: ...
+    @property
+    def draft_from(self) -> int: ...
+    @property
+    def ahead(self) -> bool: ...
+    @property
+    def most_drafts(self) -> int: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +67,7 @@ class Seat:
         """Committed tokens, at most."""
         return min(len(self.state.history) + self.unread, self.state.limit)
 
-    def takes(self, span: SpanPlan) -> bool:
+    def takes(self, span: PlannedSpan) -> bool:
         """Is this a span that a step on the device serves as any other would?"""
         state = self.state
         have, draft = len(state.history), span.draft
@@ -54,7 +82,7 @@ class Seat:
             and not penalized(state.params, have - state.num_prompt)
         )
 
-    def most_drafts(self, span: SpanPlan) -> int:
+    def most_drafts(self, span: PlannedSpan) -> int:
         """Nodes of its draft, at most."""
         if not span.ahead:
             return len(span.draft.tokens)
@@ -84,7 +112,7 @@ class Load:
         self.places: list[int] = []
         self.pages: list[int] = []
 
-    def add(self, seat: Seat, span: SpanPlan, most: int, cut: bool) -> None:
+    def add(self, seat: Seat, span: PlannedSpan, most: int, cut: bool) -> None:
         """A span; its request's state has the span's pages. most: drafts."""
         state = seat.state
         self.inputs += seat.slot, span.num_steps if span.extend else -1, most, cut, span.draft_from
@@ -121,7 +149,7 @@ class Load:
             self.step.relay.write_pages(parts[4].long(), parts[5])
 
 
-def _start(state: RequestState, span: SpanPlan, most: int) -> Start:
+def _start(state: RequestState, span: PlannedSpan, most: int) -> Start:
     """Where a request goes on whose last step has been read."""
     have = len(state.history)
     draft: Sequence[int] = span.draft.tokens
