@@ -59,6 +59,19 @@ struct Chooser : Heads {
     std::vector<Draw> draws;
     std::vector<Best> found;  // of each draw
 
+    // found <- each draw's choice, of the rows of scores [draws, vocab], which may be written over.
+    void choose_alone(float* scores, int vocab) {
+        const int64_t n = int64_t(draws.size());
+        found.resize(size_t(n));
+        orders.resize(size_t(pool.threads()));
+        pool.for_each(int(n), [&](int i, int thread) {
+            float* z = scores + int64_t(i) * vocab;
+            const Draw& draw = draws[size_t(i)];
+            found[size_t(i)] = draw.lead ? best_of<true>(z, vocab, 0, draw.by, orders[size_t(thread)])
+                                         : best_of(z, vocab, 0, draw.by, orders[size_t(thread)]);
+        }, n * vocab * 4);
+    }
+
     // found <- each draw's choice, of row `from` of own_scores and those after it. count: all columns, of tokens `ids`.
     void choose_together(int from, int vocab, const int32_t* ids, int count) {
         const int64_t n = int64_t(draws.size()), begin = ranks.begin(count, PANEL), end = ranks.end(count, PANEL);
@@ -86,6 +99,7 @@ struct Chooser : Heads {
 
   private:
     std::vector<std::vector<float>> rooms;  // each thread's
+    std::vector<std::vector<int32_t>> orders;
     std::vector<int32_t> filtered, order;
 
     Best chosen(float* z, const Columns& of, const Draw& draw) {

@@ -64,7 +64,7 @@ private:
     };
     std::vector<Chain> open;
     std::vector<float> state;
-    std::vector<int32_t> rows, fed, starts, pages, begins, order;
+    std::vector<int32_t> rows, fed, starts, pages, begins;
 
     void take_rows() {
         rows.clear();
@@ -118,17 +118,15 @@ private:
             draws.back().by.index += uint32_t(depth);
         }
         if (ranks) choose_together(0, c.vocab, model.draft_ids, model.draft_vocab);
+        else choose_alone(c.scores, c.vocab);
         for (size_t i = 0; i < open.size(); ++i) {
             Chain& chain = open[i];
             const Draw& draw = draws[i];
-            float lead = 0.f;
-            chain.last = ranks ? found[i].token()
-                               : choose(c.scores + int64_t(i) * c.vocab, c.vocab, draw.by, order,
-                                        draw.lead ? &lead : nullptr);
+            chain.last = found[i].token();
             const int at = chain.number * c.max_steps + depth;
             c.tokens[at] = chain.last;
             if (!draw.lead) continue;
-            const int bin = c.cutoff->bin(ranks ? found[i].lead(draw.by) : lead);
+            const int bin = c.cutoff->bin(found[i].lead(draw.by));
             c.bins[at] = uint8_t(bin);
             chain.holds *= c.cutoff->rate[bin];
         }

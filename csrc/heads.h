@@ -20,8 +20,8 @@ struct Heads : Engine {
     }
 
     // out [rows, vocab] f32.
-    void logits(const float* hidden, int rows, int vocab, float* out) {
-        const Rows in = head_input(hidden, nullptr, rows);
+    void logits(const float* hidden, const int32_t* index, int rows, int vocab, float* out) {
+        const Rows in = head_input(hidden, index, rows);
         scored(in, rows, model.head, vocab, [&](int i, const float* scores, int first, int n) {
             put(out + int64_t(i) * vocab + first, scores, n);
         });

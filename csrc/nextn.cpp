@@ -3,10 +3,10 @@
 #include <utility>
 
 #include "choose.h"
-#include "guesses.h"
 #include "machine.h"
 #include "pack.h"
 #include "read.h"
+#include "step.h"
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -21,7 +21,7 @@
 // What this machine can run; must be asked before the library of level 4 is used, in every process.
 NX_API int nx_machine_level() { return machine_level(); }
 
-NX_API int nx_interface() { return 16; }
+NX_API int nx_interface() { return 17; }
 
 NX_API void nx_advise(void* p, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
@@ -114,11 +114,11 @@ NX_API void nx_norm(const float* x, const float* weight, int rows, int n, int64_
 }
 
 NX_API void* nx_engine_new(const NxModel* model, int threads, int layers) {
-    return made<Guesser>(*model, threads, layers);
+    return made<Stepper>(*model, threads, layers);
 }
-NX_API void nx_engine_free(void* engine) { delete static_cast<Guesser*>(engine); }
+NX_API void nx_engine_free(void* engine) { delete static_cast<Stepper*>(engine); }
 // Of experts whose weights were read since the last call, each counted once in each layer's pass.
-NX_API int64_t nx_engine_expert_bytes(void* engine) { return static_cast<Guesser*>(engine)->take_expert_bytes(); }
+NX_API int64_t nx_engine_expert_bytes(void* engine) { return static_cast<Stepper*>(engine)->take_expert_bytes(); }
 // What follows returns 1 where another rank is gone, else 0.
 template <class Call> static int checked(const Call& call) {
     try {
@@ -130,42 +130,46 @@ template <class Call> static int checked(const Call& call) {
 }
 NX_API int nx_forward(void* engine, const NxBatch* batch, float* out) {
     const TileUse use;
-    return checked([&] { static_cast<Guesser*>(engine)->forward(*batch, out); });
+    return checked([&] { static_cast<Stepper*>(engine)->forward(*batch, out); });
 }
 NX_API int nx_draft(void* engine, const NxBatch* batch, const float* hidden, int module, float* out) {
     const TileUse use;
-    return checked([&] { static_cast<Guesser*>(engine)->draft(*batch, hidden, nullptr, module, out); });
+    return checked([&] { static_cast<Stepper*>(engine)->draft(*batch, hidden, nullptr, module, out); });
 }
 NX_API int nx_logits(void* engine, const float* hidden, int rows, int vocab, float* out) {
     const TileUse use;
-    return checked([&] { static_cast<Guesser*>(engine)->logits(hidden, rows, vocab, out); });
+    return checked([&] { static_cast<Stepper*>(engine)->logits(hidden, nullptr, rows, vocab, out); });
 }
 NX_API int nx_draft_logits(void* engine, const float* hidden, int rows, int vocab, float* out) {
     const TileUse use;
-    return checked([&] { static_cast<Guesser*>(engine)->draft_logits(hidden, nullptr, rows, vocab, out); });
+    return checked([&] { static_cast<Stepper*>(engine)->draft_logits(hidden, nullptr, rows, vocab, out); });
 }
 // Of the first `whole` rows logits, out [whole, vocab]; of the others tokens, by draws as in nx_choose.
 NX_API int nx_choices(void* engine, const float* hidden, int rows, int vocab, int whole, float* out,
                       const NxSampling* sampling, int32_t* tokens) {
     return checked([&] {
-        static_cast<Guesser*>(engine)->choices(hidden, rows, vocab, whole, out, sampling, tokens);
+        static_cast<Stepper*>(engine)->choices(hidden, rows, vocab, whole, out, sampling, tokens);
     });
 }
 // The batch through a NextN module and chains of guesses after it.
 NX_API int nx_chains(void* engine, const NxBatch* batch, const float* hidden, int module, const NxChains* chains) {
-    return checked([&] { static_cast<Guesser*>(engine)->chains(*batch, hidden, module, *chains); });
+    return checked([&] { static_cast<Stepper*>(engine)->chains(*batch, hidden, module, *chains); });
+}
+// A step in one call. asked: [spans]; table: pages of all spans.
+NX_API int nx_step(void* engine, const NxStep* step, const NxAsked* asked, const int32_t* table) {
+    return checked([&] { static_cast<Stepper*>(engine)->step(*step, asked, table); });
 }
 // Bytes of the memory that ranks with such an engine share.
 NX_API int64_t nx_shared_bytes(const NxModel* model, int layers, int rows) {
     NxModel alone = *model;
     alone.ranks = nullptr;
-    return Guesser(alone, 1, layers).lay(0, rows);
+    return Stepper(alone, 1, layers).lay(0, rows);
 }
 // The same of the memory that all ranks of a world share.
 NX_API int64_t nx_world_bytes(const NxModel* model, int layers) {
     NxModel alone = *model;
     alone.ranks = nullptr;
-    return Guesser(alone, 1, layers).lay_world(0);
+    return Stepper(alone, 1, layers).lay_world(0);
 }
 // Before every forward pass of ranks that share experts: see World::step.
 NX_API int nx_world_step(NxWorld* world, int first, int rest, int two) {

@@ -24,7 +24,8 @@ from nextn.draft import (
 )
 from nextn.option import option
 from nextn.parallel_config import ParallelConfig
-from nextn.request import VERIFY_MODES, SpeculativeParams
+from nextn.params_check import VERIFY_MODES
+from nextn.request import SpeculativeParams
 from nextn.speculation import Speculation
 
 EMBEDDED = "nextn-tiny"

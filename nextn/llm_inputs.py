@@ -17,7 +17,7 @@ from typing import Any
 
 from nextn.config import EngineConfig
 from nextn.other_engines import OFF, nothing, only, refused
-from nextn.request import whole
+from nextn.params_check import whole
 from nextn.server.prompts.bound import check_vocabulary, token_limit
 from nextn.server.prompts.chat import render
 from nextn.server.protocol.body import part, shortened

@@ -284,10 +284,13 @@ REFUSED = {
     "docs/operations.md says what nextn logs, counts and traces": (
         "--*metrics* --log-requests-target --crash-* --show-* --*nvtx* --debug-* --*trace* --otlp-* "
         "--*histogram* --bucket-* --*-buckets --kv-events-* --load-* --gc-* --forward-* --msprobe-* "
-        "--kv-canary* --profile* --enable-profile-* --*logging* --jit-* --log-error-stack --max-log-len "
+        "--kv-canary* --*logging* --jit-* --log-error-stack --max-log-len "
         "--enable-log-* --extra-metric-labels --fail-on-environ-* --*watermark* "
         "--enable-server-load-tracking --log-dir --no-log-files --aggregate-engine-logging "
         "--enable-online-profile --max-global-*"
+    ),
+    "see --profile-steps and --profile-dir, and /start_profile in docs/performance.md": (
+        "--profile* --enable-profile-*"
     ),
     "answers have the fields that docs/api.md lists": (
         "--return-* --enable-return-* --weight-version --fingerprint-* --enable-force-* --stream-* "

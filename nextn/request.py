@@ -15,33 +15,19 @@ verifies it. `kvcache.manager` moves these numbers when the scheduler says so; n
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral, Real
 from typing import NamedTuple
 
 from nextn.constraint import CompiledGrammar, Constraint
-from nextn.draft import MAX_DRAFTS, NO_DRAFT, Draft
+from nextn.draft import NO_DRAFT, Draft
+from nextn.params_check import check_sampling, check_speculative
 from nextn.stats import SpecStats
 
-MAX_STOP_TOKENS = 64
-VERIFY_MODES = ("exact", "rejection", "block", "typical")
 CHAINS_ONLY = ("rejection", "block")
 # Of temperatures: dividing by much less overflows f32, and noise would only decide between logits that are
 # all but equal.
 GREEDY_BELOW = 1e-5
-ALL_TOKENS = 2**31  # ids are below it where no vocabulary is known
-
-
-def number(value: object, least: float, most: float) -> bool:
-    """Is it a number in this range? NaN is in none."""
-    return isinstance(value, Real) and least <= value <= most  # type: ignore[operator]
-
-
-def whole(value: object, least: int, most: float = math.inf) -> bool:
-    """Is it a whole number in this range?"""
-    return isinstance(value, Integral) and least <= value <= most  # type: ignore[operator]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +41,7 @@ class SpeculativeParams:
 
     def check(self) -> None:
         """Raises ValueError with the field's name, its value and what it must be."""
-
-        def need(ok: bool, name: str, rule: str) -> None:
-            if not ok:
-                raise ValueError(f"speculative.{name} is {getattr(self, name)!r}; it must be {rule}")
-
-        steps = self.num_steps
-        need(steps is None or whole(steps, 0, MAX_DRAFTS), "num_steps", f"between 0 (off) and {MAX_DRAFTS}")
-        need(self.verify in (None, *VERIFY_MODES), "verify", f"one of {', '.join(VERIFY_MODES)}")
-        for name in ("accept_threshold_single", "accept_threshold_acc"):
-            value = getattr(self, name)
-            need(value is None or number(value, 0.0, 1.0), name, "between 0 and 1")
+        check_speculative(self)
 
     @property
     def lossy(self) -> bool:
@@ -111,41 +87,7 @@ class SamplingParams:
     draft_steps: bool = False  # each output tells of its step's draft, see `StepDraft`
 
     def check(self, vocab_size: int | None = None) -> None:
-        def need(ok: bool, name: str, rule: str) -> None:
-            if not ok:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be {rule}")
-
-        top = ALL_TOKENS if vocab_size is None else vocab_size
-        need(whole(self.max_tokens, 0), "max_tokens", "at least 0")
-        need(whole(self.min_tokens, 0, self.max_tokens), "min_tokens", "between 0 and max_tokens")
-        need(number(self.temperature, 0.0, 100.0), "temperature", "between 0 and 100")
-        need(whole(self.top_k, -1), "top_k", "-1 (all) or a positive count")
-        need(number(self.top_p, 0.0, 1.0) and self.top_p > 0.0, "top_p", "in (0, 1]")
-        need(number(self.min_p, 0.0, 1.0), "min_p", "in [0, 1]")
-        repetition = self.repetition_penalty
-        need(number(repetition, 0.0, 2.0) and repetition > 0.0, "repetition_penalty", "in (0, 2]")
-        need(number(self.frequency_penalty, -2.0, 2.0), "frequency_penalty", "in [-2, 2]")
-        need(number(self.presence_penalty, -2.0, 2.0), "presence_penalty", "in [-2, 2]")
-        need(whole(self.seed, 0, 2**64 - 1), "seed", "in [0, 2**64)")
-        need(whole(self.stream, 0, 2**32 - 1), "stream", "in [0, 2**32)")
-        need(len(self.stop_token_ids) <= MAX_STOP_TOKENS, "stop_token_ids", f"at most {MAX_STOP_TOKENS} ids")
-        need(
-            all(whole(t, 0, top - 1) for t in self.stop_token_ids),
-            "stop_token_ids",
-            "ids inside the vocabulary",
-        )
-        need(all(whole(t, 0, top - 1) for t in self.logit_bias), "logit_bias", "of ids inside the vocabulary")
-        need(
-            all(number(b, -100.0, 100.0) for b in self.logit_bias.values()),
-            "logit_bias",
-            "between -100 and 100",
-        )
-        if self.constraint is not None:
-            self.constraint.check()
-        self.speculative.check()
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            need(value is None or whole(value, 0), name, "None or at least 0")
+        check_sampling(self, vocab_size)
 
     @property
     def verify_mode(self) -> str:

@@ -99,6 +99,18 @@ class ServerConfig(EngineConfig):
         "send traces of each request to this OpenTelemetry collector, such as "
         "http://localhost:4318/v1/traces; needs pip install 'nextn[trace]'",
     )
+    profile_steps: int = option(
+        0,
+        "server",
+        "record where the time of the first N steps with requests goes, and write a trace into --profile-dir "
+        "(docs/performance.md); 0: none",
+    )
+    profile_dir: str | None = option(
+        None,
+        "server",
+        "folder for traces of --profile-steps and, by default, of /start_profile; without it, those are "
+        "written where NEXTN_PROFILE_DIR says, or else where temporary files lie",
+    )
     shutdown_timeout: float = option(
         30.0, "server", "on SIGTERM or Ctrl-C, seconds that running requests have to finish"
     )
@@ -184,11 +196,15 @@ class ServerConfig(EngineConfig):
                 f"--dp-size {self.dp_size} with --nnodes {self.nnodes}: the replicas of one server are on "
                 "one machine; start a server on each, and a gateway before them (docs/replicas.md)"
             )
-        for name in ("decode_log_interval", "shutdown_timeout", "max_engine_restarts"):
+        for name in ("decode_log_interval", "shutdown_timeout", "max_engine_restarts", "profile_steps"):
             self.need(getattr(self, name) >= 0, name, "it must be 0 or more")
         for name in ("request_timeout", "client_timeout", "watchdog_timeout"):
             value = getattr(self, name)
             self.need(value is None or value > 0, name, "it must be more than 0")
+        if self.profile_steps and self.profile_dir is None:
+            raise ValueError(
+                f"--profile-steps {self.profile_steps} needs --profile-dir, where the trace goes"
+            )
         self._check_disaggregation()
         seconds = self.disaggregation_timeout
         self.need(0.1 <= seconds <= 3600, "disaggregation_timeout", "it must be between 0.1 and 3600")

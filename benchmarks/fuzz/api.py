@@ -47,7 +47,12 @@ def main() -> int:
     command = args.schemathesis or shutil.which("schemathesis") or shutil.which(".fuzz/bin/schemathesis")
     if command is None:
         parser.error("schemathesis is not here; benchmarks/fuzz/install.sh installs it")
-    with Server(["--model-path", args.model_path, "--max-queued-requests", "2000"]) as server:
+    with (
+        tempfile.TemporaryDirectory() as traces,
+        Server(
+            ["--model-path", args.model_path, "--max-queued-requests", "2000", "--profile-dir", traces]
+        ) as server,
+    ):
         before = server.megabytes()
         options = [
             "--max-examples", args.max_examples, "--phases", args.phases, "--seed", args.seed,

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import nextn
 from nextn.bench import datasets
 from nextn.bench.block import SIMULATED, WIDTH, heading, line
 from nextn.bench.datasets import Sample, load_samples
@@ -25,6 +26,8 @@ from nextn.engine.engine import Engine
 from nextn.request import Request, SamplingParams
 from nextn.stats import SpecStats
 from nextn.tokenizer import Tokenizer
+from nextn.trace import TRACE
+from nextn.trace_file import check_folder, file_name, write
 
 WARMUP_TOKENS = 32  # at most
 LAST_STEPS = 40  # whose tokens/s are "last generation throughput"; the server logs as many at a time
@@ -38,6 +41,8 @@ class Settings:
     warmup: bool = True
     output_file: Path | None = None
     bar: bool = False
+    profile_dir: Path | None = None
+    profile_steps: int | None = None  # None: all
 
 
 @dataclass
@@ -63,6 +68,8 @@ class Run:
 def run_offline(settings: Settings) -> int:
     """Prints the block and, as the last line, the record. Raises ValueError for what the user can fix,
     OSError."""
+    if settings.profile_dir is not None:
+        check_folder(settings.profile_dir)
     engine = Engine(settings.config)
     tokenizer = tokenizer_of(settings.config)
     samples = load_samples(settings.dataset, tokenizer)
@@ -73,9 +80,15 @@ def run_offline(settings: Settings) -> int:
         generate(engine, [first], [length], True, Progress(1, False))
         engine.flush_cache()
     lengths = [sample.output_len for sample in samples]
+    if settings.profile_dir is not None:
+        TRACE.start("engine", settings.profile_steps)
     with Progress(len(prompts), settings.bar) as progress:
         found = generate(engine, prompts, lengths, settings.ignore_eos, progress)
     print(offline_block(found))
+    if settings.profile_dir is not None:
+        path = settings.profile_dir / file_name()
+        write(path, [TRACE.take()], {"nextn_version": nextn.__version__, "model": settings.config.model_path})
+        print(f"trace: {path}", file=sys.stderr)
     record = json.dumps(rounded(offline_record(found, engine, settings)))
     if settings.output_file is not None:
         with settings.output_file.open("a", encoding="utf-8") as out:

@@ -194,6 +194,7 @@ def options_markdown() -> str:
         "| `--enable-expert-parallel` | the same; but with `--data-parallel-size D --tensor-parallel-size "
         "T`: `--tp-size D*T --dp-size D --enable-dp-attention --ep-size D*T` |",
         "| `--eplb-config` JSON | `--eplb-rebalance-num-iterations`, `--ep-num-redundant-experts` |",
+        "| `--profiler-config` JSON | `--profile-dir` |",
         "| `--redundant-experts-num N` | `--ep-num-redundant-experts`, N for each of `--ep-size` |",
         *(f"| `{name}` | `{' '.join(words)}` |" for name, words in REWRITTEN.items()),
         "",

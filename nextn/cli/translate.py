@@ -14,6 +14,7 @@ from typing import Any
 
 from nextn.cli.experts import SHARDS, SWITCHES
 from nextn.cli.parser import unrecognized
+from nextn.cli.profiles import profiler_config
 from nextn.other_engines import GRAPHS, NO_OTHER_WAY, OFF, REWRITTEN, SHORT, nothing, only, refused
 
 TRUE, FALSE = ("true", "1", "yes"), ("false", "0", "no")
@@ -387,6 +388,7 @@ SPECIAL: dict[str, Callable[[Line, str, str], list[str]]] = {
     "--master-node-addr": master_node_addr,
     "--eplb-config": eplb_config,
     "--kv-transfer-config": kv_transfer_config,
+    "--profiler-config": lambda line, name, value: profiler_config(json_object(value), line.known),
     "--instance-role": instance_role,
     "--redundant-experts-num": redundant_experts_num,
     **dict.fromkeys(ATTENTION_GROUPS, attn_dp_size),

@@ -7,6 +7,7 @@ reading the one before. All others run as in `Runner`, once what is under way ha
 from __future__ import annotations
 
 import threading
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -114,7 +115,7 @@ class DeviceRunner(Runner):
         launched = []
         for seat, span in zip(seats, plan.spans, strict=True):
             seat.slot = seat.slot or self._free.pop()
-            seat.state.pages[span.first_page :] = span.pages
+            seat.state.pages[span.first_page :] = array("i", span.pages)
             most = seat.most_drafts(span)
             load.add(seat, span, most, span.cut and plan.cutoff is not None)
             seat.true, seat.num_steps = True, span.num_steps

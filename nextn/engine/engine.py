@@ -21,9 +21,11 @@ from nextn.engine.check_prompt import check_prompt
 from nextn.engine.executor import Executor, ExecutorInfo, Ticket, Wakes
 from nextn.engine.expert_recorder import ExpertRecorder, ShardWindow
 from nextn.engine.page_transfers import PageTransfers
+from nextn.engine.step_trace import stepped
 from nextn.request import Output, Request, SpeculativeParams
 from nextn.scheduler.plan import Plan
 from nextn.stats import EngineStats
+from nextn.trace import TRACE, Laps
 
 
 class Engine:
@@ -71,7 +73,7 @@ class Engine:
             raise ValueError(f"priority is {request.priority!r}; it must be a whole number")
         self._check_speculative(asked, resolved)
         request.spec.lossy = request.params.lossy
-        request.spec.simulated = self._simulated and self._scheduler.num_steps_of(request) > 0
+        request.spec.simulated = self._simulated and self._scheduler.depth.most(request) > 0
         if request.params.constraint is not None and request.grammar is None:
             raise ValueError("the request has a constraint and no grammar compiled from it")
         check_prompt(request, self.context_length, self.vocab_size)
@@ -103,19 +105,23 @@ class Engine:
     def step(self) -> list[Output]:
         """One step for whoever is next. [] when there is nothing to do or nothing to tell."""
         self.transfers.changed = False
-        launched = self._launched or self._launch(self._executor.awake)
+        lap = TRACE.laps("engine")
+        launched = self._launched or self._launch(lap, self._executor.awake)
         self._launched, self._stalled = None, launched is None
         if launched is None:
             self._ended = None
             return []
         if self._overlaps and not self.experts.by_step:
-            self._launched = self._launch()
+            self._launched = self._launch(lap)
         plan, ticket = launched
         result = ticket.result()
+        lap("result")
         now = time.perf_counter()
         outputs = self._scheduler.commit(plan, result, None if self._ended is None else now - self._ended)
         self._ended = now if self.must_step() else None
+        lap("commit")
         if plan.spans:
+            stepped(lap, plan, result)
             self.experts.stepped()
             if self._shards is not None:
                 self._shards.stepped(idle=not self.has_work())
@@ -125,10 +131,15 @@ class Engine:
             outputs += self.step()  # its requests have ended
         return outputs
 
-    def _launch(self, empty: bool = False) -> tuple[Plan, Ticket] | None:
+    def _launch(self, lap: Laps, empty: bool = False) -> tuple[Plan, Ticket] | None:
         """The next step. empty: even if it has no spans."""
         plan = self._scheduler.plan()
-        return (plan, self._executor.launch(plan)) if plan.spans or empty else None
+        lap("plan")
+        if not plan.spans and not empty:
+            return None
+        ticket = self._executor.launch(plan)
+        lap("launch")
+        return plan, ticket
 
     def abort(self, rid: str) -> bool:
         """Ends a request without a word and frees its pages at once. False if there is none."""

@@ -25,6 +25,18 @@ class Logprobs(NamedTuple):
 NO_LOGPROBS = Logprobs()
 
 
+def copied(logits: Tensor, asked: Sequence[RequestState]) -> Tensor | None:
+    """The logits of those that want log-probabilities. logits: after the root and every node of each."""
+    wanted: list[int] = []
+    at = 0
+    for r in asked:
+        after = at + len(r.draft.tokens) + 1
+        if r.params.logprobs is not None:
+            wanted.extend(range(at, after))
+        at = after
+    return logits[wanted] if wanted else None
+
+
 def output(
     raw: Tensor | None, states: Sequence[RequestState], verified: Sequence[Verified]
 ) -> list[Logprobs]:

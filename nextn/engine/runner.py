@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from array import array
 from collections.abc import Sequence
 from itertools import compress
 from operator import not_
@@ -13,7 +14,9 @@ from torch import Tensor
 from nextn.cutoff import Cutoff
 from nextn.draft import NO_DRAFT
 from nextn.engine import logprobs as logprobs_of
+from nextn.engine.compact import compact
 from nextn.engine.executor import ExecutorInfo, ExpertCounts, Ran
+from nextn.engine.plain_step import plain_steps
 from nextn.engine.shared_pass import SharedPass
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
@@ -28,6 +31,7 @@ from nextn.speculative.forced import draft_in_grammars
 from nextn.speculative.state import RequestState
 from nextn.speculative.verifier import Verified, Verifier, VerifySpan, grammatical
 from nextn.speculative.work import StepWork
+from nextn.trace import TRACE
 
 NOTHING = Verified([], [])
 Rooted = tuple[RequestState, int]  # one that chooses, and its root's row of the step
@@ -56,11 +60,15 @@ class Runner:
         self.chooser = chooser
         self._counts = model.expert_counts if isinstance(model, CountsExperts) else None
         self.verifier = Verifier(draw, accept_length)
+        alone = together is None and accept_length is None
+        self.plain = plain_steps(model, pool, drafter) if alone else None
         self.states: dict[str, RequestState] = {}
 
     def add(self, state: RequestState) -> None:
         assert state.rid not in self.states
         state.begin()
+        if self.plain is not None:
+            self.plain.add(state)
         self.states[state.rid] = state
 
     def drop(self, rid: str) -> None:
@@ -86,19 +94,30 @@ class Runner:
         counts = self._counts and self._counts()
         return counts if counts and counts[0].size else None
 
-    @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
         ended = [span.ahead and self.states[span.rid].ended for span in plan.spans]
         if True not in ended:
-            return self._run(plan)
-        ran = self._run(dataclasses.replace(plan, spans=[*compress(plan.spans, map(not_, ended))]))
+            return self._live(plan)
+        ran = self._live(dataclasses.replace(plan, spans=[*compress(plan.spans, map(not_, ended))]))
         spans = iter(ran.spans)
         return StepResult([SpanResult([], NO_DRAFT) if gone else next(spans) for gone in ended], ran.work)
 
-    def _run(self, plan: Plan) -> StepResult:
+    def _live(self, plan: Plan) -> StepResult:
+        lap = TRACE.laps("runner")
         states = [self._state(span, plan.cutoff) for span in plan.spans]
+        lap("prepare")
+        found = None if self.plain is None else self.plain.run(states, plan)
+        if found is None:
+            return self._run(states, plan)
+        lap("native step")
+        return found
+
+    @torch.inference_mode()
+    def _run(self, states: Sequence[RequestState], plan: Plan) -> StepResult:
+        lap = TRACE.laps("runner")
         spans = [Span(r.tokens, r.start, r.pages, r.draft.paths()) for r in states]
         hidden = self._forward(spans)
+        lap("forward")
         if hidden is None:
             return StepResult([])
         verified, raw = self._verify(hidden, states)
@@ -106,10 +125,12 @@ class Runner:
             v if r.grammar is None or not r.chooses else grammatical(r.grammar, v)
             for r, v in zip(states, verified, strict=True)
         ]
-        self._compact(states, [v.path for v in verified])
+        compact(self.pool, self.model.config.num_hidden_layers, states, [v.path for v in verified])
         logprobs = logprobs_of.output(raw, states, verified)
         scored = logprobs_of.prompts(self.model, hidden, states)
+        lap("choose and verify")
         made = self._draft(hidden, states, verified, plan.keep)
+        lap("draft")
         results = []
         rows = decoding = nodes = context = 0
         for i, (r, v) in enumerate(zip(states, verified, strict=True)):
@@ -141,7 +162,7 @@ class Runner:
         state.chooses, state.num_steps, state.scores = span.chooses, span.num_steps, span.scores
         state.extend, state.draft_from = span.extend, span.draft_from
         state.cutoff = cutoff if span.cut else None
-        state.pages[span.first_page :] = span.pages
+        state.pages[span.first_page :] = array("i", span.pages)
         return state
 
     def _forward(self, spans: Sequence[Span]) -> Tensor | None:
@@ -163,7 +184,7 @@ class Runner:
         if not asked and not drawn:
             return [NOTHING for _ in states], None
         logits, tokens = self._logits(hidden, asked, drawn)
-        raw = _copied(logits, asked)
+        raw = logprobs_of.copied(logits, [r for r, _ in asked])
 
         def verify(some: Sequence[Rooted]) -> list[Verified]:
             own = logits
@@ -238,19 +259,6 @@ class Runner:
             at += len(r.tokens)
         return out
 
-    def _compact(self, states: Sequence[RequestState], accepted: Sequence[Sequence[int]]) -> None:
-        """Moves the target's cache entries of accepted nodes to the slots of their positions. In a chain they
-        lie there already."""
-        source: list[int] = []
-        target: list[int] = []
-        for r, path in zip(states, accepted, strict=True):
-            for depth, node in enumerate(path, start=1):
-                if node + 1 != depth:
-                    source.append(self.pool.slot(r.pages, r.start + node + 1))
-                    target.append(self.pool.slot(r.pages, r.start + depth))
-        if source:
-            self.pool.move(source, target, self.model.config.num_hidden_layers)
-
 
 def _span(r: RequestState) -> VerifySpan:
     return VerifySpan(r, r.draft, r.drafting.chances)
@@ -259,15 +267,3 @@ def _span(r: RequestState) -> VerifySpan:
 def _rows(some: Sequence[Rooted]) -> list[int]:
     """Of the step: those of each root and its draft."""
     return [row for r, root in some for row in range(root, root + len(r.draft.tokens) + 1)]
-
-
-def _copied(logits: Tensor, asked: Sequence[Rooted]) -> Tensor | None:
-    """The logits of those that want log-probabilities."""
-    wanted: list[int] = []
-    at = 0
-    for r, _ in asked:
-        after = at + len(r.draft.tokens) + 1
-        if r.params.logprobs is not None:
-            wanted.extend(range(at, after))
-        at = after
-    return logits[wanted] if wanted else None

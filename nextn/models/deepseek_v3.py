@@ -38,17 +38,11 @@ class DeepseekV3:
     row_align = ROW_ALIGN
 
     def __init__(
-        self,
-        cfg: ModelConfig,
-        ops: Ops,
-        dtype: torch.dtype,
-        device: torch.device,
-        nextn_layers: int,
-        naive_prompts: bool = False,
-        draft_tokens: Sequence[int] | None = None,
+        self, cfg: ModelConfig, ops: Ops, dtype: torch.dtype, device: torch.device, nextn_layers: int,
+        naive_prompts: bool = False, draft_tokens: Sequence[int] | None = None,
         group: Group = Alone(),  # noqa: B008
         experts: ExpertParallel | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.naive_prompts, self.group = naive_prompts, group
         self.config, self.ops, self.dtype, self.device = cfg, ops, dtype, device
         self.sharing = sharing = Sharing(cfg, ops, dtype, device, group)

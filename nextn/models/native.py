@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from array import array
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,8 +25,10 @@ from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import PackedBatch, Span
 from nextn.layers.mla import LATENT_NORM_EPS
 from nextn.layers.rotary import rotary_tables, softmax_scale
+from nextn.models import native_step
 from nextn.models.base import ChainsRequest
 from nextn.models.native_weights import Drafting, NativeWeights
+from nextn.models.one_call import PlainResult, PlainStep
 from nextn.ops.base import DrawParams
 from nextn.ops.cpu.draw import packed
 from nextn.ops.cpu.library import CUTOFF, Model, NxBatch, NxChains, library
@@ -43,6 +45,14 @@ def native_batch(batch: PackedBatch) -> NxBatch:
         batch.page_at.buffer_info()[0], batch.cu_rows.buffer_info()[0],
         batch.cu_paths and batch.cu_paths.buffer_info()[0], batch.table.buffer_info()[0],
     )  # fmt: skip
+
+
+class Room(NamedTuple):
+    """tensor: [rows, ..]. at: where it lies."""
+
+    tensor: Tensor
+    rows: int
+    at: int
 
 
 class NativeDeepseekV3:
@@ -105,7 +115,9 @@ class NativeDeepseekV3:
                 self._model.draft_ids = self._draft_ids.buffer_info()[0]
         self._engine: Any = None
         self._pool: KVPool | None = None
-        self._rooms: dict[str, Tensor] = {}
+        self._rooms: dict[str, Room] = {}
+        self._found = native_step.Found()
+        self.ask = native_step.ask
 
     @property
     def weight_bytes(self) -> int:
@@ -183,6 +195,20 @@ class NativeDeepseekV3:
         ]
         return drafts, passes[1 : passes.index(0)] if 0 in passes else passes[1:]
 
+    def plain_step(self, step: PlainStep, pool: KVPool) -> PlainResult:
+        assert self.world is None, "others take part in every pass"
+        assert self._ranks is None or len(step.tokens) <= self._ranks.most_rows, "more than their arrays hold"
+        cfg, found = self.config, self._found
+        hidden = self._grown("forward", len(step.tokens), cfg.hidden_size).at
+        most = max(len(step.asked), step.choices) if self._ranks is None else 0
+        packed = found.packed(step, cfg.vocab_size, hidden, self._grown("logits", most, cfg.vocab_size).at)
+        table = step.table.buffer_info()[0]
+        self._call(self._kernels.nx_step, self._on(pool), packed, b"".join(step.asked), table)
+        return found.read(step)
+
+    def states(self, rows: int) -> Tensor:
+        return self._room("forward", rows, self.config.hidden_size)
+
     def expert_counts(self) -> tuple[np.ndarray, np.ndarray]:
         first, none = self.config.num_hidden_layers, np.zeros((0, self.config.n_routed_experts), np.int64)
         own = [counts for layer, counts in self.weights.chosen.items() if layer < first]
@@ -202,10 +228,14 @@ class NativeDeepseekV3:
     def _room(self, name: str, rows: int, width: int) -> Tensor:
         """[rows, width] f32 to write a result into; the same memory the next time, so that a step allocates
         nothing once its buffers have grown."""
+        return self._grown(name, rows, width).tensor[:rows]
+
+    def _grown(self, name: str, rows: int, width: int) -> Room:
         room = self._rooms.get(name)
-        if room is None or room.shape[0] < rows:
-            self._rooms[name] = room = torch.empty(rows, width)
-        return room[:rows]
+        if room is None or room.rows < rows:
+            tensor = torch.empty(rows, width)
+            self._rooms[name] = room = Room(tensor, rows, tensor.data_ptr())
+        return room
 
     def _on(self, pool: KVPool) -> Any:
         """The kernels' engine over this pool's memory."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 
+from nextn.scheduler.plan import SpanPlan
 from nextn.speculative.depth.cost import StepCost
 from nextn.speculative.work import StepWork
 
@@ -44,7 +46,16 @@ class PromptBudget:
         self._others = 0  # steps for which others are expected to wait
         self._plain = 0  # steps since the last one with prompts
 
-    def took(self, requests: int, prompts: float, work: StepWork, seconds: float) -> None:
+    def took(self, spans: Sequence[SpanPlan], work: StepWork, seconds: float) -> None:
+        """A step has run."""
+        requests, prompts = work.requests, 0
+        if work.rows > requests + work.drafts:  # a prompt's last part chooses, and is no request that decodes
+            parts = [s for s in spans if s.known > 1 or not s.chooses]
+            requests -= sum(s.chooses for s in parts)
+            prompts = sum(self.taken(s.start, s.known, len(s.scores)) for s in parts)
+        self.note(requests, prompts, work, seconds)
+
+    def note(self, requests: int, prompts: float, work: StepWork, seconds: float) -> None:
         """A step of so many requests that decode, and of prompts that took so much of the budget."""
         if self.cost is None or not requests:
             return

@@ -23,6 +23,7 @@ from nextn.draft import MAX_DRAFTS, NO_DRAFT, Draft, Shape
 from nextn.kvcache.manager import KVManager
 from nextn.request import Failure, Output, Request, failed_in
 from nextn.scheduler import groups
+from nextn.scheduler.depth import Depth
 from nextn.scheduler.integrity import check_requests
 from nextn.scheduler.output import Taken, output, take
 from nextn.scheduler.plan import Plan, SpanPlan, SpanResult, States, StepResult
@@ -32,14 +33,7 @@ from nextn.scheduler.transfers import Transfers
 from nextn.scheduler.under_way import UnderWay
 from nextn.speculative.depth.controller import DepthController
 from nextn.speculative.state import RequestState
-from nextn.speculative.work import StepWork
 from nextn.stats import EngineStats
-
-# Drafts of a request that is not verified by `exact` and asks for no number: its text depends on where drafts
-# are, which must not depend on the clock.
-INEXACT = 2
-
-NO_SCORES = range(0)
 
 log = logging.getLogger("nextn.engine")
 
@@ -61,7 +55,7 @@ class Scheduler:
         nothing can draft. With `auto` it is the most, and `auto` says how much of it."""
         self.kv, self.states = kv, states
         self.prompts, self.token_budget, self.max_running = prompts, prompts.tokens, max_running
-        self.num_steps, self.shape, self.auto = num_steps, shape, auto
+        self.depth, self.shape = Depth(num_steps, auto), shape
         self._beyond = shape.beyond
         self.eos_ids = eos_ids
         self.waiting: list[Request] = []  # sorted by rank
@@ -72,9 +66,8 @@ class Scheduler:
         self._kept = False  # did the last step's plan keep?
         self._blocked: str | None = None  # who waits for pages, and others behind it
         self._under_way = UnderWay(self.shape)
-        self._decoded: dict[
-            tuple[int, int, int], int
-        ] = {}  # of the step that is committed: see `SpecStats.add`
+        # Of the step that is committed: how many requests went so far, see `SpecStats.add`.
+        self._decoded: dict[tuple[int, int, int], int] = {}
         self.stats = EngineStats(total_tokens=kv.total_tokens)
 
     # --- in and out -------------------------------------------------------------------------
@@ -108,36 +101,15 @@ class Scheduler:
     def _leave_steps(self, req: Request) -> None:
         self.running.remove(req)
         self._under_way.leave(req)
-        self._asking -= not self._automatic(req)
+        self._asking -= not self.depth.automatic(req)
         self.states.drop(req.rid)
 
     def _join_steps(self, req: Request) -> None:
         bisect.insort(self.running, req, key=rank)
-        self._asking += not self._automatic(req)
+        self._asking += not self.depth.automatic(req)
         tokens = list(req.tokens)
         state = RequestState(req.rid, req.params, tokens, req.num_prompt, req.limit, req.end_ids, req.grammar)
         self.states.add(state)
-
-    def num_steps_of(self, req: Request) -> int:
-        """How deep a draft the request gets in a step, at most; 0 where nothing can draft."""
-        asked = req.params.speculative.num_steps
-        return self.num_steps if asked is None else asked * (self.num_steps > 0)
-
-    def _automatic(self, req: Request) -> bool:
-        """Does the controller decide about its drafts?"""
-        params = req.params
-        return (
-            self.auto is not None and params.speculative.num_steps is None and params.verify_mode == "exact"
-        )
-
-    def _num_steps_now(self, req: Request) -> int:
-        """How deep a draft it is to get now."""
-        num_steps = self.num_steps_of(req)
-        if self.auto is None or req.params.speculative.num_steps is not None:
-            return num_steps
-        if self._automatic(req):
-            return min(num_steps, self.auto.num_steps) if self.auto.drafting else 0
-        return min(num_steps, INEXACT)
 
     # --- plan -------------------------------------------------------------------------------
 
@@ -145,7 +117,7 @@ class Scheduler:
         """The next step; after a plan that has not been committed, without spans where its result has to be
         known first."""
         spans: list[SpanPlan] = []
-        keep = self.auto is not None and self.auto.keeping
+        keep = self.depth.auto is not None and self.depth.auto.keeping
         under_way = self._under_way
         if under_way.full or (under_way and keep != self._kept):
             return Plan(spans)
@@ -175,12 +147,12 @@ class Scheduler:
         if prefilling or self.waiting:
             prompts = count_prompts(prefilling, self.waiting)
             short, some = self.prompts.eighth, (*prefilling, *self.waiting[:1])
-            scored = any(self._unscored(r) is not None for r in some)
+            scored = any(self._under_way.unscored(r) is not None for r in some)
             budget = min(budget, self.prompts.share(len(spans), prompts, scored))
             if self._blocked not in self.by_rid and any(under_way.left(r) > short for r in some):
                 budget -= self._extend_all(prefilling, max(1, budget // 2), spans, short)
             self._extend_all(prefilling, budget, spans)
-        auto = self.auto
+        auto = self.depth.auto
         under_way.add(spans, self.by_rid, auto is not None and auto.drafting)
         return Plan(spans, auto.cutoff if auto is not None and any(s.cut for s in spans) else None, keep)
 
@@ -218,7 +190,7 @@ class Scheduler:
         """Takes the request's cached prefix if the rest of it will fit beside what runs; pages for its whole
         prompt, too, if it fetches."""
         first = req.num_output == 0 and req.retractions == 0
-        self.kv.admit(req, max_cached=self._unscored(req))
+        self.kv.admit(req, max_cached=self._under_way.unscored(req))
         others = (*self.running, *self.transfers.fetching.values())
         promised = sum(self._pages_to_come(r) for r in others)
         if (self.running or self.transfers) and self._pages_to_come(req) + promised > self.kv.available:
@@ -249,23 +221,9 @@ class Scheduler:
         self.stats.prompt_tokens += req.num_prompt
         self.stats.cached_tokens += cached
 
-    def _unscored(self, req: Request) -> int | None:
-        """The first position whose logits are still wanted, and so must be computed; None: none is."""
-        if req.params.prompt_logprobs is None:
-            return None
-        scored = len(req.prompt_logprobs) + self._under_way.scores(req)
-        return None if scored == req.num_prompt - 1 else scored
-
-    def _scores(self, req: Request, start: int, end: int) -> range:
-        """Of a span of positions `start` to `end`: where the next token's logits are wanted."""
-        unscored = self._unscored(req)
-        return (
-            NO_SCORES if unscored is None else range(unscored - start, min(end, req.num_prompt - 1) - start)
-        )
-
     def _pages_to_come(self, req: Request) -> int:
         """Pages that a running request will want before long: its prompt's rest and one more."""
-        num_steps = self.num_steps_of(req)
+        num_steps = self.depth.most(req)
         ahead = min(len(req.tokens) + 1 + 2 * num_steps, req.limit)
         ahead += min(self._beyond, self.shape.size(num_steps) + self.shape.scratch(num_steps))
         return max(0, self.kv.pages_for(ahead) + 1 - len(req.pages))
@@ -273,7 +231,7 @@ class Scheduler:
     def _extend(self, req: Request, budget: int, spans: list[SpanPlan], least: int) -> int:
         """Plans the next chunk of what is not yet in the cache, if the budget is enough for it or so many
         tokens are granted. Returns what it takes of the budget."""
-        unscored, start = self._unscored(req), self._under_way.end(req)
+        unscored, start = self._under_way.unscored(req), self._under_way.end(req)
         room = self.token_budget - sum(span.known + span.drafts for span in spans)
         n = min(max(least, self.prompts.affordable(budget, start, unscored)), room, len(req.tokens) - start)
         if n < 1 or not self._plan_span(req, n, NO_DRAFT, spans):
@@ -297,8 +255,8 @@ class Scheduler:
         end = known + most
         chooses = ahead or known == have
         room = req.limit - have
-        wanted = self._num_steps_now(req) if req.committed >= req.draft_from else 0
-        extend = wanted > 0 or ((self.auto is None or req.hold) and self.num_steps > 0)
+        wanted = self.depth.now(req) if req.committed >= req.draft_from else 0
+        extend = wanted > 0 or ((self.depth.auto is None or req.hold) and self.depth.num_steps > 0)
         if last is not None and (ahead > room or last.extend != extend):
             return False
         num_steps = max(0, min(wanted, room - 2)) if chooses else 0
@@ -327,10 +285,10 @@ class Scheduler:
             first_page=first_page,
             pages=pages,
             num_steps=num_steps,
-            scores=NO_SCORES if req.params.prompt_logprobs is None else self._scores(req, start, end),
+            scores=self._under_way.scores(req, start, end),
             extend=extend,
             draft_from=req.draft_from,
-            cut=num_steps > 0 and self._automatic(req),
+            cut=num_steps > 0 and self.depth.automatic(req),
             ahead=ahead,
             most_drafts=most if ahead else 0,
         )
@@ -362,24 +320,16 @@ class Scheduler:
                 log.exception("committing request %s failed; it ends", req.rid)
                 outputs.append(self._fail(req, failed_in("its commit", e)))
         if result.work is not None:
-            if self.auto is not None:
-                self.auto.stepped(result.work, seconds, own, drafted)
+            if self.depth.auto is not None:
+                self.depth.auto.stepped(result.work, seconds, own, drafted)
             if seconds is not None:
-                self._took(plan, result.work, seconds)
+                self.prompts.took(plan.spans, result.work, seconds)
         self.stats.steps += bool(plan.spans)
         self.stats.decode_steps += bool(self._decoded)
         for step, times in self._decoded.items():
             self.stats.spec.add(*step, times)
         self._decoded.clear()
         return outputs
-
-    def _took(self, plan: Plan, work: StepWork, seconds: float) -> None:
-        decoding, prompts = work.requests, 0
-        if work.rows > decoding + work.drafts:  # a prompt's last part chooses, and is no request that decodes
-            parts = [s for s in plan.spans if s.known > 1 or not s.chooses]
-            decoding -= sum(s.chooses for s in parts)
-            prompts = sum(self.prompts.taken(s.start, s.known, len(s.scores)) for s in parts)
-        self.prompts.took(decoding, prompts, work, seconds)
 
     def _commit_span(self, req: Request, span: SpanPlan, res: SpanResult) -> list[Output]:
         decoding, first = req.decoding, req.num_output == 0
@@ -390,7 +340,7 @@ class Scheduler:
         self.kv.commit(req, min(true_end, len(req.tokens) - 1) - req.committed)
         if span.extend:
             self.kv.extended(req)
-        self._note_draft(req, span.draft, accepted)
+        self.depth.note(req, span.draft, accepted)
         if decoding:
             ended = taken.matched is not None
             step = span.draft.depth, min(accepted, taken.tokens), taken.tokens + ended
@@ -410,11 +360,6 @@ class Scheduler:
         out = output(req, res, taken, first, span.draft)
         alike = groups.ends_with(req) if taken.reason == "length" else []
         return [out, *(self._end_like(out, other) for other in alike)]
-
-    def _note_draft(self, req: Request, draft: Draft, accepted: int) -> None:
-        guessed = draft is not NO_DRAFT and not draft.forced
-        if self.auto is not None and guessed and self._automatic(req):
-            self.auto.note(draft, accepted)
 
     def _end_like(self, out: Output, req: Request) -> Output:
         """Ends a request that waits with the output of another that has the same prompt."""
@@ -460,7 +405,7 @@ class Scheduler:
         s = self.stats
         s.running, s.used_tokens = len(self.running), self.kv.used_tokens
         s.waiting = len(self.waiting) + len(self.transfers.fetching)
-        s.auto = None if self.auto is None else self.auto.state
+        s.auto = None if self.depth.auto is None else self.depth.auto.state
         return s
 
     def check_integrity(self) -> None:
@@ -468,6 +413,6 @@ class Scheduler:
         self.kv.check_integrity([*self.running, *self.transfers])
         check_requests(self.by_rid, self.running, self.waiting, self.transfers.fetching.values())
         assert len(self.running) <= self.max_running
-        assert self._asking == sum(not self._automatic(r) for r in self.running)
+        assert self._asking == sum(not self.depth.automatic(r) for r in self.running)
         for r in self.running:
-            assert len(r.draft) <= (MAX_DRAFTS if r.draft.forced else self.shape.size(self.num_steps_of(r)))
+            assert len(r.draft) <= (MAX_DRAFTS if r.draft.forced else self.shape.size(self.depth.most(r)))

@@ -14,6 +14,8 @@ from nextn.draft import MAX_DRAFTS, Shape
 from nextn.request import Request
 from nextn.scheduler.plan import Plan, SpanPlan
 
+NO_SCORES = range(0)
+
 
 class UnderWay:
     """Truthy while there is such a step. short: pages ran out; nothing more is planned until all is
@@ -72,10 +74,20 @@ class UnderWay:
         """Tokens that it computes before it decodes, or less where the cache is still to be asked."""
         return len(req.tokens) - self.end(req)
 
-    def scores(self, req: Request) -> int:
-        """Log-probabilities of its prompt that will come."""
+    def unscored(self, req: Request) -> int | None:
+        """The first position whose logits are still wanted, and so must be computed; None: none is."""
+        if req.params.prompt_logprobs is None:
+            return None
         span = self._last.get(req.rid)
-        return 0 if span is None else len(span.scores)
+        scored = len(req.prompt_logprobs) + (0 if span is None else len(span.scores))
+        return None if scored == req.num_prompt - 1 else scored
+
+    def scores(self, req: Request, start: int, end: int) -> range:
+        """Of a span of positions `start` to `end`: where the next token's logits are wanted."""
+        unscored = self.unscored(req)
+        if unscored is None:
+            return NO_SCORES
+        return range(unscored - start, min(end, req.num_prompt - 1) - start)
 
     def most_drafts(self, span: SpanPlan, req: Request, most: int) -> int:
         """Nodes of the draft that this span of the request proposes, at most `most`."""

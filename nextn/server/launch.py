@@ -17,6 +17,7 @@ import resource
 import signal
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 import uvicorn
 import uvloop
@@ -29,6 +30,7 @@ from nextn.server.http.app import make_app
 from nextn.server.http.bootstrap import bootstrap_app, reachable
 from nextn.server.http.connection import Connection, cut_stalled
 from nextn.server.monitoring.metrics import Metrics
+from nextn.server.monitoring.profiler import Profile, Profiler
 from nextn.server.monitoring.request_log import RequestLog
 from nextn.server.monitoring.tracing import otlp
 from nextn.server.monitoring.watch import Watch
@@ -47,6 +49,7 @@ from nextn.server.process.supervisors import Handles, Supervisors
 from nextn.server.protocol.errors import shut_down
 from nextn.server_config import ServerConfig
 from nextn.tokenizer.tokenizer import Tokenizer
+from nextn.trace_file import check_folder
 
 log = logging.getLogger("nextn.server")
 
@@ -60,6 +63,12 @@ def serve(config: ServerConfig, make: MakeEngine = make_engine) -> int:
     Raises StartupError if the address is taken or the engine cannot be built.
     """
     config.check()
+    if config.profile_dir is not None:
+        try:
+            check_folder(Path(config.profile_dir))
+        except OSError as e:
+            message = f"--profile-dir {config.profile_dir}: no file can be written there: {e.strerror}"
+            raise StartupError(message, True) from e
     logs.configure(config.log_level, config.log_format)
     raise_file_limit()
     with contextlib.ExitStack() as open_sockets:
@@ -107,8 +116,8 @@ class Launch:
 
     async def _run(self, handles: Sequence[Handles]) -> int:
         try:
-            folder = model_folder(self.config.model_path)
-            tokenizer = Tokenizer.from_folder(folder, self.config.chat_template)
+            model = model_folder(self.config.model_path)
+            tokenizer = Tokenizer.from_folder(model, self.config.chat_template)
             endpoint = self.config.otlp_traces_endpoint
             tracing = None if endpoint is None else otlp(self.config.model_name, endpoint)
         except ValueError as e:
@@ -117,7 +126,8 @@ class Launch:
         metrics = Metrics(self.engines)
         watch = Watch(metrics, RequestLog(level, tokenizer.decode), tracing)
         service = Service(self.config, self.engines, tokenizer, watch)
-        server = server_of(make_app(service, metrics))
+        profiler = Profiler(self.engines, self.config.model_name)
+        server = server_of(make_app(service, metrics, profiler))
         serving = asyncio.create_task(server.serve(sockets=[self.listener]))
         beside = Beside() if self.bootstrap is None else self._serve_bootstrap(service, self.bootstrap)
         stopping = asyncio.create_task(self.stopping.wait())
@@ -130,12 +140,14 @@ class Launch:
             if not stopping.done() and not serving.done():
                 readies = starting.result()
                 keeping = asyncio.create_task(self.supervisors.keep(handles))
+                profile_first_steps(profiler, self.config)
                 gc.freeze()  # modules and routes: to go through them would hold up everybody for 30 ms
                 announce(self.config, readies, self.listener, self.bootstrap)
                 await asyncio.wait({stopping, serving, keeping}, return_when=asyncio.FIRST_COMPLETED)
             if keeping is not None and keeping.done():
                 keeping.result()  # raises: it returns never
             left = await self._drain(service)
+            await profiler.close()
             server.config.timeout_graceful_shutdown = max(SEND_SECONDS, left)
         finally:
             for task in (keeping, starting, stopping, cutting, giving):
@@ -210,6 +222,12 @@ def server_of(app: ASGIApp) -> Server:
             timeout_graceful_shutdown=SEND_SECONDS, loop="none", http=Connection, ws="none",
         )
     )  # fmt: skip
+
+
+def profile_first_steps(profiler: Profiler, config: ServerConfig) -> None:
+    """If --profile-steps asks for it, and no client was faster."""
+    if config.profile_steps and config.profile_dir is not None and not profiler.running:
+        profiler.start(Profile(Path(config.profile_dir).absolute(), steps=config.profile_steps))
 
 
 def make_engines(config: ServerConfig) -> Engines:

@@ -110,6 +110,14 @@ class Behind:
         for w in parts:
             self._keep_part(hidden, w)
 
+    def keep_again(self, hidden: Tensor, states: list[DraftState]) -> bool:
+        """`keep`, of the same requests as in the last step, with a row each. False: they are others."""
+        last = self._last
+        if last is None or last.states != states:
+            return False
+        self._put(hidden, last, range(len(states)))
+        return True
+
     def _put(self, hidden: Tensor, owners: _Owners, rows: Sequence[int]) -> None:
         self._ring.put(self._count, hidden, rows)
         self._steps.append(owners)

@@ -4,6 +4,8 @@ dropped. What makes it is plain data; a request that lost its pages is added aga
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -29,10 +31,15 @@ class RequestState:
 
     # The executor's.
     grammar: GrammarCursor | None = None  # at the last of `history`
-    pages: list[int] = field(default_factory=list)
+    pages: array[int] = field(default_factory=lambda: array("i"))
     drafting: DraftState = field(default_factory=DraftState)
     proposed: Draft = NO_DRAFT  # by the last step
     ended: bool = False  # by the last step
+
+    # Of `nextn.engine.plain_step`: tokens from which the request is plain; the rest is the model's.
+    plain_from: int = sys.maxsize
+    asked: bytes = b""
+    ends: array[int] = field(default_factory=lambda: array("i"))
 
     # Of the step that runs: see `nextn.scheduler.plan.SpanPlan`.
     start: int = 0

@@ -77,6 +77,7 @@ def make(**options: object) -> tuple[Engine, Both]:
     drafter = engine._executor.drafter
     assert isinstance(drafter, MTPDrafter)
     both = engine._executor.drafter = Both(drafter)
+    engine._executor.plain = None
     return engine, both
 
 

@@ -47,7 +47,7 @@ def engine(auto: Pauses | None, **options: Any) -> Engine:
     """Without `auto`: one that never drafts."""
     settings = {"page_size": 16, "kv_cache_tokens": 8192, "chunked_prefill_size": 512, "dtype": "auto"}
     made = make_engine(model_folder(EMBEDDED), 0 if auto is None else 3, **{**settings, **options})
-    made._scheduler.auto = auto  # type: ignore[assignment]
+    made._scheduler.depth.auto = auto  # type: ignore[assignment]
     return made
 
 

@@ -38,7 +38,7 @@ def break_requests(engine: Engine) -> Engine:
         hidden[spoilt] = torch.nan
         return hidden
 
-    executor.run, model.forward = look, spoil
+    executor.run, model.forward, executor.plain = look, spoil, None
     return engine
 
 

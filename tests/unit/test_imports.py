@@ -26,6 +26,8 @@ LEAVES = {
     "expert_load",
     "other_engines",
     "drafting_state",
+    "trace",
+    "trace_file",
 }
 BELOW = {
     "ops": set(),

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from nextn.cli.bench.arguments import add_dataset, dataset_of
+from nextn.cli.demo import positive
 from nextn.cli.errors import CommandError
 from nextn.cli.options import UNSET, add_options, parse
 from nextn.config import EngineConfig
@@ -28,6 +29,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--skip-warmup", action="store_true", help="run no warm-up: measure from the first step on"
     )
     group.add_argument("--output-file", type=Path, metavar="FILE", help="JSONL file that gets one more line")
+    group.add_argument(
+        "--profile-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder for a trace: where the time of steps goes",
+    )
+    group.add_argument(
+        "--profile-steps",
+        type=positive,
+        metavar="N",
+        help="with --profile-dir: only the first N steps (default: all)",
+    )
     group.add_argument("--disable-tqdm", action="store_true", help="show no progress bar, even in a terminal")
     add_options(parser, EngineConfig)
     parser.epilog = f"--seed also seeds prompts and lengths (default there: {SEED})."
@@ -35,6 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     config = parse(args, EngineConfig)
+    if args.profile_steps is not None and args.profile_dir is None:
+        raise CommandError(f"--profile-steps {args.profile_steps} needs --profile-dir", 2)
     from nextn.bench.console import styled
     from nextn.bench.offline import Settings, run_offline
 
@@ -44,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
         ignore_eos=not args.disable_ignore_eos,
         warmup=not args.skip_warmup,
         output_file=args.output_file,
+        profile_dir=args.profile_dir,
+        profile_steps=args.profile_steps,
         bar=styled(sys.stderr) and not args.disable_tqdm,
     )
     try:

@@ -27,7 +27,7 @@ from struct import Struct
 from nextn.config import CPU_LEVELS
 
 FOLDER = Path(__file__).parent / "lib"
-INTERFACE = 16  # nx_interface of a library that fits this file
+INTERFACE = 17  # nx_interface of a library that fits this file
 NOT_BUILT = "they were not built with nextn; install a C++17 compiler (g++ or clang++), and then nextn again"
 F32, BF16, E4M3, INT8 = range(4)
 PANEL = 64  # outputs of a whole panel (csrc/panels.h)
@@ -129,6 +129,11 @@ class NxChains(Structure):
     )  # fmt: skip
 
 
+# NxAsked and NxStep of csrc/step.h.
+ASKED = Struct("@QIIfffii4xPii")
+STEP = Struct("@ii5Pii4P")
+
+
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "nx_machine_level": (c_int, ()),
     "nx_interface": (c_int, ()),
@@ -168,6 +173,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "nx_draft_logits": (c_int, (c_void_p, c_void_p, c_int, c_int, c_void_p)),
     "nx_choices": (c_int, (c_void_p, c_void_p, c_int, c_int, c_int, c_void_p, c_char_p, c_void_p)),
     "nx_chains": (c_int, (c_void_p, POINTER(NxBatch), c_void_p, c_int, POINTER(NxChains))),
+    "nx_step": (c_int, (c_void_p, c_char_p, c_char_p, c_void_p)),
     "nx_shared_bytes": (c_int64, (POINTER(Model), c_int, c_int)),
     "nx_world_bytes": (c_int64, (POINTER(Model), c_int)),
     "nx_world_step": (c_int, (POINTER(World), c_int, c_int, c_int)),

@@ -20,6 +20,7 @@ from nextn.server.protocol.responses import DraftStep
 from nextn.tokenizer.stop_regex import StopRegexError
 from nextn.tokenizer.stream import TextStream
 from nextn.tokenizer.tokenizer import Tokenizer
+from nextn.trace import TRACE
 
 LONG_PROMPT = 256  # tokens; the scores of a longer one are read in a thread
 
@@ -110,11 +111,13 @@ class Generation:
                 if choice is None:
                     continue  # it ended at a stop string; this was under way
                 before, first = choice.completion_tokens, choice.last_output == self.arrival
+                lap = TRACE.laps("server")
                 try:
                     text = self._take(choice, what)
                 except StopRegexError as e:
                     raise bad_request(f"stop_regex: {e}", "stop_regex") from e
                 entries = self._take_logprobs(choice, what, choice.completion_tokens - before)
+                lap("detokenize", tokens=len(what.tokens))
                 if choice.finish_reason is not None:
                     del running[rid]
                     self.engine.abort(rid)  # a stop string ends a request that the engine would go on with

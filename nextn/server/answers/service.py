@@ -34,6 +34,7 @@ from nextn.server.protocol.openai import ChatRequest, CommonRequest, CompletionR
 from nextn.server_config import ServerConfig
 from nextn.tokenizer.stop_regex import StopRegexes
 from nextn.tokenizer.tokenizer import Tokenizer
+from nextn.trace import TRACE
 
 MOST_TOGETHER = 2**21  # tokens of all prompts of one request
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
@@ -180,7 +181,8 @@ class Service:
     async def chat_prompt(self, request: ChatRequest, ready: Ready) -> ChatPrompt:
         """Renders a chat, in a thread if that may take long. Raises ApiError."""
         if is_small(request):
-            return chat_prompt(request, self.tokenizer, self.config)
+            render = TRACE.around("server", "render chat", chat_prompt)
+            return render(request, self.tokenizer, self.config)
         await self.encoder.check_length(request.contents(), ready.context_length)
         return await self.encoder.run(chat_prompt, request, self.tokenizer, self.config)
 

@@ -29,6 +29,7 @@ from nextn.server.http.control import (
 from nextn.server.http.expert_record import Dumped, dump_experts, record_experts
 from nextn.server.http.middleware import CountResponses, RequestId, TraceParent
 from nextn.server.http.openapi import Document
+from nextn.server.http.profile import add_profile
 from nextn.server.http.sse import ClientGone, EarlyAnswer, EventStream, WholeAnswer, alone, unless_gone
 from nextn.server.http.static import add_page
 from nextn.server.http.tokens import (
@@ -41,6 +42,7 @@ from nextn.server.http.tokens import (
     tokenizer_info,
 )
 from nextn.server.monitoring.metrics import Metrics
+from nextn.server.monitoring.profiler import Profiler
 from nextn.server.protocol.context import request_id
 from nextn.server.protocol.errors import ApiError, prompt_in
 from nextn.server.protocol.native import GenerateRequest
@@ -52,18 +54,20 @@ def json(content: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
-def make_app(service: Service, metrics: Metrics) -> FastAPI:
+def make_app(service: Service, metrics: Metrics, profiler: Profiler | None = None) -> FastAPI:
+    profiler = profiler or Profiler(service.engine, service.config.model_name)
     app = FastAPI(title="nextn", version=nextn.__version__, docs_url=None, redoc_url=None)
     if service.config.key is not None:
         app.add_middleware(ApiKey, key=service.config.key)
     if service.config.otlp_traces_endpoint is not None:
         app.add_middleware(TraceParent)
     app.add_middleware(CountResponses, metrics=metrics)
-    app.add_middleware(RequestId)  # the last is the outermost
+    app.add_middleware(RequestId, requests=profiler.requests)  # the last is the outermost
     add_error_handlers(app)
     document, bodies = Document(), Bodies(service)
     add_generation(app, service, bodies, document)
     add_control(app, service, bodies, document)
+    add_profile(app, service, bodies, document, profiler)
     add_info(app, service, metrics, document)
     add_page(app)
     document.serve(app)

@@ -12,6 +12,7 @@ from nextn.server.protocol.body import Kind, check_values, parse
 from nextn.server.protocol.errors import ApiError, prompt_in
 from nextn.server.protocol.handoff import HandedOff
 from nextn.server.protocol.routed import HEADER, Routed
+from nextn.trace import TRACE
 
 LARGE_BODY = 2**18  # bytes; parsing takes 0.1 to 30 ms a megabyte
 
@@ -21,11 +22,15 @@ class Bodies:
         self.service = service
         self.side = SideProcess()
 
-    async def read(self, request: Request, kind: type[Kind]) -> Kind:
-        """Raises ApiError that says what is wrong with the body."""
+    async def read(self, request: Request, kind: type[Kind], empty: bool = False) -> Kind:
+        """empty: there may be no body. Raises ApiError that says what is wrong with the body."""
         body = await read_body(request, self.service.config.max_request_bytes)
+        if empty and not body:
+            body += b"{}"
         if len(body) <= LARGE_BODY:
+            lap = TRACE.laps("server")
             read = parse(body, kind)
+            lap("parse")
         else:
             read = await self.side.call(parse_large, body, kind, self.service.bound())
         if isinstance(read, Routed) and HEADER in request.headers:

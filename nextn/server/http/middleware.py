@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import uuid
+from time import perf_counter_ns as clock
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nextn.server.monitoring.metrics import Metrics
+from nextn.server.monitoring.open_requests import OpenRequests
 from nextn.server.protocol.context import client, request_id, trace_headers
 
 REQUEST_ID = b"x-request-id"
@@ -16,10 +18,10 @@ TRACE = (b"traceparent", b"tracestate")
 
 
 class RequestId:
-    """ASGI middleware: X-Request-ID, the client's or else one made here."""
+    """ASGI middleware: X-Request-ID, the client's or else one made here. `requests` gets each one's times."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    def __init__(self, app: ASGIApp, requests: OpenRequests) -> None:
+        self.app, self.requests = app, requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -30,13 +32,18 @@ class RequestId:
         request_id.set(own.decode())
         host, port = scope.get("client") or ("", 0)
         client.set(f"{host} {port}")
+        request = self.requests.begin(f"{scope['method']} {scope['path']}", own.decode())
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
+                request.first, request.status = clock(), message["status"]
                 message = {**message, "headers": [*message.get("headers", ()), (REQUEST_ID, own)]}
             await send(message)
 
-        await self.app(scope, receive, send_with_id)
+        try:
+            await self.app(scope, receive, send_with_id)
+        finally:
+            self.requests.end(request)
 
 
 class CountResponses:

@@ -33,13 +33,16 @@ class Document:
         answer: Any = None,
         stream: bool = False,
         text: bool = False,
+        optional: bool = False,
     ) -> dict[str, Any]:
         """Keywords for a route's decorator. `answer`: the type of a JSON answer; `stream`: it may come
-        in events; `text`: it is plain text. Without any of them it is empty."""
+        in events; `text`: it is plain text. Without any of them it is empty. `optional`: the body may be left
+        out."""
         described: dict[str, Any] = {}
         if body is not None:
             self.bodies[body.__name__] = body
-            described["requestBody"] = {"content": as_json({"$ref": REF + body.__name__}), "required": True}
+            content = as_json({"$ref": REF + body.__name__})
+            described["requestBody"] = {"content": content, "required": not optional}
         if answer is not None:
             self.answers.append(answer)
             (schema,), _ = msgspec.json.schema_components([answer], ref_template=f"{REF}{{name}}")

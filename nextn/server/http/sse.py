@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from nextn.server.protocol.errors import ApiError
+from nextn.trace import TRACE
 
 EARLY_SECONDS = 0.02  # in which most requests that an engine does not take are refused
 DONE = b"data: [DONE]\n\n"
@@ -105,7 +106,9 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": event(self.first), "more_body": True})
         try:
             async for chunk in self.chunks:
+                lap = TRACE.laps("server")
                 await send({"type": "http.response.body", "body": event(chunk), "more_body": True})
+                lap("send")
         except ApiError as e:
             await send({"type": "http.response.body", "body": event(e.body), "more_body": True})
         await send({"type": "http.response.body", "body": DONE, "more_body": False})

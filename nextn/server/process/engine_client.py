@@ -23,6 +23,7 @@ from nextn.server.process.messages import (
     FlushCache,
     FromEngine,
     NewRequest,
+    Profiled,
     PromptScores,
     Ready,
     RecordAction,
@@ -30,13 +31,16 @@ from nextn.server.process.messages import (
     RecordExperts,
     Rejected,
     SetSpeculativeDefaults,
+    StartProfile,
     StepOutputs,
+    StopProfile,
     ToEngine,
     add_of,
     encode,
 )
 from nextn.server.process.rooms import Rooms
 from nextn.server.protocol.errors import ApiError, bad_request, engine_dead, no_engine, unavailable
+from nextn.trace import TRACE, ProcessTrace
 
 
 class Update(NamedTuple):
@@ -177,6 +181,18 @@ class EngineClient:
             self.recording = action == "start"
         return [] if record is None else [record]
 
+    def profile(self, steps: int | None, first: int | None) -> asyncio.Future[ProcessTrace]:
+        """Records where the engine's time goes, see `StartProfile`. An engine must be there. The result comes
+        after `steps` steps, or after `end_profile`; ApiError when the engine is gone before that."""
+        message = StartProfile(next(self.numbers), steps, first)
+        done = self.calls[message.call] = asyncio.get_running_loop().create_future()
+        done.add_done_callback(lambda _: self.calls.pop(message.call))
+        self._send(message)
+        return done
+
+    def end_profile(self) -> None:
+        self._send(StopProfile())
+
     async def _call(self, message: SetSpeculativeDefaults | FlushCache | RecordExperts) -> Any:
         assert self.ready is not None
         done = self.calls[message.call] = asyncio.get_running_loop().create_future()
@@ -198,12 +214,14 @@ class EngineClient:
     def receive(self, message: FromEngine) -> None:
         self.heard.set()
         self.last_sign = time.monotonic()
+        lap = TRACE.laps("server")
         if isinstance(message, StepOutputs):
             self.metrics.on_step(message.stats, message.seconds)
             for scores in message.scores:
                 self._deliver_scores(scores)
             for out in message.outputs:
                 self._deliver(out.rid, out, last=out.finish_reason is not None)
+            lap("hand out", outputs=len(message.outputs))
         elif isinstance(message, Rejected):
             error = unavailable(message.message, "grammars_busy") if message.busy else None
             self._deliver(message.rid, error or bad_request(message.message), last=True)
@@ -211,6 +229,10 @@ class EngineClient:
             call = self.calls.get(message.call)
             if call is not None and not call.done():
                 call.set_result(message.record)
+        elif isinstance(message, Profiled):
+            call = self.calls.get(message.call)
+            if call is not None and not call.done():
+                call.set_result(message.trace)
         elif isinstance(message, Done):
             call = self.calls.get(message.call)
             if call is None or call.done():

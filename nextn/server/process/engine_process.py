@@ -29,6 +29,7 @@ from nextn.grammar.compiler import GrammarCompiler
 from nextn.grammar.limits import Busy
 from nextn.request import Output, PromptGroup, Request
 from nextn.server.process import logs
+from nextn.server.process.engine_profile import EngineProfile
 from nextn.server.process.grammar_line import GrammarLine
 from nextn.server.process.messages import (
     Abort,
@@ -44,14 +45,17 @@ from nextn.server.process.messages import (
     RecordExperts,
     Rejected,
     SetSpeculativeDefaults,
+    StartProfile,
     StepOutputs,
     Stop,
+    StopProfile,
     ToEngine,
     decode_to_engine,
     encode,
     requests_of,
 )
 from nextn.server_config import ServerConfig
+from nextn.trace import TRACE
 
 if TYPE_CHECKING:
     from nextn.disaggregation.agent import Agent
@@ -141,7 +145,8 @@ def run(
     gc.collect()
     gc.freeze()  # weights and modules need never be looked at again
     try:
-        loop(engine, link, GrammarCompiler(config, engine.vocab_size, engine.eos_token_ids), agent)
+        grammars = GrammarCompiler(config, engine.vocab_size, engine.eos_token_ids)
+        loop(engine, link, grammars, agent, rank)
         engine.remember()
         if agent is not None:
             agent.close()
@@ -201,18 +206,27 @@ class Link:
         self.context.term()
 
 
-def loop(engine: Engine, link: Link, grammars: GrammarCompiler, agent: Agent | None = None) -> None:
+def loop(
+    engine: Engine,
+    link: Link,
+    grammars: GrammarCompiler,
+    agent: Agent | None = None,
+    rank: int | None = None,
+) -> None:
     """agent: of a prefill or a decode server."""
     requests: dict[str, Request] = {}
     grammars.start()
     line = GrammarLine(grammars)
     began = sent = time.perf_counter()
     active = 0  # transfers that the server knows of
+    profile = EngineProfile(link.send, rank)
     while True:
+        lap = TRACE.laps("engine loop")
         aborted = False
         idle = engine.stalled or not engine.must_step()
         milliseconds = COMPILING_MS if line else IDLE_MS
         messages = link.receive(wait=idle, milliseconds=milliseconds, wakes=engine.wakes, agent=agent)
+        lap("wait" if idle else "receive")
         if idle:
             began = time.perf_counter()
             engine.check()
@@ -232,6 +246,10 @@ def loop(engine: Engine, link: Link, grammars: GrammarCompiler, agent: Agent | N
                 link.send(Done(message.call, None if flushed else "requests are running or waiting"))
             elif isinstance(message, RecordExperts):
                 link.send(record_experts(engine, message))
+            elif isinstance(message, StartProfile):
+                profile.start(message, engine.stats().steps)
+            elif isinstance(message, StopProfile):
+                profile.stop()
             else:
                 return
         for compiled in line.take():
@@ -239,8 +257,10 @@ def loop(engine: Engine, link: Link, grammars: GrammarCompiler, agent: Agent | N
             for new, grammar in compiled:
                 group = PromptGroup() if new.group is None else groups.setdefault(new.group, PromptGroup())
                 add(engine, link, requests, new, grammar, group, agent)
+        lap("add requests")
         stepped = engine.has_work()
         outputs = engine.step() if engine.must_step() else []
+        lap.skip()
         if agent is not None:
             outputs += agent.exchange(outputs)
         stats = engine.stats()
@@ -261,6 +281,8 @@ def loop(engine: Engine, link: Link, grammars: GrammarCompiler, agent: Agent | N
             began = sent = now
         elif not stepped and not line:
             began = now  # a step for other groups alone
+        lap("send")
+        profile.stepped()
 
 
 def add(

@@ -14,6 +14,7 @@ from nextn.disaggregation.remote import Remote
 from nextn.expert_load import ExpertRecord
 from nextn.request import Output, SamplingParams, SpeculativeParams, TokenLogprob
 from nextn.stats import EngineStats
+from nextn.trace import ProcessTrace
 
 
 class NewRequest(msgspec.Struct, array_like=True):
@@ -95,11 +96,27 @@ class RecordExperts(msgspec.Struct, tag=True, array_like=True):
     action: RecordAction
 
 
+class StartProfile(msgspec.Struct, tag=True, array_like=True):
+    """Records where the engine's time goes; `Profiled` follows, after `steps` steps or on `StopProfile`.
+    first: the number of the first step that is recorded, counted from the engine's start; the next one if
+    that has passed."""
+
+    call: int
+    steps: int | None
+    first: int | None
+
+
+class StopProfile(msgspec.Struct, tag=True, array_like=True):
+    """Nothing, if the profile has ended."""
+
+
 class Stop(msgspec.Struct, tag=True, array_like=True):
     """The engine process ends."""
 
 
-ToEngine: TypeAlias = Add | Abort | SetSpeculativeDefaults | FlushCache | RecordExperts | Stop
+ToEngine: TypeAlias = (
+    Add | Abort | SetSpeculativeDefaults | FlushCache | RecordExperts | StartProfile | StopProfile | Stop
+)
 
 
 class Ready(msgspec.Struct, tag=True, array_like=True):
@@ -142,6 +159,13 @@ class Recorded(msgspec.Struct, tag=True, array_like=True):
     record: ExpertRecord | None
 
 
+class Profiled(msgspec.Struct, tag=True, array_like=True):
+    """What `StartProfile` of this call asked for."""
+
+    call: int
+    trace: ProcessTrace
+
+
 class PromptScores(msgspec.Struct, array_like=True):
     """Log-probabilities of the prompt that these requests share. They come in columns, so that a long prompt
     takes the HTTP process's loop a millisecond to read; `unpack` may be called in a thread."""
@@ -175,7 +199,7 @@ class StepOutputs(msgspec.Struct, tag=True, array_like=True):
     scores: list[PromptScores] = []
 
 
-FromEngine: TypeAlias = Ready | Failed | Rejected | Done | Recorded | StepOutputs
+FromEngine: TypeAlias = Ready | Failed | Rejected | Done | Recorded | Profiled | StepOutputs
 
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

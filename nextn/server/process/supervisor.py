@@ -30,6 +30,7 @@ from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.engine_process import PARENTS_SIGNALS, MakeEngine, run
 from nextn.server.process.messages import Failed, FromEngine, Ready, Stop, decode_from_engine, encode
 from nextn.server_config import ServerConfig
+from nextn.trace import TRACE
 
 log = logging.getLogger("nextn.server")
 
@@ -101,7 +102,10 @@ class EngineHandle:
             self.died.set_result(None)
 
     async def receive(self) -> FromEngine:
-        message: FromEngine = decode_from_engine(await self.socket.recv())
+        data = await self.socket.recv()
+        lap = TRACE.laps("server")
+        message: FromEngine = decode_from_engine(data)
+        lap("decode")
         return message
 
     async def ready(self) -> Ready:

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from nextn.server.protocol.errors import bad_request, too_long, too_many_tokens
 from nextn.tokenizer.tokenizer import PIECE, Tokenizer, check_unicode
+from nextn.trace import TRACE
 
 LONG_TEXT = 20_000  # characters; more than that are tokenized in a thread
 THREADS = max(1, min(4, (os.cpu_count() or 1) // 4))
@@ -56,12 +57,13 @@ class Encoder:
 
     async def run(self, call: Callable[..., Result], *values: object) -> Result:
         """Runs `call` in a thread when its turn comes."""
+        call = TRACE.around("server", "tokenize", call)
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *values)
 
     async def _batch(self, texts: list[str], add_special_tokens: bool, most: int | None) -> list[list[int]]:
         length = sum(map(len, texts))
         if length < LONG_TEXT:
-            return self.tokenizer.encode_batch(texts, add_special_tokens)
+            return TRACE.around("server", "tokenize", self.tokenizer.encode_batch)(texts, add_special_tokens)
         if length <= PIECE:
             return await self.run(self.tokenizer.encode_batch, texts, add_special_tokens)
         (text,) = texts

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from nextn.draft import MAX_DRAFTS
-from nextn.request import GREEDY_BELOW, MAX_STOP_TOKENS, SamplingParams
+from nextn.request import GREEDY_BELOW, SamplingParams
 from nextn.sampling.gumbel import MASK
 from nextn.sampling.row_draws import Choosing, RowDraws
 
-ENDS = MAX_STOP_TOKENS + 8  # tokens that may end a request; a model's own are few
+ENDS = 72  # tokens that may end a request: 64 of its own, and the model's
 # Columns. Then come the drafts, then the tokens that end the request, -1 where there are fewer.
 LENGTH, ROOT, DRAFTS, ENDED, LIMIT = range(5)
 SEED_LOW, SEED_HIGH, STREAM, TEMPERATURE, TOP_P, MIN_P, TOP_K, FILTERS = range(5, 13)

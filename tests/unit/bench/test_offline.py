@@ -15,6 +15,7 @@ from nextn.cli import main
 from nextn.config import EngineConfig
 from nextn.engine.engine import Engine
 from nextn.stats import SpecStats
+from nextn.trace_file import read
 
 BLOCK = """\
 ====== Offline Throughput Benchmark Result =======
@@ -89,6 +90,19 @@ def test_custom_lengths_and_the_cache(tmp_path: Path, capsys: pytest.CaptureFixt
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (record["total_input_tokens"], record["total_output_tokens"]) == (68, 68)
     assert record["cached_tokens"] == 16  # the third prompt is the second; a page of its two is known whole
+
+
+def test_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--dataset-name", "random-ids", "--num-prompts", "2", "--random-input-len", "20"]
+    words += ["--random-output-len", "13", "--speculative-num-steps", "0", "--profile-dir", str(tmp_path)]
+    for steps, expected in (((), 13), (("--profile-steps", "4"), 4)):
+        assert run(*words, "--random-range-ratio", "1", *steps) == 0  # the warm-up does not count
+        path = Path(capsys.readouterr().err.splitlines()[-1].removeprefix("trace: "))
+        found = [event for event in read(path) if event["name"] == "step"]
+        assert [event["args"]["requests"] for event in found] == [2] * expected
+    assert run("--profile-steps", "4") == 2
+    assert "--profile-steps 4 needs --profile-dir" in capsys.readouterr().err
+    assert run("--profile-dir", str(path)) == 2
 
 
 def test_only_this_load_is_counted() -> None:

@@ -44,8 +44,8 @@ SERVE_FLAGS = """
 --api-key --max-queued-requests --max-num-queued-reqs --request-queue-size
 --max-request-bytes --request-timeout --client-timeout --watchdog-timeout
 --max-engine-restarts --enable-metrics --decode-log-interval --log-level --log-format --log-requests
---log-requests-level --otlp-traces-endpoint --shutdown-timeout --dp-size --dp --data-parallel-size
---load-balance-method
+--log-requests-level --otlp-traces-endpoint --profile-steps --profile-dir --shutdown-timeout
+--dp-size --dp --data-parallel-size --load-balance-method
 --disaggregation-mode --disaggregation-bootstrap-port --disaggregation-transfer-port --transfer-listen-port
 --disaggregation-transfer-backend
 --disaggregation-fallback --disaggregation-timeout

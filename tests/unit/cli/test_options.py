@@ -49,6 +49,7 @@ def test_every_flag_sets_its_field(option: object) -> None:
         "disaggregation_fallback": "off",
     }  # fmt: skip
     others = ("--tp-size", "2", "--ep-size", "2") if option.name == "enable_eplb" else ()
+    others = ("--profile-dir", "traces") if option.name == "profile_steps" else others
     for flag in option.flags:
         for name in (flag, "--" + flag[2:].replace("-", "_")):
             if option.type is bool:
@@ -56,8 +57,8 @@ def test_every_flag_sets_its_field(option: object) -> None:
                 assert getattr(read("--no-" + name[2:]), option.name) is False
             else:
                 text = special.get(option.name, value[option.type])
-                assert getattr(read(name, text), option.name) == option.type(text)
-                assert read(f"{name}={text}") == read(name, text)
+                assert getattr(read(name, text, *others), option.name) == option.type(text)
+                assert read(f"{name}={text}", *others) == read(name, text, *others)
 
 
 def test_at_least_one_replica() -> None:
@@ -110,6 +111,8 @@ def test_wrong_command_line(words: list[str], message: str, capsys: pytest.Captu
     [
         (["--port", "70000"], "--port is 70000: it must be between 0 and 65535"),
         (["--page-size", "0"], "--page-size is 0"),
+        (["--profile-steps", "-1"], "--profile-steps is -1: it must be 0 or more"),
+        (["--profile-steps", "5"], "--profile-steps 5 needs --profile-dir"),
         (["--speculative-algorithm", "NONE", "--speculative-num-steps", "2"], "--speculative-num-steps"),
         (["--speculative-num-steps", "17"], "it must be auto, or a whole number from 0"),
     ],

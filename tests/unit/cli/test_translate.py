@@ -18,6 +18,7 @@ FLAGS = Path(__file__).parent / "flags"
 JSON = {
     **dict.fromkeys(("--speculative-config", "-sc"), '{"method": "mtp"}'),
     "--eplb-config": '{"step_interval": 5}',
+    "--profiler-config": '{"profiler": "torch", "torch_profiler_dir": "/traces"}',
     "--kv-transfer-config": '{"kv_connector": "NixlConnector", "kv_role": "kv_consumer"}',
 }
 LINES = [
@@ -343,3 +344,17 @@ def test_only_servers_share_out_requests() -> None:
     for words in (["--instance-role", "PREFILL"], ["--kv-transfer-config", '{"kv_connector": 1}']):
         with pytest.raises(ValueError, match="only servers share out requests"):
             translate(words, known)
+
+
+def test_vllms_profiler(capsys: pytest.CaptureFixture[str]) -> None:
+    given = '{"profiler": "torch", "torch_profiler_dir": "/traces", "torch_profiler_with_stack": false}'
+    config, note = read("--profiler-config", given)
+    assert (config.profile_dir, config.profile_steps, note) == ("/traces", 0, "")
+    assert read("--profiler-config", '{"profiler": "torch"}') == (ServerConfig(), "")
+    said = error(capsys, "--profiler-config", '{"profiler": "cuda"}')
+    assert "its profiler is 'cuda'" in said
+    said = error(capsys, "--profiler-config", '{"torch_profiler_dir": "/d", "delay_iterations": 3}')
+    assert "its keys delay_iterations mean nothing to nextn" in said
+    assert "/start_profile" in error(capsys, "--profile-max-prompt-length", "3")
+    with pytest.raises(ValueError, match="this command records no profiles"):
+        translate(["--profiler-config", given], ["--port"])

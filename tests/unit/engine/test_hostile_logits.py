@@ -19,7 +19,8 @@ from nextn.engine.engine import Engine
 from nextn.ops.base import NO_TOKEN
 from nextn.ops.cpu.draw import draw as native_draw
 from nextn.ops.cpu.library import NoLibrary, library
-from nextn.request import GREEDY_BELOW, VERIFY_MODES, Request, SamplingParams, SpeculativeParams
+from nextn.params_check import VERIFY_MODES
+from nextn.request import GREEDY_BELOW, Request, SamplingParams, SpeculativeParams
 from nextn.sampling.choice import Choice
 from nextn.sampling.draws import DrawKey
 from nextn.sampling.draws import draw as draw_from

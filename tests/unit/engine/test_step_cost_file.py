@@ -227,8 +227,8 @@ def timings(monkeypatch: pytest.MonkeyPatch) -> list[StepCost]:
 
 
 def cost_of(made: Engine) -> StepCost:
-    assert made._scheduler.auto is not None
-    return made._scheduler.auto.cost
+    assert made._scheduler.depth.auto is not None
+    return made._scheduler.depth.auto.cost
 
 
 def test_the_next_start_measures_nothing(tmp_path: Path, timings: list[StepCost]) -> None:
@@ -241,12 +241,12 @@ def test_the_next_start_measures_nothing(tmp_path: Path, timings: list[StepCost]
 
 def test_what_was_learnt_is_where_the_next_start_begins(tmp_path: Path, timings: list[StepCost]) -> None:
     first = engine(tmp_path)
-    assert first._scheduler.auto is not None
-    first._scheduler.auto.factors[5] = [1.5, 1.75]
+    assert first._scheduler.depth.auto is not None
+    first._scheduler.depth.auto.factors[5] = [1.5, 1.75]
     first.remember()
     second = engine(tmp_path)
-    assert second._scheduler.auto is not None
-    assert second._scheduler.auto.factors[5] == [1.5, 1.75]
+    assert second._scheduler.depth.auto is not None
+    assert second._scheduler.depth.auto.factors[5] == [1.5, 1.75]
     assert len(timings) == 1
 
 

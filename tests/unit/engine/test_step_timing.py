@@ -187,7 +187,7 @@ def test_engines_of_every_kind(clock: Clock, path: str, options: dict[str, Any])
     """By a clock on which each step takes 2 ms."""
     clock.look = 1e-3
     made = engine(path, **options)
-    auto = made._scheduler.auto
+    auto = made._scheduler.depth.auto
     assert auto is not None
     assert auto.cost.rows(1) > 0.0
     stats = made.stats()
@@ -215,5 +215,5 @@ def test_several_layers_leave_nothing(clock: Clock, tmp_path: Path) -> None:
 
 def test_only_automatic_depth_times_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "time_steps", None)
-    assert engine("fake:0.5", speculative_num_steps=2)._scheduler.auto is None
-    assert engine("fake:0.5", speculative_algorithm="NONE")._scheduler.auto is None
+    assert engine("fake:0.5", speculative_num_steps=2)._scheduler.depth.auto is None
+    assert engine("fake:0.5", speculative_algorithm="NONE")._scheduler.depth.auto is None

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from nextn.config import EngineConfig
 from nextn.engine.engine import Engine
-from nextn.request import VERIFY_MODES, Request, SamplingParams, SpeculativeParams
+from nextn.params_check import VERIFY_MODES
+from nextn.request import Request, SamplingParams, SpeculativeParams
 
 MODES = {
     "default": SpeculativeParams(),

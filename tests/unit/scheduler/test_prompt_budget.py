@@ -58,7 +58,7 @@ def test_a_prompt_always_gets_on() -> None:
     slow = StepCost(fixed=1e-6, row=1.0)
     budget = PromptBudget(512, cost=slow)
     for _ in range(99):
-        budget.took(1, 2, StepWork(3, requests=1), 60.0)
+        budget.note(1, 2, StepWork(3, requests=1), 60.0)
     assert budget.share(1, 0) == 1
     assert PromptBudget(1, cost=slow).share(1, 1) == 1
     assert PromptBudget(8, score=100.0).affordable(1, 0, 0) == 0  # the scheduler grants one all the same
@@ -80,9 +80,9 @@ def test_what_steps_take_makes_up_for_costs_that_leave_something_out() -> None:
     half."""
     budget = PromptBudget(4096, cost=DEAR_ROWS)
     for _ in range(100):
-        budget.took(2, 0, StepWork(2, requests=2), 2.0 * DEAR_ROWS.rows(2))
+        budget.note(2, 0, StepWork(2, requests=2), 2.0 * DEAR_ROWS.rows(2))
         found = budget.share(2, 1)
-        budget.took(2, found, StepWork(2 + found, requests=2), 1.5 * DEAR_ROWS.rows(2, found))
+        budget.note(2, found, StepWork(2 + found, requests=2), 1.5 * DEAR_ROWS.rows(2, found))
     usual = 2.0 * DEAR_ROWS.rows(2)
     assert 1.5 * DEAR_ROWS.rows(2, found) == pytest.approx(SLOWER * usual, rel=0.1)
 
@@ -93,19 +93,19 @@ def test_drafts_are_a_part_of_what_steps_take() -> None:
     drafts, none = StepWork(6, 4, requests=2, drafts=4), StepWork(2, requests=2)
     budget = PromptBudget(4096, cost=cost)
     before = budget.share(2, 1)
-    budget.took(2, 0, drafts, cost.rows(2) + cost.extra(drafts))
+    budget.note(2, 0, drafts, cost.rows(2) + cost.extra(drafts))
     found = budget.share(2, 1)
     assert cost.rows(2, found) + cost.extra(drafts) == pytest.approx(
         SLOWER * (cost.rows(2) + cost.extra(drafts)), rel=0.05
     )
-    budget.took(2, 0, none, cost.rows(2))
+    budget.note(2, 0, none, cost.rows(2))
     assert budget.share(2, 1) == before < found / 2
 
 
 def test_a_step_that_was_held_up_does_not_decide() -> None:
     budget = PromptBudget(4096, cost=DEAR_ROWS)
     before = budget.share(4, 1)
-    budget.took(4, before, StepWork(4 + before, requests=4), 60.0)
+    budget.note(4, before, StepWork(4 + before, requests=4), 60.0)
     assert before / 2 < budget.share(4, 1) <= before
-    budget.took(0, 300, StepWork(300), 60.0)  # nobody decodes: nobody waits
+    budget.note(0, 300, StepWork(300), 60.0)  # nobody decodes: nobody waits
     assert before / 2 < budget.share(4, 1) <= before

@@ -444,7 +444,7 @@ def test_steps_with_a_prompts_last_part_are_no_plain_ones(monkeypatch):
     """What such a step takes must not be held to be usual beside requests that decode alone."""
     sched, ex = make(pages=200, budget=16)
     steps = []
-    monkeypatch.setattr(sched.prompts, "took", lambda n, prompts, *_: steps.append((n, prompts)))
+    monkeypatch.setattr(sched.prompts, "note", lambda n, prompts, *_: steps.append((n, prompts)))
 
     def step():
         plan = sched.plan()

@@ -15,7 +15,7 @@ from nextn.ops.base import Ops
 
 NAMES = tuple(name for name, value in vars(Ops).items() if callable(value) and not name.startswith("_"))
 # Of the model; besides, the choice of tokens is timed.
-NATIVE = ("forward", "logits", "draft_chains", "draft", "draft_logits")
+NATIVE = ("plain_step", "forward", "logits", "draft_chains", "draft", "draft_logits")
 
 
 class OpClock(CallClock):

@@ -8,6 +8,7 @@ import pytest
 
 from nextn.drafting_state import DraftingState
 from nextn.server.http.control import AbortRequest, ServerArgs
+from nextn.server.http.profile import ProfileRequest
 from nextn.server.http.tokens import DetokenizeRequest, TokenizeRequest
 from nextn.server.monitoring.metrics import Metrics
 from nextn.server.process.engine_client import EngineClient
@@ -31,6 +32,7 @@ TEXT = (Path(__file__).parents[4] / "docs" / "api.md").read_text()
         Speculative,
         StreamOptions,
         AbortRequest,
+        ProfileRequest,
         TokenizeRequest,
         DetokenizeRequest,
     ],

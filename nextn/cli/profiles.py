@@ -1,0 +1,20 @@
+"""vLLM's --profiler-config in nextn's options."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+FOLDER = "--profile-dir"
+
+
+def profiler_config(given: dict[str, Any], known: Collection[str]) -> list[str]:
+    """given: its JSON, of which the folder counts. Raises ValueError that names what nextn cannot do."""
+    if FOLDER not in known:
+        raise ValueError("this command records no profiles")
+    if (profiler := given.pop("profiler", None)) not in (None, "torch"):
+        raise ValueError(f"its profiler is {profiler!r}; only 'torch' is read, and nextn's own is meant then")
+    folder = given.pop("torch_profiler_dir", "")
+    if more := sorted(key for key in given if given[key] not in (None, False, 0)):
+        raise ValueError(f"its keys {', '.join(more)} mean nothing to nextn; it reads torch_profiler_dir")
+    return [FOLDER, str(folder)] if folder else []

@@ -1,0 +1,24 @@
+"""Cache entries of accepted nodes, moved to the slots of their positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nextn.kvcache.pool import KVPool
+from nextn.speculative.state import RequestState
+
+
+def compact(
+    pool: KVPool, layers: int, states: Sequence[RequestState], accepted: Sequence[Sequence[int]]
+) -> None:
+    """accepted: of each request the nodes of its draft. layers: the target's. In a chain entries lie there
+    already."""
+    source: list[int] = []
+    target: list[int] = []
+    for r, path in zip(states, accepted, strict=True):
+        for depth, node in enumerate(path, start=1):
+            if node + 1 != depth:
+                source.append(pool.slot(r.pages, r.start + node + 1))
+                target.append(pool.slot(r.pages, r.start + depth))
+    if source:
+        pool.move(source, target, layers)

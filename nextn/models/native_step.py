@@ -1,0 +1,56 @@
+"""`nextn.models.one_call` on the native kernels: what csrc/step.h reads and writes."""
+
+from __future__ import annotations
+
+from array import array
+
+from nextn.cutoff import EDGES, Cutoff
+from nextn.models.one_call import TAKEN, PlainResult, PlainStep
+from nextn.ops.base import DrawParams
+from nextn.ops.cpu.library import ASKED, CUTOFF, STEP
+
+
+def ask(draw: DrawParams, ends: array[int], limit: int) -> bytes:
+    return ASKED.pack(*draw, ends.buffer_info()[0], len(ends), limit)
+
+
+class Found:
+    """Room for what the kernels find, the same in every step: of each request NxTaken, then the passes, then
+    the guesses; their bins beside it."""
+
+    def __init__(self) -> None:
+        self._grow(64)
+        self._cutoff: Cutoff | None = None
+        self._packed_cutoff = array("B")
+
+    def _grow(self, numbers: int) -> None:
+        self._numbers, self._bins = array("i", bytes(4 * numbers)), array("B", bytes(numbers))
+        self._at, self._bins_at = self._numbers.buffer_info()[0], self._bins.buffer_info()[0]
+
+    def packed(self, step: PlainStep, vocab: int, hidden: int, scores: int) -> bytes:
+        """The step for nx_step. hidden, scores: where these lie."""
+        spans, width = len(step.asked), step.num_steps
+        passes = TAKEN * spans
+        guesses = passes + width + 1
+        if len(self._numbers) < guesses + spans * width:
+            self._grow(2 * (guesses + spans * width))
+        at = self._at
+        return STEP.pack(
+            spans, vocab, step.tokens.buffer_info()[0], step.turns.buffer_info()[0], hidden, scores,
+            0 if step.cutoff is None else self._cutoff_at(step.cutoff), step.drafts, width, at,
+            at + 4 * guesses, self._bins_at, at + 4 * passes,
+        )  # fmt: skip
+
+    def _cutoff_at(self, cutoff: Cutoff) -> int:
+        if cutoff is not self._cutoff:
+            numbers = CUTOFF.pack(*EDGES, *cutoff.rates, *cutoff[1:5])
+            self._cutoff, self._packed_cutoff = cutoff, array("B", numbers)
+        return self._packed_cutoff.buffer_info()[0]
+
+    def read(self, step: PlainStep) -> PlainResult:
+        spans, width = len(step.asked), step.num_steps
+        passes = TAKEN * spans
+        guesses = passes + width + 1
+        found = self._numbers[: guesses + spans * width].tolist()
+        bins = b"" if step.cutoff is None else self._bins[: spans * width].tobytes()
+        return PlainResult(found[:passes], found[passes:guesses], found[guesses:], bins)

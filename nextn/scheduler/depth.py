@@ -1,0 +1,45 @@
+"""How deep a draft each request gets: as it asks, or as the controller of automatic depth says."""
+
+from __future__ import annotations
+
+from nextn.draft import NO_DRAFT, Draft
+from nextn.request import Request
+from nextn.speculative.depth.controller import DepthController
+
+# Drafts of a request that is not verified by `exact` and asks for no number: its text depends on where drafts
+# are, which must not depend on the clock.
+INEXACT = 2
+
+
+class Depth:
+    def __init__(self, num_steps: int, auto: DepthController | None) -> None:
+        """num_steps: where a request asks for none of its own; 0: nothing can draft. With `auto` it is the
+        most, and `auto` says how much of it."""
+        self.num_steps, self.auto = num_steps, auto
+
+    def most(self, req: Request) -> int:
+        """How deep a draft the request gets in a step, at most; 0 where nothing can draft."""
+        asked = req.params.speculative.num_steps
+        return self.num_steps if asked is None else asked * (self.num_steps > 0)
+
+    def automatic(self, req: Request) -> bool:
+        """Does the controller decide about its drafts?"""
+        params = req.params
+        return (
+            self.auto is not None and params.speculative.num_steps is None and params.verify_mode == "exact"
+        )
+
+    def now(self, req: Request) -> int:
+        """How deep a draft it is to get now."""
+        num_steps = self.most(req)
+        if self.auto is None or req.params.speculative.num_steps is not None:
+            return num_steps
+        if self.automatic(req):
+            return min(num_steps, self.auto.num_steps) if self.auto.drafting else 0
+        return min(num_steps, INEXACT)
+
+    def note(self, req: Request, draft: Draft, accepted: int) -> None:
+        """So many guesses of a draft of the request held."""
+        guessed = draft is not NO_DRAFT and not draft.forced
+        if self.auto is not None and guessed and self.automatic(req):
+            self.auto.note(draft, accepted)

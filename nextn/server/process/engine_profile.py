@@ -1,0 +1,34 @@
+"""The engine process's part of a profile: it records its own intervals and sends them at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nextn.server.process.messages import Profiled, StartProfile
+from nextn.trace import TRACE
+
+
+class EngineProfile:
+    """send: to the server. rank: of several engines."""
+
+    def __init__(self, send: Callable[[Profiled], None], rank: int | None) -> None:
+        self._send, self._name = send, "engine" if rank is None else f"engine {rank}"
+        self._call: int | None = None  # of the profile that runs
+
+    def start(self, message: StartProfile, steps: int) -> None:
+        """steps: that the engine has made so far."""
+        self.stop()
+        self._call = message.call
+        after = 0 if message.first is None else max(0, message.first - steps - 1)
+        TRACE.start(self._name, message.steps, after)
+
+    def stop(self) -> None:
+        """Sends what was recorded, if a profile runs."""
+        if self._call is not None:
+            call, self._call = self._call, None
+            self._send(Profiled(call, TRACE.take()))
+
+    def stepped(self) -> None:
+        """To be called after each step: the profile's last one may have been made."""
+        if self._call is not None and not TRACE.on:
+            self.stop()

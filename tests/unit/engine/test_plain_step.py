@@ -1,0 +1,166 @@
+"""Steps in one call have the results of the general way, drafts and cache entries included."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.native_kernels import built_levels
+from support.two_ways import Depth, TwoWays, Work, run, two_ways
+
+from nextn.config import EMBEDDED, EngineConfig
+from nextn.cutoff import Cutoff
+from nextn.engine.engine import Engine
+from nextn.engine.runner import Runner
+from nextn.request import SamplingParams, SpeculativeParams
+
+LEVELS = built_levels()
+RATES = (0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99)
+CUTOFFS = {
+    "none": None,
+    "usual": Cutoff(RATES, keep=0.3, usual=0.8, each=0.35, passing=0.1),
+    "passes cost": Cutoff(RATES, keep=0.6, usual=0.8, each=0.2, passing=0.9),
+    "nothing is kept": Cutoff(RATES, keep=2.0, usual=1.0, each=0.0, passing=0.0),
+}
+TEXT = list(range(300, 340))
+STOPS = tuple(range(200, 264))
+GREEDY = SamplingParams(max_tokens=20, temperature=0)
+# Requests of every kind of choice; prompts are read in chunks of 16 while others draft.
+PLAIN = {
+    "greedy": (TEXT[:3], GREEDY),
+    "seed": (TEXT, SamplingParams(max_tokens=14, seed=2**63 + 5, stream=2)),
+    "top_k": (TEXT[5:], SamplingParams(max_tokens=15, seed=4, top_k=20, temperature=0.7)),
+    "top_p": (TEXT[9:], SamplingParams(max_tokens=15, seed=1, top_p=0.9, min_p=0.01)),
+    "shallow": (TEXT[:20], GREEDY.replace(speculative=SpeculativeParams(num_steps=1))),
+    "none": (TEXT[2:9], GREEDY.replace(speculative=SpeculativeParams(num_steps=0), ignore_eos=True)),
+    "deep": (TEXT[1:30], GREEDY.replace(speculative=SpeculativeParams(num_steps=6), ignore_eos=True)),
+    "stops": (TEXT[4:8], GREEDY.replace(seed=3, temperature=1.0, stop_token_ids=STOPS)),
+    "short": (TEXT[:1], GREEDY.replace(max_tokens=2)),
+    "one": (TEXT[:17], GREEDY.replace(max_tokens=1)),
+}
+# Those that need more than a draw, always or at first.
+OTHERS = {
+    "min_tokens": (TEXT[:5], GREEDY.replace(min_tokens=6)),
+    "penalty": (TEXT[:7], GREEDY.replace(repetition_penalty=1.2, max_tokens=6)),
+    "logprobs": (TEXT[:6], GREEDY.replace(logprobs=2, max_tokens=5)),
+    "scored": (TEXT[3:25], GREEDY.replace(prompt_logprobs=1, max_tokens=12)),
+    "typical": (TEXT[:9], SamplingParams(max_tokens=8, seed=6, speculative=SpeculativeParams(3, "typical"))),
+    "block": (TEXT[:4], SamplingParams(max_tokens=8, seed=7, speculative=SpeculativeParams(2, "block"))),
+}
+
+
+def without_depths(work: Work) -> Work:
+    """For an engine that has no drafter."""
+    return {rid: (prompt, p.replace(speculative=SpeculativeParams())) for rid, (prompt, p) in work.items()}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("level", LEVELS)
+def test_requests_of_every_kind(level: str, threads: int) -> None:
+    engine, both = two_ways(3, cpu_isa=level, threads=threads)
+    run(engine, PLAIN)
+    assert both.plain > 20
+    assert both.general == 0
+
+
+@pytest.mark.parametrize("num_steps", [0, 4])
+def test_beside_requests_that_need_more(num_steps: int) -> None:
+    engine, both = two_ways(num_steps)
+    run(engine, without_depths({**OTHERS, **PLAIN}) if num_steps == 0 else {**OTHERS, **PLAIN}, seed=1)
+    assert both.plain > 5
+    assert both.general > 5
+
+
+@pytest.mark.parametrize("name", CUTOFFS)
+def test_automatic_depth(name: str) -> None:
+    """With a cutoff, and with steps that do not draft: these keep what is caught up with later."""
+    engine, both = two_ways(3)
+    engine._scheduler.depth.auto = Depth(3, CUTOFFS[name], off=range(8, 20))  # type: ignore[assignment]
+    run(engine, PLAIN, seed=2)
+    assert both.plain > 20
+    assert 0 < both.general < 5  # where they catch up
+
+
+def test_coarse_weights() -> None:
+    engine, both = two_ways(3, speculative_draft_model_quantization="w8a16", quantization="w8a16")
+    run(engine, PLAIN, seed=3)
+    assert both.general == 0
+
+
+def spoil(both: TwoWays, tokens: list[int]) -> None:
+    """What follows these tokens has logits that are not numbers."""
+    for runner in (both.one_call, both.other):
+        runner.model.weights.embedding[tokens] = torch.nan  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("share", [0.02, 0.2])
+def test_logits_that_are_not_numbers(share: float) -> None:
+    rng = random.Random(5)
+    for _ in range(3):
+        engine, both = two_ways(3)
+        spoil(both, [t for t in range(4000) if t not in TEXT and rng.random() < share])
+        run(engine, PLAIN, seed=4)
+        assert any(span.error for result in both.results for span in result.spans)
+        assert both.general == 0
+
+
+def test_simulated_acceptance_goes_the_general_way() -> None:
+    config = EngineConfig(EMBEDDED, kv_cache_tokens=1024, speculative_simulate_accept_length=1.5)
+    executor = Engine(config)._executor
+    assert isinstance(executor, Runner)
+    assert executor.plain is None
+
+
+# --- any mix of requests
+
+params = st.builds(
+    SamplingParams,
+    max_tokens=st.integers(1, 12),
+    min_tokens=st.sampled_from([0, 0, 0, 1]),
+    temperature=st.sampled_from([0.0, 0.0, 0.7, 1.5]),
+    top_k=st.sampled_from([-1, -1, 1, 30]),
+    top_p=st.sampled_from([1.0, 1.0, 0.8]),
+    min_p=st.sampled_from([0.0, 0.0, 0.05]),
+    seed=st.integers(0, 2**64 - 1),
+    stream=st.integers(0, 3),
+    ignore_eos=st.booleans(),
+    stop_token_ids=st.sampled_from([(), STOPS]),
+    speculative=st.builds(SpeculativeParams, num_steps=st.sampled_from([None, None, 0, 1, 5])),
+)
+prompts = st.lists(st.integers(3, 3999), min_size=1, max_size=40)
+
+
+@cache
+def engines(num_steps: int) -> tuple[Engine, TwoWays]:
+    """The same for every example: nothing is left of an earlier one but the prefix cache."""
+    return two_ways(num_steps, threads=1 + num_steps % 2)
+
+
+@settings(max_examples=25, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    st.lists(st.tuples(prompts, params), min_size=1, max_size=6),
+    st.sampled_from([0, 2, 3]),
+    st.sampled_from(sorted(CUTOFFS)),
+    st.integers(0, 8),
+    st.integers(0, 10),
+    st.integers(0, 99),
+)
+def test_any_mix(
+    requests: list[tuple[list[int], SamplingParams]],
+    num_steps: int,
+    cutoff: str,
+    first: int,
+    pause: int,
+    seed: int,
+) -> None:
+    engine, both = engines(num_steps)
+    auto = Depth(num_steps, CUTOFFS[cutoff], off=range(first, first + pause)) if num_steps else None
+    engine._scheduler.depth.auto = auto  # type: ignore[assignment]
+    both.plain = 0
+    work = {str(i): each for i, each in enumerate(requests)}
+    run(engine, work if num_steps else without_depths(work), seed)
+    assert both.plain
