@@ -57,7 +57,7 @@ def test_answers_are_those_of_one_server(pair: TwoServers, expected: Answers) ->
 SIZES: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "shm": (("--disaggregation-transfer-backend", "shm"), (), ()),
     "nixl": (("--disaggregation-transfer-backend", "nixl"), (), ()),
-    "tp-2-to-dp-2": ((), ("--tp-size", "2"), ("--dp-size", "2")),
+    "tp-2-to-dp-2": (("--overlap-schedule", "on"), ("--tp-size", "2"), ("--dp-size", "2")),
     "groups-to-ep-2": (
         (),
         ("--dp-size", "2", "--enable-dp-attention", "--tp-size", "2", "--ep-size", "2"),

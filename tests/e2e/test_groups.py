@@ -68,7 +68,7 @@ def served(*options: str) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[ServerProcess]:
-    yield from served("--tp-size", "2", "--ep-size", "2")
+    yield from served("--tp-size", "2", "--ep-size", "2", "--overlap-schedule", "on")
 
 
 @pytest.fixture(scope="module")

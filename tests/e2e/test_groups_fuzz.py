@@ -28,7 +28,10 @@ OPTIONS: dict[str, Any] = {
     "speculative_num_steps": 2,
 }  # fmt: skip
 TREES = {"speculative_num_steps": 2, "speculative_eagle_topk": 2, "speculative_num_draft_tokens": 5}
-WORLDS: list[tuple[int, int, dict[str, Any]]] = [(2, 2, {}), (3, 1, TREES), (4, 4, {}), (4, 2, TREES)]
+AHEAD = {"overlap_schedule": "on"}
+WORLDS: list[tuple[int, int, dict[str, Any]]] = [
+    (2, 2, AHEAD), (3, 1, TREES), (4, 4, {}), (4, 2, {**TREES, **AHEAD}),
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")

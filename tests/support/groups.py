@@ -25,6 +25,7 @@ from nextn.distributed.place import Place, places
 from nextn.distributed.shared import address
 from nextn.engine.engine import Engine
 from nextn.engine.executor import Wakes
+from nextn.engine.thread import ThreadExecutor
 from nextn.grammar.compiler import GrammarCompiler
 from nextn.ops.cpu.library import library
 from nextn.request import SamplingParams, TokenLogprob
@@ -291,6 +292,8 @@ class Groups:
             for group in self.each:
                 assert group.engine is not None
                 executor: Any = group.engine._executor
+                if isinstance(executor, ThreadExecutor):
+                    executor = executor._own
                 executor._pulse.stop()
 
     def serve(self, players: Sequence[Player], retracts: bool = False) -> list[Found]:

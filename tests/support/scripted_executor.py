@@ -6,6 +6,7 @@ read.
 
 import pickle
 import random
+from array import array
 from itertools import pairwise
 
 from nextn.draft import DRAFT_WINDOW, NO_DRAFT, Shape
@@ -87,7 +88,7 @@ class Executor:
                 assert r.start + r.known + r.draft.depth <= span.start + 1 + span.most_drafts
             r.tokens = [*r.history[r.start : r.start + r.known], *r.draft.tokens]
             assert span.first_page <= len(r.pages)
-            r.pages[span.first_page :] = span.pages
+            r.pages[span.first_page :] = array("i", span.pages)
             table = [p * self.page_size + i for p in r.pages for i in range(self.page_size)]
             assert len(set(table)) == len(table)
             assert min(r.pages) > 0

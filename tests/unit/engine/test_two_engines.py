@@ -51,13 +51,15 @@ def texts(engine: Any, jobs: Any, seed: int = 0, doomed: list[str] | None = None
     st.sampled_from([0.0, 0.5, 1.0]),
     st.sampled_from(["radix", "small", "naive", "chunks"]),
     st.booleans(),
+    st.booleans(),
 )
 @settings(max_examples=30, deadline=None)
-def test_texts_of_one_engine(seed: int, breaks: float, cache: str, aborts: bool) -> None:
+def test_texts_of_one_engine(seed: int, breaks: float, cache: str, aborts: bool, ahead: bool) -> None:
     """The fake model reads its context back from the pages: one wrong slot is another text."""
     jobs = [job for job in work(seed) if len(job[1]) > 1]
     wanted = texts(make(), jobs, seed)
-    options = {"small": {"kv_cache_tokens": 192}}.get(cache) or CACHES[cache]
+    options = dict({"small": {"kv_cache_tokens": 192}}.get(cache) or CACHES[cache])
+    options["overlap_schedule"] = "on" if ahead else "off"
     both = TwoEngines(make(**options), make(**options), random.Random(seed), breaks)
     doomed = [rid for rid, *_ in jobs[::3]] if aborts else []
     found = texts(both, jobs, seed, doomed)
