@@ -31,6 +31,7 @@ from nextn.speculative.device.step import DeviceStep, StepShape
 from nextn.speculative.state import RequestState
 from nextn.speculative.verifier import NO_CHOICE
 from nextn.speculative.work import StepWork
+from nextn.trace import TRACE
 
 LEAST_LONGEST = 9  # as a power of two
 DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, MAX_DRAFTS)
@@ -57,7 +58,9 @@ class DeviceTicket:
 
     def result(self) -> StepResult:
         if self.found is None:
+            lap = TRACE.laps("runner")
             self.wait()
+            lap("wait")
             self._read(self)
         assert self.found is not None
         return self.found
@@ -104,6 +107,7 @@ class DeviceRunner(Runner):
             return self._launch(plan, self.step)
 
     def _launch(self, plan: Plan, step: DeviceStep) -> Ticket:
+        lap = TRACE.laps("runner")
         seats = [self._seats[span.rid] for span in plan.spans]
         shape = self._shape(plan, seats)
         if shape is None:
@@ -123,11 +127,13 @@ class DeviceRunner(Runner):
             launched.append(Launched(seat, span, 1 + most))
         if not plan.keep:
             self.drafter.forget()
+        lap("prepare")
         self.passes.prepare(shape)
         load.send(shape.requests, plan.cutoff)
         self.passes.run(shape)
         ticket = DeviceTicket(launched, plan.cutoff is not None, *self._fetch(len(launched)), self._read)
         self._under_way.append(ticket)
+        lap("launch")
         return ticket
 
     def settle(self) -> None:

@@ -33,15 +33,10 @@ Numbers = list[int] | Tensor  # a tensor: int64, on the device
 
 
 def gumbel_noise(
-    seeds: list[int] | tuple[Tensor, Tensor],
-    streams: Numbers,
-    positions: Numbers,
-    vocab_size: int,
-    device: torch.device,
-    uses: list[int] | None = None,
-) -> Tensor:
-    """[N, vocab_size] f32 standard Gumbel noise for N (seed, stream, position, use); uses: 0 if not given.
-    seeds: if tensors, their low and high halves."""
+    seeds: list[int] | tuple[Tensor, Tensor], streams: Numbers, positions: Numbers, vocab_size: int,
+    device: torch.device, uses: list[int] | None = None,
+) -> Tensor:  # fmt: skip
+    """[N, vocab_size] f32 standard Gumbel noise. seeds: or their low and high halves. uses: by default 0."""
 
     def column(values: Numbers) -> Tensor:
         return torch.as_tensor(values, dtype=torch.int64, device=device)[:, None]

@@ -20,6 +20,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("TRITON_INTERPRET=1 is for the CPU", allow_module_level=True)
 
 from support.device_steps import Job, make_runner, same_results, serve, small_model
+from support.engine_runs import runner_of
 
 from nextn.sampling.row_draws import Choosing
 from nextn.speculative.device.drafts import Drafting
@@ -111,11 +112,11 @@ def ids(model, params):
 @pytest.mark.parametrize("params", ALL, ids=NAMES)
 def test_an_engine_has_the_texts_of_the_general_way(params, dtype):
     general = llm(2, dtype=dtype)
-    general.engine._executor.end_on_device()
+    runner_of(general.engine).end_on_device()
     want = ids(general, params)
     for drafts in (0, 2, 5, "auto"):
         model = llm(drafts, dtype=dtype)
-        assert model.engine._executor.step is not None, "the check at start found a difference"
+        assert runner_of(model.engine).step is not None, "the check at start found a difference"
         assert ids(model, params) == want
     few = llm(2, dtype=dtype, max_running_requests=2)
     assert ids(few, params) == want
