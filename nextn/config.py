@@ -142,6 +142,12 @@ class EngineConfig(ParallelConfig):
     )
     page_size: int = option(16, "memory", "tokens per page of the KV pool", "--block_size", "--block-size")
     disable_radix_cache: bool = option(False, "memory", "switch the prefix cache off")
+    disable_cuda_graph: bool = option(
+        False,
+        "memory",
+        "GPU: launch kernels one by one, without CUDA graphs and the memory that they take; slower",
+        "--enforce-eager",
+    )
 
     chunked_prefill_size: int = option(
         512,

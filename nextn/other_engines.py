@@ -48,20 +48,17 @@ REWRITTEN: dict[str, tuple[str, ...]] = {
 }
 
 # This reason refuses with --device cuda.
-GRAPHS = "a CPU has no CUDA graphs; on a GPU nextn keeps them"
+GRAPHS = "a CPU has no CUDA graphs; on a GPU there are all of them, or none with --disable-cuda-graph"
 # What asks for nothing, with any value. Noted in one line of the log.
 NOTHING = {
-    GRAPHS: (
-        "--disable-cuda-graph --enforce-eager --disable-decode-cuda-graph --disable-prefill-cuda-graph "
-        "--disable-piecewise-cuda-graph"
-    ),
+    GRAPHS: ("--disable-decode-cuda-graph --disable-prefill-cuda-graph --disable-piecewise-cuda-graph"),
     "no code of a checkpoint is ever run": "--trust-remote-code",
     "requests are logged only with --log-requests": "--disable-log-requests --no-enable-log-requests",
     "nothing logs accesses": (
         "--disable-uvicorn-access-log --uvicorn-log-level= --log-level-http= "
         "--disable-access-log-for-endpoints= --uvicorn-access-log-exclude-prefixes=*"
     ),
-    "a GPU's CUDA graphs are captured as the load needs them, a CPU has none": (
+    "a GPU's CUDA graphs are captured at start or as the load needs them, a CPU has none": (
         "--cuda-graph-*= --cuda-graph-bs=* --cuda-graph-bs-decode=* --cuda-graph-bs-prefill=* "
         "--context-bucket=* --cudagraph-capture-sizes=* --max-cudagraph-capture-size= "
         "--max-seq-len-to-capture= --disable-cuda-graph-padding --enable-cudagraph-gc --enable-graph* "

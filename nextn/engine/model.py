@@ -122,6 +122,8 @@ def make_model(
         model = model_class(cfg.architecture, kernels)(
             cfg, ops, dtype, device, nextn, naive, allowed, ranks or Alone()
         )
+        if kernels == "triton":
+            model.eager = config.disable_cuda_graph
         targets: dict[str, Tensor] = model.targets()
         rows = model.rows()
         assert {n: tuple(t.shape) for n, t in targets.items()} == {

@@ -11,10 +11,12 @@ import torch
 from nextn.config import EngineConfig, usable_cores
 from nextn.distributed.ranks import Ranks
 from nextn.engine.balance import Balancer
+from nextn.engine.device_runner import DeviceRunner
 from nextn.engine.executor import ExecutorInfo
 from nextn.engine.halves import Halves
 from nextn.engine.memory import CPU_KV_TOKENS
 from nextn.engine.model import make_model
+from nextn.engine.on_device import memory_of, on_device, start_on_device
 from nextn.engine.runner import Runner
 from nextn.engine.seat import Seat
 from nextn.engine.shared_pass import SharedPass
@@ -51,7 +53,10 @@ def make_runner(config: EngineConfig, ranks: Ranks | None = None, seat: Seat | N
     seconds = time.perf_counter() - begin
     speculation = config.speculation.on(model.nextn_layers)
     nextn_layers = model.nextn_layers if speculation.mtp else 0
-    pool = _pool(config, model, nextn_layers, kernels)
+    whole_steps = on_device(config, model, speculation)
+    layers = model.config.num_hidden_layers + nextn_layers
+    graphs = 0 if whole_steps is None else memory_of(whole_steps, model, layers, config.page_size)
+    pool = _pool(config, model, layers, kernels, graphs)
     if speculation.simulated is not None:
         logging.getLogger("nextn.engine").warning(
             "--speculative-simulate-accept-length %g: drafts are accepted by lot; texts are NOT the model's",
@@ -63,7 +68,12 @@ def make_runner(config: EngineConfig, ranks: Ranks | None = None, seat: Seat | N
     info = _info(config, model, pool, nextn_layers, drafter, kernels, isa, seconds)
     chooser = model if ranks is not None and isinstance(model, Chooser) else None
     together = _together(config, model, pool)
-    return Runner(info, model, pool, drafter, choose, speculation.simulated, chooser, together)
+    kind = Runner if whole_steps is None else DeviceRunner
+    runner = kind(info, model, pool, drafter, choose, speculation.simulated, chooser, together)
+    if whole_steps is not None:
+        assert isinstance(runner, DeviceRunner)
+        start_on_device(whole_steps, runner)
+    return runner
 
 
 def _together(config: EngineConfig, model: Model, pool: KVPool) -> SharedPass | None:
@@ -130,9 +140,9 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _pool(config: EngineConfig, model: Model, nextn_layers: int, kernels: str) -> KVPool:
-    layers = model.config.num_hidden_layers + nextn_layers
-    pages = _pages(config, layers * _entry_bytes(model), model.device)
+def _pool(config: EngineConfig, model: Model, layers: int, kernels: str, graphs: int) -> KVPool:
+    """graphs: bytes that they will take of the device's memory."""
+    pages = _pages(config, layers * _entry_bytes(model), model.device, graphs)
     memory = Arena().take if kernels == "cpu" else None
     return KVPool(layers, pages + 1, config.page_size, model.cache_layout, model.dtype, model.device, memory)
 
@@ -142,11 +152,11 @@ def _entry_bytes(model: Model) -> int:
     return model.cache_layout.width * model.dtype.itemsize
 
 
-def _pages(config: EngineConfig, bytes_per_token: int, device: torch.device) -> int:
+def _pages(config: EngineConfig, bytes_per_token: int, device: torch.device, graphs: int = 0) -> int:
     tokens = config.kv_cache_tokens
     if tokens is None and device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        tokens = int(free * config.mem_fraction_static) // bytes_per_token
+        tokens = int((free - graphs) * config.mem_fraction_static) // bytes_per_token
     elif tokens is None:
         tokens = CPU_KV_TOKENS
     pages = tokens // config.page_size

@@ -19,21 +19,22 @@ from nextn.models.graphs import Graphs, Pass, bucket
 
 class CudaDeepseekV3(DeepseekV3):
     row_align = 1
+    eager = False  # without graphs
 
     _graphs: Graphs | None = None
     _pool: KVPool | None = None
 
     @property
-    def _captures(self) -> bool:
+    def captures(self) -> bool:
         """Can a graph hold the collectives? Not those that go through the host, nor a world's."""
         group = self.group
-        if self.world is not None:
+        if self.eager or self.world is not None:
             return False
         return isinstance(group, Alone) or (isinstance(group, TorchGroup) and group.backend == "nccl")
 
     def batch(self, spans: Sequence[Span], page_size: int) -> Any:
         rows = sum(len(span.tokens) for span in spans)
-        return PackedBatch(spans, page_size, bucket(rows) if self._captures else None)
+        return PackedBatch(spans, page_size, bucket(rows) if self.captures else None)
 
     def forward(self, batch: Any, pool: KVPool) -> Tensor:
         def compute(batch: Batch, _: Tensor | None) -> Tensor:
@@ -56,7 +57,7 @@ class CudaDeepseekV3(DeepseekV3):
     def _run(
         self, kind: Hashable, compute: Pass, batch: PackedBatch, hidden: Tensor | None, pool: KVPool
     ) -> Tensor:
-        if bucket(batch.rows) is None or not self._captures:
+        if bucket(batch.rows) is None or not self.captures:
             numbers = batch.packed.to(self.device)
             if batch.tokens is not None:
                 numbers[: batch.rows] = batch.tokens

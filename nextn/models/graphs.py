@@ -61,6 +61,7 @@ class Graphs:
         compute(batch, self.hidden[:n])  # compiles kernels, which a capture must not do
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with torch.cuda.graph(graph, pool=self._memory):
+        # Another thread may wait for what a step has left meanwhile.
+        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
             out[:n].copy_(compute(batch, self.hidden[:n]))
         return graph

@@ -85,6 +85,8 @@ def _runs(spans: Spans, positions: np.ndarray) -> list[_Run]:
         spans.page_at.tolist(),
         strict=False,
     ):
+        if end == first:
+            continue
         tree = cu_paths[first] < cu_paths[first + 1]
         length = start if tree else start + end - first
         pages = table[page_at : page_at - (-length // page)]

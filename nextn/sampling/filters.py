@@ -38,15 +38,20 @@ def filter_logits(logits: Tensor, top_k: list[int], top_p: list[float], min_p: l
         return torch.tensor(picked, dtype=torch.float32, device=logits.device)[:, None]
 
     index = torch.tensor(rows, device=logits.device)
-    ordered, ids = logits.index_select(0, index).sort(dim=-1, descending=True, stable=True)
-    rank = torch.arange(vocab, device=logits.device)[None]
-    ordered = ordered.masked_fill(
-        rank >= column([float(k) if k > 0 else float(vocab) for k in top_k]), float("-inf")
-    )
+    limits = [float(k) if k > 0 else float(vocab) for k in top_k]
+    kept = filter_rows(logits.index_select(0, index), column(limits), column(top_p), column(min_p))
+    return logits.index_copy(0, index, kept)
+
+
+def filter_rows(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """`filter_logits` of rows that have a filter, with numbers that lie on the device, [N, 1] f32 of each.
+    top_k: the size of the vocabulary where it is off."""
+    ordered, ids = logits.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(logits.shape[1], device=logits.device)[None]
+    ordered = ordered.masked_fill(rank >= top_k, float("-inf"))
     probs = ordered.softmax(dim=-1)
     before = probs.cumsum(dim=-1) - probs
-    drop = (before >= column(top_p)) | (probs < column(min_p) * probs[:, :1])
+    drop = (before >= top_p) | (probs < min_p * probs[:, :1])
     drop[:, 0] = False
     ordered = ordered.masked_fill(drop, float("-inf"))
-    kept = torch.empty_like(ordered).scatter_(1, ids, ordered)
-    return logits.index_copy(0, index, kept)
+    return torch.empty_like(ordered).scatter_(1, ids, ordered)

@@ -29,25 +29,23 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Te
     return torch.stack(torch.broadcast_tensors(c0, c1, c2, c3), dim=-1)
 
 
+Numbers = list[int] | Tensor  # a tensor: int64, on the device
+
+
 def gumbel_noise(
-    seeds: list[int],
-    streams: list[int],
-    positions: list[int],
-    vocab_size: int,
-    device: torch.device,
-    uses: list[int] | None = None,
-) -> Tensor:
-    """[N, vocab_size] f32 standard Gumbel noise for N (seed, stream, position, use); uses: 0 if not given."""
+    seeds: list[int] | tuple[Tensor, Tensor], streams: Numbers, positions: Numbers, vocab_size: int,
+    device: torch.device, uses: list[int] | None = None,
+) -> Tensor:  # fmt: skip
+    """[N, vocab_size] f32 standard Gumbel noise. seeds: or their low and high halves. uses: by default 0."""
 
-    def column(values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=device)[:, None]
+    def column(values: Numbers) -> Tensor:
+        return torch.as_tensor(values, dtype=torch.int64, device=device)[:, None]
 
+    halves = seeds if isinstance(seeds, tuple) else ([s & MASK for s in seeds], [s >> 32 for s in seeds])
     # Sixteen token ids at a time: rows stay whole vectors, so `log` has no tail that depends on the row.
     quarter = torch.arange(-(-vocab_size // 16) * 4, dtype=torch.int64, device=device)[None]
-    words = philox(
-        (quarter, column(positions), column(streams), column(uses or [0] * len(seeds))),
-        (column([s & MASK for s in seeds]), column([s >> 32 for s in seeds])),
-    )
+    use = column(uses) if uses else torch.zeros_like(quarter)
+    words = philox((quarter, column(positions), column(streams), use), (column(halves[0]), column(halves[1])))
     return uniform(words).flatten(1).log_().neg_().log_().neg_().float()[:, :vocab_size]
 
 

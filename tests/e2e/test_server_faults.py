@@ -228,7 +228,7 @@ def test_nothing_is_left(start: StartServer, tmp_path: Path) -> None:
     """The engine's socket lies where only this user may look, and only until the engine is connected. If the
     server is killed, its engine ends too. (Besides, one line of the log names all options that ask for
     nothing.)"""
-    options = ("--pp", "1", "--trust-remote-code", "--enforce-eager")
+    options = ("--pp", "1", "--trust-remote-code", "--enable-mixed-chunk")
     server = start(*options, TMPDIR=str(tmp_path), SCRIPT_LOAD="0.5")
     until(lambda: any(tmp_path.iterdir()))
     (folder,) = tmp_path.iterdir()
@@ -236,7 +236,7 @@ def test_nothing_is_left(start: StartServer, tmp_path: Path) -> None:
     server.wait_ready()
     assert list(tmp_path.iterdir()) == []
     (said,) = (line for line in server.stderr if "ask for nothing" in line)
-    assert all(name in said for name in ("--pp 1", "--trust-remote-code", "--enforce-eager"))
+    assert all(name in said for name in ("--pp 1", "--trust-remote-code", "--enable-mixed-chunk"))
     assert httpx.post(server.url + "/v1/completions", json={"prompt": "x"}).status_code == 200
     os.kill(server.process.pid, signal.SIGKILL)
     until(lambda: server.session() == [])

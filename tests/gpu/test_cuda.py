@@ -3,6 +3,7 @@ test_triton.py.)"""
 
 import pytest
 import torch
+from support.engine_runs import runner_of
 
 from nextn.bench.prompts import heldout_prompts
 from nextn.llm import LLM
@@ -50,7 +51,7 @@ def test_logits_are_close():
     for device in ("cpu", "cuda"):
         model = llm(device, 0)
         tokens = tokens or model.tokenizer.encode(heldout_prompts(1)[0])[:64]
-        runner = model.engine._executor
+        runner = runner_of(model.engine)
         from nextn.layers.batch import Span, build_batch
 
         batch = build_batch([Span(tokens, 0, list(range(1, 10)))], 16, torch.device(device))

@@ -17,6 +17,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("TRITON_INTERPRET=1 is for the CPU", allow_module_level=True)
 
 from support.draft_spans import Beside
+from support.engine_runs import runner_of
 from support.triton_checks import CHECKS, Device
 
 from nextn.cutoff import Cutoff
@@ -79,7 +80,7 @@ def test_parity_with_plain_torch():
 
 @torch.inference_mode()
 def test_a_graph_has_the_bits_of_its_kernels():
-    runner = llm(2).engine._executor
+    runner = runner_of(llm(2).engine)
     model, pool = runner.model, runner.pool
     spans = [Span([5, 6, 7], 0, [3]), Span([9], 0, [4])]
     batch = model.batch(spans, pool.page_size)
@@ -128,7 +129,8 @@ class Both:
 
 def test_chains_chosen_on_the_device_are_those_that_the_host_chooses():
     model = llm(3)
-    runner = model.engine._executor
+    runner = runner_of(model.engine)
+    runner.end_on_device()  # steps that are one graph have no drafter
     both = runner.drafter = Both(runner.drafter)
     some = SpeculativeParams(num_steps=1)
     asked = [
@@ -145,7 +147,8 @@ def test_chains_with_a_cutoff_are_too(params):
     rates = (0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99)
     model = llm(3)
     want = ids(llm(0), GREEDY)
-    runner = model.engine._executor
+    runner = runner_of(model.engine)
+    runner.end_on_device()
     both = runner.drafter = Both(runner.drafter, Cutoff(rates, keep=0.6, usual=0.8, each=0.2, passing=0.9))
     got = [c.token_ids for c in model.generate(prompts(model), params)]
     assert both.guesses

@@ -23,3 +23,9 @@ def run(engine: Engine) -> list[int]:
 
 def executor_of(engine: Engine) -> Any:
     return engine._executor
+
+
+def runner_of(engine: Engine) -> Any:
+    """What runs its steps, where a thread may lie in between."""
+    executor = engine._executor
+    return getattr(executor, "_own", executor)

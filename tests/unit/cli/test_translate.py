@@ -104,9 +104,10 @@ def test_lines_that_people_copy() -> None:
         "--dtype", "BF16", "--max-num-seqs", "8",
     )  # fmt: skip
     assert config == ServerConfig(
-        speculative_algorithm="NEXTN", speculative_num_steps=2, dtype="bfloat16", max_running_requests=8
-    )
-    assert "--enforce-eager (a CPU has no CUDA graphs" in note
+        speculative_algorithm="NEXTN", speculative_num_steps=2, dtype="bfloat16", max_running_requests=8,
+        disable_cuda_graph=True,
+    )  # fmt: skip
+    assert "--disable-log-requests (requests are logged only" in note
     config, note = read(
         "--model=nextn-tiny", "--nnodes=1", "--node_rank=0", "--enable_prefix_cache=false",
         "--max_memory_utilization=0.7", "--enable_graph=true", "--enable_shm", "false", "--block_size=32",
@@ -137,8 +138,11 @@ def test_all_problems_of_a_line_in_one_message(capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--enforce-eager", "--device", "cuda"], "--enforce-eager is not supported: a CPU has no CUDA"),
-        (["--disable-cuda-graph", "--device=cuda"], "--disable-cuda-graph is not supported"),
+        (
+            ["--disable-decode-cuda-graph", "--device", "cuda"],
+            "--disable-decode-cuda-graph is not supported: a CPU has no CUDA",
+        ),
+        (["--disable-prefill-cuda-graph", "--device=cuda"], "none with --disable-cuda-graph"),
         (["--max-prefill-tokens", "100", "--chunked-prefill-size", "512"], "is the one limit of a step"),
         (
             ["--context-length", "5", "--max-model-len", "6"],

@@ -26,6 +26,7 @@ def test_a_gpu_without_room_for_a_page_is_an_error(monkeypatch):
             rank._pages(EngineConfig(), 1000, torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1_000_000, 80 << 30))
     assert rank._pages(EngineConfig(), 1000, torch.device("cuda")) == 850 // 16
+    assert rank._pages(EngineConfig(), 1000, torch.device("cuda"), graphs=200_000) == 680 // 16
     assert rank._pages(EngineConfig(), 1000, torch.device("cpu")) == 32768 // 16
 
 

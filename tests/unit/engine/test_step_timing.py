@@ -42,7 +42,8 @@ class Steps:
 
     def __init__(self, clock: Clock, cost: StepCost, tokens: int = 1 << 17, busy: float = 0.0) -> None:
         self.clock, self.cost, self.busy = clock, cost, busy
-        self.info = SimpleNamespace(vocab_size=99, experts=(8, 2), page_size=PAGE, pages=tokens // PAGE)
+        pages = tokens // PAGE
+        self.info = SimpleNamespace(vocab_size=99, experts=(8, 2), page_size=PAGE, pages=pages, device="cpu")
         self.sizes: list[int] = []
         self.states: dict[str, RequestState] = {}
         self.count = 0

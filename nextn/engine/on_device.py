@@ -1,0 +1,196 @@
+"""Whether an engine's steps can run on its device as wholes, what memory that takes, and its start."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from nextn.config import EngineConfig
+from nextn.draft import MAX_DRAFTS, NO_DRAFT, Draft
+from nextn.engine.device_runner import DeviceRunner, make_shape, rounded
+from nextn.engine.executor import Executor
+from nextn.kvcache.pool import KVPool
+from nextn.models.base import Model
+from nextn.models.cuda import CudaDeepseekV3
+from nextn.models.deepseek_v3 import DeepseekV3
+from nextn.models.graphs import BUCKETS, bucket
+from nextn.request import SamplingParams
+from nextn.sampling.row_draws import Choosing
+from nextn.scheduler.plan import Plan, SpanPlan, SpanResult
+from nextn.speculation import Speculation
+from nextn.speculative.device.drafts import Drafting
+from nextn.speculative.device.graphs import StepGraphs, graph_bytes
+from nextn.speculative.device.relay import Relay
+from nextn.speculative.device.step import DeviceStep, StepShape
+from nextn.speculative.state import RequestState
+
+# Of the graphs that are captured at start; the others are as the load needs them.
+LONGEST = (512, 2048)
+AUTO = 2  # drafts of a request, where their number is chosen automatically
+REPORTS = 5.0  # seconds between two lines that say how far the captures are
+
+# Of the check at start.
+STEPS = 4
+PROMPTS = (3, 17, 40)  # tokens of each
+CHOICES = (  # of each
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=1.0, seed=11, stream=2),
+    SamplingParams(temperature=0.7, seed=2**40 + 3, top_p=0.9, top_k=50),
+)
+
+log = logging.getLogger("nextn.engine")
+
+
+class OnDevice(NamedTuple):
+    """requests: of a step, at most. num_steps: of the drafts that steps make by default. gated: may a cutoff
+    end them? extends: is there a drafter?"""
+
+    requests: int
+    num_steps: int
+    gated: bool
+    extends: bool
+
+    def relay(self, model: Model, page_size: int) -> Relay:
+        slots = model.config.max_position_embeddings + 2 * MAX_DRAFTS
+        return Relay(self.requests, -(-slots // page_size) + 1, model.device)
+
+    def shapes(self, longest: int, row_align: int = 1) -> list[StepShape]:
+        """Those that are captured at start, for every number of requests. The largest first: its memory
+        serves the others. longest: positions of a request."""
+        found = []
+        steps = min(self.num_steps, AUTO) if self.gated else self.num_steps
+        kinds = [Drafting(rounded(steps), self.extends, self.gated)]
+        if self.gated:
+            kinds.append(Drafting())  # while nobody drafts
+        choices = Choosing.GREEDY, Choosing.SAMPLED
+        requests = [n for n in BUCKETS if n <= self.requests]
+        lengths = [keys for keys in LONGEST if keys <= max(longest, LONGEST[0])]
+        for n, keys, kind, choosing in itertools.product(requests, lengths, kinds, choices):
+            rows = n * (1 + steps) if kind.extends else n
+            found.append(make_shape(n, rows, kind, choosing, keys, row_align))
+        return sorted((s for s in found if s), key=lambda s: (s.rows, s.longest, s.choosing), reverse=True)
+
+
+def on_device(config: EngineConfig, model: Model, speculation: Speculation) -> OnDevice | None:
+    """None where steps do not run on the device as wholes."""
+    if not isinstance(model, CudaDeepseekV3) or not model.captures or speculation.simulated is not None:
+        return None
+    shape = speculation.shape
+    chains = speculation.mtp and model.nextn_layers == 1 and shape.topk == 1 and not speculation.ngrams
+    if speculation.num_steps and not chains:
+        return None
+    most = bucket(min(config.max_running_requests, BUCKETS[-1]))
+    assert most is not None
+    return OnDevice(most, speculation.num_steps, speculation.auto, bool(speculation.num_steps))
+
+
+def memory_of(plan: OnDevice, model: Model, layers: int, page_size: int) -> int:
+    """Bytes that the graphs captured at start take, and what they need besides: measured with a pool of one
+    page."""
+    pool = KVPool(layers, 1, page_size, model.cache_layout, model.dtype, model.device)
+    relay = plan.relay(model, page_size)
+    assert isinstance(model, DeepseekV3)
+    step = DeviceStep(model, pool, relay, plan.requests)
+    largest = plan.shapes(model.config.max_position_embeddings)[0]._replace(choosing=Choosing.FILTERED)
+    with torch.inference_mode():
+        taken = graph_bytes(step, largest)
+    return taken + relay.rows.nbytes + relay.pages.nbytes + step.results.nbytes
+
+
+def start_on_device(plan: OnDevice, runner: DeviceRunner) -> bool:
+    """Captures the graphs, and holds a few steps against the general way. If they differ, or raise something,
+    the runner goes on without steps on the device; returns whether it has them."""
+    model, pool = runner.model, runner.pool
+    assert isinstance(model, DeepseekV3)
+    steps = min(plan.num_steps, 3)
+    pages = pool.data.shape[1] // pool.page_size - 1
+    if pages < pages_needed(pool.page_size, steps):
+        log.info("steps are launched pass by pass: the KV pool is too small to check graphs of whole steps")
+        return False
+    options = model.config.vocab_size, pool.page_size, steps, plan.extends
+    want = made_up_steps(runner, *options)
+    step = DeviceStep(model, pool, plan.relay(model, pool.page_size), plan.requests)
+    graphs = StepGraphs(step)
+    _capture(graphs, plan.shapes(model.config.max_position_embeddings, model.row_align))
+    runner.begin_on_device(step, graphs)
+    try:
+        same = made_up_steps(runner, *options) == want
+        why = "their results differ"
+    except RuntimeError as e:
+        same, why = False, str(e)
+    if not same:
+        log.warning("graphs of whole steps are not used, steps are launched pass by pass: %s", why)
+        runner.end_on_device()
+    return same
+
+
+def _capture(graphs: StepGraphs, shapes: list[StepShape]) -> None:
+    begin = said = time.perf_counter()
+    done = 0
+
+    def captured() -> None:
+        nonlocal done, said
+        done += 1
+        now = time.perf_counter()
+        if now - said > REPORTS:
+            said = now
+            log.info("CUDA graphs: %s", progress_bar(done, len(shapes)))
+
+    graphs.capture(shapes, captured)
+    log.info("CUDA graphs: captured %d in %.1f s", len(shapes), time.perf_counter() - begin)
+
+
+def progress_bar(done: int, total: int, width: int = 24) -> str:
+    """
+    >>> progress_bar(6, 24)
+    '[######..................] 6/24'
+    """
+    full = width * done // total
+    return f"[{'#' * full}{'.' * (width - full)}] {done}/{total}"
+
+
+def pages_needed(page_size: int, num_steps: int) -> int:
+    """Of the KV pool."""
+    return len(PROMPTS) * _pages_each(page_size, num_steps)
+
+
+def _pages_each(page_size: int, num_steps: int) -> int:
+    return -(-(max(PROMPTS) + (1 + STEPS) * (2 + 2 * num_steps)) // page_size)
+
+
+def made_up_steps(
+    executor: Executor, vocabulary: int, page_size: int, num_steps: int, extend: bool
+) -> list[Sequence[SpanResult]]:
+    """The results of a prompt's step and of STEPS that follow it."""
+    each = _pages_each(page_size, num_steps)
+    histories = [[(7 * i + 5 * n + 1) % vocabulary for i in range(count)] for n, count in enumerate(PROMPTS)]
+    drafts: list[Draft] = [NO_DRAFT] * len(PROMPTS)
+    found: list[Sequence[SpanResult]] = []
+    for n, (history, params) in enumerate(zip(histories, CHOICES, strict=True)):
+        limit = len(history) + (2 + STEPS) * (1 + num_steps)
+        executor.add(RequestState(f"check {n}", params, list(history), len(history), limit, frozenset()))
+    try:
+        for step in range(1 + STEPS):
+            spans = []
+            for n, (history, draft) in enumerate(zip(histories, drafts, strict=True)):
+                start = len(history) - 1 if step else 0
+                spans.append(
+                    SpanPlan(
+                        f"check {n}", start, len(history) - start, draft, chooses=True, first_page=0,
+                        pages=range(1 + n * each, 1 + (n + 1) * each), num_steps=num_steps, extend=extend,
+                    )
+                )  # fmt: skip
+            results = executor.launch(Plan(spans)).result().spans
+            found.append(results)
+            for history, result in zip(histories, results, strict=True):
+                history += result.tokens
+            drafts = [result.draft for result in results]
+    finally:
+        for n in range(len(PROMPTS)):
+            executor.drop(f"check {n}")
+    return found

@@ -1,0 +1,57 @@
+"""`nextn.cutoff.CutChains` on the device: the confidence gate of a step's chains, in plain tensor code of
+fixed shapes. The host reads no number.
+
+The gains of a pass are added up in f64, where `CutChains` adds f32 numbers one after another: the two may
+disagree about a pass whose gain equals its cost to seven digits. That changes a draft and no text.
+
+Shapes: R requests.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nextn.cutoff import EDGES, NO_GUESS, Cutoff
+
+NUMBERS = NO_GUESS + 4  # of a cutoff, see `cutoff_numbers`
+
+
+def cutoff_numbers(cutoff: Cutoff) -> list[float]:
+    return [*cutoff.rates, *cutoff[1:5]]
+
+
+def edges(device: torch.device) -> Tensor:
+    return torch.tensor(EDGES, dtype=torch.float32, device=device)
+
+
+def bins_of(confidence: Tensor, edges: Tensor) -> Tensor:
+    """`nextn.cutoff.bins`: [R] f32 -> [R] int64."""
+    return (confidence[:, None] >= edges[None]).sum(dim=1)
+
+
+class Gate:
+    """going: [R] bool, the chains that get a further guess. kept: [R] int64, guesses of each chain that are
+    worth verifying."""
+
+    def __init__(self, numbers: Tensor, num_steps: Tensor, chains: Tensor) -> None:
+        """numbers: [NUMBERS] f32. num_steps: [R] int64. chains: [R] bool, those that the cutoff may end."""
+        self._rates = numbers[:NO_GUESS]
+        self._keep, self._usual, self._each, self._passing = numbers[NO_GUESS:].unbind()
+        self._num_steps, self.going = num_steps, chains
+        self._holds = torch.ones_like(num_steps, dtype=torch.float32)
+        self.kept = torch.zeros_like(num_steps)
+        self._made = 0
+
+    def guessed(self, fell: Tensor, found: Tensor, others: Tensor) -> None:
+        """A guess of each chain that is `going` fell into these bins, [R] int64, if one was `found`, [R]
+        bool. others: does the next pass run in any case?"""
+        self._made += 1
+        chains = self.going & found
+        self._holds = torch.where(chains, self._holds * self._rates[fell], self._holds)
+        worth = chains & (self._holds >= self._keep)
+        self.kept = torch.where(worth, self._made, self.kept)
+        gains = self._holds * self._usual - self._each
+        on = worth & (self._num_steps > self._made) & (gains > 0)
+        total = torch.where(on, gains, 0.0).double().sum()
+        self.going = on & (others | (total > self._passing))

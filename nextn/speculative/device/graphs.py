@@ -1,0 +1,91 @@
+"""Steps on the device as CUDA graphs: one graph a step, captured once for each shape.
+
+Graphs of all shapes share their memory: they run one after another, and what lasts lies outside of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+import torch
+
+from nextn.speculative.device.step import DeviceStep, StepShape
+
+log = logging.getLogger("nextn.engine")
+
+
+class StepPasses(Protocol):
+    """How the step of a shape is run."""
+
+    def prepare(self, shape: StepShape) -> None:
+        """Called before the step's inputs are sent; may write over them."""
+
+    def run(self, shape: StepShape) -> None:
+        """The step, once its inputs are there."""
+
+
+class OneByOne:
+    """Kernel by kernel."""
+
+    def __init__(self, step: DeviceStep) -> None:
+        self.run = step.run
+
+    def prepare(self, shape: StepShape) -> None:
+        pass
+
+
+class StepGraphs:
+    def __init__(self, step: DeviceStep) -> None:
+        self._step = step
+        # None: this step cannot be captured and is launched kernel by kernel.
+        self._graphs: dict[StepShape, torch.cuda.CUDAGraph | None] = {}
+        self._memory = torch.cuda.graph_pool_handle()
+
+    def capture(self, shapes: Iterable[StepShape], captured: Callable[[], None]) -> None:
+        """captured: called after each."""
+        for shape in shapes:
+            self.prepare(shape)
+            captured()
+
+    @torch.inference_mode()
+    def prepare(self, shape: StepShape) -> None:
+        if shape not in self._graphs:
+            try:
+                self._graphs[shape] = self._capture(shape)
+            except RuntimeError as e:
+                log.warning("a step of %s cannot be captured, it is launched kernel by kernel: %s", shape, e)
+                self._graphs[shape] = None
+
+    def run(self, shape: StepShape) -> None:
+        graph = self._graphs[shape]
+        if graph is None:
+            self._step.run(shape)
+        else:
+            graph.replay()
+
+    def _capture(self, shape: StepShape) -> torch.cuda.CUDAGraph:
+        self._step.inputs.zero_()  # nobody's requests: what runs here changes nothing
+        self._step.run(shape)  # compiles kernels, which a capture must not do
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        # Another thread may wait for the results of steps meanwhile.
+        with torch.cuda.graph(graph, pool=self._memory, capture_error_mode="thread_local"):
+            self._step.run(shape)
+        return graph
+
+
+def graph_bytes(step: DeviceStep, shape: StepShape) -> int:
+    """Memory of the device that the graph of a shape takes; it is given back."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before, _ = torch.cuda.mem_get_info(step.inputs.device)
+    graphs = StepGraphs(step)
+    graphs.prepare(shape)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    after, _ = torch.cuda.mem_get_info(step.inputs.device)
+    del graphs
+    torch.cuda.empty_cache()
+    return max(0, before - after)

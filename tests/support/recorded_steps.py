@@ -1,0 +1,101 @@
+"""CUDA graphs, played on the CPU.
+
+A recording has the kernels of a step, and where they read and write; a replay runs the same kernels over the
+same memory. What the host does in between is left out. So a number that it read, or a tensor that it made, is
+that of the recording ever after.
+
+And ops in tensor code of fixed shapes, as a device's kernels are: those in plain torch read on the host.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from support.sharing import ExactReference
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from nextn.ops.base import Columns, Spans
+from nextn.ops.reference import _swiglu
+from nextn.speculative.device.step import DeviceStep, StepShape
+
+MOST = 64  # positions that a row sees
+READS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::is_nonzero")
+
+
+class FixedOps(ExactReference):
+    """Every sum runs over as many elements in all batches."""
+
+    def mla_attention(self, q: Tensor, cache: Tensor, spans: Spans, rank: int) -> Tensor:
+        at = torch.arange(MOST, device=q.device)
+        first = spans.page_at[spans.span_of.long()].long()
+        place = (first[:, None] + at // spans.page_size).clamp(max=len(spans.table) - 1)
+        slots = spans.table[place].long() * spans.page_size + at % spans.page_size
+        sees = at <= spans.positions[:, None]
+        keys = cache[torch.where(sees, slots, slots[:, :1])]  # [T, MOST, D]
+        scores = (q[:, :, None] * keys[:, None]).contiguous().sum(-1)
+        p = scores.masked_fill(~sees[:, None], float("-inf")).softmax(-1)
+        return (p[..., None] * keys[:, None, :, :rank]).transpose(2, 3).contiguous().sum(-1)
+
+    def dispatch(self, ids: Tensor, experts: int) -> Any:
+        return ids
+
+    def experts(
+        self, x: Tensor, runs: Any, gate_up: Tensor, down: Tensor, *, inner: Columns | None = None
+    ) -> Tensor:
+        hidden = (x[: len(runs), None, None] * gate_up[runs]).contiguous().sum(-1)
+        hidden = _swiglu(hidden.flatten(0, 1), inner).view(*hidden.shape[:2], -1)
+        return (hidden[:, :, None] * down[runs]).contiguous().sum(-1)
+
+
+class Recording(TorchDispatchMode):
+    """Kernels, and the tensors that they read and write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: list[tuple[Any, Any, Any, list[tuple[int, Tensor]]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        assert func._schema.name not in READS, f"the host waits in {func}"
+        out = func(*args, **kwargs)
+        known = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        new = [
+            (n, t)
+            for n, t in enumerate(tree_leaves(out))
+            if isinstance(t, Tensor) and t.untyped_storage().data_ptr() not in known
+        ]
+        self.kernels.append((func, args, kwargs, new))
+        return out
+
+    def replay(self) -> None:
+        for func, args, kwargs, new in self.kernels:
+            found = tree_leaves(func(*args, **kwargs))
+            for n, tensor in new:
+                tensor.copy_(found[n])
+
+
+class RecordedSteps:
+    """As `nextn.speculative.device.graphs.StepGraphs`."""
+
+    def __init__(self, step: DeviceStep) -> None:
+        self.step = step
+        self.recordings: dict[StepShape, Recording] = {}
+
+    @torch.inference_mode()
+    def prepare(self, shape: StepShape) -> None:
+        if shape not in self.recordings:
+            self.step.inputs.zero_()
+            self.step.run(shape)
+            self.recordings[shape] = recording = Recording()
+            before = [t.clone() for t in (self.step.relay.rows, self.step.relay.pages)]
+            with recording:
+                self.step.run(shape)
+            assert self.step.relay.rows.equal(before[0])  # nobody's requests change nothing
+            assert self.step.relay.pages.equal(before[1])
+
+    @torch.inference_mode()
+    def run(self, shape: StepShape) -> None:
+        self.recordings[shape].replay()

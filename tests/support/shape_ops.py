@@ -1,0 +1,70 @@
+"""Ops of which only the shapes and types are right: for tensors of the device `meta`, which have no numbers,
+so that whatever reads one raises."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nextn.ops.base import Columns, Spans
+
+
+class ShapeOps:
+    name = "shapes"
+    exact_columns = True
+
+    def linear(self, x: Tensor, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        assert x.shape[1] == weight.shape[1]
+        return x.new_empty(len(x), len(weight), dtype=dtype or x.dtype)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return x.new_empty(x.shape, dtype=weight.dtype)
+
+    def add_norm(
+        self, x: Tensor, added: Sequence[Tensor], weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        assert all(one.shape == x.shape for one in added)
+        return x, self.rms_norm(x, weight, eps)
+
+    def swiglu_mlp(self, x: Tensor, gate_up: Tensor, down: Tensor, *, inner: Columns | None = None) -> Tensor:
+        return x.new_empty(len(x), len(down), dtype=torch.float32)
+
+    def write_latent(
+        self, cache: Tensor, slots: Tensor, latent: Tensor, weight: Tensor, eps: float, cos: Tensor,
+        sin: Tensor,
+    ) -> None:  # fmt: skip
+        assert slots.shape == latent.shape[:1] == cos.shape[:1]
+
+    def absorb(self, q: Tensor, key_up: Tensor, cos: Tensor, sin: Tensor, scale: float) -> Tensor:
+        return q.new_empty(*q.shape[:2], key_up.shape[2] + 2 * cos.shape[1])
+
+    def mla_attention(self, q: Tensor, cache: Tensor, spans: Spans, rank: int) -> Tensor:
+        rows = len(q)
+        assert spans.positions.shape == spans.span_of.shape == (rows,)
+        assert len(spans.cu_paths) == rows + 1
+        assert len(spans.cu_rows) >= spans.count + 1
+        return q.new_empty(*q.shape[:2], rank)
+
+    def heads_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
+        return x.new_empty(*x.shape[:2], weight.shape[2])
+
+    def route(self, x: Tensor, router: Tensor, bias: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+        shape = len(x), rest[2]
+        return x.new_empty(shape, dtype=torch.int64), x.new_empty(shape, dtype=torch.float32)
+
+    def dispatch(self, ids: Tensor, experts: int) -> Any:
+        return ids.shape
+
+    def experts(
+        self, x: Tensor, runs: Any, gate_up: Tensor, down: Tensor, *, inner: Columns | None = None
+    ) -> Tensor:
+        return x.new_empty(*runs, down.shape[1], dtype=torch.float32)
+
+    def combine(self, results: Tensor, weights: Tensor) -> Tensor:
+        return results.new_empty(len(weights), results.shape[2])
+
+    def best_token(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        return logits.new_empty(len(logits), dtype=torch.int64), logits.new_empty(len(logits))

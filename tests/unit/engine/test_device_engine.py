@@ -1,0 +1,152 @@
+"""A whole engine whose decode steps run on the device, here the CPU with plain torch: texts and drafts of the
+general way, for all kinds of requests side by side. And how such steps are checked at start."""
+
+from __future__ import annotations
+
+import pytest
+
+from nextn.bench.prompts import heldout_prompts
+from nextn.config import EngineConfig
+from nextn.engine import on_device
+from nextn.engine.device_runner import DeviceRunner, DeviceTicket
+from nextn.engine.engine import Engine
+from nextn.engine.on_device import OnDevice, start_on_device
+from nextn.engine.rank import make_runner
+from nextn.engine.thread import ThreadExecutor
+from nextn.kvcache.pool import KVPool
+from nextn.llm import LLM
+from nextn.request import SamplingParams, SpeculativeParams
+from nextn.speculative.device.graphs import OneByOne
+from nextn.speculative.device.relay import Relay
+from nextn.speculative.device.step import RESULTS, DeviceStep
+
+ASKED = [
+    SamplingParams(max_tokens=12, temperature=0, ignore_eos=True),
+    SamplingParams(max_tokens=12, temperature=0.9, seed=3, ignore_eos=True),
+    SamplingParams(max_tokens=9, temperature=0.7, seed=5, top_p=0.9, ignore_eos=True),
+    SamplingParams(max_tokens=7, temperature=0, repetition_penalty=1.2),
+    SamplingParams(max_tokens=9, temperature=1.0, seed=1, speculative=SpeculativeParams(num_steps=0)),
+    SamplingParams(max_tokens=8, temperature=0, logprobs=1),
+    SamplingParams(max_tokens=12, temperature=0, min_tokens=4),
+]
+
+
+class Counting(DeviceRunner):
+    count = 0
+
+    def launch(self, plan):
+        ticket = super().launch(plan)
+        self.count += isinstance(ticket, DeviceTicket)
+        return ticket
+
+
+def with_device_steps(config: EngineConfig) -> DeviceRunner:
+    plain = make_runner(config)
+    runner = Counting(plain.info, plain.model, plain.pool, plain.drafter)
+    pool: KVPool = plain.pool
+    relay = Relay(8, 1 + pool.data.shape[1] // pool.page_size, plain.model.device)
+    runner.begin_on_device(DeviceStep(plain.model, pool, relay, 8))
+    return runner
+
+
+def llm(drafts, on_device, **options):
+    options = {"kernel_backend": "reference", "threads": 1, "kv_cache_tokens": 2048, **options}
+    model = LLM(device="cpu", speculative_num_steps=drafts, check_integrity=True, **options)
+    if on_device:
+        model.engine = Engine(model.engine.config, with_device_steps)
+    return model
+
+
+def texts(model, asked):
+    prompts = [model.tokenizer.encode(p)[:30] for p in heldout_prompts(len(asked))]
+    return [c.token_ids for c in model.generate(prompts, asked)]
+
+
+@pytest.fixture(scope="module")
+def want():
+    return texts(llm(0, on_device=False), ASKED)
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_texts_and_drafts(want, drafts):
+    model = llm(drafts, on_device=True, max_running_requests=4)
+    assert texts(model, ASKED) == want
+    assert model.engine._executor.count > 0
+    plain = llm(drafts, on_device=False, max_running_requests=4)
+    assert texts(plain, ASKED) == want
+    assert model.engine.stats().spec == plain.engine.stats().spec
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+@pytest.mark.parametrize("drafts", [0, 3, "auto"])
+def test_one_step_ahead(want, drafts, in_thread):
+    model = llm(drafts, on_device=False, max_running_requests=4, overlap_schedule="on")
+    runners = []
+
+    def make(config):
+        runners.append(with_device_steps(config))
+        return ThreadExecutor(runners[0]) if in_thread else runners[0]
+
+    model.engine = Engine(model.engine.config, make)
+    for _ in range(2):
+        assert texts(model, ASKED) == want
+        assert texts(model, ASKED[:3]) == want[:3]
+    if in_thread:
+        model.engine._executor._ask(int).result()  # after the calls that nobody waited for
+    assert runners[0].count > 10 or drafts == "auto"  # which may keep hidden states
+    assert not runners[0].states
+    assert len(runners[0]._free) == 8
+
+
+class Passes(OneByOne):
+    """In place of graphs. wrong: what they compute."""
+
+    captured = 0
+    wrong = False
+
+    def capture(self, shapes, captured):
+        for _ in shapes:
+            type(self).captured += 1
+            captured()
+
+    def run_wrong(self, shape):
+        self.step.run(shape)
+        self.step.results[: shape.requests, RESULTS] += 1
+
+    def __init__(self, step):
+        super().__init__(step)
+        self.step = step
+        if self.wrong:
+            self.run = self.run_wrong
+
+
+@pytest.mark.parametrize(("drafts", "wrong"), [(0, False), (2, False), (2, True)])
+def test_steps_on_the_device_are_checked_at_start(monkeypatch, caplog, drafts, wrong):
+    monkeypatch.setattr(on_device, "StepGraphs", Passes)
+    monkeypatch.setattr(Passes, "wrong", wrong)
+    plain = llm(drafts, on_device=False).engine._executor
+    runner = DeviceRunner(plain.info, plain.model, plain.pool, plain.drafter)
+    plan = OnDevice(requests=4, num_steps=drafts, gated=False, extends=drafts > 0)
+    Passes.captured = 0
+    assert start_on_device(plan, runner) == (runner.step is not None) == (not wrong)
+    assert Passes.captured == len(plan.shapes(runner.model.config.max_position_embeddings, 8)) == 16
+    assert ("results differ" in caplog.text) == wrong
+    assert not runner.states
+
+
+def test_a_pool_too_small_to_check(caplog):
+    plain = llm(2, on_device=False, kv_cache_tokens=64).engine._executor
+    runner = DeviceRunner(plain.info, plain.model, plain.pool, plain.drafter)
+    assert not start_on_device(OnDevice(4, 2, gated=False, extends=True), runner)
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("requests", "steps"), [(1, 0), (64, 3), (512, 1), (512, 0), (8, 16)])
+def test_shapes(requests, steps, gated):
+    shapes = OnDevice(requests, steps, gated, extends=steps > 0).shapes(4096)
+    assert len(set(shapes)) == len(shapes)
+    assert shapes[0].rows == max(shape.rows for shape in shapes) <= 512
+    least = {True: 1 + min(steps, 2) if gated else 1 + steps, False: 1}
+    assert all(shape.rows >= shape.requests * least[shape.drafting.extends] for shape in shapes)
+    assert {shape.drafting.extends for shape in shapes} == {steps > 0, steps > 0 and not gated}
+    assert {shape.requests for shape in shapes} >= {1}

@@ -1,0 +1,50 @@
+"""Steps on the device with the Triton kernels under Triton's interpreter: what runs on a GPU, but for the
+compiler and the graphs. tests/gpu runs those."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from support.device_steps import Job, make_runner, same_results, serve, small_model
+
+from nextn.cutoff import Cutoff
+from nextn.models.cuda import CudaDeepseekV3
+from nextn.request import SamplingParams
+
+if torch.cuda.is_available():
+    pytest.skip("tests/gpu runs this on the device", allow_module_level=True)
+if sys.platform != "linux":
+    pytest.skip(f"no triton for {sys.platform}", allow_module_level=True)
+
+from nextn.ops.triton.ops import TritonOps
+
+CUTOFF = Cutoff((0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99), keep=0.5, usual=0.8, each=0.1, passing=0.3)
+GREEDY = SamplingParams(max_tokens=5, temperature=0.0)
+HOT = SamplingParams(max_tokens=5, temperature=1.0, seed=6)
+
+
+class Uncaptured(CudaDeepseekV3):
+    """The model of a GPU, launched kernel by kernel."""
+
+    captures = False
+
+
+def jobs() -> list[Job]:
+    return [Job([3, 9, 4], GREEDY, 2), Job([5] * 7, HOT, 2, cut=True)]
+
+
+# Not bfloat16, which the interpreter computes wrongly.
+@pytest.mark.parametrize(
+    ("dtype", "ahead"), [(torch.float32, True), (torch.float16, False)], ids=["f32 ahead", "f16"]
+)
+def test_results_are_those_of_a_runner(dtype: torch.dtype, ahead: bool) -> None:
+    model = small_model(ops=TritonOps(), dtype=dtype)
+    model.__class__ = Uncaptured
+    plain, device = jobs(), jobs()
+    serve(make_runner(model, on_device=False), plain, cutoff=CUTOFF)
+    serve(make_runner(model), device, ahead, cutoff=CUTOFF)
+    for a, b in zip(plain, device, strict=True):
+        assert a.tokens == b.tokens
+        assert ahead or same_results(b.results, a.results)
