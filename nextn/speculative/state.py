@@ -68,6 +68,11 @@ class RequestState:
         self.last = result
 
     @property
+    def proposed(self) -> Draft:
+        """By the last step."""
+        return NO_DRAFT if self.last is None else self.last.draft
+
+    @property
     def ended(self) -> bool:
         """Did the last step, in which it chose, end it?"""
         last = self.last
@@ -82,7 +87,7 @@ class RequestState:
     def go_on(self, most_drafts: int) -> None:
         """The next span is one that was planned ahead: see `nextn.scheduler.plan.SpanPlan`."""
         self.start, self.known = len(self.history) - 1, 1
-        self.draft = NO_DRAFT if self.last is None else self.last.draft.cut(most_drafts, self.room - 1)
+        self.draft = self.proposed.cut(most_drafts, self.room - 1)
 
     @property
     def room(self) -> int:
