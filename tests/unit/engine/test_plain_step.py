@@ -189,4 +189,4 @@ def test_any_mix(
     both.plain = 0
     work = {str(i): each for i, each in enumerate(requests)}
     run(engine, work if num_steps else without_depths(work), seed)
-    assert both.plain
+    assert both.plain or any(p.min_tokens for _, p in requests)  # which may be all that they get
