@@ -43,11 +43,15 @@ struct NxStep {
     NxTaken* taken;    // out, [spans]
     int32_t* guesses;  // out, [drafts made, max_steps]: those of spans whose `kept` is not -1, in order
     uint8_t* bins;     // out, likewise, of drafts with a cutoff
-    int32_t* passes;   // out, [max_steps + 1]: rows of the NextN module's first pass and of those for each guess
+    int32_t* work;     // out, [5 + max_steps], see below
 };
 }
 
 namespace {
+
+// What ran: rows of the NextN module's first pass; requests that chose, their drafts, and positions before them; how
+// many passes the module made after its first one, and the rows of each.
+enum Work { EXTENDED, DECODING, DRAFTS, CONTEXT, PASSES, ROWS };
 
 struct Stepper : Guesser {
     using Guesser::Guesser;
@@ -61,7 +65,7 @@ struct Stepper : Guesser {
         }
         choose_all(s, asked, b);
         verify(s);
-        std::fill(s.passes, s.passes + s.max_steps + 1, 0);
+        count(s);
         if (s.drafts) draft_all(s, asked, b);
     }
 
@@ -75,7 +79,7 @@ struct Stepper : Guesser {
     };
     Arrays target, drafter;
     std::vector<int32_t> places;  // rows of `hidden`: that are chosen after, then that the module takes in
-    std::vector<int32_t> after, num_steps, made, kept;  // of each chain, as NxChains has them
+    std::vector<int32_t> after, num_steps, made, kept, passes;  // of each chain, as NxChains has them
     std::vector<NxSampling> sampling;
     std::vector<uint8_t> cut;
 
@@ -133,6 +137,17 @@ struct Stepper : Guesser {
         }
     }
 
+    void count(const NxStep& s) {
+        std::fill(s.work, s.work + ROWS, 0);
+        for (int i = 0; i < s.spans; ++i) {
+            const NxTurn& t = s.turns[i];
+            if (!t.chooses()) continue;
+            s.work[DECODING] += 1;
+            s.work[DRAFTS] += t.drafts;
+            s.work[CONTEXT] += t.start;
+        }
+    }
+
     // What is settled goes through the module; requests that go on get drafts.
     void draft_all(const NxStep& s, const NxAsked* asked, const NxBatch& b) {
         drafter.clear();
@@ -146,12 +161,15 @@ struct Stepper : Guesser {
         if (!rows) return;
         made.assign(size_t(count), 0);
         kept.assign(size_t(count), 0);
+        passes.assign(size_t(s.max_steps) + 1, 0);
         const NxBatch settled{rows, int32_t(drafter.starts.size()), drafter.tokens.data(), drafter.starts.data(),
                               drafter.page_at.data(), drafter.cu_rows.data(), nullptr, b.table};
         chains(settled, s.hidden, 0, {places.data(), after.data(), sampling.data(), num_steps.data(), count, s.max_steps,
                                       s.vocab, s.scores, s.cutoff, cut.data(), s.guesses, s.bins, made.data(),
-                                      kept.data(), s.passes + 1});
-        s.passes[0] = rows;
+                                      kept.data(), passes.data()});
+        s.work[EXTENDED] = rows;
+        for (int depth = 1; passes[size_t(depth) - 1]; ++depth)
+            if (passes[size_t(depth)]) s.work[ROWS + s.work[PASSES]++] = passes[size_t(depth)];
         for (int i = 0, chain = 0; i < s.spans; ++i)
             if (s.taken[i].kept == 0) {
                 s.taken[i].kept = kept[size_t(chain)];

@@ -51,6 +51,11 @@ class Split:
         """Each rank's columns."""
         return [range(*self.bounds[r : r + 2]) for r in range(self.group.size)]
 
+    @property
+    def is_whole(self) -> bool:
+        """Are all columns this rank's?"""
+        return self.group.size == 1
+
     def times(self, width: int) -> Split:
         """Each column stands for so many."""
         return Split(self.group, tuple(b * width for b in self.bounds))
@@ -65,7 +70,7 @@ class Split:
 
     def wholes(self, *parts: Tensor) -> tuple[Tensor, ...]:
         """The same of several with equally many rows, which go together."""
-        if self.group.size == 1:
+        if self.is_whole:
             return parts
         rows = len(parts[0])
         found = parts[0].new_empty(len(parts), rows, self.n)

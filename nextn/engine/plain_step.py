@@ -20,11 +20,13 @@ from nextn.models.one_call import (
     EXTENDS,
     TAKEN,
     TURN,
+    WORK,
     PlainResult,
     PlainStep,
     StepInOneCall,
 )  # fmt: skip
 from nextn.ops.base import NO_TOKEN
+from nextn.request import TokenLogprob
 from nextn.sampling.choice import draw_params
 from nextn.sampling.penalties import penalized
 from nextn.scheduler.plan import Plan, SpanResult, StepResult
@@ -34,6 +36,8 @@ from nextn.speculative.mtp import MTPDrafter
 from nextn.speculative.state import RequestState
 from nextn.speculative.verifier import NO_CHOICE
 from nextn.speculative.work import StepWork
+
+NO_LOGPROBS: list[TokenLogprob] = []
 
 
 def plain_steps(model: Model, pool: KVPool, drafter: Drafter) -> PlainSteps | None:
@@ -51,6 +55,10 @@ class PlainSteps:
     def __init__(self, model: StepInOneCall, pool: KVPool, behind: Behind | None) -> None:
         """behind: the drafter's; None: nobody drafts."""
         self.model, self.pool, self.behind = model, pool, behind
+        # Those of the last step: what they ask for, their pages, and how many these are.
+        self._last: Sequence[RequestState] = []
+        self._asked = b""
+        self._table, self._counts = array("i"), list[int]()
 
     def add(self, state: RequestState) -> None:
         """Makes ready what does not change of a request."""
@@ -64,30 +72,35 @@ class PlainSteps:
     def run(self, states: Sequence[RequestState], plan: Plan) -> StepResult | None:
         """None where the step is none of these."""
         behind = self.behind
-        if behind is not None and len(behind):
-            if not plan.keep:
-                behind.forget()
-            elif any(r.extend and r.drafting.waiting is not None for r in states):
-                return None
+        if behind is not None and len(behind) and not plan.keep:
+            behind.forget()
         step = self._step(states, plan)
         if step is None:
+            self._last = []
             return None
         found = self.model.plain_step(step, self.pool)
         results = _results(states, step, found)
         if plan.keep and behind is not None and not all(r.extend for r in states):
             self._keep(behind, states, step, results)
-        return StepResult(results, _work(step, found))
+        extended, decoding, drafts, context, passes = found.work[:WORK]
+        deeper = tuple(found.work[WORK : WORK + passes])
+        work = StepWork(len(step.tokens), extended, deeper, decoding, drafts, context)
+        return StepResult(results, work)
 
     def _step(self, states: Sequence[RequestState], plan: Plan) -> PlainStep | None:
-        tokens, turns, table = array("i"), array("i"), array("i")
-        asked: list[bytes] = []
+        behind = self.behind
+        waiting = behind is not None and len(behind) > 0
+        if waiting and any(r.extend and r.drafting.waiting is not None for r in states):
+            return None  # they catch up first
+        self._prepare(states, plan)
+        tokens, turns, page_size = array("i"), array("i"), self.pool.page_size
         choices = num_steps = 0
-        for r in states:  # once for every request and step: as little as can be
-            known, drafts = r.known, len(r.draft.tokens)
+        # Once for every request and step: as little as can be.
+        for r, pages in zip(states, self._counts, strict=True):
+            drafts, following = len(r.draft.tokens), CHOOSES
             if r.chooses:
                 if len(r.history) < r.plain_from:
                     return None
-                following = CHOOSES
                 choices += 1 + drafts
             elif r.scores or r.grammar is not None:
                 return None
@@ -96,15 +109,24 @@ class PlainSteps:
             if r.num_steps > num_steps:
                 num_steps = r.num_steps
             flags = (EXTENDS if r.extend else 0) | (0 if r.cutoff is None else CUT)
-            pages, page = r.pages, r.draft_from // self.pool.page_size
-            turns.extend((r.start, known, drafts, following, len(pages), r.num_steps, flags, page))
+            page = r.draft_from // page_size
+            turns.extend((r.start, r.known, drafts, following, pages, r.num_steps, flags, page))
             tokens.extend(r.tokens)
-            table.extend(pages)
-            asked.append(r.asked)
-        if not asked:
-            return None
-        drafting = self.behind is not None
-        return PlainStep(tokens, turns, table, asked, choices, num_steps, plan.cutoff, drafting)
+        return PlainStep(
+            tokens, turns, self._table, self._asked, len(states), choices, num_steps, plan.cutoff,
+            behind is not None,
+        )  # fmt: skip
+
+    def _prepare(self, states: Sequence[RequestState], plan: Plan) -> None:
+        """What is mostly as it was in the step before, whose requests and pages are the same."""
+        same = states == self._last
+        if not same:
+            self._last = states
+            self._asked = b"".join([r.asked for r in states])
+        if not same or any(span.pages for span in plan.spans):
+            self._table, self._counts = array("i"), [len(r.pages) for r in states]
+            for r in states:
+                self._table.extend(r.pages)
 
     @torch.inference_mode()
     def _keep(
@@ -130,34 +152,30 @@ class PlainSteps:
 
 
 def _results(states: Sequence[RequestState], step: PlainStep, found: PlainResult) -> list[SpanResult]:
-    """And what the requests commit is appended to their history."""
+    """And the requests take them in. Nothing else of a request is looked at: it has left the processor's
+    caches while the model ran."""
     taken, _, guesses, bins = found
+    turns, end = step.turns, TAKEN * step.spans
     results = []
-    at = 0
-    each = zip(states, taken[::TAKEN], taken[1::TAKEN], taken[2::TAKEN], taken[3::TAKEN], strict=True)
-    for r, held, token, kept, made in each:
+    draft_at = row = 0
+    each = zip(
+        states, turns[1::TURN], turns[2::TURN], turns[3::TURN], turns[6::TURN],
+        taken[:end:TAKEN], taken[1:end:TAKEN], taken[2:end:TAKEN], taken[3:end:TAKEN], strict=True,
+    )  # fmt: skip
+    for state, known, drafts, following, flags, held, token, kept, made in each:
         draft, error = NO_DRAFT, None
         if kept >= 0:
-            cut = b"" if r.cutoff is None else bins[at : at + made]
-            draft = Draft(guesses[at : at + kept], None, None, cut)
-            at += step.num_steps
-        tokens = [*r.draft.tokens[:held]] if held else []
+            cut = bins[draft_at : draft_at + made] if flags & CUT else b""
+            draft = Draft(guesses[draft_at : draft_at + kept], None, None, cut)
+            draft_at += step.num_steps
+        row += known
+        tokens = step.tokens[row : row + held].tolist() if held else []
+        row += drafts
         if token != NO_TOKEN:
             tokens.append(token)
-        elif r.chooses and not r.draft.tokens:  # see nextn.speculative.verifier._verified
+        elif following == CHOOSES and not drafts:  # see nextn.speculative.verifier._verified
             error = NO_CHOICE
-        if r.chooses:
-            r.commit(tokens, error is not None, draft)
-        results.append(SpanResult(tokens, draft, None, [], False, error))
+        result = SpanResult(tokens, draft, None, NO_LOGPROBS, False, error)
+        state.commit(result)
+        results.append(result)
     return results
-
-
-def _work(step: PlainStep, found: PlainResult) -> StepWork:
-    rows, extended, passes = len(step.tokens), found.passes[0], found.passes[2:]
-    while passes and not passes[-1]:
-        passes.pop()
-    starts, following = step.turns[::TURN], step.turns[3::TURN]
-    decoding = following.count(CHOOSES)
-    if decoding < len(following):
-        starts = array("i", [start for start, n in zip(starts, following, strict=True) if n == CHOOSES])
-    return StepWork(rows, extended, tuple(passes), decoding, step.choices - decoding, sum(starts))

@@ -144,10 +144,9 @@ class Runner:
                 error = error or Failure(GRAMMAR_ERROR, r.grammar.failed)
             draft = NO_DRAFT if error is not None else made.drafts[i]
             error = error or logprobs[i].error or scored[i].error
-            if r.chooses:
-                r.commit(v.tokens, v.ended or error is not None, draft)
             found = logprobs[i].found, scored[i].found or []
             results.append(SpanResult(v.tokens, draft, *found, v.ended, error))
+            r.commit(results[-1])
         work = StepWork(rows, made.extended, tuple(made.passes), decoding, nodes, context)
         return StepResult(results, work)
 
@@ -162,7 +161,8 @@ class Runner:
         state.chooses, state.num_steps, state.scores = span.chooses, span.num_steps, span.scores
         state.extend, state.draft_from = span.extend, span.draft_from
         state.cutoff = cutoff if span.cut else None
-        state.pages[span.first_page :] = array("i", span.pages)
+        if span.pages:
+            state.pages[span.first_page :] = array("i", span.pages)
         return state
 
     def _forward(self, spans: Sequence[Span]) -> Tensor | None:

@@ -15,6 +15,7 @@ from nextn.layers.expert_parallel import ParallelMoE
 from nextn.layers.mla import MLA
 from nextn.layers.mlp import MLP, MoE
 from nextn.layers.sharing import Sharing
+from nextn.ops.base import Addend
 
 
 class DecoderLayer:
@@ -38,8 +39,8 @@ class DecoderLayer:
         }
 
     def forward(
-        self, x: Tensor, added: Sequence[Tensor], batch: Batch, cos: Tensor, sin: Tensor, cache: Tensor
-    ) -> tuple[Tensor, Sequence[Tensor]]:
+        self, x: Tensor, added: Sequence[Addend], batch: Batch, cos: Tensor, sin: Tensor, cache: Tensor
+    ) -> tuple[Tensor, Sequence[Addend]]:
         """x [T, C] f32, the residual stream, and what is still to be added to it -> both after the layer.
         Writes the batch's entries to `cache` [slots, D]."""
         eps = self.cfg.rms_norm_eps

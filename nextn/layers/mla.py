@@ -60,22 +60,17 @@ class MLA:
         """x [T, C], cos and sin [T, P / 2], cache [slots, R + P] of this layer -> [T, C] f32."""
         cfg, ops, rank = self.cfg, self.ops, self.cfg.kv_lora_rank
         q, latent = ops.linear(x, self.down).split((self.q_in, rank + cfg.qk_rope_head_dim), dim=-1)
+        entries = cache, batch.slots, latent, self.kv_norm, LATENT_NORM_EPS, cos, sin
         if cfg.q_lora_rank:
-            q = ops.linear(ops.rms_norm(q, self.q_norm, LATENT_NORM_EPS), self.q_up)
+            q = ops.linear(ops.norm_latents(*entries, q, self.q_norm), self.q_up)
+        else:
+            ops.write_latent(*entries)
         q = q.unflatten(-1, (len(self.heads.own), -1))
-        ops.write_latent(cache, batch.slots, latent, self.kv_norm, LATENT_NORM_EPS, cos, sin)
-        mixed = self._absorbed(q, batch, cos, sin, cache)
-        spans = batch.attention
+        query, spans = ops.absorb(q, self.key_up, cos, sin, self.scale), batch.attention
+        mixed = ops.heads_matmul(ops.mla_attention(query, cache, spans, rank), self.value_up)
         if spans.prompts is not None:
             q_nope, q_rope = q.split((cfg.qk_nope_head_dim, cfg.qk_rope_head_dim), dim=-1)
             query = torch.cat((q_nope, rotate(q_rope, cos, sin)), dim=-1) * self.scale
             naive = ops.naive_attention(query, cache, spans, rank, self.key_up, self.value_up)
             mixed = torch.where(spans.prompts[:, None, None], naive, mixed)
-        values = self.values.whole(mixed.flatten(1))
-        return self.hidden.whole(ops.linear(values, self.out, torch.float32))
-
-    def _absorbed(self, q: Tensor, batch: Batch, cos: Tensor, sin: Tensor, cache: Tensor) -> Tensor:
-        """q [T, H, N + P] -> [T, H, V]."""
-        ops, rank = self.ops, self.cfg.kv_lora_rank
-        query = ops.absorb(q, self.key_up, cos, sin, self.scale)
-        return ops.heads_matmul(ops.mla_attention(query, cache, batch.attention, rank), self.value_up)
+        return self.hidden.whole(ops.linear(self.values.whole(mixed.flatten(1)), self.out, torch.float32))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from nextn.layers.batch import Batch
 from nextn.layers.sharing import Sharing
+from nextn.ops.base import Addend, Mixture
 
 
 class MLP:
@@ -59,9 +60,8 @@ class MoE:
         self.bias = empty(experts, dtype=torch.float32)
         self.gate_up = empty(len(self.held), 2 * len(self.inner.own), hidden)
         self.down = empty(len(self.held), len(self.hidden.own), inner)
-        self.shared: MLP | None = None
-        if cfg.n_shared_experts:
-            self.shared = MLP(sharing, cfg.names.shared_experts, inner * cfg.n_shared_experts)
+        shared = inner * cfg.n_shared_experts
+        self.shared = MLP(sharing, cfg.names.shared_experts, shared) if shared else None
 
     def targets(self, prefix: str) -> dict[str, Tensor]:
         """As `MLP.targets`."""
@@ -76,12 +76,16 @@ class MoE:
             found |= self.shared.targets(prefix)
         return found
 
-    def forward(self, x: Tensor, batch: Batch) -> tuple[Tensor, ...]:
+    def forward(self, x: Tensor, batch: Batch) -> tuple[Addend, ...]:
         """As `MLP.forward`: of the shared experts, if there are some, and of the routed ones."""
-        ids, weights = self.route(x)
+        (ids, weights), s = self.route(x), self.shared
+        if s is not None and self.hidden.is_whole and self.inner.is_whole and s.inner.is_whole:
+            runs = self.ops.dispatch(ids[: batch.rows], len(self.held))
+            experts = self.gate_up, self.down, s.gate_up, s.down
+            results, shared = self.ops.experts_with_shared(x, runs, *experts)
+            return shared, Mixture(results, weights)
         routed = self.ops.combine(self.results(x, ids[: batch.rows]), weights)
-        shared = () if self.shared is None else (self.shared.part(x),)
-        return self.hidden.wholes(*shared, routed)
+        return self.hidden.wholes(*(() if s is None else (s.part(x),)), routed)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """See `Ops.route`."""

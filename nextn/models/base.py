@@ -93,10 +93,10 @@ class ChainDrafter(Protocol):
 
 @runtime_checkable
 class DeviceChoice(Protocol):
-    """A model on a device that the host need not wait for: its batches have `tokens` to put guesses into."""
+    """A model on a device that the host need not wait for. Batches have `tokens` for guesses; row_align 1."""
 
-    def best_token(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """See `nextn.ops.base.Ops`. The results stay on the device."""
+    def best_draft(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """`nextn.ops.base.Ops.best_token` of `draft_logits(hidden)`. The results stay on the device."""
 
 
 @runtime_checkable

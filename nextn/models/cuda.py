@@ -49,8 +49,10 @@ class CudaDeepseekV3(DeepseekV3):
 
         return self._run(("draft", layer), compute, batch, hidden, pool)
 
-    def best_token(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        return self.ops.best_token(logits)
+    def best_draft(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        if self.draft_rows is not None or self.group.size > 1:
+            return self.ops.best_token(self.draft_logits(hidden))
+        return self.ops.best_of_product(hidden, self.head)[:2]
 
     def _run(
         self, kind: Hashable, compute: Pass, batch: PackedBatch, hidden: Tensor | None, pool: KVPool

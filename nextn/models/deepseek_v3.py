@@ -19,7 +19,7 @@ from nextn.layers.rotary import rotary_tables
 from nextn.layers.sharing import Sharing
 from nextn.models.names import expected_tensors
 from nextn.models.nextn import NextN
-from nextn.ops.base import ROW_ALIGN, Ops
+from nextn.ops.base import ROW_ALIGN, Addend, Ops
 
 
 class DeepseekV3:
@@ -105,7 +105,7 @@ class DeepseekV3:
             return torch.empty(0, self.config.hidden_size, dtype=self.dtype, device=self.device)
         cos, sin = self.cos[batch.positions], self.sin[batch.positions]
         x = self.embedding[batch.tokens].float()
-        added: Sequence[Tensor] = ()
+        added: Sequence[Addend] = ()
         for i, layer in enumerate(self.layers):
             x, added = layer.forward(x, added, batch, cos, sin, pool.layer(i))
         return self.ops.add_norm(x, added, self.norm, self.config.rms_norm_eps)[1]

@@ -200,10 +200,10 @@ class NativeDeepseekV3:
         assert self._ranks is None or len(step.tokens) <= self._ranks.most_rows, "more than their arrays hold"
         cfg, found = self.config, self._found
         hidden = self._grown("forward", len(step.tokens), cfg.hidden_size).at
-        most = max(len(step.asked), step.choices) if self._ranks is None else 0
+        most = max(step.spans, step.choices) if self._ranks is None else 0
         packed = found.packed(step, cfg.vocab_size, hidden, self._grown("logits", most, cfg.vocab_size).at)
         table = step.table.buffer_info()[0]
-        self._call(self._kernels.nx_step, self._on(pool), packed, b"".join(step.asked), table)
+        self._call(self._kernels.nx_step, self._on(pool), packed, step.asked, table)
         return found.read(step)
 
     def states(self, rows: int) -> Tensor:

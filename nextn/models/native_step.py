@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 from nextn.cutoff import EDGES, Cutoff
-from nextn.models.one_call import TAKEN, PlainResult, PlainStep
+from nextn.models.one_call import TAKEN, WORK, PlainResult, PlainStep
 from nextn.ops.base import DrawParams
 from nextn.ops.cpu.library import ASKED, CUTOFF, STEP
 
@@ -15,8 +15,8 @@ def ask(draw: DrawParams, ends: array[int], limit: int) -> bytes:
 
 
 class Found:
-    """Room for what the kernels find, the same in every step: of each request NxTaken, then the passes, then
-    the guesses; their bins beside it."""
+    """Room for what the kernels find, the same in every step: of each request NxTaken, then what
+    ran, then the guesses; their bins beside it."""
 
     def __init__(self) -> None:
         self._grow(64)
@@ -29,16 +29,16 @@ class Found:
 
     def packed(self, step: PlainStep, vocab: int, hidden: int, scores: int) -> bytes:
         """The step for nx_step. hidden, scores: where these lie."""
-        spans, width = len(step.asked), step.num_steps
-        passes = TAKEN * spans
-        guesses = passes + width + 1
+        spans, width = step.spans, step.num_steps
+        work = TAKEN * spans
+        guesses = work + WORK + width
         if len(self._numbers) < guesses + spans * width:
             self._grow(2 * (guesses + spans * width))
         at = self._at
         return STEP.pack(
             spans, vocab, step.tokens.buffer_info()[0], step.turns.buffer_info()[0], hidden, scores,
             0 if step.cutoff is None else self._cutoff_at(step.cutoff), step.drafts, width, at,
-            at + 4 * guesses, self._bins_at, at + 4 * passes,
+            at + 4 * guesses, self._bins_at, at + 4 * work,
         )  # fmt: skip
 
     def _cutoff_at(self, cutoff: Cutoff) -> int:
@@ -48,9 +48,9 @@ class Found:
         return self._packed_cutoff.buffer_info()[0]
 
     def read(self, step: PlainStep) -> PlainResult:
-        spans, width = len(step.asked), step.num_steps
-        passes = TAKEN * spans
-        guesses = passes + width + 1
+        spans, width = step.spans, step.num_steps
+        work = TAKEN * spans
+        guesses = work + WORK + width
         found = self._numbers[: guesses + spans * width].tolist()
         bins = b"" if step.cutoff is None else self._bins[: spans * width].tobytes()
-        return PlainResult(found[:passes], found[passes:guesses], found[guesses:], bins)
+        return PlainResult(found, found[work:guesses], found[guesses:], bins)

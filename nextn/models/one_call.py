@@ -5,7 +5,6 @@ verification and next drafts. What goes in and comes out are arrays of int32, a 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -15,13 +14,15 @@ from nextn.kvcache.pool import KVPool
 from nextn.ops.base import DrawParams
 
 TURN, TAKEN = 8, 4  # numbers of a request in `PlainStep.turns` and `PlainResult.taken`
+WORK = 5  # numbers before the passes in `PlainResult.work`
 CHOOSES = -1  # instead of the token after a part of a prompt: the target chooses it
 EXTENDS, CUT = 1, 2  # flags
 
 
 class PlainStep(NamedTuple):
     """tokens: of all spans, each the known ones and its chain of drafts. table: their pages. asked: what
-    `StepInOneCall.ask` made of each request. num_steps: the largest. drafts: may spans extend at all?
+    `StepInOneCall.ask` made of the requests, one after another. choices: roots and drafts of those that
+    choose. num_steps: the largest. drafts: may spans extend at all?
 
     turns, of each request: start, known tokens, drafts, the token after a part of a prompt or CHOOSES, pages,
     num_steps, flags, and the number of the first page that the drafter sees."""
@@ -29,23 +30,24 @@ class PlainStep(NamedTuple):
     tokens: array[int]
     turns: array[int]
     table: array[int]
-    asked: Sequence[bytes]
-    choices: int  # roots and drafts of the spans that choose
+    asked: bytes
+    spans: int
+    choices: int
     num_steps: int
     cutoff: Cutoff | None
     drafts: bool
 
 
 class PlainResult(NamedTuple):
-    """taken, of each request: how many of its drafts hold, and the target's own token after them, or
-    NO_TOKEN; how many guesses of its next draft are kept, -1 where none was to be made, and how many were
-    made.
+    """taken begins with, of each request: drafts that hold; the target's own token after them, or NO_TOKEN;
+    guesses of its next draft that are kept, -1 where none was to be made; and guesses that were made.
 
-    passes: rows that the NextN module ran over, then of each depth how many guesses were made, zeros at the
-    end. guesses: num_steps for each draft, one after another. bins: theirs, where a cutoff may end drafts."""
+    work: rows that the NextN module took in; requests that chose, their drafts, and the positions before
+    them; how many passes came after the module's first one, and the rows of each. guesses: num_steps for each
+    draft, one after another. bins: theirs, where a cutoff may end drafts."""
 
     taken: list[int]
-    passes: list[int]
+    work: list[int]
     guesses: list[int]
     bins: bytes
 

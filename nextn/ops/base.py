@@ -104,6 +104,16 @@ class Columns(Protocol):
         """part [rows, end - begin] -> [rows, n]."""
 
 
+class Mixture(NamedTuple):
+    """What `Ops.combine` makes of these, not made yet."""
+
+    results: Tensor
+    weights: Tensor
+
+
+Addend = Tensor | Mixture  # [T, C] f32
+
+
 class Ops(Protocol):
     """See the module docstring for the shapes and for what row invariance asks."""
 
@@ -117,10 +127,11 @@ class Ops(Protocol):
         """Over the last axis; the result has the weight's dtype."""
 
     def add_norm(
-        self, x: Tensor, added: Sequence[Tensor], weight: Tensor, eps: float
+        self, x: Tensor, added: Sequence[Addend], weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         """The residual stream and its norm: x [T, C] f32, each of `added` [T, C] f32 added to it in turn ->
-        (the sum, which may lie where x lay, its `rms_norm`). At most two are added."""
+        (the sum, which may lie where x lay, its `rms_norm`). At most two are added, of which the last may be
+        a mixture."""
 
     def swiglu_mlp(self, x: Tensor, gate_up: Tensor, down: Tensor, *, inner: Columns | None = None) -> Tensor:
         """x [T, C], gate_up [2 * I, C], down [C, I] -> [T, C] f32.
@@ -142,6 +153,20 @@ class Ops(Protocol):
     ) -> None:
         """cache [slots, D] <- latent [T, D] at slots [T] (padding rows: slot 0), the first R elements normed
         with weight [R], the others rotated."""
+
+    def norm_latents(
+        self,
+        cache: Tensor,
+        slots: Tensor,
+        latent: Tensor,
+        weight: Tensor,
+        eps: float,
+        cos: Tensor,
+        sin: Tensor,
+        query: Tensor,
+        query_weight: Tensor,
+    ) -> Tensor:
+        """`write_latent`, and the `rms_norm` of the queries' latents."""
 
     def absorb(self, q: Tensor, key_up: Tensor, cos: Tensor, sin: Tensor, scale: float) -> Tensor:
         """Queries in the form that meets the cache: q [T, H, N + P], key_up [H, N, R] -> [T, H, D], of each
@@ -190,6 +215,17 @@ class Ops(Protocol):
         expert's result, which does not depend on the other choices; of -1 anything. inner: as in
         `swiglu_mlp`, of each expert."""
 
+    def experts_with_shared(
+        self,
+        x: Tensor,
+        runs: Any,
+        gate_up: Tensor,
+        down: Tensor,
+        shared_gate_up: Tensor,
+        shared_down: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """`experts`, and `swiglu_mlp` of the shared experts; no columns of either are elsewhere."""
+
     def combine(self, results: Tensor, weights: Tensor) -> Tensor:
         """results [R, K, C], weights [T, K] f32 -> [T, C] f32: of each row its results times their weights,
         summed in the order of its ids; zeros from row R on."""
@@ -198,3 +234,7 @@ class Ops(Protocol):
         """The largest of each row, of equal ones that with the smallest id, and its confidence: by how much
         it is above the next one. logits [N, V] f32, which may be written over -> ids [N] int64, confidence
         [N] f32, +infinity above -infinity, 0 where all are -infinity. Where a logit is NaN: any id."""
+
+    def best_of_product(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`best_token` of `linear(x, weight, f32)`, to the bit, and its logit, [T] f32: NaN where a logit of
+        the row is NaN. The others need not be written to memory."""

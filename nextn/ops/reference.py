@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nextn.ops.base import KV_BLOCK, ROW_ALIGN, Columns, Spans
+from nextn.ops.base import KV_BLOCK, ROW_ALIGN, Addend, Columns, Mixture, Spans
 from nextn.ops.best import best_token
 from nextn.ops.gather import gathered
 from nextn.ops.naive import naive_attention
@@ -83,10 +83,10 @@ class Reference:
         return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps).to(weight.dtype)
 
     def add_norm(
-        self, x: Tensor, added: Sequence[Tensor], weight: Tensor, eps: float
+        self, x: Tensor, added: Sequence[Addend], weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         for one in added:
-            x = x + one
+            x = x + (self.combine(*one) if isinstance(one, Mixture) else one)
         return x, self.rms_norm(x, weight, eps)
 
     def absorb(self, q: Tensor, key_up: Tensor, cos: Tensor, sin: Tensor, scale: float) -> Tensor:
@@ -110,6 +110,21 @@ class Reference:
         rank = len(weight)
         key = rotate(latent[:, None, rank:], cos, sin)[:, 0]
         cache.index_copy_(0, slots, torch.cat((self.rms_norm(latent[:, :rank], weight, eps), key), dim=-1))
+
+    def norm_latents(
+        self,
+        cache: Tensor,
+        slots: Tensor,
+        latent: Tensor,
+        weight: Tensor,
+        eps: float,
+        cos: Tensor,
+        sin: Tensor,
+        query: Tensor,
+        query_weight: Tensor,
+    ) -> Tensor:
+        self.write_latent(cache, slots, latent, weight, eps, cos, sin)
+        return self.rms_norm(query, query_weight, eps)
 
     def mla_attention(self, q: Tensor, cache: Tensor, spans: Spans, rank: int) -> Tensor:
         heads, width = q.shape[1:]
@@ -136,6 +151,11 @@ class Reference:
             outs.append((out / total).view(b * n, heads, rank))
         flat = outs[0] if len(outs) == 1 else torch.cat(outs)
         return flat.index_select(0, queries.back).to(q.dtype)
+
+    def best_of_product(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits = self.linear(x, weight, torch.float32)
+        best = logits.amax(dim=-1)
+        return *best_token(logits), best
 
     def heads_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         return self._bmm(x.transpose(0, 1), weight).transpose(0, 1)
@@ -196,6 +216,17 @@ class Reference:
         for e, h_e, o_e in zip(runs.used, hidden.split(runs.sizes), outs.split(sizes), strict=False):
             self._linear_out(h_e, down[e], o_e)
         return outs.index_select(0, runs.place.flatten()).view(*runs.place.shape, -1)
+
+    def experts_with_shared(
+        self,
+        x: Tensor,
+        runs: Runs,
+        gate_up: Tensor,
+        down: Tensor,
+        shared_gate_up: Tensor,
+        shared_down: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        return self.experts(x, runs, gate_up, down), self.swiglu_mlp(x, shared_gate_up, shared_down)
 
     def combine(self, results: Tensor, weights: Tensor) -> Tensor:
         rows, top_k, _ = results.shape

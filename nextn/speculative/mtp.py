@@ -136,11 +136,11 @@ class MTPDrafter:
         depth = 0
         while growing:
             rows = [row for g in growing for row in g.rows]
-            logits = self.model.draft_logits(take(self.model, state, rows))
+            ends = take(self.model, state, rows)
             if device is None:
-                self._guess(logits, growing, depth, failed)
+                self._guess(self.model.draft_logits(ends), growing, depth, failed)
             else:
-                unread.append((growing, *device.best_token(logits[: len(growing)])))
+                unread.append((growing, *device.best_draft(ends)))
                 for g in growing:
                     g.tree.append(0)  # in place of the token
             depth += 1

@@ -8,12 +8,16 @@ import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from nextn.constraint import CompiledGrammar, GrammarCursor
 from nextn.cutoff import Cutoff
 from nextn.draft import NO_DRAFT, Draft
 from nextn.request import SamplingParams
 from nextn.speculative.draft_state import DraftState
+
+if TYPE_CHECKING:
+    from nextn.scheduler.plan import SpanResult
 
 
 @dataclass(slots=True, eq=False)
@@ -33,8 +37,7 @@ class RequestState:
     grammar: GrammarCursor | None = None  # at the last of `history`
     pages: array[int] = field(default_factory=lambda: array("i"))
     drafting: DraftState = field(default_factory=DraftState)
-    proposed: Draft = NO_DRAFT  # by the last step
-    ended: bool = False  # by the last step
+    last: SpanResult | None = None  # of the last step
 
     # Of `nextn.engine.plain_step`: tokens from which the request is plain; the rest is the model's.
     plain_from: int = sys.maxsize
@@ -59,20 +62,27 @@ class RequestState:
             self.grammar = GrammarCursor(self.constraint.begin(), self.end_ids)
             self.grammar.replay(self.history[self.num_prompt :])
 
-    def commit(self, tokens: Sequence[int], ended: bool, draft: Draft) -> None:
-        """What a step made of it: the tokens, and the draft for the next one. ended: by more than an end
-        token or the limit."""
-        output = len(self.history) - self.num_prompt
-        self.history += tokens
-        self.proposed, self.ended = draft, ended or len(self.history) >= self.limit
-        if not self.end_ids.isdisjoint(tokens):
-            least = 0 if self.constraint is not None else self.params.min_tokens
-            self.ended |= any(t in self.end_ids and output + i >= least for i, t in enumerate(tokens))
+    def commit(self, result: SpanResult) -> None:
+        """What a step made of it."""
+        self.history += result.tokens
+        self.last = result
+
+    @property
+    def ended(self) -> bool:
+        """Did the last step, in which it chose, end it?"""
+        last = self.last
+        if last is None or last.ended or last.error is not None or len(self.history) >= self.limit:
+            return last is not None
+        if self.end_ids.isdisjoint(last.tokens):
+            return False
+        least = self.num_prompt + (0 if self.constraint is not None else self.params.min_tokens)
+        first = len(self.history) - len(last.tokens)
+        return any(t in self.end_ids and first + i >= least for i, t in enumerate(last.tokens))
 
     def go_on(self, most_drafts: int) -> None:
         """The next span is one that was planned ahead: see `nextn.scheduler.plan.SpanPlan`."""
         self.start, self.known = len(self.history) - 1, 1
-        self.draft = self.proposed.cut(most_drafts, self.room - 1)
+        self.draft = NO_DRAFT if self.last is None else self.last.draft.cut(most_drafts, self.room - 1)
 
     @property
     def room(self) -> int:

@@ -291,6 +291,53 @@ void chains(void* engine, const std::vector<float>& states, int hidden, int voca
     nx_chains(engine, &batch.b, states.data(), 0, &none);
 }
 
+// A step in one call: a part of a prompt, a prompt's end, a root with drafts of which two hold, and one that does not
+// extend. Every array is exactly as long as it must be.
+void steps(void* engine, int hidden, int vocab) {
+    Batch batch({{0, 9}, {0, 3}, {2, 4}, {14, 1}}, 4, false);
+    const int rows = batch.b.rows, roots[3] = {11, 12, 16}, positions[3] = {3, 3, 15};
+    std::vector<float> states(size_t(rows) * hidden), again = states, z(static_cast<size_t>(vocab));
+    const NxSampling by[2] = {{7, 1, 0, 0.7f, 0.9f, 0.f, 5, 1}, {1, 0, 0, 0.f, 1.f, 0.f, 0, 1}};
+    const auto choice = [&](int row, int position, const NxSampling& sampling) {
+        NxSampling s = sampling;
+        s.index = uint32_t(position);
+        int32_t token = -1;
+        nx_forward(engine, &batch.b, states.data());
+        nx_logits(engine, states.data() + int64_t(row) * hidden, 1, vocab, z.data());
+        nx_choose(z.data(), 1, vocab, &s, &token, nullptr);
+        return token;
+    };
+    batch.tokens[13] = choice(12, 3, by[0]);
+    batch.tokens[14] = choice(13, 4, by[0]);
+    const int32_t bonus = choice(14, 5, by[0]), first = choice(11, 3, by[1]);
+    batch.tokens[15] = (bonus + 1) % vocab;
+
+    const NxTurn turns[4] = {{0, 9, 0, 5, 3, 0, NxTurn::EXTENDS, 0}, {0, 3, 0, -1, 1, 2, NxTurn::EXTENDS, 0},
+                             {2, 1, 3, -1, 2, 4, NxTurn::EXTENDS, 0}, {14, 1, 0, -1, 4, 0, 0, 0}};
+    std::vector<NxTaken> taken(4);
+    std::vector<int32_t> guesses(8), work(9), table(batch.table.begin() + 1, batch.table.end());
+    std::vector<uint8_t> bins(8);
+    std::vector<float> scores(6 * size_t(vocab));
+    const NxStep step{4, vocab, batch.tokens.data(), turns, again.data(), scores.data(), nullptr, 1, 4, taken.data(),
+                      guesses.data(), bins.data(), work.data()};
+    const NxAsked asked[4] = {{by[0], nullptr, 0, 99}, {by[1], &first, 0, 99}, {by[0], &first, 0, 11}, {by[1], nullptr, 0, 99}};
+    nx_step(engine, &step, asked, table.data());
+    choice(roots[0], positions[0], by[1]);
+    must(!memcmp(states.data(), again.data(), states.size() * 4), "a step's states");
+    must(taken[0].token == -1 && taken[0].kept == -1, "a part of a prompt chooses nothing");
+    must(taken[1].held == 0 && taken[1].token == first && taken[1].kept == 2, "a prompt's first token");
+    must(taken[2].held == 2 && taken[2].token == bonus && taken[2].kept == 4, "drafts that hold");
+    must(taken[3].token == choice(roots[2], positions[2], by[1]) && taken[3].kept == -1, "a request without drafts");
+    must(work == std::vector<int32_t>({15, 3, 3, 16, 3, 2, 1, 1, 0}), "what a step ran");
+
+    NxAsked ending[4];
+    std::copy(asked, asked + 4, ending);
+    ending[1].end_count = 1;  // its first token
+    ending[2].limit = 8;      // one token after the bonus and no draft
+    nx_step(engine, &step, ending, table.data());
+    must(taken[1].kept == -1 && taken[2].kept == 1, "drafts of requests that end");
+}
+
 void models(int threads, int kind, bool compressed) {
     const int hidden = 45, heads = 3, nope = 5, rope = 6, rank = 17, value = 7, q_rank = 13, vocab = 41, page = 4;
     const int queries = heads * (nope + rope), q_in = compressed ? q_rank : queries, width = 32, positions = 320;
@@ -371,6 +418,7 @@ void models(int threads, int kind, bool compressed) {
                 nx_draft(engine, &batch.b, x.data(), 0, y.data());
             }
     chains(engine, got, hidden, vocab);
+    steps(engine, hidden, vocab);
     nx_engine_free(engine);
     nx_engine_free(second);
 }

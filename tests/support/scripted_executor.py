@@ -128,8 +128,8 @@ class Executor:
             for slot in table[free : free + self.shape.scratch(want)]:
                 self.slots[slot] = self.entries[slot] = "guess"
             draft = self.draft([*r.history, *new], want)
-            r.commit(new, False, draft)
             results.append(SpanResult(new, draft, prompt_logprobs=scores))
+            r.commit(results[-1])
         work = StepWork(len(written), sum(s.extend for s in plan.spans))
         return StepResult(results, work)
 

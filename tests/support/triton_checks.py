@@ -3,6 +3,7 @@ the same bits in any batch. tests/unit/ops/triton runs it under the interpreter,
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor
 
 from nextn.layers.batch import PackedBatch, Span, build_batch
-from nextn.ops.base import Ops
+from nextn.ops.base import Mixture, Ops
 from nextn.ops.reference import Reference
+from nextn.ops.triton import attention
 from nextn.ops.triton.ops import TritonOps
 
 # Of one result's error to its size. A sum in bf16 is rounded once at the end; its inputs are the same.
@@ -100,6 +102,23 @@ def check_add_norm(on: Device) -> None:
         assert torch.equal(normed, ops.rms_norm(want, weight, 1e-6))
 
 
+def check_add_norm_of_a_mixture(on: Device) -> None:
+    """The bits of `combine` and then `add_norm`; of rows without choices too, which are padding."""
+    ops = TritonOps()
+    rows, hidden, top_k = (33, 7168, 8) if on.large else (9, 40, 3)
+    x, shared = (on.rand(rows, hidden, seed=seed, dtype=torch.float32) for seed in (0, 2))
+    results, weights = (on.rand(rows, top_k, n, seed=4, dtype=torch.float32) for n in (hidden, 1))
+    weight, weights = on.rand(hidden, seed=1), weights[..., 0].contiguous()
+    for first, routed, n in ((0, rows, rows), (rows - 1, 1, 1), (2, 3, 5)):
+        some, mixture = slice(first, first + n), Mixture(results[first : first + routed], weights[first:])
+        mixture = mixture._replace(weights=weights[some])
+        for plain in ((), (shared[some],)):
+            total, normed = ops.add_norm(x[some].clone(), (*plain, mixture), weight, 1e-6)
+            want = ops.add_norm(x[some].clone(), (*plain, ops.combine(*mixture)), weight, 1e-6)
+            assert torch.equal(total, want[0])
+            assert torch.equal(normed, want[1])
+
+
 def check_latent(on: Device) -> None:
     """Entries of the cache, and queries for it."""
     ops = TritonOps()
@@ -125,6 +144,16 @@ def check_latent(on: Device) -> None:
         ops.write_latent(cache, slots[some], latent[some], weight, 1e-6, cos[some], sin[some])
         assert torch.equal(cache[slots[some].long()], full[slots[some].long()])
         assert (cache != before).any(dim=1).sum() == n
+    query, query_weight = on.rand(rows, 3 * rank + 4, seed=7)[:, 4:], on.rand(3 * rank, seed=8)
+    cache = before.clone()
+    normed = ops.norm_latents(cache, slots, latent, weight, 1e-6, cos, sin, query, query_weight)
+    assert torch.equal(cache, full)
+    on.close(normed, PLAIN.rms_norm(*f32(query, query_weight), 1e-6))
+    for first, n in parts(rows):
+        some, cache = slice(first, first + n), before.clone()
+        entries = cache, slots[some], latent[some], weight, 1e-6, cos[some], sin[some]
+        assert torch.equal(ops.norm_latents(*entries, query[some], query_weight), normed[some])
+        assert torch.equal(cache[slots[some].long()], full[slots[some].long()])
 
 
 def check_mlp(on: Device) -> None:
@@ -204,6 +233,42 @@ def check_best_of_equals(on: Device) -> None:
     assert torch.equal(confidence[:6], want[1])
 
 
+def check_best_of_product(on: Device) -> None:
+    """To the bit, whatever tiles the rows come in: the choice among the logits that `linear` gives."""
+    ops = TritonOps()
+    for rows, vocab, n_in in [(21, 1000, 40), (3, 37, 16), (2, 1, 16)] + [(300, 129280, 1024)] * on.large:
+        x, weight = on.rand(rows, n_in), on.rand(vocab, n_in, seed=1)
+        weight[vocab // 2] = weight[0]  # two with equal logits
+        weight[:, 0] += torch.where(torch.arange(vocab, device=on.name) % (vocab // 2 + 1) == 0, 9, 0)
+        ids, confidence, logit = ops.best_of_product(x, weight)
+        logits = ops.linear(x, weight, torch.float32)
+        want = ops.best_token(logits)
+        assert torch.equal(ids, want[0])
+        assert torch.equal(confidence, want[1])
+        assert torch.equal(logit, logits.amax(dim=1))
+        for first, n in parts(rows):
+            some = ops.best_of_product(x[first : first + n], weight)
+            assert torch.equal(some[0], ids[first : first + n])
+            assert torch.equal(some[1], confidence[first : first + n])
+
+
+def check_best_of_product_without_numbers(on: Device) -> None:
+    """NaN and infinities in some rows; the others are as they were."""
+    ops, inf = TritonOps(), float("inf")
+    x, weight = torch.zeros(4, 16, device=on.name, dtype=on.dtype), on.rand(300, 16).abs()
+    x[:, 0] = torch.tensor([1.0, inf, -inf, float("nan")])
+    weight[77, 0] = weight[299, 0] = 40.0
+    weight[:, 1:] = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # numpy's, of the interpreter
+        ids, confidence, logit = ops.best_of_product(x, weight)
+    assert (int(ids[0]), float(confidence[0]), float(logit[0])) == (77, 0.0, 40.0)
+    assert logit.isfinite().tolist() == [True, False, False, False]
+    weight[5, 0] = 41.0
+    ids, confidence, logit = ops.best_of_product(x[:1], weight)
+    assert (int(ids[0]), float(confidence[0]), float(logit[0])) == (5, 1.0, 41.0)
+
+
 def routed(ops: Ops, x: Tensor, ids: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
     return ops.experts(x, ops.dispatch(ids, len(down)), gate_up, down)
 
@@ -233,6 +298,35 @@ def check_experts(on: Device) -> None:
         padded = ops.combine(routed(ops, x[:9], ids[:7], gate_up, down), weights[:9])
         assert torch.equal(padded[:7], full[:7])
         assert not padded[7:].any()
+
+
+def check_experts_with_shared(on: Device) -> None:
+    """The bits of both alone; in few rows, which share a launch, and in many."""
+    ops = TritonOps()
+    for count, top_k, hidden, inner, rows in [(5, 2, 40, 24, 37), (5, 2, 40, 24, 66)] + [
+        (64, 6, 2048, 1408, 200)
+    ] * on.large:
+        gate_up = on.rand(count + 1, 2 * inner, hidden) / hidden**0.5
+        down = on.rand(count + 1, hidden, inner, seed=1) / inner**0.5
+        x = on.rand(rows, hidden, seed=2)
+        chances = torch.rand(rows, count, generator=torch.Generator().manual_seed(3))
+        ids = chances.topk(top_k).indices.to(on.name)
+        routed_alone = routed(ops, x, ids, gate_up[:count], down[:count])
+        shared_alone = ops.swiglu_mlp(x, gate_up[count], down[count])
+        for first, n in [*parts(rows), (0, rows)]:
+            some = slice(first, first + n)
+            runs = ops.dispatch(ids[some], count)
+            args = x[some], runs, gate_up[:count], down[:count], gate_up[count], down[count]
+            results, shared = ops.experts_with_shared(*args)
+            assert torch.equal(results, routed_alone[some])
+            assert torch.equal(shared, shared_alone[some])
+    runs = ops.dispatch(ids[:7], count)  # rows of padding have no choice
+    results, shared = ops.experts_with_shared(x[:9], runs, gate_up[:count], down[:count], *args[4:])
+    assert torch.equal(results, routed_alone[:7])
+    assert torch.equal(shared, shared_alone[:9])
+    wide = on.rand(4 * inner, hidden), on.rand(hidden, 2 * inner)  # two shared experts
+    results, shared = ops.experts_with_shared(x[:7], runs, gate_up[:count], down[:count], *wide)
+    assert torch.equal(shared, ops.swiglu_mlp(x[:7], *wide))
 
 
 class Parts:
@@ -386,6 +480,32 @@ def check_trees_attention(on: Device) -> None:
             [0] * 2, start, slots[: start + n], paths[5:]
         )  # a drafter's pass: some nodes without the root
         assert torch.equal(run([level], q[5:7]), found[5:7])
+
+
+def check_attention_in_parts(on: Device) -> None:
+    """Parts of keys have the same bits whether each has a program or one program goes through all."""
+    ops = TritonOps()
+    heads, rank, width, length = (20, 512, 576, 3000) if on.large else (3, 24, 40, 800)
+    slots = (torch.randperm(length, generator=torch.Generator().manual_seed(1)) + 1).tolist()
+    cache = on.rand(length + 1, width)
+    paths = [[0], [0, 1], [0, 2], [0, 2, 3]]
+    pages = list(range(1, 40))
+    for spans in (
+        [Span([0] * 3, length - 3, slots), Span([0], 20, pages), Span([0] * 5, 254, slots[:260])],
+        [Span([0] * 4, start, slots[: start + 4], paths) for start in (5, 253, length - 300)],
+    ):
+        batch = PackedBatch(spans, 1)
+        plan = batch.on(batch.packed.to(on.name)).attention
+        q = on.rand(batch.rows, heads, width, seed=2) / width**0.5
+        found = ops.mla_attention(q, cache, plan, rank)
+        before, attention.SCRATCH = attention.SCRATCH, 0
+        try:
+            assert torch.equal(ops.mla_attention(q, cache, plan, rank), found)
+        finally:
+            attention.SCRATCH = before
+        built = build_batch(spans, 1, torch.device(on.name))
+        padded = torch.cat((q, q.new_zeros(len(built.tokens) - len(q), heads, width)))
+        on.close(found, PLAIN.mla_attention(*f32(padded, cache), built.attention, rank)[: len(q)])
 
 
 CHECKS = {name.removeprefix("check_"): f for name, f in list(globals().items()) if name.startswith("check_")}

@@ -7,7 +7,7 @@
 | `rows.py` | what is done row by row: norms, and entries for the cache |
 | `attention.py` | absorbed MLA over the paged cache |
 | `route.py`, `experts.py` | the router; which rows an expert gets, its products, their sum |
-| `best.py` | the best token of a row of logits, and its confidence |
+| `best.py` | the best token of a row, and its confidence: of logits, or of the head's product |
 | `ops.py` | all of them as `nextn.ops.base.Ops` |
 
 A row has the same bits in any batch: every sum runs in one order, whatever tiles it is cut into, and a tile's

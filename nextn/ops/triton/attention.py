@@ -4,8 +4,12 @@ them.
 
 A query is one head of one row; those of a span count up row by row, `M` to a tile. A part is PART positions,
 counted from the sequence's beginning, gone through in blocks of KEYS with the running maximum and sum of
-FlashAttention (arXiv 2205.14135); parts are put together in their order, as in FlashMLA's and FlashDecoding's
-split keys. Both orders follow from the positions alone, tiles have one shape in all batches, and a block in
+FlashAttention (arXiv 2205.14135). Every part begins anew, and parts are put together in their order
+(`_merge`), as in FlashMLA's and FlashDecoding's split keys: by `_join`, where each part has a program, or by
+one program that goes through all of them. Both do the same operations (`enable_fp_fusion=False`: no
+multiplication is fused with an addition in one and not in the other), so the number of programs is free.
+
+The order of a sum follows from the positions alone, tiles have one shape in all batches, and a block in
 which a query sees nothing leaves its sums as they are. So a row has the same bits whether it came with a
 prompt, alone or amid a tree, and however long the others are. Scores, maxima, sums and what is summed are
 f32; probabilities are brought to the cache's dtype to be multiplied with it.
@@ -22,6 +26,9 @@ Shapes: T rows, H heads, R kv_lora_rank, P rope width, D = R + P.
 
 from __future__ import annotations
 
+from functools import cache
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -29,121 +36,198 @@ from torch import Tensor
 
 from nextn.ops.base import Spans
 
-PART = 512
+PART = 256  # keys
+SCRATCH = 128 << 20  # bytes of parts that wait to be joined
+FULL = 128  # programs that keep a device busy; an H100 has 132 multiprocessors
+JOINED = 4  # heads of a program of `_join`
+
+
+@triton.jit
+def _merge(best, total, acc, other, others, other_acc):
+    """The sums over some keys, and over those after them -> over both."""
+    now = tl.maximum(best, other)
+    mine, theirs = tl.exp(best - now), tl.exp(other - now)
+    return now, total * mine + others * theirs, acc * mine[:, None] + other_acc * theirs[:, None]
+
+
+@triton.jit
+def _block(
+    q_latent, q_rope, cache, cache_row, slot, there, pos, last, best, total, acc,
+    RANK: tl.constexpr, ROPE: tl.constexpr, R: tl.constexpr, P: tl.constexpr,
+):  # fmt: skip
+    """The running maximum, sum and sum of values, after a block of keys. last [M]: what each query sees."""
+    r, p = tl.arange(0, R), tl.arange(0, P)
+    entry = cache + slot.to(tl.int64)[:, None] * cache_row
+    latent = tl.load(entry + r[None, :], mask=there[:, None] & (r < RANK)[None, :], other=0.0)
+    turned = tl.load(entry + RANK + p[None, :], mask=there[:, None] & (p < ROPE)[None, :], other=0.0)
+    scores = tl.dot(q_latent, tl.trans(latent), input_precision="ieee")
+    scores = tl.dot(q_rope, tl.trans(turned), scores, input_precision="ieee")
+    scores = tl.where(pos[None, :] <= last[:, None], scores, float("-inf"))
+    now = tl.maximum(best, tl.max(scores, axis=1))
+    seen = tl.where(now > float("-inf"), now, 0.0)  # of a query that has seen nothing yet: not -inf - -inf
+    chances = tl.exp(scores - seen[:, None])
+    shrink = tl.exp(best - seen)
+    total = total * shrink + tl.sum(chances, axis=1)
+    acc = tl.dot(chances.to(latent.dtype), latent, acc * shrink[:, None], input_precision="ieee")
+    return now, total, acc
 
 
 @triton.jit
 def _attend(
-    q, cache, out, sums, positions, span_of, starts, page_at, cu_rows, cu_paths, table, heads, rank, rope,
-    cache_row, parts: tl.constexpr, TILES: tl.constexpr, PAGE: tl.constexpr, M: tl.constexpr,
-    KEYS: tl.constexpr, PART: tl.constexpr, R: tl.constexpr, P: tl.constexpr,
+    q, cache, out, sums, positions, span_of, starts, page_at, cu_rows, cu_paths, table, parts, cache_row,
+    SPLIT: tl.constexpr, HEADS: tl.constexpr, TILES: tl.constexpr, PAGE: tl.constexpr, M: tl.constexpr,
+    KEYS: tl.constexpr, PART: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, R: tl.constexpr,
+    P: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One part: out [T, H, R] when it is the only one. Else out [T, H, parts, R] f32 is not yet divided by
-    the sum of probabilities, and sums [T, H, parts, 2] f32 has that sum after their maximum."""
-    program, part = tl.program_id(0), tl.program_id(1)
+    """Of all parts, out [T, H, R]. SPLIT: of one part; out [T, H, parts, R] f32 is not yet divided by the sum
+    of probabilities, and sums [T, H, parts, 2] f32 has that sum after their maximum."""
+    program = tl.program_id(0)
     span = tl.load(span_of + program // TILES)
     row = tl.load(cu_rows + span)
     rows = tl.load(cu_rows + span + 1) - row
     from_query = ((program // TILES - row) * TILES + program % TILES) * M
-    if from_query >= rows * heads:
+    if from_query >= rows * HEADS:
         return
     query = from_query + tl.arange(0, M)  # of the span
-    ok = query < rows * heads
-    own = tl.minimum(query // heads, rows - 1)  # row of the span
+    ok = query < rows * HEADS
+    own = tl.minimum(query // HEADS, rows - 1)  # row of the span
     position = tl.load(positions + row + own)  # the last key that the query sees
-    end = tl.minimum(tl.max(position, axis=0) + 1, (part + 1) * PART)
-    first = part * PART
-    if first >= end:
-        return
+    keys = tl.max(position, axis=0) + 1
+    first_part, end_part = 0, tl.cdiv(keys, PART)
+    if SPLIT:
+        first_part = tl.program_id(1)
+        end_part = tl.minimum(first_part + 1, end_part)
+        if first_part >= end_part:
+            return
     start = tl.load(starts + span)
     pages = table + tl.load(page_at + span)
-    # Blocks that all rows share, and from the root of a tree on those of each row from `top` to `bottom`.
     forked = tl.load(cu_paths + row) < tl.load(cu_paths + row + 1)
-    fork = tl.where(forked, tl.minimum(tl.maximum(start // KEYS * KEYS, first), end), end)
-    shared = tl.cdiv(fork - first, KEYS)
-    behind = tl.cdiv(end - fork, KEYS)
-    top, bottom = from_query // heads, tl.minimum((from_query + M - 1) // heads, rows - 1)
+    root = tl.where(forked, start // KEYS * KEYS, keys)  # blocks before it are shared by all rows
+    top, bottom = from_query // HEADS, tl.minimum((from_query + M - 1) // HEADS, rows - 1)
 
     r, p, key = tl.arange(0, R), tl.arange(0, P), tl.arange(0, KEYS)
-    of_query = q + (row * heads + query).to(tl.int64)[:, None] * (rank + rope)
-    q_latent = tl.load(of_query + r[None, :], mask=ok[:, None] & (r < rank)[None, :], other=0.0)
-    q_rope = tl.load(of_query + rank + p[None, :], mask=ok[:, None] & (p < rope)[None, :], other=0.0)
-    best = tl.full((M,), float("-inf"), dtype=tl.float32)
-    total = tl.zeros((M,), dtype=tl.float32)
-    acc = tl.zeros((M, R), dtype=tl.float32)
-    for block in range(0, shared + behind * (bottom - top + 1)):
-        alone = block >= shared
-        after = tl.maximum(block - shared, 0)
-        one = top + after // tl.maximum(behind, 1)  # row of the span, where it is alone
-        at = tl.where(alone, fork + after % tl.maximum(behind, 1) * KEYS, first + block * KEYS)
-        pos = at + key
-        there = pos < tl.where(alone, tl.minimum(tl.load(positions + row + one) + 1, end), end)
-        on_path = there & alone & (pos >= start)
-        path = table + tl.load(cu_paths + row + one)
-        page = tl.load(pages + pos // PAGE, mask=there & (on_path == 0), other=0)
-        slot = tl.load(path + (pos - start), mask=on_path, other=0)
-        slot = tl.where(on_path, slot, page * PAGE + pos % PAGE).to(tl.int64)
-        entry = cache + slot[:, None] * cache_row
-        latent = tl.load(entry + r[None, :], mask=there[:, None] & (r < rank)[None, :], other=0.0)
-        turned = tl.load(entry + rank + p[None, :], mask=there[:, None] & (p < rope)[None, :], other=0.0)
-        scores = tl.dot(q_latent, tl.trans(latent), input_precision="ieee")
-        scores = tl.dot(q_rope, tl.trans(turned), scores, input_precision="ieee")
-        last = tl.where((own == one) | (alone == 0), position, -1)
-        scores = tl.where(pos[None, :] <= last[:, None], scores, float("-inf"))
-        now = tl.maximum(best, tl.max(scores, axis=1))
-        seen = tl.where(
-            now > float("-inf"), now, 0.0
-        )  # of a query that has seen nothing yet: not -inf - -inf
-        chances = tl.exp(scores - seen[:, None])
-        shrink = tl.exp(best - seen)
-        total = total * shrink + tl.sum(chances, axis=1)
-        acc = tl.dot(chances.to(latent.dtype), latent, acc * shrink[:, None], input_precision="ieee")
-        best = now
-    place = (row * heads + query).to(tl.int64)
-    here = ok[:, None] & (r < rank)[None, :]
-    if parts == 1:
-        to = out + place[:, None] * rank + r[None, :]
-        tl.store(to, (acc / total[:, None]).to(out.dtype.element_ty), mask=here)
-    else:
-        place = place * parts + part
-        tl.store(out + place[:, None] * rank + r[None, :], acc, mask=here)
-        tl.store(sums + 2 * place, best, mask=ok)
-        tl.store(sums + 2 * place + 1, total, mask=ok)
+    place = (row * HEADS + query).to(tl.int64)
+    of_query = q + place[:, None] * (RANK + ROPE)
+    q_latent = tl.load(of_query + r[None, :], mask=ok[:, None] & (r < RANK)[None, :], other=0.0)
+    q_rope = tl.load(of_query + RANK + p[None, :], mask=ok[:, None] & (p < ROPE)[None, :], other=0.0)
+    whole_best = tl.full((M,), float("-inf"), dtype=tl.float32)
+    whole_total = tl.zeros((M,), dtype=tl.float32)
+    whole = tl.zeros((M, R), dtype=tl.float32)
+    for part in range(first_part, end_part):
+        best = tl.full((M,), float("-inf"), dtype=tl.float32)
+        total = tl.zeros((M,), dtype=tl.float32)
+        acc = tl.zeros((M, R), dtype=tl.float32)
+        end = tl.minimum(keys, (part + 1) * PART)
+        fork = tl.minimum(tl.maximum(root, part * PART), end)
+        for at in tl.range(part * PART, fork, KEYS, num_stages=STAGES):
+            pos = at + key
+            there = pos < end
+            page = tl.load(pages + pos // PAGE, mask=there, other=0)
+            best, total, acc = _block(
+                q_latent, q_rope, cache, cache_row, page * PAGE + pos % PAGE, there, pos, position, best,
+                total, acc, RANK, ROPE, R, P,
+            )  # fmt: skip
+        behind = tl.cdiv(end - fork, KEYS)
+        for block in tl.range(0, behind * (bottom - top + 1), num_stages=2):
+            one = top + block // tl.maximum(behind, 1)  # row of the span, which alone sees these keys
+            pos = fork + block % tl.maximum(behind, 1) * KEYS + key
+            there = pos < tl.minimum(tl.load(positions + row + one) + 1, end)
+            on_path = there & (pos >= start)
+            page = tl.load(pages + pos // PAGE, mask=there & (on_path == 0), other=0)
+            path = table + tl.load(cu_paths + row + one)
+            slot = tl.load(path + (pos - start), mask=on_path, other=0)
+            slot = tl.where(on_path, slot, page * PAGE + pos % PAGE)
+            best, total, acc = _block(
+                q_latent, q_rope, cache, cache_row, slot, there, pos, tl.where(own == one, position, -1),
+                best, total, acc, RANK, ROPE, R, P,
+            )  # fmt: skip
+        if SPLIT:
+            at = place * parts + part
+            tl.store(out + at[:, None] * RANK + r[None, :], acc, mask=ok[:, None] & (r < RANK)[None, :])
+            tl.store(sums + 2 * at, best, mask=ok)
+            tl.store(sums + 2 * at + 1, total, mask=ok)
+        else:
+            whole_best, whole_total, whole = _merge(whole_best, whole_total, whole, best, total, acc)
+    if not SPLIT:
+        to = out + place[:, None] * RANK + r[None, :]
+        value = (whole / whole_total[:, None]).to(out.dtype.element_ty)
+        tl.store(to, value, mask=ok[:, None] & (r < RANK)[None, :])
 
 
 @triton.jit
-def _join(accs, sums, out, positions, heads, rank, parts, PART: tl.constexpr, R: tl.constexpr):
-    """out [T, H, R] <- the parts of a row that has any, one after another. Of a single part: its own bits."""
-    row, head, r = tl.program_id(0), tl.program_id(1), tl.arange(0, R)
+def _join(
+    accs, sums, out, positions, parts, HEADS: tl.constexpr, PART: tl.constexpr, RANK: tl.constexpr,
+    R: tl.constexpr, JOINED: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """out [T, H, R] <- the parts of a row, in their order, AHEAD of which are read at a time."""
+    row, head, r = tl.program_id(0), tl.program_id(1) * JOINED + tl.arange(0, JOINED), tl.arange(0, R)
     used = tl.load(positions + row) // PART + 1
-    first = (row * heads + head) * parts
-    best = float("-inf")
-    total = 0.0
-    acc = tl.zeros((R,), dtype=tl.float32)
-    for part in range(0, used):
-        at = first + part
-        other = tl.load(sums + 2 * at)
-        now = tl.maximum(best, other)
-        mine, theirs = tl.exp(best - now), tl.exp(other - now)
-        total = total * mine + tl.load(sums + 2 * at + 1) * theirs
-        acc = acc * mine + tl.load(accs + at * rank + r, mask=r < rank, other=0.0) * theirs
-        best = now
-    to = out + (row * heads + head) * rank + r
-    tl.store(to, (acc / total).to(out.dtype.element_ty), mask=r < rank)
+    place = (row * HEADS + tl.minimum(head, HEADS - 1)).to(tl.int64)
+    within = (r < RANK)[None, :]
+    best = tl.full((JOINED,), float("-inf"), dtype=tl.float32)
+    total = tl.zeros((JOINED,), dtype=tl.float32)
+    acc = tl.zeros((JOINED, R), dtype=tl.float32)
+    for first in range(0, used, AHEAD):
+        for i in tl.static_range(AHEAD):  # one that is not there leaves the sums as they are
+            at, ok = place * parts + first + i, first + i < used
+            other = tl.load(sums + 2 * at, mask=ok, other=float("-inf"))
+            others = tl.load(sums + 2 * at + 1, mask=ok, other=0.0)
+            values = tl.load(accs + at[:, None] * RANK + r[None, :], mask=within & ok, other=0.0)
+            best, total, acc = _merge(best, total, acc, other, others, values)
+    value = (acc / total[:, None]).to(out.dtype.element_ty)
+    tl.store(out + place[:, None] * RANK + r[None, :], value, mask=within & (head < HEADS)[:, None])
+
+
+class AttentionTile(NamedTuple):
+    """queries, keys: of a block. stages: of the loop over blocks; with 5 two blocks of keys are read ahead,
+    with 3 one, because the page has to be read before the keys in it."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Bytes that a program may have."""
+    if device.type != "cuda":
+        return 0
+    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0))
+
+
+def tile_of(rank: int, wide: bool, room: int) -> AttentionTile:
+    """By the width of a latent (a power of two), whether the cache is f32, and the bytes of shared memory
+    that a program may have. Not by the batch, nor by the number of heads: a row's bits may depend on it.
+
+    Shared memory holds the queries and the blocks of keys. With a latent of 512 and 64 rotated elements in
+    bf16 that is 1,152 bytes for each:
+
+    | queries | keys | blocks | KiB | fits into |
+    |--:|--:|--:|--:|---|
+    | 32 | 64 | 2 | 36 + 2 * 72 | H100 (227) |
+    | 32 | 64 | 1 | 36 + 72 | A100 (163) |
+    | 16 | 64 | 1 | 18 + 72 | GPUs with 99 |
+
+    The sums of 32 queries take 64 registers of each of 256 threads. 64 queries would take 128 of the 255 that
+    there are, and did not fit: ptxas spilled 200 to 700 bytes a thread. Fewer than 64 keys leave half of
+    eight warps with nothing to do in the scores, whose tiles are 8 keys wide.
+    """
+    if wide:
+        return AttentionTile(16, 32 if room >= 114 << 10 or rank < 512 else 16, 8 if rank >= 256 else 4, 3)
+    if rank < 256:
+        return AttentionTile(64, 64, 4, 5)
+    if rank < 512:
+        return AttentionTile(32, 64, 8, 5)
+    if room < 114 << 10:
+        return AttentionTile(16, 64, 8, 3)
+    return AttentionTile(32, 64, 8, 5 if room >= 187 << 10 else 3)
 
 
 def parts_of(length: int) -> int:
     """Parts that a grid has for rows which see at most so many keys: a power of two, so that few grids
-    differ. parts_of(512) == 1, parts_of(1600) == 4."""
+    differ. parts_of(256) == 1, parts_of(800) == 4."""
     return 1 << max(0, (length - 1) // PART).bit_length()
-
-
-def tile_of(rank: int, wide: bool) -> tuple[int, int]:
-    """Queries and keys of a tile, by the width of a latent (a power of two) and whether the cache is f32:
-    what fits into registers and shared memory. Not by the batch: a row's bits may depend on it."""
-    if wide:
-        return 16, 32
-    return (64, 64) if rank < 256 else (32, 32)
 
 
 def mla_attention(q: Tensor, cache: Tensor, spans: Spans, rank: int) -> Tensor:
@@ -151,23 +235,27 @@ def mla_attention(q: Tensor, cache: Tensor, spans: Spans, rank: int) -> Tensor:
     assert q.is_contiguous()
     assert cache.stride(1) == 1
     rows, heads, width = q.shape
-    parts, rope = parts_of(spans.longest), width - rank
+    parts, rope, block = parts_of(spans.longest), width - rank, triton.next_power_of_2(rank)
+    tile = tile_of(block, cache.dtype.itemsize > 2, shared_memory(q.device))
+    tiles = triton.cdiv(heads, tile.queries)
     out = torch.empty(rows, heads, rank, dtype=q.dtype, device=q.device)
+    # Parts with programs of their own keep a device busy with few rows. With many rows, writing and reading
+    # parts would take longer than their keys do; but where keys are many, one long row would be waited for.
+    few = rows * tiles < FULL or parts > 4
+    split = parts > 1 and few and 4 * rows * heads * parts * rank <= SCRATCH
     accs = sums = out
-    if parts > 1:
+    if split:
         accs = torch.empty(rows, heads, parts, rank, dtype=torch.float32, device=q.device)
         sums = torch.empty(rows, heads, parts, 2, dtype=torch.float32, device=q.device)
-    block = triton.next_power_of_2(rank)
-    queries, keys = tile_of(block, cache.dtype.itemsize > 2)
-    tiles = triton.cdiv(heads, queries)
-    _attend[rows * tiles, parts](
+    _attend[rows * tiles, parts if split else 1](
         q, cache, accs, sums, spans.positions, spans.span_of, spans.starts, spans.page_at, spans.cu_rows,
-        spans.cu_paths, spans.table, heads, rank, rope, cache.stride(0), parts=parts, TILES=tiles,
-        PAGE=spans.page_size, M=queries, KEYS=keys, PART=PART, R=block, P=triton.next_power_of_2(rope),
-        num_warps=4 if block < 256 else 8, num_stages=2,
+        spans.cu_paths, spans.table, parts, cache.stride(0), SPLIT=split, HEADS=heads, TILES=tiles,
+        PAGE=spans.page_size, M=tile.queries, KEYS=tile.keys, PART=PART, RANK=rank, ROPE=rope, R=block,
+        P=triton.next_power_of_2(rope), STAGES=tile.stages, num_warps=tile.warps, enable_fp_fusion=False,
     )  # fmt: skip
-    if parts > 1:
-        _join[rows, heads](
-            accs, sums, out, spans.positions, heads, rank, parts, PART=PART, R=block, num_warps=1
-        )
+    if split:
+        _join[rows, triton.cdiv(heads, JOINED)](
+            accs, sums, out, spans.positions, parts, HEADS=heads, PART=PART, RANK=rank, R=block,
+            JOINED=JOINED, AHEAD=4, num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
     return out

@@ -1,7 +1,9 @@
-"""The best token of each row of logits and its confidence, in programs of one row.
+"""The best token of each row of logits and its confidence; of logits that lie in memory, or of a product's
+before they are written there.
 
-A row goes through its lanes in blocks; each lane keeps the best of its own logits, where that was, and the
-second best. Nothing is added up, so the result has one value in whatever order the lanes meet.
+Of several places with equal logits the first is taken. Nothing is added up, so the result has one value in
+whatever order the places meet: a product's tile leaves the best of its columns, the second best and where the
+best is, and a program for each row goes on with these as with logits.
 """
 
 from __future__ import annotations
@@ -11,7 +13,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nextn.ops.triton.product import product, tile_of
+
 BLOCK = 4096  # logits at a time
+TILES = 512  # tiles of logits at a time
+NOWHERE = tl.constexpr(2147483647)
+
+
+@triton.jit
+def _choose(best, second, where, ids, confidence):
+    """Of lanes, each with the place of its best and the second best besides. Returns the best."""
+    most = tl.max(best, axis=0)
+    chosen = tl.min(tl.where(best == most, where, NOWHERE), axis=0)
+    others = tl.max(tl.where(where == chosen, second, best), axis=0)
+    tl.store(ids, chosen.to(tl.int64))
+    differ = most > others  # else both may be infinite
+    tl.store(confidence, tl.where(differ, most, 0.0) - tl.where(differ, others, 0.0))
+    return most
 
 
 @triton.jit
@@ -28,12 +46,52 @@ def _best_token(logits, ids, confidence, vocab, row_step, V: tl.constexpr):
         second = tl.maximum(second, tl.where(ahead, best, z))
         where = tl.where(ahead, at + v, where)
         best = tl.where(ahead, z, best)
-    most = tl.max(best, axis=0)
-    chosen = tl.min(tl.where(best == most, where, 2147483647), axis=0)
-    others = tl.max(tl.where(where == chosen, second, best), axis=0)
-    tl.store(ids + row, chosen.to(tl.int64))
-    differ = most > others  # else both may be infinite
-    tl.store(confidence + row, tl.where(differ, most, 0.0) - tl.where(differ, others, 0.0))
+    _choose(best, second, where, ids + row, confidence + row)
+
+
+@triton.jit
+def _tile_bests(
+    x, w, best, second, where, wrong, rows, vocab, n_in, x_row, w_row, tiles,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """best, second, where, wrong [T, tiles] <- of a tile of x W^T: the best, the next one, the column of the
+    best, and whether one is NaN."""
+    tile = tl.program_id(1)
+    row, col = tl.program_id(0) * M + tl.arange(0, M), tile * N + tl.arange(0, N)
+    row_ok, col_ok = row < rows, col < vocab
+    z = product(
+        x + row.to(tl.int64) * x_row, row_ok, w + col.to(tl.int64) * w_row, col_ok, n_in, 1, M, N, K, EVEN
+    )
+    z = tl.where(col_ok[None, :], z, float("-inf"))
+    tl.store(wrong + row * tiles + tile, tl.max((z != z).to(tl.int32), axis=1), mask=row_ok)
+    z = tl.where(z == z, z, float("-inf"))
+    most = tl.max(z, axis=1)
+    chosen = tl.min(tl.where(z == most[:, None], col[None, :], NOWHERE), axis=1)
+    others = tl.max(tl.where(col[None, :] == chosen[:, None], float("-inf"), z), axis=1)
+    tl.store(best + row * tiles + tile, most, mask=row_ok)
+    tl.store(second + row * tiles + tile, others, mask=row_ok)
+    tl.store(where + row * tiles + tile, chosen, mask=row_ok)
+
+
+@triton.jit
+def _best_tile(bests, seconds, places, wrong, ids, confidence, logit, tiles, V: tl.constexpr):
+    row, v = tl.program_id(0), tl.arange(0, V)
+    best = tl.full((V,), float("-inf"), tl.float32)
+    second = tl.full((V,), float("-inf"), tl.float32)
+    bad = tl.zeros((V,), dtype=tl.int32)
+    where = v
+    for at in range(0, tiles, V):
+        ok, tile = at + v < tiles, row * tiles + at + v
+        z = tl.load(bests + tile, mask=ok, other=float("-inf"))
+        next_one = tl.load(seconds + tile, mask=ok, other=float("-inf"))
+        place = tl.load(places + tile, mask=ok, other=0)
+        bad = tl.maximum(bad, tl.load(wrong + tile, mask=ok, other=0))
+        ahead = z > best
+        second = tl.maximum(second, tl.where(ahead, tl.maximum(best, next_one), z))
+        where = tl.where(ahead, place, where)
+        best = tl.where(ahead, z, best)
+    most = _choose(best, second, where, ids + row, confidence + row)
+    tl.store(logit + row, tl.where(tl.max(bad, axis=0) > 0, float("nan"), most))
 
 
 def best_token(logits: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,3 +105,25 @@ def best_token(logits: Tensor) -> tuple[Tensor, Tensor]:
     warps = min(8, max(1, block // 256))
     _best_token[(rows,)](logits, ids, confidence, vocab, logits.stride(0), V=block, num_warps=warps)
     return ids, confidence
+
+
+def best_of_product(x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """x [T, n_in], weight [V, n_in] -> ids [T] int64, confidence [T] f32, the best logit [T] f32."""
+    assert x.stride(1) == weight.stride(1) == 1
+    (rows, n_in), vocab = x.shape, weight.shape[0]
+    tile = tile_of(rows, vocab, n_in, weight.dtype)
+    tiles = triton.cdiv(vocab, tile.columns)
+    best, second = torch.empty(2, rows, tiles, dtype=torch.float32, device=x.device)
+    where, wrong = torch.empty(2, rows, tiles, dtype=torch.int32, device=x.device)
+    _tile_bests[triton.cdiv(rows, tile.rows), tiles](
+        x, weight, best, second, where, wrong, rows, vocab, n_in, x.stride(0), weight.stride(0), tiles,
+        M=tile.rows, N=tile.columns, K=tile.step, EVEN=n_in % tile.step == 0,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    ids = torch.empty(rows, dtype=torch.int64, device=x.device)
+    confidence, logit = torch.empty(2, rows, dtype=torch.float32, device=x.device)
+    block = min(TILES, triton.next_power_of_2(tiles))
+    _best_tile[(rows,)](
+        best, second, where, wrong, ids, confidence, logit, tiles, V=block, num_warps=max(1, block // 128)
+    )
+    return ids, confidence, logit

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from nextn.ops.base import Columns
 from nextn.ops.triton.product import ROWS, product, tile_of
+from nextn.ops.triton.rows import mixed
 
 SQUARE = 8192  # experts times pairs that are compared at a time
 
@@ -56,19 +57,33 @@ def _tiles(ids, order, owner, filled, pairs, tiles, M: tl.constexpr, E: tl.const
 
 
 @triton.jit
+def _tile(order, filled, tiles, pairs, rows, top_k, M: tl.constexpr):
+    """Of this program's tile: how many pairs it has, their numbers, their tokens. Tiles from `tiles` on are
+    the shared expert's: all `rows` tokens, whose pairs are numbered from `pairs` on."""
+    tile, i = tl.program_id(0), tl.arange(0, M)
+    routed = tile < tiles
+    after = (tile - tiles) * M
+    n = tl.where(routed, tl.load(filled + tile, mask=routed, other=0), tl.minimum(rows - after, M))
+    pair = tl.load(order + tile * M + i, mask=routed & (i < n), other=0)
+    pair = tl.where(routed, pair, pairs + after + i)
+    return n, pair, tl.where(routed, pair // top_k, after + i)
+
+
+@triton.jit
 def _gate_up(
-    x, w, out, order, owner, filled, top_k, width, n_in, x_row, w_expert, w_row,
+    x, w, shared, out, order, owner, filled, tiles, pairs, rows, top_k, width, n_in, x_row, w_expert, w_row,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """out [pairs, width] <- silu(x G^T) * (x U^T) of each pair's token and expert."""
+    """out [pairs + rows, width] <- silu(x G^T) * (x U^T) of each pair's token and expert."""
     tile, i = tl.program_id(0), tl.arange(0, M)
-    n = tl.load(filled + tile)
-    if n == 0:
+    n, pair, token = _tile(order, filled, tiles, pairs, rows, top_k, M)
+    if n <= 0:
         return
-    pair = tl.load(order + tile * M + i, mask=i < n, other=0)
-    weight = w + tl.load(owner + tile).to(tl.int64) * w_expert
+    weight = shared
+    if tile < tiles:
+        weight = w + tl.load(owner + tile).to(tl.int64) * w_expert
     col = tl.program_id(1) * N + tl.arange(0, N)
-    a = x + (pair // top_k) * x_row
+    a = x + token * x_row
     gate = product(a, i < n, weight + col * w_row, col < width, n_in, 1, M, N, K, EVEN)
     up = product(a, i < n, weight + (width + col) * w_row, col < width, n_in, 1, M, N, K, EVEN)
     hidden = gate / (1.0 + tl.exp(-gate)) * up
@@ -78,16 +93,17 @@ def _gate_up(
 
 @triton.jit
 def _down(
-    x, w, out, order, owner, filled, n_out, n_in, w_expert, w_row,
+    x, w, shared, out, order, owner, filled, tiles, pairs, rows, top_k, n_out, n_in, w_expert, w_row,
     M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """out [pairs, n_out] f32 <- x [pairs, n_in] times each pair's expert."""
+    """out [pairs + rows, n_out] f32 <- x [pairs + rows, n_in] times each pair's expert."""
     tile, i = tl.program_id(0), tl.arange(0, M)
-    n = tl.load(filled + tile)
-    if n == 0:
+    n, pair, _ = _tile(order, filled, tiles, pairs, rows, top_k, M)
+    if n <= 0:
         return
-    pair = tl.load(order + tile * M + i, mask=i < n, other=0)
-    weight = w + tl.load(owner + tile).to(tl.int64) * w_expert
+    weight = shared
+    if tile < tiles:
+        weight = w + tl.load(owner + tile).to(tl.int64) * w_expert
     col = tl.program_id(1) * N + tl.arange(0, N)
     acc = product(x + pair * n_in, i < n, weight + col * w_row, col < n_out, n_in, 1, M, N, K, EVEN)
     to = out + pair[:, None] * n_out + col[None, :]
@@ -100,13 +116,7 @@ def _mix(parts, weights, out, rows, width, top_k: tl.constexpr, C: tl.constexpr)
     on."""
     row, c = tl.program_id(0), tl.program_id(1) * C + tl.arange(0, C)
     ok = c < tl.where(row < rows, width, 0)
-    acc = tl.zeros((C,), dtype=tl.float32)
-    for k in tl.static_range(top_k):
-        pair = row * top_k + k
-        weight = tl.load(weights + pair)
-        acc += tl.load(parts + pair * width + c, mask=ok, other=0.0) * weight
-    acc = tl.where(ok, acc, 0.0)  # a padding row's weight may be NaN
-    tl.store(out + row * width + c, acc, mask=c < width)
+    tl.store(out + row * width + c, mixed(parts, weights, row, c, ok, width, top_k, C), mask=c < width)
 
 
 class Tiles(NamedTuple):
@@ -127,7 +137,16 @@ def dispatch(ids: Tensor, count: int) -> Tiles:
     owner, filled = torch.empty(2, most, dtype=torch.int32, device=ids.device)
     square = triton.next_power_of_2(count)
     _tiles[(1,)](
-        ids, order, owner, filled, pairs, most, M=ROWS, E=square, PAIRS=min(256, max(16, SQUARE // square))
+        ids,
+        order,
+        owner,
+        filled,
+        pairs,
+        most,
+        M=ROWS,
+        E=square,
+        PAIRS=min(256, max(16, SQUARE // square)),
+        num_warps=8,
     )
     return Tiles(order, owner, filled, ids.shape)
 
@@ -137,29 +156,57 @@ def experts(
 ) -> Tensor:
     """x [T, C], gate_up [E, 2 * I, C], down [E, C, I] -> [R, K, C] f32; elsewhere anything. inner: see
     `nextn.ops.base.Ops`."""
-    assert x.stride(1) == 1
-    assert gate_up.is_contiguous()
-    assert down.is_contiguous()
-    order, owner, filled, (rows, top_k) = tiles
-    hidden, width = gate_up.shape[2], gate_up.shape[1] // 2
-    middle = torch.empty(rows * top_k, width, dtype=gate_up.dtype, device=x.device)
-    tile = tile_of(ROWS, width, hidden, gate_up.dtype)
-    _gate_up[len(owner), triton.cdiv(width, tile.columns)](
-        x, gate_up, middle, order, owner, filled, top_k, width, hidden, x.stride(0), gate_up.stride(0),
-        gate_up.stride(1), M=ROWS, N=tile.columns, K=tile.step, EVEN=hidden % tile.step == 0,
-        num_warps=tile.warps, num_stages=tile.stages,
-    )  # fmt: skip
+    middle = _middle(x, tiles, gate_up)
     if inner is not None:
         middle = inner.whole(middle)
-    _, hidden, width = down.shape
-    parts = torch.empty(rows, top_k, hidden, dtype=torch.float32, device=x.device)
-    tile = tile_of(ROWS, hidden, width, down.dtype)
-    _down[len(owner), triton.cdiv(hidden, tile.columns)](
-        middle, down, parts, order, owner, filled, hidden, width, down.stride(0), down.stride(1),
-        M=ROWS, N=tile.columns, K=tile.step, EVEN=width % tile.step == 0,
-        num_warps=tile.warps, num_stages=tile.stages,
+    return _results(middle, tiles, down).view(*tiles.shape, down.shape[1])
+
+
+def experts_with_shared(
+    x: Tensor, tiles: Tiles, gate_up: Tensor, down: Tensor, shared_gate_up: Tensor, shared_down: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Besides, an expert that all rows go to, shared_gate_up [2 * I, C], shared_down [C, I] -> its [T, C]
+    f32 behind those of the others."""
+    middle = _middle(x, tiles, gate_up, shared_gate_up)
+    results = _results(middle, tiles, down, shared_down)
+    pairs = tiles.shape.numel()
+    return results[:pairs].view(*tiles.shape, down.shape[1]), results[pairs:]
+
+
+def _middle(x: Tensor, tiles: Tiles, gate_up: Tensor, shared: Tensor | None = None) -> Tensor:
+    """-> [R * K, I], and, where an expert is shared, T rows more."""
+    assert x.stride(1) == 1
+    assert gate_up.is_contiguous()
+    assert shared is None or (shared.is_contiguous() and shared.shape == gate_up.shape[1:])
+    order, owner, filled, (rows, top_k) = tiles
+    hidden, width, pairs = gate_up.shape[2], gate_up.shape[1] // 2, rows * top_k
+    others = 0 if shared is None else len(x)
+    out = torch.empty(pairs + others, width, dtype=gate_up.dtype, device=x.device)
+    tile = tile_of(ROWS, width, hidden, gate_up.dtype)
+    _gate_up[len(owner) + triton.cdiv(others, ROWS), triton.cdiv(width, tile.columns)](
+        x, gate_up, gate_up if shared is None else shared, out, order, owner, filled, len(owner), pairs,
+        others, top_k, width, hidden, x.stride(0), gate_up.stride(0), gate_up.stride(1), M=ROWS,
+        N=tile.columns, K=tile.step, EVEN=hidden % tile.step == 0, num_warps=tile.warps,
+        num_stages=tile.stages,
     )  # fmt: skip
-    return parts
+    return out
+
+
+def _results(middle: Tensor, tiles: Tiles, down: Tensor, shared: Tensor | None = None) -> Tensor:
+    """middle: all columns of it -> as many rows, [C] f32 each."""
+    assert down.is_contiguous()
+    assert shared is None or (shared.is_contiguous() and shared.shape == down.shape[1:])
+    order, owner, filled, (rows, top_k) = tiles
+    _, hidden, width = down.shape
+    pairs, count = rows * top_k, len(middle)
+    out = torch.empty(count, hidden, dtype=torch.float32, device=middle.device)
+    tile = tile_of(ROWS, hidden, width, down.dtype)
+    _down[len(owner) + triton.cdiv(count - pairs, ROWS), triton.cdiv(hidden, tile.columns)](
+        middle, down, down if shared is None else shared, out, order, owner, filled, len(owner), pairs,
+        count - pairs, top_k, hidden, width, down.stride(0), down.stride(1), M=ROWS, N=tile.columns,
+        K=tile.step, EVEN=width % tile.step == 0, num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return out
 
 
 def combine(parts: Tensor, weights: Tensor) -> Tensor:

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nextn.ops.base import Columns, Spans
+from nextn.ops.base import Addend, Columns, Spans
 from nextn.ops.naive import naive_attention
 from nextn.ops.triton import attention, best, linear, route, rows
 from nextn.ops.triton import experts as moe
+from nextn.ops.triton.product import ROWS
 
 
 class TritonOps:
@@ -26,7 +27,7 @@ class TritonOps:
         return rows.rms_norm(x, weight, eps)
 
     def add_norm(
-        self, x: Tensor, added: Sequence[Tensor], weight: Tensor, eps: float
+        self, x: Tensor, added: Sequence[Addend], weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         return x, rows.add_norm(x, added, weight, eps)
 
@@ -45,6 +46,20 @@ class TritonOps:
         sin: Tensor,
     ) -> None:
         rows.write_latent(cache, slots, latent, weight, eps, cos, sin)
+
+    def norm_latents(
+        self,
+        cache: Tensor,
+        slots: Tensor,
+        latent: Tensor,
+        weight: Tensor,
+        eps: float,
+        cos: Tensor,
+        sin: Tensor,
+        query: Tensor,
+        query_weight: Tensor,
+    ) -> Tensor:
+        return rows.norm_latents(cache, slots, latent, weight, eps, cos, sin, query, query_weight)
 
     def absorb(self, q: Tensor, key_up: Tensor, cos: Tensor, sin: Tensor, scale: float) -> Tensor:
         return linear.absorb(q, key_up, cos, sin, scale)
@@ -76,8 +91,25 @@ class TritonOps:
     ) -> Tensor:
         return moe.experts(x, runs, gate_up, down, inner=inner)
 
+    def experts_with_shared(
+        self,
+        x: Tensor,
+        runs: moe.Tiles,
+        gate_up: Tensor,
+        down: Tensor,
+        shared_gate_up: Tensor,
+        shared_down: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        # Many rows go through a shared expert in higher tiles than the few that each routed expert gets.
+        if len(x) > 4 * ROWS or shared_gate_up.shape != gate_up.shape[1:]:
+            return moe.experts(x, runs, gate_up, down), self.swiglu_mlp(x, shared_gate_up, shared_down)
+        return moe.experts_with_shared(x, runs, gate_up, down, shared_gate_up, shared_down)
+
     def combine(self, results: Tensor, weights: Tensor) -> Tensor:
         return moe.combine(results, weights)
 
     def best_token(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         return best.best_token(logits)
+
+    def best_of_product(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return best.best_of_product(x, weight)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors import safe_open
 from support.native_kernels import built_levels
 from support.two_ways import Depth, TwoWays, Work, run, two_ways
 
-from nextn.config import EMBEDDED, EngineConfig
+from nextn.config import EMBEDDED, EngineConfig, model_folder
 from nextn.cutoff import Cutoff
 from nextn.engine.engine import Engine
 from nextn.engine.runner import Runner
@@ -91,26 +93,50 @@ def test_coarse_weights() -> None:
     assert both.general == 0
 
 
-def spoil(both: TwoWays, tokens: list[int]) -> None:
-    """What follows these tokens has logits that are not numbers."""
-    for runner in (both.one_call, both.other):
-        runner.model.weights.embedding[tokens] = torch.nan  # type: ignore[attr-defined]
+def assert_some_fail(both: TwoWays) -> None:
+    assert any(span.error for result in both.results for span in result.spans)
+    assert both.general == 0
 
 
 @pytest.mark.parametrize("share", [0.02, 0.2])
 def test_logits_that_are_not_numbers(share: float) -> None:
+    """After some tokens, of which a draft spoils the rows before it, too."""
     rng = random.Random(5)
-    for _ in range(3):
-        engine, both = two_ways(3)
-        spoil(both, [t for t in range(4000) if t not in TEXT and rng.random() < share])
-        run(engine, PLAIN, seed=4)
-        assert any(span.error for result in both.results for span in result.spans)
-        assert both.general == 0
+    engine, both = two_ways(3)
+    spoilt = [t for t in range(4000) if t not in TEXT and rng.random() < share]
+    for runner in (both.one_call, both.other):
+        runner.model.weights.embedding[spoilt] = torch.nan  # type: ignore[attr-defined]
+    run(engine, PLAIN, seed=4)
+    assert_some_fail(both)
 
 
-def test_simulated_acceptance_goes_the_general_way() -> None:
-    config = EngineConfig(EMBEDDED, kv_cache_tokens=1024, speculative_simulate_accept_length=1.5)
-    executor = Engine(config)._executor
+@pytest.mark.parametrize("column", [1, 8, 11])
+def test_logits_that_are_infinite(column: int) -> None:
+    """Those of one token, in rows whose hidden state is large at one place: drafts before them hold."""
+    engine, both = two_ways(3)
+    with safe_open(model_folder(EMBEDDED) / "model.safetensors", "pt") as stored:
+        head = stored.get_tensor("lm_head.weight")
+    head[4000] = 0
+    head[4000, column] = 3e38
+    for runner in (both.one_call, both.other):
+        runner.model.place("lm_head.weight", head)  # type: ignore[attr-defined]
+    run(engine, {rid: (prompt, p.replace(max_tokens=60)) for rid, (prompt, p) in PLAIN.items()}, seed=4)
+    assert_some_fail(both)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"speculative_simulate_accept_length": 1.5},
+        {"speculative_eagle_topk": 2},
+        {"speculative_algorithm": "NGRAM"},
+        {"speculative_algorithm": "NEXTN+NGRAM"},
+        {"kernel_backend": "reference"},
+    ],
+    ids=str,
+)
+def test_engines_without_such_steps(options: dict[str, Any]) -> None:
+    executor = Engine(EngineConfig(EMBEDDED, kv_cache_tokens=1024, threads=1, **options))._executor
     assert isinstance(executor, Runner)
     assert executor.plain is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,7 @@ from nextn.layers.expert_parallel import ParallelMoE
 from nextn.layers.mlp import MoE
 from nextn.layers.replicas import ExpertParallel
 from nextn.layers.sharing import Sharing
+from nextn.ops.base import Addend, Mixture
 
 CPU = torch.device("cpu")
 
@@ -52,7 +54,7 @@ def test_the_sums_of_one_device(data: st.DataObject) -> None:
     for weight in weights.values():
         weight.normal_(0, 0.3, generator=torch_gen)
     inputs = [torch.randn(-(-n // 8) * 8, cfg.hidden_size, generator=torch_gen).to(dtype) for n in rows]
-    want = [whole.forward(x, batch_of(n)) if n else () for x, n in zip(inputs, rows, strict=True)]
+    want = [made(whole.forward(x, batch_of(n))) if n else () for x, n in zip(inputs, rows, strict=True)]
 
     def compute(world: ThreadWorld) -> tuple[Tensor, ...]:
         sharing = Sharing(cfg, ExactReference(), dtype, CPU, world.attention)
@@ -65,6 +67,11 @@ def test_the_sums_of_one_device(data: st.DataObject) -> None:
 
     for rank, found in enumerate(run_world(groups * ranks, groups, shards, compute)):
         same(found, want[rank // ranks])
+
+
+def made(found: Sequence[Addend]) -> tuple[Tensor, ...]:
+    """Mixtures too."""
+    return tuple(ExactReference().combine(*one) if isinstance(one, Mixture) else one for one in found)
 
 
 def batch_of(rows: int) -> Any:

@@ -38,8 +38,8 @@ class Toy:
     def draft_logits(self, hidden):
         return hidden @ self.weight
 
-    def best_token(self, logits):
-        found = best_token(logits)
+    def best_draft(self, hidden):
+        found = best_token(self.draft_logits(hidden))
         self.confidence.append(found[1].tolist())
         return found
 

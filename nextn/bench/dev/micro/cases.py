@@ -110,12 +110,17 @@ class Bench:
         cos, sin = (torch.rand(align(rows), rope // 2) for _ in range(2))
         slots, latent = torch.arange(align(rows)), self.input(rows, cfg.latent_dim)
         weights = self.weights((rank,))
-        writes = [
-            partial(ops.write_latent, cache, slots, latent, weights[i % len(weights)][0], 1e-6, cos, sin)
+        entries = [
+            (cache, slots, latent, weights[i % len(weights)][0], 1e-6, cos, sin)
             for i, cache in enumerate(self.caches())
         ]
+        writes = [partial(ops.write_latent, *one) for one in entries]
         work = op_work.write_latent(rows, rank, rope, size)
         yield self.made("write_latent", "entries", f"{cfg.latent_dim}", rows, work, writes)
+        query, (query_weight,) = self.input(rows, width), self.weights((width,))[0]
+        both = [partial(ops.norm_latents, *one, query, query_weight) for one in entries]
+        work = work + op_work.rms_norm(rows, width, size)
+        yield self.made("norm_latents", "latents", f"{cfg.latent_dim}, {width}", rows, work, both)
 
     def attention(self, rows: int) -> Iterator[OpCase]:
         """Attention of one request that goes forward by `rows`, up to position `end`."""
@@ -181,6 +186,10 @@ class Bench:
         work = op_work.experts(rows, hidden, inner, top_k, distinct, self.size)
         shape = f"{distinct} of {count} {hidden}x{inner}"
         yield self.made("experts", "routed", shape, rows, work, calls)
+        sets = self.weights((count + 1, 2 * inner, hidden), (count + 1, hidden, inner))
+        both = [partial(ops.experts_with_shared, x, runs, a[1:], b[1:], a[0], b[0]) for a, b in sets]
+        work = work + op_work.swiglu_mlp(rows, hidden, inner, self.size)
+        yield self.made("experts_with_shared", "routed and shared", shape, rows, work, both)
         results = self.input(rows * top_k, hidden)[: rows * top_k].view(rows, top_k, hidden)
         sums = [partial(ops.combine, results, weights)]
         work = op_work.combine(rows, hidden, top_k, self.size)
@@ -241,6 +250,11 @@ class Bench:
         logits = torch.randn(rows, vocab, generator=torch.Generator().manual_seed(rows))
         calls = [partial(self.ops.best_token, logits)]
         yield self.made("best_token", "drafts", f"{vocab}", rows, op_work.best_token(rows, vocab), calls)
+        hidden = self.cfg.hidden_size
+        x, sets = self.input(rows, hidden), self.weights((vocab, hidden))
+        work = op_work.best_of_product(rows, vocab, hidden, self.size)
+        products = [partial(self.ops.best_of_product, x, w) for (w,) in sets]
+        yield self.made("best_of_product", "drafts", f"{vocab}x{hidden}", rows, work, products)
 
     @property
     def size(self) -> int:

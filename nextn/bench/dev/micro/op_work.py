@@ -103,6 +103,11 @@ def best_token(rows: int, vocab: int) -> Work:
     return Work(rows * (4 * vocab + 12), 2 * rows * vocab)
 
 
+def best_of_product(rows: int, vocab: int, hidden: int, size: int) -> Work:
+    """Logits need not be written; an id is int64, its confidence and its logit f32."""
+    return Work(size * hidden * (vocab + rows) + 16 * rows, 2 * rows * vocab * hidden)
+
+
 def dispatch(rows: int, top_k: int) -> Work:
     """An id is int64, as is the row that it stands for."""
     return Work(16 * rows * top_k, 0)

@@ -31,7 +31,21 @@ def test_op_in_f32(check):
 
 @pytest.mark.parametrize(
     "check",
-    ["linear", "heads", "norm", "latent", "mlp", "experts", "columns", "attention", "trees_attention"],
+    [
+        "linear",
+        "heads",
+        "norm",
+        "add_norm_of_a_mixture",
+        "latent",
+        "mlp",
+        "experts",
+        "columns",
+        "attention",
+        "trees_attention",
+        "attention_in_parts",
+        "experts_with_shared",
+        "best_of_product",
+    ],
 )
 def test_op_in_f16(check):
     CHECKS[check](Device("cpu", torch.float16, large=False))

@@ -1,0 +1,229 @@
+"""Compiles Triton kernels for GPUs that are not there, and tells what each takes of them.
+
+    python -m support.triton_compile 90        # compute capability 9.0: H100. 80: A100.
+
+The ops run on tensors without memory (device `meta`). Each launch is compiled, with the arguments' types and
+divisibilities that it would have on a GPU, and not run. ptxas comes with triton. It needs a process of its
+own, because `TRITON_INTERPRET=1` is read when triton is imported. Each line of the output is JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nextn.layers.batch import PackedBatch, Span
+from nextn.ops.base import Mixture
+from nextn.ops.triton import attention as attention_kernels
+from nextn.ops.triton.ops import TritonOps
+
+OPS = TritonOps()
+Calls = Iterator[tuple[str, int]]  # the model and the number of rows of what is called next
+SHARED = {80: 163 * 1024, 90: 227 * 1024}  # bytes of shared memory that a block may have, by capability
+
+
+@dataclass(frozen=True)
+class Compiled:
+    kernel: str
+    model: str
+    rows: int
+    shape: str  # constants
+    warps: int
+    shared: int  # bytes of a block
+    registers: int  # of a thread
+    spilled: int  # bytes of a thread that did not fit into registers
+    instructions: str  # which it has of HMMA, HGMMA (of the matrix units: mma, wgmma) and FFMA (f32, fused)
+    layouts: str  # of what the matrix units compute; the order of sums over it follows from these
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a model. A layer of each kind of product is enough."""
+
+    hidden: int
+    heads: int
+    q_rank: int
+    rank: int
+    nope: int
+    rope: int
+    value: int
+    experts: int
+    top_k: int
+    groups: int
+    inner: int
+    vocab: int
+
+
+MODELS = {
+    "v3": Sizes(7168, 128, 1536, 512, 128, 64, 128, 256, 8, 8, 2048, 129280),
+    "1b": Sizes(1024, 16, 512, 256, 64, 32, 64, 32, 4, 8, 512, 32768),
+    "tiny": Sizes(256, 4, 96, 64, 32, 16, 32, 8, 2, 4, 128, 4096),
+}
+
+
+class _Device:
+    """What triton asks of a device in order to compile."""
+
+    def __init__(self, capability: int) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        self.target = GPUTarget("cuda", capability, 32)
+
+    def get_current_target(self) -> object:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int = 0) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("meta")
+
+
+def compiled(capability: int, calls: Callable[[], Calls]) -> Iterator[Compiled]:
+    """Every kernel that ops launch, once."""
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction
+
+    driver.set_active(_Device(capability))
+    launched: list[tuple[str, Any]] = []
+    run = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+        launched.append((self.fn.__name__, run(self, *args, grid=grid, warmup=True, **kwargs)))
+
+    JITFunction.run = compile_only
+    room, attention_kernels.shared_memory = attention_kernels.shared_memory, lambda _: SHARED[capability]
+    seen: set[str] = set()
+    try:
+        case, left = ("", 0), calls()
+        while True:
+            after = next(left, None)  # what is launched on the way belongs to `case`
+            for name, kernel in launched:
+                if kernel.hash not in seen:
+                    seen.add(kernel.hash)
+                    yield _measured(name, kernel, *case)
+            launched.clear()
+            if after is None:
+                return
+            case = after
+    finally:
+        JITFunction.run, attention_kernels.shared_memory = run, room
+
+
+def _measured(name: str, kernel: Any, model: str, rows: int) -> Compiled:
+    asm, metadata = kernel.asm, kernel.metadata
+    found = re.findall(r"\b(HGMMA|HMMA|FFMA)\b", _disassembled(asm["cubin"]))
+    usage = re.search(r"REG:(\d+) STACK:(\d+)", _tool("cuobjdump", asm["cubin"], "--dump-resource-usage"))
+    assert usage is not None
+    constants = {k[0]: v for k, v in kernel.src.constants.items() if not isinstance(k, str)}
+    names = kernel.src.fn.arg_names
+    shape = " ".join(f"{names[i]}={v}" for i, v in sorted(constants.items()) if names[i].isupper())
+    return Compiled(
+        name, model, rows, shape, metadata.num_warps, metadata.shared, int(usage[1]), int(usage[2]),
+        " ".join(sorted(set(found))), " ".join(sorted(re.findall(r"^#mma\d* = (.*)$", asm["ttgir"], re.M))),
+    )  # fmt: skip
+
+
+def _disassembled(cubin: bytes) -> str:
+    return _tool("cuobjdump", cubin, "-sass")
+
+
+def _tool(name: str, cubin: bytes, *options: str) -> str:
+    """The output of one of NVIDIA's tools that come with triton."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin" / name
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        env = os.environ | {"PATH": f"{tool.parent}{os.pathsep}{os.environ['PATH']}"}
+        done = subprocess.run(
+            [tool, *options, file.name], capture_output=True, text=True, check=True, env=env
+        )
+    return done.stdout
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def all_ops(dtype: torch.dtype, models: dict[str, Sizes], counts: list[int]) -> Calls:
+    """Every op at every model's sizes; of counts[i] requests with a row each."""
+    for model, s in models.items():
+        for rows in counts:
+            yield model, rows
+            x = meta(rows, s.hidden, dtype=dtype)
+            attention(s, x)
+            feed_forward(s, x)
+            head = meta(s.vocab, s.hidden, dtype=dtype)
+            OPS.best_token(OPS.linear(x, head, torch.float32))
+            OPS.best_of_product(x, head)
+
+
+def attention(s: Sizes, x: Tensor) -> None:
+    rows, dtype, f32 = len(x), x.dtype, torch.float32
+    down = OPS.linear(x, meta(s.q_rank + s.rank + s.rope, s.hidden, dtype=dtype))
+    q, latent = down.split((s.q_rank, s.rank + s.rope), dim=-1)
+    OPS.rms_norm(q, meta(s.q_rank, dtype=dtype), 1e-6)
+    cos = sin = meta(rows, s.rope // 2, dtype=f32)
+    cache, norm = meta(65536, s.rank + s.rope, dtype=dtype), meta(s.rank, dtype=dtype)
+    entries = cache, meta(rows, dtype=torch.int32), latent, norm, 1e-6, cos, sin
+    OPS.write_latent(*entries)
+    q = OPS.norm_latents(*entries, q, meta(s.q_rank, dtype=dtype))
+    q = OPS.linear(q, meta(s.heads * (s.nope + s.rope), s.q_rank, dtype=dtype))
+    kv_up = meta(s.heads, s.nope + s.value, s.rank, dtype=dtype)
+    q = OPS.absorb(q.unflatten(-1, (s.heads, -1)), kv_up[:, : s.nope], cos, sin, 0.1)
+    values = OPS.heads_matmul(attend(s, q), kv_up[:, s.nope :].transpose(1, 2))
+    OPS.linear(values.flatten(1), meta(s.hidden, s.heads * s.value, dtype=dtype), f32)
+
+
+def attend(s: Sizes, q: Tensor) -> Tensor:
+    """After 99 tokens, and after 1,024."""
+    cache = meta(65536, s.rank + s.rope, dtype=q.dtype)
+    for longest in (100, 1025):
+        batch = PackedBatch([Span([0], longest - 1, [0] * 65)] * len(q), 16)
+        spans = batch.on(meta(len(batch.packed), dtype=torch.int32), longest).attention
+        mixed = OPS.mla_attention(q, cache, spans, s.rank)
+    return mixed
+
+
+def feed_forward(s: Sizes, x: Tensor) -> None:
+    router, bias = meta(s.experts, s.hidden, dtype=torch.float32), meta(s.experts, dtype=torch.float32)
+    ids, weights = OPS.route(x, router, bias, s.groups, s.groups // 2, s.top_k, True, 2.5)
+    gate_up = meta(s.experts, 2 * s.inner, s.hidden, dtype=x.dtype)
+    down = meta(s.experts, s.hidden, s.inner, dtype=x.dtype)
+    runs = OPS.dispatch(ids, s.experts)
+    results, shared = OPS.experts_with_shared(x, runs, gate_up, down, gate_up[0], down[0])
+    OPS.combine(results, weights)
+    OPS.swiglu_mlp(x, gate_up[0], down[0])
+    stream, norm = meta(len(x), s.hidden, dtype=torch.float32), meta(s.hidden, dtype=x.dtype)
+    OPS.add_norm(stream, (shared,), norm, 1e-6)
+    OPS.add_norm(stream, (shared, Mixture(results, weights)), norm, 1e-6)
+
+
+def main(capability: int, dtypes: list[str], models: list[str], counts: list[int]) -> None:
+    chosen = {name: MODELS[name] for name in models}
+    for dtype in dtypes:
+        for one in compiled(capability, partial(all_ops, getattr(torch, dtype), chosen, counts)):
+            print(json.dumps({"dtype": dtype, **dataclasses.asdict(one)}), flush=True)
+
+
+if __name__ == "__main__":
+    args = [*sys.argv[1:], *["90", "bfloat16,float32", "v3,1b,tiny", "1,32,300"][len(sys.argv) - 1 :]]
+    main(int(args[0]), args[1].split(","), args[2].split(","), [int(n) for n in args[3].split(",")])

@@ -1,0 +1,51 @@
+"""The Triton kernels compiled for an A100 and an H100, on a machine that needs neither: what the interpreter
+accepts the compiler may not, and a kernel that wants too much shared memory fails at its first launch."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from support.triton_compile import SHARED
+
+if sys.platform != "linux":
+    pytest.skip(f"no triton for {sys.platform}", allow_module_level=True)
+
+SPILLED = 128  # bytes of a thread: some are loaded once for a tile
+PRODUCTS = {"_matmul", "_absorb", "_gate_up", "_down", "_tile_bests", "_attend"}
+
+
+def compiled(capability, folder, *options):
+    """In a process where triton does not interpret."""
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    env |= {"TRITON_CACHE_DIR": str(folder), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    done = subprocess.run(
+        [sys.executable, "-m", "support.triton_compile", str(capability), *options],
+        capture_output=True, text=True, env=env, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("capability", "options"),
+    [(80, ("bfloat16", "v3", "1")), (90, ("bfloat16", "v3", "1,300")), (90, ("float32", "1b", "2"))],
+)
+def test_every_kernel_compiles(capability, options, tmp_path):
+    found = compiled(capability, tmp_path, *options)
+    names = {one["kernel"] for one in found}
+    assert names >= PRODUCTS | {"_join", "_route", "_tiles", "_best_token", "_best_tile", "_add_norm"}
+    for one in found:
+        assert one["shared"] <= SHARED[capability], one
+        assert one["spilled"] <= SPILLED, one
+        if one["kernel"] in PRODUCTS and one["dtype"] == "bfloat16":
+            assert "MMA" in one["instructions"], one
+    attend = {("SPLIT=True" in one["shape"]): one for one in found if one["kernel"] == "_attend"}
+    # A block of keys is summed in one order by a program of one part and by one that goes through all: it has
+    # the same layout in both, and parts are put together without what only one of them might fuse.
+    assert attend[False]["layouts"] == attend[True]["layouts"]
+    if options[0] == "bfloat16":
+        parts = [one for one in found if one["kernel"] in ("_attend", "_join")]
+        assert not any("FFMA" in one["instructions"] for one in parts)
