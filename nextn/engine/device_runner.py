@@ -228,7 +228,7 @@ def _result(ticket: DeviceTicket) -> StepResult:
             cut = ticket.gated and launched.span.cut
             draft = Draft(guesses, bins=bytes(bins) if cut else b"")
         error = NO_CHOICE if line[columns.FAILED] else None
-        state.commit(tokens, error is not None, draft)
         results.append(SpanResult(tokens, draft, error=error))
+        state.commit(results[-1])
     passes = [sum(d > step for d in depths) for step in range(1, max(depths, default=0))]
     return StepResult(results, StepWork(rows, extended, tuple(passes), decoding, nodes, context))
