@@ -43,6 +43,8 @@ CHOICES = (  # of each
     SamplingParams(temperature=0.7, seed=2**40 + 3, top_p=0.9, top_k=50),
 )
 
+WITHOUT = "graphs of whole steps are not used, steps are launched pass by pass: %s"
+
 log = logging.getLogger("nextn.engine")
 
 
@@ -89,7 +91,22 @@ def on_device(config: EngineConfig, model: Model, speculation: Speculation) -> O
     return OnDevice(most, speculation.num_steps, speculation.auto, bool(speculation.num_steps))
 
 
-def memory_of(plan: OnDevice, model: Model, layers: int, page_size: int) -> int:
+def plan_on_device(
+    config: EngineConfig, model: Model, speculation: Speculation, layers: int
+) -> tuple[OnDevice | None, int]:
+    """layers: of the KV pool. None where steps do not run on the device as wholes; and the bytes that they
+    take besides the pool."""
+    plan = on_device(config, model, speculation)
+    if plan is None:
+        return None, 0
+    try:
+        return plan, _memory_of(plan, model, layers, config.page_size)
+    except Exception:
+        log.exception(WITHOUT, "their memory cannot be measured")
+        return None, 0
+
+
+def _memory_of(plan: OnDevice, model: Model, layers: int, page_size: int) -> int:
     """Bytes that the graphs captured at start take, and what they need besides: measured with a pool of one
     page."""
     pool = KVPool(layers, 1, page_size, model.cache_layout, model.dtype, model.device)
@@ -103,28 +120,31 @@ def memory_of(plan: OnDevice, model: Model, layers: int, page_size: int) -> int:
 
 
 def start_on_device(plan: OnDevice, runner: DeviceRunner) -> bool:
-    """Captures the graphs, and holds a few steps against the general way. If they differ, or raise something,
-    the runner goes on without steps on the device; returns whether it has them."""
+    """Captures the graphs, and holds a few steps against the general way. If they differ, or anything of it
+    raises, the runner goes on without steps on the device; returns whether it has them."""
     model, pool = runner.model, runner.pool
     assert isinstance(model, DeepseekV3)
     steps = min(plan.num_steps, 3)
     pages = pool.data.shape[1] // pool.page_size - 1
-    if pages < pages_needed(pool.page_size, steps):
-        log.info("steps are launched pass by pass: the KV pool is too small to check graphs of whole steps")
+    fits = pages >= len(PROMPTS) * _pages_each(pool.page_size, steps)
+    if not fits or model.config.max_position_embeddings < _positions(steps):
+        log.info("steps are launched pass by pass: there is no room to check graphs of whole steps")
         return False
     options = model.config.vocab_size, pool.page_size, steps, plan.extends
     want = made_up_steps(runner, *options)
-    step = DeviceStep(model, pool, plan.relay(model, pool.page_size), plan.requests)
-    graphs = StepGraphs(step)
-    _capture(graphs, plan.shapes(model.config.max_position_embeddings, model.row_align))
-    runner.begin_on_device(step, graphs)
     try:
+        step = DeviceStep(model, pool, plan.relay(model, pool.page_size), plan.requests)
+        graphs = StepGraphs(step)
+        _capture(graphs, plan.shapes(model.config.max_position_embeddings, model.row_align))
+        runner.begin_on_device(step, graphs)
         same = made_up_steps(runner, *options) == want
-        why = "their results differ"
-    except RuntimeError as e:
-        same, why = False, str(e)
+    except Exception:
+        log.exception(WITHOUT, "they cannot run here")
+        same = False
+    else:
+        if not same:
+            log.warning(WITHOUT, "their results differ")
     if not same:
-        log.warning("graphs of whole steps are not used, steps are launched pass by pass: %s", why)
         runner.end_on_device()
     return same
 
@@ -154,13 +174,13 @@ def progress_bar(done: int, total: int, width: int = 24) -> str:
     return f"[{'#' * full}{'.' * (width - full)}] {done}/{total}"
 
 
-def pages_needed(page_size: int, num_steps: int) -> int:
-    """Of the KV pool."""
-    return len(PROMPTS) * _pages_each(page_size, num_steps)
+def _positions(num_steps: int) -> int:
+    """Of a made-up request, at most, with those of its drafts."""
+    return max(PROMPTS) + (1 + STEPS) * (2 + 2 * num_steps)
 
 
 def _pages_each(page_size: int, num_steps: int) -> int:
-    return -(-(max(PROMPTS) + (1 + STEPS) * (2 + 2 * num_steps)) // page_size)
+    return -(-_positions(num_steps) // page_size)
 
 
 def made_up_steps(

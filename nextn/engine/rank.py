@@ -16,7 +16,7 @@ from nextn.engine.executor import ExecutorInfo
 from nextn.engine.halves import Halves
 from nextn.engine.memory import CPU_KV_TOKENS
 from nextn.engine.model import make_model
-from nextn.engine.on_device import memory_of, on_device, start_on_device
+from nextn.engine.on_device import plan_on_device, start_on_device
 from nextn.engine.runner import Runner
 from nextn.engine.seat import Seat
 from nextn.engine.shared_pass import SharedPass
@@ -53,9 +53,8 @@ def make_runner(config: EngineConfig, ranks: Ranks | None = None, seat: Seat | N
     seconds = time.perf_counter() - begin
     speculation = config.speculation.on(model.nextn_layers)
     nextn_layers = model.nextn_layers if speculation.mtp else 0
-    whole_steps = on_device(config, model, speculation)
     layers = model.config.num_hidden_layers + nextn_layers
-    graphs = 0 if whole_steps is None else memory_of(whole_steps, model, layers, config.page_size)
+    whole_steps, graphs = plan_on_device(config, model, speculation, layers)
     pool = _pool(config, model, layers, kernels, graphs)
     if speculation.simulated is not None:
         logging.getLogger("nextn.engine").warning(

@@ -39,6 +39,9 @@ class FixedOps(ExactReference):
         p = scores.masked_fill(~sees[:, None], float("-inf")).softmax(-1)
         return (p[..., None] * keys[:, None, :, :rank]).transpose(2, 3).contiguous().sum(-1)
 
+    def write_latent(self, cache: Tensor, slots: Tensor, *rest: Any) -> None:
+        super().write_latent(cache, slots.long(), *rest)
+
     def dispatch(self, ids: Tensor, experts: int) -> Any:
         return ids
 

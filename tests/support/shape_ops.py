@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nextn.ops.base import Columns, Spans
+from nextn.ops.base import Addend, Columns, Spans
 
 
 class ShapeOps:
@@ -24,9 +24,9 @@ class ShapeOps:
         return x.new_empty(x.shape, dtype=weight.dtype)
 
     def add_norm(
-        self, x: Tensor, added: Sequence[Tensor], weight: Tensor, eps: float
+        self, x: Tensor, added: Sequence[Addend], weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        assert all(one.shape == x.shape for one in added)
+        assert all(one.shape == x.shape for one in added if isinstance(one, Tensor))
         return x, self.rms_norm(x, weight, eps)
 
     def swiglu_mlp(self, x: Tensor, gate_up: Tensor, down: Tensor, *, inner: Columns | None = None) -> Tensor:
@@ -37,6 +37,22 @@ class ShapeOps:
         sin: Tensor,
     ) -> None:  # fmt: skip
         assert slots.shape == latent.shape[:1] == cos.shape[:1]
+
+    def norm_latents(
+        self, cache: Tensor, slots: Tensor, latent: Tensor, weight: Tensor, eps: float, cos: Tensor,
+        sin: Tensor, query: Tensor, query_weight: Tensor,
+    ) -> Tensor:  # fmt: skip
+        self.write_latent(cache, slots, latent, weight, eps, cos, sin)
+        return self.rms_norm(query, query_weight, eps)
+
+    def experts_with_shared(
+        self, x: Tensor, runs: Any, gate_up: Tensor, down: Tensor, shared_gate_up: Tensor,
+        shared_down: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        return self.experts(x, runs, gate_up, down), self.swiglu_mlp(x, shared_gate_up, shared_down)
+
+    def best_of_product(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return *self.best_token(self.linear(x, weight, torch.float32)), x.new_empty(len(x)).float()
 
     def absorb(self, q: Tensor, key_up: Tensor, cos: Tensor, sin: Tensor, scale: float) -> Tensor:
         return q.new_empty(*q.shape[:2], key_up.shape[2] + 2 * cos.shape[1])

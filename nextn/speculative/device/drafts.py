@@ -19,7 +19,8 @@ from nextn.kvcache.pool import KVPool
 from nextn.layers.device_batch import Laid, Paged, laid_out, rows_apart
 from nextn.models.deepseek_v3 import DeepseekV3
 from nextn.ops.base import align
-from nextn.sampling.row_draws import Choosing, draw_rows
+from nextn.sampling.row_draws import Choosing
+from nextn.speculative.device.choose import guessed
 from nextn.speculative.device.gate import Gate, bins_of
 from nextn.speculative.device.relay import Committed, Requests
 
@@ -84,16 +85,14 @@ def drafted(
     state, ends = _extended(model, pool, work, paged)
     state = state.index_select(0, padded(ends))
     gate, active = Gate(work.cutoff, depth, cut), depth > 0
-    best = model.ops.best_token if drafting.gated else None
     for step in range(drafting.num_steps):
-        logits = model.draft_logits(state)[:requests]
         draws = before.draws._replace(position=length + step)
-        guess, confidence = draw_rows(logits, draws, choosing, best)
+        guess, confidence = guessed(model, state, draws, choosing, drafting.gated)
         new = active & (guess >= 0)
         made = made + new
         tokens[:, step] = torch.where(new, guess, 0)
         active = new & (depth > step + 1)
-        if confidence is not None:
+        if drafting.gated and confidence is not None:
             bins[:, step] = fell = bins_of(confidence, work.edges)
             gate.guessed(fell, new, (active & ~cut).any())
         if step + 1 < drafting.num_steps:

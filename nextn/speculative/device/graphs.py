@@ -54,7 +54,7 @@ class StepGraphs:
         if shape not in self._graphs:
             try:
                 self._graphs[shape] = self._capture(shape)
-            except RuntimeError as e:
+            except Exception as e:
                 log.warning("a step of %s cannot be captured, it is launched kernel by kernel: %s", shape, e)
                 self._graphs[shape] = None
 

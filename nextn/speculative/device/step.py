@@ -22,7 +22,8 @@ from nextn.draft import MAX_DRAFTS
 from nextn.kvcache.pool import KVPool
 from nextn.layers.device_batch import Laid, Paged, laid_out
 from nextn.models.deepseek_v3 import DeepseekV3
-from nextn.sampling.row_draws import Choosing, draw_rows
+from nextn.sampling.row_draws import Choosing
+from nextn.speculative.device.choose import chosen
 from nextn.speculative.device.drafts import Drafting, Extend, drafted, nothing_drafted
 from nextn.speculative.device.gate import NUMBERS, edges
 from nextn.speculative.device.relay import Committed, Relay, Requests
@@ -103,10 +104,10 @@ class DeviceStep:
         Where there is none, the request goes on from what holds; with no draft at all, it fails."""
         draws = before.draws.take(rows.span)
         draws = draws._replace(position=draws.position + rows.after)
-        chosen, _ = draw_rows(self.model.logits(hidden), draws, shape.choosing)
-        depth = torch.arange(1 + MAX_DRAFTS, device=chosen.device)
+        every = chosen(self.model, hidden, draws, shape.choosing)
+        depth = torch.arange(1 + MAX_DRAFTS, device=every.device)
         places = (rows.first[:, None] + depth).clamp(max=shape.rows - 1)
-        own = chosen.index_select(0, places.flatten()).view(places.shape)
+        own = every.index_select(0, places.flatten()).view(places.shape)
         holds = (own[:, :-1] == before.drafts) & (depth[:-1] < before.count[:, None])
         accepted = holds.long().cumprod(dim=1).sum(dim=1)
         final = own.gather(1, accepted[:, None])

@@ -102,7 +102,7 @@ class Passes(OneByOne):
     """In place of graphs. wrong: what they compute."""
 
     captured = 0
-    wrong = False
+    wrong = ""
 
     def capture(self, shapes, captured):
         for _ in shapes:
@@ -110,6 +110,8 @@ class Passes(OneByOne):
             captured()
 
     def run_wrong(self, shape):
+        if self.wrong == "cannot run":
+            raise TypeError("of a kind that nobody expected")
         self.step.run(shape)
         self.step.results[: shape.requests, RESULTS] += 1
 
@@ -120,7 +122,7 @@ class Passes(OneByOne):
             self.run = self.run_wrong
 
 
-@pytest.mark.parametrize(("drafts", "wrong"), [(0, False), (2, False), (2, True)])
+@pytest.mark.parametrize(("drafts", "wrong"), [(0, ""), (2, ""), (2, "differ"), (2, "cannot run")])
 def test_steps_on_the_device_are_checked_at_start(monkeypatch, caplog, drafts, wrong):
     monkeypatch.setattr(on_device, "StepGraphs", Passes)
     monkeypatch.setattr(Passes, "wrong", wrong)
@@ -130,12 +132,14 @@ def test_steps_on_the_device_are_checked_at_start(monkeypatch, caplog, drafts, w
     Passes.captured = 0
     assert start_on_device(plan, runner) == (runner.step is not None) == (not wrong)
     assert Passes.captured == len(plan.shapes(runner.model.config.max_position_embeddings, 8)) == 16
-    assert ("results differ" in caplog.text) == wrong
+    assert wrong in caplog.text
+    assert ("are not used" in caplog.text) == bool(wrong)
     assert not runner.states
 
 
-def test_a_pool_too_small_to_check(caplog):
-    plain = llm(2, on_device=False, kv_cache_tokens=64).engine._executor
+@pytest.mark.parametrize("options", [{"kv_cache_tokens": 64}, {"context_length": 32}])
+def test_no_room_to_check(options):
+    plain = llm(2, on_device=False, **options).engine._executor
     runner = DeviceRunner(plain.info, plain.model, plain.pool, plain.drafter)
     assert not start_on_device(OnDevice(4, 2, gated=False, extends=True), runner)
 
