@@ -127,6 +127,8 @@ class Generation:
 
     async def _sorted(self, updates: list[Update]) -> tuple[dict[str, list[Out]], ApiError | None]:
         """The outputs by request, up to the first error. Scores are taken."""
+        if len(updates) == 1 and isinstance(what := updates[0].what, Tokens):
+            return {what.rid: [what]}, None
         outputs: dict[str, list[Out]] = {}
         for rid, what in updates:
             if isinstance(what, ApiError):
@@ -200,7 +202,8 @@ class Generation:
 
     def _take_time(self, choice: Choice, outs: Sequence[Out], first: bool) -> None:
         """What came at once counts as if each token of it had come at a time of its own."""
-        outs = [out for out in outs if out.finish_reason != "abort"]
+        if outs[-1].finish_reason == "abort":
+            outs = outs[:-1]
         if not outs:
             return
         now = time.perf_counter()
@@ -239,6 +242,8 @@ class Generation:
     def _take_logprobs(self, choice: Choice, out: Out, used: int) -> list[Entry]:
         """The entries to send; `used` of the output's tokens belong to the answer."""
         stream = choice.logprobs
+        if stream is None and out.logprobs is None and out.matched_logprob is None:
+            return []
         choice.logprob += sum(each.logprob for each in (out.logprobs or [])[:used])
         if out.matched_logprob is not None and choice.stream.stopped is None:
             choice.logprob += out.matched_logprob.logprob

@@ -7,6 +7,7 @@ file descriptor, and what has come is passed on in one go: tokens of several ste
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 import zmq
@@ -17,7 +18,8 @@ MOST = 64  # messages that are passed on before others in this process have thei
 
 
 class Channel:
-    """Bound to `address`, to which the engine connects. It never blocks: what is sent waits in a queue."""
+    """Bound to `address`, to which the engine connects. It never blocks: what is sent waits in a queue. It is
+    lost when no engine is connected."""
 
     def __init__(self, address: str) -> None:
         self._context = zmq.Context()
@@ -30,7 +32,8 @@ class Channel:
         self._failed: asyncio.Future[None] | None = None
 
     def send(self, message: bytes) -> None:
-        self._socket.send(message, zmq.NOBLOCK)
+        with contextlib.suppress(zmq.Again):  # the engine is gone, which will be noticed
+            self._socket.send(message, zmq.NOBLOCK)
         if self._hear is not None:  # the descriptor may say nothing of messages that came during the call
             self._loop.call_soon(self._take)
 
@@ -50,12 +53,10 @@ class Channel:
     def _take(self) -> None:
         try:
             for _ in range(MOST):
-                if self._hear is None:
+                if self._hear is None or not int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
                     return
                 self._hear(decode_from_engine(self._socket.recv(zmq.NOBLOCK)))
             self._loop.call_soon(self._take)
-        except zmq.Again:
-            pass
         except Exception as e:
             self.deaf()
             if self._failed is not None and not self._failed.done():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,9 +23,10 @@ def engine(tmp_path: Path) -> Iterator[tuple[str, zmq.Socket[bytes]]]:
 
 
 async def until(count: int, heard: list[FromEngine]) -> None:
-    async with asyncio.timeout(30):
-        while len(heard) < count:
-            await asyncio.sleep(0.001)
+    deadline = time.monotonic() + 30
+    while len(heard) < count:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.001)
 
 
 async def test_messages_come_in_order(engine: tuple[str, zmq.Socket[bytes]]) -> None:
@@ -72,11 +74,29 @@ async def test_answers_amid_sending(engine: tuple[str, zmq.Socket[bytes]]) -> No
     socket.connect(address)
     heard: list[FromEngine] = []
     channel.listen(heard.append)
+    socket.send(encode(Done(-1, None)))
+    await until(1, heard)
     for call in range(200):
         channel.send(encode(Stop()))
         assert decode_to_engine(await asyncio.to_thread(socket.recv)) == Stop()
         socket.send(encode(Done(call, None)))
-    await until(200, heard)
+    await until(201, heard)
+    channel.close()
+
+
+async def test_an_engine_that_is_gone(engine: tuple[str, zmq.Socket[bytes]]) -> None:
+    """Its requests are failed elsewhere."""
+    address, socket = engine
+    channel = Channel(address)
+    socket.connect(address)
+    heard: list[FromEngine] = []
+    channel.listen(heard.append)
+    socket.send(encode(Done(0, None)))
+    await until(1, heard)
+    socket.close()
+    for _ in range(20):
+        channel.send(encode(Stop()))
+        await asyncio.sleep(0.001)
     channel.close()
 
 
