@@ -12,7 +12,6 @@ alone, and of the server's engine process, the HTTP process and the client (the 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import dataclasses
 import json
 import os
@@ -28,6 +27,7 @@ from statistics import median
 from typing import Any
 
 import httpx
+import uvloop
 from front_end import cpu_seconds
 from last_line import tell
 
@@ -85,7 +85,7 @@ def run_client(url: str, load: dict[str, Any]) -> Iterator[Any]:
     for line in sys.stdin:
         httpx.post(f"{url}/flush_cache").raise_for_status()
         before = cpu_seconds(os.getpid())[0]
-        loaded = asyncio.run(run_load(url, bodies, int(line)))
+        loaded = uvloop.run(run_load(url, bodies, int(line)))
         yield loaded.seconds, cpu_seconds(os.getpid())[0] - before
 
 

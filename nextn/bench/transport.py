@@ -10,6 +10,7 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator
+from typing import cast
 
 import httptools
 import httpx
@@ -29,14 +30,13 @@ class Connection(asyncio.Protocol):
         self._parts: deque[bytes] = deque()
         self._unread = 0
         self._begun = self._ended = True
-        self._until_closed = False  # the answer has no length of its own
+        self._kept = True  # may another request follow?
         self._error: Exception | None = None
         self._reader: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)
 
     def send(self, data: bytes) -> None:
         assert self.transport is not None
@@ -49,7 +49,7 @@ class Connection(asyncio.Protocol):
     def reusable(self) -> bool:
         """Has its answer been read, and may another request follow?"""
         assert self.transport is not None
-        return self._ended and not self._parts and not self._until_closed and not self.transport.is_closing()
+        return self._ended and self._kept and not self._parts and not self.transport.is_closing()
 
     def close(self) -> None:
         if self.transport is not None:
@@ -66,7 +66,7 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self.status = self._parser.get_status_code()
         self._begun = self.status != 100
-        self._until_closed = not self._parser.should_keep_alive()
+        self._kept = self._parser.should_keep_alive()
 
     def on_body(self, body: bytes) -> None:
         self._parts.append(body)
@@ -89,8 +89,9 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self._ended and self._error is None:
-            if self._begun and self._until_closed and error is None:
-                self._ended = True
+            names = {name.lower() for name, _ in self.headers}
+            if self._begun and error is None and not names & {b"content-length", b"transfer-encoding"}:
+                self._ended = True  # an answer without a length
             elif error is not None:
                 self._error = httpx.ReadError(str(error))
             else:
@@ -206,3 +207,4 @@ class Transport(httpx.AsyncBaseTransport):
             for connection in idle:
                 connection.close()
         self._idle.clear()
+        await asyncio.sleep(0)  # in which the loop closes the sockets

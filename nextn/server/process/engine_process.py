@@ -191,11 +191,8 @@ class Link:
         elif wait:
             self.socket.poll(milliseconds)
         messages: list[ToEngine] = []
-        while True:
-            try:
-                messages.append(decode_to_engine(self.socket.recv(zmq.NOBLOCK)))
-            except zmq.Again:
-                break
+        while int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN:
+            messages.append(decode_to_engine(self.socket.recv(zmq.NOBLOCK)))
         return messages if os.getppid() == self.parent else [Stop()]
 
     def close(self) -> None:
