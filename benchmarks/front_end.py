@@ -1,9 +1,9 @@
 """How many streamed tokens the server's process passes on: nextn's server, an engine that costs nothing, and
 a client that costs little.
 
-python benchmarks/front_end.py                               # some 2 minutes
-python benchmarks/front_end.py --lead 1                      # every token an event of its own
-python benchmarks/front_end.py --tree ../before . --rounds 5   # two source trees in turns
+python benchmarks/front_end.py                                            # some 3 minutes
+python benchmarks/front_end.py --lead 8 --api chat --streams 256
+python benchmarks/front_end.py --tree before=../before after=. --rounds 5   # two source trees in turns
 
 For each number of streams: tokens per second, and tokens per second of CPU time of the server's process,
 which other work on the machine changes less; the event loop's share of that time; events and bytes per token.
@@ -41,7 +41,7 @@ from nextn.tokenizer.tokenizer import Tokenizer
 
 HERE = Path(__file__).parent
 SERVER = HERE / "front" / "scripted.py"
-SETTINGS = ("tokens", "per_step", "lead", "step_ms", "api", "rounds")
+SETTINGS = ("tokens", "per_step", "step_ms", "api", "rounds")
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 
@@ -71,11 +71,17 @@ def cpu_seconds(pid: int) -> tuple[float, float]:
     return sum(each.values()), each[pid]
 
 
-def one_run(tree: Path, args: argparse.Namespace, count: int, text: str) -> dict[str, float]:
+def named_tree(text: str) -> tuple[str, Path]:
+    """A source tree as NAME=PATH, or its path alone."""
+    name, _, path = text.rpartition("=")
+    return name or Path(path).resolve().name, Path(path)
+
+
+def one_run(tree: Path, args: argparse.Namespace, lead: int, count: int, text: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         brake = Path(folder) / "brake"
         brake.write_bytes(struct.pack("q", 0))
-        own = [str(count), str(args.lead), str(args.step_ms), str(args.per_step)]
+        own = [str(count), str(lead), str(args.step_ms), str(args.per_step)]
         options = [*own, "--model-path", args.model_path, "--port", "0", "--log-level", "warning"]
         options += ["--max-running-requests", str(max(256, count)), *args.server_options.split()]
         shared = Brake(brake)
@@ -123,11 +129,11 @@ def expected(model_path: str, tokens: int) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=re.split(r"\n\n", __doc__ or "")[0])
     parser.add_argument("--model-path", default=EMBEDDED, help="whose tokenizer is used")
-    parser.add_argument("--tree", nargs="+", type=Path, default=[HERE.parent], help="source trees")
+    parser.add_argument("--tree", nargs="+", type=named_tree, default=[("", HERE.parent)], help="NAME=PATH")
     parser.add_argument("--streams", nargs="+", type=int, default=[1, 16, 64, 256])
     parser.add_argument("--tokens", type=int, default=1000, help="of each stream (default: 1000)")
     parser.add_argument("--per-step", type=int, default=1, help="tokens of a stream at each step")
-    parser.add_argument("--lead", type=int, default=8, help="steps ahead of the clients (default: 8)")
+    parser.add_argument("--lead", nargs="+", type=int, default=[1, 8], help="default: 1 8")
     parser.add_argument("--step-ms", type=float, default=0.0, help="of each step, at least (default: 0)")
     parser.add_argument("--api", choices=PATHS, default="completions")
     parser.add_argument("--rounds", type=int, default=3)
@@ -136,15 +142,16 @@ def main() -> int:
     args = parser.parse_args()
     assert max(args.streams) * args.tokens < CONTEXT * 256
     text = expected(args.model_path, args.tokens)
-    found: dict[str, Any] = {}
-    for count in args.streams:
-        runs: dict[str, list[dict[str, float]]] = {str(tree): [] for tree in args.tree}
-        for _ in range(args.rounds):
-            for tree in args.tree:
-                runs[str(tree)].append(one_run(tree, args, count, text))
-        for name, each in runs.items():
-            medians = found.setdefault(name, {})[str(count)] = summed(each)
-            print(f"{name}, {count} streams: {medians}", file=sys.stderr, flush=True)
+    found: dict[str, Any] = {name: {} for name, _ in args.tree}
+    for lead in args.lead:
+        for count in args.streams:
+            runs: dict[str, list[dict[str, float]]] = {name: [] for name in found}
+            for _ in range(args.rounds):
+                for name, tree in args.tree:
+                    runs[name].append(one_run(tree, args, lead, count, text))
+            for name, each in runs.items():
+                found[name].setdefault(f"lead {lead}", {})[str(count)] = summed(each)
+                print(f"{name}, lead {lead}, {count} streams: {summed(each)}", file=sys.stderr, flush=True)
     settings = {name: getattr(args, name) for name in SETTINGS}
     result: dict[str, Any] = {"settings": settings, "machine": dataclasses.asdict(this_machine())}
     result["streams"] = found if len(found) > 1 else next(iter(found.values()))

@@ -2,7 +2,7 @@
 
 python benchmarks/server_share.py                                    # 16 requests, without MTP: a minute
 python benchmarks/server_share.py --server-options "--speculative-num-steps 2" --rounds 9
-python benchmarks/server_share.py --tree ../before . --requests 1 16 64   # two source trees in turns
+python benchmarks/server_share.py --tree before=../before after=. --requests 1 16   # two trees in turns
 
 The same load runs in turns on an engine in a process of its own and on a server: code prompts, greedy, as
 many requests at once. Besides the ratio of tokens per second: CPU microseconds for each token, of the engine
@@ -28,12 +28,12 @@ from typing import Any
 
 import httpx
 import uvloop
-from front_end import cpu_seconds
+from front_end import cpu_seconds, named_tree
 from last_line import tell
 
 from nextn.bench.client import run_load
 from nextn.bench.local_server import LocalServer
-from nextn.bench.machine import this_machine
+from nextn.bench.machine import slug, this_machine
 from nextn.bench.prompts import heldout_prompts
 from nextn.cli.options import add_options, parse
 from nextn.cli.parser import Parser
@@ -152,7 +152,9 @@ def summed(rounds: Sequence[dict[str, float]]) -> dict[str, float]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=re.split(r"\n\n", __doc__ or "")[0])
     parser.add_argument("--model-path", default=EMBEDDED)
-    parser.add_argument("--tree", nargs="+", type=Path, default=[Path(__file__).parents[1]])
+    parser.add_argument(
+        "--tree", nargs="+", type=named_tree, default=[("", Path(__file__).parents[1])], help="NAME=PATH"
+    )
     parser.add_argument("--requests", nargs="+", type=int, default=[16], help="at once")
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=128, help="of each answer (default: 128)")
@@ -164,10 +166,9 @@ def main() -> int:
     prompts = [tokenizer.encode(text) for text in heldout_prompts(args.prompts)]
     load = {"prompts": prompts, "tokens": args.tokens}
     options = ["--model-path", args.model_path, *shlex.split(args.server_options)]
-    found: dict[str, Any] = {str(tree): {} for tree in args.tree}
+    found: dict[str, Any] = {name: {} for name, _ in args.tree}
     with tempfile.TemporaryDirectory() as folder:
-        logs = [Path(folder) / f"{i}.log" for i in range(len(args.tree))]
-        sides = {str(tree): Side(tree, options, load, log) for tree, log in zip(args.tree, logs, strict=True)}
+        sides = {name: Side(path, options, load, Path(folder) / f"{name}.log") for name, path in args.tree}
         for at_once in args.requests:
             rounds: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
             for i in range(args.rounds + 1):
@@ -183,7 +184,7 @@ def main() -> int:
     result = {"options": args.server_options, "tokens": args.tokens, "prompts": args.prompts}
     result |= {"machine": dataclasses.asdict(this_machine()), "rounds": args.rounds}
     result["requests"] = found if len(found) > 1 else next(iter(found.values()))
-    tell("server-share", result, args.output_dir)
+    tell(f"server-share-{slug(args.server_options)}", result, args.output_dir)
     return 0
 
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engine_socket import EngineSocket
 
-from nextn.request import Output, SamplingParams, StepDraft
+from nextn.request import Output, SamplingParams, StepDraft, TokenLogprob
 from nextn.server.answers.choice import Prompt
 from nextn.server.answers.generation import Generation
 from nextn.server.answers.openai import Reply, likelihood
@@ -145,23 +145,31 @@ def test_chunks_add_up(tokenizer: Tokenizer, cuts: list[int], chat: bool) -> Non
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
-@given(cuts=cuts, together=st.integers(1, 8), stop=st.sampled_from([[], ["€"], ["o"], ["here!"]]))
+@given(
+    cuts=cuts,
+    together=st.integers(1, 8),
+    stop=st.sampled_from([[], ["€"], ["o"], ["here!"]]),
+    keep_steps=st.booleans(),
+)
 def test_steps_that_come_together(
-    tokenizer: Tokenizer, cuts: list[int], together: int, stop: list[str]
+    tokenizer: Tokenizer, cuts: list[int], together: int, stop: list[str], keep_steps: bool
 ) -> None:
     """They are one chunk. All chunks say together what they say when each step has its own."""
     tokens = tokenizer.encode(TEXT, add_special_tokens=False)
     shown, counts = [], []
     for at_once in (1, together):
         engine = client()
-        gen = generation(engine, tokenizer, stop=stop, keep_depths=True, keep_steps=True)
+        prompt = Prompt([0, 5, 6], SamplingParams(logprobs=0), stop)
+        gen = Generation(engine, tokenizer, [prompt], 1, 0.0, keep_depths=True, keep_steps=keep_steps)
         rid = gen.choices[0].request.rid
         messages = steps(rid, tokens, cuts, "length")
         for i, message in enumerate(messages):
             out = message.outputs[0]
-            out.step = StepDraft([7], None, [], float(i))
+            out.logprobs = [TokenLogprob(-token / 7, []) for token in out.tokens]
+            if keep_steps:
+                out.step = StepDraft([7], None, [], float(i))
         request = CompletionRequest(
-            prompt="x", stream=True, return_token_ids=True, stream_options={"include_usage": True}
+            prompt="x", stream=True, logprobs=0, return_token_ids=True, stream_options={"include_usage": True}
         )
         *chunks, last = run(engine, Reply(request, gen, "m"), messages, at_once)[0]
         choices = [chunk["choices"][0] for chunk in chunks]
@@ -170,16 +178,20 @@ def test_steps_that_come_together(
             (
                 text,
                 [token for choice in choices for token in choice["token_ids"]],
-                [step for choice in choices for step in choice["draft_steps"]],
+                [step for choice in choices for step in choice.get("draft_steps", [])],
+                [each for choice in choices for each in choice["logprobs"]["token_logprobs"]],
+                [each for choice in choices for each in choice["logprobs"]["text_offset"]],
                 [depth for choice in choices for name, depth in choice["draft_depths"] if name],
                 choices[-1]["finish_reason"],
                 last["usage"],
                 gen.choices[0].spec,
+                gen.choices[0].logprob,
             )
         )
         assert "".join(name for choice in choices for name, _ in choice["draft_depths"]) == text
         counts.append(len(choices))
-    assert shown[0] == shown[1]
+    assert shown[0][:-1] == shown[1][:-1]
+    assert shown[0][-1] == pytest.approx(shown[1][-1])
     assert counts[1] <= min(counts[0], -(-len(messages) // together))
 
 
