@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
+import msgspec
 
 from nextn.bench.apis import COMPLETIONS, Api, Body
 from nextn.bench.errors import BenchError, RequestError
+from nextn.bench.transport import Transport
 
 SILENCE_SECONDS = 300.0  # a server that sends nothing for so long is taken for dead
 
@@ -78,8 +80,8 @@ def make_client(url: str, silence: float = SILENCE_SECONDS, api_key: str | None 
     return httpx.AsyncClient(
         base_url=url,
         timeout=httpx.Timeout(silence, connect=10.0),
-        limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
         headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
+        transport=Transport(),
         trust_env=False,
     )
 
@@ -165,7 +167,7 @@ async def stream(client: httpx.AsyncClient, body: Body, api: Api = COMPLETIONS) 
                 raise refusal(response.status_code, await response.aread())
             async for data in events(response.aiter_bytes()):
                 now = time.perf_counter()
-                chunk = json.loads(data)
+                chunk = msgspec.json.decode(data)
                 if "error" in chunk:
                     raise refusal(response.status_code, data)
                 update = api.read(chunk)

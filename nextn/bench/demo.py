@@ -7,13 +7,14 @@ cache: a prompt that comes again is as much work as the first time.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import uvloop
 
 from nextn.bench.acceptance import read_spec
 from nextn.bench.apis import Body
@@ -88,7 +89,7 @@ def run_demo(settings: Settings) -> int:
             progress.say(f"starting two servers on {settings.model_path}: {WITHOUT} and {WITH}")
             for server in servers:
                 server.wait_ready()
-            results = asyncio.run(Demo(settings, servers, progress).run())
+            results = uvloop.run(Demo(settings, servers, progress).run())
     files = write_report(results, out)
     print_results(results, console(sys.stdout))
     print("the prefix cache was off in both servers, so that every round did all of its work")

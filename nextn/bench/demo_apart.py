@@ -8,7 +8,6 @@ time.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import sys
@@ -17,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import uvloop
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -97,7 +97,7 @@ def run_demo_apart(settings: Settings, threads: int | None) -> int:
         with Gateway(prefill.url, port, decode.url, out / "gateway.log") as gateway:
             gateway.wait_ready()
             demo = DemoApart(settings, {ONE: one.url, TWO: gateway.url}, (one, prefill, decode), progress)
-            asyncio.run(demo.run())
+            uvloop.run(demo.run())
     write(demo, out)
     show(demo, console(sys.stdout))
     print(f"written: {', '.join(str(out / name) for name in (PICTURE, RESULTS))}")

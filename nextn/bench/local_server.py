@@ -28,18 +28,21 @@ START_SECONDS = 300.0
 
 
 class LocalServer:
-    """A server that starts at once. `options`: those of `nextn serve`. Its output goes to `log`.
+    """A server that starts at once. `options`: those of `nextn serve`. Its output goes to `log`. `tree`: a
+    source tree to take `nextn` from, if it is not this process's.
 
     It stays in this process's group, so that Ctrl-C in a terminal reaches it too. On Linux it ends with the
     thread that started it, so that nothing is left if that thread is killed.
     """
 
-    def __init__(self, name: str, options: Sequence[str], log: Path) -> None:
+    def __init__(self, name: str, options: Sequence[str], log: Path, tree: Path | None = None) -> None:
         self.name, self.log = name, log
         self.url = self.model = ""
         serve = [sys.executable, "-m", "nextn", "serve", "--port", "0", *options]
         # A key that is there for other servers is not for this one, which its measurement asks without.
         environment = {name: value for name, value in os.environ.items() if name != API_KEY_VARIABLE}
+        if tree is not None:
+            environment["PYTHONPATH"] = str(tree.resolve())
         self._process = LoggedProcess(
             [sys.executable, tied.__file__, str(os.getpid()), *serve], log, environment
         )

@@ -7,7 +7,6 @@ server's prefix cache.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import sys
@@ -16,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import uvloop
 
 from nextn.bench import datasets
 from nextn.bench.acceptance import acceptance_since, read_counters
@@ -67,7 +68,7 @@ def run_serve(settings: Settings) -> int:
     slos = parse_slos(settings.goodput)
     poisson_arrivals(0, settings.request_rate, 0)  # the rate is checked before a server starts
     with ended_like_ctrl_c(), server(settings) as url:
-        outcome = asyncio.run(measure(settings, url, slos))
+        outcome = uvloop.run(measure(settings, url, slos))
     print(result_block(outcome))
     for kind, message in {f.kind: str(f) for f in reversed(outcome.load.failures)}.items():
         print(f"{kind}, the first: {message}", file=sys.stderr)

@@ -56,12 +56,13 @@ class TextStream:
         self._stop = StopStrings(stop, include_stop) if stop else None
         self._include = include_stop
         self._search = stop_regexes.begin() if stop_regexes else None
+        self.searches = self._stop is not None or self._search is not None  # is there anything that stops it?
         self.stopped: str | None = None  # the stop string or regex; no token is used after it
 
     def push(self, token_ids: Sequence[int]) -> Piece:
         if self.stopped is not None:
             return Piece("", 0, self.stopped)
-        if self._stop is None and self._search is None:
+        if not self.searches:
             data = b"".join([self.token_bytes[token_id] for token_id in token_ids])
             return Piece(self._utf8.decode(data), len(token_ids), None)
         texts: list[str] = []

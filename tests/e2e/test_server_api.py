@@ -79,7 +79,9 @@ def test_continuous_usage(scripted: ServerProcess) -> None:
     body = {"prompt": PROMPT, "max_tokens": 9, "stream": True, "stream_options": options, "temperature": 0}
     events = post(scripted, "/v1/completions", body).text.split("\n\n")
     counts = [json.loads(e.removeprefix("data: "))["usage"]["completion_tokens"] for e in events[:-2]]
-    assert counts == [3, 6, 9, 9]
+    assert counts[-2:] == [9, 9]
+    assert set(counts) <= {3, 6, 9}  # steps that are ready together are one event
+    assert counts == sorted(counts)
     assert events[-2:] == ["data: [DONE]", ""]
 
 

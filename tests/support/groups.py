@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from nextn.distributed.group import PeerGone
 from nextn.distributed.memory import HEADER
@@ -183,11 +183,12 @@ class Link:
 
     def send(self, message: FromEngine) -> None:
         if isinstance(message, StepOutputs):
-            for out in message.outputs:
+            for out in [*message.tokens, *message.outputs]:
                 answer = self.found.answers[out.rid]
                 answer.tokens += out.tokens
                 answer.logprobs += out.logprobs or []
-                answer.spec, answer.cached, answer.reason = out.spec, out.cached_tokens, out.finish_reason
+                answer.cached, answer.reason = out.cached_tokens, out.finish_reason
+                answer.spec = cast(SpecStats | None, out.spec)
                 if answer.reason is not None:
                     self.open.discard(out.rid)
         else:

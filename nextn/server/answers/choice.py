@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from msgspec import Raw
+
 from nextn.disaggregation.remote import Remote
 from nextn.request import SamplingParams, TokenLogprob
 from nextn.server.answers.logprobs import Entry, LogprobStream, PromptEntries
-from nextn.server.process.messages import NewRequest
+from nextn.server.process.messages import NewRequest, decode_spec
 from nextn.server.protocol.errors import ApiError
 from nextn.server.protocol.responses import DraftStep
 from nextn.stats import SpecStats
@@ -51,6 +53,7 @@ class Choice:
     steps: list[DraftStep] | None = None  # likewise, if asked for
     last_depth: int = 0  # of the last token in `depths`, sent or not
     echo: str | None = None  # the prompt's text, if the answer begins with it
+    echoed: bool = False
     logprobs: LogprobStream | None = None
     prompt_entries: PromptEntries | None = None  # that its log-probabilities begin with
     entries: list[Entry] = field(default_factory=list)
@@ -62,10 +65,16 @@ class Choice:
     cached_tokens: int = 0
     finish_reason: str | None = None
     matched: str | int | None = None  # the stop string, the stop regex or the stop token's id that ended it
-    spec: SpecStats = field(default_factory=SpecStats)
+    last_spec: SpecStats | Raw = field(default_factory=SpecStats)  # as the engine sent it
     queued: float = 0.0  # seconds that it waited in the engine for its first step
     first_output: float = 0.0  # perf_counter
     last_output: float = 0.0
+
+    @property
+    def spec(self) -> SpecStats:
+        if isinstance(self.last_spec, Raw):
+            self.last_spec = decode_spec(self.last_spec)
+        return self.last_spec
 
     @property
     def prompt_tokens(self) -> int:

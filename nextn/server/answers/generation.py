@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 import uuid
 from collections.abc import AsyncGenerator, Sequence
@@ -11,9 +12,9 @@ from nextn.disaggregation.remote import Remote
 from nextn.request import GRAMMAR_ERROR, PREFILL_FAILED, REQUEST_FAILED, Output, StepDraft, TokenLogprob
 from nextn.server.answers.choice import Choice, Delta, Observer, Prompt
 from nextn.server.answers.logprobs import Entry, LogprobStream, PromptEntries
-from nextn.server.process.engine_client import Update
 from nextn.server.process.engines import Engines
-from nextn.server.process.messages import NewRequest, PromptScores
+from nextn.server.process.inbox import Inbox, Update
+from nextn.server.process.messages import NewRequest, PromptScores, Tokens
 from nextn.server.protocol.context import client
 from nextn.server.protocol.errors import ApiError, bad_request, ended_by_request, overdue
 from nextn.server.protocol.responses import DraftStep
@@ -25,6 +26,7 @@ from nextn.trace import TRACE
 LONG_PROMPT = 256  # tokens; the scores of a longer one are read in a thread
 
 STATUS = {GRAMMAR_ERROR: 400, PREFILL_FAILED: 502}  # of errors that end requests; of others 500
+Out = Output | Tokens
 
 
 class Generation:
@@ -90,42 +92,33 @@ class Generation:
     async def deltas(self) -> AsyncGenerator[Delta, None]:
         """Runs the choices; raises ApiError. However it is left, no request stays in the engine."""
         running = {choice.request.rid: choice for choice in self.choices}
-        queue: asyncio.Queue[Update] = asyncio.Queue()
+        inbox = Inbox()
         error: ApiError | None = None
-        timer = self._deadline(queue)
+        timer = self._deadline(inbox)
         self.observer.begun(self.choices, self.n)
         requests, names = [c.request for c in self.choices], [c.id for c in self.choices]
-        self.engine.submit(requests, queue, names, self.rank)
+        self.engine.submit(requests, inbox, names, self.rank)
         try:
             while running:
-                rid, what = await queue.get()
-                choice = running.get(rid)
-                if isinstance(what, ApiError):
-                    raise what
-                if isinstance(what, PromptScores):
-                    await self._take_scores(what)
-                    continue
-                if isinstance(what, Output) and what.error is not None:
-                    code = what.error_code or REQUEST_FAILED
-                    raise ApiError(STATUS.get(code, 500), what.error, code, code=code)
-                if choice is None:
-                    continue  # it ended at a stop string; this was under way
-                before, first = choice.completion_tokens, choice.last_output == self.arrival
-                lap = TRACE.laps("server")
-                try:
-                    text = self._take(choice, what)
-                except StopRegexError as e:
-                    raise bad_request(f"stop_regex: {e}", "stop_regex") from e
-                entries = self._take_logprobs(choice, what, choice.completion_tokens - before)
-                lap("detokenize", tokens=len(what.tokens))
-                if choice.finish_reason is not None:
-                    del running[rid]
-                    self.engine.abort(rid)  # a stop string ends a request that the engine would go on with
-                    if choice.finish_reason == "abort":
-                        self.observer.given_up(choice, self.arrival, True, ended_by_request())
-                    else:
-                        self.observer.finished(choice, self.arrival)
-                yield Delta(choice, text, entries, choice.prompt_entries if first else None)
+                outputs, failed = await self._sorted(await inbox.take())
+                for rid, outs in outputs.items():
+                    choice = running.get(rid)
+                    if choice is None:
+                        continue  # it ended at a stop string; this was under way
+                    first = choice.last_output == self.arrival
+                    lap = TRACE.laps("server")
+                    text, entries = self._take_all(choice, outs, first)
+                    lap("detokenize", tokens=sum(len(out.tokens) for out in outs))
+                    if choice.finish_reason is not None:
+                        del running[rid]
+                        self.engine.abort(rid)  # it would go on with one that ended at a stop string
+                        if choice.finish_reason == "abort":
+                            self.observer.given_up(choice, self.arrival, True, ended_by_request())
+                        else:
+                            self.observer.finished(choice, self.arrival)
+                    yield Delta(choice, text, entries, choice.prompt_entries if first else None)
+                if failed is not None and running:
+                    raise failed
         except ApiError as e:
             error = e
             raise
@@ -135,22 +128,52 @@ class Generation:
             for rid, choice in running.items():
                 self.observer.given_up(choice, self.arrival, self.engine.abort(rid), error)
 
-    def _deadline(self, queue: asyncio.Queue[Update]) -> asyncio.TimerHandle | None:
-        """Puts an error into the queue when the request's time is over. None: it has no limit."""
+    async def _sorted(self, updates: list[Update]) -> tuple[dict[str, list[Out]], ApiError | None]:
+        """The outputs by request, up to the first error. Scores are taken."""
+        if len(updates) == 1 and isinstance(what := updates[0].what, Tokens):
+            return {what.rid: [what]}, None
+        outputs: dict[str, list[Out]] = {}
+        for rid, what in updates:
+            if isinstance(what, ApiError):
+                return outputs, what
+            if isinstance(what, PromptScores):
+                await self._take_scores(what)
+            elif isinstance(what, Output) and what.error is not None:
+                code = what.error_code or REQUEST_FAILED
+                return outputs, ApiError(STATUS.get(code, 500), what.error, code, code=code)
+            else:
+                outputs.setdefault(rid, []).append(what)
+        return outputs, None
+
+    def _deadline(self, inbox: Inbox) -> asyncio.TimerHandle | None:
+        """Puts an error into the inbox when the request's time is over. None: it has no limit."""
         seconds = self.engine.request_timeout
         if seconds is None:
             return None
         left = self.arrival + seconds - time.perf_counter()
         update = Update("", overdue(seconds))
-        return asyncio.get_running_loop().call_later(max(0.0, left), queue.put_nowait, update)
+        return asyncio.get_running_loop().call_later(max(0.0, left), inbox.put_nowait, update)
 
-    def _take(self, choice: Choice, out: Output) -> str:
+    def _take_all(self, choice: Choice, outs: Sequence[Out], first: bool) -> tuple[str, list[Entry]]:
+        """What the outputs of one or several steps add to the choice: text and entries."""
+        self._take_time(choice, outs, first)
+        if len(outs) > 1 and choice.steps is None and not choice.stream.searches:
+            outs = joined(outs)
+        text, entries = "", list[Entry]()
+        try:
+            for out in outs:
+                before = choice.completion_tokens
+                text += self._take(choice, out)
+                entries += self._take_logprobs(choice, out, choice.completion_tokens - before)
+                if choice.finish_reason is not None:
+                    break
+        except StopRegexError as e:
+            raise bad_request(f"stop_regex: {e}", "stop_regex") from e
+        return text, entries
+
+    def _take(self, choice: Choice, out: Out) -> str:
         """Brings the choice up to date; returns the text to send."""
-        first = choice.last_output == self.arrival
-        if out.finish_reason != "abort":
-            self._take_time(choice, out, first)
-            choice.cached_tokens = out.cached_tokens
-        choice.spec = out.spec or choice.spec
+        choice.last_spec = out.spec or choice.last_spec
         before = choice.completion_tokens
         if choice.depths is None:
             text, used, stopped = choice.stream.push(out.tokens)
@@ -168,8 +191,8 @@ class Generation:
             if choice.depths is not None and rest:
                 last, depth = choice.depths.pop() if choice.depths else ("", choice.last_depth)
                 choice.depths.append((last + rest, depth))
-        if first and choice.echo is not None:
-            text = choice.echo + text
+        if choice.echo is not None and not choice.echoed:
+            text, choice.echoed = choice.echo + text, True
         choice.sent += len(text)
         return text
 
@@ -180,14 +203,21 @@ class Generation:
             made.parents = list(step.parents)
         return made
 
-    def _take_time(self, choice: Choice, out: Output, first: bool) -> None:
+    def _take_time(self, choice: Choice, outs: Sequence[Out], first: bool) -> None:
+        """What came at once counts as if each token of it had come at a time of its own."""
+        if outs[-1].finish_reason == "abort":
+            outs = outs[:-1]
+        if not outs:
+            return
         now = time.perf_counter()
         since, choice.last_output = now - choice.last_output, now
+        choice.cached_tokens = outs[-1].cached_tokens
         if first:
-            choice.first_output, choice.queued = now, out.queued
+            choice.first_output, choice.queued = now, outs[0].queued
             self.observer.first(choice, self.arrival)
-        else:
-            self.observer.more(len(out.tokens), since)
+            outs, since = outs[1:], 0.0
+        if outs:
+            self.observer.more(sum(len(out.tokens) for out in outs), since)
 
     async def _take_scores(self, scores: PromptScores) -> None:
         rids = set(scores.rids)
@@ -212,9 +242,11 @@ class Generation:
             return logprobs, None
         return logprobs, PromptEntries(self.tokenizer, choice.echo, choice.request.tokens, logprobs)
 
-    def _take_logprobs(self, choice: Choice, out: Output, used: int) -> list[Entry]:
+    def _take_logprobs(self, choice: Choice, out: Out, used: int) -> list[Entry]:
         """The entries to send; `used` of the output's tokens belong to the answer."""
         stream = choice.logprobs
+        if stream is None and out.logprobs is None and out.matched_logprob is None:
+            return []
         choice.logprob += sum(each.logprob for each in (out.logprobs or [])[:used])
         if out.matched_logprob is not None and choice.stream.stopped is None:
             choice.logprob += out.matched_logprob.logprob
@@ -232,7 +264,7 @@ class Generation:
         return entries + stream.rest()
 
     def _push_one_by_one(
-        self, choice: Choice, depths: list[tuple[str, int]], out: Output
+        self, choice: Choice, depths: list[tuple[str, int]], out: Out
     ) -> tuple[str, str | None]:
         texts: list[str] = []
         for token, depth in zip(out.tokens, out.drafted, strict=True):
@@ -244,3 +276,18 @@ class Generation:
             if stopped is not None:
                 return "".join(texts), stopped
         return "".join(texts), None
+
+
+def joined(outs: Sequence[Out]) -> list[Out]:
+    """Outputs of one request as one, which its text and what is said of it do not tell from several."""
+    last = outs[-1]
+    if last.finish_reason == "abort":
+        return [*outs]
+    tokens, drafted = list[int](), list[int]()
+    for out in outs:
+        tokens += out.tokens
+        drafted += out.drafted
+    if isinstance(last, Tokens):
+        return [Tokens(last.rid, tokens, drafted, last.cached_tokens, last.queued, last.spec)]
+    logprobs = [each for out in outs for each in out.logprobs or []] or last.logprobs
+    return [dataclasses.replace(last, tokens=tokens, drafted=drafted, logprobs=logprobs)]

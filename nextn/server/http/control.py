@@ -18,7 +18,8 @@ from pydantic import PlainValidator, WithJsonSchema
 
 from nextn.request import SamplingParams, SpeculativeParams
 from nextn.server.answers.service import Service
-from nextn.server.process.engine_client import EngineClient, Update
+from nextn.server.process.engine_client import EngineClient
+from nextn.server.process.inbox import Inbox
 from nextn.server.process.messages import NewRequest
 from nextn.server.protocol.body import Body, KnownKeys, like, part, schema_of
 from nextn.server.protocol.errors import ApiError, bad_request
@@ -79,7 +80,7 @@ async def sign_of(client: EngineClient) -> None:
     rid = f"health-{uuid.uuid4().hex}"
     if not client.active:
         params = SamplingParams(max_tokens=1, temperature=0, speculative=SpeculativeParams(num_steps=0))
-        client.submit([NewRequest(rid, [0], params)], asyncio.Queue[Update]())
+        client.submit([NewRequest(rid, [0], params)], Inbox())
     try:
         await client.heard.wait()
     finally:

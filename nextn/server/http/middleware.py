@@ -14,6 +14,7 @@ from nextn.server.protocol.context import client, request_id, trace_headers
 
 REQUEST_ID = b"x-request-id"
 USABLE = re.compile(rb"[!-~]{1,128}")  # it goes into headers and log lines
+DIRECT = "nextn.send"  # in the scope: `send` of parts of a body, at which no middleware looks
 TRACE = (b"traceparent", b"tracestate")
 
 
@@ -40,6 +41,7 @@ class RequestId:
                 message = {**message, "headers": [*message.get("headers", ()), (REQUEST_ID, own)]}
             await send(message)
 
+        scope[DIRECT] = send
         try:
             await self.app(scope, receive, send_with_id)
         finally:

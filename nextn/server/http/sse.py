@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from nextn.server.http.middleware import DIRECT
 from nextn.server.protocol.errors import ApiError
 from nextn.trace import TRACE
 
@@ -96,7 +97,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
-            await unless_gone(receive, self._send_all(send))
+            await unless_gone(receive, self._send_all(scope.get(DIRECT, send)))
         except ClientGone:
             pass
         finally:

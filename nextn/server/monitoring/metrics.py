@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 import nextn
 from nextn.server.monitoring.engine_families import of_engines
+from nextn.server.monitoring.histogram import Histogram as ManyAtOnce
 from nextn.server.process.engines import Engines
 
 TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
@@ -44,8 +45,10 @@ class Metrics:
             return Histogram(f"nextn:{name}_seconds", help, buckets=tuple(buckets), registry=self.registry)
 
         self.ttft = histogram("time_to_first_token", "from arrival to the first token", TTFT_BUCKETS)
-        self.itl = histogram(
-            "inter_token_latency", "time per token: a step's time shared by its tokens", ITL_BUCKETS
+        self.itl = ManyAtOnce(
+            "nextn:inter_token_latency_seconds",
+            "time per token: a step's time shared by its tokens",
+            ITL_BUCKETS,
         )
         self.e2e = histogram("e2e_request_latency", "from arrival to the last token", E2E_BUCKETS)
         self.queue_time = histogram(
@@ -79,6 +82,7 @@ class Metrics:
         for reason, count in self.finished.items():
             finished.add_metric([reason], count)
         yield finished
+        yield self.itl.family()
         build = GaugeMetricFamily("nextn:build_info", "which nextn this is", labels=["version"])
         build.add_metric([nextn.__version__], 1)
         yield build

@@ -26,8 +26,8 @@ class Watch(Observer):
         self.metrics.queue_time.observe(choice.queued)
 
     def more(self, tokens: int, seconds: float) -> None:
-        for _ in range(tokens):
-            self.metrics.itl.observe(seconds / tokens)
+        if tokens:
+            self.metrics.itl.observe(seconds / tokens, tokens)
 
     def finished(self, choice: Choice, arrival: float) -> None:
         assert choice.finish_reason is not None

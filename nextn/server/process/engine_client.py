@@ -10,13 +10,12 @@ import itertools
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-import zmq.asyncio
+from typing import Any, Protocol
 
 from nextn.expert_load import ExpertRecord
 from nextn.request import Output, SpeculativeParams
 from nextn.server.process.engine_metrics import EngineMetrics
+from nextn.server.process.inbox import Update, Updates
 from nextn.server.process.messages import (
     Abort,
     Done,
@@ -35,6 +34,7 @@ from nextn.server.process.messages import (
     StepOutputs,
     StopProfile,
     ToEngine,
+    Tokens,
     add_of,
     encode,
 )
@@ -43,17 +43,15 @@ from nextn.server.protocol.errors import ApiError, bad_request, engine_dead, no_
 from nextn.trace import TRACE, ProcessTrace
 
 
-class Update(NamedTuple):
-    """What a waiter finds in its queue: an output of request `rid`, the log-probabilities of its prompt
-    (other requests may share them), or an error, after which nothing comes."""
+class Sender(Protocol):
+    """To the engine process: a `Channel`."""
 
-    rid: str
-    what: Output | PromptScores | ApiError
+    def send(self, message: bytes, /) -> None: ...
 
 
 @dataclass(slots=True)
 class Waiter:
-    queue: asyncio.Queue[Update]
+    queue: Updates
     name: str  # what the client knows the request by
     tokens: int  # of its prompt, and generated so far
     room: int | None = None  # of a prefill server's request
@@ -69,7 +67,7 @@ class EngineClient:
     # Those that share experts with this engine, itself included; without any, it shares them with nobody.
     partners: Sequence[EngineClient] = field(default=(), repr=False, compare=False)
     tokens: int = 0  # of all waiters
-    socket: zmq.asyncio.Socket | None = None
+    socket: Sender | None = None
     rooms: Rooms | None = None  # of a prefill server
     speculative_defaults: SpeculativeParams = field(default_factory=SpeculativeParams)  # as last set
     recording: bool = False  # the rows of experts; an engine that takes the place of another goes on with it
@@ -92,7 +90,7 @@ class EngineClient:
     def ranks(self) -> Sequence[EngineClient]:
         return (self,)
 
-    def attach(self, ready: Ready, socket: zmq.asyncio.Socket) -> None:
+    def attach(self, ready: Ready, socket: Sender) -> None:
         self.ready, self.socket, self.metrics.stats = ready, socket, ready.stats
         self.metrics.engine_up = True
         if self.speculative_defaults != SpeculativeParams():  # they outlive the engine that took them
@@ -118,7 +116,7 @@ class EngineClient:
     def submit(
         self,
         requests: list[NewRequest],
-        queue: asyncio.Queue[Update],
+        queue: Updates,
         names: Sequence[str] | None = None,
         rank: int | None = None,
     ) -> None:
@@ -204,7 +202,6 @@ class EngineClient:
 
     def _send(self, message: ToEngine) -> None:
         if self.socket is not None:
-            # PAIR without a high-water mark: it is queued at once, the future is done.
             self.socket.send(encode(message))
 
     def silent_for(self) -> float:
@@ -219,9 +216,11 @@ class EngineClient:
             self.metrics.on_step(message.stats, message.seconds)
             for scores in message.scores:
                 self._deliver_scores(scores)
+            for tokens in message.tokens:
+                self._deliver_tokens(tokens)
             for out in message.outputs:
                 self._deliver(out.rid, out, last=out.finish_reason is not None)
-            lap("hand out", outputs=len(message.outputs))
+            lap("hand out", outputs=len(message.outputs) + len(message.tokens))
         elif isinstance(message, Rejected):
             error = unavailable(message.message, "grammars_busy") if message.busy else None
             self._deliver(message.rid, error or bad_request(message.message), last=True)
@@ -247,6 +246,13 @@ class EngineClient:
         rid = next((rid for rid in scores.rids if rid in self.waiters), None)
         if rid is not None:
             self.waiters[rid].queue.put_nowait(Update(rid, scores))
+
+    def _deliver_tokens(self, tokens: Tokens) -> None:
+        waiter = self.waiters.get(tokens.rid)
+        if waiter is not None:  # else it was aborted meanwhile
+            waiter.tokens += len(tokens.tokens)
+            self.tokens += len(tokens.tokens)
+            waiter.queue.put_nowait(Update(tokens.rid, tokens))
 
     def _deliver(self, rid: str, what: Output | ApiError, last: bool) -> None:
         waiter = self.waiters.get(rid)

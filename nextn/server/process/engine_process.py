@@ -50,9 +50,11 @@ from nextn.server.process.messages import (
     Stop,
     StopProfile,
     ToEngine,
+    Tokens,
     decode_to_engine,
     encode,
     requests_of,
+    tokens_of,
 )
 from nextn.server_config import ServerConfig
 from nextn.trace import TRACE
@@ -194,11 +196,8 @@ class Link:
         elif wait:
             self.socket.poll(milliseconds)
         messages: list[ToEngine] = []
-        while True:
-            try:
-                messages.append(decode_to_engine(self.socket.recv(zmq.NOBLOCK)))
-            except zmq.Again:
-                break
+        while int(self.socket.get(zmq.EVENTS)) & zmq.POLLIN:
+            messages.append(decode_to_engine(self.socket.recv(zmq.NOBLOCK)))
         return messages if os.getppid() == self.parent else [Stop()]
 
     def close(self) -> None:
@@ -268,16 +267,21 @@ def loop(
         if agent is not None:
             stats.transfer, active = agent.stats, agent.stats.active
         scores = prompt_scores(outputs, requests)
+        tokens, others = list[Tokens](), list[Output]()
         for out in outputs:
             # On every output, not only the last: the server may end a request at a stop string.
             request = requests[out.rid]
             out.spec, out.cached_tokens = request.spec, request.first_cached
             if out.finish_reason is not None:
                 del requests[out.rid]
+            if (plain := tokens_of(out)) is not None:
+                tokens.append(plain)
+            else:
+                others.append(out)
         now = time.perf_counter()
         # An engine that only waits for grammars sends a sign of life: the watchdog ends a silent one.
         if stepped or aborted or moved or (line and now - sent >= IDLE_MS / 1000):
-            link.send(StepOutputs(outputs, stats, now - began, scores))
+            link.send(StepOutputs(others, stats, now - began, scores, tokens))
             began = sent = now
         elif not stepped and not line:
             began = now  # a step for other groups alone

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
 from nextn.expert_load import ExpertRecord
 from nextn.request import SpeculativeParams
-from nextn.server.process.engine_client import EngineClient, Update
+from nextn.server.process.engine_client import EngineClient
+from nextn.server.process.inbox import Updates
 from nextn.server.process.messages import NewRequest, Ready, RecordAction
 from nextn.server.protocol.errors import ApiError
 
@@ -38,7 +38,7 @@ class Engines(Protocol):
     def submit(
         self,
         requests: list[NewRequest],
-        queue: asyncio.Queue[Update],
+        queue: Updates,
         names: Sequence[str] | None = None,
         rank: int | None = None,
     ) -> None: ...

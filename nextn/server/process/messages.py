@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias, cast
 
 import msgspec
 
 from nextn.disaggregation.remote import Remote
 from nextn.expert_load import ExpertRecord
 from nextn.request import Output, SamplingParams, SpeculativeParams, TokenLogprob
-from nextn.stats import EngineStats
+from nextn.stats import EngineStats, SpecStats
 from nextn.trace import ProcessTrace
 
 
@@ -189,14 +189,48 @@ class PromptScores(msgspec.Struct, array_like=True):
         return [None, *each]
 
 
+class Tokens(msgspec.Struct, array_like=True):
+    """An output that has tokens and nothing else of what outputs can have. Nearly all are such, and reading
+    one takes a quarter of the time that an `Output` takes. Made by `tokens_of`."""
+
+    rid: str
+    tokens: list[int]
+    drafted: list[int]
+    cached_tokens: int
+    queued: float
+    spec: msgspec.Raw  # a `SpecStats`: the HTTP process reads only the last of a request
+
+    finish_reason: ClassVar[None] = None
+    matched: ClassVar[None] = None
+    logprobs: ClassVar[None] = None
+    matched_logprob: ClassVar[None] = None
+    step: ClassVar[None] = None
+
+
+def tokens_of(out: Output) -> Tokens | None:
+    """None: the output has more than that."""
+    if (
+        out.finish_reason is not None
+        or out.logprobs is not None
+        or out.prompt_logprobs is not None
+        or out.step is not None
+        or out.spec is None
+    ):
+        return None
+    spec = cast(msgspec.Raw, out.spec)  # what is encoded is what it is
+    return Tokens(out.rid, out.tokens, out.drafted, out.cached_tokens, out.queued, spec)
+
+
 class StepOutputs(msgspec.Struct, tag=True, array_like=True):
     """After a step, or after aborts between steps. `seconds`: how long the engine was busy with it. `scores`:
-    of prompts that are now complete; the outputs themselves have none."""
+    of prompts that are now complete; the outputs themselves have none. `tokens`: of other requests, or before
+    the outputs."""
 
     outputs: list[Output]
     stats: EngineStats
     seconds: float
     scores: list[PromptScores] = []
+    tokens: list[Tokens] = []
 
 
 FromEngine: TypeAlias = Ready | Failed | Rejected | Done | Recorded | Profiled | StepOutputs
@@ -204,3 +238,4 @@ FromEngine: TypeAlias = Ready | Failed | Rejected | Done | Recorded | Profiled |
 encode = msgspec.msgpack.Encoder().encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
 decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode
+decode_spec = msgspec.msgpack.Decoder(SpecStats).decode

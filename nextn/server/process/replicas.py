@@ -9,7 +9,8 @@ from typing import TypeVar
 from nextn.expert_load import ExpertRecord
 from nextn.request import SpeculativeParams
 from nextn.server.process.dispatch import Dispatch, groups_of
-from nextn.server.process.engine_client import EngineClient, Update
+from nextn.server.process.engine_client import EngineClient
+from nextn.server.process.inbox import Update, Updates
 from nextn.server.process.messages import NewRequest, Ready, RecordAction
 from nextn.server.protocol.errors import ApiError, no_engine
 
@@ -45,7 +46,7 @@ class Replicas:
     def submit(
         self,
         requests: list[NewRequest],
-        queue: asyncio.Queue[Update],
+        queue: Updates,
         names: Sequence[str] | None = None,
         rank: int | None = None,
     ) -> None:

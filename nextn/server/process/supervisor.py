@@ -21,16 +21,14 @@ from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-import zmq.asyncio
-
 from nextn.distributed.life import how_it_ended
 from nextn.distributed.place import Place, places
 from nextn.server.process import logs
+from nextn.server.process.channel import Channel
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.engine_process import PARENTS_SIGNALS, MakeEngine, run
-from nextn.server.process.messages import Failed, FromEngine, Ready, Stop, decode_from_engine, encode
+from nextn.server.process.messages import Failed, FromEngine, Ready, Stop, encode
 from nextn.server_config import ServerConfig
-from nextn.trace import TRACE
 
 log = logging.getLogger("nextn.server")
 
@@ -79,11 +77,7 @@ class EngineHandle:
     ) -> None:
         self.folder = private_folder()
         address = f"ipc://{self.folder}/engine"
-        self.context = zmq.asyncio.Context()
-        self.socket = self.context.socket(zmq.PAIR)
-        self.socket.set_hwm(0)
-        self.socket.linger = 0
-        self.socket.bind(address)
+        self.channel = Channel(address)
         spawn = multiprocessing.get_context("spawn")
         # From the main thread: the kernel's parent-death signal means the thread that started the child.
         self.process: BaseProcess = spawn.Process(
@@ -101,13 +95,6 @@ class EngineHandle:
         if not self.died.done():
             self.died.set_result(None)
 
-    async def receive(self) -> FromEngine:
-        data = await self.socket.recv()
-        lap = TRACE.laps("server")
-        message: FromEngine = decode_from_engine(data)
-        lap("decode")
-        return message
-
     async def ready(self) -> Ready:
         """The engine's first message. Raises StartupError."""
         try:
@@ -116,13 +103,22 @@ class EngineHandle:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     async def _ready(self) -> Ready:
-        first = asyncio.ensure_future(self.receive())
+        first: asyncio.Future[FromEngine] = asyncio.get_running_loop().create_future()
+
+        def take(message: FromEngine) -> None:
+            self.channel.deaf()
+            first.set_result(message)
+
+        failed = self.channel.listen(take)
         try:
-            either: list[asyncio.Future[Any]] = [first, self.died]
+            either: list[asyncio.Future[Any]] = [first, failed, self.died]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if failed.done():
+                failed.result()
             if not first.done():
                 await asyncio.wait({first}, timeout=LAST_WORDS_SECONDS)
         finally:
+            self.channel.deaf()
             first.cancel()  # unless it is done
         if not first.done() or first.cancelled():
             raise StartupError(f"the engine process ended while starting ({self.how_it_ended()})", False)
@@ -141,7 +137,7 @@ class EngineHandle:
         """False where it would not hear it: it still loads, or has ended."""
         if not self.listens or self.died.done():
             return False
-        self.socket.send(encode(Stop()))
+        self.channel.send(encode(Stop()))
         return True
 
     def kill(self) -> None:
@@ -150,8 +146,7 @@ class EngineHandle:
         if self.process.is_alive():
             self.process.kill()
         self.process.join()
-        self.socket.close()
-        self.context.term()
+        self.channel.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -194,7 +189,7 @@ class Supervisor:
     def attach(self, handles: Sequence[EngineHandle], readies: Sequence[Ready]) -> None:
         """Lets them serve."""
         for client, handle, ready in zip(self.clients, handles, readies, strict=True):
-            client.attach(ready, handle.socket)
+            client.attach(ready, handle.channel)
 
     async def keep(self, handles: Sequence[EngineHandle]) -> None:
         """Serves with `handles`, which are attached, and with their successors. Raises StartupError when they
@@ -249,21 +244,16 @@ class Supervisor:
     async def _pass_on(self, client: EngineClient, handle: EngineHandle) -> None:
         """Until this engine dies."""
         logs.dp_rank.set(client.rank)
-
-        async def pump() -> None:
-            while True:
-                client.receive(await handle.receive())
-
-        pumping = asyncio.ensure_future(pump())
+        failed = handle.channel.listen(client.receive)
         watching = asyncio.ensure_future(self._watchdog(client, handle))
         try:
-            await asyncio.wait({pumping, handle.died}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({failed, handle.died}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             client.detach("the engine died while it worked on this request")
-            pumping.cancel()
+            handle.channel.deaf()
             watching.cancel()
-        if pumping.done() and not pumping.cancelled():
-            pumping.result()  # raises what went wrong
+        if failed.done():
+            failed.result()  # raises what went wrong
         theirs = "its requests fail" if len(self.clients) == 1 else "all groups end, and their requests fail"
         log.error("the engine process ended (%s); %s", handle.how_it_ended(), theirs)
 

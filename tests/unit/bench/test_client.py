@@ -137,7 +137,7 @@ async def hang_up(body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
         (refuse_without_json, "the server answered with an error (502): proxy"),
         (fail_midway, "the engine died"),
         (break_off, "the stream ended before the completion did"),
-        (talk_nonsense, "JSONDecodeError"),
+        (talk_nonsense, "DecodeError"),
         (hang_up, "RemoteProtocolError"),
     ],
 )

@@ -5,7 +5,6 @@ All servers run at once; those that wait for their turn cost memory only.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import re
@@ -14,6 +13,8 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import uvloop
 
 from nextn.bench.acceptance import acceptance_since, read_counters
 from nextn.bench.arrivals import poisson_arrivals
@@ -49,7 +50,7 @@ def run_compare(settings: Settings) -> int:
         Progress(settings.texts, settings.bar) as progress,
         started(settings, progress) as servers,
     ):
-        results = asyncio.run(Comparison(settings, servers, progress).run())
+        results = uvloop.run(Comparison(settings, servers, progress).run())
     files = write_report(results, settings.output_dir)
     print_markdown(markdown(results), sys.stdout)
     print(verdict(results))

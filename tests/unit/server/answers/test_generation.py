@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.engine_socket import EngineSocket
 
-from nextn.request import Output, SamplingParams, StepDraft
+from nextn.request import Output, SamplingParams, StepDraft, TokenLogprob
 from nextn.server.answers.choice import Prompt
 from nextn.server.answers.generation import Generation
 from nextn.server.answers.openai import Reply, likelihood
@@ -24,7 +24,16 @@ from nextn.server.monitoring.metrics import Metrics
 from nextn.server.monitoring.request_log import RequestLog
 from nextn.server.monitoring.watch import Watch
 from nextn.server.process.engine_client import EngineClient
-from nextn.server.process.messages import Abort, Add, Ready, Rejected, StepOutputs
+from nextn.server.process.messages import (
+    Abort,
+    Add,
+    Ready,
+    Rejected,
+    StepOutputs,
+    decode_from_engine,
+    encode,
+    tokens_of,
+)
 from nextn.server.protocol.errors import ApiError, engine_dead
 from nextn.server.protocol.openai import ChatRequest, CompletionRequest
 from nextn.stats import EngineStats, SpecStats
@@ -68,9 +77,9 @@ def steps(rid: str, tokens: Sequence[int], cuts: Sequence[int], reason: str | No
 
 
 def run(
-    engine: EngineClient, reply: Reply, messages: Sequence[StepOutputs | Rejected]
+    engine: EngineClient, reply: Reply, messages: Sequence[StepOutputs | Rejected], together: int = 1
 ) -> tuple[Any, list[Any]]:
-    """Plays the messages; returns the whole answer, or the chunks when the request streams."""
+    """Plays the messages, so many at once; returns the whole answer, or the chunks of a stream."""
 
     async def play() -> Any:
         async def whole() -> bytes:
@@ -82,9 +91,10 @@ def run(
         streaming = reply.request.stream
         answer = asyncio.ensure_future(chunks() if streaming else whole())
         await asyncio.sleep(0)
-        for message in messages:
+        for i, message in enumerate(messages, 1):
             engine.receive(message)
-            await asyncio.sleep(0)
+            if i % together == 0:
+                await asyncio.sleep(0)
         got = await answer
         return [json.loads(chunk) for chunk in got] if streaming else json.loads(got)
 
@@ -132,6 +142,83 @@ def test_chunks_add_up(tokenizer: Tokenizer, cuts: list[int], chat: bool) -> Non
     else:
         assert "".join(c["text"] for c in choices) == TEXT
         assert all(c["text"] or c["finish_reason"] for c in choices)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    cuts=cuts,
+    together=st.integers(1, 8),
+    stop=st.sampled_from([[], ["€"], ["o"], ["here!"]]),
+    keep_steps=st.booleans(),
+)
+def test_steps_that_come_together(
+    tokenizer: Tokenizer, cuts: list[int], together: int, stop: list[str], keep_steps: bool
+) -> None:
+    """They are one chunk. All chunks say together what they say when each step has its own."""
+    tokens = tokenizer.encode(TEXT, add_special_tokens=False)
+    shown, counts = [], []
+    for at_once in (1, together):
+        engine = client()
+        prompt = Prompt([0, 5, 6], SamplingParams(logprobs=0), stop)
+        gen = Generation(engine, tokenizer, [prompt], 1, 0.0, keep_depths=True, keep_steps=keep_steps)
+        rid = gen.choices[0].request.rid
+        messages = steps(rid, tokens, cuts, "length")
+        for i, message in enumerate(messages):
+            out = message.outputs[0]
+            out.logprobs = [TokenLogprob(-token / 7, []) for token in out.tokens]
+            if keep_steps:
+                out.step = StepDraft([7], None, [], float(i))
+        request = CompletionRequest(
+            prompt="x", stream=True, logprobs=0, return_token_ids=True, stream_options={"include_usage": True}
+        )
+        *chunks, last = run(engine, Reply(request, gen, "m"), messages, at_once)[0]
+        choices = [chunk["choices"][0] for chunk in chunks]
+        text = "".join(choice["text"] for choice in choices)
+        shown.append(
+            (
+                text,
+                [token for choice in choices for token in choice["token_ids"]],
+                [step for choice in choices for step in choice.get("draft_steps", [])],
+                [each for choice in choices for each in choice["logprobs"]["token_logprobs"]],
+                [each for choice in choices for each in choice["logprobs"]["text_offset"]],
+                [depth for choice in choices for name, depth in choice["draft_depths"] if name],
+                choices[-1]["finish_reason"],
+                last["usage"],
+                gen.choices[0].spec,
+                gen.choices[0].logprob,
+            )
+        )
+        assert "".join(name for choice in choices for name, _ in choice["draft_depths"]) == text
+        counts.append(len(choices))
+    assert shown[0][:-1] == shown[1][:-1]
+    assert shown[0][-1] == pytest.approx(shown[1][-1])
+    assert counts[1] <= min(counts[0], -(-len(messages) // together))
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_late_reader_gets_plain_tokens_as_one_chunk(tokenizer: Tokenizer, chat: bool) -> None:
+    """As they come over the wire, with the figures of the last."""
+    tokens = tokenizer.encode(TEXT, add_special_tokens=False)
+    engine = client()
+    observer = watch(engine)
+    gen = generation(engine, tokenizer, observer=observer)
+    messages: list[Any] = []
+    for message in steps(gen.choices[0].request.rid, tokens, [3] * 20, "length"):
+        (out,) = message.outputs
+        plain = tokens_of(out)
+        assert (plain is None) == (out.finish_reason is not None)
+        sent = StepOutputs([] if plain else [out], EngineStats(), 0.1, [], [plain] if plain else [])
+        messages.append(decode_from_engine(encode(sent)))
+    request: Any = (
+        ChatRequest(messages=[], stream=True) if chat else CompletionRequest(prompt="x", stream=True)
+    )
+    chunks, _ = run(engine, Reply(request, gen, "m"), messages[:-1] + messages[-1:], len(messages) - 1)
+    choices = [chunk["choices"][0] for chunk in chunks]
+    texts = [choice["delta"].get("content") for choice in choices] if chat else [c["text"] for c in choices]
+    assert [text for text in texts if text] == [TEXT[: -len(texts[-1])], texts[-1]]
+    assert gen.choices[0].spec == SpecStats(verify_steps=len(messages), committed=len(tokens))
+    itl = observer.metrics.registry.get_sample_value("nextn:inter_token_latency_seconds_count")
+    assert itl == len(tokens) - 3  # all but those of the first step
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)

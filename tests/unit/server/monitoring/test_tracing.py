@@ -35,7 +35,7 @@ def a_choice(reason: str | None) -> Choice:
     choice = Choice(0, "mine", request, None)  # type: ignore[arg-type]
     choice.tokens, choice.finish_reason, choice.cached_tokens = [3, 4, 5], reason, 1
     choice.queued, choice.first_output, choice.last_output = 1.0, 101.5, 103.5
-    choice.spec = SpecStats(verify_steps=2, committed=3)
+    choice.last_spec = SpecStats(verify_steps=2, committed=3)
     return choice
 
 

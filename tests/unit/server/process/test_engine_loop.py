@@ -205,4 +205,6 @@ def test_it_gives_signs_of_life(monkeypatch: Any) -> None:
         yield [Stop()]
 
     _, heard = played(Grammars(), says)
-    assert all(isinstance(message, StepOutputs) and message.outputs == [] for message in heard)
+    assert all(
+        isinstance(message, StepOutputs) and message.outputs == message.tokens == [] for message in heard
+    )

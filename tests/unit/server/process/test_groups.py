@@ -19,8 +19,9 @@ from support.small_tokenizer import write_small_tokenizer
 
 from nextn.request import Output, SamplingParams
 from nextn.server.process import supervisor
-from nextn.server.process.engine_client import EngineClient, Update
-from nextn.server.process.messages import NewRequest
+from nextn.server.process.engine_client import EngineClient
+from nextn.server.process.inbox import Update
+from nextn.server.process.messages import NewRequest, Tokens
 from nextn.server.process.supervisor import StartupError
 from nextn.server.process.supervisors import Supervisors
 from nextn.server.protocol.errors import ApiError
@@ -102,7 +103,7 @@ async def test_when_one_dies_all_start_again(
         before = groups.pids
         queues = [groups.ask(group, 900) for group in (0, 1)]
         for queue in queues:
-            assert isinstance((await queue.get()).what, Output)
+            assert isinstance((await queue.get()).what, Tokens)
         with caplog.at_level(logging.INFO):
             groups.kill(killed)
             for queue in queues:

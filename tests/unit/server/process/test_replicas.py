@@ -10,7 +10,7 @@ import pytest
 from support.played_replicas import Played, played_replicas
 
 from nextn.request import Output, SamplingParams, SpeculativeParams
-from nextn.server.process.engine_client import Update
+from nextn.server.process.inbox import Update
 from nextn.server.process.messages import (
     Abort,
     Done,

@@ -12,7 +12,8 @@ from support.played_replicas import Played, played_replicas
 from nextn.disaggregation.remote import Remote
 from nextn.request import Output, SamplingParams
 from nextn.server.process import rooms as module
-from nextn.server.process.engine_client import EngineClient, Update
+from nextn.server.process.engine_client import EngineClient
+from nextn.server.process.inbox import Update
 from nextn.server.process.messages import NewRequest, Ready, StepOutputs
 from nextn.server.process.replicas import Replicas
 from nextn.server.process.rooms import Rooms

@@ -20,7 +20,7 @@ from nextn.stats import EngineStats
 class Handle:
     """Of a process that is ready, or that cannot start."""
 
-    socket: Any = None
+    channel: Any = None
 
     def __init__(self, error: StartupError | None = None) -> None:
         self.error, self.process = error, self

@@ -1,0 +1,155 @@
+"""`nextn serve` with an engine that costs nothing: at each step every request gets tokens of a script.
+
+python benchmarks/front/scripted.py BRAKE STREAMS LEAD STEP_MS TOKENS --port 0 ...   # options of nextn serve
+
+The engine's process, its loop and its messages are nextn's own; only the steps are scripted. The first step
+waits for STREAMS requests. The engine never runs ahead of the clients by more than LEAD steps: they count in
+the file BRAKE what they have received. STEP_MS: how long a step takes at least. TOKENS: of each request, at
+each step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import mmap
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+from nextn.config import model_folder
+from nextn.request import Output, Request
+from nextn.server_config import ServerConfig
+from nextn.stats import EngineStats
+from nextn.tokenizer.tokenizer import Tokenizer
+
+CHARS = 4  # of each token of the script: so clients can count tokens in any event
+SCRIPT = 64  # different tokens
+WAIT_SECONDS = 0.05  # for the clients, at a time: in between, messages are read
+NAP_SECONDS = 2e-4
+CONTEXT = 1 << 20
+
+
+class Brake:
+    """A count of tokens that two processes share through a file."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("r+b") as file:
+            self._shared = mmap.mmap(file.fileno(), 8)
+
+    def get(self) -> int:
+        return int(struct.unpack("q", self._shared[:])[0])
+
+    def set(self, count: int) -> None:
+        self._shared[:] = struct.pack("q", count)
+
+
+def script(tokenizer: Tokenizer) -> list[int]:
+    """Tokens of CHARS plain letters or spaces each."""
+    spelled = tokenizer.token_bytes()
+    plain = (i for i in range(tokenizer.vocab_size) if len(spelled[i]) == CHARS and words(spelled[i]))
+    return [token for token, _ in zip(plain, range(SCRIPT), strict=False)]
+
+
+def words(text: bytes) -> bool:
+    return text.replace(b" ", b"a").isalpha() and text.isascii()
+
+
+class ScriptedEngine:
+    """What `nextn.server.process.engine_process.loop` needs of an `Engine`."""
+
+    context_length, eos_token_ids, wakes, stalled = CONTEXT, frozenset[int](), None, False
+
+    def __init__(
+        self, brake: Path, streams: int, lead: int, step_seconds: float, per_step: int, config: ServerConfig
+    ) -> None:
+        tokenizer = Tokenizer.from_folder(model_folder(config.model_path))
+        self.script, self.vocab_size = script(tokenizer), tokenizer.vocab_size
+        self.brake, self.streams = Brake(brake), streams
+        self.lead, self.step_seconds, self.per_step = lead, step_seconds, per_step
+        self.speculation = SimpleNamespace(auto=False, num_steps=per_step - 1)
+        self.startup: dict[str, object] = {"engine": "scripted"}
+        self._running: dict[str, Request] = {}
+        self._stats = EngineStats()
+        self._begun = False
+        self._made = 0  # tokens, less those of requests that were aborted
+        self._next = 0.0  # when the next step may end
+
+    def add(self, request: Request) -> None:
+        request.num_prompt = len(request.tokens)
+        self._running[request.rid] = request
+
+    def abort(self, rid: str) -> bool:
+        request = self._running.pop(rid, None)
+        self._made -= request.num_output if request is not None else 0
+        return request is not None
+
+    def has_work(self) -> bool:
+        self._begun |= len(self._running) >= self.streams
+        return self._begun and bool(self._running)
+
+    must_step = has_work
+
+    def step(self) -> list[Output]:
+        count = self.per_step * len(self._running)
+        deadline = time.perf_counter() + WAIT_SECONDS
+        while self._made + count - self.brake.get() > self.lead * count or time.perf_counter() < self._next:
+            time.sleep(NAP_SECONDS)
+            if time.perf_counter() > deadline:
+                return []
+        self._next = max(self._next, time.perf_counter() - self.step_seconds) + self.step_seconds
+        self._stats.decode_steps += 1
+        outputs = list(self._outputs())
+        self._stats.running = len(self._running)
+        return outputs
+
+    def _outputs(self) -> Iterator[Output]:
+        for request in list(self._running.values()):
+            begin = request.num_output % len(self.script)
+            tokens = (self.script * 2)[begin : begin + self.per_step]
+            tokens = tokens[: request.params.max_tokens - request.num_output]
+            request.tokens += tokens
+            self._made += len(tokens)
+            self._stats.generated_tokens += len(tokens)
+            request.spec.add(self.per_step - 1, len(tokens) - 1, len(tokens))
+            reason = "length" if request.num_output == request.params.max_tokens else None
+            if reason is not None:
+                del self._running[request.rid]
+            yield Output(request.rid, tokens, [*range(1, len(tokens)), 0], reason)
+
+    def stats(self) -> EngineStats:
+        return self._stats
+
+    def check(self) -> None: ...
+
+    def remember(self) -> None: ...
+
+    def flush_cache(self) -> bool:
+        return not self._running
+
+
+def main() -> int:
+    from nextn.cli.options import add_model, add_options, parse
+    from nextn.cli.parser import Parser
+    from nextn.server.launch import serve
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("brake", type=Path)
+    parser.add_argument("streams", type=int)
+    parser.add_argument("lead", type=int)
+    parser.add_argument("step_ms", type=float)
+    parser.add_argument("tokens", type=int)
+    own = parser.parse_args(sys.argv[1:6])
+    options = Parser()
+    add_model(options)
+    add_options(options, ServerConfig)
+    config = parse(options.parse_args(sys.argv[6:]), ServerConfig)
+    make = partial(ScriptedEngine, own.brake, own.streams, own.lead, own.step_ms / 1e3, own.tokens)
+    return serve(config, make)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

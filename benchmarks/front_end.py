@@ -1,0 +1,163 @@
+"""How many streamed tokens the server's process passes on: nextn's server, an engine that costs nothing, and
+a client that costs little.
+
+python benchmarks/front_end.py                                            # some 3 minutes
+python benchmarks/front_end.py --lead 8 --api chat --streams 256
+python benchmarks/front_end.py --tree before=../before after=. --rounds 5   # two source trees in turns
+
+For each number of streams: tokens per second, and tokens per second of CPU time of the server's process,
+which other work on the machine changes less; the event loop's share of that time; events and bytes per token.
+The engine runs ahead of the clients by at most `--lead` steps: with 1, a step is sent when the clients have
+all of the step before, so nothing is ever ready together.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import re
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent / "front"))
+
+import streams
+from last_line import tell
+from scripted import CHARS, CONTEXT, Brake, script
+
+from nextn.bench.local_server import READY, START_SECONDS
+from nextn.bench.logged_process import LoggedProcess
+from nextn.bench.machine import this_machine
+from nextn.config import EMBEDDED, model_folder
+from nextn.tokenizer.tokenizer import Tokenizer
+
+HERE = Path(__file__).parent
+SERVER = HERE / "front" / "scripted.py"
+SETTINGS = ("tokens", "per_step", "step_ms", "api", "rounds")
+PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+
+
+@contextmanager
+def server(tree: Path, brake: Path, options: list[str]) -> Iterator[tuple[int, tuple[str, int]]]:
+    """Yields the pid and the address of a server from this source tree."""
+    log = brake.parent / "server.log"
+    environment = os.environ | {"PYTHONPATH": str(tree.resolve())}
+    process = LoggedProcess([sys.executable, str(SERVER), str(brake), *options], log, environment)
+    try:
+        deadline = time.monotonic() + START_SECONDS
+        while not (found := READY.search(log.read_text(errors="replace"))):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"the server did not start:\n{log.read_text(errors='replace')}")
+            time.sleep(0.05)
+        host, _, port = found[1].removeprefix("http://").rpartition(":")
+        yield process.pid, (host, int(port))
+    finally:
+        process.stop()
+
+
+def cpu_seconds(pid: int) -> tuple[float, float]:
+    """Of the process so far: all threads, and the main one alone."""
+    each = {}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        each[int(task.name)] = int((task / "schedstat").read_text().split()[0]) / 1e9
+    return sum(each.values()), each[pid]
+
+
+def named_tree(text: str) -> tuple[str, Path]:
+    """A source tree as NAME=PATH, or its path alone."""
+    name, _, path = text.rpartition("=")
+    return name or Path(path).resolve().name, Path(path)
+
+
+def one_run(tree: Path, args: argparse.Namespace, lead: int, count: int, text: str) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        brake = Path(folder) / "brake"
+        brake.write_bytes(struct.pack("q", 0))
+        own = [str(count), str(lead), str(args.step_ms), str(args.per_step)]
+        options = [*own, "--model-path", args.model_path, "--port", "0", "--log-level", "warning"]
+        options += ["--max-running-requests", str(max(256, count)), *args.server_options.split()]
+        shared = Brake(brake)
+        with server(tree, brake, options) as (pid, address):
+            body: dict[str, object] = {"max_tokens": args.tokens, "stream": True, "ignore_eos": True}
+            body |= (
+                {"prompt": "a"}
+                if args.api == "completions"
+                else {"messages": [{"role": "user", "content": "a"}]}
+            )
+            message = streams.request(address, PATHS[args.api], body)
+            marks: list[tuple[float, float]] = []
+            first, last, texts = streams.run(
+                address,
+                message,
+                count,
+                lambda n: shared.set(n // CHARS),
+                lambda: marks.append(cpu_seconds(pid)),
+            )
+    wrong = [found for found in texts if found != text]
+    assert not wrong, f"{len(wrong)} texts are wrong: {wrong[0][:200]!r} is not {text[:200]!r}"
+    tokens = (last.characters - first.characters) / CHARS
+    seconds, cpu = last.at - first.at, marks[1][0] - marks[0][0]
+    return {
+        "tokens_per_second": tokens / seconds,
+        "tokens_per_cpu_second": tokens / cpu,
+        "cpu_us_per_event": cpu * 1e6 / (last.events - first.events),
+        "server_cores": cpu / seconds,
+        "loop_share": (marks[1][1] - marks[0][1]) / cpu,
+        "tokens_per_event": tokens / (last.events - first.events),
+        "bytes_per_token": (last.bytes - first.bytes) / tokens,
+    }
+
+
+def summed(runs: list[dict[str, float]]) -> dict[str, float]:
+    return {name: float(f"{median(run[name] for run in runs):.4g}") for name in runs[0]}
+
+
+def expected(model_path: str, tokens: int) -> str:
+    tokenizer = Tokenizer.from_folder(model_folder(model_path))
+    each = script(tokenizer)
+    return tokenizer.decode((each * (tokens // len(each) + 1))[:tokens])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=re.split(r"\n\n", __doc__ or "")[0])
+    parser.add_argument("--model-path", default=EMBEDDED, help="whose tokenizer is used")
+    parser.add_argument("--tree", nargs="+", type=named_tree, default=[("", HERE.parent)], help="NAME=PATH")
+    parser.add_argument("--streams", nargs="+", type=int, default=[1, 16, 64, 256])
+    parser.add_argument("--tokens", type=int, default=1000, help="of each stream (default: 1000)")
+    parser.add_argument("--per-step", type=int, default=1, help="tokens of a stream at each step")
+    parser.add_argument("--lead", nargs="+", type=int, default=[1, 8], help="default: 1 8")
+    parser.add_argument("--step-ms", type=float, default=0.0, help="of each step, at least (default: 0)")
+    parser.add_argument("--api", choices=PATHS, default="completions")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--server-options", default="", help="of nextn serve, in one word")
+    parser.add_argument("--output-dir", type=Path, help="where the result is kept")
+    args = parser.parse_args()
+    assert max(args.streams) * args.tokens < CONTEXT * 256
+    text = expected(args.model_path, args.tokens)
+    found: dict[str, Any] = {name: {} for name, _ in args.tree}
+    for lead in args.lead:
+        for count in args.streams:
+            runs: dict[str, list[dict[str, float]]] = {name: [] for name in found}
+            for _ in range(args.rounds):
+                for name, tree in args.tree:
+                    runs[name].append(one_run(tree, args, lead, count, text))
+            for name, each in runs.items():
+                found[name].setdefault(f"lead {lead}", {})[str(count)] = summed(each)
+                print(f"{name}, lead {lead}, {count} streams: {summed(each)}", file=sys.stderr, flush=True)
+    settings = {name: getattr(args, name) for name in SETTINGS}
+    result: dict[str, Any] = {"settings": settings, "machine": dataclasses.asdict(this_machine())}
+    result["streams"] = found if len(found) > 1 else next(iter(found.values()))
+    tell("front-end", result, args.output_dir)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
