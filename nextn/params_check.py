@@ -1,15 +1,12 @@
-"""Which values the parameters of a request may have."""
+"""Which values `nextn.request.SamplingParams` and `SpeculativeParams` may have."""
 
 from __future__ import annotations
 
 import math
 from numbers import Integral, Real
-from typing import TYPE_CHECKING
+from typing import Any
 
 from nextn.draft import MAX_DRAFTS
-
-if TYPE_CHECKING:
-    from nextn.request import SamplingParams, SpeculativeParams
 
 MAX_STOP_TOKENS = 64
 VERIFY_MODES = ("exact", "rejection", "block", "typical")
@@ -26,7 +23,7 @@ def whole(value: object, least: int, most: float = math.inf) -> bool:
     return isinstance(value, Integral) and least <= value <= most  # type: ignore[operator]
 
 
-def check_speculative(p: SpeculativeParams) -> None:
+def check_speculative(p: Any) -> None:
     """Raises ValueError with the field's name, its value and what it must be."""
 
     def need(ok: bool, name: str, rule: str) -> None:
@@ -41,7 +38,7 @@ def check_speculative(p: SpeculativeParams) -> None:
         need(value is None or number(value, 0.0, 1.0), name, "between 0 and 1")
 
 
-def check_sampling(p: SamplingParams, vocab_size: int | None) -> None:
+def check_sampling(p: Any, vocab_size: int | None) -> None:
     """Raises ValueError with the field's name, its value and the range it must be in."""
 
     def need(ok: bool, name: str, rule: str) -> None:

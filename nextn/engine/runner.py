@@ -14,7 +14,6 @@ from torch import Tensor
 from nextn.cutoff import Cutoff
 from nextn.draft import NO_DRAFT
 from nextn.engine import logprobs as logprobs_of
-from nextn.engine.compact import compact
 from nextn.engine.executor import ExecutorInfo, ExpertCounts, Ran
 from nextn.engine.plain_step import plain_steps
 from nextn.engine.shared_pass import SharedPass
@@ -27,6 +26,7 @@ from nextn.sampling.isolate import isolated
 from nextn.sampling.sampler import draw
 from nextn.scheduler.plan import Plan, SpanPlan, SpanResult, StepResult
 from nextn.speculative.base import Drafted, Drafter, DraftRequest, DraftSpan
+from nextn.speculative.compact import compact
 from nextn.speculative.forced import draft_in_grammars
 from nextn.speculative.state import RequestState
 from nextn.speculative.verifier import Verified, Verifier, VerifySpan, grammatical

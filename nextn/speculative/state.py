@@ -8,16 +8,23 @@ import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from nextn.constraint import CompiledGrammar, GrammarCursor
 from nextn.cutoff import Cutoff
 from nextn.draft import NO_DRAFT, Draft
-from nextn.request import SamplingParams
+from nextn.request import Failure, SamplingParams
 from nextn.speculative.draft_state import DraftState
 
-if TYPE_CHECKING:
-    from nextn.scheduler.plan import SpanResult
+
+class Outcome(Protocol):
+    """What a step made of a request: see `nextn.scheduler.plan.SpanResult`."""
+
+    tokens: list[int]
+    draft: Draft
+    ended: bool
+    error: Failure | None
+
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +44,7 @@ class RequestState:
     grammar: GrammarCursor | None = None  # at the last of `history`
     pages: array[int] = field(default_factory=lambda: array("i"))
     drafting: DraftState = field(default_factory=DraftState)
-    last: SpanResult | None = None  # of the last step
+    last: Outcome | None = None  # of the last step
 
     # Of `nextn.engine.plain_step`: tokens from which the request is plain; the rest is the model's.
     plain_from: int = sys.maxsize
@@ -62,7 +69,7 @@ class RequestState:
             self.grammar = GrammarCursor(self.constraint.begin(), self.end_ids)
             self.grammar.replay(self.history[self.num_prompt :])
 
-    def commit(self, result: SpanResult) -> None:
+    def commit(self, result: Outcome) -> None:
         """What a step made of it."""
         self.history += result.tokens
         self.last = result

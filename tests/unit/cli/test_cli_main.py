@@ -28,7 +28,7 @@ SERVE_FLAGS = """
 --enable-two-batch-overlap --enable-dp-attention
 --kv-cache-tokens --max-total-tokens --mem-fraction-static --max-memory-utilization
 --gpu-memory-utilization --device-memory-utilization --page-size --block-size --disable-radix-cache
---chunked-prefill-size
+--disable-cuda-graph --enforce-eager --chunked-prefill-size
 --max-tokens-per-batch --max-num-batched-tokens --prefill-attention --max-running-requests
 --max-seqs-per-batch --max-num-seqs
 --overlap-schedule --check-integrity --speculative-algorithm --speculative-algo --spec-method
