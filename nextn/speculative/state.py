@@ -26,7 +26,6 @@ class Outcome(Protocol):
     error: Failure | None
 
 
-
 @dataclass(slots=True, eq=False)
 class RequestState:
     """history: all committed tokens; a step that ran has appended its own. limit: how many there may be.
