@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from nextn.draft import NO_DRAFT, Draft
+from nextn.draft import MAX_DRAFTS, NO_DRAFT, Draft
 from nextn.request import Output, Request, StepDraft
 from nextn.scheduler.plan import SpanResult
 
@@ -20,18 +20,23 @@ class Taken(NamedTuple):
     matched: int | None = None
 
 
+GOES_ON = [Taken(n) for n in range(MAX_DRAFTS + 2)]
+
+
 def take(req: Request, res: SpanResult) -> Taken:
     """Appends the result's tokens to the request's, up to its end."""
-    taken, reason, matched = _append(req, res.tokens)
-    if taken == len(res.tokens) and (res.ended or reason is None):  # else it ended before that
+    tokens = res.tokens
+    ends = res.ended or res.error is not None or len(req.tokens) + len(tokens) >= req.limit
+    if not ends and req.end_ids.isdisjoint(tokens):  # as a rule
+        req.tokens += tokens
+        return GOES_ON[len(tokens)]
+    taken, reason, matched = _append(req, tokens)
+    if taken == len(tokens) and (res.ended or reason is None):  # else it ended before that
         reason = "stop" if res.ended else "error" if res.error is not None else reason
     return Taken(taken, reason, matched)
 
 
 def _append(req: Request, tokens: list[int]) -> Taken:
-    if len(req.tokens) + len(tokens) < req.limit and req.end_ids.isdisjoint(tokens):  # as a rule
-        req.tokens += tokens
-        return Taken(len(tokens))
     if tokens and len(req.tokens) >= req.limit:  # nothing but the prompt was asked for
         return Taken(0, "length")
     for i, token in enumerate(tokens):
