@@ -120,7 +120,7 @@ class Engine:
         outputs = self._scheduler.commit(plan, result, None if self._ended is None else now - self._ended)
         self._ended = now if self.must_step() else None
         lap("commit")
-        if plan.spans:
+        if result.ran:
             stepped(lap, plan, result)
             self.experts.stepped()
             if self._shards is not None:

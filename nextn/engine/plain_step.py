@@ -56,7 +56,7 @@ class PlainSteps:
         """behind: the drafter's; None: nobody drafts."""
         self.model, self.pool, self.behind = model, pool, behind
         # Those of the last step: what they ask for, their pages, and how many these are.
-        self._last: Sequence[RequestState] = []
+        self._last: Sequence[RequestState] | None = None
         self._asked = b""
         self._table, self._counts = array("i"), list[int]()
 
@@ -76,7 +76,7 @@ class PlainSteps:
             behind.forget()
         step = self._step(states, plan)
         if step is None:
-            self._last = []
+            self._last = None
             return None
         found = self.model.plain_step(step, self.pool)
         results = _results(states, step, found)
@@ -98,11 +98,13 @@ class PlainSteps:
         # Once for every request and step: as little as can be.
         for r, pages in zip(states, self._counts, strict=True):
             drafts, following = len(r.draft.tokens), CHOOSES
+            if r.scores:
+                return None
             if r.chooses:
                 if len(r.history) < r.plain_from:
                     return None
                 choices += 1 + drafts
-            elif r.scores or r.grammar is not None:
+            elif r.grammar is not None:
                 return None
             else:
                 following = r.following

@@ -98,7 +98,10 @@ class Runner:
         ended = [span.ahead and self.states[span.rid].ended for span in plan.spans]
         if True not in ended:
             return self._live(plan)
-        ran = self._live(dataclasses.replace(plan, spans=[*compress(plan.spans, map(not_, ended))]))
+        live = [*compress(plan.spans, map(not_, ended))]
+        if not live and self.together is None:  # else the others wait for it
+            return StepResult([SpanResult([], NO_DRAFT)] * len(ended), StepWork(0))
+        ran = self._live(dataclasses.replace(plan, spans=live))
         spans = iter(ran.spans)
         return StepResult([SpanResult([], NO_DRAFT) if gone else next(spans) for gone in ended], ran.work)
 

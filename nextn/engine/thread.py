@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor
 
 from nextn.distributed.expert_world import ExpertWorld
@@ -17,6 +18,8 @@ from nextn.scheduler.plan import Plan, StepResult
 from nextn.speculative.state import RequestState
 
 Call: TypeAlias = tuple[Callable[..., Any], tuple[Any, ...], "_Answer | None"]
+
+LAST_STEP = 10.0  # seconds in which it should have ended
 
 
 class _Answer(queue.SimpleQueue[Any]):
@@ -40,14 +43,18 @@ class _Ticket:
 
 
 class ThreadExecutor:
-    """Raises what the other one does: of `add`, `drop` and `write_pages` when the next result is read."""
+    """Raises what the other one does: of `add` and `drop` when the next result is read."""
 
     def __init__(self, own: Executor) -> None:
         self._own = own
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
-        threading.Thread(target=_serve, args=(self._calls,), name="nextn-steps", daemon=True).start()
-        self.close = weakref.finalize(self, self._calls.put, None)
         self.info: ExecutorInfo = own.info
+        # CUDA's current device is each thread's own.
+        gpu = torch.cuda.current_device() if own.info.device == "cuda" else None
+        thread = threading.Thread(target=_serve, args=(self._calls, gpu), name="nextn-steps", daemon=True)
+        thread.start()
+        # Before what the steps use is freed, also when Python ends.
+        self.close = weakref.finalize(self, _end, self._calls, thread)
 
     def add(self, state: RequestState) -> None:
         self._calls.put((self._own.add, (state,), None))
@@ -92,7 +99,16 @@ class ThreadExecutor:
         return self._own.wakes
 
 
-def _serve(calls: queue.SimpleQueue[Call | None]) -> None:
+def _end(calls: queue.SimpleQueue[Call | None], thread: threading.Thread) -> None:
+    """After the step that is under way."""
+    calls.put(None)
+    if thread is not threading.current_thread():
+        thread.join(LAST_STEP)
+
+
+def _serve(calls: queue.SimpleQueue[Call | None], gpu: int | None) -> None:
+    if gpu is not None:
+        torch.cuda.set_device(gpu)
     failed: BaseException | None = None  # in a call that nobody waits for
     while (each := calls.get()) is not None:
         call, arguments, answer = each

@@ -250,5 +250,6 @@ class NativeDeepseekV3:
             self._engine = self._kernels.nx_engine_new(self._model, self.threads, len(self.weights.layers))
             if not self._engine:
                 raise MemoryError(f"the system gives no memory or no {self.threads} threads for the kernels")
-            weakref.finalize(self, self._kernels.nx_engine_free, self._engine)
+            # When Python ends, a thread may still be in a step, and the system frees everything.
+            weakref.finalize(self, self._kernels.nx_engine_free, self._engine).atexit = False
         return self._engine

@@ -99,3 +99,8 @@ class StepResult:
 
     spans: Sequence[SpanResult]
     work: StepWork | None = None
+
+    @property
+    def ran(self) -> bool:
+        """Had it rows? Not where all of its requests had ended in the step before."""
+        return bool(self.spans) and (self.work is None or self.work.rows > 0)

@@ -324,7 +324,7 @@ class Scheduler:
                 self.depth.auto.stepped(result.work, seconds, own, drafted)
             if seconds is not None:
                 self.prompts.took(plan.spans, result.work, seconds)
-        self.stats.steps += bool(plan.spans)
+        self.stats.steps += result.ran
         self.stats.decode_steps += bool(self._decoded)
         for step, times in self._decoded.items():
             self.stats.spec.add(*step, times)

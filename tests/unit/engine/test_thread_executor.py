@@ -1,5 +1,8 @@
 """Steps in a thread, planned ahead: errors, order, ends, and what they write."""
 
+import dataclasses
+import subprocess
+import sys
 import threading
 import time
 
@@ -137,6 +140,64 @@ def test_pages_are_read_after_the_steps_that_were_launched():
     executor.read_pages([1], into)
     assert order == ["step", "step"]
     texts(engine)
+
+
+@pytest.mark.parametrize("schedule", ["off", "on"])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"logprobs": 1, "prompt_logprobs": 1},
+        {"prompt_logprobs": 1},
+        {"frequency_penalty": 0.5},
+        {"min_tokens": 3},
+    ],
+    ids=str,
+)
+def test_a_request_alone_whose_steps_are_not_all_plain(schedule, params):
+    """The step after its last one has no rows. With the native kernels, one of another kind was before it."""
+    engine = Engine(EngineConfig(overlap_schedule=schedule, check_integrity=True, threads=1))
+    for tokens in range(3, 8):
+        engine.add(request(str(tokens), range(3, 25), max_tokens=tokens, **params))
+        scores, count = [], 0
+        while engine.has_work():
+            for out in engine.step():
+                scores += out.prompt_logprobs or []
+                count += len(out.tokens)
+        assert count == tokens
+        assert len(scores) == (22 if "prompt_logprobs" in params else 0)
+    assert engine.stats().steps == engine.stats().decode_steps + 5  # those of the prompts
+
+
+def test_steps_run_on_the_gpu_of_the_engine(broken, monkeypatch):
+    """Which one is current, each thread says for itself."""
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(
+        torch.cuda, "set_device", lambda n: chosen.append((threading.current_thread().name, n))
+    )
+    broken.info = dataclasses.replace(broken.info, device="cuda")
+    executor = ThreadExecutor(broken)
+    with pytest.raises(RuntimeError):
+        executor.launch("1").result()
+    assert chosen == [("nextn-steps", 3)]
+    executor.close()
+
+
+def test_python_ends_in_the_middle_of_a_step():
+    """Nothing is freed that the step still uses, and nothing is said."""
+    program = (
+        "from nextn.config import EngineConfig\n"
+        "from nextn.engine.engine import Engine\n"
+        "from nextn.request import Request, SamplingParams\n"
+        "engine = Engine(EngineConfig(overlap_schedule='on'))\n"
+        "for i in range(64):\n"
+        "    params = SamplingParams(max_tokens=500, temperature=0.0, ignore_eos=True)\n"
+        "    engine.add(Request(str(i), [5, 6, 7], params))\n"
+        "for _ in range(5):\n"
+        "    engine.step()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 class Guarded:
