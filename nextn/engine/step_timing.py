@@ -11,7 +11,7 @@ from statistics import median
 from nextn.draft import NO_DRAFT, Draft
 from nextn.engine.executor import Executor, ExecutorInfo
 from nextn.request import SamplingParams
-from nextn.scheduler.plan import Plan, SpanPlan, StepResult
+from nextn.scheduler.plan import Plan, SpanPlan
 from nextn.speculative.depth.cost import StepCost, fit
 from nextn.speculative.state import RequestState
 from nextn.speculative.work import StepWork
@@ -29,45 +29,19 @@ def time_steps(
 ) -> tuple[StepCost, bool]:
     """drafts: is what they cost wanted, too? Without it, less is measured. context: tokens of a request, at
     most. beyond: slots that its trees take past them. Returns the cost, and whether the machine was calm."""
-    begin = time.perf_counter()
     slots = executor.info.pages * executor.info.page_size
     near, far = POSITIONS
     found: dict[StepWork, list[float]] = {}
-    warm_up = 0.0
     for n in REQUESTS if drafts else REQUESTS[::3]:
-        late = time.perf_counter() - begin - warm_up > SECONDS
+        late = sum(map(sum, found.values())) > SECONDS  # without what a GPU's kernels and graphs take to make
         if found and (late or n > max_requests or 5 * n > token_budget or n * (near + 32 + beyond) > slots):
             break
         settings = SETTINGS if drafts and n in REQUESTS[::2] else SETTINGS[:1]
-        if executor.info.device == "cuda":
-            warm_up += _warm_up(executor, n, min(near, context // 2), beyond, settings)
         _time(executor, n, min(near, context // 2), beyond, settings, found, SECONDS / 8 * drafts)
         if n == 4 and min(context, slots // n) > far + 32 + beyond:
             _time(executor, n, far, beyond, SETTINGS[:1], found, SECONDS / 8)
     cost = fit([(work, min(took)) for work, took in found.items()], executor.info.experts)
     return cost, median(median(took) / min(took) for took in found.values()) < CALM
-
-
-def _warm_up(
-    executor: Executor, n: int, position: int, beyond: int, settings: tuple[tuple[int, int], ...]
-) -> float:
-    """Seconds to compile kernels and to capture graphs, which are no part of a step."""
-    begin = time.perf_counter()
-    for verified, made in settings:
-        _run(executor, _plan(executor.info, position, beyond, [[1] * verified] * n, made), position)
-    return time.perf_counter() - begin
-
-
-def _run(executor: Executor, plan: Plan, position: int) -> tuple[StepResult, float]:
-    """A step, and its seconds."""
-    for i in range(len(plan.spans)):
-        executor.add(_state(i, position, executor.info.vocab_size))
-    start = time.perf_counter()
-    result = executor.launch(plan).result()
-    seconds = time.perf_counter() - start
-    for i in range(len(plan.spans)):
-        executor.drop(str(i))
-    return result, seconds
 
 
 def _time(
@@ -80,9 +54,14 @@ def _time(
         for verified, made in settings:
             plan = _plan(executor.info, position, beyond, [d[:verified] for d in drafts], made)
             for step in range(1 + STEPS):
-                result, took = _run(executor, plan, position)
+                for i in range(n):
+                    executor.add(_state(i, position, executor.info.vocab_size))
+                start = time.perf_counter()
+                result = executor.launch(plan).result()
                 if step and result.work is not None:
-                    found.setdefault(result.work, []).append(took)
+                    found.setdefault(result.work, []).append(time.perf_counter() - start)
+                for i in range(n):
+                    executor.drop(str(i))
             if made == 4:
                 drafts = [[*s.draft.tokens, 1, 1, 1, 1] for s in result.spans]
 

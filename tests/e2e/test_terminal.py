@@ -67,6 +67,7 @@ def test_a_chat_has_lines_history_and_completion(scripted: ServerProcess) -> Non
         chat.see("switch drafts off")  # what the completion would do
         chat.type("\t\r")
         chat.see("drafts: none")
+        chat.see(READY)  # before that, Alt+Enter would be Enter
         chat.type("def f():\x1b\r    pass\x1b\r")  # Alt+Enter
         chat.see("    pass")
         chat.type("\r")

@@ -55,7 +55,7 @@ def texts(done: list[Completion]) -> list[str]:
         ({"constrained_json_disable_any_whitespace": True}, {}),
         ({"expert_parallel_size": 1, "trust_remote_code": True, "enable_lora": False}, {}),
         ({"tensor_parallel_size": 2}, {"tp_size": 2}),
-        ({"enforce_eager": True, "swap_space": 4, "quantization": None}, {}),
+        ({"enforce_eager": True, "swap_space": 4, "quantization": None}, {"disable_cuda_graph": True}),
         ({"threads": None}, {}),
     ],
     ids=str,

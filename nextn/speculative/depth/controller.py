@@ -148,8 +148,7 @@ class DepthController:
         self._setting = setting = self.worth.plan(n, self.cost.times(self._mean), base)
         tokens = 1.0 + _ratio(self._tokens) * (setting.tokens - 1.0)
         extra = _ratio(self._extra) * setting.extra
-        # At least something: rows may have been measured to cost nothing.
-        gain = max(0.001, round(tokens * base / (base + extra), 3))
+        gain = max(0.001, round(tokens * base / (base + extra), 3))  # rows may seem to cost nothing
         ahead, untried = math.log(gain), len(self.factors[self._size]) <= TRIALS
         doubt = extra / (base + extra) * deviation / self._mean
         if abs(ahead) > MARGIN:
