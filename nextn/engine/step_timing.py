@@ -29,8 +29,7 @@ def time_steps(
 ) -> tuple[StepCost, bool]:
     """drafts: is what they cost wanted, too? Without it, less is measured. context: tokens of a request, at
     most. beyond: slots that its trees take past them. Returns the cost, and whether the machine was calm."""
-    slots = executor.info.pages * executor.info.page_size
-    near, far = POSITIONS
+    (near, far), slots = POSITIONS, executor.info.pages * executor.info.page_size
     found: dict[StepWork, list[float]] = {}
     for n in REQUESTS if drafts else REQUESTS[::3]:
         late = sum(map(sum, found.values())) > SECONDS  # without what a GPU's kernels and graphs take to make
@@ -68,9 +67,9 @@ def _time(
 
 def _state(i: int, position: int, vocabulary: int) -> RequestState:
     """Of a request whose last token, the root, is at that position."""
-    root = random.Random(i).randrange(vocabulary)
     params = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
-    return RequestState(str(i), params, [root] * (position + 1), position, position + 65, frozenset())
+    tokens = [random.Random(i).randrange(vocabulary)] * (position + 1)
+    return RequestState(str(i), params, tokens, position, position + 65, frozenset())
 
 
 def _plan(info: ExecutorInfo, position: int, beyond: int, drafts: list[list[int]], made: int) -> Plan:

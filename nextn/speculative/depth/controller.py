@@ -77,8 +77,7 @@ class DepthController:
         self, work: StepWork, seconds: float | None, own: bool = True, drafting: bool | None = None
     ) -> None:
         """A step has run. seconds: from the end of the one before; None: the engine was idle in between. own:
-        no request in it asked for a depth; what others draft tells nothing of what was decided here.
-        drafting: as it was when the step was planned; None: as it is."""
+        no request in it asked for a depth. drafting: when the step was planned; None: as it is now."""
         if not (n := work.requests):
             return
         if seconds is not None:
