@@ -11,64 +11,42 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Sequence
-
-from torch import Tensor
 
 from nextn.distributed.place import Place
 from nextn.distributed.pulse import Pulse
 from nextn.distributed.shared_world import SharedWorld
-from nextn.engine.executor import Executor, ExecutorInfo, ExpertCounts, Ran
+from nextn.engine.around import Around
+from nextn.engine.executor import Ran
 from nextn.engine.runner import Runner
 from nextn.engine.tensor_parallel import TensorParallelExecutor
 from nextn.scheduler.plan import Plan
-from nextn.speculative.state import RequestState
 
 log = logging.getLogger("nextn.engine")
 
 
-class LockstepExecutor:
+class LockstepExecutor(Around):
     """Raises PeerGone once an engine is gone, or one of its ranks."""
 
     def __init__(self, own: Runner | TensorParallelExecutor, place: Place) -> None:
         assert isinstance(own.world, SharedWorld)
-        self._own: Executor = own
-        self.world, self._place = own.world, place
+        super().__init__(own)
+        self._world, self._place = own.world, place
         self._step = 0
-        self.awake = False
-        self.info: ExecutorInfo = own.info
-        self._pulse = Pulse(self.world, _lost)
+        self._awake = False
+        self._pulse = Pulse(self._world, _lost)
         weakref.finalize(self, self._pulse.stop)
 
-    def add(self, state: RequestState) -> None:
-        self._own.add(state)
-
-    def drop(self, rid: str) -> None:
-        self._own.drop(rid)
-
     def launch(self, plan: Plan) -> Ran:
-        if not self.awake:
+        if not self._awake:
             self._place.wake_others(self._step)
         self._step += 1
         found = self._own.launch(plan).result()
-        self.awake = self.world.busy
+        self._awake = self._world.busy
         return Ran(found)
 
-    def read_pages(self, pages: Sequence[int], into: Tensor) -> None:
-        self._own.read_pages(pages, into)
-
-    def write_pages(self, pages: Sequence[int], data: Tensor) -> None:
-        self._own.write_pages(pages, data)
-
-    def check(self) -> None:
-        self._own.check()
-
     @property
-    def waited(self) -> float:
-        return self._own.waited
-
-    def expert_counts(self) -> ExpertCounts | None:
-        return self._own.expert_counts()
+    def awake(self) -> bool:
+        return self._awake
 
     @property
     def wakes(self) -> LockstepExecutor:
@@ -79,10 +57,10 @@ class LockstepExecutor:
 
     def leave(self) -> None:
         self._pulse.stop()
-        self.world.give_up("the engine of another group has ended")
+        self._world.give_up("the engine of another group has ended")
 
     def hear(self) -> None:
-        self.awake |= self._place.woken(self._step)
+        self._awake |= self._place.woken(self._step)
 
 
 def _lost(group: int, what: str) -> None:

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from nextn.distributed.expert_world import ExpertWorld
-from nextn.engine.executor import Executor, ExecutorInfo, ExpertCounts, Wakes
+from nextn.engine.around import Around
+from nextn.engine.executor import Executor
 from nextn.scheduler.plan import Plan, StepResult
 from nextn.speculative.state import RequestState
 
@@ -42,13 +42,12 @@ class _Ticket:
         return found
 
 
-class ThreadExecutor:
+class ThreadExecutor(Around):
     """Raises what the other one does: of `add` and `drop` when the next result is read."""
 
     def __init__(self, own: Executor) -> None:
-        self._own = own
+        super().__init__(own)
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
-        self.info: ExecutorInfo = own.info
         # CUDA's current device is each thread's own.
         gpu = torch.cuda.current_device() if own.info.device == "cuda" else None
         thread = threading.Thread(target=_serve, args=(self._calls, gpu), name="nextn-steps", daemon=True)
@@ -75,28 +74,6 @@ class ThreadExecutor:
 
     def write_pages(self, pages: Sequence[int], data: Tensor) -> None:
         self._ask(self._own.write_pages, pages, data).result()
-
-    def check(self) -> None:
-        self._own.check()
-
-    @property
-    def waited(self) -> float:
-        return self._own.waited
-
-    @property
-    def world(self) -> ExpertWorld | None:
-        return self._own.world
-
-    def expert_counts(self) -> ExpertCounts | None:
-        return self._own.expert_counts()
-
-    @property
-    def awake(self) -> bool:
-        return self._own.awake
-
-    @property
-    def wakes(self) -> Wakes | None:
-        return self._own.wakes
 
 
 def _end(calls: queue.SimpleQueue[Call | None], thread: threading.Thread) -> None:

@@ -1,0 +1,57 @@
+"""An executor around another, which does what is not its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from nextn.distributed.expert_world import ExpertWorld
+from nextn.engine.executor import Executor, ExecutorInfo, ExpertCounts, Ticket, Wakes
+from nextn.scheduler.plan import Plan
+from nextn.speculative.state import RequestState
+
+
+class Around:
+    """See `Executor`."""
+
+    def __init__(self, own: Executor) -> None:
+        self._own = own
+        self.info: ExecutorInfo = own.info
+
+    def add(self, state: RequestState) -> None:
+        self._own.add(state)
+
+    def drop(self, rid: str) -> None:
+        self._own.drop(rid)
+
+    def launch(self, plan: Plan) -> Ticket:
+        return self._own.launch(plan)
+
+    def read_pages(self, pages: Sequence[int], into: Tensor) -> None:
+        self._own.read_pages(pages, into)
+
+    def write_pages(self, pages: Sequence[int], data: Tensor) -> None:
+        self._own.write_pages(pages, data)
+
+    def check(self) -> None:
+        self._own.check()
+
+    def expert_counts(self) -> ExpertCounts | None:
+        return self._own.expert_counts()
+
+    @property
+    def waited(self) -> float:
+        return self._own.waited
+
+    @property
+    def world(self) -> ExpertWorld | None:
+        return self._own.world
+
+    @property
+    def awake(self) -> bool:
+        return self._own.awake
+
+    @property
+    def wakes(self) -> Wakes | None:
+        return self._own.wakes
