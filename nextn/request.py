@@ -96,6 +96,11 @@ class SamplingParams:
         return "exact" if self.temperature < GREEDY_BELOW else self.speculative.verify or "exact"
 
     @property
+    def tokens_alone(self) -> bool:
+        """Is nothing wanted but tokens, verified by `exact`?"""
+        return self.verify_mode == "exact" and self.logprobs is None
+
+    @property
     def lossy(self) -> bool:
         """May verification change the distribution of the text?"""
         return self.verify_mode == "typical" and self.speculative.lossy
@@ -139,6 +144,17 @@ class StepDraft(NamedTuple):
     parents: Sequence[int] | None
     accepted: Sequence[int]
     seconds: float
+
+
+def first_end(tokens: Sequence[int], end_ids: frozenset[int], least: int) -> int | None:
+    """The index of the token that ends a request, if one does; none of the first `least` can.
+
+    >>> first_end([5, 2, 7, 2], frozenset({2}), 2)
+    3
+    """
+    if end_ids.isdisjoint(tokens):  # as a rule
+        return None
+    return next((i for i, token in enumerate(tokens) if i >= least and token in end_ids), None)
 
 
 @dataclass(slots=True, eq=False)

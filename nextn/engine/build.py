@@ -43,15 +43,13 @@ class Built:
     context_length: int
     remember: Callable[[], None]  # keeps for the next start what automatic depth has learnt
     startup: dict[str, object]
-    overlaps: bool  # is a step planned before the result of the last one is known?
 
 
 def make_executor(config: EngineConfig, place: Place | None = None) -> Executor:
     """place: of one of several engines that share their experts. Raises ValueError for options that do not go
     together or that the model cannot honour."""
     executor = _make_placed(config, place)
-    overlaps = config.overlaps(executor.info.device)
-    return ThreadExecutor(executor) if overlaps else executor
+    return ThreadExecutor(executor) if config.overlaps(executor.info.device) else executor
 
 
 def _make_placed(config: EngineConfig, place: Place | None) -> Executor:
@@ -103,9 +101,7 @@ def build(config: EngineConfig, make_executor: Callable[[EngineConfig], Executor
         auto=auto,
     )
     fits = _fitting(context, info, speculation)
-    overlaps = config.overlaps(info.device)
-    told = startup(config, info, speculation)
-    return Built(executor, scheduler, speculation, fits, remember, told, overlaps)
+    return Built(executor, scheduler, speculation, fits, remember, startup(config, info, speculation))
 
 
 def _kv(config: EngineConfig, info: ExecutorInfo) -> KVManager:

@@ -54,7 +54,7 @@ class Engine:
         self._ended: float | None = None  # when the last step was run, if work was left after it
         self.transfers = PageTransfers(built.executor, built.scheduler)
         self._stalled = False  # in the last step there was nothing to do but to wait for pages
-        self._overlaps = built.overlaps
+        self._overlaps = config.overlaps(built.executor.info.device)
         self._launched: tuple[Plan, Ticket] | None = None  # and not read yet
 
     def add(self, request: Request) -> None:

@@ -63,8 +63,7 @@ class PlainSteps:
     def add(self, state: RequestState) -> None:
         """Makes ready what does not change of a request."""
         params = state.params
-        exact = params.verify_mode == "exact" and params.logprobs is None
-        if exact and not penalized(params, params.min_tokens):
+        if params.tokens_alone and not penalized(params, params.min_tokens):
             state.plain_from = state.num_prompt + params.min_tokens
         state.ends = array("i", sorted(state.end_ids))
         state.asked = self.model.ask(draw_params(params, 0), state.ends, state.limit)

@@ -6,8 +6,8 @@ from __future__ import annotations
 import time
 from typing import NamedTuple
 
-from nextn.draft import MAX_DRAFTS, NO_DRAFT, Draft
-from nextn.request import Output, Request, StepDraft
+from nextn.draft import NO_DRAFT, Draft
+from nextn.request import Output, Request, StepDraft, first_end
 from nextn.scheduler.plan import SpanResult
 
 
@@ -20,33 +20,21 @@ class Taken(NamedTuple):
     matched: int | None = None
 
 
-GOES_ON = [Taken(n) for n in range(MAX_DRAFTS + 2)]
-
-
 def take(req: Request, res: SpanResult) -> Taken:
     """Appends the result's tokens to the request's, up to its end."""
-    tokens = res.tokens
-    ends = res.ended or res.error is not None or len(req.tokens) + len(tokens) >= req.limit
-    if not ends and req.end_ids.isdisjoint(tokens):  # as a rule
-        req.tokens += tokens
-        return GOES_ON[len(tokens)]
-    taken, reason, matched = _append(req, tokens)
+    tokens, room = res.tokens, max(0, req.limit - len(req.tokens))
+    # Before min_tokens a grammar's text ends only if the grammar leaves nothing else.
+    least = 0 if req.grammar is not None else req.params.min_tokens - req.num_output
+    end = first_end(tokens, req.end_ids, least)
+    taken, reason, matched = len(tokens), None, None
+    if end is not None and end < room:
+        taken, reason, matched = end, "stop", tokens[end]
+    elif tokens and taken >= room:
+        taken, reason = room, "length"
+    req.tokens += tokens[:taken]
     if taken == len(tokens) and (res.ended or reason is None):  # else it ended before that
         reason = "stop" if res.ended else "error" if res.error is not None else reason
     return Taken(taken, reason, matched)
-
-
-def _append(req: Request, tokens: list[int]) -> Taken:
-    if tokens and len(req.tokens) >= req.limit:  # nothing but the prompt was asked for
-        return Taken(0, "length")
-    for i, token in enumerate(tokens):
-        # Before min_tokens a grammar's text ends only if the grammar leaves nothing else.
-        if token in req.end_ids and (req.num_output >= req.params.min_tokens or req.grammar is not None):
-            return Taken(i, "stop", token)
-        req.tokens.append(token)
-        if len(req.tokens) >= req.limit:
-            return Taken(i + 1, "length")
-    return Taken(len(tokens))
 
 
 def output(req: Request, res: SpanResult, taken: Taken, first: bool, draft: Draft = NO_DRAFT) -> Output:

@@ -138,7 +138,9 @@ class Scheduler:
             if not req.pages:
                 continue  # retracted a moment ago to make room for an earlier one
             most = max(0, spare)
-            draft = NO_DRAFT if under_way.has(req) else req.draft.cut(most, req.limit - len(req.tokens) - 1)
+            draft = NO_DRAFT
+            if under_way.of(req) is None:
+                draft = req.draft.cut(most, req.limit - len(req.tokens) - 1)
             if self._plan_span(req, 1, draft, spans, most):
                 drafts = spans[-1].drafts
                 spare -= drafts

@@ -57,9 +57,6 @@ class UnderWay:
     def of(self, req: Request) -> SpanPlan | None:
         return self._last.get(req.rid)
 
-    def has(self, req: Request) -> bool:
-        return req.rid in self._last
-
     def decoding(self, req: Request) -> bool:
         """Will it be, after that?"""
         span = self._last.get(req.rid)

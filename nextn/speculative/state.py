@@ -13,7 +13,7 @@ from typing import Protocol
 from nextn.constraint import CompiledGrammar, GrammarCursor
 from nextn.cutoff import Cutoff
 from nextn.draft import NO_DRAFT, Draft
-from nextn.request import Failure, SamplingParams
+from nextn.request import Failure, SamplingParams, first_end
 from nextn.speculative.draft_state import DraftState
 
 
@@ -84,11 +84,9 @@ class RequestState:
         last = self.last
         if last is None or last.ended or last.error is not None or len(self.history) >= self.limit:
             return last is not None
-        if self.end_ids.isdisjoint(last.tokens):
-            return False
-        least = self.num_prompt + (0 if self.constraint is not None else self.params.min_tokens)
-        first = len(self.history) - len(last.tokens)
-        return any(t in self.end_ids and first + i >= least for i, t in enumerate(last.tokens))
+        before = len(self.history) - len(last.tokens) - self.num_prompt
+        least = 0 if self.constraint is not None else self.params.min_tokens - before
+        return first_end(last.tokens, self.end_ids, least) is not None
 
     def go_on(self, most_drafts: int) -> None:
         """The next span is one that was planned ahead: see `nextn.scheduler.plan.SpanPlan`."""

@@ -53,7 +53,7 @@ class VerifySpan(NamedTuple):
     @property
     def takes_draws(self) -> bool:
         """Does it need nothing of the logits but what `draws` choose among them?"""
-        return self.params.verify_mode == "exact" and self.params.logprobs is None and not self.penalized
+        return self.params.tokens_alone and not self.penalized
 
     def draws(self) -> list[DrawParams]:
         """Of the target's choices after the root and after every node."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nextn.cutoff import Cutoff
-from nextn.draft import NO_DRAFT, Draft
+from nextn.draft import Draft
 from nextn.sampling.penalties import penalized
 from nextn.sampling.row_draws import Choosing
 from nextn.speculative.device.gate import NUMBERS, cutoff_numbers
@@ -86,18 +86,13 @@ class Seat:
         """Nodes of its draft, at most."""
         if not span.ahead:
             return len(span.draft.tokens)
-        known = self.num_steps if self.true else len(_proposed(self.state).tokens)
+        known = self.num_steps if self.true else len(self.state.proposed.tokens)
         return min(span.most_drafts, known)
 
 
 def make_seat(state: RequestState, vocabulary: int) -> Seat:
     params = state.params
-    fits = (
-        params.verify_mode == "exact"
-        and params.logprobs is None
-        and state.grammar is None
-        and len(state.end_ids) <= ENDS
-    )
+    fits = params.tokens_alone and state.grammar is None and len(state.end_ids) <= ENDS
     return Seat(state, choosing_of(params, vocabulary), fits)
 
 
@@ -149,17 +144,12 @@ class Load:
             self.step.relay.write_pages(parts[4].long(), parts[5])
 
 
-def _proposed(state: RequestState) -> Draft:
-    """By the last step."""
-    return NO_DRAFT if state.last is None else state.last.draft
-
-
 def _start(state: RequestState, span: PlannedSpan, most: int) -> Start:
     """Where a request goes on whose last step has been read."""
     have = len(state.history)
     draft: Sequence[int] = span.draft.tokens
     if span.ahead:
-        draft = _proposed(state).cut(most, max(0, state.limit - have - 1)).tokens
+        draft = state.proposed.cut(most, max(0, state.limit - have - 1)).tokens
     return Start(have, state.history[-1], draft, span.ahead and state.ended)
 
 
