@@ -4,7 +4,7 @@
     INT4                           codes of 4 bits with a scale for each group of inputs: compressed-tensors, GPTQ,
                                    AWQ, and what --quantization w4a16 makes
 
-Models take over what they can compute from, and have the rest widened (`nextn.models.widen`).
+Models take over what they can compute from, and have the rest widened (`nextn.ops.widen`).
 """
 
 from __future__ import annotations
