@@ -5,6 +5,7 @@
 // number of rows beside it.
 #pragma once
 #include "chains.h"
+#include "coded_chains.h"
 #include "panels.h"
 #include "pool.h"
 #if defined(__AMX_BF16__)
@@ -27,6 +28,7 @@ inline int pass_rows(const NxWeight& w) { return w.kind == F32 ? CHAIN_ROWS : 64
 template <class Done>
 inline void rows_by_panel(const Inputs& x, int from, int to, const NxWeight& w, const Panel& panel, const Done& done) {
     if (w.kind == F32) chains_by_panel(x.rows(), from, to, w, panel, done);
+    else if (is_coded(w.kind)) coded_by_panel(x.coded(), from, to, w, panel, done);
     else tiles_by_panel(x, from, to, w, panel, done);
 }
 
@@ -50,17 +52,23 @@ inline int pass_rows(const NxWeight&) { return CHAIN_ROWS; }
 class Inputs {
   public:
     // Run r is rows [begin[r], begin[r + 1]) of x.
-    void take(Pool&, const Rows& x, const int32_t*, int, const NxWeight&) { rows_ = x; }
+    void take(Pool& pool, const Rows& x, const int32_t* begin, int runs, const NxWeight& w) {
+        rows_ = x;
+        if (is_coded(w.kind)) coded_.take(pool, x, begin[runs], w, !coded_by_pairs(w));
+    }
     const Rows& rows() const { return rows_; }
+    const CodedRows& coded() const { return coded_; }
 
   private:
     Rows rows_{};
+    CodedRows coded_;
 };
 
 // Rows [from, to) of x against one panel; done(i, first output, number of outputs, 64 floats) for each row.
 template <class Done>
 inline void rows_by_panel(const Inputs& x, int from, int to, const NxWeight& w, const Panel& panel, const Done& done) {
-    chains_by_panel(x.rows(), from, to, w, panel, done);
+    if (is_coded(w.kind)) coded_by_panel(x.coded(), from, to, w, panel, done);
+    else chains_by_panel(x.rows(), from, to, w, panel, done);
 }
 
 // A panel stays in the cache from one piece to the next.
@@ -73,7 +81,7 @@ inline Pieces pieces_of(const NxWeight& w, int rows, int threads) {
 // Of `rows` against one such weight, for Pool::for_each: as if it were read once for every pass.
 inline int64_t product_cost(const NxWeight& w, int64_t rows) {
     const int64_t pass = pass_rows(w);
-    return int64_t(w.n_out) * w.n_in * element_bytes(w.kind) * ((rows + pass - 1) / pass);
+    return w.n_out * output_bytes(w) * ((rows + pass - 1) / pass);
 }
 
 // All rows against all panels, in pieces of panel x row block for the pool.

@@ -3,8 +3,10 @@
 #include <utility>
 
 #include "choose.h"
+#include "coded_pack.h"
 #include "machine.h"
 #include "pack.h"
+#include "peak.h"
 #include "read.h"
 #include "step.h"
 
@@ -21,7 +23,7 @@
 // What this machine can run; must be asked before the library of level 4 is used, in every process.
 NX_API int nx_machine_level() { return machine_level(); }
 
-NX_API int nx_interface() { return 17; }
+NX_API int nx_interface() { return 18; }
 
 NX_API void nx_advise(void* p, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
@@ -44,6 +46,30 @@ NX_API void nx_pack(const void* src, int rows, int columns, int64_t ld, int tran
                   n_in, kind, first, interleave);
 }
 
+// The same of few-bit weights: rows of blocks of a GGUF file, and of INT4 and INT4Z codes (scales as in coded.h).
+NX_API void nx_pack_blocks(const uint8_t* src, int rows, uint8_t* dst, int n_out, int n_in, int kind, int first,
+                           int interleave) {
+    pack_blocks(src, rows, dst, n_out, n_in, kind, first, interleave);
+}
+NX_API void nx_pack_codes(const uint8_t* codes, const uint16_t* scales, const uint8_t* zeros, int rows, uint8_t* dst,
+                          int n_out, int n_in, int kind, int block, int first, int interleave) {
+    pack_codes(codes, scales, zeros, rows, dst, n_out, n_in, kind, block, first, interleave);
+}
+// The ways (NxWeight::way) in which this library multiplies such weights: bit w is set for way w.
+NX_API int nx_ways(int kind) {
+#if defined(__AVX512BF16__)
+    if (is_coded(kind)) return 1 << 2 | 1 << 3;
+#endif
+    (void)kind;
+    return 0;
+}
+// Bytes of an output in its panel.
+NX_API int64_t nx_output_bytes(int kind, int n_in, int block) {
+    NxWeight w{};
+    w.kind = kind, w.n_in = n_in, w.block = block;
+    return output_bytes(w);
+}
+
 // Nothing may be thrown through C: null says that there is no memory, or that the system gives no more threads.
 template <class T, class... Args> static void* made(Args&&... args) {
     try {
@@ -58,6 +84,12 @@ NX_API void nx_pool_free(void* pool) { delete static_cast<Pool*>(pool); }
 
 NX_API uint64_t nx_read(void* pool, const void* p, int64_t bytes) {
     return read_all(*static_cast<Pool*>(pool), static_cast<const uint8_t*>(p), bytes);
+}
+
+// csrc/peak.h: the operations that were done, 0 for arithmetic that this library does not have.
+NX_API int64_t nx_peak(void* pool, int which, int tasks) {
+    const TileUse use;
+    return arithmetic(*static_cast<Pool*>(pool), which, tasks);
 }
 
 // y [rows, n_out] f32 <- x [rows, n_in] (bf16, or f32 for an f32 weight) times the weight; one product.

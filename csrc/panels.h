@@ -3,15 +3,21 @@
 // A weight [N, K] is cut into panels of 64 outputs (the last one narrower, a multiple of 16). In a panel the
 // outputs of one k (or of one pair of k: bf16, e4m3, int8) lie side by side, so a panel is read front to back.
 //
-// e4m3 and int8 carry a scale per output and block of k. A block's sum is scaled when it is complete.
+// e4m3 and int8 carry a scale per output and block of k. A block's sum is scaled when it is complete. Kinds from INT4 on
+// have their scales among their codes (coded.h).
 #pragma once
 #include <cstdint>
+
+#include "coded.h"
 
 namespace {
 
 constexpr int PANEL = 64;  // outputs of a whole panel
 
-enum Kind : int32_t { F32 = 0, BF16 = 1, E4M3 = 2, INT8 = 3 };
+enum Kind : int32_t {
+    F32 = 0, BF16 = 1, E4M3 = 2, INT8 = 3,
+    INT4 = FIRST_CODED, INT4Z = 5, Q4_0 = 6, Q8_0 = 7, Q4_K = 8, Q5_K = 9, Q6_K = 10
+};
 
 }  // namespace
 
@@ -19,18 +25,23 @@ extern "C" {
 // The same layout as nextn.ops.cpu.library.Weight.
 struct NxWeight {
     const uint8_t* data;   // panels
-    const float* scales;   // [panels][blocks of k][panel's outputs], null for f32 and bf16
+    const float* scales;   // [panels][blocks of k][panel's outputs], null for other kinds than e4m3 and int8
     int32_t n_out, n_in;   // n_out as packed (a multiple of 16), n_in even unless f32
     int32_t kind;
-    int32_t block;         // k of one scale, even
+    int32_t block;         // k of one scale, even; of coded kinds INT4 and INT4Z alone
     int64_t stride;        // bytes from one weight to the next, where several lie in a row (heads, experts)
     int64_t scale_stride;  // floats, likewise
+    int32_t way;           // to multiply: 0 the level's own, 1 tiles, 2 dot products of bf16 pairs, 3 f32 multiply-adds
 };
 }
 
 namespace {
 
 inline int64_t element_bytes(int kind) { return kind == F32 ? 4 : kind == BF16 ? 2 : 1; }
+// Of an output in its panel, without the scales of e4m3 and int8.
+inline int64_t output_bytes(const NxWeight& w) {
+    return is_coded(w.kind) ? coded_layout(w.kind).output_bytes(w.n_in, w.block) : w.n_in * element_bytes(w.kind);
+}
 
 struct Panel {
     const uint8_t* data;
@@ -44,7 +55,7 @@ inline int panels(const NxWeight& w) { return (w.n_out + PANEL - 1) / PANEL; }
 inline Panel panel_of(const NxWeight& w, int p, int member = 0) {
     const int first = p * PANEL, width = w.n_out - first < PANEL ? w.n_out - first : PANEL;
     const int64_t blocks = w.scales ? (w.n_in + w.block - 1) / w.block : 0;
-    return {w.data + member * w.stride + int64_t(first) * w.n_in * element_bytes(w.kind),
+    return {w.data + member * w.stride + first * output_bytes(w),
             w.scales ? w.scales + member * w.scale_stride + first * blocks : nullptr, width / 16, first};
 }
 

@@ -6,6 +6,7 @@
 
 #include <vector>
 
+#include "coded_chains.h"
 #include "panels.h"
 #include "pool.h"
 
@@ -33,6 +34,7 @@ class Inputs {
     void take(Pool& pool, const Rows& x, const int32_t* begin, int runs, const NxWeight& w) {
         rows_ = x;
         if (w.kind == F32) return;
+        if (is_coded(w.kind)) return coded_.take(pool, x, begin[runs], w, !coded_by_pairs(w));
         const Tiling tiling(w);
         tiles_ = tiling.count;
         const int64_t size = int64_t(begin[runs]) * tiles_ * TILE_WORDS;
@@ -50,6 +52,7 @@ class Inputs {
     }
 
     const Rows& rows() const { return rows_; }
+    const CodedRows& coded() const { return coded_; }
     // Of the rows from i on, i a run's first row or a multiple of 16 after it.
     const uint8_t* tiles(int i) const {
         return reinterpret_cast<const uint8_t*>(base_ + int64_t(i) * tiles_ * TILE_WORDS);
@@ -71,6 +74,7 @@ class Inputs {
     }
 
     Rows rows_{};
+    CodedRows coded_;
     int tiles_ = 0;
     uint32_t* base_ = nullptr;
     std::vector<uint32_t> room_;

@@ -200,6 +200,11 @@ class ParallelConfig(Options):
         return self.tp_size
 
     @property
+    def one_machine(self) -> bool:
+        """Is a text computed on this machine alone?"""
+        return self.nnodes == 1 and self.distributed_executor_backend != "ray"
+
+    @property
     def rank_0(self) -> tuple[str, int]:
         """Where it waits for ranks of other machines."""
         assert self.dist_init_addr is not None

@@ -269,6 +269,10 @@ class ServerConfig(EngineConfig):
         return GroupConfig(**given | {"threads": threads, "tp_size": self.tp_size // self.dp_size})
 
     @property
+    def one_machine(self) -> bool:
+        return super().one_machine and self.disaggregation_mode == "null"
+
+    @property
     def model_name(self) -> str:
         return self.served_model_name or os.path.basename(os.path.normpath(self.model_path))
 

@@ -10,6 +10,7 @@ from nextn.bench.prompts import all_heldout_prompts
 from nextn.tokenizer.tokenizer import Tokenizer
 
 PREFILL_TOKENS = 512
+LONG_TOKENS = 2048  # of a prompt made of four others
 PROMPT_TOKENS = 32  # of a prompt whose continuation is measured
 
 
@@ -26,18 +27,28 @@ class Case:
     def prefill(self) -> bool:
         return self.max_tokens == 1
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Of each of its prompts."""
+        return len(self.calls[0][0])
 
-def cases(pool: Sequence[Sequence[int]], quick: bool) -> list[Case]:
-    """From prompts of PREFILL_TOKENS tokens each, the first tokens of which are the shorter prompts."""
-    long = [tuple(prompt[:PREFILL_TOKENS]) for prompt in pool]
+
+def cases(pool: Sequence[Sequence[int]], quick: bool, context: int) -> list[Case]:
+    """From prompts of PREFILL_TOKENS tokens each: the first tokens of them are the shorter prompts, some in a
+    row the longer ones. context: of the model; cases that do not fit are left out."""
+    whole = [tuple(prompt[:PREFILL_TOKENS]) for prompt in pool]
     short = [tuple(prompt[:PROMPT_TOKENS]) for prompt in pool]
+    parts = LONG_TOKENS // PREFILL_TOKENS
+    long = [sum(whole[i : i + parts], ()) for i in range(0, len(whole), parts)]
     singles, tokens = (2, (32, 16, 8)) if quick else (4, (128, 64, 64))
-    return [
-        Case("prefill", tuple((p,) for p in long[:singles]), 1),
+    found = [
+        Case("prefill", tuple((p,) for p in whole[:singles]), 1),
+        Case("prefill2048", tuple((p,) for p in long[: singles // 2]), 1),
         Case("single", tuple((p,) for p in short[:singles]), tokens[0]),
         Case("batch8", (tuple(short[:8]),), tokens[1]),
         Case("batch32", (tuple(short[:32]),), tokens[2]),
     ]
+    return [case for case in found if case.prompt_tokens + case.max_tokens <= context]
 
 
 def code_prompts(tokenizer: Tokenizer, count: int = 32) -> list[list[int]]:

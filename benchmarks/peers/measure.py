@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cases import PREFILL_TOKENS, Case
+from cases import Case
 from figures import added, decode_speed, prefill_speed
 from machine_state import free_share, wait_until_idle
 from protocol import Options, Reply, Spec
@@ -113,6 +113,6 @@ def _measured(runner: RunnerProcess, case: Case) -> tuple[list[Reply], list[Repl
 def _measured_once(runner: RunnerProcess, case: Case) -> tuple[list[Reply], list[Reply], float]:
     once = [runner.generate(call, 1) for call in case.calls]
     if case.prefill:
-        return once, [], prefill_speed(PREFILL_TOKENS, once)
+        return once, [], prefill_speed(case.prompt_tokens, once)
     full = [runner.generate(call, case.max_tokens) for call in case.calls]
     return once, full, decode_speed(once, full)

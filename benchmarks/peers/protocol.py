@@ -48,7 +48,8 @@ class Reply:
 
 @dataclass(frozen=True)
 class Options:
-    """Of every runner. drafts: MTP drafts a step, 0 is off."""
+    """Of every runner. model: a checkpoint folder; a file where dtype is "gguf". drafts: MTP drafts a step,
+    0 is off."""
 
     model: str
     threads: int

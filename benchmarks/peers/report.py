@@ -12,7 +12,8 @@ from variants import OURS, Variant
 
 from nextn.bench.machine import Machine, slug
 
-CASES = ("prefill", "single", "batch8", "batch32")
+CASES = ("prefill", "prefill2048", "single", "batch8", "batch32")
+HEADS = dict(zip(CASES, ("prompt", "of 2048", "single", "batch 8", "batch 32"), strict=True))
 
 
 def report(found: Mapping[Variant, Found], reference: Variant, ends: frozenset[int]) -> dict[str, Any]:
@@ -31,7 +32,7 @@ def report(found: Mapping[Variant, Found], reference: Variant, ends: frozenset[i
 
 
 def _agreement(reference: Found, found: Found, ends: frozenset[int]) -> Agreement:
-    names = [name for name in CASES if name != "prefill" and name in reference.texts]
+    names = [name for name in CASES if not name.startswith("prefill") and name in reference.texts]
     return agreement(
         [text for name in names for text in reference.texts[name]],
         [text for name in names for text in found.texts[name]],
@@ -57,9 +58,12 @@ def _engine(found: Found, agreed: Agreement | None) -> dict[str, Any]:
 
 
 def _best(found: Mapping[Variant, Found]) -> dict[str, Any]:
-    """By measure: every case with each engine at its best, single stream also without MTP."""
+    """By measure: every case with each engine at its best, decoding also without MTP and with it."""
     measures = {name: (name, list(found)) for name in CASES}
-    measures["single_without_mtp"] = ("single", [v for v in found if not v.drafts])
+    for name in CASES:
+        if not name.startswith("prefill"):
+            measures[f"{name}_without_mtp"] = (name, [v for v in found if not v.drafts])
+            measures[f"{name}_with_mtp"] = (name, [v for v in found if v.drafts])
     answer: dict[str, Any] = {}
     for measure, (case, variants) in measures.items():
         speeds = {str(v): speed for v in variants if (speed := found[v].median(case)) is not None}
@@ -93,20 +97,25 @@ def _acceptance(found: Mapping[Variant, Found]) -> list[dict[str, Any]]:
 
 
 def table(result: Mapping[str, Any]) -> list[str]:
-    lines = [
-        f"{'':28}{'prefill':>9}{'single':>9}{'batch 8':>9}{'batch 32':>9}   texts as {result['reference']}"
-    ]
+    shown = [case for case in CASES if case in result.get("cases", CASES)]
+    heads = "".join(f"{HEADS[case]:>9}" for case in shown)
+    lines = [f"{'':28}{heads}   texts as {result['reference']}"]
     for name, engine in result["engines"].items():
         if "error" in engine:
             lines.append(f"{name:28}failed: {engine['error']}")
             continue
-        speeds = "".join(f"{engine['tok_s'][case]:9.0f}" for case in CASES)
+        tok_s = [engine["tok_s"][case] for case in shown]
+        speeds = "".join(f"{'' if speed is None else f'{speed:.0f}':>9}" for speed in tok_s)
         agreed = engine["agreement"]
         note = "unknown: the reference is missing"
         if agreed:
             note = f"{agreed['equal']:4.0%} of prompts, {agreed['tokens']:4.0%} of tokens"
             note += "" if engine["comparable"] else ": not comparable"
+        if engine["spec"]:
+            kept, made = sum(engine["spec"]["accepted"]), sum(engine["spec"]["proposed"])
+            note += f"; {kept} of {made} drafts held"
         lines.append(f"{name:28}{speeds}   {note}")
+    lines += at_most(result)
     lines += [f"{name} is missing; install it with: {how}" for name, how in result.get("missing", {}).items()]
     for measure, pair in result["best"].items():
         lines.append(
@@ -122,6 +131,27 @@ def table(result: Mapping[str, Any]) -> list[str]:
             )
     if not all(e.get("idle", True) for e in result["engines"].values()):
         lines.append("the machine was not idle: these figures are a trial")
+    return lines
+
+
+def at_most(result: Mapping[str, Any]) -> list[str]:
+    """What reading allows one text without MTP, and the share of it that each variant reaches."""
+    found = result.get("limits")
+    if not found:
+        return []
+    lines = []
+    for dtype, most in found["tok_s"].items():
+        speeds = {
+            name: engine["tok_s"]["single"]
+            for name, engine in result["engines"].items()
+            if name.split(":")[1:] == [dtype] and engine.get("tok_s", {}).get("single")
+        }
+        if speeds:
+            shares = ", ".join(f"{name} {speed / most:.0%}" for name, speed in speeds.items())
+            lines.append(
+                f"reading {found['bytes_per_token'][dtype] / 1e6:.0f} MB a token in {dtype} at "
+                f"{found['read_gb_s']:.1f} GB/s allows {most:.0f} tok/s: {shares}"
+            )
     return lines
 
 

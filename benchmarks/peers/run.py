@@ -3,10 +3,12 @@
     benchmarks/peers/install.sh vllm                     # each peer once, see README.md
     python benchmarks/peers/run.py                       # the embedded model
     python benchmarks/peers/run.py --model DIR           # another, such as synthetic_checkpoint.py's
+    python benchmarks/peers/run.py --gguf FILE           # nextn and llama.cpp on one GGUF file
     python benchmarks/peers/run.py --quick --max-wait 0  # a trial, on a machine that is not idle
 
-Measured: tokens/s of 512-token prompts, of one text at a time, of 8 and of 32 at once. Engines take turns,
-medians count. The last line is JSON; --output FOLDER keeps it there as peers-<model>_<hardware>_<date>.json.
+Measured: tokens/s of prompts of 512 and of 2,048 tokens, of one text at a time, of 8 and of 32 at once.
+Engines take turns, medians count. The last line is JSON; --output FOLDER keeps it there as
+peers-<model>_<hardware>_<date>.json.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cases import cases, code_prompts, random_prompts
+from cases import Case, cases, code_prompts, random_prompts
+from limits import folder_bytes, gguf_bytes, gguf_facts, limits, read_bandwidth
 from measure import measure
-from report import file_name, report, rounded, table
-from variants import OURS, Variant, default_variants, interpreter
+from report import CASES, file_name, report, rounded, table
+from variants import GGUF, OURS, Variant, default_variants, interpreter
 
 from nextn.bench.machine import this_machine
 from nextn.config import EMBEDDED, model_folder, usable_cores
@@ -38,6 +41,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default=EMBEDDED, help="checkpoint folder; default: the embedded model")
+    parser.add_argument("--gguf", type=Path, metavar="FILE", help="a GGUF file in place of --model")
     parser.add_argument("--dir", type=Path, default=Path(".peers"), help=f"as given to {INSTALL}")
     parser.add_argument(
         "--engines", help="engine[:dtype][:mtpK],...; default: all, without and with --drafts"
@@ -46,6 +50,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--drafts", type=int, default=2, help="MTP drafts a step where --engines says nothing"
     )
     parser.add_argument("--threads", type=int, default=min(2, usable_cores()))
+    parser.add_argument("--cases", help=f"some of {','.join(CASES)}; default: all")
     parser.add_argument("--rounds", type=int, help="turns of every engine; default 3, 1 if --quick")
     parser.add_argument("--prompts", choices=("code", "random"), help="default: code for the embedded model")
     parser.add_argument("--max-wait", type=float, default=600, help="seconds to wait for an idle machine")
@@ -59,58 +64,111 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     if args.threads > usable_cores():
         parser.error(f"--threads is {args.threads}; this machine has {usable_cores()} cores to use")
     args.rounds = args.rounds or (1 if args.quick else 3)
-    args.prompts = args.prompts or ("code" if args.model == EMBEDDED else "random")
     args.dir = args.dir.resolve()
+    args.cases = args.cases.split(",") if args.cases else list(CASES)
+    unknown = sorted(set(args.cases) - set(CASES))
+    if unknown:
+        parser.error(f"--cases has {', '.join(unknown)}; choose from {', '.join(CASES)}")
+    if args.gguf is None and args.model.endswith(".gguf"):
+        args.gguf = Path(args.model)
+    if args.gguf is not None:
+        args.gguf = args.gguf.resolve()
+        args.model = str(args.gguf)
+        if not args.gguf.is_file():
+            parser.error(f"--gguf {args.gguf}: there is no such file")
+        if interpreter("llamacpp", args.dir) is None:
+            parser.error(f"--gguf needs llama.cpp, which also says what the file holds: {INSTALL} llamacpp")
+    args.prompts = args.prompts or ("code" if args.model == EMBEDDED else "random")
+    gguf = args.gguf is not None
     try:
         args.variants = (
-            [Variant.parse(text) for text in args.engines.split(",")] if args.engines
-            else default_variants(args.drafts)
+            [Variant.parse(text, gguf) for text in args.engines.split(",")] if args.engines
+            else default_variants(args.drafts, gguf)
         )  # fmt: skip
     except ValueError as e:
         parser.error(str(e))
     return args
 
 
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """What the engines are given, and what is known of it. needed: bytes a token must read, by format."""
+
+    path: Path
+    name: str
+    vocab_size: int
+    bos: int
+    ends: frozenset[int]
+    context: int
+    needed: dict[str, int]
+
+
+def model_of(args: argparse.Namespace) -> Model:
+    """Raises ValueError for a file that is no GGUF file."""
+    if args.gguf is None:
+        folder = model_folder(args.model).resolve()
+        cfg = ModelConfig.from_folder(folder)
+        return Model(
+            folder, args.model if args.model == EMBEDDED else folder.name, cfg.vocab_size,
+            cfg.bos_token_id or 0, frozenset(cfg.eos_token_ids), cfg.max_position_embeddings,
+            folder_bytes(cfg),
+        )  # fmt: skip
+    python = interpreter("llamacpp", args.dir)
+    assert python is not None
+    facts = gguf_facts(python, args.dir / "llamacpp" / "llama.cpp", args.gguf)
+    return Model(
+        args.gguf, args.gguf.stem, facts["vocab_size"], facts["bos"] or 0, frozenset(facts["ends"]),
+        facts["context"], {GGUF: gguf_bytes(facts)},
+    )  # fmt: skip
+
+
+def chosen_cases(args: argparse.Namespace, model: Model) -> list[Case]:
+    if args.prompts == "code":
+        prompts = code_prompts(Tokenizer.from_folder(model_folder(args.model)))
+    else:
+        prompts = random_prompts(model.vocab_size, model.bos, special=16)
+    return [case for case in cases(prompts, args.quick, model.context) if case.name in args.cases]
+
+
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    folder = model_folder(args.model).resolve()
-    config = ModelConfig.from_folder(folder)
-    tokenizer = Tokenizer.from_folder(folder)
+    model = model_of(args)
+    work = chosen_cases(args, model)
     variants = [v for v in args.variants if interpreter(v.engine, args.dir)]
     missing = {v.engine: f"{INSTALL} {v.engine}" for v in args.variants if v not in variants}
     # f32 without drafts is what every other variant's texts are held against.
     mine = [v for v in variants if v.engine == OURS]
     reference = min(mine, key=lambda v: (v.drafts, v.dtype != "float32"), default=Variant(OURS, "float32", 0))
-    if args.prompts == "code":
-        prompts = code_prompts(tokenizer)
-    else:
-        prompts = random_prompts(config.vocab_size, config.bos_token_id or 0, special=16)
     # The engines are process groups of their own: ended, not left behind, when this is.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     begin = datetime.datetime.now(datetime.timezone.utc)
+    bandwidth = read_bandwidth(args.threads)
     found = measure(
-        variants, cases(prompts, args.quick), str(folder), args.dir, args.threads, args.rounds, args.max_wait,
+        variants, work, str(model.path), args.dir, args.threads, args.rounds, args.max_wait,
         say=lambda line: print(line, file=sys.stderr, flush=True),
     )  # fmt: skip
     machine = this_machine()
-    model = args.model if args.model == EMBEDDED else folder.name
     result: dict[str, Any] = {
         "benchmark": "peers",
-        "model": model,
+        "model": model.name,
         "machine": dataclasses.asdict(machine),
         "threads": args.threads,
         "rounds": args.rounds,
         "quick": args.quick,
         "prompts": args.prompts,
         "date": begin.date().isoformat(),
-        **report(found, reference, frozenset(config.eos_token_ids)),
+        "cases": [case.name for case in work],
+        "limits": limits(bandwidth, model.needed),
+        **report(found, reference, model.ends),
         "missing": missing,
     }
-    print("\n".join([f"{model} on {machine.cpu}, {args.threads} threads, tokens/s", *table(result), ""]))
+    print("\n".join([f"{model.name} on {machine.cpu}, {args.threads} threads, tokens/s", *table(result), ""]))
     line = json.dumps(rounded(result))
     if args.output:
         args.output.mkdir(parents=True, exist_ok=True)
-        (args.output / file_name(model, machine, result["date"])).write_text(line + "\n", encoding="utf-8")
+        (args.output / file_name(model.name, machine, result["date"])).write_text(
+            line + "\n", encoding="utf-8"
+        )
     print(line)
     return 1 if any(f.error for f in found.values()) else 0
 

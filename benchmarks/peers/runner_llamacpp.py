@@ -1,6 +1,6 @@
 """llama.cpp's llama-server, one HTTP request per prompt. See protocol.py.
 
-Converts the checkpoint to GGUF first where that has not been done (convert_gguf.py).
+Converts a checkpoint folder to GGUF first where that has not been done (convert_gguf.py).
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from typing import Any
 from protocol import Generate, Options, Reply, Spec, serve
 
 SLOTS = 32
-SLOT_TOKENS = 1024
+SLOT_TOKENS = 2304
 
 
 def start(options: Options) -> tuple[str, Mapping[str, Any], Generate]:
     folder = Path(options.folder)
     server = folder / "build" / "bin" / "llama-server"
-    gguf = converted(folder, Path(options.model))
+    model = Path(options.model)
+    gguf = model if model.is_file() else converted(folder, model)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -65,7 +66,7 @@ def start(options: Options) -> tuple[str, Mapping[str, Any], Generate]:
         return Reply(seconds, [d["tokens"] for d in done], spec)
 
     # The server says on stderr what it is built from; the version file lies beside its sources.
-    settings = {"dtype": "bfloat16", "threads": options.threads, "drafts": options.drafts}
+    settings = {"dtype": options.dtype, "threads": options.threads, "drafts": options.drafts}
     return f"llama.cpp of llama-cpp-python {source_version(folder)}", settings, generate
 
 

@@ -16,9 +16,10 @@ from nextn.stats import SpecStats
 
 
 def start(options: Options) -> tuple[str, Mapping[str, Any], Generate]:
+    dtype = "auto" if options.dtype == "gguf" else options.dtype
     engine = Engine(
         EngineConfig(
-            model_path=options.model, dtype=options.dtype, threads=options.threads, device="cpu",
+            model_path=options.model, dtype=dtype, threads=options.threads, device="cpu",
             speculative_num_steps=options.drafts, disable_radix_cache=True,
         )
     )  # fmt: skip

@@ -18,7 +18,7 @@ def start(options: Options) -> tuple[str, Mapping[str, Any], Generate]:
     llm = vllm.LLM(
         options.model,
         dtype=options.dtype,
-        max_model_len=2048,
+        max_model_len=2304,
         max_num_seqs=32,
         max_num_batched_tokens=2048,
         enable_prefix_caching=False,

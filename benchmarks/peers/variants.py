@@ -1,4 +1,7 @@
-"""What is measured: an engine, a number format and a number of MTP drafts, written "vllm:bfloat16:mtp1"."""
+"""What is measured: an engine, a number format and a number of MTP drafts, written "vllm:bfloat16:mtp1".
+
+Of a GGUF file the number formats are the file's: "nextn:gguf:mtp2".
+"""
 
 from __future__ import annotations
 
@@ -10,22 +13,30 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 OURS = "nextn"
-DTYPES = ("float32", "bfloat16")
+GGUF = "gguf"
 
 
 @dataclass(frozen=True)
 class Engine:
-    """dtypes: the first is the default. ready: below the engine's folder, there once it is installed."""
+    """dtypes: the first is the default. ready: below the engine's folder, there once it is installed. gguf:
+    whether it is measured on GGUF files."""
 
     dtypes: tuple[str, ...]
     mtp: bool
     ready: str
+    gguf: bool = False
+
+    def formats(self, gguf: bool) -> tuple[str, ...]:
+        """The number formats it is asked in, of a checkpoint folder or of a GGUF file."""
+        if gguf:
+            return (GGUF,) if self.gguf else ()
+        return self.dtypes
 
 
 ENGINES = {
-    OURS: Engine(("float32", "bfloat16"), mtp=True, ready=""),
+    OURS: Engine(("float32", "bfloat16"), mtp=True, ready="", gguf=True),
     "transformers": Engine(("bfloat16", "float32"), mtp=False, ready="bin/python"),
-    "llamacpp": Engine(("bfloat16",), mtp=True, ready="build/bin/llama-server"),
+    "llamacpp": Engine(("bfloat16",), mtp=True, ready="build/bin/llama-server", gguf=True),
     "vllm": Engine(("bfloat16",), mtp=True, ready="bin/python"),
 }
 
@@ -40,23 +51,23 @@ class Variant:
         return f"{self.engine}:{self.dtype}" + (f":mtp{self.drafts}" if self.drafts else "")
 
     @staticmethod
-    def parse(text: str) -> Variant:
-        """engine[:dtype][:mtpK]. Raises ValueError for what there is not."""
+    def parse(text: str, gguf: bool = False) -> Variant:
+        """engine[:dtype][:mtpK]. gguf: the model is a GGUF file. Raises ValueError for what there is not."""
         name, *rest = text.split(":")
-        engine = ENGINES.get(name)
-        if engine is None:
-            raise ValueError(
-                f"--engines {text}: there is no engine {name!r}; choose from {', '.join(ENGINES)}"
-            )
-        dtype, drafts = engine.dtypes[0], 0
+        engine, able = ENGINES.get(name), [n for n, e in ENGINES.items() if e.formats(gguf)]
+        if engine is None or name not in able:
+            what = "engine" if engine is None else "measurement of GGUF files with engine"
+            raise ValueError(f"--engines {text}: there is no {what} {name!r}; choose from {', '.join(able)}")
+        dtypes = engine.formats(gguf)
+        dtype, drafts = dtypes[0], 0
         for part in rest:
-            if part in engine.dtypes:
+            if part in dtypes:
                 dtype = part
             elif engine.mtp and part.startswith("mtp") and part[3:].isdigit():
                 drafts = int(part[3:])
             else:
-                able = ", ".join((*engine.dtypes, *(["mtpK"] if engine.mtp else [])))
-                raise ValueError(f"--engines {text}: {name} cannot do {part!r}; it can do {able}")
+                known = ", ".join((*dtypes, *(["mtpK"] if engine.mtp else [])))
+                raise ValueError(f"--engines {text}: {name} cannot do {part!r}; it can do {known}")
         return Variant(name, dtype, drafts)
 
     @property
@@ -64,11 +75,12 @@ class Variant:
         return HERE / f"runner_{self.engine}.py"
 
 
-def default_variants(drafts: int) -> list[Variant]:
+def default_variants(drafts: int, gguf: bool = False) -> list[Variant]:
     """Every engine in every format it is asked in, without MTP and with `drafts`."""
     found: list[Variant] = []
     for name, engine in ENGINES.items():
-        for dtype in engine.dtypes if name == OURS else engine.dtypes[:1]:
+        dtypes = engine.formats(gguf)
+        for dtype in dtypes if name == OURS else dtypes[:1]:
             found.append(Variant(name, dtype, 0))
             if engine.mtp:
                 found.append(Variant(name, dtype, drafts))

@@ -8,10 +8,16 @@ nextn inspect --machine
 from __future__ import annotations
 
 import argparse
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from nextn.cli.errors import CommandError
 from nextn.cli.options import UNSET, Store, add_model, one_model
 from nextn.config import EMBEDDED, model_folder
+
+if TYPE_CHECKING:
+    from nextn.ops.stored import Format
 
 HELP = "show a checkpoint's architecture, sizes and MTP layer"
 
@@ -40,11 +46,14 @@ def machine() -> dict[str, str]:
 
     from nextn.bench.machine import this_machine
     from nextn.ops.cpu.library import NoLibrary, machine_level
+    from nextn.ops.cpu.ways import Ways
     from nextn.ops.registry import triton_obstacle
 
     found = this_machine()
+    ways: dict[str, str] = {}
     try:
-        kernels = "native, {} ({})".format(*machine_level())
+        level, why = machine_level()
+        kernels, ways = f"native, {level} ({why})", Ways(level).kept()
     except NoLibrary as e:
         kernels = f"plain torch; the native ones cannot be used: {e}"
     cuda = torch.cuda.is_available()
@@ -53,6 +62,7 @@ def machine() -> dict[str, str]:
         "CPU": found.cpu,
         "cores to use": f"{found.cores}",
         "CPU kernels": kernels,
+        **{f"  {name} weights": told for name, told in ways.items()},
         "GPU": torch.cuda.get_device_name() if cuda else "none that torch can use",
         **({"GPU kernels": f"plain torch: {obstacle}" if obstacle else "Triton"} if cuda else {}),
         "torch, Python": f"{found.torch}, {found.python}",
@@ -60,7 +70,7 @@ def machine() -> dict[str, str]:
 
 
 def checkpoint(model_path: str) -> dict[str, str]:
-    from nextn.models.loader import stored_nextn_layers
+    from nextn.models.loader import stored_formats, stored_nextn_layers
     from nextn.models.names import size_of
     from nextn.models.sizes import checked_config
 
@@ -68,6 +78,7 @@ def checkpoint(model_path: str) -> dict[str, str]:
     try:
         cfg = checked_config(folder)
         stored = stored_nextn_layers(folder, cfg)
+        formats = stored_formats(folder, cfg.quantization)
     except ValueError as e:
         raise CommandError(str(e)) from e
 
@@ -84,10 +95,17 @@ def checkpoint(model_path: str) -> dict[str, str]:
         f"{cfg.n_shared_experts} shared",
         "vocabulary": f"{cfg.vocab_size}",
         "longest context": f"{cfg.max_position_embeddings}",
-        "stored as": "FP8 blocks" if cfg.quantization else "plain",
+        "stored as": _formats(formats.values()),
         "parameters": f"{target / 1e6:,.1f} M, {(target - moe * idle) / 1e6:,.1f} M active a token",
         "NextN (MTP) layers": f"{stored}"
         + (f", {(all_values - target) / 1e6:,.1f} M parameters" if stored else ""),
         "KV cache a token": f"{cfg.latent_dim * cfg.num_hidden_layers} values"
         + (f" + {cfg.latent_dim * stored} for drafting" if stored else ""),
     }
+
+
+def _formats(stored: Iterable[Format]) -> str:
+    """Of the matrices that are not plain, those of most matrices first."""
+    names = {"F8_E4M3": "FP8 blocks"}
+    counts = Counter(names.get(format.name, format.name) for format in stored)
+    return ", ".join(name for name, _ in counts.most_common()) or "plain"

@@ -11,6 +11,7 @@ import torch
 import nextn
 from nextn.config import FAKE, EngineConfig, model_folder
 from nextn.engine.engine import Engine
+from nextn.families.files import weight_files
 from nextn.ops.cpu.library import FOLDER
 
 PROTOCOL = 1  # of the messages
@@ -53,10 +54,13 @@ def identity_of(engine: Engine) -> Identity:
     # Native kernels of one build and level compute the same on every chip; torch's choose by the chip.
     how = [info.isa, build_hash(info.isa)] if info.isa else [torch.__version__, info.chip]
     kernels = " ".join([info.device, info.kernels, *how])
+    made = config.quantization or "as stored"
+    if made == "w4a16":
+        made += f" {config.quantization_group_size}"
     return Identity(
         version=nextn.__version__,
         model=fingerprint(config),
-        weights=f"{config.load_format} {info.dtype} {config.quantization or 'as stored'}",
+        weights=f"{config.load_format} {info.dtype} {made}",
         kernels=kernels,
         page_size=info.page_size,
         layers=info.cache_layers,
@@ -85,7 +89,7 @@ def fingerprint(config: EngineConfig) -> str:
         if config.load_format == "dummy":
             found.update(str(config.random_seed).encode())
             continue
-        for file in sorted(folder.glob("*.safetensors")):
+        for file in weight_files(folder):
             size = file.stat().st_size
             found.update(f"{file.name} {size}".encode())
             with file.open("rb") as weights:

@@ -10,6 +10,7 @@ import torch
 
 import nextn
 from nextn.config import EngineConfig, model_folder
+from nextn.families.files import weight_files
 from nextn.models.fake import parse_acceptance
 from nextn.ops.cpu.library import NoLibrary, choose_level
 
@@ -56,8 +57,9 @@ def digest(path: Path) -> str:
     Raises ValueError where there is none."""
     if not path.exists():
         raise ValueError(f"{path}: there is no such file or folder on this machine")
-    names = ("config.json", "tokenizer.json", "*.index.json", "*.safetensors")
+    names = ("config.json", "tokenizer.json", "*.index.json")
     files = [path] if path.is_file() else [file for name in names for file in sorted(path.glob(name))]
+    files += [] if path.is_file() else weight_files(path)
     made = hashlib.blake2b(digest_size=8)
     for file in files:
         size = file.stat().st_size

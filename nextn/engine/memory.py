@@ -60,7 +60,7 @@ def bounded_context(config: EngineConfig, cfg: ModelConfig, device: torch.device
 
 
 def check_memory(
-    config: EngineConfig, cfg: ModelConfig, nextn_layers: int, value_bytes: int, device: torch.device
+    config: EngineConfig, cfg: ModelConfig, nextn_layers: int, value_bytes: float, device: torch.device
 ) -> None:
     """Raises ValueError when weights, tables and KV pool cannot fit: CheckpointError naming the field of
     config.json that asks for most, or the option. What is counted is the least that there will be: of a rank,
@@ -77,7 +77,7 @@ def check_memory(
         values = embedding + (values - embedding) // ranks
         pool = tokens * (cfg.num_hidden_layers + nextn_layers) * cfg.latent_dim * 2
         tables = min(tokens, cfg.max_position_embeddings) * cfg.qk_rope_head_dim * 4
-        return values * value_bytes + tensors * PER_TENSOR + pool + tables
+        return int(values * value_bytes) + tensors * PER_TENSOR + pool + tables
 
     tokens = config.kv_cache_tokens or (CPU_KV_TOKENS if device.type == "cpu" else 0)
     needed = take(cfg, tokens)

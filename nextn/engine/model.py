@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from nextn.models.base import Model
 from nextn.models.draft_folder import OPTION, DraftFolder
 from nextn.models.dummy import dummy_checkpoint
 from nextn.models.fake import FakeModel, parse_acceptance
-from nextn.models.loader import ALLOW_NON_FINITE, fp8_names, load_checkpoint, stored_nextn_layers
+from nextn.models.loader import ALLOW_NON_FINITE, load_checkpoint, stored_formats, stored_nextn_layers
 from nextn.models.names import (
     expected_tensors,
     nextn_prefixes,
@@ -37,7 +38,9 @@ from nextn.models.registry import model_class
 from nextn.models.sizes import check_target, checked_config
 from nextn.models.token_map import read_token_map
 from nextn.ops.cpu.library import NoLibrary, choose_level, library
+from nextn.ops.cpu.ways import Ways
 from nextn.ops.registry import make_ops, triton_obstacle
+from nextn.ops.stored import INT4, W8A16, Format
 
 # Bytes of bf16 weights that a CPU's caches may hold.
 CACHED = 64 << 20
@@ -97,7 +100,8 @@ def make_model(
             f"{sharing_option(config)}: only the native kernels share experts out so far, and --device "
             f"{device.type} with --kernel-backend {config.kernel_backend} runs without them"
         )
-    check_memory(config, cfg, nextn, _value_bytes(config, cfg, kernels), device)
+    stored = {} if dummy else stored_formats(folder, target.quantization)
+    check_memory(config, cfg, nextn, _value_bytes(config, stored, kernels), device)
     if not dummy:
         check_target(folder, target)
     expected = expected_tensors(cfg, nextn)
@@ -105,14 +109,17 @@ def make_model(
     allowed = read_token_map(Path(token_map), cfg.vocab_size) if token_map and nextn else None
     model: Any
     if kernels == "cpu":
-        stored = frozenset() if dummy else fp8_names(folder, cfg.quantization)
         if draft is not None:
-            stored = stored - set(nextn_tensors(cfg, nextn)) | draft.fp8_names(cfg, nextn)
+            own_names = nextn_tensors(cfg, nextn)
+            stored = {name: format for name, format in stored.items() if name not in own_names}
+            stored |= draft.stored_formats(cfg, nextn)
         native = model_class(cfg.architecture, "cpu")
         drafting = Drafting(_coarse_drafts(config, cfg), allowed)
         level, _ = choose_level(config.cpu_isa)
         world = make_world(config, cfg, seat, ranks) if shares_experts(config) else None
-        model = native(cfg, nextn, threads, config.quantization, stored, drafting, level, ranks, world)
+        made = quantize_format(config)
+        way = _ways(config, level)
+        model = native(cfg, nextn, threads, made, stored, drafting, level, ranks, world, way)
         place, dtype, as_stored = model.place, torch.float32, model.weights.as_stored
         rows = model.weights.rows
     else:
@@ -160,11 +167,25 @@ def make_model(
     return model, kernels
 
 
-def _value_bytes(config: EngineConfig, cfg: ModelConfig, kernels: str) -> int:
+def _ways(config: EngineConfig, level: str) -> Callable[[int], int]:
+    """How each kind of weights is multiplied. Where several machines compute a text, and at a level that is
+    asked for by name, in the level's own way: what is fastest on one machine need not be so on another."""
+    return Ways(level).of if config.one_machine and config.cpu_isa == "auto" else lambda kind: 0
+
+
+def quantize_format(config: EngineConfig) -> Format | None:
+    """What --quantization makes of the layers' matrices."""
+    if config.quantization == "w4a16":
+        return Format(INT4, config.quantization_group_size, zeros=True)
+    return W8A16 if config.quantization == "w8a16" else None
+
+
+def _value_bytes(config: EngineConfig, stored: Mapping[str, Format], kernels: str) -> float:
     """Of one weight in memory, at least."""
-    if kernels == "cpu":
-        return 1 if config.quantization is not None or cfg.quantization is not None else 2
-    return dtype_of(config.dtype, kernels).itemsize
+    if kernels != "cpu":
+        return dtype_of(config.dtype, kernels).itemsize
+    asked = {"w8a16": 1.0, "w4a16": 0.5}.get(config.quantization or "", 2.0)
+    return min([asked, *(format.bits / 8 for format in set(stored.values()))])
 
 
 def _coarse_drafts(config: EngineConfig, cfg: ModelConfig) -> bool:

@@ -20,6 +20,7 @@ import torch
 
 from nextn import __version__
 from nextn.config import FAKE, EngineConfig, model_folder, usable_cores
+from nextn.families.files import weight_files
 from nextn.speculative.depth.cost import StepCost
 
 log = logging.getLogger("nextn.engine")
@@ -100,5 +101,5 @@ def _model(config: EngineConfig) -> object:
     if config.model_path.partition(":")[0] == FAKE:
         return config.model_path
     folder = model_folder(config.model_path)
-    files = sorted(folder.glob("*.json")) + sorted(folder.glob("*.safetensors"))
+    files = sorted(folder.glob("*.json")) + weight_files(folder)
     return [str(folder.resolve()), [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files]]

@@ -10,6 +10,7 @@ from typing import Any
 from nextn.config import hub_hint
 
 SHOWN = 10
+GGUF_FILES = "weights.gguf.json"  # in a folder made from GGUF files: {"files": [their paths]}
 LARGEST_JSON = 100_000_000  # bytes; DeepSeek-V3's index, the largest of these files, has 9 million
 
 
@@ -39,6 +40,21 @@ def contents(folder: Path) -> str:
     """What is in `folder`, for messages."""
     names = sorted(p.name for p in folder.iterdir())
     return f"it holds {first_names(names)}" if names else "it is empty"
+
+
+def gguf_files(folder: Path) -> list[Path] | None:
+    """The GGUF files that hold the weights of a folder made from them; None of any other."""
+    if not (folder / GGUF_FILES).is_file():
+        return None
+    files = read_json(folder / GGUF_FILES).get("files")
+    if not isinstance(files, list) or not files or not all(isinstance(name, str) for name in files):
+        raise CheckpointError(f"{folder / GGUF_FILES}: files is {files!r}; it must be a list of paths")
+    return [Path(name) for name in files]
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold a checkpoint's weights."""
+    return gguf_files(folder) or sorted(folder.glob("*.safetensors"))
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -26,9 +26,10 @@ from nextn.families.config import Fp8Blocks, ModelConfig
 from nextn.families.files import CheckpointError, checkpoint_folder, first_names, read_json
 from nextn.families.mtp import MTPSpec
 from nextn.families.names import numbered
-from nextn.models.loader import LoadReport, fp8_names, load_checkpoint
+from nextn.models.loader import LoadReport, load_checkpoint, stored_formats
 from nextn.models.names import nextn_tensors, shared_tensors, target_prefixes
 from nextn.models.shards import open_shards
+from nextn.ops.stored import Format
 
 OPTION = "--speculative-draft-model-path"
 SAME = (  # what the module computes with, and the target's configuration supplies
@@ -70,13 +71,13 @@ class DraftFolder:
             return self.spec.at(self.first + module) + rest
         return (self.spec.own_prefix if rest in self.spec.own else self.spec.at(0)) + rest
 
-    def fp8_names(self, target: ModelConfig, layers: int) -> frozenset[str]:
-        """The target's names of the matrices of its first modules that lie here in the target's own kind of
-        e4m3 blocks. Others are dequantized as they are loaded."""
-        if self.quantization != target.quantization:
-            return frozenset()
-        stored = fp8_names(self.folder, self.quantization)
-        return frozenset(n for n in nextn_tensors(target, layers) if self.stored_name(n) in stored)
+    def stored_formats(self, target: ModelConfig, layers: int) -> dict[str, Format]:
+        """By the target's names, how the matrices of its first modules lie here: those in a few bits, or in
+        the target's own kind of e4m3 blocks. Others are dequantized as they are loaded."""
+        alike = self.quantization == target.quantization
+        stored = stored_formats(self.folder, self.quantization if alike else None)
+        names = {name: self.stored_name(name) for name in nextn_tensors(target, layers)}
+        return {name: stored[own] for name, own in names.items() if own in stored}
 
     def load(
         self,

@@ -22,13 +22,14 @@ from torch import Tensor
 from nextn.families.config import ModelConfig
 from nextn.families.files import CheckpointError, checkpoint_folder, read_json
 from nextn.models.fp8 import SCALE_SUFFIX, dequantize
-from nextn.models.loader import FP8, compare, stored_nextn_layers
+from nextn.models.loader import compare, stored_nextn_layers
 from nextn.models.names import expected_tensors, nextn_tensors, shared_tensors, target_prefixes
 from nextn.models.new_folder import new_folder
 from nextn.models.safetensors_reader import DTYPES
 from nextn.models.shard_writer import TensorSpec, write_shards
 from nextn.models.shards import Shards, open_shards
 from nextn.models.sizes import checked_config
+from nextn.ops.stored import FP8
 
 NOT_COPIED = (".safetensors", ".index.json", ".bin", ".pt", ".pth", ".gguf")  # weights, in whatever form
 
@@ -110,6 +111,10 @@ def _sources(
     found: dict[str, _Source] = {}
     for new, name in sorted(origins.items(), key=lambda pair: place[pair[1]]):
         info = shards.info(name)
+        if info.format is not None:
+            raise CheckpointError(
+                f"{shards.folder}: {name} is {info.dtype}; nextn export-mtp copies plain and FP8 tensors only"
+            )
         blocks = info.dtype == FP8
         dtype = torch.bfloat16 if blocks and to_bf16 else DTYPES[info.dtype]
         found[new] = _Source(TensorSpec(info.shape, dtype), name, blocks and to_bf16)
@@ -138,13 +143,16 @@ def _new_name(name: str, cfg: ModelConfig) -> str:
 
 
 def _read(shards: Shards, source: _Source, cfg: ModelConfig) -> Tensor:
-    stored = shards.where[source.name].read(source.name)
+    def read(name: str) -> Tensor:
+        tensor = shards.where[name].read(name)
+        assert isinstance(tensor, Tensor)
+        return tensor
+
     if not source.dequantized:
-        return stored
+        return read(source.name)
     assert cfg.quantization is not None
-    scale = source.name + SCALE_SUFFIX
     block = cfg.quantization.weight_block_size
-    return dequantize(stored, shards.where[scale].read(scale), block, torch.bfloat16)
+    return dequantize(read(source.name), read(source.name + SCALE_SUFFIX), block, torch.bfloat16)
 
 
 def _is_copied(file: Path) -> bool:

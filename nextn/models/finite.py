@@ -12,8 +12,16 @@ import math
 import torch
 from torch import Tensor
 
+from nextn.ops.stored import Stored
+
 LARGEST = torch.finfo(torch.bfloat16).max  # larger values become infinite in bf16
 E4M3_LARGEST = 448.0
+# Of a block of GGUF's types: its bytes, and where its f16 scales (and offsets) lie.
+HALVES = {
+    "Q4_0": (18, (0,)), "Q4_1": (20, (0, 2)), "Q5_0": (22, (0,)), "Q5_1": (24, (0, 2)), "Q8_0": (34, (0,)),
+    "Q2_K": (84, (80, 82)), "Q3_K": (110, (108,)), "Q4_K": (144, (0, 2)), "Q5_K": (176, (0, 2)),
+    "Q6_K": (210, (208,)),
+}  # fmt: skip
 
 
 def non_finite(tensor: Tensor) -> int:
@@ -39,3 +47,12 @@ def non_finite(tensor: Tensor) -> int:
 def non_finite_scales(scale: Tensor) -> int:
     """How many block scales are NaN, infinite, or make the largest e4m3 value infinite."""
     return non_finite(scale * E4M3_LARGEST)
+
+
+def non_finite_stored(stored: Stored) -> int:
+    """How many scales of a matrix in a few bits are NaN or infinite."""
+    if stored.scale is not None:
+        return non_finite(stored.scale)
+    size, places = HALVES[stored.format.name]
+    blocks = stored.data.view(-1, size)
+    return sum(non_finite(blocks[:, at : at + 2].contiguous().view(torch.float16)) for at in places)

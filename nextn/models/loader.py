@@ -23,24 +23,24 @@ from torch import Tensor
 
 from nextn.families.config import Fp8Blocks, ModelConfig
 from nextn.families.files import CheckpointError, first_names
-from nextn.models.finite import non_finite, non_finite_scales
+from nextn.models.finite import non_finite, non_finite_scales, non_finite_stored
 from nextn.models.fp8 import SCALE_SUFFIX, dequantize, scale_rows, scale_shape
 from nextn.models.names import nextn_prefixes
 from nextn.models.safetensors_reader import TensorInfo
 from nextn.models.shards import Shards, open_shards
+from nextn.ops.stored import FEW_BITS, FP8, Format, Stored
+from nextn.ops.widen import widened
 
 __all__ = [
-    "FP8",
     "CheckpointError",
     "LoadReport",
     "compare",
-    "fp8_names",
     "load_checkpoint",
+    "stored_formats",
     "stored_nextn_layers",
 ]
 
 PLAIN = ("F32", "BF16", "F16")
-FP8 = "F8_E4M3"
 ALLOW_NON_FINITE = "--allow-non-finite-weights"
 LEFTOVERS = (".rotary_emb.inv_freq",)  # tables that old exporters saved; they follow from the config
 
@@ -95,9 +95,10 @@ def load_checkpoint(
     """Calls place(name, tensor) once for every name in `expected`, in file order.
 
     A tensor is f32, bf16 or f16 as stored, on the CPU, and its memory is its own: `place` may keep it.
-    With `quantization`, FP8 block weights come dequantized to `dtype`.
+    With `quantization`, FP8 block weights come dequantized to `dtype`; matrices in a few bits always do.
     shared: names and shapes that may be there and are not loaded. skip_prefixes: names that do not matter.
-    as_stored: FP8 names that come undequantized, as place(name, e4m3 [N, K], scale [N, blocks of K] f32).
+    as_stored: names that come undequantized: in FP8, as place(name, e4m3 [N, K], scale [N, blocks of K] f32);
+    in a few bits, as place(name, Stored).
     rows: names of which these rows of the first axis alone are read and placed, or nothing where there are
     none; `expected` has whole shapes.
     progress(done, total) in stored bytes is called after every tensor.
@@ -117,7 +118,7 @@ def load_checkpoint(
                 if name not in expected or not len(rows.get(name, range(1))):
                     continue
                 if name in as_stored:
-                    place(name, *weights.blocks(name))
+                    place(name, *weights.as_stored(name))
                 else:
                     place(name, weights.dequantized(name, dtype))
                 done += weights.bytes(name)
@@ -147,12 +148,15 @@ def stored_nextn_layers(folder: str | Path, cfg: ModelConfig) -> int:
     return cfg.num_nextn_predict_layers
 
 
-def fp8_names(folder: str | Path, quantization: Fp8Blocks | None) -> frozenset[str]:
-    """The matrices that the files hold in e4m3 blocks."""
-    if quantization is None:
-        return frozenset()
+def stored_formats(folder: str | Path, quantization: Fp8Blocks | None) -> dict[str, Format]:
+    """The matrices that the files hold in e4m3 blocks or in a few bits, and how."""
     with open_shards(folder) as shards:
-        return frozenset(name for name in shards.where if _is_fp8(shards.info(name), quantization))
+        found = {name: info.format for name in shards.where if (info := shards.info(name)).format}
+        if quantization is not None:
+            block = quantization.weight_block_size[1]
+            fp8 = (name for name in shards.where if _is_fp8(shards.info(name), quantization))
+            found |= {name: Format(FP8, block) for name in fp8}
+        return found
 
 
 def compare(
@@ -181,7 +185,7 @@ def compare(
 
 
 def _check_dtype(shards: Shards, info: TensorInfo, quantization: Fp8Blocks | None, faults: _Faults) -> None:
-    if info.dtype in PLAIN:
+    if info.dtype in PLAIN or (info.dtype in FEW_BITS and len(info.shape) == 2):
         return
     if not _is_fp8(info, quantization):
         supported = ", ".join(PLAIN)
@@ -216,18 +220,21 @@ class _Weights:
         self.non_finite: list[str] = []
 
     def dequantized(self, name: str, dtype: torch.dtype) -> Tensor:
-        """As stored; of FP8 blocks in `dtype`."""
+        """As stored; of FP8 blocks, or a few bits, in `dtype`."""
         stored = self._read(name, non_finite)
+        if isinstance(stored, Stored):
+            return widened(stored, dtype)
         if not self._is_fp8(name):
             return stored
         first = self.rows[name].start if name in self.rows else 0
-        return dequantize(
-            stored, self._read(name + SCALE_SUFFIX, non_finite_scales), self.block, dtype, first
-        )
+        return dequantize(stored, self._scale(name), self.block, dtype, first)
 
-    def blocks(self, name: str) -> tuple[Tensor, Tensor]:
-        """The stored matrix [N, K] and a row of block scales for each of its rows."""
-        stored, scale = self._read(name, non_finite), self._read(name + SCALE_SUFFIX, non_finite_scales)
+    def as_stored(self, name: str) -> tuple[Tensor | Stored, ...]:
+        """A matrix in a few bits; or in e4m3, [N, K] and a row of block scales for each of its rows."""
+        stored = self._read(name, non_finite)
+        if isinstance(stored, Stored):
+            return (stored,)
+        scale = self._scale(name)
         cut = self.rows[name].start % self.block[0] if name in self.rows else 0
         return stored, scale.repeat_interleave(self.block[0], 0)[cut : cut + len(stored)]
 
@@ -247,9 +254,15 @@ class _Weights:
             return self.rows.get(name)
         return scale_rows(self.rows[weight], self.block)
 
-    def _read(self, name: str, bad_values: Callable[[Tensor], int]) -> Tensor:
-        tensor = self.shards.where[name].read(name, self._rows(name))  # scales may lie in another file
-        bad = bad_values(tensor)
+    def _scale(self, name: str) -> Tensor:
+        """Of blocks, which may lie in another file than the weight."""
+        scale = self._read(name + SCALE_SUFFIX, non_finite_scales)
+        assert isinstance(scale, Tensor)
+        return scale
+
+    def _read(self, name: str, bad_values: Callable[[Tensor], int]) -> Tensor | Stored:
+        tensor = self.shards.where[name].read(name, self._rows(name))
+        bad = non_finite_stored(tensor) if isinstance(tensor, Stored) else bad_values(tensor)
         if bad:
             self.non_finite.append(f"{name} ({bad} of {tensor.numel()})")
         return tensor

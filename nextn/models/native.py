@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from array import array
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,6 +32,7 @@ from nextn.models.one_call import PlainResult, PlainStep
 from nextn.ops.base import DrawParams
 from nextn.ops.cpu.draw import packed
 from nextn.ops.cpu.library import CUTOFF, Model, NxBatch, NxChains, library
+from nextn.ops.stored import Format
 
 WIDEST = {  # buffers in csrc/forward.h and csrc/moe.h
     "hidden_size": 16384, "q_lora_rank": 8192, "kv_lora_rank": 1024, "n_routed_experts": 1024
@@ -71,15 +72,17 @@ class NativeDeepseekV3:
         cfg: ModelConfig,
         nextn_layers: int,
         threads: int,
-        quantize: str | None = None,
-        fp8: Collection[str] = (),
+        quantize: Format | None = None,
+        stored: Mapping[str, Format] | None = None,
         drafting: Drafting = Drafting(),  # noqa: B008
         level: str | None = None,
         ranks: Ranks | None = None,
         world: ExpertWorld | None = None,
+        way: Callable[[int], int] = lambda kind: 0,
     ) -> None:
         """ranks: that compute every step together. world: these and others that share the target's experts
-        with them; before each `forward`, all call its `step`."""
+        with them; before each `forward`, all call its `step`. way: of the products of each kind of weights
+        (`nextn.ops.cpu.ways`)."""
         for name, most in WIDEST.items():
             if (getattr(cfg, name) or 0) > most:
                 raise ValueError(f"{name} is {getattr(cfg, name)}: the native kernels take at most {most}")
@@ -93,7 +96,9 @@ class NativeDeepseekV3:
         self.cache_layout = LatentLayout(cfg.kv_lora_rank, cfg.qk_rope_head_dim, align=32)
         rank, size = (ranks.rank, ranks.size) if ranks else (0, 1)
         share = None if world is None else world.share
-        self.weights = w = NativeWeights(cfg, nextn_layers, quantize, fp8, drafting, rank, size, share)
+        self.weights = w = NativeWeights(
+            cfg, nextn_layers, quantize, stored, drafting, rank, size, share, way
+        )
         self.place, self._ranks, self.world = w.place, ranks, world
         heads = w.part(cfg.num_attention_heads, 1)
         self._tables = rotary_tables(cfg, cfg.max_position_embeddings, self.device)

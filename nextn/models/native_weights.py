@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,8 +14,11 @@ from torch import Tensor
 from nextn.distributed.expert_share import ExpertShare, ExpertTable
 from nextn.distributed.group import bounds
 from nextn.families.config import ModelConfig
+from nextn.ops.cpu.coded import kind_of
 from nextn.ops.cpu.library import BF16, E4M3, F32, INT8, PANEL, FeedForward, Layer, NextN
 from nextn.ops.cpu.weights import Arena, PackedWeight, norm_weight, padded
+from nextn.ops.stored import FP8, INT4, W8A16, Format, Stored
+from nextn.ops.widen import widened
 
 
 @dataclass(frozen=True)
@@ -33,31 +36,34 @@ class Drafting:
 class NativeWeights:
     """Zeros until `place` has been called for every tensor.
 
-    quantize: "w8a16" keeps the layers' matrices in int8. fp8: names that the checkpoint stores in e4m3
-    blocks; a matrix whose parts are all among them stays in e4m3, and those names are in `as_stored`.
+    quantize: what the layers' matrices are converted to, INT8 or INT4; of NextN layers to INT8 in either
+    case, as a drafter in 4 bits is wrong too often. stored: names that the checkpoint stores in e4m3 blocks
+    or in a few bits. A matrix whose parts are all stored alike stays so, and those names are in `as_stored`:
+    they are wanted as they are. One in a few bits is not converted.
     """
 
     def __init__(
         self,
         cfg: ModelConfig,
         nextn_layers: int,
-        quantize: str | None,
-        fp8: Collection[str] = (),
+        quantize: Format | None,
+        stored: Mapping[str, Format] | None = None,
         drafting: Drafting = Drafting(),
         rank: int = 0,
         size: int = 1,
         share: ExpertShare | None = None,
+        way: Callable[[int], int] = lambda kind: 0,
     ) -> None:
         """rank, size: of the ranks that compute a step together; this one holds its own outputs of each
-        product. share: of the target's routed experts, where more ranks share them. Raises ValueError where
-        there are too few for so many ranks."""
+        product. share: of the target's routed experts, where more ranks share them. way: of a kind's products,
+        as `nextn.ops.cpu.ways` finds them. Raises ValueError where there are too few for so many ranks."""
         check_ranks(cfg, size, share)
         self.rank, self.size, self.share = rank, size, share
         self.tables: dict[int, ExpertTable] = {}  # by layer, where experts are shared
         self.chosen: dict[int, np.ndarray] = {}  # by layer: how often rows chose each expert, counted up
-        self.cfg, self._fp8 = cfg, frozenset(fp8)
-        self._kind = INT8 if quantize == "w8a16" else BF16
+        self.cfg, self._stored, self._quantize = cfg, stored or {}, quantize
         self._coarse = False  # what is not stored in one byte already goes into int8
+        self._way = way
         self.as_stored: frozenset[str] = frozenset()
         self._places: dict[str, Callable[..., None]] = {}
         self.rows: dict[str, range] = {}  # by name: those of its rows that `place` wants
@@ -67,9 +73,10 @@ class NativeWeights:
         hidden, vocab = cfg.hidden_size, cfg.vocab_size
         self.embedding = torch.zeros(vocab, hidden, dtype=torch.bfloat16)
         own = self.part(vocab, PANEL)
-        head = self._matrix(len(own), hidden, kind=BF16)
-        self.head = head.struct
         names = cfg.names
+        self._head_name = names.embedding if cfg.tie_word_embeddings else names.head
+        head = self._matrix(len(own), hidden, (self._head_name,), kind=BF16)
+        self.head = head.struct
         self._places[names.embedding] = partial(_copy, self.embedding)
         self._heads: list[Callable[..., None]] = [_rows(head, own)]
         if cfg.tie_word_embeddings:
@@ -82,6 +89,8 @@ class NativeWeights:
         if nextn_layers:
             self._draft_head(drafting)
             self._coarse = drafting.int8
+            if quantize is not None:
+                self._quantize = W8A16
         numbers = range(cfg.num_hidden_layers, cfg.num_hidden_layers + nextn_layers)
         layers += (self._layer(i) for i in numbers)
         self.nextn = (NextN * nextn_layers)(*(self._module(i) for i in numbers))
@@ -91,12 +100,14 @@ class NativeWeights:
         """A NextN module but for its decoder layer."""
         hidden, spec = self.cfg.hidden_size, self.cfg.mtp
         prefix = spec.at(index)
-        eh_proj = self._matrix(hidden, 2 * hidden, kind=INT8 if self._coarse else BF16)
+        name = prefix + spec.projection
+        kind = INT8 if self._coarse else BF16
+        eh_proj = self._matrix(hidden, 2 * hidden, (name,) if spec.embedding_first else (), kind)
 
         def place(tensor: Tensor) -> None:  # the kernels have the embedding first
             eh_proj.place(tensor if spec.embedding_first else tensor.roll(hidden, 1))
 
-        self._places[prefix + spec.projection] = place
+        self._places[name] = place
         return NextN(
             enorm=self._vector(prefix + spec.embedding_norm, hidden),
             hnorm=self._vector(prefix + spec.hidden_norm, hidden),
@@ -107,15 +118,18 @@ class NativeWeights:
     def _draft_head(self, drafting: Drafting) -> None:
         hidden, kind = self.cfg.hidden_size, INT8 if drafting.int8 else BF16
         self.draft_head, self.draft_tokens = self.head, drafting.tokens
-        if drafting.int8 or drafting.tokens is not None:
+        is_bf16 = self._head_name not in self.as_stored
+        if (drafting.int8 and is_bf16) or drafting.tokens is not None:
             own = self.part(len(drafting.tokens or range(self.cfg.vocab_size)), PANEL)
-            head = self._matrix(len(own), hidden, kind=kind)
+            head = self._matrix(len(own), hidden, (self._head_name,), kind)
             self.draft_head = head.struct
             if drafting.tokens is None:
                 self._heads.append(_rows(head, own))
             else:
                 ids = list(drafting.tokens[own.start : own.stop])
-                self._heads.append(lambda tensor: head.place(tensor[ids]))
+                self._heads.append(
+                    lambda tensor: head.place(tensor.take(ids) if isinstance(tensor, Stored) else tensor[ids])
+                )
 
     def part(self, n: int, unit: int) -> range:
         """Those of n outputs that this rank computes."""
@@ -125,9 +139,9 @@ class NativeWeights:
     def bytes(self) -> int:
         return self.embedding.numel() * 2 + sum(w.bytes for w in self.packed)
 
-    def place(self, name: str, tensor: Tensor, scale: Tensor | None = None) -> None:
-        """Takes over one tensor, whole or those rows of it that `rows` names. scale: of one in `as_stored`, a
-        row of block scales for each output."""
+    def place(self, name: str, tensor: Tensor | Stored, scale: Tensor | None = None) -> None:
+        """Takes over one tensor, whole or those rows of it that `rows` names. scale: of e4m3 blocks, if it is
+        in `as_stored`, a row of them for each output."""
         if scale is None:
             self._places[name](tensor)
         else:
@@ -136,19 +150,41 @@ class NativeWeights:
     def _matrix(
         self, n_out: int, n_in: int, names: Collection[str] = (), kind: int | None = None, members: int = 1
     ) -> PackedWeight:
-        """names: the checkpoint's, of all that goes into it."""
+        """names: the checkpoint's, of all that goes into it. kind: unless it is stored in a few bits."""
+        format = self._common_format(names)
+        few = None if format is None or format.name == FP8 else kind_of(format, n_in)
         block = 0
-        if kind is None:
-            kind = self._kind
-            if self.cfg.quantization is not None and kind == BF16 and self._fp8.issuperset(names):
-                width = self.cfg.quantization.weight_block_size[1]
-                if width % 2 == 0:  # the kernels read inputs in pairs: no pair may lie in two blocks
-                    kind, block = E4M3, width
-                    self.as_stored |= frozenset(names)
-            if kind == BF16 and self._coarse:
-                kind = INT8
-        self.packed.append(PackedWeight(n_out, n_in, kind, members, block, self._arena))
-        return self.packed[-1]
+        if format is not None and few is not None:
+            kind, block = few, format.group
+            self.as_stored |= frozenset(names)
+        elif kind is None:
+            kind, block = self._layer_kind(n_in, format)
+            if kind == E4M3:
+                self.as_stored |= frozenset(names)
+        packed = PackedWeight(n_out, n_in, kind, members, block, self._arena)
+        packed.struct.way = self._way(kind)
+        self.packed.append(packed)
+        return packed
+
+    def _common_format(self, names: Collection[str]) -> Format | None:
+        """How all of these are stored, if that is one way."""
+        found = {self._stored.get(name) for name in names}
+        return found.pop() if len(found) == 1 else None
+
+    def _few_bits(self, name: str) -> bool:
+        """Is this matrix stored in a few bits, or to be converted to 4?"""
+        format = self._stored.get(name)
+        made = self._quantize
+        return (format is not None and format.name != FP8) or (made is not None and made.name == INT4)
+
+    def _layer_kind(self, n_in: int, format: Format | None) -> tuple[int, int]:
+        """(kind, block) of a layer's matrix that is not stored in a few bits."""
+        if self._quantize is not None:
+            made = kind_of(self._quantize, n_in)
+            return (INT8, 0) if made is None else (made, self._quantize.group)
+        if format is not None and format.name == FP8 and format.group % 2 == 0:
+            return E4M3, format.group  # the kernels read inputs in pairs: no pair may lie in two blocks
+        return (INT8, 0) if self._coarse else (BF16, 0)
 
     def _take(self, name: str, place: Callable[..., None], rows: range | None) -> None:
         """rows: those of the tensor that the rank takes; None: it needs to see all. A tensor may go to
@@ -169,12 +205,13 @@ class NativeWeights:
         self._places[name] = partial(_copy, weight[:n])
         return weight.data_ptr()
 
-    def _place_heads(self, tensor: Tensor) -> None:
+    def _place_heads(self, tensor: Tensor | Stored) -> None:
         for place in self._heads:
             place(tensor)
 
-    def _place_tied(self, tensor: Tensor) -> None:
-        self.embedding.copy_(tensor)
+    def _place_tied(self, tensor: Tensor | Stored) -> None:
+        plain = widened(tensor, torch.bfloat16) if isinstance(tensor, Stored) else tensor
+        self.embedding.copy_(plain)
         self._place_heads(tensor)
 
     def _layer(self, index: int) -> Layer:
@@ -196,9 +233,10 @@ class NativeWeights:
         columns = self.part(cfg.hidden_size, PANEL)
         out = self._matrix(len(columns), heads * value, (out_name,))
         self._split(out_name, out, columns)
-        # The two halves of kv_up are read per head, one of them transposed: they stay bf16.
-        key_up = self._matrix(rank, cfg.qk_nope_head_dim, kind=BF16, members=len(own))
-        value_up = self._matrix(value, rank, kind=BF16, members=len(own))
+        # The two halves of kv_up are read per head, one of them transposed: blocks of the file are none of theirs.
+        kind = INT8 if self._few_bits(prefix + names.kv_up) else BF16
+        key_up = self._matrix(rank, cfg.qk_nope_head_dim, kind=kind, members=len(own))
+        value_up = self._matrix(value, rank, kind=kind, members=len(own))
         each, place = cfg.qk_nope_head_dim + value, partial(self._place_kv_up, key_up, value_up, own)
         self._take(prefix + names.kv_up, place, range(own.start * each, own.stop * each))
         layer = Layer(
@@ -329,8 +367,11 @@ def check_ranks(cfg: ModelConfig, size: int, share: ExpertShare | None = None) -
 def _rows(weight: PackedWeight, rows: range, **where: Any) -> Callable[..., None]:
     """Places these rows of a tensor."""
 
-    def place(tensor: Tensor, scale: Tensor | None = None) -> None:
-        weight.place(_own(tensor, rows), scale=None if scale is None else _own(scale, rows), **where)
+    def place(tensor: Tensor | Stored, scale: Tensor | None = None) -> None:
+        if isinstance(tensor, Stored):
+            weight.place(tensor if len(tensor) == len(rows) else tensor.rows(rows), **where)
+        else:
+            weight.place(_own(tensor, rows), scale=None if scale is None else _own(scale, rows), **where)
 
     return place
 
@@ -353,7 +394,7 @@ def _both(first: Callable[..., None], second: Callable[..., None]) -> Callable[.
     return place
 
 
-def _nothing(tensor: Tensor, scale: Tensor | None = None) -> None:
+def _nothing(tensor: Tensor | Stored, scale: Tensor | None = None) -> None:
     pass
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from nextn.families.files import CheckpointError
 from nextn.models.memory import fresh
+from nextn.ops.stored import Format
 
 DTYPES = {
     "F32": torch.float32,
@@ -35,13 +36,16 @@ LFS_POINTER = b"version https://git-lfs"
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor in the file: its dtype as the format names it, and bytes [start, end) of the data."""
+    """A tensor in the file: its dtype as the format names it, and bytes [start, end) of the data.
+
+    format: of a matrix that is read as `Stored`."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     start: int
     end: int
+    format: Format | None = None
 
     def extent(self, rows: range | None) -> tuple[int, int]:
         """The bytes of these rows, which follow each other, or of all: a first axis's rows lie in order."""

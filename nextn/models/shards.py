@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
 
 from nextn.families.files import CheckpointError, checkpoint_folder, contents, first_names, read_json
 from nextn.models.safetensors_reader import SafetensorsFile, TensorInfo
+from nextn.ops.stored import Stored
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+
+
+class TensorFile(Protocol):
+    """An open file. tensors: in the order in which they are read fastest."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]: ...
+
+    def read(self, name: str, rows: range | None = None) -> Tensor | Stored:
+        """One tensor, or these rows of its first axis, as stored: `Stored` where it has a format."""
 
 
 @dataclass(frozen=True)
@@ -19,8 +36,8 @@ class Shards:
     """All files, open, their headers checked; `where` finds the file of a tensor."""
 
     folder: Path
-    files: list[SafetensorsFile]
-    where: dict[str, SafetensorsFile]
+    files: Sequence[TensorFile]
+    where: Mapping[str, TensorFile]
 
     def info(self, name: str) -> TensorInfo:
         return self.where[name].tensors[name]
@@ -34,7 +51,7 @@ def open_shards(path: str | Path) -> Iterator[Shards]:
     names = sorted(set(indexed.values())) if indexed is not None else [SINGLE]
     with ExitStack() as stack:
         files = [stack.enter_context(SafetensorsFile(folder / name)) for name in names]
-        where: dict[str, SafetensorsFile] = {}
+        where: dict[str, TensorFile] = {}
         for file in files:
             for name in file.tensors:
                 if name in where:

@@ -28,6 +28,7 @@ from nextn.distributed.shared_world import SharedWorld
 from nextn.engine import balance
 from nextn.engine.balance import Balancer
 from nextn.models.native import NativeDeepseekV3
+from nextn.ops.stored import W8A16
 
 pytestmark = pytest.mark.skipif(not built_levels(), reason="no native kernels")
 
@@ -97,7 +98,7 @@ def assert_same(got: ExpertTable, want: ExpertTable) -> None:
 
 
 CONFIG_AND_TENSORS = random_checkpoint(CONFIG, seed=7)
-INT8 = {"quantize": "w8a16"}
+INT8 = {"quantize": W8A16}
 
 
 def of(options: dict[str, Any]) -> Make:

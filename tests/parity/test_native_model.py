@@ -27,6 +27,7 @@ from nextn.models.fp8 import dequantize
 from nextn.models.names import expected_tensors
 from nextn.models.native import NativeDeepseekV3
 from nextn.ops.cpu.library import E4M3
+from nextn.ops.stored import FP8, W8A16, Format
 
 BOUND = 0.02
 OPEN = {"num_experts_per_tok": 8, "topk_group": 4}
@@ -140,7 +141,7 @@ def test_bits_do_not_depend_on_cuts_company_and_threads(name: str, level: str) -
     experts=st.sampled_from([(0, 1, 1, 0), (2, 1, 1, 1), (6, 3, 2, 4), (10, 5, 5, 3), (33, 1, 1, 8)]),
     shared=st.integers(0, 2),
     compressed=st.booleans(),
-    quantize=st.sampled_from([None, "w8a16"]),
+    quantize=st.sampled_from([None, W8A16]),
     seed=st.integers(0, 99),
 )
 def test_bits_of_any_model(
@@ -149,7 +150,7 @@ def test_bits_of_any_model(
     experts: tuple[int, int, int, int],
     shared: int,
     compressed: bool,
-    quantize: str | None,
+    quantize: Format | None,
     seed: int,
 ) -> None:
     """experts: their number, groups, open groups, and how many a token has."""
@@ -236,8 +237,8 @@ def native_model_fp8(
     config: dict[str, Any], stored: dict[str, Tensor], plain: dict[str, Tensor], names: list[str]
 ) -> Any:
     cfg = ModelConfig.from_dict(config)
-    model = NativeDeepseekV3(cfg, 1, 1, fp8=names)
-    rows = cfg.quantization.weight_block_size[0]  # type: ignore[union-attr]
+    rows, columns = cfg.quantization.weight_block_size  # type: ignore[union-attr]
+    model = NativeDeepseekV3(cfg, 1, 1, stored=dict.fromkeys(names, Format(FP8, columns)))
     for name in expected_tensors(cfg, 1):
         if name in model.weights.as_stored:
             scale = stored[f"{name}_scale_inv"].repeat_interleave(rows, 0)[: stored[name].shape[0]]
@@ -267,7 +268,7 @@ def test_w8a16_error() -> None:
     """int8 with a scale per output: three times the error of bf16."""
     config, tensors = random_checkpoint({**CASES["wider than a panel"], "rope_scaling": None}, seed=5)
     prompt = tokens(333, 60)
-    model = native_model(config, tensors, quantize="w8a16")
+    model = native_model(config, tensors, quantize=W8A16)
     got = feed(model, [prompt], [[60]])[0]
     want = feed(reference_model(config, tensors), [prompt], [[60]])[0]
     for a, b in zip(got, want, strict=True):

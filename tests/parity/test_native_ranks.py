@@ -27,6 +27,7 @@ from nextn.models.fp8 import dequantize
 from nextn.models.names import expected_tensors
 from nextn.models.native import NativeDeepseekV3
 from nextn.models.native_weights import Drafting
+from nextn.ops.stored import FP8, W8A16, Format
 
 LEVELS = built_levels()
 pytestmark = pytest.mark.skipif(not LEVELS, reason="no native kernels")
@@ -102,7 +103,7 @@ def test_bits_do_not_depend_on_the_ranks(name: str, level: str) -> None:
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "int8": {"quantize": "w8a16"},
+    "int8": {"quantize": W8A16},
     "token map": {"drafting": Drafting(tokens=tuple(range(0, 333, 2)))},
     "int8 drafts": {"drafting": Drafting(int8=True)},
 }
@@ -134,7 +135,8 @@ def fp8_model(
     names = [n for n, t in stored.items() if t.dtype == torch.float8_e4m3fn]
 
     def make(threads: int = 1, **options: Any) -> NativeDeepseekV3:
-        model = NativeDeepseekV3(ModelConfig.from_dict(config), 1, threads, fp8=names, **options)
+        formats = dict.fromkeys(names, Format(FP8, block))
+        model = NativeDeepseekV3(ModelConfig.from_dict(config), 1, threads, stored=formats, **options)
         for name in expected_tensors(model.config, 1):
             scale = stored.get(f"{name}_scale_inv")
             if name in model.weights.as_stored:

@@ -27,9 +27,16 @@ from struct import Struct
 from nextn.config import CPU_LEVELS
 
 FOLDER = Path(__file__).parent / "lib"
-INTERFACE = 17  # nx_interface of a library that fits this file
+INTERFACE = 18  # nx_interface of a library that fits this file
 NOT_BUILT = "they were not built with nextn; install a C++17 compiler (g++ or clang++), and then nextn again"
 F32, BF16, E4M3, INT8 = range(4)
+INT4, INT4Z, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K = range(4, 11)  # few-bit codes (csrc/coded.h)
+KINDS = {  # their names
+    F32: "f32", BF16: "bf16", E4M3: "e4m3", INT8: "int8", INT4: "int4", INT4Z: "int4 with zeros",
+    Q4_0: "Q4_0", Q8_0: "Q8_0", Q4_K: "Q4_K", Q5_K: "Q5_K", Q6_K: "Q6_K",
+}  # fmt: skip
+# NxWeight.way: how rows are multiplied with a weight.
+WAYS = ("the level's own", "AMX tiles", "dot products of bf16 pairs", "f32 multiply-adds")
 PANEL = 64  # outputs of a whole panel (csrc/panels.h)
 # NxSampling of csrc/choose.h, its fields in the order of nextn.ops.base.DrawParams.
 SAMPLING = Struct("@QIIfffii4x")
@@ -41,7 +48,7 @@ class Weight(Structure):
 
     _fields_ = (
         ("data", c_void_p), ("scales", c_void_p), ("n_out", c_int32), ("n_in", c_int32), ("kind", c_int32),
-        ("block", c_int32), ("stride", c_int64), ("scale_stride", c_int64),
+        ("block", c_int32), ("stride", c_int64), ("scale_stride", c_int64), ("way", c_int32),
     )  # fmt: skip
 
 
@@ -142,9 +149,17 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
         None,
         (c_void_p, c_int, c_int, c_int64, c_int, c_void_p, c_int, c_int, c_int, c_int, c_int),
     ),
+    "nx_pack_blocks": (None, (c_void_p, c_int, c_void_p, c_int, c_int, c_int, c_int, c_int)),
+    "nx_pack_codes": (
+        None,
+        (c_void_p, c_void_p, c_void_p, c_int, c_void_p, c_int, c_int, c_int, c_int, c_int, c_int),
+    ),
+    "nx_ways": (c_int, (c_int,)),
+    "nx_output_bytes": (c_int64, (c_int, c_int, c_int)),
     "nx_pool_new": (c_void_p, (c_int,)),
     "nx_pool_free": (None, (c_void_p,)),
     "nx_read": (c_uint64, (c_void_p, c_void_p, c_int64)),
+    "nx_peak": (c_int64, (c_void_p, c_int, c_int)),
     "nx_linear": (None, (c_void_p, c_void_p, c_int, POINTER(Weight), c_void_p)),
     "nx_attention": (
         None,

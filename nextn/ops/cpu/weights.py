@@ -1,4 +1,5 @@
-"""Weights as the native kernels read them: packed into panels (csrc/panels.h), in bf16, e4m3, int8 or f32."""
+"""Weights as the native kernels read them: packed into panels (csrc/panels.h), in bf16, e4m3, int8, f32, or a few
+bits (csrc/coded.h)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nextn.ops.cpu.library import BF16, E4M3, F32, INT8, Weight, library
+from nextn.ops.cpu import coded
+from nextn.ops.cpu.library import BF16, E4M3, F32, INT4, INT4Z, INT8, Weight, library
+from nextn.ops.int4 import quantize_int4
+from nextn.ops.stored import Stored
 
 STORED = {F32: torch.float32, BF16: torch.bfloat16, E4M3: torch.uint8, INT8: torch.int8}
 SLACK = 4096  # bytes behind the last panel that a prefetch may ask for
@@ -47,7 +51,8 @@ class Arena:
 class PackedWeight:
     """`members` weights of one shape, one after another (heads, experts), or a single one.
 
-    n_out, n_in: of one of them. block: inputs of one scale (e4m3; even); int8 has one scale for each output.
+    n_out, n_in: of one of them. block: inputs of one scale (e4m3: even; INT4); int8 has one scale for each
+    output, and GGUF's kinds know theirs. Inputs of few-bit kinds are whole blocks.
     What is never placed is zero. arena: to lie in; else it has memory of its own.
     """
 
@@ -64,8 +69,10 @@ class PackedWeight:
         self.shape, self.kind, self.members = (n_out, n_in), kind, members
         outs, ins = padded(n_out, 16), n_in if kind == F32 else padded(n_in, 2)
         self.block = ins if kind == INT8 else block
-        size = torch.empty((), dtype=STORED[kind]).element_size()
-        self.stride = outs * ins * size
+        if kind in coded.BLOCKS:
+            self.block = coded.block_of(block or coded.BLOCKS[kind])
+            assert ins % max(self.block, coded.BLOCKS[kind]) == 0, (n_in, self.block)
+        self.stride = outs * int(library().nx_output_bytes(kind, ins, self.block))
         self.data = (arena or Arena()).take(members * self.stride + SLACK)
         self.scales: Tensor | None = None
         blocks = 0
@@ -97,7 +104,7 @@ class PackedWeight:
 
     def place(
         self,
-        weight: Tensor,
+        weight: Tensor | Stored,
         *,
         scale: Tensor | None = None,
         member: int = 0,
@@ -108,11 +115,21 @@ class PackedWeight:
         """Puts weight [rows, n_in] ([n_in, rows] if transposed) at outputs first, first + 1, ...
 
         interleave 2: rows go in groups of 16 to every other group, `first` (0 or 1) being the first one.
-        scale [rows, blocks] f32: of e4m3, whose weight is the stored bytes; int8 makes its own.
+        scale [rows, blocks] f32: of e4m3, whose weight is the stored bytes; int8 makes its own. Few-bit kinds
+        take `Stored` of their format, INT4 also what it is to be made from.
         """
-        if self.kind == INT8:
+        if isinstance(weight, Stored):
+            to = self.data.data_ptr() + member * self.stride
+            coded.place(weight, to, self.struct, first, interleave)
+            return
+        if self.kind in (INT4, INT4Z):
             assert not transposed
-            weight = weight.float()
+            made = quantize_int4(weight, self.block, self.kind == INT4Z)
+            self.place(made, member=member, first=first, interleave=interleave)
+            return
+        if self.kind == INT8:
+            weight = (weight.T if transposed else weight).float()
+            transposed = False
             scale = weight.abs().amax(1, keepdim=True).clamp_(min=1e-30) / 127
             weight = torch.round(weight / scale).to(torch.int8)
         elif self.kind == E4M3:

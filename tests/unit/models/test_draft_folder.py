@@ -19,6 +19,7 @@ from nextn.models.draft_folder import OPTION, DraftFolder
 from nextn.models.export import export_mtp
 from nextn.models.fp8 import dequantize
 from nextn.models.names import expected_tensors, nextn_tensors
+from nextn.ops.stored import FP8, Format
 
 CONFIG = tiny_config()
 CFG = ModelConfig.from_dict(CONFIG)
@@ -96,8 +97,8 @@ def test_fp8_layouts(tmp_path: Path, layout: str) -> None:
         for name in MODULE
     }
     same(loaded(draft, cfg), plain)
-    kept = draft.fp8_names(cfg, 1)
-    assert kept == (blocks if layout in KEEP_FP8 else set())
+    kept = draft.stored_formats(cfg, 1)
+    assert kept == dict.fromkeys(blocks if layout in KEEP_FP8 else (), Format(FP8, 16))
     for name, tensors in loaded(draft, cfg, as_stored=kept).items():
         if name in kept:
             scale = stored[name + "_scale_inv"].repeat_interleave(16, 0)[: len(stored[name])]
@@ -112,7 +113,7 @@ def test_fp8_of_another_kind_than_the_target_is_dequantized(tmp_path: Path) -> N
     for config in (CONFIG, fp8_config(CONFIG, 32)):
         cfg = ModelConfig.from_dict(config)
         draft = DraftFolder.open(folder, cfg)
-        assert draft.fp8_names(cfg, 1) == set()
+        assert draft.stored_formats(cfg, 1) == {}
         assert {t[0].dtype for t in loaded(draft, cfg).values()} == {torch.bfloat16, torch.float32}
 
 

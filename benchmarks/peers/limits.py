@@ -1,0 +1,74 @@
+"""What the machine allows: the bytes that a token must read, over the bandwidth of reading."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nextn.bench.dev.micro.ceilings import Ceilings, make_ceilings
+from nextn.bench.dev.micro.clock import measure
+from nextn.bench.dev.micro.native_pool import native_pool
+from nextn.families.config import ModelConfig
+from nextn.models.names import expected_tensors
+
+BYTES = {"float32": 4, "bfloat16": 2}  # of a number
+ROUNDS = 5
+
+
+def read_bandwidth(threads: int) -> float:
+    """Bytes/s, as `nextn bench micro` measures them; it needs eight times the last cache of memory."""
+    found: Ceilings = make_ceilings(native_pool(threads))
+    measure(found.read, ROUNDS, 5.0)
+    return found.read_bytes_per_s
+
+
+def gguf_facts(python: Path, llama_cpp: Path, file: Path) -> dict[str, Any]:
+    """See describe_gguf.py. Raises ValueError for a file that it cannot read."""
+    script = Path(__file__).with_name("describe_gguf.py")
+    done = subprocess.run(
+        [str(python), str(script), str(llama_cpp), str(file)], capture_output=True, text=True
+    )
+    if done.returncode:
+        raise ValueError(f"{file} is no GGUF file: {(done.stderr.splitlines() or ['?'])[-1]}")
+    facts: dict[str, Any] = json.loads(done.stdout)
+    return facts
+
+
+def gguf_bytes(facts: Mapping[str, Any]) -> int:
+    """Bytes of the file that one token reads without MTP: all but the embedding table, the NextN layers and
+    the experts that were not chosen. A head that is not there is the embedding table."""
+    target = facts["layers"] - facts["nextn_layers"]
+    names = {name for name, *_ in facts["tensors"]}
+    total = 0.0
+    for name, _, _, size in facts["tensors"]:
+        block = re.match(r"blk\.(\d+)\.", name)
+        if block and int(block[1]) >= target:
+            continue
+        if name == "token_embd.weight" and "output.weight" in names:
+            continue
+        total += size * (facts["experts_used"] / facts["experts"] if "_exps." in name else 1)
+    return round(total)
+
+
+def folder_bytes(cfg: ModelConfig) -> dict[str, int]:
+    """The same of a checkpoint folder, by the number format it is computed in."""
+    numbers = 0.0
+    for name, shape in expected_tensors(cfg, 0).items():
+        if name != "model.embed_tokens.weight":
+            share = cfg.num_experts_per_tok / cfg.n_routed_experts if ".mlp.experts." in name else 1.0
+            numbers += math.prod(shape) * share
+    return {dtype: round(size * numbers) for dtype, size in BYTES.items()}
+
+
+def limits(bandwidth: float, needed: Mapping[str, int]) -> dict[str, Any]:
+    """needed: bytes a token by number format. tok_s: at most, of one text without MTP."""
+    return {
+        "read_gb_s": bandwidth / 1e9,
+        "bytes_per_token": dict(needed),
+        "tok_s": {dtype: bandwidth / size for dtype, size in needed.items()},
+    }

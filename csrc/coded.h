@@ -1,0 +1,72 @@
+// How a panel of few-bit weights lies in memory: one stream, cell after cell of k.
+//
+// A cell is the inputs that share a scale; each has its scales in front of its codes. W: the panel's outputs, V = W / 16.
+//
+//     INT4   [f16 scale x W] codes                             the group's inputs, 32, 64 or 128; a code's zero is 8
+//     INT4Z  [f16 scale x W] [u8 zero x W] codes
+//     Q4_0   as INT4, 32 inputs
+//     Q8_0   [f16 scale x W] codes                             32 inputs
+//     Q4_K   [f16 d x W] [f16 dmin x W], then 8 cells of       32 inputs
+//            [u8 scale x W] [u8 min x W] codes
+//     Q5_K   the same
+//     Q6_K   [f16 d x W], then 16 cells of [i8 scale x W] codes   16 inputs
+//
+// Codes are lines of 64 bytes: a word of 32 bits for each of 16 outputs, V lines side by side.
+//
+//     4 bits  8 inputs a word: pair i of them at bits 4 i (even input) and 16 + 4 i (odd)
+//     5 bits  the low 4 bits as above, then for 32 inputs a line of the high bits: pair i at bits i and 16 + i
+//     6 bits  the low 4 bits as above, then for 16 inputs a line of the high two: pair i at bits 2 i and 16 + 2 i
+//     8 bits  4 inputs a word, a byte each, 128 added
+//
+// So both codes of a pair are brought into the mantissas of a pair of bf16 by one shift (coded_widen.h).
+#pragma once
+#include <cstdint>
+
+namespace {
+
+constexpr int MOST_CELL = 128;  // inputs
+
+// Of a kind: inputs of a cell (0: the weight's `block`), cells that share a header, and bytes for each output of the
+// header, of a cell's scales, and of a cell's codes of 32 inputs.
+struct CodedLayout {
+    int cell, cells, header, scales;
+    int bits;
+    float unit;     // of f16 scales; small scales of bf16 and f32 files survive in f16 as 256 times themselves
+    float zero;     // of codes: what stands for 0, where it is one for all
+    bool mins;
+
+    int inputs(int block) const { return cell ? cell : block; }
+    // Bytes for each output.
+    int cell_bytes(int block) const { return scales + inputs(block) * bits / 8; }
+    int super_bytes(int block) const { return header + cells * cell_bytes(block); }
+    int64_t output_bytes(int n_in, int block) const {
+        return int64_t(n_in / (inputs(block) * cells)) * super_bytes(block);
+    }
+};
+
+constexpr int FIRST_CODED = 4;  // kinds from here on: INT4, INT4Z, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K
+constexpr CodedLayout CODED[] = {
+    {0, 1, 0, 2, 4, 1.f / 256, 8, false},
+    {0, 1, 0, 3, 4, 1.f / 256, 0, false},
+    {32, 1, 0, 2, 4, 1.f, 8, false},
+    {32, 1, 0, 2, 8, 1.f, 0, false},
+    {32, 8, 4, 2, 4, 1.f, 0, true},
+    {32, 8, 4, 2, 5, 1.f, 0, true},
+    {16, 16, 2, 1, 6, 1.f, 32, false},
+};
+
+inline bool is_coded(int kind) { return kind >= FIRST_CODED; }
+inline const CodedLayout& coded_layout(int kind) { return CODED[kind - FIRST_CODED]; }
+
+// Where one cell of a panel lies: `super` its header, `scales` and `codes` its own.
+struct Cell {
+    const uint8_t *super, *scales, *codes;
+};
+
+inline Cell cell_of(const CodedLayout& l, int block, const uint8_t* panel, int wide, int cell) {
+    const uint8_t* super = panel + int64_t(cell / l.cells) * l.super_bytes(block) * wide;
+    const uint8_t* own = super + (l.header + cell % l.cells * l.cell_bytes(block)) * wide;
+    return {super, own, own + l.scales * wide};
+}
+
+}  // namespace

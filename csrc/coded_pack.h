@@ -1,0 +1,135 @@
+// From few-bit weights as files have them to panels (coded.h).
+#pragma once
+#include <cstring>
+
+#include "panels.h"
+
+namespace {
+
+// A run of inputs of one output that has a header: its codes, and the bytes of header and scales as they are stored.
+struct CodedRun {
+    uint8_t codes[256];
+    uint8_t header[4];       // two f16
+    uint8_t scales[16][4];   // of each cell, in the order of coded.h
+};
+
+// A K format's scale and min of 6 bits each, of group j of 8 (gguf's Q4_K and Q5_K).
+inline void scale_and_min(const uint8_t* packed, int j, uint8_t* to) {
+    if (j < 4) {
+        to[0] = packed[j] & 63, to[1] = packed[j + 4] & 63;
+    } else {
+        to[0] = uint8_t((packed[j + 4] & 15) | (packed[j - 4] >> 6 << 4));
+        to[1] = uint8_t((packed[j + 4] >> 4) | (packed[j] >> 6 << 4));
+    }
+}
+
+inline int gguf_block_bytes(int kind) {
+    return kind == Q4_0 ? 18 : kind == Q8_0 ? 34 : kind == Q4_K ? 144 : kind == Q5_K ? 176 : 210;
+}
+
+// Reads one block of a GGUF file.
+inline void read_block(int kind, const uint8_t* p, CodedRun& run) {
+    if (kind == Q4_0) {
+        memcpy(run.scales[0], p, 2);
+        for (int i = 0; i < 16; ++i) run.codes[i] = p[2 + i] & 15, run.codes[16 + i] = p[2 + i] >> 4;
+    } else if (kind == Q8_0) {
+        memcpy(run.scales[0], p, 2);
+        for (int i = 0; i < 32; ++i) run.codes[i] = p[2 + i] ^ 128;
+    } else if (kind == Q6_K) {
+        const uint8_t *low = p, *high = p + 128;
+        memcpy(run.header, p + 208, 2);
+        for (int c = 0; c < 16; ++c) run.scales[c][0] = p[192 + c];
+        for (int i = 0; i < 256; ++i) {
+            const int half = i / 128, at = i % 128;
+            const int four = low[half * 64 + at % 64] >> (at / 64 * 4) & 15;
+            run.codes[i] = uint8_t(four | (high[half * 32 + at % 32] >> (at / 32 * 2) & 3) << 4);
+        }
+    } else {
+        const uint8_t* low = p + (kind == Q5_K ? 48 : 16);
+        memcpy(run.header, p, 4);
+        for (int c = 0; c < 8; ++c) scale_and_min(p + 4, c, run.scales[c]);
+        for (int i = 0; i < 256; ++i) {
+            const int four = low[i / 64 * 32 + i % 32] >> (i % 64 / 32 * 4) & 15;
+            run.codes[i] = uint8_t(kind == Q5_K ? four | (p[16 + i % 32] >> (i / 32) & 1) << 4 : four);
+        }
+    }
+}
+
+inline void put_word(uint8_t* line, int lane, uint32_t word) { memcpy(line + lane * 4, &word, 4); }
+
+// The codes of a cell of `inputs` into lane `lane` of vector v of V.
+inline void put_codes(const uint8_t* q, int bits, int inputs, int V, int v, int lane, uint8_t* codes) {
+    uint8_t* line = codes + v * 64;
+    if (bits == 8) {
+        for (int k = 0; k < inputs; k += 4, line += V * 64) {
+            uint32_t word;
+            memcpy(&word, q + k, 4);
+            put_word(line, lane, word);
+        }
+        return;
+    }
+    for (int k = 0; k < inputs; k += 8, line += V * 64) {
+        uint32_t word = 0;
+        for (int i = 0; i < 4; ++i)
+            word |= uint32_t(q[k + 2 * i] & 15) << 4 * i | uint32_t(q[k + 2 * i + 1] & 15) << (16 + 4 * i);
+        put_word(line, lane, word);
+    }
+    if (bits == 4) return;
+    const int each = bits - 4, pairs = 16 / each;
+    uint32_t word = 0;
+    for (int i = 0; i < pairs; ++i)
+        word |= uint32_t(q[2 * i] >> 4) << each * i | uint32_t(q[2 * i + 1] >> 4) << (16 + each * i);
+    put_word(line, lane, word);
+}
+
+// Output number r of those that go to first, first + 1, ... or, interleaved, to every other group of 16.
+inline int output_of(int r, int first, int interleave) {
+    return interleave == 1 ? first + r : first * 16 + r / 16 * 16 * interleave + r % 16;
+}
+
+// Run number `number` of an output n of a weight with n_out outputs.
+inline void put_run(const CodedRun& run, int number, const CodedLayout& l, int kind, int block, uint8_t* dst, int n_out,
+                    int n_in, int n) {
+    const int begin = n / PANEL * PANEL, wide = n_out - begin < PANEL ? n_out - begin : PANEL, at = n - begin;
+    uint8_t* super = dst + begin * l.output_bytes(n_in, block) + int64_t(number) * l.super_bytes(block) * wide;
+    for (int i = 0; i < l.header; i += 2) memcpy(super + i * wide + at * 2, run.header + i, 2);
+    const int inputs = l.inputs(block);
+    for (int c = 0; c < l.cells; ++c) {
+        uint8_t* cell = super + (l.header + c * l.cell_bytes(block)) * wide;
+        if (l.header) for (int i = 0; i < l.scales; ++i) cell[i * wide + at] = run.scales[c][i];
+        else memcpy(cell + at * 2, run.scales[c], 2);
+        if (kind == INT4Z) cell[2 * wide + at] = run.scales[c][2];
+        put_codes(run.codes + c * inputs, l.bits, inputs, wide / 16, at / 16, at % 16, cell + l.scales * wide);
+    }
+}
+
+// Rows of blocks of a GGUF file, one after another, to outputs first, first + 1, ... of a packed weight.
+inline void pack_blocks(const uint8_t* src, int rows, uint8_t* dst, int n_out, int n_in, int kind, int first,
+                        int interleave) {
+    const CodedLayout& l = coded_layout(kind);
+    const int runs = n_in / (l.inputs(0) * l.cells), bytes = gguf_block_bytes(kind);
+    CodedRun run{};
+    for (int r = 0; r < rows; ++r)
+        for (int b = 0; b < runs; ++b, src += bytes) {
+            read_block(kind, src, run);
+            put_run(run, b, l, kind, 0, dst, n_out, n_in, output_of(r, first, interleave));
+        }
+}
+
+// INT4 and INT4Z: codes [rows, n_in / 2] (even inputs in low halves), scales [rows, n_in / block] f16 in units of the
+// layout, zeros [rows, n_in / block].
+inline void pack_codes(const uint8_t* codes, const uint16_t* scales, const uint8_t* zeros, int rows, uint8_t* dst,
+                       int n_out, int n_in, int kind, int block, int first, int interleave) {
+    const CodedLayout& l = coded_layout(kind);
+    CodedRun run{};
+    for (int r = 0; r < rows; ++r)
+        for (int b = 0; b < n_in / block; ++b) {
+            for (int i = 0; i < block / 2; ++i, ++codes)
+                run.codes[2 * i] = *codes & 15, run.codes[2 * i + 1] = *codes >> 4;
+            memcpy(run.scales[0], scales++, 2);
+            if (kind == INT4Z) run.scales[0][2] = *zeros++;
+            put_run(run, b, l, kind, block, dst, n_out, n_in, output_of(r, first, interleave));
+        }
+}
+
+}  // namespace

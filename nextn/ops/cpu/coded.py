@@ -1,0 +1,60 @@
+"""Few-bit weights for the native kernels: which formats they compute from, and how these are packed (csrc/coded.h).
+
+What they cannot take, inputs that are no whole groups above all, the caller widens.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+from nextn.ops.cpu.library import INT4, INT4Z, INT8, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, Weight, library
+from nextn.ops.stored import INT4 as INT4_NAME
+from nextn.ops.stored import INT8 as INT8_NAME
+from nextn.ops.stored import Format, Stored
+
+KINDS = {"Q4_0": Q4_0, "Q8_0": Q8_0, "Q4_K": Q4_K, "Q5_K": Q5_K, "Q6_K": Q6_K}
+BLOCKS = {INT4: 32, INT4Z: 32, Q4_0: 32, Q8_0: 32, Q4_K: 256, Q5_K: 256, Q6_K: 256}  # the least, of inputs
+GROUPS = (128, 64, 32)  # inputs that may share a scale of INT4
+UNIT = 256.0  # INT4 scales are kept in f16 as that many times themselves, so that small ones survive
+
+
+def kind_of(format: Format, n_in: int) -> int | None:
+    """The kernels' kind for matrices of this format with n_in inputs; None: they have none."""
+    if format.name == INT8_NAME:
+        return INT8
+    if format.name == INT4_NAME:
+        group = block_of(format.group)
+        return None if not group or n_in % format.group else INT4Z if format.zeros else INT4
+    kind = KINDS.get(format.name)
+    return None if kind is None or n_in % BLOCKS[kind] else kind
+
+
+def block_of(group: int) -> int:
+    """The inputs of one scale as the kernels have them, where the checkpoint has `group`: a larger group is
+    cut. 0: they cannot."""
+    return next((block for block in GROUPS if group > 0 and group % block == 0), 0)
+
+
+def place(stored: Stored, to: int, weight: Weight, first: int, interleave: int) -> None:
+    """Packs rows into a weight of the same kind whose panels begin at address `to`."""
+    rows, columns = stored.shape
+    assert columns == weight.n_in, (stored.shape, weight.n_in)
+    assert kind_of(stored.format, columns) == weight.kind, (stored.format, weight.kind)
+    data = stored.data.contiguous()
+    n_out, n_in, kind = int(weight.n_out), int(weight.n_in), int(weight.kind)
+    if stored.format.name != INT4_NAME:
+        library().nx_pack_blocks(data.data_ptr(), rows, to, n_out, n_in, kind, first, interleave)
+        return
+    assert stored.scale is not None
+    block = int(weight.block)
+    parts = columns // block // stored.scale.shape[1]
+    scale = (stored.scale * UNIT).half().repeat_interleave(parts, 1).contiguous()
+    if not bool(torch.isfinite(scale).all()) and bool(torch.isfinite(stored.scale).all()):
+        raise ValueError(f"a scale of INT4 weights is not below {torch.finfo(torch.float16).max / UNIT:.0f}")
+    zero = None if stored.zero is None else stored.zero.repeat_interleave(parts, 1).contiguous()
+    zeros = ctypes.c_void_p(None if zero is None else zero.data_ptr())
+    library().nx_pack_codes(
+        data.data_ptr(), scale.data_ptr(), zeros, rows, to, n_out, n_in, kind, block, first, interleave
+    )

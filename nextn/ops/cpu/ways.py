@@ -1,0 +1,191 @@
+"""Which arithmetic multiplies weights fastest: measured once on a machine for each of their formats, and kept.
+
+A level of kernels has up to three ways to multiply rows with a weight: AMX tiles, dot products of bf16 pairs,
+and f32 multiply-adds. Which is fastest depends on the chip, and not only on what it can do. One way serves all
+row counts of a weight, for a row's bits must not depend on the rows beside it. So a way is judged at 1 to 256
+rows together: by the geometric mean of its times over those of the level's own way, which stays unless another
+takes less than GAIN of it. The shapes of the trials are fixed: what is chosen depends on machine, build and
+format, and neither on the model nor on how it is split, so all ranks and every later start choose alike.
+
+    {"chip": "...", "cores": 2, "level": "amx", "build": "...",
+     "formats": {"bf16": {"way": 0, "seconds": {"tiles": [...], ...}}}}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nextn.config import usable_cores
+from nextn.machine import cpu_model
+from nextn.ops.cpu import coded
+from nextn.ops.cpu.library import E4M3, KINDS, WAYS, build_of, library
+from nextn.ops.cpu.weights import Arena, PackedWeight
+
+log = logging.getLogger("nextn.engine")
+
+ROWS = (1, 4, 16, 64, 256)
+GAIN = 0.95
+SHAPE = (1024, 1024)  # outputs and inputs of a trial's weights
+BYTES = 24 << 20  # that few rows walk through, as a step walks through a model
+MANY = 16  # rows from which on products wait for arithmetic, and two weights are enough
+SECONDS = 0.01  # of a trial
+Seconds = Mapping[int, Sequence[float]]  # by way: of a product with one weight, at each of ROWS
+
+
+class Ways:
+    """level: of the kernels. folder: where what was found is kept, by default nextn/kernels in the user's
+    cache. Where it cannot be written nothing is measured, and every format has the level's own way."""
+
+    def __init__(self, level: str, folder: Path | None = None) -> None:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        self._level = level
+        self._key = {
+            "chip": cpu_model(), "cores": usable_cores(), "level": level, "build": build_of(level),
+        }  # fmt: skip
+        name = hashlib.sha256(json.dumps(self._key).encode()).hexdigest()[:24]
+        self._path = (folder or cache / "nextn" / "kernels") / f"{name}.json"
+        self._known: dict[int, int] = {}
+
+    def of(self, kind: int) -> int:
+        """The way of weights of this kind: as kept, or measured now, which takes some 50 ms for each way."""
+        if kind not in self._known:
+            self._known[kind] = self._find(kind)
+        return self._known[kind]
+
+    def kept(self) -> dict[str, str]:
+        """What was found at earlier starts, in words, by the name of the format."""
+        formats = self._read()["formats"]
+        told = {}
+        for name, found in formats.items():
+            with contextlib.suppress(KeyError, TypeError, ValueError, ZeroDivisionError):
+                told[name] = describe(found["way"], _seconds(found))
+        return told
+
+    def _find(self, kind: int) -> int:
+        able = library(self._level).nx_ways(kind)
+        ways = [way for way in range(1, len(WAYS)) if able >> way & 1]
+        if len(ways) < 2:
+            return 0
+        try:
+            with _locked(self._path):
+                return self._kept_or_measured(kind, ways)
+        except OSError as e:
+            log.info("kernels: %s weights by the level's own arithmetic (%s)", KINDS[kind], e)
+            return 0
+
+    def _kept_or_measured(self, kind: int, ways: Sequence[int]) -> int:
+        kept, name = self._read(), KINDS[kind]
+        with contextlib.suppress(KeyError, TypeError, ValueError, ZeroDivisionError):
+            found = kept["formats"][name]
+            if found["way"] in (0, *ways):
+                log.info("kernels: %s weights by %s", name, describe(found["way"], _seconds(found)))
+                return int(found["way"])
+        seconds = measure(self._level, kind, (0, *ways))
+        way = choose(seconds)
+        kept["formats"][name] = {"way": way, "seconds": {WAYS[w]: found for w, found in seconds.items()}}
+        part = self._path.with_suffix(".part")
+        part.write_text(json.dumps(kept, indent=1))
+        part.replace(self._path)
+        log.info("kernels: %s weights by %s", name, describe(way, seconds))
+        return way
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            kept = json.loads(self._path.read_bytes())
+            if isinstance(kept["formats"], dict):
+                return dict(kept)
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            pass
+        return {**self._key, "formats": {}}
+
+
+def measure(level: str, kind: int, ways: Sequence[int]) -> dict[int, list[float]]:
+    """Seconds of a product with one weight, at each of ROWS, of every way, in turns."""
+    kernels, (n_out, n_in) = library(level), SHAPE
+    arena, block = Arena(), 128 if kind == E4M3 else coded.BLOCKS.get(kind, 0)
+    weights = [PackedWeight(n_out, n_in, kind, block=block, arena=arena)]
+    while sum(w.bytes for w in weights) < BYTES:
+        weights.append(PackedWeight(n_out, n_in, kind, block=block, arena=arena))
+    x = torch.ones(max(ROWS), n_in, dtype=torch.bfloat16)
+    y = torch.empty(max(ROWS), n_out)
+    pool = kernels.nx_pool_new(usable_cores())
+    found: dict[int, list[float]] = {way: [] for way in ways}
+
+    def product(rows: int, some: Sequence[PackedWeight], way: int) -> None:
+        for weight in some:
+            weight.struct.way = way
+            kernels.nx_linear(pool, x.data_ptr(), rows, weight.struct, y.data_ptr())
+
+    try:
+        for rows in ROWS:
+            some = weights if rows < MANY else weights[:2]
+            for way, least in _least(ways, partial(product, rows, some)).items():
+                found[way].append(least / len(some))
+    finally:
+        kernels.nx_pool_free(pool)
+    return found
+
+
+def choose(seconds: Seconds) -> int:
+    """The way with the least geometric mean over the level's own way, 0, or that if none is below GAIN."""
+    best = min(seconds, key=lambda way: slowness(seconds, way))
+    return best if slowness(seconds, best) < GAIN else 0
+
+
+def slowness(seconds: Seconds, way: int) -> float:
+    """Of this way, in times of way 0's, over all row counts."""
+    ratios = [mine / own for mine, own in zip(seconds[way], seconds[0], strict=True)]
+    return math.exp(sum(map(math.log, ratios)) / len(ratios))
+
+
+def describe(way: int, seconds: Seconds) -> str:
+    """A way, and its time at one row and at the most rows over that of the level's own."""
+    if way == 0:
+        return f"{WAYS[0]}, the fastest of {len(seconds) - 1}"
+    one, many = (seconds[way][i] / seconds[0][i] for i in (0, -1))
+    return f"{WAYS[way]}: {one:.2f} of the time of {WAYS[0]} at 1 row, {many:.2f} at {ROWS[-1]}"
+
+
+def _seconds(found: Mapping[str, Any]) -> Seconds:
+    """As kept. Raises KeyError, TypeError or ValueError where something is wrong."""
+    seconds = {WAYS.index(name): [float(s) for s in each] for name, each in found["seconds"].items()}
+    if found["way"] not in seconds or any(len(each) != len(ROWS) for each in seconds.values()):
+        raise ValueError(found)
+    return seconds
+
+
+def _least(ways: Sequence[int], once: Callable[[int], None]) -> dict[int, float]:
+    """Seconds of each way, the least of several times in turns."""
+    best, began = dict.fromkeys(ways, math.inf), time.perf_counter()
+    for way in ways:
+        once(way)  # wakes threads and reads what they need
+    while math.inf in best.values() or time.perf_counter() - began < SECONDS * len(ways):
+        for way in ways:
+            start = time.perf_counter()
+            once(way)
+            best[way] = min(best[way], time.perf_counter() - start)
+    return best
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process at a time. Raises OSError where there is no place for the file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_suffix(".lock"), "w") as held:
+        with contextlib.suppress(ImportError):  # Windows has none: two may measure at once
+            import fcntl
+
+            fcntl.flock(held, fcntl.LOCK_EX)
+        yield
