@@ -55,8 +55,8 @@ class NativeWeights:
         way: Callable[[int], int] = lambda kind: 0,
     ) -> None:
         """rank, size: of the ranks that compute a step together; this one holds its own outputs of each
-        product. share: of the target's routed experts, where more ranks share them. way: of a kind's products,
-        as `nextn.ops.cpu.ways` finds them. Raises ValueError where there are too few for so many ranks."""
+        product. share: of the target's routed experts, where more ranks share them. way: of the products of a
+        kind, see `nextn.ops.cpu.ways`. Raises ValueError where there are too few for so many ranks."""
         check_ranks(cfg, size, share)
         self.rank, self.size, self.share = rank, size, share
         self.tables: dict[int, ExpertTable] = {}  # by layer, where experts are shared
@@ -233,7 +233,7 @@ class NativeWeights:
         columns = self.part(cfg.hidden_size, PANEL)
         out = self._matrix(len(columns), heads * value, (out_name,))
         self._split(out_name, out, columns)
-        # The two halves of kv_up are read per head, one of them transposed: blocks of the file are none of theirs.
+        # The two halves of kv_up are read per head, one of them transposed: the file's blocks do not fit them.
         kind = INT8 if self._few_bits(prefix + names.kv_up) else BF16
         key_up = self._matrix(rank, cfg.qk_nope_head_dim, kind=kind, members=len(own))
         value_up = self._matrix(value, rank, kind=kind, members=len(own))

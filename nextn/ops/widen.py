@@ -1,4 +1,5 @@
-"""Matrices in a few bits to plain ones: for what computes from no such weights, and as the oracle of what does."""
+"""Matrices in a few bits to plain ones: for kernels that cannot compute from them, and as the oracle of those
+that can."""
 
 from __future__ import annotations
 

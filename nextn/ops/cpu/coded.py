@@ -1,4 +1,5 @@
-"""Few-bit weights for the native kernels: which formats they compute from, and how these are packed (csrc/coded.h).
+"""Few-bit weights for the native kernels: which formats they compute from, and how they are packed
+(csrc/coded.h).
 
 What they cannot take, inputs that are no whole groups above all, the caller widens.
 """

@@ -1,5 +1,5 @@
-"""Weights as the native kernels read them: packed into panels (csrc/panels.h), in bf16, e4m3, int8, f32, or a few
-bits (csrc/coded.h)."""
+"""Weights as the native kernels read them: packed into panels (csrc/panels.h), in bf16, e4m3, int8, f32, or
+a few bits (csrc/coded.h)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The choice of arithmetic: measured once, kept, the same for all who ask, and never in the way of a start."""
+"""The choice of arithmetic: measured once, kept, the same for all who ask."""
 
 import json
 import logging
