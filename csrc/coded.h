@@ -6,6 +6,9 @@
 //     INT4Z  [f16 scale x W] [u8 zero x W] codes
 //     Q4_0   as INT4, 32 inputs
 //     Q8_0   [f16 scale x W] codes                             32 inputs
+//     Q5_0   the same
+//     Q4_1   [f16 scale x W] [f16 min x W] codes               32 inputs; the min is added
+//     Q5_1   the same
 //     Q4_K   [f16 d x W] [f16 dmin x W], then 8 cells of       32 inputs
 //            [u8 scale x W] [u8 min x W] codes
 //     Q5_K   the same
@@ -33,7 +36,7 @@ struct CodedLayout {
     int bits;
     float unit;     // of f16 scales; small scales of bf16 and f32 files survive in f16 as 256 times themselves
     float zero;     // of codes: what stands for 0, where it is one for all
-    bool mins;
+    bool mins;      // a cell has what is added to each of its numbers
 
     int inputs(int block) const { return cell ? cell : block; }
     // Bytes for each output.
@@ -44,7 +47,7 @@ struct CodedLayout {
     }
 };
 
-constexpr int FIRST_CODED = 4;  // kinds from here on: INT4, INT4Z, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K
+constexpr int FIRST_CODED = 4;  // kinds from here on: INT4, INT4Z, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, Q4_1, Q5_0, Q5_1
 constexpr CodedLayout CODED[] = {
     {0, 1, 0, 2, 4, 1.f / 256, 8, false},
     {0, 1, 0, 3, 4, 1.f / 256, 0, false},
@@ -53,6 +56,9 @@ constexpr CodedLayout CODED[] = {
     {32, 8, 4, 2, 4, 1.f, 0, true},
     {32, 8, 4, 2, 5, 1.f, 0, true},
     {16, 16, 2, 1, 6, 1.f, 32, false},
+    {32, 1, 0, 4, 4, 1.f, 0, true},
+    {32, 1, 0, 2, 5, 1.f, 16, false},
+    {32, 1, 0, 4, 5, 1.f, 0, true},
 };
 
 inline bool is_coded(int kind) { return kind >= FIRST_CODED; }

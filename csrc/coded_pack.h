@@ -24,14 +24,28 @@ inline void scale_and_min(const uint8_t* packed, int j, uint8_t* to) {
 }
 
 inline int gguf_block_bytes(int kind) {
-    return kind == Q4_0 ? 18 : kind == Q8_0 ? 34 : kind == Q4_K ? 144 : kind == Q5_K ? 176 : 210;
+    switch (kind) {
+        case Q4_0: return 18;
+        case Q4_1: return 20;
+        case Q5_0: return 22;
+        case Q5_1: return 24;
+        case Q8_0: return 34;
+        case Q4_K: return 144;
+        case Q5_K: return 176;
+        default: return 210;
+    }
 }
 
 // Reads one block of a GGUF file.
 inline void read_block(int kind, const uint8_t* p, CodedRun& run) {
-    if (kind == Q4_0) {
-        memcpy(run.scales[0], p, 2);
-        for (int i = 0; i < 16; ++i) run.codes[i] = p[2 + i] & 15, run.codes[16 + i] = p[2 + i] >> 4;
+    if (kind == Q4_0 || kind == Q4_1 || kind == Q5_0 || kind == Q5_1) {
+        const int scales = coded_layout(kind).scales;
+        const uint8_t *high = p + scales, *low = kind == Q5_0 || kind == Q5_1 ? high + 4 : high;
+        memcpy(run.scales[0], p, size_t(scales));
+        for (int i = 0; i < 32; ++i) {
+            const int four = low[i % 16] >> (i / 16 * 4) & 15;
+            run.codes[i] = uint8_t(low == high ? four : four | (high[i / 8] >> i % 8 & 1) << 4);
+        }
     } else if (kind == Q8_0) {
         memcpy(run.scales[0], p, 2);
         for (int i = 0; i < 32; ++i) run.codes[i] = p[2 + i] ^ 128;
@@ -98,6 +112,7 @@ inline void put_run(const CodedRun& run, int number, const CodedLayout& l, int k
         uint8_t* cell = super + (l.header + c * l.cell_bytes(block)) * wide;
         if (l.header) for (int i = 0; i < l.scales; ++i) cell[i * wide + at] = run.scales[c][i];
         else memcpy(cell + at * 2, run.scales[c], 2);
+        if (!l.header && l.mins) memcpy(cell + (wide + at) * 2, run.scales[c] + 2, 2);
         if (kind == INT4Z) cell[2 * wide + at] = run.scales[c][2];
         put_codes(run.codes + c * inputs, l.bits, inputs, wide / 16, at / 16, at % 16, cell + l.scales * wide);
     }

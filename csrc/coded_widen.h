@@ -147,6 +147,7 @@ inline void cell_scales(int kind, const CodedLayout& l, const Cell& cell, int V,
         if (l.header == 0) {
             scale = mul(of_halves(cell.scales + v * 32), splat(l.unit));
             if (kind == INT4Z) start = sub(start, of_bytes(cell.scales + V * 32 + v * 16));
+            if (l.mins) store(mins + v * 16, of_halves(cell.scales + V * 32 + v * 32));
         } else if (l.mins) {
             scale = mul(of_halves(cell.super + v * 32), of_bytes(cell.scales + v * 16));
             const vf min = mul(of_halves(cell.super + V * 32 + v * 32), of_bytes(cell.scales + V * 16 + v * 16));

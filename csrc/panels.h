@@ -16,7 +16,7 @@ constexpr int PANEL = 64;  // outputs of a whole panel
 
 enum Kind : int32_t {
     F32 = 0, BF16 = 1, E4M3 = 2, INT8 = 3,
-    INT4 = FIRST_CODED, INT4Z = 5, Q4_0 = 6, Q8_0 = 7, Q4_K = 8, Q5_K = 9, Q6_K = 10
+    INT4 = FIRST_CODED, INT4Z = 5, Q4_0 = 6, Q8_0 = 7, Q4_K = 8, Q5_K = 9, Q6_K = 10, Q4_1 = 11, Q5_0 = 12, Q5_1 = 13
 };
 
 }  // namespace

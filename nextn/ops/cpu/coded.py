@@ -10,13 +10,32 @@ import ctypes
 
 import torch
 
-from nextn.ops.cpu.library import INT4, INT4Z, INT8, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, Weight, library
+from nextn.ops.cpu.library import (
+    INT4,
+    INT4Z,
+    INT8,
+    Q4_0,
+    Q4_1,
+    Q4_K,
+    Q5_0,
+    Q5_1,
+    Q5_K,
+    Q6_K,
+    Q8_0,
+    Weight,
+    library,
+)
 from nextn.ops.stored import INT4 as INT4_NAME
 from nextn.ops.stored import INT8 as INT8_NAME
 from nextn.ops.stored import Format, Stored
 
-KINDS = {"Q4_0": Q4_0, "Q8_0": Q8_0, "Q4_K": Q4_K, "Q5_K": Q5_K, "Q6_K": Q6_K}
-BLOCKS = {INT4: 32, INT4Z: 32, Q4_0: 32, Q8_0: 32, Q4_K: 256, Q5_K: 256, Q6_K: 256}  # the least, of inputs
+KINDS = {
+    "Q4_0": Q4_0, "Q4_1": Q4_1, "Q5_0": Q5_0, "Q5_1": Q5_1, "Q8_0": Q8_0,
+    "Q4_K": Q4_K, "Q5_K": Q5_K, "Q6_K": Q6_K,
+}  # fmt: skip
+BLOCKS = {  # inputs of a block: of INT4 the least
+    INT4: 32, INT4Z: 32, Q4_0: 32, Q4_1: 32, Q5_0: 32, Q5_1: 32, Q8_0: 32, Q4_K: 256, Q5_K: 256, Q6_K: 256,
+}  # fmt: skip
 GROUPS = (128, 64, 32)  # inputs that may share a scale of INT4
 UNIT = 256.0  # INT4 scales are kept in f16 as that many times themselves, so that small ones survive
 

@@ -27,13 +27,14 @@ from struct import Struct
 from nextn.config import CPU_LEVELS
 
 FOLDER = Path(__file__).parent / "lib"
-INTERFACE = 18  # nx_interface of a library that fits this file
+INTERFACE = 19  # nx_interface of a library that fits this file
 NOT_BUILT = "they were not built with nextn; install a C++17 compiler (g++ or clang++), and then nextn again"
 F32, BF16, E4M3, INT8 = range(4)
-INT4, INT4Z, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K = range(4, 11)  # few-bit codes (csrc/coded.h)
+INT4, INT4Z, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, Q4_1, Q5_0, Q5_1 = range(4, 14)  # few-bit codes (csrc/coded.h)
 KINDS = {  # their names
     F32: "f32", BF16: "bf16", E4M3: "e4m3", INT8: "int8", INT4: "int4", INT4Z: "int4 with zeros",
     Q4_0: "Q4_0", Q8_0: "Q8_0", Q4_K: "Q4_K", Q5_K: "Q5_K", Q6_K: "Q6_K",
+    Q4_1: "Q4_1", Q5_0: "Q5_0", Q5_1: "Q5_1",
 }  # fmt: skip
 # NxWeight.way: how rows are multiplied with a weight.
 WAYS = ("the level's own", "AMX tiles", "dot products of bf16 pairs", "f32 multiply-adds")
