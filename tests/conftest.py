@@ -19,8 +19,8 @@ settings.load_profile("patient")
 
 _CACHE = tempfile.TemporaryDirectory(prefix="nextn-cache-")
 os.environ["XDG_CACHE_HOME"] = _CACHE.name
-# No folder can be made there, so engines do not measure the kernels' arithmetic: tests compare engines, to the
-# bit, with models that they build themselves, which have the level's own.
+# No folder can be made there, so engines do not measure the kernels' arithmetic: tests compare engines, to
+# the bit, with models that they build themselves, which have the level's own.
 Path(_CACHE.name, "nextn").mkdir()
 Path(_CACHE.name, "nextn", "kernels").touch()
 

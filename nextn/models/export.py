@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from nextn.families.config import ModelConfig
-from nextn.families.files import CheckpointError, checkpoint_folder, read_json
+from nextn.families.files import GGUF_FILES, CheckpointError, checkpoint_folder, read_json
 from nextn.models.fp8 import SCALE_SUFFIX, dequantize
 from nextn.models.loader import compare, stored_nextn_layers
 from nextn.models.names import expected_tensors, nextn_tensors, shared_tensors, target_prefixes
@@ -87,9 +87,11 @@ def export_mtp(
         specs = {name: source.spec for name, source in sources.items()}
         write_shards(new, specs, lambda name: _read(shards, sources[name], cfg), shard_bytes, wrote)
         for file in sorted(folder.iterdir()):
-            if _is_copied(file):
+            if is_copied(file):
                 shutil.copyfile(file, new / file.name)
-        data = _config(read_json(folder / "config.json"), cfg, layers, dequantize)
+        data = module_config(read_json(folder / "config.json"), cfg, layers)
+        if dequantize:
+            data.pop("quantization_config", None)
         text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
         (new / "config.json").write_text(text, encoding="utf-8")
     return ExportReport(layers, len(sources), total)
@@ -155,22 +157,20 @@ def _read(shards: Shards, source: _Source, cfg: ModelConfig) -> Tensor:
     return dequantize(read(source.name), read(source.name + SCALE_SUFFIX), block, torch.bfloat16)
 
 
-def _is_copied(file: Path) -> bool:
-    """Tokenizer, generation_config.json, license, the code that config.json's auto_map names."""
+def is_copied(file: Path) -> bool:
+    """Does this file of a checkpoint belong beside its NextN layers too? Tokenizer, generation_config.json,
+    license, the code that config.json's auto_map names."""
     name = file.name
-    special = name == "config.json" or name.lower().startswith("readme") or name.startswith(".")
+    special = name in ("config.json", GGUF_FILES) or name.lower().startswith("readme") or name.startswith(".")
     return file.is_file() and not special and not name.endswith(NOT_COPIED)
 
 
-def _config(data: dict[str, Any], cfg: ModelConfig, layers: int, to_bf16: bool) -> dict[str, Any]:
-    """The checkpoint's config.json, of a model that is the NextN layers alone."""
+def module_config(data: dict[str, Any], cfg: ModelConfig, layers: int) -> dict[str, Any]:
+    """A checkpoint's config.json, of a model that is so many NextN layers alone."""
     moe = cfg.is_moe(cfg.num_hidden_layers)
-    data |= {
+    return data | {
         "architectures": [cfg.mtp.exported[0]],
         "num_hidden_layers": layers,
         "num_nextn_predict_layers": layers,
         "first_k_dense_replace": 0 if moe else layers,
     }
-    if to_bf16:
-        data.pop("quantization_config", None)
-    return data

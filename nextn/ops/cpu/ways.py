@@ -2,10 +2,10 @@
 
 A level of kernels has up to three ways to multiply rows with a weight: AMX tiles, dot products of bf16 pairs,
 and f32 multiply-adds. Which is fastest depends on the chip. One way serves all row counts of a weight, for a
-row's bits must not depend on the rows beside it. So a way is judged at 1 to 256 rows together: by the geometric
-mean of its times over those of the level's own way, which stays unless another takes less than GAIN of it. The
-shapes of the trials are fixed: the choice depends on machine, build and format, and neither on the model nor on
-how it is split, so all ranks and every later start choose alike.
+row's bits must not depend on the rows beside it. So a way is judged at 1 to 256 rows together: by the
+geometric mean of its times over those of the level's own way, which stays unless another takes less than GAIN
+of it. The shapes of the trials are fixed: the choice depends on machine, build and format, and neither on the
+model nor on how it is split, so all ranks and every later start choose alike.
 
     {"chip": "...", "cores": 2, "level": "amx", "build": "...",
      "formats": {"bf16": {"way": 0, "seconds": {"tiles": [...], ...}}}}
