@@ -3,6 +3,7 @@
 //
 // A chunk of k is widened into a scratch in the first-level cache, and all rows meet it there.
 #pragma once
+#include "coded_bytes.h"
 #include "coded_rows.h"
 #include "coded_widen.h"
 
@@ -117,6 +118,9 @@ inline bool coded_by_pairs(const NxWeight&) { return false; }
 // As chains_by_panel, of taken rows.
 template <class Done>
 inline void coded_by_panel(const CodedRows& x, int from, int to, const NxWeight& w, const Panel& panel, const Done& done) {
+#if defined(NX_BYTES)
+    if (by_bytes(w)) return bytes_by_panel(x.bytes(), from, to, w, panel, done);
+#endif
     alignas(64) float totals[CODED_ROWS * PANEL];
     for (int i = from; i < to; i += CODED_ROWS) {
         const int m = to - i < CODED_ROWS ? to - i : CODED_ROWS;

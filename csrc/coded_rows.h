@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "coded_bytes.h"
 #include "panels.h"
 #include "pool.h"
 #include "simd.h"
@@ -20,6 +21,9 @@ inline float sum_of(const uint32_t* row, int n) {
 class CodedRows {
   public:
     void take(Pool& pool, const Rows& x, int rows, const NxWeight& w, bool wide) {
+#if defined(NX_BYTES)
+        if (by_bytes(w)) return bytes_.take(pool, x, rows, w);
+#endif
         rows_ = x;
         inputs_ = coded_layout(w.kind).inputs(w.block), cells_ = w.n_in / inputs_, n_in_ = w.n_in;
         sums_.resize(std::max(sums_.size(), size_t(rows) * cells_));
@@ -40,7 +44,14 @@ class CodedRows {
     const uint32_t* pairs(int i) const { return rows_(i); }
     const float* wide(int i) const { return wide_.data() + size_t(i) * n_in_; }
 
+#if defined(NX_BYTES)
+    const ByteRows& bytes() const { return bytes_; }
+#endif
+
   private:
+#if defined(NX_BYTES)
+    ByteRows bytes_;
+#endif
     Rows rows_{};
     int inputs_ = 0, cells_ = 0, n_in_ = 0;
     std::vector<float> sums_, wide_;

@@ -31,7 +31,8 @@ struct NxWeight {
     int32_t block;         // k of one scale, even; of coded kinds INT4 and INT4Z alone
     int64_t stride;        // bytes from one weight to the next, where several lie in a row (heads, experts)
     int64_t scale_stride;  // floats, likewise
-    int32_t way;           // to multiply: 0 the level's own, 1 tiles, 2 dot products of bf16 pairs, 3 f32 multiply-adds
+    int32_t way;           // to multiply: 0 the level's own, 1 tiles, 2 dot products of bf16 pairs, 3 f32 multiply-adds,
+                           // 4 dot products of bytes (coded kinds alone)
 };
 }
 
