@@ -49,6 +49,10 @@ struct Matrix {  // a random weight, packed into memory of exactly its size
 
     Matrix() = default;
     Matrix(int n_out, int n_in, int kind, int members = 1, int block = 0) {
+        if (is_coded(kind)) {
+            coded(n_out, n_in, kind, members, block);
+            return;
+        }
         const int bytes = int(element_bytes(kind)), outs = up(n_out, 16), ins = kind == F32 ? n_in : up(n_in, 2);
         if (kind == INT8) block = ins;
         const int blocks = kind == E4M3 || kind == INT8 ? (ins + block - 1) / block : 0;
@@ -72,24 +76,79 @@ struct Matrix {  // a random weight, packed into memory of exactly its size
             nx_pack(source.data(), n_out, n_in, n_in, 0, data.data() + m * w.stride, outs, ins, kind, 0, 1);
         }
     }
+
+    // Of random blocks, whose f16 scales are small. n_in: whole blocks; block: of INT4.
+    void coded(int n_out, int n_in, int kind, int members, int block) {
+        const int outs = up(n_out, 16);
+        if (kind != INT4 && kind != INT4Z) block = 0;
+        const int64_t stride = outs * nx_output_bytes(kind, n_in, block);
+        data.assign(size_t(members * stride), 0);
+        w = {data.data(), nullptr, outs, n_in, kind, block, stride, 0, 0};
+        const auto bytes = [](int64_t n) {
+            std::vector<uint8_t> v(static_cast<size_t>(n));
+            for (uint8_t& b : v) b = uint8_t(random_bits());
+            return v;
+        };
+        const uint16_t scale = 0x2000;
+        for (int m = 0; m < members; ++m) {
+            uint8_t* to = data.data() + m * stride;
+            if (block) {
+                const std::vector<uint8_t> codes = bytes(int64_t(n_out) * n_in / 2);
+                const std::vector<uint8_t> zeros = bytes(int64_t(n_out) * n_in / block);
+                const std::vector<uint16_t> scales(zeros.size(), scale);
+                nx_pack_codes(codes.data(), scales.data(), kind == INT4Z ? zeros.data() : nullptr, n_out, to, outs,
+                              n_in, kind, block, 0, 1);
+                continue;
+            }
+            const CodedLayout& l = coded_layout(kind);
+            const int size = gguf_block_bytes(kind), inputs = l.cell * l.cells;
+            std::vector<uint8_t> blocks = bytes(int64_t(n_out) * n_in / inputs * size);
+            for (uint8_t* b = blocks.data(); b < blocks.data() + blocks.size(); b += size) {
+                memcpy(kind == Q6_K ? b + 208 : b, &scale, 2);
+                if (l.mins) memcpy(b + 2, &scale, 2);
+            }
+            nx_pack_blocks(blocks.data(), n_out, to, outs, n_in, kind, 0, 1);
+        }
+    }
 };
+
+constexpr int CODED_KINDS[] = {INT4, INT4Z, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K};
+
+// Rows times this weight, in every way that there is.
+void products(void* pool, Matrix& m, std::initializer_list<int> counts) {
+    for (int way = 0; way < 4; ++way) {
+        if (way && !(nx_ways(m.w.kind) >> way & 1)) continue;
+        m.w.way = way;
+        for (int rows : counts) {
+            const std::vector<float> f = floats(int64_t(rows) * m.w.n_in);
+            const std::vector<uint16_t> h = halves(int64_t(rows) * m.w.n_in);
+            const void* x = m.w.kind == F32 ? static_cast<const void*>(f.data()) : h.data();
+            std::vector<float> y(size_t(rows) * m.w.n_out), one(size_t(m.w.n_out));
+            nx_linear(pool, x, rows, &m.w, y.data());
+            if (!rows) continue;
+            nx_linear(pool, x, 1, &m.w, one.data());
+            must(!memcmp(one.data(), y.data(), one.size() * 4), "a row's bits depend on its company");
+        }
+    }
+}
 
 void linears(void* pool) {
     for (int kind : {F32, BF16, E4M3, INT8})
         for (int n_out : {1, 16, 63, 64, 65, 200})
             for (int n_in : {1, 2, 31, 64, 129}) {
-                const Matrix m(n_out, n_in, kind, 1, 14);
-                for (int rows : {0, 1, 5, 6, 7, 97}) {
-                    const std::vector<float> f = floats(int64_t(rows) * m.w.n_in);
-                    const std::vector<uint16_t> h = halves(int64_t(rows) * m.w.n_in);
-                    const void* x = kind == F32 ? static_cast<const void*>(f.data()) : h.data();
-                    std::vector<float> y(size_t(rows) * m.w.n_out), one(size_t(m.w.n_out));
-                    nx_linear(pool, x, rows, &m.w, y.data());
-                    if (!rows) continue;
-                    nx_linear(pool, x, 1, &m.w, one.data());
-                    must(!memcmp(one.data(), y.data(), one.size() * 4), "a row's bits depend on its company");
-                }
+                Matrix m(n_out, n_in, kind, 1, 14);
+                products(pool, m, {0, 1, 5, 6, 7, 97});
             }
+    for (int kind : CODED_KINDS)
+        for (int n_out : {1, 16, 65, 200})
+            for (int blocks : {1, 2}) {
+                Matrix m(n_out, 256 * blocks, kind, 1, 32);
+                products(pool, m, {0, 1, 5, 6, 7, 97});
+            }
+    for (int group : {64, 128}) {
+        Matrix m(80, 3 * group, group == 64 ? INT4 : INT4Z, 1, group);
+        products(pool, m, {1, 7});
+    }
     // Packing: transposed, interleaved, and in parts.
     std::vector<uint16_t> source = halves(37 * 9), to(size_t(96) * 10);
     nx_pack(source.data(), 37, 9, 37, 1, to.data(), 48, 10, BF16, 0, 1);
@@ -186,9 +245,11 @@ struct Block {
 };
 
 void feed_forwards(void* pool, void* alone) {
-    for (int kind : {BF16, E4M3, INT8})
+    for (int kind : {BF16, E4M3, INT8, INT4, Q8_0, Q6_K})
         for (auto [hidden, inner, experts, shared, groups] : std::vector<std::array<int, 5>>{
-                 {33, 13, 5, 39, 1}, {64, 32, 64, 0, 8}, {70, 0, 0, 17, 1}, {1, 1, 2, 1, 1}, {16, 3, 1024, 3, 2}}) {
+                 {33, 13, 5, 39, 1}, {64, 32, 64, 0, 8}, {70, 0, 0, 17, 1}, {1, 1, 2, 1, 1}, {16, 3, 1024, 3, 2},
+                 {256, 256, 5, 256, 1}}) {
+            if (is_coded(kind) && hidden % 256) continue;
             const Block block(hidden, inner, experts, shared, groups, kind);
             const int64_t stride = up(hidden, 32);
             for (int rows : {0, 1, 3, 50}) {
@@ -632,6 +693,7 @@ int main() {
     models(7, INT8, false);
     on_ranks(2, BF16);
     on_ranks(2, E4M3);
+    on_ranks(2, INT4);
     on_ranks(2, BF16, 2);
     on_ranks(2, E4M3, 1);
     choices();
