@@ -38,6 +38,8 @@ from nextn.models.registry import model_class
 from nextn.models.sizes import check_target, checked_config
 from nextn.models.token_map import read_token_map
 from nextn.ops.cpu.library import NoLibrary, choose_level, library
+from nextn.ops.cpu.coded import by_bytes
+from nextn.ops.cpu.library import BY_BYTES
 from nextn.ops.cpu.ways import Ways
 from nextn.ops.registry import make_ops, triton_obstacle
 from nextn.ops.stored import INT4, W8A16, Format
@@ -169,8 +171,16 @@ def make_model(
 
 def _ways(config: EngineConfig, level: str) -> Callable[[int], int]:
     """How each kind of weights is multiplied. Where several machines compute a text, and at a level that is
-    asked for by name, in the level's own way: what is fastest on one machine need not be so on another."""
-    return Ways(level).of if config.one_machine and config.cpu_isa == "auto" else lambda kind: 0
+    asked for by name, in the level's own way: what is fastest on one machine need not be so on another.
+
+    Raises ValueError where --gguf-activations asks for what this machine cannot do."""
+    asked, free = config.gguf_activations, config.one_machine and config.cpu_isa == "auto"
+    able = by_bytes(level)
+    if asked == "int8" and not able:
+        raise ValueError("--gguf-activations int8: the CPU has no AVX512-VNNI; use auto or bf16")
+    inputs_in_bytes = able if asked == "int8" or (asked == "auto" and free) else frozenset()
+    measured = Ways(level).of if free else lambda kind: 0
+    return lambda kind: BY_BYTES if kind in inputs_in_bytes else measured(kind)
 
 
 def quantize_format(config: EngineConfig) -> Format | None:

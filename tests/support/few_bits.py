@@ -12,15 +12,19 @@ import torch
 from torch import Tensor
 
 from nextn.ops.cpu.coded import BLOCKS
-from nextn.ops.cpu.library import INT4, INT4Z, KINDS, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0
+from nextn.ops.cpu.library import INT4, INT4Z, KINDS, Q4_0, Q4_1, Q4_K, Q5_0, Q5_1, Q5_K, Q6_K, Q8_0
 from nextn.ops.cpu.weights import PackedWeight
 from nextn.ops.stored import INT4 as INT4_NAME
 from nextn.ops.stored import Format, Stored
 
-CODED = (INT4, INT4Z, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K)
-GGUF_BYTES = {Q4_0: 18, Q8_0: 34, Q4_K: 144, Q5_K: 176, Q6_K: 210}
-HALVES = {Q4_0: (0,), Q8_0: (0,), Q4_K: (0, 2), Q5_K: (0, 2), Q6_K: (208,)}  # where a block has f16 numbers
-BITS = {INT4: 4, INT4Z: 4, Q4_0: 4, Q8_0: 8, Q4_K: 4, Q5_K: 5, Q6_K: 6}
+CODED = (INT4, INT4Z, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, Q4_1, Q5_0, Q5_1)
+GGUF_BYTES = {Q4_0: 18, Q4_1: 20, Q5_0: 22, Q5_1: 24, Q8_0: 34, Q4_K: 144, Q5_K: 176, Q6_K: 210}
+HALVES = {  # where a block has f16 numbers
+    Q4_0: (0,), Q4_1: (0, 2), Q5_0: (0,), Q5_1: (0, 2), Q8_0: (0,), Q4_K: (0, 2), Q5_K: (0, 2), Q6_K: (208,),
+}  # fmt: skip
+BITS = {
+    INT4: 4, INT4Z: 4, Q4_0: 4, Q4_1: 4, Q5_0: 5, Q5_1: 5, Q8_0: 8, Q4_K: 4, Q5_K: 5, Q6_K: 6,
+}  # fmt: skip
 
 
 class Parts(NamedTuple):
@@ -67,7 +71,9 @@ def parts(kind: int, stored: Stored) -> Parts:
         kept = (stored.scale * 256).half().double() / 256  # what panels hold
         return Parts(kept.repeat_interleave(each, 1), code - zero, torch.zeros(n, k, dtype=torch.double))
     block = stored.data.view(n, -1, GGUF_BYTES[kind])
-    found = {Q4_0: _q4_0, Q8_0: _q8_0, Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k}[kind](block)
+    found = {
+        Q4_0: _q4_0, Q4_1: _q4_1, Q5_0: _q5_0, Q5_1: _q5_1, Q8_0: _q8_0, Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k,
+    }[kind](block)  # fmt: skip
     return Parts(*(part.expand_as(found.code).reshape(n, k) for part in found))
 
 
@@ -90,6 +96,27 @@ def _none(code: Tensor) -> Tensor:
 def _q4_0(block: Tensor) -> Parts:
     code = torch.cat((block[..., 2:] & 15, block[..., 2:] >> 4), -1).double() - 8
     return Parts(_half(block, 0), code, _none(code))
+
+
+def _q4_1(block: Tensor) -> Parts:
+    code = torch.cat((block[..., 4:] & 15, block[..., 4:] >> 4), -1).double()
+    return Parts(_half(block, 0), code, -_half(block, 2))
+
+
+def _five_bits(block: Tensor, at: int) -> Tensor:
+    """[n, blocks, 32]: four bytes of fifth bits, then the lower four."""
+    high = block[..., at : at + 4, None] >> torch.arange(8, dtype=torch.uint8) & 1
+    low = block[..., at + 4 :]
+    return (torch.cat((low & 15, low >> 4), -1) | high.flatten(-2) << 4).double()
+
+
+def _q5_0(block: Tensor) -> Parts:
+    code = _five_bits(block, 2) - 16
+    return Parts(_half(block, 0), code, _none(code))
+
+
+def _q5_1(block: Tensor) -> Parts:
+    return Parts(_half(block, 0), _five_bits(block, 4), -_half(block, 2))
 
 
 def _q8_0(block: Tensor) -> Parts:

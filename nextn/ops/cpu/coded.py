@@ -11,6 +11,7 @@ import ctypes
 import torch
 
 from nextn.ops.cpu.library import (
+    BY_BYTES,
     INT4,
     INT4Z,
     INT8,
@@ -55,6 +56,12 @@ def block_of(group: int) -> int:
     """The inputs of one scale as the kernels have them, where the checkpoint has `group`: a larger group is
     cut. 0: they cannot."""
     return next((block for block in GROUPS if group > 0 and group % block == 0), 0)
+
+
+def by_bytes(level: str) -> frozenset[int]:
+    """The kinds that the kernels at this level can multiply with inputs in 8 bits."""
+    able = library(level).nx_ways
+    return frozenset(kind for kind in BLOCKS if able(kind) >> BY_BYTES & 1)
 
 
 def place(stored: Stored, to: int, weight: Weight, first: int, interleave: int) -> None:

@@ -37,7 +37,14 @@ KINDS = {  # their names
     Q4_1: "Q4_1", Q5_0: "Q5_0", Q5_1: "Q5_1",
 }  # fmt: skip
 # NxWeight.way: how rows are multiplied with a weight.
-WAYS = ("the level's own", "AMX tiles", "dot products of bf16 pairs", "f32 multiply-adds", "dot products of bytes")
+WAYS = (
+    "the level's own",
+    "AMX tiles",
+    "dot products of bf16 pairs",
+    "f32 multiply-adds",
+    "dot products of bytes",
+)
+BY_BYTES = WAYS.index("dot products of bytes")
 PANEL = 64  # outputs of a whole panel (csrc/panels.h)
 # NxSampling of csrc/choose.h, its fields in the order of nextn.ops.base.DrawParams.
 SAMPLING = Struct("@QIIfffii4x")

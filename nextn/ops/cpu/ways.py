@@ -30,7 +30,7 @@ import torch
 from nextn.config import usable_cores
 from nextn.machine import cpu_model
 from nextn.ops.cpu import coded
-from nextn.ops.cpu.library import E4M3, KINDS, WAYS, build_of, library
+from nextn.ops.cpu.library import BY_BYTES, E4M3, KINDS, WAYS, build_of, library
 from nextn.ops.cpu.weights import Arena, PackedWeight
 
 log = logging.getLogger("nextn.engine")
@@ -75,7 +75,8 @@ class Ways:
 
     def _find(self, kind: int) -> int:
         able = library(self._level).nx_ways(kind)
-        ways = [way for way in range(1, len(WAYS)) if able >> way & 1]
+        # Dot products of bytes round their inputs: whether they may is not for a clock to say.
+        ways = [way for way in range(1, len(WAYS)) if able >> way & 1 and way != BY_BYTES]
         if len(ways) < 2:
             return 0
         try:

@@ -118,4 +118,4 @@ def test_processes_that_start_together_measure_once(tmp_path, asked):
 
 def test_ways_and_kinds_have_names():
     assert set(KINDS) == {*range(len(KINDS))}
-    assert len(WAYS) == 4
+    assert len(WAYS) == 5
