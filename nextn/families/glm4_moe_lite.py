@@ -2,8 +2,8 @@
 embedding is zero at position 0.
 
 Keys of config.json and what is refused are DeepSeek-V3's. Absent keys have the defaults of transformers'
-Glm4MoeLiteConfig, except sizes, as there. The target is transformers' Glm4MoeLiteForCausalLM; the module, which
-transformers leaves out, is vLLM's Glm4MoeLiteMTP.
+Glm4MoeLiteConfig, except sizes, as there. The target is transformers' Glm4MoeLiteForCausalLM, and the module
+vLLM's Glm4MoeLiteMTP.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ def parse(name: str, f: Fields, generation: Fields | None) -> ModelConfig:
 
 
 def _dense_layers(f: Fields) -> int:
-    """How many layers are dense, by transformers 5's list of every layer's kind: the first ones alone may be."""
+    """How many layers are dense, by transformers 5's list of every layer's kind. These must be the first."""
     kinds, layers = f.get("mlp_layer_types"), f.integer("num_hidden_layers")
     dense = kinds.count("dense") if isinstance(kinds, list) else 0
     if kinds != ["dense"] * dense + ["sparse"] * (layers - dense):
         raise f.error(
-            "mlp_layer_types", f"it must be 'dense' for the first layers and 'sparse' for the rest of {layers}"
+            "mlp_layer_types",
+            f"it must be 'dense' for the first layers and 'sparse' for the rest of {layers}",
         )
     if f.get("first_k_dense_replace", dense) != dense:
         raise f.error("first_k_dense_replace", f"it contradicts mlp_layer_types, with {dense} dense layers")

@@ -1,7 +1,7 @@
 """JoyAI-LLM-Flash: DeepSeek-V3, but for its NextN module, which is dense.
 
-Its config.json names DeepSeek-V3's class; what tells it apart is model_type, joyai_llm_flash. The name here is
-that of SGLang's class of the module (JoyAILLMFlashForCausalLMNextN) without the ending.
+Its config.json names DeepSeek-V3's class; what tells it apart is model_type, joyai_llm_flash. SGLang's class
+of the module, JoyAILLMFlashForCausalLMNextN, gives the architecture its name here.
 """
 
 from __future__ import annotations

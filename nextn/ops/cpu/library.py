@@ -110,9 +110,10 @@ class Model(Structure):
         ("vocab", c_int32), ("layers", c_int32), ("eps", c_float),
         ("latent_eps", c_float), ("scale", c_float), ("embedding", c_void_p), ("cosine", c_void_p),
         ("sine", c_void_p), ("layer", POINTER(Layer)), ("norm", c_void_p), ("head", Weight),
-        ("nextn", POINTER(NextN)), ("masks_first", c_int32), ("draft_head", Weight), ("draft_ids", c_void_p), ("draft_vocab", c_int32),
-        ("cache", c_void_p), ("layer_elements", c_int64), ("width", c_int32), ("page", c_int32),
-        ("ranks", POINTER(Ranks)), ("world", POINTER(World)),
+        ("nextn", POINTER(NextN)), ("masks_first", c_int32), ("draft_head", Weight),
+        ("draft_ids", c_void_p), ("draft_vocab", c_int32), ("cache", c_void_p),
+        ("layer_elements", c_int64), ("width", c_int32), ("page", c_int32), ("ranks", POINTER(Ranks)),
+        ("world", POINTER(World)),
     )  # fmt: skip
 
 
