@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+from support.native_kernels import built_levels
 
+from nextn.config import EngineConfig
+from nextn.engine.engine import Engine
 from nextn.families.config import ModelConfig, YarnScaling
 from nextn.models.names import expected_tensors, size_of
+from nextn.request import Request, SamplingParams
 
 # Common to all: DeepSeek's own keys, of which nextn serves one value.
 DEEPSEEK = {
@@ -98,6 +104,37 @@ def test_kimi_k2() -> None:
     assert cfg.architecture == "DeepseekV3ForCausalLM"
     assert cfg.rope_scaling == YarnScaling(32.0, 4096, 1.0, 1.0, 1.0, 1.0)
     assert cfg.num_nextn_predict_layers == 0
+
+
+SMALL = {
+    "vocab_size": 640, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "intermediate_size": 96, "moe_intermediate_size": 32, "n_routed_experts": 16,
+    "max_position_embeddings": 1024, "eos_token_id": 1, "bos_token_id": 0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kernels", ["reference", "cpu"])
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_small_one_starts_and_writes(name: str, kernels: str, tmp_path: Path) -> None:
+    """Random weights; the attention's widths are the published ones."""
+    if kernels == "cpu":
+        built_levels()
+    (tmp_path / "config.json").write_text(json.dumps({**PUBLISHED[name], **SMALL}))
+    layers = PUBLISHED[name]["num_nextn_predict_layers"]
+    engine = Engine(
+        EngineConfig(
+            str(tmp_path), load_format="dummy", kernel_backend=kernels, speculative_num_steps=2 * layers,
+            kv_cache_tokens=512, threads=1, check_integrity=True,
+        )
+    )  # fmt: skip
+    engine.add(Request("a", [3, 4, 5], SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)))
+    tokens: list[int] = []
+    while engine.has_work():
+        for out in engine.step():
+            tokens += out.tokens
+            assert out.error is None
+    assert len(tokens) == 6
+    assert engine.stats().spec.proposed == [] if not layers else engine.stats().spec.proposed[1] > 0
 
 
 FLOAT = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
