@@ -8,11 +8,13 @@ from typing import Any
 
 FAMILIES: dict[str, str] = {
     "DeepseekV3ForCausalLM": "nextn.families.deepseek_v3",
+    "DeepseekV2ForCausalLM": "nextn.families.deepseek_v2",
     "Glm4MoeLiteForCausalLM": "nextn.families.glm4_moe_lite",
     "JoyAILLMFlashForCausalLM": "nextn.families.joyai_llm_flash",
 }
 MODEL_TYPES: dict[str, str] = {  # for a config without `architectures`
     "deepseek_v3": "DeepseekV3ForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
     "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
     "joyai_llm_flash": "JoyAILLMFlashForCausalLM",
 }

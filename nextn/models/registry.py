@@ -12,6 +12,7 @@ DEEPSEEK_V3 = {
 }
 CLASSES: dict[str, dict[str, str]] = {
     "DeepseekV3ForCausalLM": DEEPSEEK_V3,
+    "DeepseekV2ForCausalLM": DEEPSEEK_V3,
     "Glm4MoeLiteForCausalLM": DEEPSEEK_V3,
     "JoyAILLMFlashForCausalLM": DEEPSEEK_V3,
 }

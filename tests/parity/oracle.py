@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 from support.checkpoints import random_tensors, tiny_config, write_checkpoint
 from torch import Tensor
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
     Glm4MoeLiteConfig,
@@ -38,6 +40,19 @@ GLM_FLASH = {
 JOYAI_FLASH = {  # its config.json has DeepSeek-V3's architecture
     "model_type": "joyai_llm_flash", "n_group": 1, "topk_group": 1, "n_shared_experts": 1,
     "rope_scaling": None, "rope_theta": 32000000,
+}  # fmt: skip
+DEEPSEEK_V2_LITE = {
+    "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "scoring_func": "softmax",
+    "topk_method": "greedy", "norm_topk_prob": False, "n_group": 1, "topk_group": 1, "q_lora_rank": None,
+    "routed_scaling_factor": 1.0,
+    "rope_scaling": {
+        "type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 0.707,
+        "mscale_all_dim": 0.707, "original_max_position_embeddings": 64,
+    },
+}  # fmt: skip
+DEEPSEEK_V2 = {
+    **DEEPSEEK_V2_LITE, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2,
+    "q_lora_rank": 12, "routed_scaling_factor": 16.0,
 }  # fmt: skip
 FIRST_MASKED, DENSE_MODULE = "glm4_moe_lite", "joyai_llm_flash"  # by what is special of their NextN modules
 
@@ -92,11 +107,13 @@ def load_oracle(folder: Path, layers: int | None = None) -> PreTrainedModel:
     build = layers or first
     if kind == "glm4_moe_lite" or (kind == DENSE_MODULE and build > first):
         dense = data["first_k_dense_replace"]
-        config = Glm4MoeLiteConfig.from_pretrained(folder)
+        config: Any = Glm4MoeLiteConfig.from_pretrained(folder)
         config.mlp_layer_types = ["dense" if i < dense else "sparse" for i in range(build)]
         if kind == DENSE_MODULE:
             config.mlp_layer_types[first:] = ["dense"] * (build - first)
         cls: type[PreTrainedModel] = Glm4MoeLiteForCausalLM
+    elif kind == "deepseek_v2":
+        config, cls = DeepseekV2Config.from_pretrained(folder), DeepseekV2ForCausalLM
     else:
         config, cls = DeepseekV3Config.from_pretrained(folder), DeepseekV3ForCausalLM
     config.num_hidden_layers, config.model_type = build, type(config).model_type

@@ -5,6 +5,7 @@ What is general is tested on DeepSeek-V3; here is what these families' NextN mod
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 from parity.engine_steps import Trace, make_engine, run
 from parity.nextn_reference import NextNReference
-from parity.oracle import GLM_FLASH, JOYAI_FLASH, random_checkpoint
+from parity.oracle import DEEPSEEK_V2, GLM_FLASH, JOYAI_FLASH, random_checkpoint
+from safetensors.torch import save_file
 from support import two_ways
 from support.checkpoints import quantize_tensors, write_checkpoint
 from support.draft_folders import fp8_config, write_sglang, write_target, write_xllm
@@ -25,6 +27,7 @@ from nextn.request import SamplingParams
 from nextn.speculative.mtp import MTPDrafter
 
 FAMILIES: dict[str, dict[str, Any]] = {"GLM-4.7-Flash": GLM_FLASH, "JoyAI-LLM-Flash": JOYAI_FLASH}
+FAMILIES["DeepSeek-V2"] = DEEPSEEK_V2  # as if it had a module
 GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
 PARAMS = {"greedy": GREEDY, "seeded": GREEDY.replace(temperature=1.0, seed=5)}
 NATIVE: dict[str, Any] = {"dtype": "auto", "kernel_backend": "cpu"}
@@ -66,7 +69,8 @@ def test_the_reference_can_tell_a_module_from_deepseek_v3_s(setup: Setup) -> Non
     """Or what is special of it would not be tested above."""
     reference = NextNReference(setup.folder)
     if not reference.first_masked:
-        assert not any("experts" in name for name in setup.tensors if name.startswith("model.layers.3."))
+        dense = not any("experts" in name for name in setup.tensors if name.startswith("model.layers.3."))
+        assert dense == (setup.config["model_type"] == "joyai_llm_flash")
         return
     prompt = setup.prompts[1]
     drafts = reference.drafts(prompt, 3, GREEDY)
@@ -102,7 +106,7 @@ def test_a_module_in_a_folder_of_its_own(setup: Setup, tmp_path: Path, kernels: 
     target = write_target(tmp_path / "target", setup.config, setup.tensors)
     export_mtp(setup.folder, tmp_path / "exported")
     architecture = read_json(tmp_path / "exported" / "config.json")["architectures"]
-    assert architecture[0].removesuffix("ForCausalLMNextN") in ("Glm4MoeLite", "JoyAILLMFlash")
+    assert architecture[0].removesuffix("ForCausalLMNextN") in ("Glm4MoeLite", "JoyAILLMFlash", "DeepseekV3")
     folders = [
         tmp_path / "exported", write_sglang(tmp_path / "sglang", setup.config, setup.tensors),
         write_xllm(tmp_path / "xllm", setup.config, setup.tensors), setup.folder,
@@ -111,6 +115,20 @@ def test_a_module_in_a_folder_of_its_own(setup: Setup, tmp_path: Path, kernels: 
     for folder in folders:
         got = setup.traces(target, folder, **options)
         assert {rid: t.steps for rid, t in got.items()} == {rid: t.steps for rid, t in want.items()}, folder
+
+
+def test_a_module_in_a_file_that_no_index_names(setup: Setup, tmp_path: Path) -> None:
+    """mtp.safetensors beside the target's files; and a folder that holds nothing else."""
+    module = {name: t for name, t in setup.tensors.items() if name.startswith("model.layers.3.")}
+    beside, alone = write_target(tmp_path / "beside", setup.config, setup.tensors), tmp_path / "alone"
+    save_file(module, beside / "mtp.safetensors")
+    alone.mkdir()
+    (alone / "config.json").write_text(json.dumps(setup.config))
+    save_file(module, alone / "mtp-1-of-1.safetensors")
+    want = {rid: t.steps for rid, t in setup.traces(setup.folder, **NATIVE).items()}
+    target = write_target(tmp_path / "target", setup.config, setup.tensors)
+    for got in (setup.traces(beside, **NATIVE), setup.traces(target, alone, **NATIVE)):
+        assert {rid: t.steps for rid, t in got.items()} == want
 
 
 def test_fp8_blocks(setup: Setup, tmp_path: Path) -> None:

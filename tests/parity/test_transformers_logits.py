@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from parity.oracle import GLM_FLASH, JOYAI_FLASH, load_oracle, oracle_logits, random_checkpoint
+from parity.oracle import (
+    DEEPSEEK_V2,
+    DEEPSEEK_V2_LITE,
+    GLM_FLASH,
+    JOYAI_FLASH,
+    load_oracle,
+    oracle_logits,
+    random_checkpoint,
+)
 from parity.paged import load_ours, paged_logits
 from support.checkpoints import quantize_tensors, tiny_config, write_checkpoint
 from torch import Tensor
@@ -60,6 +68,8 @@ CASES: dict[str, dict[str, Any]] = {
         **GLM_FLASH, "rope_scaling": yarn(), "n_group": 2, "first_k_dense_replace": 2,
     },
     "JoyAI-LLM-Flash": JOYAI_FLASH,
+    "DeepSeek-V2": DEEPSEEK_V2,
+    "DeepSeek-V2-Lite": DEEPSEEK_V2_LITE,
 }  # fmt: skip
 
 

@@ -58,9 +58,9 @@ class FeedForward(Structure):
     _fields_ = (
         ("router", Weight), ("bias", c_void_p), ("gate_up", Weight), ("down", Weight),
         ("shared_gate_up", Weight), ("shared_down", Weight), ("experts", c_int32), ("groups", c_int32),
-        ("top_groups", c_int32), ("top_k", c_int32), ("normalize", c_int32), ("scale", c_float),
-        ("own", c_int32), ("most_replicas", c_int32), ("replicas", c_void_p), ("replica_count", c_void_p),
-        ("counts", c_void_p),
+        ("top_groups", c_int32), ("top_k", c_int32), ("normalize", c_int32), ("softmax", c_int32),
+        ("scale", c_float), ("own", c_int32), ("most_replicas", c_int32), ("replicas", c_void_p),
+        ("replica_count", c_void_p), ("counts", c_void_p),
     )  # fmt: skip
 
 

@@ -56,6 +56,19 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-05, "rope_theta": 50000.0, "routed_scaling_factor": 2.446, "seq_aux": True,
         "vocab_size": 163840,
     },
+    "DeepSeek-V2-Lite": {
+        **DEEPSEEK, "architectures": ["DeepseekV2ForCausalLM"], "aux_loss_alpha": 0.001,
+        "bos_token_id": 100000, "eos_token_id": 100001, "hidden_size": 2048, "intermediate_size": 10944,
+        "max_position_embeddings": 163840, "model_type": "deepseek_v2", "moe_intermediate_size": 1408,
+        "n_routed_experts": 64, "n_shared_experts": 2, "norm_topk_prob": False, "num_attention_heads": 16,
+        "num_experts_per_tok": 6, "num_hidden_layers": 27, "num_key_value_heads": 16, "pretraining_tp": 1,
+        "q_lora_rank": None, "rms_norm_eps": 1e-06, "rope_theta": 10000, "routed_scaling_factor": 1.0,
+        "scoring_func": "softmax", "seq_aux": True, "topk_method": "greedy", "vocab_size": 102400,
+        "rope_scaling": {
+            "beta_fast": 32, "beta_slow": 1, "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707,
+            "original_max_position_embeddings": 4096, "type": "yarn",
+        },
+    },
     "Kimi-K2": {
         **DEEPSEEK, "aux_loss_alpha": 0.001, "bos_token_id": 163584, "eos_token_id": 163585,
         "hidden_size": 7168, "intermediate_size": 18432, "max_position_embeddings": 131072,
@@ -70,7 +83,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         },
     },
 }  # fmt: skip
-SIZES = {"GLM-4.7-Flash": 30, "JoyAI-LLM-Flash": 48, "Moonlight-16B-A3B": 16, "Kimi-K2": 1026}  # 1e9 weights
+SIZES = {  # 1e9 weights
+    "GLM-4.7-Flash": 30, "JoyAI-LLM-Flash": 48, "Moonlight-16B-A3B": 16, "DeepSeek-V2-Lite": 15.7, "Kimi-K2": 1026,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -99,6 +114,23 @@ def test_joyai_llm_flash() -> None:
     assert not any("experts" in name for name in module)
 
 
+def test_deepseek_v2_lite_with_n_grams(tmp_path: Path) -> None:
+    """It has no MTP layer: n-grams draft, and the text is that without drafts."""
+    (tmp_path / "config.json").write_text(json.dumps({**PUBLISHED["DeepSeek-V2-Lite"], **SMALL}))
+    texts: list[list[int]] = []
+    for options in ({"speculative_algorithm": "NGRAM"}, {"speculative_num_steps": 0}):
+        engine = Engine(
+            EngineConfig(str(tmp_path), load_format="dummy", kv_cache_tokens=512, threads=1, **options)  # type: ignore[arg-type]
+        )
+        prompt = [3, 4, 5, 6] * 8
+        engine.add(Request("a", prompt, SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)))
+        texts.append([])
+        while engine.has_work():
+            texts[-1] += [token for out in engine.step() for token in out.tokens]
+    assert texts[0] == texts[1]
+    assert len(texts[0]) == 40
+
+
 def test_kimi_k2() -> None:
     cfg = ModelConfig.from_dict(PUBLISHED["Kimi-K2"])
     assert cfg.architecture == "DeepseekV3ForCausalLM"
@@ -120,7 +152,7 @@ def test_a_small_one_starts_and_writes(name: str, kernels: str, tmp_path: Path) 
     if kernels == "cpu":
         built_levels()
     (tmp_path / "config.json").write_text(json.dumps({**PUBLISHED[name], **SMALL}))
-    layers = PUBLISHED[name]["num_nextn_predict_layers"]
+    layers = PUBLISHED[name].get("num_nextn_predict_layers", 0)
     engine = Engine(
         EngineConfig(
             str(tmp_path), load_format="dummy", kernel_backend=kernels, speculative_num_steps=2 * layers,
