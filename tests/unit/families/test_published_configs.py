@@ -84,7 +84,8 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 SIZES = {  # 1e9 weights
-    "GLM-4.7-Flash": 30, "JoyAI-LLM-Flash": 48, "Moonlight-16B-A3B": 16, "DeepSeek-V2-Lite": 15.7, "Kimi-K2": 1026,
+    "GLM-4.7-Flash": 30, "JoyAI-LLM-Flash": 48, "Moonlight-16B-A3B": 16, "DeepSeek-V2-Lite": 15.7,
+    "Kimi-K2": 1026,
 }  # fmt: skip
 
 
