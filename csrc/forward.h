@@ -390,7 +390,8 @@ struct Engine {
         each_row(pool, b.rows, [&](int i) {
             alignas(64) uint16_t half[MOST_HIDDEN];
             float* row = hs + i * c;
-            embed(b.tokens[i], row);
+            if (m.masks_first && position[i] == 0) std::fill(row, row + c, 0.f);
+            else embed(b.tokens[i], row);
             norm_bf16(row, own.enorm, m.hidden, m.eps, half);
             memcpy(in + i * both, half, size_t(m.hidden) * 2);
             for (int64_t j = m.hidden; j < c; ++j) row[j] = 0.f;

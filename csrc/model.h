@@ -32,6 +32,7 @@ struct NxModel {
     const float* norm;
     NxWeight head;
     const NxNextN* nextn;         // one for each layer behind the target's
+    int32_t masks_first;          // 1: of a module's row at position 0 the embedding is zero
     NxWeight draft_head;          // the drafter's: the head, or a coarser copy of it, or of some of its rows
     const int32_t* draft_ids;     // null: all rows; else the token of each of its rows
     int32_t draft_vocab;          // rows of draft_head

@@ -1,4 +1,4 @@
-// DeepSeek-V3's feed-forward blocks (arXiv 2412.19437, 2.1.2): routed experts in steps with plain arrays between
+// DeepSeek's feed-forward blocks (V3: arXiv 2412.19437, 2.1.2): routed experts in steps with plain arrays between
 // them, and the shared expert; the dense block is a shared expert alone.
 //
 //     route     rows -> ids, weights [rows][top_k]
@@ -22,6 +22,7 @@ struct NxFeedForward {
     NxWeight gate_up, down;                // of all experts, one after another; gate and up interleaved by 16
     NxWeight shared_gate_up, shared_down;  // data null: none
     int32_t experts, groups, top_groups, top_k, normalize;
+    int32_t softmax;    // 1: V2's router, else V3's
     float scale;
     // Where ranks share the experts (csrc/world.h): gate_up and down are of some of them, and of replicas.
     int32_t own;                // how many; 0: they are not shared
@@ -39,20 +40,34 @@ struct Routes {  // what one row chose
     float* weights;
 };
 
-// scores [E]: the router's logits, written over. Best groups by the sum of their two best biased scores, then
-// the best experts in them; equal ones by number. Weights come from the scores without bias.
+// logits [E] <- their sigmoid, and their softmax. Beyond E a vector may be read.
+inline void sigmoid(float* logits, int e_count) {
+    for (int e = 0; e < e_count; e += 16) {
+        alignas(64) float s[16];
+        store(s, div(splat(1.f), add(splat(1.f), exp(sub(zero(), load(logits + e))))));
+        for (int i = 0; i < 16 && e + i < e_count; ++i) logits[e + i] = s[i];
+    }
+}
+inline void softmax(float* logits, int e_count) {
+    float most = -INFINITY, total = 0.f;
+    for (int e = 0; e < e_count; ++e) most = logits[e] > most ? logits[e] : most;
+    for (int e = 0; e < e_count; e += 16) {
+        alignas(64) float s[16];
+        store(s, exp(sub(load(logits + e), splat(most))));
+        for (int i = 0; i < 16 && e + i < e_count; ++i) total += logits[e + i] = s[i];
+    }
+    for (int e = 0; e < e_count; ++e) logits[e] /= total;
+}
+
+// scores [E]: the router's logits, written over. Best groups by the sum of their two best biased scores (V2: by the
+// best one), then the best experts in them; equal ones by number. Weights come from the scores without bias.
 inline void choose_experts(const NxFeedForward& f, float* scores, Routes to) {
     constexpr int MOST = 1024;
     float biased[MOST];
     const int e_count = f.experts, per = e_count / f.groups;
-    for (int e = 0; e < e_count; e += 16) {
-        alignas(64) float s[16];
-        store(s, div(splat(1.f), add(splat(1.f), exp(sub(zero(), load(scores + e))))));
-        for (int i = 0; i < 16 && e + i < e_count; ++i) {
-            scores[e + i] = s[i];
-            biased[e + i] = s[i] + f.bias[e + i];
-        }
-    }
+    if (f.softmax) softmax(scores, e_count);
+    else sigmoid(scores, e_count);
+    for (int e = 0; e < e_count; ++e) biased[e] = scores[e] + f.bias[e];
     if (f.top_groups < f.groups) {
         float best[MOST];
         for (int g = 0; g < f.groups; ++g) {
@@ -61,7 +76,7 @@ inline void choose_experts(const NxFeedForward& f, float* scores, Routes to) {
                 if (biased[i] > first) { second = first; first = biased[i]; }
                 else if (biased[i] > second) second = biased[i];
             }
-            best[g] = first + second;
+            best[g] = f.softmax ? first : first + second;
         }
         bool open[MOST] = {};
         for (int k = 0; k < f.top_groups; ++k) {
@@ -89,7 +104,8 @@ inline void choose_experts(const NxFeedForward& f, float* scores, Routes to) {
 inline void route(Pool& pool, const NxFeedForward& f, const float* h, int rows, int64_t stride,
                   std::vector<float>& logits, int32_t* ids, float* weights) {
     const int64_t wide = f.router.n_out;
-    if (int64_t(logits.size()) < rows * wide) logits.resize(size_t(rows * wide));
+    const int64_t room = rows * wide + 16;  // the last row is read in whole vectors, too
+    if (int64_t(logits.size()) < room) logits.resize(size_t(room));
     float* scores = logits.data();
     product_all(pool, {reinterpret_cast<const uint32_t*>(h), stride}, rows, f.router,
                 [&](int i, int n0, int n, const float* v) { put(scores + i * wide + n0, v, n); });

@@ -23,7 +23,7 @@
 // What this machine can run; must be asked before the library of level 4 is used, in every process.
 NX_API int nx_machine_level() { return machine_level(); }
 
-NX_API int nx_interface() { return 19; }
+NX_API int nx_interface() { return 23; }
 
 NX_API void nx_advise(void* p, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)

@@ -71,6 +71,7 @@ class ModelConfig:
     num_nextn_predict_layers: int
     tie_word_embeddings: bool
     quantization: Fp8Blocks | None
+    softmax_router: bool = False  # DeepSeek-V2's scores and groups, else V3's: see `nextn.ops.base.Ops.route`
 
     @classmethod
     def from_folder(cls, path: str | Path) -> ModelConfig:

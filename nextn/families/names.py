@@ -12,7 +12,8 @@ class TensorNames:
     """Of a model with latent attention (MLA) and experts.
 
     The first three are whole names. `layer` is the prefix of decoder layer {layer}; all others follow it.
-    mlp, shared_experts and expert (of number {expert}) are prefixes of gate, up and down.
+    mlp, shared_experts and expert (of number {expert}) are prefixes of gate, up and down. router_bias: "" of
+    routers without one.
     """
 
     embedding: str

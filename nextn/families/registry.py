@@ -6,8 +6,19 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-FAMILIES: dict[str, str] = {"DeepseekV3ForCausalLM": "nextn.families.deepseek_v3"}
-MODEL_TYPES: dict[str, str] = {"deepseek_v3": "DeepseekV3ForCausalLM"}  # for a config without `architectures`
+FAMILIES: dict[str, str] = {
+    "DeepseekV3ForCausalLM": "nextn.families.deepseek_v3",
+    "DeepseekV2ForCausalLM": "nextn.families.deepseek_v2",
+    "Glm4MoeLiteForCausalLM": "nextn.families.glm4_moe_lite",
+    "JoyAILLMFlashForCausalLM": "nextn.families.joyai_llm_flash",
+}
+MODEL_TYPES: dict[str, str] = {  # for a config without `architectures`
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
+    "joyai_llm_flash": "JoyAILLMFlashForCausalLM",
+}
+TYPE_DECIDES = ("joyai_llm_flash",)  # model types whose configs have another family's name in `architectures`
 
 
 def architecture(config: Mapping[str, Any], source: str = "config.json") -> str:
@@ -15,12 +26,12 @@ def architecture(config: Mapping[str, Any], source: str = "config.json") -> str:
 
     Raises ValueError naming the architecture and those that are supported.
     """
-    named = config.get("architectures")
+    named, model_type = config.get("architectures"), config.get("model_type")
     if named:
         names = named if isinstance(named, list) else [named]
         for name in names:
             if isinstance(name, str) and name in FAMILIES:
-                return name
+                return MODEL_TYPES[model_type] if model_type in TYPE_DECIDES else name
         if any(name in family_of(family).MTP.exported for name in names for family in FAMILIES):
             raise ValueError(
                 f"{source}: architectures is {names!r}: this folder holds an MTP layer without its model; "
@@ -28,7 +39,6 @@ def architecture(config: Mapping[str, Any], source: str = "config.json") -> str:
             )
         found = f"architectures is {names!r}"
     else:
-        model_type = config.get("model_type")
         if isinstance(model_type, str) and model_type in MODEL_TYPES:
             return MODEL_TYPES[model_type]
         found = f"it has no architectures, and model_type is {model_type!r}"

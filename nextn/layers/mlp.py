@@ -58,6 +58,8 @@ class MoE:
         self.hidden, self.inner = slices.hidden(), slices.inner(inner)
         self.router = empty(experts, hidden, dtype=torch.float32)
         self.bias = empty(experts, dtype=torch.float32)
+        if not cfg.names.router_bias:
+            self.bias.zero_()
         self.gate_up = empty(len(self.held), 2 * len(self.inner.own), hidden)
         self.down = empty(len(self.held), len(self.hidden.own), inner)
         shared = inner * cfg.n_shared_experts
@@ -66,7 +68,9 @@ class MoE:
     def targets(self, prefix: str) -> dict[str, Tensor]:
         """As `MLP.targets`."""
         inner, names = len(self.inner.own), self.cfg.names
-        found = {prefix + names.router: self.router, prefix + names.router_bias: self.bias}
+        found = {prefix + names.router: self.router}
+        if names.router_bias:
+            found[prefix + names.router_bias] = self.bias
         for i, e in enumerate(self.held):
             at = prefix + names.expert_at(e)
             found[at + names.gate] = self.gate_up[i, :inner]
@@ -92,7 +96,7 @@ class MoE:
         cfg = self.cfg
         return self.ops.route(
             x, self.router, self.bias, cfg.n_group, cfg.topk_group, cfg.num_experts_per_tok,
-            cfg.norm_topk_prob, cfg.routed_scaling_factor,
+            cfg.norm_topk_prob, cfg.routed_scaling_factor, cfg.softmax_router,
         )  # fmt: skip
 
     def results(self, x: Tensor, ids: Tensor) -> Tensor:

@@ -35,8 +35,8 @@ OPTION = "--speculative-draft-model-path"
 SAME = (  # what the module computes with, and the target's configuration supplies
     "hidden_size", "vocab_size", "num_attention_heads", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
     "qk_rope_head_dim", "v_head_dim", "n_routed_experts", "n_shared_experts", "moe_intermediate_size",
-    "num_experts_per_tok", "n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor", "rope_theta",
-    "rope_scaling", "rms_norm_eps",
+    "num_experts_per_tok", "n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor",
+    "softmax_router", "rope_theta", "rope_scaling", "rms_norm_eps",
 )  # fmt: skip
 
 

@@ -44,7 +44,8 @@ def size_of(cfg: ModelConfig, nextn_layers: int) -> tuple[int, int]:
     tensors, values = tables + 1 + dense * len(plain), tables * table + hidden + dense * _values(plain)
     if moe:
         one = _decoder_layer(dataclasses.replace(cfg, n_routed_experts=1, first_k_dense_replace=0), 0)
-        expert, others = 3 * hidden * cfg.moe_intermediate_size + hidden + 1, cfg.n_routed_experts - 1
+        biases, others = int(cfg.names.router_bias != ""), cfg.n_routed_experts - 1
+        expert = 3 * hidden * cfg.moe_intermediate_size + hidden + biases
         tensors += moe * (len(one) + 3 * others)
         values += moe * (_values(one) + expert * others)
     return tensors + 4 * nextn_layers, values + nextn_layers * (2 * hidden * hidden + 3 * hidden)
@@ -127,7 +128,8 @@ def _decoder_layer(cfg: ModelConfig, index: int) -> Shapes:
     if not cfg.is_moe(index):
         return found | _mlp(cfg, names.mlp, cfg.intermediate_size)
     found[names.router] = (cfg.n_routed_experts, hidden)
-    found[names.router_bias] = (cfg.n_routed_experts,)
+    if names.router_bias:
+        found[names.router_bias] = (cfg.n_routed_experts,)
     for e in range(cfg.n_routed_experts):
         found |= _mlp(cfg, names.expert_at(e), cfg.moe_intermediate_size)
     if cfg.n_shared_experts:

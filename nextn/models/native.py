@@ -59,8 +59,7 @@ class Room(NamedTuple):
 class NativeDeepseekV3:
     """`place` every tensor of the checkpoint before the first step. level: of the kernels; None is the best.
 
-    Raises ValueError for a model that is wider than the kernels' buffers, and for a NextN module that they
-    cannot compute.
+    Raises ValueError for a model that is wider than the kernels' buffers.
     """
 
     dtype = torch.bfloat16  # of the cache
@@ -86,11 +85,6 @@ class NativeDeepseekV3:
         for name, most in WIDEST.items():
             if (getattr(cfg, name) or 0) > most:
                 raise ValueError(f"{name} is {getattr(cfg, name)}: the native kernels take at most {most}")
-        if nextn_layers and cfg.mtp.masks_first:
-            raise ValueError(
-                f"{cfg.architecture} masks its NextN layer's embedding at position 0, the native kernels do "
-                "not: use --kernel-backend reference, or --speculative-num-steps 0"
-            )
         self.config, self.threads, self.nextn_layers = cfg, threads, nextn_layers
         self._kernels = library(level)
         self.cache_layout = LatentLayout(cfg.kv_lora_rank, cfg.qk_rope_head_dim, align=32)
@@ -114,6 +108,7 @@ class NativeDeepseekV3:
         )  # fmt: skip
         if nextn_layers:
             self._model.nextn, self._model.draft_head = w.nextn, w.draft_head
+            self._model.masks_first = cfg.mtp.masks_first
             self._model.draft_vocab = len(drafting.tokens or range(cfg.vocab_size))
             if drafting.tokens is not None:
                 self._draft_ids = array("i", drafting.tokens)

@@ -299,11 +299,12 @@ class NativeWeights:
         self._places[prefix + names.router] = router.place
         bias = torch.zeros(padded(experts, 16))
         self._plain.append(bias)
-        self._places[prefix + names.router_bias] = partial(_copy, bias[:experts])
+        if names.router_bias:
+            self._places[prefix + names.router_bias] = partial(_copy, bias[:experts])
         found = FeedForward(
             router=router.struct, bias=bias.data_ptr(), experts=experts, groups=cfg.n_group,
             top_groups=cfg.topk_group, top_k=cfg.num_experts_per_tok, normalize=cfg.norm_topk_prob,
-            scale=cfg.routed_scaling_factor,
+            softmax=cfg.softmax_router, scale=cfg.routed_scaling_factor,
         )  # fmt: skip
         self.chosen[index] = np.zeros(experts, np.int64)
         found.counts = self.chosen[index].ctypes.data

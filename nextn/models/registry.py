@@ -5,12 +5,16 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+DEEPSEEK_V3 = {
+    "reference": "nextn.models.deepseek_v3:DeepseekV3",
+    "triton": "nextn.models.cuda:CudaDeepseekV3",
+    "cpu": "nextn.models.native:NativeDeepseekV3",
+}
 CLASSES: dict[str, dict[str, str]] = {
-    "DeepseekV3ForCausalLM": {
-        "reference": "nextn.models.deepseek_v3:DeepseekV3",
-        "triton": "nextn.models.cuda:CudaDeepseekV3",
-        "cpu": "nextn.models.native:NativeDeepseekV3",
-    },
+    "DeepseekV3ForCausalLM": DEEPSEEK_V3,
+    "DeepseekV2ForCausalLM": DEEPSEEK_V3,
+    "Glm4MoeLiteForCausalLM": DEEPSEEK_V3,
+    "JoyAILLMFlashForCausalLM": DEEPSEEK_V3,
 }
 
 

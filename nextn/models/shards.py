@@ -1,4 +1,5 @@
-"""The safetensors files of a checkpoint folder: model.safetensors, or an index and its shards."""
+"""The safetensors files of a checkpoint folder: model.safetensors, or an index and its shards; and files of
+MTP layers that nothing else names (SGLang's `maybe_add_mtp_safetensors` knows two names of such)."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from nextn.ops.stored import Stored
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+MTP = "mtp*.safetensors"  # of files beside these with MTP layers: mtp.safetensors, mtp-1-of-1.safetensors
 
 
 class TensorFile(Protocol):
@@ -49,6 +51,7 @@ def open_shards(path: str | Path) -> Iterator[Shards]:
     folder = checkpoint_folder(path)
     indexed = _index(folder)
     names = sorted(set(indexed.values())) if indexed is not None else [SINGLE]
+    names += sorted(file.name for file in folder.glob(MTP) if file.name not in names)
     with ExitStack() as stack:
         files = [stack.enter_context(SafetensorsFile(folder / name)) for name in names]
         where: dict[str, TensorFile] = {}
@@ -68,10 +71,13 @@ def open_shards(path: str | Path) -> Iterator[Shards]:
 
 
 def _index(folder: Path) -> dict[str, str] | None:
-    """The index's map from tensor to file, every file of it present; None where the one file is all."""
+    """The index's map from tensor to file, every file of it present; None where the one file is all, and an
+    empty map where there are only files of MTP layers."""
     index = folder / INDEX
     if not index.exists():
         if not (folder / SINGLE).is_file():
+            if any(folder.glob(MTP)):
+                return {}
             raise CheckpointError(
                 f"{folder}: neither {SINGLE} nor {INDEX} is in the folder; {contents(folder)}"
             )

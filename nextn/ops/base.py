@@ -196,9 +196,11 @@ class Ops(Protocol):
         top_k: int,
         normalize: bool,
         scale: float,
+        softmax: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """DeepSeek-V3's router (arXiv 2412.19437, 2.1.2): sigmoid scores; groups ranked by the sum
         of their two best biased scores; top-k by biased score; weights from unbiased scores.
+        softmax: DeepSeek-V2's (arXiv 2405.04434, 2.2): softmax scores; groups ranked by their best one.
         x [T, C], router [E, C], bias [E] -> expert ids [T, K] int64, weights [T, K] f32."""
 
     # Routed experts in three steps. What lies between them is plain: rows may be sent to where an expert is

@@ -170,13 +170,19 @@ class Reference:
         top_k: int,
         normalize: bool,
         scale: float,
+        softmax: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        # Not `sigmoid`: its vector body and its scalar tail differ in the last bit.
-        scores = self.linear(x.float(), router).neg_().exp_().add_(1.0).reciprocal_()
+        logits = self.linear(x.float(), router)
+        if softmax:
+            scores = (logits - logits.amax(-1, keepdim=True)).exp_()
+            scores = scores / scores.sum(-1, keepdim=True)
+        else:  # not `sigmoid`: its vector body and its scalar tail differ in the last bit
+            scores = logits.neg_().exp_().add_(1.0).reciprocal_()
         biased = scores + bias
         if top_groups < groups:
             grouped = biased.unflatten(-1, (groups, -1))
-            best = grouped.topk(2, dim=-1).values.sum(-1).topk(top_groups, dim=-1).indices
+            worth = grouped.topk(1 if softmax else 2, dim=-1).values.sum(-1)
+            best = worth.topk(top_groups, dim=-1).indices
             closed = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter_(1, best, False)
             biased = grouped.masked_fill(closed[..., None], float("-inf")).flatten(-2)
         ids = biased.topk(top_k, dim=-1).indices

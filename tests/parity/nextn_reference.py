@@ -12,7 +12,7 @@ With committed tokens t_0 .. t_{n-1}, module inputs are pairs (state, token afte
     predicts   -        -            draft 1       draft 2              draft 3
 
 h: the target after its final norm; out: the module after its own (shared_head.norm). RoPE position: the
-state's.
+state's. GLM-4.7-Flash's embedding at position 0 is zero.
 
 With several modules each depth has its own, as long as there are (DeepSeek-V3's report, 2.2): module k goes
 over the same positions 0 .. n-2 with what module k - 1 put out there and the tokens k further on, and so
@@ -22,16 +22,16 @@ predicts draft k + 1. Beyond the last one, that is chained as above.
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from parity.oracle import load_oracle
+from parity.oracle import FIRST_MASKED, load_oracle
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import DeepseekV3Config
 
 from nextn.draft import Draft, Shape
 from nextn.request import SamplingParams
@@ -61,7 +61,8 @@ class NextNReference:
     def __init__(self, folder: Path, module: int = 0, count: int = 1) -> None:
         """module: the first of the checkpoint's NextN modules that are used; count: how many."""
         self.folder = folder
-        layers = DeepseekV3Config.from_pretrained(folder).num_hidden_layers
+        config = json.loads((folder / "config.json").read_text())
+        layers, self.first_masked = config["num_hidden_layers"], config["model_type"] == FIRST_MASKED
         self.target = load_oracle(folder, layers + module + count)
         self.target.config.num_hidden_layers = layers  # it goes through this many in `forward`
         names = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
@@ -91,6 +92,8 @@ class NextNReference:
         """states [L, C] at positions 0 .. L-1, the token for each -> the module's output [L, C]."""
         block, (enorm, hnorm, eh_proj, norm) = self.modules[number]
         embeds = self.target.model.embed_tokens(torch.tensor(following))
+        if self.first_masked:
+            embeds = torch.cat((torch.zeros_like(embeds[:1]), embeds[1:]))
         both = torch.cat((rms_norm(embeds, enorm, self.eps), rms_norm(states, hnorm, self.eps)), -1)
         x = F.linear(both, eh_proj)[None]
         positions = torch.arange(len(following))[None]

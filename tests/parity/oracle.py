@@ -1,4 +1,4 @@
-"""The oracle nobody here wrote: transformers' DeepseekV3ForCausalLM, and random checkpoints to compare on.
+"""The oracle nobody here wrote: transformers' own classes, and random checkpoints to compare on.
 
 Written without nextn's loader and layers; only the names and shapes of a checkpoint come from nextn.
 """
@@ -14,7 +14,15 @@ import torch
 from safetensors.torch import load_file
 from support.checkpoints import random_tensors, tiny_config, write_checkpoint
 from torch import Tensor
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    Glm4MoeLiteConfig,
+    Glm4MoeLiteForCausalLM,
+    PreTrainedModel,
+)
 from transformers.utils import logging
 
 from nextn.families.config import ModelConfig
@@ -22,6 +30,31 @@ from nextn.models.names import expected_tensors
 
 logging.set_verbosity_error()
 logging.disable_progress_bar()
+
+
+GLM_FLASH = {
+    "architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite", "n_group": 1, "topk_group": 1,
+    "routed_scaling_factor": 1.8, "rms_norm_eps": 1e-5, "n_shared_experts": 1, "rope_scaling": None,
+    "rope_theta": 1000000.0, "partial_rotary_factor": 1.0,
+}  # fmt: skip
+JOYAI_FLASH = {  # its config.json has DeepSeek-V3's architecture
+    "model_type": "joyai_llm_flash", "n_group": 1, "topk_group": 1, "n_shared_experts": 1,
+    "rope_scaling": None, "rope_theta": 32000000,
+}  # fmt: skip
+DEEPSEEK_V2_LITE = {
+    "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "scoring_func": "softmax",
+    "topk_method": "greedy", "norm_topk_prob": False, "n_group": 1, "topk_group": 1, "q_lora_rank": None,
+    "routed_scaling_factor": 1.0,
+    "rope_scaling": {
+        "type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 0.707,
+        "mscale_all_dim": 0.707, "original_max_position_embeddings": 64,
+    },
+}  # fmt: skip
+DEEPSEEK_V2 = {
+    **DEEPSEEK_V2_LITE, "topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2,
+    "q_lora_rank": 12, "routed_scaling_factor": 16.0,
+}  # fmt: skip
+FIRST_MASKED, DENSE_MODULE = "glm4_moe_lite", "joyai_llm_flash"  # by what is special of their NextN modules
 
 
 def random_checkpoint(changes: Mapping[str, Any], seed: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -62,16 +95,29 @@ def more_layers(source: Path, folder: Path, layers: int) -> Path:
     return write_checkpoint(folder, config, tensors)
 
 
-def load_oracle(folder: Path, layers: int | None = None) -> DeepseekV3ForCausalLM:
+def load_oracle(folder: Path, layers: int | None = None) -> PreTrainedModel:
     """The checkpoint in transformers, f32, in its plainest implementations.
 
     layers: build this many instead of num_hidden_layers; a NextN module's decoder layer is layer
-    num_hidden_layers, and transformers loads it as one more when asked for one more.
+    num_hidden_layers, and transformers loads it as one more when asked for one more. Where it is dense, that
+    takes a class which has a list of its layers' kinds: GLM's, whose arithmetic is DeepSeek-V3's.
     """
-    config = DeepseekV3Config.from_pretrained(folder)
-    if layers is not None:
-        config.num_hidden_layers = layers
-    model, info = DeepseekV3ForCausalLM.from_pretrained(
+    data = json.loads((folder / "config.json").read_text())
+    first, kind = data["num_hidden_layers"], data["model_type"]
+    build = layers or first
+    if kind == "glm4_moe_lite" or (kind == DENSE_MODULE and build > first):
+        dense = data["first_k_dense_replace"]
+        config: Any = Glm4MoeLiteConfig.from_pretrained(folder)
+        config.mlp_layer_types = ["dense" if i < dense else "sparse" for i in range(build)]
+        if kind == DENSE_MODULE:
+            config.mlp_layer_types[first:] = ["dense"] * (build - first)
+        cls: type[PreTrainedModel] = Glm4MoeLiteForCausalLM
+    elif kind == "deepseek_v2":
+        config, cls = DeepseekV2Config.from_pretrained(folder), DeepseekV2ForCausalLM
+    else:
+        config, cls = DeepseekV3Config.from_pretrained(folder), DeepseekV3ForCausalLM
+    config.num_hidden_layers, config.model_type = build, type(config).model_type
+    model, info = cls.from_pretrained(
         folder,
         config=config,
         dtype=torch.float32,
@@ -85,6 +131,6 @@ def load_oracle(folder: Path, layers: int | None = None) -> DeepseekV3ForCausalL
 
 
 @torch.no_grad()
-def oracle_logits(model: DeepseekV3ForCausalLM, tokens: list[int]) -> Tensor:
+def oracle_logits(model: PreTrainedModel, tokens: list[int]) -> Tensor:
     """[len(tokens), vocab] f32."""
     return model(torch.tensor([tokens]), use_cache=False).logits[0]

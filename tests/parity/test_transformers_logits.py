@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from parity.oracle import load_oracle, oracle_logits, random_checkpoint
+from parity.oracle import (
+    DEEPSEEK_V2,
+    DEEPSEEK_V2_LITE,
+    GLM_FLASH,
+    JOYAI_FLASH,
+    load_oracle,
+    oracle_logits,
+    random_checkpoint,
+)
 from parity.paged import load_ours, paged_logits
 from support.checkpoints import quantize_tensors, tiny_config, write_checkpoint
 from torch import Tensor
@@ -55,6 +63,13 @@ CASES: dict[str, dict[str, Any]] = {
         "kv_lora_rank": 30, "v_head_dim": 20,
     },
     "other norm eps": {"rms_norm_eps": 1e-3},
+    "GLM-4.7-Flash": GLM_FLASH,
+    "GLM-4.7-Flash with yarn, groups, two dense layers": {
+        **GLM_FLASH, "rope_scaling": yarn(), "n_group": 2, "first_k_dense_replace": 2,
+    },
+    "JoyAI-LLM-Flash": JOYAI_FLASH,
+    "DeepSeek-V2": DEEPSEEK_V2,
+    "DeepSeek-V2-Lite": DEEPSEEK_V2_LITE,
 }  # fmt: skip
 
 

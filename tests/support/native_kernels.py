@@ -118,6 +118,7 @@ class FeedForwardBlock:
         top_groups: int = 1,
         top_k: int = 0,
         normalize: bool = True,
+        softmax: bool = False,
         scale: float = 2.5,
         seed: int = 0,
     ) -> None:
@@ -127,12 +128,12 @@ class FeedForwardBlock:
             return torch.randn(shape, generator=gen).mul_(shape[-1] ** -0.5).bfloat16().double()
 
         self.hidden, self.top_k, self.groups, self.top_groups = hidden, top_k, groups, top_groups
-        self.normalize, self.scale, self.experts = normalize, scale, experts
+        self.normalize, self.softmax, self.scale, self.experts = normalize, softmax, scale, experts
         self.stride = padded(hidden, 32)
         self._kept: list[PackedWeight] = []
         self.struct = FeedForward(
             experts=experts, groups=groups, top_groups=top_groups, top_k=top_k, normalize=normalize,
-            scale=scale,
+            softmax=softmax, scale=scale,
         )  # fmt: skip
         if experts:
             self.router = random(experts, hidden).float()

@@ -179,8 +179,8 @@ def check_route(on: Device) -> None:
         x = on.rand(rows, width)
         router = on.rand(experts, width, seed=1, dtype=torch.float32) / width**0.5
         bias = on.rand(experts, seed=2, dtype=torch.float32) / 10
-        for normalize in (True, False):
-            args = router, bias, groups, top_groups, top_k, normalize, 2.5
+        for normalize, softmax in ((True, False), (False, False), (False, True)):
+            args = router, bias * (not softmax), groups, top_groups, top_k, normalize, 2.5, softmax
             ids, weights = ops.route(x, *args)
             want_ids, want = PLAIN.route(x.float(), *args)
             assert torch.equal(ids, want_ids)

@@ -92,12 +92,13 @@ class Depth:
 
 
 def two_ways(num_steps: int, **options: Any) -> tuple[Engine, TwoWays]:
-    """On the embedded model."""
+    """On the embedded model, unless options say otherwise."""
     settings = {
+        "model_path": EMBEDDED,
         "page_size": 4, "kv_cache_tokens": 1024, "chunked_prefill_size": 16, "max_running_requests": 8,
         "threads": 1, "check_integrity": True, "kernel_backend": "cpu", "speculative_num_steps": num_steps,
     }  # fmt: skip
-    config = EngineConfig(EMBEDDED, **{**settings, **options})
+    config = EngineConfig(**{**settings, **options})  # type: ignore[arg-type]
     engine, other = Engine(config), Engine(config)
     one_call, general = engine._executor, other._executor
     assert isinstance(one_call, Runner)

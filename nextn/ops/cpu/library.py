@@ -27,7 +27,7 @@ from struct import Struct
 from nextn.config import CPU_LEVELS
 
 FOLDER = Path(__file__).parent / "lib"
-INTERFACE = 19  # nx_interface of a library that fits this file
+INTERFACE = 23  # nx_interface of a library that fits this file
 NOT_BUILT = "they were not built with nextn; install a C++17 compiler (g++ or clang++), and then nextn again"
 F32, BF16, E4M3, INT8 = range(4)
 INT4, INT4Z, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, Q4_1, Q5_0, Q5_1 = range(4, 14)  # few-bit codes (csrc/coded.h)
@@ -66,9 +66,9 @@ class FeedForward(Structure):
     _fields_ = (
         ("router", Weight), ("bias", c_void_p), ("gate_up", Weight), ("down", Weight),
         ("shared_gate_up", Weight), ("shared_down", Weight), ("experts", c_int32), ("groups", c_int32),
-        ("top_groups", c_int32), ("top_k", c_int32), ("normalize", c_int32), ("scale", c_float),
-        ("own", c_int32), ("most_replicas", c_int32), ("replicas", c_void_p), ("replica_count", c_void_p),
-        ("counts", c_void_p),
+        ("top_groups", c_int32), ("top_k", c_int32), ("normalize", c_int32), ("softmax", c_int32),
+        ("scale", c_float), ("own", c_int32), ("most_replicas", c_int32), ("replicas", c_void_p),
+        ("replica_count", c_void_p), ("counts", c_void_p),
     )  # fmt: skip
 
 
@@ -118,9 +118,10 @@ class Model(Structure):
         ("vocab", c_int32), ("layers", c_int32), ("eps", c_float),
         ("latent_eps", c_float), ("scale", c_float), ("embedding", c_void_p), ("cosine", c_void_p),
         ("sine", c_void_p), ("layer", POINTER(Layer)), ("norm", c_void_p), ("head", Weight),
-        ("nextn", POINTER(NextN)), ("draft_head", Weight), ("draft_ids", c_void_p), ("draft_vocab", c_int32),
-        ("cache", c_void_p), ("layer_elements", c_int64), ("width", c_int32), ("page", c_int32),
-        ("ranks", POINTER(Ranks)), ("world", POINTER(World)),
+        ("nextn", POINTER(NextN)), ("masks_first", c_int32), ("draft_head", Weight),
+        ("draft_ids", c_void_p), ("draft_vocab", c_int32), ("cache", c_void_p),
+        ("layer_elements", c_int64), ("width", c_int32), ("page", c_int32), ("ranks", POINTER(Ranks)),
+        ("world", POINTER(World)),
     )  # fmt: skip
 
 

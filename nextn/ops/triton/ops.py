@@ -80,8 +80,9 @@ class TritonOps:
         top_k: int,
         normalize: bool,
         scale: float,
+        softmax: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        return route.route(x, router, bias, groups, top_groups, top_k, normalize, scale)
+        return route.route(x, router, bias, groups, top_groups, top_k, normalize, scale, softmax)
 
     def dispatch(self, ids: Tensor, experts: int) -> moe.Tiles:
         return moe.dispatch(ids, experts)

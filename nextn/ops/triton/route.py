@@ -1,5 +1,5 @@
-"""DeepSeek-V3's router (arXiv 2412.19437, 2.1.2), f32 throughout: its product, in programs of one row and a
-few experts, then its choice, in programs of one row.
+"""DeepSeek-V3's router (arXiv 2412.19437, 2.1.2), and V2's, f32 throughout: its product, in programs of one
+row and a few experts, then its choice, in programs of one row.
 
 The product has few columns, which tiles of 16 rows would leave most of the device idle for: each program goes
 through its row in blocks, adds products up element by element, and at the end the block in itself.
@@ -39,7 +39,8 @@ def _scores(x, router, logits, experts, width, x_row, E: tl.constexpr, C: tl.con
 @triton.jit
 def _route(
     logits, bias, ids, weights, groups, group_size, scale, top_groups: tl.constexpr, top_k: tl.constexpr,
-    NORMALIZE: tl.constexpr, LIMITED: tl.constexpr, G: tl.constexpr, S: tl.constexpr, K: tl.constexpr,
+    NORMALIZE: tl.constexpr, LIMITED: tl.constexpr, SOFTMAX: tl.constexpr,
+    G: tl.constexpr, S: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     place = tl.arange(0, G * S)
@@ -47,15 +48,22 @@ def _route(
     ok = (group < groups) & (one < group_size)
     expert = group * group_size + one
     logit = tl.load(logits + row * groups * group_size + expert, mask=ok, other=0.0)
-    scores = 1.0 / (1.0 + tl.exp(-logit))
+    if SOFTMAX:
+        scores = tl.where(ok, tl.exp(logit - tl.max(tl.where(ok, logit, float("-inf")), axis=0)), 0.0)
+        scores = scores / tl.sum(scores, axis=0)
+    else:
+        scores = 1.0 / (1.0 + tl.exp(-logit))
     biased = tl.where(ok, scores + tl.load(bias + expert, mask=ok, other=0.0), float("-inf"))
     biased = tl.where(biased == biased, biased, -1e30)  # of NaN any expert, but one that exists
     if LIMITED:
         square = tl.reshape(biased, (G, S))
-        first = tl.argmax(square, axis=1)
-        others = tl.where(tl.arange(0, S)[None, :] == first[:, None], float("-inf"), square)
         g = tl.arange(0, G)
-        worth = tl.where(g < groups, tl.max(square, axis=1) + tl.max(others, axis=1), float("-inf"))
+        worth = tl.max(square, axis=1)
+        if not SOFTMAX:
+            first = tl.argmax(square, axis=1)
+            others = tl.where(tl.arange(0, S)[None, :] == first[:, None], float("-inf"), square)
+            worth += tl.max(others, axis=1)
+        worth = tl.where(g < groups, worth, float("-inf"))
         is_open = g < 0
         for _ in tl.static_range(top_groups):
             best = tl.argmax(worth, axis=0)
@@ -85,6 +93,7 @@ def route(
     top_k: int,
     normalize: bool,
     scale: float,
+    softmax: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """x [T, C], router [E, C] f32, bias [E] f32 -> ids [T, K] int64, weights [T, K] f32, best first."""
     assert x.stride(1) == 1
@@ -101,7 +110,7 @@ def route(
     size = experts // groups
     _route[(rows,)](
         logits, bias, ids, weights, groups, size, scale, top_groups=top_groups, top_k=top_k,
-        NORMALIZE=normalize, LIMITED=top_groups < groups, G=triton.next_power_of_2(groups),
+        NORMALIZE=normalize, LIMITED=top_groups < groups, SOFTMAX=softmax, G=triton.next_power_of_2(groups),
         S=triton.next_power_of_2(size), K=triton.next_power_of_2(top_k), num_warps=1,
     )  # fmt: skip
     return ids, weights

@@ -9,8 +9,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.device_steps import Job, make_runner, same_results, serve, small_model
+from support.device_steps import Job, config, make_runner, same_results, serve, small_model
 from support.recorded_steps import FixedOps, RecordedSteps
+from support.sharing import shared_model
 
 from nextn.cutoff import Cutoff
 from nextn.engine.device_runner import DEPTHS, rounded
@@ -204,6 +205,12 @@ def test_a_request_dropped_while_its_step_is_under_way(model):
 @pytest.mark.parametrize("num_steps", range(17))
 def test_depths(num_steps):
     assert num_steps <= rounded(num_steps) in DEPTHS
+
+
+def test_a_module_whose_first_embedding_is_masked():
+    model = shared_model(config(architectures=["Glm4MoeLiteForCausalLM"], model_type="glm4_moe_lite"))
+    assert model.config.mtp.masks_first
+    compare(model, jobs([GREEDY, HOT, FILTERED, GREEDY]))
 
 
 class Uncaptured(CudaDeepseekV3):

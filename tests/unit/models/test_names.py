@@ -5,9 +5,17 @@ import math
 
 import pytest
 import torch
+from parity.oracle import DEEPSEEK_V2, DEEPSEEK_V2_LITE, GLM_FLASH
 from safetensors import safe_open
 from support.checkpoints import tiny_config
-from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    Glm4MoeLiteConfig,
+    Glm4MoeLiteForCausalLM,
+)
 
 from nextn.families.config import ModelConfig
 from nextn.models.fp8 import scale_shape
@@ -28,6 +36,23 @@ CASES = {
 def test_as_transformers_saves_them(changes, tmp_path):
     config = tiny_config(**changes)
     DeepseekV3ForCausalLM(DeepseekV3Config(**copy.deepcopy(config))).save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        saved = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    assert expected_tensors(ModelConfig.from_dict(config), 0) == saved
+
+
+FAMILIES = {
+    "GLM-4.7-Flash": (Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM, GLM_FLASH),
+    "DeepSeek-V2": (DeepseekV2Config, DeepseekV2ForCausalLM, DEEPSEEK_V2),
+    "DeepSeek-V2-Lite": (DeepseekV2Config, DeepseekV2ForCausalLM, DEEPSEEK_V2_LITE),
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_as_transformers_saves_other_families(name, tmp_path):
+    config_class, model_class, changes = FAMILIES[name]
+    config = tiny_config(**changes)
+    model_class(config_class(**copy.deepcopy(config))).save_pretrained(tmp_path)
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
         saved = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     assert expected_tensors(ModelConfig.from_dict(config), 0) == saved

@@ -160,6 +160,25 @@ def test_experts_rows(rows):
     torch.testing.assert_close(full[t], want)
 
 
+def test_route_by_softmax():
+    """DeepSeek-V2's: scores over all experts, groups by their best one. A row's bits are its own."""
+    op = ops()
+    router, none = rand(12, 16), torch.zeros(12)
+    x = rand(64, 16, seed=2)
+    ids, weights = op.route(x, router, none, 4, 2, 3, False, 16.0, softmax=True)
+    scores = (x @ router.t()).softmax(-1)
+    for t in range(64):
+        best = scores[t].view(4, 3).amax(-1).topk(2).indices.tolist()
+        allowed = [e for g in best for e in range(3 * g, 3 * g + 3)]
+        want = sorted(allowed, key=lambda e: -scores[t][e].item())[:3]
+        assert ids[t].tolist() == want
+        torch.testing.assert_close(weights[t], 16 * scores[t][want])
+    for start, rows in ((0, 8), (8, 16), (40, 24)):
+        some = op.route(x[start : start + rows], router, none, 4, 2, 3, False, 16.0, softmax=True)
+        assert torch.equal(some[0], ids[start : start + rows])
+        assert torch.equal(some[1], weights[start : start + rows])
+
+
 def test_route_limits_groups():
     op = ops()
     router, bias = rand(8, 16), rand(8, seed=1)

@@ -207,7 +207,7 @@ class Bench:
         def block(x: Tensor, router: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
             ids, weights = ops.route(
                 x, router, bias, cfg.n_group, cfg.topk_group, cfg.num_experts_per_tok, cfg.norm_topk_prob,
-                cfg.routed_scaling_factor,
+                cfg.routed_scaling_factor, cfg.softmax_router,
             )  # fmt: skip
             runs = ops.dispatch(ids[:rows], count)
             return ops.combine(ops.experts(x, runs, gate_up, down), weights)
@@ -235,7 +235,7 @@ class Bench:
         calls = [
             partial(
                 self.ops.route, x, router, bias, cfg.n_group, cfg.topk_group, cfg.num_experts_per_tok,
-                cfg.norm_topk_prob, cfg.routed_scaling_factor,
+                cfg.norm_topk_prob, cfg.routed_scaling_factor, cfg.softmax_router,
             )
             for (router,) in routers
         ]  # fmt: skip

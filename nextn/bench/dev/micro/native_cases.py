@@ -126,6 +126,7 @@ class NativeBench:
                 router=moved(router.struct, data), bias=bias.data_ptr(), gate_up=up, down=down,
                 experts=cfg.n_routed_experts, groups=cfg.n_group, top_groups=cfg.topk_group,
                 top_k=cfg.num_experts_per_tok, normalize=cfg.norm_topk_prob, scale=cfg.routed_scaling_factor,
+                softmax=cfg.softmax_router,
             )  # fmt: skip
             blocks.append(block)
         calls = [self.feed(block, h, routers, bias) for h in routing.inputs for block in blocks]

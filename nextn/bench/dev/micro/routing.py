@@ -40,7 +40,7 @@ class Routing:
         for x in self.inputs:
             ids, _ = ops.route(
                 x, self.router, torch.zeros(cfg.n_routed_experts), cfg.n_group, cfg.topk_group,
-                cfg.num_experts_per_tok, cfg.norm_topk_prob, cfg.routed_scaling_factor,
+                cfg.num_experts_per_tok, cfg.norm_topk_prob, cfg.routed_scaling_factor, cfg.softmax_router,
             )  # fmt: skip
             found += len(ids.unique())
         return found / len(self.inputs)

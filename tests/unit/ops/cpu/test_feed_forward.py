@@ -19,6 +19,15 @@ SIZES: dict[str, dict[str, Any]] = {
     "groups of two, all open": {"groups": 6, "top_groups": 6, "top_k": 5},
     "one group of many": {"groups": 3, "top_groups": 1, "top_k": 4},
     "every expert": {"top_k": 12, "normalize": False, "scale": 1.0},
+    "softmax, groups": {
+        "groups": 4,
+        "top_groups": 2,
+        "top_k": 4,
+        "normalize": False,
+        "softmax": True,
+        "scale": 16.0,
+    },
+    "softmax": {"top_k": 3, "normalize": False, "softmax": True, "scale": 1.0},
 }
 
 
@@ -29,10 +38,11 @@ def best(values: Tensor, k: int) -> Tensor:
 
 def route(block: FeedForwardBlock, h: Tensor, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     """(ids, weights) [rows, top_k]."""
-    scores = torch.sigmoid(h.to(dtype) @ block.router.to(dtype).T)
+    logits = h.to(dtype) @ block.router.to(dtype).T
+    scores = logits.softmax(-1) if block.softmax else torch.sigmoid(logits)
     biased = scores + block.bias.to(dtype)
     grouped = biased.unflatten(-1, (block.groups, -1))
-    value = grouped.sort(dim=-1, descending=True).values[..., :2].sum(-1)
+    value = grouped.sort(dim=-1, descending=True).values[..., : 1 if block.softmax else 2].sum(-1)
     closed = torch.ones_like(value, dtype=torch.bool).scatter_(1, best(value, block.top_groups), False)
     ids = best(grouped.masked_fill(closed[..., None], -torch.inf).flatten(-2), block.top_k)
     weights = scores.gather(1, ids)

@@ -1,0 +1,51 @@
+"""GLM-4.7-Flash: DeepSeek-V3's architecture and tensor names, without expert groups; its NextN module's
+embedding is zero at position 0.
+
+Keys of config.json and what is refused are DeepSeek-V3's. Absent keys have the defaults of transformers'
+Glm4MoeLiteConfig, except sizes, as there. The target is transformers' Glm4MoeLiteForCausalLM, and the module
+vLLM's Glm4MoeLiteMTP.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from nextn.families import deepseek_v3
+from nextn.families.config import ModelConfig
+from nextn.families.fields import Fields
+
+NAMES = deepseek_v3.NAMES
+# The other names are those that exporters of DeepSeek-V3's modules write, whatever they are given.
+MTP = replace(
+    deepseek_v3.MTP,
+    masks_first=True,
+    exported=("Glm4MoeLiteForCausalLMNextN", *deepseek_v3.MTP.exported),
+)
+
+DEFAULTS: dict[str, Any] = {
+    "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "num_experts_per_tok": 4,
+    "routed_scaling_factor": 1.8, "max_position_embeddings": 202752, "rms_norm_eps": 1e-5,
+}  # fmt: skip
+
+
+def parse(name: str, f: Fields, generation: Fields | None) -> ModelConfig:
+    """As `nextn.families.deepseek_v3.parse`."""
+    data = {**DEFAULTS, **f.data}
+    if f.get("mlp_layer_types", None) is not None:
+        data["first_k_dense_replace"] = _dense_layers(f)
+    return deepseek_v3.parse(name, Fields(data, f.source), generation)
+
+
+def _dense_layers(f: Fields) -> int:
+    """How many layers are dense, by transformers 5's list of every layer's kind. These must be the first."""
+    kinds, layers = f.get("mlp_layer_types"), f.integer("num_hidden_layers")
+    dense = kinds.count("dense") if isinstance(kinds, list) else 0
+    if kinds != ["dense"] * dense + ["sparse"] * (layers - dense):
+        raise f.error(
+            "mlp_layer_types",
+            f"it must be 'dense' for the first layers and 'sparse' for the rest of {layers}",
+        )
+    if f.get("first_k_dense_replace", dense) != dense:
+        raise f.error("first_k_dense_replace", f"it contradicts mlp_layer_types, with {dense} dense layers")
+    return dense
