@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import Any
 
 import pytest
@@ -35,19 +34,19 @@ FUNCTIONS = {"look": {"type": "object", "properties": PROPERTIES}, "go_on": None
 characters = st.text(alphabet="ab`<>｜\n\"'{}[]\\/ é😀\t", max_size=12)
 tagged = st.lists(st.sampled_from(["<tool_call>", "</tool_call>", "<arg_key>", "a", "<", "\n"]), max_size=4)
 strings = characters | tagged.map("".join)
+integers, floats = st.integers(-(10**20), 10**20), st.floats(allow_nan=False, allow_infinity=False)
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats(allow_nan=False, allow_infinity=False)
-    | characters,
+    st.none() | st.booleans() | integers | floats | characters,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(characters, inner, max_size=3),
     max_leaves=6,
-)  # fmt: skip
+)
 arguments = st.fixed_dictionaries(
     {},
     optional={
         "text": strings,
         "maybe": st.none() | strings.filter(lambda text: text not in ("null", "None")),
-        "count": st.integers(-(10**20), 10**20),
-        "rate": st.floats(allow_nan=False, allow_infinity=False),
+        "count": integers,
+        "rate": floats,
         "yes": st.booleans(),
         "list": st.lists(json_values, max_size=3),
         "object": st.dictionaries(characters, json_values, max_size=3),
@@ -69,8 +68,8 @@ def test_calls(asked: list[Call], name: str, before: str, data: st.DataObject) -
 
 hostile = st.lists(
     st.sampled_from(
-        [*TAGS, "f", "look", "\n", " ", "<", ">", "</", '"', "\\", "{", "}", ",", ":", "text", "count", '"name"',
-         '"arguments"', '{"name": "f", "arguments": {', "```json\n", "\n```", "function", "5", "é"]
+        [*TAGS, "f", "look", "\n", " ", "<", ">", "</", '"', "\\", "{", "}", ",", ":", "text", "count",
+         '"name"', '"arguments"', '{"name": "f", "arguments": {', "```json\n", "\n```", "function", "5", "é"]
     ),
     max_size=16,
 ).map("".join)  # fmt: skip
@@ -103,33 +102,28 @@ def test_no_half_mark_is_passed_on(text: str, name: str) -> None:
         assert len(passed) <= at - held
 
 
-@given(
-    st.lists(st.sampled_from(["word", "<tool_call>", "f", "\n", "x y", "<function=", "<arg_key>", "{"]), max_size=8),
-    st.sampled_from(NEW),
-)  # fmt: skip
-def test_what_is_no_call_is_content(words: list[str], name: str) -> None:
+words = st.sampled_from(["word", "<tool_call>", "f", "\n", "x y", "<function=", "<arg_key>", "{"])
+
+
+@given(st.lists(words, max_size=8), st.sampled_from(NEW))
+def test_what_is_no_call_is_content(pieces: list[str], name: str) -> None:
     """Every character, but for blanks at the end."""
-    text = "".join(words)
+    text = "".join(pieces)
     parts = read([text], name)
     if all(part.kind == "content" for part in parts):
         assert said(parts, "content") == text
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_long_arguments_take_linear_time(name: str) -> None:
-    """An eight times longer text takes about eight times as long, and a text whose end never comes too."""
-
-    def seconds(count: int, ends: bool) -> float:
-        text = "word " * count
-        call = written(name, ("look", {"text": text, "list": [text]}))
-        reader, begun = parser(name, FUNCTIONS), time.process_time()
-        for i in range(0, len(call) if ends else len(call) // 3, 5):
-            reader.push(call[i : i + 5])
-        reader.finish()
-        return time.process_time() - begun
-
-    for ends in (True, False):
-        assert seconds(16_000, ends) < 24 * max(seconds(2_000, ends), 0.004)
+def test_little_is_searched_again(name: str) -> None:
+    """A step's work is that on what is held, so however long an argument, reading it takes linear time."""
+    text = "word <" * 3000
+    call = written(name, ("look", {"text": text, "list": [text, {"a": text}]}))
+    for whole in (call, call[: len(call) // 6], call[: len(call) // 2], call.replace("word", "\n ")):
+        reader = parser(name, FUNCTIONS)
+        for i in range(0, len(whole), 5):
+            reader.push(whole[i : i + 5])
+            assert len(reader._held) < 600
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -173,11 +167,8 @@ def test_a_call_ends_the_reasoning(name: str) -> None:
         reader = AnswerParser(reading)
         return joined([part for char in text for part in reader.push(char)] + reader.finish())
 
-    assert [p.kind for p in parts(f"Hm.{call}", Reading(name, **fields))] == [
-        "reasoning",
-        "call",
-        "arguments",
-    ]
+    kinds = [part.kind for part in parts(f"Hm.{call}", Reading(name, **fields))]
+    assert kinds == ["reasoning", "call", "arguments"]
     assert parts(f"Hm.{call}", Reading(name, reasoning=True)) == [Part("reasoning", f"Hm.{call}")]
     assert parts(f"Hm.{call}", Reading(**fields)) == [Part("reasoning", f"Hm.{call}")]
     assert said(parts(f"Hm.</think>{call}", Reading(name, **fields)), "reasoning") == "Hm."
@@ -187,9 +178,8 @@ def test_the_options_name_all_formats() -> None:
     fields = ServerConfig.__dataclass_fields__["tool_call_parser"].metadata
     assert set(fields["choices"]) == set(FORMATS)
     assert set(fields["words"].values()) <= set(FORMATS)
-    with pytest.raises(
-        ValueError, match="--tool-call-parser is 'llama': choose from deepseekv3, .*qwen3_coder"
-    ):
+    rule = r"--tool-call-parser is 'llama': choose from deepseekv3, .*, qwen3_coder"
+    with pytest.raises(ValueError, match=rule):
         ServerConfig(tool_call_parser="llama").check()
 
 
