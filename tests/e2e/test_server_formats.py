@@ -87,7 +87,7 @@ def test_whole_answers(served: Served) -> None:
 
 
 def test_streams(served: Served) -> None:
-    """Put together by the openai client itself; the first call's string comes in pieces."""
+    """Put together by the openai client itself."""
     content, thoughts, pieces = "", "", 0
     with served.client.chat.completions.stream(
         model="scripted", messages=MESSAGES, tools=TOOLS, temperature=0, stop=STOP
@@ -101,7 +101,7 @@ def test_streams(served: Served) -> None:
         (last,) = stream.get_final_completion().choices
     assert (content.strip(), thoughts, last.finish_reason) == ("I look.", "Where?", "tool_calls")
     assert calls_of(last.message) == CALLS
-    assert pieces > 10
+    assert pieces >= 2 * len(CALLS)  # names go first
 
 
 def test_one_call_only(served: Served) -> None:
@@ -117,15 +117,16 @@ def test_no_tools(served: Served) -> None:
 
 
 def test_thinking_can_be_turned_off(served: Served) -> None:
-    """The prompt closes the reasoning, so the whole answer is content."""
+    """The prompt closes the reasoning, so the answer is content; unless it opens reasoning nevertheless."""
     off: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": False}}
     closed = CLOSED.get(served.name, "<think>\n\n</think>\n\n")
     assert served.prompt(**off).endswith(closed)
     assert served.prompt(reasoning_effort="none").endswith(closed)
     assert not served.prompt().endswith(closed)
     message = served.ask(extra_body=off).message
-    assert "reasoning_content" not in message.model_dump(exclude_none=True)
-    assert message.content.startswith(THOUGHT[served.name] + "I look.")
+    opened = served.name == "hermes"
+    assert message.model_dump().get("reasoning_content") == ("Where?" if opened else None)
+    assert message.content.startswith("I look." if opened else THOUGHT[served.name] + "I look.")
     assert calls_of(message) == CALLS
 
 

@@ -19,7 +19,7 @@ def glm(newer: bool) -> str:
         + "{% endfor %}</tool_call>"
     )  # fmt: skip
     think = "<think>" if newer else ""
-    off = "</think>" if newer else "\n<think></think>"
+    off = "</think>" if newer else "{{ '\\n<think></think>' }}"
     return (
         "[gMASK]<sop>" + TOOLS + "{% for m in messages %}"
         "{% if m.role == 'assistant' %}<|assistant|>" + REASON + "{{ m.content }}"
@@ -46,8 +46,8 @@ def qwen(call: str, think: str = "") -> str:
 
 
 HERMES_CALL = (
-    '<tool_call>\n{{ \'{"name": "\' ~ c.function.name ~ \'", "arguments": \' }}{{ c.function.arguments | tojson }}'
-    "}\n</tool_call>"
+    '<tool_call>\n{{ \'{"name": "\' ~ c.function.name ~ \'", "arguments": \' }}'
+    "{{ c.function.arguments | tojson }}}\n</tool_call>"
 )
 CODER_CALL = (
     "<tool_call>\n<function={{ c.function.name }}>\n{% for k, v in c.function.arguments.items() %}"
