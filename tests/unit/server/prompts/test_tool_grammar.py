@@ -70,6 +70,9 @@ def test_grammars_of_calls(fits: Fits, parser: str) -> None:
     assert not may(two, parallel=False)
     assert may(one, parallel=False)
     assert not may(answer(parser, GO), tools=TOOLS[:1])
+    none = {"function": {"name": "go", "parameters": {"type": "object", "additionalProperties": False}}}
+    assert may(answer(parser, GO), tools=[none])
+    assert not may(answer(parser, ("go", {"a": "b"})), tools=[none])
     assert not may(answer(parser, ("look", {})))
     assert not may(answer(parser, ("run", {})))
     assert not may("I look." + one)
