@@ -27,18 +27,23 @@ class ServerConfig(EngineConfig):
     tool_call_parser: str | None = option(
         None,
         "server",
-        "format of the model's tool calls: deepseekv3 (V3-0324, R1-0528) or deepseekv31 (V3.1 and later); "
-        "default: requests with tools are refused",
-        choices=("deepseekv3", "deepseekv31"),
-        words={"deepseek_v3": "deepseekv3", "deepseek_v31": "deepseekv31"},
-    )
+        "format of the model's tool calls: deepseekv3 (V3-0324, R1-0528), deepseekv31 (V3.1 and later), "
+        "glm45 (GLM-4.5, 4.6), glm47 (GLM-4.7, GLM-5), hermes (Hermes, Qwen2.5, Qwen3; qwen3 and qwen25 mean "
+        "the same) or qwen3_coder (Qwen3-Coder, Qwen3.5 and later); default: requests with tools are refused",
+        choices=("deepseekv3", "deepseekv31", "glm45", "glm47", "hermes", "qwen3_coder"),
+        words={
+            "deepseek_v3": "deepseekv3", "deepseek_v31": "deepseekv31", "glm": "glm45", "qwen": "hermes",
+            "qwen25": "hermes", "qwen3": "hermes", "qwen3_xml": "qwen3_coder",
+        },
+    )  # fmt: skip
     reasoning_parser: str | None = option(
         None,
         "server",
-        "return the text before </think> as reasoning_content. deepseek-r1: every answer begins with "
-        "reasoning; deepseek-v3: only if the prompt or the answer opens it; default: reasoning is content",
-        choices=("deepseek-r1", "deepseek-v3"),
-        words={"deepseek_r1": "deepseek-r1", "deepseek_v3": "deepseek-v3"},
+        "return the text before </think> as reasoning_content. deepseek-r1, qwen3-thinking: every answer "
+        "begins with reasoning; deepseek-v3, glm45 (GLM-4.5 and later), qwen3: only if the prompt or answer "
+        "opens it; default: reasoning is content",
+        choices=("deepseek-r1", "deepseek-v3", "glm45", "qwen3", "qwen3-thinking"),
+        words={"deepseek_r1": "deepseek-r1", "deepseek_v3": "deepseek-v3", "glm47": "glm45"},
     )
     enable_priority_scheduling: bool = option(
         False, "server", "honour requests' priority: higher values go first, as in SGLang"

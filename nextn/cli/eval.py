@@ -53,6 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--num-concurrent", type=positive, default=16, metavar="N", help="requests at once (default: 16)"
     )
     parser.add_argument(
+        "--apply-chat-template", action="store_true",
+        help="send the prompts as chats, rendered by the checkpoint's chat template",
+    )  # fmt: skip
+    parser.add_argument(
+        "--confirm-run-unsafe-code", action="store_true",
+        help="run programs that the model writes, which openai_humaneval needs",
+    )  # fmt: skip
+    parser.add_argument(
         "--include-path", type=Path, metavar="DIR", help="folder with more tasks, in lm-eval's YAML format"
     )
     parser.add_argument(
@@ -89,6 +97,8 @@ def run(args: argparse.Namespace) -> int:
         num_fewshot=args.num_fewshot,
         concurrency=args.num_concurrent,
         include_path=args.include_path,
+        runs_programs=args.confirm_run_unsafe_code,
+        chats=args.apply_chat_template,
         output_dir=args.output_dir,
         bars=sys.stderr.isatty(),
     )

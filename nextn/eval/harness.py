@@ -21,7 +21,7 @@ from lm_eval.tasks import TaskManager
 
 from nextn.bench.errors import BenchError
 from nextn.eval.results import Run
-from nextn.eval.tasks import FOLDER, SHIPPED
+from nextn.eval.tasks import FOLDER, PACKAGED, SHIPPED
 from nextn.tokenizer import Tokenizer
 
 SEED = 1234  # of the choice of few-shot examples
@@ -33,7 +33,16 @@ class ServedModel(LocalCompletionsAPI):  # type: ignore[misc]
 
     tokenizer: Tokenizer
 
-    def __init__(self, url: str, model: str, tokenizer: Tokenizer, max_length: int, concurrency: int) -> None:
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        tokenizer: Tokenizer,
+        max_length: int,
+        concurrency: int,
+        chats: bool = False,
+    ) -> None:
+        """chats: prompts are rendered by the chat template, which writes the special tokens."""
         super().__init__(
             base_url=f"{url}/v1/completions",
             model=model,
@@ -43,6 +52,7 @@ class ServedModel(LocalCompletionsAPI):  # type: ignore[misc]
             timeout=3600,
         )
         self.tokenizer, self.tokenized_requests = tokenizer, True
+        self.chats = chats
         self.seconds = 0.0
 
     @property
@@ -61,8 +71,14 @@ class ServedModel(LocalCompletionsAPI):  # type: ignore[misc]
         self, string: str | Sequence[str], left_truncate_len: int | None = None, **_: Any
     ) -> list[int] | list[list[int]]:
         texts = [string] if isinstance(string, str) else list(string)
-        ids = [tokens[-(left_truncate_len or 0) :] for tokens in self.tokenizer.encode_batch(texts)]
+        encoded = self.tokenizer.encode_batch(texts, add_special_tokens=not self.chats)
+        ids = [tokens[-(left_truncate_len or 0) :] for tokens in encoded]
         return ids[0] if isinstance(string, str) else ids
+
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
+        return self.tokenizer.render_chat(chat_history, add_generation_prompt)
 
     def _loglikelihood_tokens(self, requests: Any, **options: Any) -> Any:
         with self._timed():
@@ -89,10 +105,12 @@ class Harness:
     limit: int | None
     num_fewshot: int | None
     concurrency: int
+    runs_programs: bool = False  # may programs be run that a model wrote?
+    chats: bool = False  # are prompts rendered as chats?
 
     def run(self, task: str, url: str, model: str, tokenizer: Tokenizer, max_length: int) -> Run:
         """Runs one task on one server. Raises BenchError when a request failed for good."""
-        served = ServedModel(url, model, tokenizer, max_length, self.concurrency)
+        served = ServedModel(url, model, tokenizer, max_length, self.concurrency, self.chats)
         random.seed(SEED)
         np.random.seed(SEED)
         loaded = self.manager.load([task])
@@ -103,7 +121,14 @@ class Harness:
                 one.set_config(key="num_fewshot", value=self.num_fewshot or 0)
             one.set_fewshot_seed(seed=SEED)
         try:
-            found = evaluate(lm=served, task_dict=loaded, limit=self.limit, bootstrap_iters=0)
+            found = evaluate(
+                lm=served,
+                task_dict=loaded,
+                limit=self.limit,
+                bootstrap_iters=0,
+                apply_chat_template=self.chats,
+                confirm_run_unsafe_code=self.runs_programs,
+            )
         # aiohttp's errors, requests', and whatever lm-eval makes of an answer that it did not expect
         except Exception as e:
             raise BenchError(f"the task {task} on {url} failed: {type(e).__name__}: {e}") from e
@@ -117,12 +142,14 @@ def load_tasks(names: Sequence[str], include_path: Path | None) -> TaskManager:
     """
     paths = [str(FOLDER), *([str(include_path)] if include_path else [])]
     # Reading all of lm-eval's own tasks takes ten seconds.
-    manager = TaskManager(include_path=paths, include_defaults=not set(names) <= set(SHIPPED))
+    manager = TaskManager(include_path=paths, include_defaults=not set(names) <= {*SHIPPED, *PACKAGED})
     for name in names:
         if name not in manager.all_tasks:
             raise ValueError(f"--tasks {name}: lm-eval has no such task; see `lm-eval ls tasks`")
         try:
             manager.load([name])
+        except ModuleNotFoundError as e:
+            raise ValueError(f"--tasks {name}: {e}") from e
         # Which of many kinds depends on where the data set lies.
         except Exception as e:
             raise ValueError(

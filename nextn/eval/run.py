@@ -25,6 +25,7 @@ from nextn.bench.servers import last_lines_on_error
 from nextn.bench.target import find_target
 from nextn.eval.results import Results, Run, TaskResult
 from nextn.eval.table import WITH, WITHOUT, table, verdict
+from nextn.eval.tasks import RUNS_PROGRAMS
 from nextn.tokenizer import Tokenizer
 
 DEFAULT_LENGTH = 2048  # of the context, where a server does not say
@@ -43,6 +44,8 @@ class Settings:
     num_fewshot: int | None
     concurrency: int
     include_path: Path | None
+    runs_programs: bool
+    chats: bool
     output_dir: Path
     bars: bool
 
@@ -64,6 +67,12 @@ def run_eval(settings: Settings) -> int:
         from nextn.eval.harness import Harness, load_tasks, quiet
     except ModuleNotFoundError as e:
         raise ValueError(f"nextn eval needs lm-eval ({e}); run: pip install 'nextn[eval]'") from e
+    for name in RUNS_PROGRAMS:
+        if name in settings.tasks and not settings.runs_programs:
+            raise ValueError(
+                f"--tasks {name} runs programs that the model writes; add --confirm-run-unsafe-code, and run "
+                "it where that does no harm, such as in a container"
+            )
     out = settings.output_dir
     out.mkdir(parents=True, exist_ok=True)
     log = out / "lm-eval.log"
@@ -71,7 +80,14 @@ def run_eval(settings: Settings) -> int:
     say(f"loading {', '.join(settings.tasks)}")
     with quiet(log, settings.bars):
         manager = load_tasks(settings.tasks, settings.include_path)
-    harness = Harness(manager, settings.limit, settings.num_fewshot, settings.concurrency)
+    harness = Harness(
+        manager,
+        settings.limit,
+        settings.num_fewshot,
+        settings.concurrency,
+        settings.runs_programs,
+        settings.chats,
+    )
     with ended_like_ctrl_c(), servers(settings) as urls:
         sides = [asyncio.run(find_side(settings, *named)) for named in urls.items()]
         tasks = []
@@ -151,6 +167,7 @@ def record(settings: Settings) -> dict[str, Any]:
         "limit": settings.limit,
         "num_fewshot": settings.num_fewshot,
         "concurrency": settings.concurrency,
+        "chats": settings.chats,
         "machine": dataclasses.asdict(this_machine()),
     }
 

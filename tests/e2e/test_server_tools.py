@@ -14,7 +14,7 @@ import pydantic
 import pytest
 from support.server_process import SCRIPTED, ServerProcess, until
 
-from nextn.server.parsers.tools import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
+from nextn.server.parsers.deepseek import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
 
 TEMPLATE = Path(__file__).parents[2] / "examples" / "deepseek_v31_tools.jinja"
 CALLS = [("look", '{"where": "src"}'), ("look", '{"where": "docs"}')]

@@ -12,7 +12,6 @@ from nextn.server.answers.choice import Choice, Delta
 from nextn.server.answers.logprobs import Entry, chat_logprobs
 from nextn.server.parsers.answer import AnswerParser, Reading
 from nextn.server.parsers.parts import Part
-from nextn.server.parsers.reasoning import CLOSE, OPEN
 from nextn.server.protocol.responses import ChatChoice, ChatDelta, FunctionCall, Message, ToolCall
 from nextn.server.protocol.responses import Delta as ChatText
 from nextn.tokenizer.tokenizer import Tokenizer
@@ -59,12 +58,14 @@ def matched_stop(choice: Choice) -> int | str | UnsetType:
 
 def reasoning_tokens(choice: Choice, reading: Reading) -> int:
     """How many of an answer's tokens are reasoning, including the marks around it."""
-    data = [choice.stream.token_bytes[token] for token in choice.tokens]
-    text = b"".join(data)
-    if not reading.reasoning and not text.startswith(OPEN.encode()):
+    parser = reading.reasoning_parser()
+    if parser is None:
         return 0
-    before, mark, _ = text.partition(CLOSE.encode())
-    end, count = len(before + mark), 0
+    data = [choice.stream.token_bytes[token] for token in choice.tokens]
+    text = b"".join(data).decode(errors="surrogateescape")
+    parts = parser.push(text) + parser.finish()
+    content = "".join(part.text for part in parts if part.kind == "content")
+    end, count = len(text.removesuffix(content).encode(errors="surrogateescape")), 0
     for each in data:
         if end <= 0:
             break

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -16,14 +16,15 @@ from nextn.server.protocol.errors import ApiError
 from nextn.server.protocol.responses import DraftStep
 from nextn.stats import SpecStats
 from nextn.tokenizer.stop_regex import StopRegexes
-from nextn.tokenizer.stream import TextStream
+from nextn.tokenizer.stream import Search, TextStream
 
 
 class Prompt(NamedTuple):
     """A prompt and how its texts are made. `stop`: strings that end them; `stop_regexes` end them too.
     `echo`: the prompt's text, if answers begin with it. `name`: the client's name for it, or "". `shown`:
     special tokens that are text even with `skip_special_tokens`. `include_stop`: texts keep the stop string
-    or token that ended them. `remote`: the other server that works on it."""
+    or token that ended them. `ends`: makes the search for one more end of a text. `remote`: the other server
+    that works on it."""
 
     tokens: list[int]
     params: SamplingParams
@@ -34,6 +35,7 @@ class Prompt(NamedTuple):
     skip_special_tokens: bool = True
     include_stop: bool = False
     stop_regexes: StopRegexes | None = None
+    ends: Callable[[], Search] | None = None
     remote: Remote | None = None
 
 

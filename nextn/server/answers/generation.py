@@ -80,6 +80,7 @@ class Generation:
                     prompt.include_stop,
                     prompt.shown,
                     prompt.stop_regexes,
+                    None if prompt.ends is None else prompt.ends(),
                 )
                 choice = Choice(index, called, request, stream, last_output=self.arrival)
                 choice.depths = [] if keep_depths else None

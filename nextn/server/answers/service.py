@@ -12,7 +12,7 @@ from nextn.request import SamplingParams
 from nextn.server.answers.choice import Observer, Prompt
 from nextn.server.answers.generation import Generation
 from nextn.server.parsers.answer import Reading
-from nextn.server.parsers.tools import CALL_END
+from nextn.server.parsers.first_call import FirstCall
 from nextn.server.process.engines import Engines
 from nextn.server.process.messages import Ready
 from nextn.server.prompts.bound import Bound, check_vocabulary, token_limit
@@ -172,7 +172,7 @@ class Service:
         regexes = await compiled_regexes(request.stop_regex)
         (prompt,) = self._prompts(request, ids, None, regexes)
         if reading.tool_parser is not None and not request.parallel_tool_calls:
-            prompt = prompt._replace(stop=[*prompt.stop, CALL_END])
+            prompt = prompt._replace(ends=lambda: FirstCall(reading))
         if constraint is not None and not request.prefills:
             prompt = prompt._replace(params=prompt.params.replace(constraint=constraint))
         generation = self._generation(request, [prompt._replace(shown=reading.markers)], arrival, "chatcmpl")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from nextn.server.parsers import reasoning, tools
 from nextn.server.parsers.parts import Part
+from nextn.server.parsers.reasoning import ReasoningParser
 
 
 @dataclass(frozen=True)
@@ -16,12 +19,23 @@ class Reading:
     reasoning: bool | None = None  # does the answer begin within it? None: it is not parted off
     stream_reasoning: bool = True
     echo: str = ""  # what the content begins with: the message that the answer goes on with
+    opens: bool = False  # may blanks come before the answer's <think>?
+    call_ends_reasoning: bool = False
+    functions: Mapping[str, Any] = field(default_factory=dict, compare=False)  # each one's parameters
 
     @property
     def markers(self) -> frozenset[str]:
         """What must come through as text, special tokens though they may be."""
-        found = () if self.tool_parser is None else tools.MARKERS
+        found = () if self.tool_parser is None else tools.FORMATS[self.tool_parser].marks
         return frozenset(found if self.reasoning is None else (*found, *reasoning.MARKERS))
+
+    def reasoning_parser(self) -> ReasoningParser | None:
+        if self.reasoning is None:
+            return None
+        ends: tuple[str, ...] = ()
+        if self.call_ends_reasoning and self.tool_parser is not None:
+            ends = tools.FORMATS[self.tool_parser].reader.BEGINS[:1]
+        return ReasoningParser(self.reasoning, self.stream_reasoning, self.opens, ends)
 
 
 CONTENT = Reading()
@@ -31,10 +45,13 @@ class AnswerParser:
     """Text in, parts out, for one choice. All parts together do not depend on how the text was cut."""
 
     def __init__(self, reading: Reading) -> None:
-        self._tools = None if reading.tool_parser is None else tools.ToolParser(reading.tool_parser)
-        self._reasoning: reasoning.ReasoningParser | None = None
-        if reading.reasoning is not None:
-            self._reasoning = reasoning.ReasoningParser(reading.reasoning, reading.stream_reasoning)
+        name = reading.tool_parser
+        self._tools = None if name is None else tools.parser(name, reading.functions)
+        self._reasoning = reading.reasoning_parser()
+
+    @property
+    def calls_ended(self) -> int:
+        return 0 if self._tools is None else self._tools.ended
 
     def push(self, text: str) -> list[Part]:
         if self._reasoning is None:

@@ -7,12 +7,14 @@ from typing import Literal, NamedTuple
 
 from nextn.tokenizer.stop import begin
 
+Kind = Literal["reasoning", "content", "call", "arguments"]
+
 
 class Part(NamedTuple):
     """A piece of an answer. The text of "call" is the function's name. `call`: which of the answer's calls,
     for "call" and "arguments"."""
 
-    kind: Literal["reasoning", "content", "call", "arguments"]
+    kind: Kind
     text: str
     call: int = 0
 

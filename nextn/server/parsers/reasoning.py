@@ -3,17 +3,39 @@
     "<think>Two and two.</think>Four."  ->  reasoning "Two and two.", content "Four."
 
 An opening <think> counts at the very beginning only: models that think write it first, or find it at the end
-of their prompt. Only the two marks are removed. The parts do not depend on how the text was cut into pushes.
+of their prompt. Only the marks are removed. The parts do not depend on how the text was cut into pushes.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from nextn.server.parsers.parts import Part, cut
 
 OPEN, CLOSE = "<think>", "</think>"
 MARKERS = (OPEN, CLOSE)
-# --reasoning-parser -> does an answer begin within the reasoning, where its prompt does not say?
-PARSERS = {"deepseek-r1": True, "deepseek-v3": False}
+MOST_BLANKS = 16  # before <think>
+
+
+class Format(NamedTuple):
+    """begins: does an answer begin within the reasoning, where its prompt does not say? opens: may it open
+    the reasoning itself, after blanks? call_ends: does a tool call end the reasoning too? GLM and Qwen may
+    forget </think> before one (SGLang's reasoning_parser.py, vLLM's qwen3_reasoning_parser.py)."""
+
+    begins: bool
+    opens: bool = False
+    call_ends: bool = False
+
+
+# --reasoning-parser
+PARSERS = {
+    "deepseek-r1": Format(begins=True),
+    "deepseek-v3": Format(begins=False),
+    "glm45": Format(begins=False, opens=True, call_ends=True),
+    "qwen3": Format(begins=False, opens=True, call_ends=True),
+    "qwen3-thinking": Format(begins=True, opens=True, call_ends=True),
+}
 
 
 def begins_inside(parser: str, prompt: str) -> bool:
@@ -21,15 +43,24 @@ def begins_inside(parser: str, prompt: str) -> bool:
     tail = prompt.rstrip()
     if tail.endswith(MARKERS):
         return tail.endswith(OPEN)
-    return PARSERS[parser]
+    return PARSERS[parser].begins
+
+
+def may_open(parser: str, prompt: str) -> bool:
+    """May the answer to this prompt open reasoning itself?"""
+    return PARSERS[parser].opens and not prompt.rstrip().endswith(MARKERS)
 
 
 class ReasoningParser:
     """`inside`: the answer begins with reasoning. `stream`: reasoning is passed on as it comes; else in one
-    piece when it is complete."""
+    piece when it is complete. `blanks`: may there be blanks before <think>? `calls`: marks that end the
+    reasoning too, and are content."""
 
-    def __init__(self, inside: bool, stream: bool = True) -> None:
-        self._inside, self._stream = inside, stream
+    def __init__(
+        self, inside: bool, stream: bool = True, blanks: bool = False, calls: Sequence[str] = ()
+    ) -> None:
+        self._inside, self._stream, self._blanks = inside, stream, blanks
+        self._ends = (CLOSE, *calls)
         self._at_start = True
         self._held = ""
         self._reasoning = ""  # not yet passed on
@@ -37,15 +68,19 @@ class ReasoningParser:
     def push(self, text: str) -> list[Part]:
         self._held += text
         if self._at_start:
-            if self._held != OPEN and OPEN.startswith(self._held):
+            said = self._held.lstrip() if self._blanks else self._held
+            few = len(self._held) - len(said) <= MOST_BLANKS
+            if few and said != OPEN and OPEN.startswith(said):
                 return []
             self._at_start = False
-            if self._held.startswith(OPEN):
+            if few and said.startswith(OPEN):
                 self._inside = True
-                self._held = self._held.removeprefix(OPEN)
+                self._held = said.removeprefix(OPEN)
         parts: list[Part] = []
         if self._inside:
-            before, marker, self._held = cut(self._held, (CLOSE,))
+            before, marker, self._held = cut(self._held, self._ends)
+            if marker is not None and marker != CLOSE:
+                self._held = marker + self._held
             self._reasoning += before
             self._inside = marker is None
             if self._stream or not self._inside:

@@ -12,7 +12,7 @@ from nextn.server.parsers.answer import Reading
 from nextn.server.prompts.encoding import LONG_TEXT
 from nextn.server.prompts.messages import checked_messages
 from nextn.server.prompts.shown import check_shown
-from nextn.server.prompts.tool_grammar import call_grammar, strict_grammar
+from nextn.server.prompts.tool_grammar import Thought, call_grammar, strict_grammar
 from nextn.server.protocol.chat import ChatMessages, NamedTool
 from nextn.server.protocol.errors import bad_request
 from nextn.server.protocol.openai import ChatRequest
@@ -39,17 +39,35 @@ def chat_prompt(request: ChatRequest, tokenizer: Tokenizer, config: ServerConfig
             "tools are not supported by this server: it was started without --tool-call-parser", "tools"
         )
     text = render(request, tokenizer)
-    inside = None
-    if config.reasoning_parser is not None and request.separate_reasoning:
-        inside = reasoning.begins_inside(config.reasoning_parser, beginning(request, text))
-    tool_parser = config.tool_call_parser if calls else None
-    reading = Reading(tool_parser, inside, request.stream_reasoning, echoed(request))
-    constraint = (
-        forced_calls(request, reading, config.constrained_json_any_whitespace)
-        or after_reasoning(request, reading)
-        or strict_calls(request, reading)
+    reading = Reading(
+        config.tool_call_parser if calls else None,
+        stream_reasoning=request.stream_reasoning,
+        echo=echoed(request),
+        functions=functions_of(request) if calls else {},
     )
-    return ChatPrompt(text, reading, constraint)
+    if config.reasoning_parser is not None and request.separate_reasoning:
+        reading = with_reasoning(reading, config.reasoning_parser, beginning(request, text))
+    constraint = forced_calls(request, reading, config.constrained_json_any_whitespace) or after_reasoning(
+        request, reading
+    )
+    if constraint is not None:  # it begins at </think>, so nothing else ends the reasoning
+        reading = dataclasses.replace(reading, call_ends_reasoning=False)
+    return ChatPrompt(text, reading, constraint or strict_calls(request, reading))
+
+
+def functions_of(request: ChatRequest) -> dict[str, Any]:
+    """The parameters of each function."""
+    functions = [tool["function"] for tool in request.tools or []]
+    return {function["name"]: function.get("parameters") for function in functions}
+
+
+def with_reasoning(reading: Reading, parser: str, prompt: str) -> Reading:
+    return dataclasses.replace(
+        reading,
+        reasoning=reasoning.begins_inside(parser, prompt),
+        opens=reasoning.may_open(parser, prompt),
+        call_ends_reasoning=reasoning.PARSERS[parser].call_ends,
+    )
 
 
 def is_small(request: ChatMessages) -> bool:
@@ -77,7 +95,7 @@ def forced_calls(request: ChatRequest, reading: Reading, any_whitespace: bool) -
     tools = request.tools or []
     if isinstance(choice, NamedTool):
         tools = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
-    thought = bool(reading.reasoning)
+    thought: Thought | None = "closed" if reading.reasoning else "whole" if reading.opens else None
     return call_grammar(reading.tool_parser, tools, request.parallel_tool_calls, thought, any_whitespace)
 
 

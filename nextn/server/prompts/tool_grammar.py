@@ -1,48 +1,47 @@
 """Grammars of answers with calls, in the model's own format: `call_grammar` for tool_choice "required" or a
 named function, where the answer is calls, and `strict_grammar` for "auto", where it may have some.
 
-The answer is read by the same parser as without a grammar. The grammars spell marks as text, so a tokenizer
-must have them as tokens that are not special, as DeepSeek's has.
+The answer is read by the same parser as without a grammar. The grammars spell marks as text: a tokenizer
+should have them as tokens that are not special, as those of DeepSeek, GLM and Qwen have.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 from nextn.constraint import Constraint
 from nextn.grammar.base import BOUNDED
-from nextn.server.parsers.tools import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, FORMATS
+from nextn.server.parsers.schemas import followed, kind_of
+from nextn.server.parsers.spelling import Pair, Spelling
+from nextn.server.parsers.tools import FORMATS
+from nextn.server.prompts.up_to import up_to, without
 
-# Free text up to </think>, in one terminal, as lexers do not go back; "</" is in it at its end only.
-THOUGHT = r"/([^<]|<+[^<\/])*<+\/think>/"
+# What comes before the calls: reasoning up to </think>, or, if the model opens it itself, all of it or none.
+Thought = Literal["closed", "whole"]
+ANY_KEY = '/[^<>\\s"]+/'
 
 
 def call_grammar(
     parser: str,
     tools: Sequence[Mapping[str, Any]],
     parallel: bool = True,
-    thought: bool = False,
+    thought: Thought | None = None,
     any_whitespace: bool = False,
 ) -> Constraint:
-    """Of one call to one of the tools, or with `parallel` of several. `thought`: after reasoning.
-    `any_whitespace`: in the arguments."""
-    form = FORMATS[parser]
-    functions = [tool["function"] for tool in tools]
-    names = " | ".join(f"f{i}" for i in range(len(functions)))
+    """Of one call to one of the tools, or with `parallel` of several. `any_whitespace`: in the arguments."""
+    form = FORMATS[parser].spelling
     more = f" ({quoted(form.between)} call)*" if form.between else " call*"
-    end = (form.fences[0] if form.fences else "") + CALL_END
-    lines = [
-        f"start: {'THOUGHT ' * thought}{quoted(CALLS_BEGIN)} call{more * parallel} {quoted(CALLS_END)}",
-        f"call: {quoted(CALL_BEGIN + form.before_name)} ({names}) {quoted(end)}",
-    ]
-    if thought:
-        lines.append(f"THOUGHT: {THOUGHT}")
-    for i, function in enumerate(functions):
-        lines.append(f"f{i}: {quoted(function['name'] + form.after_name)} a{i}")
-        schema = {**schema_of(function), **({} if any_whitespace else BOUNDED)}
-        lines.append(f"a{i}: %json {json.dumps(schema)}")
+    opening, closing = (f"{quoted(mark)} " if mark else "" for mark in form.outer)
+    before = {"closed": "THOUGHT ", "whole": "THOUGHT? ", None: ""}[thought]
+    lines = [f"start: {before}{opening}call{more * parallel} {closing}".rstrip()]
+    if thought is not None:
+        opened = "" if thought == "closed" else r"\n{0,2}<think>"
+        blanks = "" if form.outer[0] else r"\n{0,2}"
+        lines.append(f"THOUGHT: /{opened}{up_to('</think>')}{blanks}/")
+    functions = [tool["function"] for tool in tools]
+    lines += calls(form, functions, [schema_of(function) for function in functions], any_whitespace)
     return Constraint("lark", "\n".join(lines) + "\n")
 
 
@@ -52,20 +51,96 @@ def strict_grammar(parser: str, tools: Sequence[Mapping[str, Any]]) -> Constrain
     functions = [tool["function"] for tool in tools]
     if not any(function.get("strict") for function in functions):
         return None
-    form = FORMATS[parser]
+    form = FORMATS[parser].spelling
+    schemas = [schema_of(function) if function.get("strict") else {} for function in functions]
+    if form.pair is not None:
+        begun = form._replace(before_name=form.before_name.removeprefix(form.trigger))
+        lines = [
+            "start: (TRIGGER call)* REST",
+            f"TRIGGER: /{up_to(form.trigger)}/",
+            f"REST: /{without(form.trigger)}/",
+            *calls(begun, functions, schemas, any_whitespace=False),
+        ]
+        return Constraint("lark", "\n".join(lines) + "\n")
     structures = [
         {
-            "begin": CALL_BEGIN + form.before_name + function["name"] + form.after_name,
-            "schema": schema_of(function) if function.get("strict") else {},
-            "end": (form.fences[0] if form.fences else "") + CALL_END,
+            "begin": form.before_name + spelled(function["name"], form) + form.after_name,
+            "schema": schema,
+            "end": form.end,
         }
-        for function in functions
+        for function, schema in zip(functions, schemas, strict=True)
     ]
-    return Constraint("structural_tag", json.dumps({"structures": structures, "triggers": [CALL_BEGIN]}))
+    return Constraint("structural_tag", json.dumps({"structures": structures, "triggers": [form.trigger]}))
+
+
+def calls(
+    form: Spelling,
+    functions: Sequence[Mapping[str, Any]],
+    schemas: Sequence[Mapping[str, Any]],
+    any_whitespace: bool,
+) -> Iterator[str]:
+    """The rules of `call`, with arguments by the schemas."""
+    names = " | ".join(f"f{i}" for i in range(len(functions)))
+    before = f"{quoted(form.before_name)} " if form.before_name else ""
+    yield f"call: {before}({names}) {quoted(form.end)}"
+    for i, (function, schema) in enumerate(zip(functions, schemas, strict=True)):
+        yield f"f{i}: {quoted(spelled(function['name'], form) + form.after_name)} a{i}"
+        if form.pair is None:
+            yield f"a{i}: {of_json(schema, any_whitespace)}"
+        else:
+            yield from pairs(f"a{i}", form.pair, schema, any_whitespace)
+    if form.pair is not None:
+        rest = form.pair.end.partition(form.pair.close)[2]
+        yield f"text: TEXT {quoted(rest) if rest else ''}"
+        yield f"TEXT: /{up_to(form.pair.close)}/"
+
+
+def pairs(rule: str, pair: Pair, schema: Mapping[str, Any], any_whitespace: bool) -> Iterator[str]:
+    """The arguments as keys and values, in the schema's order. Of a text, the grammar knows `enum` and
+    `const` alone. Where the schema names no arguments, or allows further ones, there may be any."""
+    whole = followed(schema, schema)
+    properties = whole.get("properties") if isinstance(whole, Mapping) else None
+    further = whole.get("additionalProperties", not properties) if isinstance(whole, Mapping) else True
+    needed = whole.get("required") or () if isinstance(whole, Mapping) else ()
+    words, lines = list[str](), list[str]()
+    for j, (name, argument) in enumerate((properties or {}).items()):
+        words.append(f"{rule}x{j}" + "?" * (name not in needed))
+        key = quoted(pair.before_key + name + pair.before_value)
+        lines.append(f"{rule}x{j}: {key} {value(pair, schema, name, argument, any_whitespace)}")
+    if further is not False:
+        words.append(f"{rule}x*")
+        lines.append(f"{rule}x: {quoted(pair.before_key)} {ANY_KEY} {quoted(pair.before_value)} text")
+    yield f"{rule}: {' '.join(words) or quoted('')}"
+    yield from lines
+
+
+def value(pair: Pair, schema: Mapping[str, Any], name: str, argument: object, any_whitespace: bool) -> str:
+    """The rule of a value, with its end."""
+    given = followed(argument, schema)
+    choices = [given["const"]] if isinstance(given, Mapping) and "const" in given else None
+    if choices is None and isinstance(given, Mapping) and isinstance(given.get("enum"), list):
+        choices = given["enum"]
+    kind = kind_of(schema, name, "free")
+    end = quoted(pair.end)
+    if choices and kind != "json":
+        texts = [each if isinstance(each, str) else json.dumps(each) for each in choices]
+        return f"({' | '.join(map(quoted, texts))}) {end}"
+    if kind != "json" or not isinstance(argument, Mapping):
+        return "text"
+    linked = {word: schema[word] for word in ("$defs", "definitions") if word in schema}
+    return f"{of_json({**linked, **argument}, any_whitespace)} {end}"
+
+
+def of_json(schema: Mapping[str, Any], any_whitespace: bool) -> str:
+    return f"%json {json.dumps({**schema, **({} if any_whitespace else BOUNDED)})}"
 
 
 def schema_of(function: Mapping[str, Any]) -> Mapping[str, Any]:
     return function.get("parameters") or {"type": "object"}
+
+
+def spelled(name: str, form: Spelling) -> str:
+    return json.dumps(name, ensure_ascii=False)[1:-1] if form.name_in_json else name
 
 
 def quoted(text: str) -> str:

@@ -18,7 +18,7 @@ from nextn.server.answers.choice import Prompt
 from nextn.server.answers.generation import Generation
 from nextn.server.answers.openai import Reply
 from nextn.server.parsers.answer import CONTENT, Reading
-from nextn.server.parsers.tools import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
+from nextn.server.parsers.deepseek import CALL_BEGIN, CALL_END, CALLS_BEGIN, CALLS_END, SEPARATOR
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.messages import Ready, StepOutputs
 from nextn.server.protocol.openai import ChatRequest

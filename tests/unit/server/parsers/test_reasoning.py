@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nextn.server.parsers.parts import Part
-from nextn.server.parsers.reasoning import ReasoningParser, begins_inside
+from nextn.server.parsers.reasoning import PARSERS, ReasoningParser, begins_inside, may_open
+from nextn.server_config import ServerConfig
 
 
 def read(pieces: list[str], inside: bool, stream: bool = True) -> tuple[str, str, list[Part]]:
@@ -76,7 +77,51 @@ def test_what_cannot_be_a_mark_goes_out_at_once() -> None:
         ("deepseek-v3", "…<｜Assistant｜>", False),
         ("deepseek-v3", "…<｜Assistant｜><think>", True),
         ("deepseek-v3", "…<｜Assistant｜></think>", False),
+        ("glm45", "…<|assistant|>", False),
+        ("glm45", "…<|assistant|>\n<think></think>", False),  # GLM-4.5, enable_thinking: false
+        ("glm45", "…<|assistant|><think>", True),  # GLM-4.7
+        ("glm45", "…<|assistant|></think>", False),
+        ("qwen3", "…<|im_start|>assistant\n", False),
+        ("qwen3", "…<|im_start|>assistant\n<think>\n", True),
+        ("qwen3", "…<|im_start|>assistant\n<think>\n\n</think>\n\n", False),  # enable_thinking: false
+        ("qwen3-thinking", "…<|im_start|>assistant\n", True),
     ],
 )
 def test_where_an_answer_begins(parser: str, prompt: str, inside: bool) -> None:
     assert begins_inside(parser, prompt) is inside
+    said = prompt.rstrip().endswith(("<think>", "</think>"))
+    assert may_open(parser, prompt) is (not said and not parser.startswith("deepseek"))
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "reasoning", "content"),
+    [
+        ("\n<think>a</think>\nb", False, "a", "\nb"),
+        ("\n\n<think>\na\n</think>\n\nb", False, "\na\n", "\n\nb"),
+        ("\n<thi", False, "", "\n<thi"),
+        ("\n", True, "\n", ""),
+        ("\nb", False, "", "\nb"),
+        (f"{' ' * 40}<think>a</think>", False, "", f"{' ' * 40}<think>a</think>"),
+    ],
+)
+def test_blanks_before_the_mark(text: str, inside: bool, reasoning: str, content: str) -> None:
+    """As GLM-4.5 writes it."""
+    for pieces in ([text], list(text)):
+        parser = ReasoningParser(inside, blanks=True)
+        parts = [part for piece in pieces for part in parser.push(piece)] + parser.finish()
+        assert "".join(part.text for part in parts if part.kind == "reasoning") == reasoning
+        assert "".join(part.text for part in parts if part.kind == "content") == content
+
+
+def test_a_call_may_end_it() -> None:
+    parser = ReasoningParser(True, calls=("<tool_call>",))
+    assert parser.push("a<tool") == [Part("reasoning", "a")]
+    assert parser.push("_call>b</think>") == [Part("content", "<tool_call>b</think>")]
+
+
+def test_the_options_name_all_parsers() -> None:
+    fields = ServerConfig.__dataclass_fields__["reasoning_parser"].metadata
+    assert set(fields["choices"]) == set(PARSERS)
+    assert set(fields["words"].values()) <= set(PARSERS)
+    with pytest.raises(ValueError, match=r"--reasoning-parser is 'x': choose from deepseek-r1, .*qwen3"):
+        ServerConfig(reasoning_parser="x").check()

@@ -1,153 +1,188 @@
-"""Tool calls in both formats: well-formed ones, broken ones, in all pieces."""
+"""Tool calls in all formats: whatever pieces a text comes in, whatever is in it."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.tool_calls import Call, answer, called, joined, pieces_of, read, said, written
 
 from nextn.server.parsers.answer import AnswerParser, Reading
+from nextn.server.parsers.first_call import FirstCall
 from nextn.server.parsers.parts import Part
-from nextn.server.parsers.tools import (
-    CALL_BEGIN,
-    CALL_END,
-    CALLS_BEGIN,
-    CALLS_END,
-    FORMATS,
-    MARKERS,
-    SEPARATOR,
-    ToolParser,
+from nextn.server.parsers.tools import FORMATS, parser
+from nextn.server_config import ServerConfig
+
+NAMES = sorted(FORMATS)
+NEW = [name for name in NAMES if not name.startswith("deepseek")]
+TAGS = sorted({mark for form in FORMATS.values() for mark in form.marks})
+PROPERTIES = {
+    "text": {"type": "string"},
+    "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    "count": {"type": "integer"},
+    "rate": {"type": "number"},
+    "yes": {"type": "boolean"},
+    "list": {"type": "array"},
+    "object": {"type": "object"},
+}
+FUNCTIONS = {"look": {"type": "object", "properties": PROPERTIES}, "go_on": None}
+
+# No value holds the mark that ends it: that is what the formats cannot say.
+characters = st.text(alphabet="ab`<>｜\n\"'{}[]\\/ é😀\t", max_size=12)
+tagged = st.lists(st.sampled_from(["<tool_call>", "</tool_call>", "<arg_key>", "a", "<", "\n"]), max_size=4)
+strings = characters | tagged.map("".join)
+integers, floats = st.integers(-(10**20), 10**20), st.floats(allow_nan=False, allow_infinity=False)
+json_values = st.recursive(
+    st.none() | st.booleans() | integers | floats | characters,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(characters, inner, max_size=3),
+    max_leaves=6,
 )
-
-
-def joined(parts: list[Part]) -> list[Part]:
-    """Neighbours of one kind made one."""
-    whole: list[Part] = []
-    for part in parts:
-        assert part.text
-        if whole and part.kind != "call" and (whole[-1].kind, whole[-1].call) == (part.kind, part.call):
-            whole[-1] = part._replace(text=whole[-1].text + part.text)
-        else:
-            whole.append(part)
-    return whole
-
-
-def read(pieces: list[str], name: str) -> list[Part]:
-    parser = ToolParser(name)
-    return joined([part for piece in pieces for part in parser.push(piece)] + parser.finish())
-
-
-def written(name: str, arguments: str, parser: str) -> str:
-    """A call as the model writes it."""
-    if parser == "deepseekv31":
-        return f"{CALL_BEGIN}{name}{SEPARATOR}{arguments}{CALL_END}"
-    return f"{CALL_BEGIN}function{SEPARATOR}{name}\n```json\n{arguments}\n```{CALL_END}"
-
-
-def pieces_of(text: str, data: st.DataObject) -> list[str]:
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
-    return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-
-
-values = st.text(alphabet="ab`<｜\n\"'{} é", max_size=12)
-calls = st.lists(
-    st.tuples(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), st.dictionaries(values, values, max_size=2)),
-    max_size=3,
+arguments = st.fixed_dictionaries(
+    {},
+    optional={
+        "text": strings,
+        "maybe": st.none() | strings.filter(lambda text: text not in ("null", "None")),
+        "count": integers,
+        "rate": floats,
+        "yes": st.booleans(),
+        "list": st.lists(json_values, max_size=3),
+        "object": st.dictionaries(characters, json_values, max_size=3),
+    },
 )
+calls = st.lists(st.tuples(st.just("look"), arguments) | st.just(("go_on", {})), max_size=3)
 
 
-@given(
-    calls, st.sampled_from(sorted(FORMATS)), st.sampled_from(["", "I look.\n\n"]), st.booleans(), st.data()
-)
-def test_calls(
-    asked: list[tuple[str, dict[str, str]]], name: str, before: str, marks: bool, data: st.DataObject
-) -> None:
-    """With the outer marks and without, the last of them missing too."""
-    text = before
-    if asked:
-        between = "\n" if name == "deepseekv3" else ""
-        text += CALLS_BEGIN * marks
-        text += between.join(written(f, json.dumps(a, ensure_ascii=False), name) for f, a in asked)
-        text += CALLS_END * data.draw(st.booleans())
-    parts = read(pieces_of(text, data), name)
-    assert "".join(p.text for p in parts if p.kind == "content") == before
-    got = [p for p in parts if p.kind != "content"]
-    assert [p.text for p in got[::2]] == [f for f, _ in asked]
-    assert [json.loads(p.text) for p in got[1::2]] == [a for _, a in asked]
-    assert [p.call for p in got] == [i for i in range(len(asked)) for _ in range(2)]
+@given(calls, st.sampled_from(NAMES), st.sampled_from(["", "I look."]), st.data())
+def test_calls(asked: list[Call], name: str, before: str, data: st.DataObject) -> None:
+    """Names, arguments with their types, and the text before."""
+    blank = "\n\n" if name in NEW else ""  # what templates write before a call is dropped
+    text = before + (blank if asked else "") + answer(name, asked)
+    parts = read(pieces_of(text, data), name, FUNCTIONS)
+    assert called(parts) == asked
+    assert said(parts, "content") == before
+    assert [p.call for p in parts if p.kind == "call"] == list(range(len(asked)))
 
 
-pieces = st.sampled_from(
-    [*MARKERS, "function", "f", "\n```json\n", "\n```", "```", "{", '"a"', "}", "\n", " ", "<｜tool", "x"]
-)
+hostile = st.lists(
+    st.sampled_from(
+        [*TAGS, "f", "look", "\n", " ", "<", ">", "</", '"', "\\", "{", "}", ",", ":", "text", "count",
+         '"name"', '"arguments"', '{"name": "f", "arguments": {', "```json\n", "\n```", "function", "5", "é"]
+    ),
+    max_size=16,
+).map("".join)  # fmt: skip
 
 
-def bare(text: str) -> str:
-    """Without everything that only marks a call, and without blanks."""
-    for mark in (*MARKERS, "function", "```json", "```"):
-        text = text.replace(mark, "")
-    return "".join(text.split())
+@given(hostile, st.sampled_from(NAMES), st.data())
+def test_cuts_change_nothing(text: str, name: str, data: st.DataObject) -> None:
+    whole = read([text], name, FUNCTIONS)
+    assert read(pieces_of(text, data), name, FUNCTIONS) == whole
+    assert read(list(text), name, FUNCTIONS) == whole
+    begins = FORMATS[name].reader.BEGINS
+    if not any(mark in text for mark in begins):
+        assert whole == ([Part("content", text)] if text else [])
+    numbers = [part.call for part in whole if part.kind in ("call", "arguments")]
+    assert numbers == sorted(numbers)
 
 
-@given(st.lists(pieces, max_size=14).map("".join), st.sampled_from(sorted(FORMATS)), st.data())
-def test_cuts_change_nothing_and_nothing_is_lost(text: str, name: str, data: st.DataObject) -> None:
-    whole = read([text], name)
-    assert read(pieces_of(text, data), name) == whole
-    assert bare("".join(part.text for part in whole)) == bare(text)
-    if CALL_BEGIN not in text:
-        assert all(part.kind == "content" for part in whole)
+@given(hostile, st.sampled_from(NAMES))
+def test_no_half_mark_is_passed_on(text: str, name: str) -> None:
+    """As long as more may come, content never ends in the beginning of a mark at which calls begin."""
+    reader, passed = parser(name, FUNCTIONS), ""
+    for at, char in enumerate(text, 1):
+        passed += said(reader.push(char), "content")
+        before = text[:at]
+        if any(mark in before for mark in reader.BEGINS):
+            break
+        beginnings = (mark[:i] for mark in reader.BEGINS for i in range(1, len(mark)))
+        held = max((len(each) for each in beginnings if before.endswith(each)), default=0)
+        assert before.startswith(passed)
+        assert len(passed) <= at - held
 
 
-HEAD = f"{CALL_BEGIN}function{SEPARATOR}f\n```json\n"
+words = st.sampled_from(["word", "<tool_call>", "f", "\n", "x y", "<function=", "<arg_key>", "{"])
 
 
-@pytest.mark.parametrize(
-    ("text", "parts"),
-    [
-        (f"{CALLS_BEGIN} no", [Part("content", f"{CALLS_BEGIN} no")]),
-        (f"{CALL_BEGIN}function", [Part("content", f"{CALL_BEGIN}function")]),
-        (f"{CALL_BEGIN}x{SEPARATOR}f\n```json\n", [Part("content", f"{CALL_BEGIN}x{SEPARATOR}f\n```json\n")]),
-        (f"a{CALL_END}", [Part("content", f"a{CALL_END}")]),
-        (HEAD + "{\n``", [Part("call", "f"), Part("arguments", "{\n``")]),
-        (HEAD + "{}\n```", [Part("call", "f"), Part("arguments", "{}")]),
-        (
-            HEAD + f"{{}}```{CALLS_END} and",
-            [Part("call", "f"), Part("arguments", "{}"), Part("content", " and")],
-        ),
-        (written("f", "{}", "deepseekv3") + "\n", [Part("call", "f"), Part("arguments", "{}")]),
-        (
-            written("f", "{}", "deepseekv3") + " so",
-            [Part("call", "f"), Part("arguments", "{}"), Part("content", " so")],
-        ),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_broken_and_unfinished(text: str, parts: list[Part]) -> None:
-    assert read([text], "deepseekv3") == parts
+@given(st.lists(words, max_size=8), st.sampled_from(NEW))
+def test_what_is_no_call_is_content(pieces: list[str], name: str) -> None:
+    """Every character, but for blanks at the end."""
+    text = "".join(pieces)
+    parts = read([text], name)
+    if all(part.kind == "content" for part in parts):
+        assert said(parts, "content") == text
 
 
-def test_arguments_go_out_as_they_come() -> None:
-    parser = ToolParser("deepseekv31")
-    assert parser.push(f"{CALL_BEGIN}f{SEPARATOR}") == [Part("call", "f")]
-    assert parser.push('{"a": ') == [Part("arguments", '{"a": ')]
-    assert parser.push("1}<｜tool") == [Part("arguments", "1}")]
+@pytest.mark.parametrize("name", NAMES)
+def test_little_is_searched_again(name: str) -> None:
+    """A step's work is that on what is held, so however long an argument, reading it takes linear time."""
+    text = "word <" * 3000
+    call = written(name, ("look", {"text": text, "list": [text, {"a": text}]}))
+    for whole in (call, call[: len(call) // 6], call[: len(call) // 2], call.replace("word", "\n ")):
+        reader = parser(name, FUNCTIONS)
+        for i in range(0, len(whole), 5):
+            reader.push(whole[i : i + 5])
+            assert len(reader._held) < 600
 
 
-@given(st.lists(st.sampled_from(["<think>", "</think>", "a", "\n"]), max_size=4).map("".join), st.data())
-def test_reasoning_first_then_calls(thought: str, data: st.DataObject) -> None:
-    """A call is looked for in the content only."""
-    call = written("f", "{}", "deepseekv31")
-    reading = Reading("deepseekv31", reasoning=True)
-    closed = "</think>" in thought.removeprefix("<think>")
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("junk", ["x", " ", "\n", "<", "\\", '"', "{", "<arg_key>", "<tool_call>"])
+def test_endless_junk_after_a_mark(name: str, junk: str) -> None:
+    """It is content at last, however it comes."""
+    text = FORMATS[name].reader.BEGINS[0] + junk * 6000
+    assert read([text], name) == read([text[i : i + 7] for i in range(0, len(text), 7)], name)
+    if junk in 'x<\\"{':
+        assert read([text], name) == [Part("content", text)]
 
-    def whole(cut: list[str]) -> list[Part]:
-        parser = AnswerParser(reading)
-        return joined([part for piece in cut for part in parser.push(piece)] + parser.finish())
 
-    text = thought + call
-    parts = whole(pieces_of(text, data))
-    assert parts == whole([text])
-    assert (Part("call", "f") in parts) is closed
-    assert Reading(reasoning=False).markers < reading.markers
+@pytest.mark.parametrize("name", NAMES)
+def test_the_first_call_ends_the_answer(name: str) -> None:
+    """Where its own end mark is, not one in a string."""
+    asked: list[Call] = [("look", {"text": "</tool_call> a <｜tool▁calls"}), ("go_on", {})]
+    thought, whole = f"Or {written(name, asked[0])}?</think>", answer(name, asked)
+    first = answer(name, asked[:1])
+    for inside in (None, True):
+        text = f"{thought if inside else ''}I look.{whole} so"
+        search, end = FirstCall(Reading(name, inside, functions=FUNCTIONS)), 0
+        for i in range(0, len(text), 3):
+            took, found = search.find(text[i : i + 3])
+            end += took
+            if found is not None:
+                break
+        kept = text[:end].removeprefix(thought if inside else "").removeprefix("I look.")
+        assert found == "tool_call"
+        assert kept == (first.removesuffix("<｜tool▁calls▁end｜>") if name.startswith("deepseek") else first)
+        assert called(read([kept], name, FUNCTIONS)) == asked[:1]
+    assert FirstCall(Reading(name)).find("no call") == (7, None)
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_a_call_ends_the_reasoning(name: str) -> None:
+    """Where the model forgets </think>, if there are tools and nothing else says where reasoning ends."""
+    call = answer(name, [("go_on", {})])
+    fields: dict[str, Any] = {"reasoning": True, "call_ends_reasoning": True}
+
+    def parts(text: str, reading: Reading) -> list[Part]:
+        reader = AnswerParser(reading)
+        return joined([part for char in text for part in reader.push(char)] + reader.finish())
+
+    kinds = [part.kind for part in parts(f"Hm.{call}", Reading(name, **fields))]
+    assert kinds == ["reasoning", "call", "arguments"]
+    assert parts(f"Hm.{call}", Reading(name, reasoning=True)) == [Part("reasoning", f"Hm.{call}")]
+    assert parts(f"Hm.{call}", Reading(**fields)) == [Part("reasoning", f"Hm.{call}")]
+    assert said(parts(f"Hm.</think>{call}", Reading(name, **fields)), "reasoning") == "Hm."
+
+
+def test_the_options_name_all_formats() -> None:
+    fields = ServerConfig.__dataclass_fields__["tool_call_parser"].metadata
+    assert set(fields["choices"]) == set(FORMATS)
+    assert set(fields["words"].values()) <= set(FORMATS)
+    rule = r"--tool-call-parser is 'llama': choose from deepseekv3, .*, qwen3_coder"
+    with pytest.raises(ValueError, match=rule):
+        ServerConfig(tool_call_parser="llama").check()
+
+
+def test_arguments_are_json_as_openai_sends_it() -> None:
+    (_, part) = read([written("glm47", ("look", {"text": "é\n", "count": 5}))], "glm47", FUNCTIONS)
+    assert part.text == json.dumps({"text": "é\n", "count": 5}, ensure_ascii=False)

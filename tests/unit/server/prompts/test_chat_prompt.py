@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.chat_templates import GLM45, GLM47, QWEN3, QWEN3_CODER
 from support.hostile_json import json_values
 from support.small_tokenizer import write_small_tokenizer
 
@@ -207,6 +208,43 @@ def test_what_an_answer_begins_with(
     assert prompt(folder, LOOP_AND_PROMPT, options, **fields).reading.reasoning is inside
     assert prompt(folder, LOOP_AND_PROMPT, options, separate_reasoning=False).reading.reasoning is None
     assert prompt(folder, LOOP_AND_PROMPT, options, stream_reasoning=False).reading.stream_reasoning is False
+
+
+THINKING: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
+NOT_THINKING: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": False}}
+
+
+@pytest.mark.parametrize(
+    ("template", "fields", "inside", "opens"),
+    [
+        (GLM45, {}, False, True),
+        (GLM45, NOT_THINKING, False, False),
+        (GLM45, {"reasoning_effort": "none"}, False, False),
+        (GLM47, {}, True, False),
+        (GLM47, THINKING, True, False),
+        (GLM47, NOT_THINKING, False, False),
+        (QWEN3, {}, False, True),
+        (QWEN3, NOT_THINKING, False, False),
+        (QWEN3_CODER, {}, True, False),
+        (QWEN3_CODER, NOT_THINKING, False, False),
+    ],
+)
+def test_thinking_as_the_template_has_it(
+    folder: Path, template: str, fields: dict[str, Any], inside: bool, opens: bool
+) -> None:
+    options = {
+        "reasoning_parser": "glm45" if template in (GLM45, GLM47) else "qwen3",
+        "tool_call_parser": "glm47",
+    }
+    reading = prompt(folder, template, options, tools=[TOOL], **fields).reading
+    assert (reading.reasoning, reading.opens, reading.call_ends_reasoning) == (inside, opens, True)
+    assert reading.functions == {"look": {"type": "object"}}
+    for more in ({"tool_choice": "required"}, {"regex": "a"}):
+        made = prompt(folder, template, options, tools=[TOOL], **fields, **more)
+        assert made.constraint is not None or "regex" in more
+        assert made.reading.call_ends_reasoning is (made.constraint is None)
+        if "regex" not in more:
+            assert ("THOUGHT" in made.constraint.text) is (inside or opens)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

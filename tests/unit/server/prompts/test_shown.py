@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.chat_templates import GLM47, QWEN3
 from support.deepseek_template import DEEPSEEK_V3, DEEPSEEK_V3_FIRST
 
 from nextn.config import EMBEDDED, model_folder
@@ -28,6 +29,8 @@ TEMPLATES = {
     "first v3": DEEPSEEK_V3_FIRST,
     "chatml": CHATML,
     "names": NAMES,
+    "glm": GLM47,
+    "qwen": QWEN3,
 }
 USER = {"role": "user", "content": "hi"}
 CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"at": "sea"}'}}

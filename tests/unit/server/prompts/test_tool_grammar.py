@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import jsonschema
 import pytest
 from support.grammars import compiled
+from support.tool_calls import Call, called, joined, read
+from support.tool_calls import answer as written_answer
 
 from nextn.config import model_folder
+from nextn.constraint import Constraint
 from nextn.grammar.backends import make_backend
 from nextn.grammar.base import Backend, Vocabulary
 from nextn.server.parsers.answer import AnswerParser, Reading
 from nextn.server.parsers.parts import Part
 from nextn.server.parsers.tools import FORMATS
-from nextn.server.prompts.tool_grammar import call_grammar, strict_grammar
+from nextn.server.prompts.tool_grammar import Thought, call_grammar, strict_grammar
 from nextn.tokenizer.tokenizer import Tokenizer
 
 FOLDER = model_folder("nextn-tiny")
@@ -20,11 +27,8 @@ TOOLS = [
     {"function": {"name": "look", "parameters": {**WHERE, "additionalProperties": False}}},
     {"function": {"name": "go"}},
 ]
-CALLS = {
-    "deepseekv3": "<｜tool▁call▁begin｜>function<｜tool▁sep｜>%s\n```json\n%s\n```<｜tool▁call▁end｜>",
-    "deepseekv31": "<｜tool▁call▁begin｜>%s<｜tool▁sep｜>%s<｜tool▁call▁end｜>",
-}
-LOOK, GO = ("look", '{"where": "a\\n<b"}'), ("go", "{}")
+LOOK, GO = ("look", {"where": "a\n<b"}), ("go", {})
+FUNCTIONS = {tool["function"]["name"]: tool["function"].get("parameters") for tool in TOOLS}
 
 
 @pytest.fixture(scope="module")
@@ -38,63 +42,133 @@ def backend(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> Backend:
     return make_backend(request.param, Vocabulary(FOLDER, tokenizer.vocab_size, [1]))
 
 
-def answer(parser: str, *calls: tuple[str, str]) -> str:
-    between = FORMATS[parser].between
-    return f"<｜tool▁calls▁begin｜>{between.join(CALLS[parser] % call for call in calls)}<｜tool▁calls▁end｜>"
+Fits = Callable[[str, Constraint], bool]
 
 
-@pytest.mark.parametrize("parser", sorted(FORMATS))
-def test_grammars_of_calls(backend: Backend, tokenizer: Tokenizer, parser: str) -> None:
-    def fits(text: str, parallel: bool = True, thought: bool = False, tools: object = TOOLS) -> bool:
-        grammar = compiled(backend, call_grammar(parser, tools, parallel, thought)).begin()  # type: ignore[arg-type]
+@pytest.fixture(scope="module")
+def fits(backend: Backend, tokenizer: Tokenizer) -> Fits:
+    def fits(text: str, constraint: Constraint) -> bool:
+        grammar = compiled(backend, constraint).begin()
         tokens = tokenizer.encode(text, add_special_tokens=False)
         return grammar.advance(tokens) == len(tokens) and grammar.accepting
 
+    return fits
+
+
+def answer(parser: str, *calls: Call) -> str:
+    return written_answer(parser, calls)
+
+
+@pytest.mark.parametrize("parser", sorted(FORMATS))
+def test_grammars_of_calls(fits: Fits, parser: str) -> None:
+    def may(text: str, parallel: bool = True, thought: Thought | None = None, tools: Any = TOOLS) -> bool:
+        return fits(text, call_grammar(parser, tools, parallel, thought))
+
     one, two = answer(parser, LOOK), answer(parser, LOOK, GO)
-    assert fits(one)
-    assert fits(two)
-    assert not fits(two, parallel=False)
-    assert fits(one, parallel=False)
-    assert not fits(answer(parser, GO), tools=TOOLS[:1])
-    assert not fits(answer(parser, ("look", "{}")))
-    assert not fits(answer(parser, ("run", "{}")))
-    assert not fits("I look." + one)
-    assert not fits("")
-    for thought in ("", "1 < 2, <<b>\nso", "a <"):
-        assert fits(f"{thought}</think>{one}", thought=True)
-        assert not fits(f"{thought}</think>{one}")
-    assert not fits("no end", thought=True)
-    assert not fits(one, thought=True)
-    read = AnswerParser(Reading(parser, reasoning=True))
-    parts = read.push(f"so</think>{two}") + read.finish()
-    assert [part for part in parts if part.kind == "call"] == [Part("call", "look", 0), Part("call", "go", 1)]
-    assert "".join(part.text for part in parts if part.kind == "arguments") == LOOK[1] + GO[1]
+    assert may(one)
+    assert may(two)
+    assert not may(two, parallel=False)
+    assert may(one, parallel=False)
+    assert not may(answer(parser, GO), tools=TOOLS[:1])
+    none = {"function": {"name": "go", "parameters": {"type": "object", "additionalProperties": False}}}
+    assert may(answer(parser, GO), tools=[none])
+    assert not may(answer(parser, ("go", {"a": "b"})), tools=[none])
+    assert not may(answer(parser, ("look", {})))
+    assert not may(answer(parser, ("run", {})))
+    assert not may("I look." + one)
+    assert not may("")
+    for thought in ("", "1 < 2, <<b>\nso", "a <", "</b> </thin"):
+        closed = f"{thought}</think>{one}"
+        assert may(closed, thought="closed")
+        assert may(f"<think>{closed}", thought="whole")
+        assert not may(closed)
+        assert not may(closed, thought="whole")
+    assert may(one, thought="whole")
+    assert not may("no end", thought="closed")
+    assert not may(one, thought="closed")
+    blanks = "" if parser.startswith("deepseek") else "\n\n"
+    for reading, said in (
+        (Reading(parser, True, functions=FUNCTIONS), "so"),
+        (Reading(parser, False, opens=True, functions=FUNCTIONS), "\n<think>so"),
+    ):
+        thought = "closed" if reading.reasoning else "whole"
+        text = f"{said}</think>{blanks}{two}"
+        assert may(text, thought=thought)  # type: ignore[arg-type]
+        read = AnswerParser(reading)
+        parts = joined(read.push(text) + read.finish())
+        assert parts[0] == Part("reasoning", "so")
+        assert called(parts) == [LOOK, GO]
 
 
 STRICT = [{"function": {**TOOLS[0]["function"], "strict": True}}, TOOLS[1]]
 
 
 @pytest.mark.parametrize("parser", sorted(FORMATS))
-def test_strict_functions(backend: Backend, tokenizer: Tokenizer, parser: str) -> None:
+def test_strict_functions(fits: Fits, parser: str) -> None:
     """The text is free, reasoning and all; calls have the strict one's arguments, or the other's any JSON."""
     constraint = strict_grammar(parser, STRICT)
     assert constraint is not None
-    made = compiled(backend, constraint)
 
-    def fits(text: str) -> bool:
-        grammar = made.begin()
-        tokens = tokenizer.encode(text, add_special_tokens=False)
-        return grammar.advance(tokens) == len(tokens) and grammar.accepting
+    def may(text: str) -> bool:
+        return fits(text, constraint)
 
-    assert fits("")
-    assert fits("a < b << c <｜tool and </think> so\n")
-    assert fits("<think>Hm.</think>I look." + answer(parser, LOOK, GO, LOOK) + "\n")
-    assert fits(answer(parser, ("go", '{"any": [1, null]}')))
-    assert not fits(answer(parser, ("look", "{}")))
-    assert not fits("So: " + answer(parser, LOOK, ("look", '{"where": 5}')))
-    assert not fits(answer(parser, ("go", "none of JSON")))
-    assert not fits(answer(parser, ("run", "{}")))
-    assert not fits(answer(parser, LOOK)[:-30])
+    assert may("")
+    assert may("a < b << c <｜tool <tool_ and </think> so\n")
+    assert may("<think>Hm.</think>I look." + answer(parser, LOOK, GO, LOOK) + "\n")
+    assert may(answer(parser, ("go", {"any": [1, None]})))
+    assert not may(answer(parser, ("look", {})))
+    if FORMATS[parser].spelling.pair is None:  # where an argument is text, 5 is one
+        assert not may("So: " + answer(parser, LOOK, ("look", {"where": 5})))
+        assert not may(answer(parser, GO).replace("{}", "none of JSON"))
+    assert not may("So: " + answer(parser, LOOK, ("look", {"here": "a"})))
+    assert not may(answer(parser, ("run", {})))
+    assert not may(answer(parser, LOOK)[:-30])
+
+
+TYPED = {
+    "type": "object",
+    "$defs": {
+        "Color": {"enum": ["red", "dark blue"]}, "Pair": {"type": "array", "items": {"type": "integer"}},
+    },
+    "properties": {
+        "text": {"type": "string"},
+        "count": {"type": "integer"},
+        "color": {"$ref": "#/$defs/Color"},
+        "pair": {"$ref": "#/$defs/Pair"},
+        "maybe": {"type": ["string", "null"]},
+        "level": {"enum": ["high", 3]},
+    },
+    "required": ["text", "count"],
+    "additionalProperties": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("parser", sorted(FORMATS))
+def test_arguments_follow_the_schema(fits: Fits, parser: str) -> None:
+    """Types, required ones, choices; what the grammar allows, the parser reads as valid by the schema."""
+    constraint = call_grammar(parser, [{"function": {"name": "f", "parameters": TYPED}}], parallel=False)
+
+    def may(**arguments: Any) -> bool:
+        text = answer(parser, ("f", arguments))
+        allowed = fits(text, constraint)
+        if allowed:
+            assert called(read([text], parser, {"f": TYPED})) == [("f", arguments)]
+            jsonschema.validate(arguments, TYPED)
+        return allowed
+
+    full = {
+        "text": "<b>1</b>\n</arg_", "count": -5, "color": "dark blue", "pair": [1, 2], "maybe": "a",
+        "level": 3,
+    }  # fmt: skip
+    for count in range(2, 7):
+        assert may(**dict(list(full.items())[:count]))
+    assert may(text="", count=0, level="high")
+    assert not may(text="a")
+    assert not may(text="a", count="five")
+    assert not may(text="a", count=1.5)
+    assert not may(text="a", count=1, color="green")
+    assert not may(text="a", count=1, pair=["x"])
+    assert not may(text="a", count=1, other="x")
 
 
 def test_without_strict_functions_there_is_no_grammar() -> None:

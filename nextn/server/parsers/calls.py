@@ -1,0 +1,134 @@
+"""What the readers of tool calls have in common: a text that arrives in pieces, read step by step.
+
+The parts do not depend on how the text was cut into pushes, and the work is linear in its length. What turns
+out to be no call is content, including its marks. Of a call whose end mark is missing the arguments stay as
+they are, JSON that is not closed, so that nobody takes it for a complete one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from nextn.server.parsers.parts import Kind, Part, cut
+
+MOST_NAME = 256  # characters of a function's or an argument's name
+AT_ONCE = 4096  # characters: what is left of them is copied at every step
+NO_NAME = re.compile(r"[\s<>]")
+
+
+class CallParser:
+    """`functions`: the parameters (a JSON schema, or None) of each function that may be called."""
+
+    BEGINS: ClassVar[tuple[str, ...]]  # the marks at which calls begin
+    KEEPS_BLANKS: ClassVar[bool] = False  # are blanks before a call content?
+
+    def __init__(self, functions: Mapping[str, Any]) -> None:
+        self._functions = functions
+        self._step: Callable[[], bool] = self._text
+        self._held = ""
+        self._blank: list[str] = []  # at the end of the content so far: dropped if a call follows
+        self._gap: list[str] = []  # blanks before what `_next` waits for
+        self._marks: list[str] = []  # read and not passed on: content if no call follows
+        self._parts: list[Part] = []
+        self._begun = 0
+        self._just_ended = False  # is nothing but blanks after the last call?
+        self.ended = 0  # calls
+
+    def push(self, text: str) -> list[Part]:
+        for i in range(0, len(text), AT_ONCE):
+            self._held += text[i : i + AT_ONCE]
+            while self._held and self._step():
+                pass
+        parts, self._parts = self._parts, []
+        return parts
+
+    def finish(self) -> list[Part]:
+        """What was held back, when no more will come."""
+        self._held = self._take_gap() + self._held
+        if self._step != self._text and not self._marks:
+            self._unfinished()
+        if self._just_ended:
+            self._blank = []
+        self._say("content", "".join([*self._blank, *self._marks, self._held]))
+        self._blank, self._marks, self._held = [], [], ""
+        parts, self._parts = self._parts, []
+        return parts
+
+    # What a format adds
+
+    def _after(self, mark: str) -> Callable[[], bool]:
+        """The step after a mark at which calls begin."""
+        raise NotImplementedError
+
+    def _unfinished(self) -> None:
+        """The text ends within a call: passes on what is held of it. What is left in `_held` is content."""
+        raise NotImplementedError
+
+    # Steps read on from `_held`; False: more text must come first.
+
+    def _text(self) -> bool:
+        before, mark, self._held = cut(self._held, self.BEGINS)
+        self._content(before)
+        if mark is None:
+            return False
+        self._marks, self._blank = [*self._blank, mark], []
+        self._step = self._after(mark)
+        return True
+
+    def _next(self, *marks: str) -> str | None:
+        """Takes the mark that comes next, after blanks. "": more text must come first. None: there is
+        something else."""
+        rest = self._held.lstrip()
+        if rest != self._held:
+            self._gap.append(self._held[: len(self._held) - len(rest)])
+            self._held = rest
+        for mark in marks:
+            if rest.startswith(mark):
+                blank = self._take_gap()
+                if self._marks:
+                    self._marks += [blank, mark]
+                self._held = rest.removeprefix(mark)
+                return mark
+        if any(mark.startswith(rest) for mark in marks):
+            return ""
+        self._held = self._take_gap() + self._held
+        return None
+
+    def _take_gap(self) -> str:
+        text, self._gap = "".join(self._gap), []
+        return text
+
+    def _is_name(self, name: str) -> bool:
+        return bool(name) and (name in self._functions or not NO_NAME.search(name))
+
+    def _begin_call(self, name: str) -> None:
+        self._marks = []
+        self._parts.append(Part("call", name, self._begun))
+        self._begun += 1
+
+    def _end_call(self) -> None:
+        self.ended += 1
+        self._just_ended = True
+        self._step = self._text
+
+    def _not_a_call(self, text: str = "") -> bool:
+        """What was read since the mark, and `text`, is content."""
+        marks, self._marks = "".join(self._marks), []
+        self._content(marks + text)
+        self._step = self._text
+        return True
+
+    def _content(self, text: str) -> None:
+        """Passes it on, but for blanks at its end, if a call may follow."""
+        kept = text if self.KEEPS_BLANKS else text.rstrip()
+        if kept:
+            self._say("content", "".join([*self._blank, kept]))
+            self._blank, self._just_ended = [], False
+        if len(kept) < len(text):
+            self._blank.append(text[len(kept) :])
+
+    def _say(self, kind: Kind, text: str) -> None:
+        if text:
+            self._parts.append(Part(kind, text, self._begun - 1 if kind == "arguments" else 0))

@@ -1,0 +1,26 @@
+"""Ends an answer after its first tool call, for `parallel_tool_calls: false`."""
+
+from __future__ import annotations
+
+import re
+
+from nextn.server.parsers.answer import AnswerParser, Reading
+
+FOUND = "tool_call"
+PIECE = re.compile(r"[^>]*>|[^>]+")  # marks end with ">"
+
+
+class FirstCall:
+    """Searches an answer's text, see `nextn.tokenizer.stream.Search`."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._parser = AnswerParser(reading)
+
+    def find(self, text: str) -> tuple[int, str | None]:
+        """Returns the number of characters up to the end of the first call, and FOUND; without a call's end,
+        all of them and None."""
+        for piece in PIECE.finditer(text):
+            self._parser.push(piece[0])
+            if self._parser.calls_ended:
+                return piece.end(), FOUND
+        return len(text), None
