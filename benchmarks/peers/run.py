@@ -25,7 +25,7 @@ from typing import Any
 from cases import Case, cases, code_prompts, random_prompts
 from limits import folder_bytes, gguf_bytes, gguf_facts, limits, read_bandwidth
 from measure import measure
-from report import CASES, file_name, report, rounded, table
+from report import CASES, file_name, read_shares, report, rounded, table
 from variants import GGUF, OURS, Variant, default_variants, interpreter
 
 from nextn.bench.machine import this_machine
@@ -132,13 +132,18 @@ def chosen_cases(args: argparse.Namespace, model: Model) -> list[Case]:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    model = model_of(args)
+    try:
+        model = model_of(args)
+    except ValueError as e:
+        print(e, file=sys.stderr)
+        return 2
     work = chosen_cases(args, model)
     variants = [v for v in args.variants if interpreter(v.engine, args.dir)]
     missing = {v.engine: f"{INSTALL} {v.engine}" for v in args.variants if v not in variants}
-    # f32 without drafts is what every other variant's texts are held against.
+    # What every other variant's texts are held against: f32, or the GGUF file's formats, without drafts.
     mine = [v for v in variants if v.engine == OURS]
-    reference = min(mine, key=lambda v: (v.drafts, v.dtype != "float32"), default=Variant(OURS, "float32", 0))
+    usual = default_variants(args.drafts, args.gguf is not None)[0]
+    reference = min(mine, key=lambda v: (v.drafts, v.dtype != "float32"), default=usual)
     # The engines are process groups of their own: ended, not left behind, when this is.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     begin = datetime.datetime.now(datetime.timezone.utc)
@@ -147,7 +152,7 @@ def main(argv: list[str] | None = None) -> int:
         variants, work, str(model.path), args.dir, args.threads, args.rounds, args.max_wait,
         say=lambda line: print(line, file=sys.stderr, flush=True),
     )  # fmt: skip
-    machine = this_machine()
+    machine, most = this_machine(), limits(bandwidth, model.needed)
     result: dict[str, Any] = {
         "benchmark": "peers",
         "model": model.name,
@@ -158,7 +163,7 @@ def main(argv: list[str] | None = None) -> int:
         "prompts": args.prompts,
         "date": begin.date().isoformat(),
         "cases": [case.name for case in work],
-        "limits": limits(bandwidth, model.needed),
+        "limits": {**most, "shares": read_shares(found, most["tok_s"])},
         **report(found, reference, model.ends),
         "missing": missing,
     }
