@@ -76,6 +76,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         args.model = str(args.gguf)
         if not args.gguf.is_file():
             parser.error(f"--gguf {args.gguf}: there is no such file")
+        if args.prompts == "code":
+            parser.error("--prompts code needs a checkpoint folder's tokenizer; a GGUF file gets random ones")
         if interpreter("llamacpp", args.dir) is None:
             parser.error(f"--gguf needs llama.cpp, which also says what the file holds: {INSTALL} llamacpp")
     args.prompts = args.prompts or ("code" if args.model == EMBEDDED else "random")

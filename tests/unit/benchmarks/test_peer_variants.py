@@ -150,6 +150,7 @@ def test_code_prompts_are_held_out_code(peers: Path) -> None:
         (["--drafts", "0"], "--drafts is 0; it must be at least 1"),
         (["--threads", "4096"], "--threads is 4096; this machine has"),
         (["--cases", "single,double"], "--cases has double; choose from prefill, prefill2048, single"),
+        (["--gguf", __file__, "--prompts", "code"], "--prompts code needs a checkpoint folder's tokenizer"),
         (["--gguf", "nowhere.gguf"], "nowhere.gguf: there is no such file"),
         (["--model", "nowhere.gguf"], "nowhere.gguf: there is no such file"),
         (
