@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from cases import Case, cases, code_prompts, random_prompts
-from limits import folder_bytes, gguf_bytes, gguf_facts, limits, read_bandwidth
+from limits import folder_bytes, gguf_bytes, gguf_facts, gguf_formats, limits, read_bandwidth
 from measure import measure
 from report import CASES, file_name, read_shares, report, rounded, table
 from variants import GGUF, OURS, Variant, default_variants, interpreter
@@ -94,7 +94,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What the engines are given, and what is known of it. needed: bytes a token must read, by format."""
+    """What the engines are given, and what is known of it. needed: bytes a token must read, by format.
+    formats: bytes of a GGUF file in each number format."""
 
     path: Path
     name: str
@@ -103,10 +104,11 @@ class Model:
     ends: frozenset[int]
     context: int
     needed: dict[str, int]
+    formats: dict[str, int] | None = None
 
 
 def model_of(args: argparse.Namespace) -> Model:
-    """Raises ValueError for a file that is no GGUF file."""
+    """Raises ValueError for a file that cannot be read."""
     if args.gguf is None:
         folder = model_folder(args.model).resolve()
         cfg = ModelConfig.from_folder(folder)
@@ -120,7 +122,7 @@ def model_of(args: argparse.Namespace) -> Model:
     facts = gguf_facts(python, args.dir / "llamacpp" / "llama.cpp", args.gguf)
     return Model(
         args.gguf, args.gguf.stem, facts["vocab_size"], facts["bos"] or 0, frozenset(facts["ends"]),
-        facts["context"], {GGUF: gguf_bytes(facts)},
+        facts["context"], {GGUF: gguf_bytes(facts)}, gguf_formats(facts),
     )  # fmt: skip
 
 
@@ -158,6 +160,7 @@ def main(argv: list[str] | None = None) -> int:
     result: dict[str, Any] = {
         "benchmark": "peers",
         "model": model.name,
+        "formats": model.formats,
         "machine": dataclasses.asdict(machine),
         "threads": args.threads,
         "rounds": args.rounds,

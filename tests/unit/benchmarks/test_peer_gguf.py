@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 FACTS = {
-    "architecture": "deepseek2", "vocab_size": 300, "bos": 0, "ends": [1], "context": 4096, "layers": 3,
+    "vocab_size": 300, "bos": 0, "ends": [1], "context": 4096, "layers": 3,
     "nextn_layers": 1, "experts": 0, "experts_used": 0,
-    "tensors": [["output.weight", "Q4_K", [256, 300], 43_200]], "keys": {},
+    "tensors": [["output.weight", "Q4_K", 43_200]],
 }  # fmt: skip
 
 SERVER = """#!{python}
@@ -148,6 +148,7 @@ def test_one_file_two_engines(
     printed = capsys.readouterr().out
     result = json.loads(printed.splitlines()[-1])
     assert (result["model"], result["reference"]) == ("model-Q4_K_M", "nextn:gguf")
+    assert result["formats"] == {"Q4_K": 43_200}
     assert result["best"]["single_with_mtp"]["ratio"] == 1.25
     assert result["limits"]["tok_s"] == {"gguf": 200.0}
     assert result["limits"]["shares"] == {"nextn:gguf": 0.5, "llamacpp:gguf": 0.4}
@@ -163,4 +164,4 @@ def test_a_file_that_is_none_is_named(
     import run
 
     assert run.main(["--gguf", str(file), "--dir", str(installed), "--threads", "1"]) == 2
-    assert f"{file} is no GGUF file" in capsys.readouterr().err
+    assert f"{file} cannot be measured" in capsys.readouterr().err

@@ -17,17 +17,17 @@ pytestmark = pytest.mark.usefixtures("peers")
 
 def facts(head: bool = True) -> dict[str, Any]:
     """Two layers and a NextN layer; 2 of 8 experts."""
-    tensors = [
-        ("token_embd.weight", "Q4_K", [8, 10], 50),
-        ("output_norm.weight", "F32", [8], 32),
-        ("blk.0.attn_output.weight", "Q4_K", [8, 8], 40),
-        ("blk.1.ffn_gate_exps.weight", "Q4_K", [8, 4, 8], 160),
-        ("blk.1.ffn_gate_shexp.weight", "Q4_K", [8, 4], 20),
-        ("blk.2.attn_output.weight", "Q8_0", [8, 8], 70),
-        ("blk.2.nextn.eh_proj.weight", "Q8_0", [16, 8], 140),
+    tensors: list[tuple[str, str, int]] = [
+        ("token_embd.weight", "Q4_K", 50),
+        ("output_norm.weight", "F32", 32),
+        ("blk.0.attn_output.weight", "Q4_K", 40),
+        ("blk.1.ffn_gate_exps.weight", "Q4_K", 160),
+        ("blk.1.ffn_gate_shexp.weight", "Q4_K", 20),
+        ("blk.2.attn_output.weight", "Q8_0", 70),
+        ("blk.2.nextn.eh_proj.weight", "Q8_0", 140),
     ]
     if head:
-        tensors.append(("output.weight", "Q6_K", [8, 10], 60))
+        tensors.append(("output.weight", "Q6_K", 60))
     return {"layers": 3, "nextn_layers": 1, "experts": 8, "experts_used": 2, "tensors": tensors}
 
 
@@ -35,6 +35,12 @@ def test_a_token_reads_neither_embeddings_nor_drafters_nor_idle_experts() -> Non
     from limits import gguf_bytes
 
     assert gguf_bytes(facts()) == 32 + 40 + 160 * 2 // 8 + 20 + 60
+
+
+def test_formats_of_a_file() -> None:
+    from limits import gguf_formats
+
+    assert list(gguf_formats(facts()).items()) == [("Q4_K", 270), ("Q8_0", 210), ("Q6_K", 60), ("F32", 32)]
 
 
 def test_an_embedding_that_is_the_head_is_read() -> None:
@@ -77,14 +83,15 @@ GGUF_PY = """
 class GGUFReader:
     def __init__(self, file):
         with open(file) as opened:
-            if opened.read(4) != "GGUF":
-                raise ValueError("GGUF magic invalid")
+            magic, _, count = opened.read().partition(" ")
+        if magic != "GGUF":
+            raise ValueError("GGUF magic invalid")
         self.fields = {key: Field(value) for key, value in {
             "GGUF.version": 3, "general.architecture": "deepseek2", "tokenizer.ggml.tokens": list("abcde"),
             "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2,
             "tokenizer.ggml.eot_token_id": 4, "deepseek2.context_length": 4096, "deepseek2.block_count": 3,
             "deepseek2.nextn_predict_layers": 1, "deepseek2.expert_count": 8,
-            "deepseek2.expert_used_count": 2,
+            "deepseek2.expert_used_count": 2, "split.count": int(count or 1),
         }.items()}
         self.tensors = [Tensor()]
 
@@ -112,12 +119,16 @@ def test_what_a_file_holds_is_told_by_llama_cpps_package(tmp_path: Path) -> None
     file = tmp_path / "model.gguf"
     file.write_text("GGUF")
     found = gguf_facts(Path(sys.executable), tmp_path, file)
-    assert found["tensors"] == [["output.weight", "Q4_K", [256, 5], 720]]
+    assert found["tensors"] == [["output.weight", "Q4_K", 720]]
     assert (found["vocab_size"], found["bos"], found["ends"]) == (5, 1, [2, 4])
     assert (found["context"], found["layers"], found["nextn_layers"]) == (4096, 3, 1)
     assert (found["experts"], found["experts_used"]) == (8, 2)
-    assert found["keys"]["general.architecture"] == "deepseek2"
-    assert not [key for key in found["keys"] if key.startswith(("GGUF.", "tokenizer."))]
+    for n in (1, 2):
+        (tmp_path / f"model-0000{n}-of-00002.gguf").write_text("GGUF 2")
+    found = gguf_facts(Path(sys.executable), tmp_path, tmp_path / "model-00001-of-00002.gguf")
+    assert len(found["tensors"]) == 2
+    with pytest.raises(ValueError, match=r"it is one of 2 parts; name the first"):
+        gguf_facts(Path(sys.executable), tmp_path, tmp_path / "model-00002-of-00002.gguf")
     file.write_text("PK")
-    with pytest.raises(ValueError, match=r"model.gguf is no GGUF file: ValueError: GGUF magic invalid"):
+    with pytest.raises(ValueError, match=r"model.gguf cannot be measured: ValueError: GGUF magic invalid"):
         gguf_facts(Path(sys.executable), tmp_path, file)
