@@ -1,8 +1,8 @@
-"""What a GGUF file holds, as one line of JSON, read by llama.cpp's own package.
+"""What a GGUF file, or a model split into several, holds: one line of JSON, read by llama.cpp's own package.
 
     python describe_gguf.py LLAMA_CPP_FOLDER FILE.gguf             (in the environment "llamacpp")
 
-So what both engines are given, and held against, does not come from the reader of either side.
+So what both engines are held against does not come from nextn's reader.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ def main(llama_cpp: Path, file: Path) -> None:
     ends = {value(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")} - {None}
     vocabulary = reader.fields.get("tokenizer.ggml.tokens")
     facts = {
-        "architecture": arch,
         "vocab_size": len(vocabulary.data) if vocabulary else value(f"{arch}.vocab_size", 0),
         "bos": value("tokenizer.ggml.bos_token_id"),
         "ends": sorted(ends),
@@ -37,15 +36,22 @@ def main(llama_cpp: Path, file: Path) -> None:
         "experts": value(f"{arch}.expert_count", 0),
         "experts_used": value(f"{arch}.expert_used_count", 0),
         "tensors": [
-            [t.name, t.tensor_type.name, [int(n) for n in t.shape], int(t.n_bytes)] for t in reader.tensors
+            [t.name, t.tensor_type.name, int(t.n_bytes)]
+            for part in parts(file, value("split.count", 1))
+            for t in (reader if part == file else GGUFReader(part)).tensors
         ],
-        "keys": {
-            key: value(key)
-            for key in reader.fields
-            if not key.startswith(("GGUF.", "tokenizer."))
-        },
-    }  # fmt: skip
+    }
     print(json.dumps(facts))
+
+
+def parts(file: Path, count: int) -> list[Path]:
+    """The files of a model that is split; `file` is the first. llama.cpp names them so."""
+    if count < 2:
+        return [file]
+    stem = file.name.removesuffix(f"-00001-of-{count:05}.gguf")
+    if stem == file.name:
+        raise ValueError(f"it is one of {count} parts; name the first, ...-00001-of-{count:05}.gguf")
+    return [file.with_name(f"{stem}-{n:05}-of-{count:05}.gguf") for n in range(1, count + 1)]
 
 
 if __name__ == "__main__":

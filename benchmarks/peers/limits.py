@@ -6,6 +6,7 @@ import json
 import math
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ def gguf_facts(python: Path, llama_cpp: Path, file: Path) -> dict[str, Any]:
         [str(python), str(script), str(llama_cpp), str(file)], capture_output=True, text=True
     )
     if done.returncode:
-        raise ValueError(f"{file} is no GGUF file: {(done.stderr.splitlines() or ['?'])[-1]}")
+        raise ValueError(f"{file} cannot be measured: {(done.stderr.splitlines() or ['?'])[-1]}")
     facts: dict[str, Any] = json.loads(done.stdout)
     return facts
 
@@ -45,7 +46,7 @@ def gguf_bytes(facts: Mapping[str, Any]) -> int:
     target = facts["layers"] - facts["nextn_layers"]
     names = {name for name, *_ in facts["tensors"]}
     total = 0.0
-    for name, _, _, size in facts["tensors"]:
+    for name, _, size in facts["tensors"]:
         block = re.match(r"blk\.(\d+)\.", name)
         if block and int(block[1]) >= target:
             continue
@@ -53,6 +54,14 @@ def gguf_bytes(facts: Mapping[str, Any]) -> int:
             continue
         total += size * (facts["experts_used"] / facts["experts"] if "_exps." in name else 1)
     return round(total)
+
+
+def gguf_formats(facts: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes of the file in each number format, the most first."""
+    found: Counter[str] = Counter()
+    for _, format, size in facts["tensors"]:
+        found[format] += size
+    return dict(found.most_common())
 
 
 def folder_bytes(cfg: ModelConfig) -> dict[str, int]:

@@ -134,20 +134,26 @@ def table(result: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def read_shares(found: Mapping[Variant, Found], most: Mapping[str, float]) -> dict[str, float]:
+    """Of what reading allows one text, by number format: the share that each variant without MTP reaches."""
+    shares = {}
+    for variant, one in found.items():
+        speed = one.median("single")
+        if not variant.drafts and speed is not None and variant.dtype in most:
+            shares[str(variant)] = speed / most[variant.dtype]
+    return shares
+
+
 def at_most(result: Mapping[str, Any]) -> list[str]:
-    """What reading allows one text without MTP, and the share of it that each variant reaches."""
+    """What reading allows one text without MTP, and the shares of it that were reached."""
     found = result.get("limits")
     if not found:
         return []
     lines = []
     for dtype, most in found["tok_s"].items():
-        speeds = {
-            name: engine["tok_s"]["single"]
-            for name, engine in result["engines"].items()
-            if name.split(":")[1:] == [dtype] and engine.get("tok_s", {}).get("single")
-        }
-        if speeds:
-            shares = ", ".join(f"{name} {speed / most:.0%}" for name, speed in speeds.items())
+        reached = {name: s for name, s in found["shares"].items() if name.split(":")[1] == dtype}
+        if reached:
+            shares = ", ".join(f"{name} {share:.0%}" for name, share in reached.items())
             lines.append(
                 f"reading {found['bytes_per_token'][dtype] / 1e6:.0f} MB a token in {dtype} at "
                 f"{found['read_gb_s']:.1f} GB/s allows {most:.0f} tok/s: {shares}"

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from cases import Case, cases, code_prompts, random_prompts
-from limits import folder_bytes, gguf_bytes, gguf_facts, limits, read_bandwidth
+from limits import folder_bytes, gguf_bytes, gguf_facts, gguf_formats, limits, read_bandwidth
 from measure import measure
-from report import CASES, file_name, report, rounded, table
+from report import CASES, file_name, read_shares, report, rounded, table
 from variants import GGUF, OURS, Variant, default_variants, interpreter
 
 from nextn.bench.machine import this_machine
@@ -76,6 +76,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         args.model = str(args.gguf)
         if not args.gguf.is_file():
             parser.error(f"--gguf {args.gguf}: there is no such file")
+        if args.prompts == "code":
+            parser.error("--prompts code needs a checkpoint folder's tokenizer; a GGUF file gets random ones")
         if interpreter("llamacpp", args.dir) is None:
             parser.error(f"--gguf needs llama.cpp, which also says what the file holds: {INSTALL} llamacpp")
     args.prompts = args.prompts or ("code" if args.model == EMBEDDED else "random")
@@ -92,7 +94,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """What the engines are given, and what is known of it. needed: bytes a token must read, by format."""
+    """What the engines are given, and what is known of it. needed: bytes a token must read, by format.
+    formats: bytes of a GGUF file in each number format."""
 
     path: Path
     name: str
@@ -101,10 +104,11 @@ class Model:
     ends: frozenset[int]
     context: int
     needed: dict[str, int]
+    formats: dict[str, int] | None = None
 
 
 def model_of(args: argparse.Namespace) -> Model:
-    """Raises ValueError for a file that is no GGUF file."""
+    """Raises ValueError for a file that cannot be read."""
     if args.gguf is None:
         folder = model_folder(args.model).resolve()
         cfg = ModelConfig.from_folder(folder)
@@ -118,7 +122,7 @@ def model_of(args: argparse.Namespace) -> Model:
     facts = gguf_facts(python, args.dir / "llamacpp" / "llama.cpp", args.gguf)
     return Model(
         args.gguf, args.gguf.stem, facts["vocab_size"], facts["bos"] or 0, frozenset(facts["ends"]),
-        facts["context"], {GGUF: gguf_bytes(facts)},
+        facts["context"], {GGUF: gguf_bytes(facts)}, gguf_formats(facts),
     )  # fmt: skip
 
 
@@ -132,13 +136,18 @@ def chosen_cases(args: argparse.Namespace, model: Model) -> list[Case]:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
-    model = model_of(args)
+    try:
+        model = model_of(args)
+    except ValueError as e:
+        print(e, file=sys.stderr)
+        return 2
     work = chosen_cases(args, model)
     variants = [v for v in args.variants if interpreter(v.engine, args.dir)]
     missing = {v.engine: f"{INSTALL} {v.engine}" for v in args.variants if v not in variants}
-    # f32 without drafts is what every other variant's texts are held against.
+    # What every other variant's texts are held against: f32, or the GGUF file's formats, without drafts.
     mine = [v for v in variants if v.engine == OURS]
-    reference = min(mine, key=lambda v: (v.drafts, v.dtype != "float32"), default=Variant(OURS, "float32", 0))
+    usual = default_variants(args.drafts, args.gguf is not None)[0]
+    reference = min(mine, key=lambda v: (v.drafts, v.dtype != "float32"), default=usual)
     # The engines are process groups of their own: ended, not left behind, when this is.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     begin = datetime.datetime.now(datetime.timezone.utc)
@@ -147,10 +156,11 @@ def main(argv: list[str] | None = None) -> int:
         variants, work, str(model.path), args.dir, args.threads, args.rounds, args.max_wait,
         say=lambda line: print(line, file=sys.stderr, flush=True),
     )  # fmt: skip
-    machine = this_machine()
+    machine, most = this_machine(), limits(bandwidth, model.needed)
     result: dict[str, Any] = {
         "benchmark": "peers",
         "model": model.name,
+        "formats": model.formats,
         "machine": dataclasses.asdict(machine),
         "threads": args.threads,
         "rounds": args.rounds,
@@ -158,7 +168,7 @@ def main(argv: list[str] | None = None) -> int:
         "prompts": args.prompts,
         "date": begin.date().isoformat(),
         "cases": [case.name for case in work],
-        "limits": limits(bandwidth, model.needed),
+        "limits": {**most, "shares": read_shares(found, most["tok_s"])},
         **report(found, reference, model.ends),
         "missing": missing,
     }

@@ -120,7 +120,7 @@ def make_model(
         level, _ = choose_level(config.cpu_isa)
         world = make_world(config, cfg, seat, ranks) if shares_experts(config) else None
         made = quantize_format(config)
-        way = _ways(config, level)
+        way = ways_of(config, level)
         model = native(cfg, nextn, threads, made, stored, drafting, level, ranks, world, way)
         place, dtype, as_stored = model.place, torch.float32, model.weights.as_stored
         rows = model.weights.rows
@@ -169,7 +169,7 @@ def make_model(
     return model, kernels
 
 
-def _ways(config: EngineConfig, level: str) -> Callable[[int], int]:
+def ways_of(config: EngineConfig, level: str) -> Callable[[int], int]:
     """How each kind of weights is multiplied. Where several machines compute a text, and at a level that is
     asked for by name, in the level's own way: what is fastest on one machine need not be so on another.
 

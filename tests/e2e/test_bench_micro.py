@@ -7,11 +7,13 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from nextn.bench.dev.micro import run
+from nextn.bench.dev.micro import steps as steps_module
 from nextn.bench.dev.micro.ceilings import make_ceilings
 from nextn.bench.dev.micro.run import Effort
 from nextn.cli import main
@@ -22,6 +24,27 @@ HEADLINE = (
     "linear_256row_over_onednn", "step_1row_bw_frac", "step_overhead_ms",
 )  # fmt: skip
 BOTH = ("cpu", "reference")
+STEPS = ["decode", "verify 2 drafts", "prefill 512", *(f"decode {n} requests" for n in (4, 8, 16, 32, 64))]
+
+
+def check_models(found: dict[str, Any]) -> None:
+    """Bytes over bandwidth and operations over peak, of every op and step."""
+    peaks = found["ceilings"]["native_gflop_s"] | {
+        "torch bfloat16": max(found["ceilings"]["bf16_gflop_s"].values()),
+        "torch float32": max(found["ceilings"]["f32_gflop_s"].values()),
+    }
+    for one in (*found["linear"], *found["ops"], *found["steps"]):
+        model, took = one["model"], one["ms"] if "ms" in one else one["us"] / 1e3
+        read = one["bytes"] / found["read_gb_s"] / 1e6
+        computed = one["flops"] * sum(share / peaks[name] for name, share in one["arithmetic"].items()) / 1e6
+        near = functools.partial(pytest.approx, rel=0.02, abs=2e-4)
+        assert model["read_ms"] == near(read)
+        assert model["arithmetic_ms"] == near(computed)
+        assert model["max_ms"] == near(max(read, computed))
+        assert model["sum_ms"] == near(read + computed)
+        assert model["measured_ms"] == near(took)
+        assert model["over_max"] >= model["over_sum"] > 0
+        assert model["waits_for"] in ("reading", "arithmetic", "both in turn", "other work")
 
 
 @pytest.fixture
@@ -53,7 +76,7 @@ def test_native(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(math.isfinite(found[key]) and found[key] > 0 for key in HEADLINE[:-1])
     assert (found["backend"], found["dtype"], found["linear_dtype"]) == ("cpu", "bfloat16", "bfloat16")
     assert "native read" in found["ceilings"]["read_gb_s"]
-    rows = [1, 2, 4, 8, 64, 256]
+    rows = [1, 4, 8, 16, 32, 64, 256]
     dtypes = ["bfloat16", "float8_e4m3fn", "int8"]
     native = [(dtype, n, "cpu") for dtype in dtypes for n in rows]
     shown = [(one["dtype"], one["rows"], one["backend"]) for one in found["linear"]]
@@ -61,7 +84,7 @@ def test_native(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["gather"]["bytes"] == 4 * 256  # f32, hidden size
     assert found["gather"]["us"] > 0
     assert found["linear_1row_bw_frac"] == found["linear"][0]["bw_frac"]
-    assert found["reference"]["linear_1row_bw_frac"] == found["linear"][18]["bw_frac"]
+    assert found["reference"]["linear_1row_bw_frac"] == found["linear"][21]["bw_frac"]
     uses = {name: {(op["op"], op["what"]) for op in found["ops"] if op["backend"] == name} for name in BOTH}
     assert uses["cpu"] < uses["reference"]
     assert ("feed_forward", "router and routed experts") in uses["cpu"]
@@ -70,7 +93,7 @@ def test_native(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         case = (op["op"], op["what"], op["shape"], op["rows"])
         assert by_case.setdefault(case, op["bytes"]) == op["bytes"]
     steps = {one["name"]: one for one in found["steps"]}
-    assert list(steps) == ["decode", "verify 2 drafts", "prefill 512"]
+    assert list(steps) == STEPS
     decode, verify = steps["decode"], steps["verify 2 drafts"]
     for step in (decode, verify):
         assert {op: one["calls"] for op, one in step["ops"].items()} == {"plain_step": 1}
@@ -78,6 +101,11 @@ def test_native(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert 11 * 2 + 2 * 2 < verify["experts"] <= 13 * 8
     assert 11 * 2 < steps["prefill 512"]["experts"] <= 11 * 8
     assert found["step_1row_bw_frac"] == decode["bw_frac"]
+    check_models(found)
+    assert [steps[name]["rows"] for name in STEPS] == [1, 3, 512, 4, 8, 16, 32, 64]
+    assert decode["experts"] < steps["decode 64 requests"]["experts"] <= 11 * 8
+    batch = steps["decode 64 requests"]
+    assert (batch["tokens"], batch["ops"]["plain_step"]["calls"]) == (64.0, 1)
     assert (decode["dtype"], found["reference"]["step"]["dtype"]) == ("bfloat16", "float32")
     assert found["reference"]["step_1row_bw_frac"] == found["reference"]["step"]["bw_frac"]
     tables = (folder / "micro.md").read_text()
@@ -85,11 +113,17 @@ def test_native(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "| two ranks fill up a row of 1024 bytes " in tables
     assert "## Backends side by side" in tables
     assert "| linear headline 4096x2048, int8 " in tables
+    assert "## Reading and arithmetic of whole steps" in tables
+    assert "## Reading and arithmetic of ops" in tables
+    assert tables.count(" over max | over sum ") == 3
     assert (folder / "roofline.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
 @pytest.mark.usefixtures("_hasty")
-def test_plain_torch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plain_torch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps_module, "REQUESTS", (4,))
     folder = tmp_path / "out"
     command = ["bench", "micro", "--quick", "--threads", "1", "--kernel-backend", "reference"]
     assert main([*command, "--output-dir", str(folder)]) == 0
@@ -105,11 +139,11 @@ def test_plain_torch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert all(value > 0 for value in positive[: len(HEADLINE) - 1])
     assert math.isfinite(found["step_overhead_ms"])
     assert (found["backend"], found["dtype"], found["linear_dtype"]) == ("reference", "float32", "bfloat16")
-    assert [one["rows"] for one in found["linear"]] == [1, 2, 4, 8, 64, 256]
+    assert [one["rows"] for one in found["linear"]] == [1, 4, 8, 16, 32, 64, 256]
     assert {one["backend"] for one in found["ops"]} == {"reference"}
     assert found["reference"] is found["gather"] is None
     steps = {one["name"]: one for one in found["steps"]}
-    assert list(steps) == ["decode", "verify 2 drafts", "prefill 512"]
+    assert list(steps) == STEPS[:4]
     decode, verify = steps["decode"], steps["verify 2 drafts"]
     assert (decode["rows"], decode["tokens"], verify["rows"]) == (1, 1.0, 3)
     assert 1 <= verify["tokens"] <= 3
@@ -119,6 +153,8 @@ def test_plain_torch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert decode["ops"]["experts_with_shared"]["calls"] == 11
     assert found["step_1row_bw_frac"] == decode["bw_frac"]
     assert json.loads((folder / "micro.json").read_text()) == found
+    check_models(found)
+    assert out.count(" over max | over sum ") == 2  # of the headline linear, and of steps
     assert (folder / "roofline.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     tables = (folder / "micro.md").read_text()
     for text in (
@@ -136,3 +172,5 @@ def test_what_cannot_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert "has no arithmetic to measure" in capsys.readouterr().err
     assert main(["bench", "micro", "--device", "cuda"]) == 2
     assert "bench micro measures the CPU" in capsys.readouterr().err
+    assert main(["bench", "micro", "--kernel-backend", "reference", "--weight-format", "Q4_K"]) == 2
+    assert "--weight-format Q4_K is for the native kernels" in capsys.readouterr().err

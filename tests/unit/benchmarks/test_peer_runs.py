@@ -118,7 +118,7 @@ def test_turns_medians_and_failures(fake: Path, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(module, "_start", lambda v, model, folder, threads: start(fake, v.dtype, v.drafts))
     variants = [Variant("nextn", "float32", 0), Variant("vllm", "broken", 0), Variant("vllm", "bfloat16", 2)]
     found = module.measure(
-        variants, cases(random_prompts(99, 1, 16), quick=True), "model", tmp_path, 1, 2, 0.0, said.append
+        variants, cases(random_prompts(99, 1, 16), True, 4096), "model", tmp_path, 1, 2, 0.0, said.append
     )
     assert [line for line in said if "failed" not in line] == [
         "round 1 of 2: nextn:float32", "round 1 of 2: vllm:broken", "round 1 of 2: vllm:bfloat16:mtp2",
@@ -129,6 +129,7 @@ def test_turns_medians_and_failures(fake: Path, monkeypatch: pytest.MonkeyPatch,
     assert "no such format" in broken.error
     # One token takes a millisecond, whatever the batch.
     assert ours.median("prefill") == pytest.approx(512_000)
+    assert ours.median("prefill2048") == pytest.approx(2_048_000)
     assert ours.median("single") == pytest.approx(1000)
     assert ours.median("batch8") == pytest.approx(8000)
     assert ours.median("batch32") == pytest.approx(32000)
@@ -181,7 +182,7 @@ def spec_of(proposed: list[int], accepted: list[int]):
 def found_of(speed: float, text: list[int], spec=None, error: str | None = None):
     from measure import Found
 
-    names = ("prefill", "single", "batch8", "batch32")
+    names = ("prefill", "prefill2048", "single", "batch8", "batch32")
     return Found("engine", {}, {n: [speed, speed, 9e9] for n in names}, {n: [text] for n in names}, spec,
                  error=error)  # fmt: skip
 

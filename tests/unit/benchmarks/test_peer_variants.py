@@ -79,20 +79,54 @@ def test_vllm_gets_the_cores_and_the_libraries_it_asks_for(tmp_path: Path) -> No
 
 
 def test_cases_have_one_prompt_length_each() -> None:
-    from cases import PREFILL_TOKENS, PROMPT_TOKENS, cases, random_prompts
+    from cases import LONG_TOKENS, PREFILL_TOKENS, PROMPT_TOKENS, cases, random_prompts
 
     prompts = random_prompts(300, bos=0, special=16)
     assert prompts == random_prompts(300, bos=0, special=16)
     assert all(p[0] == 0 and min(p[1:]) >= 16 and max(p) < 300 for p in prompts)
-    made = {case.name: case for case in cases(prompts, quick=False)}
+    made = {case.name: case for case in cases(prompts, False, 4096)}
+    assert [len(call) for call in made["prefill2048"].calls] == [1, 1]
     assert [len(call) for call in made["single"].calls] == [1, 1, 1, 1]
     assert [len(call) for call in made["batch8"].calls] == [8]
     assert [len(call) for call in made["batch32"].calls] == [32]
     assert made["prefill"].prefill
     assert not made["single"].prefill
     for case in made.values():
-        length = PREFILL_TOKENS if case.prefill else PROMPT_TOKENS
+        length = {"prefill": PREFILL_TOKENS, "prefill2048": LONG_TOKENS}.get(case.name, PROMPT_TOKENS)
+        assert case.prompt_tokens == length
         assert {len(prompt) for call in case.calls for prompt in call} == {length}
+
+
+@pytest.mark.parametrize(
+    ("context", "left"),
+    [
+        (4096, ["prefill", "prefill2048", "single", "batch8", "batch32"]),
+        (2048, ["prefill", "single", "batch8", "batch32"]),  # one token more than the prompt is needed
+        (159, ["batch8", "batch32"]),
+    ],
+)
+def test_cases_that_the_context_cannot_hold_are_left_out(context: int, left: list[str]) -> None:
+    from cases import cases, random_prompts
+
+    found = cases(random_prompts(300, bos=0, special=16), False, context)
+    assert [case.name for case in found] == left
+
+
+def test_of_a_gguf_file_the_formats_are_its_own() -> None:
+    from variants import Variant, default_variants
+
+    assert [str(v) for v in default_variants(2, gguf=True)] == [
+        "nextn:gguf", "nextn:gguf:mtp2", "llamacpp:gguf", "llamacpp:gguf:mtp2",
+    ]  # fmt: skip
+    assert Variant.parse("llamacpp:mtp3", gguf=True) == Variant("llamacpp", "gguf", 3)
+    with pytest.raises(
+        ValueError, match=r"no measurement of GGUF files with engine 'vllm'; choose from next"
+    ):
+        Variant.parse("vllm", gguf=True)
+    with pytest.raises(ValueError, match="nextn cannot do 'bfloat16'; it can do gguf, mtpK"):
+        Variant.parse("nextn:bfloat16", gguf=True)
+    with pytest.raises(ValueError, match="nextn cannot do 'gguf'; it can do float32, bfloat16, mtpK"):
+        Variant.parse("nextn:gguf")
 
 
 def test_code_prompts_are_held_out_code(peers: Path) -> None:
@@ -115,6 +149,14 @@ def test_code_prompts_are_held_out_code(peers: Path) -> None:
         (["--engines", "nextn,sglang"], "there is no engine 'sglang'"),
         (["--drafts", "0"], "--drafts is 0; it must be at least 1"),
         (["--threads", "4096"], "--threads is 4096; this machine has"),
+        (["--cases", "single,double"], "--cases has double; choose from prefill, prefill2048, single"),
+        (["--gguf", __file__, "--prompts", "code"], "--prompts code needs a checkpoint folder's tokenizer"),
+        (["--gguf", "nowhere.gguf"], "nowhere.gguf: there is no such file"),
+        (["--model", "nowhere.gguf"], "nowhere.gguf: there is no such file"),
+        (
+            ["--gguf", __file__, "--dir", "nowhere"],
+            "--gguf needs llama.cpp, which also says what the file holds",
+        ),
     ],
 )
 def test_mistakes_are_named(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:

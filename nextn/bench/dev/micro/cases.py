@@ -17,6 +17,7 @@ from torch import Tensor
 
 from nextn.bench.dev.micro import op_work
 from nextn.bench.dev.micro.arena import Arena
+from nextn.bench.dev.micro.arithmetic import Shares, of_torch
 from nextn.bench.dev.micro.clock import Case
 from nextn.bench.dev.micro.op_work import Work
 from nextn.bench.dev.micro.routing import Routing
@@ -27,14 +28,15 @@ from nextn.ops.base import Ops, Spans, align
 LINEAR = (4096, 2048)  # (n_out, n_in) of the headline numbers
 HEADLINE = "headline"
 ROUTED = "router and routed experts"
-ROWS = (1, 2, 4, 8, 64, 256)
+ROWS = (1, 4, 8, 16, 32, 64, 256)
 CONTEXT = 1024  # positions that attention sees, the model's longest permitting
 PAGE = 16
 
 
 @dataclass(frozen=True)
 class OpCase:
-    """op: a method of nextn.ops.base.Ops, or `feed_forward`: route and experts. what: its use."""
+    """op: a method of nextn.ops.base.Ops, or `feed_forward`: route and experts. what: its use. weights: their
+    format, by the name of a dtype or of few-bit codes. shares: of the operations, by arithmetic."""
 
     case: Case
     op: str
@@ -42,7 +44,12 @@ class OpCase:
     shape: str
     rows: int
     backend: str
-    dtype: torch.dtype
+    weights: str
+    shares: Shares
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def product_uses(cfg: ModelConfig) -> Iterator[tuple[str, int, int]]:
@@ -212,13 +219,14 @@ class Bench:
             runs = ops.dispatch(ids[:rows], count)
             return ops.combine(ops.experts(x, runs, gate_up, down), weights)
 
+        work = routing.work(3 * inner * hidden * self.size, self.size)
         inputs = [F.pad(x, (0, 0, 0, align(rows) - rows)).to(self.dtype) for x in routing.inputs]
         calls = [
             partial(block, x, router, *pair)
             for x in inputs
             for router, pair in zip(routers, sets, strict=True)
         ]
-        return self.made("feed_forward", ROUTED, routing.shape, rows, routing.work(self.size), calls)
+        return self.made("feed_forward", ROUTED, routing.shape, rows, work, calls)
 
     def mlp(self, rows: int, what: str, inner: int) -> OpCase:
         hidden = self.cfg.hidden_size
@@ -281,4 +289,6 @@ class Bench:
         self, op: str, what: str, shape: str, rows: int, work: Work, calls: Sequence[Callable[[], object]]
     ) -> OpCase:
         name = f"{op} {what} {shape}, {rows} rows, {self.ops.name}"
-        return OpCase(Case(name, work, calls), op, what, shape, rows, self.ops.name, self.dtype)
+        parts = {of_torch(self.dtype): 1.0}
+        case = Case(name, work, calls)
+        return OpCase(case, op, what, shape, rows, self.ops.name, dtype_name(self.dtype), parts)

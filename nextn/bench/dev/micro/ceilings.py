@@ -5,7 +5,8 @@ read. Which is fastest differs from machine to machine, so all are timed and the
 buffer lies in large pages, like the native weights.
 
 Operations: products by F.linear, square of several sizes and of 256 rows, in bf16 (oneDNN) and in f32, the
-best median of each.
+best median of each. Besides, the native library's multiply-adds without anything else (csrc/peak.h), of each
+arithmetic that it has: the peak of its own products.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nextn.bench.dev.micro import arithmetic
+from nextn.bench.dev.micro.arithmetic import Shares
 from nextn.bench.dev.micro.clock import NATIVE, Case
 from nextn.bench.dev.micro.native_pool import NativePool, large
 from nextn.bench.dev.micro.op_work import Work, linear
@@ -28,6 +31,7 @@ FALLBACK = {2: 1 << 20, 3: 32 << 20}  # bytes, where the system does not say
 DRAM = 256 << 20  # bytes that are read, at least; eight times the last cache if that is more
 SQUARES = (512, 1024, 2048)
 NARROW = (256, 4096, 2048)  # rows, n_out, n_in
+TASKS = 16  # of multiply-adds, for each thread
 
 
 def cache_bytes(level: int, folder: Path = CPU0) -> int:
@@ -55,6 +59,7 @@ class Ceilings:
     bf16: list[Case]  # the last one: NARROW, the shape of the headline linear at 256 rows
     f32: list[Case]
     sizes: dict[str, int] = field(default_factory=dict)  # bytes of what is read, by name
+    native: dict[str, Case] = field(default_factory=dict)  # by the arithmetic of the native kernels
 
     @property
     def read_bytes_per_s(self) -> float:
@@ -71,6 +76,13 @@ class Ceilings:
         """The peak in f32, or in bf16. Weights of one byte are also computed in bf16."""
         return max(case.flops_per_s for case in (self.f32 if dtype is torch.float32 else self.bf16))
 
+    def peak(self, parts: Shares) -> float:
+        """Operations/s at most of work whose operations are of these arithmetics."""
+        peaks = {name: case.flops_per_s for name, case in self.native.items()}
+        for dtype in (torch.float32, torch.bfloat16):
+            peaks[arithmetic.of_torch(dtype)] = self.flops_per_s(dtype)
+        return arithmetic.peak(parts, peaks)
+
     def as_dict(self) -> dict[str, object]:
         """GB/s and GFLOP/s, decimal."""
         return {
@@ -78,6 +90,7 @@ class Ceilings:
             "cache_gb_s": {name: c.bytes_per_s / 1e9 for name, c in self.caches.items()},
             "bf16_gflop_s": {c.name: c.flops_per_s / 1e9 for c in self.bf16},
             "f32_gflop_s": {c.name: c.flops_per_s / 1e9 for c in self.f32},
+            "native_gflop_s": {name: c.flops_per_s / 1e9 for name, c in self.native.items()},
             "bytes_read": self.sizes,
         }
 
@@ -98,6 +111,7 @@ def make_ceilings(
     ]
     if pool is not None:
         read.append(Case("native read", moved, [lambda: pool.read(buffer)], team=NATIVE))
+    native = {} if pool is None else {name: multiply_adds(pool, name) for name in pool.able}
     caches = {}
     for name, size in (("l2", l2), ("l3", l3)):
         part = buffer[: min(size // 2, dram) // 4]
@@ -105,7 +119,13 @@ def make_ceilings(
     shapes = [*((n, n, n) for n in squares), NARROW]
     bf16, f32 = ([product(*shape, dtype) for shape in shapes] for dtype in (torch.bfloat16, torch.float32))
     sizes = {"dram": dram} | {name: case.work.bytes for name, case in caches.items()}
-    return Ceilings(read, caches, bf16, f32, sizes)
+    return Ceilings(read, caches, bf16, f32, sizes, native)
+
+
+def multiply_adds(pool: NativePool, name: str) -> Case:
+    tasks = TASKS * pool.threads
+    work = Work(0, pool.multiply(name, tasks))
+    return Case(name, work, [lambda: pool.multiply(name, tasks)], team=NATIVE)
 
 
 def product(rows: int, n_out: int, n_in: int, dtype: torch.dtype) -> Case:

@@ -2,12 +2,13 @@
 
 Names, shapes and rows are those of the ops that do the same, so that both can be compared. Weights and KV
 entries come from the arena, each call's from another piece of it. A weight's panels are whatever the arena
-holds there: the kernels' speed does not depend on the numbers.
+holds there: the kernels' speed does not depend on the numbers. A matrix whose inputs are no whole blocks of
+the format is in bf16.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,31 +16,36 @@ from torch import Tensor
 
 from nextn.bench.dev.micro import op_work
 from nextn.bench.dev.micro.arena import Arena
+from nextn.bench.dev.micro.arithmetic import Shares, of_weight, shares
 from nextn.bench.dev.micro.cases import HEADLINE, LINEAR, PAGE, ROUTED, ROWS, OpCase, product_uses
 from nextn.bench.dev.micro.clock import NATIVE, Case
+from nextn.bench.dev.micro.formats import BFLOAT16, FORMATS, WeightFormat
 from nextn.bench.dev.micro.native_pool import NativeCall, NativePool
+from nextn.bench.dev.micro.native_work import weight_bytes
 from nextn.bench.dev.micro.op_work import Work
 from nextn.bench.dev.micro.routing import Routing
 from nextn.families.config import ModelConfig
 from nextn.layers.batch import PackedBatch, Span
 from nextn.models.native import native_batch
 from nextn.ops.base import align
-from nextn.ops.cpu.library import BF16, E4M3, F32, INT8, FeedForward, Weight
+from nextn.ops.cpu.library import F32, FeedForward, Weight
 from nextn.ops.cpu.weights import PackedWeight, padded
 
 BACKEND = "cpu"
-KINDS = {BF16: torch.bfloat16, E4M3: torch.float8_e4m3fn, INT8: torch.int8}
-FP8_BLOCK = 128  # inputs of one scale, as published checkpoints have them
+HEADLINE_FORMATS = ("bf16", "e4m3", "int8")
 
 
 @dataclass(frozen=True)
 class NativeBench:
-    """end: positions in the cache that attention sees."""
+    """end: positions in the cache that attention sees. format: of the weights. way: of the products of each
+    kind of weights (`nextn.ops.cpu.ways`)."""
 
     pool: NativePool
     cfg: ModelConfig
     arena: Arena
     end: int
+    format: WeightFormat = BFLOAT16
+    way: Callable[[int], int] = lambda kind: 0
 
     def cases(self, counts: Sequence[int] = ROWS) -> list[OpCase]:
         makers = (self.linears, self.attention, self.feed_forward)
@@ -48,15 +54,18 @@ class NativeBench:
         return sorted(found, key=lambda one: order[one.op, one.what])
 
     def headline(self, counts: Sequence[int] = ROWS) -> list[OpCase]:
-        """The headline product in bf16, e4m3 and int8."""
-        return [self.linear(rows, HEADLINE, *LINEAR, kind) for kind in KINDS for rows in counts]
+        """The headline product in bf16, e4m3 and int8, and in the format of the other cases."""
+        formats = dict.fromkeys((*(FORMATS[name] for name in HEADLINE_FORMATS), self.format))
+        return [self.linear(rows, HEADLINE, *LINEAR, one) for one in formats for rows in counts]
 
     def linears(self, rows: int) -> Iterator[OpCase]:
         for what, n_out, n_in in product_uses(self.cfg):
             yield self.linear(rows, what, n_out, n_in)
 
-    def linear(self, rows: int, what: str, n_out: int, n_in: int, kind: int = BF16) -> OpCase:
-        weights = self.weights((n_out, n_in, kind, 1))
+    def linear(
+        self, rows: int, what: str, n_out: int, n_in: int, format: WeightFormat | None = None
+    ) -> OpCase:
+        weights = self.weights((n_out, n_in, 1), format=format)
         x, first = self.half(rows, n_in), weights[0][0]
         y = torch.empty(rows, first.n_out)
         linear = self.pool.library.nx_linear
@@ -64,9 +73,10 @@ class NativeBench:
             NativeCall(linear, (self.pool.handle, x.data_ptr(), rows, w, y.data_ptr()), x, y)
             for (w,) in weights
         ]
-        stored = n_out * n_in * (2 if kind == BF16 else 1) + 4 * first.scale_stride
-        work = op_work.packed_linear(rows, n_out, n_in, stored, 2)
-        return self.made("linear", what, f"{n_out}x{n_in}", rows, work, calls, KINDS[kind])
+        work = op_work.packed_linear(rows, n_out, n_in, weight_bytes(first), 2)
+        parts = self.shares((first, 1.0))
+        name = self.named(n_in, format=format)
+        return self.made("linear", what, f"{n_out}x{n_in}", rows, work, calls, name, parts)
 
     def attention(self, rows: int) -> Iterator[OpCase]:
         cfg, end = self.cfg, self.end
@@ -91,7 +101,8 @@ class NativeBench:
         ]  # fmt: skip
         work = op_work.mla_attention(rows, end, heads, cfg.kv_lora_rank, cfg.qk_rope_head_dim, 2)
         shape = f"{heads}x{cfg.latent_dim}, {end} keys"
-        yield self.made("mla_attention", "one request", shape, rows, work, calls)
+        parts = {self.pool.able[0]: 1.0}
+        yield self.made("mla_attention", "one request", shape, rows, work, calls, BFLOAT16.name, parts)
 
     def feed_forward(self, rows: int) -> Iterator[OpCase]:
         cfg = self.cfg
@@ -105,11 +116,14 @@ class NativeBench:
 
     def mlp(self, rows: int, what: str, inner: int) -> OpCase:
         hidden = self.cfg.hidden_size
-        h = self.random(rows, hidden)
-        blocks = [FeedForward(shared_gate_up=up, shared_down=down) for up, down in self.mlp_weights(inner, 1)]
+        h, pairs = self.random(rows, hidden), self.mlp_weights(inner, 1)
+        blocks = [FeedForward(shared_gate_up=up, shared_down=down) for up, down in pairs]
         calls = [self.feed(block, h) for block in blocks]
-        work = op_work.swiglu_mlp(rows, hidden, inner, 2)
-        return self.made("swiglu_mlp", what, f"{hidden}x{inner}", rows, work, calls)
+        stored = sum(map(weight_bytes, pairs[0]))
+        work = op_work.packed_mlp(rows, hidden, inner, stored, 2)
+        parts = self.shares(*((w, 1.0) for w in pairs[0]))
+        name = self.named(hidden, inner)
+        return self.made("swiglu_mlp", what, f"{hidden}x{inner}", rows, work, calls, name, parts)
 
     def routed(self, rows: int) -> OpCase:
         """The router and its experts. Each pass over the arena has other rows and so other experts."""
@@ -130,7 +144,10 @@ class NativeBench:
             )  # fmt: skip
             blocks.append(block)
         calls = [self.feed(block, h, routers, bias) for h in routing.inputs for block in blocks]
-        return self.made("feed_forward", ROUTED, routing.shape, rows, routing.work(2), calls)
+        work = routing.work(sum(map(weight_bytes, sets[0])), 2)
+        parts = self.shares((router.struct, 1.0), *((w, cfg.num_experts_per_tok) for w in sets[0]))
+        name = self.named(cfg.hidden_size, cfg.moe_intermediate_size)
+        return self.made("feed_forward", ROUTED, routing.shape, rows, work, calls, name, parts)
 
     def feed(self, block: FeedForward, h: Tensor, *kept: object) -> NativeCall:
         """The dense block or the shared expert. block: its weights. h [rows, hidden] f32."""
@@ -146,23 +163,37 @@ class NativeBench:
 
     def mlp_weights(self, inner: int, members: int) -> list[list[Weight]]:
         hidden = self.cfg.hidden_size
-        return self.weights(
-            (2 * padded(inner, 16), hidden, BF16, members),
-            (hidden, inner, BF16, members),
-        )
+        return self.weights((2 * padded(inner, 16), hidden, members), (hidden, inner, members))
 
-    def weights(self, *matrices: tuple[int, int, int, int]) -> list[list[Weight]]:
-        """Makes sets of weights with their panels in the arena, in this order. matrices: (n_out, n_in, kind,
+    def weights(
+        self, *matrices: tuple[int, int, int], format: WeightFormat | None = None
+    ) -> list[list[Weight]]:
+        """Makes sets of weights with their panels in the arena, in this order. matrices: (n_out, n_in,
         members)."""
         models, shapes = [], []
-        for n_out, n_in, kind, members in matrices:
-            one = PackedWeight(n_out, n_in, kind, block=FP8_BLOCK if kind == E4M3 else 0)
+        for n_out, n_in, members in matrices:
+            chosen = self.chosen(n_in, format)
+            one = PackedWeight(n_out, n_in, chosen.kind, block=chosen.block)
+            one.struct.way = self.way(chosen.kind)
             models.append(one.struct)
             shapes += [(members * one.struct.stride,), (members * 4 * one.struct.scale_stride,)]
         return [
             [moved(w, *pair) for w, pair in zip(models, zip(one[::2], one[1::2], strict=True), strict=True)]
             for one in self.arena.sets(torch.uint8, *shapes)
         ]
+
+    def chosen(self, n_in: int, format: WeightFormat | None = None) -> WeightFormat:
+        """The format of a matrix with so many inputs."""
+        wanted = format or self.format
+        return wanted if wanted.fits(n_in) else BFLOAT16
+
+    def named(self, *inputs: int, format: WeightFormat | None = None) -> str:
+        """The formats of matrices with so many inputs each."""
+        return ", ".join(dict.fromkeys(self.chosen(n_in, format).name for n_in in inputs))
+
+    def shares(self, *weights: tuple[Weight, float]) -> Shares:
+        """weights: (a weight, how many of it a row meets)."""
+        return shares((of_weight(w, self.pool.able), n * w.n_out * w.n_in) for w, n in weights)
 
     def half(self, rows: int, n: int) -> Tensor:
         """A bf16 input [rows, n], n rounded up to an even number."""
@@ -179,10 +210,11 @@ class NativeBench:
         rows: int,
         work: Work,
         calls: Sequence[NativeCall],
-        dtype: torch.dtype = torch.bfloat16,
+        weights: str,
+        parts: Shares,
     ) -> OpCase:
         case = Case(f"{op} {what} {shape}, {rows} rows, {BACKEND}", work, calls, team=NATIVE)
-        return OpCase(case, op, what, shape, rows, BACKEND, dtype)
+        return OpCase(case, op, what, shape, rows, BACKEND, weights, parts)
 
 
 def moved(weight: Weight, panels: Tensor, scales: Tensor | None = None) -> Weight:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nextn.bench.dev.micro.arithmetic import NATIVE
 from nextn.ops.cpu.library import NoLibrary, library
 from nextn.ops.cpu.weights import in_large_pages
 
@@ -24,6 +26,17 @@ class NativePool:
         if not self.handle:
             raise MemoryError("no memory for a pool of threads")
         weakref.finalize(self, self.library.nx_pool_free, self.handle)
+        self.threads = threads
+
+    @cached_property
+    def able(self) -> tuple[str, ...]:
+        """The arithmetic that the kernels have, the level's own first."""
+        return tuple(name for name in NATIVE if self.multiply(name, 1))
+
+    def multiply(self, arithmetic: str, tasks: int) -> int:
+        """Multiplies and adds, and nothing else. Returns the operations that were done; 0 where the kernels
+        lack this arithmetic."""
+        return int(self.library.nx_peak(self.handle, NATIVE.index(arithmetic), tasks))
 
     def read(self, data: Tensor) -> int:
         """Reads all of it and returns the sum of its bits as 64-bit words, or pairs of 32-bit words in the

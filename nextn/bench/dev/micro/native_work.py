@@ -19,14 +19,13 @@ def native_step_work(model: NativeDeepseekV3, step: Step) -> Work:
     norms = 4 * hidden
     moved = float(2 * step.rows * hidden + norms + head)
     for layer in weights.layers[: cfg.num_hidden_layers]:
-        moved += layer_bytes(model, layer) + 2 * step.end * cfg.latent_dim
+        moved += layer_bytes(model, layer) + 2 * step.requests * step.end * cfg.latent_dim
     if step.drafts:
-        passes = [step.extended] + [1.0] * (step.drafts - 1)
         nextn = layer_bytes(model, weights.layers[cfg.num_hidden_layers])
         nextn += weight_bytes(weights.nextn[0].eh_proj)
-        for depth, rows in enumerate(passes):
+        for depth, rows in enumerate(step.draft_passes):
             moved += nextn + 3 * norms + weight_bytes(weights.draft_head)
-            moved += 2 * (step.end + depth) * cfg.latent_dim + 2 * rows * hidden
+            moved += 2 * step.requests * (step.end + depth) * cfg.latent_dim + 2 * rows * hidden
     return Work(round(moved + step.experts * expert_bytes(model)), step_work(cfg, step, 2).flops)
 
 

@@ -18,10 +18,6 @@ class Work:
     def __add__(self, other: Work) -> Work:
         return Work(self.bytes + other.bytes, self.flops + other.flops)
 
-    def seconds(self, bytes_per_s: float, flops_per_s: float) -> float:
-        """The least time under these two ceilings: the roofline."""
-        return max(self.bytes / bytes_per_s, self.flops / flops_per_s)
-
 
 def linear(rows: int, n_out: int, n_in: int, size: int) -> Work:
     return Work(size * (n_out * n_in + rows * (n_in + n_out)), 2 * rows * n_out * n_in)
@@ -49,7 +45,12 @@ def rotate(rows: int, heads: int, dim: int, size: int) -> Work:
 
 
 def swiglu_mlp(rows: int, hidden: int, inner: int, size: int) -> Work:
-    return Work(size * (3 * hidden * inner + 2 * rows * hidden), 6 * rows * hidden * inner)
+    return packed_mlp(rows, hidden, inner, size * 3 * hidden * inner, size)
+
+
+def packed_mlp(rows: int, hidden: int, inner: int, stored: int, size: int) -> Work:
+    """stored: bytes of its three weights as they are stored. size: bytes of an element of the rows."""
+    return Work(stored + size * 2 * rows * hidden, 6 * rows * hidden * inner)
 
 
 def write_latent(rows: int, rank: int, rope: int, size: int) -> Work:
@@ -120,5 +121,12 @@ def combine(rows: int, hidden: int, top_k: int, size: int) -> Work:
 
 def experts(rows: int, hidden: int, inner: int, top_k: int, distinct: float, size: int) -> Work:
     """`distinct`: experts that at least one row wants, perhaps a mean; the weights of each are read once."""
-    moved = round(size * (3 * distinct * hidden * inner + 2 * rows * hidden)) + 12 * rows * top_k
+    return packed_experts(rows, hidden, inner, top_k, distinct, size * 3 * hidden * inner, size)
+
+
+def packed_experts(
+    rows: int, hidden: int, inner: int, top_k: int, distinct: float, stored: int, size: int
+) -> Work:
+    """stored: bytes of an expert's weights as they are stored. size: bytes of an element of the rows."""
+    moved = round(distinct * stored + size * 2 * rows * hidden) + 12 * rows * top_k
     return Work(moved, 6 * rows * top_k * hidden * inner)

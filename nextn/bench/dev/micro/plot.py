@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from matplotlib.axes import Axes
 
+from nextn.bench.dev.micro.arithmetic import of_torch
 from nextn.bench.dev.micro.results import Micro, OpMeasurement
 from nextn.bench.plots import LIGHT, Palette, blank, dress, png
 
@@ -16,7 +18,8 @@ COLORS = ("#0a5fc4", "#8a5a00", "#1a7f37", "#8250df", "#bf3989", "#57606a", "#cf
 
 
 def roofline_plot(micro: Micro, palette: Palette = LIGHT) -> bytes:
-    """PNG. Lines: the ceilings, solid in the dtype of the ops. Points: the products of the engine's
+    """PNG. Lines: the ceilings, solid for the arithmetic of the ops, and dotted where reading and
+    arithmetic take turns. Points: the products of the engine's
     backend at each number of rows, joined; the headline linear; whole steps as stars."""
     figure = blank(palette)
     figure.set_size_inches(9, 5.6)
@@ -49,7 +52,7 @@ def roofline_plot(micro: Micro, palette: Palette = LIGHT) -> bytes:
     dress(axes, palette)
     axes.legend(
         frameon=False, labelcolor=palette.text, loc="lower right", fontsize=8,
-        title="numbers: rows; stars: steps", title_fontproperties={"size": 8},
+        title="numbers: rows; stars: steps; dotted: both in turn", title_fontproperties={"size": 8},
     ).get_title().set_color(palette.text)  # fmt: skip
     return png(figure)
 
@@ -76,32 +79,40 @@ def curves(micro: Micro) -> dict[str, list[OpMeasurement]]:
 
 
 def ceilings(axes: Axes, micro: Micro, palette: Palette) -> None:
+    """Solid: of the arithmetic that the ops use most. Dotted below it: reading and arithmetic in turn."""
     read = micro.ceilings.read_bytes_per_s / 1e9
     left, right = axes.get_xlim()
     right *= 4  # room for what the lines are called
-    for name, peak, style in (
-        (
-            "float32",
-            micro.ceilings.flops_per_s(torch.float32) / 1e9,
-            "-" if micro.dtype == "float32" else "--",
-        ),
-        (
-            "bf16",
-            micro.ceilings.flops_per_s(torch.bfloat16) / 1e9,
-            "-" if micro.dtype == "bfloat16" else "--",
-        ),
-    ):
+    used = arithmetic_of(micro)
+    for name, peak in peaks(micro).items():
         ridge = peak / read
         axes.plot(
-            [left, ridge, right], [left * read, peak, peak], style, color=palette.text,
-            linewidth=1.4, zorder=1,
+            [left, ridge, right], [left * read, peak, peak], "-" if name == used else "--",
+            color=palette.text, linewidth=1.4, zorder=1,
         )  # fmt: skip
         axes.annotate(
             f"{peak:.0f} GFLOP/s, {name}", (right, peak), (0, 4), textcoords="offset points",
             ha="right", fontsize=8, color=palette.text,
         )  # fmt: skip
+    x = np.geomspace(left, right, 100)
+    in_turn = 1 / (1 / (x * read) + 1 / peaks(micro)[used])
+    axes.plot(x, in_turn, ":", color=palette.text, linewidth=1.2, zorder=1)
     axes.annotate(
         f"{read:.1f} GB/s", (left, left * read), (10, 16), textcoords="offset points", fontsize=8,
         color=palette.text,
     )  # fmt: skip
     axes.set_xlim(left, right)
+
+
+def peaks(micro: Micro) -> dict[str, float]:
+    """GFLOP/s of each arithmetic of the backend, by name."""
+    if micro.backend == "cpu":
+        return {name: case.flops_per_s / 1e9 for name, case in micro.ceilings.native.items()}
+    dtypes = (torch.float32, torch.bfloat16)
+    return {of_torch(dtype): micro.ceilings.flops_per_s(dtype) / 1e9 for dtype in dtypes}
+
+
+def arithmetic_of(micro: Micro) -> str:
+    """What the headline product of the backend is computed with."""
+    parts = next(op.arithmetic for op in (*micro.ops, *micro.headline) if op.backend == micro.backend)
+    return max(parts, key=lambda name: parts[name])

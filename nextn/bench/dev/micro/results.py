@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from nextn.bench.dev.micro.arithmetic import Shares
+from nextn.bench.dev.micro.bound import Bound
 from nextn.bench.dev.micro.cases import OpCase
 from nextn.bench.dev.micro.ceilings import Ceilings
 from nextn.bench.dev.micro.gather import Gather
@@ -24,8 +26,9 @@ OF_BACKEND = (
 
 @dataclass(frozen=True)
 class OpMeasurement:
-    """One op at one number of rows. Fractions are of the measured ceilings. roofline: the least time that
-    both allow over the time it took."""
+    """One op at one number of rows. dtype: of its weights. Fractions are of the measured ceilings. roofline:
+    the least time that both allow over the time it took. model: both times beside the measured one, see
+    `bound`. arithmetic: shares of the operations."""
 
     op: str
     what: str
@@ -41,6 +44,11 @@ class OpMeasurement:
     bw_frac: float
     flop_frac: float
     roofline: float
+    model: Bound
+    arithmetic: Shares
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {"model": self.model.as_dict(), "arithmetic": dict(self.arithmetic)}
 
 
 @dataclass(frozen=True)
@@ -79,9 +87,9 @@ class Micro:
             "seconds": self.seconds,
             "ceilings": self.ceilings.as_dict(),
             "reference": self.reference_headline(),
-            "linear": [dataclasses.asdict(op) for op in self.headline],
+            "linear": [op.as_dict() for op in self.headline],
             "steps": [self.step(step) for step in self.steps],
-            "ops": [dataclasses.asdict(op) for op in self.ops],
+            "ops": [op.as_dict() for op in self.ops],
         }
 
     def as_json(self) -> str:
@@ -112,8 +120,9 @@ class Micro:
         }
 
     def step(self, step: StepMeasurement) -> dict[str, Any]:
-        read, peak = self.ceilings.read_bytes_per_s, self.ceilings.flops_per_s(step.dtype)
+        read, peak = self.ceilings.read_bytes_per_s, self.ceilings.peak(step.shares)
         work, seconds = step.work, step.seconds
+        bound = Bound.of(work, seconds, read, peak)
         return {
             "name": step.name,
             "dtype": str(step.dtype).removeprefix("torch."),
@@ -130,7 +139,9 @@ class Micro:
             "gflop_s": work.flops / seconds / 1e9,
             "bw_frac": work.bytes / seconds / read,
             "flop_frac": work.flops / seconds / peak,
-            "roofline": work.seconds(read, peak) / seconds,
+            "roofline": 1 / bound.over_max,
+            "model": bound.as_dict(),
+            "arithmetic": dict(step.shares),
             "ops": {
                 op: {"calls": step.calls[op], "ms": took * 1e3}
                 for op, took in sorted(step.ops.items(), key=lambda item: -item[1])
@@ -143,7 +154,8 @@ def op_measurements(cases: list[OpCase], ceilings: Ceilings) -> list[OpMeasureme
     read = ceilings.read_bytes_per_s
     found = []
     for one in cases:
-        case, peak = one.case, ceilings.flops_per_s(one.dtype)
+        case, peak = one.case, ceilings.peak(one.shares)
+        bound = Bound.of(case.work, case.seconds, read, peak)
         found.append(
             OpMeasurement(
                 op=one.op,
@@ -151,7 +163,7 @@ def op_measurements(cases: list[OpCase], ceilings: Ceilings) -> list[OpMeasureme
                 shape=one.shape,
                 rows=one.rows,
                 backend=one.backend,
-                dtype=str(one.dtype).removeprefix("torch."),
+                dtype=one.weights,
                 us=case.seconds * 1e6,
                 bytes=case.work.bytes,
                 flops=case.work.flops,
@@ -159,7 +171,9 @@ def op_measurements(cases: list[OpCase], ceilings: Ceilings) -> list[OpMeasureme
                 gflop_s=case.flops_per_s / 1e9,
                 bw_frac=case.bytes_per_s / read,
                 flop_frac=case.flops_per_s / peak,
-                roofline=case.work.seconds(read, peak) / case.seconds,
+                roofline=1 / bound.over_max,
+                model=bound,
+                arithmetic=one.shares,
             )
         )
     return found

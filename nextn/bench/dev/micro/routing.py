@@ -45,10 +45,11 @@ class Routing:
             found += len(ids.unique())
         return found / len(self.inputs)
 
-    def work(self, size: int) -> Work:
-        """The work of the router and its experts."""
+    def work(self, stored: int, size: int) -> Work:
+        """The work of the router and its experts. stored: bytes of an expert's weights. size: bytes of an
+        element of the rows."""
         cfg, hidden, top_k = self.cfg, self.cfg.hidden_size, self.cfg.num_experts_per_tok
         chosen = op_work.route(self.rows, hidden, cfg.n_routed_experts, top_k, size)
-        return chosen + op_work.experts(
-            self.rows, hidden, cfg.moe_intermediate_size, top_k, self.distinct, size
+        return chosen + op_work.packed_experts(
+            self.rows, hidden, cfg.moe_intermediate_size, top_k, self.distinct, stored, size
         )

@@ -21,9 +21,10 @@ from nextn.bench.dev.micro.arena import Arena, arena_bytes
 from nextn.bench.dev.micro.cases import CONTEXT, LINEAR, Bench, OpCase
 from nextn.bench.dev.micro.ceilings import Ceilings, cache_bytes, make_ceilings
 from nextn.bench.dev.micro.clock import NATIVE, Case, measure
+from nextn.bench.dev.micro.formats import BFLOAT16, WeightFormat
 from nextn.bench.dev.micro.gather import measure_gather
 from nextn.bench.dev.micro.native_cases import NativeBench
-from nextn.bench.dev.micro.native_pool import NativePool, native_pool
+from nextn.bench.dev.micro.native_pool import native_pool
 from nextn.bench.dev.micro.plot import roofline_plot
 from nextn.bench.dev.micro.results import Micro, op_measurements
 from nextn.bench.dev.micro.steps import StepBench, StepMeasurement
@@ -31,7 +32,7 @@ from nextn.bench.dev.micro.tables import report, summary
 from nextn.bench.machine import this_machine
 from nextn.bench.progress import Progress
 from nextn.config import FAKE, EngineConfig, model_folder, usable_cores
-from nextn.engine.model import choose_kernels, dtype_of
+from nextn.engine.model import choose_kernels, dtype_of, ways_of
 from nextn.families.config import ModelConfig
 from nextn.models.names import product_shapes
 from nextn.ops.cpu.library import choose_level
@@ -60,6 +61,7 @@ class Settings:
     quick: bool = False
     output_dir: Path | None = None
     bar: bool = False
+    weights: WeightFormat = BFLOAT16  # of the native ops; steps have the model's own
 
 
 def run_micro(settings: Settings) -> int:
@@ -86,6 +88,11 @@ def find(settings: Settings, effort: Effort, progress: Progress) -> Micro:
     config = on_cpu(settings.config)
     backend = choose_kernels(config, torch.device("cpu"))
     native = backend == "cpu"
+    if not native and settings.weights != BFLOAT16:
+        raise ValueError(
+            f"--weight-format {settings.weights.name} is for the native kernels, and this is plain torch: "
+            "leave it out, or build the kernels and leave out --kernel-backend reference and --dtype float32"
+        )
     # All cores for the native kernels, as in the engine (nextn.engine.build); what they are held against gets
     # as many.
     threads = config.threads or (usable_cores() if native else max(1, usable_cores() - 1))
@@ -95,14 +102,22 @@ def find(settings: Settings, effort: Effort, progress: Progress) -> Micro:
     pool = native_pool(threads, level)
     cfg = ModelConfig.from_folder(model_folder(config.model_path))
     dtype = dtype_of(config.dtype, backend)
+    arena = Arena(arena_bytes(cfg, cache_bytes(3), 4 * LINEAR[0] * LINEAR[1]))
+    end = min(CONTEXT, cfg.max_position_embeddings)
     progress.now("ceilings and ops")
     ceilings = make_ceilings(pool)
     linear_dtype = torch.bfloat16 if config.dtype == "auto" else dtype
-    headline, ops = all_cases(cfg, dtype, linear_dtype, pool if native else None)
+    kernels = None
+    if native:
+        assert pool is not None
+        assert level is not None
+        kernels = NativeBench(pool, cfg, arena, end, settings.weights, ways_of(config, level))
+    headline, ops = all_cases(cfg, dtype, linear_dtype, arena, end, kernels)
     turns = in_turns([*ceilings.read, ceilings.bf16[-1], *(h.case for h in headline)], [o.case for o in ops])
+    peaks = ceilings.native.values()
     with torch.inference_mode():
         measure(
-            [*ceilings.caches.values(), *ceilings.bf16[:-1], *ceilings.f32, *turns],
+            [*ceilings.caches.values(), *ceilings.bf16[:-1], *ceilings.f32, *turns, *peaks],
             effort.rounds,
             effort.seconds,
             lambda n, of: progress.advance(),
@@ -156,17 +171,19 @@ def on_cpu(config: EngineConfig) -> EngineConfig:
 
 
 def all_cases(
-    cfg: ModelConfig, dtype: torch.dtype, linear_dtype: torch.dtype, pool: NativePool | None
+    cfg: ModelConfig,
+    dtype: torch.dtype,
+    linear_dtype: torch.dtype,
+    arena: Arena,
+    end: int,
+    native: NativeBench | None,
 ) -> tuple[list[OpCase], list[OpCase]]:
-    """The headline linear and all ops of the model, of plain torch and, with a pool, of native kernels."""
-    last = cache_bytes(3)
-    arena = Arena(arena_bytes(cfg, last, 4 * LINEAR[0] * LINEAR[1]))
-    end = min(CONTEXT, cfg.max_position_embeddings)
+    """The headline linear and all ops of the model, of native kernels if there are any, and of plain torch.
+    end: positions that attention sees."""
     cpu = torch.device("cpu")
     headline: list[OpCase] = []
     ops: list[OpCase] = []
-    if pool is not None:
-        native = NativeBench(pool, cfg, arena, end)
+    if native is not None:
         headline, ops = native.headline(), native.cases()
     headline += Bench(make_ops({LINEAR}, linear_dtype, cpu), cfg, linear_dtype, arena, end).headline()
     ops += Bench(make_ops(product_shapes(cfg), dtype, cpu), cfg, dtype, arena, end).cases()

@@ -13,10 +13,11 @@ from nextn.families.config import ModelConfig
 
 @dataclass(frozen=True)
 class Step:
-    """Of one request. A decode step is rows 1, chosen 1; one that verifies k drafts and proposes as many is
-    rows and chosen k + 1, drafts k.
+    """Of one request, or of several alike. A decode step is rows 1, chosen 1; one that verifies k drafts and
+    proposes as many is rows and chosen k + 1, drafts k; one of n requests has n times as many.
 
-    rows: that the target runs over, the last at position end - 1. chosen: rows whose logits are wanted.
+    rows: that the target runs over, those of a request up to position end - 1. chosen: rows whose logits are
+    wanted.
     drafts: proposed for the next step. extended: rows of the draft extend, what the step committed.
     experts: read in the whole step, each counted once in each layer's call (the NextN layer's included).
     """
@@ -27,6 +28,18 @@ class Step:
     experts: float
     drafts: int = 0
     extended: float = 0.0
+    requests: int = 1
+
+    @property
+    def draft_passes(self) -> list[float]:
+        """Rows of each pass of the drafter: over what was committed, then one of each request for every
+        further draft."""
+        return [self.extended] + [float(self.requests)] * (self.drafts - 1) if self.drafts else []
+
+
+def visible(rows: float, end: float, requests: int) -> float:
+    """(query, key) pairs that the rows of requests alike see, up to position `end` each."""
+    return rows * end - rows * (rows / requests - 1) / 2
 
 
 def step_work(cfg: ModelConfig, step: Step, size: int) -> Work:
@@ -36,19 +49,16 @@ def step_work(cfg: ModelConfig, step: Step, size: int) -> Work:
     flops = 2.0 * step.chosen * vocab * hidden
     total = Work(0, 0)
     for index in range(cfg.num_hidden_layers):
-        total += layer_work(cfg, index, step.rows, step.end, size)
-    if step.drafts:
-        # Draft extend over what was committed, then one row for each further draft; a head for each draft.
-        passes = [step.extended] + [1.0] * (step.drafts - 1)
-        for depth, rows in enumerate(passes):
-            total += layer_work(cfg, cfg.num_hidden_layers, rows, step.end + depth, size)
-            weights += 2 * hidden * hidden + 3 * hidden + vocab * hidden + rows * hidden
-            flops += 4 * rows * hidden * hidden + 2 * vocab * hidden
+        total += layer_work(cfg, index, step.rows, step.end, size, step.requests)
+    for depth, rows in enumerate(step.draft_passes):  # a head for each draft
+        total += layer_work(cfg, cfg.num_hidden_layers, rows, step.end + depth, size, step.requests)
+        weights += 2 * hidden * hidden + 3 * hidden + vocab * hidden + rows * hidden
+        flops += 4 * rows * hidden * hidden + 2 * step.requests * vocab * hidden
     expert = 3 * hidden * cfg.moe_intermediate_size
     return total + Work(round(size * (weights + step.experts * expert)), round(flops))
 
 
-def layer_work(cfg: ModelConfig, index: int, rows: float, end: int, size: int) -> Work:
+def layer_work(cfg: ModelConfig, index: int, rows: float, end: int, size: int, requests: int = 1) -> Work:
     """The work of a decoder layer without its routed experts' weights; their operations are included."""
     hidden, heads = cfg.hidden_size, cfg.num_attention_heads
     queries, rank = heads * cfg.qk_head_dim, cfg.kv_lora_rank
@@ -65,7 +75,6 @@ def layer_work(cfg: ModelConfig, index: int, rows: float, end: int, size: int) -
         products += cfg.n_shared_experts * expert
     else:
         products += 3 * hidden * cfg.intermediate_size
-    seen = rows * end - rows * (rows - 1) / 2
-    attention = 2 * seen * heads * (cfg.latent_dim + rank)
-    moved = size * (products + norms + end * cfg.latent_dim) + 4 * routers * (hidden + 1)
+    attention = 2 * visible(rows, end, requests) * heads * (cfg.latent_dim + rank)
+    moved = size * (products + norms + requests * end * cfg.latent_dim) + 4 * routers * (hidden + 1)
     return Work(moved, round(2 * rows * (products + routers * hidden + routed) + attention))

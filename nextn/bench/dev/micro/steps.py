@@ -1,4 +1,4 @@
-"""Whole steps of the engine: one row (decode), k + 1 rows (verify), a prompt's chunk.
+"""Whole steps of the engine: one row (decode), k + 1 rows (verify), a prompt's chunk, a row of many requests.
 
 A step is one call of Engine.step: plan, run, commit. Every second one runs with its ops timed or, for a
 native model, its calls (`op_clock`). Its overhead is its own time less theirs and less the cost of the
@@ -11,15 +11,18 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
+from nextn.bench.dev.micro.arithmetic import Shares, of_torch
 from nextn.bench.dev.micro.call_clock import CallClock
 from nextn.bench.dev.micro.ceilings import Ceilings
 from nextn.bench.dev.micro.clock import NATIVE, SWITCH, by_team, quiet
+from nextn.bench.dev.micro.native_shares import step_shares
 from nextn.bench.dev.micro.native_work import native_step_work
 from nextn.bench.dev.micro.op_clock import NativeClock, OpClock
 from nextn.bench.dev.micro.op_work import Work
@@ -34,6 +37,8 @@ from nextn.request import Request, SamplingParams
 from nextn.tokenizer import Tokenizer
 
 PROMPT = 256  # tokens before the steps that are measured, where the context permits
+SHORT = 32  # the same of many requests
+REQUESTS = (64, 32, 16, 8, 4)  # at once, those ended that are too many
 BETWEEN = 8  # steps between two looks at the ceiling; the first one after a look is not counted
 
 
@@ -44,7 +49,7 @@ class Samples:
     plain: list[float] = field(default_factory=list)  # seconds
     in_ops: list[float] = field(default_factory=list)  # seconds of the timed step
     overhead: list[float] = field(default_factory=list)  # seconds of the timed step
-    ends: list[int] = field(default_factory=list)  # positions in the cache, the step's own included
+    ends: list[float] = field(default_factory=list)  # positions in the cache, the step's own included
     committed: list[int] = field(default_factory=list)
     experts: list[float] = field(default_factory=list)
     ops: dict[str, list[float]] = field(default_factory=dict)  # seconds in each op, by name
@@ -65,9 +70,41 @@ class StepMeasurement:
     experts: float  # that were read, each counted once in each layer's pass, mean
     dtype: torch.dtype
     work: Work
+    shares: Shares  # of its operations, by arithmetic
     ops: dict[str, float]  # op -> seconds of a step
     calls: dict[str, int]  # op -> calls in a step
     steps: int  # that were timed
+
+
+class Running:
+    """Requests of an engine that go on until they are ended, and the tokens that each has, a mean."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.count, self.length = engine, 0, 0.0
+
+    def add(self, count: int, prompt: Callable[[int], list[int]]) -> None:
+        """Starts `count` requests and runs until each has its first token. prompt: of the n-th."""
+        waiting, tokens = {f"decode {n}" for n in range(count)}, 0
+        params = SamplingParams(max_tokens=10**9, temperature=0, ignore_eos=True)
+        for n in range(count):
+            tokens += len(prompt(n))
+            self.engine.add(Request(f"decode {n}", prompt(n), params))
+        while waiting:
+            for out in self.engine.step():
+                tokens += len(out.tokens)
+                if out.tokens:
+                    waiting.discard(out.rid)
+        self.count, self.length = count, tokens / count
+
+    def advance(self, took: int) -> None:
+        """took: tokens that a step committed, of all requests."""
+        self.length += took / self.count
+
+    def keep(self, count: int) -> None:
+        """Ends the last ones but for so many."""
+        for n in range(count, self.count):
+            self.engine.abort(f"decode {n}")
+        self.count = count
 
 
 class StepBench:
@@ -85,7 +122,7 @@ class StepBench:
         """Measures all kinds of steps; verification only if the model can draft."""
         off = dataclasses.replace(self.config, speculative_num_steps=0)
         plain = Engine(off)
-        found = [self.decode(plain), self.prefill(plain)]
+        found = [self.decode(plain), self.prefill(plain), *self.together(plain)]
         del plain
         if self.config.speculation.num_steps:
             engine = Engine(self.config)
@@ -99,35 +136,58 @@ class StepBench:
 
     def decode(self, engine: Engine) -> StepMeasurement:
         """One request, one row and its drafts a step."""
+        running = Running(engine)
+        running.add(1, self.prompts(engine, 1, PROMPT))
+        found = self.one_kind(running, self.steps, self.seconds)
+        running.keep(0)
+        return found
+
+    def together(self, engine: Engine) -> list[StepMeasurement]:
+        """A row of each of REQUESTS requests, as far as so many may run; the fewest first."""
+        counts = [n for n in REQUESTS if n <= self.config.max_running_requests]
+        if not counts:
+            return []
+        running, found = Running(engine), []
+        running.add(counts[0], self.prompts(engine, len(counts), SHORT))
+        steps, seconds = max(3, self.steps // len(counts)), self.seconds / len(counts)
+        for count in counts:
+            running.keep(count)
+            found.append(self.one_kind(running, steps, seconds))
+        running.keep(0)
+        return found[::-1]
+
+    def prompts(self, engine: Engine, kinds: int, most: int) -> Callable[[int], list[int]]:
+        """The prompt of each request that is to stay for so many kinds of steps."""
         drafts = engine.speculation.num_steps
-        steps = 2 * self.steps + self.steps // BETWEEN + 8
+        steps = 2 * self.steps + self.steps // BETWEEN + 8 * kinds
         room = engine.context_length - steps * (drafts + 1)
         if room < 1:
             raise ValueError(f"a context of {engine.context_length} tokens is too short for {steps} steps")
-        prompt = self.prompt(min(PROMPT, room), 0)
-        engine.add(
-            Request("decode", prompt, SamplingParams(max_tokens=10**9, temperature=0, ignore_eos=True))
-        )
-        while not any(out.tokens for out in engine.step()):
-            pass
-        length = len(prompt) + 1
+        length = min(most, room)
+        return lambda n: self.prompt(length, n * length)
+
+    def one_kind(self, running: Running, steps: int, seconds: float) -> StepMeasurement:
+        """Pairs of steps of the requests that run."""
+        engine, count = running.engine, running.count
+        drafts = engine.speculation.num_steps
         samples, clock = Samples(), clock_of(engine)
         begin = time.perf_counter()
         with quiet():
-            for n in range(self.steps):
-                if n >= 3 and time.perf_counter() - begin > self.seconds:
+            for n in range(steps):
+                if n >= 3 and time.perf_counter() - begin > seconds:
                     break
                 if n % BETWEEN == 0:
                     self.look()
-                    length += timed(engine)[1]
+                    running.advance(timed(engine)[1])
                 plain, took = timed(engine)
                 samples.plain.append(plain)
-                samples.ends.append(length + drafts)
+                samples.ends.append(running.length + drafts)
                 samples.committed.append(took)
-                length += took + timed_ops(engine, clock, samples)
-        engine.abort("decode")
-        name = f"verify {drafts} drafts" if drafts else "decode"
-        return self.measurement(engine, name, drafts + 1, drafts + 1, samples)
+                running.advance(took)
+                running.advance(timed_ops(engine, clock, samples))
+        rows = count * (drafts + 1)
+        name = f"verify {drafts} drafts" if drafts else "decode" if count == 1 else f"decode {count} requests"
+        return self.measurement(engine, name, rows, rows, samples, count)
 
     def prefill(self, engine: Engine) -> StepMeasurement:
         """One request's prompt, as long as a step may be, from nothing to its first token."""
@@ -161,17 +221,21 @@ class StepBench:
         return (text * -(-length // len(text)))[:length]
 
     def measurement(
-        self, engine: Engine, name: str, rows: int, chosen: int, samples: Samples
+        self, engine: Engine, name: str, rows: int, chosen: int, samples: Samples, requests: int = 1
     ) -> StepMeasurement:
         extended, end = statistics.mean(samples.committed), round(statistics.median(samples.ends))
         step = Step(
-            rows, end, chosen, statistics.mean(samples.experts), engine.speculation.num_steps, extended
-        )
+            rows, end, chosen, statistics.mean(samples.experts), engine.speculation.num_steps, extended,
+            requests,
+        )  # fmt: skip
         model = model_of(engine)
+        parts: Shares
         if isinstance(model, NativeDeepseekV3):
             work = native_step_work(model, step)
+            parts = step_shares(model, step, tuple(self.ceilings.native))
         else:
             work = step_work(model.config, step, model.dtype.itemsize)
+            parts = {of_torch(model.dtype): 1.0}
         return StepMeasurement(
             name=name,
             rows=rows,
@@ -183,6 +247,7 @@ class StepBench:
             experts=step.experts,
             dtype=model.dtype,
             work=work,
+            shares=parts,
             ops={op: statistics.median(seconds) for op, seconds in samples.ops.items()},
             calls=samples.calls,
             steps=len(samples.plain),

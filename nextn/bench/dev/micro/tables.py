@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
+from nextn.bench.dev.micro.arithmetic import Shares
 from nextn.bench.dev.micro.clock import Case
 from nextn.bench.dev.micro.results import Micro, OpMeasurement
+from nextn.bench.dev.micro.steps import StepMeasurement
 
+MODEL = (
+    "Reading is bytes over the read bandwidth. Arithmetic is operations over the peak of what the last "
+    "column names; of several, each counts by its share. If the measured time is near their max, the longer "
+    "of the two is waited for, and the other hides behind it. If it is near their sum, they take turns."
+)
 BUSY = 1.5  # slow reads over fast ones, from which on the numbers are in doubt
 
 
@@ -24,11 +33,16 @@ def report(micro: Micro) -> str:
         ceilings(micro),
         "## Whole steps",
         steps(micro),
+        "## Reading and arithmetic of whole steps",
+        MODEL,
+        step_models(micro),
         "## Where a step's time goes",
         *(in_ops(micro, index) for index in range(len(micro.steps))),
         "## Ops, weights out of the cache",
         "GB/s / share of the read bandwidth; share of what the roofline allows.",
         *(op_table(micro, backend) for backend in backends),
+        "## Reading and arithmetic of ops",
+        *(f"### {name}\n\n" + op_models(of_backend(micro, name)) for name in backends),
     ]
     if len(backends) > 1:
         parts += ["## Backends side by side", side_by_side([*micro.headline, *micro.ops], backends)]
@@ -38,7 +52,7 @@ def report(micro: Micro) -> str:
 def summary(micro: Micro) -> str:
     """The tables for the terminal: without the ops in detail."""
     linear = [op for op in micro.headline if op.backend == micro.backend]
-    parts = [ceilings(micro), op_rows(linear), steps(micro)]
+    parts = [ceilings(micro), op_rows(linear), steps(micro), op_models(linear), step_models(micro)]
     if micro.ceilings.unrest > BUSY:
         parts.append(
             f"The machine was busy: the slowest tenth of the reads took {micro.ceilings.unrest:.1f} times as "
@@ -58,6 +72,7 @@ def ceilings(micro: Micro) -> str:
             reached = case.flops_per_s
             measured = f"{reached / 1e9:.1f} GFLOP/s"
             rows.append((f"{name}, {case.name}", measured, mark(reached, found.flops_per_s(dtype))))
+    rows += [(f"native {name}", f"{c.flops_per_s / 1e9:.1f} GFLOP/s", "") for name, c in found.native.items()]
     if micro.gather is not None:
         name = f"two ranks fill up a row of {micro.gather.bytes} bytes"
         rows.append((name, f"{micro.gather.seconds * 1e6:.1f} us", ""))
@@ -74,13 +89,10 @@ def mark(value: float, ceiling: float) -> str:
 
 def steps(micro: Micro) -> str:
     rows = []
-    shown = [(one.name, one) for one in micro.steps]
-    if micro.reference is not None:
-        shown.append((f"{micro.reference.name}, reference", micro.reference))
-    for name, step in shown:
+    for step in all_steps(micro):
         one = micro.step(step)
         cells = (
-            f"{name}, {one['dtype']}", str(one["rows"]), str(one["context"]), f"{one['ms']:.2f}",
+            f"{one['name']}, {one['dtype']}", str(one["rows"]), str(one["context"]), f"{one['ms']:.2f}",
             f"{one['overhead_ms']:.2f}", f"{one['bytes'] / 1e6:.1f}", f"{one['gb_s']:.1f}",
             percent(one["bw_frac"]), percent(one["flop_frac"]), percent(one["roofline"]),
         )  # fmt: skip
@@ -90,6 +102,14 @@ def steps(micro: Micro) -> str:
         "of the roofline",
     )  # fmt: skip
     return table(head, rows)
+
+
+def all_steps(micro: Micro) -> list[StepMeasurement]:
+    """Plain torch's step beside the native kernels' as well."""
+    plain = micro.reference
+    if plain is None:
+        return micro.steps
+    return [*micro.steps, dataclasses.replace(plain, name=f"{plain.name}, reference")]
 
 
 def in_ops(micro: Micro, index: int) -> str:
@@ -118,9 +138,42 @@ def op_rows(found: Sequence[OpMeasurement]) -> str:
 
 
 def op_table(micro: Micro, backend: str) -> str:
-    return f"### {backend}\n\n" + op_rows(
-        [op for op in (*micro.headline, *micro.ops) if op.backend == backend]
+    return f"### {backend}\n\n" + op_rows(of_backend(micro, backend))
+
+
+def of_backend(micro: Micro, backend: str) -> list[OpMeasurement]:
+    return [op for op in (*micro.headline, *micro.ops) if op.backend == backend]
+
+
+def op_models(found: Sequence[OpMeasurement]) -> str:
+    return models(
+        [
+            (f"{op.op} {op.what} {op.shape}, {op.dtype}", op.rows, op.model.as_dict(), op.arithmetic)
+            for op in found
+        ]
     )
+
+
+def step_models(micro: Micro) -> str:
+    shown = [micro.step(one) for one in all_steps(micro)]
+    return models([(f"{s['name']}, {s['dtype']}", s["rows"], s["model"], s["arithmetic"]) for s in shown])
+
+
+def models(found: Sequence[tuple[str, int, Mapping[str, Any], Shares]]) -> str:
+    """Of each (name, rows, `Bound` in milliseconds, arithmetic): both times, and the time it took."""
+    times = ("read_ms", "arithmetic_ms", "max_ms", "sum_ms", "measured_ms")
+    rows = [
+        (
+            name, str(count), *(f"{model[key]:.4g}" for key in times), f"{model['over_max']:.2f}",
+            f"{model['over_sum']:.2f}", model["waits_for"], max(parts, key=lambda one: parts[one]),
+        )
+        for name, count, model, parts in found
+    ]  # fmt: skip
+    head = (
+        "ms", "rows", "reading", "arithmetic", "max", "sum", "measured", "over max", "over sum", "waits for",
+        "by",
+    )  # fmt: skip
+    return table(head, rows)
 
 
 def side_by_side(ops: Sequence[OpMeasurement], backends: Sequence[str]) -> str:

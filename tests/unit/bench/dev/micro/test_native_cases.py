@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
 from nextn.bench.dev.micro.arena import Arena, arena_bytes
+from nextn.bench.dev.micro.arithmetic import FLOATS, NATIVE
 from nextn.bench.dev.micro.cases import ROUTED, Bench
-from nextn.bench.dev.micro.clock import NATIVE
+from nextn.bench.dev.micro.clock import NATIVE as NATIVE_TEAM
+from nextn.bench.dev.micro.formats import FORMATS
 from nextn.bench.dev.micro.native_cases import NativeBench, moved
 from nextn.bench.dev.micro.native_pool import NativeCall, NativePool, native_pool
+from nextn.bench.dev.micro.op_work import Work
 from nextn.bench.dev.micro.routing import Routing
 from nextn.config import EMBEDDED, model_folder
 from nextn.families.config import ModelConfig
-from nextn.ops.cpu.library import E4M3
+from nextn.ops.cpu.library import E4M3, INT8, Q8_0
 from nextn.ops.cpu.weights import PackedWeight
 from nextn.ops.reference import Reference
 
@@ -49,7 +54,7 @@ def test_every_kernel_runs_at_every_number_of_rows(bench: NativeBench) -> None:
         assert out.isfinite().all(), one.case.name
         assert out.any(), one.case.name
         assert out.shape[0] == one.rows
-        assert (one.backend, one.case.team) == ("cpu", NATIVE)
+        assert (one.backend, one.case.team) == ("cpu", NATIVE_TEAM)
 
 
 def test_each_has_its_op_beside_it(bench: NativeBench, arena: Arena) -> None:
@@ -76,13 +81,55 @@ def test_weights_are_elsewhere_each_time(bench: NativeBench) -> None:
 
 
 def test_bytes_of_the_headline(bench: NativeBench) -> None:
-    found = {str(one.dtype).removeprefix("torch."): one.case.work.bytes for one in bench.headline((1,))}
+    found = {one.weights: one.case.work.bytes for one in bench.headline((1,))}
     rows = 2 * (2048 + 4096)
     assert found == {
         "bfloat16": 2 * 4096 * 2048 + rows,
         "float8_e4m3fn": 4096 * 2048 + 4 * 4096 * 2048 // 128 + rows,
         "int8": 4096 * 2048 + 4 * 4096 + rows,
     }
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_has_the_bytes_of_its_panels(bench: NativeBench, pool: NativePool, name: str) -> None:
+    one = FORMATS[name]
+    made = dataclasses.replace(bench, format=one)
+    case = made.linear(3, "any", 64, 512)
+    scales = {E4M3: 4 * 64 * 512 // 128, INT8: 4 * 64}.get(one.kind, 0)
+    stored = 64 * pool.library.nx_output_bytes(one.kind, 512, one.block) + scales
+    assert case.case.work == Work(stored + 2 * 3 * (512 + 64), 2 * 3 * 512 * 64)
+    assert case.weights == one.name
+    assert sum(case.shares.values()) == pytest.approx(1)
+    for found in (case, made.mlp(2, "any", 256)):
+        call = found.case.calls[0]
+        assert isinstance(call, NativeCall)
+        call()
+        out = call.kept[-1]
+        assert isinstance(out, torch.Tensor)
+        assert out.isfinite().all()
+        assert out.any()
+
+
+def test_inputs_that_are_no_whole_blocks_are_in_bf16(bench: NativeBench) -> None:
+    made = dataclasses.replace(bench, format=FORMATS["Q4_K"])
+    assert made.linear(1, "any", 64, 320).weights == "bfloat16"
+    assert made.mlp(1, "any", 96).weights == "Q4_K, bfloat16"  # gate and up of 256 inputs, down of 96
+    assert {one.weights for one in made.headline((1,))} == {"bfloat16", "float8_e4m3fn", "int8", "Q4_K"}
+    assert [one.weights for one in bench.headline((1,))] == ["bfloat16", "float8_e4m3fn", "int8"]
+
+
+def test_the_way_of_a_kind_goes_into_its_weights(bench: NativeBench) -> None:
+    made = dataclasses.replace(bench, format=FORMATS["Q8_0"], way=lambda kind: 3 if kind == Q8_0 else 0)
+    ((weight,), *_) = made.weights((64, 512, 1))
+    assert weight.way == 3
+    assert made.linear(1, "any", 64, 512).shares == {FLOATS: 1.0}
+
+
+def test_what_the_kernels_are_able_to(pool: NativePool) -> None:
+    assert pool.able[-1] == FLOATS
+    for name in NATIVE:
+        assert (pool.multiply(name, 2) > 0) == (name in pool.able)
+    assert pool.multiply(FLOATS, 6) == 3 * pool.multiply(FLOATS, 2)
 
 
 def test_a_moved_weight_is_the_same(pool: NativePool) -> None:

@@ -9,6 +9,7 @@ from nextn.bench.dev.micro.step_work import Step, step_work
 from nextn.config import EMBEDDED, model_folder
 from nextn.families.config import ModelConfig
 from nextn.models.native import NativeDeepseekV3
+from nextn.models.native_weights import W8A16
 from nextn.ops.cpu.library import BF16, E4M3, F32, INT8, NoLibrary, Weight, library
 from nextn.ops.cpu.weights import PackedWeight
 
@@ -46,7 +47,7 @@ def test_bf16_is_the_plain_count_but_for_norms_in_f32_and_padding_of_gates() -> 
 
 
 def test_int8_halves_the_layers_and_adds_scales() -> None:
-    bf16, int8 = (native_step_work(NativeDeepseekV3(CFG, False, 1, q), DECODE) for q in (None, "w8a16"))
+    bf16, int8 = (native_step_work(NativeDeepseekV3(CFG, False, 1, q), DECODE) for q in (None, W8A16))
     hidden, queries = CFG.hidden_size, CFG.num_attention_heads * CFG.qk_head_dim
     down = (CFG.q_lora_rank or queries) + CFG.latent_dim
     matrices = [(down, hidden), (hidden, CFG.num_attention_heads * CFG.v_head_dim)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from nextn.bench.dev.micro import op_work
 from nextn.bench.dev.micro.op_work import Work
 
@@ -59,8 +57,12 @@ def test_heads_and_experts() -> None:
     assert op_work.experts(2, 6, 4, 2, 2.5, 2) == Work(2 * (180 + 24) + 48, 2 * 4 * 72)
 
 
-def test_the_roofline() -> None:
-    work = Work(100, 400) + Work(100, 0)
-    assert work == Work(200, 400)
-    assert work.seconds(bytes_per_s=100.0, flops_per_s=1000.0) == pytest.approx(2.0)
-    assert work.seconds(bytes_per_s=1000.0, flops_per_s=100.0) == pytest.approx(4.0)
+def test_packed_weights_count_as_they_are_stored() -> None:
+    # rows of 4 elements in bf16, three weights in 50 bytes
+    assert op_work.packed_mlp(2, 4, 3, 50, 2) == Work(50 + 2 * 2 * 2 * 4, 6 * 2 * 4 * 3)
+    # 2.5 experts of 40 bytes; 12 bytes of an id and its weight for 2 x 2 results
+    assert op_work.packed_experts(2, 6, 4, 2, 2.5, 40, 2) == Work(100 + 48 + 48, 2 * 4 * 72)
+
+
+def test_sums() -> None:
+    assert Work(100, 400) + Work(100, 0) == Work(200, 400)

@@ -52,6 +52,16 @@ def test_more_rows_read_the_same_weights() -> None:
     assert 2 < three.flops / one.flops < 3  # the head is for one row
 
 
+def test_several_requests_read_the_weights_once_and_their_own_entries() -> None:
+    one = step_work(SMALL, Step(2, 9, 2, experts=4, drafts=2, extended=1.5), size=4)
+    three = step_work(SMALL, Step(6, 9, 6, experts=4, drafts=2, extended=4.5, requests=3), size=4)
+    assert three.flops == 3 * one.flops
+    # 4 more rows of the embedding, and as many of both draft passes; entries of the target's layers and the
+    # drafter's, whose second pass sees one position more
+    rows = 4 + (4.5 - 1.5) + 2
+    assert three.bytes - one.bytes == 4 * (rows * 8 + 2 * (2 * 9 + 9 + 10) * 5)
+
+
 def test_all_experts_and_no_context_is_the_checkpoint() -> None:
     """Every tensor of the embedded model's target, each once, but for the embedding's other rows."""
     cfg = ModelConfig.from_folder(model_folder(EMBEDDED))

@@ -1,0 +1,50 @@
+"""In what shares a whole step of a native model uses each arithmetic, by its weights. Pure.
+
+It counts multiply-adds as `step_work` does, but of the panels, padding included: shares are all it is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from nextn.bench.dev.micro.arithmetic import Shares, of_weight, shares
+from nextn.bench.dev.micro.step_work import Step, visible
+from nextn.models.native import NativeDeepseekV3
+from nextn.ops.cpu.library import Layer, Weight
+
+
+def step_shares(model: NativeDeepseekV3, step: Step, able: Sequence[str]) -> Shares:
+    """able: what the kernels have, the level's own first (`NativePool.able`)."""
+    weights, layers = model.weights, model.config.num_hidden_layers
+    parts = [(of_weight(weights.head, able), float(step.chosen) * size(weights.head))]
+
+    def run(layer: Layer, rows: float, end: float) -> None:
+        for weight, count in products(model, layer):
+            parts.append((of_weight(weight, able), rows * count * size(weight)))
+        width = model.config.latent_dim + model.config.kv_lora_rank
+        seen = visible(rows, end, step.requests)
+        parts.append((able[0], seen * model.config.num_attention_heads * width))
+
+    for layer in weights.layers[:layers]:
+        run(layer, step.rows, step.end)
+    for depth, rows in enumerate(step.draft_passes):
+        module, head = weights.nextn[0], weights.draft_head
+        run(weights.layers[layers], rows, step.end + depth)
+        parts.append((of_weight(module.eh_proj, able), rows * size(module.eh_proj)))
+        parts.append((of_weight(head, able), float(step.requests) * size(head)))
+    return shares(parts)
+
+
+def products(model: NativeDeepseekV3, layer: Layer) -> Iterator[tuple[Weight, float]]:
+    """(weight, how many of it a row meets) of a layer; a weight that is not there has no outputs."""
+    cfg, mlp = model.config, layer.mlp
+    for weight in (layer.down, layer.q_up, layer.out, mlp.router, mlp.shared_gate_up, mlp.shared_down):
+        yield weight, 1.0
+    for weight in (layer.key_up, layer.value_up):
+        yield weight, float(cfg.num_attention_heads)
+    for weight in (mlp.gate_up, mlp.down):
+        yield weight, float(cfg.num_experts_per_tok)
+
+
+def size(weight: Weight) -> int:
+    return int(weight.n_out * weight.n_in)
