@@ -150,9 +150,10 @@ void attentions(void* pool, void* alone) {
                 std::vector<uint16_t> cache = halves(int64_t(chains.slots(page)) * 64);
                 const std::vector<uint16_t> q = halves(int64_t(chains.b.rows) * heads * 64, 0.3f);
                 std::vector<uint16_t> out(size_t(chains.b.rows) * heads * 32), again = out;
-                nx_attention(alone, &chains.b, cache.data(), 64, page, q.data(), heads, 32, out.data());
+                const NxHeads of{1, heads, 0, 1, 64, 32, 0, 64, 32};
+                nx_attention(alone, &chains.b, cache.data(), 64, page, &of, q.data(), out.data());
                 const auto check = [&](void* on, const Batch& batch, const char* what) {
-                    nx_attention(on, &batch.b, cache.data(), 64, page, q.data(), heads, 32, again.data());
+                    nx_attention(on, &batch.b, cache.data(), 64, page, &of, q.data(), again.data());
                     must(same(out, again), what);
                 };
                 check(pool, chains, "attention's bits depend on the number of threads");
