@@ -34,7 +34,7 @@ from nextn.models.names import (
     shared_tensors,
 )
 from nextn.models.native_weights import Drafting
-from nextn.models.registry import model_class
+from nextn.models.registry import CLASSES, model_class
 from nextn.models.sizes import check_target, checked_config
 from nextn.models.token_map import read_token_map
 from nextn.ops.cpu.library import NoLibrary, choose_level, library
@@ -92,7 +92,7 @@ def make_model(
     else:
         own, nextn = 0, min(draft.layers, config.speculation.num_steps)
         cfg = dataclasses.replace(target, num_nextn_predict_layers=draft.layers)
-    kernels = choose_kernels(config, device)
+    kernels = choose_kernels(config, device, cfg.architecture)
     if ranks is not None and device.type != "cpu":
         raise ValueError(f"--tp-size {ranks.size} needs --device cpu: ranks on GPUs have not been tried")
     if shares_experts(config) and kernels != "cpu":
@@ -203,12 +203,12 @@ def dtype_of(asked: str, kernels: str) -> torch.dtype:
     return AUTO_DTYPES[kernels] if asked == "auto" else DTYPES[asked]
 
 
-def choose_kernels(config: EngineConfig, device: torch.device) -> str:
+def choose_kernels(config: EngineConfig, device: torch.device, architecture: str) -> str:
     """ "cpu" or "triton" where these kernels can do what the options ask for, else "reference"; `auto` says
     why it chose."""
     asked = config.kernel_backend
     own = "triton" if device.type == "cuda" else "cpu"  # the device's
-    obstacle = _obstacle(config, device, own if asked == "auto" else asked)
+    obstacle = _obstacle(config, device, architecture, own if asked == "auto" else asked)
     if asked not in ("auto", "reference") and obstacle:
         raise ValueError(f"--kernel-backend {asked}: the {NAMES[asked]} kernels cannot serve: {obstacle}")
     chosen = "reference" if obstacle else own
@@ -234,12 +234,14 @@ def choose_kernels(config: EngineConfig, device: torch.device) -> str:
     return chosen
 
 
-def _obstacle(config: EngineConfig, device: torch.device, kernels: str) -> str | None:
+def _obstacle(config: EngineConfig, device: torch.device, architecture: str, kernels: str) -> str | None:
     """Why these kernels cannot serve, if they cannot."""
     if kernels == "reference":
         return "--kernel-backend is reference"
     if device.type != ("cuda" if kernels == "triton" else "cpu"):
         return f"--device is {device.type}"
+    if kernels not in CLASSES[architecture]:
+        return f"they have no {architecture} yet"
     if config.prefill_attention == "naive":
         return "--prefill-attention is naive, they have the absorbed form only"
     if kernels == "triton":

@@ -6,8 +6,22 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-FAMILIES: dict[str, str] = {"DeepseekV3ForCausalLM": "nextn.families.deepseek_v3"}
-MODEL_TYPES: dict[str, str] = {"deepseek_v3": "DeepseekV3ForCausalLM"}  # for a config without `architectures`
+FAMILIES: dict[str, str] = {
+    "DeepseekV3ForCausalLM": "nextn.families.deepseek_v3",
+    "Glm4MoeForCausalLM": "nextn.families.glm4_moe",
+    "LlamaForCausalLM": "nextn.families.llama",
+    "MiMoForCausalLM": "nextn.families.mimo",
+    "Qwen2ForCausalLM": "nextn.families.qwen2",
+    "Qwen3ForCausalLM": "nextn.families.qwen3",
+}
+MODEL_TYPES: dict[str, str] = {  # for a config without `architectures`
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mimo": "MiMoForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
 
 
 def architecture(config: Mapping[str, Any], source: str = "config.json") -> str:

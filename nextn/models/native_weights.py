@@ -99,7 +99,7 @@ class NativeWeights:
     def _module(self, index: int) -> NextN:
         """A NextN module but for its decoder layer."""
         hidden, spec = self.cfg.hidden_size, self.cfg.mtp
-        prefix = spec.at(index)
+        prefix = self.cfg.module_at(index - self.cfg.num_hidden_layers)
         name = prefix + spec.projection
         kind = INT8 if self._coarse else BF16
         eh_proj = self._matrix(hidden, 2 * hidden, (name,) if spec.embedding_first else (), kind)
@@ -217,7 +217,9 @@ class NativeWeights:
     def _layer(self, index: int) -> Layer:
         cfg = self.cfg
         names = cfg.names
-        prefix = names.at(index) if index < cfg.num_hidden_layers else cfg.mtp.at(index)
+        prefix = (
+            names.at(index) if index < cfg.num_hidden_layers else cfg.module_at(index - cfg.num_hidden_layers)
+        )
         heads, rank, value = cfg.num_attention_heads, cfg.kv_lora_rank, cfg.v_head_dim
         own = self.part(heads, 1)
         own_queries = range(own.start * cfg.qk_head_dim, own.stop * cfg.qk_head_dim)

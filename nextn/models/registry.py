@@ -5,12 +5,19 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+GQA = {"reference": "nextn.models.deepseek_v3:DeepseekV3"}
+
 CLASSES: dict[str, dict[str, str]] = {
     "DeepseekV3ForCausalLM": {
         "reference": "nextn.models.deepseek_v3:DeepseekV3",
         "triton": "nextn.models.cuda:CudaDeepseekV3",
         "cpu": "nextn.models.native:NativeDeepseekV3",
     },
+    "Glm4MoeForCausalLM": GQA,
+    "LlamaForCausalLM": GQA,
+    "MiMoForCausalLM": GQA,
+    "Qwen2ForCausalLM": GQA,
+    "Qwen3ForCausalLM": GQA,
 }
 
 

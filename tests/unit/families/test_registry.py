@@ -20,11 +20,13 @@ def test_an_export_of_the_mtp_layer_is_no_model(name):
 @pytest.mark.parametrize(
     ("config", "name"),
     [
-        ({"architectures": ["LlamaForCausalLM"], "model_type": "deepseek_v3"}, "'LlamaForCausalLM'"),
-        ({"model_type": "llama"}, "'llama'"),
+        ({"architectures": ["GptOssForCausalLM"], "model_type": "deepseek_v3"}, "'GptOssForCausalLM'"),
+        ({"model_type": "gpt_oss"}, "'gpt_oss'"),
         ({}, "None"),
     ],
 )
 def test_unsupported_is_named_with_the_supported(config, name):
-    with pytest.raises(ValueError, match=f"^a/config.json: .*{name}.*supported are DeepseekV3ForCausalLM"):
+    with pytest.raises(
+        ValueError, match=f"^a/config.json: .*{name}.*supported are DeepseekV3.*, Qwen3ForCausalLM$"
+    ):
         registry.architecture(config, "a/config.json")
