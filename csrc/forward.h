@@ -146,9 +146,13 @@ struct Engine {
         ranks.gather(all, rows, flat, int64_t(model.all_heads) * model.value, int64_t(model.heads) * model.value);
         ranks.meet();
         float* out = added.room(rows * c);
-        float* own = out + ranks.begin(model.hidden, PANEL);
+        const int64_t first = ranks.begin(model.hidden, PANEL);
         product_all(pool, {reinterpret_cast<uint32_t*>(all), flat / 2}, rows, l.out,
-                    [&](int i, int n0, int n, const float* v) { put(own + i * c + n0, v, n); });
+                    [&](int i, int n0, int n, const float* v) {
+                        float* to = out + i * c + first + n0;
+                        put(to, v, n);
+                        if (l.out_bias) add_to(to, l.out_bias + first + n0, n);
+                    });
         ranks.gather(out, rows, c, model.hidden, PANEL);
         ranks.meet();
         return out;
@@ -158,14 +162,25 @@ struct Engine {
     void mix_groups(const NxLayer& l, const Cache& cache, int rows, uint16_t* mixed) {
         const NxModel& m = model;
         const NxHeads of = grouped_heads(m);
-        const int64_t down = wide(l.down.n_out), n = m.nope + m.rope;
+        const int n = m.nope + m.rope, queries = m.heads * n, keys = m.kv_heads * n, all_values = m.kv_heads * m.value;
+        const int total = queries + keys + all_values;
+        const int64_t down = wide(total);
         float* as = room(a, rows * down);
-        product_all(pool, {reinterpret_cast<uint32_t*>(h16.data()), wide(m.hidden) / 2}, rows, l.down,
-                    [&](int i, int n0, int n, const float* v) { put(as + i * down + n0, v, n); });
+        const auto product = [&](const NxWeight& w, int at, int count) {
+            product_all(pool, {reinterpret_cast<uint32_t*>(h16.data()), wide(m.hidden) / 2}, rows, w,
+                        [&](int i, int n0, int some, const float* v) {
+                            put(as + i * down + at + n0, v, some < count - n0 ? some : count - n0);
+                        });
+        };
+        product(l.down, 0, l.key_up.data ? queries : total);
+        if (l.key_up.data) {
+            product(l.key_up, queries, keys);
+            product(l.value_up, queries + keys, all_values);
+        }
         uint16_t* qy = room(query, int64_t(rows) * m.heads * of.key);
         each_row(pool, rows, [&](int i) {
             float* row = as + i * down;
-            if (l.bias) add_to(row, l.bias, l.down.n_out);
+            if (l.bias) add_to(row, l.bias, total);
             const int64_t at = int64_t(position[i]) * (m.rope / 2);
             const auto turn = [&](const float* head, const float* norm, float scale, uint16_t* to) {
                 put_head(m, head, norm, m.cosine + at, m.sine + at, scale, to);

@@ -4,8 +4,8 @@
 #include "shared_experts.h"
 
 extern "C" {
-// Of grouped queries, `down` is queries over keys over values; q_norm and kv_norm are those of a head of the queries and
-// of the keys, or null; q_up, key_up and value_up are not there.
+// Of grouped queries, `down` is queries over keys over values, or queries alone where key_up is of all keys and value_up
+// of all values; q_norm and kv_norm are those of a head of the queries and of the keys, or null.
 struct NxLayer {
     const float* attention_norm;  // norms: f32, zero up to the next multiple of 32
     NxWeight down;                // queries' latent (or queries) over keys' and values' latent and rotary key
@@ -13,8 +13,9 @@ struct NxLayer {
     NxWeight q_up;
     const float* kv_norm;
     NxWeight key_up, value_up;    // one for each head
-    const float* bias;            // of `down`, zero up to its packed outputs; null: none
+    const float* bias;            // of queries, keys and values; biases, like norms, end in zeros; null: none
     NxWeight out;
+    const float* out_bias;        // of all its outputs, also where a rank has some; null: none
     const float* mlp_norm;
     NxFeedForward mlp;
 };

@@ -38,15 +38,17 @@ class LatentLayout:
 @dataclass(frozen=True)
 class KeyValueLayout:
     """GQA: for each key-value head its value, then its key, each `head_dim` wide. So one head's part of an
-    entry is as MLA's entry: a key whose first columns would be the value, one behind the other."""
+    entry is as MLA's entry: a key whose first columns would be the value, one behind the other. Values and
+    keys are filled up to a multiple of `align` elements."""
 
     heads: int
     head_dim: int
+    align: int = 1
 
     @property
     def width(self) -> int:
-        return self.heads * 2 * self.head_dim
+        return self.heads * 2 * (-(-self.head_dim // self.align) * self.align)
 
     def view(self, entries: Tensor) -> Tensor:
         """[slots, heads, value | key]."""
-        return entries.view(len(entries), self.heads, 2 * self.head_dim)
+        return entries.view(len(entries), self.heads, -1)

@@ -79,6 +79,7 @@ class Layer(Structure):
     _fields_ = (
         ("attention_norm", c_void_p), ("down", Weight), ("q_norm", c_void_p), ("q_up", Weight),
         ("kv_norm", c_void_p), ("key_up", Weight), ("value_up", Weight), ("bias", c_void_p), ("out", Weight),
+        ("out_bias", c_void_p),
         ("mlp_norm", c_void_p), ("mlp", FeedForward),
     )  # fmt: skip
 
