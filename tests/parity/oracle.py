@@ -67,8 +67,8 @@ def more_layers(source: Path, folder: Path, layers: int) -> Path:
 
 
 def in_transformers(folder: Path) -> Path:
-    """The folder, or, where transformers has no class for it, beside it one for a class that computes the same:
-    MiMo is Qwen2, its modules' decoder layers layers behind the last."""
+    """The folder, or, where transformers has no class for it, one in it for a class that computes the same:
+    MiMo is Qwen2, its modules are named as layers behind the last."""
     config = json.loads((folder / "config.json").read_text())
     if config.get("model_type") != "mimo":
         return folder
