@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from nextn.config import EngineConfig, model_folder
 from nextn.distributed.group import Alone
@@ -131,14 +130,10 @@ def make_model(
         )
         if kernels == "triton":
             model.eager = config.disable_cuda_graph
-        targets: dict[str, Tensor] = model.targets()
-        rows = model.rows()
-        assert {n: tuple(t.shape) for n, t in targets.items()} == {
+        place, rows = model.place, model.rows()
+        assert {n: tuple(t.shape) for n, t in model.targets().items()} == {
             n: (len(rows.get(n, range(shape[0]))), *shape[1:]) for n, shape in expected.items()
         }
-
-        def place(name: str, tensor: Tensor) -> None:
-            targets[name].copy_(tensor)
 
     if dummy:
         dummy_checkpoint(cfg.names, expected, place, config.random_seed, dtype, rows)

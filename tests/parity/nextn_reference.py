@@ -28,10 +28,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from parity.oracle import load_oracle
+from parity.oracle import in_transformers, load_oracle
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import DeepseekV3Config
+from transformers import AutoConfig
 
 from nextn.draft import Draft, Shape
 from nextn.request import SamplingParams
@@ -60,11 +60,14 @@ class NextNReference:
 
     def __init__(self, folder: Path, module: int = 0, count: int = 1) -> None:
         """module: the first of the checkpoint's NextN modules that are used; count: how many."""
-        self.folder = folder
-        layers = DeepseekV3Config.from_pretrained(folder).num_hidden_layers
+        self.folder = folder = in_transformers(folder)
+        layers = AutoConfig.from_pretrained(folder).num_hidden_layers
         self.target = load_oracle(folder, layers + module + count)
         self.target.config.num_hidden_layers = layers  # it goes through this many in `forward`
-        names = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
+        names, self.hidden_first = ("enorm", "hnorm", "eh_proj", "shared_head.norm"), False
+        if self.folder.name == "as_qwen2":  # MiMo
+            names = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
+            self.hidden_first = True
         self.modules: list[tuple[nn.Module, list[Tensor]]] = []
         for number in range(layers + module, layers + module + count):
             own = {name: f"model.layers.{number}.{name}.weight" for name in names}
@@ -91,8 +94,8 @@ class NextNReference:
         """states [L, C] at positions 0 .. L-1, the token for each -> the module's output [L, C]."""
         block, (enorm, hnorm, eh_proj, norm) = self.modules[number]
         embeds = self.target.model.embed_tokens(torch.tensor(following))
-        both = torch.cat((rms_norm(embeds, enorm, self.eps), rms_norm(states, hnorm, self.eps)), -1)
-        x = F.linear(both, eh_proj)[None]
+        parts = rms_norm(embeds, enorm, self.eps), rms_norm(states, hnorm, self.eps)
+        x = F.linear(torch.cat(parts[::-1] if self.hidden_first else parts, -1), eh_proj)[None]
         positions = torch.arange(len(following))[None]
         future = torch.full((len(following),) * 2, float("-inf")).triu(1)
         x = block(
