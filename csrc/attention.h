@@ -6,12 +6,12 @@
 // padded likewise. So all query heads that share a key-value head, a group, see entries of one kind: a value at
 // the beginning, and a key that is all of it or what follows (NxHeads).
 //
-// Keys are taken in absolute blocks of 256 positions: scores, maximum, exponentials, their sum and the weighted values of a block depend on the
-// query and the block alone, and blocks are combined from the first to the last. So a query's bits depend
-// neither on who computes which block nor on the queries beside it. A node of a draft tree is a span of its own,
-// whose last keys lie in slots that are listed: it meets the same keys at the same positions as it would in a
-// chain, so its bits do not depend on the tree either. Up to the block in which the tree begins, all nodes see the
-// same keys, and are the queries of one span; from there on each meets the keys of its own path.
+// Keys are taken in absolute blocks of 256 positions: scores, maximum, exponentials, their sum and the weighted
+// values of a block depend on the query and the block alone, and blocks are combined from the first to the last. So a
+// query's bits depend neither on who computes which block nor on the queries beside it. A node of a draft tree is a
+// span of its own, whose last keys lie in slots that are listed: it meets the same keys at the same positions as it
+// would in a chain, so its bits do not depend on the tree either. Up to the block in which the tree begins, all nodes
+// see the same keys, and are the queries of one span; from there on each meets the keys of its own path.
 //
 // (Block-wise softmax: Milakov and Gimelshein, arXiv 1805.02867.)
 #pragma once
