@@ -28,10 +28,11 @@ struct Scratch {
     alignas(64) uint16_t weights[LEAST_QUERIES][KEYS];  // bf16
     KeyTile keys[KEYS / TILE_ROWS];
     std::vector<Line> queries;   // [16 queries][tiles of a key][pairs of columns] lines
-    std::vector<Line> gathered;  // [keys][width] bf16, of tiles whose keys do not lie one after another
+    std::vector<Line> gathered;  // [keys][a head's entry] bf16, of tiles whose keys do not lie one after another
     std::vector<Line> values;    // [32 keys][columns / 16][pairs of keys] lines, where `once`
     std::vector<Line> sums;
     int taken, steps;  // queries; tiles of a key
+    int key_at;        // where in an entry the key begins
     int count;         // keys
     bool once;         // values are interleaved when keys are taken, for several readers; else when they are read
 };
@@ -88,14 +89,15 @@ inline void interleave(const Scratch& s, int tile, int from, int columns, float*
 }
 
 // Keys at positions begin .. begin + count of the span; begin is a multiple of 32.
-inline void take_keys(Scratch& s, const Span& span, const Cache& cache, int begin, int count, int rank) {
-    const int width = cache.width, tiles = (count + TILE_KEYS - 1) / TILE_KEYS;
+inline void take_keys(Scratch& s, const Span& span, const Cache& cache, const NxHeads& heads, int begin, int count) {
+    const int width = heads.key_at + heads.key, rank = heads.value, tiles = (count + TILE_KEYS - 1) / TILE_KEYS;
+    s.key_at = heads.key_at;
     uint16_t* gathered = reinterpret_cast<uint16_t*>(room(s.gathered, int64_t(tiles) * TILE_KEYS * width / 2));
     for (int j = 0; j < tiles * TILE_KEYS; j += TILE_ROWS) {
         const int n = count - j < TILE_ROWS ? count - j : TILE_ROWS;
         KeyTile& tile = s.keys[j / TILE_ROWS];
         if (n > 0 && cache.page % TILE_ROWS == 0 && begin + j + TILE_ROWS <= span.fork) {
-            tile = {cache.entry(span, begin + j), int64_t(width) * 2};
+            tile = {cache.entry(span, begin + j), int64_t(cache.width) * 2};
             continue;
         }
         uint16_t* to = gathered + int64_t(j) * width;
@@ -128,10 +130,11 @@ template <bool Two> inline void score_block(Scratch& s, const float* q, int quer
         _tile_zero(3);
         for (int k = 0; k < s.steps; ++k) {
             const float* pairs = q + k * 256;
+            const int at = s.key_at + k * TILE_KEYS;
             _tile_loadd(6, pairs, 64);
-            _tile_loadd(4, a.data + k * TILE_KEYS, a.stride);
+            _tile_loadd(4, a.data + at, a.stride);
             _tile_dpbf16ps(0, 4, 6);
-            _tile_loadd(5, b.data + k * TILE_KEYS, b.stride);
+            _tile_loadd(5, b.data + at, b.stride);
             if constexpr (Two) {
                 _tile_loadd(7, pairs + s.steps * 256, 64);
                 _tile_dpbf16ps(1, 4, 7);
@@ -139,9 +142,9 @@ template <bool Two> inline void score_block(Scratch& s, const float* q, int quer
                 _tile_dpbf16ps(3, 5, 7);
             } else {
                 _tile_dpbf16ps(1, 5, 6);
-                _tile_loadd(4, c.data + k * TILE_KEYS, c.stride);
+                _tile_loadd(4, c.data + at, c.stride);
                 _tile_dpbf16ps(2, 4, 6);
-                _tile_loadd(5, d.data + k * TILE_KEYS, d.stride);
+                _tile_loadd(5, d.data + at, d.stride);
                 _tile_dpbf16ps(3, 5, 6);
             }
         }

@@ -12,7 +12,8 @@ struct Scratch {
     alignas(64) uint32_t weights[QUERIES][KEYS / 2];  // pairs of bf16
     const uint16_t* queries[QUERIES];
     const uint16_t* keys[KEYS + 4];
-    int words;  // of a query and of a key
+    int words;   // of a query and of a key
+    int key_at;  // where in an entry the key begins
     std::vector<Line> sums;
 };
 
@@ -23,7 +24,8 @@ inline void take_queries(Scratch& s, const uint16_t* q, int n, int width) {
 }
 
 // Keys at positions begin .. begin + count of the span.
-inline void take_keys(Scratch& s, const Span& span, const Cache& cache, int begin, int count, int) {
+inline void take_keys(Scratch& s, const Span& span, const Cache& cache, const NxHeads& heads, int begin, int count) {
+    s.key_at = heads.key_at;
     int j = 0;
     for (const int paged = span.fork - begin < count ? span.fork - begin : count; j < paged;) {
         // Page by page: a division for each key would cost as much as its scores.
@@ -45,7 +47,7 @@ inline void score_block(Scratch& s, int queries, int count) {
             NX_UNROLL for (int a = 0; a < 16; ++a) acc[a] = zero();
             for (int w = 0; w < s.words; w += 16) {
                 vi k[4];
-                NX_UNROLL for (int b = 0; b < 4; ++b) k[b] = words(s.keys[j + b] + 2 * w);
+                NX_UNROLL for (int b = 0; b < 4; ++b) k[b] = words(s.keys[j + b] + s.key_at + 2 * w);
                 NX_UNROLL for (int a = 0; a < 4; ++a) {
                     const vi qa = words(qs[a] + 2 * w);
                     NX_UNROLL for (int b = 0; b < 4; ++b) acc[4 * a + b] = dot2(acc[4 * a + b], qa, k[b]);

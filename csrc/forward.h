@@ -4,9 +4,8 @@
 #include <memory>
 
 #include "choose.h"
+#include "gqa.h"
 #include "linear.h"
-#include "model.h"
-#include "norm.h"
 
 namespace {
 
@@ -15,13 +14,6 @@ constexpr int MOST_HIDDEN = 16384, MOST_LATENT = 8192;
 constexpr int SCORE_ROWS = 64;  // whose logits ranks gather at once
 // Bytes that a rank reads in the time of a gathering and a meeting, in shared memory and over sockets.
 constexpr int64_t MEETING_WORTH = 128 << 10, GATHER_WORTH = 4 << 20;
-
-inline int64_t wide(int64_t n) { return (n + 31) / 32 * 32; }
-
-inline void copy_padded(const float* from, int n, float* to) {
-    memcpy(to, from, size_t(n) * 4);
-    for (int64_t i = n; i < wide(n); ++i) to[i] = 0.f;
-}
 
 struct Engine {
     const std::unique_ptr<Pool> own_pool;
@@ -145,10 +137,72 @@ struct Engine {
 
     // Of rows in h16, normed: what the residual stream grows by, [rows, wide(hidden)] f32.
     const float* attend(const NxLayer& l, int index, int rows) {
+        const int64_t c = wide(model.hidden), flat = this->flat();
+        uint16_t* all = values.room(rows * flat);
+        const Cache cache{model.cache + index * model.layer_elements, model.width, model.page};
+        uint16_t* own_values = all + int64_t(model.first_head) * model.value;
+        if (model.kv_heads) mix_groups(l, cache, rows, own_values);
+        else mix_latents(l, cache, rows, own_values);
+        ranks.gather(all, rows, flat, int64_t(model.all_heads) * model.value, int64_t(model.heads) * model.value);
+        ranks.meet();
+        float* out = added.room(rows * c);
+        const int64_t first = ranks.begin(model.hidden, PANEL);
+        product_all(pool, {reinterpret_cast<uint32_t*>(all), flat / 2}, rows, l.out,
+                    [&](int i, int n0, int n, const float* v) {
+                        float* to = out + i * c + first + n0;
+                        put(to, v, n);
+                        if (l.out_bias) add_to(to, l.out_bias + first + n0, n);
+                    });
+        ranks.gather(out, rows, c, model.hidden, PANEL);
+        ranks.meet();
+        return out;
+    }
+
+    // Grouped-query attention of rows in h16. mixed [rows, flat]: of this rank's heads.
+    void mix_groups(const NxLayer& l, const Cache& cache, int rows, uint16_t* mixed) {
         const NxModel& m = model;
-        const int64_t c = wide(m.hidden), latent = m.rank + m.rope;
+        const NxHeads of = grouped_heads(m);
+        const int n = m.nope + m.rope, queries = m.heads * n, keys = m.kv_heads * n, all_values = m.kv_heads * m.value;
+        const int total = queries + keys + all_values;
+        const int64_t down = wide(total);
+        float* as = room(a, rows * down);
+        const auto product = [&](const NxWeight& w, int at, int count) {
+            product_all(pool, {reinterpret_cast<uint32_t*>(h16.data()), wide(m.hidden) / 2}, rows, w,
+                        [&](int i, int n0, int some, const float* v) {
+                            put(as + i * down + at + n0, v, some < count - n0 ? some : count - n0);
+                        });
+        };
+        product(l.down, 0, l.key_up.data ? queries : total);
+        if (l.key_up.data) {
+            product(l.key_up, queries, keys);
+            product(l.value_up, queries + keys, all_values);
+        }
+        uint16_t* qy = room(query, int64_t(rows) * m.heads * of.key);
+        each_row(pool, rows, [&](int i) {
+            float* row = as + i * down;
+            if (l.bias) add_to(row, l.bias, total);
+            const int64_t at = int64_t(position[i]) * (m.rope / 2);
+            const auto turn = [&](const float* head, const float* norm, float scale, uint16_t* to) {
+                put_head(m, head, norm, m.cosine + at, m.sine + at, scale, to);
+            };
+            for (int head = 0; head < m.heads; ++head, row += n) {
+                const int64_t group = head / of.heads;
+                turn(row, l.q_norm, m.scale, qy + ((group * rows + i) * of.heads + head % of.heads) * of.key);
+            }
+            uint16_t* entry = slot(cache, i);
+            for (int head = 0; head < m.kv_heads; ++head, row += n)
+                turn(row, l.kv_norm, 1.f, entry + int64_t(head) * of.stride + of.key_at);
+            for (int head = 0; head < m.kv_heads; ++head, row += m.value)
+                put_value(row, m.value, entry + int64_t(head) * of.stride);
+        });
+        attention(pool, spans.data(), int(spans.size()), rows, cache, of, qy, scratch, parts, {mixed, flat()});
+    }
+
+    // Absorbed latent attention likewise.
+    void mix_latents(const NxLayer& l, const Cache& cache, int rows, uint16_t* vs) {
+        const NxModel& m = model;
+        const int64_t c = wide(m.hidden), latent = m.rank + m.rope, flat = this->flat();
         const int64_t down = l.down.n_out;
-        const Cache cache{m.cache + index * m.layer_elements, m.width, m.page};
         const Rows normed{reinterpret_cast<uint32_t*>(h16.data()), c / 2};
         float* as = room(a, rows * wide(down));
         if (l.q_norm) as = project(normed, rows, l.down, wide(down), as, projected[0]);
@@ -218,11 +272,10 @@ struct Engine {
 
         const int rank = int(wide(m.rank));
         uint16_t* mx = room(mixed, vectors * rank);
-        attention(pool, spans.data(), int(spans.size()), cache, qy, m.heads, rank, scratch, parts, mx);
+        const NxHeads of{1, m.heads, 0, 1, m.width, rank, 0, m.width, rank};
+        attention(pool, spans.data(), int(spans.size()), rows, cache, of, qy, scratch, parts,
+                  {mx, int64_t(m.heads) * rank});
 
-        const int64_t flat = this->flat();
-        uint16_t* all = values.room(rows * flat);
-        uint16_t* vs = all + int64_t(m.first_head) * m.value;
         const int value_panels = panels(l.value_up);
         by_head.take(pool, {reinterpret_cast<uint32_t*>(mx), rank / 2, head_rows.data()}, head_begin.data(), m.heads,
                      l.value_up);
@@ -236,15 +289,6 @@ struct Engine {
                                      size_t(n < m.value - n0 ? n : m.value - n0) * 2);
                           });
         }, m.heads * product_cost(l.value_up, rows));
-        ranks.gather(all, rows, flat, int64_t(m.all_heads) * m.value, int64_t(m.heads) * m.value);
-        ranks.meet();
-        float* out = added.room(rows * c);
-        float* own = out + ranks.begin(m.hidden, PANEL);
-        product_all(pool, {reinterpret_cast<uint32_t*>(all), flat / 2}, rows, l.out,
-                    [&](int i, int n0, int n, const float* v) { put(own + i * c + n0, v, n); });
-        ranks.gather(out, rows, c, m.hidden, PANEL);
-        ranks.meet();
-        return out;
     }
 
     uint16_t* slot(const Cache& cache, int row) const {

@@ -1,14 +1,27 @@
-// The paged latent cache, and what attention's files share: spans, blocks of keys, sums that grow block by block.
+// The paged cache, and what attention's files share: spans, blocks of keys, sums that grow block by block.
 #pragma once
 #include <cstring>
 #include <vector>
 
 #include "simd.h"
 
+extern "C" {
+// Which part of an entry is the key, and which the value, of which query heads. Query heads that share a key and a
+// value are a group. The same layout as nextn.ops.cpu.library.Heads.
+struct NxHeads {
+    int32_t groups, heads;  // heads: of each group
+    int32_t first, repeat;  // group g meets key-value head (first + g) / repeat
+    int32_t stride;         // elements of an entry from one key-value head to the next
+    int32_t value;          // its first columns are the value, filled up to a multiple of 32
+    int32_t key_at, key;    // where its key begins; columns, filled up with zeros to a multiple of 32
+    int32_t columns;        // of the value, that come out
+};
+}
+
 namespace {
 
 constexpr int KEYS = 256;        // positions of a block; nextn.ops.base.KV_BLOCK
-constexpr int MOST_RANK = 1024;  // of the latent, in buffers on the stack
+constexpr int MOST_RANK = 1024;  // columns of a latent or of a head's value or key, in buffers on the stack
 
 struct Span {           // of one request: rows [first, first + rows) at positions start, start + 1, ...
     int32_t first, rows, start;
@@ -23,6 +36,11 @@ struct Span {           // of one request: rows [first, first + rows) at positio
 struct Cache {
     uint16_t* data;  // [slots, width] bf16
     int32_t width, page;
+
+    // As group g of query heads sees it.
+    Cache of(const NxHeads& heads, int g) const {
+        return {data + int64_t((heads.first + g) / heads.repeat) * heads.stride, width, page};
+    }
     uint16_t* entry(const Span& s, int position) const {
         if (position >= s.fork) return data + int64_t(s.path[position - s.fork]) * width;
         return data + (int64_t(s.pages[position / page]) * page + position % page) * width;
@@ -79,14 +97,17 @@ inline void combine(float* sums, Softmax& state, const float* part, const Softma
     state.top = top;
 }
 
-// sums: columns in the order of pair_rows.
-inline void finish(const float* sums, const Softmax& state, int rank, uint16_t* out) {
+// sums: columns in the order of pair_rows, 32 by 32, of which the first n are wanted.
+inline void finish(const float* sums, const Softmax& state, int n, uint16_t* out) {
     const vf total = splat(state.total);
-    for (int c = 0; c < rank; c += 32) {
+    for (int c = 0; c < n; c += 32) {
         alignas(64) float columns[32];
+        alignas(64) uint16_t rest[32];
+        uint16_t* to = n - c < 32 ? rest : out + c;
         store_columns(columns, div(load(sums + c), total), div(load(sums + c + 16), total));
-        store_bf16(out + c, load(columns));
-        store_bf16(out + c + 16, load(columns + 16));
+        store_bf16(to, load(columns));
+        store_bf16(to + 16, load(columns + 16));
+        if (n - c < 32) memcpy(out + c, rest, size_t(n - c) * 2);
     }
 }
 

@@ -4,6 +4,8 @@
 #include "shared_experts.h"
 
 extern "C" {
+// Of grouped queries, `down` is queries over keys over values, or queries alone where key_up is of all keys and value_up
+// of all values; q_norm and kv_norm are those of a head of the queries and of the keys, or null.
 struct NxLayer {
     const float* attention_norm;  // norms: f32, zero up to the next multiple of 32
     NxWeight down;                // queries' latent (or queries) over keys' and values' latent and rotary key
@@ -11,7 +13,9 @@ struct NxLayer {
     NxWeight q_up;
     const float* kv_norm;
     NxWeight key_up, value_up;    // one for each head
+    const float* bias;            // of queries, keys and values; biases, like norms, end in zeros; null: none
     NxWeight out;
+    const float* out_bias;        // of all its outputs, also where a rank has some; null: none
     const float* mlp_norm;
     NxFeedForward mlp;
 };
@@ -23,6 +27,7 @@ struct NxNextN {                  // a NextN module but for its decoder layer
 
 struct NxModel {
     int32_t hidden, heads, nope, rope, rank, value, q_in;  // heads: this rank's own
+    int32_t kv_heads;             // of grouped queries, all of them; 0: latent attention
     int32_t first_head, all_heads, vocab;
     int32_t layers;               // of the target; layer number `layers` + k is NextN module k's
     float eps, latent_eps, scale; // scale: of attention's scores
@@ -36,7 +41,7 @@ struct NxModel {
     NxWeight draft_head;          // the drafter's: the head, or a coarser copy of it, or of some of its rows
     const int32_t* draft_ids;     // null: all rows; else the token of each of its rows
     int32_t draft_vocab;          // rows of draft_head
-    uint16_t* cache;              // [layers and NextN modules, slots, width] bf16
+    uint16_t* cache;              // [layers and NextN modules, slots, width] bf16: attention.h has its entries
     int64_t layer_elements;       // of the cache
     int32_t width, page;
     NxRanks* ranks;               // null: one

@@ -23,7 +23,7 @@
 // What this machine can run; must be asked before the library of level 4 is used, in every process.
 NX_API int nx_machine_level() { return machine_level(); }
 
-NX_API int nx_interface() { return 23; }
+NX_API int nx_interface() { return 24; }
 
 NX_API void nx_advise(void* p, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
@@ -102,8 +102,9 @@ NX_API void nx_linear(void* pool, const void* x, int rows, const NxWeight* w, fl
                 [&](int i, int n0, int n, const float* v) { put(y + int64_t(i) * w->n_out + n0, v, n); });
 }
 
-NX_API void nx_attention(void* pool, const NxBatch* b, uint16_t* cache, int width, int page, const uint16_t* q,
-                         int heads, int rank, uint16_t* out) {
+// q [groups, rows, heads, key] bf16, scaled; out [rows, groups, heads, columns] bf16.
+NX_API void nx_attention(void* pool, const NxBatch* b, uint16_t* cache, int width, int page, const NxHeads* heads,
+                         const uint16_t* q, uint16_t* out) {
     std::vector<Span> spans;
     spans_of(*b, spans);
     Pool& threads = *static_cast<Pool*>(pool);
@@ -112,7 +113,9 @@ NX_API void nx_attention(void* pool, const NxBatch* b, uint16_t* cache, int widt
     static thread_local std::vector<Line> parts;
     if (scratch.size() < size_t(threads.threads())) scratch.resize(size_t(threads.threads()));
     const TileUse use;
-    attention(threads, spans.data(), int(spans.size()), {cache, width, page}, q, heads, rank, scratch, parts, out);
+    const int64_t stride = int64_t(heads->groups) * heads->heads * heads->columns;
+    attention(threads, spans.data(), int(spans.size()), b->rows, {cache, width, page}, *heads, q, scratch, parts,
+              {out, stride});
 }
 
 // y [rows, stride] f32 <- feed-forward of h [rows, stride] f32 and its bf16 copy. ids, weights: the router's.

@@ -1,8 +1,17 @@
 // Row-wise pieces between the products: residual add, RMS norm, rotary embedding. One row is one thread's work.
 #pragma once
+#include <cstring>
+
 #include "simd.h"
 
 namespace {
+
+inline int64_t wide(int64_t n) { return (n + 31) / 32 * 32; }
+
+inline void copy_padded(const float* from, int n, float* to) {
+    memcpy(to, from, size_t(n) * 4);
+    for (int64_t i = n; i < wide(n); ++i) to[i] = 0.f;
+}
 
 // 1 / sqrt(mean(x^2) + eps) of n values; the rest of the last 16 are zeros.
 inline float inverse_rms(const float* x, int n, float eps) {

@@ -99,8 +99,8 @@ def checkpoint(model_path: str) -> dict[str, str]:
         "parameters": f"{target / 1e6:,.1f} M, {(target - moe * idle) / 1e6:,.1f} M active a token",
         "NextN (MTP) layers": f"{stored}"
         + (f", {(all_values - target) / 1e6:,.1f} M parameters" if stored else ""),
-        "KV cache a token": f"{cfg.latent_dim * cfg.num_hidden_layers} values"
-        + (f" + {cfg.latent_dim * stored} for drafting" if stored else ""),
+        "KV cache a token": f"{cfg.cache_width * cfg.num_hidden_layers} values"
+        + (f" + {cfg.cache_width * stored} for drafting" if stored else ""),
     }
 
 

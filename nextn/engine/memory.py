@@ -54,7 +54,7 @@ def bounded_context(config: EngineConfig, cfg: ModelConfig, device: torch.device
         raise ValueError(f"--context-length is {config.context_length}: the model's own longest is {longest}")
     room = config.kv_cache_tokens
     if room is None:
-        room = CPU_KV_TOKENS if device.type == "cpu" else device_memory(device) // (2 * cfg.latent_dim)
+        room = CPU_KV_TOKENS if device.type == "cpu" else device_memory(device) // (2 * cfg.cache_width)
     needed = min(room, config.context_length or longest) + MAX_DRAFTS + 1  # drafts may go past the end
     return dataclasses.replace(cfg, max_position_embeddings=min(longest, needed))
 
@@ -75,7 +75,7 @@ def check_memory(
         tensors, values = size_of(cfg, nextn_layers)
         embedding = cfg.vocab_size * cfg.hidden_size
         values = embedding + (values - embedding) // ranks
-        pool = tokens * (cfg.num_hidden_layers + nextn_layers) * cfg.latent_dim * 2
+        pool = tokens * (cfg.num_hidden_layers + nextn_layers) * cfg.cache_width * 2
         tables = min(tokens, cfg.max_position_embeddings) * cfg.qk_rope_head_dim * 4
         return int(values * value_bytes) + tensors * PER_TENSOR + pool + tables
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from nextn.config import EngineConfig, model_folder
 from nextn.distributed.group import Alone
@@ -34,12 +33,11 @@ from nextn.models.names import (
     shared_tensors,
 )
 from nextn.models.native_weights import Drafting
-from nextn.models.registry import model_class
+from nextn.models.registry import CLASSES, model_class
 from nextn.models.sizes import check_target, checked_config
 from nextn.models.token_map import read_token_map
-from nextn.ops.cpu.library import NoLibrary, choose_level, library
 from nextn.ops.cpu.coded import by_bytes
-from nextn.ops.cpu.library import BY_BYTES
+from nextn.ops.cpu.library import BY_BYTES, NoLibrary, choose_level, library
 from nextn.ops.cpu.ways import Ways
 from nextn.ops.registry import make_ops, triton_obstacle
 from nextn.ops.stored import INT4, W8A16, Format
@@ -94,7 +92,7 @@ def make_model(
     else:
         own, nextn = 0, min(draft.layers, config.speculation.num_steps)
         cfg = dataclasses.replace(target, num_nextn_predict_layers=draft.layers)
-    kernels = choose_kernels(config, device)
+    kernels = choose_kernels(config, device, cfg.architecture)
     if ranks is not None and device.type != "cpu":
         raise ValueError(f"--tp-size {ranks.size} needs --device cpu: ranks on GPUs have not been tried")
     if shares_experts(config) and kernels != "cpu":
@@ -133,14 +131,10 @@ def make_model(
         )
         if kernels == "triton":
             model.eager = config.disable_cuda_graph
-        targets: dict[str, Tensor] = model.targets()
-        rows = model.rows()
-        assert {n: tuple(t.shape) for n, t in targets.items()} == {
+        place, rows = model.place, model.rows()
+        assert {n: tuple(t.shape) for n, t in model.targets().items()} == {
             n: (len(rows.get(n, range(shape[0]))), *shape[1:]) for n, shape in expected.items()
         }
-
-        def place(name: str, tensor: Tensor) -> None:
-            targets[name].copy_(tensor)
 
     if dummy:
         dummy_checkpoint(cfg.names, expected, place, config.random_seed, dtype, rows)
@@ -213,12 +207,12 @@ def dtype_of(asked: str, kernels: str) -> torch.dtype:
     return AUTO_DTYPES[kernels] if asked == "auto" else DTYPES[asked]
 
 
-def choose_kernels(config: EngineConfig, device: torch.device) -> str:
+def choose_kernels(config: EngineConfig, device: torch.device, architecture: str) -> str:
     """ "cpu" or "triton" where these kernels can do what the options ask for, else "reference"; `auto` says
     why it chose."""
     asked = config.kernel_backend
     own = "triton" if device.type == "cuda" else "cpu"  # the device's
-    obstacle = _obstacle(config, device, own if asked == "auto" else asked)
+    obstacle = _obstacle(config, device, architecture, own if asked == "auto" else asked)
     if asked not in ("auto", "reference") and obstacle:
         raise ValueError(f"--kernel-backend {asked}: the {NAMES[asked]} kernels cannot serve: {obstacle}")
     chosen = "reference" if obstacle else own
@@ -244,12 +238,14 @@ def choose_kernels(config: EngineConfig, device: torch.device) -> str:
     return chosen
 
 
-def _obstacle(config: EngineConfig, device: torch.device, kernels: str) -> str | None:
+def _obstacle(config: EngineConfig, device: torch.device, architecture: str, kernels: str) -> str | None:
     """Why these kernels cannot serve, if they cannot."""
     if kernels == "reference":
         return "--kernel-backend is reference"
     if device.type != ("cuda" if kernels == "triton" else "cpu"):
         return f"--device is {device.type}"
+    if kernels not in CLASSES[architecture]:
+        return f"they have no {architecture} yet"
     if config.prefill_attention == "naive":
         return "--prefill-attention is naive, they have the absorbed form only"
     if kernels == "triton":

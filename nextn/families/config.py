@@ -32,6 +32,44 @@ class YarnScaling:
 
 
 @dataclass(frozen=True)
+class Llama3Scaling:
+    """Llama 3.1's: frequencies of long waves over `factor`, of short ones kept, between them interpolated."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True)
+class LinearScaling:
+    """Every frequency over `factor`."""
+
+    factor: float
+
+
+Scaling = YarnScaling | Llama3Scaling | LinearScaling
+
+
+@dataclass(frozen=True)
+class GqaAttention:
+    """Grouped-query attention (arXiv 2305.13245): num_attention_heads / num_key_value_heads queries share a
+    key and a value.
+
+    rotary_dim: elements of a head that are rotated; as computed they are its last ones
+    (`nextn.layers.head_rows`). qk_norm: a norm of each query and key before that. qkv_bias, out_bias: of the
+    products before and after attention.
+    """
+
+    num_key_value_heads: int
+    head_dim: int
+    rotary_dim: int
+    qk_norm: bool
+    qkv_bias: bool
+    out_bias: bool
+
+
+@dataclass(frozen=True)
 class Fp8Blocks:
     """Weights stored as e4m3 with one float32 scale for each block of [rows, columns]."""
 
@@ -40,7 +78,11 @@ class Fp8Blocks:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A DeepSeek-V3 architecture. In a dense-only model n_routed_experts is 0."""
+    """An architecture. In a dense-only model n_routed_experts is 0.
+
+    Attention is MLA where `gqa` is None. Else q_lora_rank is None, kv_lora_rank 0, v_head_dim a head's width,
+    and qk_nope_head_dim and qk_rope_head_dim are its elements that are not and that are rotated.
+    """
 
     architecture: str
     vocab_size: int
@@ -64,7 +106,7 @@ class ModelConfig:
     v_head_dim: int
     max_position_embeddings: int
     rope_theta: float
-    rope_scaling: YarnScaling | None
+    rope_scaling: Scaling | None
     rms_norm_eps: float
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
@@ -72,6 +114,7 @@ class ModelConfig:
     tie_word_embeddings: bool
     quantization: Fp8Blocks | None
     softmax_router: bool = False  # DeepSeek-V2's scores and groups, else V3's: see `nextn.ops.base.Ops.route`
+    gqa: GqaAttention | None = None
 
     @classmethod
     def from_folder(cls, path: str | Path) -> ModelConfig:
@@ -96,8 +139,26 @@ class ModelConfig:
 
     @property
     def latent_dim(self) -> int:
-        """Width of one token's entry in the KV pool, per layer."""
+        """MLA: width of the latent and the shared key, which a token's entry in the KV pool is made of."""
         return self.kv_lora_rank + self.qk_rope_head_dim
+
+    @property
+    def cache_width(self) -> int:
+        """Elements of one token's entry in the KV pool, per layer."""
+        return self.latent_dim if self.gqa is None else 2 * self.gqa.num_key_value_heads * self.gqa.head_dim
+
+    @property
+    def num_key_value_heads(self) -> int:
+        return self.num_attention_heads if self.gqa is None else self.gqa.num_key_value_heads
+
+    @property
+    def first_module(self) -> int:
+        """Number of the first NextN module in the names of a whole checkpoint's tensors."""
+        return self.num_hidden_layers if self.mtp.counted_on else 0
+
+    def module_at(self, k: int) -> str:
+        """Prefix of NextN module k in a whole checkpoint."""
+        return self.mtp.at(self.first_module + k)
 
     def is_moe(self, layer: int) -> bool:
         """Whether a layer has experts; NextN layers are num_hidden_layers, num_hidden_layers + 1, …"""

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from functools import cache
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TensorNames:
-    """Of a model with latent attention (MLA) and experts.
+    """Of a model with latent attention (MLA) or grouped-query attention (GQA), and experts.
 
     The first three are whole names. `layer` is the prefix of decoder layer {layer}; all others follow it.
-    mlp, shared_experts and expert (of number {expert}) are prefixes of gate, up and down. router_bias: "" of
-    routers without one.
+    mlp, shared_experts and expert (of number {expert}) are prefixes of gate, up and down. Names of what a
+    family's attention or router does not have are empty.
     """
 
     embedding: str
@@ -22,14 +22,23 @@ class TensorNames:
 
     layer: str
     attention_norm: str
-    q_proj: str  # where queries come from one matrix
-    q_down: str
-    q_norm: str
-    q_up: str
-    kv_down: str
-    kv_norm: str
-    kv_up: str
+    q_proj: str  # of MLA where queries come from one matrix
+    q_norm: str = ""  # MLA: of the queries' latent; GQA: of each head
     out: str
+
+    q_down: str = ""  # of MLA, to kv_up
+    q_up: str = ""
+    kv_down: str = ""
+    kv_norm: str = ""
+    kv_up: str = ""
+
+    k_proj: str = ""  # of GQA, to out_bias
+    v_proj: str = ""
+    q_bias: str = ""
+    k_bias: str = ""
+    v_bias: str = ""
+    k_norm: str = ""
+    out_bias: str = ""
 
     mlp_norm: str
     mlp: str

@@ -9,14 +9,24 @@ from typing import Any
 FAMILIES: dict[str, str] = {
     "DeepseekV3ForCausalLM": "nextn.families.deepseek_v3",
     "DeepseekV2ForCausalLM": "nextn.families.deepseek_v2",
+    "Glm4MoeForCausalLM": "nextn.families.glm4_moe",
     "Glm4MoeLiteForCausalLM": "nextn.families.glm4_moe_lite",
     "JoyAILLMFlashForCausalLM": "nextn.families.joyai_llm_flash",
+    "LlamaForCausalLM": "nextn.families.llama",
+    "MiMoForCausalLM": "nextn.families.mimo",
+    "Qwen2ForCausalLM": "nextn.families.qwen2",
+    "Qwen3ForCausalLM": "nextn.families.qwen3",
 }
 MODEL_TYPES: dict[str, str] = {  # for a config without `architectures`
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "deepseek_v2": "DeepseekV2ForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
     "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
     "joyai_llm_flash": "JoyAILLMFlashForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mimo": "MiMoForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
 }
 TYPE_DECIDES = ("joyai_llm_flash",)  # model types whose configs have another family's name in `architectures`
 

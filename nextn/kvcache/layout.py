@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
@@ -13,8 +13,8 @@ class CacheLayout(Protocol):
     def width(self) -> int:
         """Elements of an entry."""
 
-    def view(self, entries: Tensor) -> Any:
-        """One layer of the pool, [slots, width], as attention reads and writes it; views, no copies."""
+    def view(self, entries: Tensor) -> Tensor:
+        """One layer of the pool, [slots, width], as attention reads and writes it; a view, no copy."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,18 @@ class LatentLayout:
 
 @dataclass(frozen=True)
 class KeyValueLayout:
-    """GQA: a key and a value for each key-value head, the keys of all heads first."""
+    """GQA: for each key-value head its value, then its key, each `head_dim` wide. So one head's part of an
+    entry is as MLA's entry: a key whose first columns would be the value, one behind the other. Values and
+    keys are filled up to a multiple of `align` elements."""
 
     heads: int
-    key: int
-    value: int
+    head_dim: int
+    align: int = 1
 
     @property
     def width(self) -> int:
-        return self.heads * (self.key + self.value)
+        return self.heads * 2 * (-(-self.head_dim // self.align) * self.align)
 
-    def view(self, entries: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys [slots, heads, key] and values [slots, heads, value]."""
-        keys, values = entries.split((self.heads * self.key, self.heads * self.value), dim=-1)
-        return keys.unflatten(-1, (self.heads, self.key)), values.unflatten(-1, (self.heads, self.value))
+    def view(self, entries: Tensor) -> Tensor:
+        """[slots, heads, value | key]."""
+        return entries.view(len(entries), self.heads, -1)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nextn.layers.batch import Batch
 from nextn.layers.expert_parallel import ParallelMoE
+from nextn.layers.gqa import GQA
 from nextn.layers.mla import MLA
 from nextn.layers.mlp import MLP, MoE
 from nextn.layers.sharing import Sharing
@@ -22,7 +23,7 @@ class DecoderLayer:
     def __init__(self, sharing: Sharing, index: int) -> None:
         self.cfg, self.ops, cfg = sharing.cfg, sharing.ops, sharing.cfg
         self.attention_norm, self.mlp_norm = (sharing.empty(cfg.hidden_size) for _ in range(2))
-        self.attention = MLA(sharing)
+        self.attention = MLA(sharing) if cfg.gqa is None else GQA(sharing)
         self.mlp: MLP | MoE
         if not cfg.is_moe(index):
             self.mlp = MLP(sharing, cfg.names.mlp, cfg.intermediate_size)
@@ -42,7 +43,7 @@ class DecoderLayer:
         self, x: Tensor, added: Sequence[Addend], batch: Batch, cos: Tensor, sin: Tensor, cache: Tensor
     ) -> tuple[Tensor, Sequence[Addend]]:
         """x [T, C] f32, the residual stream, and what is still to be added to it -> both after the layer.
-        Writes the batch's entries to `cache` [slots, D]."""
+        Writes the batch's entries to `cache`, the pool's layer."""
         eps = self.cfg.rms_norm_eps
         x, normed = self.ops.add_norm(x, added, self.attention_norm, eps)
         attended = self.attention.forward(normed, batch, cos, sin, cache)

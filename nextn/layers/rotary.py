@@ -1,4 +1,4 @@
-"""Rotary embedding tables, plain and YaRN (arXiv 2309.00071), as DeepSeek-V3 uses them."""
+"""Rotary embedding tables: plain, linear, Llama 3.1's, YaRN's (arXiv 2309.00071) with DeepSeek's mscales."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from nextn.families.config import ModelConfig, YarnScaling
+from nextn.families.config import LinearScaling, Llama3Scaling, ModelConfig, YarnScaling
 
 
 def yarn_mscale(factor: float, mscale: float) -> float:
@@ -18,28 +18,44 @@ def rotary_tables(cfg: ModelConfig, length: int, device: torch.device) -> tuple[
     """cos and sin for positions 0..length-1, each [length, qk_rope_head_dim / 2] f32."""
     dim, base = cfg.qk_rope_head_dim, cfg.rope_theta
     freq: Tensor = base ** -(torch.arange(0, dim, 2, dtype=torch.float32) / dim)
-    gain = 1.0
-    yarn = cfg.rope_scaling
-    if yarn is not None:
-
-        def dim_of(rotations: float, yarn: YarnScaling = yarn) -> float:
-            span = yarn.original_max_position_embeddings / (rotations * 2 * math.pi)
-            return dim * math.log(span) / (2 * math.log(base))
-
-        low = max(math.floor(dim_of(yarn.beta_fast)), 0)
-        high = min(math.ceil(dim_of(yarn.beta_slow)), dim - 1)
-        ramp = (torch.arange(dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)
-        keep = 1.0 - ramp.clamp(0, 1)
-        freq = freq / yarn.factor * (1 - keep) + freq * keep
-        gain = yarn_mscale(yarn.factor, yarn.mscale) / yarn_mscale(yarn.factor, yarn.mscale_all_dim)
+    gain, scaling = 1.0, cfg.rope_scaling
+    if isinstance(scaling, LinearScaling):
+        freq = freq / scaling.factor
+    elif isinstance(scaling, Llama3Scaling):
+        freq = _llama3(freq, scaling)
+    elif scaling is not None:
+        freq = _yarn(freq, scaling, dim, base)
+        gain = yarn_mscale(scaling.factor, scaling.mscale)
+        gain /= yarn_mscale(scaling.factor, scaling.mscale_all_dim)
     angle = torch.arange(length, dtype=torch.float32)[:, None] * freq
     return (angle.cos() * gain).to(device), (angle.sin() * gain).to(device)
+
+
+def _yarn(freq: Tensor, yarn: YarnScaling, dim: int, base: float) -> Tensor:
+    def dim_of(rotations: float) -> float:
+        span = yarn.original_max_position_embeddings / (rotations * 2 * math.pi)
+        return dim * math.log(span) / (2 * math.log(base))
+
+    low = max(math.floor(dim_of(yarn.beta_fast)), 0)
+    high = min(math.ceil(dim_of(yarn.beta_slow)), dim - 1)
+    ramp = (torch.arange(dim // 2, dtype=torch.float32) - low) / max(high - low, 0.001)
+    keep = 1.0 - ramp.clamp(0, 1)
+    return freq / yarn.factor * (1 - keep) + freq * keep
+
+
+def _llama3(freq: Tensor, scaling: Llama3Scaling) -> Tensor:
+    """Waves that the original context holds fewer than low_freq_factor times are slowed down, those that it
+    holds more than high_freq_factor times are not."""
+    times = scaling.original_max_position_embeddings * freq / (2 * math.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    keep = ((times - low) / (high - low)).clamp(0, 1)
+    return freq / scaling.factor * (1 - keep) + freq * keep
 
 
 def softmax_scale(cfg: ModelConfig) -> float:
     """1 / sqrt(query width), times mscale squared under YaRN."""
     scale: float = (cfg.qk_nope_head_dim + cfg.qk_rope_head_dim) ** -0.5
     yarn = cfg.rope_scaling
-    if yarn is not None and yarn.mscale_all_dim:
+    if isinstance(yarn, YarnScaling) and yarn.mscale_all_dim:
         scale *= yarn_mscale(yarn.factor, yarn.mscale_all_dim) ** 2
     return scale

@@ -59,16 +59,21 @@ class Sharing:
         """Of attention. Raises ValueError where they do not come out even."""
         cfg, size = self.cfg, self.group.size
         heads, width, hidden = cfg.num_attention_heads, cfg.qk_head_dim, cfg.hidden_size
-        if heads % size:
-            fitting = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
+        if not self._even(size):
+            fitting = ", ".join(str(n) for n in range(1, heads + 1) if self._even(n))
+            each = "" if cfg.gqa is None else f" and {cfg.num_key_value_heads} key-value heads"
             raise ValueError(
-                f"--tp-size {size}: the model's {heads} attention heads cannot be shared evenly among {size} "
-                f"ranks; --tp-size can be {fitting}"
+                f"--tp-size {size}: the model's {heads} attention heads{each} cannot be shared evenly among "
+                f"{size} ranks; --tp-size can be {fitting}"
             )
         split = Split(self.group, bounds(heads, size, heads // size))
 
         def same() -> bool:
             queries = [range(p.start * width, p.stop * width) for p in split.parts]
+            if cfg.gqa is not None:  # they are computed together with all keys and values
+                n_out = (heads + 2 * cfg.num_key_value_heads) * width
+                others = range(heads * width, n_out)
+                return self._same(n_out, hidden, [(*part, *others) for part in queries])
             if cfg.q_lora_rank:
                 fit = self._same(heads * width, cfg.q_lora_rank, queries)
             else:  # they are computed together with the latent
@@ -81,6 +86,14 @@ class Sharing:
             )  # fmt: skip
 
         return self._agreed("heads", split, same)
+
+    def _even(self, size: int) -> bool:
+        """Do as many ranks get equally many heads, and each those of whole key-value heads or of one?"""
+        heads = self.cfg.num_attention_heads
+        if heads % size:
+            return False
+        own, each = heads // size, heads // self.cfg.num_key_value_heads
+        return self.cfg.gqa is None or own % each == 0 or each % own == 0
 
     def hidden(self) -> Split:
         """Of `out` and every `down`."""
@@ -120,10 +133,12 @@ class Sharing:
         split."""
         cfg, names, heads, hidden = self.cfg, self.cfg.names, self.heads(), self.hidden()
         queries = heads.times(cfg.qk_head_dim)
-        splits = {
-            names.q_proj: queries, names.q_up: queries, names.out: hidden, names.down: hidden,
-            names.kv_up: heads.times(cfg.qk_nope_head_dim + cfg.v_head_dim), names.head: vocabulary,
-        }  # fmt: skip
+        splits = {names.q_proj: queries, names.out: hidden, names.down: hidden, names.head: vocabulary}
+        if cfg.gqa is not None:
+            splits |= {names.q_bias: queries, names.out_bias: hidden}
+        else:
+            splits[names.q_up] = queries
+            splits[names.kv_up] = heads.times(cfg.qk_nope_head_dim + cfg.v_head_dim)
         found = {}
         for name, shape in shapes.items():
             if name.endswith((names.gate, names.up)):

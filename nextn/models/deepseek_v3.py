@@ -1,19 +1,22 @@
-"""DeepSeek-V3: the target and its NextN modules. Arithmetic only; loading is `nextn.models.loader`."""
+"""The target and its NextN modules, of every family: their attention is MLA or GQA, their feed-forward blocks
+dense or DeepSeek-V3's experts. Arithmetic only; loading is `nextn.models.loader`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from nextn.distributed.group import Alone, Group
 from nextn.families.config import ModelConfig
-from nextn.kvcache.layout import LatentLayout
+from nextn.kvcache.layout import KeyValueLayout, LatentLayout
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Batch, Span, build_batch
 from nextn.layers.decoder import DecoderLayer
 from nextn.layers.expert_parallel import ParallelMoE
+from nextn.layers.head_rows import as_computed
 from nextn.layers.replicas import ExpertParallel
 from nextn.layers.rotary import rotary_tables
 from nextn.layers.sharing import Sharing
@@ -23,7 +26,7 @@ from nextn.ops.base import ROW_ALIGN, Addend, Ops
 
 
 class DeepseekV3:
-    """Weights are uninitialised until every entry of `targets()` has been filled.
+    """Weights are uninitialised until every entry of `targets()` has been filled, by `place`.
 
     The residual stream is f32, whatever dtype the weights, the cache and hidden states have.
 
@@ -63,6 +66,14 @@ class DeepseekV3:
             self.draft_rows = torch.tensor(own, dtype=torch.long, device=device)
         self.cos, self.sin = rotary_tables(cfg, cfg.max_position_embeddings, device)
 
+    @cached_property
+    def _targets(self) -> dict[str, Tensor]:
+        return self.targets()
+
+    def place(self, name: str, tensor: Tensor) -> None:
+        """Fills in a checkpoint's tensor, or of one that is in `rows` those rows."""
+        self._targets[name].copy_(as_computed(self.config, name, tensor))
+
     def targets(self) -> dict[str, Tensor]:
         """Checkpoint name -> where that tensor goes (views of the fused weights). An expert that is elsewhere
         has no rows."""
@@ -92,7 +103,10 @@ class DeepseekV3:
         return sum(t.numel() * t.element_size() for t in self.targets().values())
 
     @property
-    def cache_layout(self) -> LatentLayout:
+    def cache_layout(self) -> LatentLayout | KeyValueLayout:
+        gqa = self.config.gqa
+        if gqa is not None:
+            return KeyValueLayout(gqa.num_key_value_heads, gqa.head_dim)
         return LatentLayout(self.config.kv_lora_rank, self.config.qk_rope_head_dim)
 
     def batch(self, spans: Sequence[Span], page_size: int) -> Batch:

@@ -26,6 +26,7 @@ from nextn.families.config import Fp8Blocks, ModelConfig
 from nextn.families.files import CheckpointError, checkpoint_folder, first_names, read_json
 from nextn.families.mtp import MTPSpec
 from nextn.families.names import numbered
+from nextn.families.registry import architecture
 from nextn.models.loader import LoadReport, load_checkpoint, stored_formats
 from nextn.models.names import nextn_tensors, shared_tensors, target_prefixes
 from nextn.models.shards import open_shards
@@ -36,7 +37,7 @@ SAME = (  # what the module computes with, and the target's configuration suppli
     "hidden_size", "vocab_size", "num_attention_heads", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
     "qk_rope_head_dim", "v_head_dim", "n_routed_experts", "n_shared_experts", "moe_intermediate_size",
     "num_experts_per_tok", "n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor",
-    "softmax_router", "rope_theta", "rope_scaling", "rms_norm_eps",
+    "softmax_router", "rope_theta", "rope_scaling", "rms_norm_eps", "gqa",
 )  # fmt: skip
 
 
@@ -46,7 +47,7 @@ class DraftFolder:
 
     folder: Path
     spec: MTPSpec
-    target_layers: int
+    first_module: int
     first: int | None
     layers: int
     quantization: Fp8Blocks | None
@@ -59,13 +60,13 @@ class DraftFolder:
         cfg = _config(folder / "config.json", target)
         with open_shards(folder) as shards:
             first, layers = _found(folder, shards.where, target)
-        return cls(folder, target.mtp, target.num_hidden_layers, first, layers, cfg.quantization)
+        return cls(folder, target.mtp, target.first_module, first, layers, cfg.quantization)
 
     def stored_name(self, name: str) -> str:
         """What the folder calls a tensor of the target's NextN modules: model.layers.0.enorm.weight is
         model.layers.61.enorm.weight of a target with 61 layers."""
-        layer, rest = self.spec.parts(name)
-        module = layer - self.target_layers
+        number, rest = self.spec.parts(name)
+        module = number - self.first_module
         assert 0 <= module < self.layers, name
         if self.first is not None:
             return self.spec.at(self.first + module) + rest
@@ -113,7 +114,8 @@ class DraftFolder:
         if self.first is None:
             return ()
         unused = (self.spec.at(self.first + k) for k in range(layers, self.layers))
-        return (*unused, *(target_prefixes(target) if self.first else ()))
+        whole = self.first or not self.spec.counted_on  # else the target's layer 0 is named as the module
+        return (*unused, *(target_prefixes(target) if whole else ()))
 
 
 def _config(file: Path, target: ModelConfig) -> ModelConfig:
@@ -122,6 +124,11 @@ def _config(file: Path, target: ModelConfig) -> ModelConfig:
     named = data.get("architectures")
     if isinstance(named, list) and any(name in target.mtp.exported for name in named):
         data["architectures"] = [target.architecture]
+    found = architecture(data, str(file))
+    if found != target.architecture:
+        raise CheckpointError(
+            f"{file}: its architecture is {found!r}, the target's is {target.architecture!r}"
+        )
     data["num_hidden_layers"] = target.num_hidden_layers
     data["first_k_dense_replace"] = target.first_k_dense_replace
     if not data.get("quantization_config"):  # xLLM writes ""
@@ -140,7 +147,7 @@ def _config(file: Path, target: ModelConfig) -> ModelConfig:
 
 def _found(folder: Path, names: Collection[str], target: ModelConfig) -> tuple[int | None, int]:
     """(first layer, how many) of the folder's NextN modules."""
-    spec, target_layers = target.mtp, target.num_hidden_layers
+    spec = target.mtp
     inputs = (spec.embedding_norm, spec.hidden_norm, spec.projection)  # only modules have such tensors
     matches = [m for end in inputs for m in map(numbered(spec.prefix + end).fullmatch, names) if m]
     numbers = sorted({int(m[1]) for m in matches})
@@ -153,10 +160,10 @@ def _found(folder: Path, names: Collection[str], target: ModelConfig) -> tuple[i
     if not numbers:
         return None, 1
     first = numbers[0]
-    if first not in (0, target_layers):
+    if first not in (0, target.first_module):
         raise CheckpointError(
             f"{folder}: its NextN layer is layer {first}, of a model with num_hidden_layers {first}; the "
-            f"target's num_hidden_layers is {target_layers}"
+            f"target's num_hidden_layers is {target.num_hidden_layers}"
         )
     count = 0
     while first + count in numbers:

@@ -23,20 +23,20 @@ def dummy_checkpoint(
     rows: names of which `place` gets these rows only, or nothing where there are none; their values are those
     of the whole tensor.
 
-    Scaled so that activations keep their size: norms are 1, routing biases 0, matrices [out, in]
+    Scaled so that activations keep their size: norms are 1, biases 0, matrices [out, in]
     normal(0, in**-0.5). Rows of the embedding are read, not summed, so they are normal(0, 1).
     """
     generator = torch.Generator()
     for name, shape in expected.items():
         if rows is not None and not len(rows.get(name, range(1))):
             continue
+        own = range(shape[0]) if rows is None else rows.get(name, range(shape[0]))
         if names.router_bias and name.endswith(names.router_bias):
             place(name, torch.zeros(shape, dtype=torch.float32))
         elif len(shape) == 1:
-            place(name, torch.ones(shape, dtype=dtype))
+            place(name, torch.full((len(own),), 0.0 if name.endswith(".bias") else 1.0, dtype=dtype))
         else:
             generator.manual_seed((seed + zlib.crc32(name.encode())) % 2**63)
             std = 1.0 if name == names.embedding else shape[-1] ** -0.5
             whole = torch.randn(shape, generator=generator).mul_(std)
-            own = range(shape[0]) if rows is None else rows.get(name, range(shape[0]))
             place(name, whole[own.start : own.stop].to(dtype))

@@ -131,17 +131,21 @@ def _tables(shards: Shards, cfg: ModelConfig, layers: int) -> dict[str, str]:
     names, spec = cfg.names, cfg.mtp
     head = names.embedding if cfg.tie_word_embeddings else names.head
     found: dict[str, str] = {}
-    for k in range(cfg.num_hidden_layers, cfg.num_hidden_layers + layers):
+    for k in range(layers):
         for end, main in ((spec.embedding_copy, names.embedding), (spec.head_copy, head)):
-            name = spec.at(k) + end
+            if end is None:
+                raise ValueError(
+                    f"{cfg.architecture}: its NextN modules have no copies of embedding and head"
+                )
+            name = cfg.module_at(k) + end
             found[_new_name(name, cfg)] = name if name in shards.where else main
     return found
 
 
 def _new_name(name: str, cfg: ModelConfig) -> str:
     """Modules are counted from 0, not behind the target's layers."""
-    layer, rest = cfg.mtp.parts(name)
-    return cfg.mtp.at(layer - cfg.num_hidden_layers) + rest
+    number, rest = cfg.mtp.parts(name)
+    return cfg.mtp.at(number - cfg.first_module) + rest
 
 
 def _read(shards: Shards, source: _Source, cfg: ModelConfig) -> Tensor:

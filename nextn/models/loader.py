@@ -1,8 +1,7 @@
 """Loads a checkpoint's weights, one tensor at a time; nothing is left over and nothing is missing.
 
-    targets = model.targets()
     load_checkpoint(
-        folder, expected_tensors(cfg, n), lambda name, tensor: targets[name].copy_(tensor),
+        folder, expected_tensors(cfg, n), model.place,
         quantization=cfg.quantization, shared=shared_tensors(cfg, n), skip_prefixes=nextn_prefixes(cfg, n),
         rows=model.rows(),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from nextn.families.config import ModelConfig
+from nextn.families.config import GqaAttention, ModelConfig
 from nextn.ops.base import KV_BLOCK
 
 Shapes = dict[str, tuple[int, ...]]
@@ -61,8 +61,8 @@ def nextn_tensors(cfg: ModelConfig, nextn_layers: int) -> Shapes:
         spec.output_norm: (hidden,),
     }
     found: Shapes = {}
-    for i in range(cfg.num_hidden_layers, cfg.num_hidden_layers + nextn_layers):
-        found |= _under(spec.at(i), own | _decoder_layer(cfg, i))
+    for k in range(nextn_layers):
+        found |= _under(cfg.module_at(k), own | _decoder_layer(cfg, cfg.num_hidden_layers + k))
     return found
 
 
@@ -70,14 +70,14 @@ def shared_tensors(cfg: ModelConfig, nextn_layers: int) -> Shapes:
     """Names that a checkpoint may hold besides: copies of the target's embedding and head."""
     table, spec = (cfg.vocab_size, cfg.hidden_size), cfg.mtp
     found: Shapes = {cfg.names.head: table} if cfg.tie_word_embeddings else {}
-    for i in range(cfg.num_hidden_layers, cfg.num_hidden_layers + nextn_layers):
-        found |= _under(spec.at(i), {spec.embedding_copy: table, spec.head_copy: table})
+    for k in range(nextn_layers):
+        found |= _under(cfg.module_at(k), dict.fromkeys(spec.copies, table))
     return found
 
 
 def nextn_prefixes(cfg: ModelConfig, first: int = 0) -> tuple[str, ...]:
     """Prefixes of the NextN modules from number `first` on; those that are not loaded are skipped by them."""
-    return tuple(cfg.mtp.at(cfg.num_hidden_layers + k) for k in range(first, cfg.num_nextn_predict_layers))
+    return tuple(map(cfg.module_at, range(first, cfg.num_nextn_predict_layers)))
 
 
 def target_prefixes(cfg: ModelConfig) -> tuple[str, ...]:
@@ -90,16 +90,10 @@ def target_prefixes(cfg: ModelConfig) -> tuple[str, ...]:
 def product_shapes(cfg: ModelConfig) -> set[tuple[int, int]]:
     """(n_out, n_in) of every matrix product of the model as it is computed: gate and up projection
     as one, the two that read the attention's input as one, and those of absorbed attention per head."""
-    hidden, heads, rank = cfg.hidden_size, cfg.num_attention_heads, cfg.kv_lora_rank
-    queries = heads * cfg.qk_head_dim
-    found = {
-        ((cfg.q_lora_rank or queries) + cfg.latent_dim, hidden),
-        (queries, cfg.q_lora_rank or queries),
-        (hidden, heads * cfg.v_head_dim),
-        (rank, cfg.qk_nope_head_dim),
-        (cfg.v_head_dim, rank),
-        (KV_BLOCK, cfg.latent_dim),
-        (rank, KV_BLOCK),
+    hidden = cfg.hidden_size
+    found = _gqa_products(cfg, cfg.gqa) if cfg.gqa is not None else _mla_products(cfg)
+    found |= {
+        (hidden, cfg.num_attention_heads * cfg.v_head_dim),
         (cfg.vocab_size, hidden),
         (hidden, 2 * hidden),
         (2 * cfg.intermediate_size, hidden),
@@ -112,6 +106,27 @@ def product_shapes(cfg: ModelConfig) -> set[tuple[int, int]]:
             shared = inner * cfg.n_shared_experts
             found |= {(2 * shared, hidden), (hidden, shared)}
     return found
+
+
+def _mla_products(cfg: ModelConfig) -> set[tuple[int, int]]:
+    queries, rank = cfg.num_attention_heads * cfg.qk_head_dim, cfg.kv_lora_rank
+    return {
+        ((cfg.q_lora_rank or queries) + cfg.latent_dim, cfg.hidden_size),
+        (queries, cfg.q_lora_rank or queries),
+        (rank, cfg.qk_nope_head_dim),
+        (cfg.v_head_dim, rank),
+        (KV_BLOCK, cfg.latent_dim),
+        (rank, KV_BLOCK),
+    }
+
+
+def _gqa_products(cfg: ModelConfig, gqa: GqaAttention) -> set[tuple[int, int]]:
+    width = gqa.head_dim
+    return {
+        ((cfg.num_attention_heads + 2 * gqa.num_key_value_heads) * width, cfg.hidden_size),
+        (KV_BLOCK, width),
+        (width, KV_BLOCK),
+    }
 
 
 def _under(prefix: str, shapes: Shapes) -> Shapes:
@@ -138,6 +153,28 @@ def _decoder_layer(cfg: ModelConfig, index: int) -> Shapes:
 
 
 def _attention(cfg: ModelConfig) -> Shapes:
+    return _mla(cfg) if cfg.gqa is None else _gqa(cfg, cfg.gqa)
+
+
+def _gqa(cfg: ModelConfig, gqa: GqaAttention) -> Shapes:
+    hidden, names = cfg.hidden_size, cfg.names
+    queries, keys = cfg.num_attention_heads * gqa.head_dim, gqa.num_key_value_heads * gqa.head_dim
+    found: Shapes = {
+        names.q_proj: (queries, hidden),
+        names.k_proj: (keys, hidden),
+        names.v_proj: (keys, hidden),
+        names.out: (hidden, queries),
+    }
+    if gqa.qkv_bias:
+        found |= {names.q_bias: (queries,), names.k_bias: (keys,), names.v_bias: (keys,)}
+    if gqa.qk_norm:
+        found |= {names.q_norm: (gqa.head_dim,), names.k_norm: (gqa.head_dim,)}
+    if gqa.out_bias:
+        found[names.out_bias] = (hidden,)
+    return found
+
+
+def _mla(cfg: ModelConfig) -> Shapes:
     heads, hidden, rank, names = cfg.num_attention_heads, cfg.hidden_size, cfg.kv_lora_rank, cfg.names
     found: Shapes = {}
     if cfg.q_lora_rank is None:

@@ -1,4 +1,4 @@
-"""DeepSeek-V3 on the native CPU kernels: the model of `nextn.models.deepseek_v3`, with one call a step.
+"""Every family on the native CPU kernels: the model of `nextn.models.deepseek_v3`, with one call a step.
 
 The residual stream, norms, router and softmax are f32; what products and attention read is bf16; their
 sums are f32. A row has the same bits whatever is beside it (csrc/linear.h, csrc/attention.h).
@@ -20,7 +20,7 @@ from nextn.distributed.expert_world import ExpertWorld
 from nextn.distributed.ranks import Ranks
 from nextn.draft import Draft
 from nextn.families.config import ModelConfig
-from nextn.kvcache.layout import LatentLayout
+from nextn.kvcache.layout import KeyValueLayout, LatentLayout
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import PackedBatch, Span
 from nextn.layers.mla import LATENT_NORM_EPS
@@ -31,12 +31,14 @@ from nextn.models.native_weights import Drafting, NativeWeights
 from nextn.models.one_call import PlainResult, PlainStep
 from nextn.ops.base import DrawParams
 from nextn.ops.cpu.draw import packed
+from nextn.ops.cpu.heads import ALIGN
 from nextn.ops.cpu.library import CUTOFF, Model, NxBatch, NxChains, library
 from nextn.ops.stored import Format
 
 WIDEST = {  # buffers in csrc/forward.h and csrc/moe.h
     "hidden_size": 16384, "q_lora_rank": 8192, "kv_lora_rank": 1024, "n_routed_experts": 1024
 }  # fmt: skip
+WIDEST_HEAD = 1024  # of grouped queries
 
 
 def native_batch(batch: PackedBatch) -> NxBatch:
@@ -46,6 +48,13 @@ def native_batch(batch: PackedBatch) -> NxBatch:
         batch.page_at.buffer_info()[0], batch.cu_rows.buffer_info()[0],
         batch.cu_paths and batch.cu_paths.buffer_info()[0], batch.table.buffer_info()[0],
     )  # fmt: skip
+
+
+def cache_layout(cfg: ModelConfig) -> LatentLayout | KeyValueLayout:
+    """Of the kernels' cache."""
+    if cfg.gqa is None:
+        return LatentLayout(cfg.kv_lora_rank, cfg.qk_rope_head_dim, ALIGN)
+    return KeyValueLayout(cfg.gqa.num_key_value_heads, cfg.gqa.head_dim, ALIGN)
 
 
 class Room(NamedTuple):
@@ -85,9 +94,11 @@ class NativeDeepseekV3:
         for name, most in WIDEST.items():
             if (getattr(cfg, name) or 0) > most:
                 raise ValueError(f"{name} is {getattr(cfg, name)}: the native kernels take at most {most}")
+        if cfg.gqa is not None and cfg.gqa.head_dim > WIDEST_HEAD:
+            raise ValueError(f"head_dim is {cfg.gqa.head_dim}: the native kernels take at most {WIDEST_HEAD}")
         self.config, self.threads, self.nextn_layers = cfg, threads, nextn_layers
         self._kernels = library(level)
-        self.cache_layout = LatentLayout(cfg.kv_lora_rank, cfg.qk_rope_head_dim, align=32)
+        self.cache_layout = cache_layout(cfg)
         rank, size = (ranks.rank, ranks.size) if ranks else (0, 1)
         share = None if world is None else world.share
         self.weights = w = NativeWeights(
@@ -100,6 +111,7 @@ class NativeDeepseekV3:
             hidden=cfg.hidden_size, heads=len(heads), nope=cfg.qk_nope_head_dim,
             rope=cfg.qk_rope_head_dim, rank=cfg.kv_lora_rank, value=cfg.v_head_dim,
             q_in=cfg.q_lora_rank or len(heads) * cfg.qk_head_dim, first_head=heads.start,
+            kv_heads=0 if cfg.gqa is None else cfg.gqa.num_key_value_heads,
             all_heads=cfg.num_attention_heads, vocab=cfg.vocab_size, layers=cfg.num_hidden_layers,
             eps=cfg.rms_norm_eps, latent_eps=LATENT_NORM_EPS, scale=softmax_scale(cfg),
             embedding=w.embedding.data_ptr(), cosine=self._tables[0].data_ptr(),

@@ -25,7 +25,7 @@ class NextN:
         self.layer = DecoderLayer(sharing, index)
 
     def targets(self) -> dict[str, Tensor]:
-        spec, prefix = self.spec, self.spec.at(self.index)
+        spec, prefix = self.spec, self.cfg.module_at(self.index - self.cfg.num_hidden_layers)
         return {
             prefix + spec.embedding_norm: self.enorm,
             prefix + spec.hidden_norm: self.hnorm,

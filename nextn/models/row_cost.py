@@ -22,7 +22,7 @@ def score_cost(cfg: ModelConfig) -> float:
 def context_cost(cfg: ModelConfig) -> float:
     """What each position that a row attends to costs, in rows of the model's layers without attention: the
     products with a cached entry, as a key and as a value."""
-    entry = 2 * cfg.kv_lora_rank + cfg.qk_rope_head_dim
+    entry = 2 * cfg.kv_lora_rank + cfg.qk_rope_head_dim if cfg.gqa is None else 2 * cfg.gqa.head_dim
     return cfg.num_hidden_layers * cfg.num_attention_heads * entry / _row_products(cfg)
 
 

@@ -30,7 +30,7 @@ def checked_config(folder: str | Path) -> ModelConfig:
     with open_shards(folder) as shards:
         _check_counts(cfg, shards)
         _check_shapes(cfg, shards)
-        most = max(0, _count(cfg.mtp.prefix, shards) - cfg.num_hidden_layers)
+        most = max(0, _count(cfg.mtp.prefix, shards) - cfg.first_module)
     return dataclasses.replace(cfg, num_nextn_predict_layers=min(cfg.num_nextn_predict_layers, most))
 
 
@@ -67,12 +67,20 @@ def _check_shapes(cfg: ModelConfig, shards: Shards) -> None:
     wanted: list[tuple[str, str, int, str | None, int]] = [
         ("vocab_size", names.embedding, 0, None, 0),
         ("hidden_size", names.embedding, 1, None, 0),
-        ("q_lora_rank", first + names.q_norm, 0, None, 0),
-        ("kv_lora_rank", first + names.kv_norm, 0, None, 0),
-        ("qk_rope_head_dim", first + names.kv_down, 0, None, cfg.kv_lora_rank),
-        ("v_head_dim", first + names.out, 1, "num_attention_heads", 0),
-        ("qk_head_dim", first + query, 0, "num_attention_heads", 0),
     ]
+    if cfg.gqa is not None:
+        wanted += [
+            ("num_attention_heads", first + names.q_proj, 0, "qk_head_dim", 0),
+            ("num_key_value_heads", first + names.k_proj, 0, "qk_head_dim", 0),
+        ]
+    else:
+        wanted += [
+            ("q_lora_rank", first + names.q_norm, 0, None, 0),
+            ("kv_lora_rank", first + names.kv_norm, 0, None, 0),
+            ("qk_rope_head_dim", first + names.kv_down, 0, None, cfg.kv_lora_rank),
+            ("v_head_dim", first + names.out, 1, "num_attention_heads", 0),
+            ("qk_head_dim", first + query, 0, "num_attention_heads", 0),
+        ]
     if cfg.first_k_dense_replace:
         wanted.append(("intermediate_size", first + names.mlp + names.gate, 0, None, 0))
     if cfg.n_routed_experts:
@@ -89,7 +97,7 @@ def _check_shapes(cfg: ModelConfig, shards: Shards) -> None:
         if axis < len(shape) and value * times + plus != shape[axis]:
             if field == "qk_head_dim":
                 field = "qk_nope_head_dim"
-            by = f" and {other} {times}" if other else ""
+            by = f" and {'head_dim' if other == 'qk_head_dim' else other} {times}" if other else ""
             raise _error(shards, cfg, field, f"{name} in the files is {list(shape)}", by)
 
 

@@ -1,7 +1,8 @@
 """The contract of an op backend: what every backend computes, and to the bit.
 
 Shapes: T rows of the ragged batch (always a multiple of ROW_ALIGN, the tail is padding), C hidden,
-H heads, R kv_lora_rank, P qk_rope_head_dim, D = R + P, E experts, K experts per token, I expert width.
+H heads, R kv_lora_rank, P qk_rope_head_dim, D = R + P, E experts, K experts per token, I expert width. In
+grouped-query attention G key-value heads and D the width of a head.
 
 **Row invariance.** Row t of every result is a function of row t of the inputs (and, in attention, of
 the cache slots it may see) and of nothing else: not of T, not of the other rows, not of how a
@@ -182,6 +183,28 @@ class Ops(Protocol):
         """MLA with keys and values expanded: q [T, H, N + P] already scaled, key_up [H, N, R],
         value_up [H, R, V] -> [T, H, V], of the rows in `spans.prompts`, or of all where that is None. Fewer
         operations for long prompts; not row-invariant."""
+
+    def write_kv(
+        self,
+        cache: Tensor,
+        slots: Tensor,
+        qkv: Tensor,
+        bias: Tensor | None,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        cos: Tensor,
+        sin: Tensor,
+        scale: float,
+    ) -> Tensor:
+        """qkv [T, (H + 2 * G) * D], queries, then keys, then values of all heads, and their bias: added; each
+        query and key normed over D, where it has a norm [D], and its last P elements rotated.
+        cache [slots, G, 2 * D] <- of each head [value | key] at slots [T] (padding rows: slot 0). Returns the
+        queries times scale, [T, H, D]."""
+
+    def gqa_attention(self, q: Tensor, cache: Tensor, spans: Spans) -> Tensor:
+        """q [T, H, D] already scaled, cache [slots, G, 2 * D] of [value | key]: query head h meets key-value
+        head h // (H / G). Returns [T, H, D]."""
 
     def heads_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         """x [T, H, n_in], weight [H, n_in, n_out] -> [T, H, n_out]."""

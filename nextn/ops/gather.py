@@ -61,15 +61,16 @@ class _Run(NamedTuple):
     table: np.ndarray
 
 
-def gathered(spans: Spans, heads: int, prompts: bool = False) -> Gathered:
-    """Of all rows, or, where some go the naive way, of those (`prompts`) or of the others."""
-    key = gathered, heads, prompts
+def gathered(spans: Spans, heads: int, prompts: bool = False, caches: int = 1) -> Gathered:
+    """Of all rows, or, where some go the naive way, of those (`prompts`) or of the others. heads: that meet
+    the same keys. caches: sets of keys, each for so many heads."""
+    key = gathered, heads, prompts, caches
     if key not in spans.kept:
         positions = spans.positions.cpu().numpy()
         runs = _runs(spans, positions)
         if spans.prompts is not None:
             runs = [run for run in runs if is_long(run.n) == prompts]
-        spans.kept[key] = _gathered(_members(runs, heads), positions, heads, spans.positions.device)
+        spans.kept[key] = _gathered(_members(runs, heads, caches), positions, heads, spans.positions.device)
     found: Gathered = spans.kept[key]
     return found
 
@@ -104,7 +105,7 @@ def _runs(spans: Spans, positions: np.ndarray) -> list[_Run]:
 _Part = tuple[int, list[tuple[_Run, int, int]]]
 
 
-def _members(runs: Sequence[_Run], heads: int) -> list[_Part]:
+def _members(runs: Sequence[_Run], heads: int, caches: int) -> list[_Part]:
     short: dict[int, list[tuple[_Run, int, int]]] = {}
     long: list[_Part] = []
     for run in runs:
@@ -112,7 +113,7 @@ def _members(runs: Sequence[_Run], heads: int) -> list[_Part]:
         if not is_long(n):
             short.setdefault(_blocks(start + n), []).append((run, first, n))
             continue
-        room = SCORES_LIMIT // (heads * KV_BLOCK * _blocks(start + n))
+        room = SCORES_LIMIT // (heads * caches * KV_BLOCK * _blocks(start + n))
         step = min(max(room // ROW_ALIGN * ROW_ALIGN, SHORT_SPAN), 256)
         for done in range(0, n, step):
             take = min(step, n - done)

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from nextn.ops.base import KV_BLOCK, ROW_ALIGN, Addend, Columns, Mixture, Spans
 from nextn.ops.best import best_token
-from nextn.ops.gather import gathered
+from nextn.ops.gather import Gathered, gathered
 from nextn.ops.naive import naive_attention
 from nextn.ops.probe import Mode, Shape
-from nextn.ops.rotary import rotate
+from nextn.ops.rotary import rotate, turn
 
 
 class Runs(NamedTuple):
@@ -126,6 +126,31 @@ class Reference:
         self.write_latent(cache, slots, latent, weight, eps, cos, sin)
         return self.rms_norm(query, query_weight, eps)
 
+    def write_kv(
+        self,
+        cache: Tensor,
+        slots: Tensor,
+        qkv: Tensor,
+        bias: Tensor | None,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        cos: Tensor,
+        sin: Tensor,
+        scale: float,
+    ) -> Tensor:
+        groups, width, nope = cache.shape[1], cache.shape[2] // 2, cache.shape[2] // 2 - 2 * cos.shape[1]
+        every = (qkv.float() if bias is None else qkv.float() + bias.float()).unflatten(1, (-1, width))
+        query, key, value = every.tensor_split((-2 * groups, -groups), dim=1)
+
+        def turned(x: Tensor, weight: Tensor | None) -> Tensor:
+            if weight is not None:
+                x = F.rms_norm(x, weight.shape, weight.float(), eps)
+            return torch.cat((x[..., :nope], turn(x[..., nope:], cos, sin)), dim=-1)
+
+        cache.index_copy_(0, slots, torch.cat((value, turned(key, k_norm)), dim=-1).to(cache.dtype))
+        return (turned(query, q_norm) * scale).to(qkv.dtype)
+
     def mla_attention(self, q: Tensor, cache: Tensor, spans: Spans, rank: int) -> Tensor:
         heads, width = q.shape[1:]
         queries = gathered(spans, heads)
@@ -136,21 +161,41 @@ class Reference:
             b, n, s = g.size
             keys = cache.index_select(0, g.slots).view(b, s, width)
             query = q.index_select(0, g.rows).view(b, n * heads, width)
-            scores = self._bmm(query, keys.transpose(1, 2)).float().view(b, n, heads, s)
-            scores.masked_fill_(g.hidden, float("-inf"))
-            # The maximum does not depend on the order; the sums below do, so they go block by block.
-            p = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
-            blocks = s // KV_BLOCK
-            p = p.view(b, n * heads, blocks, KV_BLOCK).transpose(1, 2).flatten(0, 1)
-            values = keys.view(b * blocks, KV_BLOCK, width)[..., :rank]
-            part = self._bmm(p.to(keys.dtype), values).view(b, blocks, n * heads, rank).float()
-            norm = p.sum(-1).view(b, blocks, n * heads, 1)
-            out, total = part[:, 0], norm[:, 0]
-            for i in range(1, blocks):
-                out, total = out + part[:, i], total + norm[:, i]
-            outs.append((out / total).view(b * n, heads, rank))
-        flat = outs[0] if len(outs) == 1 else torch.cat(outs)
-        return flat.index_select(0, queries.back).to(q.dtype)
+            out = self._attend(query, keys, keys[..., :rank], g.hidden)
+            outs.append(out.view(b * n, heads, rank))
+        return _back(outs, queries).to(q.dtype)
+
+    def gqa_attention(self, q: Tensor, cache: Tensor, spans: Spans) -> Tensor:
+        caches, width = cache.shape[1], q.shape[2]
+        heads = q.shape[1] // caches
+        queries = gathered(spans, heads, caches=caches)
+        outs = []
+        for g in queries.groups:
+            b, n, s = g.size
+            entries = cache.index_select(0, g.slots).view(b, s, caches, 2 * width)
+            entries = entries.transpose(1, 2).flatten(0, 1)
+            query = q.index_select(0, g.rows).view(b, n, caches, heads, width)
+            query = query.transpose(1, 2).reshape(b * caches, n * heads, width)
+            hidden = g.hidden.repeat_interleave(caches, 0)
+            out = self._attend(query, entries[..., width:], entries[..., :width], hidden)
+            outs.append(out.view(b, caches, n, heads, width).transpose(1, 2).reshape(b * n, -1, width))
+        return _back(outs, queries).to(q.dtype)
+
+    def _attend(self, query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor) -> Tensor:
+        """query [B, N * H, D], keys [B, S, D], values [B, S, V], hidden [B, N, 1, S] -> [B, N * H, V] f32."""
+        b, s, _ = keys.shape
+        scores = self._bmm(query, keys.transpose(1, 2)).float()
+        scores.view(b, hidden.shape[1], -1, s).masked_fill_(hidden, float("-inf"))
+        # The maximum does not depend on the order; the sums below do, so they go block by block.
+        p = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
+        blocks, rows = s // KV_BLOCK, p.shape[1]
+        p = p.view(b, rows, blocks, KV_BLOCK).transpose(1, 2).flatten(0, 1)
+        part = self._bmm(p.to(keys.dtype), values.unflatten(1, (blocks, KV_BLOCK)).flatten(0, 1))
+        part, norm = part.view(b, blocks, rows, -1).float(), p.sum(-1).view(b, blocks, rows, 1)
+        out, total = part[:, 0], norm[:, 0]
+        for i in range(1, blocks):
+            out, total = out + part[:, i], total + norm[:, i]
+        return out / total
 
     def best_of_product(self, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         logits = self.linear(x, weight, torch.float32)
@@ -240,6 +285,12 @@ class Reference:
         for k in range(1, top_k):
             mixed = mixed + results[:, k] * weights[:rows, k, None]
         return F.pad(mixed, (0, 0, 0, len(weights) - rows)).to(results.dtype).float()
+
+
+def _back(outs: Sequence[Tensor], queries: Gathered) -> Tensor:
+    """What a batch's groups gave, [B * Q, ...] each, in the order of its rows."""
+    flat = outs[0] if len(outs) == 1 else torch.cat(list(outs))
+    return flat.index_select(0, queries.back)
 
 
 def _swiglu(gate_up: Tensor, inner: Columns | None) -> Tensor:

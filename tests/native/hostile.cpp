@@ -201,17 +201,23 @@ const std::vector<std::vector<std::pair<int, int>>> LENGTHS = {
     {{0, 19}, {511, 2}}, {{0, 64}}, {{260, 7}, {600, 40}},
 };
 
+// MLA's heads, of an entry that all see, and grouped ones: two groups, one of them half of a key-value head's.
+const NxHeads HEADS[] = {
+    {1, 1, 0, 1, 64, 32, 0, 64, 32}, {1, 5, 0, 1, 64, 32, 0, 64, 32}, {2, 3, 1, 2, 96, 32, 32, 64, 19}};
+
 void attentions(void* pool, void* alone) {
     for (int page : {1, 4, 16})
         for (const auto& lengths : LENGTHS)
-            for (int heads : {1, 5}) {
+            for (const NxHeads& of : HEADS) {
                 const Batch chains(lengths, page, false), trees(lengths, page, true);
-                std::vector<uint16_t> cache = halves(int64_t(chains.slots(page)) * 64);
-                const std::vector<uint16_t> q = halves(int64_t(chains.b.rows) * heads * 64, 0.3f);
-                std::vector<uint16_t> out(size_t(chains.b.rows) * heads * 32), again = out;
-                nx_attention(alone, &chains.b, cache.data(), 64, page, q.data(), heads, 32, out.data());
+                const int width = ((of.first + of.groups - 1) / of.repeat + 1) * of.stride;
+                const int64_t vectors = int64_t(chains.b.rows) * of.groups * of.heads;
+                std::vector<uint16_t> cache = halves(int64_t(chains.slots(page)) * width);
+                const std::vector<uint16_t> q = halves(vectors * of.key, 0.3f);
+                std::vector<uint16_t> out(size_t(vectors) * of.columns), again = out;
+                nx_attention(alone, &chains.b, cache.data(), width, page, &of, q.data(), out.data());
                 const auto check = [&](void* on, const Batch& batch, const char* what) {
-                    nx_attention(on, &batch.b, cache.data(), 64, page, q.data(), heads, 32, again.data());
+                    nx_attention(on, &batch.b, cache.data(), width, page, &of, q.data(), again.data());
                     must(same(out, again), what);
                 };
                 check(pool, chains, "attention's bits depend on the number of threads");
@@ -270,7 +276,6 @@ void feed_forwards(void* pool, void* alone) {
         }
 }
 
-// Two layers and a NextN module of odd sizes. A sequence fed whole must equal the same fed in two parts.
 // Chains after three of four spans, in one call and one guess at a time. states: a row of `hidden` for each of 18.
 void chains(void* engine, const std::vector<float>& states, int hidden, int vocab) {
     Batch batch({{0, 9}, {0, 3}, {2, 4}, {14, 2}}, 4, false);  // pages have room for 3, 1, 2 and no more
@@ -399,35 +404,51 @@ void steps(void* engine, int hidden, int vocab) {
     must(taken[1].kept == -1 && taken[2].kept == 1, "drafts of requests that end");
 }
 
-void models(int threads, int kind, bool compressed) {
-    const int hidden = 45, heads = 3, nope = 5, rope = 6, rank = 17, value = 7, q_rank = 13, vocab = 41, page = 4;
-    const int queries = heads * (nope + rope), q_in = compressed ? q_rank : queries, width = 32, positions = 320;
+// Attention of a model: latent, with queries in two products or in one; grouped, in one product or in three.
+enum Form { COMPRESSED, LATENT, GROUPED, APART };
+
+// Two layers and a NextN module of odd sizes. A sequence fed whole must equal the same fed in two parts.
+void models(int threads, int kind, Form form) {
+    const bool grouped = form >= GROUPED;
+    const int hidden = 45, heads = grouped ? 6 : 3, kv_heads = grouped ? 2 : 0, nope = 5, rope = 6, value = 7;
+    const int q_rank = 13, rank = grouped ? 0 : 17, vocab = 41, page = 4;
+    const int queries = heads * (nope + rope), keys = kv_heads * (nope + rope);
+    const int q_in = form == COMPRESSED ? q_rank : queries, width = grouped ? kv_heads * 64 : 32, positions = 320;
+    const int outputs = form == APART ? queries : grouped ? queries + keys + kv_heads * value : q_in + rank + rope;
     std::vector<Block> blocks;
     blocks.emplace_back(hidden, 0, 0, 37, 1, kind);
     blocks.emplace_back(hidden, 11, 6, 22, 3, kind);
     blocks.emplace_back(hidden, 11, 6, 0, 1, kind);
-    const std::vector<float> ones(64, 1.f);
+    const std::vector<float> ones(64, 1.f), bias = floats(up(queries + keys + kv_heads * value, 32));
     std::vector<float> scale(64, 0.f);
     std::copy_n(ones.begin(), hidden, scale.begin());
     std::vector<float> q_scale(32, 0.f), kv_scale(32, 0.f);
-    std::fill_n(q_scale.begin(), q_rank, 1.f);
-    std::fill_n(kv_scale.begin(), rank, 1.f);
-    const Matrix down(q_in + rank + rope, hidden, kind, 1, 32), q_up(queries, q_rank, kind, 1, 32),
-        key_up(rank, nope, BF16, heads), value_up(value, rank, BF16, heads), out(hidden, heads * value, kind, 1, 32),
-        head(vocab, hidden, BF16), eh_proj(hidden, 2 * hidden, BF16);
+    std::fill_n(q_scale.begin(), grouped ? nope + rope : q_rank, 1.f);
+    std::fill_n(kv_scale.begin(), grouped ? nope + rope : rank, 1.f);
+    const auto apart = [&](int n) { return form == APART ? Matrix(n, hidden, kind, 1, 32) : Matrix(); };
+    const Matrix down(outputs, hidden, kind, 1, 32), q_up(queries, q_rank, kind, 1, 32),
+        key_up = grouped ? apart(keys) : Matrix(rank, nope, BF16, heads),
+        value_up = grouped ? apart(kv_heads * value) : Matrix(value, rank, BF16, heads),
+        out(hidden, heads * value, kind, 1, 32), head(vocab, hidden, BF16), eh_proj(hidden, 2 * hidden, BF16);
     const NxNextN module{scale.data(), scale.data(), scale.data(), eh_proj.w};
     std::vector<NxLayer> layers;
-    for (const Block& block : blocks)
-        layers.push_back({scale.data(), down.w, compressed ? q_scale.data() : nullptr, q_up.w, kv_scale.data(),
-                          key_up.w, value_up.w, out.w, scale.data(), block.f});
+    for (const Block& block : blocks) {
+        NxLayer l{};
+        l.attention_norm = l.mlp_norm = scale.data();
+        l.down = down.w, l.q_up = q_up.w, l.key_up = key_up.w, l.value_up = value_up.w, l.out = out.w, l.mlp = block.f;
+        if (form == COMPRESSED || form == APART) l.q_norm = q_scale.data();
+        if (form != GROUPED) l.kv_norm = kv_scale.data();
+        if (grouped) l.bias = bias.data(), l.out_bias = form == APART ? scale.data() : nullptr;
+        layers.push_back(l);
+    }
     const std::vector<uint16_t> embedding = halves(vocab * hidden);
     const std::vector<float> cosine = floats(positions * rope / 2), sine = floats(positions * rope / 2);
     Batch whole({{0, 270}, {0, 9}, {3, 0}}, page, false);
     const int slots = whole.slots(page);
     std::vector<uint16_t> cache(size_t(3) * slots * width), other = cache;
-    NxModel model{hidden, heads, nope, rope, rank, value, q_in, 0, heads, vocab, 2, 1e-6f, 1e-6f, 0.3f, embedding.data(),
-                  cosine.data(), sine.data(), layers.data(), scale.data(), head.w, &module, head.w, nullptr,
-                  vocab, cache.data(), int64_t(slots) * width, width, page, nullptr};
+    NxModel model{hidden, heads, nope, rope, rank, value, q_in, kv_heads, 0, heads, vocab, 2, 1e-6f, 1e-6f, 0.3f,
+                  embedding.data(), cosine.data(), sine.data(), layers.data(), scale.data(), head.w, &module, head.w,
+                  nullptr, vocab, cache.data(), int64_t(slots) * width, width, page, nullptr};
     void* engine = nx_engine_new(&model, threads, 3);
     model.cache = other.data();
     void* second = nx_engine_new(&model, 1, 3);
@@ -504,15 +525,18 @@ struct Sockets {
 
 // Every rank a thread, with its own outputs of each weight, over memory of exactly the size that is asked for. With
 // shards: over sockets, each rank with its slice of some of the experts.
-void on_ranks(int size, int kind, int shards = 0) {
+void on_ranks(int size, int kind, int shards = 0, int kv_heads = 0) {
     const int hidden = 128, heads = 4, nope = 40, rope = 24, rank = 64, value = 32, q_rank = 64, vocab = 200, page = 4;
-    const int width = 96, positions = 320, inner = 128, each = heads / size;
+    const int width = 96 * std::max(1, kv_heads), positions = 320, inner = 128, each = heads / size;
     const Block dense(hidden, 0, 0, inner, 1, kind), sparse(hidden, inner, 6, inner, 3, kind);
     const std::vector<float> ones(size_t(hidden), 1.f), cosine = floats(positions * rope / 2),
                              sine = floats(positions * rope / 2);
     const Matrix down(q_rank + rank + rope, hidden, kind, 1, 32), q_up(heads * (nope + rope), q_rank, kind, 1, 32),
         key_up(rank, nope, BF16, heads), value_up(value, rank, BF16, heads), out(hidden, heads * value, kind, 1, 32),
-        head(vocab, hidden, BF16), eh_proj(hidden, 2 * hidden, BF16);
+        head(vocab, hidden, BF16), eh_proj(hidden, 2 * hidden, BF16),
+        queries(heads * (nope + rope), hidden, kind, 1, 32),
+        keys(std::max(1, kv_heads) * (nope + rope), hidden, kind, 1, 32),
+        heads_values(std::max(1, kv_heads) * value, hidden, kind, 1, 32);
     const NxNextN module{ones.data(), ones.data(), ones.data(), eh_proj.w};
     const std::vector<uint16_t> embedding = halves(vocab * hidden);
     const Batch batch({{0, 270}, {0, 9}, {0, 1}}, page, false);
@@ -533,9 +557,15 @@ void on_ranks(int size, int kind, int shards = 0) {
         const auto part = [&](const NxWeight& w, int unit) { return cut(w, unit, r, of); };
         std::vector<NxLayer> layers;
         for (const Block* block : {&dense, &sparse, &sparse}) {
-            NxLayer l{ones.data(), down.w, ones.data(), part(q_up.w, PANEL), ones.data(), key_up.w, value_up.w,
-                      part(out.w, PANEL), ones.data(), block->f};
-            for (NxWeight* w : {&l.key_up, &l.value_up}) w->data += r * (heads / of) * w->stride;
+            NxLayer l{};
+            l.attention_norm = l.q_norm = l.kv_norm = l.mlp_norm = l.out_bias = ones.data();
+            l.out = part(out.w, PANEL), l.mlp = block->f;
+            if (kv_heads) {
+                l.down = part(queries.w, PANEL), l.key_up = keys.w, l.value_up = heads_values.w;
+            } else {
+                l.down = down.w, l.q_up = part(q_up.w, PANEL), l.key_up = key_up.w, l.value_up = value_up.w;
+                for (NxWeight* w : {&l.key_up, &l.value_up}) w->data += r * (heads / of) * w->stride;
+            }
             const bool whole = world && l.mlp.router.data && layers.size() < 2;  // experts; not the module's
             if (whole) l.mlp.own = held, l.mlp.most_replicas = 1;
             if (whole) l.mlp.replicas = places.data(), l.mlp.replica_count = ones_each.data();
@@ -551,8 +581,8 @@ void on_ranks(int size, int kind, int shards = 0) {
         }
         std::vector<uint16_t> cache(size_t(3) * slots * width);
         const NxWeight own = part(head.w, PANEL);
-        const NxModel model{hidden, ranks ? each : heads, nope, rope, rank, value, q_rank, r * each, heads, vocab, 2,
-                            1e-6f, 1e-6f, 0.3f, embedding.data(), cosine.data(), sine.data(), layers.data(),
+        const NxModel model{hidden, ranks ? each : heads, nope, rope, rank, value, q_rank, kv_heads, r * each, heads,
+                            vocab, 2, 1e-6f, 1e-6f, 0.3f, embedding.data(), cosine.data(), sine.data(), layers.data(),
                             ones.data(), own, &module, own, nullptr, vocab, cache.data(), int64_t(slots) * width,
                             width, page, ranks, world};
         void* engine = nx_engine_new(&model, 1 + r, 3);
@@ -586,8 +616,8 @@ void on_ranks(int size, int kind, int shards = 0) {
     const Found want = run(nullptr, nullptr);
 
     NxModel measured{};
-    const NxLayer any[3] = {{nullptr, down.w, nullptr, {}, nullptr, {}, {}, {}, nullptr, dense.f},
-                            {nullptr, down.w, nullptr, {}, nullptr, {}, {}, {}, nullptr, sparse.f}, {}};
+    NxLayer any[3]{};
+    any[0].down = any[1].down = down.w, any[0].mlp = dense.f, any[1].mlp = sparse.f;
     measured.hidden = hidden, measured.all_heads = heads, measured.value = value, measured.vocab = vocab;
     measured.layers = 2, measured.layer = any, measured.nextn = &module;
     const int64_t bytes = nx_shared_bytes(&measured, 3, rows);
@@ -688,14 +718,18 @@ int main() {
         nx_pool_free(pool);
     }
     nx_pool_free(alone);
-    models(0, BF16, true);
-    models(2, E4M3, true);
-    models(7, INT8, false);
+    models(0, BF16, COMPRESSED);
+    models(2, E4M3, COMPRESSED);
+    models(7, INT8, LATENT);
+    models(2, BF16, GROUPED);
+    models(3, E4M3, APART);
     on_ranks(2, BF16);
     on_ranks(2, E4M3);
     on_ranks(2, INT4);
     on_ranks(2, BF16, 2);
     on_ranks(2, E4M3, 1);
+    on_ranks(2, BF16, 0, 2);
+    on_ranks(2, E4M3, 0, 1);
     choices();
     std::vector<uint8_t> memory(3 << 20);
     nx_advise(memory.data(), int64_t(memory.size()));

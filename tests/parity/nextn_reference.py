@@ -29,7 +29,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from parity.oracle import FIRST_MASKED, load_oracle
+from parity.oracle import FIRST_MASKED, in_transformers, load_oracle
 from safetensors import safe_open
 from torch import Tensor, nn
 
@@ -60,12 +60,15 @@ class NextNReference:
 
     def __init__(self, folder: Path, module: int = 0, count: int = 1) -> None:
         """module: the first of the checkpoint's NextN modules that are used; count: how many."""
-        self.folder = folder
+        self.folder = folder = in_transformers(folder)
         config = json.loads((folder / "config.json").read_text())
         layers, self.first_masked = config["num_hidden_layers"], config["model_type"] == FIRST_MASKED
         self.target = load_oracle(folder, layers + module + count)
         self.target.config.num_hidden_layers = layers  # it goes through this many in `forward`
-        names = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
+        names, self.hidden_first = ("enorm", "hnorm", "eh_proj", "shared_head.norm"), False
+        if self.folder.name == "as_qwen2":  # MiMo
+            names = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
+            self.hidden_first = True
         self.modules: list[tuple[nn.Module, list[Tensor]]] = []
         for number in range(layers + module, layers + module + count):
             own = {name: f"model.layers.{number}.{name}.weight" for name in names}
@@ -94,8 +97,8 @@ class NextNReference:
         embeds = self.target.model.embed_tokens(torch.tensor(following))
         if self.first_masked:
             embeds = torch.cat((torch.zeros_like(embeds[:1]), embeds[1:]))
-        both = torch.cat((rms_norm(embeds, enorm, self.eps), rms_norm(states, hnorm, self.eps)), -1)
-        x = F.linear(both, eh_proj)[None]
+        parts = rms_norm(embeds, enorm, self.eps), rms_norm(states, hnorm, self.eps)
+        x = F.linear(torch.cat(parts[::-1] if self.hidden_first else parts, -1), eh_proj)[None]
         positions = torch.arange(len(following))[None]
         future = torch.full((len(following),) * 2, float("-inf")).triu(1)
         x = block(

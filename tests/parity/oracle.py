@@ -6,22 +6,22 @@ Written without nextn's loader and layers; only the names and shapes of a checkp
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from support.checkpoints import random_tensors, tiny_config, write_checkpoint
+from support.checkpoints import gqa_config, random_tensors, tiny_config, write_checkpoint
 from torch import Tensor
 from transformers import (
-    DeepseekV2Config,
-    DeepseekV2ForCausalLM,
+    AutoConfig,
+    AutoModelForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
     Glm4MoeLiteConfig,
     Glm4MoeLiteForCausalLM,
-    PreTrainedModel,
 )
 from transformers.utils import logging
 
@@ -57,13 +57,16 @@ DEEPSEEK_V2 = {
 FIRST_MASKED, DENSE_MODULE = "glm4_moe_lite", "joyai_llm_flash"  # by what is special of their NextN modules
 
 
-def random_checkpoint(changes: Mapping[str, Any], seed: int) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """(config.json, tensors) of `tiny_config` with `changes`; f32, one NextN layer unless changed.
+def random_checkpoint(
+    changes: Mapping[str, Any], seed: int, architecture: str = "DeepseekV3ForCausalLM"
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """(config.json, tensors) of `tiny_config` or `gqa_config` with `changes`; f32, with its NextN layers.
 
     Norms are not 1 and the routers' correction biases not 0, so that leaving one out shows. Logits have
     a standard deviation of about 1.
     """
-    config = tiny_config(**changes)
+    mla = architecture == "DeepseekV3ForCausalLM"
+    config = tiny_config(**changes) if mla else gqa_config(architecture, **changes)
     cfg = ModelConfig.from_dict(config)
     tensors = random_tensors(expected_tensors(cfg, cfg.num_nextn_predict_layers), seed, torch.float32)
     gen = torch.Generator().manual_seed(seed)
@@ -95,27 +98,47 @@ def more_layers(source: Path, folder: Path, layers: int) -> Path:
     return write_checkpoint(folder, config, tensors)
 
 
-def load_oracle(folder: Path, layers: int | None = None) -> PreTrainedModel:
+def in_transformers(folder: Path) -> Path:
+    """The folder, or, where transformers has no class for it, one in it for a class that computes the same:
+    MiMo is Qwen2, its modules are named as layers behind the last."""
+    config = json.loads((folder / "config.json").read_text())
+    if config.get("model_type") != "mimo":
+        return folder
+    config |= {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}
+    tensors: dict[str, Tensor] = {}
+    for file in folder.glob("*.safetensors"):
+        for name, tensor in load_file(file).items():
+            module = re.fullmatch(r"model\.mtp_layers\.(\d+)\.(.*)", name)
+            number = config["num_hidden_layers"] + int(module[1]) if module else 0
+            tensors[f"model.layers.{number}.{module[2]}" if module else name] = tensor
+    return write_checkpoint(folder / "as_qwen2", config, tensors)
+
+
+def load_oracle(folder: Path, layers: int | None = None) -> Any:
     """The checkpoint in transformers, f32, in its plainest implementations.
 
     layers: build this many instead of num_hidden_layers; a NextN module's decoder layer is layer
     num_hidden_layers, and transformers loads it as one more when asked for one more. Where it is dense, that
     takes a class which has a list of its layers' kinds: GLM's, whose arithmetic is DeepSeek-V3's.
     """
+    folder = in_transformers(folder)
     data = json.loads((folder / "config.json").read_text())
     first, kind = data["num_hidden_layers"], data["model_type"]
     build = layers or first
+    config: Any
+    cls: Any = AutoModelForCausalLM
     if kind == "glm4_moe_lite" or (kind == DENSE_MODULE and build > first):
         dense = data["first_k_dense_replace"]
-        config: Any = Glm4MoeLiteConfig.from_pretrained(folder)
+        config, cls = Glm4MoeLiteConfig.from_pretrained(folder), Glm4MoeLiteForCausalLM
         config.mlp_layer_types = ["dense" if i < dense else "sparse" for i in range(build)]
         if kind == DENSE_MODULE:
             config.mlp_layer_types[first:] = ["dense"] * (build - first)
-        cls: type[PreTrainedModel] = Glm4MoeLiteForCausalLM
-    elif kind == "deepseek_v2":
-        config, cls = DeepseekV2Config.from_pretrained(folder), DeepseekV2ForCausalLM
-    else:
+    elif kind == DENSE_MODULE:
         config, cls = DeepseekV3Config.from_pretrained(folder), DeepseekV3ForCausalLM
+    else:
+        config = AutoConfig.from_pretrained(folder)
+        if getattr(config, "layer_types", None) is not None:
+            config.layer_types = ["full_attention"] * build
     config.num_hidden_layers, config.model_type = build, type(config).model_type
     model, info = cls.from_pretrained(
         folder,
@@ -125,12 +148,12 @@ def load_oracle(folder: Path, layers: int | None = None) -> PreTrainedModel:
         experts_implementation="eager",
         output_loading_info=True,
     )
-    assert not info["missing_keys"], info["missing_keys"]
+    assert not info["missing_keys"] - ({"lm_head.weight"} if config.tie_word_embeddings else set())
     assert not info["mismatched_keys"], info["mismatched_keys"]
     return model.eval()
 
 
 @torch.no_grad()
-def oracle_logits(model: PreTrainedModel, tokens: list[int]) -> Tensor:
+def oracle_logits(model: Any, tokens: list[int]) -> Tensor:
     """[len(tokens), vocab] f32."""
     return model(torch.tensor([tokens]), use_cache=False).logits[0]

@@ -27,11 +27,10 @@ def load_ours(folder: Path) -> DeepseekV3:
     expected = expected_tensors(cfg, 0)
     ops = make_ops(product_shapes(cfg), F32, CPU)
     model = DeepseekV3(cfg, ops, F32, CPU, nextn_layers=0)
-    targets = model.targets()
     load_checkpoint(
         folder,
         expected,
-        lambda name, tensor: targets[name].copy_(tensor),
+        model.place,
         quantization=cfg.quantization,
         dtype=F32,
         shared=shared_tensors(cfg, 0),

@@ -22,6 +22,9 @@ from nextn.request import SamplingParams
 
 PACKAGE_DATA = Path(nextn.__file__).parent / "data"
 TINY = PACKAGE_DATA / "nextn-tiny"
+ARCHITECTURES = {
+    "random": "DeepseekV3ForCausalLM", "glm": "Glm4MoeForCausalLM", "mimo": "MiMoForCausalLM",
+}  # fmt: skip
 SAMPLING = {"greedy": 0.0, "seeded": 1.0}
 
 
@@ -49,7 +52,7 @@ class Setup:
         assert n == len(trace.prompt) + trace.params.max_tokens
 
 
-@pytest.fixture(scope="module", params=["random-1", "tiny-1", "random-2", "tiny-3"])
+@pytest.fixture(scope="module", params=["random-1", "tiny-1", "random-2", "tiny-3", "glm-1", "mimo-2"])
 def setup(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Setup:
     kind, _, number = request.param.partition("-")
     layers = int(number)
@@ -62,11 +65,11 @@ def setup(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         prompts = [tokenizer.encode(t).ids[:n] for t, n in zip(texts, (9, 22, 40), strict=True)]
         folder = TINY if layers == 1 else more_layers(TINY, tmp_path_factory.mktemp("tiny"), layers)
         return Setup(folder, prompts, 32, layers)
-    config, tensors = random_checkpoint({"num_nextn_predict_layers": layers}, seed=3)
+    config, tensors = random_checkpoint({"num_nextn_predict_layers": layers}, 3, ARCHITECTURES[kind])
     folder = write_checkpoint(tmp_path_factory.mktemp("random"), config, tensors)
     rng = random.Random(0)
     prompts = [rng.choices(range(config["vocab_size"]), k=k) for k in (1, 6, 37)]
-    return Setup(folder, prompts, 40, layers)
+    return Setup(folder, prompts, 40 if kind == "random" else 16, layers)
 
 
 @pytest.mark.parametrize("num_drafts", [1, 2, 3])

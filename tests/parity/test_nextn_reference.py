@@ -16,9 +16,10 @@ MtpModel = getattr(transformers.modeling_layers, "MtpModel", None)
 
 
 @pytest.mark.skipif(MtpModel is None, reason="this transformers has no MtpModel")
-@pytest.mark.parametrize("scaling", ["yarn", "none"])
-def test_module_is_transformers_own(tmp_path: Path, scaling: str) -> None:
-    config, tensors = random_checkpoint({} if scaling == "yarn" else {"rope_scaling": None}, seed=4)
+@pytest.mark.parametrize("kind", ["yarn", "no yarn", "GLM"])
+def test_module_is_transformers_own(tmp_path: Path, kind: str) -> None:
+    architecture = "Glm4MoeForCausalLM" if kind == "GLM" else "DeepseekV3ForCausalLM"
+    config, tensors = random_checkpoint({} if kind == "yarn" else {"rope_scaling": None}, 4, architecture)
     folder = write_checkpoint(tmp_path, config, tensors)
     reference = NextNReference(folder)
     main = load_oracle(folder)

@@ -18,6 +18,10 @@ from nextn.families.deepseek_v3 import NAMES
 from nextn.models.dummy import dummy_checkpoint
 
 E4M3_MAX = 448.0
+GQA_TYPES = {
+    "Glm4MoeForCausalLM": "glm4_moe", "LlamaForCausalLM": "llama", "MiMoForCausalLM": "mimo",
+    "Qwen2ForCausalLM": "qwen2", "Qwen3ForCausalLM": "qwen3",
+}  # fmt: skip
 
 
 def tiny_config(**changes: Any) -> dict[str, Any]:
@@ -39,6 +43,29 @@ def tiny_config(**changes: Any) -> dict[str, Any]:
         "tie_word_embeddings": False, "attention_bias": False, "hidden_act": "silu",
         **changes,
     }  # fmt: skip
+
+
+def gqa_config(architecture: str, **changes: Any) -> dict[str, Any]:
+    """A config.json of a family with grouped-query attention: six heads share two keys."""
+    config: dict[str, Any] = {
+        "architectures": [architecture], "model_type": GQA_TYPES[architecture],
+        "vocab_size": 48, "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6,
+        "num_key_value_heads": 2, "intermediate_size": 40, "max_position_embeddings": 256,
+        "rope_theta": 10000.0, "rms_norm_eps": 1e-6, "bos_token_id": 0, "eos_token_id": 1,
+        "tie_word_embeddings": False, "hidden_act": "silu",
+    }  # fmt: skip
+    if architecture == "Glm4MoeForCausalLM":
+        config |= {
+            "head_dim": 16, "attention_bias": True, "use_qk_norm": True, "partial_rotary_factor": 0.5,
+            "moe_intermediate_size": 16, "first_k_dense_replace": 1, "n_routed_experts": 8,
+            "n_shared_experts": 1, "num_experts_per_tok": 3, "n_group": 1, "topk_group": 1,
+            "norm_topk_prob": True, "routed_scaling_factor": 2.5, "num_nextn_predict_layers": 1,
+        }  # fmt: skip
+    elif architecture == "MiMoForCausalLM":
+        config |= {"num_nextn_predict_layers": 1, "attention_bias": True}
+    elif architecture == "Qwen3ForCausalLM":
+        config |= {"head_dim": 16}
+    return {**config, **changes}
 
 
 def random_tensors(

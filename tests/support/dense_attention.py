@@ -23,6 +23,15 @@ def paged(lengths: Sequence[tuple[int, int]], page: int, seed: int = 0) -> tuple
     return spans, (sum(need) + 5) * page
 
 
+def tree_paths(rows: int, seed: int) -> list[list[int]]:
+    """A random tree: each node's path is its parent's and itself."""
+    rng = random.Random(seed)
+    paths = [[0]]
+    for i in range(1, rows):
+        paths.append([*paths[rng.randrange(i)], i])
+    return paths
+
+
 def entries(slots: int, rank: int, width: int, seed: int = 0) -> Tensor:
     """[slots, width] bf16. Every column is used: what is beyond `rank` is the rotary part."""
     gen = torch.Generator().manual_seed(seed)
@@ -30,9 +39,10 @@ def entries(slots: int, rank: int, width: int, seed: int = 0) -> Tensor:
 
 
 def dense_attention(
-    cache: Tensor, page: int, spans: Sequence[Span], q: Tensor, rank: int
+    cache: Tensor, page: int, spans: Sequence[Span], q: Tensor, rank: int, key_at: int = 0
 ) -> tuple[Tensor, Tensor]:
-    """Shapes of `native_kernels.attention` -> (result in f64, largest error that rounding explains).
+    """Shapes of `native_kernels.attention` -> (result in f64, largest error that rounding explains). The key
+    is an entry's columns from key_at on, the value its first `rank`.
 
     The kernel rounds a key's weight, exp(score - best score of its block of keys), to bf16, and so does
     this. Where f32 and f64 scores round apart, a weight is off by 2**-8 of itself: a few keys may be.
@@ -44,7 +54,8 @@ def dense_attention(
         for r in range(len(span.tokens)):
             path = list(range(r + 1)) if span.paths is None else list(span.paths[r])
             seen = torch.cat((slots[: span.start], slots[[span.start + p for p in path]]))
-            keys, length = cache[seen].double(), len(seen)
+            both, length = cache[seen].double(), len(seen)
+            keys, values = both[:, key_at:], both[:, :rank]
             scores = q[row].double() @ keys.T
             weights = torch.zeros_like(scores)
             top = scores.amax(-1, keepdim=True)
@@ -54,10 +65,10 @@ def dense_attention(
                 rounded = (part - best).exp().float().bfloat16().double()
                 weights[:, block : block + KV_BLOCK] = rounded * (best - top).exp()
             weights /= weights.sum(-1, keepdim=True)
-            out = weights @ keys[:, :rank]
+            out = weights @ values
             # A tenth of a per cent of the weights may round apart, at least four of them, and the result is
             # rounded to bf16.
-            apart = max(4, length // 1000) * (weights[..., None] * keys[:, :rank].abs()).amax(1)
+            apart = max(4, length // 1000) * (weights[..., None] * values.abs()).amax(1)
             outs.append(out)
             bounds.append(2.0**-8 * (apart + out.abs()) + 1e-5)
             row += 1

@@ -18,7 +18,8 @@ from torch import Tensor
 from nextn.layers.batch import PackedBatch, Span
 from nextn.models.native import native_batch
 from nextn.ops.cpu import library as native
-from nextn.ops.cpu.library import BF16, E4M3, F32, FeedForward, NoLibrary, library, runnable_levels
+from nextn.ops.cpu.heads import latent_heads
+from nextn.ops.cpu.library import BF16, E4M3, F32, FeedForward, Heads, NoLibrary, library, runnable_levels
 from nextn.ops.cpu.weights import PackedWeight, padded
 
 HALF = 2.0**-9  # largest relative error of rounding to bf16
@@ -83,6 +84,22 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return y[:, : x.shape[1]]
 
 
+def heads_attention(
+    pool: Pool, cache: Tensor, page: int, spans: Sequence[Span], q: Tensor, heads: Heads
+) -> Tensor:
+    """cache [slots, width] bf16, q [groups, T, heads, key] bf16, scaled -> [T, groups, heads, columns]
+    f32."""
+    batch = PackedBatch(spans, page)
+    assert q.shape == (heads.groups, batch.rows, heads.heads, heads.key), q.shape
+    assert q.is_contiguous()
+    out = torch.full((batch.rows, heads.groups, heads.heads, heads.columns), torch.nan, dtype=torch.bfloat16)
+    library().nx_attention(
+        pool.handle, native_batch(batch), cache.data_ptr(), cache.shape[1], page, heads, q.data_ptr(),
+        out.data_ptr(),
+    )  # fmt: skip
+    return out.float()
+
+
 def attention(
     pool: Pool,
     cache: Tensor,
@@ -91,14 +108,10 @@ def attention(
     q: Tensor,
     rank: int,
 ) -> Tensor:
-    """cache [slots, width] bf16, q [T, H, width] bf16, scaled -> [T, H, rank] f32, rank a multiple of 32."""
-    batch = PackedBatch(spans, page)
-    out = torch.full((batch.rows, q.shape[1], rank), torch.nan, dtype=torch.bfloat16)
-    library().nx_attention(
-        pool.handle, native_batch(batch), cache.data_ptr(), cache.shape[1], page, q.data_ptr(), q.shape[1],
-        rank, out.data_ptr(),
-    )  # fmt: skip
-    return out.float()
+    """MLA's: cache [slots, width] bf16, q [T, H, width] bf16, scaled -> [T, H, rank] f32, rank a multiple
+    of 32."""
+    heads = latent_heads(q.shape[1], rank, cache.shape[1])
+    return heads_attention(pool, cache, page, spans, q[None].contiguous(), heads)[:, 0]
 
 
 class FeedForwardBlock:

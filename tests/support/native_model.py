@@ -36,10 +36,10 @@ def reference_model(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
     """f32, with what the native model holds in bf16 rounded to bf16: matrices, not the router's or norms."""
     cfg = ModelConfig.from_dict(config)
     model = DeepseekV3(cfg, Reference(), torch.float32, CPU, cfg.num_nextn_predict_layers)
-    for name, target in model.targets().items():
+    for name in model.targets():
         tensor = tensors[name].float()
         exact = tensor.dim() == 1 or name.endswith("mlp.gate.weight")
-        target.copy_(tensor if exact else tensor.bfloat16().float())
+        model.place(name, tensor if exact else tensor.bfloat16().float())
     return model
 
 

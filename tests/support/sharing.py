@@ -20,6 +20,7 @@ from nextn.models.registry import model_class
 from nextn.ops.base import Ops
 from nextn.ops.reference import Reference
 from nextn.ops.registry import make_ops
+from nextn.ops.rotary import turn
 
 # Wide enough for columns to go by units of 64: what a BLAS computes with the same bits.
 CONFIG = tiny_config(
@@ -45,9 +46,8 @@ class ExactReference(Reference):
 
     def absorb(self, q: Tensor, key_up: Tensor, cos: Tensor, sin: Tensor, scale: float) -> Tensor:
         # Not by complex numbers, whose vector body and scalar tail differ in the last bit.
-        nope, (c, s) = key_up.shape[1], (t[:, None] for t in (cos, sin))
-        even, odd = q[..., nope::2].float(), q[..., nope + 1 :: 2].float()
-        turned = torch.stack((even * c - odd * s, even * s + odd * c), dim=-1).flatten(-2).to(q.dtype)
+        nope = key_up.shape[1]
+        turned = turn(q[..., nope:].float(), cos, sin).to(q.dtype)
         return torch.cat((self.heads_matmul(q[..., :nope], key_up), turned), dim=-1) * scale
 
 
@@ -70,9 +70,9 @@ def shared_model(
         cfg, made, dtype, on, layers, draft_tokens=draft_tokens, group=group, experts=experts
     )
     tensors, rows = random_tensors(expected_tensors(cfg, layers), 1, torch.bfloat16), model.rows()
-    for name, target in model.targets().items():
+    for name in model.targets():
         own = rows.get(name)
-        target.copy_(tensors[name] if own is None else tensors[name][own.start : own.stop])
+        model.place(name, tensors[name] if own is None else tensors[name][own.start : own.stop])
     return model
 
 

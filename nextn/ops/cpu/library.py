@@ -27,7 +27,7 @@ from struct import Struct
 from nextn.config import CPU_LEVELS
 
 FOLDER = Path(__file__).parent / "lib"
-INTERFACE = 23  # nx_interface of a library that fits this file
+INTERFACE = 24  # nx_interface of a library that fits this file
 NOT_BUILT = "they were not built with nextn; install a C++17 compiler (g++ or clang++), and then nextn again"
 F32, BF16, E4M3, INT8 = range(4)
 INT4, INT4Z, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, Q4_1, Q5_0, Q5_1 = range(4, 14)  # few-bit codes (csrc/coded.h)
@@ -60,6 +60,15 @@ class Weight(Structure):
     )  # fmt: skip
 
 
+class Heads(Structure):
+    """NxHeads of csrc/latent.h."""
+
+    _fields_ = (
+        ("groups", c_int32), ("heads", c_int32), ("first", c_int32), ("repeat", c_int32), ("stride", c_int32),
+        ("value", c_int32), ("key_at", c_int32), ("key", c_int32), ("columns", c_int32),
+    )  # fmt: skip
+
+
 class FeedForward(Structure):
     """NxFeedForward of csrc/moe.h."""
 
@@ -77,7 +86,8 @@ class Layer(Structure):
 
     _fields_ = (
         ("attention_norm", c_void_p), ("down", Weight), ("q_norm", c_void_p), ("q_up", Weight),
-        ("kv_norm", c_void_p), ("key_up", Weight), ("value_up", Weight), ("out", Weight),
+        ("kv_norm", c_void_p), ("key_up", Weight), ("value_up", Weight), ("bias", c_void_p), ("out", Weight),
+        ("out_bias", c_void_p),
         ("mlp_norm", c_void_p), ("mlp", FeedForward),
     )  # fmt: skip
 
@@ -114,7 +124,8 @@ class Model(Structure):
 
     _fields_ = (
         ("hidden", c_int32), ("heads", c_int32), ("nope", c_int32), ("rope", c_int32), ("rank", c_int32),
-        ("value", c_int32), ("q_in", c_int32), ("first_head", c_int32), ("all_heads", c_int32),
+        ("value", c_int32), ("q_in", c_int32), ("kv_heads", c_int32), ("first_head", c_int32),
+        ("all_heads", c_int32),
         ("vocab", c_int32), ("layers", c_int32), ("eps", c_float),
         ("latent_eps", c_float), ("scale", c_float), ("embedding", c_void_p), ("cosine", c_void_p),
         ("sine", c_void_p), ("layer", POINTER(Layer)), ("norm", c_void_p), ("head", Weight),
@@ -172,7 +183,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "nx_linear": (None, (c_void_p, c_void_p, c_int, POINTER(Weight), c_void_p)),
     "nx_attention": (
         None,
-        (c_void_p, POINTER(NxBatch), c_void_p, c_int, c_int, c_void_p, c_int, c_int, c_void_p),
+        (c_void_p, POINTER(NxBatch), c_void_p, c_int, c_int, POINTER(Heads), c_void_p, c_void_p),
     ),
     "nx_feed_forward": (
         None,

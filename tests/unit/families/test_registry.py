@@ -42,8 +42,8 @@ def test_an_export_of_the_mtp_layer_is_no_model(name):
 @pytest.mark.parametrize(
     ("config", "name"),
     [
-        ({"architectures": ["LlamaForCausalLM"], "model_type": "deepseek_v3"}, "'LlamaForCausalLM'"),
-        ({"model_type": "llama"}, "'llama'"),
+        ({"architectures": ["GptOssForCausalLM"], "model_type": "deepseek_v3"}, "'GptOssForCausalLM'"),
+        ({"model_type": "gpt_oss"}, "'gpt_oss'"),
         ({}, "None"),
     ],
 )

@@ -10,7 +10,7 @@ CPU = torch.device("cpu")
 LAYOUTS = {
     "MLA": LatentLayout(6, 2),
     "MLA filled up": LatentLayout(5, 2, align=4),
-    "GQA": KeyValueLayout(2, 3, 1),
+    "GQA": KeyValueLayout(2, 2),
 }
 
 
@@ -47,15 +47,13 @@ def test_a_latent_layer_is_its_entries():
 
 
 def test_a_layer_of_keys_and_values():
-    pool = pool_of(KeyValueLayout(2, 3, 1))
-    keys, values = pool.layer(1)
-    assert keys.shape == (20, 2, 3)
-    assert values.shape == (20, 2, 1)
-    keys[7] = torch.tensor([[1.0, 2, 3], [4, 5, 6]])
-    values[7] = torch.tensor([[7.0], [8]])
+    pool = pool_of(KeyValueLayout(2, 2))
+    layer = pool.layer(1)
+    assert layer.shape == (20, 2, 4)
+    values, keys = layer.split(2, dim=-1)
+    keys[7] = torch.tensor([[3.0, 4], [7, 8]])
+    values[7] = torch.tensor([[1.0, 2], [5, 6]])
     assert pool.data[1, 7].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
     pool.move([7], [2], layers=3)
-    moved_keys, moved_values = pool.layer(1)
-    assert torch.equal(moved_keys[2], keys[7])
-    assert torch.equal(moved_values[2], values[7])
+    assert torch.equal(pool.layer(1)[2], layer[7])
     assert pool.data[0].any().item() is pool.data[2].any().item() is False

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.checkpoints import quantize_tensors, random_tensors, tiny_config, write_checkpoint
+from support.checkpoints import gqa_config, quantize_tensors, random_tensors, tiny_config, write_checkpoint
 from support.draft_folders import fp8_config, with_copies, write_sglang
 from support.sharing import CONFIG, ExactReference, all_steps, same, shared_model
 from torch import Tensor
@@ -79,9 +79,8 @@ def test_the_embedded_model(size: int, dtype: torch.dtype) -> None:
 
     def steps(group: Group) -> list[Tensor]:
         model = DeepseekV3(cfg, ops, dtype, CPU, 1, group=group)
-        targets = model.targets()
         load_checkpoint(
-            folder, expected_tensors(cfg, 1), lambda name, tensor: targets[name].copy_(tensor),
+            folder, expected_tensors(cfg, 1), model.place,
             shared=shared_tensors(cfg, 1), rows=model.rows(),
         )  # fmt: skip
         return all_steps(model)
@@ -107,6 +106,35 @@ def test_all_parts(size: int, changes: dict[str, Any], dtype: torch.dtype) -> No
     config = tiny_config(num_hidden_layers=2, **changes)
     alone, *ranks = compare(size, config, ExactReference(), dtype, draft_tokens=[3, 40, 0, 47, 8])
     assert all(held < alone for held in ranks)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=["f32", "bf16"])
+@pytest.mark.parametrize(
+    ("size", "architecture", "changes"),
+    [
+        (2, "Glm4MoeForCausalLM", {}),  # a key-value head each
+        (4, "MiMoForCausalLM", {"num_attention_heads": 8}),  # two ranks for a key-value head
+        (3, "LlamaForCausalLM", {"num_key_value_heads": 6, "attention_bias": True}),
+        (3, "Qwen3ForCausalLM", {"num_key_value_heads": 1}),
+    ],
+    ids=str,
+)
+def test_grouped_query_attention(
+    size: int, architecture: str, changes: dict[str, Any], dtype: torch.dtype
+) -> None:
+    config = gqa_config(architecture, num_hidden_layers=2, num_nextn_predict_layers=1, **changes)
+    alone, *ranks = compare(size, config, ExactReference(), dtype)
+    assert all(held < alone for held in ranks)
+
+
+def test_grouped_queries_on_this_machines_blas() -> None:
+    config = gqa_config("Glm4MoeForCausalLM", hidden_size=256, intermediate_size=384, head_dim=32)
+    compare(2, {**config, "num_hidden_layers": 2, "moe_intermediate_size": 64}, "reference", BF16)
+
+
+def test_ranks_that_would_cut_key_value_heads_apart() -> None:
+    with pytest.raises(ValueError, match=r"6 attention heads and 2 key-value .* --tp-size can be 1, 2, 6$"):
+        run_ranks(3, lambda group: shared_model(gqa_config("LlamaForCausalLM"), group, ExactReference()))
 
 
 @settings(max_examples=12, derandomize=True)

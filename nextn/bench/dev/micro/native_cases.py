@@ -28,6 +28,7 @@ from nextn.families.config import ModelConfig
 from nextn.layers.batch import PackedBatch, Span
 from nextn.models.native import native_batch
 from nextn.ops.base import align
+from nextn.ops.cpu.heads import latent_heads
 from nextn.ops.cpu.library import F32, FeedForward, Weight
 from nextn.ops.cpu.weights import PackedWeight, padded
 
@@ -88,12 +89,13 @@ class NativeBench:
         q = (self.random(rows, heads * width) * width**-0.5).bfloat16()
         out = torch.empty(rows, heads, rank, dtype=torch.bfloat16)
         caches = self.arena.sets(torch.bfloat16, (PAGE * (len(pages) + 1), width))
+        of = latent_heads(heads, rank, width)
         calls = [
             NativeCall(
                 self.pool.library.nx_attention,
                 (
-                    self.pool.handle, native_batch(batch), cache.data_ptr(), width, PAGE, q.data_ptr(), heads,
-                    rank, out.data_ptr(),
+                    self.pool.handle, native_batch(batch), cache.data_ptr(), width, PAGE, of, q.data_ptr(),
+                    out.data_ptr(),
                 ),
                 batch, q, out,
             )

@@ -86,7 +86,12 @@ def run_micro(settings: Settings) -> int:
 def find(settings: Settings, effort: Effort, progress: Progress) -> Micro:
     begin = time.perf_counter()
     config = on_cpu(settings.config)
-    backend = choose_kernels(config, torch.device("cpu"))
+    cfg = ModelConfig.from_folder(model_folder(config.model_path))
+    if cfg.gqa is not None:
+        raise ValueError(
+            f"--model-path {config.model_path}: {cfg.architecture} is not measured, only MLA models"
+        )
+    backend = choose_kernels(config, torch.device("cpu"), cfg.architecture)
     native = backend == "cpu"
     if not native and settings.weights != BFLOAT16:
         raise ValueError(
@@ -100,7 +105,6 @@ def find(settings: Settings, effort: Effort, progress: Progress) -> Micro:
     torch.set_num_threads(threads)
     level = choose_level(config.cpu_isa)[0] if native else None
     pool = native_pool(threads, level)
-    cfg = ModelConfig.from_folder(model_folder(config.model_path))
     dtype = dtype_of(config.dtype, backend)
     arena = Arena(arena_bytes(cfg, cache_bytes(3), 4 * LINEAR[0] * LINEAR[1]))
     end = min(CONTEXT, cfg.max_position_embeddings)

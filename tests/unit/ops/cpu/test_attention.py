@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.dense_attention import dense_attention, entries, paged
+from support.dense_attention import dense_attention, entries, paged, tree_paths
 from support.native_kernels import Pool, at_level, attention, built_levels
 from torch import Tensor
 
@@ -77,15 +76,6 @@ def test_shapes(pool: Pool, heads: int, rank: int, width: int) -> None:
 def test_flat_and_sharp_scores(pool: Pool, sharp: float) -> None:
     """All keys alike, and one key that takes all: blocks then lie beyond what exp can tell apart."""
     check(pool, [(0, 4), (600, 2)], sharp=sharp)
-
-
-def tree_paths(rows: int, seed: int) -> list[list[int]]:
-    """A random tree: each node's path is its parent's and itself."""
-    rng = random.Random(seed)
-    paths = [[0]]
-    for i in range(1, rows):
-        paths.append([*paths[rng.randrange(i)], i])
-    return paths
 
 
 @pytest.mark.parametrize("start", [0, 3, 250, 254, 256, 600])

@@ -1,0 +1,61 @@
+"""Grouped-query attention (arXiv 2305.13245) over the paged cache of keys and values.
+
+Shapes: T rows, C hidden, H heads, G key-value heads, D width of a head, P rotated elements of it.
+What is cached per token is, for each key-value head, [value (D) | rotated key (D)]. Of several ranks each has
+some of the heads; keys and values every rank computes whole, so the cache is the same on each.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nextn.layers.batch import Batch
+from nextn.layers.rotary import softmax_scale
+from nextn.layers.sharing import Sharing
+
+
+class GQA:
+    def __init__(self, sharing: Sharing) -> None:
+        cfg, self.ops, empty = sharing.cfg, sharing.ops, sharing.empty
+        assert cfg.gqa is not None
+        self.cfg, self.gqa, width = cfg, cfg.gqa, cfg.gqa.head_dim
+        self.heads, self.hidden = sharing.heads(), sharing.hidden()
+        self.values = self.heads.times(width)
+        self.scale = softmax_scale(cfg)
+        each = cfg.num_attention_heads // self.gqa.num_key_value_heads
+        own = self.heads.own
+        self.seen = slice(own.start // each, (own.stop - 1) // each + 1)  # key-value heads of the own heads
+        keys = self.gqa.num_key_value_heads * width
+        self.ends = (len(own) * width, len(own) * width + keys)  # of queries, of keys; values come last
+        self.qkv = empty(self.ends[1] + keys, cfg.hidden_size)
+        self.bias = empty(len(self.qkv)) if self.gqa.qkv_bias else None
+        self.q_norm, self.k_norm = (empty(width) if self.gqa.qk_norm else None for _ in range(2))
+        self.out = empty(len(self.hidden.own), self.values.n)
+        self.out_bias = empty(len(self.out)) if self.gqa.out_bias else None
+
+    def targets(self, prefix: str) -> dict[str, Tensor]:
+        """Checkpoint name -> where that tensor goes, in the order of `nextn.layers.head_rows`. prefix: of the
+        decoder layer."""
+        names = self.cfg.names
+        q, k, v = self.qkv.tensor_split(self.ends)
+        found = {names.q_proj: q, names.k_proj: k, names.v_proj: v, names.out: self.out}
+        if self.bias is not None:
+            q, k, v = self.bias.tensor_split(self.ends)
+            found |= {names.q_bias: q, names.k_bias: k, names.v_bias: v}
+        if self.q_norm is not None and self.k_norm is not None:
+            found |= {names.q_norm: self.q_norm, names.k_norm: self.k_norm}
+        if self.out_bias is not None:
+            found[names.out_bias] = self.out_bias
+        return {prefix + name: tensor for name, tensor in found.items()}
+
+    def forward(self, x: Tensor, batch: Batch, cos: Tensor, sin: Tensor, cache: Tensor) -> Tensor:
+        """x [T, C], cos and sin [T, P / 2], cache [slots, G, 2 * D] of this layer -> [T, C] f32."""
+        ops = self.ops
+        query = ops.write_kv(
+            cache, batch.slots, ops.linear(x, self.qkv), self.bias, self.q_norm, self.k_norm,
+            self.cfg.rms_norm_eps, cos, sin, self.scale,
+        )  # fmt: skip
+        mixed = ops.gqa_attention(query, cache[:, self.seen], batch.attention)
+        out = ops.linear(self.values.whole(mixed.flatten(1)), self.out, torch.float32)
+        return self.hidden.whole(out if self.out_bias is None else out + self.out_bias)

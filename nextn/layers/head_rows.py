@@ -1,0 +1,44 @@
+"""The order of a head's elements in grouped-query attention: the one place that knows of two.
+
+In checkpoints the first `rotary_dim` elements of a query's or key's head are rotated, element i together with
+element i + rotary_dim / 2. All kernels rotate neighbours, and those at the end of a head, as MLA has them. So
+what makes queries and keys (rows of q_proj and k_proj, their biases, the norms' weights) is put in that order
+when it is placed. A score does not change: it sums over a query and a key in the same order.
+
+>>> head_order(head_dim=6, rotary_dim=4)
+[4, 5, 0, 2, 1, 3]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nextn.families.config import ModelConfig
+
+
+def head_order(head_dim: int, rotary_dim: int) -> list[int]:
+    """Which element of a checkpoint's head each element is, as computed."""
+    half = rotary_dim // 2
+    pairs = [i for first in range(half) for i in (first, first + half)]
+    return [*range(rotary_dim, head_dim), *pairs]
+
+
+def row_order(cfg: ModelConfig, name: str, rows: int) -> Sequence[int] | None:
+    """Which of a tensor's rows each row is, as computed; None: they stay as they are. name: in a checkpoint.
+    rows: of the tensor, or of the part of it that a rank has; whole heads."""
+    names, gqa = cfg.names, cfg.gqa
+    if gqa is None or not name.endswith(
+        (names.q_proj, names.k_proj, names.q_bias, names.k_bias, names.q_norm, names.k_norm)
+    ):
+        return None
+    order = head_order(gqa.head_dim, gqa.rotary_dim)
+    return [first + i for first in range(0, rows, gqa.head_dim) for i in order]
+
+
+def as_computed(cfg: ModelConfig, name: str, tensor: Tensor) -> Tensor:
+    """A checkpoint's tensor, or a rank's rows of it, with its rows in that order."""
+    order = row_order(cfg, name, len(tensor))
+    return tensor if order is None else tensor[torch.tensor(order, device=tensor.device)]

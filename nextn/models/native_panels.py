@@ -1,0 +1,171 @@
+"""Where the native kernels' weights lie, and which rows of a checkpoint's tensors go into them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from nextn.distributed.expert_share import ExpertShare
+from nextn.distributed.group import bounds
+from nextn.families.config import ModelConfig
+from nextn.ops.cpu.coded import kind_of
+from nextn.ops.cpu.library import BF16, E4M3, INT8
+from nextn.ops.cpu.weights import Arena, PackedWeight, norm_weight
+from nextn.ops.stored import FP8, INT4, Format, Stored
+
+
+class NativePanels:
+    """Zeros until `place` has been called for every tensor.
+
+    quantize: what the layers' matrices are converted to, INT8 or INT4. stored: names that the checkpoint
+    stores in e4m3 blocks or in a few bits. A matrix whose parts are all stored alike stays so, and those
+    names are in `as_stored`: they are wanted as they are. One in a few bits is not converted.
+    """
+
+    def __init__(
+        self,
+        cfg: ModelConfig,
+        quantize: Format | None,
+        stored: Mapping[str, Format] | None,
+        rank: int,
+        size: int,
+        share: ExpertShare | None,
+        way: Callable[[int], int],
+    ) -> None:
+        """rank, size: of the ranks that compute a step together; this one holds its own outputs of each
+        product. share: of the target's routed experts, where more ranks share them. way: of the products of a
+        kind, see `nextn.ops.cpu.ways`."""
+        self.rank, self.size, self.share = rank, size, share
+        self.cfg, self._stored, self._quantize = cfg, stored or {}, quantize
+        self._coarse = False  # what is not stored in one byte already goes into int8
+        self._way = way
+        self.as_stored: frozenset[str] = frozenset()
+        self._places: dict[str, Callable[..., None]] = {}
+        self.rows: dict[str, range] = {}  # by name: those of its rows that `place` wants
+        self._arena = Arena()
+        self.packed: list[PackedWeight] = []
+        self._plain: list[Tensor] = []  # norms and biases: kept, for the kernels hold pointers to them
+
+    def part(self, n: int, unit: int) -> range:
+        """Those of n outputs that this rank computes."""
+        return part_of(n, unit, self.rank, self.size)
+
+    def place(self, name: str, tensor: Tensor | Stored, scale: Tensor | None = None) -> None:
+        """Takes over one tensor, whole or those rows of it that `rows` names. scale: of e4m3 blocks, if it is
+        in `as_stored`, a row of them for each output."""
+        if scale is None:
+            self._places[name](tensor)
+        else:
+            self._places[name](tensor, scale=scale)
+
+    def matrix(
+        self, n_out: int, n_in: int, names: Collection[str] = (), kind: int | None = None, members: int = 1
+    ) -> PackedWeight:
+        """names: the checkpoint's, of all that goes into it. kind: unless it is stored in a few bits."""
+        format = self._common_format(names)
+        few = None if format is None or format.name == FP8 else kind_of(format, n_in)
+        block = 0
+        if format is not None and few is not None:
+            kind, block = few, format.group
+            self.as_stored |= frozenset(names)
+        elif kind is None:
+            kind, block = self._layer_kind(n_in, format)
+            if kind == E4M3:
+                self.as_stored |= frozenset(names)
+        packed = PackedWeight(n_out, n_in, kind, members, block, self._arena)
+        packed.struct.way = self._way(kind)
+        self.packed.append(packed)
+        return packed
+
+    def alike(self, names: Collection[str]) -> bool:
+        """Are all of these stored in one way?"""
+        return len({self._stored.get(name) for name in names}) == 1
+
+    def _common_format(self, names: Collection[str]) -> Format | None:
+        """How all of these are stored, if that is one way."""
+        return self._stored.get(next(iter(names))) if self.alike(names) else None
+
+    def few_bits(self, name: str) -> bool:
+        """Is this matrix stored in a few bits, or to be converted to 4?"""
+        format = self._stored.get(name)
+        made = self._quantize
+        return (format is not None and format.name != FP8) or (made is not None and made.name == INT4)
+
+    def _layer_kind(self, n_in: int, format: Format | None) -> tuple[int, int]:
+        """(kind, block) of a layer's matrix that is not stored in a few bits."""
+        if self._quantize is not None:
+            made = kind_of(self._quantize, n_in)
+            return (INT8, 0) if made is None else (made, self._quantize.group)
+        if format is not None and format.name == FP8 and format.group % 2 == 0:
+            return E4M3, format.group  # the kernels read inputs in pairs: no pair may lie in two blocks
+        return (INT8, 0) if self._coarse else (BF16, 0)
+
+    def take(self, name: str, place: Callable[..., None], rows: range | None) -> None:
+        """rows: those of the tensor that the rank takes; None: it needs to see all. A tensor may go to
+        several places, all of which take the same rows."""
+        before = self._places.get(name)
+        self._places[name] = place if before is None else both(before, place)
+        if rows is not None and (self.size > 1 or self.share is not None):
+            self.rows[name] = rows
+
+    def split(self, name: str, weight: PackedWeight, own: range, **where: Any) -> None:
+        """Of this tensor the rank takes these rows."""
+        self.take(name, rows_of(weight, own, **where), own)
+
+    def vector(self, name: str, n: int) -> int:
+        """Address of a norm's weight or a bias, which is this tensor."""
+        weight = self.zeros(n)
+        self._places[name] = partial(copy_to, weight[:n])
+        return weight.data_ptr()
+
+    def zeros(self, n: int) -> Tensor:
+        """Room for a norm's weight or a bias: n f32, and zeros up to a multiple of 32."""
+        weight = norm_weight(n)
+        self._plain.append(weight)
+        return weight
+
+
+def rows_of(weight: PackedWeight, rows: range, **where: Any) -> Callable[..., None]:
+    """Places these rows of a tensor."""
+
+    def place(tensor: Tensor | Stored, scale: Tensor | None = None) -> None:
+        own = some_rows(tensor, rows)
+        weight.place(own, scale=None if scale is None else own_rows(scale, rows), **where)
+
+    return place
+
+
+def some_rows(tensor: Tensor | Stored, rows: range) -> Tensor | Stored:
+    """The same of `own_rows`, of any matrix."""
+    if isinstance(tensor, Stored):
+        return tensor if len(tensor) == len(rows) else tensor.rows(rows)
+    return own_rows(tensor, rows)
+
+
+def own_rows(tensor: Tensor, rows: range) -> Tensor:
+    """These of a whole tensor's rows; a tensor of just as many is those already."""
+    return tensor if len(tensor) == len(rows) else tensor[rows.start : rows.stop]
+
+
+def part_of(n: int, unit: int, rank: int, size: int) -> range:
+    begin, end = bounds(n, size, unit)[rank : rank + 2]
+    return range(begin, end)
+
+
+def both(first: Callable[..., None], second: Callable[..., None]) -> Callable[..., None]:
+    def place(*args: Any, **kwargs: Any) -> None:
+        first(*args, **kwargs)
+        second(*args, **kwargs)
+
+    return place
+
+
+def nothing(tensor: Tensor | Stored, scale: Tensor | None = None) -> None:
+    pass
+
+
+def copy_to(to: Tensor, tensor: Tensor) -> None:
+    to.copy_(tensor)
