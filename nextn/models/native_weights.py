@@ -232,7 +232,7 @@ def check_ranks(cfg: ModelConfig, size: int, share: ExpertShare | None = None) -
     if cfg.num_attention_heads % size:
         raise ValueError(f"{asked}: the model's {cfg.num_attention_heads} heads cannot be divided by it")
     shared = cfg.moe_intermediate_size * (cfg.n_shared_experts or 0)
-    dense = any(not cfg.is_moe(i) for i in range(cfg.num_hidden_layers))
+    dense = any(not cfg.is_moe(i) for i in range(cfg.num_hidden_layers + cfg.num_nextn_predict_layers))
     sizes = {
         "hidden_size": (cfg.hidden_size, PANEL),
         "vocab_size": (cfg.vocab_size, PANEL),

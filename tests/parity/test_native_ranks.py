@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from parity.oracle import random_checkpoint
+from parity.oracle import DEEPSEEK_V2, GLM_FLASH, JOYAI_FLASH, random_checkpoint
 from support.checkpoints import quantize_tensors
 from support.native_kernels import built_levels
 from support.native_model import feed, in_chunks, native_model, whole
@@ -47,6 +47,9 @@ CASES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True, "hidden_size": 250, "vocab_size": 261, "moe_intermediate_size": 100,
         "qk_nope_head_dim": 33, "v_head_dim": 41, "q_lora_rank": 13,
     },
+    "GLM-4.7-Flash": GLM_FLASH,
+    "JoyAI-LLM-Flash": JOYAI_FLASH,
+    "DeepSeek-V2": DEEPSEEK_V2,
 }  # fmt: skip
 Found = list[tuple[Tensor, ...]]
 
@@ -166,6 +169,12 @@ def test_nor_where_they_are_fp8_blocks(block: int) -> None:
         (3, {}, "--tp-size 3: the model's 4 heads"),
         (4, {"hidden_size": 190}, "--tp-size 4: hidden_size is 190, .* 3 parts of 64"),
         (4, {"moe_intermediate_size": 90}, "--tp-size 4: moe_intermediate_size is 90, .* 3 parts of 32"),
+        # Of the NextN module alone.
+        (
+            4,
+            {**JOYAI_FLASH, "first_k_dense_replace": 0, "intermediate_size": 90},
+            "--tp-size 4: intermediate_size is 90, .* 3 parts of 32",
+        ),
     ],
 )
 def test_sizes_that_do_not_divide_are_refused(size: int, changes: dict[str, Any], said: str) -> None:
