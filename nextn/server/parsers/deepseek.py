@@ -68,11 +68,9 @@ class V3Parser(CallParser):
         if mark is None and len(before) <= MOST_NAME:
             return False
         name = before.removeprefix(self.BEFORE_NAME).strip()
-        if mark != self.AFTER_NAME or not before.startswith(self.BEFORE_NAME) or not name:
+        named = bool(name) and before.startswith(self.BEFORE_NAME) and len(before) <= MOST_NAME
+        if mark != self.AFTER_NAME or not named:
             self._held = (mark or "") + rest
-            return self._not_a_call(before)
-        if len(before) > MOST_NAME:
-            self._held = mark + rest
             return self._not_a_call(before)
         self._begin_call(name)
         self._held = rest

@@ -17,7 +17,7 @@ from typing import NoReturn
 from nextn.server.parsers.schemas import Kind, kind_of
 
 NULLS = ("null", "None")
-MOST_LITERAL = 20_000  # characters of a Python literal; its parser goes deep
+MOST_LITERAL = 8_000  # characters of a Python literal; its parser goes deep
 
 
 class ArgumentWriter:

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from nextn.config import model_folder
 from nextn.tokenizer import TextStream, Tokenizer
 from nextn.tokenizer.stop import StopStrings
 
@@ -161,3 +162,29 @@ def test_special_tokens_that_are_shown(tokenizer: Tokenizer) -> None:
     for shown, text in ((frozenset[str](), "ab"), (frozenset({"<｜User｜>", "<none>"}), "a<｜User｜>b")):
         stream = TextStream(tokenizer, shown=shown)
         assert stream.push(ids).text + stream.finish() == text
+
+
+class AfterTheBracket:
+    """Ends a text after its first bracket."""
+
+    def find(self, text: str) -> tuple[int, str | None]:
+        at = text.find(")") + 1
+        return (at, "bracket") if at else (len(text), None)
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "said", "stopped"),
+    [
+        ("f(x) and", [], "f(x)", "bracket"),
+        ("f(x) and", ["(x"], "f", "(x"),
+        ("f(x) and", ["x) "], "f(x)", "bracket"),
+        ("f(x) and", ["x)"], "f(", "x)"),
+        ("f and", ["q"], "f and", None),
+    ],
+)
+def test_one_more_end(text: str, stop: list[str], said: str, stopped: str | None) -> None:
+    tokenizer = Tokenizer.from_folder(model_folder("nextn-tiny"))
+    stream = TextStream(tokenizer, stop, ends=AfterTheBracket())
+    pieces = [stream.push([token]) for token in tokenizer.encode(text, add_special_tokens=False)]
+    assert "".join(piece.text for piece in pieces) + stream.finish() == said
+    assert pieces[-1].stopped == stopped
