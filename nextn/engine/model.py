@@ -219,9 +219,9 @@ def dtype_of(asked: str, kernels: str) -> torch.dtype:
     return AUTO_DTYPES[kernels] if asked == "auto" else DTYPES[asked]
 
 
-def choose_kernels(config: EngineConfig, device: torch.device, architecture: str) -> str:
-    """ "cpu" or "triton" where these kernels can do what the options ask for, else "reference"; `auto` says
-    why it chose."""
+def choose_kernels(config: EngineConfig, device: torch.device, architecture: str | None = None) -> str:
+    """ "cpu" or "triton" where these kernels can do what the options ask for, and the architecture, if one is
+    given; else "reference". `auto` says why it chose."""
     asked = config.kernel_backend
     own = "triton" if device.type == "cuda" else "cpu"  # the device's
     obstacle = _obstacle(config, device, architecture, own if asked == "auto" else asked)
@@ -250,13 +250,15 @@ def choose_kernels(config: EngineConfig, device: torch.device, architecture: str
     return chosen
 
 
-def _obstacle(config: EngineConfig, device: torch.device, architecture: str, kernels: str) -> str | None:
+def _obstacle(
+    config: EngineConfig, device: torch.device, architecture: str | None, kernels: str
+) -> str | None:
     """Why these kernels cannot serve, if they cannot."""
     if kernels == "reference":
         return "--kernel-backend is reference"
     if device.type != ("cuda" if kernels == "triton" else "cpu"):
         return f"--device is {device.type}"
-    if kernels not in CLASSES[architecture]:
+    if architecture is not None and kernels not in CLASSES[architecture]:
         return f"they have no {architecture} yet"
     if config.prefill_attention == "naive":
         return "--prefill-attention is naive, they have the absorbed form only"
