@@ -8,7 +8,8 @@ from parity.oracle import random_checkpoint
 from support.checkpoints import gqa_config, write_checkpoint
 from support.published import PUBLISHED
 
-from nextn.request import SamplingParams
+from nextn.models.export import export_mtp
+from nextn.request import Request, SamplingParams
 
 # What makes weights large and changes no code path; attention is as published.
 NARROW = {"hidden_size": 96, "intermediate_size": 80, "vocab_size": 300, "bos_token_id": 0, "eos_token_id": 1}
@@ -20,7 +21,13 @@ WORK = {
 
 
 def texts(engine):
-    return {rid: trace.tokens for rid, trace in run(engine, WORK).items()}
+    found = {rid: list(prompt) for rid, (prompt, _) in WORK.items()}
+    for rid, (prompt, params) in WORK.items():
+        engine.add(Request(rid, list(prompt), params))
+    while engine.has_work():
+        for out in engine.step():
+            found[out.rid] += out.tokens
+    return found
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -58,6 +65,63 @@ def test_the_first_layers_of_a_checkpoint(architecture, tmp_path):
     traces = [{rid: t.steps for rid, t in run(engine, WORK).items()} for engine in (whole, two)]
     assert traces[0] == traces[1]
     assert any(step.drafts for step in traces[0]["a"])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "modules"), [("Glm4MoeForCausalLM", 1), ("MiMoForCausalLM", 2), ("LlamaForCausalLM", 1)]
+)
+def test_modules_in_a_folder_of_their_own(architecture, modules, tmp_path):
+    """Exported, or another whole checkpoint: drafts and tokens are those of the checkpoint that has both."""
+    config, tensors = random_checkpoint({"num_nextn_predict_layers": modules}, 6, architecture)
+    whole = write_checkpoint(tmp_path / "whole", config, tensors)
+    others = {n: t for n, t in tensors.items() if ".layers.3." not in n and "mtp_layers" not in n}
+    assert len(tensors) - len(others) > 10 * modules
+    target = write_checkpoint(tmp_path / "target", {**config, "num_nextn_predict_layers": 0}, others)
+    assert export_mtp(whole, tmp_path / "alone").layers == modules
+    want = {rid: trace.steps for rid, trace in run(make_engine(whole, 2), WORK).items()}
+    assert any(step.drafts for step in want["a"])
+    for folder in (tmp_path / "alone", whole):
+        engine = make_engine(target, 2, speculative_draft_model_path=str(folder))
+        assert engine.info.nextn_layers == modules
+        assert {rid: trace.steps for rid, trace in run(engine, WORK).items()} == want
+    with pytest.raises(ValueError, match="this folder holds an MTP layer without its model"):
+        make_engine(tmp_path / "alone", 0)
+
+
+def test_a_drafter_of_another_family(tmp_path):
+    write_checkpoint(tmp_path / "a", *random_checkpoint({}, 6, "Qwen3ForCausalLM"))
+    write_checkpoint(tmp_path / "b", *random_checkpoint({}, 6, "Glm4MoeForCausalLM"))
+    with pytest.raises(ValueError, match="architecture is 'Glm4MoeForCausalLM', the target's is 'Qwen3For"):
+        make_engine(tmp_path / "a", 2, speculative_draft_model_path=str(tmp_path / "b"))
+
+
+def test_copies_that_a_family_does_not_have(tmp_path):
+    whole = write_checkpoint(tmp_path / "whole", *random_checkpoint({}, 6, "MiMoForCausalLM"))
+    with pytest.raises(ValueError, match="MiMoForCausalLM: its NextN modules have no copies of embedding"):
+        export_mtp(whole, tmp_path / "alone", with_shared=True)
+    assert not (tmp_path / "alone").exists()
+
+
+ELSEWHERE = {
+    "trees": {"speculative_eagle_topk": 3, "speculative_num_draft_tokens": 6},
+    "planned ahead": {"overlap_schedule": "on"},
+    "two processes": {"tp_size": 2, "kernel_backend": "reference"},
+    "retracted": {"kv_cache_tokens": 56},
+    "no prefix cache": {"disable_radix_cache": True},
+    "n-grams": {"speculative_algorithm": "NGRAM"},
+}
+
+
+@pytest.fixture(scope="module")
+def glm(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("glm")
+    return write_checkpoint(folder, *random_checkpoint({}, 6, "Glm4MoeForCausalLM"))
+
+
+@pytest.mark.parametrize("how", ELSEWHERE)
+def test_texts_are_the_same_however_they_are_computed(how, glm):
+    engine = make_engine(glm, 2, **ELSEWHERE[how])
+    assert texts(engine) == texts(make_engine(glm, 0))
 
 
 def test_more_layers_than_there_are(tmp_path):
