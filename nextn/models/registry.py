@@ -5,24 +5,14 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-DEEPSEEK_V3 = {
+from nextn.families.registry import FAMILIES
+
+DECODER = {
     "reference": "nextn.models.deepseek_v3:DeepseekV3",
     "triton": "nextn.models.cuda:CudaDeepseekV3",
     "cpu": "nextn.models.native:NativeDeepseekV3",
 }
-GQA = {"reference": "nextn.models.deepseek_v3:DeepseekV3", "cpu": "nextn.models.native:NativeDeepseekV3"}
-
-CLASSES: dict[str, dict[str, str]] = {
-    "DeepseekV3ForCausalLM": DEEPSEEK_V3,
-    "DeepseekV2ForCausalLM": DEEPSEEK_V3,
-    "Glm4MoeLiteForCausalLM": DEEPSEEK_V3,
-    "JoyAILLMFlashForCausalLM": DEEPSEEK_V3,
-    "Glm4MoeForCausalLM": GQA,
-    "LlamaForCausalLM": GQA,
-    "MiMoForCausalLM": GQA,
-    "Qwen2ForCausalLM": GQA,
-    "Qwen3ForCausalLM": GQA,
-}
+CLASSES: dict[str, dict[str, str]] = dict.fromkeys(FAMILIES, DECODER)
 
 
 def model_class(name: str, kernels: str = "reference") -> Any:

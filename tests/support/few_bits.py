@@ -72,7 +72,8 @@ def parts(kind: int, stored: Stored) -> Parts:
         return Parts(kept.repeat_interleave(each, 1), code - zero, torch.zeros(n, k, dtype=torch.double))
     block = stored.data.view(n, -1, GGUF_BYTES[kind])
     found = {
-        Q4_0: _q4_0, Q4_1: _q4_1, Q5_0: _q5_0, Q5_1: _q5_1, Q8_0: _q8_0, Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k,
+        Q4_0: _q4_0, Q4_1: _q4_1, Q5_0: _q5_0, Q5_1: _q5_1, Q8_0: _q8_0,
+        Q4_K: _q4_k, Q5_K: _q5_k, Q6_K: _q6_k,
     }[kind](block)  # fmt: skip
     return Parts(*(part.expand_as(found.code).reshape(n, k) for part in found))
 
