@@ -22,6 +22,7 @@ from nextn.draft import (
     Shape,
     tree_size,
 )
+from nextn.gguf.folder import gguf_folder, is_gguf
 from nextn.option import option
 from nextn.parallel_config import ParallelConfig
 from nextn.params_check import VERIFY_MODES
@@ -36,10 +37,14 @@ CPU_LEVELS = ("portable", "avx2", "avx512", "avx512bf16", "amx")
 
 def model_folder(model_path: str) -> Path:
     """Where a model lies. The embedded model's name stands for its folder in the package; so does the
-    fake model's, which borrows its tokenizer."""
+    fake model's, which borrows its tokenizer. A GGUF file's folder is made from it.
+
+    Raises CheckpointError (a ValueError) for a GGUF file that cannot be served.
+    """
     if model_path == EMBEDDED or model_path.partition(":")[0] == FAKE:
         return Path(__file__).parent / "data" / EMBEDDED
-    return Path(model_path)
+    path = Path(model_path)
+    return gguf_folder(path) if is_gguf(path) else path
 
 
 def hub_hint(path: str) -> str:
