@@ -70,7 +70,7 @@ def write_gguf(source: Path, out: Path, kind: Type, split: int = 0) -> dict[str,
     what was written. Raises ValueError for a folder that cannot be written so."""
     cfg, config = ModelConfig.from_folder(source), read_json(source / "config.json")
     layers = stored_nextn_layers(source, cfg)
-    writer = gguf.GGUFWriter(str(out), "deepseek2", use_temp_file=True, split_max_tensors=split)
+    writer = gguf.GGUFWriter(str(out), "deepseek2", use_temp_file=not split, split_max_tensors=split)
     _add_config(writer, cfg, config, layers)
     _add_tokenizer(writer, source, cfg)
     values = 0

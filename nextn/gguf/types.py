@@ -21,7 +21,7 @@ TYPES = {
     22: Type("IQ2_S", 256, 82), 23: Type("IQ4_XS", 256, 136), 24: Type("I8", 1, 1), 25: Type("I16", 1, 2),
     26: Type("I32", 1, 4), 27: Type("I64", 1, 8), 28: Type("F64", 1, 8), 29: Type("IQ1_M", 256, 56),
     30: Type("BF16", 1, 2), 34: Type("TQ1_0", 256, 54), 35: Type("TQ2_0", 256, 66),
-    39: Type("MXFP4", 32, 17),
+    39: Type("MXFP4", 32, 17), 40: Type("NVFP4", 64, 36), 41: Type("Q1_0", 128, 18),
 }  # fmt: skip
 
 # What nextn reads: plain values, and blocks that it computes from or widens.
