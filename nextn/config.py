@@ -72,7 +72,7 @@ class EngineConfig(ParallelConfig):
     model_path: str = option(
         EMBEDDED,
         "model",
-        "checkpoint folder in DeepSeek's layout, or nextn-tiny, the model in the package",
+        "checkpoint folder in DeepSeek's layout, GGUF file, or nextn-tiny, the model in the package",
         "--model",
     )
     load_format: str = option(
@@ -199,7 +199,7 @@ class EngineConfig(ParallelConfig):
         None,
         "speculation",
         "folder with the MTP layer, if it is not in --model-path: an export by nextn export-mtp, SGLang or "
-        "xLLM, or a whole checkpoint; not read if speculation is off",
+        "xLLM, or a whole checkpoint or GGUF file; not read if speculation is off",
         "--speculative-draft-model",
         "--draft_model",
         "--spec-model",

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from nextn.families.config import ModelConfig
-from nextn.families.files import CheckpointError, checkpoint_folder, read_json
+from nextn.families.files import CheckpointError, checkpoint_folder, gguf_files, read_json
 from nextn.models.fp8 import SCALE_SUFFIX, dequantize
 from nextn.models.loader import compare, stored_nextn_layers
 from nextn.models.names import expected_tensors, nextn_tensors, shared_tensors, target_prefixes
@@ -69,6 +69,11 @@ def export_mtp(
     Raises ValueError (CheckpointError for what is wrong with the checkpoint), and OSError.
     """
     folder = checkpoint_folder(input_dir, "--input-dir")
+    if files := gguf_files(folder):
+        raise CheckpointError(
+            f"{files[0]}: nextn export-mtp does not read GGUF files; to draft with the NextN layer of this one, "
+            f"name it by --speculative-draft-model-path"
+        )
     cfg = checked_config(folder)
     layers = stored_nextn_layers(folder, cfg)
     if layers == 0:
