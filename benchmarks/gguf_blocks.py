@@ -1,4 +1,4 @@
-"""Weights to blocks of GGUF's types, in numpy: what the gguf package has, and Q4_K and Q6_K, which it has not.
+"""Weights to blocks of GGUF's types, in numpy: those of the gguf package, and Q4_K and Q6_K, which it lacks.
 
 llama.cpp searches for scales that keep the error small; here they are taken from the extremes. Files are a
 little worse, and as fast.

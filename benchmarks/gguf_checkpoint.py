@@ -3,16 +3,15 @@
     python benchmarks/gguf_checkpoint.py DIR OUT.gguf                  # --type q8_0
     python benchmarks/gguf_checkpoint.py nextn-tiny tiny.gguf --type q4_k
 
-Keys and names are those of llama.cpp's converter, which leaves out the NextN layers of DeepSeek's models. Norms
-and routers stay f32. A matrix whose rows are no whole blocks of the type is stored in q8_0, or in bf16.
-It needs `pip install gguf`. The last line is JSON.
+Keys and names are those of llama.cpp's converter, which leaves out the NextN layers of DeepSeek's models.
+Norms and routers stay f32. A matrix whose rows are no whole blocks of the type is stored in q8_0, or in
+bf16. It needs `pip install gguf`. The last line is JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ from torch import Tensor
 
 from nextn.config import model_folder
 from nextn.families.config import ModelConfig
-from nextn.families.files import CheckpointError, read_json
+from nextn.families.files import read_json
 from nextn.gguf.pretokenizers import PRE_TOKENIZERS
 from nextn.gguf.tokenizer import CONTROL, PLAIN, UNUSED, USER_DEFINED
 from nextn.models.loader import load_checkpoint, stored_nextn_layers
@@ -60,16 +59,16 @@ LAYER = {
 WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 # Spaces, digits, letters of several scripts, signs: what pre-tokenizers treat differently.
 SAMPLE = (
-    "I've 3 33 333 3333 3.14 'RE'll we'D\n\n \n  if x[0]!= \"a_b\":\r\n\treturn  {1:2}; ...!!! 我想在apple工作1314 "
-    "hétérogène É́T ĲΣ нещо на Български かな カナ 🚀 \u200d   trailing  "
+    "I've 3 33 333 3333 3.14 'RE'll we'D\n\n \n  if x[0]!= \"a_b\":\r\n\treturn  {1:2}; ...!!! "
+    "我想在apple工作1314 hétérogène É́T ĲΣ нещо на Български かな カナ 🚀 \u200d   trailing  "
 )
 
 
-def write_gguf(source: Path, out: Path, kind: Type, split: int = 0) -> dict[str, Any]:
-    """split: the most tensors of a part, of which NAME-00001-of-0000N.gguf is written; 0: one file. Returns
+def write_gguf(source: Path, out: Path, kind: Type, split: int = 0, nextn: bool = True) -> dict[str, Any]:
+    """nextn: with NextN layers, if there are any. split: the most tensors of a part, of which NAME-00001-of-0000N.gguf is written; 0: one file. Returns
     what was written. Raises ValueError for a folder that cannot be written so."""
     cfg, config = ModelConfig.from_folder(source), read_json(source / "config.json")
-    layers = stored_nextn_layers(source, cfg)
+    layers = stored_nextn_layers(source, cfg) if nextn else 0
     writer = gguf.GGUFWriter(str(out), "deepseek2", use_temp_file=not split, split_max_tensors=split)
     _add_config(writer, cfg, config, layers)
     _add_tokenizer(writer, source, cfg)
@@ -231,7 +230,7 @@ def _tensors(source: Path, cfg: ModelConfig, layers: int) -> Iterator[tuple[str,
             yield f"blk.{layer}.ffn_{side}_exps.weight", torch.stack(each)
         else:
             yield f"blk.{layer}.{LAYER[rest.rpartition('.')[0]]}.weight", loaded.pop(name)
-    assert not loaded, math.inf
+    assert not loaded, sorted(loaded)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -242,12 +241,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("out", type=Path, metavar="OUT.gguf", help="file to write; it must not exist")
     parser.add_argument("--type", choices=TYPES, default="q8_0", help="of the matrices (default: q8_0)")
     parser.add_argument("--split-tensors", type=int, default=0, metavar="N", help="write parts of N tensors")
+    parser.add_argument("--without-nextn", action="store_true", help="leave NextN layers out")
     args = parser.parse_args(argv)
     if args.out.exists():
         parser.error(f"{args.out} exists")
     try:
-        done = write_gguf(model_folder(args.source), args.out, TYPES[args.type], args.split_tensors)
-    except (CheckpointError, ValueError) as e:
+        folder, kind = model_folder(args.source), TYPES[args.type]
+        done = write_gguf(folder, args.out, kind, args.split_tensors, not args.without_nextn)
+    except ValueError as e:
         parser.error(str(e))
     print(json.dumps(done))
     return 0

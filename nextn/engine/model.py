@@ -183,7 +183,7 @@ def _log_few_bits(stored: Mapping[str, Format], kept: Collection[str], report: L
     computed = Counter(kind for name, kind in few.items() if name in kept)
     others = Counter(kind for name, kind in few.items() if name not in kept)
     log.info(
-        "weights of few bits: %s computed from as they are stored, %s widened; %.2f GB read and packed in %.1f s",
+        "weights of few bits: %s computed from as stored, %s widened; %.2f GB read and packed in %.1f s",
         _counts(computed), _counts(others), report.bytes / 1e9, report.seconds,
     )  # fmt: skip
 

@@ -1,5 +1,5 @@
-"""A GGUF file as a checkpoint folder: config.json and the tokenizer, made from the file's keys, and the file's
-own place, from which the weights are read.
+"""A GGUF file as a checkpoint folder: config.json and the tokenizer, made from the file's keys, and where the
+file lies, from which the weights are read.
 
     gguf_folder(Path("DeepSeek-V3-Q4_K_M.gguf"))  ->  ~/.cache/nextn/gguf/DeepSeek-V3-Q4_K_M-1f0c…
 
@@ -25,7 +25,7 @@ from nextn.gguf.parts import NAME, Parts, read_parts
 from nextn.gguf.tokenizer import tokenizer_files
 from nextn.gguf.types import READABLE
 
-FILES = "weights.gguf.json"  # {"files": [paths of the GGUF files]}
+GGUF_FILES = "weights.gguf.json"  # {"files": [paths of the GGUF files]}
 SHOWN = 5
 EDITION = 1  # to be raised where this room makes other files than before from the same GGUF file
 
@@ -119,5 +119,5 @@ def _contents(parts: Parts) -> dict[str, Any]:
     return {
         "config.json": arch.config(meta, tensors, parts.weights),
         **tokenizer_files(meta),
-        FILES: {"files": [str(header.path) for header in parts.headers]},
+        GGUF_FILES: {"files": [str(header.path) for header in parts.headers]},
     }

@@ -1,7 +1,7 @@
 """The header of a GGUF file, versions 2 and 3, little endian, checked at once.
 
-    "GGUF" | version u32 | tensors u64 | keys u64 | keys: name, type u32, value | tensors: name, dimensions u32,
-    each u64 (columns first), type u32, offset u64 | fill up to the alignment | data
+    "GGUF" | version u32 | tensors u64 | keys u64 | keys: name, type u32, value | tensors: name,
+    dimensions u32, each u64 (columns first), type u32, offset u64 | fill up to the alignment | data
 
 A string is its length (u64) and UTF-8; an array its values' type (u32), its length (u64) and the values. It
 is https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, and what is refused here, ggml refuses too.

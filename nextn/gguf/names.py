@@ -17,8 +17,8 @@ MOST = 1 << 20  # names; DeepSeek-V3 has 46,000
 
 @dataclass(frozen=True)
 class Rows:
-    """`count` rows of a tensor from `first` on; of a vector, its values. heads: if not 0, the rows of each of so
-    many heads stand in the order of interleaved rotary pairs (see `row_in_file`)."""
+    """`count` rows of a tensor from `first` on; of a vector, its values. heads: if not 0, the rows of each of
+    so many heads stand in the order of interleaved rotary pairs (see `row_in_file`)."""
 
     tensor: str
     first: int
@@ -61,8 +61,8 @@ def sources(
 ) -> dict[str, Source]:
     """By the checkpoint's name; what has none there keeps its own.
 
-    names: the file's names to the checkpoint's, both with {layer}. One with {expert} too stands for the slices
-    of a tensor, so many as `experts`; ONE|OTHER for two of them, one behind the other in each slice.
+    names: the file's names to the checkpoint's, both with {layer}. One with {expert} too stands for the
+    slices of a tensor, so many as `experts`; ONE|OTHER for two of them, one behind the other in each slice.
     heads: by the file's template, see `Rows`. Raises ValueError for more slices than any model has.
     """
     found: dict[str, Source] = {}

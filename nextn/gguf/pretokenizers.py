@@ -73,7 +73,10 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     ),
     "deepseek-v3": _DEEPSEEK_V3, "hunyuan-dense": _DEEPSEEK_V3, "joyai-llm": _DEEPSEEK_V3,
     "deepseek-llm": PreTokenizer(
-        ("[\r\n]", r"\s?[\p{Lu}\p{Ll}\p{Lt}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", _IDEOGRAPHS, r"\p{N}+")
+        (
+            "[\r\n]", r"\s?[\p{Lu}\p{Ll}\p{Lt}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", _IDEOGRAPHS,
+            r"\p{N}+",
+        )
     ),
     "deepseek-coder": PreTokenizer(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _IDEOGRAPHS, r"\p{N}")),
     "tekken": _one(_TEKKEN, whole=True, bos=True),

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from nextn.families.config import ModelConfig
-from nextn.families.files import CheckpointError, checkpoint_folder, gguf_files, read_json
+from nextn.families.files import GGUF_FILES, CheckpointError, checkpoint_folder, read_json
 from nextn.models.fp8 import SCALE_SUFFIX, dequantize
 from nextn.models.loader import compare, stored_nextn_layers
 from nextn.models.names import expected_tensors, nextn_tensors, shared_tensors, target_prefixes
@@ -69,11 +69,6 @@ def export_mtp(
     Raises ValueError (CheckpointError for what is wrong with the checkpoint), and OSError.
     """
     folder = checkpoint_folder(input_dir, "--input-dir")
-    if files := gguf_files(folder):
-        raise CheckpointError(
-            f"{files[0]}: nextn export-mtp does not read GGUF files; to draft with the NextN layer of this one, "
-            f"name it by --speculative-draft-model-path"
-        )
     cfg = checked_config(folder)
     layers = stored_nextn_layers(folder, cfg)
     if layers == 0:
@@ -118,7 +113,9 @@ def _sources(
         info = shards.info(name)
         if info.format is not None:
             raise CheckpointError(
-                f"{shards.folder}: {name} is {info.dtype}; nextn export-mtp copies plain and FP8 tensors only"
+                f"{shards.where[name].path}: {name} is {info.format.name}; nextn export-mtp copies plain "
+                "and FP8 tensors only. To draft with this NextN layer, name the checkpoint by "
+                "--speculative-draft-model-path"
             )
         blocks = info.dtype == FP8
         dtype = torch.bfloat16 if blocks and to_bf16 else DTYPES[info.dtype]
@@ -163,7 +160,7 @@ def _read(shards: Shards, source: _Source, cfg: ModelConfig) -> Tensor:
 def _is_copied(file: Path) -> bool:
     """Tokenizer, generation_config.json, license, the code that config.json's auto_map names."""
     name = file.name
-    special = name == "config.json" or name.lower().startswith("readme") or name.startswith(".")
+    special = name in ("config.json", GGUF_FILES) or name.lower().startswith("readme") or name.startswith(".")
     return file.is_file() and not special and not name.endswith(NOT_COPIED)
 
 

@@ -86,8 +86,7 @@ def _place(parts: Parts, name: str, source: Source) -> _Place:
     format = Format(kind, tensor.type.values) if kind in BLOCKS and len(shape) == 2 else None
     if source.heads and source.count % (2 * source.heads):
         raise CheckpointError(
-            f"{path}: tensor {tensor.name!r} has {source.count} rows, which {source.heads} heads cannot have in "
-            "pairs"
+            f"{path}: tensor {tensor.name!r} has {source.count} rows, no pairs of {source.heads} heads"
         )
     info = TensorInfo(name, kind, shape, start, start + source.count * size, format)
     return _Place(info, source, (tensor,), (path,))

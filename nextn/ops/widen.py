@@ -2,7 +2,7 @@
 that can.
 
 GGUF's blocks are those of ggml (ggml-common.h has their layouts, ggml-quants.c the order of the operations,
-which is kept: values are the same to the bit). A block is of 32 inputs, or of 256 (K types) in 8 or 16 groups.
+which is kept: values are the same to the bit). A block is of 32 inputs, or of 256 (K types) in groups.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def _q3_k(b: Tensor) -> Tensor:
 
 
 def _scales(b: Tensor) -> tuple[Tensor, Tensor]:
-    """(scale, minimum) of the 8 groups of a Q4_K or Q5_K block, which have 6 bits each: of the first four in a
-    byte, of the others the highest two bits above those."""
+    """(scale, minimum) of the 8 groups of a Q4_K or Q5_K block, which have 6 bits each: those of the first
+    four in a byte, and above them the highest two bits of the others'."""
     d, m, others = b[:, 4:8], b[:, 8:12], b[:, 12:16]
     scale = torch.cat((d & 63, others & 15 | (d >> 2) & 48), 1)
     least = torch.cat((m & 63, others >> 4 | (m >> 2) & 48), 1)

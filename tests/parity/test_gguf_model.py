@@ -1,5 +1,5 @@
-"""Models from GGUF files: those of plain values are the checkpoint itself, to the token and the draft; those of
-few bits compute what plain torch computes from the same weights widened, and their texts are exact."""
+"""Models from GGUF files: those of plain values are the checkpoint itself, to the token and the draft; those
+of few bits compute what plain torch computes from the same weights widened, and their texts are exact."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ from nextn.bench.prompts import heldout_prompts
 from nextn.config import EMBEDDED, model_folder
 from nextn.families.config import ModelConfig
 from nextn.models.deepseek_v3 import DeepseekV3
+from nextn.models.export import export_mtp
 from nextn.models.loader import load_checkpoint, stored_formats
 from nextn.models.names import expected_tensors
 from nextn.models.native import NativeDeepseekV3
+from nextn.ops.cpu import coded
 from nextn.ops.reference import Reference
 
 pytestmark = pytest.mark.skipif(not built_levels(), reason="no native kernels")
-KINDS = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_k": "Q4_K", "q6_k": "Q6_K"}
+# Bits of a weight, of small models: kv_b_proj is in int8 and the router in f32.
+LARGEST = {"q8_0": 9.5, "q4_0": 6.5, "q4_k": 6.5, "q6_k": 8, "q5_1": 8}
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +80,10 @@ def tokens(n: int) -> list[int]:
     return random.Random(n).choices(range(WHOLE_BLOCKS["vocab_size"]), k=n)
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "q5_1"])
+@pytest.mark.parametrize("kind", LARGEST)
 def test_blocks_against_widened_weights(file: Callable[[str], Path], kind: str) -> None:
-    """Hidden states, logits and the NextN module's output; bits however the prompt is cut. Q5_1 has no
-    kernels: those matrices are widened to bf16."""
+    """Hidden states, logits and the NextN module's output; bits however the prompt is cut. Matrices of a type
+    without kernels are widened to bf16."""
     path, prompt = file(kind), tokens(60)
     model = native(path, threads=1)
     got, want = feed(model, [prompt], [[60]])[0], feed(reference(path), [prompt], [[60]])[0]
@@ -89,12 +92,12 @@ def test_blocks_against_widened_weights(file: Callable[[str], Path], kind: str) 
         assert (a - b).abs().max() < 10 * BOUND * b.square().mean().sqrt()
     again = feed(model, [prompt], in_chunks([prompt], 7, 0))[0]
     assert all(torch.equal(a, b) for a, b in zip(again, got, strict=True))
-    few = kind in KINDS
+    few = kind.upper() in coded.KINDS
     expert = "model.layers.1.mlp.experts.0.down_proj.weight"
     assert (expert in model.weights.as_stored) == few
     values = sum(w.shape[0] * w.shape[1] * w.members for w in model.weights.packed)
     per_weight = 8 * sum(w.bytes for w in model.weights.packed) / values
-    assert per_weight < {"q4_0": 6.5, "q4_k": 6.5, "q6_k": 8, "q8_0": 9.5}.get(kind, 17)
+    assert per_weight < (LARGEST[kind] if few else 17)
 
 
 @pytest.mark.parametrize("kind", ["q8_0", "q4_k"])
@@ -127,6 +130,17 @@ def test_plain_values_are_the_checkpoint_itself(
     want = texts(EMBEDDED, count, **options)
     assert texts(tiny(kind), count, **options) == want
     assert sum(spec.accept_length for *_, spec in want) / len(want) > 1.5
+
+
+def test_a_draft_folder_for_a_file_without_nextn_layers(tmp_path: Path) -> None:
+    """As llama.cpp converts DeepSeek's models. The folder's config is the checkpoint's own."""
+    file = as_gguf(model_folder(EMBEDDED), tmp_path / "plain.gguf", "bf16", nextn=False)
+    export_mtp(model_folder(EMBEDDED), tmp_path / "drafter")
+    want = texts(EMBEDDED, 24, speculative_num_steps=2)
+    options = {"speculative_num_steps": 2, "speculative_draft_model_path": str(tmp_path / "drafter")}
+    assert texts(str(file), 24, **options) == want
+    with pytest.raises(ValueError, match="has no NextN layer to draft with"):
+        LLM(str(file), speculative_num_steps=2)
 
 
 @pytest.mark.parametrize("kind", ["q8_0", "q4_0"])

@@ -55,8 +55,8 @@ def random_folder(
     return folder, config, {name: t.to(torch.float32) for name, t in exact.items()}
 
 
-def as_gguf(folder: Path, out: Path, kind: str, split: int = 0) -> Path:
+def as_gguf(folder: Path, out: Path, kind: str, split: int = 0, nextn: bool = True) -> Path:
     """The file, or the first of its parts."""
     script = gguf_checkpoint()
-    done = script.write_gguf(folder, out, script.TYPES[kind], split)
+    done = script.write_gguf(folder, out, script.TYPES[kind], split, nextn)
     return Path(done["files"][0])

@@ -23,14 +23,14 @@ ARCHITECTURES = {
 
 
 def architecture(meta: Metadata) -> Any:
-    """The module of a file's architecture. Raises CheckpointError for those that are not served, and for files
-    that hold no model."""
+    """The module of a file's architecture. Raises CheckpointError for those that are not served, and for
+    files that hold no model."""
     kind = meta.string("general.type", "model")
     if kind == "adapter":
         raise meta.error("general.type", "a LoRA adapter is no model; name the file of the model itself")
     if kind == "mmproj" or meta.arch == "clip":
         raise CheckpointError(
-            f"{meta.path}: it is a projector of images (mmproj), not a model; name the file of the model itself"
+            f"{meta.path}: it is a projector of images (mmproj); name the file of the model itself"
         )
     if meta.arch not in ARCHITECTURES:
         raise meta.error("general.architecture", f"supported are {', '.join(ARCHITECTURES)}")

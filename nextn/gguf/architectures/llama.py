@@ -1,8 +1,8 @@
 """llama: Llama 2 and 3, Mistral, SmolLM: GQA, dense.
 
-llama.cpp turns neighbours, Llama's checkpoints a head's first half with its second: the rows of q and k stand
-in another order in the file, and are put back when they are read. Llama 3's rotary factors are a tensor in the
-file, rope_freqs, and four numbers in config.json.
+llama.cpp turns neighbours, Llama's checkpoints a head's first half with its second: the rows of q and k
+stand in another order in the file, and are put back when they are read. Llama 3's rotary factors are a tensor
+in the file, rope_freqs, and four numbers in config.json.
 """
 
 from __future__ import annotations

@@ -130,7 +130,8 @@ def test_deepseek2_names():
             "token_embd.weight", "output_norm.weight", "blk.0.attn_q_a.weight", "blk.61.nextn.eh_proj.weight",
             ("blk.5.ffn_down_exps.weight", (2, 7, 3)), ("blk.5.ffn_gate_up_exps.weight", (2, 6, 7)),
             "blk.5.exp_probs_b.bias", "blk.5.ffn_gate_inp.weight", "blk.5.ffn_up_shexp.weight",
-            "blk.7.attn_k_b.weight", "blk.7.attn_v_b.weight", "blk.8.attn_kv_b.weight", "blk.9.attn_v_b.weight",
+            "blk.7.attn_k_b.weight", "blk.7.attn_v_b.weight", "blk.8.attn_kv_b.weight",
+            "blk.9.attn_v_b.weight",
             "blk.61.nextn.shared_head_norm.weight", "rope.what",
         ),
     )  # fmt: skip
@@ -150,7 +151,9 @@ def test_deepseek2_names():
         mlp + "gate.weight": Rows("blk.5.ffn_gate_inp.weight", 0, 1),
         mlp + "gate.e_score_correction_bias": Rows("blk.5.exp_probs_b.bias", 0, 1),
         mlp + "shared_experts.up_proj.weight": Rows("blk.5.ffn_up_shexp.weight", 0, 1),
-        "model.layers.7.self_attn.kv_b_proj.weight": KeyValueUp("blk.7.attn_k_b.weight", "blk.7.attn_v_b.weight", 4),
+        "model.layers.7.self_attn.kv_b_proj.weight": KeyValueUp(
+            "blk.7.attn_k_b.weight", "blk.7.attn_v_b.weight", 4
+        ),
         "model.layers.8.self_attn.kv_b_proj.weight": Rows("blk.8.attn_kv_b.weight", 0, 1),
         "blk.9.attn_v_b.weight": Rows("blk.9.attn_v_b.weight", 0, 1),
         "rope.what": Rows("rope.what", 0, 1),
@@ -199,7 +202,7 @@ def test_llama_3_2_1b():
         "original_max_position_embeddings": 8192,
     }  # fmt: skip
     with pytest.raises(
-        CheckpointError, match="factors in tensor 'rope_freqs.weight' are none that nextn knows"
+        CheckpointError, match=r"factors in tensor 'rope_freqs\.weight' are none that nextn knows"
     ):
         llama.config(meta("llama", GQA, **ENDS), tensors, lambda tensor: [2.0 * f for f in factors])
 
@@ -207,7 +210,8 @@ def test_llama_3_2_1b():
 def test_llama_names_and_what_it_is_not():
     found = llama.tensors(
         meta("llama", GQA),
-        names("rope_freqs.weight", ("blk.0.attn_q.weight", (2048, 2048)), ("blk.0.attn_k.weight", (512, 2048)),
+        names("rope_freqs.weight", ("blk.0.attn_q.weight", (2048, 2048)),
+              ("blk.0.attn_k.weight", (512, 2048)),
               ("blk.0.attn_v.weight", (512, 2048)), "blk.0.ffn_norm.weight"),
     )  # fmt: skip
     at = "model.layers.0."

@@ -53,6 +53,15 @@ def read(tmp_path, data):
     return read_header(file)
 
 
+def why_not(folder, data):
+    """What the refusal says; None if it is read."""
+    try:
+        read(folder, data)
+    except CheckpointError as e:
+        return str(e)
+    return None
+
+
 def refused(tmp_path, data, *parts):
     with pytest.raises(CheckpointError) as e:
         read(tmp_path, data)
@@ -124,20 +133,16 @@ def test_other_bytes_anywhere(folder, changes):
     data = bytearray(SOUND)
     for at, byte in changes:
         data[at] = byte
-    try:
-        read(folder, bytes(data))
-    except CheckpointError as e:
-        assert str(folder / "x.gguf") in str(e)
+    said = why_not(folder, bytes(data))
+    assert said is None or str(folder / "x.gguf") in said
 
 
 @settings(max_examples=200)
 @given(st.binary(max_size=300))
 def test_any_bytes_behind_a_sound_beginning(folder, rest):
     for start in (b"", b"GGUF" + struct.pack("<I", 3), SOUND[:24], SOUND[:70]):
-        try:
-            read(folder, start + rest)
-        except CheckpointError as e:
-            assert str(folder / "x.gguf") in str(e)
+        said = why_not(folder, start + rest)
+        assert said is None or str(folder / "x.gguf") in said
 
 
 ARCH = ("general.architecture", value(STRING, "llama"))
@@ -158,9 +163,13 @@ FAULTS = {
     "a long string in an array": (
         gguf_bytes([("k", struct.pack("<IIQQ", ARRAY, STRING, 1, HUGE))]) + bytes(9), "key 'k'",
     ),
-    "arrays of arrays": (gguf_bytes([("k", struct.pack("<IIQ", ARRAY, ARRAY, 1))]) + bytes(99), "array of arrays"),
+    "arrays of arrays": (
+        gguf_bytes([("k", struct.pack("<IIQ", ARRAY, ARRAY, 1))]) + bytes(99), "array of arrays",
+    ),
     "no such type": (gguf_bytes([("k", struct.pack("<I", 13))]) + bytes(9), "key 'k' is of type 13"),
-    "no such type in an array": (gguf_bytes([("k", struct.pack("<IIQ", ARRAY, 77, 1))]) + bytes(9), "type 77"),
+    "no such type in an array": (
+        gguf_bytes([("k", struct.pack("<IIQ", ARRAY, 77, 1))]) + bytes(9), "type 77",
+    ),
     "no bool": (gguf_bytes([("k", struct.pack("<IB", BOOL, 2))]), "neither 0 nor 1"),
     "no UTF-8": (gguf_bytes([("k", struct.pack("<I", STRING) + string(b"\xff"))]), "not UTF-8"),
     "no UTF-8 in an array": (
@@ -177,7 +186,7 @@ FAULTS = {
     "five dimensions": (gguf_bytes([], [tensor("t", [1] * 5, 0, 0)], bytes(64)), "5 dimensions"),
     "an empty dimension": (gguf_bytes([], [tensor("t", [8, 0], 0, 0)], bytes(64)), "out of range"),
     "a huge dimension": (gguf_bytes([], [tensor("t", [8, HUGE], 0, 0)], bytes(64)), "out of range"),
-    "a huge product": (gguf_bytes([], [tensor("t", [1 << 39] * 4, 0, 0)], bytes(64)), "cut short in tensor 't'"),
+    "a huge product": (gguf_bytes([], [tensor("t", [1 << 39] * 4, 0, 0)], bytes(64)), "cut short in tensor"),
     "no such tensor type": (gguf_bytes([], [tensor("t", [8], 99, 0)], bytes(64)), "'t' is of type 99"),
     "part of a block": (gguf_bytes([], [tensor("t", [33], 8, 0)], bytes(99)), "no whole blocks of Q8_0"),
     "an odd offset": (gguf_bytes([], [tensor("t", [8], 0, 4)], bytes(64)), "not a multiple of 32"),

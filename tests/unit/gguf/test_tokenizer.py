@@ -2,6 +2,7 @@
 
 import json
 import random
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -244,11 +245,7 @@ def as_llama_cpp(text, scores):
     """The neighbours whose token has the highest score are merged, the first of them first."""
     parts = list(text)
     while True:
-        pairs = [
-            (-scores[a + b], i)
-            for i, (a, b) in enumerate(zip(parts, parts[1:], strict=False))
-            if a + b in scores
-        ]
+        pairs = [(-scores[a + b], i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in scores]
         if not pairs:
             break
         _, i = min(pairs)
@@ -274,5 +271,5 @@ def test_sentencepiece_without_a_space_before():
 
 
 def test_sentencepiece_needs_scores():
-    with pytest.raises(CheckpointError, match="'tokenizer.ggml.scores' has 1 values, for 3 tokens"):
+    with pytest.raises(CheckpointError, match=r"'tokenizer\.ggml\.scores' has 1 values, for 3 tokens"):
         tokenizer_files(meta(model="llama", tokens=["a", "b", "ab"], scores=[1.0]))

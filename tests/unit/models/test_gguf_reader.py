@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from types import SimpleNamespace
@@ -123,7 +122,7 @@ def test_parts_are_one_model(source, tmp_path):
 def test_a_part_by_another_name(source, tmp_path):
     first = as_gguf(source.folder, tmp_path / "m.gguf", "q8_0", split=20)
     other = first.rename(tmp_path / "other.gguf")
-    with pytest.raises(CheckpointError, match="it is part 1 of [0-9]+; it must be named so"):
+    with pytest.raises(CheckpointError, match=r"it is part 1 of [0-9]+; it must be named so"):
         model_folder(str(other))
 
 
@@ -207,7 +206,7 @@ def test_bytes_changed_anywhere_in_the_header(source, tmp_path):
     data = file.read_bytes()
     (opened,) = open_gguf([file])
     header = min(info.start for info in opened.tensors.values())
-    rng, refused = random.Random(5), 0
+    rng, refused = random.Random(5), []
     for i in range(250):
         changed = bytearray(data)
         at = rng.randrange(header)
@@ -221,7 +220,7 @@ def test_bytes_changed_anywhere_in_the_header(source, tmp_path):
                 folder, expected_tensors(cfg, 0), lambda *_: None, skip_prefixes=("model.layers.3",)
             )
         except ValueError as e:
-            refused += 1
-            assert str(name) in str(e) or str(i) in json.dumps(str(e)), e
+            refused.append((name.stem, str(e)))
         name.unlink()
-    assert refused > 50
+    assert len(refused) > 50
+    assert all(f"/{stem}.gguf" in said or f"/{stem}-" in said for stem, said in refused)
