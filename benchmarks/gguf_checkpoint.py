@@ -5,7 +5,7 @@
 
 Keys and names are those of llama.cpp's converter, which leaves out the NextN layers of DeepSeek's models.
 Norms and routers stay f32. A matrix whose rows are no whole blocks of the type is stored in q8_0, or in
-bf16. It needs `pip install gguf`. The last line is JSON.
+bf16. It needs `pip install gguf`, and memory for all weights. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -58,19 +58,18 @@ LAYER = {
 }
 WHOLE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 # Spaces, digits, letters of several scripts, signs: what pre-tokenizers treat differently.
-SAMPLE = (
-    "I've 3 33 333 3333 3.14 'RE'll we'D\n\n \n  if x[0]!= \"a_b\":\r\n\treturn  {1:2}; ...!!! "
-    "我想在apple工作1314 hétérogène É́T ĲΣ нещо на Български かな カナ 🚀 \u200d   trailing  "
-)
+SAMPLE = "I've 3 33 333 3333 3.14 'RE'll we'D\n\n \n  if x[0]!= \"a_b\":\r\n\treturn  {1:2}; ...!!! "
+SAMPLE += "我想在apple工作1314 hétérogène É́T ĲΣ нещо на Български かな カナ 🚀 \u200d   trailing  "
 
 
 def write_gguf(source: Path, out: Path, kind: Type, split: int = 0, nextn: bool = True) -> dict[str, Any]:
-    """nextn: with NextN layers, if there are any. split: the most tensors of a part, of which NAME-00001-of-0000N.gguf is written; 0: one file. Returns
-    what was written. Raises ValueError for a folder that cannot be written so."""
-    cfg, config = ModelConfig.from_folder(source), read_json(source / "config.json")
+    """split: the most tensors of a part, NAME-00001-of-0000N.gguf and so on; 0: one file. nextn: with NextN
+    layers, if there are any. Returns what was written. Raises ValueError for a folder that GGUF has no keys
+    for."""
+    cfg = ModelConfig.from_folder(source)
     layers = stored_nextn_layers(source, cfg) if nextn else 0
     writer = gguf.GGUFWriter(str(out), "deepseek2", use_temp_file=not split, split_max_tensors=split)
-    _add_config(writer, cfg, config, layers)
+    _add_config(writer, cfg, layers)
     _add_tokenizer(writer, source, cfg)
     values = 0
     for name, weight in _tensors(source, cfg, layers):
@@ -102,7 +101,7 @@ def type_of(name: str, weight: Tensor, kind: Type) -> Type:
     raise AssertionError(name)
 
 
-def _add_config(writer: gguf.GGUFWriter, cfg: ModelConfig, config: dict[str, Any], layers: int) -> None:
+def _add_config(writer: gguf.GGUFWriter, cfg: ModelConfig, layers: int) -> None:
     writer.add_block_count(cfg.num_hidden_layers + layers)
     if layers:
         writer.add_uint32("deepseek2.nextn_predict_layers", layers)

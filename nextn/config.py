@@ -22,7 +22,7 @@ from nextn.draft import (
     Shape,
     tree_size,
 )
-from nextn.gguf.folder import gguf_folder, is_gguf
+from nextn.gguf.files import is_gguf
 from nextn.option import option
 from nextn.parallel_config import ParallelConfig
 from nextn.params_check import VERIFY_MODES
@@ -44,7 +44,11 @@ def model_folder(model_path: str) -> Path:
     if model_path == EMBEDDED or model_path.partition(":")[0] == FAKE:
         return Path(__file__).parent / "data" / EMBEDDED
     path = Path(model_path)
-    return gguf_folder(path) if is_gguf(path) else path
+    if not is_gguf(path):
+        return path
+    from nextn.gguf.folder import gguf_folder
+
+    return gguf_folder(path)
 
 
 def hub_hint(path: str) -> str:

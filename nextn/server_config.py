@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 
 from nextn.config import EngineConfig, usable_cores
-from nextn.gguf.folder import gguf_name
+from nextn.gguf.files import gguf_name
 from nextn.option import option
 
 API_KEY_VARIABLE = "NEXTN_API_KEY"

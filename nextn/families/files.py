@@ -9,7 +9,7 @@ from typing import Any
 
 from nextn.checkpoint_error import CheckpointError as CheckpointError
 from nextn.config import hub_hint
-from nextn.gguf.folder import GGUF_FILES as GGUF_FILES
+from nextn.gguf.files import GGUF_FILES as GGUF_FILES
 
 SHOWN = 10
 LARGEST_JSON = 100_000_000  # bytes; DeepSeek-V3's index, the largest of these files, has 9 million

@@ -1,7 +1,8 @@
 """GGUF files (llama.cpp's format): what is in their headers, in the words of a checkpoint folder.
 
+    files     which files these are, and what their models are called
     header    what a file says of itself: keys with values, tensors
-    split     a model in several files
+    parts     a model in several files
     metadata  keys, typed and checked
     names     which of its tensors hold what a checkpoint calls by another name; a file an architecture
     tokenizer tokenizer.json and the chat template

@@ -20,40 +20,13 @@ from nextn import __version__
 from nextn.checkpoint_error import CheckpointError
 from nextn.gguf.architectures import architecture
 from nextn.gguf.architectures.common import COPIES
-from nextn.gguf.header import MAGIC
-from nextn.gguf.parts import NAME, Parts, read_parts
+from nextn.gguf.files import GGUF_FILES, PART, gguf_name
+from nextn.gguf.parts import Parts, read_parts
 from nextn.gguf.tokenizer import tokenizer_files
 from nextn.gguf.types import READABLE
 
-GGUF_FILES = "weights.gguf.json"  # {"files": [paths of the GGUF files]}
 SHOWN = 5
 EDITION = 1  # to be raised where this room makes other files than before from the same GGUF file
-
-
-def is_gguf(path: Path) -> bool:
-    """By its name, or by its first bytes."""
-    if not path.is_file():
-        return False
-    if path.suffix.lower() == ".gguf":
-        return True
-    try:
-        with open(path, "rb") as file:
-            return file.read(len(MAGIC)) == MAGIC
-    except OSError:
-        return False
-
-
-def gguf_name(path: str) -> str | None:
-    """What a model is called after its file; None where it is none by its name.
-
-    >>> gguf_name("/models/GLM-4.7-Flash-Q4_K_M-00001-of-00002.gguf")
-    'GLM-4.7-Flash-Q4_K_M'
-    """
-    name = os.path.basename(path)
-    if not name.lower().endswith(".gguf"):
-        return None
-    part = NAME.fullmatch(name)
-    return part[1] if part else name[: -len(".gguf")]
 
 
 def gguf_folder(path: Path) -> Path:
@@ -89,7 +62,7 @@ def gguf_folder(path: Path) -> Path:
 
 def _digest(file: Path) -> str:
     """Of what would make another folder."""
-    named = NAME.fullmatch(file.name)
+    named = PART.fullmatch(file.name)
     files = sorted(file.parent.glob(f"{_escaped(named[1])}-*-of-{named[3]}.gguf")) if named else [file]
     stats = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files]
     return hashlib.sha256(repr((__version__, EDITION, stats)).encode()).hexdigest()[:16]

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nextn.checkpoint_error import CheckpointError
+from nextn.gguf.files import MAGIC
 from nextn.gguf.types import TYPES, Type
 
-MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 ALIGNMENT = "general.alignment"
 LARGEST = 1 << 26  # bytes of a header: a vocabulary of 260,000 tokens takes 15 million

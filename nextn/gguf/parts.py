@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from nextn.checkpoint_error import CheckpointError
+from nextn.gguf.files import PART
 from nextn.gguf.header import Header, Tensor, read_header
 from nextn.gguf.metadata import Metadata
 
-NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 MOST_WEIGHTS = 1 << 16  # of a tensor that config.json is made from
 
 
@@ -46,7 +45,7 @@ def read_parts(path: Path) -> Parts:
     count, number = _split(first)
     if count == 1:
         return Parts([first], Metadata(path, first.values), dict(first.tensors))
-    named = NAME.fullmatch(path.name)
+    named = PART.fullmatch(path.name)
     if named is None or (int(named[2]), int(named[3])) != (number + 1, count):
         raise CheckpointError(
             f"{path}: it is part {number + 1} of {count}; it must be named so, as "

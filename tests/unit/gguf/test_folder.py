@@ -15,7 +15,8 @@ from nextn.engine.facts import digest
 from nextn.families.config import ModelConfig
 from nextn.families.files import checkpoint_folder
 from nextn.gguf import folder
-from nextn.gguf.folder import gguf_folder, gguf_name, is_gguf
+from nextn.gguf.files import gguf_name, is_gguf
+from nextn.gguf.folder import gguf_folder
 from nextn.server_config import ServerConfig
 
 NAMES = [
