@@ -22,6 +22,7 @@ from nextn.draft import (
     Shape,
     tree_size,
 )
+from nextn.gguf.files import is_gguf
 from nextn.option import option
 from nextn.parallel_config import ParallelConfig
 from nextn.params_check import VERIFY_MODES
@@ -36,10 +37,18 @@ CPU_LEVELS = ("portable", "avx2", "avx512", "avx512bf16", "amx")
 
 def model_folder(model_path: str) -> Path:
     """Where a model lies. The embedded model's name stands for its folder in the package; so does the
-    fake model's, which borrows its tokenizer."""
+    fake model's, which borrows its tokenizer. A GGUF file's folder is made from it.
+
+    Raises CheckpointError (a ValueError) for a GGUF file that cannot be served.
+    """
     if model_path == EMBEDDED or model_path.partition(":")[0] == FAKE:
         return Path(__file__).parent / "data" / EMBEDDED
-    return Path(model_path)
+    path = Path(model_path)
+    if not is_gguf(path):
+        return path
+    from nextn.gguf.folder import gguf_folder
+
+    return gguf_folder(path)
 
 
 def hub_hint(path: str) -> str:
@@ -67,7 +76,7 @@ class EngineConfig(ParallelConfig):
     model_path: str = option(
         EMBEDDED,
         "model",
-        "checkpoint folder (config.json and safetensors), or nextn-tiny, the model in the package",
+        "checkpoint folder (config.json and safetensors), GGUF file, or nextn-tiny, the model in the package",
         "--model",
     )
     load_format: str = option(
@@ -209,7 +218,7 @@ class EngineConfig(ParallelConfig):
         None,
         "speculation",
         "folder with the MTP layer, if it is not in --model-path: an export by nextn export-mtp, SGLang or "
-        "xLLM, or a whole checkpoint; not read if speculation is off",
+        "xLLM, or a whole checkpoint or GGUF file; not read if speculation is off",
         "--speculative-draft-model",
         "--draft_model",
         "--spec-model",

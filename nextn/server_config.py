@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 
 from nextn.config import EngineConfig, usable_cores
+from nextn.gguf.files import gguf_name
 from nextn.option import option
 
 API_KEY_VARIABLE = "NEXTN_API_KEY"
@@ -279,7 +280,8 @@ class ServerConfig(EngineConfig):
 
     @property
     def model_name(self) -> str:
-        return self.served_model_name or os.path.basename(os.path.normpath(self.model_path))
+        path = os.path.normpath(self.model_path)
+        return self.served_model_name or gguf_name(path) or os.path.basename(path)
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 import nextn
+from nextn.checkpoint_error import CheckpointError
 from nextn.cli.errors import CommandError
 from nextn.cli.parser import Parser, dashed
 
@@ -44,6 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CommandError as e:
         print(f"nextn {name}: error: {e}", file=sys.stderr)
         return e.exit_code
+    except CheckpointError as e:
+        print(f"nextn {name}: error: {' '.join(str(e).split())}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print(f"nextn {name}: ended by Ctrl-C", file=sys.stderr)
         return 130

@@ -20,7 +20,10 @@ HELP = "measure a model without and with MTP on real prompts, and compare every 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--model-path", "--model", default=EMBEDDED, help=f"checkpoint folder (default: {EMBEDDED})"
+        "--model-path",
+        "--model",
+        default=EMBEDDED,
+        help=f"checkpoint folder or GGUF file (default: {EMBEDDED})",
     )
     parser.add_argument(
         "--speculative-num-steps", type=drafts, default="auto", metavar="N|auto",

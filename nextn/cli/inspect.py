@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     parser.add_argument(
         "--model-path", "--model", action=Store, default=UNSET, metavar="DIR",
-        help=f"checkpoint folder (default: {EMBEDDED})",
+        help=f"checkpoint folder or GGUF file (default: {EMBEDDED})",
     )  # fmt: skip
     parser.add_argument(
         "--machine", action="store_true", help="show instead what this machine can run: cores, kernels, GPU"

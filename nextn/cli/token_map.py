@@ -20,7 +20,10 @@ HELP = "write a corpus' most frequent tokens to a file, for --speculative-token-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--model-path", "--model", default=EMBEDDED, help=f"checkpoint folder (default: {EMBEDDED})"
+        "--model-path",
+        "--model",
+        default=EMBEDDED,
+        help=f"checkpoint folder or GGUF file (default: {EMBEDDED})",
     )
     parser.add_argument("--size", type=int, default=32768, help="tokens to keep (default: 32768)")
     parser.add_argument("--output", type=Path, required=True, help="JSON file to write")

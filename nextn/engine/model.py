@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,13 @@ from nextn.models.base import Model
 from nextn.models.draft_folder import OPTION, DraftFolder
 from nextn.models.dummy import dummy_checkpoint
 from nextn.models.fake import FakeModel, parse_acceptance
-from nextn.models.loader import ALLOW_NON_FINITE, load_checkpoint, stored_formats, stored_nextn_layers
+from nextn.models.loader import (
+    ALLOW_NON_FINITE,
+    LoadReport,
+    load_checkpoint,
+    stored_formats,
+    stored_nextn_layers,
+)
 from nextn.models.names import (
     cut_prefixes,
     expected_tensors,
@@ -41,7 +48,7 @@ from nextn.ops.cpu.coded import by_bytes
 from nextn.ops.cpu.library import BY_BYTES, NoLibrary, choose_level, library
 from nextn.ops.cpu.ways import Ways
 from nextn.ops.registry import make_ops, triton_obstacle
-from nextn.ops.stored import INT4, W8A16, Format
+from nextn.ops.stored import FEW_BITS, INT4, W8A16, Format
 
 # Bytes of bf16 weights that a CPU's caches may hold.
 CACHED = 64 << 20
@@ -160,6 +167,7 @@ def make_model(
         allow_non_finite=allow,
         rows=rows,
     )
+    _log_few_bits({n: f for n, f in stored.items() if n in expected}, as_stored, report)
     non_finite = report.non_finite
     if draft is not None:
         non_finite += draft.load(cfg, nextn, place, dtype, as_stored, allow, rows).non_finite
@@ -169,6 +177,23 @@ def make_model(
             "%s: %d tensors with NaN or infinite values: %s", ALLOW_NON_FINITE, len(non_finite), names
         )
     return model, kernels
+
+
+def _log_few_bits(stored: Mapping[str, Format], kept: Collection[str], report: LoadReport) -> None:
+    """What matrices of few bits are computed from, and what it took to get them ready."""
+    few = {name: format.name for name, format in stored.items() if format.name in FEW_BITS}
+    if not few:
+        return
+    computed = Counter(kind for name, kind in few.items() if name in kept)
+    others = Counter(kind for name, kind in few.items() if name not in kept)
+    log.info(
+        "weights of few bits: %s computed from as stored, %s widened; %.2f GB read and packed in %.1f s",
+        _counts(computed), _counts(others), report.bytes / 1e9, report.seconds,
+    )  # fmt: skip
+
+
+def _counts(kinds: Counter[str]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()) or "none"
 
 
 def _cut(config: EngineConfig, cfg: ModelConfig) -> ModelConfig:

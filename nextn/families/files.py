@@ -7,15 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from nextn.checkpoint_error import CheckpointError as CheckpointError
 from nextn.config import hub_hint
+from nextn.gguf.files import GGUF_FILES as GGUF_FILES
 
 SHOWN = 10
-GGUF_FILES = "weights.gguf.json"  # in a folder made from GGUF files: {"files": [their paths]}
 LARGEST_JSON = 100_000_000  # bytes; DeepSeek-V3's index, the largest of these files, has 9 million
-
-
-class CheckpointError(ValueError):
-    """A checkpoint cannot be used; the message names the file and, where known, the tensor."""
 
 
 def first_names(names: Sequence[str]) -> str:
@@ -28,11 +25,15 @@ def checkpoint_folder(path: str | Path, option: str = "--model-path") -> Path:
     """`path` as a Path. Raises CheckpointError naming the `option` it came from when it is not a folder."""
     folder = Path(path)
     if not folder.exists():
+        if folder.suffix.lower() == ".gguf":
+            raise CheckpointError(f"{folder}: there is no such file; {option} names it")
         raise CheckpointError(
             f"{folder}: there is no such folder; {option} must name a checkpoint folder{hub_hint(str(path))}"
         )
     if not folder.is_dir():
-        raise CheckpointError(f"{folder} is a file; {option} must name the folder that holds config.json")
+        raise CheckpointError(
+            f"{folder} is a file; {option} must name the folder that holds config.json, or a GGUF file"
+        )
     return folder
 
 

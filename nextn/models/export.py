@@ -115,7 +115,9 @@ def _sources(
         info = shards.info(name)
         if info.format is not None:
             raise CheckpointError(
-                f"{shards.folder}: {name} is {info.dtype}; nextn export-mtp copies plain and FP8 tensors only"
+                f"{shards.where[name].path}: {name} is {info.format.name}; nextn export-mtp copies plain "
+                "and FP8 tensors only. To draft with this NextN layer, name the checkpoint by "
+                "--speculative-draft-model-path"
             )
         blocks = info.dtype == FP8
         dtype = torch.bfloat16 if blocks and to_bf16 else DTYPES[info.dtype]

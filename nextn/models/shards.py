@@ -1,5 +1,5 @@
-"""The safetensors files of a checkpoint folder: model.safetensors, or an index and its shards; and files of
-MTP layers that nothing else names (SGLang's `maybe_add_mtp_safetensors` knows two names of such)."""
+"""The files that hold a checkpoint's weights: model.safetensors, an index and its shards, or GGUF files; and
+files of MTP layers that nothing else names (SGLang's `maybe_add_mtp_safetensors` knows two names of such)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from typing import Protocol
 
 from torch import Tensor
 
-from nextn.families.files import CheckpointError, checkpoint_folder, contents, first_names, read_json
+from nextn.families.files import (
+    CheckpointError,
+    checkpoint_folder,
+    contents,
+    first_names,
+    gguf_files,
+    read_json,
+)
+from nextn.models.gguf_reader import GgufFile, open_gguf
 from nextn.models.safetensors_reader import SafetensorsFile, TensorInfo
 from nextn.ops.stored import Stored
 
@@ -49,11 +57,16 @@ class Shards:
 def open_shards(path: str | Path) -> Iterator[Shards]:
     """Opens every file of a checkpoint. Raises CheckpointError naming the file and the tensor."""
     folder = checkpoint_folder(path)
-    indexed = _index(folder)
+    gguf = gguf_files(folder)
+    indexed = None if gguf else _index(folder)
     names = sorted(set(indexed.values())) if indexed is not None else [SINGLE]
     names += sorted(file.name for file in folder.glob(MTP) if file.name not in names)
     with ExitStack() as stack:
-        files = [stack.enter_context(SafetensorsFile(folder / name)) for name in names]
+        files: list[GgufFile] | list[SafetensorsFile]
+        if gguf:
+            files = [stack.enter_context(file) for file in open_gguf(gguf)]
+        else:
+            files = [stack.enter_context(SafetensorsFile(folder / name)) for name in names]
         where: dict[str, TensorFile] = {}
         for file in files:
             for name in file.tensors:

@@ -71,7 +71,7 @@ class Stored:
 
     def take(self, rows: Sequence[int]) -> Stored:
         """Its rows with these numbers, in this order."""
-        return self._some(torch.tensor(rows), len(rows))
+        return self._some(torch.tensor(rows, dtype=torch.long), len(rows))
 
     def _some(self, rows: slice | Tensor, count: int) -> Stored:
         scale = None if self.scale is None else self.scale[rows]

@@ -13,6 +13,8 @@ ROOT = Path(nextn.__file__).parent
 # Every room may import itself, the leaves and those named here, or no more than a module of one. A room in a
 # room is one of its own.
 LEAVES = {
+    "checkpoint_error",
+    "gguf",
     "option",
     "parallel_config",
     "config",

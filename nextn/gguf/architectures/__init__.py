@@ -1,0 +1,37 @@
+"""Architectures of GGUF files: for each a file with
+
+    config(meta, tensors, weights)   config.json, as the model's own checkpoints have it
+    tensors(meta, tensors)           where their tensors lie, by name
+
+Keys and names are those that llama.cpp's conversion/ writes and its src/models/ read.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from nextn.checkpoint_error import CheckpointError
+from nextn.gguf.metadata import Metadata
+
+ARCHITECTURES = {
+    "deepseek2": "nextn.gguf.architectures.deepseek2",
+    "llama": "nextn.gguf.architectures.llama",
+    "qwen3": "nextn.gguf.architectures.qwen3",
+    "glm4moe": "nextn.gguf.architectures.glm4moe",
+}
+
+
+def architecture(meta: Metadata) -> Any:
+    """The module of a file's architecture. Raises CheckpointError for those that are not served, and for
+    files that hold no model."""
+    kind = meta.string("general.type", "model")
+    if kind == "adapter":
+        raise meta.error("general.type", "a LoRA adapter is no model; name the file of the model itself")
+    if kind == "mmproj" or meta.arch == "clip":
+        raise CheckpointError(
+            f"{meta.path}: it is a projector of images (mmproj); name the file of the model itself"
+        )
+    if meta.arch not in ARCHITECTURES:
+        raise meta.error("general.architecture", f"supported are {', '.join(ARCHITECTURES)}")
+    return importlib.import_module(ARCHITECTURES[meta.arch])

@@ -1,0 +1,201 @@
+"""The tensors of GGUF files by the names of a checkpoint, read one by one.
+
+Blocks of few bits come as the file has them (`Stored`), a slice of a stacked tensor for each expert. They are
+read with plain reads, as safetensors files are (`nextn.models.safetensors_reader` says why): a tensor owns
+its bytes, and what the system keeps of the file it can drop.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+
+import torch
+from torch import Tensor
+
+from nextn.checkpoint_error import CheckpointError
+from nextn.gguf.architectures import architecture
+from nextn.gguf.header import Tensor as FileTensor
+from nextn.gguf.names import KeyValueUp, Rows, Source
+from nextn.gguf.parts import Parts, read_parts
+from nextn.gguf.types import BLOCKS
+from nextn.models.memory import fresh
+from nextn.models.safetensors_reader import TensorInfo
+from nextn.ops.stored import Format, Stored
+from nextn.ops.widen import widened
+
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Of a tensor: what is said of it, and where its rows lie, or those of its halves."""
+
+    info: TensorInfo
+    source: Source
+    tensors: tuple[FileTensor, ...]
+    paths: tuple[Path, ...]  # of their files: halves may be in two parts
+
+
+def open_gguf(files: Sequence[Path]) -> list[GgufFile]:
+    """All files of a model, to be entered. Raises CheckpointError naming the file and the tensor."""
+    try:
+        stats = tuple((f, s.st_size, s.st_mtime_ns) for f, s in ((f, f.stat()) for f in files))
+    except OSError as e:
+        raise CheckpointError(f"{e.filename} cannot be read: {e.strerror}") from e
+    return [GgufFile(path, places) for path, places in zip(files, _places(stats), strict=True)]
+
+
+@functools.lru_cache(4)  # a start opens its files several times
+def _places(stats: tuple[tuple[Path, int, int], ...]) -> list[Mapping[str, _Place]]:
+    """Of each file, its tensors by the checkpoint's names, in the order in which they lie there."""
+    parts = read_parts(stats[0][0])
+    where = {name: i for i, header in enumerate(parts.headers) for name in header.tensors}
+    if [header.path for header in parts.headers] != [path for path, *_ in stats]:
+        raise CheckpointError(f"{stats[0][0]}: its parts are others than they were")
+    found: list[dict[str, _Place]] = [{} for _ in parts.headers]
+    try:
+        sources = architecture(parts.meta).tensors(parts.meta, parts.tensors)
+    except CheckpointError:
+        raise
+    except ValueError as e:
+        raise CheckpointError(f"{parts.meta.path}: {e}") from e
+    for name, source in sources.items():
+        first = source.keys if isinstance(source, KeyValueUp) else source.tensor
+        found[where[first]][name] = _place(parts, name, source)
+    return [
+        MappingProxyType(dict(sorted(places.items(), key=lambda item: item[1].info.start)))
+        for places in found
+    ]
+
+
+def _place(parts: Parts, name: str, source: Source) -> _Place:
+    if isinstance(source, KeyValueUp):
+        both = parts.tensors[source.keys], parts.tensors[source.values]
+        paths = tuple(parts.part_of(t.name).path for t in both)
+        return _Place(_info_of_both(parts, name, source, *both), source, both, paths)
+    tensor = parts.tensors[source.tensor]
+    size = (tensor.end - tensor.start) // tensor.rows
+    start = tensor.start + source.first * size
+    shape = (source.count,) if len(tensor.shape) == 1 else (source.count, tensor.shape[-1])
+    kind, path = tensor.type.name, parts.part_of(tensor.name).path
+    format = Format(kind, tensor.type.values) if kind in BLOCKS and len(shape) == 2 else None
+    if source.heads and source.count % (2 * source.heads):
+        raise CheckpointError(
+            f"{path}: tensor {tensor.name!r} has {source.count} rows, no pairs of {source.heads} heads"
+        )
+    info = TensorInfo(name, kind, shape, start, start + source.count * size, format)
+    return _Place(info, source, (tensor,), (path,))
+
+
+def _info_of_both(
+    parts: Parts, name: str, source: KeyValueUp, keys: FileTensor, values: FileTensor
+) -> TensorInfo:
+    """Of kv_b_proj. `format` says that the file has few bits of it, though it is read widened: so the native
+    kernels hold it in int8. It begins where its keys do."""
+    heads, rank = source.heads, values.shape[-1]
+    file = parts.part_of(keys.name).path
+    for t, count in ((keys, heads * rank), (values, values.rows)):
+        if len(t.shape) == 1 or t.rows != count or not heads or t.rows % heads:
+            raise CheckpointError(
+                f"{file}: tensor {t.name!r} is {list(t.shape)}, which does not fit {heads} heads and "
+                f"{rank} latent values"
+            )
+        if t.type.name not in (*DTYPES, *BLOCKS):
+            raise CheckpointError(
+                f"{file}: tensor {t.name!r} is of type {t.type.name}, which nextn does not read"
+            )
+    few = [t.type for t in (keys, values) if t.type.name in BLOCKS]
+    same = keys.type == values.type and not few
+    size = keys.end - keys.start + values.end - values.start
+    return TensorInfo(
+        name,
+        keys.type.name if same else "F32",
+        (heads * keys.shape[-1] + values.rows, rank),
+        keys.start,
+        keys.start + size,
+        Format(few[0].name, few[0].values) if few else None,
+    )
+
+
+class GgufFile:
+    """One file, open while it is entered. tensors: in the order in which they lie in it."""
+
+    def __init__(self, path: Path, places: Mapping[str, _Place]) -> None:
+        self.path, self._places = path, places
+        self.tensors = {name: place.info for name, place in places.items()}
+
+    def __enter__(self) -> GgufFile:
+        with ExitStack() as stack:
+            paths = {self.path, *(path for place in self._places.values() for path in place.paths)}
+            try:
+                self._files = {p: stack.enter_context(open(p, "rb", buffering=0)) for p in paths}
+            except OSError as e:
+                raise CheckpointError(f"{e.filename} cannot be read: {e.strerror}") from e
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def read(self, name: str, rows: range | None = None) -> Tensor | Stored:
+        """One tensor, or these rows of its first axis: `Stored` where the file has blocks of few bits, but
+        kv_b_proj in f32 then."""
+        place = self._places[name]
+        rows = range(place.info.shape[0]) if rows is None else rows
+        if isinstance(place.source, KeyValueUp):
+            return self._kv_up(place, rows)
+        return self._rows(place, place.source, rows)
+
+    def _rows(self, place: _Place, source: Rows, rows: range) -> Tensor | Stored:
+        if not source.heads:
+            return self._read(place, 0, source.first + rows.start, len(rows), place.info.shape[1:])
+        numbers = [source.row_in_file(row) for row in rows]
+        first, last = min(numbers, default=0), max(numbers, default=-1)
+        found = self._read(place, 0, first, last + 1 - first, place.info.shape[1:])
+        order = [number - first for number in numbers]
+        return found.take(order) if isinstance(found, Stored) else found[order]
+
+    def _kv_up(self, place: _Place, rows: range) -> Tensor:
+        """Keys are [heads, rank, nope] in the file, values [heads, v, rank]: [nope + v, rank] a head."""
+        keys, values = place.tensors
+        assert isinstance(place.source, KeyValueUp)
+        heads, rank = place.source.heads, place.info.shape[1]
+        nope, v = keys.shape[-1], values.rows // heads
+        each, dtype = nope + v, DTYPES[place.info.dtype]
+        first, last = rows.start // each, -(-rows.stop // each)
+        count = last - first
+        key = _plain(self._read(place, 0, first * rank, count * rank, (nope,)), dtype).view(count, rank, nope)
+        value = _plain(self._read(place, 1, first * v, count * v, (rank,)), dtype).view(count, v, rank)
+        both = torch.cat((key.transpose(1, 2), value), 1).view(-1, rank)
+        return both[rows.start - first * each : rows.stop - first * each]
+
+    def _read(
+        self, place: _Place, which: int, first: int, count: int, columns: tuple[int, ...]
+    ) -> Tensor | Stored:
+        """Rows of one of its tensors."""
+        tensor, file = place.tensors[which], self._files[place.paths[which]]
+        size = (tensor.end - tensor.start) // tensor.rows
+        raw = fresh((count * size,), torch.uint8)
+        view = raw.numpy().data
+        file.seek(tensor.start + first * size)
+        done = 0
+        while done < len(view):  # one read returns 2 GiB at most
+            got = file.readinto(view[done:])
+            if not got:
+                raise CheckpointError(f"{place.paths[which]}: cut short inside tensor {tensor.name!r}")
+            done += got
+        kind = tensor.type.name
+        if kind in DTYPES:
+            return raw.view(DTYPES[kind]).view(count, *columns)
+        return Stored(Format(kind, tensor.type.values), (count, *columns), raw.view(count, size))  # type: ignore[arg-type]
+
+
+def _plain(found: Tensor | Stored, dtype: torch.dtype) -> Tensor:
+    return widened(found, dtype) if isinstance(found, Stored) else found.to(dtype)
