@@ -120,6 +120,11 @@ def make_model(
         made = quantize_format(config)
         way = _ways(config, level)
         model = native(cfg, nextn, threads, made, stored, drafting, level, ranks, world, way)
+        if made is not None and (others := model.weights.not_whole_groups):
+            log.info(
+                "--quantization w4a16: %d matrices are in int8, for their inputs are no whole groups of %d: %s",
+                len(others), made.group, first_names(others),
+            )  # fmt: skip
         place, dtype, as_stored = model.place, torch.float32, model.weights.as_stored
         rows = model.weights.rows
     else:
@@ -176,7 +181,7 @@ def _ways(config: EngineConfig, level: str) -> Callable[[int], int]:
 def quantize_format(config: EngineConfig) -> Format | None:
     """What --quantization makes of the layers' matrices."""
     if config.quantization == "w4a16":
-        return Format(INT4, config.quantization_group_size, zeros=True)
+        return Format(INT4, config.int4_group, zeros=True)
     return W8A16 if config.quantization == "w8a16" else None
 
 

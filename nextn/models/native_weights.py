@@ -65,6 +65,7 @@ class NativeWeights:
         self._coarse = False  # what is not stored in one byte already goes into int8
         self._way = way
         self.as_stored: frozenset[str] = frozenset()
+        self.not_whole_groups: list[str] = []  # to be converted to INT4, and in INT8 instead
         self._places: dict[str, Callable[..., None]] = {}
         self.rows: dict[str, range] = {}  # by name: those of its rows that `place` wants
         self._arena = Arena()
@@ -159,6 +160,8 @@ class NativeWeights:
             self.as_stored |= frozenset(names)
         elif kind is None:
             kind, block = self._layer_kind(n_in, format)
+            if kind == INT8 and self._quantize is not None and self._quantize.name == INT4:
+                self.not_whole_groups += names
             if kind == E4M3:
                 self.as_stored |= frozenset(names)
         packed = PackedWeight(n_out, n_in, kind, members, block, self._arena)
