@@ -311,7 +311,9 @@ class EngineConfig(ParallelConfig):
             "it must be between 0.05 and 0.98",
         )
         group = self.quantization_group_size
-        need(group in (None, *GROUPS), "quantization_group_size", f"choose from {', '.join(map(str, GROUPS))}")
+        need(
+            group in (None, *GROUPS), "quantization_group_size", f"choose from {', '.join(map(str, GROUPS))}"
+        )
         need(
             group is None or self.quantization == "w4a16",
             "quantization_group_size",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from nextn.models.token_map import read_token_map
 from nextn.ops.cpu.library import NoLibrary, choose_level, library
 from nextn.ops.cpu.ways import Ways
 from nextn.ops.registry import make_ops, triton_obstacle
-from nextn.ops.stored import INT4, W8A16, Format
+from nextn.ops.stored import FEW_BITS, INT4, W8A16, Format
 
 # Bytes of bf16 weights that a CPU's caches may hold.
 CACHED = 64 << 20
@@ -122,7 +122,7 @@ def make_model(
         model = native(cfg, nextn, threads, made, stored, drafting, level, ranks, world, way)
         if made is not None and (others := model.weights.not_whole_groups):
             log.info(
-                "--quantization w4a16: %d matrices are in int8, for their inputs are no whole groups of %d: %s",
+                "--quantization w4a16: %d matrices are in int8, for their inputs are not groups of %d: %s",
                 len(others), made.group, first_names(others),
             )  # fmt: skip
         place, dtype, as_stored = model.place, torch.float32, model.weights.as_stored
@@ -161,15 +161,40 @@ def make_model(
         allow_non_finite=allow,
         rows=rows,
     )
-    non_finite = report.non_finite
+    non_finite, widened = report.non_finite, report.widened
     if draft is not None:
-        non_finite += draft.load(cfg, nextn, place, dtype, as_stored, allow, rows).non_finite
+        report = draft.load(cfg, nextn, place, dtype, as_stored, allow, rows)
+        non_finite, widened = non_finite + report.non_finite, widened + report.widened
+    if kernels == "cpu":
+        _say_what_is_widened(cfg, nextn, stored, as_stored, widened)
     if non_finite:
         names = first_names(non_finite)
         log.warning(
             "%s: %d tensors with NaN or infinite values: %s", ALLOW_NON_FINITE, len(non_finite), names
         )
     return model, kernels
+
+
+def _say_what_is_widened(
+    cfg: ModelConfig,
+    nextn: int,
+    stored: Mapping[str, Format],
+    as_stored: Collection[str],
+    widened: Sequence[str],
+) -> None:
+    """Of matrices that the checkpoint stores in a few bits, what its user may not expect."""
+    names = [
+        name for name in widened if not name.endswith(cfg.names.kv_up)
+    ]  # these are in int8 in every model
+    if names:
+        log.info("%d matrices in a few bits are widened, as the kernels cannot read them as stored: %s",
+                 len(names), first_names(names))  # fmt: skip
+    kept = {stored[name].name for name in nextn_tensors(cfg, nextn) if name in stored and name in as_stored}
+    if kept & FEW_BITS.keys():
+        log.warning(
+            "the NextN layer is stored as %s: few of its drafts are accepted if that is 4 bits. "
+            "%s may name a folder with a plain one", ", ".join(sorted(kept)), OPTION,
+        )  # fmt: skip
 
 
 def _ways(config: EngineConfig, level: str) -> Callable[[int], int]:

@@ -16,6 +16,7 @@ from nextn.families.fields import Fields
 from nextn.families.files import checkpoint_folder, read_json
 from nextn.families.mtp import MTPSpec
 from nextn.families.names import TensorNames
+from nextn.families.quantization import Quantization
 from nextn.families.registry import architecture, family_of
 
 
@@ -29,13 +30,6 @@ class YarnScaling:
     beta_slow: float = 1.0
     mscale: float = 1.0
     mscale_all_dim: float = 0.0
-
-
-@dataclass(frozen=True)
-class Fp8Blocks:
-    """Weights stored as e4m3 with one float32 scale for each block of [rows, columns]."""
-
-    weight_block_size: tuple[int, int] = (128, 128)
 
 
 @dataclass(frozen=True)
@@ -70,7 +64,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     num_nextn_predict_layers: int
     tie_word_embeddings: bool
-    quantization: Fp8Blocks | None
+    quantization: Quantization | None
 
     @classmethod
     def from_folder(cls, path: str | Path) -> ModelConfig:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from nextn.families.config import Fp8Blocks, ModelConfig, YarnScaling
+from nextn.families.config import ModelConfig, YarnScaling
 from nextn.families.fields import Fields
 from nextn.families.mtp import MTPSpec
 from nextn.families.names import TensorNames
+from nextn.families.quantization import quantization
 
 NAMES = TensorNames(
     embedding="model.embed_tokens.weight",
@@ -60,8 +61,6 @@ ROPE_KEYS = {
     "original_max_position_embeddings", "partial_rotary_factor", "attention_factor", "truncate",
 }  # fmt: skip
 
-LARGEST_BLOCK = 65536  # rows or columns of an FP8 block
-
 
 def parse(name: str, f: Fields, generation: Fields | None) -> ModelConfig:
     """config.json, and generation_config.json's end tokens. name: of the architecture."""
@@ -101,7 +100,7 @@ def parse(name: str, f: Fields, generation: Fields | None) -> ModelConfig:
         eos_token_ids=tuple(dict.fromkeys(eos)),
         num_nextn_predict_layers=f.integer("num_nextn_predict_layers", 0, least=0),
         tie_word_embeddings=f.boolean("tie_word_embeddings", False),
-        quantization=_quantization(f),
+        quantization=quantization(f),
     )
 
 
@@ -185,26 +184,6 @@ def _scaling(t: Fields) -> YarnScaling | None:
         mscale=mscale,
         mscale_all_dim=all_dim,
     )
-
-
-def _quantization(f: Fields) -> Fp8Blocks | None:
-    t = f.table("quantization_config")
-    if t is None:
-        return None
-    t.get("quant_method")
-    t.only("quant_method", "fp8")
-    t.only("fmt", "e4m3")
-    t.only("activation_scheme", "dynamic")
-    block = t.get("weight_block_size")
-    if not (
-        isinstance(block, list)
-        and len(block) == 2
-        and all(isinstance(b, int) and not isinstance(b, bool) and 0 < b <= LARGEST_BLOCK for b in block)
-    ):
-        raise t.error(
-            "weight_block_size", f"supported: two positive integers up to {LARGEST_BLOCK}, as in [128, 128]"
-        )
-    return Fp8Blocks((block[0], block[1]))
 
 
 def _token_ids(f: Fields, vocab_size: int, default: int | None) -> tuple[int, ...]:

@@ -11,6 +11,8 @@ from typing import Protocol
 from torch import Tensor
 
 from nextn.families.files import CheckpointError, checkpoint_folder, contents, first_names, read_json
+from nextn.families.quantization import PackedCodes, Quantization
+from nextn.models.packed import packed_views
 from nextn.models.safetensors_reader import SafetensorsFile, TensorInfo
 from nextn.ops.stored import Stored
 
@@ -44,8 +46,9 @@ class Shards:
 
 
 @contextmanager
-def open_shards(path: str | Path) -> Iterator[Shards]:
-    """Opens every file of a checkpoint. Raises CheckpointError naming the file and the tensor."""
+def open_shards(path: str | Path, quantization: Quantization | None = None) -> Iterator[Shards]:
+    """Opens every file of a checkpoint. Matrices that are packed as `quantization` says appear as one tensor,
+    under the name of the plain one. Raises CheckpointError naming the file and the tensor."""
     folder = checkpoint_folder(path)
     indexed = _index(folder)
     names = sorted(set(indexed.values())) if indexed is not None else [SINGLE]
@@ -64,7 +67,11 @@ def open_shards(path: str | Path) -> Iterator[Shards]:
                 raise CheckpointError(
                     f"{folder / INDEX}: tensor {name} should be in {file_name}, which does not hold it"
                 )
-        yield Shards(folder, files, where)
+        if isinstance(quantization, PackedCodes):
+            views = packed_views(files, quantization)
+            yield Shards(folder, views, {name: view for view in views for name in view.tensors})
+        else:
+            yield Shards(folder, files, where)
 
 
 def _index(folder: Path) -> dict[str, str] | None:

@@ -15,9 +15,9 @@ LEAST = 1e-12  # range of a group that is all zeros
 
 
 def quantize_int4(weight: Tensor, group: int, zeros: bool) -> Stored:
-    """weight [n, k], k a multiple of group -> codes and, for each group, the scale with the least squared error
-    of those tried: for the codes of each range, the scale that fits them best. zeros: each group has a zero
-    point; without, it is 8.
+    """weight [n, k], k a multiple of group -> codes and, for each group, the scale with the least squared
+    error of those tried: for the codes of each range, the scale that fits them best. zeros: each group has a
+    zero point; without, it is 8.
 
     A search over ranges as in the quantisers of llama.cpp (make_qkx2_quants) and AutoAWQ (auto_clip).
     """
