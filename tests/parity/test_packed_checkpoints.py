@@ -13,9 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from compressed_tensors.compressors.pack_quantized import PackedQuantizationCompressor
-from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQConverter
-from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from parity.oracle import random_checkpoint
 from parity.test_native_model import BOUND, OPEN, apart, assert_equal, tokens
 from support.checkpoints import write_checkpoint
@@ -46,25 +43,29 @@ FORMATS: dict[str, tuple[dict[str, Any], Pack]] = {
 }
 
 
-def scheme(zeros: bool, group: int = 32) -> QuantizationScheme:
-    args = QuantizationArgs(num_bits=4, symmetric=not zeros, strategy="group", group_size=group)
-    return QuantizationScheme(targets=["Linear"], weights=args)
-
-
 @pytest.mark.parametrize("zeros", [False, True])
 def test_compressed_tensors_reads_and_writes_the_same(zeros: bool) -> None:
+    pytest.importorskip("compressed_tensors", "0.20")
+    from compressed_tensors.compressors.pack_quantized import PackedQuantizationCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+
+    args = QuantizationArgs(num_bits=4, symmetric=not zeros, strategy="group", group_size=32)
+    scheme = QuantizationScheme(targets=["Linear"], weights=args)
     c = coded(torch.randn(24, 96, generator=torch.Generator().manual_seed(2)), 32, zeros)
     packed = {k.removeprefix("a."): t for k, t in compressed_tensors("a.weight", c, zeros).items()}
-    theirs = PackedQuantizationCompressor.decompress(packed, scheme(zeros))
+    theirs = PackedQuantizationCompressor.decompress(packed, scheme)
     assert torch.equal(theirs["weight"].float(), c.weight.to(c.scale.dtype).float())
     state = {"weight": c.weight, "weight_scale": packed["weight_scale"]}
     if zeros:
         state["weight_zero_point"] = (c.zero - 8).to(torch.int8)
-    written = PackedQuantizationCompressor.compress(state, scheme(zeros))
+    written = PackedQuantizationCompressor.compress(state, scheme)
     assert {k: t.tolist() for k, t in written.items()} == {k: t.tolist() for k, t in packed.items()}
 
 
 def test_awq_layout_is_that_of_compressed_tensors_converter() -> None:
+    pytest.importorskip("compressed_tensors", "0.20")
+    from compressed_tensors.entrypoints.convert.converters.autoawq import AutoAWQConverter
+
     c = coded(torch.randn(24, 96, generator=torch.Generator().manual_seed(3)), 32)
     found = AutoAWQConverter(group_size=32).process(awq("a.weight", c))
     want = compressed_tensors("a.weight", c)
