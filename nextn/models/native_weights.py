@@ -14,6 +14,7 @@ from torch import Tensor
 from nextn.distributed.expert_share import ExpertShare, ExpertTable
 from nextn.distributed.group import bounds
 from nextn.families.config import ModelConfig
+from nextn.families.files import CheckpointError
 from nextn.ops.cpu.coded import kind_of
 from nextn.ops.cpu.library import BF16, E4M3, F32, INT8, PANEL, FeedForward, Layer, NextN
 from nextn.ops.cpu.weights import Arena, PackedWeight, norm_weight, padded
@@ -142,11 +143,12 @@ class NativeWeights:
 
     def place(self, name: str, tensor: Tensor | Stored, scale: Tensor | None = None) -> None:
         """Takes over one tensor, whole or those rows of it that `rows` names. scale: of e4m3 blocks, if it is
-        in `as_stored`, a row of them for each output."""
-        if scale is None:
-            self._places[name](tensor)
-        else:
-            self._places[name](tensor, scale=scale)
+        in `as_stored`, a row of them for each output. Raises CheckpointError for a matrix in a few bits whose
+        scales the kernels cannot hold."""
+        try:
+            self._places[name](tensor, **({} if scale is None else {"scale": scale}))
+        except ValueError as e:
+            raise CheckpointError(f"{name}: {e}") from e
 
     def _matrix(
         self, n_out: int, n_in: int, names: Collection[str] = (), kind: int | None = None, members: int = 1

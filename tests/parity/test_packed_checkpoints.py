@@ -23,6 +23,7 @@ from torch import Tensor
 from nextn.config import EngineConfig
 from nextn.engine.model import make_model
 from nextn.families.config import ModelConfig
+from nextn.families.files import CheckpointError
 from nextn.models.draft_folder import DraftFolder
 from nextn.models.native import NativeDeepseekV3
 from nextn.ops.stored import INT4, Format, Stored
@@ -130,6 +131,16 @@ def test_desc_act_and_a_plain_drafter(tmp_path: Path, caplog: pytest.LogCaptureF
     assert "NextN layer" not in caplog.text
     prompt = tokens(80, 30)
     assert_equal(feed(model, [prompt], [[30]]), feed(native_model(config, plain), [prompt], [[30]]))
+
+
+def test_scales_that_the_kernels_cannot_hold(tmp_path: Path) -> None:
+    config, tensors = random_checkpoint(WIDE, seed=32)
+    name = "model.layers.1.self_attn.o_proj.weight"
+    stored = dict(tensors)
+    stored |= awq(name, coded(stored.pop(name) * 1e4, 32))
+    write_checkpoint(tmp_path, {**config, "quantization_config": awq_config(32)}, stored)
+    with pytest.raises(CheckpointError, match=f"{name}: a scale of INT4 weights is not below 256"):
+        made(tmp_path)
 
 
 def test_a_draft_folder_is_packed_in_its_own_way(tmp_path: Path) -> None:

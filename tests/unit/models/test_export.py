@@ -254,7 +254,7 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
 
 
 def test_beside_packed_matrices(tmp_path: Path) -> None:
-    """A plain layer of a checkpoint in 4 bits is exported as one of a plain checkpoint; a packed one is not."""
+    """A plain layer of a checkpoint in 4 bits is exported as one of a plain one; a packed layer is not."""
     config = {**CONFIG, "quantization_config": gptq_config(0)}
     name = "model.layers.{}.self_attn.o_proj.weight"
     for layer in (1, 3):
