@@ -34,6 +34,9 @@ FAKE = "fake"  # the model of scripted logits, nextn.models.fake
 # Instruction set levels of the native kernels, each of which includes those before it (csrc/machine.h).
 CPU_LEVELS = ("portable", "avx2", "avx512", "avx512bf16", "amx")
 
+GROUPS = (32, 64, 128)  # inputs that may share a scale of --quantization w4a16
+DEFAULT_GROUP = 32
+
 
 def model_folder(model_path: str) -> Path:
     """Where a model lies. The embedded model's name stands for its folder in the package; so does the
@@ -123,9 +126,16 @@ class EngineConfig(ParallelConfig):
     quantization: str | None = option(
         None,
         "model",
-        "w8a16: convert the layers' matrices to int8 at load, with one scale for each output (native "
-        "kernels only); default: as the checkpoint stores them (bf16, f32 or FP8 blocks)",
-        choices=("w8a16",),
+        "convert the layers' matrices at load (native kernels only). w8a16: to int8, with one scale for each "
+        "output; w4a16: to 4 bits, with a scale and a zero point for each group of inputs, NextN layers to "
+        "int8; default: as the checkpoint stores them",
+        choices=("w8a16", "w4a16"),
+    )
+    quantization_group_size: int | None = option(
+        None,
+        "model",
+        "--quantization w4a16: inputs that share a scale: 32, 64 or 128; more take less memory and have a "
+        f"larger error; default: {DEFAULT_GROUP}",
     )
     gguf_activations: str = option(
         "auto",
@@ -324,6 +334,15 @@ class EngineConfig(ParallelConfig):
             "mem_fraction_static",
             "it must be between 0.05 and 0.98",
         )
+        group = self.quantization_group_size
+        need(
+            group in (None, *GROUPS), "quantization_group_size", f"choose from {', '.join(map(str, GROUPS))}"
+        )
+        need(
+            group is None or self.quantization == "w4a16",
+            "quantization_group_size",
+            f"it is of --quantization w4a16, and --quantization is {self.quantization}; leave it out",
+        )
         need(1 <= self.page_size <= 1024, "page_size", "it must be between 1 and 1024")
         need(self.chunked_prefill_size >= 16, "chunked_prefill_size", "it must be at least 16")
         need(self.max_running_requests >= 1, "max_running_requests", "it must be at least 1")
@@ -374,6 +393,11 @@ class EngineConfig(ParallelConfig):
             need(0.0 <= getattr(self, name) <= 1.0, name, "it must be between 0 and 1")
         asked = dataclasses.replace(resolved.defaults, num_steps=self.speculative_num_steps)
         resolved.check(asked, lambda field: f"--speculative-{field.replace('_', '-')}")
+
+    @property
+    def int4_group(self) -> int:
+        """Inputs that share a scale with --quantization w4a16."""
+        return self.quantization_group_size or DEFAULT_GROUP
 
     def overlaps(self, device: str) -> bool:
         """Is a step on this type of device planned before the result of the last one is known?"""

@@ -56,7 +56,7 @@ def identity_of(engine: Engine) -> Identity:
     kernels = " ".join([info.device, info.kernels, *how])
     made = config.quantization or "as stored"
     if made == "w4a16":
-        made += f" {config.quantization_group_size}"
+        made += f" {config.int4_group}"
     return Identity(
         version=nextn.__version__,
         model=fingerprint(config),

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from nextn.config import EngineConfig, model_folder
 from nextn.distributed.group import Alone
 from nextn.distributed.ranks import Ranks
 from nextn.draft import AUTO_STEPS
+from nextn.engine.few_bits_log import log_few_bits, say_what_is_widened
 from nextn.engine.memory import bounded_context, check_memory
 from nextn.engine.seat import Seat
 from nextn.engine.world import make_world, shares_experts, sharing_option
@@ -27,7 +27,6 @@ from nextn.models.dummy import dummy_checkpoint
 from nextn.models.fake import FakeModel, parse_acceptance
 from nextn.models.loader import (
     ALLOW_NON_FINITE,
-    LoadReport,
     load_checkpoint,
     stored_formats,
     stored_nextn_layers,
@@ -48,7 +47,7 @@ from nextn.ops.cpu.coded import by_bytes
 from nextn.ops.cpu.library import BY_BYTES, NoLibrary, choose_level, library
 from nextn.ops.cpu.ways import Ways
 from nextn.ops.registry import make_ops, triton_obstacle
-from nextn.ops.stored import FEW_BITS, INT4, W8A16, Format
+from nextn.ops.stored import INT4, W8A16, Format
 
 # Bytes of bf16 weights that a CPU's caches may hold.
 CACHED = 64 << 20
@@ -135,6 +134,11 @@ def make_model(
         made = quantize_format(config)
         way = ways_of(config, level)
         model = native(cfg, nextn, threads, made, stored, drafting, level, ranks, world, way)
+        if made is not None and (others := model.weights.not_whole_groups):
+            log.info(
+                "--quantization w4a16: %d matrices are in int8, for their inputs are not groups of %d: %s",
+                len(others), made.group, first_names(others),
+            )  # fmt: skip
         place, dtype, as_stored = model.place, torch.float32, model.weights.as_stored
         rows = model.weights.rows
     else:
@@ -167,33 +171,19 @@ def make_model(
         allow_non_finite=allow,
         rows=rows,
     )
-    _log_few_bits({n: f for n, f in stored.items() if n in expected}, as_stored, report)
-    non_finite = report.non_finite
+    log_few_bits({n: f for n, f in stored.items() if n in expected}, as_stored, report)
+    non_finite, widened = report.non_finite, report.widened
     if draft is not None:
-        non_finite += draft.load(cfg, nextn, place, dtype, as_stored, allow, rows).non_finite
+        report = draft.load(cfg, nextn, place, dtype, as_stored, allow, rows)
+        non_finite, widened = non_finite + report.non_finite, widened + report.widened
+    if kernels == "cpu":
+        say_what_is_widened(cfg, nextn, stored, as_stored, widened)
     if non_finite:
         names = first_names(non_finite)
         log.warning(
             "%s: %d tensors with NaN or infinite values: %s", ALLOW_NON_FINITE, len(non_finite), names
         )
     return model, kernels
-
-
-def _log_few_bits(stored: Mapping[str, Format], kept: Collection[str], report: LoadReport) -> None:
-    """What matrices of few bits are computed from, and what it took to get them ready."""
-    few = {name: format.name for name, format in stored.items() if format.name in FEW_BITS}
-    if not few:
-        return
-    computed = Counter(kind for name, kind in few.items() if name in kept)
-    others = Counter(kind for name, kind in few.items() if name not in kept)
-    log.info(
-        "weights of few bits: %s computed from as stored, %s widened; %.2f GB read and packed in %.1f s",
-        _counts(computed), _counts(others), report.bytes / 1e9, report.seconds,
-    )  # fmt: skip
-
-
-def _counts(kinds: Counter[str]) -> str:
-    return ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()) or "none"
 
 
 def _cut(config: EngineConfig, cfg: ModelConfig) -> ModelConfig:
@@ -226,7 +216,7 @@ def ways_of(config: EngineConfig, level: str) -> Callable[[int], int]:
 def quantize_format(config: EngineConfig) -> Format | None:
     """What --quantization makes of the layers' matrices."""
     if config.quantization == "w4a16":
-        return Format(INT4, config.quantization_group_size, zeros=True)
+        return Format(INT4, config.int4_group, zeros=True)
     return W8A16 if config.quantization == "w8a16" else None
 
 

@@ -16,6 +16,7 @@ from nextn.families.fields import Fields
 from nextn.families.files import checkpoint_folder, read_json
 from nextn.families.mtp import MTPSpec
 from nextn.families.names import TensorNames
+from nextn.families.quantization import Quantization
 from nextn.families.registry import architecture, family_of
 
 
@@ -70,13 +71,6 @@ class GqaAttention:
 
 
 @dataclass(frozen=True)
-class Fp8Blocks:
-    """Weights stored as e4m3 with one float32 scale for each block of [rows, columns]."""
-
-    weight_block_size: tuple[int, int] = (128, 128)
-
-
-@dataclass(frozen=True)
 class ModelConfig:
     """An architecture. In a dense-only model n_routed_experts is 0.
 
@@ -112,7 +106,7 @@ class ModelConfig:
     eos_token_ids: tuple[int, ...]
     num_nextn_predict_layers: int
     tie_word_embeddings: bool
-    quantization: Fp8Blocks | None
+    quantization: Quantization | None
     softmax_router: bool = False  # DeepSeek-V2's scores and groups, else V3's: see `nextn.ops.base.Ops.route`
     gqa: GqaAttention | None = None
     cut_layers: int = 0  # of the checkpoint's, behind the last one that is computed

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from nextn.families.config import Fp8Blocks, LinearScaling, Llama3Scaling, Scaling, YarnScaling
+from nextn.families.config import LinearScaling, Llama3Scaling, Scaling, YarnScaling
 from nextn.families.fields import Fields
-
-LARGEST_BLOCK = 65536  # rows or columns of an FP8 block
+from nextn.families.quantization import quantization
 
 ROPE_KEYS = {
     "default": set(),
@@ -150,26 +149,6 @@ def _yarn(t: Fields, factor: float) -> YarnScaling:
         mscale=mscale,
         mscale_all_dim=all_dim,
     )
-
-
-def quantization(f: Fields) -> Fp8Blocks | None:
-    t = f.table("quantization_config")
-    if t is None:
-        return None
-    t.get("quant_method")
-    t.only("quant_method", "fp8")
-    t.only("fmt", "e4m3")
-    t.only("activation_scheme", "dynamic")
-    block = t.get("weight_block_size")
-    if not (
-        isinstance(block, list)
-        and len(block) == 2
-        and all(isinstance(b, int) and not isinstance(b, bool) and 0 < b <= LARGEST_BLOCK for b in block)
-    ):
-        raise t.error(
-            "weight_block_size", f"supported: two positive integers up to {LARGEST_BLOCK}, as in [128, 128]"
-        )
-    return Fp8Blocks((block[0], block[1]))
 
 
 def token_ids(f: Fields, vocab_size: int, default: int | None) -> tuple[int, ...]:

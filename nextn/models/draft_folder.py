@@ -22,10 +22,11 @@ from pathlib import Path
 
 import torch
 
-from nextn.families.config import Fp8Blocks, ModelConfig
+from nextn.families.config import ModelConfig
 from nextn.families.files import CheckpointError, checkpoint_folder, first_names, read_json
 from nextn.families.mtp import MTPSpec
 from nextn.families.names import numbered
+from nextn.families.quantization import Fp8Blocks, Quantization
 from nextn.families.registry import architecture
 from nextn.models.loader import LoadReport, load_checkpoint, stored_formats
 from nextn.models.names import nextn_tensors, shared_tensors, target_prefixes
@@ -50,7 +51,7 @@ class DraftFolder:
     first_module: int
     first: int | None
     layers: int
-    quantization: Fp8Blocks | None
+    quantization: Quantization | None
 
     @classmethod
     def open(cls, path: str | Path, target: ModelConfig) -> DraftFolder:
@@ -58,7 +59,7 @@ class DraftFolder:
         naming the folder, and key and both values of every difference."""
         folder = checkpoint_folder(path, OPTION)
         cfg = _config(folder / "config.json", target)
-        with open_shards(folder) as shards:
+        with open_shards(folder, cfg.quantization) as shards:
             first, layers = _found(folder, shards.where, target)
         return cls(folder, target.mtp, target.first_module, first, layers, cfg.quantization)
 
@@ -75,8 +76,8 @@ class DraftFolder:
     def stored_formats(self, target: ModelConfig, layers: int) -> dict[str, Format]:
         """By the target's names, how the matrices of its first modules lie here: those in a few bits, or in
         the target's own kind of e4m3 blocks. Others are dequantized as they are loaded."""
-        alike = self.quantization == target.quantization
-        stored = stored_formats(self.folder, self.quantization if alike else None)
+        other_blocks = isinstance(self.quantization, Fp8Blocks) and self.quantization != target.quantization
+        stored = stored_formats(self.folder, None if other_blocks else self.quantization)
         names = {name: self.stored_name(name) for name in nextn_tensors(target, layers)}
         return {name: stored[own] for name, own in names.items() if own in stored}
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from nextn.families.config import ModelConfig
 from nextn.families.files import GGUF_FILES, CheckpointError, checkpoint_folder, read_json
+from nextn.families.quantization import Fp8Blocks
 from nextn.models.fp8 import SCALE_SUFFIX, dequantize
 from nextn.models.loader import compare, stored_nextn_layers
 from nextn.models.names import expected_tensors, nextn_tensors, shared_tensors, target_prefixes
@@ -73,7 +74,7 @@ def export_mtp(
     layers = stored_nextn_layers(folder, cfg)
     if layers == 0:
         raise CheckpointError(f"{folder} has no NextN layer to export")
-    with open_shards(folder) as shards, new_folder(Path(output_dir)) as new:
+    with open_shards(folder, cfg.quantization) as shards, new_folder(Path(output_dir)) as new:
         sources = _sources(shards, cfg, layers, dequantize, with_shared)
         total = sum(source.spec.bytes for source in sources.values())
         done = 0
@@ -90,7 +91,7 @@ def export_mtp(
             if is_copied(file):
                 shutil.copyfile(file, new / file.name)
         data = module_config(read_json(folder / "config.json"), cfg, layers)
-        if dequantize:
+        if dequantize or not isinstance(cfg.quantization, Fp8Blocks):  # nothing packed is exported
             data.pop("quantization_config", None)
         text = json.dumps(data, indent=2, ensure_ascii=False) + "\n"
         (new / "config.json").write_text(text, encoding="utf-8")
@@ -113,11 +114,11 @@ def _sources(
     found: dict[str, _Source] = {}
     for new, name in sorted(origins.items(), key=lambda pair: place[pair[1]]):
         info = shards.info(name)
-        if info.format is not None:
+        if info.format is not None or info.widened:
             raise CheckpointError(
-                f"{shards.where[name].path}: {name} is {info.format.name}; nextn export-mtp copies plain "
-                "and FP8 tensors only. To draft with this NextN layer, name the checkpoint by "
-                "--speculative-draft-model-path"
+                f"{shards.where[name].path}: {name} is stored in {info.widened or info.dtype}; "
+                "nextn export-mtp copies plain and FP8 tensors only. To draft with this NextN layer, name the "
+                "checkpoint by --speculative-draft-model-path"
             )
         blocks = info.dtype == FP8
         dtype = torch.bfloat16 if blocks and to_bf16 else DTYPES[info.dtype]
@@ -158,7 +159,7 @@ def _read(shards: Shards, source: _Source, cfg: ModelConfig) -> Tensor:
 
     if not source.dequantized:
         return read(source.name)
-    assert cfg.quantization is not None
+    assert isinstance(cfg.quantization, Fp8Blocks)
     block = cfg.quantization.weight_block_size
     return dequantize(read(source.name), read(source.name + SCALE_SUFFIX), block, torch.bfloat16)
 

@@ -20,8 +20,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nextn.families.config import Fp8Blocks, ModelConfig
+from nextn.families.config import ModelConfig
 from nextn.families.files import CheckpointError, first_names
+from nextn.families.quantization import Fp8Blocks, Quantization
 from nextn.models.finite import non_finite, non_finite_scales, non_finite_stored
 from nextn.models.fp8 import SCALE_SUFFIX, dequantize, scale_rows, scale_shape
 from nextn.models.names import nextn_prefixes
@@ -47,13 +48,15 @@ LEFTOVERS = (".rotary_emb.inv_freq",)  # tables that old exporters saved; they f
 @dataclass(frozen=True)
 class LoadReport:
     """What was read: files, tensors placed, their stored bytes (scales included), wall time; tensors with NaN
-    or infinite values, and how many of them."""
+    or infinite values, and how many of them; matrices in a few bits that were widened, with the reason where
+    it lies in the file."""
 
     files: int
     tensors: int
     bytes: int
     seconds: float
     non_finite: tuple[str, ...] = ()
+    widened: tuple[str, ...] = ()
 
 
 @dataclass
@@ -82,7 +85,7 @@ def load_checkpoint(
     expected: Mapping[str, tuple[int, ...]],
     place: Callable[..., object],
     *,
-    quantization: Fp8Blocks | None = None,
+    quantization: Quantization | None = None,
     dtype: torch.dtype = torch.bfloat16,
     shared: Mapping[str, tuple[int, ...]] | None = None,
     skip_prefixes: tuple[str, ...] = (),
@@ -94,7 +97,8 @@ def load_checkpoint(
     """Calls place(name, tensor) once for every name in `expected`, in file order.
 
     A tensor is f32, bf16 or f16 as stored, on the CPU, and its memory is its own: `place` may keep it.
-    With `quantization`, FP8 block weights come dequantized to `dtype`; matrices in a few bits always do.
+    With `quantization`, FP8 block weights come dequantized to `dtype`; so do matrices in a few bits. Packed
+    codes are one matrix, under the name of the plain one.
     shared: names and shapes that may be there and are not loaded. skip_prefixes: names that do not matter.
     as_stored: names that come undequantized: in FP8, as place(name, e4m3 [N, K], scale [N, blocks of K] f32);
     in a few bits, as place(name, Stored).
@@ -107,11 +111,12 @@ def load_checkpoint(
     begin = time.perf_counter()
     shared, rows = shared or {}, rows or {}
     assert not expected.keys() & shared.keys(), "a tensor is either loaded or shared"
-    with open_shards(folder) as shards:
+    with open_shards(folder, quantization) as shards:
         compare(shards, expected, shared, skip_prefixes, quantization)
         weights = _Weights(shards, rows, quantization)
         total = sum(map(weights.bytes, expected))
         done = 0
+        widened: list[str] = []
         for file in shards.files:
             for name in file.tensors:
                 if name not in expected or not len(rows.get(name, range(1))):
@@ -119,6 +124,9 @@ def load_checkpoint(
                 if name in as_stored:
                     place(name, *weights.as_stored(name))
                 else:
+                    info = shards.info(name)
+                    if info.format is not None or info.widened:
+                        widened.append(f"{name} ({info.widened})" if info.widened else name)
                     place(name, weights.dequantized(name, dtype))
                 done += weights.bytes(name)
                 if progress is not None:
@@ -129,7 +137,8 @@ def load_checkpoint(
                 f"{shards.folder}: {len(found)} tensors with NaN or infinite values: {first_names(found)}; "
                 f"the files are damaged, or {ALLOW_NON_FINITE} serves them all the same"
             )
-        return LoadReport(len(shards.files), len(expected), done, time.perf_counter() - begin, found)
+        seconds = time.perf_counter() - begin
+        return LoadReport(len(shards.files), len(expected), done, seconds, found, tuple(widened))
 
 
 def stored_nextn_layers(folder: str | Path, cfg: ModelConfig) -> int:
@@ -140,18 +149,18 @@ def stored_nextn_layers(folder: str | Path, cfg: ModelConfig) -> int:
     """
     if cfg.num_nextn_predict_layers == 0:
         return 0
-    with open_shards(folder) as shards:
+    with open_shards(folder, cfg.quantization) as shards:
         for k, prefix in enumerate(nextn_prefixes(cfg)):
             if not any(name.startswith(prefix) for name in shards.where):
                 return k
     return cfg.num_nextn_predict_layers
 
 
-def stored_formats(folder: str | Path, quantization: Fp8Blocks | None) -> dict[str, Format]:
+def stored_formats(folder: str | Path, quantization: Quantization | None) -> dict[str, Format]:
     """The matrices that the files hold in e4m3 blocks or in a few bits, and how."""
-    with open_shards(folder) as shards:
+    with open_shards(folder, quantization) as shards:
         found = {name: info.format for name in shards.where if (info := shards.info(name)).format}
-        if quantization is not None:
+        if isinstance(quantization, Fp8Blocks):
             block = quantization.weight_block_size[1]
             fp8 = (name for name in shards.where if _is_fp8(shards.info(name), quantization))
             found |= {name: Format(FP8, block) for name in fp8}
@@ -163,7 +172,7 @@ def compare(
     expected: Mapping[str, tuple[int, ...]],
     shared: Mapping[str, tuple[int, ...]],
     skip_prefixes: tuple[str, ...],
-    quantization: Fp8Blocks | None,
+    quantization: Quantization | None,
 ) -> None:
     """Raises CheckpointError with all that does not fit; the arguments are `load_checkpoint`'s."""
     faults = _Faults(missing=[name for name in expected if name not in shards.where])
@@ -183,7 +192,9 @@ def compare(
     faults.check(shards.folder)
 
 
-def _check_dtype(shards: Shards, info: TensorInfo, quantization: Fp8Blocks | None, faults: _Faults) -> None:
+def _check_dtype(
+    shards: Shards, info: TensorInfo, quantization: Quantization | None, faults: _Faults
+) -> None:
     if info.dtype in PLAIN or (info.dtype in FEW_BITS and len(info.shape) == 2):
         return
     if not _is_fp8(info, quantization):
@@ -192,7 +203,7 @@ def _check_dtype(shards: Shards, info: TensorInfo, quantization: Fp8Blocks | Non
             supported += f"; {FP8} for matrices, with quantization_config in config.json"
         faults.wrong_dtype.append(f"{info.name} is {info.dtype} (supported: {supported})")
         return
-    assert quantization is not None
+    assert isinstance(quantization, Fp8Blocks)
     scale = info.name + SCALE_SUFFIX
     if scale not in shards.where:
         faults.missing.append(scale)
@@ -206,16 +217,17 @@ def _check_dtype(shards: Shards, info: TensorInfo, quantization: Fp8Blocks | Non
         faults.wrong_dtype.append(f"{scale} is {found.dtype} (supported: F32)")
 
 
-def _is_fp8(info: TensorInfo, quantization: Fp8Blocks | None) -> bool:
-    return info.dtype == FP8 and quantization is not None and len(info.shape) == 2
+def _is_fp8(info: TensorInfo, quantization: Quantization | None) -> bool:
+    return info.dtype == FP8 and isinstance(quantization, Fp8Blocks) and len(info.shape) == 2
 
 
 class _Weights:
     """Reads tensors, or their `rows`, and takes down which have values that are no numbers."""
 
-    def __init__(self, shards: Shards, rows: Mapping[str, range], quantization: Fp8Blocks | None) -> None:
+    def __init__(self, shards: Shards, rows: Mapping[str, range], quantization: Quantization | None) -> None:
         self.shards, self.rows = shards, rows
-        self.block = (quantization or Fp8Blocks()).weight_block_size
+        blocks = quantization if isinstance(quantization, Fp8Blocks) else Fp8Blocks()
+        self.block = blocks.weight_block_size
         self.non_finite: list[str] = []
 
     def dequantized(self, name: str, dtype: torch.dtype) -> Tensor:

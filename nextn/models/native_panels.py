@@ -11,6 +11,7 @@ from torch import Tensor
 from nextn.distributed.expert_share import ExpertShare
 from nextn.distributed.group import bounds
 from nextn.families.config import ModelConfig
+from nextn.families.files import CheckpointError
 from nextn.ops.cpu.coded import kind_of
 from nextn.ops.cpu.library import BF16, E4M3, INT8
 from nextn.ops.cpu.weights import Arena, PackedWeight, norm_weight
@@ -43,6 +44,7 @@ class NativePanels:
         self._coarse = False  # what is not stored in one byte already goes into int8
         self._way = way
         self.as_stored: frozenset[str] = frozenset()
+        self.not_whole_groups: list[str] = []  # to be converted to INT4, and in INT8 instead
         self._places: dict[str, Callable[..., None]] = {}
         self.rows: dict[str, range] = {}  # by name: those of its rows that `place` wants
         self._arena = Arena()
@@ -55,11 +57,12 @@ class NativePanels:
 
     def place(self, name: str, tensor: Tensor | Stored, scale: Tensor | None = None) -> None:
         """Takes over one tensor, whole or those rows of it that `rows` names. scale: of e4m3 blocks, if it is
-        in `as_stored`, a row of them for each output."""
-        if scale is None:
-            self._places[name](tensor)
-        else:
-            self._places[name](tensor, scale=scale)
+        in `as_stored`, a row of them for each output. Raises CheckpointError for a matrix in a few bits whose
+        scales the kernels cannot hold."""
+        try:
+            self._places[name](tensor, **({} if scale is None else {"scale": scale}))
+        except ValueError as e:
+            raise CheckpointError(f"{name}: {e}") from e
 
     def matrix(
         self, n_out: int, n_in: int, names: Collection[str] = (), kind: int | None = None, members: int = 1
@@ -73,6 +76,8 @@ class NativePanels:
             self.as_stored |= frozenset(names)
         elif kind is None:
             kind, block = self._layer_kind(n_in, format)
+            if kind == INT8 and self._quantize is not None and self._quantize.name == INT4:
+                self.not_whole_groups += names
             if kind == E4M3:
                 self.as_stored |= frozenset(names)
         packed = PackedWeight(n_out, n_in, kind, members, block, self._arena)

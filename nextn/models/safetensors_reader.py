@@ -29,6 +29,8 @@ DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
     "F8_E4M3": torch.float8_e4m3fn,
+    "I32": torch.int32,
+    "I64": torch.int64,
 }
 MAX_HEADER = 100_000_000  # bytes; the format's own limit
 LFS_POINTER = b"version https://git-lfs"
@@ -38,7 +40,8 @@ LFS_POINTER = b"version https://git-lfs"
 class TensorInfo:
     """A tensor in the file: its dtype as the format names it, and bytes [start, end) of the data.
 
-    format: of a matrix that is read as `Stored`."""
+    format: of a matrix that is read as `Stored`. widened: of one that is read plain and is not stored so: how
+    it is stored."""
 
     name: str
     dtype: str
@@ -46,6 +49,7 @@ class TensorInfo:
     start: int
     end: int
     format: Format | None = None
+    widened: str = ""
 
     def extent(self, rows: range | None) -> tuple[int, int]:
         """The bytes of these rows, which follow each other, or of all: a first axis's rows lie in order."""

@@ -19,7 +19,9 @@ from nextn.families.files import (
     gguf_files,
     read_json,
 )
+from nextn.families.quantization import PackedCodes, Quantization
 from nextn.models.gguf_reader import GgufFile, open_gguf
+from nextn.models.packed import packed_views
 from nextn.models.safetensors_reader import SafetensorsFile, TensorInfo
 from nextn.ops.stored import Stored
 
@@ -54,8 +56,9 @@ class Shards:
 
 
 @contextmanager
-def open_shards(path: str | Path) -> Iterator[Shards]:
-    """Opens every file of a checkpoint. Raises CheckpointError naming the file and the tensor."""
+def open_shards(path: str | Path, quantization: Quantization | None = None) -> Iterator[Shards]:
+    """Opens every file of a checkpoint. Matrices that are packed as `quantization` says appear as one tensor,
+    under the name of the plain one. Raises CheckpointError naming the file and the tensor."""
     folder = checkpoint_folder(path)
     gguf = gguf_files(folder)
     indexed = None if gguf else _index(folder)
@@ -80,7 +83,11 @@ def open_shards(path: str | Path) -> Iterator[Shards]:
                 raise CheckpointError(
                     f"{folder / INDEX}: tensor {name} should be in {file_name}, which does not hold it"
                 )
-        yield Shards(folder, files, where)
+        if isinstance(quantization, PackedCodes):
+            views = packed_views(files, quantization)
+            yield Shards(folder, views, {name: view for view in views for name in view.tensors})
+        else:
+            yield Shards(folder, files, where)
 
 
 def _index(folder: Path) -> dict[str, str] | None:

@@ -27,7 +27,7 @@ def checked_config(folder: str | Path) -> ModelConfig:
     `ModelConfig.from_folder` does.
     """
     cfg = ModelConfig.from_folder(folder)
-    with open_shards(folder) as shards:
+    with open_shards(folder, cfg.quantization) as shards:
         _check_counts(cfg, shards)
         _check_shapes(cfg, shards)
         most = max(0, _count(cfg.mtp.prefix, shards) - cfg.first_module)
@@ -37,7 +37,7 @@ def checked_config(folder: str | Path) -> ModelConfig:
 def check_target(folder: str | Path, cfg: ModelConfig) -> None:
     """Raises CheckpointError with every tensor of the target that does not fit. cfg: a `checked_config`."""
     expected, shared = expected_tensors(cfg, 0), shared_tensors(cfg, 0)
-    with open_shards(folder) as shards:
+    with open_shards(folder, cfg.quantization) as shards:
         compare(shards, expected, shared, nextn_prefixes(cfg) + cut_prefixes(cfg), cfg.quantization)
 
 

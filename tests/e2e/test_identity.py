@@ -318,6 +318,25 @@ def test_random_arrivals_and_departures(plain, backend, seed):
     assert engine.stats().used_tokens == 0
 
 
+def test_text_is_the_same_in_4_bits(backend):
+    """--quantization w4a16: another text than in bf16, and one for all drafts and ranks."""
+    if backend == "reference":
+        pytest.skip("only the native kernels have 4 bits")
+    options = {"quantization": "w4a16", "threads": 1, "check_integrity": True}
+    llm = LLM(**options, speculative_num_steps=0)
+    prompts, params = (kind[2:7] for kind in work(llm))
+    want = shown(llm.generate(prompts, params))
+    for more in (
+        {**speculation(2), **CHUNKS["chunks"]},
+        speculation((2, 3, 8)),
+        {**speculation(2), "tp_size": 2},
+    ):
+        llm = LLM(**options, **more)
+        assert shown(llm.generate(prompts, params)) == want
+        assert llm.engine.stats().spec.accept_length > 1.2
+        getattr(llm.engine._executor, "close", lambda: None)()
+
+
 def test_across_a_block_of_keys(backend):
     """Attention adds up by blocks of 256 keys; here one begins amid drafts and chunks."""
     tokens = []

@@ -28,7 +28,7 @@ from nextn.distributed.shared_world import SharedWorld
 from nextn.engine import balance
 from nextn.engine.balance import Balancer
 from nextn.models.native import NativeDeepseekV3
-from nextn.ops.stored import W8A16
+from nextn.ops.stored import INT4, W8A16, Format
 
 pytestmark = pytest.mark.skipif(not built_levels(), reason="no native kernels")
 
@@ -99,6 +99,7 @@ def assert_same(got: ExpertTable, want: ExpertTable) -> None:
 
 CONFIG_AND_TENSORS = random_checkpoint(CONFIG, seed=7)
 INT8 = {"quantize": W8A16}
+IN_4_BITS = {"quantize": Format(INT4, 32, zeros=True)}
 
 
 def of(options: dict[str, Any]) -> Make:
@@ -117,6 +118,10 @@ def test_bits_do_not_change(groups: int, each: int, shards: int, spare: int, at_
 @pytest.mark.parametrize(("groups", "each", "shards"), [(2, 1, 2), (2, 2, 2)])
 def test_nor_in_int8(groups: int, each: int, shards: int, dynamic: bool) -> None:
     check(of(INT8), groups, each, shards, 8, None, dynamic=dynamic)
+
+
+def test_nor_in_4_bits() -> None:
+    check(of(IN_4_BITS), 2, 2, 2, 8, None)
 
 
 @pytest.mark.parametrize(("groups", "each", "shards"), [(2, 1, 2), (2, 2, 2)])

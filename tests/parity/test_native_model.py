@@ -27,7 +27,9 @@ from nextn.models.fp8 import dequantize
 from nextn.models.names import expected_tensors
 from nextn.models.native import NativeDeepseekV3
 from nextn.ops.cpu.library import E4M3
-from nextn.ops.stored import FP8, W8A16, Format
+from nextn.ops.int4 import quantize_int4
+from nextn.ops.stored import FP8, INT4, W8A16, Format
+from nextn.ops.widen import widened
 
 BOUND = 0.02
 OPEN = {"num_experts_per_tok": 8, "topk_group": 4}
@@ -148,7 +150,7 @@ def test_bits_do_not_depend_on_cuts_company_and_threads(name: str, level: str) -
     experts=st.sampled_from([(0, 1, 1, 0), (2, 1, 1, 1), (6, 3, 2, 4), (10, 5, 5, 3), (33, 1, 1, 8)]),
     shared=st.integers(0, 2),
     compressed=st.booleans(),
-    quantize=st.sampled_from([None, W8A16]),
+    quantize=st.sampled_from([None, W8A16, Format(INT4, 32, zeros=True)]),
     seed=st.integers(0, 99),
 )
 def test_bits_of_any_model(
@@ -282,6 +284,47 @@ def test_w8a16_error() -> None:
         assert BOUND / 2 < apart(a, b) < 2 * BOUND
     assert_equal(feed(model, [prompt], in_chunks([prompt], 9, 0)), [got])
     assert model.weight_bytes < 0.75 * native_model(config, tensors).weight_bytes
+
+
+FOUR_BITS = {
+    **OPEN, "hidden_size": 256, "vocab_size": 100, "intermediate_size": 384, "moe_intermediate_size": 128,
+    "q_lora_rank": 96, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "v_head_dim": 64, "num_hidden_layers": 2,
+}  # fmt: skip
+
+
+def as_int8(weight: Tensor) -> Tensor:
+    scale = weight.abs().amax(1, keepdim=True) / 127
+    return torch.round(weight / scale) * scale
+
+
+@pytest.mark.parametrize(("group", "zeros"), [(32, True), (64, True), (128, False)])
+def test_w4a16(group: int, zeros: bool) -> None:
+    """As close to plain torch on the same weights as bf16 is, and its bits depend on nothing beside a row. In
+    int8 are NextN layers, what is read by head, and matrices whose inputs are no whole groups."""
+    config, tensors = random_checkpoint(FOUR_BITS, seed=6)
+    coarse = dict(tensors)
+    for name, tensor in tensors.items():
+        if (
+            "_proj" in name
+            and ".layers.2." not in name
+            and "kv_b" not in name
+            and tensor.shape[1] % group == 0
+        ):
+            coarse[name] = widened(quantize_int4(tensor, group, zeros), torch.float32)
+        elif "_proj" in name:
+            coarse[name] = as_int8(tensor)
+    prompts = [tokens(100, n) for n in (60, 7)]
+    [want, _] = feed(reference_model(config, coarse), prompts, whole(prompts))
+    for level in built_levels():
+        with at_level(level):
+            model = native_model(config, tensors, quantize=Format(INT4, group, zeros))
+            got = one_at_a_time(model, prompts)
+            for a, b in zip(got[0], want, strict=True):
+                assert apart(a, b) < BOUND, level
+            other = native_model(config, tensors, 3, quantize=Format(INT4, group, zeros))
+            assert_equal(feed(other, prompts, in_chunks(prompts, 9, 0)), got)
+    left = {name.split(".")[-2] for name in model.weights.not_whole_groups}
+    assert left == ({"q_b_proj"} if group > 32 else set())
 
 
 def test_a_second_pool() -> None:

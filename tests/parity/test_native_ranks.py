@@ -27,7 +27,7 @@ from nextn.models.fp8 import dequantize
 from nextn.models.names import expected_tensors
 from nextn.models.native import NativeDeepseekV3
 from nextn.models.native_weights import Drafting
-from nextn.ops.stored import FP8, W8A16, Format
+from nextn.ops.stored import FP8, INT4, W8A16, Format
 
 LEVELS = built_levels()
 pytestmark = pytest.mark.skipif(not LEVELS, reason="no native kernels")
@@ -107,13 +107,14 @@ def test_bits_do_not_depend_on_the_ranks(name: str, level: str) -> None:
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "int8": {"quantize": W8A16},
+    "int4": {"quantize": Format(INT4, 32, zeros=True)},
     "token map": {"drafting": Drafting(tokens=tuple(range(0, 333, 2)))},
     "int8 drafts": {"drafting": Drafting(int8=True)},
 }
 
 
 @pytest.mark.parametrize("stored", OPTIONS)
-def test_nor_where_weights_take_a_byte_or_drafts_some_tokens(stored: str) -> None:
+def test_nor_where_weights_take_a_byte_or_less_or_drafts_some_tokens(stored: str) -> None:
     config, tensors = random_checkpoint(WIDE, seed=8)
     make = partial(native_model, config, tensors, **OPTIONS[stored])
     [want] = on_ranks(config, make, 1)

@@ -46,9 +46,10 @@ def test_every_flag_sets_its_field(option: object) -> None:
         "ep_size": "1", "ep_num_redundant_experts": "0", "init_expert_location": "trivial",
         "ep_dispatch_algorithm": "dynamic", "expert_distribution_recorder_mode": "per_pass",
         "disaggregation_mode": "decode", "disaggregation_transfer_backend": "shm",
-        "disaggregation_fallback": "off",
+        "disaggregation_fallback": "off", "quantization_group_size": "64",
     }  # fmt: skip
     others = ("--tp-size", "2", "--ep-size", "2") if option.name == "enable_eplb" else ()
+    others = ("--quantization", "w4a16") if option.name == "quantization_group_size" else others
     others = ("--profile-dir", "traces") if option.name == "profile_steps" else others
     for flag in option.flags:
         for name in (flag, "--" + flag[2:].replace("-", "_")):

@@ -64,10 +64,16 @@ def test_on_another_device():
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("name", ["quantization", "speculative_draft_model_quantization"])
-def test_int8_weights_are_the_native_kernels_alone(name):
-    with pytest.raises(ValueError, match=r"w8a16 needs the native kernels: --kernel-backend is triton"):
-        choose_kernels(EngineConfig(**{name: "w8a16"}), CUDA)
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"quantization": "w8a16"}, {"quantization": "w4a16"},
+        {"speculative_draft_model_quantization": "w8a16"},
+    ],
+)  # fmt: skip
+def test_coarse_weights_are_the_native_kernels_alone(option):
+    with pytest.raises(ValueError, match=r"w[48]a16 needs the native kernels: --kernel-backend is triton"):
+        choose_kernels(EngineConfig(**option), CUDA)
 
 
 @pytest.mark.usefixtures("gpu")

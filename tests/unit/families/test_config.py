@@ -8,8 +8,9 @@ import pytest
 from support.checkpoints import tiny_config
 from transformers import DeepseekV3Config
 
-from nextn.families.config import Fp8Blocks, ModelConfig, YarnScaling
+from nextn.families.config import ModelConfig, YarnScaling
 from nextn.families.files import CheckpointError
+from nextn.families.quantization import Fp8Blocks
 
 FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 64]}
 YARN = tiny_config()["rope_scaling"]
@@ -223,7 +224,7 @@ def test_one_mscale_of_two_is_refused():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"quant_method": "awq"}, "quant_method is 'awq'; supported: 'fp8'"),
+        ({"quant_method": "hqq"}, "quant_method is 'hqq'; supported: 'fp8' or 'compressed-tensors'"),
         ({"fmt": "e5m2"}, "fmt is 'e5m2'; supported: 'e4m3'"),
         ({"activation_scheme": "static"}, "activation_scheme is 'static'; supported: 'dynamic'"),
         ({"weight_block_size": None}, "weight_block_size is None; supported: two positive integers"),

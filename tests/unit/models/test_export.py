@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from support.checkpoints import quantize_tensors, random_tensors, tiny_config, write_checkpoint
 from support.draft_folders import fp8_config, with_copies, write_sglang, write_target
+from support.packed import coded, gptq, gptq_config
 from torch import Tensor
 
 from nextn.families.config import ModelConfig
@@ -250,3 +251,23 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no such folder; --input-dir must name"):
         export_mtp(tmp_path / "nowhere", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_beside_packed_matrices(tmp_path: Path) -> None:
+    """A plain layer of a checkpoint in 4 bits is exported as one of a plain one; a packed layer is not."""
+    config = {**CONFIG, "quantization_config": gptq_config(0)}
+    name = "model.layers.{}.self_attn.o_proj.weight"
+    for layer in (1, 3):
+        tensors = dict(TENSORS)
+        tensors |= gptq(name.format(layer), coded(tensors.pop(name.format(layer)).float(), 0))
+        source = write_checkpoint(tmp_path / f"source{layer}", config, tensors)
+        if layer == 3:
+            with pytest.raises(
+                ValueError, match=r"o_proj.weight is stored in INT4; nextn export-mtp copies plain"
+            ):
+                export_mtp(source, tmp_path / "out3")
+            continue
+        export_mtp(source, tmp_path / "out")
+        assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
+    export_mtp(write_checkpoint(tmp_path / "plain", CONFIG, TENSORS), tmp_path / "same")
+    same(written(tmp_path / "out"), written(tmp_path / "same"))

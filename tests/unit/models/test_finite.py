@@ -6,7 +6,8 @@ import pytest
 import torch
 from support.checkpoints import quantize_tensors, random_tensors, tiny_config, write_checkpoint
 
-from nextn.families.config import Fp8Blocks, ModelConfig
+from nextn.families.config import ModelConfig
+from nextn.families.quantization import Fp8Blocks
 from nextn.models.finite import non_finite, non_finite_scales
 from nextn.models.loader import CheckpointError, load_checkpoint
 from nextn.models.names import expected_tensors

@@ -8,7 +8,8 @@ import torch
 from safetensors.torch import save_file
 from support.checkpoints import quantize_tensors, random_tensors, tiny_config, write_checkpoint
 
-from nextn.families.config import Fp8Blocks, ModelConfig
+from nextn.families.config import ModelConfig
+from nextn.families.quantization import Fp8Blocks
 from nextn.models.fp8 import dequantize
 from nextn.models.loader import CheckpointError, load_checkpoint, stored_nextn_layers
 from nextn.models.names import expected_tensors, nextn_prefixes, shared_tensors

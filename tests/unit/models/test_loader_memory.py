@@ -11,7 +11,7 @@ from support.checkpoints import write_checkpoint
 PEAK = """
 import sys
 import torch
-from nextn.families.config import Fp8Blocks
+from nextn.families.quantization import Fp8Blocks
 from nextn.models.fp8 import dequantize
 from nextn.models.loader import load_checkpoint
 

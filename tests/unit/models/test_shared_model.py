@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.checkpoints import gqa_config, quantize_tensors, random_tensors, tiny_config, write_checkpoint
 from support.draft_folders import fp8_config, with_copies, write_sglang
+from support.packed import awq, awq_config, coded
 from support.sharing import CONFIG, ExactReference, all_steps, same, shared_model
 from torch import Tensor
 
@@ -236,4 +237,29 @@ def test_dummy_weights_are_parts_of_the_whole() -> None:
         dummy_checkpoint(
             cfg.names, expected, lambda name, t, to=targets: to[name].copy_(t), 3, F32, rows=rows
         )
+        hold(targets, rows, whole)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_rows_of_packed_matrices(tmp_path: Path, size: int) -> None:
+    """AWQ's outputs lie beside each other in words: a rank reads all of them and keeps its own."""
+    config = {**tiny_config(**heads(6)), "quantization_config": awq_config(0)}
+    cfg = ModelConfig.from_dict(config)
+    expected = expected_tensors(cfg, 1)
+    whole: dict[str, Tensor] = {}
+    stored: dict[str, Tensor] = {}
+    for name, tensor in random_tensors(expected, seed=5, dtype=F32).items():
+        if "_proj" in name and len(tensor) % 8 == 0:
+            c = coded(tensor, 0)
+            whole[name], parts_of = c.weight, awq(name, c)
+            stored |= parts_of
+        else:
+            whole[name] = stored[name] = tensor
+    assert len(stored) > len(whole)
+    write_checkpoint(tmp_path, config, stored, shards=2)
+    for targets, rows in parts(config, size):
+        load_checkpoint(
+            tmp_path, expected, lambda name, tensor, to=targets: to[name].copy_(tensor), dtype=F32,
+            quantization=cfg.quantization, shared=shared_tensors(cfg, 1), rows=rows,
+        )  # fmt: skip
         hold(targets, rows, whole)

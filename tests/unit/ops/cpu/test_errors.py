@@ -89,9 +89,12 @@ def test_another_device(folder: Path) -> None:
 
 
 def test_quantization_with_plain_torch(folder: Path) -> None:
-    with pytest.raises(ValueError, match="needs the native kernels: --kernel-backend is reference"):
+    with pytest.raises(ValueError, match="w8a16 needs the native kernels: --kernel-backend is reference"):
         made(folder, kernel_backend="reference", quantization="w8a16")
-    assert made(folder, quantization="w8a16") == "cpu"
+    with pytest.raises(ValueError, match="w4a16 needs the native kernels: --kernel-backend is reference"):
+        made(folder, kernel_backend="reference", quantization="w4a16")
+    for asked in ("w8a16", "w4a16"):
+        assert made(folder, quantization=asked) == "cpu"
 
 
 @pytest.mark.usefixtures("no_library")
