@@ -117,7 +117,7 @@ def _sources(
         if info.format is not None or info.widened:
             raise CheckpointError(
                 f"{shards.where[name].path}: {name} is stored in {info.widened or info.dtype}; "
-                "nextn export-mtp copies plain and FP8 tensors only. To draft with this NextN layer, name the "
+                "nextn export-mtp copies plain and FP8 tensors only. To draft with this layer, name the "
                 "checkpoint by --speculative-draft-model-path"
             )
         blocks = info.dtype == FP8

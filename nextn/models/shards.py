@@ -20,7 +20,7 @@ from nextn.families.files import (
     read_json,
 )
 from nextn.families.quantization import PackedCodes, Quantization
-from nextn.models.gguf_reader import GgufFile, open_gguf
+from nextn.models.gguf_reader import open_gguf
 from nextn.models.packed import packed_views
 from nextn.models.safetensors_reader import SafetensorsFile, TensorInfo
 from nextn.ops.stored import Stored
@@ -65,11 +65,12 @@ def open_shards(path: str | Path, quantization: Quantization | None = None) -> I
     names = sorted(set(indexed.values())) if indexed is not None else [SINGLE]
     names += sorted(file.name for file in folder.glob(MTP) if file.name not in names)
     with ExitStack() as stack:
-        files: list[GgufFile] | list[SafetensorsFile]
+        plain: list[SafetensorsFile] = []
+        files: Sequence[TensorFile] = plain
         if gguf:
             files = [stack.enter_context(file) for file in open_gguf(gguf)]
         else:
-            files = [stack.enter_context(SafetensorsFile(folder / name)) for name in names]
+            plain += (stack.enter_context(SafetensorsFile(folder / name)) for name in names)
         where: dict[str, TensorFile] = {}
         for file in files:
             for name in file.tensors:
@@ -84,7 +85,7 @@ def open_shards(path: str | Path, quantization: Quantization | None = None) -> I
                     f"{folder / INDEX}: tensor {name} should be in {file_name}, which does not hold it"
                 )
         if isinstance(quantization, PackedCodes):
-            views = packed_views(files, quantization)
+            views = packed_views(plain, quantization)
             yield Shards(folder, views, {name: view for view in views for name in view.tensors})
         else:
             yield Shards(folder, files, where)
