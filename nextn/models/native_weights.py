@@ -15,7 +15,7 @@ from nextn.distributed.expert_share import ExpertShare, ExpertTable
 from nextn.distributed.group import bounds
 from nextn.families.config import ModelConfig
 from nextn.ops.cpu.coded import kind_of
-from nextn.ops.cpu.library import BF16, E4M3, F32, INT8, PANEL, FeedForward, Layer, NextN
+from nextn.ops.cpu.library import BF16, E4M3, F32, INT8, KINDS, PANEL, WAYS, FeedForward, Layer, NextN
 from nextn.ops.cpu.weights import Arena, PackedWeight, norm_weight, padded
 from nextn.ops.stored import FP8, INT4, W8A16, Format, Stored
 from nextn.ops.widen import widened
@@ -146,6 +146,12 @@ class NativeWeights:
             self._places[name](tensor)
         else:
             self._places[name](tensor, scale=scale)
+
+    @property
+    def ways(self) -> dict[str, str]:
+        """Formats that are not multiplied in the level's own way: by name, in which."""
+        chosen = {int(packed.kind): int(packed.struct.way) for packed in self.packed}
+        return {KINDS[kind]: WAYS[way] for kind, way in sorted(chosen.items()) if way}
 
     def _matrix(
         self, n_out: int, n_in: int, names: Collection[str] = (), kind: int | None = None, members: int = 1
