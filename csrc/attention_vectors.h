@@ -1,5 +1,8 @@
-// A block of attention in vector registers: 16 queries at a time, 4 by 4 dot products for the scores.
+// A block of attention in vector registers: 16 queries at a time. By dot products of bf16 pairs where the level has them;
+// else by f32 multiply-adds, in the same order, with the queries and weights widened once for all keys.
 #pragma once
+#include <type_traits>
+
 #include "latent.h"
 
 namespace {
@@ -9,18 +12,30 @@ constexpr int LEAST_QUERIES = QUERIES;  // that a task is cut down to
 
 struct Scratch {
     alignas(64) float scores[QUERIES][KEYS];
+#if defined(__AVX512BF16__)
     alignas(64) uint32_t weights[QUERIES][KEYS / 2];  // pairs of bf16
+#else
+    alignas(64) float weights[QUERIES][KEYS];         // that bf16 holds
+#endif
     const uint16_t* queries[QUERIES];
     const uint16_t* keys[KEYS + 4];
     int words;   // of a query and of a key
     int key_at;  // where in an entry the key begins
-    std::vector<Line> sums;
+    std::vector<Line> sums, wide;
 };
 
 // n queries [n][width].
 inline void take_queries(Scratch& s, const uint16_t* q, int n, int width) {
     for (int i = 0; i < n; ++i) s.queries[i] = q + int64_t(i) * width;
     s.words = width / 2;
+#if !defined(__AVX512BF16__)
+    float* to = room(s.wide, int64_t(n) * width);  // of 16 pairs the even elements, then the odd ones
+    for (int64_t at = 0; at < int64_t(n) * width; at += 32) {
+        const vi pairs = words(q + at);
+        store(to + at, low(pairs));
+        store(to + at + 16, high(pairs));
+    }
+#endif
 }
 
 // Keys at positions begin .. begin + count of the span.
@@ -37,31 +52,70 @@ inline void take_keys(Scratch& s, const Span& span, const Cache& cache, const Nx
     for (; j < ((count + 3) & ~3); ++j) s.keys[j] = s.keys[count - 1];
 }
 
+#if defined(__AVX512BF16__)
+constexpr int SCORE_QUERIES = 4, SCORE_KEYS = 4;
+#else
+constexpr int SCORE_QUERIES = 8, SCORE_KEYS = 2;  // of a key each word is widened for all of these queries
+#endif
+
+// acc [A][all keys] <- products, lane by lane, of queries from number i on and keys from j on.
+template <int A, int B> inline void score_some(const Scratch& s, const int* i, int j, vf* to) {
+    vf acc[A][B];
+    NX_UNROLL for (int a = 0; a < A; ++a) NX_UNROLL for (int b = 0; b < B; ++b) acc[a][b] = zero();
+    const uint16_t* keys[B];
+    NX_UNROLL for (int b = 0; b < B; ++b) keys[b] = s.keys[j + b] + s.key_at;
+#if defined(__AVX512BF16__)
+    const uint16_t* queries[A];
+    NX_UNROLL for (int a = 0; a < A; ++a) queries[a] = s.queries[i[a]];
+    for (int w = 0; w < s.words; w += 16) {
+        vi k[B];
+        NX_UNROLL for (int b = 0; b < B; ++b) k[b] = words(keys[b] + 2 * w);
+        NX_UNROLL for (int a = 0; a < A; ++a) {
+            const vi q = words(queries[a] + 2 * w);
+            NX_UNROLL for (int b = 0; b < B; ++b) acc[a][b] = dot2(acc[a][b], q, k[b]);
+        }
+    }
+#else
+    const float* queries[A];
+    NX_UNROLL for (int a = 0; a < A; ++a) queries[a] = s.wide.data()->values + int64_t(i[a]) * 2 * s.words;
+    for (int w = 0; w < s.words; w += 16) {
+        vf even[B], odd[B];
+        NX_UNROLL for (int b = 0; b < B; ++b) {
+            const vi k = words(keys[b] + 2 * w);
+            even[b] = low(k), odd[b] = high(k);
+        }
+        NX_UNROLL for (int a = 0; a < A; ++a) {
+            const vf first = load(queries[a] + 2 * w), second = load(queries[a] + 2 * w + 16);
+            NX_UNROLL for (int b = 0; b < B; ++b) acc[a][b] = fma(second, odd[b], fma(first, even[b], acc[a][b]));
+        }
+    }
+#endif
+    NX_UNROLL for (int a = 0; a < A; ++a)
+        NX_UNROLL for (int b = 0; b < B; ++b) to[a * SCORE_KEYS + b] = acc[a][b];
+}
+
 // Scores of up to 16 queries over `count` keys.
 inline void score_block(Scratch& s, int queries, int count) {
-    for (int i = 0; i < queries; i += 4) {
-        const uint16_t* qs[4];
-        for (int a = 0; a < 4; ++a) qs[a] = s.queries[i + a < queries ? i + a : queries - 1];
-        for (int j = 0; j < count; j += 4) {
-            vf acc[16];
-            NX_UNROLL for (int a = 0; a < 16; ++a) acc[a] = zero();
-            for (int w = 0; w < s.words; w += 16) {
-                vi k[4];
-                NX_UNROLL for (int b = 0; b < 4; ++b) k[b] = words(s.keys[j + b] + s.key_at + 2 * w);
-                NX_UNROLL for (int a = 0; a < 4; ++a) {
-                    const vi qa = words(qs[a] + 2 * w);
-                    NX_UNROLL for (int b = 0; b < 4; ++b) acc[4 * a + b] = dot2(acc[4 * a + b], qa, k[b]);
-                }
-            }
-            alignas(64) float out[16];
+    constexpr int A = SCORE_QUERIES, B = SCORE_KEYS;
+    for (int i = 0; i < queries; i += A) {
+        int number[A];
+        for (int a = 0; a < A; ++a) number[a] = i + a < queries ? i + a : queries - 1;
+        for (int j = 0; j < count; j += B) {
+            vf acc[A * B];
+#if defined(__AVX512F__)
+            score_some<A, B>(s, number, j, acc);
+#else
+            for (int a = 0; a < A; a += 2) score_some<2, B>(s, number + a, j, acc + a * B);
+#endif
+            alignas(64) float out[A * B];
             store(out, sums(acc));
-            for (int a = 0; a < 4 && i + a < queries; ++a) memcpy(&s.scores[i + a][j], out + 4 * a, 16);
+            for (int a = 0; a < A && i + a < queries; ++a) memcpy(&s.scores[i + a][j], out + B * a, 4 * B);
         }
     }
 }
 
-// Exponentials of one query's scores in place as pairs of bf16 weights; keys from `count` on weigh nothing.
-inline Softmax soften(float* scores, int count, uint32_t* weights) {
+// Exponentials of one query's scores as bf16 weights; keys from `count` on weigh nothing.
+template <class Weight> inline Softmax soften(float* scores, int count, Weight* weights) {
     const vf never = splat(-INFINITY);
     for (int j = count; j < KEYS; ++j) scores[j] = -INFINITY;
     vf top = never;
@@ -69,12 +123,15 @@ inline Softmax soften(float* scores, int count, uint32_t* weights) {
     for (int j = 0; j < used; j += 16) top = max(top, load(scores + j));
     const float m = largest(top);
     if (m == -INFINITY) return {m, 0.f};
-    uint16_t* w = reinterpret_cast<uint16_t*>(weights);
     vf total = zero();
     for (int j = 0; j < used; j += 16) {
         const vf x = load(scores + j);
-        store_bf16(w + j, where_seen(x, exp(sub(x, splat(m)))));
-        total = add(total, widen_bf16(w + j));  // the sum of what the values are multiplied by
+        alignas(32) uint16_t halves[16];
+        store_bf16(halves, where_seen(x, exp(sub(x, splat(m)))));
+        const vf rounded = widen_bf16(halves);
+        if constexpr (std::is_same_v<Weight, float>) store(weights + j, rounded);
+        else memcpy(weights + j / 2, halves, sizeof halves);
+        total = add(total, rounded);  // the sum of what the values are multiplied by
     }
     return {m, sum(total)};
 }
@@ -86,11 +143,20 @@ inline void mix_rows(const Scratch& s, int i, int pairs, int rank, int column, f
     for (int j = 0; j < pairs; ++j) {
         vi first, second;
         pair_rows(s.keys[2 * j] + column, s.keys[2 * j + 1] + column, first, second);
+#if defined(__AVX512BF16__)
         NX_UNROLL for (int m = 0; m < M; ++m) {
             const vi weight = splat_word(s.weights[i + m][j]);
             acc[m][0] = dot2(acc[m][0], weight, first);
             acc[m][1] = dot2(acc[m][1], weight, second);
         }
+#else
+        const vf a0 = low(first), a1 = high(first), b0 = low(second), b1 = high(second);
+        NX_UNROLL for (int m = 0; m < M; ++m) {
+            const vf w0 = splat(s.weights[i + m][2 * j]), w1 = splat(s.weights[i + m][2 * j + 1]);
+            acc[m][0] = fma(w1, a1, fma(w0, a0, acc[m][0]));
+            acc[m][1] = fma(w1, b1, fma(w0, b0, acc[m][1]));
+        }
+#endif
     }
     NX_UNROLL for (int m = 0; m < M; ++m) {
         store(out + (i + m) * rank + column, acc[m][0]);
@@ -126,8 +192,9 @@ inline void attend_block(Scratch& s, const Span& span, int heads, int from, int 
         const int open = keys_seen(span, from + i, heads, begin);
         // Weights past `open` must be 0 as far as the block's values are read.
         found[i] = soften(s.scores[i], open, s.weights[i]);
-        const int written = found[i].total == 0.f ? 0 : (open + 31) / 32 * 32;
-        for (int j = written / 2; j < (count + 31) / 32 * 16; ++j) s.weights[i][j] = 0;
+        const int written = found[i].total == 0.f ? 0 : (open + 31) / 32 * 32, all = (count + 31) / 32 * 32;
+        constexpr int each = sizeof s.weights[0] / sizeof s.weights[0][0];  // of KEYS
+        for (int j = written * each / KEYS; j < all * each / KEYS; ++j) s.weights[i][j] = 0;
     }
     mix_block(s, n, count, rank, out);
 }

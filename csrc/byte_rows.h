@@ -1,7 +1,9 @@
 // Rows as bytes: each cell of a row divided by its largest value, in whole numbers from -127 to 127, as llama.cpp has
 // them (its Q8_0 and Q8_K). They meet few-bit codes in dot products of bytes (coded_bytes.h).
+//
+// The inputs are rounded to 8 bits: that is what llama.cpp computes from the same files. The other ways of multiplying
+// such weights take inputs in bf16.
 #pragma once
-#if defined(__AVX512F__)
 #include <algorithm>
 #include <vector>
 
@@ -11,8 +13,33 @@
 
 namespace {
 
+constexpr int BY_BYTES = 4;  // NxWeight::way
+
+#if defined(__AVX512F__) && defined(__GNUC__)
+#define NX_BYTES 1
+inline bool by_bytes_here() { return __builtin_cpu_supports("avx512vnni"); }
+inline bool by_bytes(const NxWeight& w) { return w.way == BY_BYTES; }
+#else
+inline bool by_bytes_here() { return false; }
+#endif
+
+}  // namespace
+
+#if defined(NX_BYTES)
+namespace {
+
 // What stands for 0 among the codes as they are multiplied; those of 8 bits are stored with 128 added.
 inline int byte_zero(const CodedLayout& l) { return l.bits == 8 ? 128 : int(l.zero); }
+
+// The order in which codes come out of their words (coded_bytes.h), of a cell's first 16 inputs and of its next.
+inline const int8_t* byte_order(int bits, int half) {
+    static const int8_t eight[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    static const int8_t six[16] = {0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15};
+    static const int8_t five[2][16] = {{0, 2, 1, 3, 6, 8, 7, 9, 12, 14, 13, 15, 4, 10, 5, 11},
+                                       {2, 4, 3, 5, 8, 10, 9, 11, 0, 6, 1, 7, 12, 14, 13, 15}};
+    static const int8_t four[16] = {0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15};
+    return bits == 8 ? eight : bits == 6 ? six : bits == 5 ? five[half] : four;
+}
 
 inline float lanes(vf x) { return sum(x); }
 
@@ -52,15 +79,13 @@ class ByteRows {
         const float most = largest(top);
         const vf each = splat(most > 0.f ? 127.f / most : 0.f);
         __m512i total = _mm512_setzero_si512();
-        // Codes of less than 8 bits come in this order out of their words.
-        const __m128i order = l.bits == 8
-            ? _mm_setr_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
-            : _mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+        const __m128i order[2] = {_mm_loadu_si128(reinterpret_cast<const __m128i*>(byte_order(l.bits, 0))),
+                                  _mm_loadu_si128(reinterpret_cast<const __m128i*>(byte_order(l.bits, 1)))};
         for (int k = 0; k < inputs_; k += 16) {
             const __m512i q = _mm512_cvtps_epi32(mul(widen_bf16(x + k), each));
             total = _mm512_add_epi32(total, q);
             const __m128i bytes = _mm512_cvtsepi32_epi8(q);
-            _mm_storeu_si128(reinterpret_cast<__m128i*>(to + k), _mm_shuffle_epi8(bytes, order));
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(to + k), _mm_shuffle_epi8(bytes, order[k / 16 % 2]));
         }
         const int32_t whole = _mm512_reduce_add_epi32(total), begin = -byte_zero(l) * whole;
         *scale = most / 127.f + lanes(open);

@@ -1,96 +1,308 @@
-// Rows times a panel in vector registers: every output is one chain of additions over k from first to last,
-// whatever the number of rows and threads. That is all that row invariance needs.
+// Rows times a panel in vector registers. Every output is one chain of additions over the k of a cell, and one over the
+// cells, from first to last, whatever the number of rows and threads. That is all that row invariance needs.
 //
-// Six rows by 64 outputs are worked on together, so a panel is read once for every six rows.
+// Few rows meet a panel's numbers in the registers in which they are made. For more, a chunk of k is widened into a
+// scratch in the first-level cache, where all rows meet it, six by 64 outputs at a time.
 #pragma once
-#include <type_traits>
-
-#include "panels.h"
-#include "simd.h"
+#include "cells.h"
+#include "coded_bytes.h"
+#include "vector_rows.h"
 
 namespace {
 
-constexpr int CHAIN_ROWS = 6;  // 6 x 4 accumulators, 4 weights and a spare of 32 registers
-
-struct LoadF32 {
-    static constexpr int bytes = 64;
-    static vf step(vf acc, uint32_t x, const uint8_t* w) { return fma(as_float(splat_word(x)), as_float(words(w)), acc); }
-};
-struct LoadBf16 { static constexpr int bytes = 64; static vi get(const uint8_t* w) { return words(w); } };
-struct LoadE4m3 { static constexpr int bytes = 32; static vi get(const uint8_t* w) { return widen_e4m3(w); } };
-struct LoadInt8 { static constexpr int bytes = 32; static vi get(const uint8_t* w) { return widen_int8(w); } };
-
-// x: M rows of words. acc[M][V] += the products.
-template <class Load, int M, int V>
-inline void chain(const uint32_t* const* x, const uint8_t* w, int from, int to, vf (&acc)[M][V]) {
-    constexpr int ahead = 24 * 64;  // bytes; the hardware prefetcher stops at page ends
-    for (int k = from; k < to; ++k, w += V * Load::bytes) {
-#if defined(__x86_64__)
-        for (int b = 0; b < V * Load::bytes; b += 64) __builtin_prefetch(w + ahead + b);
-#endif
-        if constexpr (std::is_same_v<Load, LoadF32>) {
-            NX_UNROLL for (int m = 0; m < M; ++m)
-                NX_UNROLL for (int v = 0; v < V; ++v) acc[m][v] = LoadF32::step(acc[m][v], x[m][k], w + v * 64);
-        } else {
-            vi wv[V];
-            NX_UNROLL for (int v = 0; v < V; ++v) wv[v] = Load::get(w + v * Load::bytes);
-            NX_UNROLL for (int m = 0; m < M; ++m) {
-                const vi xm = splat_word(x[m][k]);
-                NX_UNROLL for (int v = 0; v < V; ++v) acc[m][v] = dot2(acc[m][v], xm, wv[v]);
-            }
-        }
-    }
-}
-
-// tile [M][64] <- M rows times one panel. steps: words of a row.
-template <class Load, int M, int V>
-void product(const uint32_t* const* x, const uint8_t* w, const float* scales, int steps, int block, float* tile) {
-    if constexpr (Load::bytes == 64) {
-        vf acc[M][V];
-        NX_UNROLL for (int m = 0; m < M; ++m) NX_UNROLL for (int v = 0; v < V; ++v) acc[m][v] = zero();
-        chain<Load, M, V>(x, w, 0, steps, acc);
-        NX_UNROLL for (int m = 0; m < M; ++m)
-            NX_UNROLL for (int v = 0; v < V; ++v) store(tile + m * PANEL + v * 16, acc[m][v]);
-    } else {
-        for (int m = 0; m < M; ++m) for (int v = 0; v < V; ++v) store(tile + m * PANEL + v * 16, zero());
-        for (int from = 0; from < steps; from += block, scales += V * 16) {
-            const int to = from + block < steps ? from + block : steps;
-            vf acc[M][V];
-            NX_UNROLL for (int m = 0; m < M; ++m) NX_UNROLL for (int v = 0; v < V; ++v) acc[m][v] = zero();
-            chain<Load, M, V>(x, w + int64_t(from) * V * Load::bytes, from, to, acc);
-            NX_UNROLL for (int m = 0; m < M; ++m)
-                NX_UNROLL for (int v = 0; v < V; ++v) {
-                    float* at = tile + m * PANEL + v * 16;
-                    store(at, fma(acc[m][v], load(scales + v * 16), load(at)));
-                }
-        }
-    }
-}
-
-using Product = void (*)(const uint32_t* const*, const uint8_t*, const float*, int, int, float*);
-
-#define NX_V(L, M) {product<L, M, 1>, product<L, M, 2>, product<L, M, 3>, product<L, M, 4>}
-#define NX_M(L) {NX_V(L, 1), NX_V(L, 2), NX_V(L, 3), NX_V(L, 4), NX_V(L, 5), NX_V(L, 6)}
-#if defined(__AMX_BF16__)
-const Product CHAINS[1][CHAIN_ROWS][4] = {NX_M(LoadF32)};  // the rest is for tiles.h
+constexpr int CHAIN_ROWS = 6;       // 6 x 4 accumulators, 4 weights and spares of 32 registers
+constexpr int ROWS_TOGETHER = 96;   // that meet a chunk while it is in the cache: their sums are in the second level
+constexpr int CHUNK_WORDS = 64;     // of k
+#if defined(__AVX512F__)
+constexpr int DIRECT_ROWS = 8;
+#elif defined(__AVX2__)
+constexpr int DIRECT_ROWS = 3;
 #else
-const Product CHAINS[4][CHAIN_ROWS][4] = {NX_M(LoadF32), NX_M(LoadBf16), NX_M(LoadE4m3), NX_M(LoadInt8)};
+constexpr int DIRECT_ROWS = 1;
 #endif
-#undef NX_M
-#undef NX_V
+
+// In a register: as a memory operand of every multiply-add, a row's word would be loaded once for each of them, and two
+// loads a cycle are all there are.
+template <class T> inline T kept(T x) {
+#if defined(__AVX512F__)
+    __asm__("" : "+v"(x));
+#endif
+    return x;
+}
+
+struct ByPairs {  // dot products of bf16 pairs
+    using Word = uint32_t;
+    static constexpr bool pairs = true;
+    static const Word* row(const VectorRows& x, int i) { return x.words(i); }
+    static vi lift(Word x) { return kept(splat_word(x)); }
+    static vf step(vf acc, vi x, vi w) { return dot2(acc, x, w); }
+};
+struct BySingles {  // f32 multiply-adds
+    using Word = float;
+    static constexpr bool pairs = false;
+    static const Word* row(const VectorRows& x, int i) { return x.wide(i); }
+    static vf lift(Word x) { return kept(splat(x)); }
+    static vf step(vf acc, vf x, vi w) { return fma(x, as_float(w), acc); }
+};
+
+// A level's own way, and those that it has besides.
+#if defined(__AVX512BF16__)
+inline bool by_pairs(const NxWeight& w) { return w.kind != F32 && w.way != 3; }
+#else
+inline bool by_pairs(const NxWeight&) { return false; }
+#endif
+
+template <int FORM> inline vf begun(vf start, float sum) { return FORM >= STARTED ? mul(splat(sum), start) : zero(); }
+// total <- what becomes of a complete sum.
+template <int FORM> inline void complete(vf sum, vf scale, vf min, float of_row, float* total) {
+    vf all = sum;
+    if constexpr (FORM != PLAIN) all = fma(scale, sum, load(total));
+    if constexpr (FORM == MINS) all = fma(min, splat(of_row), all);
+    store(total, all);
+}
+
+constexpr int MOST_AT_ONCE = std::max(DIRECT_ROWS, CHAIN_ROWS);
+template <class By> struct SomeRows {
+    const typename By::Word* x[MOST_AT_ONCE];
+    const float* sums[MOST_AT_ONCE];
+};
+
+// N vectors of outputs from v on, of M rows, over all of k. totals [M][64].
+template <class By, class Line, int FORM, int M, int N>
+void meet_directly(const Cells& cells, const SomeRows<By>& rows, int v, float* totals) {
+    constexpr int ahead = 4096;  // bytes; the hardware prefetcher stops at page ends
+    constexpr int count = By::pairs ? Line::inputs / 2 : Line::inputs;
+    const int step = cells.V * Line::bytes;
+    const typename By::Word* x[M];
+    NX_UNROLL for (int m = 0; m < M; ++m) x[m] = rows.x[m];
+    for (int c = 0, k = 0; c < cells.count; ++c) {
+        CellScale s[N];
+        if constexpr (FORM != PLAIN) NX_UNROLL for (int n = 0; n < N; ++n) s[n] = cells.scale<FORM>(c, v + n);
+        vf acc[M][N];
+        NX_UNROLL for (int m = 0; m < M; ++m)
+            NX_UNROLL for (int n = 0; n < N; ++n)
+                acc[m][n] = begun<FORM>(s[n].start, FORM >= STARTED ? rows.sums[m][c] : 0.f);
+        const uint8_t* w = cells.codes<Line>(c) + v * Line::bytes;
+        for (const int end = k + cells.inputs_of(c) / Line::inputs * count; k < end; k += count, w += Line::lines * step) {
+#if defined(__x86_64__)
+            NX_UNROLL for (int l = 0; l < Line::lines; ++l)
+                for (int b = 0; b < N * Line::bytes; b += 64) __builtin_prefetch(w + l * step + b + ahead);
+#endif
+            each_number(NumbersOf<Line, By::pairs>{}, [&](auto number) NX_INLINE {
+                vi wv[N];
+                NX_UNROLL for (int n = 0; n < N; ++n)
+                    wv[n] = Line::template number<By::pairs, number>(w + n * Line::bytes, step);
+                NX_UNROLL for (int m = 0; m < M; ++m) {
+                    const auto xm = By::lift(x[m][k + number]);
+                    NX_UNROLL for (int n = 0; n < N; ++n) acc[m][n] = By::step(acc[m][n], xm, wv[n]);
+                }
+            });
+        }
+        NX_UNROLL for (int m = 0; m < M; ++m)
+            NX_UNROLL for (int n = 0; n < N; ++n)
+                complete<FORM>(acc[m][n], s[n].scale, s[n].min, FORM == MINS ? rows.sums[m][c] : 0.f,
+                               totals + m * PANEL + (v + n) * 16);
+    }
+}
+
+// Some cells of a panel as numbers, or some k of one cell.
+struct Chunk {
+    static constexpr int CELLS = 8;
+    alignas(64) uint8_t words[CHUNK_WORDS * PANEL * 4];  // [k or pair of k][outputs]
+    alignas(64) float scales[CELLS * PANEL];             // [cell][outputs], as the following
+    alignas(64) float starts[CELLS * PANEL];
+    alignas(64) float mins[CELLS * PANEL];
+    int V, cells, steps;  // steps: words of each cell
+    bool first, last;     // whether they begin and end here
+};
+
+// Inputs [from, to) of cell c -> words of the chunk from word `at` on.
+template <class Line, bool Pairs> void widen(const Cells& cells, int c, int from, int to, Chunk& chunk, int at) {
+    constexpr int count = Pairs ? Line::inputs / 2 : Line::inputs, ahead = 4096;
+    const int step = cells.V * Line::bytes, wide = cells.V * 64;
+    const uint8_t* w = cells.codes<Line>(c) + int64_t(from / Line::inputs) * Line::lines * step;
+    uint8_t* put = chunk.words + int64_t(at) * wide;
+    for (int k = from; k < to; k += Line::inputs, w += Line::lines * step, put += count * wide)
+        for (int v = 0; v < cells.V; ++v) {
+            const uint8_t* own = w + v * Line::bytes;
+#if defined(__x86_64__)
+            NX_UNROLL for (int l = 0; l < Line::lines; ++l)
+                if (Line::bytes == 64 || v % 2 == 0) __builtin_prefetch(own + l * step + ahead);
+#endif
+            each_number(NumbersOf<Line, Pairs>{}, [&](auto number) NX_INLINE {
+                store_words(put + number * wide + v * 64, Line::template number<Pairs, number>(own, step));
+            });
+        }
+}
+
+// `chunk` with rows' words from x[m] and sums[m] on; totals and parts [rows][64] of these rows, parts: of a cell that
+// is not complete. N vectors of outputs from v on, of M rows.
+template <class By, int FORM, int M, int N>
+void meet_vectors(const Chunk& chunk, const SomeRows<By>& rows, int v, float* totals, float* parts) {
+    const uint8_t* w = chunk.words + v * 64;
+    const int wide = chunk.V * 64;
+    const typename By::Word* x[M];
+    NX_UNROLL for (int m = 0; m < M; ++m) x[m] = rows.x[m];
+    for (int c = 0, k = 0; c < chunk.cells; ++c) {
+        const int at = c * PANEL + v * 16;
+        vf acc[M][N];
+        NX_UNROLL for (int m = 0; m < M; ++m)
+            NX_UNROLL for (int n = 0; n < N; ++n)
+                acc[m][n] = !chunk.first ? load(parts + m * PANEL + (v + n) * 16)
+                            : begun<FORM>(FORM >= STARTED ? load(chunk.starts + at + n * 16) : zero(),
+                                          FORM >= STARTED ? rows.sums[m][c] : 0.f);
+        const auto step = [&](int i) NX_INLINE {
+            vi wv[N];
+            NX_UNROLL for (int n = 0; n < N; ++n) wv[n] = words(w + n * 64);
+            w += wide;
+            NX_UNROLL for (int m = 0; m < M; ++m) {
+                const auto xm = By::lift(x[m][i]);
+                NX_UNROLL for (int n = 0; n < N; ++n) acc[m][n] = By::step(acc[m][n], xm, wv[n]);
+            }
+        };
+        const int end = k + chunk.steps;
+        for (; k + 4 <= end; k += 4) step(k), step(k + 1), step(k + 2), step(k + 3);
+        for (; k < end; ++k) step(k);
+        NX_UNROLL for (int m = 0; m < M; ++m)
+            NX_UNROLL for (int n = 0; n < N; ++n) {
+                const int to = m * PANEL + (v + n) * 16;
+                if (!chunk.last) store(parts + to, acc[m][n]);
+                else complete<FORM>(acc[m][n], FORM != PLAIN ? load(chunk.scales + at + n * 16) : zero(),
+                                    FORM == MINS ? load(chunk.mins + at + n * 16) : zero(),
+                                    FORM == MINS ? rows.sums[m][c] : 0.f, totals + to);
+            }
+    }
+}
+
+// does(v, n) for V vectors, n of them at a time: as many as there are registers for M rows' sums.
+template <int M, class Does> inline void each_vectors(int V, const Does& does) {
+#if defined(__AVX512F__)
+    constexpr int most = M <= CHAIN_ROWS ? 4 : 2;
+#else
+    constexpr int most = M == 1 ? 4 : M <= 3 ? 2 : 1;
+#endif
+    int v = 0;
+    for (; v + most <= V; v += most) does(v, std::integral_constant<int, most>{});
+    if constexpr (most > 2) if (v + 2 <= V) does(v, std::integral_constant<int, 2>{}), v += 2;
+    if constexpr (most > 1) if (v < V) does(v, std::integral_constant<int, 1>{});
+}
+// does(M) of `rows` rows as a constant; 7 are taken for 8.
+template <class Does> inline void with_rows(int rows, const Does& does) {
+    switch (rows) {
+        case 1: return does(std::integral_constant<int, 1>{});
+        case 2: return does(std::integral_constant<int, 2>{});
+        case 3: return does(std::integral_constant<int, 3>{});
+        case 4: return does(std::integral_constant<int, 4>{});
+        case 5: return does(std::integral_constant<int, 5>{});
+        case 6: return does(std::integral_constant<int, 6>{});
+        default: return does(std::integral_constant<int, 8>{});
+    }
+}
+
+template <class By> SomeRows<By> rows_from(const VectorRows& x, int first, int m, int k, int c, bool sums) {
+    SomeRows<By> rows;
+    for (int j = 0; j < MOST_AT_ONCE; ++j) {  // those past the last one are as it is
+        const int i = first + (j < m ? j : m - 1);
+        rows.x[j] = By::row(x, i) + k;
+        rows.sums[j] = sums ? x.sums(i) + c : nullptr;
+    }
+    return rows;
+}
+
+// The chunk's rows, from word k and cell c on.
+template <class By, int FORM>
+void meet_chunk(const Chunk& chunk, const VectorRows& x, int first, int m, int k, int c, float* totals, float* parts) {
+    int groups = (m + CHAIN_ROWS - 1) / CHAIN_ROWS;
+    for (int i = 0, some; i < m; i += some, --groups) {
+        some = (m - i + groups - 1) / groups;
+        const SomeRows<By> rows = rows_from<By>(x, first + i, some, k, c, FORM >= STARTED);
+        with_rows(some, [&](auto count) {
+            if constexpr (count <= CHAIN_ROWS) each_vectors<count>(chunk.V, [&](int v, auto n) {
+                meet_vectors<By, FORM, count, n>(chunk, rows, v, totals + i * PANEL, parts + i * PANEL);
+            });
+        });
+    }
+}
+
+// totals [m][64], with room for ROWS_TOGETHER, = m <= ROWS_TOGETHER rows from `first` on times a panel.
+template <class By, class Line, int FORM>
+void vector_product(const VectorRows& x, int first, int m, const NxWeight& w, const Panel& panel, float* totals) {
+    const Cells cells(w, panel);
+    if (FORM != PLAIN) for (int i = 0; i < std::max(m, DIRECT_ROWS) * PANEL; i += 16) store(totals + i, zero());
+    if (m <= DIRECT_ROWS) {
+        const SomeRows<By> rows = rows_from<By>(x, first, m, 0, 0, FORM >= STARTED);
+        return with_rows(m, [&](auto count) {
+            if constexpr (count <= DIRECT_ROWS) each_vectors<count>(cells.V, [&](int v, auto n) {
+                meet_directly<By, Line, FORM, count, n>(cells, rows, v, totals);
+            });
+        });
+    }
+    static thread_local Chunk chunk;
+    alignas(64) float parts[ROWS_TOGETHER * PANEL];
+    constexpr int per_word = By::pairs ? 2 : 1, most = CHUNK_WORDS * per_word;
+    chunk.V = cells.V;
+    for (int c = 0, to; c < cells.count; c = to) {
+        const int inputs = cells.inputs_of(c);
+        to = c + 1;
+        while (to < cells.count && to - c < Chunk::CELLS && cells.inputs_of(to) == inputs &&
+               (to + 1 - c) * inputs <= most)
+            ++to;
+        if (FORM != PLAIN)
+            for (int i = c; i < to; ++i)
+                for (int v = 0; v < cells.V; ++v) {
+                    const CellScale found = cells.scale<FORM>(i, v);
+                    const int at = (i - c) * PANEL + v * 16;
+                    store(chunk.scales + at, found.scale);
+                    if (FORM >= STARTED) store(chunk.starts + at, found.start);
+                    if (FORM == MINS) store(chunk.mins + at, found.min);
+                }
+        for (int from = 0, upto; from < inputs; from = upto) {
+            upto = from + most < inputs ? from + most : inputs;
+            chunk.cells = to - c;
+            chunk.steps = (upto - from) / per_word;
+            chunk.first = from == 0, chunk.last = upto == inputs;
+            for (int i = c; i < to; ++i) widen<Line, By::pairs>(cells, i, from, upto, chunk, (i - c) * chunk.steps);
+            meet_chunk<By, FORM>(chunk, x, first, m, (c * cells.inputs + from) / per_word, c, totals, parts);
+        }
+    }
+}
+
+template <class By>
+inline void vector_product(const VectorRows& x, int first, int m, const NxWeight& w, const Panel& panel, float* totals) {
+    const auto go = [&](auto product) { product(x, first, m, w, panel, totals); };
+    switch (w.kind) {
+        case F32:
+            if constexpr (!By::pairs) return go(vector_product<By, F32Line, PLAIN>);
+            return;
+        case BF16: return go(vector_product<By, Bf16Line, PLAIN>);
+        case E4M3: return go(vector_product<By, E4m3Line, SCALED>);
+        case INT8: return go(vector_product<By, Int8Line, SCALED>);
+        case Q8_0: return go(vector_product<By, CodeLine<8>, SCALED>);
+        case Q4_K: return go(vector_product<By, CodeLine<4>, MINS>);
+        case Q5_K: return go(vector_product<By, CodeLine<5>, MINS>);
+        case Q6_K: return go(vector_product<By, CodeLine<6>, STARTED>);
+        case Q4_1: return go(vector_product<By, CodeLine<4>, MINS>);
+        case Q5_0: return go(vector_product<By, CodeLine<5>, STARTED>);
+        case Q5_1: return go(vector_product<By, CodeLine<5>, MINS>);
+        default: return go(vector_product<By, CodeLine<4>, STARTED>);
+    }
+}
 
 // Rows [from, to) of x against one panel; done(i, first output, number of outputs, 64 floats) for each row.
 template <class Done>
-inline void chains_by_panel(const Rows& x, int from, int to, const NxWeight& w, const Panel& panel, const Done& done) {
-    alignas(64) float tile[CHAIN_ROWS * PANEL];
-    const int steps = row_words(w), block = block_words(w);
-    for (int i = from; i < to;) {
-        const int m = to - i < CHAIN_ROWS ? to - i : CHAIN_ROWS;
-        const uint32_t* rows[CHAIN_ROWS];
-        for (int j = 0; j < m; ++j) rows[j] = x(i + j);
-        CHAINS[w.kind][m - 1][panel.vectors - 1](rows, panel.data, panel.scales, steps, block, tile);
-        for (int j = 0; j < m; ++j) done(i + j, panel.first, panel.vectors * 16, tile + j * PANEL);
-        i += m;
+inline void chains_by_panel(const VectorRows& x, int from, int to, const NxWeight& w, const Panel& panel, const Done& done) {
+#if defined(NX_BYTES)
+    if (by_bytes(w)) return bytes_by_panel(x.bytes(), from, to, w, panel, done);
+#endif
+    alignas(64) float totals[ROWS_TOGETHER * PANEL];
+    for (int i = from; i < to; i += ROWS_TOGETHER) {
+        const int m = to - i < ROWS_TOGETHER ? to - i : ROWS_TOGETHER;
+#if defined(__AVX512BF16__)
+        if (by_pairs(w)) vector_product<ByPairs>(x, i, m, w, panel, totals);
+        else
+#endif
+        vector_product<BySingles>(x, i, m, w, panel, totals);
+        for (int j = 0; j < m; ++j) done(i + j, panel.first, panel.vectors * 16, totals + j * PANEL);
     }
 }
 

@@ -17,17 +17,17 @@
 // Codes are lines of 64 bytes: a word of 32 bits for each of 16 outputs, V lines side by side.
 //
 //     4 bits  8 inputs a word: pair i of them at bits 4 i (even input) and 16 + 4 i (odd)
-//     5 bits  the low 4 bits as above, then for 32 inputs a line of the high bits: pair i at bits i and 16 + i
-//     6 bits  the low 4 bits as above, then for 16 inputs a line of the high two: pair i at bits 2 i and 16 + 2 i
+//     5 bits  32 inputs in 5 words: 3 pairs in each likewise, at bits 5 i and 16 + 5 i; of the last pair bit i is at bits
+//             15 and 31 of word i
+//     6 bits  16 inputs in 3 words: 2 pairs in each likewise; of the last two pairs the low 4 bits are at bits 12 and 28
+//             of words 0 and 1, the high 2 bits at bits 12 and 28, and 14 and 30, of word 2
 //     8 bits  4 inputs a word, a byte each, 128 added
 //
-// So both codes of a pair are brought into the mantissas of a pair of bf16 by one shift (coded_widen.h).
+// So both codes of most pairs are brought into the mantissas of a pair of bf16 by one shift (lines.h).
 #pragma once
 #include <cstdint>
 
 namespace {
-
-constexpr int MOST_CELL = 128;  // inputs
 
 // Of a kind: inputs of a cell (0: the weight's `block`), cells that share a header, and bytes for each output of the
 // header, of a cell's scales, and of a cell's codes of 32 inputs.

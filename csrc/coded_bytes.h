@@ -1,32 +1,11 @@
 // Rows of bytes times a panel of few-bit weights: dot products of four bytes at once (AVX512-VNNI). A cell's sum is
 // whole numbers, so it is exact; it is scaled when it is complete, and cells are added from first to last. What a row
 // gets depends on nothing but the row and the weight.
-//
-// The inputs are rounded to 8 bits. That is what llama.cpp computes from the same files, and not what the other ways
-// of multiplying such weights do, which take inputs in bf16.
 #pragma once
-#include "panels.h"
-
-namespace {
-
-constexpr int BY_BYTES = 4;  // NxWeight::way
-
-#if defined(__AVX512F__) && defined(__GNUC__)
-#define NX_BYTES 1
-inline bool by_bytes_here() { return __builtin_cpu_supports("avx512vnni"); }
-inline bool by_bytes(const NxWeight& w) { return w.way == BY_BYTES; }
-#else
-inline bool by_bytes_here() { return false; }
-inline bool by_bytes(const NxWeight&) { return false; }
-#endif
-
-}  // namespace
+#include "byte_rows.h"
+#include "cells.h"
 
 #if defined(NX_BYTES)
-#include "byte_rows.h"
-#include "coded_widen.h"
-
-
 namespace {
 
 constexpr int BYTE_ROWS = 48;     // that meet some cells while these are in the cache
@@ -37,67 +16,77 @@ struct ByteCells {
     alignas(64) uint8_t words[BYTE_CELLS * 32 * PANEL];  // [four inputs][outputs]
     alignas(64) float scales[BYTE_CELLS * PANEL];        // [cell][outputs], as the following
     alignas(64) float mins[BYTE_CELLS * PANEL];
-    alignas(64) float unused[BYTE_CELLS * PANEL];
 };
 
-// A cell's codes as bytes, in the order of ByteRows.
+// n bits of w that begin at bit `from` of a half, to bit `to` of it, beside others; in both halves.
+inline vi moved(vi w, int from, int n, int to, vi beside) {
+    return picked(shifted(w, to - from), ((1u << n) - 1) * 0x10001u << to, beside);
+}
+
+// A cell's codes as bytes, in the order of ByteRows. How they lie in their words: coded.h.
 template <int BITS> inline void bytes_of(const uint8_t* codes, int inputs, int V, uint8_t* to) {
     constexpr int ahead = 2048;
     const int step = V * 64;
+    const vi none = splat_word(0);
+    const int lines = inputs * BITS / 32;
+    for (int i = 0; i < lines * step; i += 64) __builtin_prefetch(codes + ahead + i);
     if constexpr (BITS == 8) {
-        for (int i = 0; i < inputs / 4 * step; i += 64) {
-            __builtin_prefetch(codes + ahead + i);
-            store_words(to + i, words(codes + i));
+        for (int i = 0; i < lines * step; i += 64) store_words(to + i, words(codes + i));
+    } else if constexpr (BITS == 4) {
+        const vi low = splat_word(0x0f0f0f0fu);
+        for (int l = 0; l < lines; ++l, codes += step, to += 2 * step)
+            for (int v = 0; v < step; v += 64) {
+                const vi w = words(codes + v);
+                store_words(to + v, _mm512_and_si512(w, low));
+                store_words(to + step + v, _mm512_and_si512(_mm512_srli_epi32(w, 4), low));
+            }
+    } else if constexpr (BITS == 5) {
+        for (int v = 0; v < step; v += 64) {
+            vi w[5], last = none;
+            NX_UNROLL for (int i = 0; i < 5; ++i) {
+                w[i] = words(codes + i * step + v);
+                last = moved(w[i], 15, 1, 8 + i, last);
+            }
+            constexpr int place[5] = {0, 1, 2, 4, 5};
+            NX_UNROLL for (int i = 0; i < 5; ++i)
+                store_words(to + place[i] * step + v, moved(w[i], 5, 5, 8, moved(w[i], 0, 5, 0, none)));
+            store_words(to + 3 * step + v, moved(w[1], 10, 5, 8, moved(w[0], 10, 5, 0, none)));
+            store_words(to + 6 * step + v, moved(w[3], 10, 5, 8, moved(w[2], 10, 5, 0, none)));
+            store_words(to + 7 * step + v, moved(w[4], 10, 5, 0, last));
         }
     } else {
-        const uint8_t* high = codes + inputs / 8 * step;
-        const vi low = splat_word(0x0f0f0f0fu);
-        const auto line = [&](auto number) {
-            constexpr int l = decltype(number)::value, p = 4 * l;
-            for (int v = 0; v < step; v += 64) {
-                __builtin_prefetch(codes + ahead + v);
-                const vi w = words(codes + v);
-                vi a = _mm512_and_si512(w, low), b = _mm512_and_si512(_mm512_srli_epi32(w, 4), low);
-                if constexpr (BITS == 5) {
-                    const vi h = words(high + v);
-                    a = picked(shifted(h, 4 - p), 0x00100010u, picked(shifted(h, 10 - p), 0x10001000u, a));
-                    b = picked(shifted(h, 3 - p), 0x00100010u, picked(shifted(h, 9 - p), 0x10001000u, b));
-                }
-                if constexpr (BITS == 6) {
-                    const vi h = words(high + v);
-                    a = picked(shifted(h, 4 - 2 * p), 0x00300030u, picked(shifted(h, 8 - 2 * p), 0x30003000u, a));
-                    b = picked(shifted(h, 2 - 2 * p), 0x00300030u, picked(shifted(h, 6 - 2 * p), 0x30003000u, b));
-                }
-                store_words(to + v, a);
-                store_words(to + step + v, b);
+        for (int v = 0; v < step; v += 64) {
+            vi w[3];
+            NX_UNROLL for (int i = 0; i < 3; ++i) {
+                w[i] = words(codes + i * step + v);
+                store_words(to + i * step + v, moved(w[i], 6, 6, 8, moved(w[i], 0, 6, 0, none)));
             }
-            codes += step, to += 2 * step;
-        };
-        line(std::integral_constant<int, 0>());
-        line(std::integral_constant<int, 1>());
-        if constexpr (BITS != 6) line(std::integral_constant<int, 2>()), line(std::integral_constant<int, 3>());
-        if constexpr (BITS > 4) for (int v = 0; v < step; v += 64) __builtin_prefetch(high + v + ahead);
+            const vi first = moved(w[2], 12, 2, 4, moved(w[0], 12, 4, 0, none));
+            store_words(to + 3 * step + v, moved(w[2], 14, 2, 12, moved(w[1], 12, 4, 8, first)));
+        }
     }
 }
 
-template <int BITS>
-void byte_cells(int kind, const uint8_t* panel, int V, int from, int to, ByteCells& chunk) {
-    const CodedLayout& l = coded_layout(kind);
-    const int inputs = l.cell;
+// Cells [from, to).
+template <int BITS, bool Mins> void byte_cells(const Cells& cells, int from, int to, ByteCells& chunk) {
     for (int c = from; c < to; ++c) {
-        const Cell cell = cell_of(l, 0, panel, V * 16, c);
-        const int at = (c - from) * PANEL;
-        cell_scales(kind, l, cell, V, chunk.scales + at, chunk.unused + at, chunk.mins + at);
-        bytes_of<BITS>(cell.codes, inputs, V, chunk.words + (c - from) * inputs * V * 16);
+        for (int v = 0; v < cells.V; ++v) {
+            const CellScale found = cells.scale<Mins ? MINS : STARTED>(c, v);
+            store(chunk.scales + (c - from) * PANEL + v * 16, found.scale);
+            if constexpr (Mins) store(chunk.mins + (c - from) * PANEL + v * 16, found.min);
+        }
+        bytes_of<BITS>(cells.codes<CodeLine<BITS>>(c), cells.inputs, cells.V,
+                       chunk.words + (c - from) * cells.inputs * cells.V * 16);
     }
 }
 
-inline void byte_chunk(const NxWeight& w, const Panel& panel, int from, int to, ByteCells& chunk) {
-    switch (coded_layout(w.kind).bits) {
-        case 4: return byte_cells<4>(w.kind, panel.data, panel.vectors, from, to, chunk);
-        case 5: return byte_cells<5>(w.kind, panel.data, panel.vectors, from, to, chunk);
-        case 6: return byte_cells<6>(w.kind, panel.data, panel.vectors, from, to, chunk);
-        default: return byte_cells<8>(w.kind, panel.data, panel.vectors, from, to, chunk);
+inline void byte_chunk(const Cells& cells, int from, int to, ByteCells& chunk) {
+    const bool mins = cells.coded->mins;
+    switch (cells.coded->bits) {
+        case 4: return mins ? byte_cells<4, true>(cells, from, to, chunk) : byte_cells<4, false>(cells, from, to, chunk);
+        case 5: return mins ? byte_cells<5, true>(cells, from, to, chunk) : byte_cells<5, false>(cells, from, to, chunk);
+        case 6: return byte_cells<6, false>(cells, from, to, chunk);
+        default: return byte_cells<8, false>(cells, from, to, chunk);
     }
 }
 
@@ -175,13 +164,14 @@ inline void bytes_by_panel(const ByteRows& x, int from, int to, const NxWeight& 
     static thread_local ByteCells chunk;
     alignas(64) float totals[BYTE_ROWS * PANEL];
     const bool mins = coded_layout(w.kind).mins;
+    const Cells held(w, panel);
     const int cells = x.cells(), steps = x.inputs() / 4;
     for (int first = from; first < to; first += BYTE_ROWS) {
         const int m = to - first < BYTE_ROWS ? to - first : BYTE_ROWS;
         for (int i = 0; i < m * PANEL; i += 16) store(totals + i, zero());
         for (int c = 0; c < cells; c += BYTE_CELLS) {
             const int end = c + BYTE_CELLS < cells ? c + BYTE_CELLS : cells;
-            byte_chunk(w, panel, c, end, chunk);
+            byte_chunk(held, c, end, chunk);
             for (int i = 0; i < m; i += BYTE_TOGETHER) {
                 const int some = m - i < BYTE_TOGETHER ? m - i : BYTE_TOGETHER;
                 ByteMeeting a{chunk, panel.vectors, end - c, steps, {}, {}, {}, {}, totals + i * PANEL};

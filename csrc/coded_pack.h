@@ -88,12 +88,25 @@ inline void put_codes(const uint8_t* q, int bits, int inputs, int V, int v, int 
             word |= uint32_t(q[k + 2 * i] & 15) << 4 * i | uint32_t(q[k + 2 * i + 1] & 15) << (16 + 4 * i);
         put_word(line, lane, word);
     }
-    if (bits == 4) return;
-    const int each = bits - 4, pairs = 16 / each;
-    uint32_t word = 0;
-    for (int i = 0; i < pairs; ++i)
-        word |= uint32_t(q[2 * i] >> 4) << each * i | uint32_t(q[2 * i + 1] >> 4) << (16 + each * i);
-    put_word(line, lane, word);
+}
+
+// The same of 5 bits, 32 inputs in 5 words, and of 6 bits, 16 inputs in 3.
+inline void put_odd_codes(const uint8_t* q, int bits, int V, int v, int lane, uint8_t* codes) {
+    const int each = 16 / bits, lines = bits == 5 ? 5 : 3;  // each: codes in half a word
+    uint32_t words[5] = {};
+    for (int i = 0; i < 2 * lines * each; ++i)
+        words[i / 2 / each] |= uint32_t(q[i]) << (i / 2 % each * bits + i % 2 * 16);
+    for (int side = 0; side < 2; ++side) {  // even and odd inputs
+        const uint8_t* rest = q + 2 * lines * each + side;
+        const int at = side * 16;
+        if (bits == 5) {
+            for (int i = 0; i < 5; ++i) words[i] |= uint32_t(rest[0] >> i & 1) << (at + 15);
+        } else {
+            words[0] |= uint32_t(rest[0] & 15) << (at + 12), words[1] |= uint32_t(rest[2] & 15) << (at + 12);
+            words[2] |= uint32_t(rest[0] >> 4 | rest[2] >> 4 << 2) << (at + 12);
+        }
+    }
+    for (int i = 0; i < lines; ++i) put_word(codes + (i * V + v) * 64, lane, words[i]);
 }
 
 // Output number r of those that go to first, first + 1, ... or, interleaved, to every other group of 16.
@@ -114,7 +127,10 @@ inline void put_run(const CodedRun& run, int number, const CodedLayout& l, int k
         else memcpy(cell + at * 2, run.scales[c], 2);
         if (!l.header && l.mins) memcpy(cell + (wide + at) * 2, run.scales[c] + 2, 2);
         if (kind == INT4Z) cell[2 * wide + at] = run.scales[c][2];
-        put_codes(run.codes + c * inputs, l.bits, inputs, wide / 16, at / 16, at % 16, cell + l.scales * wide);
+        const uint8_t* codes = run.codes + c * inputs;
+        uint8_t* to = cell + l.scales * wide;
+        if (l.bits == 5 || l.bits == 6) put_odd_codes(codes, l.bits, wide / 16, at / 16, at % 16, to);
+        else put_codes(codes, l.bits, inputs, wide / 16, at / 16, at % 16, to);
     }
 }
 

@@ -5,7 +5,6 @@
 // number of rows beside it.
 #pragma once
 #include "chains.h"
-#include "coded_chains.h"
 #include "panels.h"
 #include "pool.h"
 #if defined(__AMX_BF16__)
@@ -23,13 +22,12 @@ struct Pieces {
 
 #if defined(__AMX_BF16__)
 // Rows that cost about as much as one reading of the weight from memory.
-inline int pass_rows(const NxWeight& w) { return w.kind == F32 ? CHAIN_ROWS : 64; }
+inline int pass_rows(const NxWeight& w) { return in_tiles(w) ? 64 : CHAIN_ROWS; }
 
 template <class Done>
 inline void rows_by_panel(const Inputs& x, int from, int to, const NxWeight& w, const Panel& panel, const Done& done) {
-    if (w.kind == F32) chains_by_panel(x.rows(), from, to, w, panel, done);
-    else if (is_coded(w.kind)) coded_by_panel(x.coded(), from, to, w, panel, done);
-    else tiles_by_panel(x, from, to, w, panel, done);
+    if (in_tiles(w)) tiles_by_panel(x, from, to, w, panel, done);
+    else chains_by_panel(x.vectors(), from, to, w, panel, done);
 }
 
 // The tiles of a piece's rows stay in the second-level cache while all panels pass by.
@@ -48,27 +46,23 @@ struct TileUse {  // nothing to keep or give back
 
 inline int pass_rows(const NxWeight&) { return CHAIN_ROWS; }
 
-// Rows for weights of one shape, in runs: the rows of a run meet the same weights. They are read where they lie.
+// Rows for weights of one shape, in runs: the rows of a run meet the same weights.
 class Inputs {
   public:
     // Run r is rows [begin[r], begin[r + 1]) of x.
     void take(Pool& pool, const Rows& x, const int32_t* begin, int runs, const NxWeight& w) {
-        rows_ = x;
-        if (is_coded(w.kind)) coded_.take(pool, x, begin[runs], w, !coded_by_pairs(w));
+        vectors_.take(pool, x, begin[runs], w, by_pairs(w));
     }
-    const Rows& rows() const { return rows_; }
-    const CodedRows& coded() const { return coded_; }
+    const VectorRows& vectors() const { return vectors_; }
 
   private:
-    Rows rows_{};
-    CodedRows coded_;
+    VectorRows vectors_;
 };
 
 // Rows [from, to) of x against one panel; done(i, first output, number of outputs, 64 floats) for each row.
 template <class Done>
 inline void rows_by_panel(const Inputs& x, int from, int to, const NxWeight& w, const Panel& panel, const Done& done) {
-    if (is_coded(w.kind)) coded_by_panel(x.coded(), from, to, w, panel, done);
-    else chains_by_panel(x.rows(), from, to, w, panel, done);
+    chains_by_panel(x.vectors(), from, to, w, panel, done);
 }
 
 // A panel stays in the cache from one piece to the next.

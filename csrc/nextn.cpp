@@ -57,13 +57,15 @@ NX_API void nx_pack_codes(const uint8_t* codes, const uint16_t* scales, const ui
 }
 // The ways (NxWeight::way) in which this library multiplies such weights: bit w is set for way w.
 NX_API int nx_ways(int kind) {
-    if (!is_coded(kind)) return 0;
-    int found = 1 << 3;
+    if (kind == F32) return 0;
+    int ways = is_coded(kind) && by_bytes_here() && kind >= Q4_0 ? 1 << BY_BYTES : 0;
 #if defined(__AVX512BF16__)
-    found |= 1 << 2;
+    ways |= 1 << 2 | 1 << 3;
 #endif
-    if (by_bytes_here() && kind >= Q4_0) found |= 1 << BY_BYTES;
-    return found;
+#if defined(__AMX_BF16__)
+    if (!is_coded(kind)) ways |= 1 << 1;
+#endif
+    return ways;
 }
 // Bytes of an output in its panel.
 NX_API int64_t nx_output_bytes(int kind, int n_in, int block) {

@@ -12,6 +12,7 @@
 #endif
 
 #define NX_UNROLL _Pragma("GCC unroll 8")
+#define NX_INLINE __attribute__((always_inline))  // of a lambda whose captures are to stay in registers
 
 namespace {
 
@@ -121,7 +122,11 @@ inline vf sums(const vf* a) {
     return add(_mm512_shuffle_f32x4(d0, d1, 0x88), _mm512_shuffle_f32x4(d0, d1, 0xdd));
 }
 
-#else  // AVX2 or portable: the compiler's own vectors of sixteen lanes, cut into what the machine has
+#elif defined(__AVX2__) && defined(__FMA__)
+}  // namespace
+#include "simd_avx2.h"
+namespace {
+#else  // the compiler's own vectors of sixteen lanes, cut into what the machine has
 
 typedef float vf __attribute__((vector_size(64)));
 typedef uint32_t vi __attribute__((vector_size(64)));
@@ -138,18 +143,7 @@ inline vf max(vf x, vf y) { return x > y ? x : y; }
 inline vf min(vf x, vf y) { return x < y ? x : y; }
 inline vf as_float(vi w) { vf r; memcpy(&r, &w, 64); return r; }
 inline vi as_words(vf x) { vi r; memcpy(&r, &x, 64); return r; }
-#if defined(__AVX2__) && defined(__FMA__)
-inline vf fma(vf x, vf y, vf z) {
-    __m256 a[2], b[2], c[2];
-    memcpy(a, &x, 64); memcpy(b, &y, 64); memcpy(c, &z, 64);
-    c[0] = _mm256_fmadd_ps(a[0], b[0], c[0]);
-    c[1] = _mm256_fmadd_ps(a[1], b[1], c[1]);
-    memcpy(&z, c, 64);
-    return z;
-}
-#else
 inline vf fma(vf x, vf y, vf z) { return x * y + z; }
-#endif
 inline vf round_even(vf x) { NX_LANES x[i] = __builtin_rintf(x[i]); return x; }
 inline vf pow2(vf n) { vi r; NX_LANES r[i] = uint32_t(int(n[i]) + 127) << 23; return as_float(r); }
 inline vi words(const void* p) { vi r; memcpy(&r, p, 64); return r; }

@@ -6,11 +6,14 @@
 
 #include <vector>
 
-#include "coded_chains.h"
+#include "chains.h"
 #include "panels.h"
 #include "pool.h"
 
 namespace {
+
+// Bf16, e4m3 and int8 weights, where no other way is asked for.
+inline bool in_tiles(const NxWeight& w) { return w.kind != F32 && !is_coded(w.kind) && w.way < 2; }
 
 constexpr int TILE_ROWS = 16, TILE_WORDS = 16;  // a tile: 16 rows of 64 bytes
 constexpr int TILE_BYTES = 1024;
@@ -33,8 +36,7 @@ class Inputs {
     // Run r is rows [begin[r], begin[r + 1]) of x.
     void take(Pool& pool, const Rows& x, const int32_t* begin, int runs, const NxWeight& w) {
         rows_ = x;
-        if (w.kind == F32) return;
-        if (is_coded(w.kind)) return coded_.take(pool, x, begin[runs], w, !coded_by_pairs(w));
+        if (!in_tiles(w)) return vectors_.take(pool, x, begin[runs], w, by_pairs(w));
         const Tiling tiling(w);
         tiles_ = tiling.count;
         const int64_t size = int64_t(begin[runs]) * tiles_ * TILE_WORDS;
@@ -51,8 +53,7 @@ class Inputs {
         }, size * 4);
     }
 
-    const Rows& rows() const { return rows_; }
-    const CodedRows& coded() const { return coded_; }
+    const VectorRows& vectors() const { return vectors_; }
     // Of the rows from i on, i a run's first row or a multiple of 16 after it.
     const uint8_t* tiles(int i) const {
         return reinterpret_cast<const uint8_t*>(base_ + int64_t(i) * tiles_ * TILE_WORDS);
@@ -74,7 +75,7 @@ class Inputs {
     }
 
     Rows rows_{};
-    CodedRows coded_;
+    VectorRows vectors_;
     int tiles_ = 0;
     uint32_t* base_ = nullptr;
     std::vector<uint32_t> room_;

@@ -296,7 +296,7 @@ void tiles_product(const uint8_t* a, int rows, const Tiling& tiling, const uint8
 using TilesProduct = void (*)(const uint8_t*, int, const Tiling&, const uint8_t*, const float*, float*);
 
 #define NX_V(L) {tiles_product<L, 1>, tiles_product<L, 2>, tiles_product<L, 3>, tiles_product<L, 4>}
-const TilesProduct TILES[3][4] = {NX_V(LoadBf16), NX_V(LoadE4m3), NX_V(LoadInt8)};
+const TilesProduct TILES[3][4] = {NX_V(Bf16Line), NX_V(E4m3Line), NX_V(Int8Line)};
 #undef NX_V
 
 // As chains_by_panel, of taken rows; `from` is a run's first row or a multiple of 16 after it.

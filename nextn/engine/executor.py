@@ -24,7 +24,7 @@ class ExecutorInfo:
     experts: of the model, and chosen for a row. cache_layers, cache_width: of the pool, the drafter's
     included. cuts: may a chain of drafts be cut by its confidence? computes: False of a fake model, whose
     steps cost nothing. score_cost, context_cost: see `PromptBudget`. chip: by name. isa: of the native
-    kernels."""
+    kernels. arithmetic: formats of weights that they do not multiply in their own way, and how they do."""
 
     architecture: str
     vocab_size: int
@@ -43,6 +43,7 @@ class ExecutorInfo:
     dtype: str
     kernels: str
     isa: str | None
+    arithmetic: dict[str, str]
     threads: int
     load_seconds: float
     weight_bytes: int

@@ -121,6 +121,7 @@ def _info(
         dtype=str(model.dtype).removeprefix("torch."),
         kernels=kernels,
         isa=isa,
+        arithmetic=model.weights.ways if isinstance(model, NativeDeepseekV3) else {},
         threads=config.threads or usable_cores() if kernels == "cpu" else torch.get_num_threads(),
         load_seconds=load_seconds,
         weight_bytes=model.weight_bytes,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from nextn.config import EngineConfig
 from nextn.engine.executor import ExecutorInfo
 from nextn.engine.world import shares_experts
@@ -22,6 +24,7 @@ def startup(config: EngineConfig, info: ExecutorInfo, speculation: Speculation) 
         "dtype": info.dtype,
         "kernels": info.kernels,
         **({"cpu_isa": info.isa} if info.isa else {}),
+        **({"arithmetic": arithmetic(info.arithmetic)} if info.arithmetic else {}),
         **({"experts": shards(config)} if shares_experts(config) else {}),
         **({"ranks": config.tp_size} if config.tp_size > 1 else {}),
         "threads": info.threads,
@@ -39,6 +42,11 @@ def startup(config: EngineConfig, info: ExecutorInfo, speculation: Speculation) 
         "verify": config.speculative_verify + ", lossy" * speculation.defaults.lossy,
         "prefix_cache": "off" if config.disable_radix_cache else "radix",
     }
+
+
+def arithmetic(ways: Mapping[str, str]) -> str:
+    """Formats of weights that are not multiplied in the kernels' own way (nextn/ops/cpu/ways.py)."""
+    return ", ".join(f"{name} weights by {way}" for name, way in ways.items())
 
 
 def shards(config: EngineConfig) -> str:

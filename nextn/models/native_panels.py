@@ -13,7 +13,7 @@ from nextn.distributed.group import bounds
 from nextn.families.config import ModelConfig
 from nextn.families.files import CheckpointError
 from nextn.ops.cpu.coded import kind_of
-from nextn.ops.cpu.library import BF16, E4M3, INT8
+from nextn.ops.cpu.library import BF16, E4M3, INT8, KINDS, WAYS
 from nextn.ops.cpu.weights import Arena, PackedWeight, norm_weight
 from nextn.ops.stored import FP8, INT4, Format, Stored
 
@@ -63,6 +63,12 @@ class NativePanels:
             self._places[name](tensor, **({} if scale is None else {"scale": scale}))
         except ValueError as e:
             raise CheckpointError(f"{name}: {e}") from e
+
+    @property
+    def ways(self) -> dict[str, str]:
+        """Formats that are not multiplied in the level's own way: by name, in which."""
+        chosen = {int(packed.kind): int(packed.struct.way) for packed in self.packed}
+        return {KINDS[kind]: WAYS[way] for kind, way in sorted(chosen.items()) if way}
 
     def matrix(
         self, n_out: int, n_in: int, names: Collection[str] = (), kind: int | None = None, members: int = 1

@@ -1,0 +1,57 @@
+// The cells of a panel: inputs that share a scale. Weights without scales are one cell.
+#pragma once
+#include "lines.h"
+
+namespace {
+
+// What a cell's sum starts at, and what becomes of it when it is complete.
+//
+//     PLAIN    0; it is the output
+//     SCALED   0; scale * sum is added to the output
+//     STARTED  start * the sum of the row's inputs; scale * sum is added
+//     MINS     likewise, and min * the sum of the row's inputs
+enum Form { PLAIN, SCALED, STARTED, MINS };
+
+struct CellScale {  // of 16 outputs
+    vf scale, start, min;
+};
+
+struct Cells {
+    const uint8_t* data;
+    const float* scales;
+    const CodedLayout* coded;  // null: scales lie for themselves, or there are none
+    int kind, V, block, n_in, inputs, count;
+
+    Cells(const NxWeight& w, const Panel& panel)
+        : data(panel.data), scales(panel.scales), coded(is_coded(w.kind) ? &coded_layout(w.kind) : nullptr), kind(w.kind),
+          V(panel.vectors), block(w.block), n_in(w.n_in) {
+        inputs = coded ? coded->inputs(block) : w.scales && block < n_in ? block : n_in;
+        count = (n_in + inputs - 1) / inputs;
+    }
+    int inputs_of(int c) const { return c + 1 < count ? inputs : n_in - c * inputs; }
+
+    template <class Line> const uint8_t* codes(int c) const {
+        if (coded) return cell_of(*coded, block, data, V * 16, c).codes;
+        return data + int64_t(c) * (inputs / Line::inputs) * V * Line::bytes;
+    }
+    template <int FORM> CellScale scale(int c, int v) const {
+        if (!coded) return {load(scales + (int64_t(c) * V + v) * 16), zero(), zero()};
+        const CodedLayout& l = *coded;
+        const Cell cell = cell_of(l, block, data, V * 16, c);
+        CellScale found{zero(), splat(-float((1 << l.bits) + int(l.zero))), zero()};
+        if (l.header == 0) {
+            found.scale = mul(of_halves(cell.scales + v * 32), splat(l.unit));
+            if (kind == INT4Z) found.start = sub(found.start, of_bytes(cell.scales + V * 32 + v * 16));
+            if (l.mins) found.min = of_halves(cell.scales + V * 32 + v * 32);
+        } else if constexpr (FORM == MINS) {
+            found.scale = mul(of_halves(cell.super + v * 32), of_bytes(cell.scales + v * 16));
+            const vf min = mul(of_halves(cell.super + V * 32 + v * 32), of_bytes(cell.scales + V * 16 + v * 16));
+            found.min = sub(zero(), min);
+        } else {
+            found.scale = mul(of_halves(cell.super + v * 32), of_signed_bytes(cell.scales + v * 16));
+        }
+        return found;
+    }
+};
+
+}  // namespace

@@ -1,0 +1,146 @@
+// Sixteen f32 lanes as two registers of AVX2: what simd.h promises, with its generic code's order of additions. The
+// compiler's own vectors of 64 bytes would go through memory here.
+#pragma once
+#include <immintrin.h>
+
+namespace {
+
+struct vf { __m256 a, b; };
+struct vi { __m256i a, b; };
+inline vf zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+inline vf splat(float x) { const __m256 r = _mm256_set1_ps(x); return {r, r}; }
+inline vf load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float* p, vf x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
+inline vf add(vf x, vf y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+inline vf sub(vf x, vf y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+inline vf mul(vf x, vf y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+inline vf div(vf x, vf y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+inline vf max(vf x, vf y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+inline vf min(vf x, vf y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+inline vf fma(vf x, vf y, vf z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+inline vf as_float(vi w) { return {_mm256_castsi256_ps(w.a), _mm256_castsi256_ps(w.b)}; }
+inline vi as_words(vf x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
+inline vf round_even(vf x) { return {_mm256_round_ps(x.a, 8), _mm256_round_ps(x.b, 8)}; }
+inline vi words(const void* p) {
+    const __m256i* q = static_cast<const __m256i*>(p);
+    return {_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1)};
+}
+inline vi splat_word(uint32_t w) { const __m256i r = _mm256_set1_epi32(int(w)); return {r, r}; }
+inline vi operator+(vi x, vi y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+inline vi& operator+=(vi& x, vi y) { return x = x + y; }
+inline vi operator&(vi x, vi y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
+inline vi operator|(vi x, vi y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+inline vi operator^(vi x, vi y) { return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)}; }
+inline vi operator<<(vi x, int n) { return {_mm256_slli_epi32(x.a, n), _mm256_slli_epi32(x.b, n)}; }
+inline vi operator>>(vi x, int n) { return {_mm256_srli_epi32(x.a, n), _mm256_srli_epi32(x.b, n)}; }
+inline vf pow2(vf n) {
+    const vi whole{_mm256_cvttps_epi32(n.a), _mm256_cvttps_epi32(n.b)};
+    return as_float((whole + splat_word(127)) << 23);
+}
+inline vf low(vi w) { return as_float(w << 16); }
+inline vf high(vi w) { return as_float(w & splat_word(0xffff0000u)); }
+inline vi half_words(const void* p) {
+    const __m128i* q = static_cast<const __m128i*>(p);
+    return {_mm256_cvtepu16_epi32(_mm_loadu_si128(q)), _mm256_cvtepu16_epi32(_mm_loadu_si128(q + 1))};
+}
+inline vf widen_bf16(const uint16_t* p) { return as_float(half_words(p) << 16); }
+inline vf dot2(vf acc, vi x, vi y) { return fma(high(x), high(y), fma(low(x), low(y), acc)); }
+inline vf where_seen(vf x, vf e) {
+    const __m256 never = _mm256_set1_ps(-INFINITY);
+    return {_mm256_andnot_ps(_mm256_cmp_ps(x.a, never, _CMP_EQ_OQ), e.a),
+            _mm256_andnot_ps(_mm256_cmp_ps(x.b, never, _CMP_EQ_OQ), e.b)};
+}
+inline __m256i rounded_bf16(__m256 x) {  // float_bf16 of each, in words
+    const __m256i u = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
+    const __m256i near = _mm256_add_epi32(_mm256_add_epi32(u, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256i quiet = _mm256_or_si256(u, _mm256_set1_epi32(0x400000));
+    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    return _mm256_srli_epi32(_mm256_blendv_epi8(near, quiet, is_nan), 16);
+}
+inline void store_bf16(uint16_t* p, vf x) {
+    const __m256i packed = _mm256_packus_epi32(rounded_bf16(x.a), rounded_bf16(x.b));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
+}
+inline float sum(vf x) {
+    const __m256 eight = _mm256_add_ps(x.a, x.b);
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+inline float largest(vf x) {
+    alignas(32) float lanes[16];
+    store(lanes, x);
+    float m = lanes[0];
+    for (float lane : lanes) m = lane > m ? lane : m;
+    return m;
+}
+inline __m256i e4m3_pairs(const uint8_t* p) {  // of 8 outputs
+    const __m256i x = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m256i magnitude = _mm256_and_si256(_mm256_slli_epi16(x, 4), _mm256_set1_epi16(0x7f0));
+    const __m256i normal = _mm256_add_epi16(magnitude, _mm256_set1_epi16(120 << 7));
+    // m * 2**-9 for m < 8, as bf16: a table of words, looked up by their bytes.
+    const __m256i small = _mm256_broadcastsi128_si256(_mm_setr_epi16(
+        0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60));
+    const __m256i at = _mm256_add_epi16(
+        _mm256_mullo_epi16(_mm256_and_si256(x, _mm256_set1_epi16(7)), _mm256_set1_epi16(0x202)), _mm256_set1_epi16(0x100));
+    const __m256i tiny = _mm256_cmpeq_epi16(_mm256_and_si256(x, _mm256_set1_epi16(0x78)), _mm256_setzero_si256());
+    const __m256i found = _mm256_blendv_epi8(normal, _mm256_shuffle_epi8(small, at), tiny);
+    return _mm256_or_si256(found, _mm256_and_si256(x, _mm256_set1_epi16(short(0x8000))));
+}
+inline vi widen_e4m3(const uint8_t* p) { return {e4m3_pairs(p), e4m3_pairs(p + 16)}; }
+inline __m256i int8_pairs(const uint8_t* p) {
+    const __m256i x = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m256 even = _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(x, 16), 16));
+    const __m256 odd = _mm256_cvtepi32_ps(_mm256_srai_epi32(x, 16));
+    return _mm256_or_si256(_mm256_srli_epi32(_mm256_castps_si256(even), 16), _mm256_castps_si256(odd));
+}
+inline vi widen_int8(const uint8_t* p) { return {int8_pairs(p), int8_pairs(p + 16)}; }
+// Rows a and b of 32 bf16 -> pairs (a[c], b[c]) for 32 columns, in the order that store_columns undoes.
+inline void pair_rows(const uint16_t* a, const uint16_t* b, vi& first, vi& second) {
+    const vi x = words(a), y = words(b);
+    first = {_mm256_unpacklo_epi16(x.a, y.a), _mm256_unpacklo_epi16(x.b, y.b)};
+    second = {_mm256_unpackhi_epi16(x.a, y.a), _mm256_unpackhi_epi16(x.b, y.b)};
+}
+// first: columns 0-3, 8-11, 16-19, 24-27; second: the others.
+inline void store_columns(float* p, vf first, vf second) {
+    _mm256_storeu_ps(p, _mm256_permute2f128_ps(first.a, second.a, 0x20));
+    _mm256_storeu_ps(p + 8, _mm256_permute2f128_ps(first.a, second.a, 0x31));
+    _mm256_storeu_ps(p + 16, _mm256_permute2f128_ps(first.b, second.b, 0x20));
+    _mm256_storeu_ps(p + 24, _mm256_permute2f128_ps(first.b, second.b, 0x31));
+}
+// Lane i of the result is the sum of a[i], in the order of `sum`.
+inline __m256 eight_sums(const vf* a) {
+    __m128 four[8];
+    for (int i = 0; i < 8; ++i) {
+        const __m256 eight = _mm256_add_ps(a[i].a, a[i].b);
+        four[i] = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    }
+    __m128 all[2];
+    for (int i = 0; i < 2; ++i) {
+        __m128 *f = four + 4 * i, x = f[0], y = f[1], z = f[2], w = f[3];
+        _MM_TRANSPOSE4_PS(x, y, z, w);
+        all[i] = _mm_add_ps(_mm_add_ps(x, z), _mm_add_ps(y, w));
+    }
+    return _mm256_set_m128(all[1], all[0]);
+}
+inline vf sums(const vf* a) { return {eight_sums(a), eight_sums(a + 8)}; }
+
+// For lines.h.
+inline vf whole(vi w) { return {_mm256_cvtepi32_ps(w.a), _mm256_cvtepi32_ps(w.b)}; }
+inline vf of_halves(const uint8_t* p) {
+    const vi h = half_words(p), size = h & splat_word(0x7fff);
+    const __m256i limit = _mm256_set1_epi32(0x7bff);
+    const vi open{_mm256_cmpgt_epi32(size.a, limit), _mm256_cmpgt_epi32(size.b, limit)};  // infinite or NaN
+    const vf value = mul(as_float(size << 13), splat(0x1p112f));
+    return as_float(as_words(value) | (open & splat_word(0x7f800000)) | (h & splat_word(0x8000)) << 16);
+}
+inline vf of_bytes(const uint8_t* p) {
+    const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return whole({_mm256_cvtepu8_epi32(x), _mm256_cvtepu8_epi32(_mm_srli_si128(x, 8))});
+}
+inline vf of_signed_bytes(const uint8_t* p) {
+    const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return whole({_mm256_cvtepi8_epi32(x), _mm256_cvtepi8_epi32(_mm_srli_si128(x, 8))});
+}
+
+}  // namespace
