@@ -114,6 +114,16 @@ def test_what_is_no_call_is_content(pieces: list[str], name: str) -> None:
         assert said(parts, "content") == text
 
 
+@given(st.data(), st.sampled_from([name for name in NAMES if name != "hermes"]))
+def test_no_word_is_lost(data: st.DataObject, name: str) -> None:
+    """Between any marks. (Hermes' format drops members of a call that say neither its name nor arguments.)"""
+    around = st.sampled_from([*FORMATS[name].marks, "\n", " ", "look", ">", "text"])
+    pieces = data.draw(st.lists(around | st.just("word"), max_size=16))
+    text = "".join(f"w{i}w" if piece == "word" else piece for i, piece in enumerate(pieces))
+    passed = "".join(part.text for part in read([text], name, FUNCTIONS))
+    assert all(f"w{i}w" in passed for i, piece in enumerate(pieces) if piece == "word")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_little_is_searched_again(name: str) -> None:
     """A step's work is that on what is held, so however long an argument, reading it takes linear time."""
