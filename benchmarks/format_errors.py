@@ -3,11 +3,11 @@
     python benchmarks/format_errors.py [--model-path DIR] [--output benchmarks/results]
 
 The decoder layers' matrices are rounded to a format and widened again; embedding, head, router, norms and
-eh_proj stay. So a figure is the format's alone, whatever kernels compute from it. Errors and perplexity are those of
-plain torch in f32, on held-out code. Accept lengths are of greedy chains on the default kernels. The NextN
-layer is in int8 with --quantization's formats, and in the format itself with those of files. A matrix whose
-inputs are no whole groups is in int8 (w4a16) or Q8_0 (GGUF), as it is when served; kv_b_proj is in bf16 with
-w8a16 and in int8 with w4a16.
+eh_proj stay. So a figure is the format's alone, whatever kernels compute from it. Errors and perplexity are
+those of plain torch in f32, on held-out code. Accept lengths are of greedy chains on the default kernels. The
+NextN layer is in int8 with --quantization's formats, and in the format itself with those of files. A matrix
+whose inputs are no whole groups is in int8 (w4a16) or Q8_0 (GGUF), as it is when served; kv_b_proj is in bf16
+with w8a16 and in int8 with w4a16.
 
 GGUF's types need `pip install gguf`. Without it, or without a quantizer for a type, they are left out. The
 last line is JSON.
