@@ -41,7 +41,11 @@ class RunnerProcess:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
-        hello = self._read()
+        try:
+            hello = self._read()
+        except BaseException:  # Ctrl-C too, while the engine starts
+            self.end()
+            raise
         self.engine: str = hello["engine"]
         self.settings: dict[str, Any] = hello["settings"]
 

@@ -100,6 +100,24 @@ def test_an_engine_that_hangs_is_ended(fake: Path) -> None:
     assert time.monotonic() - begin < 15
 
 
+def test_one_that_is_interrupted_while_it_starts_leaves_no_process(
+    fake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import runner_process
+
+    started: list[int] = []
+
+    def interrupted(self: runner_process.RunnerProcess) -> None:
+        started.append(self._process.pid)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner_process.RunnerProcess, "_read", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        start(fake, dtype="silent")
+    with pytest.raises(ProcessLookupError):
+        os.killpg(started[0], 0)
+
+
 def test_a_frozen_runner_that_is_ended_leaves_no_process(fake: Path) -> None:
     runner = start(fake)
     pid = runner._process.pid
