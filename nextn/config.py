@@ -67,7 +67,7 @@ class EngineConfig(ParallelConfig):
     model_path: str = option(
         EMBEDDED,
         "model",
-        "checkpoint folder in DeepSeek's layout, or nextn-tiny, the model in the package",
+        "checkpoint folder (config.json and safetensors), or nextn-tiny, the model in the package",
         "--model",
     )
     load_format: str = option(
@@ -76,6 +76,12 @@ class EngineConfig(ParallelConfig):
         "auto: safetensors; dummy: random weights",
         choices=("auto", "dummy"),
         words={"safetensors": "auto"},
+    )
+    num_hidden_layers_override: int | None = option(
+        None,
+        "model",
+        "for trials: only the first N of the model's layers, and its MTP layers. The texts are then NOT the "
+        "model's; with --load-format dummy, a model of any size starts on a small machine",
     )
     allow_non_finite_weights: bool = option(
         False, "model", "serve a checkpoint even if it has NaN or infinite weights"
@@ -293,7 +299,7 @@ class EngineConfig(ParallelConfig):
     def check(self) -> None:
         super().check()
         need = self.need
-        for name in ("context_length", "threads", "kv_cache_tokens"):
+        for name in ("context_length", "threads", "kv_cache_tokens", "num_hidden_layers_override"):
             need(getattr(self, name) is None or getattr(self, name) >= 1, name, "it must be at least 1")
         need(
             0.05 <= self.mem_fraction_static <= 0.98,

@@ -26,6 +26,7 @@ from nextn.models.dummy import dummy_checkpoint
 from nextn.models.fake import FakeModel, parse_acceptance
 from nextn.models.loader import ALLOW_NON_FINITE, load_checkpoint, stored_formats, stored_nextn_layers
 from nextn.models.names import (
+    cut_prefixes,
     expected_tensors,
     nextn_prefixes,
     nextn_tensors,
@@ -72,6 +73,10 @@ def make_model(
             )
         if shares_experts(config):
             raise ValueError(f"{sharing_option(config)}: --model-path {config.model_path} has no experts")
+        if config.num_hidden_layers_override is not None:
+            raise ValueError(
+                f"--num-hidden-layers-override: --model-path {config.model_path} has no layers; leave it out"
+            )
         if config.cpu_isa != "auto":
             raise ValueError(
                 f"--cpu-isa {config.cpu_isa} needs the native kernels: "
@@ -82,15 +87,18 @@ def make_model(
         return fake, "reference"
     folder = model_folder(config.model_path)
     dummy = config.load_format == "dummy"
-    cfg = target = bounded_context(
-        config, ModelConfig.from_folder(folder) if dummy else checked_config(folder), device
-    )
+    whole = ModelConfig.from_folder(folder) if dummy else checked_config(folder)
+    cfg = target = bounded_context(config, _cut(config, whole), device)
     draft = _draft_folder(config, target)
     if draft is None:
         own = nextn = _nextn_layers(config, target, folder)
     else:
         own, nextn = 0, min(draft.layers, config.speculation.num_steps)
         cfg = dataclasses.replace(target, num_nextn_predict_layers=draft.layers)
+    if cfg.gqa is not None and config.prefill_attention == "naive":
+        raise ValueError(
+            f"--prefill-attention naive: {cfg.architecture} has one form of attention only; leave it out"
+        )
     kernels = choose_kernels(config, device, cfg.architecture)
     if ranks is not None and device.type != "cpu":
         raise ValueError(f"--tp-size {ranks.size} needs --device cpu: ranks on GPUs have not been tried")
@@ -146,7 +154,7 @@ def make_model(
         quantization=target.quantization,
         dtype=dtype,
         shared=shared_tensors(target, own),
-        skip_prefixes=nextn_prefixes(target, own),
+        skip_prefixes=nextn_prefixes(target, own) + cut_prefixes(target),
         as_stored=as_stored,
         allow_non_finite=allow,
         rows=rows,
@@ -160,6 +168,19 @@ def make_model(
             "%s: %d tensors with NaN or infinite values: %s", ALLOW_NON_FINITE, len(non_finite), names
         )
     return model, kernels
+
+
+def _cut(config: EngineConfig, cfg: ModelConfig) -> ModelConfig:
+    """What --num-hidden-layers-override leaves of the model."""
+    layers = config.num_hidden_layers_override
+    if layers is None:
+        return cfg
+    if layers > cfg.num_hidden_layers:
+        raise ValueError(
+            f"--num-hidden-layers-override {layers}: the model has only {cfg.num_hidden_layers} layers"
+        )
+    log.warning("only %d of the model's %d layers are computed", layers, cfg.num_hidden_layers)
+    return cfg.cut(layers)
 
 
 def _ways(config: EngineConfig, level: str) -> Callable[[int], int]:
@@ -198,9 +219,9 @@ def dtype_of(asked: str, kernels: str) -> torch.dtype:
     return AUTO_DTYPES[kernels] if asked == "auto" else DTYPES[asked]
 
 
-def choose_kernels(config: EngineConfig, device: torch.device, architecture: str) -> str:
-    """ "cpu" or "triton" where these kernels can do what the options ask for, else "reference"; `auto` says
-    why it chose."""
+def choose_kernels(config: EngineConfig, device: torch.device, architecture: str | None = None) -> str:
+    """ "cpu" or "triton" where these kernels can do what the options ask for, and the architecture, if one is
+    given; else "reference". `auto` says why it chose."""
     asked = config.kernel_backend
     own = "triton" if device.type == "cuda" else "cpu"  # the device's
     obstacle = _obstacle(config, device, architecture, own if asked == "auto" else asked)
@@ -229,13 +250,15 @@ def choose_kernels(config: EngineConfig, device: torch.device, architecture: str
     return chosen
 
 
-def _obstacle(config: EngineConfig, device: torch.device, architecture: str, kernels: str) -> str | None:
+def _obstacle(
+    config: EngineConfig, device: torch.device, architecture: str | None, kernels: str
+) -> str | None:
     """Why these kernels cannot serve, if they cannot."""
     if kernels == "reference":
         return "--kernel-backend is reference"
     if device.type != ("cuda" if kernels == "triton" else "cpu"):
         return f"--device is {device.type}"
-    if kernels not in CLASSES[architecture]:
+    if architecture is not None and kernels not in CLASSES[architecture]:
         return f"they have no {architecture} yet"
     if config.prefill_attention == "naive":
         return "--prefill-attention is naive, they have the absorbed form only"

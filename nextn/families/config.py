@@ -8,7 +8,7 @@ Fields have DeepSeek's names. Which keys they come from, and what is refused, sa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,7 @@ class ModelConfig:
     tie_word_embeddings: bool
     quantization: Fp8Blocks | None
     gqa: GqaAttention | None = None
+    cut_layers: int = 0  # of the checkpoint's, behind the last one that is computed
 
     @classmethod
     def from_folder(cls, path: str | Path) -> ModelConfig:
@@ -153,11 +154,17 @@ class ModelConfig:
     @property
     def first_module(self) -> int:
         """Number of the first NextN module in the names of a whole checkpoint's tensors."""
-        return self.num_hidden_layers if self.mtp.counted_on else 0
+        return self.num_hidden_layers + self.cut_layers if self.mtp.counted_on else 0
 
     def module_at(self, k: int) -> str:
         """Prefix of NextN module k in a whole checkpoint."""
         return self.mtp.at(self.first_module + k)
+
+    def cut(self, layers: int) -> ModelConfig:
+        """The model of the first `layers` layers, its NextN modules those of the whole one."""
+        dense = min(self.first_k_dense_replace, layers)
+        cut = self.cut_layers + self.num_hidden_layers - layers
+        return replace(self, num_hidden_layers=layers, first_k_dense_replace=dense, cut_layers=cut)
 
     def is_moe(self, layer: int) -> bool:
         """Whether a layer has experts; NextN layers are num_hidden_layers, num_hidden_layers + 1, …"""

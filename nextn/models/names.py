@@ -79,11 +79,16 @@ def nextn_prefixes(cfg: ModelConfig, first: int = 0) -> tuple[str, ...]:
     return tuple(map(cfg.module_at, range(first, cfg.num_nextn_predict_layers)))
 
 
+def cut_prefixes(cfg: ModelConfig) -> tuple[str, ...]:
+    """Prefixes of layers that the checkpoint has and the model does not."""
+    return tuple(map(cfg.names.at, range(cfg.num_hidden_layers, cfg.num_hidden_layers + cfg.cut_layers)))
+
+
 def target_prefixes(cfg: ModelConfig) -> tuple[str, ...]:
     """Prefixes of what belongs to no NextN module."""
     names = cfg.names
     others = (name.removesuffix("weight") for name in (names.embedding, names.norm, names.head))
-    return (*map(names.at, range(cfg.num_hidden_layers)), *others)
+    return (*map(names.at, range(cfg.num_hidden_layers + cfg.cut_layers)), *others)
 
 
 def product_shapes(cfg: ModelConfig) -> set[tuple[int, int]]:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-GQA = {"reference": "nextn.models.deepseek_v3:DeepseekV3", "cpu": "nextn.models.native:NativeDeepseekV3"}
+GQA = {
+    "reference": "nextn.models.deepseek_v3:DeepseekV3",
+    "triton": "nextn.models.cuda:CudaDeepseekV3",
+    "cpu": "nextn.models.native:NativeDeepseekV3",
+}
 
 CLASSES: dict[str, dict[str, str]] = {
     "DeepseekV3ForCausalLM": {

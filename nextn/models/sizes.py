@@ -15,7 +15,7 @@ from nextn.families.config import ModelConfig
 from nextn.families.files import CheckpointError
 from nextn.families.names import numbered
 from nextn.models.loader import compare
-from nextn.models.names import expected_tensors, nextn_prefixes, shared_tensors
+from nextn.models.names import cut_prefixes, expected_tensors, nextn_prefixes, shared_tensors
 from nextn.models.shards import Shards, open_shards
 
 
@@ -38,7 +38,7 @@ def check_target(folder: str | Path, cfg: ModelConfig) -> None:
     """Raises CheckpointError with every tensor of the target that does not fit. cfg: a `checked_config`."""
     expected, shared = expected_tensors(cfg, 0), shared_tensors(cfg, 0)
     with open_shards(folder) as shards:
-        compare(shards, expected, shared, nextn_prefixes(cfg), cfg.quantization)
+        compare(shards, expected, shared, nextn_prefixes(cfg) + cut_prefixes(cfg), cfg.quantization)
 
 
 def _count(template: str, shards: Shards) -> int:

@@ -508,4 +508,68 @@ def check_attention_in_parts(on: Device) -> None:
         on.close(found, PLAIN.mla_attention(*f32(padded, cache), built.attention, rank)[: len(q)])
 
 
+def check_write_kv(on: Device) -> None:
+    """Queries and entries; with a bias, with norms, with part of a head rotated, and without."""
+    ops = TritonOps()
+    rows, heads, groups, width = (33, 96, 8, 128) if on.large else (7, 4, 2, 24)
+    slots = torch.randperm(64)[:rows].to(on.name, torch.int32)
+    for half, with_bias, with_norm in ((width // 2, False, True), (4, True, True), (8, True, False)):
+        qkv = on.rand(rows, (heads + 2 * groups) * width)
+        bias = on.rand(qkv.shape[1], seed=1) if with_bias else None
+        norms = [on.rand(width, seed=seed) if with_norm else None for seed in (2, 3)]
+        cos, sin = (on.rand(rows, half, seed=seed, dtype=torch.float32) for seed in (4, 5))
+        before = on.rand(64, groups, 2 * width, seed=6)
+        full = before.clone()
+        query = ops.write_kv(full, slots, qkv, bias, *norms, 1e-6, cos, sin, 0.3)
+        want = before.float()
+        wide = [None if t is None else t.float() for t in (bias, *norms)]
+        on.close(query, PLAIN.write_kv(want, slots.long(), qkv.float(), *wide, 1e-6, cos, sin, 0.3))
+        on.close(full, want)
+        for first, n in parts(rows) if with_bias and with_norm else ():
+            some, cache = slice(first, first + n), before.clone()
+            args = qkv[some], bias, *norms, 1e-6, cos[some], sin[some], 0.3
+            assert torch.equal(ops.write_kv(cache, slots[some], *args), query[some])
+            assert torch.equal(cache[slots[some].long()], full[slots[some].long()])
+
+
+def check_gqa_attention(on: Device) -> None:
+    """Whole, in pieces, beside others, as a tree, in parts by themselves; some of the heads alone."""
+    ops = TritonOps()
+    heads, groups, width, length = (96, 8, 128, 2100) if on.large else (4, 2, 24, 300)
+    cache = on.rand(2 * length, groups, 2 * width)
+    slots = (torch.randperm(2 * length - 1, generator=torch.Generator().manual_seed(1)) + 1)[:length].tolist()
+    tail = length - 10
+    q = on.rand(10, heads, width, seed=2) / width**0.5
+
+    def run(spans: list[Span], queries: Tensor, entries: Tensor = cache) -> Tensor:
+        batch = PackedBatch(spans, 1)
+        return ops.gqa_attention(queries, entries, batch.on(batch.packed.to(on.name)).attention)
+
+    def plain(spans: list[Span], queries: Tensor) -> Tensor:
+        batch = build_batch(spans, 1, torch.device(on.name))
+        padded = torch.cat((queries, queries.new_zeros(len(batch.tokens) - len(queries), heads, width)))
+        return PLAIN.gqa_attention(*f32(padded, cache), batch.attention)[: len(queries)]
+
+    spans = [Span([0] * 10, tail, slots)]
+    whole = run(spans, q)
+    on.close(whole, plain(spans, q))
+    before, attention.SCRATCH = attention.SCRATCH, 0
+    try:
+        assert torch.equal(run(spans, q), whole)
+    finally:
+        attention.SCRATCH = before
+    for i in (0, 9):
+        assert torch.equal(run([Span([0], tail + i, slots)], q[i : i + 1]), whole[i : i + 1])
+    other = list(range(1, 60))
+    mixed = run([Span([0] * 3, 10, other), Span([0] * 2, tail + 4, slots)], torch.cat((q[:3], q[4:6])))
+    assert torch.equal(mixed[3:], whole[4:6])
+    tree = [Span([0] * 4, tail, slots, [[0], [0, 1], [0, 2], [0, 2, 3]]), Span([0], 5, other)]
+    found = run(tree, q[:5])
+    on.close(found, plain(tree, q[:5]))
+    assert torch.equal(found[:2], whole[:2])
+    each = heads // groups
+    for g, some in ((1, slice(each, 2 * each)), (0, slice(1, 3))):  # a rank's heads
+        assert torch.equal(run(spans, q[:, some].contiguous(), cache[:, g : g + 1]), whole[:, some])
+
+
 CHECKS = {name.removeprefix("check_"): f for name, f in list(globals().items()) if name.startswith("check_")}

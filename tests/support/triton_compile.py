@@ -170,6 +170,7 @@ def all_ops(dtype: torch.dtype, models: dict[str, Sizes], counts: list[int]) -> 
             yield model, rows
             x = meta(rows, s.hidden, dtype=dtype)
             attention(s, x)
+            grouped_attention(x)
             feed_forward(s, x)
             head = meta(s.vocab, s.hidden, dtype=dtype)
             OPS.best_token(OPS.linear(x, head, torch.float32))
@@ -201,6 +202,17 @@ def attend(s: Sizes, q: Tensor) -> Tensor:
         spans = batch.on(meta(len(batch.packed), dtype=torch.int32), longest).attention
         mixed = OPS.mla_attention(q, cache, spans, s.rank)
     return mixed
+
+
+def grouped_attention(x: Tensor, heads: int = 96, groups: int = 8, width: int = 128, half: int = 32) -> None:
+    """GLM-4.6's, after 99 tokens and after 1,024."""
+    rows, cache = len(x), meta(65536, groups, 2 * width, dtype=x.dtype)
+    qkv, norm = meta(rows, (heads + 2 * groups) * width, dtype=x.dtype), meta(width, dtype=x.dtype)
+    cos, slots = meta(rows, half, dtype=torch.float32), meta(rows, dtype=torch.int32)
+    q = OPS.write_kv(cache, slots, qkv, qkv[0], norm, norm, 1e-6, cos, cos, 0.1)
+    for longest in (100, 1025):
+        batch = PackedBatch([Span([0], longest - 1, [0] * 65)] * rows, 16)
+        OPS.gqa_attention(q, cache, batch.on(meta(len(batch.packed), dtype=torch.int32), longest).attention)
 
 
 def feed_forward(s: Sizes, x: Tensor) -> None:

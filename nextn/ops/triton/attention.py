@@ -1,6 +1,9 @@
-"""Absorbed MLA (arXiv 2405.04434) over the paged cache, with nothing gathered: a program is one tile of a
-span's queries, over all its rows and heads, and one part of the keys they see, which it reads once for all of
-them.
+"""Attention over the paged cache, with nothing gathered: a program is one tile of a span's queries, over all
+its rows and heads, and one part of the keys they see, which it reads once for all of them.
+
+In absorbed MLA (arXiv 2405.04434) all heads see one set of keys: an entry is [latent | rotated], all of it
+the key, and the latent the value. In grouped-query attention each group of heads sees its own, [value | key]
+of one key-value head, and has programs of its own.
 
 A query is one head of one row; those of a span count up row by row, `M` to a tile. A part is PART positions,
 counted from the sequence's beginning, gone through in blocks of KEYS with the running maximum and sum of
@@ -53,15 +56,18 @@ def _merge(best, total, acc, other, others, other_acc):
 @triton.jit
 def _block(
     q_latent, q_rope, cache, cache_row, slot, there, pos, last, best, total, acc,
-    RANK: tl.constexpr, ROPE: tl.constexpr, R: tl.constexpr, P: tl.constexpr,
+    RANK: tl.constexpr, ROPE: tl.constexpr, R: tl.constexpr, P: tl.constexpr, LATENT: tl.constexpr,
 ):  # fmt: skip
     """The running maximum, sum and sum of values, after a block of keys. last [M]: what each query sees."""
     r, p = tl.arange(0, R), tl.arange(0, P)
     entry = cache + slot.to(tl.int64)[:, None] * cache_row
     latent = tl.load(entry + r[None, :], mask=there[:, None] & (r < RANK)[None, :], other=0.0)
     turned = tl.load(entry + RANK + p[None, :], mask=there[:, None] & (p < ROPE)[None, :], other=0.0)
-    scores = tl.dot(q_latent, tl.trans(latent), input_precision="ieee")
-    scores = tl.dot(q_rope, tl.trans(turned), scores, input_precision="ieee")
+    if LATENT:
+        scores = tl.dot(q_latent, tl.trans(latent), input_precision="ieee")
+        scores = tl.dot(q_rope, tl.trans(turned), scores, input_precision="ieee")
+    else:
+        scores = tl.dot(q_rope, tl.trans(turned), input_precision="ieee")
     scores = tl.where(pos[None, :] <= last[:, None], scores, float("-inf"))
     now = tl.maximum(best, tl.max(scores, axis=1))
     seen = tl.where(now > float("-inf"), now, 0.0)  # of a query that has seen nothing yet: not -inf - -inf
@@ -77,11 +83,13 @@ def _attend(
     q, cache, out, sums, positions, span_of, starts, page_at, cu_rows, cu_paths, table, parts, cache_row,
     SPLIT: tl.constexpr, HEADS: tl.constexpr, TILES: tl.constexpr, PAGE: tl.constexpr, M: tl.constexpr,
     KEYS: tl.constexpr, PART: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, R: tl.constexpr,
-    P: tl.constexpr, STAGES: tl.constexpr,
+    P: tl.constexpr, STAGES: tl.constexpr, GROUPS: tl.constexpr, LATENT: tl.constexpr,
 ):  # fmt: skip
-    """Of all parts, out [T, H, R]. SPLIT: of one part; out [T, H, parts, R] f32 is not yet divided by the sum
-    of probabilities, and sums [T, H, parts, 2] f32 has that sum after their maximum."""
-    program = tl.program_id(0)
+    """Of all parts, out [T, GROUPS * HEADS, R]. SPLIT: of one part; out [T, GROUPS * HEADS, parts, R] f32 is
+    not yet divided by the sum of probabilities, and sums [T, GROUPS * HEADS, parts, 2] f32 has that sum after
+    their maximum. LATENT: the value belongs to the key; else a query has ROPE elements."""
+    program, group = tl.program_id(0), tl.program_id(2)
+    cache += group * (RANK + ROPE)
     span = tl.load(span_of + program // TILES)
     row = tl.load(cu_rows + span)
     rows = tl.load(cu_rows + span + 1) - row
@@ -106,10 +114,13 @@ def _attend(
     top, bottom = from_query // HEADS, tl.minimum((from_query + M - 1) // HEADS, rows - 1)
 
     r, p, key = tl.arange(0, R), tl.arange(0, P), tl.arange(0, KEYS)
-    place = (row * HEADS + query).to(tl.int64)
-    of_query = q + place[:, None] * (RANK + ROPE)
-    q_latent = tl.load(of_query + r[None, :], mask=ok[:, None] & (r < RANK)[None, :], other=0.0)
-    q_rope = tl.load(of_query + RANK + p[None, :], mask=ok[:, None] & (p < ROPE)[None, :], other=0.0)
+    place = (((row + query // HEADS) * GROUPS + group) * HEADS + query % HEADS).to(tl.int64)
+    before: tl.constexpr = RANK if LATENT else 0  # elements of a query that meet the value
+    of_query = q + place[:, None] * (before + ROPE)
+    q_rope = tl.load(of_query + before + p[None, :], mask=ok[:, None] & (p < ROPE)[None, :], other=0.0)
+    q_latent = q_rope
+    if LATENT:
+        q_latent = tl.load(of_query + r[None, :], mask=ok[:, None] & (r < RANK)[None, :], other=0.0)
     whole_best = tl.full((M,), float("-inf"), dtype=tl.float32)
     whole_total = tl.zeros((M,), dtype=tl.float32)
     whole = tl.zeros((M, R), dtype=tl.float32)
@@ -125,7 +136,7 @@ def _attend(
             page = tl.load(pages + pos // PAGE, mask=there, other=0)
             best, total, acc = _block(
                 q_latent, q_rope, cache, cache_row, page * PAGE + pos % PAGE, there, pos, position, best,
-                total, acc, RANK, ROPE, R, P,
+                total, acc, RANK, ROPE, R, P, LATENT,
             )  # fmt: skip
         behind = tl.cdiv(end - fork, KEYS)
         for block in tl.range(0, behind * (bottom - top + 1), num_stages=2):
@@ -139,7 +150,7 @@ def _attend(
             slot = tl.where(on_path, slot, page * PAGE + pos % PAGE)
             best, total, acc = _block(
                 q_latent, q_rope, cache, cache_row, slot, there, pos, tl.where(own == one, position, -1),
-                best, total, acc, RANK, ROPE, R, P,
+                best, total, acc, RANK, ROPE, R, P, LATENT,
             )  # fmt: skip
         if SPLIT:
             at = place * parts + part
@@ -232,26 +243,42 @@ def parts_of(length: int) -> int:
 
 def mla_attention(q: Tensor, cache: Tensor, spans: Spans, rank: int) -> Tensor:
     """q [T, H, D] already scaled, cache [slots, D] -> [T, H, R]."""
-    assert q.is_contiguous()
     assert cache.stride(1) == 1
-    rows, heads, width = q.shape
-    parts, rope, block = parts_of(spans.longest), width - rank, triton.next_power_of_2(rank)
+    return _attention(q, cache, spans, rank, q.shape[2] - rank, groups=1, latent=True)
+
+
+def gqa_attention(q: Tensor, cache: Tensor, spans: Spans) -> Tensor:
+    """q [T, H, D] already scaled, cache [slots, G, 2 * D] of [value | key] -> [T, H, D]."""
+    width = q.shape[2]
+    assert cache.stride()[1:] == (2 * width, 1)
+    return _attention(q, cache, spans, width, width, groups=cache.shape[1], latent=False)
+
+
+def _attention(
+    q: Tensor, cache: Tensor, spans: Spans, rank: int, rope: int, groups: int, latent: bool
+) -> Tensor:
+    """rank: width of a value. rope: of what follows it in an entry."""
+    assert q.is_contiguous()
+    rows, heads, _ = q.shape
+    parts, block = parts_of(spans.longest), triton.next_power_of_2(rank)
     tile = tile_of(block, cache.dtype.itemsize > 2, shared_memory(q.device))
-    tiles = triton.cdiv(heads, tile.queries)
+    own = heads // groups
+    tiles = triton.cdiv(own, tile.queries)
     out = torch.empty(rows, heads, rank, dtype=q.dtype, device=q.device)
     # Parts with programs of their own keep a device busy with few rows. With many rows, writing and reading
     # parts would take longer than their keys do; but where keys are many, one long row would be waited for.
-    few = rows * tiles < FULL or parts > 4
+    few = rows * tiles * groups < FULL or parts > 4
     split = parts > 1 and few and 4 * rows * heads * parts * rank <= SCRATCH
     accs = sums = out
     if split:
         accs = torch.empty(rows, heads, parts, rank, dtype=torch.float32, device=q.device)
         sums = torch.empty(rows, heads, parts, 2, dtype=torch.float32, device=q.device)
-    _attend[rows * tiles, parts if split else 1](
+    _attend[rows * tiles, parts if split else 1, groups](
         q, cache, accs, sums, spans.positions, spans.span_of, spans.starts, spans.page_at, spans.cu_rows,
-        spans.cu_paths, spans.table, parts, cache.stride(0), SPLIT=split, HEADS=heads, TILES=tiles,
+        spans.cu_paths, spans.table, parts, cache.stride(0), SPLIT=split, HEADS=own, TILES=tiles,
         PAGE=spans.page_size, M=tile.queries, KEYS=tile.keys, PART=PART, RANK=rank, ROPE=rope, R=block,
-        P=triton.next_power_of_2(rope), STAGES=tile.stages, num_warps=tile.warps, enable_fp_fusion=False,
+        P=triton.next_power_of_2(rope), STAGES=tile.stages, GROUPS=groups, LATENT=latent,
+        num_warps=tile.warps, enable_fp_fusion=False,
     )  # fmt: skip
     if split:
         _join[rows, triton.cdiv(heads, JOINED)](

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nextn.ops.base import Addend, Columns, Spans
 from nextn.ops.naive import naive_attention
-from nextn.ops.triton import attention, best, linear, route, rows
+from nextn.ops.triton import attention, best, heads, linear, route, rows
 from nextn.ops.triton import experts as moe
 from nextn.ops.triton.product import ROWS
 
@@ -66,6 +66,24 @@ class TritonOps:
 
     def mla_attention(self, q: Tensor, cache: Tensor, spans: Spans, rank: int) -> Tensor:
         return attention.mla_attention(q, cache, spans, rank)
+
+    def write_kv(
+        self,
+        cache: Tensor,
+        slots: Tensor,
+        qkv: Tensor,
+        bias: Tensor | None,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        cos: Tensor,
+        sin: Tensor,
+        scale: float,
+    ) -> Tensor:
+        return heads.write_kv(cache, slots, qkv, bias, q_norm, k_norm, eps, cos, sin, scale)
+
+    def gqa_attention(self, q: Tensor, cache: Tensor, spans: Spans) -> Tensor:
+        return attention.gqa_attention(q, cache, spans)
 
     def heads_matmul(self, x: Tensor, weight: Tensor) -> Tensor:
         return linear.heads_matmul(x, weight, x.dtype)

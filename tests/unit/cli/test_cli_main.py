@@ -16,7 +16,8 @@ from nextn.server_config import ServerConfig
 
 # A change here is a change that users see: it belongs into the CHANGELOG.
 SERVE_FLAGS = """
---model-path --model --load-format --allow-non-finite-weights --dtype --device --kernel-backend --cpu-isa
+--model-path --model --load-format --num-hidden-layers-override --allow-non-finite-weights
+--dtype --device --kernel-backend --cpu-isa
 --quantization
 --context-length --max-model-len --random-seed --seed
 --threads --tp-size --tp --tensor-parallel-size --nnodes --node-rank

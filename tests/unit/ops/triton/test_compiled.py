@@ -36,16 +36,28 @@ def compiled(capability, folder, *options):
 def test_every_kernel_compiles(capability, options, tmp_path):
     found = compiled(capability, tmp_path, *options)
     names = {one["kernel"] for one in found}
-    assert names >= PRODUCTS | {"_join", "_route", "_tiles", "_best_token", "_best_tile", "_add_norm"}
+    assert names >= PRODUCTS | {
+        "_join",
+        "_write_kv",
+        "_route",
+        "_tiles",
+        "_best_token",
+        "_best_tile",
+        "_add_norm",
+    }
     for one in found:
         assert one["shared"] <= SHARED[capability], one
         assert one["spilled"] <= SPILLED, one
         if one["kernel"] in PRODUCTS and one["dtype"] == "bfloat16":
             assert "MMA" in one["instructions"], one
-    attend = {("SPLIT=True" in one["shape"]): one for one in found if one["kernel"] == "_attend"}
+    kinds = ("SPLIT=True", "LATENT=True")
+    attend = {
+        tuple(kind in one["shape"] for kind in kinds): one for one in found if one["kernel"] == "_attend"
+    }
     # A block of keys is summed in one order by a program of one part and by one that goes through all: it has
     # the same layout in both, and parts are put together without what only one of them might fuse.
-    assert attend[False]["layouts"] == attend[True]["layouts"]
+    for latent in (False, True):
+        assert attend[False, latent]["layouts"] == attend[True, latent]["layouts"]
     if options[0] == "bfloat16":
         parts = [one for one in found if one["kernel"] in ("_attend", "_join")]
         assert not any("FFMA" in one["instructions"] for one in parts)

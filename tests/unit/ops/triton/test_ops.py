@@ -43,6 +43,8 @@ def test_op_in_f32(check):
         "attention",
         "trees_attention",
         "attention_in_parts",
+        "write_kv",
+        "gqa_attention",
         "experts_with_shared",
         "best_of_product",
     ],
