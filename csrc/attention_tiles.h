@@ -91,12 +91,13 @@ inline void interleave(const Scratch& s, int tile, int from, int columns, float*
 // Keys at positions begin .. begin + count of the span; begin is a multiple of 32.
 inline void take_keys(Scratch& s, const Span& span, const Cache& cache, const NxHeads& heads, int begin, int count) {
     const int width = heads.key_at + heads.key, rank = heads.value, tiles = (count + TILE_KEYS - 1) / TILE_KEYS;
+    const bool one_head = cache.width == heads.stride;  // else a tile's rows would fall into few sets of a cache
     s.key_at = heads.key_at;
     uint16_t* gathered = reinterpret_cast<uint16_t*>(room(s.gathered, int64_t(tiles) * TILE_KEYS * width / 2));
     for (int j = 0; j < tiles * TILE_KEYS; j += TILE_ROWS) {
         const int n = count - j < TILE_ROWS ? count - j : TILE_ROWS;
         KeyTile& tile = s.keys[j / TILE_ROWS];
-        if (n > 0 && cache.page % TILE_ROWS == 0 && begin + j + TILE_ROWS <= span.fork) {
+        if (n > 0 && one_head && cache.page % TILE_ROWS == 0 && begin + j + TILE_ROWS <= span.fork) {
             tile = {cache.entry(span, begin + j), int64_t(cache.width) * 2};
             continue;
         }

@@ -21,7 +21,7 @@ struct Scratch {
     const uint16_t* keys[KEYS + 4];
     int words;   // of a query and of a key
     int key_at;  // where in an entry the key begins
-    std::vector<Line> sums, wide;
+    std::vector<Line> sums, wide, gathered;  // gathered [keys][a head's entry] bf16
 };
 
 // n queries [n][width].
@@ -49,6 +49,16 @@ inline void take_keys(Scratch& s, const Span& span, const Cache& cache, const Nx
         for (; j < upto; ++j, entry += cache.width) s.keys[j] = entry;
     }
     for (; j < count; ++j) s.keys[j] = cache.entry(span, begin + j);
+    if (cache.width != heads.stride) {
+        // One head's part of long entries: its lines, an entry apart, fall into few sets of a cache, and are read again
+        // and again for queries and columns. So they are put together first.
+        const int n = heads.key_at + heads.key;
+        uint16_t* to = reinterpret_cast<uint16_t*>(room(s.gathered, int64_t(KEYS) * n / 2));
+        for (int i = 0; i < count; ++i) {
+            for (int c = 0; c < n; c += 32, to += 32) memcpy(to, s.keys[i] + c, 64);
+            s.keys[i] = to - n;
+        }
+    }
     for (; j < ((count + 3) & ~3); ++j) s.keys[j] = s.keys[count - 1];
 }
 

@@ -4,8 +4,9 @@
 #include <memory>
 
 #include "choose.h"
-#include "gqa.h"
 #include "linear.h"
+#include "model.h"
+#include "norm.h"
 
 namespace {
 
@@ -158,138 +159,9 @@ struct Engine {
         return out;
     }
 
-    // Grouped-query attention of rows in h16. mixed [rows, flat]: of this rank's heads.
-    void mix_groups(const NxLayer& l, const Cache& cache, int rows, uint16_t* mixed) {
-        const NxModel& m = model;
-        const NxHeads of = grouped_heads(m);
-        const int n = m.nope + m.rope, queries = m.heads * n, keys = m.kv_heads * n, all_values = m.kv_heads * m.value;
-        const int total = queries + keys + all_values;
-        const int64_t down = wide(total);
-        float* as = room(a, rows * down);
-        const auto product = [&](const NxWeight& w, int at, int count) {
-            product_all(pool, {reinterpret_cast<uint32_t*>(h16.data()), wide(m.hidden) / 2}, rows, w,
-                        [&](int i, int n0, int some, const float* v) {
-                            put(as + i * down + at + n0, v, some < count - n0 ? some : count - n0);
-                        });
-        };
-        product(l.down, 0, l.key_up.data ? queries : total);
-        if (l.key_up.data) {
-            product(l.key_up, queries, keys);
-            product(l.value_up, queries + keys, all_values);
-        }
-        uint16_t* qy = room(query, int64_t(rows) * m.heads * of.key);
-        each_row(pool, rows, [&](int i) {
-            float* row = as + i * down;
-            if (l.bias) add_to(row, l.bias, total);
-            const int64_t at = int64_t(position[i]) * (m.rope / 2);
-            const auto turn = [&](const float* head, const float* norm, float scale, uint16_t* to) {
-                put_head(m, head, norm, m.cosine + at, m.sine + at, scale, to);
-            };
-            for (int head = 0; head < m.heads; ++head, row += n) {
-                const int64_t group = head / of.heads;
-                turn(row, l.q_norm, m.scale, qy + ((group * rows + i) * of.heads + head % of.heads) * of.key);
-            }
-            uint16_t* entry = slot(cache, i);
-            for (int head = 0; head < m.kv_heads; ++head, row += n)
-                turn(row, l.kv_norm, 1.f, entry + int64_t(head) * of.stride + of.key_at);
-            for (int head = 0; head < m.kv_heads; ++head, row += m.value)
-                put_value(row, m.value, entry + int64_t(head) * of.stride);
-        });
-        attention(pool, spans.data(), int(spans.size()), rows, cache, of, qy, scratch, parts, {mixed, flat()});
-    }
-
-    // Absorbed latent attention likewise.
-    void mix_latents(const NxLayer& l, const Cache& cache, int rows, uint16_t* vs) {
-        const NxModel& m = model;
-        const int64_t c = wide(m.hidden), latent = m.rank + m.rope, flat = this->flat();
-        const int64_t down = l.down.n_out;
-        const Rows normed{reinterpret_cast<uint32_t*>(h16.data()), c / 2};
-        float* as = room(a, rows * wide(down));
-        if (l.q_norm) as = project(normed, rows, l.down, wide(down), as, projected[0]);
-        else  // each rank has its heads' queries, and computes all of the latent
-            product_all(pool, normed, rows, l.down,
-                        [&](int i, int n0, int n, const float* v) { put(as + i * wide(down) + n0, v, n); });
-
-        // Queries: their latent through its norm, if they have one, and what is cached of this row.
-        const int64_t q_latent_wide = wide(m.q_in);
-        uint16_t* ql = l.q_norm ? room(q_latent, rows * q_latent_wide) : nullptr;
-        each_row(pool, rows, [&](int i) {
-            float* row = as + i * wide(down);
-            if (ql) {
-                alignas(64) float copy[MOST_LATENT];
-                copy_padded(row, m.q_in, copy);
-                norm_bf16(copy, l.q_norm, m.q_in, m.latent_eps, ql + i * q_latent_wide);
-            }
-            alignas(64) float key[MOST_RANK];
-            copy_padded(row + m.q_in, m.rank, key);
-            uint16_t* entry = slot(cache, i);
-            alignas(64) uint16_t normed[MOST_RANK];
-            norm_bf16(key, l.kv_norm, m.rank, m.latent_eps, normed);
-            memcpy(entry, normed, size_t(m.rank) * 2);
-            const int64_t at = int64_t(position[i]) * (m.rope / 2);
-            rotate(row + m.q_in + m.rank, m.cosine + at, m.sine + at, m.rope, 1.f, entry + m.rank);
-            for (int64_t j = latent; j < m.width; ++j) entry[j] = 0;
-        });
-        const float* qs = as;
-        int64_t q_stride = wide(down);
-        if (ql) {
-            q_stride = wide(l.q_up.n_out);
-            float* to = room(q, rows * q_stride);
-            product_all(pool, {reinterpret_cast<uint32_t*>(ql), q_latent_wide / 2}, rows, l.q_up,
-                        [&](int i, int n0, int n, const float* v) { put(to + i * q_stride + n0, v, n); });
-            qs = to;
-        }
-
-        // Absorb: each head's query meets the latent through its own half of kv_b_proj.
-        const int64_t nope = wide(m.nope), vectors = int64_t(rows) * m.heads;
-        uint16_t* qn = room(q_nope, vectors * nope);
-        uint16_t* qy = room(query, vectors * m.width);
-        each_row(pool, rows, [&](int i) {
-            const int64_t at = int64_t(position[i]) * (m.rope / 2);
-            for (int head = 0; head < m.heads; ++head) {
-                const float* from = qs + i * q_stride + int64_t(head) * (m.nope + m.rope);
-                uint16_t* to = qn + (int64_t(head) * rows + i) * nope;
-                for (int j = 0; j < m.nope; ++j) to[j] = float_bf16(from[j]);
-                if (m.nope & 1) to[m.nope] = 0;
-                uint16_t* whole = qy + (int64_t(i) * m.heads + head) * m.width;
-                rotate(from + m.nope, m.cosine + at, m.sine + at, m.rope, m.scale, whole + m.rank);
-                for (int64_t j = latent; j < m.width; ++j) whole[j] = 0;
-            }
-        });
-        const vf scale = splat(m.scale);
-        const int key_panels = panels(l.key_up);
-        by_head.take(pool, {reinterpret_cast<uint32_t*>(qn), nope / 2}, head_begin.data(), m.heads, l.key_up);
-        pool.for_each(m.heads * key_panels, [&](int t, int) {
-            const int head = t / key_panels, p = t % key_panels;
-            rows_by_panel(by_head, head * rows, (head + 1) * rows, l.key_up, panel_of(l.key_up, p, head),
-                          [&](int i, int n0, int n, const float* v) {
-                              uint16_t* to = qy + int64_t(head_rows[i]) * m.width + n0;
-                              alignas(64) uint16_t half[PANEL];
-                              for (int j = 0; j < n; j += 16) store_bf16(half + j, mul(load(v + j), scale));
-                              memcpy(to, half, size_t(n < m.rank - n0 ? n : m.rank - n0) * 2);
-                          });
-        }, m.heads * product_cost(l.key_up, rows));
-
-        const int rank = int(wide(m.rank));
-        uint16_t* mx = room(mixed, vectors * rank);
-        const NxHeads of{1, m.heads, 0, 1, m.width, rank, 0, m.width, rank};
-        attention(pool, spans.data(), int(spans.size()), rows, cache, of, qy, scratch, parts,
-                  {mx, int64_t(m.heads) * rank});
-
-        const int value_panels = panels(l.value_up);
-        by_head.take(pool, {reinterpret_cast<uint32_t*>(mx), rank / 2, head_rows.data()}, head_begin.data(), m.heads,
-                     l.value_up);
-        pool.for_each(m.heads * value_panels, [&](int t, int) {
-            const int head = t / value_panels, p = t % value_panels;
-            rows_by_panel(by_head, head * rows, (head + 1) * rows, l.value_up, panel_of(l.value_up, p, head),
-                          [&](int i, int n0, int n, const float* v) {
-                              alignas(64) uint16_t half[PANEL];
-                              put_bf16(half, v, n);
-                              memcpy(vs + (i - head * rows) * flat + int64_t(head) * m.value + n0, half,
-                                     size_t(n < m.value - n0 ? n : m.value - n0) * 2);
-                          });
-        }, m.heads * product_cost(l.value_up, rows));
-    }
+    // Attention of rows in h16. mixed [rows, flat]: of this rank's heads. gqa.h and mla.h have them.
+    void mix_groups(const NxLayer& l, const Cache& cache, int rows, uint16_t* mixed);
+    void mix_latents(const NxLayer& l, const Cache& cache, int rows, uint16_t* vs);
 
     uint16_t* slot(const Cache& cache, int row) const {
         // Spans come in the order of their rows.

@@ -1,6 +1,7 @@
 // The outputs of a head, the target's or the drafter's, of which every rank computes some.
 #pragma once
-#include "forward.h"
+#include "gqa.h"
+#include "mla.h"
 
 namespace {
 

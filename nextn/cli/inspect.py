@@ -90,7 +90,8 @@ def checkpoint(model_path: str) -> dict[str, str]:
         "model": model_path,
         "architecture": cfg.architecture,
         "layers": f"{cfg.num_hidden_layers} ({cfg.num_hidden_layers - moe} dense, {moe} MoE)",
-        "hidden size, heads": f"{cfg.hidden_size}, {cfg.num_attention_heads}",
+        "hidden size, heads": f"{cfg.hidden_size}, {cfg.num_attention_heads}"
+        + (f" ({cfg.num_key_value_heads} key-value heads)" if cfg.gqa is not None else ""),
         "experts": f"{cfg.n_routed_experts} routed, {cfg.num_experts_per_tok} a token, "
         f"{cfg.n_shared_experts} shared",
         "vocabulary": f"{cfg.vocab_size}",

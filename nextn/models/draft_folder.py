@@ -130,7 +130,7 @@ def _config(file: Path, target: ModelConfig) -> ModelConfig:
         raise CheckpointError(
             f"{file}: its architecture is {found!r}, the target's is {target.architecture!r}"
         )
-    data["num_hidden_layers"] = target.num_hidden_layers
+    data["num_hidden_layers"] = target.num_hidden_layers + target.cut_layers
     data["first_k_dense_replace"] = target.first_k_dense_replace
     if not data.get("quantization_config"):  # xLLM writes ""
         data.pop("quantization_config", None)

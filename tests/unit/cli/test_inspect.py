@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+from support.checkpoints import gqa_config, random_tensors, write_checkpoint
 
 from nextn.cli import main
+from nextn.families.config import ModelConfig
+from nextn.models.names import expected_tensors
 
 
 @pytest.mark.parametrize("words", [[], ["nextn-tiny"], ["--model", "nextn-tiny"]])
@@ -39,3 +43,17 @@ def test_a_draft_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     said = capsys.readouterr().err
     assert "this folder holds an MTP layer without its model" in said
     assert "--speculative-draft-model-path" in said
+
+
+def test_a_checkpoint_with_grouped_queries(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = gqa_config("MiMoForCausalLM")
+    write_checkpoint(tmp_path, config, random_tensors(expected_tensors(ModelConfig.from_dict(config), 1)))
+    assert main(["inspect", "--model-path", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    for line in (
+        r"architecture +MiMoForCausalLM",
+        r"hidden size, heads +48, 6 \(2 key-value heads\)",
+        r"NextN \(MTP\) layers +1, ",
+        r"KV cache a token +96 values \+ 32 for drafting",
+    ):
+        assert re.search(line, out), line

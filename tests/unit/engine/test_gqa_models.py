@@ -65,6 +65,9 @@ def test_the_first_layers_of_a_checkpoint(architecture, tmp_path):
     traces = [{rid: t.steps for rid, t in run(engine, WORK).items()} for engine in (whole, two)]
     assert traces[0] == traces[1]
     assert any(step.drafts for step in traces[0]["a"])
+    one = {"num_hidden_layers_override": 1}  # all of which are dense, where the module is not
+    apart = make_engine(tmp_path / "whole", 2, speculative_draft_model_path=str(tmp_path / "whole"), **one)
+    assert texts(apart) == texts(make_engine(tmp_path / "whole", 2, **one))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ LAYOUTS = {
     "MLA": LatentLayout(6, 2),
     "MLA filled up": LatentLayout(5, 2, align=4),
     "GQA": KeyValueLayout(2, 2),
+    "GQA filled up": KeyValueLayout(2, 1, align=2),
 }
 
 

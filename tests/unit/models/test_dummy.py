@@ -28,13 +28,14 @@ def test_scale():
     shapes = {
         "model.embed_tokens.weight": (500, 200), "x.q_a_proj.weight": (300, 400),
         "x.q_a_layernorm.weight": (50,),
-        "model.norm.weight": (50,), "x.mlp.gate.e_score_correction_bias": (16,),
+        "model.norm.weight": (50,), "x.mlp.gate.e_score_correction_bias": (16,), "x.q_proj.bias": (16,),
     }  # fmt: skip
     made = random_tensors(shapes, dtype=torch.float16)
     assert abs(made["model.embed_tokens.weight"].float().std() - 1) < 0.02
     assert abs(made["x.q_a_proj.weight"].float().std() * 20 - 1) < 0.02
     assert made["x.q_a_layernorm.weight"].eq(1).all()
     assert made["model.norm.weight"].eq(1).all()
+    assert made["x.q_proj.bias"].eq(0).all()
     assert made["x.mlp.gate.e_score_correction_bias"].eq(0).all()
     assert made["x.mlp.gate.e_score_correction_bias"].dtype == torch.float32
     assert {t.dtype for n, t in made.items() if "bias" not in n} == {torch.float16}

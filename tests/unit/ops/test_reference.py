@@ -202,3 +202,59 @@ def test_the_best_token_and_by_how_much_it_leads():
     assert ids.tolist() == [1, 0, 0, 0]
     assert confidence.tolist() == [0.0, inf, 0.0, 0.5]
     assert [t.tolist() for t in ops().best_token(torch.zeros(2, 1))] == [[0, 0], [inf, inf]]
+
+
+@pytest.mark.parametrize(("heads", "groups"), [(1, 1), (6, 2), (12, 1), (4, 4)])
+def test_grouped_attention_rows_do_not_depend_on_the_cut(heads, groups):
+    """As above; and a group of heads has the bits that it has alone."""
+    op = ops()
+    page, width, length = 4, 32, 300
+    cache = rand(100 * page, groups, 2 * width)
+    pages = (torch.randperm(99, generator=torch.Generator().manual_seed(1)) + 1)[: length // page].tolist()
+    q = rand(length, heads, width, seed=2) / 7
+
+    def run(spans, queries, entries=cache):
+        batch = build_batch(spans, page, CPU)
+        padded = F.pad(queries, (0, 0, 0, 0, 0, len(batch.tokens) - len(queries)))
+        return op.gqa_attention(padded, entries, batch.attention)[: len(queries)]
+
+    whole = run([Span([0] * length, 0, pages)], q)
+    slots = torch.tensor([p * page + i for p in pages for i in range(page)])
+    for t in (0, 5, 255, 256, 299):
+        values, keys = cache[slots[: t + 1]].double().repeat_interleave(heads // groups, 1).split(width, -1)
+        p = torch.einsum("hd,shd->hs", q[t].double(), keys).softmax(-1)
+        want = torch.einsum("hs,shd->hd", p, values)
+        torch.testing.assert_close(whole[t].double(), want, rtol=1e-4, atol=1e-5)
+    for start, n in ((0, 1), (254, 3), (280, 17), (0, 100)):
+        alone = run([Span([0] * n, start, pages)], q[start : start + n])
+        assert torch.equal(alone, whole[start : start + n])
+    tree = Span([0] * 3, 270, pages, [[0], [0, 1], [0, 1, 2]])
+    assert torch.equal(run([tree], q[270:273]), whole[270:273])
+    some, spans = slice(heads // groups), [Span([0] * 9, 40, pages)]
+    assert torch.equal(run(spans, q[40:49, some].contiguous(), cache[:, :1]), run(spans, q[40:49])[:, some])
+
+
+@pytest.mark.parametrize("with_norms", [False, True])
+def test_write_kv(with_norms):
+    heads, groups, width, half, rows = 6, 2, 12, 4, 16
+    qkv, bias = rand(rows, (heads + 2 * groups) * width), rand((heads + 2 * groups) * width, seed=1)
+    norms = [rand(width, seed=seed) if with_norms else None for seed in (2, 3)]
+    cos, sin, slots = rand(rows, half, seed=4), rand(rows, half, seed=5), torch.randperm(20)[:rows]
+    cache = torch.full((20, groups, 2 * width), 7.0)
+    query = Reference().write_kv(cache, slots, qkv, bias, *norms, 1e-6, cos, sin, 0.5)
+
+    def made(x, weight):
+        if weight is not None:
+            x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
+        return torch.cat((x[..., : width - 2 * half], rotate(x[..., width - 2 * half :], cos, sin)), -1)
+
+    q, k, v = (qkv + bias).unflatten(1, (-1, width)).split((heads, groups, groups), dim=1)
+    torch.testing.assert_close(query, made(q, norms[0]) * 0.5)
+    torch.testing.assert_close(cache[slots], torch.cat((v, made(k, norms[1])), -1))
+    untouched = sorted(set(range(20)) - set(slots.tolist()))
+    assert cache[untouched].eq(7).all()
+    part = torch.zeros_like(cache)
+    some = slice(8, 16)
+    args = qkv[some], bias, *norms, 1e-6, cos[some], sin[some], 0.5
+    assert torch.equal(Reference().write_kv(part, slots[some], *args), query[some])
+    assert torch.equal(part[slots[some]], cache[slots[some]])
