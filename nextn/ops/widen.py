@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nextn.ops.stored import INT4, Stored
 
-CHUNK = 1 << 22  # values widened at once: they take some 20 bytes each on the way
+CHUNK = 1 << 20  # values widened at once: they take some 20 bytes each on the way, and fit into caches
 
 
 def widened(stored: Stored, dtype: torch.dtype) -> Tensor:

@@ -17,6 +17,7 @@ from nextn.gguf.metadata import Metadata
 ARCHITECTURES = {
     "deepseek2": "nextn.gguf.architectures.deepseek2",
     "llama": "nextn.gguf.architectures.llama",
+    "qwen2": "nextn.gguf.architectures.qwen2",
     "qwen3": "nextn.gguf.architectures.qwen3",
     "glm4moe": "nextn.gguf.architectures.glm4moe",
 }

@@ -10,7 +10,7 @@ from transformers.models.llama.configuration_llama import LlamaConfig
 
 from nextn.checkpoint_error import CheckpointError
 from nextn.families.config import ModelConfig
-from nextn.gguf.architectures import architecture, deepseek2, glm4moe, llama, qwen3
+from nextn.gguf.architectures import architecture, deepseek2, glm4moe, llama, qwen2, qwen3
 from nextn.gguf.header import Tensor
 from nextn.gguf.metadata import Metadata
 from nextn.gguf.names import KeyValueUp, Rows
@@ -225,6 +225,16 @@ def test_llama_names_and_what_it_is_not():
         llama.config(meta("llama", {**GQA, "expert_count": 8}), {}, list)
     with pytest.raises(CheckpointError, match=r"'llama\.rope\.dimension_count' is 32"):
         llama.config(meta("llama", {**GQA, "rope.dimension_count": 32}), {}, list)
+
+
+def test_qwen2():
+    made = qwen2.config(meta("qwen2", GQA, **ENDS), names("token_embd.weight"))
+    assert made["architectures"] == ["Qwen2ForCausalLM"]
+    assert (made["head_dim"], made["tie_word_embeddings"]) == (64, True)
+    assert "attention_bias" not in made
+    assert qwen2.tensors(meta("qwen2", GQA), names("blk.3.attn_k.bias")) == {
+        "model.layers.3.self_attn.k_proj.bias": Rows("blk.3.attn_k.bias", 0, 1)
+    }
 
 
 def test_qwen3():
