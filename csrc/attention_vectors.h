@@ -68,7 +68,7 @@ constexpr int SCORE_QUERIES = 4, SCORE_KEYS = 4;
 constexpr int SCORE_QUERIES = 8, SCORE_KEYS = 2;  // of a key each word is widened for all of these queries
 #endif
 
-// acc [A][all keys] <- products, lane by lane, of queries from number i on and keys from j on.
+// to [A][SCORE_KEYS] <- products, lane by lane, of the queries with numbers i[0], i[1], ... and the keys from j on.
 template <int A, int B> inline void score_some(const Scratch& s, const int* i, int j, vf* to) {
     vf acc[A][B];
     NX_UNROLL for (int a = 0; a < A; ++a) NX_UNROLL for (int b = 0; b < B; ++b) acc[a][b] = zero();

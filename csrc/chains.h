@@ -12,36 +12,28 @@ namespace {
 
 constexpr int CHAIN_ROWS = 6;       // 6 x 4 accumulators, 4 weights and spares of 32 registers
 constexpr int ROWS_TOGETHER = 96;   // that meet a chunk while it is in the cache: their sums are in the second level
-constexpr int CHUNK_WORDS = 64;     // of k
+constexpr int CHUNK_WORDS = 64;     // of k, unless a cell of few-bit codes has more: it is not cut
+constexpr int MOST_CHUNK_WORDS = 128;
 #if defined(__AVX512F__)
-constexpr int DIRECT_ROWS = 8;
+constexpr int DIRECT_ROWS = 8;  // that need no chunk
 #elif defined(__AVX2__)
 constexpr int DIRECT_ROWS = 3;
 #else
-constexpr int DIRECT_ROWS = 1;
+constexpr int DIRECT_ROWS = CHAIN_ROWS;
 #endif
-
-// In a register: as a memory operand of every multiply-add, a row's word would be loaded once for each of them, and two
-// loads a cycle are all there are.
-template <class T> inline T kept(T x) {
-#if defined(__AVX512F__)
-    __asm__("" : "+v"(x));
-#endif
-    return x;
-}
 
 struct ByPairs {  // dot products of bf16 pairs
     using Word = uint32_t;
     static constexpr bool pairs = true;
     static const Word* row(const VectorRows& x, int i) { return x.words(i); }
-    static vi lift(Word x) { return kept(splat_word(x)); }
+    static vi lift(Word x) { return splat_word(x); }
     static vf step(vf acc, vi x, vi w) { return dot2(acc, x, w); }
 };
 struct BySingles {  // f32 multiply-adds
     using Word = float;
     static constexpr bool pairs = false;
     static const Word* row(const VectorRows& x, int i) { return x.wide(i); }
-    static vf lift(Word x) { return kept(splat(x)); }
+    static vf lift(Word x) { return splat(x); }
     static vf step(vf acc, vf x, vi w) { return fma(x, as_float(w), acc); }
 };
 
@@ -108,7 +100,7 @@ void meet_directly(const Cells& cells, const SomeRows<By>& rows, int v, float* t
 // Some cells of a panel as numbers, or some k of one cell.
 struct Chunk {
     static constexpr int CELLS = 8;
-    alignas(64) uint8_t words[CHUNK_WORDS * PANEL * 4];  // [k or pair of k][outputs]
+    alignas(64) uint8_t words[MOST_CHUNK_WORDS * PANEL * 4];  // [k or pair of k][outputs]
     alignas(64) float scales[CELLS * PANEL];             // [cell][outputs], as the following
     alignas(64) float starts[CELLS * PANEL];
     alignas(64) float mins[CELLS * PANEL];
@@ -178,8 +170,10 @@ void meet_vectors(const Chunk& chunk, const SomeRows<By>& rows, int v, float* to
 template <int M, class Does> inline void each_vectors(int V, const Does& does) {
 #if defined(__AVX512F__)
     constexpr int most = M <= CHAIN_ROWS ? 4 : 2;
-#else
+#elif defined(__AVX2__)
     constexpr int most = M == 1 ? 4 : M <= 3 ? 2 : 1;
+#else
+    constexpr int most = 1;
 #endif
     int v = 0;
     for (; v + most <= V; v += most) does(v, std::integral_constant<int, most>{});
@@ -239,7 +233,8 @@ void vector_product(const VectorRows& x, int first, int m, const NxWeight& w, co
     }
     static thread_local Chunk chunk;
     alignas(64) float parts[ROWS_TOGETHER * PANEL];
-    constexpr int per_word = By::pairs ? 2 : 1, most = CHUNK_WORDS * per_word;
+    constexpr int per_word = By::pairs ? 2 : 1;
+    const int most = FORM < STARTED ? CHUNK_WORDS * per_word : std::max(CHUNK_WORDS * per_word, cells.inputs);
     chunk.V = cells.V;
     for (int c = 0, to; c < cells.count; c = to) {
         const int inputs = cells.inputs_of(c);
