@@ -209,7 +209,8 @@ def shared_memory(device: torch.device) -> int:
 
 def tile_of(rank: int, wide: bool, room: int) -> AttentionTile:
     """By the width of a latent, or of a value and a key (a power of two), whether the cache is f32, and the
-    bytes of shared memory that a program may have. Not by the batch, nor by the number of heads: a row's bits may depend on it.
+    bytes of shared memory that a program may have. Not by the batch, nor by the number of heads: a
+    row's bits may depend on it.
 
     Shared memory holds the queries and the blocks of keys. With a latent of 512 and 64 rotated elements in
     bf16 that is 1,152 bytes for each:
