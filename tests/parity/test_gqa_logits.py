@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from parity.oracle import random_checkpoint
+from parity.engine_steps import make_engine, run
+from parity.oracle import load_oracle, oracle_logits, random_checkpoint
 from parity.test_transformers_logits import compare, dequantized
 from support.checkpoints import quantize_tensors, write_checkpoint
 from torch import float8_e4m3fn
+
+from nextn.request import SamplingParams
 
 LLAMA, QWEN2, QWEN3 = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
 GLM, MIMO = "Glm4MoeForCausalLM", "MiMoForCausalLM"
@@ -83,3 +86,17 @@ def test_fp8_blocks_that_cut_heads(tmp_path: Path) -> None:
         if not name.endswith("_scale_inv")
     }
     compare(ours, write_checkpoint(tmp_path / "plain", config, plain))
+
+
+@pytest.mark.parametrize("name", ["llama, llama3 scaling, biases", "qwen2", "qwen3"])
+def test_an_engines_greedy_text(tmp_path: Path, name: str) -> None:
+    """Drafted by n-grams; every token is the best by transformers' logits."""
+    architecture, changes = CASES[name]
+    config, tensors = random_checkpoint(changes, 8, architecture)
+    folder = write_checkpoint(tmp_path, config, tensors)
+    prompt = [7, 3, 9, 7, 3, 9, 7, 3]
+    params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+    trace = run(make_engine(folder, 2, speculative_algorithm="NGRAM"), {"a": (prompt, params)})["a"]
+    assert len(trace.tokens) == len(prompt) + 24
+    best = oracle_logits(load_oracle(folder), trace.tokens[:-1]).argmax(-1)
+    assert trace.tokens[len(prompt) :] == best[len(prompt) - 1 :].tolist()

@@ -208,8 +208,9 @@ def shared_memory(device: torch.device) -> int:
 
 
 def tile_of(rank: int, wide: bool, room: int) -> AttentionTile:
-    """By the width of a latent (a power of two), whether the cache is f32, and the bytes of shared memory
-    that a program may have. Not by the batch, nor by the number of heads: a row's bits may depend on it.
+    """By the width of a latent, or of a value and a key (a power of two), whether the cache is f32, and the
+    bytes of shared memory that a program may have. Not by the batch, nor by the number of heads: a
+    row's bits may depend on it.
 
     Shared memory holds the queries and the blocks of keys. With a latent of 512 and 64 rotated elements in
     bf16 that is 1,152 bytes for each:
@@ -261,7 +262,8 @@ def _attention(
     assert q.is_contiguous()
     rows, heads, _ = q.shape
     parts, block = parts_of(spans.longest), triton.next_power_of_2(rank)
-    tile = tile_of(block, cache.dtype.itemsize > 2, shared_memory(q.device))
+    # A key of its own beside the value takes as much room again.
+    tile = tile_of(block if latent else 2 * block, cache.dtype.itemsize > 2, shared_memory(q.device))
     own = heads // groups
     tiles = triton.cdiv(own, tile.queries)
     out = torch.empty(rows, heads, rank, dtype=q.dtype, device=q.device)

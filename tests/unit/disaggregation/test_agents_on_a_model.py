@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.agents import Pair, Text, alone, engine_of, pair
-from support.checkpoints import random_tensors, tiny_config, write_checkpoint
+from support.checkpoints import gqa_config, random_tensors, tiny_config, write_checkpoint
 from support.native_kernels import built_levels
 from support.transfers import Bootstrap
 
@@ -33,14 +33,15 @@ def bootstrap() -> Iterator[Bootstrap]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Folders: of two models with two NextN layers each."""
-    config = tiny_config(num_nextn_predict_layers=2)
-    shapes = expected_tensors(ModelConfig.from_dict(config), 2)
+    """Folders: of models with two NextN layers each, the last with keys and values in its cache."""
+    latent = tiny_config(num_nextn_predict_layers=2)
+    grouped = gqa_config("MiMoForCausalLM", num_nextn_predict_layers=2)
     folder: Path = tmp_path_factory.mktemp("models")
-    return {
-        name: str(write_checkpoint(folder / name, config, random_tensors(shapes, seed)))
-        for seed, name in enumerate(("one", "other"))
-    }
+    found = {}
+    for seed, (name, config) in enumerate({"one": latent, "other": latent, "grouped": grouped}.items()):
+        tensors = random_tensors(expected_tensors(ModelConfig.from_dict(config), 2), seed)
+        found[name] = str(write_checkpoint(folder / name, config, tensors))
+    return found
 
 
 def prompt(n: int) -> list[int]:
@@ -65,14 +66,24 @@ def drafted(engine: Engine | Pair, tokens: list[int], params: SamplingParams) ->
                 return (found, out.finish_reason, out.matched), list(request.spec.accepted)
 
 
-@pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize("cache", ["radix", "naive"])
-def test_nextn_layers(bootstrap: Bootstrap, models: dict[str, str], layers: int, cache: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "layers", "cache"),
+    [
+        ("one", 1, "radix"),
+        ("one", 1, "naive"),
+        ("one", 2, "radix"),
+        ("one", 2, "naive"),
+        ("grouped", 2, "radix"),
+    ],
+)
+def test_nextn_layers(
+    bootstrap: Bootstrap, models: dict[str, str], model: str, layers: int, cache: str
+) -> None:
     """The last of two is a token behind the first. Texts and acceptance are those of one engine, wherever in
     a page a prompt ends."""
     options = REFERENCE | {"disable_radix_cache": cache == "naive", "speculative_num_steps": layers}
     options |= {"page_size": 4}
-    one, prefill, decode = (engine_of(models["one"], **options) for _ in range(3))
+    one, prefill, decode = (engine_of(models[model], **options) for _ in range(3))
     assert one.info.nextn_layers == layers
     params = PARAMS.replace(temperature=0.0, speculative=SpeculativeParams(num_steps=layers))
     accepted = 0
