@@ -45,9 +45,10 @@ def check(
     shards: int,
     level: str | None = None,
     changes: dict[str, Any] | None = None,
+    architecture: str = "DeepseekV3ForCausalLM",
     **options: Any,
 ) -> None:
-    config, tensors = random_checkpoint({**CONFIG, **(changes or {})}, seed=7)
+    config, tensors = random_checkpoint({**CONFIG, **(changes or {})}, 7, architecture)
     make = partial(native_model, config, tensors, level=level)
 
     def work(model: InLockstep, group: int) -> Found:
@@ -89,6 +90,15 @@ def test_nor_on_replicas_and_places(spare: int, dynamic: bool) -> None:
 @pytest.mark.parametrize(("groups", "each", "shards"), [(2, 1, 2), (2, 2, 2), (2, 1, 1)])
 def test_nor_on_steps_in_two_halves(groups: int, each: int, shards: int) -> None:
     check(Placement.trivial(LAYERS, EXPERTS), groups, each, shards, halves=True)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_nor_with_grouped_query_attention(apart: bool) -> None:
+    """GLM in two halves: half of a key-value head's queries on a rank, and sockets between two."""
+    changes = {"num_key_value_heads": 1, "head_dim": 24, "n_group": 1, "topk_group": 1}
+    groups, each = (1, 2) if apart else (2, 2)
+    placement = Placement.trivial(LAYERS, EXPERTS)
+    check(placement, groups, each, 2, None, changes, "Glm4MoeForCausalLM", halves=True, apart=apart)
 
 
 APART = [(2, 2), (4, 1), (4, 2), (4, 4)]  # ranks, shards

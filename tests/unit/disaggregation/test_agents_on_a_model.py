@@ -100,6 +100,23 @@ def test_nextn_layers(
 
 
 NATIVE = pytest.mark.skipif(not built_levels(), reason="no native kernels")
+
+
+@NATIVE
+def test_grouped_query_attention(bootstrap: Bootstrap, tmp_path: Path) -> None:
+    """Pages of the native kernels' keys and values, which are filled up."""
+    config = gqa_config("Glm4MoeForCausalLM")
+    shapes = expected_tensors(ModelConfig.from_dict(config), 1)
+    folder = str(write_checkpoint(tmp_path, config, random_tensors(shapes, 3)))
+    options = {"kernel_backend": "cpu", "kv_cache_tokens": 512, "page_size": 4, "speculative_num_steps": 1}
+    one, prefill, decode = (engine_of(folder, **options) for _ in range(3))
+    with pair(bootstrap, prefill, decode) as both:
+        for n in (3, 8, 30):
+            assert drafted(both, prompt(n), PARAMS) == drafted(one, prompt(n), PARAMS)
+        assert (both.decode.agent.stats.fallbacks, both.decode.agent.stats.pages) == (0, 11)
+        both.check_empty()
+
+
 DIFFERENT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "layers": (
         "nextn_layers is 1 here and 2 there",
