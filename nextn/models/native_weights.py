@@ -239,7 +239,7 @@ class NativeWeights:
         columns = self.part(cfg.hidden_size, PANEL)
         out = self._matrix(len(columns), heads * value, (out_name,))
         self._split(out_name, out, columns)
-        # The two halves of kv_up are read per head, one of them transposed: the file's blocks do not fit them.
+        # The halves of kv_up are read per head, one of them transposed: the file's blocks do not fit them.
         kind = INT8 if self._few_bits(prefix + names.kv_up) else BF16
         key_up = self._matrix(rank, cfg.qk_nope_head_dim, kind=kind, members=len(own))
         value_up = self._matrix(value, rank, kind=kind, members=len(own))
