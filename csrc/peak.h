@@ -8,8 +8,9 @@
 
 namespace {
 
-// Products of bf16 tiles, dot products of bf16 pairs, f32 multiply-adds: those that the library has.
-enum Arithmetic { TILE_PRODUCTS, PAIR_PRODUCTS, FLOAT_PRODUCTS };
+// Products of bf16 tiles, dot products of bf16 pairs, f32 multiply-adds, dot products of bytes: those that the library
+// and the machine have.
+enum Arithmetic { TILE_PRODUCTS, PAIR_PRODUCTS, FLOAT_PRODUCTS, BYTE_PRODUCTS };
 
 // One register of f32, as vf may be several.
 #if defined(__AVX512F__)
@@ -62,6 +63,21 @@ inline float pair_products() {
 }
 #endif
 
+#if defined(NX_BYTES)
+inline float byte_products() {
+    volatile uint32_t factors = 0x01020304u, others = 0x02010201u;
+    const vi a = splat_word(factors), b = splat_word(others);
+    vi acc[SUMS];
+    for (int i = 0; i < SUMS; ++i) acc[i] = splat_word(uint32_t(i));
+    for (int n = 0; n < STEPS; ++n) {
+        _Pragma("GCC unroll 12") for (int i = 0; i < SUMS; ++i) dot4(acc[i], a, b);
+    }
+    vi all = acc[0];
+    for (int i = 1; i < SUMS; ++i) all = both(all, acc[i]);
+    return float(_mm512_reduce_or_epi32(all));
+}
+#endif
+
 #if defined(__AMX_BF16__)
 // Four sums of 16 by 16 elements, two tiles of rows, two of weights: as in a product of many rows.
 inline float tile_products() {
@@ -111,6 +127,12 @@ inline int64_t arithmetic(Pool& pool, int which, int tasks) {
         if (which == PAIR_PRODUCTS) {
             result = pair_products();
             operations = int64_t(STEPS) * SUMS * FLOATS * 4;
+        }
+#endif
+#if defined(NX_BYTES)
+        if (which == BYTE_PRODUCTS && by_bytes_here()) {
+            result = byte_products();
+            operations = int64_t(STEPS) * SUMS * 64 * 2;
         }
 #endif
 #if defined(__AMX_BF16__)

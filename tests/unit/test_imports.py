@@ -33,7 +33,7 @@ LEAVES = {
     "trace_file",
 }
 BELOW = {
-    "ops": set(),
+    "ops": {"machine"},
     "kvcache": set(),
     "families": set(),
     "distributed": {"ops"},
@@ -54,7 +54,7 @@ BELOW = {
     "server.protocol": {"disaggregation.remote"},
     "server.parsers": {"tokenizer"},
     "server.prompts": {"server.protocol", "server.parsers", "grammar", "tokenizer"},
-    "disaggregation": {"engine", "ops", "scheduler"},
+    "disaggregation": {"engine", "families.files", "ops", "scheduler"},
     "server.process": {"server.protocol", "distributed", "disaggregation", "engine", "grammar"},
     "server.answers": {
         "server.protocol", "server.parsers", "server.prompts", "server.process", "disaggregation",
@@ -75,7 +75,7 @@ BELOW = {
     "terminal": {"bench"},
     "utils": {"bench"},
     "machine": set(),
-    "data": set(),
+    "data": {"eval.programs"},
 }  # fmt: skip
 # The way in, which leads everywhere
 ENTRIES = {"", "cli", "__main__", "launch_server"}

@@ -18,7 +18,7 @@ from nextn.server_config import ServerConfig
 SERVE_FLAGS = """
 --model-path --model --load-format --num-hidden-layers-override --allow-non-finite-weights
 --dtype --device --kernel-backend --cpu-isa
---quantization
+--quantization --quantization-group-size --gguf-activations
 --context-length --max-model-len --random-seed --seed
 --threads --tp-size --tp --tensor-parallel-size --nnodes --node-rank
 --dist-init-addr --nccl-init-addr --dist-timeout --distributed-timeout-seconds --numa

@@ -47,6 +47,7 @@ def test_every_flag_sets_its_field(option: object) -> None:
         "ep_dispatch_algorithm": "dynamic", "expert_distribution_recorder_mode": "per_pass",
         "disaggregation_mode": "decode", "disaggregation_transfer_backend": "shm",
         "disaggregation_fallback": "off", "quantization_group_size": "64",
+        "gguf_activations": "bf16",
     }  # fmt: skip
     others = ("--tp-size", "2", "--ep-size", "2") if option.name == "enable_eplb" else ()
     others = ("--quantization", "w4a16") if option.name == "quantization_group_size" else others

@@ -11,7 +11,8 @@ import pytest
 from support.small_tokenizer import write_small_tokenizer
 
 from nextn.cli import main
-from nextn.data.eval import programs, public
+from nextn.data.eval import public
+from nextn.eval.programs import passes
 from nextn.eval.tasks import FOLDER, PACKAGED, RUNS_PROGRAMS
 from nextn.tokenizer.tokenizer import Tokenizer
 
@@ -64,8 +65,8 @@ def test_lm_eval_reads_them(tasks: dict[str, Any]) -> None:
             assert 0 <= task.doc_to_target(doc) < len(doc[choices])
     assert functions.UNSAFE_CODE
     doc = functions.eval_docs[0]
-    assert programs.pass_at_1(doc, [doc["canonical_solution"]]) == {"pass@1": 1.0}
-    assert programs.pass_at_1(doc, ["    return 5\n"]) == {"pass@1": 0.0}
+    assert task.pass_at_1(doc, [doc["canonical_solution"]]) == {"pass@1": 1.0}
+    assert task.pass_at_1(doc, ["    return 5\n"]) == {"pass@1": 0.0}
 
 
 @pytest.mark.parametrize("name", PACKAGED)
@@ -124,7 +125,7 @@ def test_programs_need_a_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 )
 def test_programs(monkeypatch: pytest.MonkeyPatch, program: str, right: bool) -> None:
     monkeypatch.setenv("NEXTN_SECRET", "x")
-    assert programs.passes(program) is right
+    assert passes(program) is right
 
 
 def test_a_program_that_does_not_end_is_killed(tmp_path: Path) -> None:
@@ -134,7 +135,7 @@ def test_a_program_that_does_not_end_is_killed(tmp_path: Path) -> None:
     program = (
         f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {child!r}])\nwhile True: pass\n"
     )
-    assert programs.passes(program, 2.0) is False
+    assert passes(program, 2.0) is False
     time.sleep(0.2)
     size = file.stat().st_size if file.exists() else 0
     time.sleep(0.3)

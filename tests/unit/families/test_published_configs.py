@@ -175,7 +175,7 @@ QUANTIZED: dict[str, tuple[dict[str, Any], str]] = {
     # What is published of GLM-4.7-Flash in FP8: llm-compressor's scales for each channel.
     "compressed-tensors": (
         {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": FLOAT}}},
-        "quant_method is 'compressed-tensors'; supported: 'fp8'",
+        "config_groups.group_0.weights.type is 'float'; supported: 'int'",
     ),
     "bitsandbytes": (
         {"quant_method": "bitsandbytes", "load_in_8bit": True},

@@ -1,6 +1,7 @@
 """Which arithmetic multiplies rows with a weight, and in what shares a kernel or a step uses each.
 
-The native kernels have up to three: AMX tiles, dot products of bf16 pairs, f32 multiply-adds. `NxWeight.way`
+The native kernels have up to four: AMX tiles, dot products of bf16 pairs, f32 multiply-adds, dot products of
+bytes. `NxWeight.way`
 says which, or leaves it to the level of the kernels. Each has its own peak (csrc/peak.h), so the least time
 of a product depends on it. Pure.
 """
@@ -15,7 +16,7 @@ from nextn.ops.cpu.coded import BLOCKS
 from nextn.ops.cpu.library import F32, WAYS, Weight
 
 NATIVE = WAYS[1:]  # `which` of nx_peak is the index
-TILES, PAIRS, FLOATS = NATIVE
+TILES, PAIRS, FLOATS, BYTES = NATIVE
 Shares = Mapping[str, float]  # of the operations, by the name of the arithmetic; their sum is 1
 
 
@@ -29,7 +30,7 @@ def of_weight(weight: Weight, able: Sequence[str]) -> str:
     if weight.kind == F32:
         return FLOATS
     if weight.way:
-        return WAYS[weight.way]
+        return WAYS[int(weight.way)]
     # Few-bit codes are widened for vector registers, at the level with tiles too (csrc/coded_chains.h).
     return able[1] if able[0] == TILES and weight.kind in BLOCKS else able[0]
 
