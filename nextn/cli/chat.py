@@ -1,6 +1,7 @@
-"""nextn chat: talk to a running server, and see after each answer what speculation did.
+"""nextn chat: talk to a server, and see after each answer what speculation did.
 
 nextn chat
+nextn chat --model smollm2
 nextn chat --base-url http://127.0.0.1:8000 --temperature 0.7 --system "Answer in one line."
 """
 
@@ -18,12 +19,16 @@ from nextn.server_config import API_KEY_VARIABLE
 if TYPE_CHECKING:
     from nextn.terminal.chat import Chat
 
-HELP = "chat with a running server; shows after each answer how many drafts were accepted"
+HELP = "chat with a server; shows after each answer how many drafts were accepted"
 URL = "http://127.0.0.1:30000"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_server(parser)
+    parser.add_argument(
+        "--model-path", "--model", metavar="MODEL",
+        help="start a server of this model, for as long as the chat lasts, in place of a running one",
+    )  # fmt: skip
     parser.add_argument("--system", default="", metavar="TEXT", help="system message")
     parser.add_argument(
         "--max-tokens", type=positive, default=512, help="maximum tokens of an answer (default: 512)"
@@ -50,6 +55,29 @@ def key_of_environment() -> str | None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.model_path is None:
+        return chat_on(args, args.base_url.rstrip("/"), args.api_key)
+    if args.base_url != URL:
+        raise CommandError("--model-path starts a server, --base-url names a running one; leave one out")
+    import tempfile
+    from pathlib import Path
+
+    from nextn.bench.errors import BenchError
+    from nextn.bench.local_server import LocalServer, ended_like_ctrl_c
+
+    with tempfile.TemporaryDirectory(prefix="nextn-chat-") as folder, ended_like_ctrl_c():
+        options = ["--model-path", args.model_path]
+        with LocalServer(args.model_path, options, Path(folder) / "server.log") as server:
+            say(f"starting {args.model_path}")
+            try:
+                server.wait_ready()
+            except BenchError as e:
+                raise CommandError("\n".join([str(e), *server.last_lines()]), 1) from e
+            return chat_on(args, server.url, None)
+
+
+def chat_on(args: argparse.Namespace, url: str, api_key: str | None) -> int:
+    """A conversation with the server at this address."""
     import asyncio
 
     from nextn.bench.client import get
@@ -57,13 +85,12 @@ def run(args: argparse.Namespace) -> int:
     from nextn.terminal.chat import COMMANDS, Asked, Chat, greeting, is_embedded
     from nextn.terminal.lines import line_reader
 
-    url = args.base_url.rstrip("/")
     try:
-        card = asyncio.run(get(url, "/v1/models", args.api_key))["data"][0]
+        card = asyncio.run(get(url, "/v1/models", api_key))["data"][0]
     except BenchError as e:
         raise CommandError(f"{e} (see --base-url, --api-key; `nextn serve` starts a server)", 1) from e
     temperature = 0.0 if args.temperature is None and is_embedded(card) else args.temperature
-    asked = Asked(url, card["id"], args.api_key, args.max_tokens, temperature, args.seed)
+    asked = Asked(url, card["id"], api_key, args.max_tokens, temperature, args.seed)
     chat = Chat(asked, args.system, not args.no_mtp)
     read = line_reader(COMMANDS)
     say(greeting(url, card, temperature))

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nextn.families.config import ModelConfig
+from nextn.families.config import GqaAttention, ModelConfig
 from nextn.layers.rotary import rotary_tables, softmax_scale
 
 
@@ -95,6 +95,43 @@ class Latent(nn.Module):
         return torch.cat((nope, rope), dim=-1), value
 
 
+class Grouped(nn.Module):
+    """GQA: queries share the keys and values of their group."""
+
+    def __init__(self, cfg: ModelConfig, gqa: GqaAttention) -> None:
+        super().__init__()
+        self.cfg, self.gqa, h, n = cfg, gqa, cfg.num_attention_heads, cfg.names
+        width, keys, bias = gqa.head_dim, gqa.num_key_value_heads * gqa.head_dim, gqa.qkv_bias
+        self.scale = softmax_scale(cfg)
+        self.q = linear(cfg.hidden_size, h * width, bias)
+        self.k, self.v = linear(cfg.hidden_size, keys, bias), linear(cfg.hidden_size, keys, bias)
+        self.out = linear(h * width, cfg.hidden_size, gqa.out_bias)
+        self.named = {
+            n.q_proj: self.q.weight, n.k_proj: self.k.weight, n.v_proj: self.v.weight, n.out: self.out.weight
+        }  # fmt: skip
+        if bias:
+            self.named |= {n.q_bias: self.q.bias, n.k_bias: self.k.bias, n.v_bias: self.v.bias}
+        if gqa.out_bias:
+            self.named[n.out_bias] = self.out.bias
+        self.q_norm: nn.Module = nn.Identity()
+        self.k_norm: nn.Module = nn.Identity()
+        if gqa.qk_norm:
+            q_norm, k_norm = RMSNorm(width, cfg.rms_norm_eps), RMSNorm(width, cfg.rms_norm_eps)
+            self.q_norm, self.k_norm = q_norm, k_norm
+            self.named |= {n.q_norm: q_norm.weight, n.k_norm: k_norm.weight}
+
+    def queries(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """x [B, L, C] -> [B, L, H, D]."""
+        return rotate_halves(self.q_norm(self.q(x).unflatten(-1, (-1, self.gqa.head_dim))), cos, sin)
+
+    def keys_values(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """x [B, L, C] -> keys and values [B, L, H, D], those of a group repeated."""
+        each = self.cfg.num_attention_heads // self.gqa.num_key_value_heads
+        k = rotate_halves(self.k_norm(self.k(x).unflatten(-1, (-1, self.gqa.head_dim))), cos, sin)
+        v = self.v(x).unflatten(-1, (-1, self.gqa.head_dim))
+        return k.repeat_interleave(each, 2), v.repeat_interleave(each, 2)
+
+
 class SwiGLU(nn.Module):
     """prefix: of its tensors' names, behind the layer's."""
 
@@ -164,7 +201,7 @@ class NextN(nn.Module):
         )
         self.projection = linear(2 * c, c)
         self.attention_norm, self.mlp_norm = RMSNorm(c, eps), RMSNorm(c, eps)
-        self.attention = Latent(cfg)
+        self.attention = Latent(cfg) if cfg.gqa is None else Grouped(cfg, cfg.gqa)
         layer = cfg.num_hidden_layers
         self.mlp: nn.Module = (
             Experts(cfg) if cfg.is_moe(layer) else SwiGLU(cfg, names.mlp, cfg.intermediate_size)

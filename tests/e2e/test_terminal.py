@@ -46,6 +46,25 @@ def test_chat(
     assert "\x1b" not in out + err
 
 
+def test_chat_starts_a_server_of_a_model(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("import os\n"))
+    assert main(["chat", "--model", EMBEDDED, "--max-tokens", "8"]) == 0
+    out, err = capsys.readouterr()
+    assert out.strip()
+    assert err.startswith(f"starting {EMBEDDED}\n{EMBEDDED} on http://127.0.0.1:")
+    assert "accept length" in err.splitlines()[-1]
+    url = re.search(r"http://\S+", err)
+    assert url
+    with pytest.raises(httpx.ConnectError):  # it ended with the chat
+        httpx.get(f"{url[0]}/health")
+    assert main(["chat", "--model", "no/such/folder"]) == 1
+    assert "no/such/folder" in capsys.readouterr().err
+    assert main(["chat", "--model", EMBEDDED, "--base-url", "http://127.0.0.1:1"]) == 2
+    assert "leave one out" in capsys.readouterr().err
+
+
 def test_ctrl_c_stops_an_answer_and_frees_it(slow: ServerProcess) -> None:
     """What the server then has is the next answer's."""
     with Terminal(["chat", "--base-url", slow.url, "--max-tokens", "500"]) as chat:

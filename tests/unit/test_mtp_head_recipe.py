@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from parity.oracle import random_checkpoint
+from support.checkpoints import write_checkpoint
 
 from nextn.config import EngineConfig
 from nextn.engine.model import make_model
@@ -48,24 +50,36 @@ def texts():
     return [text(i) for i in range(8)]
 
 
-def test_the_folder_holds_the_module_that_was_trained(base, tmp_path):
+@pytest.fixture(params=["mla", "gqa"])
+def any_base(request, base, tmp_path):
+    """The embedded model; and a random one with grouped queries, norms of heads and a partial rotation."""
+    if request.param == "mla":
+        return base
+    from base import Base
+
+    config, tensors = random_checkpoint({"num_nextn_predict_layers": 0}, 5, "Glm4MoeForCausalLM")
+    return Base(str(write_checkpoint(tmp_path / "glm", config, tensors)), "cpu")
+
+
+def test_the_folder_holds_the_module_that_was_trained(any_base, tmp_path):
     """The engine's first and second step from the folder give what the unrolled module gives."""
     from folder import write_folder
     from module import NextN
 
+    base, vocab = any_base, any_base.config.vocab_size
     torch.manual_seed(1)
     module = NextN(base.config)
     module.begin_at(base.layer, base.norm)
     with torch.no_grad():
         for p in module.parameters():
             p.copy_((p + 0.02 * torch.randn_like(p)).bfloat16())
-    write_folder(base, module, range(4096), tmp_path / "head")
+    write_folder(base, module, range(vocab), tmp_path / "head")
     config = EngineConfig(
-        model_path=MODEL, kernel_backend="reference", device="cpu", speculative_num_steps=2,
+        model_path=base.model_path, kernel_backend="reference", device="cpu", speculative_num_steps=2,
         speculative_draft_model_path=str(tmp_path / "head"),
     )  # fmt: skip
     model, _ = make_model(config, torch.device("cpu"), 1)
-    ids = torch.randint(2, 4096, (40,), generator=torch.Generator().manual_seed(4)).tolist()
+    ids = torch.randint(2, vocab, (40,), generator=torch.Generator().manual_seed(4)).tolist()
     layers = base.config.num_hidden_layers
     pool = KVPool(layers + 1, 8, 16, model.cache_layout, model.dtype, torch.device("cpu"))
     pages = [1, 2, 3]
