@@ -57,6 +57,8 @@ def identity_of(engine: Engine) -> Identity:
     made = config.quantization or "as stored"
     if made == "w4a16":
         made += f" {config.int4_group}"
+    if config.gguf_activations == "int8":  # auto is bf16 here, as one machine alone computes no text
+        made += ", inputs in int8"
     return Identity(
         version=nextn.__version__,
         model=fingerprint(config),

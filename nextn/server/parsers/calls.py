@@ -8,6 +8,7 @@ they are, JSON that is not closed, so that nobody takes it for a complete one.
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -18,7 +19,7 @@ AT_ONCE = 4096  # characters: what is left of them is copied at every step
 NO_NAME = re.compile(r"[\s<>]")
 
 
-class CallParser:
+class CallParser(ABC):
     """`functions`: the parameters (a JSON schema, or None) of each function that may be called."""
 
     BEGINS: ClassVar[tuple[str, ...]]  # the marks at which calls begin
@@ -58,13 +59,13 @@ class CallParser:
 
     # What a format adds
 
+    @abstractmethod
     def _after(self, mark: str) -> Callable[[], bool]:
         """The step after a mark at which calls begin."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _unfinished(self) -> None:
         """The text ends within a call: passes on what is held of it. What is left in `_held` is content."""
-        raise NotImplementedError
 
     # Steps read on from `_held`; False: more text must come first.
 
