@@ -261,6 +261,7 @@ def choose_kernels(config: EngineConfig, device: torch.device, architecture: str
                 "unquant",
             ),
             ("--quantization", config.quantization, None),
+            ("--gguf-activations", config.gguf_activations.replace("bf16", "auto"), "auto"),
             ("--cpu-isa", config.cpu_isa, "auto"),
         ):
             if value not in (None, served):
