@@ -6,20 +6,23 @@ Absent keys have transformers' defaults, except sizes, which are required.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from nextn.families import deepseek_v3
 from nextn.families.config import GqaAttention
 from nextn.families.fields import REQUIRED, Fields
 from nextn.families.mtp import MTPSpec
 from nextn.families.names import TensorNames
 from nextn.families.parts import rope
 
+V3 = deepseek_v3.NAMES
 NAMES = TensorNames(
-    embedding="model.embed_tokens.weight",
-    norm="model.norm.weight",
-    head="lm_head.weight",
-    layer="model.layers.{layer}.",
-    attention_norm="input_layernorm.weight",
+    embedding=V3.embedding,
+    norm=V3.norm,
+    head=V3.head,
+    layer=V3.layer,
+    attention_norm=V3.attention_norm,
     q_proj="self_attn.q_proj.weight",
     k_proj="self_attn.k_proj.weight",
     v_proj="self_attn.v_proj.weight",
@@ -28,38 +31,24 @@ NAMES = TensorNames(
     v_bias="self_attn.v_proj.bias",
     q_norm="self_attn.q_norm.weight",
     k_norm="self_attn.k_norm.weight",
-    out="self_attn.o_proj.weight",
+    out=V3.out,
     out_bias="self_attn.o_proj.bias",
-    mlp_norm="post_attention_layernorm.weight",
-    mlp="mlp.",
-    router="mlp.gate.weight",
-    router_bias="mlp.gate.e_score_correction_bias",
-    expert="mlp.experts.{expert}.",
-    shared_experts="mlp.shared_experts.",
-    gate="gate_proj.weight",
-    up="up_proj.weight",
-    down="down_proj.weight",
+    mlp_norm=V3.mlp_norm,
+    mlp=V3.mlp,
+    router=V3.router,
+    router_bias=V3.router_bias,
+    expert=V3.expert,
+    shared_experts=V3.shared_experts,
+    gate=V3.gate,
+    up=V3.up,
+    down=V3.down,
 )
 
 
 def v3_module(exported: str, *more: str, dense: bool) -> MTPSpec:
     """A NextN module with DeepSeek-V3's names. exported: `architectures` of folders that hold such modules
     alone. Families whose checkpoints have none can still get one by --speculative-draft-model-path."""
-    return MTPSpec(
-        prefix="model.layers.{layer}.",
-        counted_on=True,
-        embedding_norm="enorm.weight",
-        hidden_norm="hnorm.weight",
-        projection="eh_proj.weight",
-        output_norm="shared_head.norm.weight",
-        embedding_copy="embed_tokens.weight",
-        head_copy="shared_head.head.weight",
-        embedding_first=True,
-        masks_first=False,
-        dense=dense,
-        exported=(exported, *more),
-        own_prefix="model.",
-    )
+    return replace(deepseek_v3.MTP, dense=dense, exported=(exported, *more))
 
 
 def attention(
