@@ -13,12 +13,12 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from source import TOKENIZER, Source
+from source import CALL_MARKS, TOKENIZER, Source
 
 from nextn.server.answers.service import Service
 from nextn.server.http.control import AbortRequest, SetInternalState
 from nextn.server.http.tokens import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
-from nextn.server.parsers import reasoning, tools
+from nextn.server.parsers import reasoning
 from nextn.server.parsers.answer import AnswerParser, Reading
 from nextn.server.parsers.parts import Part
 from nextn.server.process.engine_client import EngineClient
@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "faults"))
 from bodies import malformed
 from streamed import streamed_is_whole
 
-MARKS = (*tools.MARKERS, *reasoning.MARKERS)
+MARKS = (*CALL_MARKS, *reasoning.MARKERS)
 # All that a reader may leave out of an answer: what marks a call or reasoning, and blanks around it.
 DROPPED = re.compile("(?:" + "|".join(map(re.escape, (*MARKS, "function", "```json", "```"))) + r"|\s)*")
 BODIES: dict[str, type[Body]] = {

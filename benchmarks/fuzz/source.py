@@ -12,8 +12,9 @@ from nextn.server.parsers.answer import Reading
 from nextn.tokenizer import Tokenizer
 
 TOKENIZER = Tokenizer.from_folder(model_folder(EMBEDDED))
+CALL_MARKS = [mark for known in tools.FORMATS.values() for mark in known.marks]
 WORDS = (
-    *tools.MARKERS, *reasoning.MARKERS, "function", "\n```json\n", "\n```", "```", "{", '"a": 1', "}", "\n",
+    *CALL_MARKS, *reasoning.MARKERS, "function", "\n```json\n", "\n```", "```", "{", '"a": 1', "}", "\n",
     " ", "<", "<｜tool", "</thi", "x", "ab", "é", "😀", "\r", "\x00", "\x85", "\u2028", "data: ", "\n\n", '"',
     "\\",
 )  # fmt: skip

@@ -117,22 +117,22 @@ def test_lossy_verification_is_told(checkpoint: str) -> None:
 
 
 def test_a_client_that_leaves_frees_its_pages(drafting: ServerProcess) -> None:
-    body = {"prompt": "x", "max_tokens": 200, "ignore_eos": True, "n": 8, "stream": True}
+    body = {"prompt": "x", "max_tokens": 240, "ignore_eos": True, "n": 100, "stream": True}
     with httpx.stream("POST", drafting.url + "/v1/completions", json=body, timeout=30) as stream:
         lines = stream.iter_lines()
         next(lines)
-        assert drafting.metrics()["nextn:num_used_tokens"] > 0
+        until(lambda: drafting.metrics()["nextn:num_used_tokens"] > 0)
     until(lambda: drafting.metrics()["nextn:num_running_reqs"] == 0)
     assert drafting.metrics()["nextn:num_used_tokens"] == 0
 
 
 def test_bad_checkpoints_are_one_line(tmp_path: Path) -> None:
     write_small_tokenizer(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(tiny_config(architectures=["LlamaForCausalLM"])))
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config(architectures=["OtherForCausalLM"])))
     server = serve(str(tmp_path))
     assert server.wait(60) == 2
     assert len(server.stderr) == 1
-    assert "LlamaForCausalLM" in server.stderr[0]
+    assert "OtherForCausalLM" in server.stderr[0]
 
 
 embedded = pytest.mark.skipif(not (DATA / "nextn-tiny").is_dir(), reason="the embedded model is not there")

@@ -405,10 +405,10 @@ void steps(void* engine, int hidden, int vocab) {
 }
 
 // Attention of a model: latent, with queries in two products or in one; grouped, in one product or in three.
-enum Form { COMPRESSED, LATENT, GROUPED, APART };
+enum Kinds { COMPRESSED, LATENT, GROUPED, APART };
 
 // Two layers and a NextN module of odd sizes. A sequence fed whole must equal the same fed in two parts.
-void models(int threads, int kind, Form form) {
+void models(int threads, int kind, Kinds form) {
     const bool grouped = form >= GROUPED;
     const int hidden = 45, heads = grouped ? 6 : 3, kv_heads = grouped ? 2 : 0, nope = 5, rope = 6, value = 7;
     const int q_rank = 13, rank = grouped ? 0 : 17, vocab = 41, page = 4;
@@ -447,7 +447,7 @@ void models(int threads, int kind, Form form) {
     const int slots = whole.slots(page);
     std::vector<uint16_t> cache(size_t(3) * slots * width), other = cache;
     NxModel model{hidden, heads, nope, rope, rank, value, q_in, kv_heads, 0, heads, vocab, 2, 1e-6f, 1e-6f, 0.3f,
-                  embedding.data(), cosine.data(), sine.data(), layers.data(), scale.data(), head.w, &module, head.w,
+                  embedding.data(), cosine.data(), sine.data(), layers.data(), scale.data(), head.w, &module, 1, head.w,
                   nullptr, vocab, cache.data(), int64_t(slots) * width, width, page, nullptr};
     void* engine = nx_engine_new(&model, threads, 3);
     model.cache = other.data();
@@ -583,7 +583,7 @@ void on_ranks(int size, int kind, int shards = 0, int kv_heads = 0) {
         const NxWeight own = part(head.w, PANEL);
         const NxModel model{hidden, ranks ? each : heads, nope, rope, rank, value, q_rank, kv_heads, r * each, heads,
                             vocab, 2, 1e-6f, 1e-6f, 0.3f, embedding.data(), cosine.data(), sine.data(), layers.data(),
-                            ones.data(), own, &module, own, nullptr, vocab, cache.data(), int64_t(slots) * width,
+                            ones.data(), own, &module, 1, own, nullptr, vocab, cache.data(), int64_t(slots) * width,
                             width, page, ranks, world};
         void* engine = nx_engine_new(&model, 1 + r, 3);
         Found found;

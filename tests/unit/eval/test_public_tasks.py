@@ -11,7 +11,7 @@ import pytest
 from support.small_tokenizer import write_small_tokenizer
 
 from nextn.cli import main
-from nextn.data.eval import public
+from nextn.data.eval import programs, public
 from nextn.eval.programs import passes
 from nextn.eval.tasks import FOLDER, PACKAGED, RUNS_PROGRAMS
 from nextn.tokenizer.tokenizer import Tokenizer
@@ -65,8 +65,8 @@ def test_lm_eval_reads_them(tasks: dict[str, Any]) -> None:
             assert 0 <= task.doc_to_target(doc) < len(doc[choices])
     assert functions.UNSAFE_CODE
     doc = functions.eval_docs[0]
-    assert task.pass_at_1(doc, [doc["canonical_solution"]]) == {"pass@1": 1.0}
-    assert task.pass_at_1(doc, ["    return 5\n"]) == {"pass@1": 0.0}
+    assert programs.pass_at_1(doc, [doc["canonical_solution"]]) == {"pass@1": 1.0}
+    assert programs.pass_at_1(doc, ["    return 5\n"]) == {"pass@1": 0.0}
 
 
 @pytest.mark.parametrize("name", PACKAGED)

@@ -22,9 +22,8 @@ def test_every_op_runs_at_every_number_of_rows(dtype: torch.dtype) -> None:
     arena = Arena(arena_bytes(CFG, 1 << 20, 0))
     rows = (1, 3, 64)
     found = Bench(Reference(), CFG, dtype, arena, end=64).cases(rows)
-    assert {(one.op, one.rows) for one in found} == {
-        (name, n) for name in (*NAMES, "feed_forward") for n in rows
-    }
+    ops = {*NAMES, "feed_forward"} - {"gqa_attention", "write_kv"}  # this model has latent attention
+    assert {(one.op, one.rows) for one in found} == {(name, n) for name in ops for n in rows}
     for one in found:
         result = one.case.calls[0]()
         first = result[1] if type(result) is tuple else result
