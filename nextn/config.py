@@ -144,7 +144,7 @@ class EngineConfig(ParallelConfig):
         "auto",
         "model",
         "inputs of products with GGUF's few-bit weights on the native kernels. int8: rounded to 8 bits, "
-        "a scale for 32 of them, as llama.cpp computes; bf16: not rounded, two to three times slower; "
+        "a scale for 32 of them, as llama.cpp computes; bf16: not rounded, and slower; "
         "auto: int8 where the CPU has AVX512-VNNI, one machine computes the text and --cpu-isa is auto, else "
         "bf16. Texts are exact with either, and differ between them",
         choices=("auto", "int8", "bf16"),
