@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator
-from typing import cast
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, cast
 
 import httptools
 import httpx
@@ -140,6 +140,21 @@ class Connection(asyncio.Protocol):
                 await self._more(seconds)
 
 
+async def within(work: Coroutine[Any, Any, object], seconds: float | None) -> None:
+    """Waits for the work. Raises asyncio.TimeoutError. `asyncio.wait_for` of Python 3.10 and 3.11 loses a
+    cancellation that comes just as the work is done: whoever cancelled would wait for ever."""
+    task = asyncio.ensure_future(work)
+    try:
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+    except asyncio.CancelledError:
+        task.cancel()
+        raise
+    if not done:
+        task.cancel()
+        raise asyncio.TimeoutError
+    task.result()
+
+
 class Body(httpx.AsyncByteStream):
     def __init__(self, transport: Transport, origin: Origin, connection: Connection, seconds: float | None):
         self.transport, self.origin, self.connection, self.seconds = transport, origin, connection, seconds
@@ -187,13 +202,17 @@ class Transport(httpx.AsyncBaseTransport):
             self._context = httpx.create_ssl_context(trust_env=False)
         context = self._context if secure else None
         loop = asyncio.get_running_loop()
+        connection = Connection()
         try:
-            connecting = loop.create_connection(Connection, host, port, ssl=context)
-            _, connection = await asyncio.wait_for(connecting, seconds)
+            await within(loop.create_connection(lambda: connection, host, port, ssl=context), seconds)
         except asyncio.TimeoutError as e:  # another one in Python 3.10
+            connection.close()  # it may be there by now
             raise httpx.ConnectTimeout(f"no connection to {host}:{port} within {seconds} s") from e
         except OSError as e:
             raise httpx.ConnectError(str(e)) from e
+        except asyncio.CancelledError:
+            connection.close()
+            raise
         return connection
 
     def take_back(self, origin: Origin, connection: Connection) -> None:

@@ -197,12 +197,14 @@ class Link:
             self.open.discard(message.rid)
 
 
-def keep_up(engine: Engine) -> None:
-    """Makes the steps that others need: they may still measure what steps cost."""
+def keep_up(engine: Engine) -> bool:
+    """Makes a step if others need one: they may still measure what steps cost, or have begun to serve."""
     if engine.wakes is not None:
         engine.wakes.hear()
-    while engine.must_step():
-        engine.step()
+    if not engine.must_step():
+        return False
+    engine.step()
+    return True
 
 
 def retract_sometimes(engine: Engine, first: int) -> None:
@@ -231,8 +233,9 @@ class Group(threading.Thread):
             executor = self.engine._executor
             self.ready.set()
             while True:
-                while not self.work.acquire(timeout=0.001):
-                    keep_up(self.engine)
+                needed = False
+                while not self.work.acquire(timeout=0 if needed else 0.001):
+                    needed = keep_up(self.engine)
                 if not self.links:
                     break
                 self._serve(self.engine, self.links[-1])

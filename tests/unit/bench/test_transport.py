@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 import httpx
 import pytest
 
-from nextn.bench.transport import Transport
+from nextn.bench.transport import Transport, within
 
 BIG = 3 << 20
 LENGTH = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\nx-name: value\r\n\r\nhello"
@@ -131,3 +131,30 @@ async def test_nobody_there() -> None:
     async with httpx.AsyncClient(transport=Transport()) as client:
         with pytest.raises(httpx.ConnectError):
             await client.get(url)
+
+
+async def test_a_cancellation_as_the_work_is_done_is_not_lost() -> None:
+    made = asyncio.get_running_loop().create_future()
+
+    async def work() -> None:
+        await made
+
+    task = asyncio.create_task(within(work(), 5.0))
+    await asyncio.sleep(0.01)
+    made.set_result(None)
+    await asyncio.sleep(0)  # the work is done, and `within` does not know yet
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_work_that_takes_too_long_is_cancelled() -> None:
+    waiting = asyncio.get_running_loop().create_future()
+
+    async def work() -> None:
+        await waiting
+
+    with pytest.raises(asyncio.TimeoutError):
+        await within(work(), 0.01)
+    await asyncio.sleep(0)
+    assert waiting.cancelled()
