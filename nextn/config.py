@@ -24,7 +24,7 @@ from nextn.draft import (
 )
 from nextn.gguf.files import is_gguf
 from nextn.option import option
-from nextn.packaged_models import packaged_model
+from nextn.packaged_models import packaged_drafter, packaged_model
 from nextn.parallel_config import ParallelConfig
 from nextn.params_check import VERIFY_MODES
 from nextn.request import SpeculativeParams
@@ -268,7 +268,8 @@ class EngineConfig(ParallelConfig):
         None,
         "speculation",
         "file with the list of token ids that may be drafted (.pt, .npy or .json, as in FR-Spec); the "
-        "drafter's head computes only these. Texts stay the same",
+        "drafter's head computes only these. Texts stay the same. Default: token_map.json in the folder of "
+        "--speculative-draft-model-path, if there is one",
     )
     speculative_simulate_accept_length: float | None = option(
         None,
@@ -396,6 +397,14 @@ class EngineConfig(ParallelConfig):
             need(0.0 <= getattr(self, name) <= 1.0, name, "it must be between 0 and 1")
         asked = dataclasses.replace(resolved.defaults, num_steps=self.speculative_num_steps)
         resolved.check(asked, lambda field: f"--speculative-{field.replace('_', '-')}")
+
+    @property
+    def drafter_path(self) -> str | None:
+        """Where the MTP layer is, if it is not in the model's own folder."""
+        if self.speculative_draft_model_path is not None or self.load_format == "dummy":
+            return self.speculative_draft_model_path
+        packaged = packaged_drafter(self.model_path)
+        return None if packaged is None else str(packaged)
 
     @property
     def int4_group(self) -> int:

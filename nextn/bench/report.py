@@ -24,10 +24,11 @@ def heading(results: Results) -> list[str]:
     drafts = "1 draft" if results.num_steps == 1 else f"{results.num_steps} drafts"
     if results.num_steps == "auto":
         drafts = "as many drafts as pay"
+    most = "at most " if results.questions else ""
     threads = "1 thread" if engine["threads"] == 1 else f"{engine['threads']} threads"
     return [
         f"{results.model}, {engine['dtype']} on {engine['device']}, {threads}; "
-        f"MTP with {drafts}; {results.max_tokens} new tokens a prompt",
+        f"MTP with {drafts}; {most}{results.max_tokens} new tokens a prompt",
         machine.line,
         *([f"native kernels: {engine['cpu_isa']}"] if "cpu_isa" in engine else []),
     ]

@@ -67,6 +67,7 @@ class Results:
     engine: dict[str, Any]  # the server's start-up report: dtype, device, threads, ...
     num_steps: int | str  # or auto
     max_tokens: int
+    questions: bool  # each text may end before max_tokens
     temperature: float  # of the prompts that were sampled, with a seed; the others were greedy
     sampled: int  # prompts
     machine: Machine
@@ -81,6 +82,7 @@ class Results:
             "model": self.model,
             "num_drafts": self.num_steps,
             "max_tokens": self.max_tokens,
+            "prompts": "questions" if self.questions else "code",
             "temperature": self.temperature,
             "sampled": self.sampled,
             "points": [_point(p) for p in self.points],

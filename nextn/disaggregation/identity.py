@@ -80,7 +80,7 @@ def build_hash(isa: str) -> str:
 def fingerprint(config: EngineConfig) -> str:
     """Tells one model from another: its config, and a little of each file of its weights."""
     found = hashlib.sha256()
-    for path in (config.model_path, config.speculative_draft_model_path):
+    for path in (config.model_path, config.drafter_path):
         if path is None:
             continue
         if path.partition(":")[0] == FAKE:

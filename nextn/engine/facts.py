@@ -35,8 +35,8 @@ def facts(config: EngineConfig) -> dict[str, str]:
         found["the kernels' level (--cpu-isa)"] = "none"
     if parse_acceptance(config.model_path) is None:
         found["the model (its files' sizes, headers and samples)"] = digest(model_folder(config.model_path))
-    if config.speculative_draft_model_path is not None:
-        found["the draft model"] = digest(Path(config.speculative_draft_model_path))
+    if config.drafter_path is not None:
+        found["the draft model"] = digest(Path(config.drafter_path))
     if (file := config.init_expert_location) != "trivial":
         found["the placement of experts (--init-expert-location)"] = _whole(Path(file))
     if config.speculative_token_map is not None:
@@ -57,7 +57,7 @@ def digest(path: Path) -> str:
     Raises ValueError where there is none."""
     if not path.exists():
         raise ValueError(f"{path}: there is no such file or folder on this machine")
-    names = ("config.json", "tokenizer.json", "*.index.json")
+    names = ("config.json", "tokenizer.json", "token_map.json", "*.index.json")
     files = [path] if path.is_file() else [file for name in names for file in sorted(path.glob(name))]
     files += [] if path.is_file() else weight_files(path)
     made = hashlib.blake2b(digest_size=8)

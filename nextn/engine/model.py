@@ -119,8 +119,8 @@ def make_model(
     if not dummy:
         check_target(folder, target)
     expected = expected_tensors(cfg, nextn)
-    token_map = config.speculative_token_map
-    allowed = read_token_map(Path(token_map), cfg.vocab_size) if token_map and nextn else None
+    token_map = _token_map(config, draft)
+    allowed = read_token_map(token_map, cfg.vocab_size) if token_map is not None and nextn else None
     model: Any
     if kernels == "cpu":
         if draft is not None:
@@ -301,7 +301,7 @@ def _obstacle(
 
 def _draft_folder(config: EngineConfig, target: ModelConfig) -> DraftFolder | None:
     """Where drafts are to come from, if not from the target's own folder. Raises ValueError."""
-    path = config.speculative_draft_model_path
+    path = config.drafter_path
     if path is None or not config.speculation.mtp:
         return None
     if config.load_format == "dummy":
@@ -309,6 +309,13 @@ def _draft_folder(config: EngineConfig, target: ModelConfig) -> DraftFolder | No
     draft = DraftFolder.open(model_folder(path), target)
     log.info("drafts come from the NextN layer in %s", draft.folder)
     return draft
+
+
+def _token_map(config: EngineConfig, draft: DraftFolder | None) -> Path | None:
+    if config.speculative_token_map is not None:
+        return Path(config.speculative_token_map)
+    own = None if draft is None else draft.folder / "token_map.json"
+    return own if own is not None and own.is_file() else None
 
 
 def _nextn_layers(config: EngineConfig, cfg: ModelConfig, folder: Path) -> int:

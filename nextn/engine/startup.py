@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from nextn.config import EngineConfig
 from nextn.engine.executor import ExecutorInfo
@@ -16,7 +17,7 @@ def startup(config: EngineConfig, info: ExecutorInfo, speculation: Speculation) 
     """Names end in what the number is: `_bytes`, `_seconds`."""
     shape, steps, simulated = speculation.shape, speculation.num_steps, speculation.simulated
     trees = steps > 0 and shape.topk > 1
-    other_drafter = steps > 0 and config.speculative_draft_model_path is not None
+    drafter = config.drafter_path if steps > 0 and speculation.mtp else None
     return {
         "model": config.model_path,
         "architecture": info.architecture,
@@ -38,7 +39,7 @@ def startup(config: EngineConfig, info: ExecutorInfo, speculation: Speculation) 
         "drafts": "auto" if speculation.auto else steps,
         **({"draft_topk": shape.topk, "draft_tokens": shape.size(steps) + 1} if trees else {}),
         **({"simulated_accept_length": simulated} if simulated is not None else {}),
-        **({"draft_model": config.speculative_draft_model_path} if other_drafter else {}),
+        **({"draft_model": config.speculative_draft_model_path or Path(drafter).name} if drafter else {}),
         "verify": config.speculative_verify + ", lossy" * speculation.defaults.lossy,
         "prefix_cache": "off" if config.disable_radix_cache else "radix",
     }

@@ -10,24 +10,22 @@ from typing import Any
 from texts import frame
 
 from nextn import LLM, SamplingParams
+from nextn.bench.prompts import questions as heldout_questions
 from nextn.stats import SpecStats
 
-QUESTIONS = Path(__file__).with_name("heldout.txt")  # written by hand, a line each
 NEW = 128
 SETTINGS = ((0.0, 1), (0.0, 2), (0.0, 3), (0.7, 2))  # temperature, drafts
 
 
 def measure(model_path: str, folder: Path, questions: int = 32) -> dict[str, Any]:
     """Accept length by temperature and drafts; and that no greedy text differs from those without drafts."""
-    lines = QUESTIONS.read_text().splitlines()[:questions]
+    lines = heldout_questions()[:questions]
     wanted: list[list[int]] = []
     found: dict[str, Any] = {"model": model_path, "questions": len(lines), "tokens": NEW}
     for temperature, drafts in ((0.0, 0), *SETTINGS):
         options: dict[str, Any] = {"speculative_num_steps": drafts}
         if drafts:
             options["speculative_draft_model_path"] = str(folder)
-            if (folder / "token_map.json").exists():
-                options["speculative_token_map"] = str(folder / "token_map.json")
         llm = LLM(model_path, **options)
         params = SamplingParams(max_tokens=NEW, temperature=temperature, seed=0)
         if frame(llm)[1] is None:

@@ -35,6 +35,7 @@ def demo_results() -> Results:
         engine={"dtype": "float32", "device": "cpu", "threads": 2},
         num_steps=2,
         max_tokens=128,
+        questions=False,
         temperature=0.7,
         sampled=10,
         machine=Machine("AMD EPYC", 2, "3.11.7", "2.13.0"),

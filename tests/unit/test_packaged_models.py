@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nextn.checkpoint_error import CheckpointError
-from nextn.config import model_folder
-from nextn.packaged_models import MODELS, packaged_model
+from nextn.config import EngineConfig, model_folder
+from nextn.packaged_models import DATA, MODELS, packaged_model
 
 
 @pytest.fixture
@@ -46,3 +47,18 @@ def test_a_folder_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.M
     Path("smollm2").mkdir()
     assert model_folder("smollm2") == Path("smollm2")
     assert packaged_model("another") is None
+
+
+def test_its_drafter_comes_with_nextn() -> None:
+    config = EngineConfig(model_path="smollm2")
+    assert config.drafter_path == str(DATA / "smollm2-mtp")
+    assert (DATA / "smollm2-mtp" / "config.json").exists()
+    assert replace(config, speculative_draft_model_path="other").drafter_path == "other"
+    assert replace(config, load_format="dummy").drafter_path is None
+    assert replace(config, model_path="nextn-tiny").drafter_path is None
+
+
+def test_a_folder_of_that_name_has_its_own_drafter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("smollm2").mkdir()
+    assert EngineConfig(model_path="smollm2").drafter_path is None

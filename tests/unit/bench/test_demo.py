@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -15,6 +16,7 @@ from nextn.bench import demo
 from nextn.bench.apis import Body
 from nextn.bench.client import Load, Reply
 from nextn.bench.errors import BenchError
+from nextn.bench.prompts import questions
 from nextn.cli import main
 from nextn.drafting_state import DraftingState
 from nextn.stats import SpecStats
@@ -120,6 +122,17 @@ def test_prompts_at_a_concurrency_are_the_first_of_those_at_the_next(settings: d
     assert [len(bodies) for bodies in at.values()] == [6, 8, 16]
     assert at[1] == at[4][:6] == at[16][:6]
     assert at[4] == at[16][:8]
+
+
+def test_questions_are_asked_in_the_chat_template(settings: demo.Settings) -> None:
+    """And answers end where the model ends them."""
+    bodies = dataclasses.replace(settings, questions=True).bodies(16)
+    assert len(bodies) == 16
+    assert bodies[0]["prompt"].startswith("<｜begin▁of▁sentence｜>")
+    assert questions()[0] in bodies[0]["prompt"]
+    assert not any(body["ignore_eos"] for body in bodies)
+    with pytest.raises(ValueError, match="100 prompts asked for; there are 32 questions"):
+        dataclasses.replace(settings, questions=True, num_prompts=100).bodies(16)
 
 
 def test_some_prompts_are_sampled_with_a_seed_of_their_own(settings: demo.Settings) -> None:

@@ -135,6 +135,9 @@ def test_the_next_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     assert summary.next_commands("a b/m", "m", active)[0] == "nextn serve --model-path 'a b/m'"
     monkeypatch.setattr(sys, "prefix", sys.base_prefix)
     assert len(summary.next_commands("m", "m", {})) == 2
+    curl = shlex.split(summary.next_commands("m", "m", {}, chat=True)[-1])
+    assert curl[1].endswith("/v1/chat/completions")
+    assert json.loads(curl[-1])["messages"][0]["content"] == summary.questions()[0]
 
 
 def test_the_page_has_the_same_prompt() -> None:

@@ -75,6 +75,24 @@ def test_a_draft_vocabulary(tmp_path: Path, kernels: str) -> None:
         assert least <= got <= most
 
 
+@needs_kernels
+def test_a_draft_vocabulary_in_the_draft_folder(tmp_path: Path) -> None:
+    """It needs no option, and an option comes first."""
+    for file in model_folder(EMBEDDED).iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "token_map.json").write_text("[7]")
+    options = {"speculative_num_steps": 3, "speculative_draft_model_path": str(tmp_path)}
+    whole, length = texts(PROMPTS[:2], speculative_num_steps=3)
+    found, got = texts(PROMPTS[:2], **options)
+    assert found == whole
+    assert got < 1.2
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps(list(range(4096))))
+    found, got = texts(PROMPTS[:2], **options, speculative_token_map=str(other))
+    assert found == whole
+    assert got == length
+
+
 def test_refusals() -> None:
     with pytest.raises(ValueError, match=r"--speculative-draft-model-quantization w8a16 needs the native"):
         make_runner(EngineConfig(kernel_backend="reference", speculative_draft_model_quantization="w8a16"))
