@@ -177,8 +177,7 @@ template <int M, class Does> inline void each_vectors(int V, const Does& does) {
 #endif
     int v = 0;
     for (; v + most <= V; v += most) does(v, std::integral_constant<int, most>{});
-    if constexpr (most > 2) if (v + 2 <= V) does(v, std::integral_constant<int, 2>{}), v += 2;
-    if constexpr (most > 1) if (v < V) does(v, std::integral_constant<int, 1>{});
+    if constexpr (most > 1) for (; v < V; ++v) does(v, std::integral_constant<int, 1>{});
 }
 // does(M) of `rows` rows as a constant; 7 are taken for 8.
 template <class Does> inline void with_rows(int rows, const Does& does) {
@@ -221,12 +220,14 @@ void meet_chunk(const Chunk& chunk, const VectorRows& x, int first, int m, int k
 // totals [m][64], with room for ROWS_TOGETHER, = m <= ROWS_TOGETHER rows from `first` on times a panel.
 template <class By, class Line, int FORM>
 void vector_product(const VectorRows& x, int first, int m, const NxWeight& w, const Panel& panel, float* totals) {
+    // Lines with many numbers are long code, which takes long to compile.
+    constexpr int direct = Line::inputs < 16 ? DIRECT_ROWS : std::min(DIRECT_ROWS, 3);
     const Cells cells(w, panel);
     if (FORM != PLAIN) for (int i = 0; i < std::max(m, DIRECT_ROWS) * PANEL; i += 16) store(totals + i, zero());
-    if (m <= DIRECT_ROWS) {
+    if (m <= direct) {
         const SomeRows<By> rows = rows_from<By>(x, first, m, 0, 0, FORM >= STARTED);
         return with_rows(m, [&](auto count) {
-            if constexpr (count <= DIRECT_ROWS) each_vectors<count>(cells.V, [&](int v, auto n) {
+            if constexpr (count <= direct) each_vectors<count>(cells.V, [&](int v, auto n) {
                 meet_directly<By, Line, FORM, count, n>(cells, rows, v, totals);
             });
         });
