@@ -58,7 +58,8 @@ class Engine:
         self._launched: tuple[Plan, Ticket] | None = None  # and not read yet
 
     def add(self, request: Request) -> None:
-        """Queues a request. Its `tokens` are the prompt; the engine appends to them.
+        """Queues a request. Its `tokens` are the prompt; from here on they are a list of its own, to which the
+        engine appends.
 
         Raises ValueError for a prompt that is empty, too long or outside the vocabulary, for bad
         sampling parameters, and for an id that is in use.
@@ -79,6 +80,7 @@ class Engine:
         check_prompt(request, self.context_length, self.vocab_size)
         if request.rid in self._scheduler.by_rid or request.rid in self.transfers.held:
             raise ValueError(f"request id {request.rid!r} is in use")
+        request.tokens = list(request.tokens)
         request.num_prompt = n = len(request.tokens)
         request.limit = min(n + request.params.max_tokens, self.context_length)
         request.order, request.arrived = self._arrivals, time.perf_counter()

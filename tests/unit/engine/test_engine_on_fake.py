@@ -51,7 +51,7 @@ def run(engine, jobs, seed=0, doomed=()):
     while todo or engine.has_work():
         while todo and (rng.random() < 0.5 or not engine.has_work()):
             rid, prompt, params, priority = todo.pop(0)
-            engine.add(Request(rid, list(prompt), params, priority=priority))
+            engine.add(Request(rid, prompt, params, priority=priority))  # two may share a list
         for out in engine.step():
             tokens[out.rid] += out.tokens
             if out.finish_reason is not None:
