@@ -58,8 +58,8 @@ class Engine:
         self._launched: tuple[Plan, Ticket] | None = None  # and not read yet
 
     def add(self, request: Request) -> None:
-        """Queues a request. Its `tokens` are the prompt; from here on they are a list of its own, to which the
-        engine appends.
+        """Queues a request. Its `tokens` are the prompt; from here on they are a list of its own, to which
+        the engine appends.
 
         Raises ValueError for a prompt that is empty, too long or outside the vocabulary, for bad
         sampling parameters, and for an id that is in use.

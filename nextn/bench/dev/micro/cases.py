@@ -18,10 +18,11 @@ from torch import Tensor
 from nextn.bench.dev.micro import op_work
 from nextn.bench.dev.micro.arena import Arena
 from nextn.bench.dev.micro.arithmetic import Shares, of_torch
+from nextn.bench.dev.micro.attention_cost import attention_cost
 from nextn.bench.dev.micro.clock import Case
 from nextn.bench.dev.micro.op_work import Work
 from nextn.bench.dev.micro.routing import Routing
-from nextn.families.config import ModelConfig
+from nextn.families.config import GqaAttention, ModelConfig
 from nextn.layers.batch import Span, build_batch
 from nextn.ops.base import Ops, Spans, align
 
@@ -55,9 +56,12 @@ def dtype_name(dtype: torch.dtype) -> str:
 def product_uses(cfg: ModelConfig) -> Iterator[tuple[str, int, int]]:
     """(what, n_out, n_in) of the model's linear products."""
     hidden, queries = cfg.hidden_size, cfg.num_attention_heads * cfg.qk_head_dim
-    yield "attention down", (cfg.q_lora_rank or queries) + cfg.latent_dim, hidden
-    if cfg.q_lora_rank:
-        yield "query up", queries, cfg.q_lora_rank
+    if cfg.gqa is not None:
+        yield "queries, keys, values", queries + 2 * cfg.gqa.num_key_value_heads * cfg.gqa.head_dim, hidden
+    else:
+        yield "attention down", (cfg.q_lora_rank or queries) + cfg.latent_dim, hidden
+        if cfg.q_lora_rank:
+            yield "query up", queries, cfg.q_lora_rank
     yield "attention out", hidden, cfg.num_attention_heads * cfg.v_head_dim
     yield "head", cfg.vocab_size, hidden
     if cfg.num_nextn_predict_layers:
@@ -77,14 +81,9 @@ class Bench:
     def cases(self, counts: Sequence[int] = ROWS) -> list[OpCase]:
         """Makes a case for every op and number of rows; an op with several uses gets one at the shape of
         each."""
-        makers = (
-            self.linears,
-            self.row_ops,
-            self.attention,
-            self.head_products,
-            self.feed_forward,
-            self.choice,
-        )
+        latent = (self.latent_row_ops, self.attention, self.head_products)
+        own = latent if self.cfg.gqa is None else (partial(self.grouped_attention, self.cfg.gqa),)
+        makers = (self.linears, self.residual, *own, self.feed_forward, self.choice)
         found = [one for make in makers for rows in counts for one in make(rows)]
         order = {use: i for i, use in enumerate(dict.fromkeys((one.op, one.what) for one in found))}
         return sorted(found, key=lambda one: order[one.op, one.what])
@@ -103,13 +102,38 @@ class Bench:
         work = op_work.linear(rows, n_out, n_in, self.size)
         return self.made("linear", what, f"{n_out}x{n_in}", rows, work, calls)
 
-    def row_ops(self, rows: int) -> Iterator[OpCase]:
-        cfg, ops, size = self.cfg, self.ops, self.size
-        hidden, rank, rope = cfg.hidden_size, cfg.kv_lora_rank, cfg.qk_rope_head_dim
+    def residual(self, rows: int) -> Iterator[OpCase]:
+        hidden = self.cfg.hidden_size
         x, added = self.input(rows, hidden).float(), (torch.zeros(align(rows), hidden),)
-        sums = [partial(ops.add_norm, x, added, w, 1e-6) for (w,) in self.weights((hidden,))]
-        work = op_work.add_norm(rows, hidden, size)
+        sums = [partial(self.ops.add_norm, x, added, w, 1e-6) for (w,) in self.weights((hidden,))]
+        work = op_work.add_norm(rows, hidden, self.size)
         yield self.made("add_norm", "residual", f"{hidden}", rows, work, sums)
+
+    def grouped_attention(self, gqa: GqaAttention, rows: int) -> Iterator[OpCase]:
+        """What is between the products of grouped-query attention, for one request as in `attention`."""
+        cfg, ops, end, width, size = self.cfg, self.ops, self.end, gqa.head_dim, self.size
+        heads, groups, rotary = cfg.num_attention_heads, gqa.num_key_value_heads, cfg.qk_rope_head_dim
+        caches = [cache.view(len(cache), groups, 2 * width) for cache in self.caches()]
+        qkv, slots = self.input(rows, (heads + 2 * groups) * width), torch.arange(align(rows))
+        cos, sin = (torch.rand(align(rows), rotary // 2) for _ in range(2))
+        writes = [
+            partial(ops.write_kv, cache, slots, qkv, None, None, None, 1e-6, cos, sin, 0.1)
+            for cache in caches
+        ]
+        work = op_work.write_kv(rows, heads, groups, width, rotary, size)
+        shape = f"{heads}+2x{groups}x{width}"
+        yield self.made("write_kv", "entries", shape, rows, work, writes)
+        if rows > end:
+            return
+        q, spans = self.input(rows, heads, width), self.spans(rows)
+        calls = [partial(ops.gqa_attention, q, cache, spans) for cache in caches]
+        work = op_work.gqa_attention(rows, end, heads, groups, width, size)
+        shape = f"{heads} of {groups}x{width}, {end} keys"
+        yield self.made("gqa_attention", "one request", shape, rows, work, calls)
+
+    def latent_row_ops(self, rows: int) -> Iterator[OpCase]:
+        cfg, ops, size = self.cfg, self.ops, self.size
+        rank, rope = cfg.kv_lora_rank, cfg.qk_rope_head_dim
         width = cfg.q_lora_rank or rank
         x = self.input(rows, width)
         norms = [partial(ops.rms_norm, x, w, 1e-6) for (w,) in self.weights((width,))]
@@ -278,7 +302,7 @@ class Bench:
     def caches(self) -> list[Tensor]:
         """Layers of a KV pool that hold `end` positions and page 0."""
         slots = align(self.end, PAGE) + max(PAGE, max(ROWS))
-        return [cache for (cache,) in self.weights((slots, self.cfg.latent_dim))]
+        return [cache for (cache,) in self.weights((slots, attention_cost(self.cfg).entry))]
 
     def spans(self, rows: int) -> Spans:
         pages = range(1, 1 + align(self.end, PAGE) // PAGE)

@@ -28,7 +28,7 @@ from nextn.families.config import ModelConfig
 from nextn.layers.batch import PackedBatch, Span
 from nextn.models.native import native_batch
 from nextn.ops.base import align
-from nextn.ops.cpu.heads import latent_heads
+from nextn.ops.cpu.heads import grouped_heads, latent_heads
 from nextn.ops.cpu.library import F32, FeedForward, Weight
 from nextn.ops.cpu.weights import PackedWeight, padded
 
@@ -80,16 +80,26 @@ class NativeBench:
         return self.made("linear", what, f"{n_out}x{n_in}", rows, work, calls, name, parts)
 
     def attention(self, rows: int) -> Iterator[OpCase]:
-        cfg, end = self.cfg, self.end
+        """Attention of one request that goes forward by `rows`, up to position `end`."""
+        cfg, end, heads = self.cfg, self.end, self.cfg.num_attention_heads
         if rows > end:
             return
-        heads, rank, width = cfg.num_attention_heads, padded(cfg.kv_lora_rank, 32), padded(cfg.latent_dim, 32)
+        if cfg.gqa is None:
+            op, rank = "mla_attention", cfg.kv_lora_rank
+            of = latent_heads(heads, padded(rank, 32), padded(cfg.latent_dim, 32))
+            work = op_work.mla_attention(rows, end, heads, rank, cfg.qk_rope_head_dim, 2)
+            shape = f"{heads}x{cfg.latent_dim}, {end} keys"
+        else:
+            op, groups, dim = "gqa_attention", cfg.gqa.num_key_value_heads, cfg.gqa.head_dim
+            of = grouped_heads(groups, heads // groups, dim, dim)
+            work = op_work.gqa_attention(rows, end, heads, groups, dim, 2)
+            shape = f"{heads} of {groups}x{dim}, {end} keys"
+        width = of.groups * of.stride
         pages = range(1, 1 + align(end, PAGE) // PAGE)
         batch = PackedBatch([Span([0] * rows, end - rows, list(pages))], PAGE)
-        q = (self.random(rows, heads * width) * width**-0.5).bfloat16()
-        out = torch.empty(rows, heads, rank, dtype=torch.bfloat16)
+        q = (self.random(rows, heads * of.key) * of.key**-0.5).bfloat16()
+        out = torch.empty(rows, heads, of.columns, dtype=torch.bfloat16)
         caches = self.arena.sets(torch.bfloat16, (PAGE * (len(pages) + 1), width))
-        of = latent_heads(heads, rank, width)
         calls = [
             NativeCall(
                 self.pool.library.nx_attention,
@@ -101,10 +111,8 @@ class NativeBench:
             )
             for (cache,) in caches
         ]  # fmt: skip
-        work = op_work.mla_attention(rows, end, heads, cfg.kv_lora_rank, cfg.qk_rope_head_dim, 2)
-        shape = f"{heads}x{cfg.latent_dim}, {end} keys"
         parts = {self.pool.able[0]: 1.0}
-        yield self.made("mla_attention", "one request", shape, rows, work, calls, BFLOAT16.name, parts)
+        yield self.made(op, "one request", shape, rows, work, calls, BFLOAT16.name, parts)
 
     def feed_forward(self, rows: int) -> Iterator[OpCase]:
         cfg = self.cfg

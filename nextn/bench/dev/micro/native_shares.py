@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nextn.bench.dev.micro.arithmetic import Shares, of_weight, shares
+from nextn.bench.dev.micro.attention_cost import attention_cost
 from nextn.bench.dev.micro.step_work import Step, visible
 from nextn.models.native import NativeDeepseekV3
 from nextn.ops.cpu.library import Layer, Weight
@@ -16,14 +17,13 @@ from nextn.ops.cpu.library import Layer, Weight
 def step_shares(model: NativeDeepseekV3, step: Step, able: Sequence[str]) -> Shares:
     """able: what the kernels have, the level's own first (`NativePool.able`)."""
     weights, layers = model.weights, model.config.num_hidden_layers
+    pair = attention_cost(model.config).pair
     parts = [(of_weight(weights.head, able), float(step.chosen) * size(weights.head))]
 
     def run(layer: Layer, rows: float, end: float) -> None:
         for weight, count in products(model, layer):
             parts.append((of_weight(weight, able), rows * count * size(weight)))
-        width = model.config.latent_dim + model.config.kv_lora_rank
-        seen = visible(rows, end, step.requests)
-        parts.append((able[0], seen * model.config.num_attention_heads * width))
+        parts.append((able[0], visible(rows, end, step.requests) * pair))
 
     for layer in weights.layers[:layers]:
         run(layer, step.rows, step.end)
@@ -41,7 +41,7 @@ def products(model: NativeDeepseekV3, layer: Layer) -> Iterator[tuple[Weight, fl
     for weight in (layer.down, layer.q_up, layer.out, mlp.router, mlp.shared_gate_up, mlp.shared_down):
         yield weight, 1.0
     for weight in (layer.key_up, layer.value_up):
-        yield weight, float(cfg.num_attention_heads)
+        yield weight, float(cfg.num_attention_heads if cfg.gqa is None else 1)
     for weight in (mlp.gate_up, mlp.down):
         yield weight, float(cfg.num_experts_per_tok)
 

@@ -7,6 +7,7 @@ entry counts without its padding.
 
 from __future__ import annotations
 
+from nextn.bench.dev.micro.attention_cost import attention_cost
 from nextn.bench.dev.micro.op_work import Work
 from nextn.bench.dev.micro.step_work import Step, step_work
 from nextn.models.native import NativeDeepseekV3
@@ -15,29 +16,30 @@ from nextn.ops.cpu.library import Layer, Weight
 
 def native_step_work(model: NativeDeepseekV3, step: Step) -> Work:
     cfg, weights = model.config, model.weights
-    hidden, head = cfg.hidden_size, weight_bytes(weights.head)
+    hidden, head, entry = cfg.hidden_size, weight_bytes(weights.head), attention_cost(cfg).entry
     norms = 4 * hidden
     moved = float(2 * step.rows * hidden + norms + head)
     for layer in weights.layers[: cfg.num_hidden_layers]:
-        moved += layer_bytes(model, layer) + 2 * step.requests * step.end * cfg.latent_dim
+        moved += layer_bytes(model, layer) + 2 * step.requests * step.end * entry
     if step.drafts:
         nextn = layer_bytes(model, weights.layers[cfg.num_hidden_layers])
         nextn += weight_bytes(weights.nextn[0].eh_proj)
         for depth, rows in enumerate(step.draft_passes):
             moved += nextn + 3 * norms + weight_bytes(weights.draft_head)
-            moved += 2 * step.requests * (step.end + depth) * cfg.latent_dim + 2 * rows * hidden
+            moved += 2 * step.requests * (step.end + depth) * entry + 2 * rows * hidden
     return Work(round(moved + step.experts * expert_bytes(model)), step_work(cfg, step, 2).flops)
 
 
 def layer_bytes(model: NativeDeepseekV3, layer: Layer) -> int:
     """Bytes of a layer without its routed experts."""
     cfg, mlp = model.config, layer.mlp
-    heads = cfg.num_attention_heads
     found = sum(map(weight_bytes, (layer.down, layer.q_up, layer.out)))
-    found += heads * (weight_bytes(layer.key_up) + weight_bytes(layer.value_up))
+    # Of grouped queries they are there where keys and values have formats of their own, of all heads at once.
+    members = cfg.num_attention_heads if cfg.gqa is None else 1
+    found += members * (weight_bytes(layer.key_up) + weight_bytes(layer.value_up))
     found += sum(map(weight_bytes, (mlp.router, mlp.shared_gate_up, mlp.shared_down)))
-    norms = 2 * cfg.hidden_size + cfg.kv_lora_rank + (cfg.q_lora_rank or 0)
-    return found + 4 * (norms + int(mlp.experts))
+    vectors = 2 * cfg.hidden_size + attention_cost(cfg).vectors
+    return found + 4 * (vectors + int(mlp.experts))
 
 
 def expert_bytes(model: NativeDeepseekV3) -> float:

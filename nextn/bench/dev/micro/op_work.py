@@ -79,6 +79,20 @@ def mla_attention(rows: int, end: int, heads: int, rank: int, rope: int, size: i
     return Work(size * moved, 2 * pairs(rows, end) * heads * (width + rank))
 
 
+def gqa_attention(rows: int, end: int, heads: int, kv_heads: int, width: int, size: int) -> Work:
+    """The same with keys and values of `kv_heads`, each `width` wide."""
+    moved = 2 * width * (end * kv_heads + rows * heads)
+    return Work(size * moved, 4 * pairs(rows, end) * heads * width)
+
+
+def write_kv(rows: int, heads: int, kv_heads: int, width: int, rotary: int, size: int) -> Work:
+    """Queries, keys and values read, queries and entries written, queries and keys rotated; slots (int64)
+    read. Norms and biases, which few families have, are not counted."""
+    turn = rotate(rows, heads + kv_heads, rotary, size)
+    unturned = 2 * size * rows * ((heads + 2 * kv_heads) * width - (heads + kv_heads) * rotary)
+    return Work(turn.bytes + unturned + 8 * rows, turn.flops)
+
+
 def naive_attention(
     rows: int, end: int, heads: int, rank: int, nope: int, rope: int, value: int, size: int
 ) -> Work:

@@ -87,10 +87,6 @@ def find(settings: Settings, effort: Effort, progress: Progress) -> Micro:
     begin = time.perf_counter()
     config = on_cpu(settings.config)
     cfg = ModelConfig.from_folder(model_folder(config.model_path))
-    if cfg.gqa is not None:
-        raise ValueError(
-            f"--model-path {config.model_path}: {cfg.architecture} is not measured, only MLA models"
-        )
     backend = choose_kernels(config, torch.device("cpu"), cfg.architecture)
     native = backend == "cpu"
     if not native and settings.weights != BFLOAT16:

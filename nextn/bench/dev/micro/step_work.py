@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nextn.bench.dev.micro.attention_cost import attention_cost
 from nextn.bench.dev.micro.op_work import Work
 from nextn.families.config import ModelConfig
 
@@ -60,14 +61,8 @@ def step_work(cfg: ModelConfig, step: Step, size: int) -> Work:
 
 def layer_work(cfg: ModelConfig, index: int, rows: float, end: int, size: int, requests: int = 1) -> Work:
     """The work of a decoder layer without its routed experts' weights; their operations are included."""
-    hidden, heads = cfg.hidden_size, cfg.num_attention_heads
-    queries, rank = heads * cfg.qk_head_dim, cfg.kv_lora_rank
-    products = hidden * ((cfg.q_lora_rank or queries) + cfg.latent_dim)
-    norms = 2 * hidden + rank
-    if cfg.q_lora_rank:
-        products += queries * cfg.q_lora_rank
-        norms += cfg.q_lora_rank
-    products += heads * rank * (cfg.qk_nope_head_dim + cfg.v_head_dim) + hidden * heads * cfg.v_head_dim
+    hidden, attention = cfg.hidden_size, attention_cost(cfg)
+    products, vectors = attention.products, 2 * hidden + attention.vectors
     routers = routed = 0  # experts with a row in the router; products of a token's routed experts
     if cfg.is_moe(index):
         expert = 3 * hidden * cfg.moe_intermediate_size
@@ -75,6 +70,6 @@ def layer_work(cfg: ModelConfig, index: int, rows: float, end: int, size: int, r
         products += cfg.n_shared_experts * expert
     else:
         products += 3 * hidden * cfg.intermediate_size
-    attention = 2 * visible(rows, end, requests) * heads * (cfg.latent_dim + rank)
-    moved = size * (products + norms + requests * end * cfg.latent_dim) + 4 * routers * (hidden + 1)
-    return Work(moved, round(2 * rows * (products + routers * hidden + routed) + attention))
+    met = 2 * visible(rows, end, requests) * attention.pair
+    moved = size * (products + vectors + requests * end * attention.entry) + 4 * routers * (hidden + 1)
+    return Work(moved, round(2 * rows * (products + routers * hidden + routed) + met))

@@ -32,6 +32,7 @@ from nextn.config import EngineConfig, model_folder
 from nextn.engine.engine import Engine
 from nextn.engine.runner import Runner
 from nextn.families.config import ModelConfig
+from nextn.models.loader import stored_nextn_layers
 from nextn.models.native import NativeDeepseekV3
 from nextn.request import Request, SamplingParams
 from nextn.tokenizer import Tokenizer
@@ -113,7 +114,9 @@ class StepBench:
     def __init__(self, config: EngineConfig, ceilings: Ceilings, steps: int, seconds: float) -> None:
         """steps: pairs of each kind, fewer when `seconds` are over."""
         # A step that is measured has the same rows every time.
-        drafts = 2 if config.speculation.auto else config.speculation.num_steps
+        drafts = config.speculation.num_steps
+        if config.speculation.auto:
+            drafts = 2 if can_draft(config) else 0
         self.config = dataclasses.replace(config, disable_radix_cache=True, speculative_num_steps=drafts)
         self.ceilings, self.steps, self.seconds = ceilings, steps, seconds
         self.text = tokens_of_text(config)
@@ -292,6 +295,16 @@ def model_of(engine: Engine) -> Any:
 def clock_of(engine: Engine) -> CallClock:
     model = model_of(engine)
     return NativeClock(runner_of(engine)) if isinstance(model, NativeDeepseekV3) else OpClock(model.ops)
+
+
+def can_draft(config: EngineConfig) -> bool:
+    """Has the model an MTP layer, of its own or from a draft folder, or is there another drafter?"""
+    if config.speculation.ngrams or config.drafter_path is not None:
+        return True
+    folder = model_folder(config.model_path)
+    cfg = ModelConfig.from_folder(folder)
+    stored = cfg.num_nextn_predict_layers
+    return stored > 0 and (config.load_format == "dummy" or stored_nextn_layers(folder, cfg) > 0)
 
 
 def tokens_of_text(config: EngineConfig) -> list[int]:

@@ -23,6 +23,11 @@ from nextn.ops.cpu.weights import PackedWeight
 from nextn.ops.reference import Reference
 
 CFG = ModelConfig.from_folder(model_folder(EMBEDDED))
+GROUPED = ModelConfig.from_dict({
+    "architectures": ["Qwen3ForCausalLM"], "vocab_size": 512, "hidden_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 96,
+    "eos_token_id": 1,
+})  # fmt: skip
 ROWS = (1, 3, 64)
 
 
@@ -67,6 +72,26 @@ def test_each_has_its_op_beside_it(bench: NativeBench, arena: Arena) -> None:
         ("linear", "attention down"), ("linear", "query up"), ("linear", "attention out"), ("linear", "head"),
         ("linear", "eh_proj"), ("mla_attention", "one request"), ("swiglu_mlp", "dense"),
         ("swiglu_mlp", "shared expert"), ("feed_forward", ROUTED),
+    }  # fmt: skip
+
+
+def test_grouped_queries(pool: NativePool, arena: Arena) -> None:
+    ops = Bench(Reference(), GROUPED, torch.bfloat16, arena, end=64).cases(ROWS)
+    for op in ops:
+        op.case.calls[0]()
+    work = {(one.op, one.what, one.shape, one.rows): one.case.work for one in ops}
+    found = NativeBench(pool, GROUPED, arena, end=64).cases(ROWS)
+    for one in found:
+        assert one.case.work == work[one.op, one.what, one.shape, one.rows]
+        call = one.case.calls[0]
+        assert isinstance(call, NativeCall)
+        call()
+        out = call.kept[-1]
+        assert isinstance(out, torch.Tensor)
+        assert out.isfinite().all()
+    assert {(one.op, one.what) for one in found} == {
+        ("linear", "queries, keys, values"), ("linear", "attention out"), ("linear", "head"),
+        ("gqa_attention", "one request"), ("swiglu_mlp", "dense"),
     }  # fmt: skip
 
 

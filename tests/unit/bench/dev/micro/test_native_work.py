@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from nextn.bench.dev.micro.arithmetic import FLOATS
+from nextn.bench.dev.micro.native_shares import step_shares
 from nextn.bench.dev.micro.native_work import expert_bytes, native_step_work, weight_bytes
 from nextn.bench.dev.micro.step_work import Step, step_work
 from nextn.config import EMBEDDED, model_folder
@@ -44,6 +46,19 @@ def test_bf16_is_the_plain_count_but_for_norms_in_f32_and_padding_of_gates() -> 
         plain, native = step_work(CFG, step, 2), native_step_work(model, step)
         assert native.flops == plain.flops
         assert native.bytes - plain.bytes == 2 * elements + gates * gate
+
+
+def test_grouped_queries_in_bf16() -> None:
+    cfg = ModelConfig.from_dict({
+        "architectures": ["Qwen3ForCausalLM"], "vocab_size": 512, "hidden_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 96,
+        "eos_token_id": 1,
+    })  # fmt: skip
+    model, step = NativeDeepseekV3(cfg, 0, 1), Step(rows=2, end=100, chosen=1, experts=0)
+    plain, native = step_work(cfg, step, 2), native_step_work(model, step)
+    assert native.flops == plain.flops
+    assert native.bytes - plain.bytes == 2 * (2 * (2 * 128 + 2 * 32) + 128)  # norms are in f32
+    assert step_shares(model, step, (FLOATS,)) == {FLOATS: pytest.approx(1)}
 
 
 def test_int8_halves_the_layers_and_adds_scales() -> None:

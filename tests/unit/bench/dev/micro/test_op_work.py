@@ -44,6 +44,15 @@ def test_attention() -> None:
     assert op_work.naive_attention(2, 5, 3, 4, 3, 2, 7, 2) == want
 
 
+def test_grouped_attention() -> None:
+    # two rows see 4 and 5 keys of 2 heads; 6 query heads of 8
+    found = op_work.gqa_attention(2, 5, 6, 2, 8, size=2)
+    assert found == Work(2 * (5 * 2 * 16 + 2 * 6 * 16), 2 * 9 * 6 * 16)
+    # read and written: (6 + 2 * 2) * 8 elements of a row; 4 of 8 of a query or key are rotated
+    moved = 2 * 2 * 3 * 80 + 3 * (4 * 4 + 8)
+    assert op_work.write_kv(3, 6, 2, 8, 4, size=2) == Work(moved, 3 * 3 * 8 * 4)
+
+
 def test_heads_and_experts() -> None:
     assert op_work.heads_matmul(2, 3, 4, 5, 4) == Work(4 * (60 + 2 * 3 * 9), 240)
     # gate 8 x 6 and bias in f32; two rows of 6 in bf16; 2 rows * 2 ids (8 bytes) and weights (4 bytes)
