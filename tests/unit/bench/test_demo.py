@@ -18,6 +18,7 @@ from nextn.bench.client import Load, Reply
 from nextn.bench.errors import BenchError
 from nextn.bench.prompts import questions
 from nextn.cli import main
+from nextn.config import model_folder
 from nextn.drafting_state import DraftingState
 from nextn.stats import SpecStats
 
@@ -133,6 +134,17 @@ def test_questions_are_asked_in_the_chat_template(settings: demo.Settings) -> No
     assert not any(body["ignore_eos"] for body in bodies)
     with pytest.raises(ValueError, match="100 prompts asked for; there are 32 questions"):
         dataclasses.replace(settings, questions=True, num_prompts=100).bodies(16)
+
+
+def test_questions_need_a_chat_template(settings: demo.Settings, tmp_path: Path) -> None:
+    for file in model_folder("nextn-tiny").iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    plain = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    del plain["chat_template"]
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(plain))
+    with pytest.raises(ValueError, match="has no chat template; use --prompts code"):
+        dataclasses.replace(settings, questions=True, model_path=str(tmp_path)).bodies(1)
 
 
 def test_some_prompts_are_sampled_with_a_seed_of_their_own(settings: demo.Settings) -> None:
