@@ -10,11 +10,17 @@
 
 namespace {
 
+#if defined(NX_FEW_ROWS)
+constexpr int CHAIN_ROWS = 2;       // less code, for the sanitizers
+#else
 constexpr int CHAIN_ROWS = 6;       // 6 x 4 accumulators, 4 weights and spares of 32 registers
+#endif
 constexpr int ROWS_TOGETHER = 96;   // that meet a chunk while it is in the cache: their sums are in the second level
 constexpr int CHUNK_WORDS = 64;     // of k, unless a cell of few-bit codes has more: it is not cut
 constexpr int MOST_CHUNK_WORDS = 128;
-#if defined(__AVX512F__)
+#if defined(NX_FEW_ROWS)
+constexpr int DIRECT_ROWS = CHAIN_ROWS;
+#elif defined(__AVX512F__)
 constexpr int DIRECT_ROWS = 8;  // that need no chunk
 #elif defined(__AVX2__)
 constexpr int DIRECT_ROWS = 3;

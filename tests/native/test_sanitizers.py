@@ -19,7 +19,10 @@ from support.native_build import the_build
 from nextn.ops.cpu.library import NoLibrary, able_levels, machine_level
 
 HERE = Path(__file__).parent
-FLAGS = ["-std=c++17", "-g1", "-O1", "-fno-omit-frame-pointer", "-ffp-contract=off", "-pthread", "-Wno-psabi"]
+FLAGS = [
+    "-std=c++17", "-g1", "-O1", "-fno-omit-frame-pointer", "-ffp-contract=off", "-pthread", "-Wno-psabi",
+    "-DNX_FEW_ROWS",
+]  # fmt: skip
 ADDRESSES = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 SANITIZERS = {
     "addresses": ADDRESSES,
