@@ -1,0 +1,72 @@
+"""Token ids of GGUF vocabularies against llama.cpp's own test texts.
+
+    python benchmarks/gguf_vocabularies.py --llama-cpp .peers/llamacpp/llama.cpp
+
+A checkout of llama.cpp has small GGUF files without weights in models/: ggml-vocab-NAME.gguf, with texts in
+NAME.gguf.inp and their token ids in NAME.gguf.out. The last line is JSON: vocabularies, texts, and those that
+differ. Exit code 1 if any does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import tokenizers
+
+from nextn.checkpoint_error import CheckpointError
+from nextn.gguf.header import read_header
+from nextn.gguf.metadata import Metadata
+from nextn.gguf.tokenizer import tokenizer_files
+
+BETWEEN = "\n__ggml_vocab_test__\n"  # texts
+
+
+def differing(file: Path) -> tuple[int, list[str]]:
+    """(texts, those whose ids differ). Raises CheckpointError for a tokenizer that nextn refuses."""
+    files = tokenizer_files(Metadata(file, read_header(file).values))
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(files["tokenizer.json"]))
+    lines = Path(f"{file}.out").read_text(encoding="utf-8").splitlines()
+    texts = Path(f"{file}.inp").read_bytes().decode().split(BETWEEN)[: len(lines)]  # the last one is empty
+    return len(texts), [
+        text
+        for text, line in zip(texts, lines, strict=True)
+        if tokenizer.encode(text, add_special_tokens=False).ids != list(map(int, line.split()))
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--llama-cpp", type=Path, required=True, metavar="DIR", help="its checkout")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="writes the JSON there, too")
+    args = parser.parse_args()
+    found: dict[str, object] = {}
+    wrong = 0
+    for file in sorted((args.llama_cpp / "models").glob("ggml-vocab-*.gguf")):
+        name = file.stem.removeprefix("ggml-vocab-")
+        if not Path(f"{file}.inp").exists():
+            continue
+        try:
+            count, texts = differing(file)
+        except CheckpointError as e:
+            found[name] = {"refused": str(e).partition(": ")[2]}
+            print(f"{name}: {e}")
+            continue
+        wrong += len(texts)
+        found[name] = {"texts": count, "differ": texts}
+        print(f"{name}: {count} texts, {len(texts)} differ")
+    if not found:
+        parser.error(f"{args.llama_cpp}/models has no ggml-vocab-*.gguf with texts")
+    line = json.dumps(found, ensure_ascii=False)
+    if args.output is not None:
+        args.output.write_text(line + "\n", encoding="utf-8")
+    print(line)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
