@@ -36,7 +36,7 @@ def facts(config: EngineConfig) -> dict[str, str]:
     if parse_acceptance(config.model_path) is None:
         found["the model (its files' sizes, headers and samples)"] = digest(model_folder(config.model_path))
     if config.drafter_path is not None:
-        found["the draft model"] = digest(Path(config.drafter_path))
+        found["the draft model"] = digest(model_folder(config.drafter_path))
     if (file := config.init_expert_location) != "trivial":
         found["the placement of experts (--init-expert-location)"] = _whole(Path(file))
     if config.speculative_token_map is not None:

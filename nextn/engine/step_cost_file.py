@@ -22,6 +22,7 @@ from nextn import __version__
 from nextn.config import FAKE, EngineConfig, model_folder, usable_cores
 from nextn.families.files import weight_files
 from nextn.speculative.depth.cost import StepCost
+from nextn.user_cache import user_cache
 
 log = logging.getLogger("nextn.engine")
 
@@ -39,8 +40,7 @@ class StepCostFile:
     def __init__(self, config: EngineConfig, chip: str, kernels: str) -> None:
         """chip: by name. kernels: the backend, its level and build."""
         asked = config.step_cost_cache
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = Path(asked) if asked else cache / "nextn" / "step-costs"
+        folder = Path(asked) if asked else user_cache() / "step-costs"
         # Of the engine alone: a server's own, its key among them, make no step longer.
         names = [f.name for f in dataclasses.fields(EngineConfig) if f.name not in _OTHER]
         options = {name: getattr(config, name) for name in names}

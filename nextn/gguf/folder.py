@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -24,6 +23,7 @@ from nextn.gguf.files import GGUF_FILES, PART, gguf_name
 from nextn.gguf.parts import Parts, read_parts
 from nextn.gguf.tokenizer import tokenizer_files
 from nextn.gguf.types import READABLE
+from nextn.user_cache import user_cache
 
 SHOWN = 5
 EDITION = 1  # to be raised where this room makes other files than before from the same GGUF file
@@ -32,8 +32,8 @@ EDITION = 1  # to be raised where this room makes other files than before from t
 def gguf_folder(path: Path) -> Path:
     """The folder, made where it is not there yet. Raises CheckpointError for a file that is none, or holds no
     model that nextn serves; and where no folder can be made."""
-    file = path.resolve()
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nextn" / "gguf"
+    file = path.absolute()
+    root = user_cache() / "gguf"
     folder = root / f"{gguf_name(file.name) or file.name}-{_digest(file)}"
     if folder.is_dir():
         return folder

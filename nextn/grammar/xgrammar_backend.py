@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from nextn.constraint import CompiledGrammar, Constraint, Grammar
 from nextn.grammar.base import BOUNDED, MOST_INDENTATION, Vocabulary, compiled_again
 from nextn.tokenizer import folder
-from nextn.tokenizer.bytelevel import TokenBytes
+from nextn.tokenizer.token_bytes import TokenBytes
 
 LARK_BOUNDED = json.dumps(BOUNDED)[1:-1]
 # Of the library's own form of grammars: an expression is its type, a length and so many numbers.

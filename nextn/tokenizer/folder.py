@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import tokenizers
-from tokenizers import decoders, processors
+from tokenizers import processors
 
 from nextn.tokenizer.chat import ChatTemplate
+from nextn.tokenizer.pipeline import flat
+from nextn.tokenizer.spelling import spelling_of
 
 CONFIG = "tokenizer_config.json"
 TOKENIZER = "tokenizer.json"
@@ -28,10 +30,11 @@ def read_backend(folder: Path) -> tokenizers.Tokenizer:
     # The library raises Exception itself, whatever went wrong.
     except Exception as e:
         raise ValueError(f"{file} cannot be read as a tokenizer: {e}") from e
-    if not isinstance(backend.decoder, decoders.ByteLevel):
-        kind = type(backend.decoder).__name__
+    if spelling_of(backend) is None:
+        kinds = ", ".join(part["type"] for part in flat(backend.decoder, "decoders")) or "none"
         raise ValueError(
-            f"{file} has the decoder {kind}; only byte-level BPE (decoder ByteLevel) is supported"
+            f"{file} has the decoder {kinds}; supported are byte-level BPE (decoder ByteLevel) and "
+            "SentencePiece's BPE (Replace, ByteFallback, Fuse, Strip)"
         )
     # Saved with some tokenizers; here they would shorten or lengthen prompts in silence.
     backend.no_truncation()

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import tokenizers
 from tokenizers import models
 
-from nextn.tokenizer.bytelevel import BYTE_OF_CHAR
 from nextn.tokenizer.pipeline import normalizers, pre_tokenizers
+from nextn.tokenizer.spelling import BYTE_OF_CHAR
 
 CHUNK = 2**18  # characters weighed at once: the interpreter's lock is given up between them
 WHITESPACE = frozenset("".join(char for char in map(chr, range(0x3001)) if char.isspace()).encode())

@@ -1,4 +1,4 @@
-"""The steps of a tokenizer before BPE, as its tokenizer.json describes them."""
+"""The steps of a tokenizer before and after BPE, as its tokenizer.json describes them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A checkpoint's tokenizer, from tokenizer.json, tokenizer_config.json and the chat template alone.
 
 Byte-level BPE only (DeepSeek's kind; also Llama 3's, Qwen's and GLM's): there a token's bytes never depend on
-its neighbours, see `nextn.tokenizer.bytelevel`. Text is what the decoder gives: no "clean-up" of spaces.
+its neighbours, see `nextn.tokenizer.token_bytes`. Text is what the decoder gives: no "clean-up" of spaces.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import tokenizers
 
 from nextn.config import hub_hint
 from nextn.tokenizer import folder
-from nextn.tokenizer.bytelevel import TokenBytes, TokenNames
 from nextn.tokenizer.chat import ChatTemplate, Message
 from nextn.tokenizer.cuts import cut_places, pieces
 from nextn.tokenizer.length import Length, byte_weights
+from nextn.tokenizer.token_bytes import TokenBytes, TokenNames
 
 PIECE = 2**16  # characters; about 10 MB while it is tokenized
 
@@ -129,8 +129,8 @@ class Tokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text; bytes that are not UTF-8 become U+FFFD, ids outside the vocabulary nothing."""
-        text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
-        return text
+        table = self.token_bytes(skip_special_tokens)
+        return b"".join([table[token_id] for token_id in token_ids]).decode("utf-8", "replace")
 
     def token_bytes(
         self, skip_special_tokens: bool = True, shown: frozenset[str] = frozenset()

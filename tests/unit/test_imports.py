@@ -17,6 +17,7 @@ LEAVES = {
     "gguf",
     "option",
     "packaged_models",
+    "user_cache",
     "parallel_config",
     "config",
     "server_config",

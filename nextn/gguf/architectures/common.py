@@ -131,10 +131,12 @@ def moe(meta: Metadata, tensors: Collection[str], scoring: str) -> dict[str, Any
 
 def rope_scaling(meta: Metadata) -> dict[str, Any] | None:
     """Of any kind but llama3, which no key names. What is not computed, the family refuses by its name."""
-    kind = meta.string(".rope.scaling.type", "none")
+    # Older files have the second key and no type, which is linear then, as in llama.cpp.
+    factor = meta.number(".rope.scaling.factor", meta.number(".rope.scale_linear", 0.0))
+    kind = meta.string(".rope.scaling.type", "linear" if factor not in (0.0, 1.0) else "none")
     if kind == "none":
         return None
-    found: dict[str, Any] = {"type": kind, "factor": meta.number(".rope.scaling.factor", 1.0)}
+    found: dict[str, Any] = {"type": kind, "factor": factor or 1.0}
     if kind == "yarn":
         found["original_max_position_embeddings"] = meta.integer(".rope.scaling.original_context_length")
         found["beta_fast"] = meta.number(".rope.scaling.yarn_beta_fast", 32.0)

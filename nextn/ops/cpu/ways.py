@@ -18,7 +18,6 @@ import hashlib
 import json
 import logging
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -32,6 +31,7 @@ from nextn.machine import cpu_model
 from nextn.ops.cpu import coded
 from nextn.ops.cpu.library import BY_BYTES, E4M3, KINDS, WAYS, build_of, library
 from nextn.ops.cpu.weights import Arena, PackedWeight
+from nextn.user_cache import user_cache
 
 log = logging.getLogger("nextn.engine")
 
@@ -49,13 +49,12 @@ class Ways:
     cache. Where it cannot be written nothing is measured, and every format has the level's own way."""
 
     def __init__(self, level: str, folder: Path | None = None) -> None:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         self._level = level
         self._key = {
             "chip": cpu_model(), "cores": usable_cores(), "level": level, "build": build_of(level),
         }  # fmt: skip
         name = hashlib.sha256(json.dumps(self._key).encode()).hexdigest()[:24]
-        self._path = (folder or cache / "nextn" / "kernels") / f"{name}.json"
+        self._path = (folder or user_cache() / "kernels") / f"{name}.json"
         self._known: dict[int, int] = {}
 
     def of(self, kind: int) -> int:

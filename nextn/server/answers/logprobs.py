@@ -16,7 +16,7 @@ import msgspec
 
 from nextn.request import TokenLogprob
 from nextn.server.protocol.responses import ChatLogprob, ChatLogprobs, CompletionLogprobs, TopLogprob, encode
-from nextn.tokenizer.bytelevel import TokenBytes
+from nextn.tokenizer.token_bytes import TokenBytes
 from nextn.tokenizer.tokenizer import Tokenizer
 
 UTF8 = codecs.getincrementaldecoder("utf-8")

@@ -19,7 +19,7 @@ from nextn.server.protocol.chat import ChatMessages
 from nextn.server.protocol.errors import bad_request
 from nextn.server.protocol.fields import TOKENS_SCHEMA, prompts
 from nextn.tokenizer import folder
-from nextn.tokenizer.bytelevel import TokenBytes
+from nextn.tokenizer.token_bytes import TokenBytes
 
 # Limits of one request. With them the answer and the memory to make it stay below 200 MB.
 MOST_CHARACTERS, MOST_TEXTS = 2**20, 2**14

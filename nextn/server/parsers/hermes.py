@@ -20,6 +20,7 @@ from typing import Any
 from nextn.server.parsers.calls import MOST_NAME, CallParser
 from nextn.server.parsers.json_end import JsonEnd
 from nextn.server.parsers.spelling import Spelling
+from nextn.server.parsers.typed import whole
 
 CALL, END = "<tool_call>", "</tool_call>"
 MARKS = (CALL, END)
@@ -164,6 +165,6 @@ class HermesParser(CallParser):
 
 def read_string(text: str) -> str | None:
     try:
-        return str(json.loads(text, strict=False))
+        return whole(str(json.loads(text, strict=False)))
     except ValueError:
         return None

@@ -9,6 +9,7 @@ from typing import Any, Literal
 Kind = Literal["text", "nullable", "json", "free"]
 
 DEPTH = 16  # links and combinations that are followed
+MOST = 256  # schemas that are looked at for one argument: what they combine may lead back to them
 TYPES = ("string", "null", "boolean", "integer", "number", "array", "object")
 
 
@@ -18,9 +19,9 @@ def kind_of(parameters: object, name: str, unknown: Kind) -> Kind:
     >>> kind_of({"properties": {"a": {"anyOf": [{"type": "string"}, {"type": "null"}]}}}, "a", "free")
     'nullable'
     """
-    types: set[str] | None = None
-    for argument in arguments(parameters, parameters, name):
-        types = types_of(argument, parameters)
+    search, types = _Search(parameters), None
+    for argument in search.arguments(parameters, name):
+        types = search.types_of(argument)
         if types is not None:
             break
     if types is None:
@@ -31,39 +32,55 @@ def kind_of(parameters: object, name: str, unknown: Kind) -> Kind:
     return "text" if not others else "nullable" if others == {"null"} else "free"
 
 
-def arguments(schema: object, root: object, name: str, depth: int = DEPTH) -> Iterator[object]:
-    """What the schema says of the argument, in it and in the schemas that it combines."""
-    schema = followed(schema, root)
-    if not isinstance(schema, Mapping) or not depth:
-        return
-    properties = schema.get("properties")
-    if isinstance(properties, Mapping) and name in properties:
-        yield properties[name]
-    for part in combined(schema, "allOf", "anyOf", "oneOf"):
-        yield from arguments(part, root, name, depth - 1)
+class _Search:
+    """Of one argument, in one schema."""
 
+    def __init__(self, root: object) -> None:
+        self._root, self._left = root, MOST
 
-def types_of(schema: object, root: object, depth: int = DEPTH) -> set[str] | None:
-    """The JSON types that a value may have; None: the schema does not say."""
-    schema = followed(schema, root)
-    if not isinstance(schema, Mapping) or not depth:
+    def arguments(self, schema: object, name: str, depth: int = DEPTH) -> Iterator[object]:
+        """What the schema says of the argument, in it and in the schemas that it combines."""
+        whole = self._next(schema, depth)
+        if whole is None:
+            return
+        properties = whole.get("properties")
+        if isinstance(properties, Mapping) and name in properties:
+            yield properties[name]
+        for part in combined(whole, "allOf", "anyOf", "oneOf"):
+            yield from self.arguments(part, name, depth - 1)
+
+    def types_of(self, schema: object, depth: int = DEPTH) -> set[str] | None:
+        """The JSON types that a value may have; None: the schema does not say."""
+        whole = self._next(schema, depth)
+        if whole is None:
+            return None
+        given = whole.get("type")
+        if given is not None:
+            names = [given] if isinstance(given, str) else given
+            known = isinstance(names, list) and names and all(name in TYPES for name in names)
+            return set(names) if known else None
+        values = [whole["const"]] if "const" in whole else whole.get("enum")
+        if isinstance(values, list) and values:
+            return {type_of(value) for value in values}
+        found: set[str] = set()
+        for part in (alternatives := list(combined(whole, "anyOf", "oneOf"))):
+            types = self.types_of(part, depth - 1)
+            if types is None:
+                return None
+            found |= types
+        if alternatives:
+            return found
+        for part in combined(whole, "allOf"):
+            types = self.types_of(part, depth - 1)
+            if types is not None:
+                return types
         return None
-    given = schema.get("type")
-    if given is not None:
-        names = {given} if isinstance(given, str) else set(given) if isinstance(given, list) else set()
-        return names if names and names <= set(TYPES) else None
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if isinstance(values, list) and values:
-        return {type_of(value) for value in values}
-    alternatives = [types_of(part, root, depth - 1) for part in combined(schema, "anyOf", "oneOf")]
-    if alternatives:
-        known = [types for types in alternatives if types is not None]
-        return set().union(*known) if len(known) == len(alternatives) else None
-    for part in combined(schema, "allOf"):
-        types = types_of(part, root, depth - 1)
-        if types is not None:
-            return types
-    return None
+
+    def _next(self, schema: object, depth: int) -> Mapping[str, Any] | None:
+        """The schema, or what it is a link to; None where there is none, and where the search ends."""
+        self._left -= 1
+        found = followed(schema, self._root) if self._left >= 0 and depth else None
+        return found if isinstance(found, Mapping) else None
 
 
 def combined(schema: Mapping[str, Any], *words: str) -> Iterator[object]:

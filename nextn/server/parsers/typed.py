@@ -90,10 +90,19 @@ def as_json(text: str) -> str:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of backslashes in strings
                 value = ast.literal_eval(bare)
-            return json.dumps(value, ensure_ascii=False, allow_nan=False)
+            return whole(json.dumps(value, ensure_ascii=False, allow_nan=False))
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             pass
     return quoted(text)
+
+
+def whole(text: str) -> str:
+    """Halves of UTF-16 pairs, which escapes can spell, put together; those without another half are U+FFFD.
+
+    >>> whole("\\ud83d\\ude00"), whole("a\\ud83d")
+    ('😀', 'a�')
+    """
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def is_json(text: str) -> bool:

@@ -101,9 +101,11 @@ def pairs(rule: str, pair: Pair, schema: Mapping[str, Any], any_whitespace: bool
     whole = followed(schema, schema)
     properties = whole.get("properties") if isinstance(whole, Mapping) else None
     further = whole.get("additionalProperties", not properties) if isinstance(whole, Mapping) else True
-    needed = whole.get("required") or () if isinstance(whole, Mapping) else ()
+    needed = whole.get("required") if isinstance(whole, Mapping) else None
+    properties = properties if isinstance(properties, Mapping) else {}
+    needed = needed if isinstance(needed, list) else []
     words, lines = list[str](), list[str]()
-    for j, (name, argument) in enumerate((properties or {}).items()):
+    for j, (name, argument) in enumerate(properties.items()):
         words.append(f"{rule}x{j}" + "?" * (name not in needed))
         key = quoted(pair.before_key + name + pair.before_value)
         lines.append(f"{rule}x{j}: {key} {value(pair, schema, name, argument, any_whitespace)}")

@@ -40,6 +40,14 @@ def test_a_model_that_is_not_there() -> None:
         facts(replace(CONFIG, model_path="/no/such/model"))
 
 
+def test_a_drafter_may_be_called_by_a_built_in_name() -> None:
+    named, path = (
+        replace(CONFIG, speculative_draft_model_path=each)
+        for each in ("nextn-tiny", str(model_folder("nextn-tiny")))
+    )
+    assert facts(named)["the draft model"] == facts(path)["the draft model"]
+
+
 def test_a_placement_is_known_by_what_is_in_it(tmp_path: Path) -> None:
     config = replace(CONFIG, ep_size=2, init_expert_location=str(tmp_path / "one.json"))
     with pytest.raises(ValueError, match=r"one.json: cannot be read on this machine \(No such file"):

@@ -227,6 +227,19 @@ def test_llama_names_and_what_it_is_not():
         llama.config(meta("llama", {**GQA, "rope.dimension_count": 32}), {}, list)
 
 
+def test_linear_scaling():
+    """Older files have another key, and no type."""
+    want = {"type": "linear", "factor": 4.0}
+    for keys in (
+        {"rope.scale_linear": 4.0},
+        {"rope.scaling.factor": 4.0},
+        {"rope.scaling.factor": 4.0, "rope.scaling.type": "linear"},
+    ):
+        assert qwen2.config(meta("qwen2", {**GQA, **keys}, **ENDS), [])["rope_scaling"] == want
+    for keys in ({"rope.scale_linear": 1.0}, {"rope.scaling.factor": 4.0, "rope.scaling.type": "none"}):
+        assert qwen2.config(meta("qwen2", {**GQA, **keys}, **ENDS), [])["rope_scaling"] is None
+
+
 def test_qwen2():
     made = qwen2.config(meta("qwen2", GQA, **ENDS), names("token_embd.weight"))
     assert made["architectures"] == ["Qwen2ForCausalLM"]

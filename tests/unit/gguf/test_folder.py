@@ -46,6 +46,19 @@ def test_once_and_whole(tiny, cache, monkeypatch):
     assert model_folder(str(tiny)) == found
 
 
+def test_links_keep_their_names(tmp_path):
+    """As in the cache of the Hugging Face hub, where files are links to blobs."""
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
+    blobs.mkdir()
+    snapshot.mkdir()
+    first = as_gguf(model_folder(EMBEDDED), tmp_path / "m.gguf", "q4_0", split=100)
+    for i, file in enumerate(sorted(tmp_path.glob("m-*.gguf"))):
+        (snapshot / file.name).symlink_to(file.rename(blobs / f"{i}"))
+    found = gguf_folder(snapshot / first.name)
+    assert found.name.startswith("m-")
+    assert ModelConfig.from_folder(found) == ModelConfig.from_folder(model_folder(EMBEDDED))
+
+
 def test_the_config_is_the_model_s(tiny):
     assert ModelConfig.from_folder(gguf_folder(tiny)) == ModelConfig.from_folder(model_folder(EMBEDDED))
 

@@ -5,11 +5,13 @@ import random
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tokenizers
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.gguf_models import gguf_checkpoint
+from support.grammars import compiled
 from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers.convert_slow_tokenizer import TikTokenConverter
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
@@ -17,10 +19,15 @@ from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 from nextn.bench.prompts import heldout_prompts
 from nextn.checkpoint_error import CheckpointError
 from nextn.config import EMBEDDED, model_folder
+from nextn.constraint import Constraint
 from nextn.gguf.metadata import Metadata
 from nextn.gguf.pretokenizers import PRE_TOKENIZERS
-from nextn.gguf.sentencepiece import SPACE
 from nextn.gguf.tokenizer import tokenizer_files
+from nextn.grammar.backends import make_backend
+from nextn.grammar.base import Vocabulary
+from nextn.tokenizer.spelling import SPACE
+from nextn.tokenizer.stream import TextStream
+from nextn.tokenizer.tokenizer import Tokenizer
 
 SAMPLE = gguf_checkpoint().SAMPLE
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
@@ -268,6 +275,45 @@ def test_sentencepiece_without_a_space_before():
     assert backend(files).encode("ab c").tokens == as_llama_cpp(f"ab{SPACE}c", scores)
     assert isinstance(backend(files).decoder, decoders.Sequence)
     assert files["tokenizer_config.json"]["add_bos_token"] is True
+
+
+@pytest.fixture
+def spm_folder(tmp_path):
+    files, _ = spm(2)
+    for name, value in files.items():
+        (tmp_path / name).write_text(json.dumps(value))
+    return tmp_path
+
+
+@given(texts=st.lists(st.text(alphabet="abc é我\n", max_size=8), min_size=1, max_size=3))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_sentencepiece_text_is_that_of_its_tokens(spm_folder, texts):
+    """Token by token, and whole; a text begins with the space that its first token has."""
+    tokenizer = Tokenizer.from_folder(spm_folder)
+    for text in texts:
+        ids = tokenizer.encode(text)
+        assert ids[0] == tokenizer.bos_token_id == 1
+        assert tokenizer.decode(ids) == " " * bool(text) + text
+        stream = TextStream(tokenizer)
+        parts = [stream.push([token]).text for token in ids]
+        assert "".join(parts) + stream.finish() == tokenizer.decode(ids)
+        assert b"".join(tokenizer.token_bytes()[token] for token in ids).decode() == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("backend", ["llguidance", "xgrammar"])
+def test_sentencepiece_under_a_grammar(spm_folder, backend):
+    if backend == "xgrammar":
+        pytest.importorskip("xgrammar")
+    tokenizer = Tokenizer.from_folder(spm_folder)
+    made = make_backend(backend, Vocabulary(spm_folder, tokenizer.vocab_size, [2]))
+    grammar = compiled(made, Constraint("regex", r" a\n(ab|é)")).begin()
+    spelled, data = tokenizer.token_bytes(), b""
+    while allowed := np.flatnonzero(grammar.mask()).tolist():
+        token = max(allowed, key=lambda i: len(spelled[i]))
+        assert grammar.advance([token]) == 1
+        data += spelled[token]
+    assert grammar.accepting
+    assert data.decode() in (" a\nab", " a\né")
 
 
 def test_sentencepiece_needs_scores():

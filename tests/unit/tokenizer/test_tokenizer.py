@@ -118,7 +118,9 @@ def test_bad_tokenizer_json(tmp_path: Path, text: str) -> None:
 
 def test_decoder_of_another_kind(make_folder: Any) -> None:
     path = make_folder(lambda data: data.update(decoder={"type": "Fuse"}))
-    with pytest.raises(ValueError, match=r"tokenizer\.json has the decoder Fuse; only byte-level"):
+    with pytest.raises(
+        ValueError, match=r"tokenizer\.json has the decoder Fuse; supported are byte-level BPE"
+    ):
         Tokenizer.from_folder(path)
 
 

@@ -30,6 +30,12 @@ def test_ways_to_write_a_call(body: str) -> None:
         assert read(pieces, "hermes") == F
 
 
+def test_half_a_pair_in_a_name() -> None:
+    """It could not be sent."""
+    text = '<tool_call>{"name": "\\ud83d", "arguments": {}}</tool_call>'
+    assert read([text], "hermes") == [Part("call", "\ufffd"), Part("arguments", "{}")]
+
+
 @pytest.mark.parametrize(
     ("text", "parts"),
     [

@@ -34,6 +34,9 @@ STRING, NULL, NUMBER = ({"type": name} for name in ("string", "null", "number"))
         ({"$ref": "#/$defs/none"}, "unknown"),
         ({"$ref": "other.json"}, "unknown"),
         ({"type": "varchar"}, "unknown"),
+        ({"type": [["string"]]}, "unknown"),
+        ({"type": [{}]}, "unknown"),
+        ({"type": {"string": 1}}, "unknown"),
         ({}, "unknown"),
         (True, "unknown"),
     ],
@@ -54,6 +57,16 @@ def test_where_arguments_are_named() -> None:
         assert kind_of(schema, "x", "free") == "text"
         assert kind_of(schema, "y", "free") == "free"
     assert kind_of(None, "x", "free") == "free"
+
+
+@pytest.mark.parametrize("word", ["anyOf", "allOf"])
+def test_schemas_that_lead_back_to_themselves_end(word: str) -> None:
+    around = {"properties": {"x": {word: [{"$ref": "#/properties/x"}] * 8}}}
+    assert kind_of(around, "x", "free") == "free"
+    down = {f"d{i}": {word: [{"$ref": f"#/$defs/d{i + 1}"}] * 8} for i in range(12)}
+    assert kind_of({"properties": {"x": down["d0"]}, "$defs": down}, "x", "free") == "free"
+    many = {word: [{"properties": {"y": STRING}}] * 5000 + [{"properties": {"x": STRING}}]}
+    assert kind_of(many, "x", "free") == "free"
 
 
 @given(json_values)

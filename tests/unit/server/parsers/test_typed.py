@@ -21,6 +21,8 @@ from nextn.server.parsers.typed import ArgumentWriter, as_json
         ("None", "null"),
         ("('é', 1_000)", '["é", 1000]'),
         ("{1: True}", '{"1": true}'),
+        ("{'a': '\\ud83d\\ude00', 'b': None}", '{"a": "😀", "b": null}'),
+        ("('\\ud83d',)", '["�"]'),
         ("Infinity", '"Infinity"'),
         ("1e999j", '"1e999j"'),
         ("b'x'", "\"b'x'\""),

@@ -171,6 +171,16 @@ def test_arguments_follow_the_schema(fits: Fits, parser: str) -> None:
     assert not may(text="a", count=1, other="x")
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [{"properties": ["a"]}, {"properties": {"a": {}}, "required": 5}, {"properties": 1, "required": "a"}],
+)
+@pytest.mark.parametrize("parser", ["glm45", "qwen3_coder"])
+def test_what_is_no_schema_asks_for_nothing(parser: str, parameters: dict[str, Any]) -> None:
+    tools = [{"function": {"name": "f", "parameters": parameters}}]
+    assert "call" in call_grammar(parser, tools).text
+
+
 def test_without_strict_functions_there_is_no_grammar() -> None:
     assert strict_grammar("deepseekv31", TOOLS) is None
     assert strict_grammar("deepseekv31", [{"function": {"name": "f", "strict": False}}]) is None

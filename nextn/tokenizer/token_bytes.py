@@ -1,8 +1,7 @@
-"""The bytes behind each entry of a byte-level BPE vocabulary.
+"""The bytes behind each entry of a vocabulary (`nextn.tokenizer.spelling`).
 
-Such a vocabulary spells every byte as one printable character (0x20 is "Ġ", 0x0A is "Ċ"). So the text of a
-token sequence is the UTF-8 decoding of its tokens' bytes joined: no token changes the text of an earlier one.
-That makes exact text from a stream of tokens simple.
+The text of a token sequence is the UTF-8 decoding of its tokens' bytes joined: no token changes the text of
+an earlier one. That makes exact text from a stream of tokens simple.
 """
 
 from __future__ import annotations
@@ -11,24 +10,14 @@ from collections.abc import Collection
 
 import tokenizers
 
-
-def byte_of_char() -> dict[str, int]:
-    """GPT-2's table: a printable Latin-1 byte stands for itself, the others follow from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in printable]
-    chars = [*printable, *range(0x100, 0x100 + len(others))]
-    return {chr(c): b for c, b in zip(chars, [*printable, *others], strict=True)}
-
-
-BYTE_OF_CHAR = byte_of_char()
+from nextn.tokenizer.spelling import byte_level, spelling_of
 
 
 class TokenBytes(dict[int, bytes]):
     """Token id -> bytes, looked up in the vocabulary on first use.
 
-    An added token that is not spelled in the byte alphabet ("<｜User｜>") is its own UTF-8. Ids outside the
-    vocabulary have no bytes. With `skip_special_tokens`, special tokens that are not in `shown` have none
-    either.
+    Ids outside the vocabulary have no bytes. With `skip_special_tokens`, special tokens that are not in
+    `shown` have none either.
     """
 
     def __init__(
@@ -39,6 +28,7 @@ class TokenBytes(dict[int, bytes]):
     ) -> None:
         super().__init__()
         self._backend = backend
+        self._bytes_of = spelling_of(backend) or byte_level
         if skip_special_tokens:
             for token_id, token in backend.get_added_tokens_decoder().items():
                 if token.special and token.content not in shown:
@@ -46,12 +36,7 @@ class TokenBytes(dict[int, bytes]):
 
     def __missing__(self, token_id: int) -> bytes:
         token: str | None = self._backend.id_to_token(token_id)
-        if token is None:
-            data = b""
-        elif all(c in BYTE_OF_CHAR for c in token):
-            data = bytes([BYTE_OF_CHAR[c] for c in token])
-        else:
-            data = token.encode()
+        data = b"" if token is None else self._bytes_of(token)
         self[token_id] = data
         return data
 
