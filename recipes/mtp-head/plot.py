@@ -20,8 +20,10 @@ def plot(log: Path, report: Mapping[str, Any], out: Path) -> None:
     rows = list({row["step"]: row for row in map(json.loads, log.read_text().splitlines())}.values())
     minutes = [row["seconds"] / 60 for row in rows]
     fig, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2))
-    for d, colour in enumerate(COLOURS[: len(rows[0]["loss"])]):
-        left.plot(minutes, [row["loss"][d] for row in rows], color=colour, lw=1.2, label=f"depth {d + 1}")
+    for d, colour in enumerate(COLOURS[: len(rows[0]["accept_lengths"])]):
+        # Of the deeper ones there is no loss at first.
+        losses = [row["loss"][d] if d < len(row["loss"]) else float("nan") for row in rows]
+        left.plot(minutes, losses, color=colour, lw=1.2, label=f"depth {d + 1}")
         lengths = [row["accept_lengths"][d] for row in rows]
         right.plot(minutes, lengths, color=colour, lw=1.5, label=f"{d + 1} drafts")
     for (name, found), marker in zip(

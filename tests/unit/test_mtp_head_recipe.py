@@ -112,7 +112,7 @@ def test_training_goes_on_where_it_stopped(base, texts, tmp_path, monkeypatch):
     from train import Budget
 
     monkeypatch.setattr(train, "HELD_OUT", 2)
-    monkeypatch.setattr(train, "LOG_EVERY", 1)
+    monkeypatch.setattr(train, "LOG_SECONDS", 0)
     states = base.states(texts, tmp_path / "states")
     module, tokens = train.train(base, texts, states, tmp_path, Budget(1e-3, 64, 0))
     assert len(tokens) == 64
@@ -122,6 +122,12 @@ def test_training_goes_on_where_it_stopped(base, texts, tmp_path, monkeypatch):
         assert torch.equal(a, b)
     rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1]
+    assert len(rows[0]["loss"]) == 1  # the first depth alone
+    monkeypatch.setattr(train, "UNROLL_FROM", 0.0)
+    (tmp_path / "training.pt").unlink()
+    train.train(base, texts, states, tmp_path, Budget(1e-3, 64, 0))
+    rows = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert len(rows[-1]["loss"]) == 3
     assert all(1.0 <= n <= 4.0 for n in rows[0]["accept_lengths"])
 
 
