@@ -35,7 +35,7 @@ from nextn.bench.machine import this_machine
 from nextn.config import EngineConfig
 from nextn.engine.engine import Engine
 from nextn.engine.runner import Runner
-from nextn.models.native import NativeDeepseekV3
+from nextn.models.native import NativeModel
 from nextn.request import Request, SamplingParams
 
 CALLS = ("step", "forward", "logits", "choices", "choose", "chains", "draft", "draft_logits")
@@ -49,7 +49,7 @@ class Timed:
     def __init__(self, engine: Engine) -> None:
         runner: Any = engine._executor
         assert isinstance(runner, Runner), "steps are measured in this process"
-        assert isinstance(runner.model, NativeDeepseekV3), "the native kernels are measured"
+        assert isinstance(runner.model, NativeModel), "the native kernels are measured"
         self.engine = engine
         kernels = runner.model._kernels
         self.clock = CallClock(

@@ -19,7 +19,7 @@ from nextn.distributed.expert_mover import ExpertMover
 from nextn.distributed.expert_world import ExpertWorld
 from nextn.distributed.improvement import Plan, dispatched, improved
 from nextn.distributed.placement import Counts, Move, Placement, moves, utilisation
-from nextn.models.native import NativeDeepseekV3
+from nextn.models.native import NativeModel
 
 log = logging.getLogger("nextn.engine")
 
@@ -29,7 +29,7 @@ class Balancer:
     layers. rebalancings: how often experts moved. moved: slots that got another expert."""
 
     def __init__(
-        self, config: EngineConfig, world: ExpertWorld, model: NativeDeepseekV3, plan: Plan = improved
+        self, config: EngineConfig, world: ExpertWorld, model: NativeModel, plan: Plan = improved
     ) -> None:
         self._every = config.eplb_rebalance_num_iterations
         self._layers_at_once = config.eplb_rebalance_layers_per_chunk

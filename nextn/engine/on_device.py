@@ -16,9 +16,9 @@ from nextn.engine.device_runner import DeviceRunner, make_shape, rounded
 from nextn.engine.executor import Executor
 from nextn.kvcache.pool import KVPool
 from nextn.models.base import Model
-from nextn.models.cuda import CudaDeepseekV3
-from nextn.models.deepseek_v3 import DeepseekV3
+from nextn.models.cuda import CudaModel
 from nextn.models.graphs import BUCKETS, bucket
+from nextn.models.torch_model import TorchModel
 from nextn.request import SamplingParams
 from nextn.sampling.row_draws import Choosing
 from nextn.scheduler.plan import Plan, SpanPlan, SpanResult
@@ -80,7 +80,7 @@ class OnDevice(NamedTuple):
 
 def on_device(config: EngineConfig, model: Model, speculation: Speculation) -> OnDevice | None:
     """None where steps do not run on the device as wholes."""
-    if not isinstance(model, CudaDeepseekV3) or not model.captures or speculation.simulated is not None:
+    if not isinstance(model, CudaModel) or not model.captures or speculation.simulated is not None:
         return None
     shape = speculation.shape
     chains = speculation.mtp and model.nextn_layers == 1 and shape.topk == 1 and not speculation.ngrams
@@ -111,7 +111,7 @@ def _memory_of(plan: OnDevice, model: Model, layers: int, page_size: int) -> int
     page."""
     pool = KVPool(layers, 1, page_size, model.cache_layout, model.dtype, model.device)
     relay = plan.relay(model, page_size)
-    assert isinstance(model, DeepseekV3)
+    assert isinstance(model, TorchModel)
     step = DeviceStep(model, pool, relay, plan.requests)
     largest = plan.shapes(model.config.max_position_embeddings)[0]._replace(choosing=Choosing.FILTERED)
     with torch.inference_mode():
@@ -123,7 +123,7 @@ def start_on_device(plan: OnDevice, runner: DeviceRunner) -> bool:
     """Captures the graphs, and holds a few steps against the general way. If they differ, or anything of it
     raises, the runner goes on without steps on the device; returns whether it has them."""
     model, pool = runner.model, runner.pool
-    assert isinstance(model, DeepseekV3)
+    assert isinstance(model, TorchModel)
     steps = min(plan.num_steps, 3)
     pages = pool.data.shape[1] // pool.page_size - 1
     fits = pages >= len(PROMPTS) * _pages_each(pool.page_size, steps)

@@ -24,7 +24,7 @@ from nextn.kvcache.pool import KVPool
 from nextn.machine import cpu_model
 from nextn.models.base import Chooser, Model
 from nextn.models.fake import FakeModel
-from nextn.models.native import NativeDeepseekV3
+from nextn.models.native import NativeModel
 from nextn.models.row_cost import context_cost, score_cost
 from nextn.ops.base import Draw
 from nextn.ops.cpu.draw import draw as native_draw
@@ -76,7 +76,7 @@ def make_runner(config: EngineConfig, ranks: Ranks | None = None, seat: Seat | N
 
 
 def _together(config: EngineConfig, model: Model, pool: KVPool) -> SharedPass | None:
-    if not isinstance(model, NativeDeepseekV3) or model.world is None:
+    if not isinstance(model, NativeModel) or model.world is None:
         if config.enable_two_batch_overlap:
             raise ValueError(
                 "--enable-two-batch-overlap: no experts are shared, so nothing is under way; add --ep-size "
@@ -121,7 +121,7 @@ def _info(
         dtype=str(model.dtype).removeprefix("torch."),
         kernels=kernels,
         isa=isa,
-        arithmetic=model.weights.ways if isinstance(model, NativeDeepseekV3) else {},
+        arithmetic=model.weights.ways if isinstance(model, NativeModel) else {},
         threads=config.threads or usable_cores() if kernels == "cpu" else torch.get_num_threads(),
         load_seconds=load_seconds,
         weight_bytes=model.weight_bytes,

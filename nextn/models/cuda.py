@@ -1,4 +1,4 @@
-"""DeepSeek-V3 on CUDA with the Triton ops: the model of `nextn.models.deepseek_v3`, its passes over few rows
+"""Every family on CUDA with the Triton ops: the model of `nextn.models.torch_model`, its passes over few rows
 captured as CUDA graphs. A row has the same bits in a graph and outside."""
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from nextn.distributed.torch_group import TorchGroup
 from nextn.draft import MAX_DRAFTS, MAX_TOPK
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Batch, PackedBatch, Span
-from nextn.models.deepseek_v3 import DeepseekV3
 from nextn.models.graphs import Graphs, Pass, bucket
+from nextn.models.torch_model import TorchModel
 
 
-class CudaDeepseekV3(DeepseekV3):
+class CudaModel(TorchModel):
     row_align = 1
     eager = False  # without graphs
 
@@ -38,14 +38,14 @@ class CudaDeepseekV3(DeepseekV3):
 
     def forward(self, batch: Any, pool: KVPool) -> Tensor:
         def compute(batch: Batch, _: Tensor | None) -> Tensor:
-            return DeepseekV3.forward(self, batch, pool)
+            return TorchModel.forward(self, batch, pool)
 
         return self._run("forward", compute, batch, None, pool)
 
     def draft(self, batch: Any, hidden: Tensor, pool: KVPool, layer: int = 0) -> Tensor:
         def compute(batch: Batch, hidden: Tensor | None) -> Tensor:
             assert hidden is not None
-            return DeepseekV3.draft(self, batch, hidden, pool, layer)
+            return TorchModel.draft(self, batch, hidden, pool, layer)
 
         return self._run(("draft", layer), compute, batch, hidden, pool)
 

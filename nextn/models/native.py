@@ -1,4 +1,4 @@
-"""Every family on the native CPU kernels: the model of `nextn.models.deepseek_v3`, with one call a step.
+"""Every family on the native CPU kernels: the model of `nextn.models.torch_model`, with one call a step.
 
 The residual stream, norms, router and softmax are f32; what products and attention read is bf16; their
 sums are f32. A row has the same bits whatever is beside it (csrc/linear.h, csrc/attention.h).
@@ -65,7 +65,7 @@ class Room(NamedTuple):
     at: int
 
 
-class NativeDeepseekV3:
+class NativeModel:
     """`place` every tensor of the checkpoint before the first step. level: of the kernels; None is the best.
 
     Raises ValueError for a model that is wider than the kernels' buffers.

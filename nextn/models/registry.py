@@ -8,9 +8,9 @@ from typing import Any
 from nextn.families.registry import FAMILIES
 
 DECODER = {
-    "reference": "nextn.models.deepseek_v3:DeepseekV3",
-    "triton": "nextn.models.cuda:CudaDeepseekV3",
-    "cpu": "nextn.models.native:NativeDeepseekV3",
+    "reference": "nextn.models.torch_model:TorchModel",
+    "triton": "nextn.models.cuda:CudaModel",
+    "cpu": "nextn.models.native:NativeModel",
 }
 CLASSES: dict[str, dict[str, str]] = dict.fromkeys(FAMILIES, DECODER)
 

@@ -22,7 +22,7 @@ from support.triton_checks import CHECKS, Device
 
 from nextn.cutoff import Cutoff
 from nextn.layers.batch import Span
-from nextn.models.deepseek_v3 import DeepseekV3
+from nextn.models.torch_model import TorchModel
 from nextn.speculative.base import DraftRequest
 from nextn.speculative.mtp import MTPDrafter
 
@@ -86,11 +86,11 @@ def test_a_graph_has_the_bits_of_its_kernels():
     batch = model.batch(spans, pool.page_size)
     assert batch.total == 4
     numbers = batch.packed.cuda()
-    want = DeepseekV3.forward(model, batch.on(numbers), pool)
+    want = TorchModel.forward(model, batch.on(numbers), pool)
     for _ in range(2):  # captured, and replayed
         assert torch.equal(model.forward(batch, pool), want)
     states = want.clone()
-    drafted = DeepseekV3.draft(model, batch.on(numbers), states, pool)
+    drafted = TorchModel.draft(model, batch.on(numbers), states, pool)
     assert torch.equal(model.draft(batch, states, pool), drafted)
     wide = [Span([i % 50 for i in range(600)], 0, list(range(5, 44))), *spans]
     rows = model.forward(model.batch(wide, pool.page_size), pool)  # too many for a graph

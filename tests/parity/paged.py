@@ -12,21 +12,21 @@ from torch import Tensor
 from nextn.families.config import ModelConfig
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span, build_batch
-from nextn.models.deepseek_v3 import DeepseekV3
 from nextn.models.loader import load_checkpoint
 from nextn.models.names import expected_tensors, nextn_prefixes, product_shapes, shared_tensors
+from nextn.models.torch_model import TorchModel
 from nextn.ops.registry import make_ops
 
 CPU = torch.device("cpu")
 F32 = torch.float32
 
 
-def load_ours(folder: Path) -> DeepseekV3:
+def load_ours(folder: Path) -> TorchModel:
     """The target alone, f32."""
     cfg = ModelConfig.from_folder(folder)
     expected = expected_tensors(cfg, 0)
     ops = make_ops(product_shapes(cfg), F32, CPU)
-    model = DeepseekV3(cfg, ops, F32, CPU, nextn_layers=0)
+    model = TorchModel(cfg, ops, F32, CPU, nextn_layers=0)
     load_checkpoint(
         folder,
         expected,
@@ -41,7 +41,7 @@ def load_ours(folder: Path) -> DeepseekV3:
 
 @torch.inference_mode()
 def paged_logits(
-    model: DeepseekV3, tokens: Sequence[int], chunk: int, page_size: int, seed: int, company: bool = False
+    model: TorchModel, tokens: Sequence[int], chunk: int, page_size: int, seed: int, company: bool = False
 ) -> Tensor:
     """[len(tokens), vocab]: the sequence fed `chunk` tokens a step, its pages shuffled and apart.
 

@@ -24,7 +24,7 @@ from nextn.distributed.mesh import MeshRanks
 from nextn.draft import Draft
 from nextn.layers.batch import Span
 from nextn.models.base import Chain, ChainsRequest
-from nextn.models.native import NativeDeepseekV3
+from nextn.models.native import NativeModel
 from nextn.models.native_weights import Drafting
 from nextn.ops.base import NO_TOKEN, DrawParams
 from nextn.ops.cpu.draw import draw
@@ -69,7 +69,7 @@ def checkpoint(ties: bool = False, **changes: Any) -> tuple[dict[str, Any], dict
     return config, tensors
 
 
-def states(model: NativeDeepseekV3) -> Tensor:
+def states(model: NativeModel) -> Tensor:
     pool = pool_for(model, 40, 16, 0)
     spans, page = [], 1
     for prompt in PROMPTS:
@@ -81,7 +81,7 @@ def states(model: NativeDeepseekV3) -> Tensor:
 Chosen = tuple[list[int], Tensor]
 
 
-def chosen(whole: int, spoil: Sequence[int], model: NativeDeepseekV3) -> Chosen:
+def chosen(whole: int, spoil: Sequence[int], model: NativeModel) -> Chosen:
     hidden = states(model)
     hidden[list(spoil), 0] = torch.nan
     logits, found = model.choices(hidden, whole, draws(ROWS - whole))
@@ -95,7 +95,7 @@ def chosen(whole: int, spoil: Sequence[int], model: NativeDeepseekV3) -> Chosen:
 def want(make: Make, whole: int, spoil: Sequence[int] = ()) -> Chosen:
     """By the choice among all logits of one rank."""
 
-    def work(model: NativeDeepseekV3) -> Chosen:
+    def work(model: NativeModel) -> Chosen:
         hidden = states(model)
         hidden[list(spoil), 0] = torch.nan
         logits = model.logits(hidden).clone()
@@ -163,7 +163,7 @@ def test_states_that_are_no_numbers() -> None:
     assert [i for i, token in enumerate(found) if token == NO_TOKEN] == [2, 66]
 
 
-def over_sockets(make: Make, size: int, work: Callable[[NativeDeepseekV3], Any]) -> list[Any]:
+def over_sockets(make: Make, size: int, work: Callable[[NativeModel], Any]) -> list[Any]:
     """As `of_ranks`, of ranks that share no memory."""
     data: list[list[socket.socket | None]] = [[None] * size for _ in range(size)]
     for a, b in itertools.combinations(range(size), 2):
@@ -205,7 +205,7 @@ DRAFTINGS = {
 }
 
 
-def chains(cut: bool, model: NativeDeepseekV3) -> tuple[list[Draft], list[int]]:
+def chains(cut: bool, model: NativeModel) -> tuple[list[Draft], list[int]]:
     pool = pool_for(model, 40, 16, 0)
     spans, page = [], 1
     for prompt in PROMPTS * 2:

@@ -20,11 +20,11 @@ from nextn import LLM, SamplingParams
 from nextn.bench.prompts import heldout_prompts
 from nextn.config import EMBEDDED, model_folder
 from nextn.families.config import ModelConfig
-from nextn.models.deepseek_v3 import DeepseekV3
 from nextn.models.export import export_mtp
 from nextn.models.loader import load_checkpoint, stored_formats
 from nextn.models.names import expected_tensors
-from nextn.models.native import NativeDeepseekV3
+from nextn.models.native import NativeModel
+from nextn.models.torch_model import TorchModel
 from nextn.ops.cpu import coded
 from nextn.ops.reference import Reference
 
@@ -54,10 +54,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     return make
 
 
-def native(path: Path, **options: Any) -> NativeDeepseekV3:
+def native(path: Path, **options: Any) -> NativeModel:
     folder = model_folder(str(path))
     cfg = ModelConfig.from_folder(folder)
-    model = NativeDeepseekV3(cfg, 1, quantize=None, stored=stored_formats(folder, None), **options)
+    model = NativeModel(cfg, 1, quantize=None, stored=stored_formats(folder, None), **options)
     weights = model.weights
     load_checkpoint(
         folder, expected_tensors(cfg, 1), model.place, as_stored=weights.as_stored, rows=weights.rows
@@ -65,10 +65,10 @@ def native(path: Path, **options: Any) -> NativeDeepseekV3:
     return model
 
 
-def reference(path: Path) -> DeepseekV3:
+def reference(path: Path) -> TorchModel:
     folder = model_folder(str(path))
     cfg = ModelConfig.from_folder(folder)
-    model = DeepseekV3(cfg, Reference(), torch.float32, CPU, 1)
+    model = TorchModel(cfg, Reference(), torch.float32, CPU, 1)
     targets = model.targets()
     load_checkpoint(
         folder, expected_tensors(cfg, 1), lambda name, t: targets[name].copy_(t), dtype=torch.float32
@@ -105,7 +105,7 @@ def test_bits_on_two_ranks(file: Callable[[str], Path], kind: str) -> None:
     path, prompts = file(kind), [tokens(n) for n in (1, 23, 60)]
     want = feed(native(path, threads=1), prompts, whole(prompts))
 
-    def found(model: NativeDeepseekV3) -> Any:
+    def found(model: NativeModel) -> Any:
         return feed(model, prompts, whole(prompts))
 
     for got in of_ranks(lambda **options: native(path, **options), 2, found):

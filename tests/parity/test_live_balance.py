@@ -27,12 +27,12 @@ from nextn.distributed.shared import SharedRanks
 from nextn.distributed.shared_world import SharedWorld
 from nextn.engine import balance
 from nextn.engine.balance import Balancer
-from nextn.models.native import NativeDeepseekV3
+from nextn.models.native import NativeModel
 from nextn.ops.stored import INT4, W8A16, Format
 
 pytestmark = pytest.mark.skipif(not built_levels(), reason="no native kernels")
 
-Make = Callable[..., NativeDeepseekV3]
+Make = Callable[..., NativeModel]
 DENSE = 1  # layers without experts
 MOE = LAYERS - DENSE
 TURNS = 3
@@ -51,7 +51,7 @@ def check(
         eplb_rebalance_num_iterations=3, eplb_rebalance_layers_per_chunk=at_once, enable_eplb=True
     )
 
-    def balanced(world: ExpertWorld, model: NativeDeepseekV3) -> Balancer:
+    def balanced(world: ExpertWorld, model: NativeModel) -> Balancer:
         rng = np.random.default_rng(spare)
         return Balancer(config, world, model, lambda *_: shuffled(rng, spare, MOE))
 
@@ -74,7 +74,7 @@ def check(
     assert len(last) == 1
 
 
-def assert_as_loaded(make: Make, share: ExpertShare, model: NativeDeepseekV3) -> None:
+def assert_as_loaded(make: Make, share: ExpertShare, model: NativeModel) -> None:
     """As in a new model with the same placement."""
     memory = Memory()
     ranks = model._ranks and SharedRanks(model._ranks.rank, model._ranks.size, memory, 1, 1)

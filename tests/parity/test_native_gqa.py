@@ -23,7 +23,7 @@ from nextn.config import CPU_LEVELS
 from nextn.families.config import ModelConfig
 from nextn.models.fp8 import dequantize
 from nextn.models.names import expected_tensors
-from nextn.models.native import NativeDeepseekV3
+from nextn.models.native import NativeModel
 from nextn.ops.cpu.library import E4M3, INT4Z
 from nextn.ops.int4 import quantize_int4
 from nextn.ops.stored import FP8, W8A16, Format, Stored
@@ -135,10 +135,10 @@ def test_bits_do_not_depend_on_the_ranks(name: str) -> None:
 
 def stored_model(
     config: dict[str, Any], tensors: dict[str, Any], stored: dict[str, Format], **options: Any
-) -> NativeDeepseekV3:
+) -> NativeModel:
     """tensors: as files hold them; those in FP8 with their scales."""
     cfg = ModelConfig.from_dict(config)
-    model = NativeDeepseekV3(cfg, 1, stored=stored, **{"threads": 1, **options})
+    model = NativeModel(cfg, 1, stored=stored, **{"threads": 1, **options})
     for name in expected_tensors(cfg, 1):
         tensor, scale = tensors[name], tensors.get(f"{name}_scale_inv")
         if name in model.weights.as_stored and scale is not None:
@@ -215,4 +215,4 @@ def test_w8a16_error() -> None:
 def test_heads_that_are_too_wide_are_refused() -> None:
     config, _ = random_checkpoint({"head_dim": 1032}, 1, LLAMA)
     with pytest.raises(ValueError, match="head_dim is 1032: the native kernels take at most 1024"):
-        NativeDeepseekV3(ModelConfig.from_dict(config), 0, 1)
+        NativeModel(ModelConfig.from_dict(config), 0, 1)

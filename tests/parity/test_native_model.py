@@ -25,7 +25,7 @@ from nextn.config import CPU_LEVELS
 from nextn.families.config import ModelConfig
 from nextn.models.fp8 import dequantize
 from nextn.models.names import expected_tensors
-from nextn.models.native import NativeDeepseekV3
+from nextn.models.native import NativeModel
 from nextn.ops.cpu.library import E4M3
 from nextn.ops.int4 import quantize_int4
 from nextn.ops.stored import FP8, INT4, W8A16, Format
@@ -247,7 +247,7 @@ def native_model_fp8(
 ) -> Any:
     cfg = ModelConfig.from_dict(config)
     rows, columns = cfg.quantization.weight_block_size  # type: ignore[union-attr]
-    model = NativeDeepseekV3(cfg, 1, 1, stored=dict.fromkeys(names, Format(FP8, columns)))
+    model = NativeModel(cfg, 1, 1, stored=dict.fromkeys(names, Format(FP8, columns)))
     for name in expected_tensors(cfg, 1):
         if name in model.weights.as_stored:
             scale = stored[f"{name}_scale_inv"].repeat_interleave(rows, 0)[: stored[name].shape[0]]

@@ -25,7 +25,7 @@ from nextn.distributed.shared import SharedRanks
 from nextn.families.config import ModelConfig
 from nextn.models.fp8 import dequantize
 from nextn.models.names import expected_tensors
-from nextn.models.native import NativeDeepseekV3
+from nextn.models.native import NativeModel
 from nextn.models.native_weights import Drafting
 from nextn.ops.stored import FP8, INT4, W8A16, Format
 
@@ -58,11 +58,11 @@ def tokens(vocab: int, length: int) -> list[int]:
     return random.Random(length).choices(range(vocab), k=length)
 
 
-Make = Callable[..., NativeDeepseekV3]
+Make = Callable[..., NativeModel]
 Result = TypeVar("Result")
 
 
-def of_ranks(make: Make, size: int, work: Callable[[NativeDeepseekV3], Result]) -> list[Result]:
+def of_ranks(make: Make, size: int, work: Callable[[NativeModel], Result]) -> list[Result]:
     """What each rank finds. make: its model, of its threads and ranks."""
     memory = Memory()
 
@@ -81,7 +81,7 @@ def on_ranks(config: Mapping[str, Any], make: Make, size: int) -> list[Found]:
     """Of the same steps."""
     prompts = [tokens(config["vocab_size"], n) for n in (1, 23, 9, 262)]
 
-    def work(model: NativeDeepseekV3) -> Found:
+    def work(model: NativeModel) -> Found:
         cut = feed(model, prompts, in_chunks(prompts, 40, 1))
         return cut + feed(model, prompts, whole(prompts), page_size=16)
 
@@ -138,9 +138,9 @@ def fp8_model(
             stored[name] = tensors[name]
     names = [n for n, t in stored.items() if t.dtype == torch.float8_e4m3fn]
 
-    def make(threads: int = 1, **options: Any) -> NativeDeepseekV3:
+    def make(threads: int = 1, **options: Any) -> NativeModel:
         formats = dict.fromkeys(names, Format(FP8, block))
-        model = NativeDeepseekV3(ModelConfig.from_dict(config), 1, threads, stored=formats, **options)
+        model = NativeModel(ModelConfig.from_dict(config), 1, threads, stored=formats, **options)
         for name in expected_tensors(model.config, 1):
             scale = stored.get(f"{name}_scale_inv")
             if name in model.weights.as_stored:
@@ -182,4 +182,4 @@ def test_sizes_that_do_not_divide_are_refused(size: int, changes: dict[str, Any]
     config, _ = random_checkpoint(WIDE | changes, seed=1)
     ranks = SharedRanks(0, size, Memory(), size, 16)
     with pytest.raises(ValueError, match=said):
-        NativeDeepseekV3(ModelConfig.from_dict(config), 1, 1, ranks=ranks)
+        NativeModel(ModelConfig.from_dict(config), 1, 1, ranks=ranks)

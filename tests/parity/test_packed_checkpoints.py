@@ -25,7 +25,7 @@ from nextn.engine.model import make_model
 from nextn.families.config import ModelConfig
 from nextn.families.files import CheckpointError
 from nextn.models.draft_folder import DraftFolder
-from nextn.models.native import NativeDeepseekV3
+from nextn.models.native import NativeModel
 from nextn.ops.stored import INT4, Format, Stored
 from nextn.ops.widen import widened
 
@@ -98,7 +98,7 @@ def test_a_packed_checkpoint(format: str, tmp_path: Path, caplog: pytest.LogCapt
     folder, config, plain = packed_folder(tmp_path, format)
     with caplog.at_level(logging.WARNING):
         model = made(folder, speculative_num_steps=1)
-    assert isinstance(model, NativeDeepseekV3)
+    assert isinstance(model, NativeModel)
     assert "the NextN layer is stored as INT4: few of its drafts are accepted" in caplog.text
     packed = {name for name in plain if "_proj" in name and "eh_proj" not in name and "kv_b_proj" not in name}
     assert model.weights.as_stored == packed

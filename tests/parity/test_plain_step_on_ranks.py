@@ -17,7 +17,7 @@ from nextn.cutoff import Cutoff
 from nextn.draft import NO_DRAFT, Draft, Shape
 from nextn.engine.runner import Runner
 from nextn.kvcache.pool import KVPool
-from nextn.models.native import NativeDeepseekV3
+from nextn.models.native import NativeModel
 from nextn.models.native_weights import Drafting
 from nextn.ops.cpu.draw import draw
 from nextn.ops.cpu.library import library
@@ -61,9 +61,7 @@ def drafts(texts: Texts | None, state: RequestState, rng: random.Random) -> Draf
     return Draft(found) if found else NO_DRAFT
 
 
-def run(
-    model: NativeDeepseekV3, level: str, plain: bool, texts: Texts | None
-) -> tuple[list[StepResult], Texts]:
+def run(model: NativeModel, level: str, plain: bool, texts: Texts | None) -> tuple[list[StepResult], Texts]:
     """Whole prompts, then steps with drafts of which some hold, until all requests have ended."""
     layers = model.config.num_hidden_layers + model.nextn_layers
     pool = KVPool(layers, PAGES * len(REQUESTS) + 1, PAGE, model.cache_layout, model.dtype, model.device)

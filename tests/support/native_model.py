@@ -1,4 +1,4 @@
-"""NativeDeepseekV3 and the plain-torch model it is held against, over pools of the test's making."""
+"""NativeModel and the plain-torch model it is held against, over pools of the test's making."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor
 from nextn.families.config import ModelConfig
 from nextn.kvcache.pool import KVPool
 from nextn.layers.batch import Span
-from nextn.models.deepseek_v3 import DeepseekV3
 from nextn.models.names import expected_tensors
-from nextn.models.native import NativeDeepseekV3
+from nextn.models.native import NativeModel
+from nextn.models.torch_model import TorchModel
 from nextn.ops.reference import Reference
 
 CPU = torch.device("cpu")
@@ -23,19 +23,19 @@ CPU = torch.device("cpu")
 
 def native_model(
     config: Mapping[str, Any], tensors: Mapping[str, Tensor], threads: int = 1, **options: Any
-) -> NativeDeepseekV3:
+) -> NativeModel:
     """With its NextN modules."""
     cfg = ModelConfig.from_dict(config)
-    model = NativeDeepseekV3(cfg, cfg.num_nextn_predict_layers, threads, **options)
+    model = NativeModel(cfg, cfg.num_nextn_predict_layers, threads, **options)
     for name in expected_tensors(cfg, cfg.num_nextn_predict_layers):
         model.place(name, tensors[name])
     return model
 
 
-def reference_model(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> DeepseekV3:
+def reference_model(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> TorchModel:
     """f32, with what the native model holds in bf16 rounded to bf16: matrices, not the router's or norms."""
     cfg = ModelConfig.from_dict(config)
-    model = DeepseekV3(cfg, Reference(), torch.float32, CPU, cfg.num_nextn_predict_layers)
+    model = TorchModel(cfg, Reference(), torch.float32, CPU, cfg.num_nextn_predict_layers)
     for name in model.targets():
         tensor = tensors[name].float()
         exact = tensor.dim() == 1 or name.endswith("mlp.gate.weight")
@@ -60,7 +60,7 @@ def pool_for(model: Any, pages: int, page_size: int, seed: int) -> KVPool:
     does not see) large numbers."""
     layers = model.config.num_hidden_layers + model.nextn_layers
     pool = KVPool(layers, pages, page_size, model.cache_layout, model.dtype, CPU)
-    if isinstance(model, NativeDeepseekV3):
+    if isinstance(model, NativeModel):
         pool.data.fill_(torch.nan)
     else:
         pool.data.normal_(0, 50, generator=torch.Generator().manual_seed(seed))

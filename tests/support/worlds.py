@@ -19,10 +19,10 @@ from nextn.distributed.ranks import Ranks
 from nextn.distributed.shared import SharedRanks
 from nextn.distributed.shared_world import SharedWorld
 from nextn.engine.balance import Balancer
-from nextn.models.native import NativeDeepseekV3
+from nextn.models.native import NativeModel
 
 Result = TypeVar("Result")
-Balance = Callable[[ExpertWorld, NativeDeepseekV3], Balancer]
+Balance = Callable[[ExpertWorld, NativeModel], Balancer]
 MOST_ROWS = 300
 
 
@@ -32,7 +32,7 @@ class InLockstep:
 
     def __init__(
         self,
-        model: NativeDeepseekV3,
+        model: NativeModel,
         world: ExpertWorld,
         halves: bool = False,
         balancer: Balancer | None = None,
@@ -64,7 +64,7 @@ class InLockstep:
 
 
 def in_world(
-    make: Callable[..., NativeDeepseekV3],
+    make: Callable[..., NativeModel],
     work: Callable[[InLockstep, int], Result],
     placement: Placement,
     groups: int,

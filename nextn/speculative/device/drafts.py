@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nextn.kvcache.pool import KVPool
 from nextn.layers.device_batch import Laid, Paged, laid_out, rows_apart
-from nextn.models.deepseek_v3 import DeepseekV3
+from nextn.models.torch_model import TorchModel
 from nextn.ops.base import align
 from nextn.sampling.row_draws import Choosing
 from nextn.speculative.device.choose import guessed
@@ -69,7 +69,7 @@ def nothing_drafted(drafts: Tensor) -> Drafts:
 
 
 def drafted(
-    model: DeepseekV3, pool: KVPool, work: Extend, drafting: Drafting, choosing: Choosing, paged: Paged
+    model: TorchModel, pool: KVPool, work: Extend, drafting: Drafting, choosing: Choosing, paged: Paged
 ) -> Drafts:
     before, done, requests = work.before, work.done, len(work.start)
     length, found = before.length + done.taken, nothing_drafted(before.drafts)
@@ -100,16 +100,16 @@ def drafted(
             batch = rows_apart(
                 padded(active), padded(place), padded(work.page_at), padded(tokens[:, step]), paged
             )
-            state = DeepseekV3.draft(model, batch, state, pool)
+            state = TorchModel.draft(model, batch, state, pool)
     return Drafts(tokens, bins, made, torch.where(cut, gate.kept, made), depth)
 
 
-def _extended(model: DeepseekV3, pool: KVPool, work: Extend, paged: Paged) -> tuple[Tensor, Tensor]:
+def _extended(model: TorchModel, pool: KVPool, work: Extend, paged: Paged) -> tuple[Tensor, Tensor]:
     """The draft layer over the true positions: states [T, C], and each request's last row of them."""
     rows, done, total = work.rows, work.done, len(work.hidden)
     seen = torch.where(work.num_steps < 0, 0, done.taken)
     true = laid_out(seen, work.start, work.page_at, total, done.tokens.shape[1], paged)
     source = torch.where(true.real, rows.first.index_select(0, true.span) + true.after, 0)
     batch = true.batch(true.of_rows(done.tokens))
-    state = DeepseekV3.draft(model, batch, work.hidden.index_select(0, source), pool)
+    state = TorchModel.draft(model, batch, work.hidden.index_select(0, source), pool)
     return state, (true.first + seen - 1).clamp(min=0, max=total - 1)

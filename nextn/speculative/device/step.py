@@ -21,7 +21,7 @@ from torch import Tensor
 from nextn.draft import MAX_DRAFTS
 from nextn.kvcache.pool import KVPool
 from nextn.layers.device_batch import Laid, Paged, laid_out
-from nextn.models.deepseek_v3 import DeepseekV3
+from nextn.models.torch_model import TorchModel
 from nextn.sampling.row_draws import Choosing
 from nextn.speculative.device.choose import chosen
 from nextn.speculative.device.drafts import Drafting, Extend, drafted, nothing_drafted
@@ -53,7 +53,7 @@ class DeviceStep:
     """inputs: [most requests, INPUTS] int32; cutoff: [NUMBERS] f32; results: [most requests, ...] int32. All
     stay where they are."""
 
-    def __init__(self, model: DeepseekV3, pool: KVPool, relay: Relay, requests: int) -> None:
+    def __init__(self, model: TorchModel, pool: KVPool, relay: Relay, requests: int) -> None:
         """requests: of a step, at most."""
         self.model, self.pool, self.relay = model, pool, relay
         device = model.device
@@ -97,7 +97,7 @@ class DeviceStep:
         counts = torch.where(before.alive, before.count + 1, 0)
         rows = laid_out(counts, before.length - 1, page_at, shape.rows, 1 + MAX_DRAFTS, paged)
         tokens = rows.of_rows(torch.cat((before.root[:, None], before.drafts), dim=1))
-        return rows, DeepseekV3.forward(self.model, rows.batch(tokens), self.pool)
+        return rows, TorchModel.forward(self.model, rows.batch(tokens), self.pool)
 
     def _verify(self, before: Requests, rows: Laid, hidden: Tensor, shape: StepShape) -> Committed:
         """The drafts that are the target's own choices hold, and the choice after them is the next token.

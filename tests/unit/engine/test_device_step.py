@@ -15,7 +15,7 @@ from support.sharing import shared_model
 
 from nextn.cutoff import Cutoff
 from nextn.engine.device_runner import DEPTHS, rounded
-from nextn.models.cuda import CudaDeepseekV3
+from nextn.models.cuda import CudaModel
 from nextn.request import NOT_FINITE, SamplingParams
 
 GREEDY = SamplingParams(max_tokens=14, temperature=0.0)
@@ -213,7 +213,7 @@ def test_a_module_whose_first_embedding_is_masked():
     compare(model, jobs([GREEDY, HOT, FILTERED, GREEDY]))
 
 
-class Uncaptured(CudaDeepseekV3):
+class Uncaptured(CudaModel):
     """The model of a GPU, launched kernel by kernel."""
 
     captures = False

@@ -10,7 +10,7 @@ import torch
 from support.device_steps import Job, make_runner, same_results, serve, small_model
 
 from nextn.cutoff import Cutoff
-from nextn.models.cuda import CudaDeepseekV3
+from nextn.models.cuda import CudaModel
 from nextn.request import SamplingParams
 
 if torch.cuda.is_available():
@@ -25,7 +25,7 @@ GREEDY = SamplingParams(max_tokens=5, temperature=0.0)
 HOT = SamplingParams(max_tokens=5, temperature=1.0, seed=6)
 
 
-class Uncaptured(CudaDeepseekV3):
+class Uncaptured(CudaModel):
     """The model of a GPU, launched kernel by kernel."""
 
     captures = False

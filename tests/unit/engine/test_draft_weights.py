@@ -13,7 +13,7 @@ from nextn.config import EMBEDDED, EngineConfig, model_folder
 from nextn.engine.model import choose_kernels
 from nextn.engine.rank import make_runner
 from nextn.llm import LLM
-from nextn.models.native import NativeDeepseekV3
+from nextn.models.native import NativeModel
 from nextn.ops.cpu.library import INT8
 from nextn.request import SamplingParams
 from nextn.tokenizer import Tokenizer
@@ -44,7 +44,7 @@ def test_an_int8_drafter() -> None:
 def test_the_drafter_alone_is_in_int8() -> None:
     runner = make_runner(EngineConfig(threads=1, speculative_draft_model_quantization="w8a16"))
     model = runner.model
-    assert isinstance(model, NativeDeepseekV3)
+    assert isinstance(model, NativeModel)
     weights, nextn = model.weights, model.config.num_hidden_layers
     drafters = weights.layers[nextn]
     for weight in (

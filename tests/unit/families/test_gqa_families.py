@@ -12,8 +12,8 @@ from support.published import PUBLISHED
 from transformers import AutoConfig
 
 from nextn.families.config import GqaAttention, LinearScaling, Llama3Scaling, ModelConfig, YarnScaling
-from nextn.models.deepseek_v3 import DeepseekV3
 from nextn.models.names import expected_tensors, size_of
+from nextn.models.torch_model import TorchModel
 from nextn.ops.reference import Reference
 
 GLM, LLAMA, MIMO, QWEN2, QWEN3 = GQA_TYPES
@@ -34,7 +34,7 @@ def test_published_configs(name):
     expected = expected_tensors(some, modules)
     assert size_of(some, modules) == (len(expected), sum(map(math.prod, expected.values())))
     device = torch.device("meta")
-    model = DeepseekV3(some, Reference(), torch.bfloat16, device, modules)
+    model = TorchModel(some, Reference(), torch.bfloat16, device, modules)
     assert {name: tuple(t.shape) for name, t in model.targets().items()} == expected
     assert model.cache_layout.width == cfg.cache_width
 

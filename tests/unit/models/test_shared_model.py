@@ -19,11 +19,11 @@ from nextn.config import model_folder
 from nextn.distributed.group import Alone, Group
 from nextn.distributed.threads import run_ranks
 from nextn.families.config import ModelConfig
-from nextn.models.deepseek_v3 import DeepseekV3
 from nextn.models.draft_folder import DraftFolder
 from nextn.models.dummy import dummy_checkpoint
 from nextn.models.loader import load_checkpoint
 from nextn.models.names import expected_tensors, nextn_tensors, product_shapes, shared_tensors
+from nextn.models.torch_model import TorchModel
 from nextn.ops.registry import make_ops
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -79,7 +79,7 @@ def test_the_embedded_model(size: int, dtype: torch.dtype) -> None:
     ops = make_ops(product_shapes(cfg), dtype, CPU)
 
     def steps(group: Group) -> list[Tensor]:
-        model = DeepseekV3(cfg, ops, dtype, CPU, 1, group=group)
+        model = TorchModel(cfg, ops, dtype, CPU, 1, group=group)
         load_checkpoint(
             folder, expected_tensors(cfg, 1), model.place,
             shared=shared_tensors(cfg, 1), rows=model.rows(),

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from nextn.bench.dev.micro.arithmetic import Shares, of_weight, shares
 from nextn.bench.dev.micro.attention_cost import attention_cost
 from nextn.bench.dev.micro.step_work import Step, visible
-from nextn.models.native import NativeDeepseekV3
+from nextn.models.native import NativeModel
 from nextn.ops.cpu.library import Layer, Weight
 
 
-def step_shares(model: NativeDeepseekV3, step: Step, able: Sequence[str]) -> Shares:
+def step_shares(model: NativeModel, step: Step, able: Sequence[str]) -> Shares:
     """able: what the kernels have, the level's own first (`NativePool.able`)."""
     weights, layers = model.weights, model.config.num_hidden_layers
     pair = attention_cost(model.config).pair
@@ -35,7 +35,7 @@ def step_shares(model: NativeDeepseekV3, step: Step, able: Sequence[str]) -> Sha
     return shares(parts)
 
 
-def products(model: NativeDeepseekV3, layer: Layer) -> Iterator[tuple[Weight, float]]:
+def products(model: NativeModel, layer: Layer) -> Iterator[tuple[Weight, float]]:
     """(weight, how many of it a row meets) of a layer; a weight that is not there has no outputs."""
     cfg, mlp = model.config, layer.mlp
     for weight in (layer.down, layer.q_up, layer.out, mlp.router, mlp.shared_gate_up, mlp.shared_down):

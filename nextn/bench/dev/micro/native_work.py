@@ -10,11 +10,11 @@ from __future__ import annotations
 from nextn.bench.dev.micro.attention_cost import attention_cost
 from nextn.bench.dev.micro.op_work import Work
 from nextn.bench.dev.micro.step_work import Step, step_work
-from nextn.models.native import NativeDeepseekV3
+from nextn.models.native import NativeModel
 from nextn.ops.cpu.library import Layer, Weight
 
 
-def native_step_work(model: NativeDeepseekV3, step: Step) -> Work:
+def native_step_work(model: NativeModel, step: Step) -> Work:
     cfg, weights = model.config, model.weights
     hidden, head, entry = cfg.hidden_size, weight_bytes(weights.head), attention_cost(cfg).entry
     norms = 4 * hidden
@@ -30,7 +30,7 @@ def native_step_work(model: NativeDeepseekV3, step: Step) -> Work:
     return Work(round(moved + step.experts * expert_bytes(model)), step_work(cfg, step, 2).flops)
 
 
-def layer_bytes(model: NativeDeepseekV3, layer: Layer) -> int:
+def layer_bytes(model: NativeModel, layer: Layer) -> int:
     """Bytes of a layer without its routed experts."""
     cfg, mlp = model.config, layer.mlp
     found = sum(map(weight_bytes, (layer.down, layer.q_up, layer.out)))
@@ -42,7 +42,7 @@ def layer_bytes(model: NativeDeepseekV3, layer: Layer) -> int:
     return found + 4 * (vectors + int(mlp.experts))
 
 
-def expert_bytes(model: NativeDeepseekV3) -> float:
+def expert_bytes(model: NativeModel) -> float:
     """Bytes of one routed expert of the target, the mean over the layers; 0 without experts."""
     sizes = [
         weight_bytes(layer.mlp.gate_up) + weight_bytes(layer.mlp.down)

@@ -10,7 +10,7 @@ from torch import Tensor
 from nextn.bench.dev.micro.call_clock import CallClock
 from nextn.bench.dev.micro.native_work import expert_bytes
 from nextn.engine.runner import Runner
-from nextn.models.native import NativeDeepseekV3
+from nextn.models.native import NativeModel
 from nextn.ops.base import Ops
 
 NAMES = tuple(name for name, value in vars(Ops).items() if callable(value) and not name.startswith("_"))
@@ -46,7 +46,7 @@ class NativeClock(CallClock):
     """A native model has no ops: a step is a few calls. The kernels count the experts."""
 
     def __init__(self, runner: Runner) -> None:
-        assert isinstance(runner.model, NativeDeepseekV3)
+        assert isinstance(runner.model, NativeModel)
         self.model = runner.model
         super().__init__([*((runner.model, name) for name in NATIVE), (runner.verifier, "draw")])
 

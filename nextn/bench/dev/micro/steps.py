@@ -33,7 +33,7 @@ from nextn.engine.engine import Engine
 from nextn.engine.runner import Runner
 from nextn.families.config import ModelConfig
 from nextn.models.loader import stored_nextn_layers
-from nextn.models.native import NativeDeepseekV3
+from nextn.models.native import NativeModel
 from nextn.request import Request, SamplingParams
 from nextn.tokenizer import Tokenizer
 
@@ -233,7 +233,7 @@ class StepBench:
         )  # fmt: skip
         model = model_of(engine)
         parts: Shares
-        if isinstance(model, NativeDeepseekV3):
+        if isinstance(model, NativeModel):
             work = native_step_work(model, step)
             parts = step_shares(model, step, tuple(self.ceilings.native))
         else:
@@ -287,14 +287,14 @@ def runner_of(engine: Engine) -> Runner:
 def model_of(engine: Engine) -> Any:
     """The model behind an engine. Raises ValueError for one that computes nothing."""
     model = runner_of(engine).model
-    if not isinstance(model, NativeDeepseekV3) and not hasattr(model, "ops"):
+    if not isinstance(model, NativeModel) and not hasattr(model, "ops"):
         raise ValueError(f"--model-path {engine.config.model_path} has no arithmetic to measure")
     return model
 
 
 def clock_of(engine: Engine) -> CallClock:
     model = model_of(engine)
-    return NativeClock(runner_of(engine)) if isinstance(model, NativeDeepseekV3) else OpClock(model.ops)
+    return NativeClock(runner_of(engine)) if isinstance(model, NativeModel) else OpClock(model.ops)
 
 
 def can_draft(config: EngineConfig) -> bool:

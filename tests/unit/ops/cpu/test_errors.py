@@ -14,7 +14,7 @@ from support.native_kernels import built_levels
 from nextn.config import EngineConfig
 from nextn.engine.model import make_model
 from nextn.families.config import ModelConfig
-from nextn.models.native import NativeDeepseekV3
+from nextn.models.native import NativeModel
 from nextn.ops.cpu import library as native
 from nextn.ops.cpu.library import NoLibrary, choose_level, library, machine_level
 
@@ -46,13 +46,13 @@ def made(folder: Path, **options: object) -> str:
 def test_too_wide_a_model(key: str, value: int) -> None:
     cfg = ModelConfig.from_dict(tiny_config(**{key: value}))
     with pytest.raises(ValueError, match=f"{key} is {value}: the native kernels take at most {value - 1}"):
-        NativeDeepseekV3(cfg, False, 1)
+        NativeModel(cfg, False, 1)
 
 
 def test_too_many_experts() -> None:
     cfg = ModelConfig.from_dict(tiny_config(n_routed_experts=2048, n_group=8))
     with pytest.raises(ValueError, match="n_routed_experts is 2048"):
-        NativeDeepseekV3(cfg, False, 1)
+        NativeModel(cfg, False, 1)
 
 
 def test_chosen_where_they_can_serve(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ from nextn.bench.dev.micro.native_shares import step_shares
 from nextn.bench.dev.micro.step_work import Step, step_work
 from nextn.config import EMBEDDED, model_folder
 from nextn.families.config import ModelConfig
-from nextn.models.native import NativeDeepseekV3
+from nextn.models.native import NativeModel
 from nextn.ops.cpu.library import BF16, NoLibrary, library
 
 CFG = ModelConfig.from_folder(model_folder(EMBEDDED))
@@ -33,7 +33,7 @@ def router_operations(rows: float) -> float:
 
 @pytest.mark.parametrize(("step", "passes"), [(DECODE, 0.0), (BATCH, 0.0), (VERIFY, 1.5 + 1)])
 def test_routers_are_f32_and_the_rest_is_in_tiles(step: Step, passes: float) -> None:
-    model = NativeDeepseekV3(CFG, 1, 1)
+    model = NativeModel(CFG, 1, 1)
     moe = CFG.num_hidden_layers - CFG.first_k_dense_replace
     routers = moe * router_operations(step.rows) + router_operations(passes)
     padding = routers * (1 - CFG.n_routed_experts / (-(-CFG.n_routed_experts // 16) * 16))
@@ -45,11 +45,11 @@ def test_routers_are_f32_and_the_rest_is_in_tiles(step: Step, passes: float) -> 
 
 
 def test_one_kind_of_arithmetic_has_all() -> None:
-    assert step_shares(NativeDeepseekV3(CFG, 1, 1), VERIFY, (FLOATS,)) == {FLOATS: pytest.approx(1)}
+    assert step_shares(NativeModel(CFG, 1, 1), VERIFY, (FLOATS,)) == {FLOATS: pytest.approx(1)}
 
 
 def test_weights_with_a_way_of_their_own() -> None:
-    model = NativeDeepseekV3(CFG, 0, 1, way=lambda kind: 2 if kind == BF16 else 0)
+    model = NativeModel(CFG, 0, 1, way=lambda kind: 2 if kind == BF16 else 0)
     found = step_shares(model, DECODE, (TILES, PAIRS, FLOATS))
     heads, width = CFG.num_attention_heads, CFG.latent_dim + CFG.kv_lora_rank
     attention = CFG.num_hidden_layers * 2 * 100 * heads * width

@@ -10,7 +10,7 @@ from nextn.bench.dev.micro.native_work import expert_bytes, native_step_work, we
 from nextn.bench.dev.micro.step_work import Step, step_work
 from nextn.config import EMBEDDED, model_folder
 from nextn.families.config import ModelConfig
-from nextn.models.native import NativeDeepseekV3
+from nextn.models.native import NativeModel
 from nextn.models.native_weights import W8A16
 from nextn.ops.cpu.library import BF16, E4M3, F32, INT8, NoLibrary, Weight, library
 from nextn.ops.cpu.weights import PackedWeight
@@ -34,7 +34,7 @@ def norms(layers: int) -> int:
 
 
 def test_bf16_is_the_plain_count_but_for_norms_in_f32_and_padding_of_gates() -> None:
-    model = NativeDeepseekV3(CFG, True, 1)
+    model = NativeModel(CFG, True, 1)
     moe = CFG.num_hidden_layers - CFG.first_k_dense_replace
     gate = 4 * (-CFG.n_routed_experts % 16) * CFG.hidden_size
     assert gate > 0
@@ -54,7 +54,7 @@ def test_grouped_queries_in_bf16() -> None:
         "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 96,
         "eos_token_id": 1,
     })  # fmt: skip
-    model, step = NativeDeepseekV3(cfg, 0, 1), Step(rows=2, end=100, chosen=1, experts=0)
+    model, step = NativeModel(cfg, 0, 1), Step(rows=2, end=100, chosen=1, experts=0)
     plain, native = step_work(cfg, step, 2), native_step_work(model, step)
     assert native.flops == plain.flops
     assert native.bytes - plain.bytes == 2 * (2 * (2 * 128 + 2 * 32) + 128)  # norms are in f32
@@ -62,7 +62,7 @@ def test_grouped_queries_in_bf16() -> None:
 
 
 def test_int8_halves_the_layers_and_adds_scales() -> None:
-    bf16, int8 = (native_step_work(NativeDeepseekV3(CFG, False, 1, q), DECODE) for q in (None, W8A16))
+    bf16, int8 = (native_step_work(NativeModel(CFG, False, 1, q), DECODE) for q in (None, W8A16))
     hidden, queries = CFG.hidden_size, CFG.num_attention_heads * CFG.qk_head_dim
     down = (CFG.q_lora_rank or queries) + CFG.latent_dim
     matrices = [(down, hidden), (hidden, CFG.num_attention_heads * CFG.v_head_dim)]
@@ -90,6 +90,6 @@ def test_weights() -> None:
 
 
 def test_an_expert() -> None:
-    model = NativeDeepseekV3(CFG, False, 1)
+    model = NativeModel(CFG, False, 1)
     assert expert_bytes(model) == 2 * 3 * CFG.hidden_size * CFG.moe_intermediate_size
     assert model.expert_bytes_read() == 0  # before the first step

@@ -25,7 +25,7 @@ from nextn.models.nextn import NextN
 from nextn.ops.base import ROW_ALIGN, Addend, Ops
 
 
-class DeepseekV3:
+class TorchModel:
     """Weights are uninitialised until every entry of `targets()` has been filled, by `place`.
 
     The residual stream is f32, whatever dtype the weights, the cache and hidden states have.
