@@ -55,8 +55,7 @@ def packaged_drafter(name: str) -> Path | None:
     """The draft folder for the model of this name; None: there is no such name, or a file or folder is called
     so."""
     known = _known(name)
-    folder = None if known is None else DATA / known.drafter
-    return folder if folder is not None and folder.is_dir() else None
+    return None if known is None else DATA / known.drafter
 
 
 def _known(name: str) -> Packaged | None:
