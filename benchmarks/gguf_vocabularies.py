@@ -12,28 +12,30 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from pathlib import Path
-
-import tokenizers
 
 from nextn.checkpoint_error import CheckpointError
 from nextn.gguf.header import read_header
 from nextn.gguf.metadata import Metadata
 from nextn.gguf.tokenizer import tokenizer_files
+from nextn.tokenizer.tokenizer import Tokenizer
 
 BETWEEN = "\n__ggml_vocab_test__\n"  # texts
 
 
 def differing(file: Path) -> tuple[int, list[str]]:
     """(texts, those whose ids differ). Raises CheckpointError for a tokenizer that nextn refuses."""
-    files = tokenizer_files(Metadata(file, read_header(file).values))
-    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(files["tokenizer.json"]))
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in tokenizer_files(Metadata(file, read_header(file).values)).items():
+            (Path(folder) / name).write_text(json.dumps(content), encoding="utf-8")
+        tokenizer = Tokenizer.from_folder(folder)
     lines = Path(f"{file}.out").read_text(encoding="utf-8").splitlines()
     texts = Path(f"{file}.inp").read_bytes().decode().split(BETWEEN)[: len(lines)]  # the last one is empty
     return len(texts), [
         text
         for text, line in zip(texts, lines, strict=True)
-        if tokenizer.encode(text, add_special_tokens=False).ids != list(map(int, line.split()))
+        if tokenizer.encode(text, add_special_tokens=False) != list(map(int, line.split()))
     ]
 
 

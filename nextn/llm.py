@@ -147,7 +147,7 @@ class LLM:
                 rid = f"llm-{self._made}"
                 self._made += 1
                 most = most_tokens(ids, p.max_tokens, engine.context_length, engine.vocab_size)
-                request = Request(rid, list(ids), p.replace(max_tokens=most))
+                request = Request(rid, ids, p.replace(max_tokens=most))
                 if p.constraint is not None:
                     request.grammar = self.grammars.compile(p.constraint)
                 engine.add(request)

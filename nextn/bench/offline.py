@@ -111,7 +111,7 @@ def generate(
     for i, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
         params = SamplingParams(max_tokens=length, temperature=0, ignore_eos=ignore_eos)
         try:
-            engine.add(Request(f"offline-{i}", list(prompt), params))
+            engine.add(Request(f"offline-{i}", prompt, params))
         except ValueError as e:
             for earlier in range(i):
                 engine.abort(f"offline-{earlier}")

@@ -318,6 +318,12 @@ def _token_map(config: EngineConfig, draft: DraftFolder | None) -> Path | None:
     return own if own is not None and own.is_file() else None
 
 
+def own_nextn_layers(config: EngineConfig, cfg: ModelConfig, folder: Path) -> int:
+    """How many modules the model has of its own."""
+    dummy = config.load_format == "dummy"
+    return cfg.num_nextn_predict_layers if dummy else stored_nextn_layers(folder, cfg)
+
+
 def _nextn_layers(config: EngineConfig, cfg: ModelConfig, folder: Path) -> int:
     """How many of the checkpoint's modules are to draft: one for each depth, as far as there are so many.
 
@@ -325,8 +331,7 @@ def _nextn_layers(config: EngineConfig, cfg: ModelConfig, folder: Path) -> int:
     """
     if not config.speculation.mtp:
         return 0
-    dummy = config.load_format == "dummy"
-    stored = cfg.num_nextn_predict_layers if dummy else stored_nextn_layers(folder, cfg)
+    stored = own_nextn_layers(config, cfg, folder)
     asked = config.speculative_algorithm is not None or config.speculative_num_steps not in (None, AUTO_STEPS)
     if stored == 0 and asked:
         algorithm = config.speculative_algorithm or "NEXTN"

@@ -1,7 +1,8 @@
 """A checkpoint's tokenizer, from tokenizer.json, tokenizer_config.json and the chat template alone.
 
-Byte-level BPE only (DeepSeek's kind; also Llama 3's, Qwen's and GLM's): there a token's bytes never depend on
-its neighbours, see `nextn.tokenizer.token_bytes`. Text is what the decoder gives: no "clean-up" of spaces.
+Byte-level BPE (DeepSeek's kind; also Llama 3's, Qwen's and GLM's) and SentencePiece's BPE (Llama 2's): there
+a token's bytes never depend on its neighbours, see `nextn.tokenizer.token_bytes`. Text is these bytes joined:
+no "clean-up" of spaces.
 """
 
 from __future__ import annotations

@@ -10,12 +10,14 @@ from nextn.families.config import ModelConfig
 class AttentionCost(NamedTuple):
     """products: multiply-adds of a row with the layer's weights, each used once, and so their elements too.
     vectors: elements of norms and biases. entry: elements of a position in the cache. pair: multiply-adds for
-    each (query, key) pair, of all heads."""
+    each (query, key) pair, of all heads. ups: of the native layer's key_up and value_up, those that a row
+    meets. Grouped queries have one of each, and only where keys and values have formats of their own."""
 
     products: int
     vectors: int
     entry: int
     pair: int
+    ups: int
 
 
 def attention_cost(cfg: ModelConfig) -> AttentionCost:
@@ -28,7 +30,7 @@ def _latent(cfg: ModelConfig) -> AttentionCost:
     products = hidden * ((cfg.q_lora_rank or queries) + cfg.latent_dim) + queries * (cfg.q_lora_rank or 0)
     products += heads * rank * (cfg.qk_nope_head_dim + value) + hidden * heads * value
     return AttentionCost(
-        products, rank + (cfg.q_lora_rank or 0), cfg.latent_dim, heads * (cfg.latent_dim + rank)
+        products, rank + (cfg.q_lora_rank or 0), cfg.latent_dim, heads * (cfg.latent_dim + rank), heads
     )
 
 
@@ -39,5 +41,5 @@ def _grouped(cfg: ModelConfig) -> AttentionCost:
     together = queries + 2 * gqa.num_key_value_heads * width
     vectors = together * gqa.qkv_bias + 2 * width * gqa.qk_norm + cfg.hidden_size * gqa.out_bias
     return AttentionCost(
-        cfg.hidden_size * (together + queries), vectors, 2 * gqa.num_key_value_heads * width, 2 * queries
+        cfg.hidden_size * (together + queries), vectors, 2 * gqa.num_key_value_heads * width, 2 * queries, 1
     )

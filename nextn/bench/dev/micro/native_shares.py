@@ -41,7 +41,7 @@ def products(model: NativeModel, layer: Layer) -> Iterator[tuple[Weight, float]]
     for weight in (layer.down, layer.q_up, layer.out, mlp.router, mlp.shared_gate_up, mlp.shared_down):
         yield weight, 1.0
     for weight in (layer.key_up, layer.value_up):
-        yield weight, float(cfg.num_attention_heads if cfg.gqa is None else 1)
+        yield weight, float(attention_cost(cfg).ups)
     for weight in (mlp.gate_up, mlp.down):
         yield weight, float(cfg.num_experts_per_tok)
 

@@ -34,11 +34,10 @@ def layer_bytes(model: NativeModel, layer: Layer) -> int:
     """Bytes of a layer without its routed experts."""
     cfg, mlp = model.config, layer.mlp
     found = sum(map(weight_bytes, (layer.down, layer.q_up, layer.out)))
-    # Of grouped queries they are there where keys and values have formats of their own, of all heads at once.
-    members = cfg.num_attention_heads if cfg.gqa is None else 1
-    found += members * (weight_bytes(layer.key_up) + weight_bytes(layer.value_up))
+    attention = attention_cost(cfg)
+    found += attention.ups * (weight_bytes(layer.key_up) + weight_bytes(layer.value_up))
     found += sum(map(weight_bytes, (mlp.router, mlp.shared_gate_up, mlp.shared_down)))
-    vectors = 2 * cfg.hidden_size + attention_cost(cfg).vectors
+    vectors = 2 * cfg.hidden_size + attention.vectors
     return found + 4 * (vectors + int(mlp.experts))
 
 

@@ -30,9 +30,9 @@ from nextn.bench.dev.micro.step_work import Step, step_work
 from nextn.bench.prompts import all_heldout_prompts
 from nextn.config import EngineConfig, model_folder
 from nextn.engine.engine import Engine
+from nextn.engine.model import own_nextn_layers
 from nextn.engine.runner import Runner
 from nextn.families.config import ModelConfig
-from nextn.models.loader import stored_nextn_layers
 from nextn.models.native import NativeModel
 from nextn.request import Request, SamplingParams
 from nextn.tokenizer import Tokenizer
@@ -302,9 +302,7 @@ def can_draft(config: EngineConfig) -> bool:
     if config.speculation.ngrams or config.drafter_path is not None:
         return True
     folder = model_folder(config.model_path)
-    cfg = ModelConfig.from_folder(folder)
-    stored = cfg.num_nextn_predict_layers
-    return stored > 0 and (config.load_format == "dummy" or stored_nextn_layers(folder, cfg) > 0)
+    return own_nextn_layers(config, ModelConfig.from_folder(folder), folder) > 0
 
 
 def tokens_of_text(config: EngineConfig) -> list[int]:

@@ -6,10 +6,11 @@ import dataclasses
 
 import pytest
 import torch
+from support.checkpoints import gqa_config
 
 from nextn.bench.dev.micro.arena import Arena, arena_bytes
 from nextn.bench.dev.micro.arithmetic import FLOATS, NATIVE
-from nextn.bench.dev.micro.cases import ROUTED, Bench
+from nextn.bench.dev.micro.cases import ROUTED, Bench, OpCase
 from nextn.bench.dev.micro.clock import NATIVE as NATIVE_TEAM
 from nextn.bench.dev.micro.formats import FORMATS
 from nextn.bench.dev.micro.native_cases import NativeBench, moved
@@ -23,11 +24,9 @@ from nextn.ops.cpu.weights import PackedWeight
 from nextn.ops.reference import Reference
 
 CFG = ModelConfig.from_folder(model_folder(EMBEDDED))
-GROUPED = ModelConfig.from_dict({
-    "architectures": ["Qwen3ForCausalLM"], "vocab_size": 512, "hidden_size": 128, "num_hidden_layers": 2,
-    "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 96,
-    "eos_token_id": 1,
-})  # fmt: skip
+GROUPED = ModelConfig.from_dict(
+    gqa_config("Qwen3ForCausalLM", vocab_size=512, hidden_size=128, head_dim=32, intermediate_size=96)
+)
 ROWS = (1, 3, 64)
 
 
@@ -49,14 +48,20 @@ def bench(pool: NativePool, arena: Arena) -> NativeBench:
     return NativeBench(pool, CFG, arena, end=64)
 
 
+def result(one: OpCase) -> torch.Tensor:
+    """Of the first call; finite."""
+    call = one.case.calls[0]
+    assert isinstance(call, NativeCall)
+    call()
+    out = call.kept[-1]
+    assert isinstance(out, torch.Tensor)
+    assert out.isfinite().all(), one.case.name
+    return out
+
+
 def test_every_kernel_runs_at_every_number_of_rows(bench: NativeBench) -> None:
     for one in (*bench.cases(ROWS), *bench.headline((1, 3))):
-        call = one.case.calls[0]
-        assert isinstance(call, NativeCall)
-        call()
-        out = call.kept[-1]
-        assert isinstance(out, torch.Tensor)
-        assert out.isfinite().all(), one.case.name
+        out = result(one)
         assert out.any(), one.case.name
         assert out.shape[0] == one.rows
         assert (one.backend, one.case.team) == ("cpu", NATIVE_TEAM)
@@ -83,12 +88,7 @@ def test_grouped_queries(pool: NativePool, arena: Arena) -> None:
     found = NativeBench(pool, GROUPED, arena, end=64).cases(ROWS)
     for one in found:
         assert one.case.work == work[one.op, one.what, one.shape, one.rows]
-        call = one.case.calls[0]
-        assert isinstance(call, NativeCall)
-        call()
-        out = call.kept[-1]
-        assert isinstance(out, torch.Tensor)
-        assert out.isfinite().all()
+        result(one)
     assert {(one.op, one.what) for one in found} == {
         ("linear", "queries, keys, values"), ("linear", "attention out"), ("linear", "head"),
         ("gqa_attention", "one request"), ("swiglu_mlp", "dense"),
@@ -126,13 +126,7 @@ def test_every_format_has_the_bytes_of_its_panels(bench: NativeBench, pool: Nati
     assert case.weights == one.name
     assert sum(case.shares.values()) == pytest.approx(1)
     for found in (case, made.mlp(2, "any", 256)):
-        call = found.case.calls[0]
-        assert isinstance(call, NativeCall)
-        call()
-        out = call.kept[-1]
-        assert isinstance(out, torch.Tensor)
-        assert out.isfinite().all()
-        assert out.any()
+        assert result(found).any()
 
 
 def test_inputs_that_are_no_whole_blocks_are_in_bf16(bench: NativeBench) -> None:

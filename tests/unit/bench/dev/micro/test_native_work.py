@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.checkpoints import gqa_config
 
 from nextn.bench.dev.micro.arithmetic import FLOATS
 from nextn.bench.dev.micro.native_shares import step_shares
@@ -49,11 +50,8 @@ def test_bf16_is_the_plain_count_but_for_norms_in_f32_and_padding_of_gates() -> 
 
 
 def test_grouped_queries_in_bf16() -> None:
-    cfg = ModelConfig.from_dict({
-        "architectures": ["Qwen3ForCausalLM"], "vocab_size": 512, "hidden_size": 128, "num_hidden_layers": 2,
-        "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 96,
-        "eos_token_id": 1,
-    })  # fmt: skip
+    shape = {"vocab_size": 512, "hidden_size": 128, "num_hidden_layers": 2, "head_dim": 32}
+    cfg = ModelConfig.from_dict(gqa_config("Qwen3ForCausalLM", **shape, intermediate_size=96))
     model, step = NativeModel(cfg, 0, 1), Step(rows=2, end=100, chosen=1, experts=0)
     plain, native = step_work(cfg, step, 2), native_step_work(model, step)
     assert native.flops == plain.flops
