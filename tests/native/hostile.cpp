@@ -14,6 +14,13 @@
 
 namespace {
 
+// LONG_PROMPT: rows of a prompt on ranks, which are more than are multiplied together.
+#if defined(__SANITIZE_THREAD__)
+constexpr int LOOPS = 500, MOST_THREADS = 3, LONG_PROMPT = 110;  // it makes every access to memory a call
+#else
+constexpr int LOOPS = 2000, MOST_THREADS = 9, LONG_PROMPT = 270;
+#endif
+
 std::mt19937 random_bits(1);
 
 void must(bool holds, const char* what) {
@@ -539,7 +546,7 @@ void on_ranks(int size, int kind, int shards = 0, int kv_heads = 0) {
         heads_values(std::max(1, kv_heads) * value, hidden, kind, 1, 32);
     const NxNextN module{ones.data(), ones.data(), ones.data(), eh_proj.w};
     const std::vector<uint16_t> embedding = halves(vocab * hidden);
-    const Batch batch({{0, 270}, {0, 9}, {0, 1}}, page, false);
+    const Batch batch({{0, LONG_PROMPT}, {0, 9}, {0, 1}}, page, false);
     const int rows = batch.b.rows, slots = batch.slots(page);
 
     struct Found {
@@ -591,7 +598,7 @@ void on_ranks(int size, int kind, int shards = 0, int kv_heads = 0) {
         found.drafted = found.hidden;
         found.logits.resize(size_t(rows) * vocab);
         for (int again = 0; again < 2; ++again) {  // prompts whose logits nobody asks for, one after another
-            if (world) nx_world_step(world, again ? 270 : rows, again ? rows - 270 : 0, again);
+            if (world) nx_world_step(world, again ? LONG_PROMPT : rows, again ? rows - LONG_PROMPT : 0, again);
             nx_forward(engine, &batch.b, found.hidden.data());
             nx_draft(engine, &batch.b, found.hidden.data(), 0, found.drafted.data());
         }
@@ -599,8 +606,9 @@ void on_ranks(int size, int kind, int shards = 0, int kv_heads = 0) {
         for (int whole : {0, 3, rows}) {
             std::vector<float> some(size_t(whole) * vocab);
             std::vector<int32_t> tokens(size_t(rows - whole)), want = tokens;
-            NxSampling s[3] = {{7, 1, ~0u, 1.f, 1.f, 0.f, 0, 100}, {7, 1, 2, 1.f, 0.9f, 0.f, 5, 66}, {}};
-            s[2].rows = rows - 166 - whole;
+            const int first = LONG_PROMPT / 3, next = LONG_PROMPT / 4;
+            NxSampling s[3] = {{7, 1, ~0u, 1.f, 1.f, 0.f, 0, first}, {7, 1, 2, 1.f, 0.9f, 0.f, 5, next}, {}};
+            s[2].rows = rows - first - next - whole;
             nx_choices(engine, found.hidden.data(), rows, vocab, whole, some.data(), s, tokens.data());
             must(std::equal(some.begin(), some.end(), found.logits.begin()), "logits depend on what is chosen beside");
             if (whole == rows) continue;
@@ -699,12 +707,6 @@ void reads() {
 }
 
 }  // namespace
-
-#if defined(__SANITIZE_THREAD__)
-constexpr int LOOPS = 500, MOST_THREADS = 3;  // it makes every access to memory a call
-#else
-constexpr int LOOPS = 2000, MOST_THREADS = 9;
-#endif
 
 int main() {
     must(nx_machine_level() >= 0 && nx_interface() > 0, "the library knows itself");  // first: it asks for AMX

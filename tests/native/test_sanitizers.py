@@ -23,6 +23,8 @@ FLAGS = [
     "-std=c++17", "-g1", "-O1", "-fno-omit-frame-pointer", "-ffp-contract=off", "-pthread", "-Wno-psabi",
     "-DNX_FEW_ROWS",
 ]  # fmt: skip
+# Checks of addresses make functions long, and GCC takes half of its time to give out registers loop by loop.
+QUICK = "-fira-region=one"
 ADDRESSES = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 SANITIZERS = {
     "addresses": ADDRESSES,
@@ -52,13 +54,18 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         pytest.skip(str(e))
     empty = folder / "empty.cpp"
     empty.write_text("int main() {}\n")
+
+    def knows(*flags: str) -> bool:
+        command = [*compiler, *FLAGS, *flags, str(empty), "-o", str(folder / "empty")]
+        return subprocess.run(command, capture_output=True).returncode == 0
+
     running = {}
+    quick = [QUICK] if knows(QUICK) else []
     for name, flags in SANITIZERS.items():
         level = level_flags(build, name)
-        command = [*compiler, *FLAGS, *flags, *(level or [])]
-        found = subprocess.run([*command, str(empty), "-o", str(folder / "empty")], capture_output=True)
-        if level is None or found.returncode != 0:
+        if level is None or not knows(*flags, *level):
             continue
+        command = [*compiler, *FLAGS, *quick, *flags, *level]
         command += [str(HERE / "hostile.cpp"), "-o", str(folder / name)]
         running[name] = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     for name, process in running.items():
