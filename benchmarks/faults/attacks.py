@@ -42,7 +42,7 @@ SINCE = "nextn:seconds_since_last_step"
 class Rules:
     """limit: seconds that a request may take before it is a hang. timed: does the honest client's time count?
     megabytes: that may stay, when `patience` seconds have passed. repeat: seconds for which an attack is
-    repeated; 0: it is played once."""
+    repeated; 0: it is played once. most: of its requests, so many at most."""
 
     limit: float = 60.0
     timed: bool = True
@@ -50,6 +50,7 @@ class Rules:
     patience: float = 60.0
     warm: int = 20  # honest requests before an attack
     repeat: float = 3.0
+    most: int | None = None
 
 
 @dataclass
@@ -139,7 +140,7 @@ def send_attack(link: Connection, name: str, address: Address, rules: Rules) -> 
     """The attacker's main function."""
     os.nice(19)
     chosen = ATTACKS[name]
-    requests = [(request, encoded(request)) for request in chosen.make()]
+    requests = [(request, encoded(request)) for request in chosen.make()[: rules.most]]
     link.send(None)
     link.recv()
     link.send(asyncio.run(repeated(address, requests, chosen.refused, rules)))
