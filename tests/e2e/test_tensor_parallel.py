@@ -25,6 +25,7 @@ def test_a_size_that_cannot_be_ends_the_start_with_one_error() -> None:
 
 
 def test_ranks_that_are_killed() -> None:
-    words = [sys.executable, str(ROOT / "benchmarks" / "kill_ranks.py"), "--kills", "3"]
+    """By this seed rank 1 while it works, then rank 0 while nobody asks."""
+    words = [sys.executable, str(ROOT / "benchmarks" / "kill_ranks.py"), "--kills", "2", "--seed", "16"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
