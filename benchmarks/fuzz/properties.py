@@ -21,6 +21,7 @@ from nextn.server.http.tokens import DetokenizeRequest, TokenizeRequest, detoken
 from nextn.server.parsers import reasoning
 from nextn.server.parsers.answer import AnswerParser, Reading
 from nextn.server.parsers.parts import Part
+from nextn.server.parsers.tools import FORMATS
 from nextn.server.process.engine_client import EngineClient
 from nextn.server.process.messages import Ready
 from nextn.server.protocol.body import Body, parse
@@ -74,11 +75,15 @@ def merged(parts: Sequence[Part]) -> list[Part]:
 
 
 def parts_are_the_text(data: bytes) -> None:
-    """However an answer is cut, its parts are the same; all of its text is in them, in order, but marks."""
+    """However an answer is cut, its parts are the same; all of its text is in them, in order, but marks. Where
+    the arguments of a call are pairs, the parser writes their JSON, so there only the first is asked for."""
     source = Source(data)
     reading, text = source.reading(), source.text()
     parts = parsed([text], reading)
     assert merged(parsed(source.cut(text), reading)) == merged(parts)
+    pairs = reading.tool_parser is not None and FORMATS[reading.tool_parser].spelling.pair is not None
+    if pairs and any(part.kind == "arguments" for part in parts):
+        return
     ends = {0}  # where in the text the parts so far may end
     for part in parts:
         begins = {at for end in ends for at in after_marks(text, end)}
