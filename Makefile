@@ -11,6 +11,8 @@ BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 DEMO_ARGS ?=
 TEST_ARGS ?=
+# Tests wait for servers as often as they compute: one more of them at once than there are cores.
+WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(4, 1 + (os.cpu_count() or 1)))")
 
 # Modules compile when they are first imported: as they are installed, all do, which takes longer than the rest.
 PIP := $(BIN)/python -m pip install -q --no-compile
@@ -39,7 +41,7 @@ demo: $(VENV)/.core
 # A file's tests run in one process, which starts their servers once; long files come first. -rs: says what was
 # skipped, and why.
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
 
 test-native: $(VENV)/.dev
 	$(BIN)/python -m pytest -rs tests/native tests/unit/ops/cpu tests/parity/test_native_model.py $(TEST_ARGS)

@@ -75,8 +75,8 @@ def merged(parts: Sequence[Part]) -> list[Part]:
 
 
 def parts_are_the_text(data: bytes) -> None:
-    """However an answer is cut, its parts are the same; all of its text is in them, in order, but marks. Where
-    the arguments of a call are pairs, the parser writes their JSON, so there only the first is asked for."""
+    """However an answer is cut, its parts are the same; all of its text is in them, in order, but marks.
+    Where the arguments of a call are pairs, the parser writes their JSON, and only the first is asked for."""
     source = Source(data)
     reading, text = source.reading(), source.text()
     parts = parsed([text], reading)

@@ -14,6 +14,7 @@ from nextn.config import EngineConfig
 from nextn.draft import MAX_DRAFTS, NO_DRAFT, Draft
 from nextn.engine.device_runner import DeviceRunner, make_shape, rounded
 from nextn.engine.executor import Executor
+from nextn.engine.made_up import add_made_up, made_up_span
 from nextn.kvcache.pool import KVPool
 from nextn.models.base import Model
 from nextn.models.cuda import CudaModel
@@ -21,13 +22,12 @@ from nextn.models.graphs import BUCKETS, bucket
 from nextn.models.torch_model import TorchModel
 from nextn.request import SamplingParams
 from nextn.sampling.row_draws import Choosing
-from nextn.scheduler.plan import Plan, SpanPlan, SpanResult
+from nextn.scheduler.plan import Plan, SpanResult
 from nextn.speculation import Speculation
 from nextn.speculative.device.drafts import Drafting
 from nextn.speculative.device.graphs import StepGraphs, graph_bytes
 from nextn.speculative.device.relay import Relay
 from nextn.speculative.device.step import DeviceStep, StepShape
-from nextn.speculative.state import RequestState
 
 # Of the graphs that are captured at start; the others are as the load needs them.
 LONGEST = (512, 2048)
@@ -192,17 +192,16 @@ def made_up_steps(
     drafts: list[Draft] = [NO_DRAFT] * len(PROMPTS)
     found: list[Sequence[SpanResult]] = []
     for n, (history, params) in enumerate(zip(histories, CHOICES, strict=True)):
-        limit = len(history) + (2 + STEPS) * (1 + num_steps)
-        executor.add(RequestState(f"check {n}", params, list(history), len(history), limit, frozenset()))
+        add_made_up(executor, f"check {n}", history, params, (2 + STEPS) * (1 + num_steps))
     try:
         for step in range(1 + STEPS):
             spans = []
             for n, (history, draft) in enumerate(zip(histories, drafts, strict=True)):
                 start = len(history) - 1 if step else 0
                 spans.append(
-                    SpanPlan(
-                        f"check {n}", start, len(history) - start, draft, chooses=True, first_page=0,
-                        pages=range(1 + n * each, 1 + (n + 1) * each), num_steps=num_steps, extend=extend,
+                    made_up_span(
+                        f"check {n}", n, start, len(history) - start, draft, each=each,
+                        pages=len(PROMPTS) * each, num_steps=num_steps, extend=extend,
                     )
                 )  # fmt: skip
             results = executor.launch(Plan(spans)).result().spans

@@ -31,7 +31,7 @@ from nextn.sampling.choice import draw_params
 from nextn.sampling.penalties import penalized
 from nextn.scheduler.plan import Plan, SpanResult, StepResult
 from nextn.speculative.base import Drafter, DraftSpan, NoDrafter
-from nextn.speculative.behind import Behind
+from nextn.speculative.behind import Behind, Owners
 from nextn.speculative.mtp import MTPDrafter
 from nextn.speculative.state import RequestState
 from nextn.speculative.verifier import NO_CHOICE
@@ -59,6 +59,7 @@ class PlainSteps:
         self._last: Sequence[RequestState] | None = None
         self._asked = b""
         self._table, self._counts = array("i"), list[int]()
+        self._kept: Owners | None = None  # of what was kept in it, where that was a row each
 
     def add(self, state: RequestState) -> None:
         """Makes ready what does not change of a request."""
@@ -79,7 +80,7 @@ class PlainSteps:
             return None
         found = self.model.plain_step(step, self.pool)
         results = _results(states, step, found)
-        if plan.keep and behind is not None and not all(r.extend for r in states):
+        if plan.keep and behind is not None and step.extending < len(states):
             self._keep(behind, states, step, results)
         extended, decoding, drafts, context, passes = found.work[:WORK]
         deeper = tuple(found.work[WORK : WORK + passes])
@@ -93,7 +94,7 @@ class PlainSteps:
             return None  # they catch up first
         self._prepare(states, plan)
         tokens, turns, page_size = array("i"), array("i"), self.pool.page_size
-        choices = num_steps = 0
+        choices = num_steps = extending = 0
         # Once for every request and step: as little as can be.
         for r, pages in zip(states, self._counts, strict=True):
             drafts, following = len(r.draft.tokens), CHOOSES
@@ -109,36 +110,41 @@ class PlainSteps:
                 following = r.following
             if r.num_steps > num_steps:
                 num_steps = r.num_steps
+            extending += r.extend
             flags = (EXTENDS if r.extend else 0) | (0 if r.cutoff is None else CUT)
             page = r.draft_from // page_size
             turns.extend((r.start, r.known, drafts, following, pages, r.num_steps, flags, page))
             tokens.extend(r.tokens)
         return PlainStep(
             tokens, turns, self._table, self._asked, len(states), choices, num_steps, plan.cutoff,
-            behind is not None,
+            behind is not None, extending,
         )  # fmt: skip
 
     def _prepare(self, states: Sequence[RequestState], plan: Plan) -> None:
         """What is mostly as it was in the step before, whose requests and pages are the same."""
         same = states == self._last
         if not same:
-            self._last = states
+            self._last, self._kept = states, None
             self._asked = b"".join([r.asked for r in states])
         if not same or any(span.pages for span in plan.spans):
             self._table, self._counts = array("i"), [len(r.pages) for r in states]
             for r in states:
                 self._table.extend(r.pages)
 
-    @torch.inference_mode()
     def _keep(
         self, behind: Behind, states: Sequence[RequestState], step: PlainStep, results: Sequence[SpanResult]
     ) -> None:
         """The hidden states of requests that did not extend."""
-        hidden = self.model.states(len(step.tokens))
-        if len(step.tokens) == len(states) and all(result.tokens for result in results):
-            alone = not any(r.extend for r in states)
-            if alone and behind.keep_again(hidden, [r.drafting for r in states]):
-                return
+        alike = not step.extending and len(step.tokens) == len(states) and all(r.tokens for r in results)
+        if not (alike and behind.keep_again(self._kept, *self.model.states_at())):
+            self._keep_any(behind, states, step, results)
+            last = behind.latest if alike else None
+            self._kept = last if last is not None and last.states == [r.drafting for r in states] else None
+
+    @torch.inference_mode()
+    def _keep_any(
+        self, behind: Behind, states: Sequence[RequestState], step: PlainStep, results: Sequence[SpanResult]
+    ) -> None:
         spans: list[DraftSpan] = []
         at = 0
         for r, result in zip(states, results, strict=True):
@@ -149,7 +155,7 @@ class PlainSteps:
                 start = r.start - r.draft_from
                 spans.append(DraftSpan(r, r.drafting, start, rows, (), (), 0, tokens, 0, r.draft_from, False))
         if spans:
-            behind.keep(hidden, spans)
+            behind.keep(self.model.states(len(step.tokens)), spans)
 
 
 def _results(states: Sequence[RequestState], step: PlainStep, found: PlainResult) -> list[SpanResult]:

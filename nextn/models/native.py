@@ -221,6 +221,9 @@ class NativeModel:
     def states(self, rows: int) -> Tensor:
         return self._room("forward", rows, self.config.hidden_size)
 
+    def states_at(self) -> tuple[int, int]:
+        return self._rooms["forward"].at, 4 * self.config.hidden_size
+
     def expert_counts(self) -> tuple[np.ndarray, np.ndarray]:
         first, none = self.config.num_hidden_layers, np.zeros((0, self.config.n_routed_experts), np.int64)
         own = [counts for layer, counts in self.weights.chosen.items() if layer < first]

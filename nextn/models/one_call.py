@@ -22,7 +22,7 @@ EXTENDS, CUT = 1, 2  # flags
 class PlainStep(NamedTuple):
     """tokens: of all spans, each the known ones and its chain of drafts. table: their pages. asked: what
     `StepInOneCall.ask` made of the requests, one after another. choices: roots and drafts of those that
-    choose. num_steps: the largest. drafts: may spans extend at all?
+    choose. num_steps: the largest. drafts: may spans extend at all? extending: how many do.
 
     turns, of each request: start, known tokens, drafts, the token after a part of a prompt or CHOOSES, pages,
     num_steps, flags, and the number of the first page that the drafter sees."""
@@ -36,6 +36,7 @@ class PlainStep(NamedTuple):
     num_steps: int
     cutoff: Cutoff | None
     drafts: bool
+    extending: int
 
 
 class PlainResult(NamedTuple):
@@ -64,3 +65,6 @@ class StepInOneCall(Protocol):
 
     def states(self, rows: int) -> Tensor:
         """The target's hidden states of the last step, [rows, C]; written over by the next one."""
+
+    def states_at(self) -> tuple[int, int]:
+        """Where in memory they begin, and the bytes of a row."""

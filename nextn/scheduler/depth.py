@@ -31,12 +31,12 @@ class Depth:
 
     def now(self, req: Request) -> int:
         """How deep a draft it is to get now."""
-        num_steps = self.most(req)
-        if self.auto is None or req.params.speculative.num_steps is not None:
-            return num_steps
-        if self.automatic(req):
-            return min(num_steps, self.auto.num_steps) if self.auto.drafting else 0
-        return min(num_steps, INEXACT)
+        params = req.params
+        if self.auto is None or params.speculative.num_steps is not None:
+            return self.most(req)
+        if params.verify_mode == "exact":
+            return min(self.num_steps, self.auto.num_steps) if self.auto.drafting else 0
+        return min(self.num_steps, INEXACT)
 
     def note(self, req: Request, draft: Draft, accepted: int) -> None:
         """So many guesses of a draft of the request held."""

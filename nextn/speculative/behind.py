@@ -27,7 +27,7 @@ from nextn.speculative.draft_state import DraftState, Waiting
 PIECE = 512  # rows that are caught up in one pass
 
 
-class _Owners:
+class Owners:
     """Whose the rows of a step are: of each request so many, one after another. Steps that follow one another
     with the same requests share it."""
 
@@ -58,12 +58,14 @@ class _Ring:
         count, at = len(rows), number % self.steps
         if self.states.shape[1] < count:
             self._widen(count, hidden)
-        if self._addresses and hidden.is_contiguous() and _count_up(rows):
-            row = hidden.shape[1] * hidden.element_size()
+        self.states[at, :count] = _rows_of(hidden, rows)
+
+    def put_bytes(self, number: int, address: int, count: int) -> bool:
+        """So many bytes from there, once `put` has made room for as many. False: they cannot be moved so."""
+        if self._addresses:
             # For a few rows a call of torch takes longer than the copy.
-            ctypes.memmove(self._addresses[at], hidden.data_ptr() + rows[0] * row, count * row)
-        else:
-            self.states[at, :count] = _rows_of(hidden, rows)
+            ctypes.memmove(self._addresses[number % self.steps], address, count)
+        return bool(self._addresses)
 
     def _widen(self, count: int, hidden: Tensor) -> None:
         old, width = self.states, 1 << (count - 1).bit_length()
@@ -85,9 +87,9 @@ class Behind:
     def __init__(self, page_size: int) -> None:
         self._window = draft_window(page_size)
         self._ring = _Ring(self._window)
-        self._steps: deque[_Owners] = deque(maxlen=self._window)  # that are in the ring
+        self._steps: deque[Owners] = deque(maxlen=self._window)  # that are in the ring
         self._count = 0  # of all that were put into it; a step's number is how many were before it
-        self._last: _Owners | None = None  # of the last one, where each has a row
+        self._last: Owners | None = None  # of the last one, where each has a row
         self._waiting = set[DraftState]()  # of requests of which something is kept
 
     def keep(self, hidden: Tensor, work: Sequence[DraftSpan]) -> None:
@@ -106,20 +108,29 @@ class Behind:
         if kept:
             rows = [row for w in kept for row in w.rows]
             counts = None if len(rows) == len(kept) else [len(w.rows) for w in kept]
-            self._put(hidden, _Owners([w.state for w in kept], counts), rows)
+            self._put(hidden, Owners([w.state for w in kept], counts), rows)
         for w in parts:
             self._keep_part(hidden, w)
 
-    def keep_again(self, hidden: Tensor, states: list[DraftState]) -> bool:
-        """`keep`, of the same requests as in the last step, with a row each. False: they are others."""
-        last = self._last
-        if last is None or last.states != states:
-            return False
-        self._put(hidden, last, range(len(states)))
-        return True
+    @property
+    def latest(self) -> Owners | None:
+        """Of the last step that was kept, where each request has a row; None: they have not."""
+        return self._last
 
-    def _put(self, hidden: Tensor, owners: _Owners, rows: Sequence[int]) -> None:
+    def keep_again(self, owners: Owners | None, address: int, row: int) -> bool:
+        """`keep`, of the requests of the last step, with a row each again. owners: `latest` after it, if they
+        are the same. address, row: where the states begin, and the bytes of one. False: that cannot be."""
+        if owners is None or owners is not self._last:
+            return False
+        if moved := self._ring.put_bytes(self._count, address, row * len(owners.states)):
+            self._count_in(owners)
+        return moved
+
+    def _put(self, hidden: Tensor, owners: Owners, rows: Sequence[int]) -> None:
         self._ring.put(self._count, hidden, rows)
+        self._count_in(owners)
+
+    def _count_in(self, owners: Owners) -> None:
         self._steps.append(owners)
         self._count += 1
         self._last = owners if owners.counts is None else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -77,7 +77,7 @@ class Depth:
 
     keeping, state = True, None
 
-    def __init__(self, num_steps: int, cutoff: Cutoff | None, off: range = range(0)) -> None:
+    def __init__(self, num_steps: int, cutoff: Cutoff | None, off: Container[int] = ()) -> None:
         self.num_steps, self.cutoff, self.off, self.steps = num_steps, cutoff, off, 0
 
     @property

@@ -1,11 +1,9 @@
 """The draft-length controller: whether requests draft, and how deep. Pure, deterministic; it changes no text.
 
 Requests draft where that makes more tokens per second, by what steps cost (`cost`), what drafts bring
-(`worth`) and, for each batch size, the factor by which drafts cost more than `cost` says. It is learnt from
-trials: some steps of the other kind, with drafts or without. What slows the machine slows both, so only their
-ratio counts. A trial is made where it could change the decision, and now and then anyway, within 1 % of the
-time. Where drafts are off, nothing is kept for them until a trial is due.
-"""
+(`worth`) and, for each batch size, the factor by which drafts cost more than `cost` says. Trials teach it:
+some steps of the other kind. What slows the machine slows both, so only their ratio counts. A trial is made
+where it could change the decision, and now and then anyway, within 1 % of the time."""
 
 from __future__ import annotations
 
@@ -22,10 +20,11 @@ from nextn.speculative.depth.cost import StepCost
 from nextn.speculative.depth.worth import REMEMBERED, Worth
 from nextn.speculative.work import StepWork
 
-TRIAL_SHARE = 0.01  # of the time, what trials may cost, and of two seconds that are to come
+# Of the time: what trials may cost, of two seconds that are to come, too; and by how much the other kind must
+# be better, as nothing can be known to less.
+MARGIN = 0.01
 TRIAL_SECONDS, TRIAL_STEPS = 0.01, (4, 16)  # of a trial; half as long until caches hold what it uses
-PLAN_SECONDS = 0.1  # between two plans: they take 0.3 ms, and a load is noticed within a second
-MARGIN = 0.01  # by which the other kind must be better: nothing can be known to less
+PLAN_SECONDS, SPREAD_SECONDS = 0.2, 3.0  # between plans, each 0.3 ms; prompts of a load come all at once
 TRIALS = 3  # of a batch size at least: one may have been disturbed
 UNKNOWN = 0.5  # standard deviation of a factor at first: costs may be off by two
 RECHECK = 0.002  # of the time, for trials of what nothing speaks against: a neighbour comes or goes unseen
@@ -37,8 +36,7 @@ class DepthController:
 
     def __init__(self, cost: StepCost, worth: Worth, factors: Mapping[int, list[float]], page: int) -> None:
         """factors: found by trials of an earlier run, by batch size as a power of two. page: its tokens."""
-        # What is said to cost nothing could never be found to cost more.
-        row = max(cost.row, 0.2 * (cost.row + cost.request))
+        row = max(cost.row, 0.2 * (cost.row + cost.request))  # what costs nothing is never found to cost more
         self.cost = replace(cost, row=row, a_pass=max(0.02 * cost.rows(1), cost.a_pass))
         self.worth, self._window = worth, draft_window(page)
         self._size = self._away = 0  # of the batch, as a power of two; steps of another size in a row
@@ -46,10 +44,11 @@ class DepthController:
         self.drafting = self._usual = True  # in the next step, and apart from trials
         self._log: deque[tuple[bool, float, StepWork]] = deque(maxlen=4 * TRIAL_STEPS[1])
         self._trial: list[bool] = []  # of each step that is left of it: does it draft?
-        self._skip, self._settle = 0, 1  # steps after a switch that do not count, left and in all
-        # Seconds: from the last plan and the last trial, of a step. Positions of a request.
-        self._since = self._since_trial = self._step = self._context = 0.0
-        self._tried, self._steps, self._budget = False, 0, 2.0 * TRIAL_SHARE
+        self._skip, self._settle = 1, 1  # steps after a switch that do not count, left and in all
+        # Seconds: from the last plan and trial, of a step. Positions of a request. Rows of prompts a second.
+        self._since = self._since_trial = self._step = self._context = self._prompts = 0.0
+        self._held = self._prompt = 0  # guesses that held in this step; rows of prompts since the last plan
+        self._tried, self._steps, self._budget = False, 0, 2.0 * MARGIN
         # Sums of what came and was expected: tokens of drafts, and seconds by `cost` that they added.
         self._tokens, self._extra = [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
         self._plan(1)
@@ -71,14 +70,15 @@ class DepthController:
     def note(self, draft: Draft, accepted: int) -> None:
         """A draft that the controller asked for was verified, and so many of its guesses held."""
         self.worth.note(draft, accepted)
-        _add(self._tokens, accepted, self._setting.tokens - 1.0)
+        self._held += accepted
 
     def stepped(
         self, work: StepWork, seconds: float | None, own: bool = True, drafting: bool | None = None
     ) -> None:
         """A step has run. seconds: from the end of the one before; None: the engine was idle in between. own:
         no request in it asked for a depth. drafting: when the step was planned; None: as it is now."""
-        if not (n := work.requests):
+        self._prompt += work.rows - (n := work.requests) - work.drafts
+        if not n:
             return
         if seconds is not None:
             self._since, self._steps = self._since + seconds, self._steps + 1
@@ -86,11 +86,12 @@ class DepthController:
                 self._note_step(work, seconds, own, self.drafting if drafting is None else drafting)
             elif own and work.rows <= 1.25 * n:  # in most steps without drafts there is no more to do
                 self._log.append((False, seconds, work))
+        self._held = 0
         away = 0.0 if n == self.state.requests else abs(math.log2(n) - self._size)
         self._away = self._away + 1 if away > 0.75 else 0  # loads are powers of two, or move around them
         other = away > 1.75 or self._away > TRIAL_STEPS[1]  # before, a text may have ended and the next begin
         if other:
-            self._size, self._trial, self._away = round(math.log2(n)), [], 0
+            self._size, self._trial, self._away, self._skip = round(math.log2(n)), [], 0, 1
             self._log.clear()
         if other or (self._since >= PLAN_SECONDS and not (self._trial or self._away)):
             self._plan(n)
@@ -101,6 +102,7 @@ class DepthController:
         if as_usual and not self._skip and work.rows <= 1.25 * own and work.extended <= 2 * own:
             self._log.append((drafting, seconds, work))
             if drafting:
+                _add(self._tokens, self._held, (n := work.requests) * (self._setting.tokens - 1.0), n)
                 _add(self._extra, self.cost.extra(work), self._setting.extra / self._mean)
                 if not self._usual:  # what a trial takes beyond what was said is paid for too
                     self._budget -= max(0.0, seconds - self._step - self._setting.extra)
@@ -139,15 +141,19 @@ class DepthController:
         if self._log:
             self._step = fmean(seconds for _, seconds, _ in self._log)
             self._context = fmean(work.context / work.requests for _, _, work in self._log)
-        most = max(2 * TRIAL_SHARE, 64 * self._step)
-        self._budget = max(-most, min(most, self._budget + TRIAL_SHARE * self._since))
+        most = max(2 * MARGIN, 64 * self._step)
+        self._budget = max(-most, min(most, self._budget + MARGIN * self._since))
         self._since_trial += self._since
         self._mean, deviation = self._factor()
-        base, self._since = self.cost.rows(n) + self.cost.context * self._context * n, 0.0
-        self._setting = setting = self.worth.plan(n, self.cost.times(self._mean), base)
+        kept = math.exp(-self._since / SPREAD_SECONDS)
+        self._prompts = kept * self._prompts + self._prompt / SPREAD_SECONDS
+        cost, self._since, self._prompt = self.cost.at(self._context), 0.0, 0
+        base = cost.rows(n)
+        self._setting = setting = self.worth.plan(n, cost.times(self._mean), base)
         tokens = 1.0 + _ratio(self._tokens) * (setting.tokens - 1.0)
         extra = _ratio(self._extra) * setting.extra
-        gain = max(0.001, round(tokens * base / (base + extra), 3))  # rows may seem to cost nothing
+        prompts = 1.0 + self._prompts * self._mean * cost.prompt_row  # what they take of the drafter
+        gain = max(0.001, round(tokens * base / (base + extra) / prompts, 3))  # rows may seem to cost nothing
         ahead, untried = math.log(gain), len(self.factors[self._size]) <= TRIALS
         doubt = extra / (base + extra) * deviation / self._mean
         if abs(ahead) > MARGIN:
@@ -162,7 +168,7 @@ class DepthController:
         # Each size is tried, and soon; nobody knows what that costs, so what it may seem to cost is bounded.
         before = 0 if self._usual else self._window
         lost = min(0.2 if untried else 1.0, max(MARGIN, abs(ahead)))
-        milder = self.cost.times(doubted := min(self._mean, math.sqrt(self._mean)))
+        milder = cost.times(doubted := min(self._mean, math.sqrt(self._mean)))
         price = lost * (length - self._settle) * self._step + milder.drafting(1, n * (before or length - 1))
         due = untried or abs(ahead) < 2.0 * doubt or price < RECHECK * self._since_trial
         if due and price < self._budget and len(self._log) >= length:
@@ -173,9 +179,9 @@ class DepthController:
             self._switch(False)
 
 
-def _add(sums: list[float], came: float, expected: float) -> None:
+def _add(sums: list[float], came: float, expected: float, count: int = 1) -> None:
     share = 0.5 if sums[2] >= REMEMBERED else 1.0
-    sums[:] = share * (sums[0] + came), share * (sums[1] + expected), share * (sums[2] + 1.0)
+    sums[:] = share * (sums[0] + came), share * (sums[1] + expected), share * (sums[2] + count)
 
 
 def _ratio(sums: list[float]) -> float:

@@ -1,6 +1,7 @@
 """What a step costs: seconds by what it runs, from whole steps that are timed at start-up. Pure.
 
-    seconds = fixed + request * requests + row * rows + expert * woken(rows) + context * positions read
+    seconds = fixed + request * requests + row * rows + expert * woken(rows)
+            + context * positions read + attention * positions, for each row that attends to them
             + drafter, where it runs, + a_pass * its passes + pass_row * rows of these
 
 woken(n): distinct experts of E that n tokens wake when each chooses K alone, E (1 - (1 - K/E)^n).
@@ -19,7 +20,8 @@ from nextn.speculative.work import StepWork
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """experts: of a layer, and chosen by a token. drafted: cost of a draft's row over another's."""
+    """experts: of a layer, and chosen by a token. drafted: cost of a draft's row over another's. prompt_row:
+    what the drafter takes for a row of a prompt."""
 
     fixed: float
     row: float
@@ -31,6 +33,8 @@ class StepCost:
     a_pass: float = 0.0
     pass_row: float = 0.0
     request: float = 0.0
+    attention: float = 0.0
+    prompt_row: float = 0.0
 
     def rows(self, n: float, more: float = 0.0) -> float:
         """Seconds of a step of n requests with a row each, and so many more rows of any of them."""
@@ -41,12 +45,13 @@ class StepCost:
     def base(self, work: StepWork) -> float:
         """Of the step as it would be without drafts; parts of prompts are in it."""
         more = work.rows - work.drafts - work.requests
-        return self.rows(work.requests, more) + self.context * work.context
+        return self.rows(work.requests, more) + (self.context + self.attention) * work.context
 
     def extra(self, work: StepWork) -> float:
         """What drafts, verified and made, add to that."""
         drafting = self.drafting(len(work.passes) + 1, work.extended + sum(work.passes)) * (work.extended > 0)
-        return self.verify(work.rows - work.drafts, work.drafts) + drafting
+        attention = self.drafted * self.attention * work.context * work.drafts / max(1, work.requests)
+        return self.verify(work.rows - work.drafts, work.drafts) + attention + drafting
 
     def verify(self, rows: float, drafts: float) -> float:
         """Of so many drafts in a step of so many other rows."""
@@ -55,6 +60,11 @@ class StepCost:
     def drafting(self, passes: float, rows: float) -> float:
         """Of the drafter's passes, over so many rows in all."""
         return self.drafter + passes * self.a_pass + rows * self.pass_row
+
+    def at(self, positions: float) -> StepCost:
+        """Of steps whose requests have so many positions each."""
+        row, request = self.attention * positions, self.context * positions
+        return replace(self, row=self.row + row, request=self.request + request, context=0.0, attention=0.0)
 
     def times(self, factor: float) -> StepCost:
         """Drafts cost so much more."""
@@ -70,6 +80,7 @@ def fit(steps: Sequence[tuple[StepWork, float]], experts: tuple[int, int]) -> St
     # What nothing tells apart from the others counts as theirs.
     left += ["request"] * (len({w.requests for w, _ in steps}) > 1 and any(w.drafts for w, _ in steps))
     left += ["context"] * (len({w.context / w.requests for w, _ in steps}) > 1)
+    left += ["attention"] * (len({w.context / w.requests for w, _ in steps if w.drafts}) > 1)
     while left:
         units = [replace(nothing, **dict[str, Any]({name: 1.0})) for name in left]
         parts = np.array([[(u.base(w) + u.extra(w)) / s for u in units] for w, s in steps])

@@ -59,8 +59,7 @@ class Worth:
                 self._held[kind] += i < accepted
         self._noted = []
         old = np.where(self._seen > REMEMBERED, 0.5, 1.0)
-        self._seen *= old
-        self._held *= old
+        self._seen, self._held = old * self._seen, old * self._held
         self._made *= 0.5 if self._made.max() > REMEMBERED else 1.0
         rates = np.clip(self._held / self._seen, 1e-3, 0.999)
         options = self._by_confidence if self.cuts else self._by_num_steps

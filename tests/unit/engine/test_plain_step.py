@@ -87,6 +87,17 @@ def test_automatic_depth(name: str) -> None:
     assert 0 < both.general < 5  # where they catch up
 
 
+@pytest.mark.parametrize("seed", range(2))
+def test_requests_that_come_while_nobody_drafts(seed: int) -> None:
+    """All but the last token of their prompt is in the cache, so their first step has a row of each request,
+    as the others have; but only those were kept before."""
+    engine, both = two_ways(3)
+    engine._scheduler.depth.auto = Depth(3, None, [step for step in range(1000) if step % 40 > 3])  # type: ignore[assignment]
+    params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+    run(engine, {str(i): (TEXT[:17], params) for i in range(8)}, seed)
+    assert both.plain > 20
+
+
 def test_coarse_weights() -> None:
     engine, both = two_ways(3, speculative_draft_model_quantization="w8a16", quantization="w8a16")
     run(engine, PLAIN, seed=3)

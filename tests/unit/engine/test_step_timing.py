@@ -65,10 +65,10 @@ class Steps:
             assert s.start + s.known == len(self.states[s.rid].history)
         assert list(self.states) == [s.rid for s in spans]
         n, drafts = len(spans), sum(len(s.draft) for s in spans)
-        made = spans[0].num_steps
-        extended = n + drafts // 2 if spans[0].extend else 0
+        made, prompts = spans[0].num_steps, sum(s.known - 1 for s in spans)
+        extended = n + prompts + drafts // 2 if spans[0].extend else 0
         context = sum(s.start for s in spans)
-        work = StepWork(n + drafts, extended, (n,) * (made - 1), n, drafts, context)
+        work = StepWork(n + prompts + drafts, extended, (n,) * (made - 1), n, drafts, context)
         # A neighbour takes its share of two steps in three.
         seconds = self.cost.base(work) + self.cost.extra(work)
         self.clock.now += seconds * (1.0 + self.busy * (self.count % 3 > 0))
@@ -97,6 +97,8 @@ def test_costs_are_those_of_the_steps(clock: Clock) -> None:
             assert found.base(work) == pytest.approx(COST.base(work), rel=0.01)
             assert found.extra(work) == pytest.approx(COST.extra(work), rel=0.02)
     assert found.context == pytest.approx(0.0, abs=1e-8)
+    # A row of a prompt is one of the drafter's pass here; the last one is not a prompt's alone.
+    assert found.prompt_row == pytest.approx(31 / 32 * COST.pass_row, rel=0.02)
 
 
 def test_without_drafts_less_is_measured(clock: Clock) -> None:
@@ -111,9 +113,10 @@ def test_without_drafts_less_is_measured(clock: Clock) -> None:
 
 
 def test_positions_that_are_read_cost_something(clock: Clock) -> None:
-    cost = StepCost(2e-3, 1e-3, context=1e-6, a_pass=1e-4)
+    cost = StepCost(2e-3, 1e-3, context=1e-6, a_pass=1e-4, attention=3e-6)
     found, _ = timed(Steps(clock, cost))
-    assert found.context == pytest.approx(1e-6, rel=0.1)
+    assert found.context == pytest.approx(1e-6, rel=0.2)
+    assert found.attention == pytest.approx(3e-6, rel=0.1)
 
 
 def test_a_busy_machine_is_noticed_and_only_adds_to_times(clock: Clock) -> None:

@@ -84,6 +84,21 @@ def test_what_context_costs(cost: StepCost, share: float) -> None:
         assert seconds(found, work) == pytest.approx(seconds(cost, work), rel=0.05)
 
 
+@given(step_costs(), st.floats(1e-4, 1e-2), st.floats(1e-4, 1e-2))
+def test_what_each_row_costs_that_attends(cost: StepCost, share: float, each: float) -> None:
+    """What is read once for all rows of a request, and what is computed for each of them."""
+    cost = replace(cost, context=share * cost.row / NEAR, attention=each * cost.row / NEAR)
+    steps = [*works(near=NEAR), plain(4, FAR), drafting(4, 2, 1, FAR)]
+    found = fit(timed(cost, steps), cost.experts)
+    assert found.context + found.attention == pytest.approx(cost.context + cost.attention, rel=0.1)
+    for near in (NEAR, 500, FAR):
+        work = drafting(16, 2, 2, near)
+        assert found.extra(work) == pytest.approx(cost.extra(work), rel=0.1)
+        here = cost.at(near)
+        assert here.rows(16) == pytest.approx(cost.base(plain(16, near)))
+        assert here.extra(drafting(16, 2, 2)) == pytest.approx(cost.extra(work))
+
+
 @given(
     st.sets(st.sampled_from(SIZES), min_size=1),
     st.booleans(),
@@ -130,12 +145,14 @@ def test_experts_that_rows_wake() -> None:
 
 def test_what_a_step_takes_without_its_drafts_and_what_they_add() -> None:
     cost = StepCost(
-        10.0, 2.0, context=0.01, drafted=0.5, drafter=1.5, a_pass=3.0, pass_row=0.25, request=0.75
-    )
+        10.0, 2.0, context=0.01, drafted=0.5, drafter=1.5, a_pass=3.0, pass_row=0.25, request=0.75,
+        attention=0.04,
+    )  # fmt: skip
     # 4 requests, of which one brings 6 rows of a prompt besides; 5 drafts are verified.
     work = StepWork(rows=15, extended=12, passes=(4, 2), requests=4, drafts=5, context=100)
-    assert cost.base(work) == 10.0 + 0.75 * 4 + 2.0 * 10 + 0.01 * 100
-    assert cost.extra(work) == 0.5 * 2.0 * 5 + 1.5 + 3 * 3.0 + (12 + 4 + 2) * 0.25
+    assert cost.base(work) == 10.0 + 0.75 * 4 + 2.0 * 10 + (0.01 + 0.04) * 100
+    verified = 0.5 * (2.0 + 0.04 * 25) * 5
+    assert cost.extra(work) == verified + 1.5 + 3 * 3.0 + (12 + 4 + 2) * 0.25
 
 
 def test_a_step_that_does_not_run_the_drafter_pays_for_its_drafts_alone() -> None:
