@@ -217,7 +217,7 @@ def loop(
     grammars.start()
     line = GrammarLine(grammars)
     began = sent = time.perf_counter()
-    active = 0  # transfers that the server knows of
+    told = (0, 0)  # what the server knows of transfers, and of tokens in use
     profile = EngineProfile(link.send, rank)
     while True:
         lap = TRACE.laps("engine loop")
@@ -263,9 +263,12 @@ def loop(
         if agent is not None:
             outputs += agent.exchange(outputs)
         stats = engine.stats()
-        moved = agent is not None and agent.stats.active != active
+        moved = False
         if agent is not None:
-            stats.transfer, active = agent.stats, agent.stats.active
+            # A transfer may end on its thread after `exchange`: its pages are given back one round later.
+            stats.transfer, before = agent.stats, told
+            told = agent.stats.active, stats.used_tokens
+            moved = told != before
         scores = prompt_scores(outputs, requests)
         tokens, others = list[Tokens](), list[Output]()
         for out in outputs:

@@ -32,7 +32,7 @@ from nextn.server.process.messages import (
     decode_from_engine,
     encode,
 )
-from nextn.stats import EngineStats, SpecStats
+from nextn.stats import EngineStats, SpecStats, TransferStats
 
 
 class OneStepEngine:
@@ -159,6 +159,36 @@ def test_experts_are_recorded() -> None:
     assert link.heard == [Recorded(1, None), Done(2, None), Done(3, None), Recorded(4, record)]
     for message in link.heard:
         assert decode_from_engine(encode(message)) == message
+
+
+def test_pages_that_are_given_back_after_a_transfer_are_told_of() -> None:
+    """The transfer's own thread ends it; a round later the engine gives back its pages, though none of its
+    requests runs any more."""
+    used, transfers = 64, TransferStats(active=1)
+
+    class Engine(OneStepEngine):
+        def stats(self) -> EngineStats:
+            return EngineStats(used_tokens=used)
+
+    class Agent:
+        stats = transfers
+
+        def exchange(self, outputs: list[Output]) -> list[Output]:
+            return []
+
+    def says(link: Link) -> Iterator[list[Any]]:
+        nonlocal used
+        yield []
+        transfers.active = 0
+        yield []
+        used = 0
+        for _ in range(3):
+            yield []
+        yield [Stop()]
+
+    link = Link(says)
+    engine_process.loop(Engine(), link, Grammars(), Agent())  # type: ignore[arg-type]
+    assert [message.stats.used_tokens for message in link.heard] == [64, 64, 0]
 
 
 def test_an_engine_that_counts_nothing() -> None:
