@@ -125,7 +125,7 @@ class DepthController:
         if min(len(plain), len(drafted)) >= TRIAL_STEPS[0]:
             level = median(plain)
             found = median((s / level - without) / extra for s, without, extra in drafted)
-            self.factors[self._size] = [*self.factors[self._size], max(0.1, found)][-TRIALS - 2 :]
+            self.factors[self._size] = [*self.factors[self._size], max(0.1, found)][-3 * TRIALS :]
             self._since_trial, self._tried = 0.0, True
 
     def _factor(self) -> tuple[float, float]:
