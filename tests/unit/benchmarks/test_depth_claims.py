@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -99,6 +99,28 @@ def test_cells_of_other_settings_are_not_mixed(script: Any, tmp_path: Path) -> N
     assert read(tmp_path / "none.json", {"rounds": 2}) == []
     with pytest.raises(ValueError, match="another --output"):
         read(file, {"rounds": 3})
+
+
+def test_demos_by_level(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell for each number of requests; what a demo that fails said last is told."""
+    levels = script("demo_levels")
+
+    def demo(command: list[str], **options: Any) -> Any:
+        assert command[command.index("--cpu-isa") + 1] == "avx2"
+        folder = Path(command[command.index("--output-dir") + 1])
+        points = [{"concurrency": n, "ratio": 1.0 + n, "accept_length": 2.0, "auto": None} for n in (1, 4)]
+        (folder / "results.json").write_text(json.dumps({"points": points}))
+        return SimpleNamespace(returncode=codes.pop(), stdout="3 differ")
+
+    codes = [1, 0]
+    monkeypatch.setattr(levels.subprocess, "run", demo)
+    found = levels.run_demo("nextn-tiny", "avx2", 2, quick=True)
+    assert [(cell["level"], cell["threads"], cell["requests"], cell["ratio"]) for cell in found] == [
+        ("avx2", 2, 1, 2.0),
+        ("avx2", 2, 4, 5.0),
+    ]
+    with pytest.raises(levels.BenchError, match="3 differ"):
+        levels.run_demo("nextn-tiny", "avx2", 2, quick=True)
 
 
 def test_settled_after(script: Any) -> None:

@@ -1,0 +1,78 @@
+"""`nextn demo` at every level of the native kernels that this machine runs, with one and two threads.
+
+    python benchmarks/demo_levels.py [--cpu-isa avx2,avx512] [--threads 1,2] [--quick] [--output FOLDER]
+
+Prints tokens/s with MTP over without, at each number of requests. Every text is compared, too: one that
+differs is an error. The last line is JSON. On a busy machine the ratios say little.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from auto_everywhere import levels_of
+from depth_claims import add_shared_options, positives, run_script
+from last_line import tell
+
+from nextn.bench.errors import BenchError
+from nextn.bench.machine import this_machine
+from nextn.config import usable_cores
+
+
+def run_demo(model: str, level: str, threads: int, quick: bool) -> list[dict[str, Any]]:
+    """A cell for each number of requests."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = [
+            "--model-path",
+            model,
+            "--cpu-isa",
+            level,
+            "--threads",
+            str(threads),
+            "--output-dir",
+            folder,
+        ]
+        command = [sys.executable, "-m", "nextn", "demo", *options, *["--quick"] * quick]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode:
+            raise BenchError(f"{' '.join(command)} failed:\n{done.stdout[-2000:]}")
+        points = json.loads((Path(folder) / "results.json").read_text())["points"]
+    kept = ("ratio", "accept_length", "auto")
+    return [
+        {"level": level, "threads": threads, "requests": p["concurrency"], **{name: p[name] for name in kept}}
+        for p in points
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    add_shared_options(parser)
+    parser.add_argument("--cpu-isa", metavar="LEVEL,...", help="default: every level that this machine runs")
+    parser.add_argument(
+        "--threads", type=positives, metavar="N,...", help="default: 1,2, or what there are cores for"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="half the prompts, and one round in place of two"
+    )
+    args = parser.parse_args()
+    cells: list[dict[str, Any]] = []
+    print("| level | threads | requests | with MTP over without |\n|---|--:|--:|--:|")
+    for level in levels_of(args.cpu_isa):
+        for threads in args.threads or [n for n in (1, 2) if n <= usable_cores()]:
+            for cell in run_demo(args.model_path, level, threads, args.quick):
+                cells.append(cell)
+                print(f"| {level} | {threads} | {cell['requests']} | {cell['ratio']:.3f} |", flush=True)
+    machine = dataclasses.asdict(this_machine())
+    tell("demo-levels", {"model": args.model_path, "machine": machine, "cells": cells}, args.output)
+    return 0
+
+
+if __name__ == "__main__":
+    run_script(main)
