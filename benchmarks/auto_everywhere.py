@@ -20,13 +20,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from cpu_levels import add_level_options, levels_and_threads
 from depth_claims import add_shared_options, positive, positives, run_script
 from last_line import result_name, tell
 
 from nextn.bench.errors import BenchError
 from nextn.bench.machine import this_machine
-from nextn.config import usable_cores
-from nextn.ops.cpu.library import NoLibrary, choose_level, runnable_levels
 
 DEPTHS_IN_TURN = Path(__file__).parent / "depths_in_turn.py"
 THEME = "auto-everywhere"
@@ -103,42 +102,30 @@ def result_of(settings: dict[str, object], cells: Sequence[Cell]) -> dict[str, o
     return {"settings": settings, "machine": machine, "summary": summary(cells), "cells": cells}
 
 
-def levels_of(asked: str | None) -> list[str]:
-    """Raises ValueError for a level that does not run here, BenchError where none does."""
-    try:
-        return [choose_level(name)[0] for name in asked.split(",")] if asked else list(runnable_levels())
-    except NoLibrary as e:
-        raise BenchError(f"no native kernels: {e}") from e
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_shared_options(parser)
-    parser.add_argument("--cpu-isa", metavar="LEVEL,...", help="default: every level that this machine runs")
-    parser.add_argument(
-        "--threads", type=positives, metavar="N,...", help="default: 1,2, or what there are cores for"
-    )
+    add_level_options(parser)
     parser.add_argument("--concurrency", type=positives, default="1,2,4,8,16,32,64", help="requests at once")
     parser.add_argument("--rounds", type=positive, default=40, help="turns of each side (default: 40)")
     parser.add_argument("--times", type=positive, default=3, help="with new engines each (default: 3)")
     args = parser.parse_args()
-    levels = levels_of(args.cpu_isa)
+    places = levels_and_threads(args)
     settings = {"model": args.model_path, "rounds": args.rounds, "times": args.times}
     file = args.output / f"{result_name(THEME)}.json" if args.output else None
     cells = read_cells(file, settings)
     print(HEAD)
     for cell in cells:
         print(line_of(cell))
-    for level in levels:
-        for threads in args.threads or [n for n in (1, 2) if n <= usable_cores()]:
-            known = {c["requests"] for c in cells if (c["level"], c["threads"]) == (level, threads)}
-            if not (loads := [n for n in args.concurrency if n not in known]):
-                continue
-            cells += (found := run_depths(args, level, threads, loads))
-            print(*map(line_of, found), sep="\n", flush=True)
-            if file is not None:
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(json.dumps(result_of(settings, cells)) + "\n")
+    for level, threads in places:
+        known = {c["requests"] for c in cells if (c["level"], c["threads"]) == (level, threads)}
+        if not (loads := [n for n in args.concurrency if n not in known]):
+            continue
+        cells += (found := run_depths(args, level, threads, loads))
+        print(*map(line_of, found), sep="\n", flush=True)
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps(result_of(settings, cells)) + "\n")
     for name, ratios in summary(cells).items():
         counts = ", ".join(f"{ratios[f'under_{bound}']} under {bound}" for bound in BOUNDS)
         print(f"{RATIOS[name]}: least {ratios['least']:.3f}; of {len(cells)} cells {counts}")

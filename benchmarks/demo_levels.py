@@ -17,13 +17,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from auto_everywhere import levels_of
-from depth_claims import add_shared_options, positives, run_script
+from cpu_levels import add_level_options, levels_and_threads
+from depth_claims import add_shared_options, run_script
 from last_line import tell
 
 from nextn.bench.errors import BenchError
 from nextn.bench.machine import this_machine
-from nextn.config import usable_cores
 
 
 def run_demo(model: str, level: str, threads: int, quick: bool) -> list[dict[str, Any]]:
@@ -54,21 +53,17 @@ def run_demo(model: str, level: str, threads: int, quick: bool) -> list[dict[str
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add_shared_options(parser)
-    parser.add_argument("--cpu-isa", metavar="LEVEL,...", help="default: every level that this machine runs")
-    parser.add_argument(
-        "--threads", type=positives, metavar="N,...", help="default: 1,2, or what there are cores for"
-    )
+    add_level_options(parser)
     parser.add_argument(
         "--quick", action="store_true", help="half the prompts, and one round in place of two"
     )
     args = parser.parse_args()
     cells: list[dict[str, Any]] = []
     print("| level | threads | requests | with MTP over without |\n|---|--:|--:|--:|")
-    for level in levels_of(args.cpu_isa):
-        for threads in args.threads or [n for n in (1, 2) if n <= usable_cores()]:
-            for cell in run_demo(args.model_path, level, threads, args.quick):
-                cells.append(cell)
-                print(f"| {level} | {threads} | {cell['requests']} | {cell['ratio']:.3f} |", flush=True)
+    for level, threads in levels_and_threads(args):
+        for cell in run_demo(args.model_path, level, threads, args.quick):
+            cells.append(cell)
+            print(f"| {level} | {threads} | {cell['requests']} | {cell['ratio']:.3f} |", flush=True)
     machine = dataclasses.asdict(this_machine())
     tell("demo-levels", {"model": args.model_path, "machine": machine, "cells": cells}, args.output)
     return 0

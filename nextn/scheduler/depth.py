@@ -31,11 +31,11 @@ class Depth:
 
     def now(self, req: Request) -> int:
         """How deep a draft it is to get now."""
-        params = req.params
-        if self.auto is None or params.speculative.num_steps is not None:
+        auto = self.auto
+        if auto is None or req.params.speculative.num_steps is not None:
             return self.most(req)
-        if params.verify_mode == "exact":
-            return min(self.num_steps, self.auto.num_steps) if self.auto.drafting else 0
+        if self.automatic(req):
+            return min(self.num_steps, auto.num_steps) if auto.drafting else 0
         return min(self.num_steps, INEXACT)
 
     def note(self, req: Request, draft: Draft, accepted: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 
@@ -14,8 +15,11 @@ def runs(pid: int) -> bool:
 
 def children(pid: int) -> set[int]:
     """Of all its threads."""
-    found = (task.read_text().split() for task in Path(f"/proc/{pid}/task").glob("*/children"))
-    return {child for each in found for child in map(int, each) if runs(child)}
+    found: list[str] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            found += task.read_text().split()
+    return {child for child in map(int, found) if runs(child)}
 
 
 def family(pid: int) -> set[int]:

@@ -90,10 +90,9 @@ class ServerProcess:
 
     def engine_pids(self) -> list[int]:
         """The engine processes: children of the server that have multiprocessing's spawn on their command
-        line. They are in the order of their ranks until one is started again."""
-        return [
-            pid for pid in sorted(self.session()) if pid != self.process.pid and b"spawn_main" in command(pid)
-        ]
+        line, as their own children have too until they run another program. They are in the order of their
+        ranks until one is started again."""
+        return [pid for pid in sorted(children(self.process.pid)) if b"spawn_main" in command(pid)]
 
     def tensor_ranks(self, engine: int) -> list[int]:
         """The ranks of an engine beside the engine process itself, which is rank 0."""
