@@ -82,10 +82,20 @@ PUBLISHED: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 4096, "type": "yarn",
         },
     },
+    # From what other programs print of its files. The width of the one dense layer and rotary settings were
+    # not found; those here are V3's or of a like size.
+    "GigaChat3.1-10B-A1.8B": {
+        **DEEPSEEK, "bos_token_id": 1, "eos_token_id": 2, "hidden_size": 1536, "intermediate_size": 8960,
+        "max_position_embeddings": 262144, "model_type": "deepseek_v3", "moe_intermediate_size": 1280,
+        "n_routed_experts": 64, "n_shared_experts": 1, "num_attention_heads": 32, "num_experts_per_tok": 4,
+        "num_hidden_layers": 26, "num_key_value_heads": 32, "num_nextn_predict_layers": 1,
+        "q_lora_rank": None, "rms_norm_eps": 1e-06, "rope_theta": 100000, "routed_scaling_factor": 1.0,
+        "v_head_dim": 192, "vocab_size": 128256,
+    },
 }  # fmt: skip
 SIZES = {  # 1e9 weights
     "GLM-4.7-Flash": 30, "JoyAI-LLM-Flash": 48, "Moonlight-16B-A3B": 16, "DeepSeek-V2-Lite": 15.7,
-    "Kimi-K2": 1026,
+    "Kimi-K2": 1026, "GigaChat3.1-10B-A1.8B": 10.6,
 }  # fmt: skip
 
 
