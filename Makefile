@@ -24,10 +24,10 @@ unexport PYTHONDONTWRITEBYTECODE
 setup: $(VENV)/.core
 
 # torch comes first and pinned, so that nothing else picks a build of it. The native kernels compile meanwhile: the
-# package's build finds them up to date.
+# package's build finds them up to date. Only levels that this machine can run: `make dist` compiles all.
 $(VENV)/.core: pyproject.toml hatch_build.py $(wildcard csrc/*.*)
 	$(PYTHON) -m venv $(VENV)
-	$(PYTHON) csrc/build.py >/dev/null & $(PIP) $(TORCH) numpy && wait
+	$(PYTHON) csrc/build.py --runnable >/dev/null & $(PIP) $(TORCH) numpy && wait
 	$(PIP) -e .
 	@touch $@
 

@@ -19,7 +19,8 @@ class NativeKernels(BuildHookInterface):
         if self.target_name != "wheel":
             return
         try:
-            libraries = build()
+            # A wheel may go to another machine.
+            libraries = build(all_levels=version != "editable")
         except NoCompiler as e:
             self.app.display_warning(f"nextn: native CPU kernels are left out, plain torch serves: {e}")
             return

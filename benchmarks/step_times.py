@@ -2,6 +2,7 @@
 
     git worktree add ../before COMMIT && (cd ../before && python csrc/build.py)
     python benchmarks/step_times.py ../before [--rows 1,3,16,64,512] [--rounds 30] [--output FOLDER]
+                                    [--cpu-isa LEVEL] [--threads N]
 
 Each tree's engine lives in a process of its own, without drafts; a round gives both their turn, in an order
 drawn anew. Up to 64 rows a turn is some steps of as many requests that decode; beyond, the one step of a
@@ -21,10 +22,11 @@ import sys
 from pathlib import Path
 from statistics import geometric_mean, median
 
-from depth_claims import add_shared_options, positive, positives, run_script
+from depth_claims import add_engine_options, add_shared_options, positive, positives, run_script
 from last_line import tell
 
 from nextn.bench.machine import this_machine
+from nextn.config import usable_cores
 
 DECODING = 64  # rows at most that are requests
 TURN = 24  # steps that decode
@@ -37,7 +39,7 @@ from nextn.request import Request, SamplingParams
 
 config = EngineConfig(
     model_path=sys.argv[1], threads=int(sys.argv[2]), speculative_num_steps=0, disable_radix_cache=True,
-    context_length=1024, chunked_prefill_size=1024,
+    context_length=1024, chunked_prefill_size=1024, cpu_isa=sys.argv[3],
 )
 engine = Engine(config)
 print(flush=True)
@@ -66,11 +68,11 @@ for count, line in enumerate(sys.stdin):
 class Tree:
     """An engine of the source tree in `folder`."""
 
-    def __init__(self, folder: Path, model: str, threads: int) -> None:
+    def __init__(self, folder: Path, model: str, threads: int, level: str) -> None:
         env = os.environ | {"PYTHONPATH": str(folder)}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", CHILD, model, str(threads)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            text=True, env=env, cwd=folder,
+            [sys.executable, "-c", CHILD, model, str(threads), level],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd=folder,
         )  # fmt: skip
         self._answer()
 
@@ -98,6 +100,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("before", type=Path, help="the other source tree, with its kernels built")
     add_shared_options(parser)
+    add_engine_options(parser)
     parser.add_argument("--rows", type=positives, default="1,3,16,64,512", help="of a step")
     parser.add_argument(
         "--rounds", type=positive, default=30, help="turns of each tree (default: %(default)s)"
@@ -105,14 +108,14 @@ def main() -> int:
     parser.add_argument(
         "--times", type=positive, default=3, help="with new engines each (default: %(default)s)"
     )
-    parser.add_argument("--threads", type=positive, default=len(os.sched_getaffinity(0)), help="of an engine")
     args = parser.parse_args()
+    threads = args.threads or usable_cores()
     now = Path(__file__).resolve().parent.parent
     ratios: dict[int, list[float]] = {rows: [] for rows in args.rows}
     seconds: dict[int, list[float]] = {rows: [] for rows in args.rows}
     for _ in range(args.times):
         folders = random.sample((args.before.resolve(), now), 2)
-        trees = {folder: Tree(folder, args.model_path, args.threads) for folder in folders}
+        trees = {folder: Tree(folder, args.model_path, threads, args.cpu_isa) for folder in folders}
         for rows in args.rows:
             found = []
             for _ in range(args.rounds):
@@ -128,7 +131,7 @@ def main() -> int:
         print(f"| {rows} | {1e3 * median(seconds[rows]):.2f} | {geometric_mean(each):.3f} | {cells} |")
     result = {
         "of_before": ratios, "seconds": {rows: median(each) for rows, each in seconds.items()},
-        "model": args.model_path, "threads": args.threads, "rounds": args.rounds,
+        "model": args.model_path, "threads": threads, "cpu_isa": args.cpu_isa, "rounds": args.rounds,
         "before": subprocess.run(
             ["git", "-C", str(args.before), "rev-parse", "--short", "HEAD"], capture_output=True, text=True
         ).stdout.strip(),

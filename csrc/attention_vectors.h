@@ -135,9 +135,8 @@ template <class Weight> inline Softmax soften(float* scores, int count, Weight* 
     if (m == -INFINITY) return {m, 0.f};
     vf total = zero();
     for (int j = 0; j < used; j += 16) {
-        const vf x = load(scores + j);
         alignas(32) uint16_t halves[16];
-        store_bf16(halves, where_seen(x, exp(sub(x, splat(m)))));
+        store_bf16(halves, exp(sub(load(scores + j), splat(m))));
         const vf rounded = widen_bf16(halves);
         if constexpr (std::is_same_v<Weight, float>) store(weights + j, rounded);
         else memcpy(weights + j / 2, halves, sizeof halves);

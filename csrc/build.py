@@ -1,6 +1,7 @@
 """Compiles the native CPU kernels, once for every instruction set level, into nextn/ops/cpu/lib/.
 
-python csrc/build.py          # the package's build runs the same (hatch_build.py)
+python csrc/build.py              # every level of this machine's architecture, as for a wheel
+python csrc/build.py --runnable   # the levels that this machine can run, as for an editable install
 
 Needs a C++17 compiler: $CXX, or c++, g++ or clang++ from the path. Without one nextn runs on plain torch.
 A library whose sources, flags and compiler are those it was made of is left as it is.
@@ -8,12 +9,14 @@ A library whose sources, flags and compiler are those it was made of is left as 
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,6 +34,8 @@ LEVELS: dict[str, list[str]] = {
     "avx512bf16": [*AVX512, "-mavx512bf16"],
     "amx": [*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"],
 }
+# Prints the number of the best level that the machine runs.
+PROBE = '#include <cstdio>\n#include "machine.h"\nint main() { std::printf("%d", machine_level()); }\n'
 
 
 class NoCompiler(Exception):
@@ -51,19 +56,32 @@ def origin(cxx: list[str]) -> bytes:
     return version + b"".join(path.name.encode() + b"\0" + path.read_bytes() for path in sources)
 
 
-def build(target: Path = TARGET, extra: list[str] | None = None) -> list[Path]:
-    """Compiles what is not up to date, for all levels of this machine's architecture. Returns the libraries.
-    Raises NoCompiler."""
+def runnable(cxx: list[str]) -> list[str]:
+    """The levels that this machine can run; all where that cannot be found out."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "probe"
+        command = [*cxx, "-std=c++17", f"-I{SOURCE}", "-x", "c++", "-", "-o", str(program)]
+        try:
+            subprocess.run(command, input=PROBE, text=True, check=True, capture_output=True)
+            best = int(subprocess.run([program], capture_output=True, check=True).stdout)
+        except (subprocess.CalledProcessError, OSError, ValueError):
+            return list(LEVELS)
+    return list(LEVELS)[: best + 1]
+
+
+def build(target: Path = TARGET, extra: list[str] | None = None, all_levels: bool = True) -> list[Path]:
+    """Compiles what is not up to date: all levels of this machine's architecture, or those that the machine
+    can run. Returns the libraries. Raises NoCompiler."""
     cxx = compiler().split()
     x86 = platform.machine().lower() in ("x86_64", "amd64")
     target.mkdir(parents=True, exist_ok=True)
-    levels = LEVELS if x86 else {"portable": []}
+    levels = ["portable"] if not x86 else list(LEVELS) if all_levels else runnable(cxx)
     made_of = origin(cxx)
 
     def one(level: str) -> Path | None:
         library = target / f"libnextn_{level}.so"
         part = library.with_suffix(".part")
-        command = [*cxx, *FLAGS, *levels[level], *(extra or []), str(SOURCE / "nextn.cpp"), "-o", str(part)]
+        command = [*cxx, *FLAGS, *LEVELS[level], *(extra or []), str(SOURCE / "nextn.cpp"), "-o", str(part)]
         key, wanted = (
             library.with_suffix(".key"),
             hashlib.sha256(repr(command).encode() + made_of).hexdigest(),
@@ -87,7 +105,10 @@ def build(target: Path = TARGET, extra: list[str] | None = None) -> list[Path]:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Compiles the native CPU kernels.")
+    parser.add_argument("--runnable", action="store_true", help="only levels that this machine can run")
+    args, flags = parser.parse_known_args()
     try:
-        print(*build(extra=sys.argv[1:]), sep="\n")
+        print(*build(extra=flags, all_levels=not args.runnable), sep="\n")
     except NoCompiler as e:
         sys.exit(str(e))

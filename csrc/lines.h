@@ -40,28 +40,6 @@ inline vi flipped(vi w, uint32_t mask, uint32_t with) { return (w & splat_word(m
 inline vi both(vi a, vi b) { return a | b; }
 inline vi word_bits(vf x) { return as_words(x); }
 inline void store_words(uint8_t* p, vi w) { memcpy(p, &w, 64); }
-#if !defined(__AVX2__)
-template <class T> inline vi lanes_of(const uint8_t* p) {
-    typedef T narrow __attribute__((vector_size(16 * sizeof(T))));
-    typedef int32_t wide __attribute__((vector_size(64)));
-    narrow x;
-    memcpy(&x, p, sizeof(x));
-    return (vi)__builtin_convertvector(x, wide);
-}
-inline vf whole(vi w) {
-    typedef int32_t wide __attribute__((vector_size(64)));
-    return __builtin_convertvector((wide)w, vf);
-}
-inline vi half_words(const uint8_t* p) { return lanes_of<uint16_t>(p); }
-inline vf of_halves(const uint8_t* p) {
-    const vi h = lanes_of<uint16_t>(p), size = h & 0x7fffu;
-    const vi open = (vi)(size >= 0x7c00u) & 0x7f800000u;  // infinite or NaN
-    const vf value = mul(as_float(size << 13), splat(0x1p112f));
-    return as_float(as_words(value) | open | (h & 0x8000u) << 16);
-}
-inline vf of_bytes(const uint8_t* p) { return whole(lanes_of<uint8_t>(p)); }
-inline vf of_signed_bytes(const uint8_t* p) { return whole(lanes_of<int8_t>(p)); }
-#endif
 #endif
 
 // Number I of `inputs` (or, of pairs, half as many) of one vector of outputs: its first line is at w, and `step` bytes

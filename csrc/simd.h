@@ -71,9 +71,9 @@ inline void store_bf16(uint16_t* p, vf a) {
     _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(r));
 #endif
 }
-// e where x is above -infinity, else 0.
-inline vf where_seen(vf x, vf e) {
-    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(-INFINITY), _CMP_NEQ_UQ), e);
+// e, or 0 where x is below the limit.
+inline vf unless_below(vf x, float limit, vf e) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_NLT_UQ), e);
 }
 inline float sum(vf a) { return _mm512_reduce_add_ps(a); }
 inline float largest(vf a) { return _mm512_reduce_max_ps(a); }
@@ -126,69 +126,16 @@ inline vf sums(const vf* a) {
 }  // namespace
 #include "simd_avx2.h"
 namespace {
-#else  // the compiler's own vectors of sixteen lanes, cut into what the machine has
-
-typedef float vf __attribute__((vector_size(64)));
-typedef uint32_t vi __attribute__((vector_size(64)));
-#define NX_LANES for (int i = 0; i < 16; ++i)
-inline vf zero() { return vf{}; }
-inline vf splat(float x) { return vf{} + x; }
-inline vf load(const float* p) { vf r; memcpy(&r, p, 64); return r; }
-inline void store(float* p, vf x) { memcpy(p, &x, 64); }
-inline vf add(vf x, vf y) { return x + y; }
-inline vf sub(vf x, vf y) { return x - y; }
-inline vf mul(vf x, vf y) { return x * y; }
-inline vf div(vf x, vf y) { return x / y; }
-inline vf max(vf x, vf y) { return x > y ? x : y; }
-inline vf min(vf x, vf y) { return x < y ? x : y; }
-inline vf as_float(vi w) { vf r; memcpy(&r, &w, 64); return r; }
-inline vi as_words(vf x) { vi r; memcpy(&r, &x, 64); return r; }
-inline vf fma(vf x, vf y, vf z) { return x * y + z; }
-inline vf round_even(vf x) { NX_LANES x[i] = __builtin_rintf(x[i]); return x; }
-inline vf pow2(vf n) { vi r; NX_LANES r[i] = uint32_t(int(n[i]) + 127) << 23; return as_float(r); }
-inline vi words(const void* p) { vi r; memcpy(&r, p, 64); return r; }
-inline vi splat_word(uint32_t w) { return vi{} + w; }
-inline vf low(vi w) { return as_float(w << 16); }
-inline vf high(vi w) { return as_float(w & 0xffff0000u); }
-inline vf widen_bf16(const uint16_t* p) { vi r; NX_LANES r[i] = uint32_t(p[i]) << 16; return as_float(r); }
-inline vf dot2(vf acc, vi x, vi y) { return fma(high(x), high(y), fma(low(x), low(y), acc)); }
-inline vf where_seen(vf x, vf e) { return x == -INFINITY ? vf{} : e; }
-inline void store_bf16(uint16_t* p, vf x) { NX_LANES p[i] = float_bf16(x[i]); }
-inline float sum(vf x) {
-    float a[16];
-    memcpy(a, &x, 64);
-    for (int step = 8; step; step >>= 1)
-        for (int i = 0; i < step; ++i) a[i] += a[i + step];
-    return a[0];
-}
-inline float largest(vf x) { float m = x[0]; NX_LANES m = x[i] > m ? x[i] : m; return m; }
-inline uint16_t e4m3_bf16(uint8_t x) {
-    static const uint16_t small[8] = {0, 0x3b00, 0x3b80, 0x3bc0, 0x3c00, 0x3c20, 0x3c40, 0x3c60};
-    const uint16_t m = x & 0x7f;
-    return uint16_t((x & 0x80) << 8 | (m < 8 ? small[m] : (m << 4) + (120 << 7)));
-}
-inline vi widen_e4m3(const uint8_t* p) {
-    vi r;
-    NX_LANES r[i] = e4m3_bf16(p[2 * i]) | uint32_t(e4m3_bf16(p[2 * i + 1])) << 16;
-    return r;
-}
-inline vi widen_int8(const uint8_t* p) {
-    vf even, odd;
-    NX_LANES { even[i] = float(int8_t(p[2 * i])); odd[i] = float(int8_t(p[2 * i + 1])); }
-    return as_words(even) >> 16 | as_words(odd);
-}
-inline void pair_rows(const uint16_t* a, const uint16_t* b, vi& first, vi& second) {
-    NX_LANES first[i] = a[i] | uint32_t(b[i]) << 16;
-    NX_LANES second[i] = a[16 + i] | uint32_t(b[16 + i]) << 16;
-}
-inline void store_columns(float* p, vf first, vf second) { store(p, first); store(p + 16, second); }
-inline vf sums(const vf* a) { vf r; NX_LANES r[i] = sum(a[i]); return r; }
+#else
+}  // namespace
+#include "simd_portable.h"
+namespace {
 #endif
 
-// e**x, relative error below 2e-7 (Cephes); 0 below -87.3, finite above 88.
+// e**x, relative error below 2e-7 (Cephes); finite above 88, 0 below -64: no sum with a number near 1 in it notices that.
+// Products with smaller numbers would be denormal, which takes a hundred times as long.
 inline vf exp(vf x) {
-    const vf floor = splat(-87.33654f);
-    const vf y = min(max(x, floor), splat(88.3762626f));
+    const vf y = min(max(x, splat(-64.f)), splat(88.3762626f));
     const vf n = round_even(mul(y, splat(1.44269504088896341f)));
     vf r = fma(n, splat(-0.693359375f), y);
     r = fma(n, splat(2.12194440e-4f), r);
@@ -199,7 +146,7 @@ inline vf exp(vf x) {
     p = fma(p, r, splat(1.6666665459e-1f));
     p = fma(p, r, splat(5.0000001201e-1f));
     p = fma(p, mul(r, r), add(r, splat(1.f)));
-    return mul(p, pow2(n));
+    return unless_below(x, -64.f, mul(p, pow2(n)));
 }
 
 inline vf silu(vf x) { return div(x, add(splat(1.f), exp(sub(zero(), x)))); }

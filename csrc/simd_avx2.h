@@ -45,10 +45,10 @@ inline vi half_words(const void* p) {
 }
 inline vf widen_bf16(const uint16_t* p) { return as_float(half_words(p) << 16); }
 inline vf dot2(vf acc, vi x, vi y) { return fma(high(x), high(y), fma(low(x), low(y), acc)); }
-inline vf where_seen(vf x, vf e) {
-    const __m256 never = _mm256_set1_ps(-INFINITY);
-    return {_mm256_andnot_ps(_mm256_cmp_ps(x.a, never, _CMP_EQ_OQ), e.a),
-            _mm256_andnot_ps(_mm256_cmp_ps(x.b, never, _CMP_EQ_OQ), e.b)};
+inline vf unless_below(vf x, float limit, vf e) {
+    const __m256 least = _mm256_set1_ps(limit);
+    return {_mm256_and_ps(_mm256_cmp_ps(x.a, least, _CMP_NLT_UQ), e.a),
+            _mm256_and_ps(_mm256_cmp_ps(x.b, least, _CMP_NLT_UQ), e.b)};
 }
 inline __m256i rounded_bf16(__m256 x) {  // float_bf16 of each, in words
     const __m256i u = _mm256_castps_si256(x), odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));

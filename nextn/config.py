@@ -196,8 +196,8 @@ class EngineConfig(ParallelConfig):
     prefill_attention: str = option(
         "absorbed",
         "scheduling",
-        "form of MLA for prompts; naive needs fewer operations on long prompts, but a prefix-cache hit or a "
-        "retraction may then change the text",
+        "form of MLA for prompts; naive is for models with MLA and runs on plain torch only, which is much "
+        "slower than the kernels. A prefix-cache hit or a retraction may then change the text",
         choices=("absorbed", "naive"),
     )
     max_running_requests: int = option(

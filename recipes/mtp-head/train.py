@@ -36,7 +36,7 @@ HELD_OUT = 24  # texts, the first ones
 LEARNING_RATE = 1.5e-3
 DECAY_FROM = 0.5
 UNROLL_FROM = 0.6  # before that, the first depth alone
-LOG_SECONDS, SAVE_SECONDS = 30, 180
+LOG_SECONDS, SAVE_SECONDS = 60, 180
 
 
 @dataclass(frozen=True)
@@ -153,11 +153,11 @@ def accept_lengths(module: NextN, base: Base, head: Tensor, ids: Tensor, batch: 
     at = torch.arange(length - 1 - DEPTH, device=head.device)  # of the root's hidden state
     own = (at[None] + 1 >= batch.starts[:, None]) & (at[None] + 1 + DEPTH < batch.ends[:, None])
     held = torch.ones_like(own)
+    wanted = F.linear(batch.hidden, base.head).argmax(-1)
     found, total = [], 1.0
     for d in range(DEPTH):
-        rows = slice(d, d + len(at))
-        wanted = F.linear(batch.hidden[:, d + 1 : d + 1 + len(at)], base.head).argmax(-1)
-        held = held & (ids[F.linear(outs[d][:, rows], head).argmax(-1)] == wanted)
+        guesses = ids[F.linear(outs[d][:, d : d + len(at)], head).argmax(-1)]
+        held = held & (guesses == wanted[:, d + 1 : d + 1 + len(at)])
         total += float((held & own).sum() / own.sum().clamp(min=1))
         found.append(total)
     return found

@@ -1,12 +1,16 @@
-"""csrc/build.py compiles what is not up to date, and nothing else."""
+"""csrc/build.py compiles what is not up to date, and nothing else; every level's sources are valid."""
 
 from __future__ import annotations
 
+import platform
 import stat
+import subprocess
 from pathlib import Path
 
 import pytest
 from support.native_build import the_build
+
+from nextn.ops.cpu.library import NoLibrary, able_levels
 
 COMPILER = """#!/bin/sh
 # Stands for the compiler: writes the last word of its command, and notes that it did.
@@ -58,3 +62,35 @@ def test_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for library in target.glob("*.so"):
         library.unlink()
     assert compiled()
+
+
+def test_levels_of_this_machine() -> None:
+    build = the_build()
+    try:
+        able = able_levels()
+    except NoLibrary as e:
+        pytest.skip(str(e))
+    assert tuple(build.runnable(build.compiler().split())) == able
+
+
+def test_where_no_program_can_be_made_all_levels_are_built(folder: Path) -> None:
+    build = the_build()
+    assert build.runnable(build.compiler().split()) == list(build.LEVELS)
+
+
+@pytest.mark.skipif(platform.machine().lower() not in ("x86_64", "amd64"), reason="these are levels of x86")
+def test_levels_that_are_not_built_here_are_valid_cpp() -> None:
+    """`make setup` compiles only what this machine can run."""
+    build = the_build()
+    try:
+        cxx = build.compiler().split()
+    except build.NoCompiler as e:
+        pytest.skip(str(e))
+    empty = ["-x", "c++", "-fsyntax-only", "/dev/null"]
+    for level in set(build.LEVELS) - set(build.runnable(cxx)):
+        flags = build.LEVELS[level]
+        if subprocess.run([*cxx, *flags, *empty], capture_output=True).returncode:
+            continue  # an older compiler
+        command = [*cxx, *build.FLAGS, *flags, "-fsyntax-only", str(build.SOURCE / "nextn.cpp")]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, ""), level

@@ -249,7 +249,7 @@ def machine_level() -> tuple[str, str]:
     able, built = able_levels(), runnable_levels()
     reason = f"the CPU can run {', '.join(able)}"
     if built[-1] != able[-1]:
-        reason += f"; the compiler that built nextn did not know {able[-1]}"
+        reason += f"; nextn was built without {able[-1]}"
     return built[-1], reason
 
 
@@ -262,7 +262,7 @@ def choose_level(asked: str) -> tuple[str, str]:
         return machine_level()
     able, built = able_levels(), runnable_levels()
     if asked not in built:
-        obstacle = "the compiler that built nextn did not know it" if asked in able else "the CPU lacks it"
+        obstacle = "nextn was built without it" if asked in able else "the CPU lacks it"
         raise ValueError(f"--cpu-isa {asked}: {obstacle}; this machine can run {', '.join(built)}")
     return asked, f"--cpu-isa is {asked}; this machine can run {', '.join(built)}"
 

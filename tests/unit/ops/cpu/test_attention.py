@@ -78,6 +78,20 @@ def test_flat_and_sharp_scores(pool: Pool, sharp: float) -> None:
     check(pool, [(0, 4), (600, 2)], sharp=sharp)
 
 
+def test_keys_far_below_the_best_weigh_nothing(pool: Pool) -> None:
+    """Tiny weights would make denormal products, which take CPUs a hundred times as long."""
+    rank, width = 64, 96
+    (span,), slots = paged([(40, 1)], 4)
+    cache, q = entries(slots, rank, width), queries(1, 2, width)
+    q[:, :, :rank], q[:, :, rank:] = 0, 10  # scores are those of the part behind the values
+    best = span.pages[20 // 4] * 4 + 20 % 4
+    value = cache[best, :rank].clone()
+    cache[:, :rank], cache[:, rank:] = 3e38, -3
+    cache[best, :rank], cache[best, rank:] = value, 3
+    got = attention(pool, cache, 4, [span], q, rank)
+    assert torch.equal(got[0, 0], value.to(got.dtype))
+
+
 @pytest.mark.parametrize("start", [0, 3, 250, 254, 256, 600])
 def test_trees(pool: Pool, start: int) -> None:
     for rows, seed in ((1, 0), (8, 1), (13, 2), (80, 3)):
