@@ -25,6 +25,9 @@ from nextn.ops.naive import naive_attention
 from nextn.ops.probe import Mode, Shape
 from nextn.ops.rotary import rotate, turn
 
+# Of a key over the best one's, e**-64: no sum notices less, and products with it may be denormal and slow.
+LEAST_WEIGHT = 1.6e-28
+
 
 class Runs(NamedTuple):
     """Rows in the order of their experts, every expert's run filled up to a multiple of ROW_ALIGN with row 0.
@@ -188,6 +191,7 @@ class Reference:
         scores.view(b, hidden.shape[1], -1, s).masked_fill_(hidden, float("-inf"))
         # The maximum does not depend on the order; the sums below do, so they go block by block.
         p = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
+        F.threshold(p, LEAST_WEIGHT, 0.0, inplace=True)
         blocks, rows = s // KV_BLOCK, p.shape[1]
         p = p.view(b, rows, blocks, KV_BLOCK).transpose(1, 2).flatten(0, 1)
         part = self._bmm(p.to(keys.dtype), values.unflatten(1, (blocks, KV_BLOCK)).flatten(0, 1))

@@ -125,6 +125,16 @@ def test_attention_rows_do_not_depend_on_the_cut(heads):
     assert torch.equal(mixed[6:46], whole[256:296])
 
 
+def test_keys_far_below_the_best_weigh_nothing():
+    """Tiny weights would make denormal products, which are slow."""
+    rank, page = 16, 4
+    cache, q = torch.full((64, 24), 3e38), torch.zeros(ROW_ALIGN, 1, 24)
+    cache[:, rank:], q[:, :, rank:] = -1, 5  # scores are those of the part behind the values
+    cache[20], cache[20, rank:] = rand(24), 1
+    batch = build_batch([Span([0], 40, list(range(16)))], page, CPU)
+    assert torch.equal(ops().mla_attention(q, cache, batch.attention, rank)[0, 0], cache[20, :rank])
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 8, 64])
 def test_experts_rows(rows):
     op = ops()
