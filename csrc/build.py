@@ -58,20 +58,20 @@ def origin(cxx: list[str]) -> bytes:
 
 def runnable(cxx: list[str]) -> list[str]:
     """The levels that this machine can run; all where that cannot be found out."""
-    with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder) / "probe"
-        command = [*cxx, "-std=c++17", f"-I{SOURCE}", "-x", "c++", "-", "-o", str(program)]
-        try:
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            program = Path(folder) / "probe"
+            command = [*cxx, "-std=c++17", f"-I{SOURCE}", "-x", "c++", "-", "-o", str(program)]
             subprocess.run(command, input=PROBE, text=True, check=True, capture_output=True)
             best = int(subprocess.run([program], capture_output=True, check=True).stdout)
-        except (subprocess.CalledProcessError, OSError, ValueError):
-            return list(LEVELS)
+    except (subprocess.CalledProcessError, OSError, ValueError):
+        return list(LEVELS)
     return list(LEVELS)[: best + 1]
 
 
 def build(target: Path = TARGET, extra: list[str] | None = None, all_levels: bool = True) -> list[Path]:
     """Compiles what is not up to date: all levels of this machine's architecture, or those that the machine
-    can run. Returns the libraries. Raises NoCompiler."""
+    can run. Returns the libraries that are up to date. Raises NoCompiler."""
     cxx = compiler().split()
     x86 = platform.machine().lower() in ("x86_64", "amd64")
     target.mkdir(parents=True, exist_ok=True)
@@ -88,6 +88,9 @@ def build(target: Path = TARGET, extra: list[str] | None = None, all_levels: boo
         )
         if library.exists() and key.exists() and key.read_text() == wanted:
             return library
+        if level not in levels:
+            library.unlink(missing_ok=True)  # of other sources
+            return None
         found = subprocess.run(command, capture_output=True, text=True)
         if found.returncode == 0:
             key.unlink(missing_ok=True)  # never beside a library that it is not the key of
@@ -100,7 +103,7 @@ def build(target: Path = TARGET, extra: list[str] | None = None, all_levels: boo
         return None
 
     with ThreadPoolExecutor() as threads:
-        done = [library for library in threads.map(one, levels) if library]
+        done = [library for library in threads.map(one, LEVELS if x86 else levels) if library]
     return done
 
 

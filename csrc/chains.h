@@ -68,7 +68,7 @@ template <class By> struct SomeRows {
 // N vectors of outputs from v on, of M rows, over all of k. totals [M][64].
 template <class By, class Line, int FORM, int M, int N>
 void meet_directly(const Cells& cells, const SomeRows<By>& rows, int v, float* totals) {
-    constexpr int ahead = 4096;  // bytes; the hardware prefetcher stops at page ends
+    [[maybe_unused]] constexpr int ahead = 4096;  // bytes; the hardware prefetcher stops at page ends
     constexpr int count = By::pairs ? Line::inputs / 2 : Line::inputs;
     const int step = cells.V * Line::bytes;
     const typename By::Word* x[M];
@@ -116,7 +116,8 @@ struct Chunk {
 
 // Inputs [from, to) of cell c -> words of the chunk from word `at` on.
 template <class Line, bool Pairs> void widen(const Cells& cells, int c, int from, int to, Chunk& chunk, int at) {
-    constexpr int count = Pairs ? Line::inputs / 2 : Line::inputs, ahead = 4096;
+    constexpr int count = Pairs ? Line::inputs / 2 : Line::inputs;
+    [[maybe_unused]] constexpr int ahead = 4096;
     const int step = cells.V * Line::bytes, wide = cells.V * 64;
     const uint8_t* w = cells.codes<Line>(c) + int64_t(from / Line::inputs) * Line::lines * step;
     uint8_t* put = chunk.words + int64_t(at) * wide;

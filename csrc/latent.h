@@ -99,7 +99,7 @@ inline void combine(float* sums, Softmax& state, const float* part, const Softma
 
 // sums: columns in the order of pair_rows, 32 by 32, of which the first n are wanted.
 inline void finish(const float* sums, const Softmax& state, int n, uint16_t* out) {
-    const vf total = splat(state.total);
+    const vf total = splat(state.total == 0.f ? NAN : state.total);  // 0: no score was a number, and sums are not set
     for (int c = 0; c < n; c += 32) {
         alignas(64) float columns[32];
         alignas(64) uint16_t rest[32];

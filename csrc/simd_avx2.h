@@ -1,5 +1,4 @@
-// Sixteen f32 lanes as two registers of AVX2: what simd.h promises, with its generic code's order of additions. The
-// compiler's own vectors of 64 bytes would go through memory here.
+// Sixteen f32 lanes as two registers of AVX2: what simd.h promises, with simd_portable.h's order of additions.
 #pragma once
 #include <immintrin.h>
 

@@ -2,6 +2,8 @@
 // bytes would go through memory wherever the machine's are shorter.
 #pragma once
 
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "of a pair, the even element is the low half");
+
 namespace {
 
 typedef float f4 __attribute__((vector_size(16)));

@@ -7,6 +7,7 @@ Nothing is downloaded: an environment sees the packages of the one that runs the
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from support.native_build import the_build
 
 from nextn.llm import LLM
 from nextn.ops.cpu.library import FOLDER
@@ -32,7 +34,8 @@ llm = LLM(**{SIZES})
 print(nextn.__file__, llm.engine.startup["kernels"], llm.engine.startup.get("cpu_isa"), sep="\\n")
 print(llm.generate([{PROMPT!r}], SamplingParams(max_tokens=8, temperature=0))[0].text)
 """
-# A compiler that knows no vector instructions, and is quick.
+# Compilers that are quick; the second knows no vector instructions.
+QUICK_COMPILER = '#!/bin/sh\nexec c++ "$@" -O0\n'
 OLD_COMPILER = '#!/bin/sh\ncase "$*" in *-mavx*) exit 1;; esac\nexec c++ "$@" -O0\n'
 
 pytestmark = [
@@ -49,6 +52,13 @@ def execute(*command: str | Path, folder: Path, **environment: str) -> subproces
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done
+
+
+def compiler(folder: Path, script: str) -> str:
+    path = folder / "c++"
+    path.write_text(script)
+    path.chmod(0o755)
+    return str(path)
 
 
 def install(package: Path, folder: Path, **environment: str) -> Path:
@@ -70,9 +80,15 @@ def text_of_the_checkout(**options: str) -> str:
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `make dist` writes."""
+    """What `make dist` writes; the wheel, from the sdist, as an index's machines do."""
     folder = tmp_path_factory.mktemp("dist")
-    execute(sys.executable, "-m", "hatchling", "build", "-d", folder, folder=ROOT)
+    command = (sys.executable, "-m", "hatchling", "build", "-d", folder, "-t")
+    execute(*command, "sdist", folder=ROOT)
+    (packed,) = folder.glob("*.tar.gz")
+    with tarfile.open(packed) as archive:
+        archive.extractall(folder / "source", filter="data")
+    (source,) = (folder / "source").iterdir()
+    execute(*command, "wheel", folder=source, CXX=compiler(folder, QUICK_COMPILER))
     return folder
 
 
@@ -88,12 +104,24 @@ def sources() -> set[str]:
     return {str(path.relative_to(ROOT)) for path in found if path.suffix != ".pyc"}
 
 
+def levels() -> list[str]:
+    """That the compiler knows, whatever this machine runs."""
+    build = the_build()
+    if platform.machine().lower() not in ("x86_64", "amd64"):
+        return ["portable"]
+    command = ["c++", "-x", "c++", "-fsyntax-only", os.devnull]
+    return [
+        level for level, flags in build.LEVELS.items() if not subprocess.run([*command, *flags]).returncode
+    ]
+
+
 def test_a_wheel_has_the_kernels_of_its_platform(dist: Path, tmp_path: Path) -> None:
     (wheel,) = dist.glob("*.whl")
-    platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
-    assert wheel.name.endswith(f"-py3-none-{platform}.whl")
+    tag = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+    assert wheel.name.endswith(f"-py3-none-{tag}.whl")
     inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert inside == sources() | {str(path.relative_to(ROOT)) for path in FOLDER.glob("*.so")}
+    libraries = {str((FOLDER / f"libnextn_{level}.so").relative_to(ROOT)) for level in levels()}
+    assert inside == sources() | libraries
 
     programs = install(wheel, tmp_path)
     words = ("--max-tokens", "8", "--threads", "1", "--kv-cache-tokens", "2048")
@@ -111,10 +139,7 @@ def test_an_sdist_compiles_the_kernels(sdist: Path, tmp_path: Path) -> None:
         "nextn", "csrc", "hatch_build.py", "pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE",
         "PKG-INFO", ".gitignore",
     }  # fmt: skip
-    compiler = tmp_path / "c++"
-    compiler.write_text(OLD_COMPILER)
-    compiler.chmod(0o755)
-    programs = install(sdist, tmp_path, CXX=str(compiler))
+    programs = install(sdist, tmp_path, CXX=compiler(tmp_path, OLD_COMPILER))
     file, kernels, isa, text = execute(programs / "python", "-c", RUN, folder=tmp_path).stdout.split("\n", 3)
     assert Path(file).is_relative_to(tmp_path)
     assert (kernels, isa) == ("cpu", "portable")

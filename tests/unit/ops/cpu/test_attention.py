@@ -92,6 +92,19 @@ def test_keys_far_below_the_best_weigh_nothing(pool: Pool) -> None:
     assert torch.equal(got[0, 0], value.to(got.dtype))
 
 
+@pytest.mark.parametrize("start", [0, 20, 40, 300])
+@pytest.mark.parametrize("rows", [1, 6])
+def test_a_query_that_is_no_number_has_no_answer(pool: Pool, start: int, rows: int) -> None:
+    """Whatever stands beside it, which stays as it is."""
+    (span,), slots = paged([(start, rows)], 4)
+    cache, q = entries(slots, 64, 96), queries(rows, 3, 96)
+    before = attention(pool, cache, 4, [span], q, 64)
+    q[0] = torch.nan
+    after = attention(pool, cache, 4, [span], q, 64)
+    assert after[0].isnan().all()
+    assert torch.equal(after[1:], before[1:])
+
+
 @pytest.mark.parametrize("start", [0, 3, 250, 254, 256, 600])
 def test_trees(pool: Pool, start: int) -> None:
     for rows, seed in ((1, 0), (8, 1), (13, 2), (80, 3)):
