@@ -133,7 +133,7 @@ template <class Weight> inline Softmax soften(float* scores, int count, Weight* 
     for (int j = 0; j < used; j += 16) top = max(top, load(scores + j));
     const float m = largest(top);
     if (m == -INFINITY) return {m, 0.f};
-    if (m != m) return {m, m};  // weights do not matter: no row with this block is a number
+    if (m != m) return {m, m};  // NaN: so is the query's result, whatever its weights
     vf total = zero();
     for (int j = 0; j < used; j += 16) {
         alignas(32) uint16_t halves[16];

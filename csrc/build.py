@@ -103,7 +103,7 @@ def build(target: Path = TARGET, extra: list[str] | None = None, all_levels: boo
         return None
 
     with ThreadPoolExecutor() as threads:
-        done = [library for library in threads.map(one, LEVELS if x86 else levels) if library]
+        done = [library for library in threads.map(one, LEVELS) if library]
     return done
 
 

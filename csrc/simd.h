@@ -135,7 +135,8 @@ namespace {
 // e**x, relative error below 2e-7 (Cephes); finite above 88, 0 below -64: no sum with a number near 1 in it notices that.
 // Products with smaller numbers would be denormal, which takes a hundred times as long.
 inline vf exp(vf x) {
-    const vf y = min(max(x, splat(-64.f)), splat(88.3762626f));
+    constexpr float least = -64.f;
+    const vf y = min(max(x, splat(least)), splat(88.3762626f));
     const vf n = round_even(mul(y, splat(1.44269504088896341f)));
     vf r = fma(n, splat(-0.693359375f), y);
     r = fma(n, splat(2.12194440e-4f), r);
@@ -146,7 +147,7 @@ inline vf exp(vf x) {
     p = fma(p, r, splat(1.6666665459e-1f));
     p = fma(p, r, splat(5.0000001201e-1f));
     p = fma(p, mul(r, r), add(r, splat(1.f)));
-    return unless_below(x, -64.f, mul(p, pow2(n)));
+    return unless_below(x, least, mul(p, pow2(n)));
 }
 
 inline vf silu(vf x) { return div(x, add(splat(1.f), exp(sub(zero(), x)))); }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -16,3 +18,9 @@ def the_build() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def knows(cxx: Sequence[str], flags: Sequence[str]) -> bool:
+    """Does this compiler accept these flags?"""
+    command = [*cxx, *flags, "-x", "c++", "-fsyntax-only", "/dev/null"]
+    return subprocess.run(command, capture_output=True).returncode == 0
