@@ -38,10 +38,12 @@ $(VENV)/.dev: $(VENV)/.core
 demo: $(VENV)/.core
 	$(BIN)/nextn demo $(DEMO_ARGS)
 
-# A file's tests run in one process, which starts their servers once; long files come first. -rs: says what was
-# skipped, and why.
+# A file's tests run in one process, which starts their servers once; long files come first. -rsfE: says what was
+# skipped, and why, and then what failed. A process that crashes ends the run: xdist may wait without end for one that
+# takes its place.
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rsfE -n $(WORKERS) --max-worker-restart 0 \
+		--dist loadfile --no-loadscope-reorder $(TEST_ARGS)
 
 test-native: $(VENV)/.dev
 	$(BIN)/python -m pytest -rs tests/native tests/unit/ops/cpu tests/parity/test_native_model.py $(TEST_ARGS)

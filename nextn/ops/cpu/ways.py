@@ -29,7 +29,7 @@ import torch
 from nextn.config import usable_cores
 from nextn.machine import cpu_model
 from nextn.ops.cpu import coded
-from nextn.ops.cpu.library import BY_BYTES, E4M3, KINDS, WAYS, build_of, library
+from nextn.ops.cpu.library import BY_BYTES, E4M3, F32, KINDS, WAYS, build_of, library
 from nextn.ops.cpu.weights import Arena, PackedWeight
 from nextn.user_cache import user_cache
 
@@ -118,7 +118,7 @@ def measure(level: str, kind: int, ways: Sequence[int]) -> dict[int, list[float]
     weights = [PackedWeight(n_out, n_in, kind, block=block, arena=arena)]
     while sum(w.bytes for w in weights) < BYTES:
         weights.append(PackedWeight(n_out, n_in, kind, block=block, arena=arena))
-    x = torch.ones(max(ROWS), n_in, dtype=torch.bfloat16)
+    x = torch.ones(max(ROWS), n_in, dtype=torch.float32 if kind == F32 else torch.bfloat16)
     y = torch.empty(max(ROWS), n_out)
     pool = kernels.nx_pool_new(usable_cores())
     found: dict[int, list[float]] = {way: [] for way in ways}
