@@ -2,6 +2,7 @@
 #             as on a lesser machine
 # make test   sets up and runs the tests
 # make test-native  the native kernels under the sanitizers, and their tests
+# make test-addresses  tests that call the native kernels, with a check of every address; some 20 minutes
 # make check  linters and types
 # make dist   a wheel with the native kernels of this platform, and an sdist, in dist/
 # make bench  the benchmark scripts, which write benchmarks/results/
@@ -18,7 +19,7 @@ WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(4, 1 + (os.cpu_count() or 
 PIP := $(BIN)/python -m pip install -q --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test test-native check dist bench clean
+.PHONY: setup demo test test-native test-addresses check dist bench clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.core
@@ -47,6 +48,15 @@ test: $(VENV)/.dev
 
 test-native: $(VENV)/.dev
 	$(BIN)/python -m pytest -rs tests/native tests/unit/ops/cpu tests/parity/test_native_model.py $(TEST_ARGS)
+
+# Sees what test_sanitizers.py cannot: rows and weights that Python hands over, which are torch's.
+ADDRESSES := build/addresses
+test-addresses: $(VENV)/.dev
+	rm -rf $(ADDRESSES) && mkdir -p $(ADDRESSES) && cp -r nextn $(ADDRESSES)
+	$(BIN)/python csrc/build.py --runnable --target $(ADDRESSES)/nextn/ops/cpu/lib -fsanitize=address -O1 -g1
+	LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \
+		ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=1 PYTHONPATH=$(ADDRESSES) \
+		$(BIN)/pytest -rsfE -o timeout=1800 tests/unit/ops/cpu tests/parity $(TEST_ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -110,8 +110,9 @@ def build(target: Path = TARGET, extra: list[str] | None = None, all_levels: boo
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Compiles the native CPU kernels.")
     parser.add_argument("--runnable", action="store_true", help="only levels that this machine can run")
+    parser.add_argument("--target", type=Path, default=TARGET, help="folder of the libraries")
     args, flags = parser.parse_known_args()
     try:
-        print(*build(extra=flags, all_levels=not args.runnable), sep="\n")
+        print(*build(args.target, flags, not args.runnable), sep="\n")
     except NoCompiler as e:
         sys.exit(str(e))
