@@ -1,7 +1,8 @@
 """How many streamed tokens the server's process passes on: nextn's server, an engine that costs nothing, and
-a client that costs little.
+a client that costs little. With --vllm, vLLM's server does the same in turns with it.
 
 python benchmarks/front_end.py                                            # some 3 minutes
+python benchmarks/front_end.py --vllm .peers/vllm                         # peers/install.sh makes this
 python benchmarks/front_end.py --lead 8 --api chat --streams 256
 python benchmarks/front_end.py --tree before=../before after=. --rounds 5   # two source trees in turns
 
@@ -15,14 +16,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import re
 import struct
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,35 +29,15 @@ sys.path.insert(0, str(Path(__file__).parent / "front"))
 import streams
 from last_line import tell
 from scripted import CHARS, CONTEXT, Brake, script
+from servers import MODEL_NAME, Load, nextn_server, vllm_server
 
-from nextn.bench.local_server import READY, START_SECONDS
-from nextn.bench.logged_process import LoggedProcess
 from nextn.bench.machine import this_machine
 from nextn.config import EMBEDDED, model_folder
 from nextn.tokenizer.tokenizer import Tokenizer
 
 HERE = Path(__file__).parent
-SERVER = HERE / "front" / "scripted.py"
 SETTINGS = ("tokens", "per_step", "step_ms", "api", "rounds")
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
-
-
-@contextmanager
-def server(tree: Path, brake: Path, options: list[str]) -> Iterator[tuple[int, tuple[str, int]]]:
-    """Yields the pid and the address of a server from this source tree."""
-    log = brake.parent / "server.log"
-    environment = os.environ | {"PYTHONPATH": str(tree.resolve())}
-    process = LoggedProcess([sys.executable, str(SERVER), str(brake), *options], log, environment)
-    try:
-        deadline = time.monotonic() + START_SECONDS
-        while not (found := READY.search(log.read_text(errors="replace"))):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"the server did not start:\n{log.read_text(errors='replace')}")
-            time.sleep(0.05)
-        host, _, port = found[1].removeprefix("http://").rpartition(":")
-        yield process.pid, (host, int(port))
-    finally:
-        process.stop()
 
 
 def cpu_seconds(pid: int) -> tuple[float, float]:
@@ -77,16 +54,20 @@ def named_tree(text: str) -> tuple[str, Path]:
     return name or Path(path).resolve().name, Path(path)
 
 
-def one_run(tree: Path, args: argparse.Namespace, lead: int, count: int, text: str) -> dict[str, float]:
+def one_run(side: Path, args: argparse.Namespace, lead: int, count: int, text: str) -> dict[str, float]:
+    """side: a source tree of nextn, or vLLM's virtual environment."""
     with tempfile.TemporaryDirectory() as folder:
         brake = Path(folder) / "brake"
         brake.write_bytes(struct.pack("q", 0))
-        own = [str(count), str(lead), str(args.step_ms), str(args.per_step)]
-        options = [*own, "--model-path", args.model_path, "--port", "0", "--log-level", "warning"]
-        options += ["--max-running-requests", str(max(256, count)), *args.server_options.split()]
+        load = Load(args.model_path, brake, count, lead, args.step_ms, args.per_step)
+        if side == args.vllm:
+            started = vllm_server(side, load, scripted_tokens(args.model_path))
+        else:
+            started = nextn_server(side, load, args.server_options.split())
         shared = Brake(brake)
-        with server(tree, brake, options) as (pid, address):
+        with started as (pid, address):
             body: dict[str, object] = {"max_tokens": args.tokens, "stream": True, "ignore_eos": True}
+            body |= {"model": MODEL_NAME}
             body |= (
                 {"prompt": "a"}
                 if args.api == "completions"
@@ -120,6 +101,10 @@ def summed(runs: list[dict[str, float]]) -> dict[str, float]:
     return {name: float(f"{median(run[name] for run in runs):.4g}") for name in runs[0]}
 
 
+def scripted_tokens(model_path: str) -> list[int]:
+    return script(Tokenizer.from_folder(model_folder(model_path)))
+
+
 def expected(model_path: str, tokens: int) -> str:
     tokenizer = Tokenizer.from_folder(model_folder(model_path))
     each = script(tokenizer)
@@ -137,18 +122,22 @@ def main() -> int:
     parser.add_argument("--step-ms", type=float, default=0.0, help="of each step, at least (default: 0)")
     parser.add_argument("--api", choices=PATHS, default="completions")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--vllm", type=Path, metavar="VENV", help="vLLM's virtual environment")
     parser.add_argument("--server-options", default="", help="of nextn serve, in one word")
     parser.add_argument("--output-dir", type=Path, help="where the result is kept")
     args = parser.parse_args()
     assert max(args.streams) * args.tokens < CONTEXT * 256
     text = expected(args.model_path, args.tokens)
-    found: dict[str, Any] = {name: {} for name, _ in args.tree}
+    sides: dict[str, Path] = dict(args.tree)
+    if args.vllm is not None:
+        sides = {name or "nextn": tree for name, tree in sides.items()} | {"vllm": args.vllm}
+    found: dict[str, Any] = {name: {} for name in sides}
     for lead in args.lead:
         for count in args.streams:
             runs: dict[str, list[dict[str, float]]] = {name: [] for name in found}
             for _ in range(args.rounds):
-                for name, tree in args.tree:
-                    runs[name].append(one_run(tree, args, lead, count, text))
+                for name, side in sides.items():
+                    runs[name].append(one_run(side, args, lead, count, text))
             for name, each in runs.items():
                 found[name].setdefault(f"lead {lead}", {})[str(count)] = summed(each)
                 print(f"{name}, lead {lead}, {count} streams: {summed(each)}", file=sys.stderr, flush=True)
