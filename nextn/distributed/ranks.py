@@ -8,13 +8,18 @@ from typing import Any
 
 from torch import Tensor
 
-from nextn.distributed.group import PeerGone
+from nextn.distributed.gpus import Gpus
+from nextn.distributed.group import Group, PeerGone
+from nextn.distributed.torch_group import TorchGroup
 from nextn.ops.cpu import library as kernels
 
 
 class Ranks(ABC):
     """`nextn.distributed.shared`: all on one machine. `nextn.distributed.mesh`: on several. A `Group` for the
-    torch model. most_rows: of a step."""
+    torch model on CPUs. most_rows: of a step. gpus: where the model is on some."""
+
+    gpus: Gpus | None = None
+    _between_gpus: TorchGroup | None = None
 
     def __init__(self, rank: int, size: int, most_rows: int) -> None:
         self.rank, self.size, self.most_rows = rank, size, most_rows
@@ -38,10 +43,24 @@ class Ranks(ABC):
     def beats(self) -> Mapping[int, int | None]:
         """How often each rank that this one watches has beaten; None: it has ended."""
 
+    def join_gpus(self) -> None:
+        """Takes this rank's GPU, and waits for the others to do so. Raises PeerGone."""
+        if self.gpus is not None:
+            self.gpus.take(self.rank)
+            self._between_gpus = self.gpus.group(self.rank, self.size)
+
+    @property
+    def group(self) -> Group:
+        """What fills up the torch model's arrays, where they are."""
+        return self._between_gpus or self
+
     def give_up(self, reason: str) -> None:
         """Nobody waits any more: a rank is gone."""
         self.reason = self.reason or reason
-        self._wake()
+        if self._between_gpus is not None:
+            self._between_gpus.give_up()
+        else:
+            self._wake()
 
     @abstractmethod
     def _wake(self) -> None:

@@ -14,6 +14,7 @@ from multiprocessing import connection
 from multiprocessing.connection import Connection
 
 from nextn.config import EngineConfig, usable_cores
+from nextn.distributed.gpus import Gpus, leave_gpus, share_gpus
 from nextn.distributed.group import PeerGone
 from nextn.distributed.memory import Memory
 from nextn.distributed.mesh import MeshRanks
@@ -25,6 +26,7 @@ from nextn.distributed.rendezvous import Host, Met
 from nextn.distributed.shared import SharedRanks
 from nextn.distributed.wire import GONE, Ended, cut, send
 from nextn.draft import MAX_DRAFTS, draft_window
+from nextn.engine.device import engine_device
 from nextn.engine.facts import facts
 from nextn.engine.seat import Seat
 
@@ -44,6 +46,7 @@ class Gang:
         self._ray = RayRanks() if config.distributed_executor_backend == "ray" else None
         self._memory = Memory() if config.nnodes == 1 and self._ray is None else None
         self._mesh: MeshRanks | None = None
+        self._gpus: Gpus | None = None
         self._nodes: list[socket.socket] = []
         try:
             if self._memory is not None:
@@ -55,9 +58,10 @@ class Gang:
             raise
 
     def _sharing(self, config: EngineConfig, memory: Memory, seat: Seat | None) -> Ranks:
-        start(config, memory, self.processes, seat)
+        self._gpus = gpus_of(config)
+        start(config, memory, self.processes, seat, self._gpus)
         self.links += [process.link for process in self.processes.values()]
-        return shared_ranks(config, 0, memory, 0 if seat is None else seat.group)
+        return shared_ranks(config, 0, memory, 0 if seat is None else seat.group, self._gpus)
 
     def _joined(self, config: EngineConfig) -> Ranks:
         with contextlib.closing(
@@ -118,6 +122,8 @@ class Gang:
             self._ray.close()
         if self._memory is not None:
             self._memory.close()
+        if self._gpus is not None:
+            leave_gpus()
 
     def _say(self, last: Ended) -> None:
         """Waits a moment until all have read it, and closed their ends: else some might see only that the
@@ -138,7 +144,11 @@ class Gang:
 
 
 def start(
-    config: EngineConfig, memory: Memory | None, into: dict[int, RankProcess], seat: Seat | None = None
+    config: EngineConfig,
+    memory: Memory | None,
+    into: dict[int, RankProcess],
+    seat: Seat | None = None,
+    gpus: Gpus | None = None,
 ) -> None:
     """This machine's ranks, but rank 0. memory: None where they find rank 0 over the network."""
     memories = [] if memory is None else [memory]
@@ -147,16 +157,25 @@ def start(
     for rank in config.own_ranks:
         if rank:
             into[rank] = RankProcess("nextn.engine.tensor_rank", memories)
-            into[rank].link.send((config, rank, seat and seat.group))
+            into[rank].link.send((config, rank, seat and seat.group, gpus))
+
+
+def gpus_of(config: EngineConfig) -> Gpus | None:
+    """None on CPUs. Raises ValueError."""
+    return share_gpus(config.tp_size) if engine_device(config.device).type == "cuda" else None
 
 
 # This process is that rank from here on; config has the threads of each.
 
 
-def shared_ranks(config: EngineConfig, rank: int, memory: Memory, group: int = 0) -> SharedRanks:
+def shared_ranks(
+    config: EngineConfig, rank: int, memory: Memory, group: int = 0, gpus: Gpus | None = None
+) -> SharedRanks:
     """group: of those that share experts."""
     pin_rank(config, rank, group)
-    return SharedRanks(rank, config.tp_size, memory, _threads_here(config), most_rows(config))
+    ranks = SharedRanks(rank, config.tp_size, memory, _threads_here(config), most_rows(config))
+    ranks.gpus = gpus
+    return ranks
 
 
 def mesh_ranks(config: EngineConfig, rank: int, met: Met) -> MeshRanks:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from nextn.config import EngineConfig, model_folder
+from nextn.distributed.gpus import ranks_of_a_gpu
 from nextn.draft import MAX_DRAFTS
 from nextn.families.config import ModelConfig
 from nextn.families.files import CheckpointError
@@ -31,7 +32,7 @@ def device_memory(device: torch.device, ranks: int = 1) -> int:
     """Bytes that each rank of an engine on this device may hope for at most: those of the GPU, or its part of
     the machine with its swap, less where the container allows less to all or `ulimit -v` to one."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[1])
+        return int(torch.cuda.mem_get_info(device)[1]) // ranks_of_a_gpu(ranks)
     found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") + _swap()]
     for file in CGROUP_LIMITS:
         with contextlib.suppress(OSError, ValueError):  # ValueError: "max"

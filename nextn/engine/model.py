@@ -107,8 +107,10 @@ def make_model(
             f"--prefill-attention naive: {cfg.architecture} has one form of attention only; leave it out"
         )
     kernels = choose_kernels(config, device, cfg.architecture)
-    if ranks is not None and device.type != "cpu":
-        raise ValueError(f"--tp-size {ranks.size} needs --device cpu: ranks on GPUs have not been tried")
+    if ranks is not None and device.type != "cpu" and ranks.gpus is None:
+        raise ValueError(
+            f"--tp-size {ranks.size} needs --device cpu: ranks on GPUs share one machine so far, without Ray"
+        )
     if shares_experts(config) and kernels != "cpu":
         raise ValueError(
             f"{sharing_option(config)}: only the native kernels share experts out so far, and --device "
@@ -146,7 +148,7 @@ def make_model(
         ops = make_ops(product_shapes(cfg), dtype, device, kernels)
         naive = config.prefill_attention == "naive"
         model = model_class(cfg.architecture, kernels)(
-            cfg, ops, dtype, device, nextn, naive, allowed, ranks or Alone()
+            cfg, ops, dtype, device, nextn, naive, allowed, Alone() if ranks is None else ranks.group
         )
         if kernels == "triton":
             model.eager = config.disable_cuda_graph

@@ -82,6 +82,8 @@ def on_device(config: EngineConfig, model: Model, speculation: Speculation) -> O
     """None where steps do not run on the device as wholes."""
     if not isinstance(model, CudaModel) or not model.captures or speculation.simulated is not None:
         return None
+    if model.group.size > 1:  # each rank would decide for itself whether its steps are right
+        return None
     shape = speculation.shape
     chains = speculation.mtp and model.nextn_layers == 1 and shape.topk == 1 and not speculation.ngrams
     if speculation.num_steps and not chains:

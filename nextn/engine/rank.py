@@ -9,8 +9,10 @@ from functools import partial
 import torch
 
 from nextn.config import EngineConfig, usable_cores
+from nextn.distributed.gpus import least, ranks_of_a_gpu
 from nextn.distributed.ranks import Ranks
 from nextn.engine.balance import Balancer
+from nextn.engine.device import engine_device
 from nextn.engine.device_runner import DeviceRunner
 from nextn.engine.executor import ExecutorInfo
 from nextn.engine.halves import Halves
@@ -44,7 +46,9 @@ def make_runner(config: EngineConfig, ranks: Ranks | None = None, seat: Seat | N
     machine.
 
     Raises ValueError for options that do not go together or that the model cannot honour."""
-    device = _device(config.device)
+    device = engine_device(config.device)
+    if ranks is not None:
+        ranks.join_gpus()
     # A core that is taken away from one of torch's threads stops all of them at the next barrier, so one is
     # left over. The native kernels wait for nobody (csrc/pool.h).
     torch.set_num_threads(config.threads or max(1, usable_cores() - 1))
@@ -55,7 +59,7 @@ def make_runner(config: EngineConfig, ranks: Ranks | None = None, seat: Seat | N
     nextn_layers = model.nextn_layers if speculation.mtp else 0
     layers = model.config.num_hidden_layers + nextn_layers
     whole_steps, graphs = plan_on_device(config, model, speculation, layers)
-    pool = _pool(config, model, layers, kernels, graphs)
+    pool = _pool(config, model, layers, kernels, graphs, ranks)
     if speculation.simulated is not None:
         logging.getLogger("nextn.engine").warning(
             "--speculative-simulate-accept-length %g: drafts are accepted by lot; texts are NOT the model's",
@@ -132,17 +136,11 @@ def _info(
     )
 
 
-def _device(name: str) -> torch.device:
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("--device cuda: torch finds no CUDA device here; use --device cpu")
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(name)
-
-
-def _pool(config: EngineConfig, model: Model, layers: int, kernels: str, graphs: int) -> KVPool:
+def _pool(
+    config: EngineConfig, model: Model, layers: int, kernels: str, graphs: int, ranks: Ranks | None
+) -> KVPool:
     """graphs: bytes that they will take of the device's memory."""
-    pages = _pages(config, layers * _entry_bytes(model), model.device, graphs)
+    pages = _pages(config, layers * _entry_bytes(model), model.device, graphs, ranks)
     memory = Arena().take if kernels == "cpu" else None
     return KVPool(layers, pages + 1, config.page_size, model.cache_layout, model.dtype, model.device, memory)
 
@@ -152,10 +150,16 @@ def _entry_bytes(model: Model) -> int:
     return model.cache_layout.width * model.dtype.itemsize
 
 
-def _pages(config: EngineConfig, bytes_per_token: int, device: torch.device, graphs: int = 0) -> int:
+def _pages(
+    config: EngineConfig,
+    bytes_per_token: int,
+    device: torch.device,
+    graphs: int = 0,
+    ranks: Ranks | None = None,
+) -> int:
     tokens = config.kv_cache_tokens
     if tokens is None and device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
+        free = _free(device, ranks)
         tokens = int((free - graphs) * config.mem_fraction_static) // bytes_per_token
     elif tokens is None:
         tokens = CPU_KV_TOKENS
@@ -166,6 +170,15 @@ def _pages(config: EngineConfig, bytes_per_token: int, device: torch.device, gra
             "raise --kv-cache-tokens or --mem-fraction-static"
         )
     return pages
+
+
+def _free(device: torch.device, ranks: Ranks | None) -> int:
+    """Bytes of the GPU, once every rank has loaded: the least that any of them has, for all have one pool."""
+    if ranks is None:
+        return int(torch.cuda.mem_get_info(device)[0])
+    least(ranks.group, 0, device)
+    free = int(torch.cuda.mem_get_info(device)[0])
+    return least(ranks.group, free, device) // ranks_of_a_gpu(ranks.size)
 
 
 def _drafter(speculation: Speculation, model: Model, pool: KVPool, choose: Draw) -> Drafter:

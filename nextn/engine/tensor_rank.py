@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 
 from nextn.config import EngineConfig
 from nextn.distributed import rendezvous
+from nextn.distributed.gpus import leave_gpus
 from nextn.distributed.group import PeerGone
 from nextn.distributed.life import die_with_parent
 from nextn.distributed.process import opened
@@ -43,7 +44,7 @@ def main(arguments: list[str]) -> int:
     leash, memories, parent = opened(arguments)
     die_with_parent(parent)
     try:
-        config, rank, group = leash.recv()
+        config, rank, group, gpus = leash.recv()
     except GONE:
         return LOST
     # What every rank would say, rank 0 says.
@@ -51,7 +52,7 @@ def main(arguments: list[str]) -> int:
     if not memories:
         return join_and_run(config, rank, parent)
     seat = None if group is None else Seat(group, rank, memories[1])
-    return run(config, leash, shared_ranks(config, rank, memories[0], group or 0), parent, seat)
+    return run(config, leash, shared_ranks(config, rank, memories[0], group or 0, gpus), parent, seat)
 
 
 def join_and_run(config: EngineConfig, rank: int, parent: int | None = None) -> int:
@@ -110,6 +111,8 @@ def run(
         return FAILED
     finally:
         pulse.stop()
+        if ranks.gpus is not None:
+            leave_gpus()
 
 
 def _made(config: EngineConfig, link: Connection, ranks: Ranks, seat: Seat | None) -> Runner | None:

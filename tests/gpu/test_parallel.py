@@ -2,15 +2,20 @@
 Skipped where there is no device."""
 
 import os
+import signal
 
 import pytest
 import torch
+from support.engine_runs import executor_of, request, run
 from support.exchanges import check_exchanges
 from support.sharing import CONFIG, all_steps, same, shared_model
 from support.torch_ranks import check_gathers, finish, free_address, start_rank
 
+from nextn.config import EngineConfig
+from nextn.distributed.group import PeerGone
 from nextn.distributed.torch_group import TorchGroup
 from nextn.distributed.torch_world import TorchWorld
+from nextn.engine.engine import Engine
 
 if not torch.cuda.is_available():
     pytest.skip("no CUDA device", allow_module_level=True)
@@ -107,3 +112,43 @@ def test_two_groups_on_two_gpus_have_the_bits_of_one(ops, dtype):
 def test_two_gpus_have_the_bits_of_one(ops, dtype):
     (want,) = hashes(1, ops, dtype, "nccl")
     assert hashes(2, ops, dtype, "nccl") == [want, want]
+
+
+def engine_of(tp_size):
+    return Engine(
+        EngineConfig(
+            device="cuda", tp_size=tp_size, kv_cache_tokens=4096, speculative_num_steps=2,
+            check_integrity=True, step_cost_cache="off",
+        )
+    )  # fmt: skip
+
+
+def text(tp_size):
+    engine = engine_of(tp_size)
+    for name in "abc":
+        engine.add(request(name, tokens=40))
+    found = run(engine)
+    if tp_size > 1:
+        executor_of(engine).close()
+    return found
+
+
+def go_on(engine):
+    while True:
+        engine.step()
+
+
+def test_engines_of_one_and_two_ranks_find_the_same_text():
+    """By NCCL where there are two GPUs, else by Gloo."""
+    assert text(2) == text(1)
+
+
+def test_a_rank_on_a_gpu_that_is_gone_ends_all():
+    engine = engine_of(2)
+    [process] = executor_of(engine).processes.values()
+    engine.add(request("a", tokens=900))
+    engine.step()
+    os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises(PeerGone):
+        go_on(engine)
+    executor_of(engine).close()

@@ -88,20 +88,21 @@ def agent_of(engine: Engine, config: ServerConfig, rank: int) -> Agent | None:
 
 
 def take_gpu(config: ServerConfig, rank: int) -> None:
-    """Each replica has a GPU of its own. Raises ValueError if there are too few."""
+    """Each replica has GPUs of its own, as many as ranks. Raises ValueError if there are too few."""
     if config.device == "cpu":
         return
     import torch
 
     if not torch.cuda.is_available():
         return
-    count = torch.cuda.device_count()
-    if count < config.dp_size:
+    count, each = torch.cuda.device_count(), config.tp_size
+    if count < config.dp_size * each:
+        needs = "a GPU" if each == 1 else f"{each} GPUs"
         raise ValueError(
-            f"--dp-size {config.dp_size}: each replica needs a GPU, and there are {count}; lower it, or use "
-            "--device cpu"
+            f"--dp-size {config.dp_size}: each replica needs {needs}, and there are {count}; "
+            "lower it, or use --device cpu"
         )
-    torch.cuda.set_device(rank)
+    torch.cuda.set_device(rank * each)
 
 
 def run(

@@ -16,7 +16,10 @@ def test_each_replica_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     take_gpu(ServerConfig(dp_size=2), 1)
     take_gpu(ServerConfig(dp_size=3, device="cpu"), 2)
-    assert taken == [1]
+    take_gpu(ServerConfig(tp_size=2), 0)
+    assert taken == [1, 0]
+    with pytest.raises(ValueError, match="--dp-size 2: each replica needs 2 GPUs, and there are 2"):
+        take_gpu(ServerConfig(dp_size=2, tp_size=2), 1)
     with pytest.raises(ValueError, match="--dp-size 3: each replica needs a GPU, and there are 2"):
         take_gpu(ServerConfig(dp_size=3), 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
