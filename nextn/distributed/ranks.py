@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import socket
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from nextn.distributed.gpus import Gpus
+from nextn.distributed.gpus import BetweenGpus, Gpus
 from nextn.distributed.group import Group, PeerGone
-from nextn.distributed.torch_group import TorchGroup
 from nextn.ops.cpu import library as kernels
 
 
 class Ranks(ABC):
     """`nextn.distributed.shared`: all on one machine. `nextn.distributed.mesh`: on several. A `Group` for the
-    torch model on CPUs. most_rows: of a step. gpus: where the model is on some."""
+    torch model on CPUs. most_rows: of a step. gpus: where the model is on some. listener: rank 0's, see
+    `share_gpus`."""
 
     gpus: Gpus | None = None
-    _between_gpus: TorchGroup | None = None
+    listener: socket.socket | None = None
+    _between: BetweenGpus | None = None
 
     def __init__(self, rank: int, size: int, most_rows: int) -> None:
         self.rank, self.size, self.most_rows = rank, size, most_rows
         self.reason = ""  # why no step will run any more
         self._struct: kernels.Ranks | None = None
         self._seconds = 0.0
+        self.leaving: list[Callable[[], None]] = []  # before the group of GPUs ends
 
     @abstractmethod
     def shared_by(self, model: kernels.Model, layers: int) -> Any:
@@ -46,21 +49,35 @@ class Ranks(ABC):
     def join_gpus(self) -> None:
         """Takes this rank's GPU, and waits for the others to do so. Raises PeerGone."""
         if self.gpus is not None:
-            self.gpus.take(self.rank)
-            self._between_gpus = self.gpus.group(self.rank, self.size)
+            self._between = BetweenGpus(self.gpus, self.rank, self.size, self.listener, self.check)
 
     @property
     def group(self) -> Group:
         """What fills up the torch model's arrays, where they are."""
-        return self._between_gpus or self
+        return self if self._between is None else self._between.group
+
+    def least(self, number: int) -> int:
+        """On GPUs: of what the ranks call this with, once all have. Raises PeerGone."""
+        assert self._between is not None
+        return min(self._between.all_say(number))
+
+    def leave_gpus(self) -> None:
+        """So that this process can be a rank of another engine."""
+        if self._between is not None:
+            for each in self.leaving:
+                each()
+            self._between.group.close()
+            self._between = None
+
+    def check(self) -> None:
+        """Raises PeerGone where a rank is gone."""
+        if self.reason:
+            raise self.gone()
 
     def give_up(self, reason: str) -> None:
-        """Nobody waits any more: a rank is gone."""
+        """Nobody waits any more: a rank is gone. (But for NCCL.)"""
         self.reason = self.reason or reason
-        if self._between_gpus is not None:
-            self._between_gpus.give_up()
-        else:
-            self._wake()
+        self._wake()
 
     @abstractmethod
     def _wake(self) -> None:

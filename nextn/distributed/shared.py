@@ -70,7 +70,7 @@ class SharedRanks(Ranks):
         self._seconds += time.perf_counter() - begin
 
     def _wake(self) -> None:
-        with contextlib.suppress(NoLibrary):  # without one, as with GPUs, nobody waits here
+        with contextlib.suppress(NoLibrary):  # without it, as on GPUs, nobody waits here
             library().nx_break(address(self._header))
 
     def beat(self) -> None:

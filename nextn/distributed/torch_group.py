@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from copy import copy
 from datetime import timedelta
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,8 +24,8 @@ from torch import Tensor
 from nextn.distributed.group import PeerGone
 
 BACKENDS = ("gloo", "nccl")
-# Torch 2.13 has renamed it.
-_all_gather = dist.all_gather_single if hasattr(dist, "all_gather_single") else dist.all_gather_into_tensor
+# Torch 2.13 has renamed it. A torch without torch.distributed has neither.
+_all_gather = getattr(dist, "all_gather_single", None) or getattr(dist, "all_gather_into_tensor", None)
 
 
 class TorchGroup:
@@ -37,13 +38,12 @@ class TorchGroup:
         self,
         rank: int,
         size: int,
-        init_address: str,
+        init: str | Any,
         backend: str = "gloo",
         timeout: float = 60.0,
-        join_timeout: float | None = None,
     ) -> None:
-        """init_address: tcp://host:port, where rank 0 listens. timeout: seconds that a rank waits for the
-        others in `gather`, and here, if join_timeout does not say another time.
+        """init: tcp://host:port, where rank 0 listens, or a store that all have. timeout: seconds that a rank
+        waits for the others, here and in `gather`.
 
         Raises PeerGone if not all ranks come in this time. ValueError for a backend that there is not, or
         that cannot serve here.
@@ -54,18 +54,15 @@ class TorchGroup:
         if backend == "nccl" and not (torch.cuda.is_available() and dist.is_nccl_available()):
             raise ValueError("backend nccl: torch finds no CUDA device, or was built without NCCL; use gloo")
         self.rank, self.size, self.backend, self.timeout = rank, size, backend, timeout
-        join = timeout if join_timeout is None else join_timeout
-        host, _, port = init_address.removeprefix("tcp://").rpartition(":")
         device = torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else None
         try:
-            limit = timedelta(seconds=join)
-            store = dist.TCPStore(host.strip("[]"), int(port), size, rank == 0, limit)  # type: ignore[attr-defined]
             dist.init_process_group(
-                backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout),
-                device_id=device,
+                backend, init_method=init if isinstance(init, str) else None,
+                store=None if isinstance(init, str) else init, rank=rank, world_size=size,
+                timeout=timedelta(seconds=timeout), device_id=device,
             )  # fmt: skip
         except RuntimeError as e:  # torch's own errors are of this kind
-            raise self._gone(f"not all ranks met at {init_address}", e, join) from e
+            raise self._gone(f"not all ranks met at {init}", e) from e
 
     def part(self, parts: Sequence[Sequence[int]]) -> TorchGroup:
         """Of groups of these ranks, that which this rank is in. All ranks call it alike, with parts that have
@@ -108,13 +105,6 @@ class TorchGroup:
             raise self._gone("another rank has ended, or does not answer", e) from e
         return found.to(device)
 
-    def give_up(self) -> None:
-        """Ends a wait for a rank that is gone, from another thread. What is gathered is not to be used then.
-        With gloo the wait ends by itself."""
-        if self.backend == "nccl" and dist.is_initialized():
-            assert dist.group.WORLD is not None
-            dist.group.WORLD.abort()
-
     def close(self) -> None:
         """Ends this rank's part. The others raise PeerGone in their next gather, with gloo."""
         if dist.is_initialized():
@@ -126,13 +116,14 @@ class TorchGroup:
         if self.backend == "gloo":
             sent = sent.cpu()
         found = sent.new_empty(self.size, *sent.shape)
+        assert _all_gather is not None
         try:
             _all_gather(found.flatten(0, 1), sent, group=self._handle)
         except RuntimeError as e:
             raise self._gone("another rank has ended, or does not answer", e) from e
         return found.to(device)
 
-    def _gone(self, what: str, error: RuntimeError, seconds: float | None = None) -> PeerGone:
+    def _gone(self, what: str, error: RuntimeError) -> PeerGone:
         """Says which, as far as the backend does."""
-        reason, limit = str(error).partition("\n")[0], self.timeout if seconds is None else seconds
-        return PeerGone(f"rank {self.rank} of {self.size}: {what} (within {limit:g} s): {reason}")
+        reason = str(error).partition("\n")[0]
+        return PeerGone(f"rank {self.rank} of {self.size}: {what} (within {self.timeout:g} s): {reason}")

@@ -14,7 +14,7 @@ from multiprocessing import connection
 from multiprocessing.connection import Connection
 
 from nextn.config import EngineConfig, usable_cores
-from nextn.distributed.gpus import Gpus, leave_gpus, share_gpus
+from nextn.distributed.gpus import Gpus, share_gpus
 from nextn.distributed.group import PeerGone
 from nextn.distributed.memory import Memory
 from nextn.distributed.mesh import MeshRanks
@@ -46,7 +46,7 @@ class Gang:
         self._ray = RayRanks() if config.distributed_executor_backend == "ray" else None
         self._memory = Memory() if config.nnodes == 1 and self._ray is None else None
         self._mesh: MeshRanks | None = None
-        self._gpus: Gpus | None = None
+        self._listener: socket.socket | None = None
         self._nodes: list[socket.socket] = []
         try:
             if self._memory is not None:
@@ -58,10 +58,12 @@ class Gang:
             raise
 
     def _sharing(self, config: EngineConfig, memory: Memory, seat: Seat | None) -> Ranks:
-        self._gpus = gpus_of(config)
-        start(config, memory, self.processes, seat, self._gpus)
+        gpus, listener = gpus_of(config)
+        start(config, memory, self.processes, seat, gpus)
         self.links += [process.link for process in self.processes.values()]
-        return shared_ranks(config, 0, memory, 0 if seat is None else seat.group, self._gpus)
+        ranks = shared_ranks(config, 0, memory, 0 if seat is None else seat.group, gpus)
+        ranks.listener = self._listener = listener
+        return ranks
 
     def _joined(self, config: EngineConfig) -> Ranks:
         with contextlib.closing(
@@ -122,8 +124,8 @@ class Gang:
             self._ray.close()
         if self._memory is not None:
             self._memory.close()
-        if self._gpus is not None:
-            leave_gpus()
+        if self._listener is not None:  # where nobody has taken it
+            self._listener.close()
 
     def _say(self, last: Ended) -> None:
         """Waits a moment until all have read it, and closed their ends: else some might see only that the
@@ -160,9 +162,9 @@ def start(
             into[rank].link.send((config, rank, seat and seat.group, gpus))
 
 
-def gpus_of(config: EngineConfig) -> Gpus | None:
-    """None on CPUs. Raises ValueError."""
-    return share_gpus(config.tp_size) if engine_device(config.device).type == "cuda" else None
+def gpus_of(config: EngineConfig) -> tuple[Gpus, socket.socket] | tuple[None, None]:
+    """What `share_gpus` returns; nothing on CPUs. Raises ValueError."""
+    return share_gpus(config.tp_size) if engine_device(config.device).type == "cuda" else (None, None)
 
 
 # This process is that rank from here on; config has the threads of each.

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from nextn.config import EngineConfig, usable_cores
-from nextn.distributed.gpus import least, ranks_of_a_gpu
+from nextn.distributed.gpus import ranks_of_a_gpu
 from nextn.distributed.ranks import Ranks
 from nextn.engine.balance import Balancer
 from nextn.engine.device import engine_device
@@ -25,6 +25,7 @@ from nextn.engine.shared_pass import SharedPass
 from nextn.kvcache.pool import KVPool
 from nextn.machine import cpu_model
 from nextn.models.base import Chooser, Model
+from nextn.models.cuda import CudaModel
 from nextn.models.fake import FakeModel
 from nextn.models.native import NativeModel
 from nextn.models.row_cost import context_cost, score_cost
@@ -55,6 +56,8 @@ def make_runner(config: EngineConfig, ranks: Ranks | None = None, seat: Seat | N
     begin = time.perf_counter()
     model, kernels = make_model(config, device, config.threads or usable_cores(), ranks, seat)
     seconds = time.perf_counter() - begin
+    if ranks is not None and isinstance(model, CudaModel):
+        ranks.leaving.append(model.drop_graphs)
     speculation = config.speculation.on(model.nextn_layers)
     nextn_layers = model.nextn_layers if speculation.mtp else 0
     layers = model.config.num_hidden_layers + nextn_layers
@@ -176,9 +179,8 @@ def _free(device: torch.device, ranks: Ranks | None) -> int:
     """Bytes of the GPU, once every rank has loaded: the least that any of them has, for all have one pool."""
     if ranks is None:
         return int(torch.cuda.mem_get_info(device)[0])
-    least(ranks.group, 0, device)
-    free = int(torch.cuda.mem_get_info(device)[0])
-    return least(ranks.group, free, device) // ranks_of_a_gpu(ranks.size)
+    ranks.least(0)
+    return ranks.least(int(torch.cuda.mem_get_info(device)[0])) // ranks_of_a_gpu(ranks.size)
 
 
 def _drafter(speculation: Speculation, model: Model, pool: KVPool, choose: Draw) -> Drafter:

@@ -10,10 +10,13 @@ starts it again.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import logging
+import os
 import threading
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -37,6 +40,8 @@ from nextn.speculative.state import RequestState
 
 log = logging.getLogger("nextn.engine")
 
+STUCK_SECONDS = 2.0  # for a step to end once a rank is gone
+
 
 class TensorParallelExecutor:
     """Raises PeerGone once a rank is gone."""
@@ -57,6 +62,7 @@ class TensorParallelExecutor:
         self._ranks, self.processes = self._gang.own, self._gang.processes
         self._last: list[Ended | None] = [Ended()]
         self._lost = threading.Lock()
+        self._busy: int | None = threading.get_ident()  # the thread that starts the engine, or is in a step
         own = weakref.ref(self)
         pulse = Pulse(self._ranks, partial(_lost, own), LOADING)
         self.close = weakref.finalize(self, _end, self._gang, pulse, self._last)
@@ -70,9 +76,14 @@ class TensorParallelExecutor:
                 if isinstance(made, Exception):
                     raise made
         except BaseException as e:
-            self._last[0] = Ended(f"the engine does not start: {e}")
+            refusal = self._refusal() if isinstance(e, PeerGone) else None
+            self._last[0] = Ended(f"the engine does not start: {refusal or e}")
             self.close()
+            if refusal is not None:
+                raise refusal from e
             raise
+        finally:
+            self._busy = None
         self.info: ExecutorInfo = self._runner.info
         self.world = self._runner.world
         pulse.expect(SILENT)
@@ -88,14 +99,18 @@ class TensorParallelExecutor:
 
     def launch(self, plan: Plan) -> Ran:
         self._send(plan)
+        self._busy = threading.get_ident()
         try:
             ticket = self._runner.launch(plan)
-            self.check()  # where ranks are gone, NCCL may have filled up arrays with anything
             if self._check:
                 self._compare(ticket.found)
-        except BaseException:
+        except BaseException as e:
             self._last[0] = None  # another engine takes this one's place
+            if isinstance(e, PeerGone):
+                raise self._gone(str(e)) from e
             raise
+        finally:
+            self._busy = None
         return ticket
 
     @property
@@ -140,6 +155,14 @@ class TensorParallelExecutor:
             raise self._gone(f"rank {rank} has ended") from e
         return found
 
+    def _refusal(self) -> Exception | None:
+        """What a rank has said before it ended."""
+        for link in self._gang.links:
+            with contextlib.suppress(*GONE):
+                if link.poll() and isinstance(found := receive(link), Exception):
+                    return found
+        return None
+
     def _gone(self, reason: str) -> PeerGone:
         with self._lost:
             if not self._ranks.reason:
@@ -149,7 +172,20 @@ class TensorParallelExecutor:
                 if self.world is not None:
                     self.world.give_up(reason)
         self._gang.kill()
+        gpus = self._ranks.gpus
+        if gpus is not None and gpus.backend == "nccl":
+            self._end_if_stuck()
         return self._ranks.gone()
+
+    def _end_if_stuck(self) -> None:
+        """Nothing ends the wait for NCCL's kernels. Where a thread is in one, the process ends, which torch's
+        watchdog would do later."""
+        until = time.monotonic() + STUCK_SECONDS
+        while self._busy not in (None, threading.get_ident()):
+            if time.monotonic() > until:
+                log.critical("rank 0's GPU waits for it without end: this process ends")
+                os._exit(1)
+            time.sleep(0.05)
 
 
 # In threads, which must not keep an executor that nobody else needs.
@@ -175,6 +211,9 @@ def _lost(own: weakref.ref[TensorParallelExecutor], rank: int, what: str) -> Non
 def _end(gang: Gang, pulse: Pulse, last: list[Ended | None]) -> None:
     pulse.stop()
     gang.close(last[0])
+    gpus = gang.own.gpus
+    if gpus is not None and not (gpus.backend == "nccl" and gang.own.reason):  # it would wait for who is gone
+        gang.own.leave_gpus()
 
 
 def digest(result: StepResult) -> bytes:

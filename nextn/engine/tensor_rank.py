@@ -14,7 +14,6 @@ from multiprocessing.connection import Connection
 
 from nextn.config import EngineConfig
 from nextn.distributed import rendezvous
-from nextn.distributed.gpus import leave_gpus
 from nextn.distributed.group import PeerGone
 from nextn.distributed.life import die_with_parent
 from nextn.distributed.process import opened
@@ -52,7 +51,11 @@ def main(arguments: list[str]) -> int:
     if not memories:
         return join_and_run(config, rank, parent)
     seat = None if group is None else Seat(group, rank, memories[1])
-    return run(config, leash, shared_ranks(config, rank, memories[0], group or 0, gpus), parent, seat)
+    code = run(config, leash, shared_ranks(config, rank, memories[0], group or 0, gpus), parent, seat)
+    if gpus is not None:  # NCCL may wait without end for graphs that hold its collectives, and for rank 0
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def join_and_run(config: EngineConfig, rank: int, parent: int | None = None) -> int:
@@ -111,8 +114,6 @@ def run(
         return FAILED
     finally:
         pulse.stop()
-        if ranks.gpus is not None:
-            leave_gpus()
 
 
 def _made(config: EngineConfig, link: Connection, ranks: Ranks, seat: Seat | None) -> Runner | None:

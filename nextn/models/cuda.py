@@ -32,6 +32,10 @@ class CudaModel(TorchModel):
             return False
         return isinstance(group, Alone) or (isinstance(group, TorchGroup) and group.backend == "nccl")
 
+    def drop_graphs(self) -> None:
+        """The collectives in them are NCCL's, which does not end before they do."""
+        self._graphs = self._pool = None
+
     def batch(self, spans: Sequence[Span], page_size: int) -> Any:
         rows = sum(len(span.tokens) for span in spans)
         return PackedBatch(spans, page_size, bucket(rows) if self.captures else None)

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 import torch
-from support.engine_runs import executor_of, request, run
+from support.engine_runs import executor_of, request, run, runner_of
 from support.exchanges import check_exchanges
 from support.sharing import CONFIG, all_steps, same, shared_model
 from support.torch_ranks import check_gathers, finish, free_address, start_rank
@@ -128,9 +128,14 @@ def text(tp_size):
     for name in "abc":
         engine.add(request(name, tokens=40))
     found = run(engine)
-    if tp_size > 1:
-        executor_of(engine).close()
+    close(engine, tp_size)
     return found
+
+
+def close(engine, tp_size):
+    executor_of(engine).close()  # the thread that runs steps ahead
+    if tp_size > 1:
+        runner_of(engine).close()
 
 
 def go_on(engine):
@@ -143,12 +148,13 @@ def test_engines_of_one_and_two_ranks_find_the_same_text():
     assert text(2) == text(1)
 
 
+@pytest.mark.skipif(torch.cuda.device_count() > 1, reason="with NCCL this process ends, too")
 def test_a_rank_on_a_gpu_that_is_gone_ends_all():
     engine = engine_of(2)
-    [process] = executor_of(engine).processes.values()
+    [process] = runner_of(engine).processes.values()
     engine.add(request("a", tokens=900))
     engine.step()
     os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(PeerGone):
         go_on(engine)
-    executor_of(engine).close()
+    close(engine, 2)

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from support.engine_runs import executor_of, request
 from support.host_gpus import HostGpus
 from support.processes import runs
-from support.torch_ranks import free_address
 
 from nextn.config import EngineConfig
+from nextn.distributed.gpus import HOST
 from nextn.distributed.group import PeerGone
 from nextn.distributed.torch_group import TorchGroup
-from nextn.engine import gang
+from nextn.engine import gang, tensor_parallel
 from nextn.engine.engine import Engine
+from nextn.engine.tensor_parallel import TensorParallelExecutor
 from nextn.request import Request, SamplingParams
 
 CHOICES = [
@@ -27,7 +31,11 @@ CHOICES = [
 
 @pytest.fixture
 def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gang, "gpus_of", lambda config: HostGpus(free_address(), 0, "gloo"))
+    def shared(config: EngineConfig) -> tuple[HostGpus, socket.socket]:
+        listener = socket.create_server((HOST, 0))
+        return HostGpus(listener.getsockname()[1], 0, "gloo"), listener
+
+    monkeypatch.setattr(gang, "gpus_of", shared)
 
 
 def made(tp_size: int) -> Engine:
@@ -61,6 +69,40 @@ def test_texts_are_those_of_one_rank() -> None:
         [process] = executor.processes.values()
         executor.close()
         assert not runs(process.pid)
+
+
+class BrokenGpus(HostGpus):
+    def take(self, rank: int) -> None:
+        if rank == 1:
+            raise ValueError("GPU 1 has no memory left")
+
+
+def test_what_a_rank_refuses_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And rank 0 does not wait for it."""
+
+    def shared(config: EngineConfig) -> tuple[HostGpus, socket.socket]:
+        listener = socket.create_server((HOST, 0))
+        return BrokenGpus(listener.getsockname()[1], 0, "gloo"), listener
+
+    monkeypatch.setattr(gang, "gpus_of", shared)
+    with pytest.raises(ValueError, match="GPU 1 has no memory left"):
+        made(2)
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_a_process_that_waits_for_nccl_ends(busy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+
+    def ended(code: int) -> None:
+        codes.append(code)
+        stuck._busy = None
+
+    monkeypatch.setattr(os, "_exit", ended)
+    monkeypatch.setattr(tensor_parallel, "STUCK_SECONDS", 0.0)
+    another = threading.get_ident() + 1
+    stuck = SimpleNamespace(_busy=another if busy else threading.get_ident())
+    TensorParallelExecutor._end_if_stuck(stuck)  # type: ignore[arg-type]
+    assert codes == [1] * busy
 
 
 def go_on(engine: Engine) -> None:
