@@ -2,7 +2,7 @@
 #             as on a lesser machine
 # make test   sets up and runs the tests
 # make test-native  the native kernels under the sanitizers, and their tests
-# make test-addresses  tests that call the native kernels, with a check of every address; some 20 minutes
+# make test-addresses  tests that call the native kernels, with a check of every address (GCC); half an hour
 # make check  linters and types
 # make dist   a wheel with the native kernels of this platform, and an sdist, in dist/
 # make bench  the benchmark scripts, which write benchmarks/results/

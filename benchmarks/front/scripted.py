@@ -11,14 +11,13 @@ each step.
 from __future__ import annotations
 
 import argparse
-import mmap
-import struct
 import sys
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+
+from pace import Pace
 
 from nextn.config import model_folder
 from nextn.request import Output, Request
@@ -28,23 +27,7 @@ from nextn.tokenizer.tokenizer import Tokenizer
 
 CHARS = 4  # of each token of the script: so clients can count tokens in any event
 SCRIPT = 64  # different tokens
-WAIT_SECONDS = 0.05  # for the clients, at a time: in between, messages are read
-NAP_SECONDS = 2e-4
 CONTEXT = 1 << 20
-
-
-class Brake:
-    """A count of tokens that two processes share through a file."""
-
-    def __init__(self, path: Path) -> None:
-        with path.open("r+b") as file:
-            self._shared = mmap.mmap(file.fileno(), 8)
-
-    def get(self) -> int:
-        return int(struct.unpack("q", self._shared[:])[0])
-
-    def set(self, count: int) -> None:
-        self._shared[:] = struct.pack("q", count)
 
 
 def script(tokenizer: Tokenizer) -> list[int]:
@@ -68,15 +51,12 @@ class ScriptedEngine:
     ) -> None:
         tokenizer = Tokenizer.from_folder(model_folder(config.model_path))
         self.script, self.vocab_size = script(tokenizer), tokenizer.vocab_size
-        self.brake, self.streams = Brake(brake), streams
-        self.lead, self.step_seconds, self.per_step = lead, step_seconds, per_step
+        self.streams, self.pace = streams, Pace(brake, lead, step_seconds, per_step)
         self.speculation = SimpleNamespace(auto=False, num_steps=per_step - 1)
         self.startup: dict[str, object] = {"engine": "scripted"}
         self._running: dict[str, Request] = {}
         self._stats = EngineStats()
         self._begun = False
-        self._made = 0  # tokens, less those of requests that were aborted
-        self._next = 0.0  # when the next step may end
 
     def add(self, request: Request) -> None:
         request.num_prompt = len(request.tokens)
@@ -84,7 +64,7 @@ class ScriptedEngine:
 
     def abort(self, rid: str) -> bool:
         request = self._running.pop(rid, None)
-        self._made -= request.num_output if request is not None else 0
+        self.pace.made -= request.num_output if request is not None else 0
         return request is not None
 
     def has_work(self) -> bool:
@@ -94,13 +74,8 @@ class ScriptedEngine:
     must_step = has_work
 
     def step(self) -> list[Output]:
-        count = self.per_step * len(self._running)
-        deadline = time.perf_counter() + WAIT_SECONDS
-        while self._made + count - self.brake.get() > self.lead * count or time.perf_counter() < self._next:
-            time.sleep(NAP_SECONDS)
-            if time.perf_counter() > deadline:
-                return []
-        self._next = max(self._next, time.perf_counter() - self.step_seconds) + self.step_seconds
+        if not self.pace.wait(len(self._running)):
+            return []
         self._stats.decode_steps += 1
         outputs = list(self._outputs())
         self._stats.running = len(self._running)
@@ -108,13 +83,10 @@ class ScriptedEngine:
 
     def _outputs(self) -> Iterator[Output]:
         for request in list(self._running.values()):
-            begin = request.num_output % len(self.script)
-            tokens = (self.script * 2)[begin : begin + self.per_step]
-            tokens = tokens[: request.params.max_tokens - request.num_output]
+            tokens = self.pace.tokens(self.script, request.num_output, request.params.max_tokens)
             request.tokens += tokens
-            self._made += len(tokens)
             self._stats.generated_tokens += len(tokens)
-            request.spec.add(self.per_step - 1, len(tokens) - 1, len(tokens))
+            request.spec.add(self.pace.per_step - 1, len(tokens) - 1, len(tokens))
             reason = "length" if request.num_output == request.params.max_tokens else None
             if reason is not None:
                 del self._running[request.rid]

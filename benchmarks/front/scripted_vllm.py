@@ -10,16 +10,16 @@ SETTINGS: JSON of `Settings`. Runs in vLLM's virtual environment (peers/install.
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import runpy
-import struct
 import sys
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from pace import NAP_SECONDS, Pace
 from vllm.v1.core.sched.interface import PauseState, SchedulerInterface
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
@@ -27,8 +27,6 @@ from vllm.v1.executor.abstract import Executor
 from vllm.v1.request import Request
 
 SETTINGS = "NEXTN_SCRIPT"  # the variable of the environment in which the engine's process finds them
-WAIT_SECONDS = 0.05  # for the clients, at a time: in between, messages are read
-NAP_SECONDS = 2e-4
 ANSWERS: dict[str, list[Any]] = {  # of a worker that has no model
     "get_kv_cache_spec": [{}],
     "get_supported_kv_cache_layouts": [["NHD"]],
@@ -67,30 +65,19 @@ class ScriptedScheduler(SchedulerInterface):
     """Every request is in every step."""
 
     def __init__(self, *args: object, **options: object) -> None:
-        self.settings = Settings(*json.loads(os.environ[SETTINGS]))
-        with open(self.settings.brake, "rb") as file:
-            self._received = mmap.mmap(file.fileno(), 8, prot=mmap.PROT_READ)
+        own = self.settings = Settings(*json.loads(os.environ[SETTINGS]))
+        self.pace = Pace(Path(own.brake), own.lead, own.step_seconds, own.per_step)
         self._running: dict[str, tuple[Request, int]] = {}  # and how many tokens it has
         self._begun = False
-        self._made = 0  # tokens, less those of requests that were aborted
-        self._next = 0.0  # when the next step may end
         self.connector = self.ec_connector = None
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        plan = SchedulerOutput.make_empty()
-        own, count = self.settings, self.settings.per_step * len(self._running)
-        self._begun |= len(self._running) >= own.streams
-        deadline = time.perf_counter() + WAIT_SECONDS
-        while (
-            not self._begun
-            or self._made + count - struct.unpack("q", self._received[:])[0] > own.lead * count
-            or time.perf_counter() < self._next
-        ):
+        plan, running = SchedulerOutput.make_empty(), len(self._running)
+        self._begun |= running >= self.settings.streams
+        if not self._begun:
             time.sleep(NAP_SECONDS)
-            if not self._begun or time.perf_counter() > deadline:
-                return plan
-        self._next = max(self._next, time.perf_counter() - own.step_seconds) + own.step_seconds
-        plan.total_num_scheduled_tokens = count
+        elif self.pace.wait(running):
+            plan.total_num_scheduled_tokens = self.pace.per_step * running
         return plan
 
     def update_from_output(
@@ -100,10 +87,7 @@ class ScriptedScheduler(SchedulerInterface):
             return {}
         found: dict[int, EngineCoreOutputs] = {}
         for rid, (request, had) in list(self._running.items()):
-            begin = had % len(self.settings.script)
-            tokens = (self.settings.script * 2)[begin : begin + self.settings.per_step]
-            tokens = tokens[: request.max_tokens - had]
-            self._made += len(tokens)
+            tokens = self.pace.tokens(self.settings.script, had, request.max_tokens)
             reason = FinishReason.LENGTH if had + len(tokens) == request.max_tokens else None
             if reason is None:
                 self._running[rid] = request, had + len(tokens)
@@ -119,7 +103,7 @@ class ScriptedScheduler(SchedulerInterface):
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: object) -> list[Any]:
         some = [request_ids] if isinstance(request_ids, str) else list(request_ids or self._running)
         for rid in some:
-            self._made -= self._running.pop(rid, (None, 0))[1]
+            self.pace.made -= self._running.pop(rid, (None, 0))[1]
         return []
 
     def get_num_unfinished_requests(self) -> int:

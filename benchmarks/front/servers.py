@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import sys
 import time
 import urllib.request
@@ -17,6 +16,7 @@ from typing import NamedTuple
 from nextn.bench.local_server import READY, START_SECONDS
 from nextn.bench.logged_process import LoggedProcess
 from nextn.config import model_folder
+from nextn.utils import free_port
 
 HERE = Path(__file__).parent
 MODEL_NAME = "scripted"
@@ -67,9 +67,7 @@ def nextn_server(tree: Path, load: Load, options: list[str]) -> Started:
 @contextmanager
 def vllm_server(environment: Path, load: Load, script: list[int]) -> Started:
     """From this virtual environment."""
-    with socket.socket() as any_port:
-        any_port.bind((HOST, 0))
-        port = any_port.getsockname()[1]
+    port = free_port(HOST)
     own = [str(load.brake), load.streams, load.lead, load.step_ms / 1e3, load.per_step, script]
     command = [str(environment / "bin" / "python"), str(HERE / "scripted_vllm.py"), json.dumps(own)]
     command += [str(model_folder(load.model_path)), "--served-model-name", MODEL_NAME, "--host", HOST]

@@ -56,6 +56,10 @@ class Ranks(ABC):
         """What fills up the torch model's arrays, where they are."""
         return self if self._between is None else self._between.group
 
+    @property
+    def by_nccl(self) -> bool:
+        return self.gpus is not None and self.gpus.backend == "nccl"
+
     def least(self, number: int) -> int:
         """On GPUs: of what the ranks call this with, once all have. Raises PeerGone."""
         assert self._between is not None

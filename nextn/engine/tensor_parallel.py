@@ -130,8 +130,7 @@ class TensorParallelExecutor:
 
     def check(self) -> None:
         """Raises PeerGone where no step can run any more."""
-        if self._ranks.reason:
-            raise self._ranks.gone()
+        self._ranks.check()
 
     def _compare(self, result: StepResult) -> None:
         own = digest(result)
@@ -172,8 +171,7 @@ class TensorParallelExecutor:
                 if self.world is not None:
                     self.world.give_up(reason)
         self._gang.kill()
-        gpus = self._ranks.gpus
-        if gpus is not None and gpus.backend == "nccl":
+        if self._ranks.by_nccl:
             self._end_if_stuck()
         return self._ranks.gone()
 
@@ -211,8 +209,7 @@ def _lost(own: weakref.ref[TensorParallelExecutor], rank: int, what: str) -> Non
 def _end(gang: Gang, pulse: Pulse, last: list[Ended | None]) -> None:
     pulse.stop()
     gang.close(last[0])
-    gpus = gang.own.gpus
-    if gpus is not None and not (gpus.backend == "nccl" and gang.own.reason):  # it would wait for who is gone
+    if not (gang.own.by_nccl and gang.own.reason):  # it would wait for who is gone
         gang.own.leave_gpus()
 
 

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 import torch
-from support.engine_runs import executor_of, request, run, runner_of
+from support.engine_runs import executor_of, go_on, request, run, runner_of
 from support.exchanges import check_exchanges
 from support.sharing import CONFIG, all_steps, same, shared_model
 from support.torch_ranks import check_gathers, finish, free_address, start_rank
@@ -136,11 +136,6 @@ def close(engine, tp_size):
     executor_of(engine).close()  # the thread that runs steps ahead
     if tp_size > 1:
         runner_of(engine).close()
-
-
-def go_on(engine):
-    while True:
-        engine.step()
 
 
 def test_engines_of_one_and_two_ranks_find_the_same_text():

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from support.checkpoints import gqa_config, random_tensors, tiny_config, write_checkpoint
+from tokenizers import Tokenizer
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -25,8 +26,12 @@ from transformers import (
 )
 from transformers.utils import logging
 
+import nextn
 from nextn.families.config import ModelConfig
 from nextn.models.names import expected_tensors
+
+PACKAGE_DATA = Path(nextn.__file__).parent / "data"
+TINY = PACKAGE_DATA / "nextn-tiny"
 
 logging.set_verbosity_error()
 logging.disable_progress_bar()
@@ -77,6 +82,14 @@ def random_checkpoint(
     if cfg.tie_word_embeddings:
         tensors["model.embed_tokens.weight"] *= cfg.hidden_size**-0.5
     return config, tensors
+
+
+def tiny_prompts() -> list[list[int]]:
+    """Beginnings of held-out texts, for nextn-tiny."""
+    tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
+    lines = (PACKAGE_DATA / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
+    texts = [json.loads(line)["prompt"] for line in lines[:3]]
+    return [tokenizer.encode(t).ids[:n] for t, n in zip(texts, (9, 22, 40), strict=True)]
 
 
 def more_layers(source: Path, folder: Path, layers: int) -> Path:

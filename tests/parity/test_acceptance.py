@@ -6,22 +6,17 @@ A wrong detail in drafting never changes a text, only how many drafts hold: it w
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 
 import pytest
 from parity.engine_steps import Trace, make_engine, run
 from parity.nextn_reference import NextNReference
-from parity.oracle import more_layers, random_checkpoint
+from parity.oracle import TINY, more_layers, random_checkpoint, tiny_prompts
 from support.checkpoints import write_checkpoint
-from tokenizers import Tokenizer
 
-import nextn
 from nextn.request import SamplingParams
 
-PACKAGE_DATA = Path(nextn.__file__).parent / "data"
-TINY = PACKAGE_DATA / "nextn-tiny"
 ARCHITECTURES = {
     "random": "DeepseekV3ForCausalLM", "glm": "Glm4MoeForCausalLM", "mimo": "MiMoForCausalLM",
 }  # fmt: skip
@@ -59,12 +54,8 @@ def setup(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     if kind == "tiny":
         if not TINY.exists():
             pytest.skip("nextn-tiny is not in the package yet")
-        tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
-        lines = (PACKAGE_DATA / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
-        texts = [json.loads(line)["prompt"] for line in lines[:3]]
-        prompts = [tokenizer.encode(t).ids[:n] for t, n in zip(texts, (9, 22, 40), strict=True)]
         folder = TINY if layers == 1 else more_layers(TINY, tmp_path_factory.mktemp("tiny"), layers)
-        return Setup(folder, prompts, 32, layers)
+        return Setup(folder, tiny_prompts(), 32, layers)
     config, tensors = random_checkpoint({"num_nextn_predict_layers": layers}, 3, ARCHITECTURES[kind])
     folder = write_checkpoint(tmp_path_factory.mktemp("random"), config, tensors)
     rng = random.Random(0)

@@ -6,7 +6,6 @@ compared with a reference of ours (test_acceptance.py).
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,19 +13,15 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from parity.engine_steps import make_engine, run
-from parity.oracle import load_oracle, more_layers, random_checkpoint
+from parity.oracle import TINY, load_oracle, more_layers, random_checkpoint, tiny_prompts
 from support.checkpoints import write_checkpoint
-from tokenizers import Tokenizer
 
-import nextn
 from nextn.request import SamplingParams
 
 generation = pytest.importorskip("transformers.generation.utils")
 if not hasattr(generation, "MTPCandidateGenerator"):
     pytest.skip("this transformers has no MTP", allow_module_level=True)
 
-PACKAGE_DATA = Path(nextn.__file__).parent / "data"
-TINY = PACKAGE_DATA / "nextn-tiny"
 NEW = 40  # tokens of each text
 
 
@@ -74,11 +69,7 @@ def ours(folder: Path, layers: int, prompt: list[int]) -> tuple[list[int], list[
 def folder_of(kind: str, layers: int, folder: Path) -> tuple[Path, list[list[int]]]:
     """A checkpoint, and prompts."""
     if kind == "tiny":
-        tokenizer = Tokenizer.from_file(str(TINY / "tokenizer.json"))
-        lines = (PACKAGE_DATA / "heldout.jsonl").read_text(encoding="utf-8").splitlines()
-        texts = [json.loads(line)["prompt"] for line in lines[:3]]
-        prompts = [tokenizer.encode(t).ids[:n] for t, n in zip(texts, (9, 22, 40), strict=True)]
-        return (TINY if layers == 1 else more_layers(TINY, folder, layers)), prompts
+        return (TINY if layers == 1 else more_layers(TINY, folder, layers)), tiny_prompts()
     config, tensors = random_checkpoint({"num_nextn_predict_layers": layers}, 3, kind)
     rng = random.Random(0)
     prompts = [rng.choices(range(config["vocab_size"]), k=k) for k in (2, 6, 37)]

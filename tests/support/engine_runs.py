@@ -21,6 +21,14 @@ def run(engine: Engine) -> list[int]:
     return tokens
 
 
+def go_on(engine: Engine) -> None:
+    """Until it raises."""
+    while True:
+        engine.check()
+        if engine.has_work():
+            engine.step()
+
+
 def executor_of(engine: Engine) -> Any:
     return engine._executor
 

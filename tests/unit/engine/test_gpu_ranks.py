@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
-from support.engine_runs import executor_of, request
+from support.engine_runs import executor_of, go_on, request
 from support.host_gpus import HostGpus
 from support.processes import runs
 
@@ -29,13 +29,17 @@ CHOICES = [
 ]
 
 
-@pytest.fixture
-def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def share(monkeypatch: pytest.MonkeyPatch, kind: type[HostGpus]) -> None:
     def shared(config: EngineConfig) -> tuple[HostGpus, socket.socket]:
         listener = socket.create_server((HOST, 0))
-        return HostGpus(listener.getsockname()[1], 0, "gloo"), listener
+        return kind(listener.getsockname()[1], 0, "gloo"), listener
 
     monkeypatch.setattr(gang, "gpus_of", shared)
+
+
+@pytest.fixture
+def by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    share(monkeypatch, HostGpus)
 
 
 def made(tp_size: int) -> Engine:
@@ -79,12 +83,7 @@ class BrokenGpus(HostGpus):
 
 def test_what_a_rank_refuses_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """And rank 0 does not wait for it."""
-
-    def shared(config: EngineConfig) -> tuple[HostGpus, socket.socket]:
-        listener = socket.create_server((HOST, 0))
-        return BrokenGpus(listener.getsockname()[1], 0, "gloo"), listener
-
-    monkeypatch.setattr(gang, "gpus_of", shared)
+    share(monkeypatch, BrokenGpus)
     with pytest.raises(ValueError, match="GPU 1 has no memory left"):
         made(2)
 
@@ -103,11 +102,6 @@ def test_a_process_that_waits_for_nccl_ends(busy: bool, monkeypatch: pytest.Monk
     stuck = SimpleNamespace(_busy=another if busy else threading.get_ident())
     TensorParallelExecutor._end_if_stuck(stuck)  # type: ignore[arg-type]
     assert codes == [1] * busy
-
-
-def go_on(engine: Engine) -> None:
-    while True:
-        engine.step()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.engine_runs import executor_of, request, run
+from support.engine_runs import executor_of, go_on, request, run
 from support.native_kernels import built_levels
 from support.processes import children, runs
 
@@ -29,13 +29,6 @@ CONFIG = EngineConfig(
     tp_size=2, threads=1, speculative_num_steps=2, kv_cache_tokens=1024, check_integrity=True,
     step_cost_cache="off",
 )  # fmt: skip
-
-
-def go_on(engine: Engine) -> None:
-    while True:
-        engine.check()
-        if engine.has_work():
-            engine.step()
 
 
 @pytest.fixture
