@@ -97,10 +97,11 @@ def slower(point: Point) -> str:
     if point.auto is not None and not point.auto.drafting:
         return "both servers decode without drafts at this load, but for trials"
     if after.mean_tpot_ms < before.mean_tpot_ms:
-        return (
-            f"decoding is faster (TPOT {before.mean_tpot_ms:.1f} -> {after.mean_tpot_ms:.1f} ms), "
-            f"prompts are slower (TTFT {before.mean_ttft_ms:.0f} -> {after.mean_ttft_ms:.0f} ms)"
-        )
+        tpot = f"TPOT {before.mean_tpot_ms:.1f} -> {after.mean_tpot_ms:.1f} ms"
+        ttft = f"TTFT {before.mean_ttft_ms:.0f} -> {after.mean_ttft_ms:.0f} ms"
+        if after.mean_ttft_ms > before.mean_ttft_ms:
+            return f"decoding is faster ({tpot}), prompts are slower ({ttft})"
+        return f"neither decoding ({tpot}) nor prompts ({ttft}) took longer: less ran at once"
     length = point.spec.accept_length
     cost = length * after.mean_tpot_ms / (before.mean_tpot_ms or 1e-9)
     fixed = "" if point.auto is not None else "; --speculative-num-steps auto drafts only where it pays"

@@ -98,6 +98,11 @@ def test_where_automatic_depth_made_no_drafts(results: Results) -> None:
             "decoding is faster (TPOT 1.0 -> 0.9 ms), prompts are slower (TTFT 10 ",
         ),
         (
+            (950.0, 9.0, 0.9),
+            None,
+            "neither decoding (TPOT 1.0 -> 0.9 ms) nor prompts (TTFT 10 -> 9 ms) took longer",
+        ),
+        (
             (800.0, 10.0, 1.2),
             None,
             "a step with drafts made 2.41 tokens and took 2.89 times as long",
