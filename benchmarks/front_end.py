@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).parent / "front"))
 
 import streams
 from last_line import tell
-from pace import Brake
 from scripted import CHARS, CONTEXT, script
+from scripted_steps import Brake
 from servers import MODEL_NAME, Load, nextn_server, vllm_server
 
 from nextn.bench.machine import this_machine

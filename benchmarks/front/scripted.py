@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-from pace import Pace
+from scripted_steps import ScriptedSteps
 
 from nextn.config import model_folder
 from nextn.request import Output, Request
@@ -51,7 +51,7 @@ class ScriptedEngine:
     ) -> None:
         tokenizer = Tokenizer.from_folder(model_folder(config.model_path))
         self.script, self.vocab_size = script(tokenizer), tokenizer.vocab_size
-        self.streams, self.pace = streams, Pace(brake, lead, step_seconds, per_step)
+        self.streams, self.steps = streams, ScriptedSteps(brake, lead, step_seconds, per_step)
         self.speculation = SimpleNamespace(auto=False, num_steps=per_step - 1)
         self.startup: dict[str, object] = {"engine": "scripted"}
         self._running: dict[str, Request] = {}
@@ -64,7 +64,7 @@ class ScriptedEngine:
 
     def abort(self, rid: str) -> bool:
         request = self._running.pop(rid, None)
-        self.pace.made -= request.num_output if request is not None else 0
+        self.steps.made -= request.num_output if request is not None else 0
         return request is not None
 
     def has_work(self) -> bool:
@@ -74,7 +74,7 @@ class ScriptedEngine:
     must_step = has_work
 
     def step(self) -> list[Output]:
-        if not self.pace.wait(len(self._running)):
+        if not self.steps.wait(len(self._running)):
             return []
         self._stats.decode_steps += 1
         outputs = list(self._outputs())
@@ -83,10 +83,10 @@ class ScriptedEngine:
 
     def _outputs(self) -> Iterator[Output]:
         for request in list(self._running.values()):
-            tokens = self.pace.tokens(self.script, request.num_output, request.params.max_tokens)
+            tokens = self.steps.tokens(self.script, request.num_output, request.params.max_tokens)
             request.tokens += tokens
             self._stats.generated_tokens += len(tokens)
-            request.spec.add(self.pace.per_step - 1, len(tokens) - 1, len(tokens))
+            request.spec.add(self.steps.per_step - 1, len(tokens) - 1, len(tokens))
             reason = "length" if request.num_output == request.params.max_tokens else None
             if reason is not None:
                 del self._running[request.rid]

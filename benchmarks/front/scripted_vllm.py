@@ -19,7 +19,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pace import NAP_SECONDS, Pace
+from scripted_steps import NAP_SECONDS, ScriptedSteps
 from vllm.v1.core.sched.interface import PauseState, SchedulerInterface
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
@@ -66,7 +66,7 @@ class ScriptedScheduler(SchedulerInterface):
 
     def __init__(self, *args: object, **options: object) -> None:
         own = self.settings = Settings(*json.loads(os.environ[SETTINGS]))
-        self.pace = Pace(Path(own.brake), own.lead, own.step_seconds, own.per_step)
+        self.steps = ScriptedSteps(Path(own.brake), own.lead, own.step_seconds, own.per_step)
         self._running: dict[str, tuple[Request, int]] = {}  # and how many tokens it has
         self._begun = False
         self.connector = self.ec_connector = None
@@ -76,8 +76,8 @@ class ScriptedScheduler(SchedulerInterface):
         self._begun |= running >= self.settings.streams
         if not self._begun:
             time.sleep(NAP_SECONDS)
-        elif self.pace.wait(running):
-            plan.total_num_scheduled_tokens = self.pace.per_step * running
+        elif self.steps.wait(running):
+            plan.total_num_scheduled_tokens = self.steps.per_step * running
         return plan
 
     def update_from_output(
@@ -87,7 +87,7 @@ class ScriptedScheduler(SchedulerInterface):
             return {}
         found: dict[int, EngineCoreOutputs] = {}
         for rid, (request, had) in list(self._running.items()):
-            tokens = self.pace.tokens(self.settings.script, had, request.max_tokens)
+            tokens = self.steps.tokens(self.settings.script, had, request.max_tokens)
             reason = FinishReason.LENGTH if had + len(tokens) == request.max_tokens else None
             if reason is None:
                 self._running[rid] = request, had + len(tokens)
@@ -103,7 +103,7 @@ class ScriptedScheduler(SchedulerInterface):
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: object) -> list[Any]:
         some = [request_ids] if isinstance(request_ids, str) else list(request_ids or self._running)
         for rid in some:
-            self.pace.made -= self._running.pop(rid, (None, 0))[1]
+            self.steps.made -= self._running.pop(rid, (None, 0))[1]
         return []
 
     def get_num_unfinished_requests(self) -> int:

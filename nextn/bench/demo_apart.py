@@ -202,8 +202,8 @@ def show(demo: DemoApart, out: Console) -> None:
     for name in ("\ntok/s", "TTFT\nms", "ITL ms\np50", "\np99", *(f"{word}\nms" for word in NAMES)):
         made.add_column(name, justify="right", no_wrap=True)
     for each in demo.rows:
-        figures = (each.output_throughput, each.ttft_ms, each.itl_p50_ms, each.itl_p99_ms)
-        columns = [f"{figure:.1f}" for figure in figures]
+        values = (each.output_throughput, each.ttft_ms, each.itl_p50_ms, each.itl_p99_ms)
+        columns = [f"{value:.1f}" for value in values]
         columns += [f"{getattr(each.stages, name):.0f}" for name in NAMES]
         made.add_row(str(each.concurrency), "one" if each.side == ONE else "apart", *columns)
     out.print(made)

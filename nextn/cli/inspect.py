@@ -62,7 +62,7 @@ def machine() -> dict[str, str]:
         "CPU": found.cpu,
         "cores to use": f"{found.cores}",
         "CPU kernels": kernels,
-        **{f"  {name} weights": told for name, told in ways.items()},
+        **{f"  {name} weights": words for name, words in ways.items()},
         "GPU": torch.cuda.get_device_name() if cuda else "none that torch can use",
         **({"GPU kernels": f"plain torch: {obstacle}" if obstacle else "Triton"} if cuda else {}),
         "torch, Python": f"{found.torch}, {found.python}",

@@ -56,8 +56,8 @@ def config(meta: Metadata, tensors: Mapping[str, Tensor], weights: object = None
         "rope_scaling": _rope_scaling(meta),
         **common.moe(meta, tensors, "sigmoid" if glm else "softmax"),
     }
-    told = ".expert_group_count" in meta
-    if not told and (found["n_routed_experts"], found["hidden_size"]) == (V3_EXPERTS, V3_HIDDEN):
+    grouped = ".expert_group_count" in meta
+    if not grouped and (found["n_routed_experts"], found["hidden_size"]) == (V3_EXPERTS, V3_HIDDEN):
         found |= V3_GROUPS
     return found
 

@@ -66,11 +66,11 @@ class Ways:
     def kept(self) -> dict[str, str]:
         """What was found at earlier starts, in words, by the name of the format."""
         formats = self._read()["formats"]
-        told = {}
+        words = {}
         for name, found in formats.items():
             with contextlib.suppress(KeyError, TypeError, ValueError, ZeroDivisionError):
-                told[name] = describe(found["way"], _seconds(found))
-        return told
+                words[name] = describe(found["way"], _seconds(found))
+        return words
 
     def _find(self, kind: int) -> int:
         able = library(self._level).nx_ways(kind)

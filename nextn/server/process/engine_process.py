@@ -218,7 +218,7 @@ def loop(
     grammars.start()
     line = GrammarLine(grammars)
     began = sent = time.perf_counter()
-    told = (0, 0)  # what the server knows of transfers, and of tokens in use
+    known = (0, 0)  # what the server knows of transfers, and of tokens in use
     profile = EngineProfile(link.send, rank)
     while True:
         lap = TRACE.laps("engine loop")
@@ -267,9 +267,9 @@ def loop(
         moved = False
         if agent is not None:
             # A transfer may end on its thread after `exchange`: its pages are given back one round later.
-            stats.transfer, before = agent.stats, told
-            told = agent.stats.active, stats.used_tokens
-            moved = told != before
+            stats.transfer, before = agent.stats, known
+            known = agent.stats.active, stats.used_tokens
+            moved = known != before
         scores = prompt_scores(outputs, requests)
         tokens, others = list[Tokens](), list[Output]()
         for out in outputs:

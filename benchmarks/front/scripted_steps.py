@@ -27,7 +27,7 @@ class Brake:
         self._shared[:] = struct.pack("q", count)
 
 
-class Pace:
+class ScriptedSteps:
     """Never runs ahead of the clients by more than `lead` steps: they count what they have received in the
     file `brake`. per_step: tokens of each request, at each step. step_seconds: of a step, at least."""
 
