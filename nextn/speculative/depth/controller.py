@@ -14,7 +14,7 @@ from dataclasses import replace
 from statistics import fmean, median
 
 from nextn.cutoff import Cutoff
-from nextn.draft import Draft, draft_window
+from nextn.draft import DRAFT_WINDOW, Draft
 from nextn.drafting_state import DraftingState
 from nextn.speculative.depth.cost import StepCost
 from nextn.speculative.depth.worth import REMEMBERED, Worth
@@ -38,7 +38,7 @@ class DepthController:
         """factors: found by trials of an earlier run, by batch size as a power of two. page: its tokens."""
         row = max(cost.row, 0.2 * (cost.row + cost.request))  # what costs nothing is never found to cost more
         self.cost = replace(cost, row=row, a_pass=max(0.02 * cost.rows(1), cost.a_pass))
-        self.worth, self._window = worth, draft_window(page)
+        self.worth, self._catch_up = worth, max(DRAFT_WINDOW // 2, page)  # before a trial: it asks for costs
         self._size = self._away = 0  # of the batch, as a power of two; steps of another size in a row
         self.factors = {size: list(found) for size, found in factors.items()}
         self.drafting = self._usual = True  # in the next step, and apart from trials
@@ -141,9 +141,7 @@ class DepthController:
         if self._log:
             self._step = fmean(seconds for _, seconds, _ in self._log)
             self._context = fmean(work.context / work.requests for _, _, work in self._log)
-        most = max(2 * MARGIN, 64 * self._step)
-        self._budget = max(-most, min(most, self._budget + MARGIN * self._since))
-        self._since_trial += self._since
+        self._budget, self._since_trial = self._budget + MARGIN * self._since, self._since_trial + self._since
         self._mean, deviation = self._factor()
         kept = math.exp(-self._since / SPREAD_SECONDS)
         self._prompts = kept * self._prompts + self._prompt / SPREAD_SECONDS
@@ -165,15 +163,17 @@ class DepthController:
         count = TRIAL_SECONDS / (self._step or 1.0)
         self._settle = round(min(TRIAL_STEPS[1], max(1.0, count / 2)))
         length = self._settle + round(min(TRIAL_STEPS[1], max(TRIAL_STEPS[0], count)))
-        # Each size is tried, and soon; nobody knows what that costs, so what it may seem to cost is bounded.
-        before = 0 if self._usual else self._window
+        # Each size is tried, and soon; what that may seem to cost is bounded.
+        before = 0 if self._usual else self._catch_up
         lost = min(0.2 if untried else 1.0, max(MARGIN, abs(ahead)))
         milder = cost.times(doubted := min(self._mean, math.sqrt(self._mean)))
         price = lost * (length - self._settle) * self._step + milder.drafting(1, n * (before or length - 1))
+        most = max(2.0 * MARGIN, 2 * TRIAL_STEPS[0] * self._step, price)  # at once: a load may be short
+        self._budget = max(-most, min(most, self._budget))
         due = untried or abs(ahead) < 2.0 * doubt or price < RECHECK * self._since_trial
-        if due and price < self._budget and len(self._log) >= length:
+        if due and price <= self._budget and len(self._log) >= length:
             self._budget -= price
-            if before:  # few drafts, as worth it where they are dear, would teach little
+            if before:  # few drafts, as where they are dear, would teach little
                 self._setting, self._mean = self.worth.plan(n, milder, base), doubted
             self._trial = [False] * before + [not self._usual] * length + [self._usual] * length
             self._switch(False)
