@@ -25,6 +25,7 @@ from nextn.models.base import Model
 from nextn.models.draft_folder import OPTION, DraftFolder
 from nextn.models.dummy import dummy_checkpoint
 from nextn.models.fake import FakeModel, parse_acceptance
+from nextn.models.fp8 import block_layers
 from nextn.models.loader import (
     ALLOW_NON_FINITE,
     load_checkpoint,
@@ -47,7 +48,7 @@ from nextn.ops.cpu.coded import by_bytes
 from nextn.ops.cpu.library import BY_BYTES, NoLibrary, choose_level, library
 from nextn.ops.cpu.ways import Ways
 from nextn.ops.registry import make_ops, triton_obstacle
-from nextn.ops.stored import INT4, W8A16, Format
+from nextn.ops.stored import FP8, INT4, W8A16, Format
 
 # Bytes of bf16 weights that a CPU's caches may hold.
 CACHED = 64 << 20
@@ -117,18 +118,18 @@ def make_model(
             f"{device.type} with --kernel-backend {config.kernel_backend} runs without them"
         )
     stored = {} if dummy else stored_formats(folder, target.quantization)
-    check_memory(config, cfg, nextn, _value_bytes(config, stored, kernels), device)
+    check_memory(config, cfg, nextn, _value_bytes(config, stored, kernels, device), device)
     if not dummy:
         check_target(folder, target)
     expected = expected_tensors(cfg, nextn)
     token_map = _token_map(config, draft)
     allowed = read_token_map(token_map, cfg.vocab_size) if token_map is not None and nextn else None
+    if draft is not None:
+        own_names = nextn_tensors(cfg, nextn)
+        stored = {name: format for name, format in stored.items() if name not in own_names}
+        stored |= draft.stored_formats(cfg, nextn)
     model: Any
     if kernels == "cpu":
-        if draft is not None:
-            own_names = nextn_tensors(cfg, nextn)
-            stored = {name: format for name, format in stored.items() if name not in own_names}
-            stored |= draft.stored_formats(cfg, nextn)
         native = model_class(cfg.architecture, "cpu")
         drafting = Drafting(_coarse_drafts(config, cfg), allowed)
         level, _ = choose_level(config.cpu_isa)
@@ -144,15 +145,16 @@ def make_model(
         place, dtype, as_stored = model.place, torch.float32, model.weights.as_stored
         rows = model.weights.rows
     else:
-        dtype, as_stored = dtype_of(config.dtype, kernels), frozenset()
+        dtype = dtype_of(config.dtype, kernels)
         ops = make_ops(product_shapes(cfg), dtype, device, kernels)
         naive = config.prefill_attention == "naive"
         model = model_class(cfg.architecture, kernels)(
-            cfg, ops, dtype, device, nextn, naive, allowed, Alone() if ranks is None else ranks.group
-        )
+            cfg, ops, dtype, device, nextn, naive, allowed, Alone() if ranks is None else ranks.group,
+            blocks=block_layers(cfg, nextn, stored) if reads_fp8(kernels, device) else None,
+        )  # fmt: skip
         if kernels == "triton":
             model.eager = config.disable_cuda_graph
-        place, rows = model.place, model.rows()
+        place, rows, as_stored = model.place, model.rows(), model.as_stored
         assert {n: tuple(t.shape) for n, t in model.targets().items()} == {
             n: (len(rows.get(n, range(shape[0]))), *shape[1:]) for n, shape in expected.items()
         }
@@ -222,10 +224,19 @@ def quantize_format(config: EngineConfig) -> Format | None:
     return W8A16 if config.quantization == "w8a16" else None
 
 
-def _value_bytes(config: EngineConfig, stored: Mapping[str, Format], kernels: str) -> float:
+def reads_fp8(kernels: str, device: torch.device) -> bool:
+    """Do these kernels compute from e4m3 blocks on this device? Older ones cannot convert e4m3."""
+    return kernels == "cpu" or (kernels == "triton" and torch.cuda.get_device_capability(device) >= (8, 9))
+
+
+def _value_bytes(
+    config: EngineConfig, stored: Mapping[str, Format], kernels: str, device: torch.device
+) -> float:
     """Of one weight in memory, at least."""
     if kernels != "cpu":
-        return dtype_of(config.dtype, kernels).itemsize
+        plain = dtype_of(config.dtype, kernels).itemsize
+        in_blocks = any(format.name == FP8 for format in stored.values()) and reads_fp8(kernels, device)
+        return 1.0 if in_blocks else plain
     asked = {"w8a16": 1.0, "w4a16": 0.5}.get(config.quantization or "", 2.0)
     return min([asked, *(format.bits / 8 for format in set(stored.values()))])
 

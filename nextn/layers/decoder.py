@@ -17,10 +17,12 @@ from nextn.layers.mla import MLA
 from nextn.layers.mlp import MLP, MoE
 from nextn.layers.sharing import Sharing
 from nextn.ops.base import Addend
+from nextn.ops.fp8 import Weight
 
 
 class DecoderLayer:
     def __init__(self, sharing: Sharing, index: int) -> None:
+        sharing = sharing.of_layer(index)
         self.cfg, self.ops, cfg = sharing.cfg, sharing.ops, sharing.cfg
         self.attention_norm, self.mlp_norm = (sharing.empty(cfg.hidden_size) for _ in range(2))
         self.attention = MLA(sharing) if cfg.gqa is None else GQA(sharing)
@@ -30,7 +32,7 @@ class DecoderLayer:
         else:
             self.mlp = MoE(sharing) if sharing.experts is None else ParallelMoE(sharing, index)
 
-    def targets(self, prefix: str) -> dict[str, Tensor]:
+    def targets(self, prefix: str) -> dict[str, Weight]:
         names = self.cfg.names
         return {
             prefix + names.attention_norm: self.attention_norm,

@@ -14,6 +14,7 @@ the order that one device gives it. Rows and results keep the dtypes that they h
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,7 @@ from nextn.distributed.split import Split
 from nextn.layers.batch import Batch
 from nextn.layers.mlp import MoE
 from nextn.layers.sharing import Sharing
+from nextn.ops.fp8 import Weight
 
 
 class ParallelMoE(MoE):
@@ -39,14 +41,15 @@ class ParallelMoE(MoE):
         )
         super().__init__(sharing, self.replicas.held[self.world.shard], sharing.slices)
         self._prefix = cfg.names.at(index)
+        self._empty = partial(sharing.empty, 0)  # no rows, of so many columns
         self._elsewhere = set(range(cfg.n_routed_experts)) - set(self.held)
         # The columns that each slice returns, also where every slice computes all of them.
         self.returned = Split.even(self.world.peers, cfg.hidden_size)
 
-    def targets(self, prefix: str) -> dict[str, Tensor]:
+    def targets(self, prefix: str) -> dict[str, Weight]:
         """As `MLP.targets`. Tensors of experts that other shards hold have no rows here."""
         found, names = super().targets(prefix), self.cfg.names
-        up, down = (weight.new_empty(0, weight.shape[2]) for weight in (self.gate_up, self.down))
+        up, down = (self._empty(weight.shape[2]) for weight in (self.gate_up, self.down))
         for e in self._elsewhere:
             at = prefix + names.expert_at(e)
             found |= {at + names.gate: up, at + names.up: up, at + names.down: down}
@@ -77,7 +80,7 @@ class ParallelMoE(MoE):
 
     def idle(self) -> None:
         """Takes part in the `forward` of other groups without rows of its own."""
-        x = self.gate_up.new_empty(0, self.cfg.hidden_size)
+        x = self._empty(self.cfg.hidden_size)
         self._spread(x, x.new_empty(0, self.cfg.num_experts_per_tok, dtype=torch.int64), 0)
 
     def _spread(self, x: Tensor, ids: Tensor, first: int) -> Tensor:
@@ -102,7 +105,7 @@ class ParallelMoE(MoE):
         """What the ranks of the world have sent -> for each the results of its choices, row by row, as one
         array: of each this slice's columns."""
         counts = [*map(len, packed), 1]
-        x, ids = _unpack(torch.cat(list(packed)), self.cfg.num_experts_per_tok, self.gate_up.dtype)
+        x, ids = _unpack(torch.cat(list(packed)), self.cfg.num_experts_per_tok, self._empty(0).dtype)
         # A row without choices besides, so that the kernels always have one.
         x, ids = F.pad(x, (0, 0, 0, 1)), F.pad(ids, (0, 0, 0, 1), value=-1)
         begin, end = (at - self.hidden.begin for at in (self.returned.begin, self.returned.end))

@@ -13,11 +13,12 @@ from torch import Tensor
 from nextn.layers.batch import Batch
 from nextn.layers.rotary import softmax_scale
 from nextn.layers.sharing import Sharing
+from nextn.ops.fp8 import Weight
 
 
 class GQA:
     def __init__(self, sharing: Sharing) -> None:
-        cfg, self.ops, empty = sharing.cfg, sharing.ops, sharing.empty
+        cfg, self.ops, empty, matrix = sharing.cfg, sharing.ops, sharing.empty, sharing.matrix
         assert cfg.gqa is not None
         self.cfg, self.gqa, width = cfg, cfg.gqa, cfg.gqa.head_dim
         self.heads, self.hidden = sharing.heads(), sharing.hidden()
@@ -28,18 +29,23 @@ class GQA:
         self.seen = slice(own.start // each, (own.stop - 1) // each + 1)  # key-value heads of the own heads
         keys = self.gqa.num_key_value_heads * width
         self.ends = (len(own) * width, len(own) * width + keys)  # of queries, of keys; values come last
-        self.qkv = empty(self.ends[1] + keys, cfg.hidden_size)
+        self.qkv = matrix(self.ends[1] + keys, cfg.hidden_size)
         self.bias = empty(len(self.qkv)) if self.gqa.qkv_bias else None
         self.q_norm, self.k_norm = (empty(width) if self.gqa.qk_norm else None for _ in range(2))
-        self.out = empty(len(self.hidden.own), self.values.n)
+        self.out = matrix(len(self.hidden.own), self.values.n)
         self.out_bias = empty(len(self.out)) if self.gqa.out_bias else None
 
-    def targets(self, prefix: str) -> dict[str, Tensor]:
+    def targets(self, prefix: str) -> dict[str, Weight]:
         """Checkpoint name -> where that tensor goes, in the order of `nextn.layers.head_rows`. prefix: of the
         decoder layer."""
         names = self.cfg.names
-        q, k, v = self.qkv.tensor_split(self.ends)
-        found = {names.q_proj: q, names.k_proj: k, names.v_proj: v, names.out: self.out}
+        first, second = self.ends
+        found: dict[str, Weight] = {
+            names.q_proj: self.qkv[:first],
+            names.k_proj: self.qkv[first:second],
+            names.v_proj: self.qkv[second:],
+            names.out: self.out,
+        }
         if self.bias is not None:
             q, k, v = self.bias.tensor_split(self.ends)
             found |= {names.q_bias: q, names.k_bias: k, names.v_bias: v}

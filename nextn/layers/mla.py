@@ -16,6 +16,7 @@ from torch import Tensor
 from nextn.layers.batch import Batch
 from nextn.layers.rotary import softmax_scale
 from nextn.layers.sharing import Sharing
+from nextn.ops.fp8 import Weight
 from nextn.ops.rotary import rotate
 
 # Of the two norms inside MLA. DeepSeek's code and transformers' leave it at this whatever rms_norm_eps says.
@@ -24,27 +25,27 @@ LATENT_NORM_EPS = 1e-6
 
 class MLA:
     def __init__(self, sharing: Sharing) -> None:
-        self.cfg, self.ops, empty = sharing.cfg, sharing.ops, sharing.empty
+        self.cfg, self.ops, empty, matrix = sharing.cfg, sharing.ops, sharing.empty, sharing.matrix
         cfg, self.heads, self.hidden = sharing.cfg, sharing.heads(), sharing.hidden()
         self.values = self.heads.times(cfg.v_head_dim)
         h, nope, rope = len(self.heads.own), cfg.qk_nope_head_dim, cfg.qk_rope_head_dim
         rank, value, hidden = cfg.kv_lora_rank, cfg.v_head_dim, cfg.hidden_size
         self.q_in = cfg.q_lora_rank or h * (nope + rope)
         self.scale = softmax_scale(cfg)
-        self.down = empty(self.q_in + rank + rope, hidden)  # q_down (or q_proj) over kv_down
+        self.down = matrix(self.q_in + rank + rope, hidden)  # q_down (or q_proj) over kv_down
         if cfg.q_lora_rank:
             self.q_norm = empty(cfg.q_lora_rank)
-            self.q_up = empty(h * (nope + rope), cfg.q_lora_rank)
+            self.q_up = matrix(h * (nope + rope), cfg.q_lora_rank)
         self.kv_norm = empty(rank)
-        self.kv_up = empty(h, nope + value, rank)
+        self.kv_up = empty(h, nope + value, rank)  # always plain: one half is read along its rows
         self.key_up = self.kv_up[:, :nope]  # [H, N, R]
         self.value_up = self.kv_up[:, nope:].transpose(1, 2)  # [H, R, V]
-        self.out = empty(len(self.hidden.own), self.values.n)
+        self.out = matrix(len(self.hidden.own), self.values.n)
 
-    def targets(self, prefix: str) -> dict[str, Tensor]:
+    def targets(self, prefix: str) -> dict[str, Weight]:
         """Checkpoint name -> where that tensor goes. prefix: of the decoder layer."""
         names = self.cfg.names
-        found = {
+        found: dict[str, Weight] = {
             names.kv_down: self.down[self.q_in :],
             names.kv_norm: self.kv_norm,
             names.kv_up: self.kv_up.view(-1, self.cfg.kv_lora_rank),

@@ -14,6 +14,7 @@ from torch import Tensor
 from nextn.layers.batch import Batch
 from nextn.layers.sharing import Sharing
 from nextn.ops.base import Addend, Mixture
+from nextn.ops.fp8 import Weight
 
 
 class MLP:
@@ -22,10 +23,10 @@ class MLP:
     def __init__(self, sharing: Sharing, block: str, inner: int) -> None:
         self.cfg, self.ops, self.block = sharing.cfg, sharing.ops, block
         self.hidden, self.inner = sharing.hidden(), sharing.inner(inner)
-        self.gate_up = sharing.empty(2 * len(self.inner.own), self.cfg.hidden_size)
-        self.down = sharing.empty(len(self.hidden.own), inner)
+        self.gate_up = sharing.matrix(2 * len(self.inner.own), self.cfg.hidden_size)
+        self.down = sharing.matrix(len(self.hidden.own), inner)
 
-    def targets(self, prefix: str) -> dict[str, Tensor]:
+    def targets(self, prefix: str) -> dict[str, Weight]:
         """Checkpoint name -> where that tensor goes. prefix: of the decoder layer."""
         names, at, inner = self.cfg.names, prefix + self.block, len(self.inner.own)
         return {
@@ -60,15 +61,15 @@ class MoE:
         self.bias = empty(experts, dtype=torch.float32)
         if not cfg.names.router_bias:
             self.bias.zero_()
-        self.gate_up = empty(len(self.held), 2 * len(self.inner.own), hidden)
-        self.down = empty(len(self.held), len(self.hidden.own), inner)
+        self.gate_up = sharing.matrix(len(self.held), 2 * len(self.inner.own), hidden)
+        self.down = sharing.matrix(len(self.held), len(self.hidden.own), inner)
         shared = inner * cfg.n_shared_experts
         self.shared = MLP(sharing, cfg.names.shared_experts, shared) if shared else None
 
-    def targets(self, prefix: str) -> dict[str, Tensor]:
+    def targets(self, prefix: str) -> dict[str, Weight]:
         """As `MLP.targets`."""
         inner, names = len(self.inner.own), self.cfg.names
-        found = {prefix + names.router: self.router}
+        found: dict[str, Weight] = {prefix + names.router: self.router}
         if names.router_bias:
             found[prefix + names.router_bias] = self.bias
         for i, e in enumerate(self.held):

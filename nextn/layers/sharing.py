@@ -26,6 +26,7 @@ from nextn.families.config import ModelConfig
 from nextn.layers.replicas import ExpertParallel
 from nextn.ops.base import Ops
 from nextn.ops.columns import heads_separable, outputs_separable
+from nextn.ops.fp8 import Fp8Matrix, Weight
 
 
 class Sharing:
@@ -35,21 +36,36 @@ class Sharing:
     # Of layers whose routed experts a world shares: how, and the sharing of one shard's slices.
     experts: ExpertParallel | None = None
     slices: Sharing
+    block = 0  # inputs of a block, of a layer in e4m3 blocks
 
     def __init__(
-        self, cfg: ModelConfig, ops: Ops, dtype: torch.dtype, device: torch.device, group: Group
-    ) -> None:
+        self, cfg: ModelConfig, ops: Ops, dtype: torch.dtype, device: torch.device, group: Group,
+        blocks: Mapping[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        """blocks: decoder layers whose products read e4m3 blocks, and the inputs of a block of each."""
         self.cfg, self.ops, self.dtype, self.device, self.group = cfg, ops, dtype, device, group
+        self._blocks = blocks or {}
         self._found: dict[Hashable, Split] = {}
 
     def over(self, experts: ExpertParallel | None) -> Sharing:
         """For layers whose routed experts a world shares; the rest is shared as before."""
         if experts is None:
             return self
+        assert not self._blocks, "a world's experts are plain"
         found = copy(self)
         found.experts = experts
         found.slices = Sharing(self.cfg, self.ops, self.dtype, self.device, experts.world.peers)
         return found
+
+    def of_layer(self, index: int) -> Sharing:
+        """For decoder layer `index`; NextN modules count on from the target's layers."""
+        found = copy(self)
+        found.block = self._blocks.get(index, 0)
+        return found
+
+    def matrix(self, *shape: int) -> Weight:
+        """What rows are multiplied by in the ops that take e4m3 blocks, uninitialised."""
+        return Fp8Matrix.empty(shape, self.block, self.device) if self.block else self.empty(*shape)
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         """A weight, uninitialised."""

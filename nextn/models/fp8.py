@@ -7,10 +7,15 @@ The last block of a row or column may be partial. ("inv": the inverse of what th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
+from nextn.families.config import ModelConfig
 from nextn.models.memory import fresh
+from nextn.models.names import layer_matrices
+from nextn.ops.stored import FP8, Format
 
 SCALE_SUFFIX = "_scale_inv"  # of the weight's own name
 
@@ -51,3 +56,16 @@ def dequantize(
         some = slice(max(0, start), start + rows)
         out[some] = stored[some].float().mul_(scale)
     return out
+
+
+def block_layers(cfg: ModelConfig, nextn_layers: int, stored: Mapping[str, Format]) -> dict[int, int]:
+    """Decoder layers that products can read as stored, all of whose matrices are in e4m3 blocks of one size,
+    and the inputs of a block. It has to be a power of two from 16 on, as steps of the Triton kernels are.
+    stored: see `nextn.models.loader.stored_formats`."""
+    found = {}
+    for layer, names in layer_matrices(cfg, nextn_layers).items():
+        formats = {stored.get(name) for name in names}
+        one = formats.pop() if len(formats) == 1 else None
+        if one is not None and one.name == FP8 and one.group >= 16 and one.group.bit_count() == 1:
+            found[layer] = one.group
+    return found

@@ -51,6 +51,22 @@ def size_of(cfg: ModelConfig, nextn_layers: int) -> tuple[int, int]:
     return tensors + 4 * nextn_layers, values + nextn_layers * (2 * hidden * hidden + 3 * hidden)
 
 
+def layer_matrices(cfg: ModelConfig, nextn_layers: int) -> dict[int, list[str]]:
+    """By decoder layer, those of the NextN modules counted on, the matrices of its products with whole rows:
+    not the router, which is f32, and not kv_b_proj, which is multiplied by head."""
+    names = cfg.names
+    at = {i: names.at(i) for i in range(cfg.num_hidden_layers)}
+    at |= {cfg.num_hidden_layers + k: cfg.module_at(k) for k in range(nextn_layers)}
+    return {
+        i: [
+            prefix + name
+            for name, shape in _decoder_layer(cfg, i).items()
+            if len(shape) == 2 and name not in (names.router, names.kv_up)
+        ]
+        for i, prefix in at.items()
+    }
+
+
 def nextn_tensors(cfg: ModelConfig, nextn_layers: int) -> Shapes:
     """The part of `expected_tensors` that belongs to the NextN modules."""
     hidden, spec = cfg.hidden_size, cfg.mtp

@@ -14,6 +14,7 @@ from torch import Tensor
 from nextn.layers.batch import Batch
 from nextn.layers.decoder import DecoderLayer
 from nextn.layers.sharing import Sharing
+from nextn.ops.fp8 import Weight
 
 
 class NextN:
@@ -24,7 +25,7 @@ class NextN:
         self.eh_proj = sharing.empty(size, 2 * size)
         self.layer = DecoderLayer(sharing, index)
 
-    def targets(self) -> dict[str, Tensor]:
+    def targets(self) -> dict[str, Weight]:
         spec, prefix = self.spec, self.cfg.module_at(self.index - self.cfg.num_hidden_layers)
         return {
             prefix + spec.embedding_norm: self.enorm,

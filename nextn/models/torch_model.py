@@ -3,7 +3,7 @@ dense or DeepSeek-V3's experts. Arithmetic only; loading is `nextn.models.loader
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -23,6 +23,7 @@ from nextn.layers.sharing import Sharing
 from nextn.models.names import expected_tensors
 from nextn.models.nextn import NextN
 from nextn.ops.base import ROW_ALIGN, Addend, Ops
+from nextn.ops.fp8 import Fp8Matrix, Weight
 
 
 class TorchModel:
@@ -34,8 +35,9 @@ class TorchModel:
     group: of ranks that share the products out (`nextn.layers.sharing`). All make the model, and then run the
     same passes over the same batches; hidden states, logits and the cache are whole on each. experts: the
     target's routed experts are shared by all groups of a world. Then all call `forward` together, those that
-    have nothing to do with an empty batch; the rest of a step is a group's own. Raises ValueError where the
-    model's heads or experts cannot be shared.
+    have nothing to do with an empty batch; the rest of a step is a group's own. blocks: decoder layers that
+    are held in e4m3 blocks, see `nextn.models.fp8.block_layers`. Raises ValueError where the model's heads or
+    experts cannot be shared.
     """
 
     row_align = ROW_ALIGN
@@ -44,11 +46,11 @@ class TorchModel:
         self, cfg: ModelConfig, ops: Ops, dtype: torch.dtype, device: torch.device, nextn_layers: int,
         naive_prompts: bool = False, draft_tokens: Sequence[int] | None = None,
         group: Group = Alone(),  # noqa: B008
-        experts: ExpertParallel | None = None,
+        experts: ExpertParallel | None = None, blocks: Mapping[int, int] | None = None,
     ) -> None:  # fmt: skip
         self.naive_prompts, self.group = naive_prompts, group
         self.config, self.ops, self.dtype, self.device = cfg, ops, dtype, device
-        self.sharing = sharing = Sharing(cfg, ops, dtype, device, group)
+        self.sharing = sharing = Sharing(cfg, ops, dtype, device, group, blocks)
         self.world = None if experts is None else experts.world
         self.embedding = sharing.empty(cfg.vocab_size, cfg.hidden_size)
         self.norm = sharing.empty(cfg.hidden_size)
@@ -67,18 +69,30 @@ class TorchModel:
         self.cos, self.sin = rotary_tables(cfg, cfg.max_position_embeddings, device)
 
     @cached_property
-    def _targets(self) -> dict[str, Tensor]:
+    def _targets(self) -> dict[str, Weight]:
         return self.targets()
 
-    def place(self, name: str, tensor: Tensor) -> None:
-        """Fills in a checkpoint's tensor, or of one that is in `rows` those rows."""
-        self._targets[name].copy_(as_computed(self.config, name, tensor))
+    @cached_property
+    def as_stored(self) -> frozenset[str]:
+        """Matrices that `place` takes in e4m3 blocks."""
+        return frozenset(name for name, t in self._targets.items() if isinstance(t, Fp8Matrix))
 
-    def targets(self) -> dict[str, Tensor]:
+    def place(self, name: str, tensor: Tensor, scale: Tensor | None = None) -> None:
+        """Fills in a checkpoint's tensor, or of one that is in `rows` those rows. scale: of one that is in
+        `as_stored`, as `load_checkpoint` gives it."""
+        target, tensor = self._targets[name], as_computed(self.config, name, tensor)
+        if isinstance(target, Fp8Matrix):
+            assert scale is not None
+            target.data.copy_(tensor)
+            target.scale.copy_(as_computed(self.config, name, scale))
+        else:
+            target.copy_(tensor)
+
+    def targets(self) -> dict[str, Weight]:
         """Checkpoint name -> where that tensor goes (views of the fused weights). An expert that is elsewhere
         has no rows."""
         names = self.config.names
-        found = {names.embedding: self.embedding, names.norm: self.norm}
+        found: dict[str, Weight] = {names.embedding: self.embedding, names.norm: self.norm}
         if not self.config.tie_word_embeddings:
             found[names.head] = self.head
         for i, layer in enumerate(self.layers):
@@ -100,7 +114,7 @@ class TorchModel:
 
     @property
     def weight_bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in self.targets().values())
+        return sum(t.nbytes for t in self.targets().values())
 
     @property
     def cache_layout(self) -> LatentLayout | KeyValueLayout:

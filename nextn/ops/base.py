@@ -11,6 +11,8 @@ sequence was cut into steps. A backend may ask that T is a multiple of ROW_ALIGN
 **Columns.** An output of a product has the same bits whichever others are computed beside it, so several
 devices may compute some each. Where `exact_columns` is False that is not so for every shape, and
 `nextn.ops.columns` measures for which.
+
+**Weights** of products are plain tensors of the rows' dtype; where the type says so, e4m3 blocks as well.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+from nextn.ops.fp8 import Weight
 
 ROW_ALIGN = 8  # rows of a batch come in multiples of this
 KV_BLOCK = 256  # attention sums over keys in absolute blocks of this many positions
@@ -121,7 +125,7 @@ class Ops(Protocol):
     name: str
     exact_columns: bool
 
-    def linear(self, x: Tensor, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    def linear(self, x: Tensor, weight: Weight, dtype: torch.dtype | None = None) -> Tensor:
         """x [T, n_in], weight [n_out, n_in] -> [T, n_out] of this dtype, by default that of x."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -134,7 +138,7 @@ class Ops(Protocol):
         (the sum, which may lie where x lay, its `rms_norm`). At most two are added, of which the last may be
         a mixture."""
 
-    def swiglu_mlp(self, x: Tensor, gate_up: Tensor, down: Tensor, *, inner: Columns | None = None) -> Tensor:
+    def swiglu_mlp(self, x: Tensor, gate_up: Weight, down: Weight, *, inner: Columns | None = None) -> Tensor:
         """x [T, C], gate_up [2 * I, C], down [C, I] -> [T, C] f32.
 
         inner: gate_up has the rows of these of the I inner columns only, gate's and up's; what they give is
@@ -234,7 +238,7 @@ class Ops(Protocol):
         rows; -1: an expert that is elsewhere."""
 
     def experts(
-        self, x: Tensor, runs: Any, gate_up: Tensor, down: Tensor, *, inner: Columns | None = None
+        self, x: Tensor, runs: Any, gate_up: Weight, down: Weight, *, inner: Columns | None = None
     ) -> Tensor:
         """x [T, C], gate_up [E, 2 * I, C], down [E, C, I], `dispatch`'s runs -> [R, K, C], of each choice its
         expert's result, which does not depend on the other choices; of -1 anything. inner: as in
@@ -244,10 +248,10 @@ class Ops(Protocol):
         self,
         x: Tensor,
         runs: Any,
-        gate_up: Tensor,
-        down: Tensor,
-        shared_gate_up: Tensor,
-        shared_down: Tensor,
+        gate_up: Weight,
+        down: Weight,
+        shared_gate_up: Weight,
+        shared_down: Weight,
     ) -> tuple[Tensor, Tensor]:
         """`experts`, and `swiglu_mlp` of the shared experts; no columns of either are elsewhere."""
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from nextn.ops.base import KV_BLOCK, ROW_ALIGN, Addend, Columns, Mixture, Spans
 from nextn.ops.best import best_token
+from nextn.ops.fp8 import Weight, widened
 from nextn.ops.gather import Gathered, gathered
 from nextn.ops.naive import naive_attention
 from nextn.ops.probe import Mode, Shape
@@ -53,8 +54,8 @@ class Reference:
         """modes: from `product_modes`; a shape that is not in it goes the direct way."""
         self.modes = {shape: mode for shape, mode in (modes or {}).items() if mode != "direct"}
 
-    def linear(self, x: Tensor, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        return self._linear(x, weight).to(dtype or x.dtype)
+    def linear(self, x: Tensor, weight: Weight, dtype: torch.dtype | None = None) -> Tensor:
+        return self._linear(x, widened(weight, x.dtype)).to(dtype or x.dtype)
 
     def _linear(self, x: Tensor, weight: Tensor) -> Tensor:
         mode = self.modes.get((weight.shape[0], weight.shape[1]))
@@ -97,7 +98,8 @@ class Reference:
         latent = self.heads_matmul(q[..., :nope], key_up)
         return torch.cat((latent, rotate(q[..., nope:], cos, sin)), dim=-1) * scale
 
-    def swiglu_mlp(self, x: Tensor, gate_up: Tensor, down: Tensor, *, inner: Columns | None = None) -> Tensor:
+    def swiglu_mlp(self, x: Tensor, gate_up: Weight, down: Weight, *, inner: Columns | None = None) -> Tensor:
+        gate_up, down = widened(gate_up, x.dtype), widened(down, x.dtype)
         return self._linear(_swiglu(self._linear(x, gate_up), inner), down).float()
 
     def write_latent(
@@ -257,8 +259,9 @@ class Reference:
         return Runs(used.tolist(), padded.tolist(), rows, places.view(ids.shape))
 
     def experts(
-        self, x: Tensor, runs: Runs, gate_up: Tensor, down: Tensor, *, inner: Columns | None = None
+        self, x: Tensor, runs: Runs, gate_up: Weight, down: Weight, *, inner: Columns | None = None
     ) -> Tensor:
+        gate_up, down = widened(gate_up, x.dtype), widened(down, x.dtype)
         gathered = x.index_select(0, runs.rows)
         # Per expert two products and nothing else: everything between is done once for all rows.
         hidden = gathered.new_empty(len(gathered), gate_up.shape[1])
@@ -276,10 +279,10 @@ class Reference:
         self,
         x: Tensor,
         runs: Runs,
-        gate_up: Tensor,
-        down: Tensor,
-        shared_gate_up: Tensor,
-        shared_down: Tensor,
+        gate_up: Weight,
+        down: Weight,
+        shared_gate_up: Weight,
+        shared_down: Weight,
     ) -> tuple[Tensor, Tensor]:
         return self.experts(x, runs, gate_up, down), self.swiglu_mlp(x, shared_gate_up, shared_down)
 

@@ -1,12 +1,16 @@
 """The Triton kernels and the engine on them, on a CUDA device. Skipped where there is none."""
 
+import json
 import os
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from nextn.bench.prompts import heldout_prompts
+from nextn.config import model_folder
 from nextn.llm import LLM
 from nextn.request import SamplingParams, SpeculativeParams
 
@@ -16,8 +20,11 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("TRITON_INTERPRET=1 is for the CPU", allow_module_level=True)
 
+from support.checkpoints import quantize_tensors, write_checkpoint
+from support.draft_folders import fp8_config
 from support.draft_spans import Beside
 from support.engine_runs import runner_of
+from support.fp8_checks import FP8_CHECKS
 from support.triton_checks import CHECKS, Device
 
 from nextn.cutoff import Cutoff
@@ -35,6 +42,31 @@ HOT = SamplingParams(max_tokens=48, temperature=1.0, seed=3, ignore_eos=True)
 @pytest.mark.parametrize("check", CHECKS)
 def test_op(check, dtype):
     CHECKS[check](Device("cuda", dtype, large=True))
+
+
+@pytest.mark.skipif(torch.cuda.get_device_capability() < (8, 9), reason="e4m3 is widened there")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("check", FP8_CHECKS)
+def test_op_with_e4m3_blocks(check, dtype):
+    FP8_CHECKS[check](Device("cuda", dtype, large=True))
+
+
+@pytest.mark.skipif(torch.cuda.get_device_capability() < (8, 9), reason="e4m3 is widened there")
+def test_a_checkpoint_in_e4m3_blocks(tmp_path):
+    """Held as stored; texts do not depend on drafts."""
+    folder = model_folder("nextn-tiny")
+    tensors = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        tensors |= load_file(file)
+    config = json.loads((folder / "config.json").read_text())
+    write_checkpoint(tmp_path, fp8_config(config, 128), quantize_tensors(tensors))
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folder / file, tmp_path)
+    model = llm(0, model_path=str(tmp_path))
+    assert runner_of(model.engine).model.as_stored
+    want = ids(model, GREEDY), ids(model, HOT)
+    model = llm(3, model_path=str(tmp_path))
+    assert (ids(model, GREEDY), ids(model, HOT)) == want
 
 
 def llm(drafts, **options):

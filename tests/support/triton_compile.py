@@ -27,6 +27,7 @@ from torch import Tensor
 
 from nextn.layers.batch import PackedBatch, Span
 from nextn.ops.base import Mixture
+from nextn.ops.fp8 import Fp8Matrix
 from nextn.ops.triton import attention as attention_kernels
 from nextn.ops.triton.ops import TritonOps
 
@@ -177,6 +178,27 @@ def all_ops(dtype: torch.dtype, models: dict[str, Sizes], counts: list[int]) -> 
             OPS.best_of_product(x, head)
 
 
+def fp8_products(models: dict[str, Sizes], counts: list[int]) -> Calls:
+    """With e4m3 blocks, of rows in bf16."""
+    for model, s in models.items():
+        for rows in counts:
+            yield model, rows
+            x = meta(rows, s.hidden)
+            ids, _ = OPS.route(
+                x, meta(s.experts, s.hidden, dtype=torch.float32), meta(s.experts), 1, 1, s.top_k, True, 1.0
+            )
+            gate_up, down = blocks(s.experts, 2 * s.inner, s.hidden), blocks(s.experts, s.hidden, s.inner)
+            runs = OPS.dispatch(ids, s.experts)
+            OPS.experts_with_shared(x, runs, gate_up, down, gate_up[0], down[0])
+            OPS.swiglu_mlp(x, gate_up[0], down[0])
+            OPS.linear(x, blocks(s.q_rank + s.rank + s.rope, s.hidden))
+            OPS.linear(meta(rows, s.heads * s.value), blocks(s.hidden, s.heads * s.value), torch.float32)
+
+
+def blocks(*shape: int) -> Fp8Matrix:
+    return Fp8Matrix.empty(shape, 128, torch.device("meta"))
+
+
 def attention(s: Sizes, x: Tensor) -> None:
     rows, dtype, f32 = len(x), x.dtype, torch.float32
     down = OPS.linear(x, meta(s.q_rank + s.rank + s.rope, s.hidden, dtype=dtype))
@@ -232,7 +254,11 @@ def feed_forward(s: Sizes, x: Tensor) -> None:
 def main(capability: int, dtypes: list[str], models: list[str], counts: list[int]) -> None:
     chosen = {name: MODELS[name] for name in models}
     for dtype in dtypes:
-        for one in compiled(capability, partial(all_ops, getattr(torch, dtype), chosen, counts)):
+        if dtype == "fp8":
+            calls = partial(fp8_products, chosen, counts)
+        else:
+            calls = partial(all_ops, getattr(torch, dtype), chosen, counts)
+        for one in compiled(capability, calls):
             print(json.dumps({"dtype": dtype, **dataclasses.asdict(one)}), flush=True)
 
 

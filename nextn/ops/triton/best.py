@@ -60,8 +60,9 @@ def _tile_bests(
     row, col = tl.program_id(0) * M + tl.arange(0, M), tile * N + tl.arange(0, N)
     row_ok, col_ok = row < rows, col < vocab
     z = product(
-        x + row.to(tl.int64) * x_row, row_ok, w + col.to(tl.int64) * w_row, col_ok, n_in, 1, M, N, K, EVEN
-    )
+        x + row.to(tl.int64) * x_row, row_ok, w + col.to(tl.int64) * w_row, col_ok, w, n_in, 1,
+        M, N, K, EVEN, 0,
+    )  # fmt: skip
     z = tl.where(col_ok[None, :], z, float("-inf"))
     tl.store(wrong + row * tiles + tile, tl.max((z != z).to(tl.int32), axis=1), mask=row_ok)
     z = tl.where(z == z, z, float("-inf"))

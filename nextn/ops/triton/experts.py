@@ -18,7 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from nextn.ops.base import Columns
-from nextn.ops.triton.product import ROWS, product, tile_of
+from nextn.ops.fp8 import Weight
+from nextn.ops.triton.product import ROWS, operand, product, tile_of
 from nextn.ops.triton.rows import mixed
 
 SQUARE = 8192  # experts times pairs that are compared at a time
@@ -71,21 +72,24 @@ def _tile(order, filled, tiles, pairs, rows, top_k, M: tl.constexpr):
 
 @triton.jit
 def _gate_up(
-    x, w, shared, out, order, owner, filled, tiles, pairs, rows, top_k, width, n_in, x_row, w_expert, w_row,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr,
+    x, w, s, shared, shared_s, out, order, owner, filled, tiles, pairs, rows, top_k, width, n_in, x_row,
+    w_expert, w_row, s_expert, s_row, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr,
+    B: tl.constexpr,
 ):  # fmt: skip
-    """out [pairs + rows, width] <- silu(x G^T) * (x U^T) of each pair's token and expert."""
+    """out [pairs + rows, width] <- silu(x G^T) * (x U^T) of each pair's token and expert. s, B: see
+    `product`."""
     tile, i = tl.program_id(0), tl.arange(0, M)
     n, pair, token = _tile(order, filled, tiles, pairs, rows, top_k, M)
     if n <= 0:
         return
-    weight = shared
+    weight, scale = shared, shared_s
     if tile < tiles:
-        weight = w + tl.load(owner + tile).to(tl.int64) * w_expert
+        expert = tl.load(owner + tile).to(tl.int64)
+        weight, scale = w + expert * w_expert, s + expert * s_expert
     col = tl.program_id(1) * N + tl.arange(0, N)
-    a = x + token * x_row
-    gate = product(a, i < n, weight + col * w_row, col < width, n_in, 1, M, N, K, EVEN)
-    up = product(a, i < n, weight + (width + col) * w_row, col < width, n_in, 1, M, N, K, EVEN)
+    a, ok, after = x + token * x_row, col < width, width + col
+    gate = product(a, i < n, weight + col * w_row, ok, scale + col * s_row, n_in, 1, M, N, K, EVEN, B)
+    up = product(a, i < n, weight + after * w_row, ok, scale + after * s_row, n_in, 1, M, N, K, EVEN, B)
     hidden = gate / (1.0 + tl.exp(-gate)) * up
     to = out + pair[:, None] * width + col[None, :]
     tl.store(to, hidden.to(out.dtype.element_ty), mask=(i < n)[:, None] & (col < width)[None, :])
@@ -93,21 +97,25 @@ def _gate_up(
 
 @triton.jit
 def _down(
-    x, w, shared, out, order, owner, filled, tiles, pairs, rows, top_k, n_out, n_in, w_expert, w_row,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr,
+    x, w, s, shared, shared_s, out, order, owner, filled, tiles, pairs, rows, top_k, n_out, n_in, w_expert,
+    w_row, s_expert, s_row, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr,
+    B: tl.constexpr,
 ):  # fmt: skip
-    """out [pairs + rows, n_out] f32 <- x [pairs + rows, n_in] times each pair's expert."""
+    """out [pairs + rows, n_out] f32 <- x [pairs + rows, n_in] times each pair's expert. s, B: see
+    `product`."""
     tile, i = tl.program_id(0), tl.arange(0, M)
     n, pair, _ = _tile(order, filled, tiles, pairs, rows, top_k, M)
     if n <= 0:
         return
-    weight = shared
+    weight, scale = shared, shared_s
     if tile < tiles:
-        weight = w + tl.load(owner + tile).to(tl.int64) * w_expert
+        expert = tl.load(owner + tile).to(tl.int64)
+        weight, scale = w + expert * w_expert, s + expert * s_expert
     col = tl.program_id(1) * N + tl.arange(0, N)
-    acc = product(x + pair * n_in, i < n, weight + col * w_row, col < n_out, n_in, 1, M, N, K, EVEN)
+    a, ok = x + pair * n_in, col < n_out
+    acc = product(a, i < n, weight + col * w_row, ok, scale + col * s_row, n_in, 1, M, N, K, EVEN, B)
     to = out + pair[:, None] * n_out + col[None, :]
-    tl.store(to, acc, mask=(i < n)[:, None] & (col < n_out)[None, :])
+    tl.store(to, acc, mask=(i < n)[:, None] & ok[None, :])
 
 
 @triton.jit
@@ -152,7 +160,7 @@ def dispatch(ids: Tensor, count: int) -> Tiles:
 
 
 def experts(
-    x: Tensor, tiles: Tiles, gate_up: Tensor, down: Tensor, *, inner: Columns | None = None
+    x: Tensor, tiles: Tiles, gate_up: Weight, down: Weight, *, inner: Columns | None = None
 ) -> Tensor:
     """x [T, C], gate_up [E, 2 * I, C], down [E, C, I] -> [R, K, C] f32; elsewhere anything. inner: see
     `nextn.ops.base.Ops`."""
@@ -163,7 +171,7 @@ def experts(
 
 
 def experts_with_shared(
-    x: Tensor, tiles: Tiles, gate_up: Tensor, down: Tensor, shared_gate_up: Tensor, shared_down: Tensor
+    x: Tensor, tiles: Tiles, gate_up: Weight, down: Weight, shared_gate_up: Weight, shared_down: Weight
 ) -> tuple[Tensor, Tensor]:
     """Besides, an expert that all rows go to, shared_gate_up [2 * I, C], shared_down [C, I] -> its [T, C]
     f32 behind those of the others."""
@@ -173,38 +181,43 @@ def experts_with_shared(
     return results[:pairs].view(*tiles.shape, down.shape[1]), results[pairs:]
 
 
-def _middle(x: Tensor, tiles: Tiles, gate_up: Tensor, shared: Tensor | None = None) -> Tensor:
+def _middle(x: Tensor, tiles: Tiles, gate_up: Weight, shared: Weight | None = None) -> Tensor:
     """-> [R * K, I], and, where an expert is shared, T rows more."""
     assert x.stride(1) == 1
     assert gate_up.is_contiguous()
     assert shared is None or (shared.is_contiguous() and shared.shape == gate_up.shape[1:])
     order, owner, filled, (rows, top_k) = tiles
+    w, beside = operand(gate_up), operand(gate_up if shared is None else shared)
+    assert w.block == beside.block
     hidden, width, pairs = gate_up.shape[2], gate_up.shape[1] // 2, rows * top_k
     others = 0 if shared is None else len(x)
-    out = torch.empty(pairs + others, width, dtype=gate_up.dtype, device=x.device)
-    tile = tile_of(ROWS, width, hidden, gate_up.dtype)
+    out = torch.empty(pairs + others, width, dtype=x.dtype, device=x.device)
+    tile = tile_of(ROWS, width, hidden, x.dtype, w.block)
     _gate_up[len(owner) + triton.cdiv(others, ROWS), triton.cdiv(width, tile.columns)](
-        x, gate_up, gate_up if shared is None else shared, out, order, owner, filled, len(owner), pairs,
-        others, top_k, width, hidden, x.stride(0), gate_up.stride(0), gate_up.stride(1), M=ROWS,
-        N=tile.columns, K=tile.step, EVEN=hidden % tile.step == 0, num_warps=tile.warps,
-        num_stages=tile.stages,
+        x, w.data, w.scale, beside.data, beside.scale, out, order, owner, filled, len(owner), pairs,
+        others, top_k, width, hidden, x.stride(0), *w.data.stride()[:2], *w.scale.stride()[:2], M=ROWS,
+        N=tile.columns, K=tile.step, EVEN=hidden % (w.block or tile.step) == 0, B=w.block,
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out
 
 
-def _results(middle: Tensor, tiles: Tiles, down: Tensor, shared: Tensor | None = None) -> Tensor:
+def _results(middle: Tensor, tiles: Tiles, down: Weight, shared: Weight | None = None) -> Tensor:
     """middle: all columns of it -> as many rows, [C] f32 each."""
     assert down.is_contiguous()
     assert shared is None or (shared.is_contiguous() and shared.shape == down.shape[1:])
     order, owner, filled, (rows, top_k) = tiles
+    w, beside = operand(down), operand(down if shared is None else shared)
+    assert w.block == beside.block
     _, hidden, width = down.shape
     pairs, count = rows * top_k, len(middle)
     out = torch.empty(count, hidden, dtype=torch.float32, device=middle.device)
-    tile = tile_of(ROWS, hidden, width, down.dtype)
+    tile = tile_of(ROWS, hidden, width, middle.dtype, w.block)
     _down[len(owner) + triton.cdiv(count - pairs, ROWS), triton.cdiv(hidden, tile.columns)](
-        middle, down, down if shared is None else shared, out, order, owner, filled, len(owner), pairs,
-        count - pairs, top_k, hidden, width, down.stride(0), down.stride(1), M=ROWS, N=tile.columns,
-        K=tile.step, EVEN=width % tile.step == 0, num_warps=tile.warps, num_stages=tile.stages,
+        middle, w.data, w.scale, beside.data, beside.scale, out, order, owner, filled, len(owner), pairs,
+        count - pairs, top_k, hidden, width, *w.data.stride()[:2], *w.scale.stride()[:2], M=ROWS,
+        N=tile.columns, K=tile.step, EVEN=width % (w.block or tile.step) == 0, B=w.block,
+        num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out
 

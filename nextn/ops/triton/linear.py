@@ -11,23 +11,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from nextn.ops.triton.product import product, tile_of
+from nextn.ops.fp8 import Weight
+from nextn.ops.triton.product import Operand, operand, product, tile_of
 
 
 @triton.jit
 def _matmul(
-    x, w, out, rows, n_out, n_in, x_row, x_head, w_head, w_out, w_in, out_row, out_head,
-    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr,
+    x, w, s, out, rows, n_out, n_in, x_row, x_head, w_head, w_out, w_in, s_out, out_row, out_head,
+    M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """out [T, H, n_out] <- x [T, H, n_in] times w, whose element for output n and input k of a head lies at
-    n * w_out + k * w_in."""
+    n * w_out + k * w_in. s, s_out, B: see `product`; of one head alone."""
     head = tl.program_id(2)
     row = tl.program_id(0) * M + tl.arange(0, M)
     col = tl.program_id(1) * N + tl.arange(0, N)
     row_ok, col_ok = row < rows, col < n_out
     acc = product(
-        x + head * x_head + row * x_row, row_ok, w + head * w_head + col * w_out, col_ok, n_in, w_in,
-        M, N, K, EVEN,
+        x + head * x_head + row * x_row, row_ok, w + head * w_head + col * w_out, col_ok, s + col * s_out,
+        n_in, w_in, M, N, K, EVEN, B,
     )  # fmt: skip
     to, ok = head * out_head + row[:, None] * out_row + col[None, :], row_ok[:, None] & col_ok[None, :]
     tl.store(out + to, acc.to(out.dtype.element_ty), mask=ok)
@@ -45,7 +46,7 @@ def _absorb(
     col = tl.program_id(1) * N + tl.arange(0, N)
     row_ok, col_ok = row < rows, col < n_out
     of_head = q + head * q_head + row * q_row
-    acc = product(of_head, row_ok, w + head * w_head + col, col_ok, n_in, w_in, M, N, K, EVEN)
+    acc = product(of_head, row_ok, w + head * w_head + col, col_ok, w, n_in, w_in, M, N, K, EVEN, 0)
     to = out + head * out_head + row * out_row
     tl.store(
         to[:, None] + col[None, :], (acc * scale).to(out.dtype.element_ty),
@@ -66,36 +67,42 @@ def _absorb(
 
 @triton.jit
 def _gate_up(
-    x, w, out, rows, width, n_in, x_row, w_row, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
-    EVEN: tl.constexpr,
+    x, w, s, out, rows, width, n_in, x_row, w_row, s_row, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    EVEN: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
-    """out [T, width] <- silu(x G^T) * (x U^T); w [2 * width, n_in] has the rows of G, then those of U."""
+    """out [T, width] <- silu(x G^T) * (x U^T); w [2 * width, n_in] has the rows of G, then those of U.
+    s, B: see `product`."""
     row = tl.program_id(0) * M + tl.arange(0, M)
     col = tl.program_id(1) * N + tl.arange(0, N)
     row_ok, col_ok = row < rows, col < width
-    a = x + row * x_row
-    gate = product(a, row_ok, w + col * w_row, col_ok, n_in, 1, M, N, K, EVEN)
-    up = product(a, row_ok, w + (width + col) * w_row, col_ok, n_in, 1, M, N, K, EVEN)
+    a, after = x + row * x_row, width + col
+    gate = product(a, row_ok, w + col * w_row, col_ok, s + col * s_row, n_in, 1, M, N, K, EVEN, B)
+    up = product(a, row_ok, w + after * w_row, col_ok, s + after * s_row, n_in, 1, M, N, K, EVEN, B)
     hidden = gate / (1.0 + tl.exp(-gate)) * up
     to = out + row[:, None] * width + col[None, :]
     tl.store(to, hidden.to(out.dtype.element_ty), mask=row_ok[:, None] & col_ok[None, :])
 
 
-def linear(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+def linear(x: Tensor, weight: Weight, dtype: torch.dtype) -> Tensor:
     """x [T, n_in], weight [n_out, n_in] -> [T, n_out] of this dtype."""
-    return heads_matmul(x[:, None], weight.t()[None], dtype)[:, 0]
+    w = operand(weight)
+    return _heads_matmul(x[:, None], w._replace(data=w.data.t()[None]), dtype)[:, 0]
 
 
 def heads_matmul(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     """x [T, H, n_in], weight [H, n_in, n_out], however its elements lie -> [T, H, n_out]."""
+    return _heads_matmul(x, operand(weight), dtype)
+
+
+def _heads_matmul(x: Tensor, w: Operand, dtype: torch.dtype) -> Tensor:
     assert x.stride(2) == 1
-    (rows, heads, n_in), n_out = x.shape, weight.shape[2]
-    tile = tile_of(rows, n_out, n_in, weight.dtype)
+    (rows, heads, n_in), n_out = x.shape, w.data.shape[2]
+    tile = tile_of(rows, n_out, n_in, x.dtype, w.block)
     out = torch.empty(rows, heads, n_out, dtype=dtype, device=x.device)
     _matmul[triton.cdiv(rows, tile.rows), triton.cdiv(n_out, tile.columns), heads](
-        x, weight, out, rows, n_out, n_in, x.stride(0), x.stride(1),
-        weight.stride(0), weight.stride(2), weight.stride(1), out.stride(0), out.stride(1),
-        M=tile.rows, N=tile.columns, K=tile.step, EVEN=n_in % tile.step == 0,
+        x, w.data, w.scale, out, rows, n_out, n_in, x.stride(0), x.stride(1),
+        w.data.stride(0), w.data.stride(2), w.data.stride(1), w.scale.stride(0), out.stride(0), out.stride(1),
+        M=tile.rows, N=tile.columns, K=tile.step, EVEN=n_in % (w.block or tile.step) == 0, B=w.block,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out
@@ -106,7 +113,7 @@ def absorb(q: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, scale: float) ->
     assert q.stride(2) == weight.stride(2) == 1
     (rows, heads, width), (_, n_in, n_out) = q.shape, weight.shape
     half = (width - n_in) // 2
-    tile = tile_of(rows, n_out, n_in, weight.dtype)
+    tile = tile_of(rows, n_out, n_in, q.dtype)
     out = torch.empty(rows, heads, n_out + 2 * half, dtype=q.dtype, device=q.device)
     _absorb[triton.cdiv(rows, tile.rows), triton.cdiv(n_out, tile.columns), heads](
         q, weight, cos, sin, out, rows, n_out, n_in, half, scale, q.stride(0), q.stride(1),
@@ -117,16 +124,16 @@ def absorb(q: Tensor, weight: Tensor, cos: Tensor, sin: Tensor, scale: float) ->
     return out
 
 
-def gate_up(x: Tensor, weight: Tensor) -> Tensor:
+def gate_up(x: Tensor, weight: Weight) -> Tensor:
     """x [T, C], weight [2 * I, C] -> silu(gate) * up [T, I]."""
     assert x.stride(1) == 1
     assert weight.is_contiguous()
-    (rows, n_in), width = x.shape, weight.shape[0] // 2
-    tile = tile_of(rows, width, n_in, weight.dtype)
-    out = torch.empty(rows, width, dtype=weight.dtype, device=x.device)
+    (rows, n_in), width, w = x.shape, weight.shape[0] // 2, operand(weight)
+    tile = tile_of(rows, width, n_in, x.dtype, w.block)
+    out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     _gate_up[triton.cdiv(rows, tile.rows), triton.cdiv(width, tile.columns)](
-        x, weight, out, rows, width, n_in, x.stride(0), weight.stride(0),
-        M=tile.rows, N=tile.columns, K=tile.step, EVEN=n_in % tile.step == 0,
+        x, w.data, w.scale, out, rows, width, n_in, x.stride(0), w.data.stride(0), w.scale.stride(0),
+        M=tile.rows, N=tile.columns, K=tile.step, EVEN=n_in % (w.block or tile.step) == 0, B=w.block,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return out

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nextn.ops.base import Addend, Columns, Spans
+from nextn.ops.fp8 import Weight
 from nextn.ops.naive import naive_attention
 from nextn.ops.triton import attention, best, heads, linear, route, rows
 from nextn.ops.triton import experts as moe
@@ -20,7 +21,7 @@ class TritonOps:
 
     naive_attention = staticmethod(naive_attention)
 
-    def linear(self, x: Tensor, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    def linear(self, x: Tensor, weight: Weight, dtype: torch.dtype | None = None) -> Tensor:
         return linear.linear(x, weight, dtype or x.dtype)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -31,7 +32,7 @@ class TritonOps:
     ) -> tuple[Tensor, Tensor]:
         return x, rows.add_norm(x, added, weight, eps)
 
-    def swiglu_mlp(self, x: Tensor, gate_up: Tensor, down: Tensor, *, inner: Columns | None = None) -> Tensor:
+    def swiglu_mlp(self, x: Tensor, gate_up: Weight, down: Weight, *, inner: Columns | None = None) -> Tensor:
         middle = linear.gate_up(x, gate_up)
         return self.linear(middle if inner is None else inner.whole(middle), down, torch.float32)
 
@@ -106,7 +107,7 @@ class TritonOps:
         return moe.dispatch(ids, experts)
 
     def experts(
-        self, x: Tensor, runs: moe.Tiles, gate_up: Tensor, down: Tensor, *, inner: Columns | None = None
+        self, x: Tensor, runs: moe.Tiles, gate_up: Weight, down: Weight, *, inner: Columns | None = None
     ) -> Tensor:
         return moe.experts(x, runs, gate_up, down, inner=inner)
 
@@ -114,10 +115,10 @@ class TritonOps:
         self,
         x: Tensor,
         runs: moe.Tiles,
-        gate_up: Tensor,
-        down: Tensor,
-        shared_gate_up: Tensor,
-        shared_down: Tensor,
+        gate_up: Weight,
+        down: Weight,
+        shared_gate_up: Weight,
+        shared_down: Weight,
     ) -> tuple[Tensor, Tensor]:
         # Many rows go through a shared expert in higher tiles than the few that each routed expert gets.
         if len(x) > 4 * ROWS or shared_gate_up.shape != gate_up.shape[1:]:

@@ -61,3 +61,16 @@ def test_every_kernel_compiles(capability, options, tmp_path):
     if options[0] == "bfloat16":
         parts = [one for one in found if one["kernel"] in ("_attend", "_join")]
         assert not any("FFMA" in one["instructions"] for one in parts)
+
+
+@pytest.mark.slow
+def test_products_with_e4m3_blocks_compile(tmp_path):
+    """On a GPU that converts e4m3: from 8.9 on."""
+    found = compiled(90, tmp_path, "fp8", "v3", "1,300")
+    products = [one for one in found if "B=128" in one["shape"]]
+    assert {one["kernel"] for one in products} == {"_matmul", "_gate_up", "_down"}
+    for one in products:
+        assert "MMA" in one["instructions"], one
+        assert one["shared"] <= SHARED[90], one
+        assert one["spilled"] <= SPILLED, one
+    assert any("HGMMA" in one["instructions"] for one in products)
