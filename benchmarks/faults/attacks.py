@@ -42,7 +42,7 @@ SINCE = "nextn:seconds_since_last_step"
 class Rules:
     """limit: seconds that a request may take before it is a hang. timed: does the honest client's time count?
     megabytes: that may stay, when `patience` seconds have passed. repeat: seconds for which an attack is
-    repeated; 0: it is played once. most: of its requests, so many at most."""
+    repeated; 0: it is played once. most: of its requests, so many at most. nice: the attacker's priority."""
 
     limit: float = 60.0
     timed: bool = True
@@ -51,6 +51,7 @@ class Rules:
     warm: int = 20  # honest requests before an attack
     repeat: float = 3.0
     most: int | None = None
+    nice: int = 19
 
 
 @dataclass
@@ -138,7 +139,7 @@ class Attacker:
 
 def send_attack(link: Connection, name: str, address: Address, rules: Rules) -> None:
     """The attacker's main function."""
-    os.nice(19)
+    os.nice(rules.nice)
     chosen = ATTACKS[name]
     requests = [(request, encoded(request)) for request in chosen.make()[: rules.most]]
     link.send(None)

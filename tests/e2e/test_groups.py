@@ -98,7 +98,6 @@ KILL, STOP = signal.SIGKILL, signal.SIGSTOP
 GONE = [
     ("pair", "engine", "working", KILL),
     ("pair", "engine", "idle", STOP),
-    ("pair_of_ranks", "rank", "working", STOP),
     ("pair_of_ranks", "rank", "beside", KILL),
 ]
 

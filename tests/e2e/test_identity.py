@@ -4,13 +4,12 @@ log-probabilities, which some of the requests ask for: each depends on all logit
 Native kernels (bf16) or plain torch (f32); MTP off or 1, 2, 3 drafts in a chain, as many as pay, n-grams, or
 trees; prompts whole or in chunks of 16 tokens; radix cache, none, or a pool so small that requests are
 retracted; one request at a time or all at once; T = 0 and seeded T = 1. Every combination must give the token
-ids and log-probabilities of the plainest one on the same kernels, to the bit. On plain torch, which takes ten
-times as long, the combinations are fewer (`ON_PLAIN_TORCH`). So they are where another process or several
-ranks run the steps (`ELSEWHERE`); as many drafts hold there.
+ids and log-probabilities of the plainest one on the same kernels, to the bit. Those that are tried have each
+two of drafts, chunks and caches together. Some are tried where another process or several ranks run the steps
+(`ELSEWHERE`); as many drafts hold there. On plain torch, which takes ten times as long, there are few.
 """
 
 import functools
-import itertools
 import random
 
 import pytest
@@ -37,38 +36,46 @@ CACHES = {
     "retracted": {"kv_cache_tokens": 320, "page_size": 4},
 }
 
-DRAFTS = [0, 1, 2, 3, "auto", "NGRAM", "NEXTN+NGRAM", (2, 3, 8), (4, 2, 7)]
-
-# Drafts and trees of other sizes are no other code there, and who is scheduled and what is cached does not
-# depend on the kernels. So: drafts of each kind with whole prompts and with chunks, and so every cache.
-ON_PLAIN_TORCH = [
-    (0, "whole", "radix"), (0, "chunks", "retracted"),
-    (2, "chunks", "radix"), (2, "whole", "retracted"),
-    ("auto", "whole", "naive"), ("auto", "chunks", "retracted"),
-    ((2, 3, 8), "chunks", "naive"), ((2, 3, 8), "whole", "retracted"),
+# Each kind of drafts with each cache and with chunks and without, here or in ELSEWHERE. Chains of 1 and 3 are
+# no other kind than one of 2, and do without some.
+HERE = [
+    (0, "whole", "radix"), (0, "chunks", "naive"),
+    (1, "whole", "radix"), (1, "chunks", "retracted"),
+    (2, "chunks", "naive"), (2, "whole", "retracted"),
+    (3, "chunks", "radix"),
+    ("auto", "whole", "naive"), ("auto", "chunks", "radix"), ("auto", "chunks", "retracted"),
+    ("NGRAM", "whole", "naive"), ("NGRAM", "chunks", "radix"), ("NGRAM", "chunks", "retracted"),
+    ("NEXTN+NGRAM", "chunks", "radix"), ("NEXTN+NGRAM", "whole", "retracted"),
+    ((2, 3, 8), "whole", "radix"), ((2, 3, 8), "chunks", "naive"),
+    ((4, 2, 7), "whole", "naive"), ((4, 2, 7), "chunks", "radix"),
 ]  # fmt: skip
 
-# What runs the steps, beside this process: another one, or so many ranks. Four on two cores take turns.
-# Ahead: each step is planned before the result of the last one is read, here in a thread.
-ELSEWHERE = {
-    (0, "chunks", "retracted"): ("process", 2, "ahead"),
-    (0, "whole", "radix"): ("ahead",),
-    (2, "chunks", "radix"): ("process", 2, "ahead", "process ahead", "2 ahead"),
-    (3, "whole", "naive"): ("ahead",),
-    ("auto", "whole", "retracted"): ("process", 2, "ahead"),
-    ("auto", "chunks", "radix"): ("ahead", "2 ahead"),
-    ("NGRAM", "whole", "radix"): ("process", "ahead"),
-    ("NEXTN+NGRAM", "whole", "naive"): ("process", 2, "ahead"),
-    ((2, 3, 8), "whole", "retracted"): ("process", 2, "ahead"),
-    ((4, 2, 7), "chunks", "retracted"): ("process", 4, "ahead"),
-}
+# A tree, and a chain in chunks ELSEWHERE: who is scheduled and what is cached does not depend on the kernels.
+ON_PLAIN_TORCH = [((2, 3, 8), "whole", "retracted")]
 
-# Two ranks as on two machines: over sockets.
-ON_NODES = [(0, "chunks", "radix"), ("auto", "chunks", "retracted"), ((2, 3, 8), "whole", "retracted")]
+# What runs the steps, beside this process: another one, or so many ranks. Four on two cores take turns.
+# Ahead: each step is planned before the result of the last one is read, here in a thread. Every kind of
+# drafts goes to a process, to ranks, and ahead.
+ELSEWHERE = {
+    (0, "chunks", "retracted"): ("ahead",),
+    (2, "chunks", "radix"): ("process ahead", 2),
+    (3, "whole", "naive"): ("ahead",),
+    ("auto", "whole", "retracted"): ("process", "2 ahead"),
+    ("NEXTN+NGRAM", "whole", "naive"): ("process ahead", 2),
+    ((2, 3, 8), "whole", "retracted"): ("process", "ahead"),
+    ((4, 2, 7), "chunks", "retracted"): (4,),
+}
 
 SHARED_EXPERTS = {
     "ep_size": 2, "ep_num_redundant_experts": 2, "enable_eplb": True, "eplb_rebalance_num_iterations": 3,
 }  # fmt: skip
+
+# Two ranks as on two machines, over sockets, each with a part of every expert or with whole ones, which move.
+ON_NODES = [
+    ("auto", "chunks", "retracted", {}),
+    (0, "chunks", "radix", SHARED_EXPERTS),
+    ((2, 3, 8), "whole", "retracted", SHARED_EXPERTS),
+]  # fmt: skip
 
 # Parts of it leave one way to go on, which is drafted without the drafter.
 FORM = Constraint("regex", r'\{"name": "[a-z]{1,4}", "is": "(red|blue)", "size": [0-9]{1,9}\}')
@@ -183,11 +190,13 @@ def test_what_was_asked_for_is_told(plain):
     assert all(top[0] == (token, p) for token, (p, top) in zip(*plain[1][:2], strict=True))
 
 
-@pytest.mark.parametrize("drafts", DRAFTS)
-@pytest.mark.parametrize(("chunk", "cache"), list(itertools.product(CHUNKS, CACHES)))
-def test_text_is_the_same(plain, backend, drafts, chunk, cache):
-    if backend == "reference" and (drafts, chunk, cache) not in ON_PLAIN_TORCH:
-        pytest.skip("plain torch is slow: see ON_PLAIN_TORCH")
+@pytest.mark.parametrize(
+    ("backend", "combination"),
+    [("cpu", one) for one in HERE] + [("reference", one) for one in ON_PLAIN_TORCH],
+    indirect=["backend"], ids=str,
+)  # fmt: skip
+def test_text_is_the_same(plain, backend, combination):
+    drafts, chunk, cache = combination
     llm = LLM(
         kernel_backend=backend,
         threads=1,  # test_threads has others, and random arrivals
@@ -234,22 +243,19 @@ def computed(backend, combination, **options):
     return found, stats
 
 
-@pytest.fixture(scope="module")
-def here():
-    """`computed`, once for each combination."""
-    return functools.cache(computed)
-
-
-@pytest.mark.parametrize("combination", ELSEWHERE, ids=str)
-def test_elsewhere(plain, here, backend, combination):
+@pytest.mark.parametrize(
+    ("backend", "combination", "runs"),
+    [
+        *(("cpu", *one) for one in ELSEWHERE.items()),
+        # What crosses to a process, and which drafts there are, is as above.
+        ("reference", (2, "chunks", "radix"), (2,)),
+    ],
+    indirect=["backend"], ids=str,
+)  # fmt: skip
+def test_elsewhere(plain, backend, combination, runs):
     """In another process, and on several ranks, which compare what they found after every step: texts and
     acceptance are those of this one."""
-    runs = ELSEWHERE[combination]
-    if backend == "reference":  # slow; what crosses to a process, and which drafts there are, is as above
-        runs = (2, "ahead") if combination[0] == 2 else ()
-    if not runs:
-        pytest.skip("plain torch is slow: see ELSEWHERE")
-    texts, stats = here(backend, combination)
+    texts, stats = computed(backend, combination)
     assert texts == plain
     for run in runs:
         where, ahead = str(run).removesuffix("ahead").strip(), str(run).endswith("ahead")
@@ -262,14 +268,10 @@ def test_elsewhere(plain, here, backend, combination):
             assert (stats.spec, stats.retracted) == (others.spec, others.retracted)
 
 
-@pytest.mark.parametrize(("drafts", "chunk", "cache"), ON_NODES)
-@pytest.mark.parametrize("experts", [{}, SHARED_EXPERTS], ids=["parts", "shared"])
+# Sockets, and which drafts there are, do not depend on the kernels.
+@pytest.mark.parametrize("backend", ["cpu"], indirect=True)
+@pytest.mark.parametrize(("drafts", "chunk", "cache", "experts"), ON_NODES)
 def test_on_two_nodes(plain, backend, drafts, chunk, cache, experts, monkeypatch):
-    """Each rank with a part of every expert, or with some whole ones, which move."""
-    if backend == "reference" and drafts != 0:
-        pytest.skip("plain torch is slow, and which drafts there are does not depend on the ranks")
-    if experts and backend == "reference":
-        pytest.skip("only the native kernels share experts out")
     monkeypatch.setattr(build, "_prompts", lambda config, *_: PromptBudget(config.chunked_prefill_size))
     options = {
         **speculation(drafts), **CHUNKS[chunk], **CACHES[cache], "kernel_backend": backend, "threads": 1,
@@ -283,11 +285,10 @@ def test_on_two_nodes(plain, backend, drafts, chunk, cache, experts, monkeypatch
         llm.engine._executor.close()
 
 
+@pytest.mark.parametrize("backend", ["cpu"], indirect=True)  # a schedule does not depend on the kernels
 @pytest.mark.parametrize("seed", range(6))
 def test_random_arrivals_and_departures(plain, backend, seed):
     """Requests come at random times in random order; some neighbours are aborted midway."""
-    if backend == "reference" and seed >= 1:
-        pytest.skip("plain torch is slow, and the schedule does not depend on the kernels")
     rng = random.Random(seed)
     llm = LLM(
         kernel_backend=backend,
@@ -297,7 +298,7 @@ def test_random_arrivals_and_departures(plain, backend, seed):
         chunked_prefill_size=rng.choice([24, 100]),
         max_running_requests=rng.choice([3, 8, 16]),
         page_size=rng.choice([1, 8, 16]),
-        threads=rng.choice([1, 2, 3]) if backend == "cpu" else 1,
+        threads=rng.choice([1, 2, 3]),
     )
     prompts, params = work(llm)
     jobs = [(f"r{i}", p, s) for i, (p, s) in enumerate(zip(prompts, params, strict=True))]
@@ -318,10 +319,9 @@ def test_random_arrivals_and_departures(plain, backend, seed):
     assert engine.stats().used_tokens == 0
 
 
+@pytest.mark.parametrize("backend", ["cpu"], indirect=True)  # only the native kernels have 4 bits
 def test_text_is_the_same_in_4_bits(backend):
     """--quantization w4a16: another text than in bf16, and one for all drafts and ranks."""
-    if backend == "reference":
-        pytest.skip("only the native kernels have 4 bits")
     options = {"quantization": "w4a16", "threads": 1, "check_integrity": True}
     llm = LLM(**options, speculative_num_steps=0)
     prompts, params = (kind[2:7] for kind in work(llm))
@@ -356,6 +356,7 @@ def test_across_a_block_of_keys(backend):
         assert shown(together.generate(prompts, params)) == alone
 
 
+@pytest.mark.parametrize("backend", ["cpu"], indirect=True)
 def test_page_size_and_seed(plain, backend):
     llm = LLM(kernel_backend=backend, page_size=1, speculative_num_steps=2)
     prompts, params = work(llm)
@@ -366,8 +367,9 @@ def test_page_size_and_seed(plain, backend):
     assert stream not in (plain[4][0], other)
 
 
+@pytest.mark.parametrize("backend", ["cpu"], indirect=True)  # torch's threads share out no product this small
 def test_threads(plain, backend):
-    """Of the native kernels: any number gives the same bits. Torch's shares out no product this small."""
-    llm = LLM(kernel_backend=backend, threads=3 if backend == "cpu" else 1)
+    """Any number gives the same bits."""
+    llm = LLM(kernel_backend=backend, threads=3)
     prompts, params = work(llm)
     assert shown(llm.generate(prompts, params)) == plain

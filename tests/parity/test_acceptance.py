@@ -55,12 +55,12 @@ def setup(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         if not TINY.exists():
             pytest.skip("nextn-tiny is not in the package yet")
         folder = TINY if layers == 1 else more_layers(TINY, tmp_path_factory.mktemp("tiny"), layers)
-        return Setup(folder, tiny_prompts(), 32, layers)
+        return Setup(folder, tiny_prompts(), 20, layers)
     config, tensors = random_checkpoint({"num_nextn_predict_layers": layers}, 3, ARCHITECTURES[kind])
     folder = write_checkpoint(tmp_path_factory.mktemp("random"), config, tensors)
     rng = random.Random(0)
     prompts = [rng.choices(range(config["vocab_size"]), k=k) for k in (1, 6, 37)]
-    return Setup(folder, prompts, 40 if kind == "random" else 16, layers)
+    return Setup(folder, prompts, 24 if kind == "random" else 16, layers)
 
 
 @pytest.mark.parametrize(

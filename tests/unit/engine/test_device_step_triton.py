@@ -21,8 +21,8 @@ if sys.platform != "linux":
 from nextn.ops.triton.ops import TritonOps
 
 CUTOFF = Cutoff((0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.99), keep=0.5, usual=0.8, each=0.1, passing=0.3)
-GREEDY = SamplingParams(max_tokens=5, temperature=0.0)
-HOT = SamplingParams(max_tokens=5, temperature=1.0, seed=6)
+GREEDY = SamplingParams(max_tokens=4, temperature=0.0)
+HOT = SamplingParams(max_tokens=4, temperature=1.0, seed=6)
 
 
 class Uncaptured(CudaModel):
@@ -35,16 +35,13 @@ def jobs() -> list[Job]:
     return [Job([3, 9, 4], GREEDY, 2), Job([5] * 7, HOT, 2, cut=True)]
 
 
-# Not bfloat16, which the interpreter computes wrongly.
-@pytest.mark.parametrize(
-    ("dtype", "ahead"), [(torch.float32, True), (torch.float16, False)], ids=["f32 ahead", "f16"]
-)
-def test_results_are_those_of_a_runner(dtype: torch.dtype, ahead: bool) -> None:
-    model = small_model(ops=TritonOps(), dtype=dtype)
+def test_results_are_those_of_a_runner() -> None:
+    model = small_model(ops=TritonOps(), dtype=torch.float16)  # not bfloat16: the interpreter has it wrong
     model.__class__ = Uncaptured
-    plain, device = jobs(), jobs()
+    plain, device, ahead = jobs(), jobs(), jobs()
     serve(make_runner(model, on_device=False), plain, cutoff=CUTOFF)
-    serve(make_runner(model), device, ahead, cutoff=CUTOFF)
-    for a, b in zip(plain, device, strict=True):
-        assert a.tokens == b.tokens
-        assert ahead or same_results(b.results, a.results)
+    serve(make_runner(model), device, cutoff=CUTOFF)
+    serve(make_runner(model), ahead, True, cutoff=CUTOFF)
+    for a, b, c in zip(plain, device, ahead, strict=True):
+        assert a.tokens == b.tokens == c.tokens
+        assert same_results(b.results, a.results)

@@ -51,10 +51,8 @@ def steps_of(group: int) -> list[Step]:
     ]
 
 
-# Not bfloat16, which the interpreter computes wrongly.
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["f32", "f16"])
-def test_two_groups(dtype: torch.dtype) -> None:
-    options = {"ops": OneAtATime(), "dtype": dtype}
+def test_two_groups() -> None:
+    options = {"ops": OneAtATime(), "dtype": torch.float16}  # not bfloat16: the interpreter computes it wrongly
     alone = shared_model(CONFIG, **options)
     want = [run_steps(alone, steps_of(group)) for group in range(2)]
 
