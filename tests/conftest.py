@@ -1,12 +1,13 @@
 """For every test: hypothesis does not hold against a test that the machine was busy while it ran, what
 engines keep for their next start is kept for this run alone, processes can be interrupted even if the tests
-run in the background, and without a GPU triton interprets kernels."""
+run in the background, and without a GPU triton interprets kernels. Files with slow tests come first."""
 
 import os
 import signal
 import tempfile
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -26,3 +27,9 @@ Path(_CACHE.name, "nextn", "kernels").touch()
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports triton, as transformers may
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of processes that share the files, none is left with a slow one when the others have ended."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)

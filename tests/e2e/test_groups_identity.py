@@ -2,8 +2,8 @@
 and acceptance are those of one device, whoever has an expert and whatever the others compute.
 
 A case is a world (groups of attention, ranks of each, shards of the experts), one way to draft and one way to
-schedule; the cases together have every world and most pairs of drafts and schedules. Each group is given a list of requests of its own,
-which one engine on one device is given, too; some groups are given none.
+schedule; the cases together have every world and most pairs of drafts and schedules. Each group is given a
+list of requests of its own, which one engine on one device is given, too; some groups are given none.
 """
 
 from __future__ import annotations

@@ -184,13 +184,14 @@ def text(made: Engine, prompt: list[int]) -> list[int]:
     return tokens
 
 
-# The fake model drafts chains and trees in one way of its own.
+# Pages and contexts are the same to any model; the fake one drafts chains and trees in ways of its own.
 ON_FAKE = ("chains", "trees", "large pages", "a tiny context", "no prefix cache")
 
 
 @pytest.mark.parametrize(
     ("path", "kind"),
-    [("fake:0.5,0.5", kind) for kind in ON_FAKE] + [(EMBEDDED, kind) for kind in ENGINES if kind not in ON_FAKE[2:]],
+    [("fake:0.5,0.5", kind) for kind in ON_FAKE]
+    + [(EMBEDDED, kind) for kind in ENGINES if kind not in ON_FAKE[2:]],
 )
 def test_engines_of_every_kind(clock: Clock, path: str, kind: str) -> None:
     """By a clock on which each step takes 2 ms."""

@@ -52,7 +52,8 @@ def steps_of(group: int) -> list[Step]:
 
 
 def test_two_groups() -> None:
-    options = {"ops": OneAtATime(), "dtype": torch.float16}  # not bfloat16: the interpreter computes it wrongly
+    # Not bfloat16, which the interpreter computes wrongly.
+    options = {"ops": OneAtATime(), "dtype": torch.float16}
     alone = shared_model(CONFIG, **options)
     want = [run_steps(alone, steps_of(group)) for group in range(2)]
 
