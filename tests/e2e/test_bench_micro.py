@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from nextn.bench.dev.micro import run
+from nextn.bench.dev.micro import clock, gather, run
 from nextn.bench.dev.micro import steps as steps_module
 from nextn.bench.dev.micro.ceilings import make_ceilings
 from nextn.bench.dev.micro.run import Effort
@@ -55,6 +55,10 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(run, "make_ceilings", functools.partial(make_ceilings, dram=1 << 24, squares=(64,)))
     # Weights from 40 MB: there are caches of 300 MiB, for which it takes gigabytes.
     monkeypatch.setattr(run, "cache_bytes", lambda level: 1 << 20)
+    monkeypatch.setattr(clock, "BURST", 0.0)  # one call a sample
+    # Two ranks that spin for each other, on cores that have other work.
+    monkeypatch.setattr(gather, "BURST", 10)
+    monkeypatch.setattr(gather, "SECONDS", 0.0)
     yield
     torch.set_num_threads(threads)
 

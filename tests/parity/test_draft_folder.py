@@ -122,24 +122,22 @@ def test_fp8_blocks_stay_blocks(fp8: Setup) -> None:
         assert (weight_bytes(fp8.target, draft) == whole) != (name in AS_BF16), name
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
-def test_a_target_whose_config_knows_of_no_layer(tiny: Setup, tmp_path: Path, kernels: str) -> None:
+def test_a_target_whose_config_knows_of_no_layer(tiny: Setup, tmp_path: Path) -> None:
     config = {**read_json(tiny.target / "config.json"), "num_nextn_predict_layers": 0}
     target = write_checkpoint(tmp_path, config, load_file(tiny.target / "model.safetensors"))
-    want = tiny.traces(kernels, tiny.whole)
-    got = tiny.traces(kernels, target, tiny.drafts["export-mtp"])
+    want = tiny.traces("native", tiny.whole)
+    got = tiny.traces("native", target, tiny.drafts["export-mtp"])
     assert {rid: t.steps for rid, t in got.items()} == {rid: t.steps for rid, t in want.items()}
-    assert make_engine(target, 0, **KERNELS[kernels]).speculation.num_steps == 0
+    assert make_engine(target, 0, **KERNELS["native"]).speculation.num_steps == 0
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
-def test_another_layer_s_folder_is_what_drafts(tiny: Setup, tmp_path: Path, kernels: str) -> None:
+def test_another_layer_s_folder_is_what_drafts(tiny: Setup, tmp_path: Path) -> None:
     """The whole checkpoint as the target, and a draft folder of other weights: the folder's are used."""
     config = read_json(tiny.whole / "config.json")
     tensors = load_file(model_folder(EMBEDDED) / "model.safetensors")
     tensors["model.layers.12.eh_proj.weight"] *= -1
     other = write_sglang(tmp_path / "other", config, tensors)
-    want, got = tiny.traces(kernels, tiny.whole), tiny.traces(kernels, tiny.whole, other)
+    want, got = tiny.traces("native", tiny.whole), tiny.traces("native", tiny.whole, other)
     assert {rid: t.tokens for rid, t in got.items()} == {rid: t.tokens for rid, t in want.items()}
     assert {rid: t.steps for rid, t in got.items()} != {rid: t.steps for rid, t in want.items()}
 

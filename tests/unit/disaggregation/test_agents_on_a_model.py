@@ -70,7 +70,6 @@ def drafted(engine: Engine | Pair, tokens: list[int], params: SamplingParams) ->
     ("model", "layers", "cache"),
     [
         ("one", 1, "radix"),
-        ("one", 1, "naive"),
         ("one", 2, "radix"),
         ("one", 2, "naive"),
         ("grouped", 2, "radix"),
@@ -88,7 +87,7 @@ def test_nextn_layers(
     params = PARAMS.replace(temperature=0.0, speculative=SpeculativeParams(num_steps=layers))
     accepted = 0
     with pair(bootstrap, prefill, decode) as both:
-        for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 30):
+        for n in (1, 2, 3, 4, 5, 6, 7, 8, 30):
             for _ in range(2):  # the second time it is in the cache
                 text, counts = drafted(one, prompt(n), params)
                 assert drafted(both, prompt(n), params) == (text, counts)

@@ -44,9 +44,13 @@ def engine(shards: int) -> Iterator[Engine]:
     executor_of(made).close()
 
 
-@pytest.mark.parametrize("shards", [1, 2])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("when", ["idle", "working"])
+@pytest.mark.parametrize(
+    ("shards", "how", "when"),
+    [
+        (1, signal.SIGKILL, "idle"), (1, signal.SIGSTOP, "working"),
+        (2, signal.SIGSTOP, "idle"), (2, signal.SIGKILL, "working"),
+    ],
+)  # fmt: skip
 def test_a_rank_that_is_gone_ends_all(engine: Engine, how: signal.Signals, when: str) -> None:
     """Within seconds, and nobody hangs."""
     [process] = executor_of(engine).processes.values()

@@ -36,12 +36,12 @@ def measure_gather(row: int) -> Gather:
     library()
     spawn = multiprocessing.get_context("spawn")
     memory, (ours, theirs) = Memory(), spawn.Pipe()
-    other = spawn.Process(target=_other, args=(memory, theirs, row, os.getpid()), daemon=True)
+    other = spawn.Process(target=_other, args=(memory, theirs, row, BURST, os.getpid()), daemon=True)
     other.start()
     theirs.close()
     try:
         ours.recv()  # it runs: nobody would be waited for otherwise
-        return Gather(row, median(fill(memory, 0, row)[1:]))
+        return Gather(row, median(fill(memory, 0, row, BURST)[1:]))
     except EOFError:
         raise RuntimeError("the second rank did not start") from None
     finally:
@@ -51,15 +51,15 @@ def measure_gather(row: int) -> Gather:
         memory.close()
 
 
-def _other(memory: Memory, link: Connection, row: int, parent: int) -> None:
+def _other(memory: Memory, link: Connection, row: int, burst: int, parent: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches both: the first would wait for this one
     die_with_parent(parent)
     library()
     link.send(None)
-    fill(memory, 1, row)
+    fill(memory, 1, row, burst)
 
 
-def fill(memory: Memory, rank: int, row: int) -> list[float]:
+def fill(memory: Memory, rank: int, row: int, burst: int) -> list[float]:
     """Seconds of a gather, in each burst. The first one is warm-up. Both ranks call it."""
     half, goes_on = row // 2, HEADER + row  # rank 0 decides, in a byte behind the row
     view, kernels = memory.mapped(goes_on + 1), library()
@@ -69,12 +69,12 @@ def fill(memory: Memory, rank: int, row: int) -> list[float]:
     started = time.perf_counter()
     while True:
         begin = time.perf_counter()
-        for _ in range(BURST):
+        for _ in range(burst):
             view[own] = data
             kernels.nx_meet(at, 2, spins)
             data = view[others]
             kernels.nx_meet(at, 2, spins)
-        found.append((time.perf_counter() - begin) / BURST)
+        found.append((time.perf_counter() - begin) / burst)
         assert data == bytes([rank]) * half, "a rank read what the other had not written yet"
         if rank == 0:
             view[goes_on] = len(found) < 2 or (
