@@ -106,7 +106,7 @@ def test_demo_in_a_terminal(small_model: Path, tmp_path: Path) -> None:
 @pytest.mark.skipif(not (EMBEDDED / "config.json").exists(), reason="the embedded model is not there")
 def test_demo_on_the_embedded_model(tmp_path: Path) -> None:
     """With two drafts: how many of them hold does not depend on how busy the machine is."""
-    command = [*DEMO, "--speculative-num-steps", "2"]
+    command = [*DEMO, "--speculative-num-steps", "2", "--threads", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, cwd=tmp_path)
     found = check_run(done, tmp_path / "nextn-demo", drafts=2)
     assert found["model"] == "nextn-tiny"

@@ -55,9 +55,12 @@ def test_answers_are_those_of_one_server(pair: TwoServers, expected: Answers) ->
 
 
 SIZES: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
-    "shm": (("--disaggregation-transfer-backend", "shm"), (), ()),
     "nixl": (("--disaggregation-transfer-backend", "nixl"), (), ()),
-    "tp-2-to-dp-2": (("--overlap-schedule", "on"), ("--tp-size", "2"), ("--dp-size", "2")),
+    "tp-2-to-dp-2-by-shm": (
+        ("--disaggregation-transfer-backend", "shm", "--overlap-schedule", "on"),
+        ("--tp-size", "2"),
+        ("--dp-size", "2"),
+    ),
     "groups-to-ep-2": (
         (),
         ("--dp-size", "2", "--enable-dp-attention", "--tp-size", "2", "--ep-size", "2"),
@@ -152,7 +155,7 @@ def test_prefill_server_that_dies(one: ServerProcess) -> None:
     body = {"prompt": LONG * 4, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
     text = one.post("/v1/completions", **body).json()["choices"][0]["text"]
     with two_servers((*QUICK, "--chunked-prefill-size", "64", "--max-running-requests", "16")) as servers:
-        for kill in (0.0, 0.05, 0.1, 0.2):
+        for kill in (0.0, 0.1):
             assert servers.post("/flush_cache").status_code == 200
             texts: list[str] = []
 

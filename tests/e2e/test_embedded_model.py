@@ -13,7 +13,7 @@ from nextn.request import SamplingParams
 
 
 def run(drafts, temperature):
-    llm = LLM(speculative_num_steps=drafts)
+    llm = LLM(speculative_num_steps=drafts, threads=1)
     params = [
         SamplingParams(max_tokens=128, temperature=temperature, seed=i, ignore_eos=True) for i in range(64)
     ]
@@ -52,7 +52,7 @@ def test_accept_length(drafts, temperature, least):
 
 def test_completions_look_like_python():
     """Of whole prompts and their completions most begin with several lines that parse."""
-    llm = LLM()
+    llm = LLM(threads=1)
     prompts = [
         f"def {name}(" for name in ("main", "read", "close", "parse", "get_value", "_check", "copy", "run")
     ]

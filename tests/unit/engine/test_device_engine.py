@@ -77,8 +77,7 @@ def test_texts_and_drafts(want, drafts):
     assert model.engine.stats().spec == plain.engine.stats().spec
 
 
-@pytest.mark.parametrize("in_thread", [False, True])
-@pytest.mark.parametrize("drafts", [0, 3, "auto"])
+@pytest.mark.parametrize(("drafts", "in_thread"), [(0, False), (3, False), (3, True), ("auto", True)])
 def test_one_step_ahead(want, drafts, in_thread):
     model = llm(drafts, on_device=False, max_running_requests=4, overlap_schedule="on")
     runners = []

@@ -172,7 +172,8 @@ ENGINES: dict[str, dict[str, Any]] = {
 
 
 def engine(path: str, **options: Any) -> Engine:
-    return Engine(EngineConfig(model_path=path, step_cost_cache="off", check_integrity=True, **options))
+    options |= {"threads": 1, "step_cost_cache": "off", "check_integrity": True}
+    return Engine(EngineConfig(model_path=path, **options))
 
 
 def text(made: Engine, prompt: list[int]) -> list[int]:
