@@ -31,8 +31,10 @@ from torch import Tensor
 
 from nextn.bench.machine import this_machine
 from nextn.disaggregation.identity import Identity
+from nextn.disaggregation.layout import flat
+from nextn.disaggregation.page_copies import Landing, PageCopies
 from nextn.disaggregation.remote import Remote
-from nextn.disaggregation.sink import Arrived, PageSink
+from nextn.disaggregation.sink import Ended, PageSink
 from nextn.disaggregation.source import PageSource
 from nextn.kvcache.layout import LatentLayout
 from nextn.kvcache.pool import KVPool
@@ -59,6 +61,7 @@ class Pool:
         self.pages = pages
         order = torch.randperm(pages, generator=torch.Generator().manual_seed(1))
         self.table = [1 + page for page in order.tolist()]
+        self.copies = PageCopies(self.pool.data, IDENTITY.page_size)
 
     @property
     def data(self) -> Tensor:
@@ -105,7 +108,8 @@ class Prefill:
             source.clear()
             while (piece := source.wanted()) is not None:
                 data = source.memory(piece)
-                source.put(piece, self.pool.copy_out(piece.first_page, piece.pages, data))
+                pages = self.pool.table[piece.first_page : piece.first_page + piece.pages]
+                source.put(piece, data, self.pool.copies.read(pages, flat(data)))
             for given in source.poll():
                 assert given.error is None, given
                 return
@@ -129,16 +133,14 @@ class Decode:
     def fetch(self, backend: str, room: int) -> None:
         sink = self.sinks[backend]
         sink.want(str(room), Remote(room, "127.0.0.1", self.port), self.tokens)
-        sink.begin(str(room), 0)
+        sink.begin(str(room), 0, Landing(self.pool.copies, self.pool.table))
         while True:
             select.select([sink], [], [])
             sink.clear()
             for event in sink.poll():
-                if isinstance(event, Arrived):
-                    self.pool.copy_in(event.first_page, event.pages, event.data)
-                else:
-                    assert event.slots == len(self.tokens), event
-                    return
+                assert isinstance(event, Ended), event
+                assert event.slots == len(self.tokens), event
+                return
 
 
 def decode(link: Connection, end: socket.socket, tokens: int, port: int) -> None:

@@ -6,6 +6,7 @@
 #include "coded_pack.h"
 #include "machine.h"
 #include "pack.h"
+#include "pages.h"
 #include "peak.h"
 #include "read.h"
 #include "step.h"
@@ -23,7 +24,7 @@
 // What this machine can run; must be asked before the library of level 4 is used, in every process.
 NX_API int nx_machine_level() { return machine_level(); }
 
-NX_API int nx_interface() { return 24; }
+NX_API int nx_interface() { return 25; }
 
 NX_API void nx_advise(void* p, int64_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
@@ -88,6 +89,16 @@ NX_API void nx_pool_free(void* pool) { delete static_cast<Pool*>(pool); }
 
 NX_API uint64_t nx_read(void* pool, const void* p, int64_t bytes) {
     return read_all(*static_cast<Pool*>(pool), static_cast<const uint8_t*>(p), bytes);
+}
+
+// csrc/pages.h. sums [32] is added to.
+NX_API void nx_read_pages(const uint8_t* pool, int layers, int64_t layer, int64_t run, const int64_t* pages, int n,
+                          uint8_t* buffer, uint64_t* sums) {
+    read_runs({layers, layer, run, pages, n}, pool, buffer, sums);
+}
+NX_API void nx_write_pages(const uint8_t* buffer, int layers, int64_t layer, int64_t run, const int64_t* pages, int n,
+                           uint8_t* pool, uint64_t* sums) {
+    write_runs({layers, layer, run, pages, n}, buffer, pool, sums);
 }
 
 // csrc/peak.h: the operations that were done, 0 for arithmetic that this library does not have.

@@ -8,10 +8,14 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
+from torch import Tensor
+
 from nextn.disaggregation.identity import identity_of
+from nextn.disaggregation.layout import flat
+from nextn.disaggregation.page_copies import Landing, PageCopies
 from nextn.disaggregation.remote import Remote
 from nextn.disaggregation.sink import Arrived, Ended, PageSink
-from nextn.disaggregation.source import PageSource
+from nextn.disaggregation.source import PageSource, Piece
 from nextn.engine.engine import Engine
 from nextn.request import PREFILL_FAILED, Failure, Output, Request
 from nextn.server_config import ServerConfig
@@ -62,6 +66,8 @@ def make_agent(engine: Engine, config: ServerConfig, rank: int = 0) -> Agent | N
 class PrefillAgent:
     def __init__(self, engine: Engine, source: PageSource) -> None:
         self._engine, self._source = engine, source
+        memory = engine.transfers.memory()
+        self._copies = None if memory is None else PageCopies(memory, engine.transfers.page_size)
         self._computing: dict[str, Request] = {}
         self._told: dict[str, int] = {}  # slots of each
         self.port = source.port
@@ -98,8 +104,7 @@ class PrefillAgent:
         while (piece := self._source.wanted()) is not None:
             request = self._computing.get(piece.rid) or transfers.held[piece.rid]
             data = self._source.memory(piece)
-            transfers.read(request, piece.first_page, piece.pages, data)
-            self._source.put(piece, data)
+            self._source.put(piece, data, self._read(request, piece, data))
             copied += data.nbytes
             if copied > MOST_COPIED:  # the next step is not to wait for more
                 self._source.ring()
@@ -113,6 +118,14 @@ class PrefillAgent:
                 log.warning("request %s: its pages were not fetched: %s", given.rid, given.error)
         self._source.blocked(transfers.blocked)
         return []
+
+    def _read(self, request: Request, piece: Piece, into: Tensor) -> int | None:
+        """Returns the checksum, where copying makes it."""
+        if self._copies is None:
+            self._engine.transfers.read(request, piece.first_page, piece.pages, into)
+            return None
+        pages = request.pages[piece.first_page : piece.first_page + piece.pages]
+        return self._copies.read(pages, flat(into))
 
     def _forget(self, rid: str) -> Request | None:
         self._told.pop(rid, None)
@@ -168,7 +181,7 @@ class DecodeAgent:
         fetching, ended = self._engine.transfers.fetching, list[Output]()
         for request in self._engine.transfers.begun():
             if (error := self._lost.pop(request.rid, None)) is None:
-                self._sink.begin(request.rid, request.committed)
+                self._sink.begin(request.rid, request.committed, self._landing(request))
             else:
                 ended += self._ended(Ended(request.rid, request.committed, 0, error))
         for event in self._sink.poll():
@@ -179,6 +192,12 @@ class DecodeAgent:
             else:
                 self._lost[event.rid] = event.error or "it ended before it began"
         return ended
+
+    def _landing(self, request: Request) -> Landing | None:
+        """Where its pages go. A step that was launched before may still write there: it is waited for."""
+        if (memory := self._engine.transfers.memory()) is None:
+            return None
+        return Landing(PageCopies(memory, self._engine.transfers.page_size), request.pages[:])
 
     def _ended(self, event: Ended) -> list[Output]:
         """All has come that will."""

@@ -1,9 +1,11 @@
-"""One TCP connection between a source and a sink, as one thread uses it."""
+"""One TCP connection between a source and a sink. One thread reads it; any may send."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -28,7 +30,8 @@ class _Frame:
 
 
 class Connection:
-    """body_for: see FrameReader. sent: is told the charge of each frame that went out or will not."""
+    """body_for: see FrameReader. sent: is told the charge of each frame that went out or will not. lock: held
+    while frames are looked at or sent, and while `sent` is called; whoever closes `end` holds it, too."""
 
     def __init__(
         self,
@@ -36,6 +39,7 @@ class Connection:
         name: str,
         body_for: Callable[[Connection, AnyMessage, int], NDArray[np.uint8] | None],
         sent: Callable[[Connection, int], None],
+        lock: threading.RLock,
     ) -> None:
         end.setblocking(False)
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -47,7 +51,7 @@ class Connection:
         self.interest = 0  # of the selector
         self.born = self.heard = self.spoke = time.monotonic()
         self._reader = FrameReader(lambda message, size: body_for(self, message, size))
-        self._sent = sent
+        self._sent, self._lock = sent, lock
         self._frames: deque[_Frame] = deque()
 
     def send(
@@ -56,45 +60,54 @@ class Connection:
         body: NDArray[np.uint8] | None = None,
         charge: int = 0,
     ) -> None:
-        if self.lost or self.closing:
-            self._sent(self, charge)
-            return
         size = 0 if body is None else len(body)
         # What is in shared memory is small here, and its slot comes back when the other end has read it.
         transfer = -1
         if isinstance(message, Done) or (isinstance(message, Pages) and body is not None):
             transfer = message.transfer
         view = memoryview(b"") if body is None else body.data
-        self._frames.append(_Frame(memoryview(frame_start(message, size)), view, transfer, charge))
+        frame = _Frame(memoryview(frame_start(message, size)), view, transfer, charge)
+        with self._lock:
+            if self.lost or self.closing:
+                self._sent(self, charge)
+            else:
+                self._frames.append(frame)
 
     def drop(self, transfer: int, error: str) -> None:
         """Does not send what waits of a transfer, but for a frame of which a part went out; says that it
         ended."""
-        keep, drop = deque[_Frame](), list[_Frame]()
-        for frame in self._frames:
-            (keep if frame.begun or frame.transfer != transfer else drop).append(frame)
-        self._frames = keep
-        for frame in drop:
-            self._sent(self, frame.charge)
-        self.send(Abort(transfer, error[:MOST_TEXT]))
+        with self._lock:
+            keep, drop = deque[_Frame](), list[_Frame]()
+            for frame in self._frames:
+                (keep if frame.begun or frame.transfer != transfer else drop).append(frame)
+            self._frames = keep
+            for frame in drop:
+                self._sent(self, frame.charge)
+            self.send(Abort(transfer, error[:MOST_TEXT]))
 
     def flush(self) -> None:
         """Sends what the socket takes. Raises OSError."""
-        while self._frames:
+        with contextlib.suppress(BlockingIOError):
+            while self._flush_one():
+                pass
+
+    def _flush_one(self) -> bool:
+        """Are there more? The lock is not held for longer: engines wait for it."""
+        with self._lock:
+            if not self._frames or self.lost:
+                return False
             frame = self._frames[0]
-            try:
-                if len(frame.start):
-                    n = self.end.sendmsg([frame.start, frame.body])
-                else:
-                    n = self.end.send(frame.body)
-            except BlockingIOError:
-                return
+            if len(frame.start):
+                n = self.end.sendmsg([frame.start, frame.body])
+            else:
+                n = self.end.send(frame.body)
             self.spoke, frame.begun = time.monotonic(), True
             head = min(n, len(frame.start))
             frame.start, frame.body = frame.start[head:], frame.body[n - head :]
             if not len(frame.start) and not len(frame.body):
                 self._frames.popleft()
                 self._sent(self, frame.charge)
+            return bool(self._frames)
 
     def read(self) -> Iterator[tuple[AnyMessage, NDArray[np.uint8] | None]]:
         """Reads once; to be gone through to its end, or the connection is lost. Raises BlockingIOError,

@@ -1,7 +1,8 @@
 """What a source and a sink share: one thread that reads and writes their sockets.
 
 Their methods for the engine run in the engine's thread and hold `lock` while they look at what both threads
-know. Sockets are touched by this thread only: `call` hands it work.
+know. Sockets are read and closed by this thread only: `call` hands it work. The engine's thread may send
+(`send_now`): what it has just copied is in its cache, and nobody has to be woken for it.
 """
 
 from __future__ import annotations
@@ -130,7 +131,7 @@ class Endpoint(ABC):
             self._selector.unregister(file)
 
     def add(self, end: socket.socket, name: str, connecting: bool = False) -> Connection:
-        connection = Connection(end, name, self.body_for, self.sent)
+        connection = Connection(end, name, self.body_for, self.sent, self.lock)
         connection.connecting = connecting
         self.connections.add(connection)
         return connection
@@ -138,11 +139,23 @@ class Endpoint(ABC):
     def lose(self, connection: Connection, error: str) -> None:
         if connection.lost:
             return
-        connection.lost = True
         self.unwatch(connection.end)
-        connection.end.close()
+        with self.lock:
+            connection.lost = True
+            connection.end.close()
         self.connections.discard(connection)
         self.gone(connection, error)
+
+    def send_now(self, connection: Connection) -> None:
+        """From the engine's thread: as much of what waits as the socket takes. This thread sends the rest."""
+        try:
+            connection.flush()
+        except OSError as error:
+            self.call(self.lost_by, connection, error)
+            return
+        with self.lock:
+            if connection.waiting and not connection.interest & WRITE:
+                self._wake.ring()
 
     # The thread
 
@@ -228,6 +241,11 @@ class Endpoint(ABC):
         if connection.closing and not connection.waiting:
             self.lose(connection, "closed")
             return
+        with self.lock:
+            self._select(connection)
+
+    def _select(self, connection: Connection) -> None:
+        """With the lock held, or what `send_now` leaves might not be waited for."""
         interest = (0 if self.paused else READ) | (WRITE if connection.waiting else 0)
         if interest != connection.interest:
             if not connection.interest:

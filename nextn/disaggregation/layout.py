@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nextn.disaggregation.identity import Identity
 
-PIECE = 1 << 20  # bytes, or one page
+PIECE = 4 << 20  # bytes, or one page
 
 
 class Layout(NamedTuple):

@@ -1,6 +1,8 @@
 """The decode side of KV transfer: asks for the pages of prompts, and proves what comes.
 
 Every request that was wanted, and not cancelled, ends once: with `Ended`, after those of its pages that came.
+Where this thread can write into the pool, it puts pages there itself: one thread that receives, proves and
+copies a piece finds it in its cache. Nobody looks at them before `Ended` says how many are true.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ from nextn.disaggregation.messages import (
     Want,
 )
 from nextn.disaggregation.nixl_agent import Agent, Region
+from nextn.disaggregation.page_copies import Landing
 from nextn.disaggregation.remote import Remote
 
 CONNECTIONS = 256
@@ -75,6 +78,7 @@ class _Fetch:
     slots: int = 0
     next_page: int = 0
     begun: float | None = None  # when it asked for pages; None: not yet
+    landing: Landing | None = None  # None: the engine copies
     connection: Connection | None = None
     transfer: int = -1  # not asked for yet
 
@@ -116,21 +120,22 @@ class PageSink(Endpoint):
 
         self._lookups.ask(remote, found, lambda: self._fetches.get(rid) is fetch)
 
-    def begin(self, rid: str, have: int) -> None:
-        """They may come. have: slots that are here already, of whole pages."""
+    def begin(self, rid: str, have: int, landing: Landing | None = None) -> None:
+        """They may come. have: slots that are here already, of whole pages. landing: where they go, until
+        the request ends or is cancelled; None: they come out of `poll`."""
         assert have % self.layout.page_size == 0
         with self.lock:
             if (fetch := self._fetches.get(rid)) is None:
                 return  # it has ended: `poll` says why
             assert fetch.begun is None, "it began twice"
-            fetch.begun = time.monotonic()
+            fetch.begun, fetch.landing = time.monotonic(), landing
             fetch.have = fetch.slots = have
             fetch.next_page = have // self.layout.page_size
             if fetch.connection is not None and fetch.transfer >= 0:
                 self.call(fetch.connection.send, Begin(fetch.transfer, fetch.next_page))
 
     def cancel(self, rid: str) -> None:
-        """Nothing of it comes out of `poll` any more; the other side is told."""
+        """Nothing of it comes out of `poll`, or lands, any more; the other side is told."""
         with self.lock:
             if (fetch := self._fetches.pop(rid, None)) is not None:
                 self.stats.active -= 1
@@ -273,8 +278,6 @@ class PageSink(Endpoint):
             return
         match message:
             case Pages():
-                if body is None:
-                    body = self._from_memory(connection, message)
                 self._pages(connection, message, body)
             case Done():
                 self._done(connection, message)
@@ -316,20 +319,32 @@ class PageSink(Endpoint):
         if self._nixl is not None and isinstance(memory, Region):
             self._nixl.give_back(memory)
 
-    def _from_memory(self, connection: Connection, pages: Pages) -> NDArray[np.uint8]:
-        """Copied before its checksum is looked at: the source may still write there."""
+    def _pages(self, connection: Connection, pages: Pages, body: NDArray[np.uint8] | None) -> None:
+        """body: None for what is in shared memory, where the source may still write."""
+        fetch = self._transfers.get((connection, pages.transfer))
+        data = self._in_memory(connection, pages) if body is None else body
+        if fetch is not None:  # else it was cancelled
+            self._check_place(fetch, pages)
+            if fetch.landing is not None:
+                self._land(fetch, fetch.landing, pages, data)
+            else:
+                self._deliver(fetch, pages, self._own(data) if body is None else body)
+        if body is None:
+            connection.send(Read(pages.memory_slot))
+
+    def _in_memory(self, connection: Connection, pages: Pages) -> NDArray[np.uint8]:
         memory = self._memories[connection]
         if not 0 <= pages.memory_slot < len(memory):
             raise Broken(f"slot {pages.memory_slot} of {len(memory)}")
-        body = self._buffers.take(pages.pages * self.layout.page_bytes)
-        body[:] = memory[pages.memory_slot][: len(body)]
-        connection.send(Read(pages.memory_slot))
-        return body
+        return memory[pages.memory_slot][: pages.pages * self.layout.page_bytes]
 
-    def _pages(self, connection: Connection, pages: Pages, body: NDArray[np.uint8]) -> None:
-        fetch = self._transfers.get((connection, pages.transfer))
-        if fetch is None:
-            return  # cancelled
+    def _own(self, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """A copy that nobody changes."""
+        copy = self._buffers.take(len(data))
+        copy[:] = data
+        return copy
+
+    def _check_place(self, fetch: _Fetch, pages: Pages) -> None:
         if fetch.begun is None:
             raise Broken("pages that nobody asked for yet")
         size = self.layout.page_size
@@ -340,20 +355,32 @@ class PageSink(Endpoint):
             or not end - size < pages.slots <= min(end, fetch.tokens)
         ):
             raise Broken(f"pages {pages.first_page} to {pages.first_page + pages.pages} in the wrong place")
-        if checksum(body) != pages.checksum:
-            raise Broken("a byte of a page was changed on the way")
+
+    def _land(self, fetch: _Fetch, landing: Landing, pages: Pages, data: NDArray[np.uint8]) -> None:
+        """With the lock held, so that after `cancel` the pages may be somebody else's."""
         with self.lock:
             if self._fetches.get(fetch.rid) is not fetch:
                 return
-            fetch.next_page += pages.pages
-            fetch.slots = pages.slots
-            self.stats.pages += pages.pages
-            self.stats.bytes += len(body)
+            _prove(landing.take(pages.first_page, pages.pages, data), pages)
+            self._count(fetch, pages)
+
+    def _deliver(self, fetch: _Fetch, pages: Pages, body: NDArray[np.uint8]) -> None:
+        _prove(checksum(body), pages)
+        with self.lock:
+            if self._fetches.get(fetch.rid) is not fetch:
+                return
+            self._count(fetch, pages)
             data = self.layout.tensor(body)
             self._inbox.append(Arrived(fetch.rid, pages.first_page, pages.pages, data))
             self._undelivered += len(body)
             self.paused = self.paused or self._undelivered > UNDELIVERED
             self.ring()
+
+    def _count(self, fetch: _Fetch, pages: Pages) -> None:
+        fetch.next_page += pages.pages
+        fetch.slots = pages.slots
+        self.stats.pages += pages.pages
+        self.stats.bytes += pages.pages * self.layout.page_bytes
 
     def _done(self, connection: Connection, done: Done) -> None:
         with self.lock:
@@ -381,6 +408,11 @@ class PageSink(Endpoint):
     def failed(self, error: str) -> None:
         for fetch in list(self._fetches.values()):
             self._end(fetch, error)
+
+
+def _prove(found: int, pages: Pages) -> None:
+    if found != pages.checksum:
+        raise Broken("a byte of a page was changed on the way")
 
 
 def _size(event: Arrived | Ended) -> int:

@@ -165,8 +165,12 @@ class PageSource(Endpoint):
             self._lent[piece] = memory, memory.free.pop()
             return self.layout.tensor(memory[self._lent[piece][1]][:size])
 
-    def put(self, piece: Piece, data: Tensor) -> None:
-        """data: [layers, slots, width] of these pages, contiguous, on the host; not changed any more."""
+    def put(self, piece: Piece, data: Tensor, checksum_of: int | None = None) -> None:
+        """data: [layers, slots, width] of these pages, contiguous, on the host; not changed any more.
+        checksum_of: their checksum, where it is known."""
+        body = flat(data)
+        if checksum_of is None:
+            checksum_of = checksum(body)
         with self.lock:
             memory, slot = self._lent.pop(piece, (None, -1))
             offer = self._offers.get(piece.rid)
@@ -181,8 +185,12 @@ class PageSource(Endpoint):
             slots = min(offer.put_page * self.layout.page_size, offer.committed)
             self.stats.pages += piece.pages
             self.stats.bytes += data.nbytes
-            pages = Pages(offer.transfer, piece.first_page, piece.pages, slots, 0, slot)
-            self.call(self._send_piece, offer.connection, pages, flat(data))
+            pages = Pages(offer.transfer, piece.first_page, piece.pages, slots, checksum_of, slot)
+            if isinstance(self._sinks, Writes):
+                self.call(self._send_piece, offer.connection, pages, body)
+            else:
+                self._send_piece(offer.connection, pages, body)
+                self.send_now(offer.connection)
             self._end_of_pages(offer)
 
     def blocked(self, blocked: bool) -> None:
@@ -322,7 +330,6 @@ class PageSource(Endpoint):
                 memory.free.append(pages.memory_slot)
             self.sent(connection, self._charge(pages.pages))
             return
-        pages.checksum = checksum(data)
         if memory is None:
             connection.send(pages, data, len(data))
             return

@@ -34,6 +34,9 @@ class Around:
     def write_pages(self, pages: Sequence[int], data: Tensor) -> None:
         self._own.write_pages(pages, data)
 
+    def page_memory(self) -> Tensor | None:
+        return self._own.page_memory()
+
     def check(self) -> None:
         self._own.check()
 

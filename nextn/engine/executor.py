@@ -105,6 +105,11 @@ class Executor(States, Protocol):
     def write_pages(self, pages: Sequence[int], data: Tensor) -> None:
         """Fills pages that no step uses with what `read_pages` copied somewhere."""
 
+    def page_memory(self) -> Tensor | None:
+        """The pool, [cache_layers, slots, cache_width], once every step that was launched has run: any thread
+        may read pages of it that no step changes, and write pages that no step uses. None where it is not in
+        this process's memory, or not there alone."""
+
     def check(self) -> None:
         """Raises what `launch` would where no step can run any more."""
 

@@ -50,6 +50,14 @@ class PageTransfers:
         count = data.shape[1] // self._executor.info.page_size
         self._executor.write_pages(request.pages[first : first + count], data)
 
+    def memory(self) -> Tensor | None:
+        """The pool, for who copies pages itself; see `Executor.page_memory`."""
+        return self._executor.page_memory()
+
+    @property
+    def page_size(self) -> int:
+        return self._executor.info.page_size
+
     def fetched(self, rid: str, slots: int, cached: int = 0, error: Failure | None = None) -> list[Output]:
         """No more pages will come. slots: of the prompt that are true now. cached, error: see
         `Scheduler.fetched`."""

@@ -82,6 +82,9 @@ class ProcessExecutor:
     def write_pages(self, pages: Sequence[int], data: Tensor) -> None:
         self._send(PageData.of(pages, data))
 
+    def page_memory(self) -> None:
+        """It is in the other process."""
+
     def check(self) -> None:
         if self.process.exitcode is not None:
             raise self._gone()

@@ -83,6 +83,9 @@ class Runner:
     def write_pages(self, pages: Sequence[int], data: Tensor) -> None:
         self.pool.write(pages, data)
 
+    def page_memory(self) -> Tensor | None:
+        return self.pool.data if self.pool.data.device.type == "cpu" else None
+
     def check(self) -> None:
         pass
 

@@ -128,6 +128,9 @@ class TensorParallelExecutor:
         self._send(PageData.of(pages, data))
         self._runner.write_pages(pages, data)
 
+    def page_memory(self) -> None:
+        """What is written has to reach every rank."""
+
     def check(self) -> None:
         """Raises PeerGone where no step can run any more."""
         self._ranks.check()

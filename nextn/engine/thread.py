@@ -75,6 +75,10 @@ class ThreadExecutor(Around):
     def write_pages(self, pages: Sequence[int], data: Tensor) -> None:
         self._ask(self._own.write_pages, pages, data).result()
 
+    def page_memory(self) -> Tensor | None:
+        found: Tensor | None = self._ask(self._own.page_memory).result()
+        return found
+
 
 def _end(calls: queue.SimpleQueue[Call | None], thread: threading.Thread) -> None:
     """After the step that is under way."""

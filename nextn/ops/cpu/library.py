@@ -27,7 +27,7 @@ from struct import Struct
 from nextn.config import CPU_LEVELS
 
 FOLDER = Path(__file__).parent / "lib"
-INTERFACE = 24  # nx_interface of a library that fits this file
+INTERFACE = 25  # nx_interface of a library that fits this file
 NOT_BUILT = "they were not built with nextn; install a C++17 compiler (g++ or clang++), and then nextn again"
 F32, BF16, E4M3, INT8 = range(4)
 INT4, INT4Z, Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, Q4_1, Q5_0, Q5_1 = range(4, 14)  # few-bit codes (csrc/coded.h)
@@ -179,6 +179,14 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "nx_pool_new": (c_void_p, (c_int,)),
     "nx_pool_free": (None, (c_void_p,)),
     "nx_read": (c_uint64, (c_void_p, c_void_p, c_int64)),
+    "nx_read_pages": (
+        None,
+        (c_void_p, c_int, c_int64, c_int64, c_void_p, c_int, c_void_p, c_void_p),
+    ),
+    "nx_write_pages": (
+        None,
+        (c_void_p, c_int, c_int64, c_int64, c_void_p, c_int, c_void_p, c_void_p),
+    ),
     "nx_peak": (c_int64, (c_void_p, c_int, c_int)),
     "nx_linear": (None, (c_void_p, c_void_p, c_int, POINTER(Weight), c_void_p)),
     "nx_attention": (

@@ -59,7 +59,8 @@ def test_many_rooms_of_two_sources(backend: str) -> None:
         second.source.close()
 
 
-def test_each_request_in_turn() -> None:
+def test_each_request_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nextn.disaggregation.layout.PIECE", 1 << 20)
     with ends() as (prefill, decode, port):
         for room in range(3):
             port.routes[room] = "127.0.0.1", prefill.source.port
@@ -72,6 +73,7 @@ def test_each_request_in_turn() -> None:
 
 
 def test_what_is_under_way_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nextn.disaggregation.layout.PIECE", 1 << 20)
     monkeypatch.setattr("nextn.disaggregation.source.CONNECTION_IN_FLIGHT", 3 << 20)
     monkeypatch.setattr("nextn.disaggregation.sink.UNDELIVERED", 4 << 20)
     what, n = identity(layers=20, width=256), 7_000  # 70 MiB

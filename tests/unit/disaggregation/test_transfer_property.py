@@ -39,7 +39,8 @@ STEPS = st.lists(
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def servers(request: pytest.FixtureRequest) -> Iterator[tuple[Prefill, Decode, Bootstrap, Network]]:
-    with ends(PIECES, PIECES, request.param) as (prefill, decode, port):
+    with pytest.MonkeyPatch.context() as patch, ends(PIECES, PIECES, request.param) as (prefill, decode, port):
+        patch.setattr("nextn.disaggregation.layout.PIECE", 1 << 20)
         network = Network(prefill.source.port)
         yield prefill, decode, port, network
         network.close()

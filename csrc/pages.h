@@ -1,0 +1,80 @@
+// Copies of KV pages between a pool and a buffer, summed up in the same pass: what a checksum is made of
+// (nextn/disaggregation/checksum.py).
+//
+// A page has a run of bytes in each layer of the pool; the buffer holds, layer by layer, its runs in the order
+// of the pages.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512F__) || defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+constexpr int SUM_LANES = 32;                   // of 64 bits
+constexpr int64_t SUM_ROW = 8 * SUM_LANES;      // bytes; a run is made of whole rows
+
+// Adds each row of the run to the lanes. PAST: writes past the cache, into memory that nobody reads soon.
+template <bool PAST> void copy_run(const uint8_t* from, uint8_t* to, int64_t bytes, uint64_t* sums) {
+#if defined(__AVX512F__)
+    __m512i s[4];
+    for (int i = 0; i < 4; ++i) s[i] = _mm512_loadu_si512(sums + 8 * i);
+    for (int64_t at = 0; at < bytes; at += SUM_ROW)
+        for (int i = 0; i < 4; ++i) {
+            const __m512i v = _mm512_loadu_si512(from + at + 64 * i);
+            s[i] = _mm512_add_epi64(s[i], v);
+            if (PAST) _mm512_stream_si512(reinterpret_cast<__m512i*>(to + at + 64 * i), v);
+            else _mm512_storeu_si512(to + at + 64 * i, v);
+        }
+    for (int i = 0; i < 4; ++i) _mm512_storeu_si512(sums + 8 * i, s[i]);
+#elif defined(__AVX2__)
+    __m256i s[8];
+    for (int i = 0; i < 8; ++i) s[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(sums + 4 * i));
+    for (int64_t at = 0; at < bytes; at += SUM_ROW)
+        for (int i = 0; i < 8; ++i) {
+            const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + at + 32 * i));
+            s[i] = _mm256_add_epi64(s[i], v);
+            if (PAST) _mm256_stream_si256(reinterpret_cast<__m256i*>(to + at + 32 * i), v);
+            else _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + at + 32 * i), v);
+        }
+    for (int i = 0; i < 8; ++i) _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums + 4 * i), s[i]);
+#else
+    for (int64_t at = 0; at < bytes; at += SUM_ROW) {
+        uint64_t row[SUM_LANES];
+        memcpy(row, from + at, SUM_ROW);
+        for (int i = 0; i < SUM_LANES; ++i) sums[i] += row[i];
+        memcpy(to + at, row, SUM_ROW);
+    }
+#endif
+}
+
+// pool: [layers, any number, run] bytes, of `layer` bytes each; buffer: [layers, n, run].
+struct Runs {
+    int layers;
+    int64_t layer, run;
+    const int64_t* pages;
+    int n;
+};
+
+inline void read_runs(const Runs& r, const uint8_t* pool, uint8_t* buffer, uint64_t* sums) {
+    for (int l = 0; l < r.layers; ++l)
+        for (int i = 0; i < r.n; ++i, buffer += r.run)
+            copy_run<false>(pool + l * r.layer + r.pages[i] * r.run, buffer, r.run, sums);
+}
+
+inline void write_runs(const Runs& r, const uint8_t* buffer, uint8_t* pool, uint64_t* sums) {
+    const bool aligned = uintptr_t(pool) % 64 == 0 && r.layer % 64 == 0;
+    for (int l = 0; l < r.layers; ++l)
+        for (int i = 0; i < r.n; ++i, buffer += r.run) {
+            uint8_t* to = pool + l * r.layer + r.pages[i] * r.run;
+            if (aligned) copy_run<true>(buffer, to, r.run, sums);
+            else copy_run<false>(buffer, to, r.run, sums);
+        }
+#if defined(__AVX512F__) || defined(__AVX2__)
+    _mm_sfence();  // before other threads hear that the pages are there
+#endif
+}
+
+}  // namespace
