@@ -4,8 +4,9 @@
 
 Two processes on this machine, by turns: a prompt's pages by tcp, by shm, as many bytes through a plain socket
 from one buffer to another, the same with pages copied out before and in after, and copied in memory. As in an
-engine, pages lie anywhere in a pool, from which one thread copies them out and into which another copies
-them. The last line is JSON.
+engine, pages lie anywhere in a pool, and a decode server asks for a prompt before it has room for its pages:
+the time runs from when it lets them come to when the last one is proven and in its pool. The last line is
+JSON.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from torch import Tensor
 
 from nextn.bench.machine import this_machine
 from nextn.disaggregation.identity import Identity
-from nextn.disaggregation.layout import flat
-from nextn.disaggregation.page_copies import Landing, PageCopies
+from nextn.disaggregation.landing import Landing
+from nextn.disaggregation.page_copies import PageCopies
 from nextn.disaggregation.remote import Remote
 from nextn.disaggregation.sink import Ended, PageSink
 from nextn.disaggregation.source import PageSource
@@ -49,6 +50,7 @@ WAYS = (*BACKENDS, *PLAIN, "memcpy")
 BUFFER = 1 << 20  # of the plain socket and of memcpy
 PIECE = 6  # pages that are copied out and in beside a plain socket
 TIMEOUT = 30.0
+ASKED = 0.05  # seconds until the source knows who asked
 
 
 class Pool:
@@ -107,9 +109,8 @@ class Prefill:
             select.select([source], [], [])
             source.clear()
             while (piece := source.wanted()) is not None:
-                data = source.memory(piece)
                 pages = self.pool.table[piece.first_page : piece.first_page + piece.pages]
-                source.put(piece, data, self.pool.copies.read(pages, flat(data)))
+                source.copy(piece, self.pool.copies, pages)
             for given in source.poll():
                 assert given.error is None, given
                 return
@@ -130,9 +131,11 @@ class Decode:
                 filled += end.recv_into(buffer[filled:])
             self.pool.copy_in(first, PIECE, data)
 
+    def ask(self, backend: str, room: int) -> None:
+        self.sinks[backend].want(str(room), Remote(room, "127.0.0.1", self.port), self.tokens)
+
     def fetch(self, backend: str, room: int) -> None:
         sink = self.sinks[backend]
-        sink.want(str(room), Remote(room, "127.0.0.1", self.port), self.tokens)
         sink.begin(str(room), 0, Landing(self.pool.copies, self.pool.table))
         while True:
             select.select([sink], [], [])
@@ -149,6 +152,9 @@ def decode(link: Connection, end: socket.socket, tokens: int, port: int) -> None
     side, buffer = Decode(tokens, port), bytearray(BUFFER)
     while (order := link.recv()) is not None:
         way, room, size = order
+        if way in BACKENDS:
+            side.ask(way, room)
+            time.sleep(ASKED)
         begin = time.perf_counter()
         if way in BACKENDS:
             side.fetch(way, room)

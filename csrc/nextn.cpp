@@ -6,7 +6,7 @@
 #include "coded_pack.h"
 #include "machine.h"
 #include "pack.h"
-#include "pages.h"
+#include "page_sockets.h"
 #include "peak.h"
 #include "read.h"
 #include "step.h"
@@ -96,10 +96,32 @@ NX_API void nx_read_pages(const uint8_t* pool, int layers, int64_t layer, int64_
                           uint8_t* buffer, uint64_t* sums) {
     read_runs({layers, layer, run, pages, n}, pool, buffer, sums);
 }
-NX_API void nx_write_pages(const uint8_t* buffer, int layers, int64_t layer, int64_t run, const int64_t* pages, int n,
-                           uint8_t* pool, uint64_t* sums) {
-    write_runs({layers, layer, run, pages, n}, buffer, pool, sums);
+NX_API void nx_write_pages(uint8_t* pool, int layers, int64_t layer, int64_t run, const int64_t* pages, int n,
+                           const uint8_t* buffer, uint64_t* sums) {
+    const Runs runs{layers, layer, run, pages, n};
+    write_rows(runs, buffer, 0, runs.bytes(), pool, sums);
 }
+#if !defined(_WIN32)
+// csrc/page_sockets.h. arriving [2]: see Arriving.
+NX_API void nx_send_pages(const uint8_t* pool, int layers, int64_t layer, int64_t run, const int64_t* pages, int n,
+                          int socket, uint8_t* buffer, int64_t filled, int64_t* left) {
+    send_runs(socket, {layers, layer, run, pages, n}, pool, buffer, filled, left);
+}
+NX_API int64_t nx_receive_pages(uint8_t* pool, int layers, int64_t layer, int64_t run, const int64_t* pages, int n,
+                                int socket, int64_t tail, uint8_t* buffer, int64_t size, int64_t* arriving,
+                                uint64_t* sums) {
+    Arriving a{arriving[0], arriving[1]};
+    const int64_t came = receive_runs(socket, {layers, layer, run, pages, n}, tail, buffer, size, a, pool, sums);
+    arriving[0] = a.placed, arriving[1] = a.held;
+    return came;
+}
+NX_API void nx_place_pages(uint8_t* pool, int layers, int64_t layer, int64_t run, const int64_t* pages, int n,
+                           uint8_t* buffer, int64_t* arriving, uint64_t* sums) {
+    Arriving a{arriving[0], arriving[1]};
+    place_held({layers, layer, run, pages, n}, buffer, a, pool, sums);
+    arriving[0] = a.placed, arriving[1] = a.held;
+}
+#endif
 
 // csrc/peak.h: the operations that were done, 0 for arithmetic that this library does not have.
 NX_API int64_t nx_peak(void* pool, int which, int tasks) {

@@ -50,28 +50,34 @@ template <bool PAST> void copy_run(const uint8_t* from, uint8_t* to, int64_t byt
 #endif
 }
 
-// pool: [layers, any number, run] bytes, of `layer` bytes each; buffer: [layers, n, run].
+// pool: [layers, any number, run] bytes, of `layer` bytes each; a buffer: [layers, n, run].
 struct Runs {
     int layers;
     int64_t layer, run;
     const int64_t* pages;
     int n;
+
+    int64_t bytes() const { return int64_t(layers) * n * run; }
+    // Where byte `at` of a buffer lies in the pool.
+    int64_t place(int64_t at) const {
+        const int64_t i = at / run;
+        return i / n * layer + pages[i % n] * run + at % run;
+    }
 };
 
 inline void read_runs(const Runs& r, const uint8_t* pool, uint8_t* buffer, uint64_t* sums) {
-    for (int l = 0; l < r.layers; ++l)
-        for (int i = 0; i < r.n; ++i, buffer += r.run)
-            copy_run<false>(pool + l * r.layer + r.pages[i] * r.run, buffer, r.run, sums);
+    for (int64_t at = 0; at < r.bytes(); at += r.run) copy_run<false>(pool + r.place(at), buffer + at, r.run, sums);
 }
 
-inline void write_runs(const Runs& r, const uint8_t* buffer, uint8_t* pool, uint64_t* sums) {
+// Bytes [at, at + bytes) of a buffer, whole rows, into the pool.
+inline void write_rows(const Runs& r, const uint8_t* data, int64_t at, int64_t bytes, uint8_t* pool, uint64_t* sums) {
     const bool aligned = uintptr_t(pool) % 64 == 0 && r.layer % 64 == 0;
-    for (int l = 0; l < r.layers; ++l)
-        for (int i = 0; i < r.n; ++i, buffer += r.run) {
-            uint8_t* to = pool + l * r.layer + r.pages[i] * r.run;
-            if (aligned) copy_run<true>(buffer, to, r.run, sums);
-            else copy_run<false>(buffer, to, r.run, sums);
-        }
+    for (const int64_t end = at + bytes; at < end;) {
+        const int64_t rest = r.run - at % r.run, n = rest < end - at ? rest : end - at;
+        if (aligned) copy_run<true>(data, pool + r.place(at), n, sums);
+        else copy_run<false>(data, pool + r.place(at), n, sums);
+        data += n, at += n;
+    }
 #if defined(__AVX512F__) || defined(__AVX2__)
     _mm_sfence();  // before other threads hear that the pages are there
 #endif

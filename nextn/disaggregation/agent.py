@@ -8,14 +8,13 @@ import logging
 from collections.abc import Sequence
 from typing import Protocol
 
-from torch import Tensor
-
 from nextn.disaggregation.identity import identity_of
-from nextn.disaggregation.layout import flat
-from nextn.disaggregation.page_copies import Landing, PageCopies
+from nextn.disaggregation.landing import Landing
+from nextn.disaggregation.page_copies import PageCopies
 from nextn.disaggregation.remote import Remote
 from nextn.disaggregation.sink import Arrived, Ended, PageSink
-from nextn.disaggregation.source import PageSource, Piece
+from nextn.disaggregation.source import PageSource
+from nextn.disaggregation.turns import Piece
 from nextn.engine.engine import Engine
 from nextn.request import PREFILL_FAILED, Failure, Output, Request
 from nextn.server_config import ServerConfig
@@ -67,6 +66,7 @@ class PrefillAgent:
     def __init__(self, engine: Engine, source: PageSource) -> None:
         self._engine, self._source = engine, source
         memory = engine.transfers.memory()
+        self._page_bytes = source.layout.page_bytes
         self._copies = None if memory is None else PageCopies(memory, engine.transfers.page_size)
         self._computing: dict[str, Request] = {}
         self._told: dict[str, int] = {}  # slots of each
@@ -103,9 +103,8 @@ class PrefillAgent:
         copied = 0
         while (piece := self._source.wanted()) is not None:
             request = self._computing.get(piece.rid) or transfers.held[piece.rid]
-            data = self._source.memory(piece)
-            self._source.put(piece, data, self._read(request, piece, data))
-            copied += data.nbytes
+            self._send(request, piece)
+            copied += piece.pages * self._page_bytes
             if copied > MOST_COPIED:  # the next step is not to wait for more
                 self._source.ring()
                 break
@@ -119,13 +118,14 @@ class PrefillAgent:
         self._source.blocked(transfers.blocked)
         return []
 
-    def _read(self, request: Request, piece: Piece, into: Tensor) -> int | None:
-        """Returns the checksum, where copying makes it."""
-        if self._copies is None:
-            self._engine.transfers.read(request, piece.first_page, piece.pages, into)
-            return None
-        pages = request.pages[piece.first_page : piece.first_page + piece.pages]
-        return self._copies.read(pages, flat(into))
+    def _send(self, request: Request, piece: Piece) -> None:
+        if self._copies is not None:
+            pages = request.pages[piece.first_page : piece.first_page + piece.pages]
+            self._source.copy(piece, self._copies, pages)
+            return
+        data = self._source.memory(piece)
+        self._engine.transfers.read(request, piece.first_page, piece.pages, data)
+        self._source.put(piece, data)
 
     def _forget(self, rid: str) -> Request | None:
         self._told.pop(rid, None)

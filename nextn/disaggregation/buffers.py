@@ -18,12 +18,13 @@ class Buffers:
         self._free: list[NDArray[np.uint8]] = []
 
     def take(self, size: int) -> NDArray[np.uint8]:
-        """`size` bytes, used again once nothing refers to them, nor to a tensor made of them."""
+        """`size` bytes, used again once nothing refers to them, nor to a part or a tensor made of them."""
         try:
             buffer = self._free.pop()
         except IndexError:
             buffer = np.empty(self._most, np.uint8)
-        found = buffer[:size]
+        # A part of an array refers to the array that owns the memory, unless that is no array.
+        found = np.frombuffer(buffer.data, np.uint8, size)
         weakref.finalize(found, self._give_back, buffer).atexit = False
         return found
 

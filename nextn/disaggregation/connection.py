@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -14,16 +15,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from nextn.disaggregation.framing import FrameReader, frame_start
+from nextn.disaggregation.framing import TAIL, Body, FrameReader, frame_start
 from nextn.disaggregation.messages import MOST_TEXT, Abort, AnyMessage, Done, Hello, Pages, Ping
 
 MOST_WAITING = 4096  # frames that the other end does not read
+TOGETHER = 256 << 10  # bytes of a body that are waited for
 
 
 @dataclass(slots=True)
 class _Frame:
-    start: memoryview
-    body: memoryview
+    parts: list[memoryview]  # that are to be sent still
     transfer: int  # -1: of none
     charge: int  # bytes that are given back when it was sent
     begun: bool = False
@@ -37,7 +38,7 @@ class Connection:
         self,
         end: socket.socket,
         name: str,
-        body_for: Callable[[Connection, AnyMessage, int], NDArray[np.uint8] | None],
+        body_for: Callable[[Connection, AnyMessage, int], Body | None],
         sent: Callable[[Connection, int], None],
         lock: threading.RLock,
     ) -> None:
@@ -51,6 +52,7 @@ class Connection:
         self.interest = 0  # of the selector
         self.born = self.heard = self.spoke = time.monotonic()
         self._reader = FrameReader(lambda message, size: body_for(self, message, size))
+        self._least = 1
         self._sent, self._lock = sent, lock
         self._frames: deque[_Frame] = deque()
 
@@ -59,19 +61,39 @@ class Connection:
         message: AnyMessage,
         body: NDArray[np.uint8] | None = None,
         charge: int = 0,
+        checksum: int = 0,
     ) -> None:
-        size = 0 if body is None else len(body)
+        """checksum: of the body."""
         # What is in shared memory is small here, and its slot comes back when the other end has read it.
         transfer = -1
         if isinstance(message, Done) or (isinstance(message, Pages) and body is not None):
             transfer = message.transfer
-        view = memoryview(b"") if body is None else body.data
-        frame = _Frame(memoryview(frame_start(message, size)), view, transfer, charge)
+        if body is None:
+            parts = [memoryview(frame_start(message))]
+        else:
+            start = frame_start(message, len(body) + TAIL)
+            parts = [memoryview(start), body.data, memoryview(checksum.to_bytes(TAIL, "big"))]
+        self._append(_Frame(parts, transfer, charge))
+
+    def send_rest(self, rest: memoryview, charge: int) -> None:
+        """Of a frame that was begun when it was `clear`, with the lock held since then."""
+        self.spoke = time.monotonic()
+        if len(rest):
+            self._append(_Frame([rest], -1, charge, begun=True))
+        else:
+            self._sent(self, charge)
+
+    def _append(self, frame: _Frame) -> None:
         with self._lock:
             if self.lost or self.closing:
-                self._sent(self, charge)
+                self._sent(self, frame.charge)
             else:
                 self._frames.append(frame)
+
+    @property
+    def clear(self) -> bool:
+        """May a frame go into the socket at once?"""
+        return not (self._frames or self.lost or self.closing or self.connecting)
 
     def drop(self, transfer: int, error: str) -> None:
         """Does not send what waits of a transfer, but for a frame of which a part went out; says that it
@@ -97,23 +119,34 @@ class Connection:
             if not self._frames or self.lost:
                 return False
             frame = self._frames[0]
-            if len(frame.start):
-                n = self.end.sendmsg([frame.start, frame.body])
-            else:
-                n = self.end.send(frame.body)
+            n = self.end.sendmsg(frame.parts)
             self.spoke, frame.begun = time.monotonic(), True
-            head = min(n, len(frame.start))
-            frame.start, frame.body = frame.start[head:], frame.body[n - head :]
-            if not len(frame.start) and not len(frame.body):
+            while frame.parts and n >= len(frame.parts[0]):
+                n -= len(frame.parts.pop(0))
+            if frame.parts:
+                frame.parts[0] = frame.parts[0][n:]
+            else:
                 self._frames.popleft()
                 self._sent(self, frame.charge)
             return bool(self._frames)
 
-    def read(self) -> Iterator[tuple[AnyMessage, NDArray[np.uint8] | None]]:
+    def read(self) -> Iterator[tuple[AnyMessage, Body | None]]:
         """Reads once; to be gone through to its end, or the connection is lost. Raises BlockingIOError,
         EOFError, OSError, Broken."""
         yield from self._reader.read(self.end)
         self.heard = time.monotonic()
+        self._wake_at(min(self._reader.left, TOGETHER))
+
+    def _wake_at(self, least: int) -> None:
+        """So many bytes, or the end, wake the selector. A wake costs as much as copying 100 KB."""
+        if least != self._least and sys.platform == "linux":
+            self._least = least
+            self.end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
+
+    @property
+    def patient(self) -> bool:
+        """May there be bytes of which the selector says nothing yet?"""
+        return self._least > 1
 
     def finish_connect(self) -> None:
         """Raises OSError."""

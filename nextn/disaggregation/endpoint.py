@@ -18,12 +18,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from nextn.disaggregation.bell import Bell
 from nextn.disaggregation.connection import Connection
-from nextn.disaggregation.framing import Broken
+from nextn.disaggregation.framing import Body, Broken
 from nextn.disaggregation.identity import Identity
 from nextn.disaggregation.layout import Layout
 from nextn.disaggregation.memory import check_backend
@@ -80,7 +77,7 @@ class Endpoint(ABC):
     # What a source and a sink are, each by itself. All but `body_for` and `sent` of this thread.
 
     @abstractmethod
-    def body_for(self, connection: Connection, message: AnyMessage, size: int) -> NDArray[np.uint8] | None:
+    def body_for(self, connection: Connection, message: AnyMessage, size: int) -> Body | None:
         """Where the body of `message` goes. Raises Broken."""
 
     @abstractmethod
@@ -88,7 +85,7 @@ class Endpoint(ABC):
         """A frame went out, or will not."""
 
     @abstractmethod
-    def came(self, connection: Connection, message: AnyMessage, body: NDArray[np.uint8] | None) -> None:
+    def came(self, connection: Connection, message: AnyMessage, body: Body | None) -> None:
         """Raises Broken."""
 
     @abstractmethod
@@ -196,6 +193,10 @@ class Endpoint(ABC):
             self._next_tick = now + self._tick_seconds
             self.tick(now)
             for connection in list(self.connections):
+                if connection.patient and not self.paused:
+                    self._serve(connection, READ)
+                if connection.lost:
+                    continue
                 if (error := connection.check(now, self.timeout, not self.paused)) is not None:
                     self.lose(connection, error)
         for connection in list(self.connections):

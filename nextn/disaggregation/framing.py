@@ -1,7 +1,7 @@
 """Frames on a stream: a prefix, a header that is a message in MessagePack, and the bytes of pages, if any.
 
 The prefix holds both lengths, the header's checksum and its own, so that a changed length is noticed at once
-and not after a wait for bytes that never come. The checksum of the pages is in their header.
+and not after a wait for bytes that never come. The checksum of the pages follows them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import socket
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -20,7 +21,8 @@ from nextn.disaggregation.messages import AnyMessage
 MAGIC = b"nxKV"
 PREFIX = struct.Struct("<4sIIII")  # magic, bytes of the header, bytes of the body, checksums: header, prefix
 MOST_HEADER = 16 << 10
-AHEAD = 4096  # bytes of the next frame that are read with a body's end
+READ_AHEAD = MOST_HEADER + (8 << 10)  # bytes, of headers and of what follows them
+TAIL = 4  # bytes behind a body: its checksum, which is made while the body is sent
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(AnyMessage)
@@ -37,47 +39,91 @@ def frame_start(message: AnyMessage, body: int = 0) -> bytes:
     return b"".join((start, struct.pack("<I", zlib.crc32(start)), header))
 
 
+class Body(Protocol):
+    """Where a frame's body goes, the `TAIL` bytes behind it included. expected: what they say."""
+
+    @property
+    def left(self) -> int:
+        """Bytes to come."""
+
+    @property
+    def expected(self) -> int: ...
+
+    def feed(self, data: memoryview) -> None:
+        """The next bytes; at most `READ_AHEAD`, and no more than are left."""
+
+    def fill(self, end: socket.socket) -> int:
+        """Reads on. Returns how many bytes came, 0 at the end. Raises OSError."""
+
+
+class ArrayBody:
+    """All of it in memory. data: without the tail."""
+
+    def __init__(self, memory: NDArray[np.uint8]) -> None:
+        """memory: for the tail, too."""
+        self._memory, self._filled = memory, 0
+
+    @property
+    def left(self) -> int:
+        return len(self._memory) - self._filled
+
+    @property
+    def data(self) -> NDArray[np.uint8]:
+        return self._memory[:-TAIL]
+
+    @property
+    def expected(self) -> int:
+        return int.from_bytes(self._memory[-TAIL:].tobytes(), "big")
+
+    def feed(self, data: memoryview) -> None:
+        self._memory[self._filled : self._filled + len(data)] = np.frombuffer(data, np.uint8)
+        self._filled += len(data)
+
+    def fill(self, end: socket.socket) -> int:
+        got = end.recv_into(self._memory[self._filled :].data)
+        self._filled += got
+        return got
+
+
 class FrameReader:
     """body_for: says where the body of a message goes, given its length, which may be 0; raises Broken for
     one that may not be."""
 
-    def __init__(self, body_for: Callable[[AnyMessage, int], NDArray[np.uint8] | None]) -> None:
+    def __init__(self, body_for: Callable[[AnyMessage, int], Body | None]) -> None:
         self._body_for = body_for
-        self._small = memoryview(bytearray(MOST_HEADER + 2 * AHEAD))
+        self._small = memoryview(bytearray(READ_AHEAD))
         self._start = self._end = 0  # of what is in _small and not yet looked at
         self._message: AnyMessage | None = None  # whose body is being read
-        self._body: NDArray[np.uint8] | None = None
-        self._filled = 0
+        self._body: Body | None = None
 
-    def read(self, end: socket.socket) -> Iterator[tuple[AnyMessage, NDArray[np.uint8] | None]]:
+    def read(self, end: socket.socket) -> Iterator[tuple[AnyMessage, Body | None]]:
         """Reads once, and yields the frames that are then complete. Raises EOFError at the end, Broken,
         OSError."""
-        if self._message is None:
+        if self._body is not None:
+            got = self._body.fill(end)
+        else:
             self._make_room()
             got = end.recv_into(self._small[self._end :])
             self._end += got
-        else:
-            assert self._body is not None
-            rest = len(self._body) - self._filled
-            got = end.recvmsg_into([self._body[self._filled :].data, self._small[:AHEAD]])[0]
-            self._filled += min(got, rest)
-            self._start, self._end = 0, max(0, got - rest)
         if not got:
             raise EOFError
         while (frame := self._next()) is not None:
             yield frame
 
-    def _next(self) -> tuple[AnyMessage, NDArray[np.uint8] | None] | None:
+    @property
+    def left(self) -> int:
+        """Bytes of a body to come, or 1."""
+        return 1 if self._body is None else self._body.left
+
+    def _next(self) -> tuple[AnyMessage, Body | None] | None:
         if self._message is None and not self._parse():
             return None
         assert self._message is not None
-        body = self._body
-        if body is not None:
-            move = min(len(body) - self._filled, self._end - self._start)
-            if move:
-                body[self._filled : self._filled + move] = self._small[self._start : self._start + move]
-                self._start, self._filled = self._start + move, self._filled + move
-            if self._filled < len(body):
+        if (body := self._body) is not None:
+            if move := min(body.left, self._end - self._start):
+                body.feed(self._small[self._start : self._start + move])
+                self._start += move
+            if body.left:
                 return None
         message, self._message, self._body = self._message, None, None
         return message, body
@@ -103,7 +149,7 @@ class FrameReader:
             self._message = _decoder.decode(header)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             raise Broken(f"a header that says nothing: {error}") from None
-        self._body, self._filled = self._body_for(self._message, body), 0
+        self._body = self._body_for(self._message, body)
         self._start = at + PREFIX.size + length
         return True
 

@@ -70,13 +70,13 @@ class Want(Message, tag=2):
 
 class Pages(Message, tag=3):
     """slots: of the prompt that are true with these pages; fewer than the pages hold only at the end.
-    memory_slot: of the sink's memory; -1: the bytes follow."""
+    memory_slot: of the sink's memory; -1: the bytes follow, and behind them their checksum."""
 
     transfer: Count
     first_page: Count
     pages: Count
     slots: Count
-    checksum: int
+    checksum: int = 0
     memory_slot: int = -1
 
 

@@ -23,8 +23,9 @@ from nextn.disaggregation.buffers import Buffers
 from nextn.disaggregation.checksum import checksum, prompt_hash
 from nextn.disaggregation.connection import Connection
 from nextn.disaggregation.endpoint import Endpoint
-from nextn.disaggregation.framing import Broken
+from nextn.disaggregation.framing import TAIL, ArrayBody, Body, Broken
 from nextn.disaggregation.identity import Identity
+from nextn.disaggregation.landing import CHUNK, Arriving, Landing
 from nextn.disaggregation.lookup import Address, Lookups
 from nextn.disaggregation.memory import Slots, hand_in, slots_of
 from nextn.disaggregation.messages import (
@@ -42,7 +43,6 @@ from nextn.disaggregation.messages import (
     Want,
 )
 from nextn.disaggregation.nixl_agent import Agent, Region
-from nextn.disaggregation.page_copies import Landing
 from nextn.disaggregation.remote import Remote
 
 CONNECTIONS = 256
@@ -93,7 +93,7 @@ class PageSink(Endpoint):
         self._transfers: dict[tuple[Connection, int], _Fetch] = {}
         self._last_transfer = 0
         self._engines: dict[Any, Connection] = {}  # by address
-        self._buffers = Buffers(self.layout.piece_bytes)
+        self._buffers, self._chunks = Buffers(self.layout.piece_bytes + TAIL), Buffers(CHUNK)
         self._memories: dict[Connection, Slots] = {}
         self._nixl = Agent() if backend == "nixl" else None
         self._lookups = Lookups(timeout)
@@ -256,21 +256,34 @@ class PageSink(Endpoint):
             for connection in self.connections:
                 connection.heard = time.monotonic()
 
-    def body_for(self, connection: Connection, message: AnyMessage, size: int) -> NDArray[np.uint8] | None:
+    def body_for(self, connection: Connection, message: AnyMessage, size: int) -> Body | None:
         if not isinstance(message, Pages) or connection.hello is None:
             if size:
                 raise Broken("bytes that belong to no pages")
             return None
         most = self.layout.piece_pages
-        expected = 0 if connection in self._memories else message.pages * self.layout.page_bytes
+        expected = 0 if connection in self._memories else message.pages * self.layout.page_bytes + TAIL
         if not 0 < message.pages <= most or size != expected:
             raise Broken(f"{message.pages} pages in {size} bytes")
-        return self._buffers.take(size) if size else None
+        if not size:
+            return None
+        fetch = self._transfers.get((connection, message.transfer))
+        if fetch is not None and fetch.landing is not None and fetch.landing.copies.sockets is not None:
+            self._check_place(fetch, message)
+            return self._arriving(fetch, fetch.landing, message)
+        return ArrayBody(self._buffers.take(size))
+
+    def _arriving(self, fetch: _Fetch, landing: Landing, pages: Pages) -> Arriving:
+        def wanted() -> bool:
+            return self._fetches.get(fetch.rid) is fetch
+
+        chunk = self._chunks.take(CHUNK)
+        return Arriving(landing, pages.first_page, pages.pages, chunk, self.lock, wanted)
 
     def sent(self, connection: Connection, charge: int) -> None:
         pass
 
-    def came(self, connection: Connection, message: AnyMessage, body: NDArray[np.uint8] | None) -> None:
+    def came(self, connection: Connection, message: AnyMessage, body: Body | None) -> None:
         if isinstance(message, Refused):
             raise Broken(f"refused: {message.error}")
         if connection.hello is None:
@@ -319,17 +332,20 @@ class PageSink(Endpoint):
         if self._nixl is not None and isinstance(memory, Region):
             self._nixl.give_back(memory)
 
-    def _pages(self, connection: Connection, pages: Pages, body: NDArray[np.uint8] | None) -> None:
+    def _pages(self, connection: Connection, pages: Pages, body: Body | None) -> None:
         """body: None for what is in shared memory, where the source may still write."""
         fetch = self._transfers.get((connection, pages.transfer))
-        data = self._in_memory(connection, pages) if body is None else body
+        data = self._in_memory(connection, pages) if body is None else None
         if fetch is not None:  # else it was cancelled
             self._check_place(fetch, pages)
-            if fetch.landing is not None:
-                self._land(fetch, fetch.landing, pages, data)
-            else:
-                self._deliver(fetch, pages, self._own(data) if body is None else body)
-        if body is None:
+            if isinstance(body, Arriving):
+                _prove(body.found, body.expected)
+                self._landed(fetch, pages)
+            elif isinstance(body, ArrayBody):
+                self._take(fetch, pages, body.data, body.expected)
+            elif data is not None:
+                self._take(fetch, pages, data if fetch.landing else self._own(data), pages.checksum)
+        if data is not None:
             connection.send(Read(pages.memory_slot))
 
     def _in_memory(self, connection: Connection, pages: Pages) -> NDArray[np.uint8]:
@@ -356,16 +372,23 @@ class PageSink(Endpoint):
         ):
             raise Broken(f"pages {pages.first_page} to {pages.first_page + pages.pages} in the wrong place")
 
-    def _land(self, fetch: _Fetch, landing: Landing, pages: Pages, data: NDArray[np.uint8]) -> None:
-        """With the lock held, so that after `cancel` the pages may be somebody else's."""
+    def _take(self, fetch: _Fetch, pages: Pages, data: NDArray[np.uint8], expected: int) -> None:
+        """data: this side's own, unless it lands."""
+        if fetch.landing is None:
+            _prove(checksum(data), expected)
+            self._deliver(fetch, pages, data)
+            return
+        with self.lock:  # after `cancel` the pages may be somebody else's
+            if self._fetches.get(fetch.rid) is fetch:
+                _prove(fetch.landing.take(pages.first_page, pages.pages, data), expected)
+                self._landed(fetch, pages)
+
+    def _landed(self, fetch: _Fetch, pages: Pages) -> None:
         with self.lock:
-            if self._fetches.get(fetch.rid) is not fetch:
-                return
-            _prove(landing.take(pages.first_page, pages.pages, data), pages)
-            self._count(fetch, pages)
+            if self._fetches.get(fetch.rid) is fetch:
+                self._count(fetch, pages)
 
     def _deliver(self, fetch: _Fetch, pages: Pages, body: NDArray[np.uint8]) -> None:
-        _prove(checksum(body), pages)
         with self.lock:
             if self._fetches.get(fetch.rid) is not fetch:
                 return
@@ -410,8 +433,8 @@ class PageSink(Endpoint):
             self._end(fetch, error)
 
 
-def _prove(found: int, pages: Pages) -> None:
-    if found != pages.checksum:
+def _prove(found: int, expected: int) -> None:
+    if found != expected:
         raise Broken("a byte of a page was changed on the way")
 
 

@@ -1,4 +1,5 @@
-"""The prefill side of KV transfer: whose pages may be asked for, who asked, and which go out next.
+"""The prefill side of KV transfer: whose pages may be asked for, and who asked. Which go out next is in
+turns.py, and how in ways.py.
 
 Every request that was offered comes out of `poll` once, unless it was withdrawn: fetched, or given up because
 nobody asked in time, because the other side ended it, or because it is gone.
@@ -13,19 +14,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
-from nextn.disaggregation.buffers import Buffers
 from nextn.disaggregation.checksum import checksum, prompt_hash
 from nextn.disaggregation.connection import Connection
 from nextn.disaggregation.door import Door
 from nextn.disaggregation.early import Early, EarlyRooms
 from nextn.disaggregation.endpoint import Endpoint
-from nextn.disaggregation.framing import Broken
+from nextn.disaggregation.framing import Body, Broken
 from nextn.disaggregation.identity import Identity
 from nextn.disaggregation.layout import flat
-from nextn.disaggregation.memory import Slots
 from nextn.disaggregation.messages import (
     MOST_TEXT,
     Abort,
@@ -42,20 +40,12 @@ from nextn.disaggregation.messages import (
     Want,
 )
 from nextn.disaggregation.offer import Offer
+from nextn.disaggregation.page_copies import PageCopies
+from nextn.disaggregation.turns import Piece, Turns
+from nextn.disaggregation.ways import ThroughMemory, ThroughSocket
 from nextn.disaggregation.writes import Writes
 
 CONNECTIONS = 256
-IN_FLIGHT = 32 << 20  # bytes that were copied out and are not sent yet; a connection's first piece always may
-CONNECTION_IN_FLIGHT = 8 << 20  # so that one that does not read leaves room for the others
-
-
-class Piece(NamedTuple):
-    """A run of pages of a request, by their places in its prompt."""
-
-    rid: str
-    first_page: int
-    pages: int
-    offer: int  # no two have the same
 
 
 class Given(NamedTuple):
@@ -70,21 +60,21 @@ class PageSource(Endpoint):
 
     def __init__(self, identity: Identity, backend: str, host: str, timeout: float, port: int = 0) -> None:
         super().__init__("kv-source", identity, backend, timeout)
-        self._sinks: Door | Writes | None = None  # where their memories are
-        if backend == "shm":
-            self._sinks = Door(self, self.layout.piece_bytes, self.ring)
-        elif backend == "nixl":
-            self._sinks = Writes(self.layout.piece_bytes, timeout)
+        self._sinks = self._place()
+        sizes = self.layout.page_bytes, self.layout.piece_bytes
+        self._way: ThroughSocket | ThroughMemory
+        if self._sinks is None:
+            self._way = ThroughSocket(self, *sizes)
+            self._turns = Turns(self.layout, None, self.ring)
+        else:
+            self._way = ThroughMemory(self, self._sinks, sizes[0])
+            self._turns = Turns(self.layout, self._way.slots, self.ring)
         self._offers: dict[str, Offer] = {}
         self._rooms: dict[int, Offer] = {}
-        self._asked: deque[Offer] = deque()  # the one whose turn it is first
         self._transfers: dict[tuple[Connection, int], Offer] = {}
         self._early = EarlyRooms(timeout)
-        self._buffers = Buffers(self.layout.piece_bytes)
-        self._lent: dict[Piece, tuple[Slots, int]] = {}  # slots between `memory` and `put`
+        self._lent: dict[Piece, tuple[Connection, Pages]] = {}  # between `memory` and `put`
         self._given: deque[Given] = deque()
-        self._in_flight: dict[Connection, int] = {}
-        self._starved = False  # `wanted` returned None as too much was in flight
         self._blocked: float | None = None  # since when the engine waits for pages
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._server = socket.create_server((host, port), family=family, backlog=128)
@@ -92,6 +82,15 @@ class PageSource(Endpoint):
         self.port: int = self._server.getsockname()[1]
         self.watch(self._server, self._accept)
         self.start()
+
+    def _place(self) -> Door | Writes | None:
+        """Where sinks' memories are."""
+        match self.backend:
+            case "shm":
+                return Door(self, self.layout.piece_bytes, self.ring)
+            case "nixl":
+                return Writes(self.layout.piece_bytes, self.timeout)
+        return None
 
     # The engine's thread
 
@@ -135,63 +134,42 @@ class PageSource(Endpoint):
         """The next pages to copy out, each request in turn. None: there are none, or enough are under way;
         `fileno` says when to ask again. Who does not ask until None comes has to ask again by itself."""
         with self.lock:
-            for _ in range(len(self._asked)):
-                offer = self._asked[0]
-                self._asked.rotate(-1)
-                if (n := self._ready_pages(offer)) <= 0:
-                    continue
-                size = self._charge(n)
-                assert offer.connection is not None
-                if not self._room_in_flight(offer.connection, size):
-                    self._starved = True
-                    continue
-                self._in_flight[offer.connection] += size
-                piece = Piece(offer.rid, offer.next_page, n, offer.number)
-                offer.next_page += n
-                offer.handed += size
-                return piece
-        return None
+            return self._turns.next()
+
+    def copy(self, piece: Piece, copies: PageCopies, pages: Sequence[int]) -> None:
+        """Copies this piece out of the pool, from these pages of it, and sends it. Else: `put`."""
+        with self.lock:
+            if (offer := self._offer_of(piece)) is not None:
+                connection, message = self._begin_pages(offer, piece)
+                self._way.copy(connection, message, copies, pages)
+                self._end_of_pages(offer)
 
     def memory(self, piece: Piece) -> Tensor:
         """Where this piece can be copied out to, for `put`, which must follow: memory that is in the cache
         still, or the other side's. Any other memory will do."""
         with self.lock:
-            size = piece.pages * self.layout.page_bytes
-            offer = self._offers.get(piece.rid)
-            if self._sinks is None or offer is None or offer.number != piece.offer:
-                return self.layout.tensor(self._buffers.take(size))
-            assert offer.connection is not None
-            memory = self._sinks.memories[offer.connection]
-            self._lent[piece] = memory, memory.free.pop()
-            return self.layout.tensor(memory[self._lent[piece][1]][:size])
-
-    def put(self, piece: Piece, data: Tensor, checksum_of: int | None = None) -> None:
-        """data: [layers, slots, width] of these pages, contiguous, on the host; not changed any more.
-        checksum_of: their checksum, where it is known."""
-        body = flat(data)
-        if checksum_of is None:
-            checksum_of = checksum(body)
-        with self.lock:
-            memory, slot = self._lent.pop(piece, (None, -1))
-            offer = self._offers.get(piece.rid)
-            if offer is None or offer.number != piece.offer:
-                if memory is not None:
-                    memory.free.append(slot)
-                return  # it ended since
-            assert piece.first_page == offer.put_page
-            assert offer.connection is not None
-            offer.put_page += piece.pages
-            offer.handed -= self._charge(piece.pages)
-            slots = min(offer.put_page * self.layout.page_size, offer.committed)
-            self.stats.pages += piece.pages
-            self.stats.bytes += data.nbytes
-            pages = Pages(offer.transfer, piece.first_page, piece.pages, slots, checksum_of, slot)
-            if isinstance(self._sinks, Writes):
-                self.call(self._send_piece, offer.connection, pages, body)
+            if (offer := self._offer_of(piece)) is None:
+                data = np.empty(piece.pages * self.layout.page_bytes, np.uint8)
             else:
-                self._send_piece(offer.connection, pages, body)
-                self.send_now(offer.connection)
-            self._end_of_pages(offer)
+                assert offer.connection is not None
+                pages = Pages(offer.transfer, piece.first_page, piece.pages, 0)
+                data = self._way.memory(offer.connection, pages)
+                self._lent[piece] = offer.connection, pages
+            return self.layout.tensor(data)
+
+    def put(self, piece: Piece, data: Tensor) -> None:
+        """data: [layers, slots, width] of these pages, contiguous, on the host; not changed any more."""
+        with self.lock:
+            lent = self._lent.pop(piece, None)
+            if (offer := self._offer_of(piece)) is not None:
+                connection, message = self._begin_pages(offer, piece)
+                message.memory_slot = -1 if lent is None else lent[1].memory_slot
+                body = flat(data)
+                message.checksum = checksum(body)
+                self._way.send(connection, message, body)
+                self._end_of_pages(offer)
+            elif lent is not None:
+                self._way.give_back(lent[0], lent[1].memory_slot)
 
     def blocked(self, blocked: bool) -> None:
         """Has the engine nothing to do until pages are given back? Decode servers without room for the
@@ -215,26 +193,18 @@ class PageSource(Endpoint):
 
     # With the lock held
 
-    def _ready_pages(self, offer: Offer) -> int:
-        """That can be copied out now, of the next piece: whole ones, or what there is at the end."""
-        if offer.slots is not None:
-            end = self.layout.pages(offer.slots)
-        else:
-            end = offer.committed // self.layout.page_size
-        return min(end - offer.next_page, self.layout.piece_pages)
+    def _offer_of(self, piece: Piece) -> Offer | None:
+        """None: it has ended since."""
+        offer = self._offers.get(piece.rid)
+        return offer if offer is not None and offer.number == piece.offer else None
 
-    def _charge(self, pages: int) -> int:
-        """Bytes in flight of a piece: in shared memory it takes a slot."""
-        return pages * self.layout.page_bytes if self._sinks is None else self.layout.piece_bytes
-
-    def _room_in_flight(self, connection: Connection, size: int) -> bool:
-        used = self._in_flight[connection]
-        if self._sinks is not None:
-            memory = self._sinks.memories.get(connection)
-            return memory is not None and used < len(memory) * size
-        return used == 0 or (
-            used + size <= CONNECTION_IN_FLIGHT and sum(self._in_flight.values()) + size <= IN_FLIGHT
-        )
+    def _begin_pages(self, offer: Offer, piece: Piece) -> tuple[Connection, Pages]:
+        assert offer.connection is not None
+        self._turns.put(offer, piece)
+        self.stats.pages += piece.pages
+        self.stats.bytes += piece.pages * self.layout.page_bytes
+        slots = min(offer.put_page * self.layout.page_size, offer.committed)
+        return offer.connection, Pages(offer.transfer, piece.first_page, piece.pages, slots)
 
     def _end_of_pages(self, offer: Offer) -> None:
         if offer.slots is None or offer.begun is None or offer.done:
@@ -269,7 +239,7 @@ class PageSource(Endpoint):
             return
         offer.begun = time.monotonic()
         offer.next_page = offer.put_page = have_pages
-        self._asked.append(offer)
+        self._turns.offers.append(offer)
         self._end_of_pages(offer)
         self.ring()
 
@@ -282,9 +252,9 @@ class PageSource(Endpoint):
         if offer.connection is None:
             return
         if offer.begun is not None:
-            self._asked.remove(offer)
+            self._turns.offers.remove(offer)
         self._transfers.pop((offer.connection, offer.transfer), None)
-        self._release(offer.connection, offer.handed)
+        self._turns.release(offer.connection, offer.handed)
         if error is not None:
             self.call(offer.connection.drop, offer.transfer, error)
 
@@ -298,13 +268,6 @@ class PageSource(Endpoint):
             self.stats.failed += 1
         self._given.append(Given(offer.rid, error))
         self.ring()
-
-    def _release(self, connection: Connection, charge: int) -> None:
-        if charge and connection in self._in_flight:
-            self._in_flight[connection] -= charge
-            if self._starved:
-                self._starved = False
-                self.ring()
 
     # The I/O thread
 
@@ -321,38 +284,14 @@ class PageSource(Endpoint):
             return
         connection = self.add(end, f"{address[0]}:{address[1]}")
         with self.lock:
-            self._in_flight[connection] = 0
+            self._turns.in_flight[connection] = 0
 
-    def _send_piece(self, connection: Connection, pages: Pages, data: NDArray[np.uint8]) -> None:
-        memory = None if self._sinks is None else self._sinks.memories.get(connection)
-        if (connection, pages.transfer) not in self._transfers:
-            if memory is not None and pages.memory_slot >= 0:
-                memory.free.append(pages.memory_slot)
-            self.sent(connection, self._charge(pages.pages))
-            return
-        if memory is None:
-            connection.send(pages, data, len(data))
-            return
-        if pages.memory_slot < 0:
-            pages.memory_slot = memory.free.pop()
-            memory[pages.memory_slot][: len(data)] = data
-        if not isinstance(self._sinks, Writes):
-            connection.send(pages)
-            return
-        try:
-            self._sinks.begin(
-                connection, pages.memory_slot, len(data), lambda: self._written(connection, pages)
-            )
-        except Broken as error:
-            self.lost_by(connection, error)
-
-    def _written(self, connection: Connection, pages: Pages) -> None:
+    def dropped(self, connection: Connection, pages: Pages) -> bool:
         if (connection, pages.transfer) in self._transfers:
-            connection.send(pages)
-            return
-        assert self._sinks is not None
-        self._sinks.memories[connection].free.append(pages.memory_slot)
-        self.sent(connection, self.layout.piece_bytes)
+            return False
+        self._way.give_back(connection, pages.memory_slot)
+        self.sent(connection, self._turns.charge(pages.pages))
+        return True
 
     def looks(self) -> bool:
         return isinstance(self._sinks, Writes) and self._sinks.busy
@@ -363,10 +302,7 @@ class PageSource(Endpoint):
                 self.lost_by(connection, error)
 
     def _send_done(self, connection: Connection, done: Done) -> None:
-        if isinstance(self._sinks, Writes):
-            self._sinks.after(connection, lambda: self._say_done(connection, done))
-        else:
-            self._say_done(connection, done)
+        self._way.send_done(connection, done, lambda: self._say_done(connection, done))
 
     def _say_done(self, connection: Connection, done: Done) -> None:
         if (connection, done.transfer) in self._transfers:
@@ -379,9 +315,9 @@ class PageSource(Endpoint):
     def sent(self, connection: Connection, charge: int) -> None:
         if charge:
             with self.lock:
-                self._release(connection, charge)
+                self._turns.release(connection, charge)
 
-    def came(self, connection: Connection, message: AnyMessage, body: NDArray[np.uint8] | None) -> None:
+    def came(self, connection: Connection, message: AnyMessage, body: Body | None) -> None:
         if connection.hello is None:
             if not isinstance(message, Hello):
                 raise Broken("no Hello")
@@ -423,11 +359,10 @@ class PageSource(Endpoint):
             connection.closing = True
 
     def _read_slot(self, connection: Connection, slot: int) -> None:
-        memory = None if self._sinks is None else self._sinks.memories.get(connection)
-        if memory is None or slot >= len(memory) or slot in memory.free:
-            raise Broken("memory was read that was not written")
-        memory.free.append(slot)
-        self._release(connection, self.layout.piece_bytes)
+        if not isinstance(self._way, ThroughMemory):
+            raise Broken("memory was read where there is none")
+        self._way.read(connection, slot)
+        self._turns.release(connection, self.layout.piece_bytes)
 
     def _asked_for(self, connection: Connection, want: Want) -> None:
         if (connection, want.transfer) in self._transfers:
@@ -457,7 +392,7 @@ class PageSource(Endpoint):
 
     def gone(self, connection: Connection, error: str) -> None:
         with self.lock:
-            self._in_flight.pop(connection, None)
+            self._turns.in_flight.pop(connection, None)
             if self._sinks is not None:
                 self._sinks.forget(connection)
             self._early.forget(connection)

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
@@ -30,6 +30,7 @@ IDENTITY = Identity(
 )  # fmt: skip
 BIG_ARGS = {"layers": 20, "width": 256}
 TIMEOUT = 30.0
+SHORT = 1.0  # seconds, where a time-out is what is tested
 NIXL = importlib.util.find_spec("nixl") is not None
 needs_nixl = pytest.mark.skipif(not NIXL, reason="NIXL is not installed")
 BACKENDS = ["tcp", "shm", pytest.param("nixl", marks=needs_nixl)]
@@ -82,6 +83,9 @@ class Prefill:
                 self.source.put(piece, self.source.memory(piece).copy_(part))
         self.given += self.source.poll()
 
+    def fileno(self) -> int:
+        return self.source.fileno()
+
     def errors(self) -> dict[str, str | None]:
         assert len({each.rid for each in self.given}) == len(self.given)
         return dict(self.given)
@@ -111,6 +115,9 @@ class Decode:
                 self.slots[rid] = have
             self.sink.begin(rid, have)
 
+    def fileno(self) -> int:
+        return self.sink.fileno()
+
     def forget(self, rid: str) -> None:
         self.ended.pop(rid, None)
         del self.slots[rid]
@@ -134,13 +141,20 @@ class Decode:
         self.slots[event.rid] = end
 
 
-def until(condition: Callable[[], bool], *ends: Prefill | Decode, seconds: float = 60.0) -> None:
+class End(Protocol):
+    """What `until` serves."""
+
+    def fileno(self) -> int: ...
+
+    def pump(self) -> None: ...
+
+
+def until(condition: Callable[[], bool], *ends: End, seconds: float = 60.0) -> None:
     """Serves both ends until it is so."""
     end = time.monotonic() + seconds
-    files = [each.source if isinstance(each, Prefill) else each.sink for each in ends]
     while not condition():
         assert time.monotonic() < end, "it does not come to an end"
-        select.select(files, [], [], 0.02)
+        select.select(ends, [], [], 0.02)
         for each in ends:
             each.pump()
 
@@ -196,6 +210,7 @@ class Network:
         self.cut_at = {"down": 1 << 60, "up": 1 << 60}  # of all bytes that passed
         self.corrupt_at = {"down": -1, "up": -1}
         self.most = 1 << 16  # bytes at a time
+        self.pause = 0.0  # seconds before each time
         self._ends: list[socket.socket] = []
         self._closed = False
         threading.Thread(target=self._accept, daemon=True).start()
@@ -216,6 +231,7 @@ class Network:
     def _pass(self, way: str, a: socket.socket, b: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := bytearray(a.recv(self.most)):
+                time.sleep(self.pause)
                 while self.stalled and not self._closed:
                     time.sleep(0.005)
                 at = self.passed[way]

@@ -7,6 +7,7 @@ or the one that --cpu-isa asks for.
 from __future__ import annotations
 
 import ctypes
+import sys
 from ctypes import (
     CDLL,
     POINTER,
@@ -161,6 +162,8 @@ ASKED = Struct("@QIIfffii4xPii")
 STEP = Struct("@ii5Pii4P")
 
 
+_RUNS = c_void_p, c_int, c_int64, c_int64, c_void_p, c_int  # the pool, and Runs of csrc/pages.h
+
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "nx_machine_level": (c_int, ()),
     "nx_interface": (c_int, ()),
@@ -179,14 +182,8 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "nx_pool_new": (c_void_p, (c_int,)),
     "nx_pool_free": (None, (c_void_p,)),
     "nx_read": (c_uint64, (c_void_p, c_void_p, c_int64)),
-    "nx_read_pages": (
-        None,
-        (c_void_p, c_int, c_int64, c_int64, c_void_p, c_int, c_void_p, c_void_p),
-    ),
-    "nx_write_pages": (
-        None,
-        (c_void_p, c_int, c_int64, c_int64, c_void_p, c_int, c_void_p, c_void_p),
-    ),
+    "nx_read_pages": (None, (*_RUNS, c_void_p, c_void_p)),
+    "nx_write_pages": (None, (*_RUNS, c_void_p, c_void_p)),
     "nx_peak": (c_int64, (c_void_p, c_int, c_int)),
     "nx_linear": (None, (c_void_p, c_void_p, c_int, POINTER(Weight), c_void_p)),
     "nx_attention": (
@@ -226,6 +223,15 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "nx_break": (None, (c_void_p,)),
     "nx_choose": (None, (c_void_p, c_int, c_int, c_void_p, c_void_p, c_void_p)),
 }
+if sys.platform != "win32":  # csrc/page_sockets.h
+    _SIGNATURES |= {
+        "nx_send_pages": (None, (*_RUNS, c_int, c_void_p, c_int64, c_void_p)),
+        "nx_receive_pages": (
+            c_int64,
+            (*_RUNS, c_int, c_int64, c_void_p, c_int64, c_void_p, c_void_p),
+        ),
+        "nx_place_pages": (None, (*_RUNS, c_void_p, c_void_p, c_void_p)),
+    }
 
 
 class NoLibrary(Exception):

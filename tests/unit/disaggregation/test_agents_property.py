@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from support.agents import CONTEXT, FAKE, Asked, Half, Pair, Text, alone, engine_of
 from support.transfers import Bootstrap
 
-from nextn.disaggregation import layout, source
+from nextn.disaggregation import layout, turns
 from nextn.engine.engine import Engine
 from nextn.request import Request, SamplingParams
 
@@ -53,8 +53,8 @@ def _small_pieces() -> Iterator[None]:
     """So that a prompt is many pieces, and few of them are under way at a time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layout, "PIECE", 256)
-        patch.setattr(source, "CONNECTION_IN_FLIGHT", 512)
-        patch.setattr(source, "IN_FLIGHT", 1024)
+        patch.setattr(turns, "CONNECTION_IN_FLIGHT", 512)
+        patch.setattr(turns, "IN_FLIGHT", 1024)
         yield
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nextn.disaggregation.checksum import checksum
-from nextn.disaggregation.framing import Broken, FrameReader, frame_start
+from nextn.disaggregation.framing import ArrayBody, Body, Broken, FrameReader, frame_start
 from nextn.disaggregation.messages import Abort, AnyMessage, Done, Pages, Ping, Want
 
 BODY = np.arange(9000, dtype=np.uint64).view(np.uint8)
@@ -26,10 +26,14 @@ FRAMES: list[tuple[AnyMessage, bytes]] = [
 STREAM = b"".join(frame_start(message, len(body)) + body for message, body in FRAMES)
 
 
+def whole(body: Body | None) -> bytes:
+    return b"" if body is None else body._memory.tobytes()  # type: ignore[attr-defined]
+
+
 def read(stream: bytes, cuts: list[int]) -> list[tuple[Any, bytes]]:
     """What comes of it, part by part; raises Broken."""
     found: list[tuple[Any, bytes]] = []
-    reader = FrameReader(lambda message, size: np.empty(size, np.uint8) if size else None)
+    reader = FrameReader(lambda message, size: ArrayBody(np.empty(size, np.uint8)) if size else None)
     here, there = socket.socketpair()
     with here, there:
         there.setblocking(False)
@@ -40,7 +44,7 @@ def read(stream: bytes, cuts: list[int]) -> list[tuple[Any, bytes]]:
             try:
                 while True:
                     for message, body in reader.read(there):
-                        found.append((message, b"" if body is None else body.tobytes()))
+                        found.append((message, whole(body)))
             except BlockingIOError:
                 pass
     return found

@@ -109,10 +109,13 @@ def test_memory_is_used_again_when_no_tensor_refers_to_it() -> None:
     first = buffers.take(layout.page_bytes)
     tensor = layout.tensor(first)
     where = tensor.data_ptr()
-    part = tensor[1:]
+    part, other = tensor[1:], first[1:]
     del first, tensor
     gc.collect()
     assert buffers.take(layout.page_bytes).ctypes.data != where
     del part
+    gc.collect()
+    assert buffers.take(layout.page_bytes).ctypes.data != where
+    del other
     gc.collect()
     assert buffers.take(layout.page_bytes).ctypes.data == where

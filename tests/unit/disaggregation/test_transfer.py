@@ -55,7 +55,7 @@ def test_many_rooms_of_two_sources(backend: str) -> None:
         until(lambda: len(decode.ended) == 40 and sum(len(p.given) for p in both) == 40, *both, decode)
         assert {each.error for each in decode.ended.values()} == {None}
         assert not {*prefill.errors().values(), *second.errors().values()} - {None}
-        until(lambda: set(prefill.source._in_flight.values()) <= {0}, *both, decode)
+        until(lambda: set(prefill.source._turns.in_flight.values()) <= {0}, *both, decode)
         second.source.close()
 
 
@@ -66,7 +66,7 @@ def test_each_request_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
             port.routes[room] = "127.0.0.1", prefill.source.port
             prefill.whole(f"p{room}", room, 30_000)
             decode.want(f"d{room}", port.remote(room), 0, prompt_of(room, 30_000))
-        until(lambda: len(prefill.source._asked) == 3, decode)
+        until(lambda: len(prefill.source._turns.offers) == 3, decode)
         pieces = [prefill.source.wanted() for _ in range(6)]
         assert sorted(each.rid for each in pieces if each) == ["p0", "p0", "p1", "p1", "p2", "p2"]
         assert len({each.rid for each in pieces[:3] if each}) == 3
@@ -74,7 +74,7 @@ def test_each_request_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_under_way_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nextn.disaggregation.layout.PIECE", 1 << 20)
-    monkeypatch.setattr("nextn.disaggregation.source.CONNECTION_IN_FLIGHT", 3 << 20)
+    monkeypatch.setattr("nextn.disaggregation.turns.CONNECTION_IN_FLIGHT", 3 << 20)
     monkeypatch.setattr("nextn.disaggregation.sink.UNDELIVERED", 4 << 20)
     what, n = identity(layers=20, width=256), 7_000  # 70 MiB
     with ends(what, what) as (prefill, decode, port):
@@ -82,10 +82,10 @@ def test_what_is_under_way_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         prefill.whole("p", 0, n)
         decode.want("d", port.remote(0), 0, prompt_of(0, n))
         until(
-            lambda: decode.sink.paused and prefill.source._starved, prefill
+            lambda: decode.sink.paused and prefill.source._turns.starved, prefill
         )  # the sink's engine does nothing
         assert decode.sink._undelivered <= 5 << 20
-        assert 0 < sum(prefill.source._in_flight.values()) <= 3 << 20
+        assert 0 < sum(prefill.source._turns.in_flight.values()) <= 3 << 20
         until(lambda: bool(decode.ended and prefill.given), prefill, decode)
         assert decode.ended["d"] == ("d", n, 0, None)
         assert decode.sink._undelivered == 0

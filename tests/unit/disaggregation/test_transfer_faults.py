@@ -15,14 +15,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.transfers import BACKENDS, Bootstrap, Decode, Network, Prefill, ends, identity, prompt_of, until
+from support.transfers import (
+    BACKENDS,
+    SHORT,
+    Bootstrap,
+    Decode,
+    Network,
+    Prefill,
+    ends,
+    identity,
+    prompt_of,
+    until,
+)
 
 from nextn.disaggregation.framing import frame_start
 from nextn.disaggregation.messages import Hello, Pages, Ping, Read, Taken, Want
 from nextn.disaggregation.remote import Remote
 
 BIG = identity(layers=20, width=256)  # of which a prompt of 3,000 tokens has 30 MB
-SHORT = 1.0  # seconds, where a time-out is what is tested
 Both = tuple[Prefill, Decode, Bootstrap]
 
 
@@ -242,7 +252,7 @@ def test_a_withdrawn_request(patient: Both) -> None:
     until(lambda: "d" in decode.ended, prefill, decode)
     assert "ended the request" in str(decode.ended["d"].error)
     assert not prefill.given
-    until(lambda: set(prefill.source._in_flight.values()) == {0}, prefill, decode)
+    until(lambda: set(prefill.source._turns.in_flight.values()) == {0}, prefill, decode)
     again(prefill, decode, port)
 
 

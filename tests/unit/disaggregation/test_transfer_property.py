@@ -39,8 +39,13 @@ STEPS = st.lists(
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def servers(request: pytest.FixtureRequest) -> Iterator[tuple[Prefill, Decode, Bootstrap, Network]]:
-    with pytest.MonkeyPatch.context() as patch, ends(PIECES, PIECES, request.param) as (prefill, decode, port):
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nextn.disaggregation.layout.PIECE", 1 << 20)
+        yield from _servers(request.param)
+
+
+def _servers(backend: str) -> Iterator[tuple[Prefill, Decode, Bootstrap, Network]]:
+    with ends(PIECES, PIECES, backend) as (prefill, decode, port):
         network = Network(prefill.source.port)
         yield prefill, decode, port, network
         network.close()
@@ -143,6 +148,6 @@ def test_any_order(
         room = int(each.rid.split(".")[0])
         assert each.error is not None or each.slots == play.lengths[room]
     until(lambda: not play.prefill.source._transfers and not play.decode.sink._transfers, *servers[:2])
-    until(lambda: not any(play.prefill.source._in_flight.values()), *servers[:2])
+    until(lambda: not any(play.prefill.source._turns.in_flight.values()), *servers[:2])
     assert play.decode.sink._undelivered == 0
     assert play.decode.sink.stats.active == 0

@@ -1,0 +1,85 @@
+// KV pages from a pool to a socket and back, in pieces that stay in the core's cache: a page is read once from
+// memory, or written once to it, and all else that is done with it finds it in the cache.
+//
+// Sockets are never waited for.
+#pragma once
+#include "pages.h"
+
+#if !defined(_WIN32)
+#include <cerrno>
+#include <sys/socket.h>
+
+#if !defined(MSG_NOSIGNAL)
+#define MSG_NOSIGNAL 0  // Python ignores the signal
+#endif
+
+namespace {
+
+constexpr int64_t AT_ONCE = 128 << 10;  // bytes that are sent together
+
+// zlib's, of little: a table would not pay.
+inline uint32_t crc32(const uint8_t* data, int64_t bytes) {
+    uint32_t crc = ~0u;
+    for (int64_t i = 0; i < bytes; ++i) {
+        crc ^= data[i];
+        for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0xedb88320u : 0);
+    }
+    return ~crc;
+}
+
+// Sends `filled` bytes at the front of buffer, the pages, which are copied behind them, and their checksum. left:
+// from where to where buffer holds what the socket did not take, or what follows an error, which the next send will
+// meet.
+inline void send_runs(int socket, const Runs& r, const uint8_t* pool, uint8_t* buffer, int64_t filled, int64_t* left) {
+    uint64_t sums[SUM_LANES] = {};
+    int64_t sent = 0;
+    bool takes = true;
+    for (int64_t at = 0; at < r.bytes(); at += r.run) {
+        copy_run<false>(pool + r.place(at), buffer + filled, r.run, sums);
+        filled += r.run;
+        if (at + r.run == r.bytes()) {
+            const uint32_t crc = crc32(reinterpret_cast<const uint8_t*>(sums), sizeof sums);
+            for (int shift = 24; shift >= 0; shift -= 8) buffer[filled++] = uint8_t(crc >> shift);
+        } else if (!takes || filled - sent < AT_ONCE) {
+            continue;
+        }
+        if (!takes) break;
+        const ssize_t n = send(socket, buffer + sent, size_t(filled - sent), MSG_DONTWAIT | MSG_NOSIGNAL);
+        if (n > 0) sent += n;
+        takes = sent == filled;
+        if (takes) sent = filled = 0;  // the same memory again: it is in the cache
+    }
+    left[0] = sent, left[1] = filled;
+}
+
+struct Arriving {
+    int64_t placed;  // bytes in the pool
+    int64_t held;    // bytes at the front of the buffer, which follow these
+};
+
+// What is held, into the pool, but for a part of a row and what follows the pages. pool: null if they are to be
+// dropped.
+inline void place_held(const Runs& r, uint8_t* buffer, Arriving& a, uint8_t* pool, uint64_t* sums) {
+    const int64_t rest = r.bytes() - a.placed, rows = (a.held < rest ? a.held : rest) / SUM_ROW * SUM_ROW;
+    if (rows == 0) return;
+    if (pool) write_rows(r, buffer, a.placed, rows, pool, sums);
+    a.placed += rows, a.held -= rows;
+    memmove(buffer, buffer + rows, size_t(a.held));
+}
+
+// Reads what is there of the pages and the `tail` bytes that follow. buffer: of `size` bytes. Returns how many bytes
+// came; 0 at the stream's end; if none came, -errno.
+inline int64_t receive_runs(int socket, const Runs& r, int64_t tail, uint8_t* buffer, int64_t size, Arriving& a,
+                            uint8_t* pool, uint64_t* sums) {
+    for (int64_t came = 0;;) {
+        const int64_t rest = r.bytes() + tail - a.placed - a.held, room = size - a.held;
+        if (rest == 0) return came;
+        const ssize_t n = recv(socket, buffer + a.held, size_t(rest < room ? rest : room), MSG_DONTWAIT);
+        if (n <= 0) return came ? came : n < 0 ? -int64_t(errno) : 0;
+        came += n, a.held += n;
+        place_held(r, buffer, a, pool, sums);
+    }
+}
+
+}  // namespace
+#endif

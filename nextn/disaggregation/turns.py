@@ -1,0 +1,88 @@
+"""Which pages of a source go out next: each request in its turn, and so many bytes at a time. All with the
+source's lock held."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from nextn.disaggregation.connection import Connection
+from nextn.disaggregation.layout import Layout
+from nextn.disaggregation.offer import Offer
+
+IN_FLIGHT = 32 << 20  # bytes that were copied out and are not sent yet; a connection's first piece always may
+CONNECTION_IN_FLIGHT = 8 << 20  # so that one that does not read leaves room for the others
+
+
+class Piece(NamedTuple):
+    """A run of pages of a request, by their places in its prompt."""
+
+    rid: str
+    first_page: int
+    pages: int
+    offer: int  # no two have the same
+
+
+class Turns:
+    """slots: of a connection's memory; None where pieces go through the socket. ring: the engine may ask
+    again. in_flight: bytes, by connection."""
+
+    def __init__(
+        self, layout: Layout, slots: Callable[[Connection], int] | None, ring: Callable[[], None]
+    ) -> None:
+        self._layout, self._slots, self._ring = layout, slots, ring
+        self.offers: deque[Offer] = deque()  # the one whose turn it is first
+        self.in_flight: dict[Connection, int] = {}
+        self.starved = False  # `next` returned None as too much was in flight
+
+    def next(self) -> Piece | None:
+        for _ in range(len(self.offers)):
+            offer = self.offers[0]
+            self.offers.rotate(-1)
+            if (n := self._ready_pages(offer)) <= 0:
+                continue
+            size = self.charge(n)
+            assert offer.connection is not None
+            if not self._room(offer.connection, size):
+                self.starved = True
+                continue
+            self.in_flight[offer.connection] += size
+            piece = Piece(offer.rid, offer.next_page, n, offer.number)
+            offer.next_page += n
+            offer.handed += size
+            return piece
+        return None
+
+    def put(self, offer: Offer, piece: Piece) -> None:
+        """It is on its way, no longer in the engine's hands."""
+        assert piece.first_page == offer.put_page
+        offer.put_page += piece.pages
+        offer.handed -= self.charge(piece.pages)
+
+    def charge(self, pages: int) -> int:
+        """Bytes in flight of a piece: in shared memory it takes a slot."""
+        return pages * self._layout.page_bytes if self._slots is None else self._layout.piece_bytes
+
+    def release(self, connection: Connection, charge: int) -> None:
+        if charge and connection in self.in_flight:
+            self.in_flight[connection] -= charge
+            if self.starved:
+                self.starved = False
+                self._ring()
+
+    def _ready_pages(self, offer: Offer) -> int:
+        """That can be copied out now, of the next piece: whole ones, or what there is at the end."""
+        if offer.slots is not None:
+            end = self._layout.pages(offer.slots)
+        else:
+            end = offer.committed // self._layout.page_size
+        return min(end - offer.next_page, self._layout.piece_pages)
+
+    def _room(self, connection: Connection, size: int) -> bool:
+        used = self.in_flight[connection]
+        if self._slots is not None:
+            return used < self._slots(connection) * size
+        return used == 0 or (
+            used + size <= CONNECTION_IN_FLIGHT and sum(self.in_flight.values()) + size <= IN_FLIGHT
+        )

@@ -1,0 +1,162 @@
+"""How pieces get from a source to a sink: through the connection itself, or through memory of the sink, in
+slots, which its machine shares (Door) or which NIXL writes (Writes).
+
+In the engine's thread, with the source's lock held, but where it says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nextn.disaggregation.buffers import Buffers
+from nextn.disaggregation.connection import Connection
+from nextn.disaggregation.door import Door
+from nextn.disaggregation.framing import MOST_HEADER, TAIL, Broken, frame_start
+from nextn.disaggregation.memory import Slots
+from nextn.disaggregation.messages import Done, Pages
+from nextn.disaggregation.page_copies import PageCopies
+from nextn.disaggregation.writes import Writes
+
+
+class Owner(Protocol):
+    """The source."""
+
+    def send_now(self, connection: Connection) -> None: ...
+
+    def call(self, function: Callable[..., None], *given: Any) -> None: ...
+
+    def lost_by(self, connection: Connection, error: Exception) -> None: ...
+
+    def dropped(self, connection: Connection, pages: Pages) -> bool:
+        """Has the transfer of these pages ended? Then nobody waits for them."""
+
+
+class Way(Protocol):
+    def memory(self, connection: Connection, pages: Pages) -> NDArray[np.uint8]:
+        """Where pages can be copied to, for `send`, or `give_back`; sets `pages.memory_slot`."""
+
+    def give_back(self, connection: Connection, slot: int) -> None: ...
+
+    def send(self, connection: Connection, pages: Pages, data: NDArray[np.uint8]) -> None:
+        """data: in any memory, not changed any more."""
+
+    def copy(self, connection: Connection, pages: Pages, copies: PageCopies, table: Sequence[int]) -> None:
+        """Copies pages out of the pool and sends them. Sets their checksum."""
+
+    def send_done(self, connection: Connection, done: Done, say: Callable[[], None]) -> None:
+        """In the I/O thread: calls `say` once all pages before it are there."""
+
+
+class ThroughSocket:
+    def __init__(self, owner: Owner, page_bytes: int, piece_bytes: int) -> None:
+        self._owner, self._page_bytes = owner, page_bytes
+        self._buffers = Buffers(MOST_HEADER + piece_bytes)
+
+    def memory(self, connection: Connection, pages: Pages) -> NDArray[np.uint8]:
+        return self._buffers.take(pages.pages * self._page_bytes)
+
+    def give_back(self, connection: Connection, slot: int) -> None:
+        pass
+
+    def send(self, connection: Connection, pages: Pages, data: NDArray[np.uint8]) -> None:
+        checksum, pages.checksum = pages.checksum, 0
+        connection.send(pages, data, len(data), checksum)
+        self._owner.send_now(connection)
+
+    def copy(self, connection: Connection, pages: Pages, copies: PageCopies, table: Sequence[int]) -> None:
+        if copies.sockets is not None and connection.clear:
+            self._straight(connection, pages, copies, table)
+        else:
+            data = self.memory(connection, pages)
+            pages.checksum = copies.read(table, data)
+            self.send(connection, pages, data)
+
+    def _straight(
+        self, connection: Connection, pages: Pages, copies: PageCopies, table: Sequence[int]
+    ) -> None:
+        """As much as the socket takes, while it is copied."""
+        size = pages.pages * self._page_bytes
+        start = np.frombuffer(frame_start(pages, size + TAIL), np.uint8)
+        buffer, runs = self._buffers.take(len(start) + size + TAIL), np.array(table, np.int64)
+        buffer[: len(start)] = start
+        left = np.zeros(2, np.int64)
+        assert copies.sockets is not None
+        copies.sockets.nx_send_pages(
+            *copies.runs(runs), connection.end.fileno(), buffer.ctypes.data, len(start), left.ctypes.data
+        )
+        connection.send_rest(buffer[left[0] : left[1]].data, size)
+        self._owner.send_now(connection)
+
+    def send_done(self, connection: Connection, done: Done, say: Callable[[], None]) -> None:
+        say()
+
+
+class ThroughMemory:
+    """memories: of the sinks, by connection."""
+
+    def __init__(self, owner: Owner, place: Door | Writes, page_bytes: int) -> None:
+        self._owner, self._place, self._page_bytes = owner, place, page_bytes
+
+    def slots(self, connection: Connection) -> int:
+        """0: there is none yet."""
+        memory = self._memories.get(connection)
+        return 0 if memory is None else len(memory)
+
+    @property
+    def _memories(self) -> dict[Connection, Any]:
+        return self._place.memories
+
+    def memory(self, connection: Connection, pages: Pages) -> NDArray[np.uint8]:
+        memory: Slots = self._memories[connection]
+        pages.memory_slot = memory.free.pop()
+        return memory[pages.memory_slot][: pages.pages * self._page_bytes]
+
+    def give_back(self, connection: Connection, slot: int) -> None:
+        if slot >= 0 and (memory := self._memories.get(connection)) is not None:
+            memory.free.append(slot)
+
+    def send(self, connection: Connection, pages: Pages, data: NDArray[np.uint8]) -> None:
+        if pages.memory_slot < 0:
+            self.memory(connection, pages)[:] = data
+        if isinstance(self._place, Writes):
+            self._owner.call(self._write, self._place, connection, pages)
+        else:
+            connection.send(pages)
+            self._owner.send_now(connection)
+
+    def copy(self, connection: Connection, pages: Pages, copies: PageCopies, table: Sequence[int]) -> None:
+        data = self.memory(connection, pages)
+        pages.checksum = copies.read(table, data)
+        self.send(connection, pages, data)
+
+    def read(self, connection: Connection, slot: int) -> None:
+        """The sink has read it. In the I/O thread. Raises Broken."""
+        memory = self._memories.get(connection)
+        if memory is None or slot >= len(memory) or slot in memory.free:
+            raise Broken("memory was read that was not written")
+        memory.free.append(slot)
+
+    # In the I/O thread
+
+    def _write(self, writes: Writes, connection: Connection, pages: Pages) -> None:
+        if self._owner.dropped(connection, pages):
+            return
+        size = pages.pages * self._page_bytes
+        try:
+            writes.begin(connection, pages.memory_slot, size, lambda: self._written(connection, pages))
+        except Broken as error:
+            self._owner.lost_by(connection, error)
+
+    def _written(self, connection: Connection, pages: Pages) -> None:
+        if not self._owner.dropped(connection, pages):
+            connection.send(pages)
+
+    def send_done(self, connection: Connection, done: Done, say: Callable[[], None]) -> None:
+        if isinstance(self._place, Writes):
+            self._place.after(connection, say)
+        else:
+            say()

@@ -1,0 +1,162 @@
+"""Pages go from pool to pool: where they land nothing else is touched, and only what is proven counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from support.transfers import SHORT, Bootstrap, Network, identity, prompt_of, until
+from torch import Tensor
+
+from nextn.disaggregation.landing import Landing
+from nextn.disaggregation.page_copies import PageCopies
+from nextn.disaggregation.sink import Ended, PageSink
+from nextn.disaggregation.source import Given, PageSource
+
+WHAT = identity(layers=5, page_size=16, width=288)
+TOKENS = 5_000
+PAGES = -(-TOKENS // 16)
+MARK = 77.0
+
+
+def table(seed: int) -> list[int]:
+    return torch.randperm(PAGES + 9, generator=torch.Generator().manual_seed(seed))[:PAGES].tolist()
+
+
+class Pools:
+    """Driven as agents do. sent, landed: [layers, pages, entries]."""
+
+    def __init__(self, backend: str, timeout: float = 30.0) -> None:
+        self.port = Bootstrap()
+        self.source, self.sink = (
+            PageSource(WHAT, backend, "127.0.0.1", timeout),
+            PageSink(WHAT, backend, timeout),
+        )
+        self.network = Network(self.source.port)
+        shape = WHAT.layers, (PAGES + 9) * WHAT.page_size, WHAT.width
+        values = torch.randint(-99, 99, shape, generator=torch.Generator().manual_seed(3))
+        self._sent, self._landed = values.to(torch.bfloat16), torch.full(shape, MARK, dtype=torch.bfloat16)
+        self._out = PageCopies(self._sent, WHAT.page_size)
+        self.landing = Landing(PageCopies(self._landed, WHAT.page_size), table(2))
+        self.ended: list[Ended] = []
+        self.given: list[Given] = []
+        self.most = 1000  # pieces
+        self.port.routes[1] = "127.0.0.1", self.network.port
+        self.source.offer("p", 1, prompt_of(1, TOKENS))
+        self.source.finished("p", TOKENS, 0)
+        self.sink.want("d", self.port.remote(1), prompt_of(1, TOKENS))
+
+    def pump(self) -> None:
+        self.source.clear()
+        while self.most > 0 and (piece := self.source.wanted()) is not None:
+            self.most -= 1
+            self.source.copy(piece, self._out, table(1)[piece.first_page : piece.first_page + piece.pages])
+        self.sink.clear()
+        for event in self.sink.poll():
+            assert isinstance(event, Ended)
+            self.ended.append(event)
+        self.given += self.source.poll()
+
+    def fileno(self) -> int:
+        return self.source.fileno()
+
+    @property
+    def sent(self) -> Tensor:
+        return self._sent.view(WHAT.layers, PAGES + 9, -1)[:, table(1)]
+
+    @property
+    def landed(self) -> Tensor:
+        return self._landed.view(WHAT.layers, PAGES + 9, -1)
+
+    def close(self) -> None:
+        self.sink.close()
+        self.source.close()
+        self.network.close()
+        self.port.close()
+
+
+@pytest.fixture(params=["tcp", "shm"])
+def pools(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pools]:
+    monkeypatch.setattr("nextn.disaggregation.layout.PIECE", 1 << 20)
+    made = Pools(request.param)
+    yield made
+    made.close()
+
+
+def wait(pools: Pools) -> None:
+    until(lambda: bool(pools.ended), pools)
+
+
+@pytest.mark.parametrize("native", ["both", "source", "sink"])
+@pytest.mark.parametrize("have", [0, 7])
+def test_from_pool_to_pool(pools: Pools, native: str, have: int) -> None:
+    """Native kernels and plain numpy are the two sides of one protocol."""
+    if native == "source":
+        pools.landing.copies.native = None
+    if native == "sink":
+        pools._out.native = None
+    pools.sink.begin("d", have * 16, pools.landing)
+    wait(pools)
+    assert pools.ended == [("d", TOKENS, 0, None)]
+    assert torch.equal(pools.landed[:, table(2)[have:]], pools.sent[:, have:])
+    others = set(range(PAGES + 9)) - set(table(2)[have:])
+    assert bool((pools.landed[:, sorted(others)] == MARK).all())
+    until(lambda: [each.error for each in pools.given] == [None], pools)
+    assert pools.sink.stats.pages == pools.source.stats.pages == PAGES - have
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("at", [500, 700_000, 1_000_000, 3_000_000])
+def test_a_changed_byte(pools: Pools, native: bool, at: int) -> None:
+    """What comes before it counts, and nothing after it."""
+    if pools.sink.backend == "shm":
+        pytest.skip("pages do not go through the network")
+    if not native:
+        pools.landing.copies.native = None
+    pools.network.corrupt_at["down"] = at
+    pools.sink.begin("d", 0, pools.landing)
+    wait(pools)
+    slots, error = pools.ended[0].slots, pools.ended[0].error
+    assert error is not None
+    page = WHAT.layers * WHAT.page_size * WHAT.width * 2
+    assert slots // 16 * page <= at < slots // 16 * page + (2 << 20)
+    assert torch.equal(pools.landed[:, table(2)[: slots // 16]], pools.sent[:, : slots // 16])
+
+
+def test_nothing_lands_after_cancel(pools: Pools) -> None:
+    """Then the pages may be another request's."""
+    pools.most = 5
+    pools.sink.begin("d", 0, pools.landing)
+    until(lambda: pools.sink.stats.pages > 0, pools)
+    pools.sink.cancel("d")
+    pools._landed.fill_(MARK)
+    until(lambda: bool(pools.given), pools)
+    pools.source.offer("q", 2, prompt_of(2, 16))  # what was under way is there before it
+    pools.source.finished("q", 16, 0)
+    pools.port.routes[2] = "127.0.0.1", pools.network.port
+    pools.sink.want("e", pools.port.remote(2), prompt_of(2, 16))
+    pools.sink.begin("e", 16)
+    wait(pools)
+    assert pools.ended == [("e", 16, 0, None)]
+    assert bool((pools.landed == MARK).all())
+
+
+def test_a_slow_network_is_not_a_silent_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes that are too few to wake the sink count, too."""
+    monkeypatch.setattr("nextn.disaggregation.connection.TOGETHER", 1 << 20)
+    pools = Pools("tcp", SHORT)
+    pools.network.most, pools.network.pause = 32 << 10, 0.1 * SHORT
+    pools.source.withdraw("p")
+    try:
+        n = 16 * 16  # 737 KB
+        pools.source.offer("few", 5, prompt_of(5, n))
+        pools.source.finished("few", n, 0)
+        pools.port.routes[5] = "127.0.0.1", pools.network.port
+        pools.sink.cancel("d")
+        pools.sink.want("few", pools.port.remote(5), prompt_of(5, n))
+        pools.sink.begin("few", 0, pools.landing)
+        wait(pools)
+        assert pools.ended == [("few", n, 0, None)]
+    finally:
+        pools.close()
