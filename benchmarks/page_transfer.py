@@ -5,8 +5,8 @@
 Two processes on this machine, by turns: a prompt's pages by tcp, by shm, as many bytes through a plain socket
 from one buffer to another, the same with pages copied out before and in after, and copied in memory. As in an
 engine, pages lie anywhere in a pool, and a decode server asks for a prompt before it has room for its pages:
-the time runs from when it lets them come to when the last one is proven and in its pool. The last line is
-JSON.
+the time runs from when it lets them come to when the last one is proven and in its pool. CPU time is that of
+both processes; on a busy machine it says more than the rate. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -155,7 +155,8 @@ def decode(link: Connection, end: socket.socket, tokens: int, port: int) -> None
         if way in BACKENDS:
             side.ask(way, room)
             time.sleep(ASKED)
-        begin = time.perf_counter()
+        link.send(None)
+        begin, cpu = time.perf_counter(), time.process_time()
         if way in BACKENDS:
             side.fetch(way, room)
         elif way == PLAIN[1]:
@@ -163,7 +164,7 @@ def decode(link: Connection, end: socket.socket, tokens: int, port: int) -> None
         else:
             while size:
                 size -= end.recv_into(buffer, min(size, BUFFER))
-        link.send(time.perf_counter() - begin)
+        link.send((time.perf_counter() - begin, time.process_time() - cpu))
     assert bool((side.pool.data == 1.5).all())
     for sink in side.sinks.values():
         sink.close()
@@ -199,10 +200,13 @@ def copy(size: int) -> float:
     return time.perf_counter() - begin
 
 
-def measure(prefill: Prefill, link: Connection, end: socket.socket, turns: int) -> dict[str, list[float]]:
-    """GB/s of each turn, by way; the first turn does not count."""
+def measure(
+    prefill: Prefill, link: Connection, end: socket.socket, turns: int
+) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """(GB/s of each turn, nanoseconds of CPU time per byte) by way; the first turn does not count."""
     size, block = prefill.pool.data.nbytes // BUFFER * BUFFER, bytes(BUFFER)
     rates: dict[str, list[float]] = {way: [] for way in WAYS}
+    costs: dict[str, list[float]] = {way: [] for way in WAYS}
 
     def plain(_: int) -> None:
         for _ in range(size // BUFFER):
@@ -211,19 +215,23 @@ def measure(prefill: Prefill, link: Connection, end: socket.socket, turns: int) 
     for turn in range(turns + 1):
         for i, way in enumerate(WAYS):
             room, moved = turn * len(WAYS) + i, prefill.pool.data.nbytes if way in BACKENDS else size
+            cpu = time.process_time()
             if way == "memcpy":
-                seconds = copy(size)
+                seconds, cost = copy(size), 0.0
             else:
                 serve: Callable[[int], None] = plain if way == PLAIN[0] else lambda _: prefill.send(end)
                 if way in BACKENDS:
                     prefill.offer(way, room)
                     serve = lambda room, way=way: prefill.serve(way)  # noqa: E731
                 link.send((way, room, size))
+                link.recv()
+                cpu = time.process_time()
                 serve(room)
-                seconds = link.recv()
+                seconds, cost = link.recv()
             if turn:
                 rates[way].append(moved / seconds / 1e9)
-    return rates
+                costs[way].append((cost + time.process_time() - cpu) * 1e9 / moved)
+    return rates, costs
 
 
 def main() -> int:
@@ -244,23 +252,27 @@ def main() -> int:
     second = spawn.Process(target=decode, args=given, daemon=True)
     second.start()
     prefill = Prefill(tokens, routes)
-    rates = measure(prefill, ours, end, args.turns)
+    rates, costs = measure(prefill, ours, end, args.turns)
     ours.send(None)
     second.join()
     for source in prefill.sources.values():
         source.close()
     server.shutdown()
     middle = {way: median(each) for way, each in rates.items()}
-    print("| way | GB/s | of the plain socket | and copies | of memcpy |\n|:--|--:|--:|--:|--:|")
+    cost = {way: median(each) for way, each in costs.items()}
+    print("| way | GB/s | of the plain socket | and copies | of memcpy | CPU ns per byte |")
+    print("|:--|--:|--:|--:|--:|--:|")
     for way in WAYS:
         parts = " | ".join(f"{middle[way] / middle[other]:.2f}" for other in (*PLAIN, "memcpy"))
-        print(f"| {way} | {middle[way]:.2f} | {parts} |")
+        print(f"| {way} | {middle[way]:.2f} | {parts} | {cost[way]:.3f} |")
     result = {
         "tokens": tokens,
         "bytes": prefill.pool.data.nbytes,
         "gigabytes_per_second": rates,
+        "cpu_nanoseconds_per_byte": costs,
         "tcp_of_plain_socket": middle["tcp"] / middle[PLAIN[0]],
         "tcp_of_plain_socket_and_copies": middle["tcp"] / middle[PLAIN[1]],
+        "cpu_of_plain_socket_of_tcp": cost[PLAIN[0]] / cost["tcp"],
         "shm_of_memcpy": middle["shm"] / middle["memcpy"],
         "machine": dataclasses.asdict(this_machine()),
     }

@@ -1,5 +1,8 @@
 """What moves pages between an engine and its `PageSource` or `PageSink`, between steps and in the engine's
-thread: nobody else touches the KV pool.
+thread.
+
+Where the KV pool lies in this process's memory, the sink's thread writes into it, but only pages of requests
+that fetch. The engine's thread frees such pages after it has told the sink.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import sys
 import threading
 import time
 from collections import deque
@@ -19,7 +18,6 @@ from nextn.disaggregation.framing import TAIL, Body, FrameReader, frame_start
 from nextn.disaggregation.messages import MOST_TEXT, Abort, AnyMessage, Done, Hello, Pages, Ping
 
 MOST_WAITING = 4096  # frames that the other end does not read
-TOGETHER = 256 << 10  # bytes of a body that are waited for
 
 
 @dataclass(slots=True)
@@ -52,7 +50,6 @@ class Connection:
         self.interest = 0  # of the selector
         self.born = self.heard = self.spoke = time.monotonic()
         self._reader = FrameReader(lambda message, size: body_for(self, message, size))
-        self._least = 1
         self._sent, self._lock = sent, lock
         self._frames: deque[_Frame] = deque()
 
@@ -135,18 +132,6 @@ class Connection:
         EOFError, OSError, Broken."""
         yield from self._reader.read(self.end)
         self.heard = time.monotonic()
-        self._wake_at(min(self._reader.left, TOGETHER))
-
-    def _wake_at(self, least: int) -> None:
-        """So many bytes, or the end, wake the selector. A wake costs as much as copying 100 KB."""
-        if least != self._least and sys.platform == "linux":
-            self._least = least
-            self.end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
-
-    @property
-    def patient(self) -> bool:
-        """May there be bytes of which the selector says nothing yet?"""
-        return self._least > 1
 
     def finish_connect(self) -> None:
         """Raises OSError."""

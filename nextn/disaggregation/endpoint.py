@@ -193,10 +193,6 @@ class Endpoint(ABC):
             self._next_tick = now + self._tick_seconds
             self.tick(now)
             for connection in list(self.connections):
-                if connection.patient and not self.paused:
-                    self._serve(connection, READ)
-                if connection.lost:
-                    continue
                 if (error := connection.check(now, self.timeout, not self.paused)) is not None:
                     self.lose(connection, error)
         for connection in list(self.connections):

@@ -110,11 +110,6 @@ class FrameReader:
         while (frame := self._next()) is not None:
             yield frame
 
-    @property
-    def left(self) -> int:
-        """Bytes of a body to come, or 1."""
-        return 1 if self._body is None else self._body.left
-
     def _next(self) -> tuple[AnyMessage, Body | None] | None:
         if self._message is None and not self._parse():
             return None

@@ -30,7 +30,6 @@ IDENTITY = Identity(
 )  # fmt: skip
 BIG_ARGS = {"layers": 20, "width": 256}
 TIMEOUT = 30.0
-SHORT = 1.0  # seconds, where a time-out is what is tested
 NIXL = importlib.util.find_spec("nixl") is not None
 needs_nixl = pytest.mark.skipif(not NIXL, reason="NIXL is not installed")
 BACKENDS = ["tcp", "shm", pytest.param("nixl", marks=needs_nixl)]
@@ -210,7 +209,6 @@ class Network:
         self.cut_at = {"down": 1 << 60, "up": 1 << 60}  # of all bytes that passed
         self.corrupt_at = {"down": -1, "up": -1}
         self.most = 1 << 16  # bytes at a time
-        self.pause = 0.0  # seconds before each time
         self._ends: list[socket.socket] = []
         self._closed = False
         threading.Thread(target=self._accept, daemon=True).start()
@@ -231,7 +229,6 @@ class Network:
     def _pass(self, way: str, a: socket.socket, b: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := bytearray(a.recv(self.most)):
-                time.sleep(self.pause)
                 while self.stalled and not self._closed:
                     time.sleep(0.005)
                 at = self.passed[way]

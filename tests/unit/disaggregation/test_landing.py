@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from support.transfers import SHORT, Bootstrap, Network, identity, prompt_of, until
+from support.transfers import TIMEOUT, Bootstrap, Network, identity, prompt_of, until
 from torch import Tensor
 
 from nextn.disaggregation.landing import Landing
@@ -27,11 +27,11 @@ def table(seed: int) -> list[int]:
 class Pools:
     """Driven as agents do. sent, landed: [layers, pages, entries]."""
 
-    def __init__(self, backend: str, timeout: float = 30.0) -> None:
+    def __init__(self, backend: str) -> None:
         self.port = Bootstrap()
         self.source, self.sink = (
-            PageSource(WHAT, backend, "127.0.0.1", timeout),
-            PageSink(WHAT, backend, timeout),
+            PageSource(WHAT, backend, "127.0.0.1", TIMEOUT),
+            PageSink(WHAT, backend, TIMEOUT),
         )
         self.network = Network(self.source.port)
         shape = WHAT.layers, (PAGES + 9) * WHAT.page_size, WHAT.width
@@ -140,23 +140,3 @@ def test_nothing_lands_after_cancel(pools: Pools) -> None:
     wait(pools)
     assert pools.ended == [("e", 16, 0, None)]
     assert bool((pools.landed == MARK).all())
-
-
-def test_a_slow_network_is_not_a_silent_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bytes that are too few to wake the sink count, too."""
-    monkeypatch.setattr("nextn.disaggregation.connection.TOGETHER", 1 << 20)
-    pools = Pools("tcp", SHORT)
-    pools.network.most, pools.network.pause = 32 << 10, 0.1 * SHORT
-    pools.source.withdraw("p")
-    try:
-        n = 16 * 16  # 737 KB
-        pools.source.offer("few", 5, prompt_of(5, n))
-        pools.source.finished("few", n, 0)
-        pools.port.routes[5] = "127.0.0.1", pools.network.port
-        pools.sink.cancel("d")
-        pools.sink.want("few", pools.port.remote(5), prompt_of(5, n))
-        pools.sink.begin("few", 0, pools.landing)
-        wait(pools)
-        assert pools.ended == [("few", n, 0, None)]
-    finally:
-        pools.close()

@@ -15,24 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.transfers import (
-    BACKENDS,
-    SHORT,
-    Bootstrap,
-    Decode,
-    Network,
-    Prefill,
-    ends,
-    identity,
-    prompt_of,
-    until,
-)
+from support.transfers import BACKENDS, Bootstrap, Decode, Network, Prefill, ends, identity, prompt_of, until
 
 from nextn.disaggregation.framing import frame_start
 from nextn.disaggregation.messages import Hello, Pages, Ping, Read, Taken, Want
 from nextn.disaggregation.remote import Remote
 
 BIG = identity(layers=20, width=256)  # of which a prompt of 3,000 tokens has 30 MB
+SHORT = 1.0  # seconds, where a time-out is what is tested
 Both = tuple[Prefill, Decode, Bootstrap]
 
 

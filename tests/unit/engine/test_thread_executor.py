@@ -139,6 +139,9 @@ def test_pages_are_read_after_the_steps_that_were_launched():
     into = torch.empty(pool.shape[0], own.pool.page_size, pool.shape[2], dtype=pool.dtype)
     executor.read_pages([1], into)
     assert order == ["step", "step"]
+    engine.step()
+    assert executor.page_memory() is own.pool.data
+    assert order == ["step"] * 3
     texts(engine)
 
 
