@@ -11,9 +11,15 @@ from nextn.families.files import first_names
 from nextn.models.draft_folder import OPTION
 from nextn.models.loader import LoadReport
 from nextn.models.names import nextn_tensors
-from nextn.ops.stored import FEW_BITS, Format
+from nextn.ops.stored import FEW_BITS, FP8, Format
 
 log = logging.getLogger("nextn.engine")
+
+
+def log_blocks(stored: Mapping[str, Format], held: int, layers: int) -> None:
+    """Of a checkpoint in e4m3 blocks on kernels that hold whole layers so: how many layers are."""
+    if any(format.name == FP8 for format in stored.values()):
+        log.info("weights in FP8 blocks: %d of %d layers are held as stored", held, layers)
 
 
 def log_few_bits(stored: Mapping[str, Format], kept: Collection[str], report: LoadReport) -> None:

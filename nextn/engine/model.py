@@ -15,7 +15,7 @@ from nextn.config import EngineConfig, model_folder
 from nextn.distributed.group import Alone
 from nextn.distributed.ranks import Ranks
 from nextn.draft import AUTO_STEPS
-from nextn.engine.few_bits_log import log_few_bits, say_what_is_widened
+from nextn.engine.few_bits_log import log_blocks, log_few_bits, say_what_is_widened
 from nextn.engine.memory import bounded_context, check_memory
 from nextn.engine.seat import Seat
 from nextn.engine.world import make_world, shares_experts, sharing_option
@@ -148,9 +148,11 @@ def make_model(
         dtype = dtype_of(config.dtype, kernels)
         ops = make_ops(product_shapes(cfg), dtype, device, kernels)
         naive = config.prefill_attention == "naive"
+        blocks = block_layers(cfg, nextn, stored) if reads_fp8(kernels, device) else {}
+        log_blocks(stored, len(blocks), cfg.num_hidden_layers + nextn)
         model = model_class(cfg.architecture, kernels)(
             cfg, ops, dtype, device, nextn, naive, allowed, Alone() if ranks is None else ranks.group,
-            blocks=block_layers(cfg, nextn, stored) if reads_fp8(kernels, device) else None,
+            blocks=blocks,
         )  # fmt: skip
         if kernels == "triton":
             model.eager = config.disable_cuda_graph

@@ -21,7 +21,11 @@ if torch.cuda.is_available() or sys.platform != "linux":
 
 @pytest.mark.parametrize(("capability", "held"), [((9, 0), True), ((8, 9), True), ((8, 6), False)])
 def test_matrices_are_held_as_stored_where_e4m3_is_converted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], held: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capability: tuple[int, int],
+    held: bool,
 ) -> None:
     from nextn.ops.triton.ops import TritonOps
 
@@ -33,8 +37,10 @@ def test_matrices_are_held_as_stored_where_e4m3_is_converted(
     monkeypatch.setattr(module, "make_ops", lambda *_: TritonOps())
     monkeypatch.setattr(module, "check_memory", lambda *args: bytes_of_a_weight.append(args[3]))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    caplog.set_level("INFO", "nextn.engine")
     model, kernels = module.make_model(EngineConfig(model_path=str(tmp_path)), torch.device("cpu"), 1)
     assert kernels == "triton"
     in_blocks = {name for name in tensors if "_proj" in name and "eh_proj" not in name}
     assert model.as_stored == ({n for n in in_blocks if "kv_b_proj" not in n} if held else set())
     assert bytes_of_a_weight == [1.0 if held else 2]
+    assert f"{4 if held else 0} of 4 layers are held as stored" in caplog.text
