@@ -97,10 +97,11 @@ class Draft:
 
     def cut(self, nodes: int, depth: int) -> Draft:
         """The first `nodes` of those nodes that are no deeper than `depth`."""
-        if self.parents is None and len(self.tokens) <= min(nodes, depth):
+        n = len(self.tokens)
+        if self.parents is None and n <= nodes and n <= depth:  # as a rule
             return self
         depths = self.depths()
-        return self.keep([i for i in range(len(self.tokens)) if depths[i] <= depth][: max(0, nodes)])
+        return self.keep([i for i in range(n) if depths[i] <= depth][: max(0, nodes)])
 
     def keep(self, nodes: Sequence[int]) -> Draft:
         """These nodes, in order; with each its parent must be among them."""
@@ -131,7 +132,7 @@ class Shape(NamedTuple):
 
     def scratch(self, num_steps: int) -> int:
         """Slots that the drafter writes while it drafts so deep: every depth but the last is grown on."""
-        return max(0, num_steps - 1) * self.topk
+        return (num_steps - 1) * self.topk if num_steps > 1 else 0
 
     @property
     def beyond(self) -> int:

@@ -195,7 +195,10 @@ class Request:
     fetch: bool = False  # pages of its prompt come from another engine (`nextn.scheduler.transfers`)
     hold: bool = False  # another engine wants its pages: they outlive it
     grammar: CompiledGrammar | None = None  # of `params.constraint`, by whoever adds the request
-    end_ids: frozenset[int] = frozenset()  # tokens that end it; set by the scheduler
+    # Set by the scheduler: tokens that end it; how deep its drafts are, if not automatic depth decides that.
+    end_ids: frozenset[int] = frozenset()
+    num_steps: int = 0
+    automatic: bool = False
     # what users see
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)  # [i]: of token i + 1; so far
     first_cached: int = 0  # prompt tokens found in the cache at first admission

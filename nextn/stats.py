@@ -25,13 +25,14 @@ class SpecStats:
         """A decode step of a request; so many alike."""
         self.verify_steps += times
         self.committed += committed * times
-        if proposed > len(self.proposed):
-            _lengthen(self.proposed, proposed)
-            _lengthen(self.accepted, proposed)
-        for j in range(proposed):
-            self.proposed[j] += times
-        for j in range(accepted):
-            self.accepted[j] += times
+        if proposed:
+            if proposed > len(self.proposed):
+                _lengthen(self.proposed, proposed)
+                _lengthen(self.accepted, proposed)
+            for j in range(proposed):
+                self.proposed[j] += times
+            for j in range(accepted):
+                self.accepted[j] += times
         if accepted >= len(self.histogram):
             _lengthen(self.histogram, accepted + 1)
         self.histogram[accepted] += times

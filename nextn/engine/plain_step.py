@@ -93,7 +93,7 @@ class PlainSteps:
         if waiting and any(r.extend and r.drafting.waiting is not None for r in states):
             return None  # they catch up first
         self._prepare(states, plan)
-        tokens, turns, page_size = array("i"), array("i"), self.pool.page_size
+        tokens, turns, page_size = list[int](), list[int](), self.pool.page_size
         choices = num_steps = extending = 0
         # Once for every request and step: as little as can be.
         for r, pages in zip(states, self._counts, strict=True):
@@ -113,11 +113,11 @@ class PlainSteps:
             extending += r.extend
             flags = (EXTENDS if r.extend else 0) | (0 if r.cutoff is None else CUT)
             page = r.draft_from // page_size
-            turns.extend((r.start, r.known, drafts, following, pages, r.num_steps, flags, page))
-            tokens.extend(r.tokens)
+            turns += (r.start, r.known, drafts, following, pages, r.num_steps, flags, page)
+            tokens += r.tokens
         return PlainStep(
-            tokens, turns, self._table, self._asked, len(states), choices, num_steps, plan.cutoff,
-            behind is not None, extending,
+            array("i", tokens), array("i", turns), self._table, self._asked, len(states), choices, num_steps,
+            plan.cutoff, behind is not None, extending,
         )  # fmt: skip
 
     def _prepare(self, states: Sequence[RequestState], plan: Plan) -> None:

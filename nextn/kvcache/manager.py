@@ -31,6 +31,8 @@ class KVManager:
         self.page_size = page_size
         self._allocator = PageAllocator(num_pages)
         self._cache = prefix_cache
+        self._lag = prefix_cache.ahead - 1  # positions by which the last of several NextN layers is behind
+        self._window = draft_window(page_size)
         self._drafted = bytearray(num_pages)  # 1: the page is true for the draft layer, too
 
     # --- counts -------------------------------------------------------------------------------
@@ -108,9 +110,8 @@ class KVManager:
 
     def extended(self, req: Request) -> None:
         """Marks everything committed as seen by the draft layer."""
-        lag = self._cache.ahead - 1  # of the last of several layers: it mixes in a later token
-        first = max(req.draft_from, req.draft_to - lag) // self.page_size
-        for page in req.pages[first : max(0, req.committed - lag) // self.page_size]:
+        first = max(req.draft_from, req.draft_to - self._lag) // self.page_size
+        for page in req.pages[first : max(0, req.committed - self._lag) // self.page_size]:
             self._drafted[page] = 1
         req.draft_to = req.committed
 
@@ -131,9 +132,8 @@ class KVManager:
     def skip_drafts(self, req: Request) -> None:
         """Called before the draft layer catches up. If it is behind by more than its window, the earlier
         positions are skipped: it will never see them."""
-        window = draft_window(self.page_size)
-        if req.deferred > window:
-            req.draft_from = req.draft_to = self.pages_for(req.committed - window) * self.page_size
+        if req.committed - req.draft_to > self._window:
+            req.draft_from = req.draft_to = self.pages_for(req.committed - self._window) * self.page_size
 
     def _see_behind(self, req: Request, numbers: Sequence[int]) -> None:
         """Moves the draft layer's view behind the last of these pages without draft entries."""

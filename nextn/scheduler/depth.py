@@ -22,24 +22,21 @@ class Depth:
         asked = req.params.speculative.num_steps
         return self.num_steps if asked is None else asked * (self.num_steps > 0)
 
-    def automatic(self, req: Request) -> bool:
-        """Does the controller decide about its drafts?"""
-        params = req.params
-        return (
-            self.auto is not None and params.speculative.num_steps is None and params.verify_mode == "exact"
-        )
+    def enter(self, req: Request) -> None:
+        """Decides about the drafts of a request that comes in, as far as that does not change later."""
+        params, req.num_steps = req.params, self.most(req)
+        if self.auto is not None and params.speculative.num_steps is None:
+            req.automatic = params.verify_mode == "exact"
+            req.num_steps = min(self.num_steps, INEXACT)
 
     def now(self, req: Request) -> int:
         """How deep a draft it is to get now."""
         auto = self.auto
-        if auto is None or req.params.speculative.num_steps is not None:
-            return self.most(req)
-        if self.automatic(req):
-            return min(self.num_steps, auto.num_steps) if auto.drafting else 0
-        return min(self.num_steps, INEXACT)
+        if auto is None or not req.automatic:
+            return req.num_steps
+        return min(self.num_steps, auto.num_steps) if auto.drafting else 0
 
     def note(self, req: Request, draft: Draft, accepted: int) -> None:
         """So many guesses of a draft of the request held."""
-        guessed = draft is not NO_DRAFT and not draft.forced
-        if self.auto is not None and guessed and self.automatic(req):
+        if self.auto is not None and draft is not NO_DRAFT and req.automatic and not draft.forced:
             self.auto.note(draft, accepted)

@@ -4,29 +4,26 @@ output."""
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from typing import TypeAlias
 
 from nextn.draft import NO_DRAFT, Draft
 from nextn.request import Output, Request, StepDraft, first_end
 from nextn.scheduler.plan import SpanResult
 
 
-class Taken(NamedTuple):
-    """tokens: how many of the result's. reason: why the request ends, None if it goes on. matched: the end
-    token's id, if one ended it."""
-
-    tokens: int
-    reason: str | None = None
-    matched: int | None = None
+# How many of the result's tokens; why the request ends, None if it goes on; and the end token's id, if one
+# ended it.
+Taken: TypeAlias = tuple[int, str | None, int | None]
 
 
 def take(req: Request, res: SpanResult) -> Taken:
     """Appends the result's tokens to the request's, up to its end."""
     tokens, room = res.tokens, max(0, req.limit - len(req.tokens))
-    # Before min_tokens a grammar's text ends only if the grammar leaves nothing else.
-    least = 0 if req.grammar is not None else req.params.min_tokens - req.num_output
-    end = first_end(tokens, req.end_ids, least)
-    taken, reason, matched = len(tokens), None, None
+    taken, reason, matched, end = len(tokens), None, None, None
+    if not req.end_ids.isdisjoint(tokens):
+        # Before min_tokens a grammar's text ends only if the grammar leaves nothing else.
+        least = 0 if req.grammar is not None else req.params.min_tokens - req.num_output
+        end = first_end(tokens, req.end_ids, least)
     if end is not None and end < room:
         taken, reason, matched = end, "stop", tokens[end]
     elif tokens and taken >= room:
@@ -34,15 +31,16 @@ def take(req: Request, res: SpanResult) -> Taken:
     req.tokens += tokens[:taken]
     if taken == len(tokens) and (res.ended or reason is None):  # else it ended before that
         reason = "stop" if res.ended else "error" if res.error is not None else reason
-    return Taken(taken, reason, matched)
+    return taken, reason, matched
 
 
 def output(req: Request, res: SpanResult, taken: Taken, first: bool, draft: Draft = NO_DRAFT) -> Output:
     """first: the request had no output before. draft: what the step verified."""
     n, reason, matched = taken
     accepted = max(0, len(res.tokens) - 1)
-    drafted = [*range(1, accepted + 1), 0][:n]
-    out = Output(req.rid, res.tokens[:n], drafted, reason, matched, queued=req.queued)
+    drafted = [*range(1, n), 0] if n > accepted else [*range(1, n + 1)]
+    out = Output(req.rid, res.tokens[:n], drafted, reason, matched)
+    out.queued = req.queued
     if reason == "error" and res.error is not None:
         out.error_code, out.error = res.error
     if res.logprobs is not None:

@@ -65,7 +65,7 @@ class SpanPlan:
     @property
     def drafts(self) -> int:
         """Nodes of the draft, at most."""
-        return max(len(self.draft.tokens), self.most_drafts)
+        return self.most_drafts or len(self.draft.tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,15 +17,16 @@ import bisect
 import dataclasses
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 
-from nextn.draft import MAX_DRAFTS, NO_DRAFT, Draft, Shape
+from nextn.draft import MAX_DRAFTS, NO_DRAFT, Shape
 from nextn.kvcache.manager import KVManager
 from nextn.request import Failure, Output, Request, failed_in
 from nextn.scheduler import groups
 from nextn.scheduler.depth import Depth
 from nextn.scheduler.integrity import check_requests
-from nextn.scheduler.output import Taken, output, take
+from nextn.scheduler.output import output, take
 from nextn.scheduler.plan import Plan, SpanPlan, SpanResult, States, StepResult
 from nextn.scheduler.prompt_budget import PromptBudget
 from nextn.scheduler.queue import count_prompts, next_in_line, rank
@@ -66,8 +67,8 @@ class Scheduler:
         self._kept = False  # did the last step's plan keep?
         self._blocked: str | None = None  # who waits for pages, and others behind it
         self._under_way = UnderWay(self.shape)
-        # Of the step that is committed: how many requests went so far, see `SpecStats.add`.
-        self._decoded: dict[tuple[int, int, int], int] = {}
+        # Of the step that is committed: how far each request went, see `SpecStats.add`.
+        self._decoded: list[tuple[int, int, int]] = []
         self.stats = EngineStats(total_tokens=kv.total_tokens)
 
     # --- in and out -------------------------------------------------------------------------
@@ -77,6 +78,7 @@ class Scheduler:
         self.by_rid[req.rid] = req
         stops = frozenset(req.params.stop_token_ids)
         req.end_ids = stops if req.params.ignore_eos else self.eos_ids | stops
+        self.depth.enter(req)
         groups.enter(req)
         bisect.insort(self.waiting, req, key=rank)
 
@@ -101,12 +103,12 @@ class Scheduler:
     def _leave_steps(self, req: Request) -> None:
         self.running.remove(req)
         self._under_way.leave(req)
-        self._asking -= not self.depth.automatic(req)
+        self._asking -= not req.automatic
         self.states.drop(req.rid)
 
     def _join_steps(self, req: Request) -> None:
         bisect.insort(self.running, req, key=rank)
-        self._asking += not self.depth.automatic(req)
+        self._asking += not req.automatic
         tokens = list(req.tokens)
         state = RequestState(req.rid, req.params, tokens, req.num_prompt, req.limit, req.end_ids, req.grammar)
         self.states.add(state)
@@ -125,10 +127,7 @@ class Scheduler:
             for req in self.running:
                 self.kv.begin_to_keep(req)
         self._kept = keep
-        decoding: list[Request] = []
-        prefilling: list[Request] = []
-        for req in self.running:
-            (decoding if under_way.decoding(req) else prefilling).append(req)
+        decoding, prefilling = under_way.split(self.running)
         # While prompts wait, an eighth of the budget is theirs, however many requests decode.
         share = self.prompts.eighth if prefilling or self.waiting else 0
         spare = self.token_budget - share - len(decoding)
@@ -137,12 +136,8 @@ class Scheduler:
         for req in decoding:
             if not req.pages:
                 continue  # retracted a moment ago to make room for an earlier one
-            most = max(0, spare)
-            draft = NO_DRAFT
-            if under_way.of(req) is None:
-                draft = req.draft.cut(most, req.limit - len(req.tokens) - 1)
-            if self._plan_span(req, 1, draft, spans, most):
-                drafts = spans[-1].drafts
+            if (span := self._plan_span(req, 1, spans, spare)) is not None:
+                drafts = span.drafts
                 spare -= drafts
                 used += 1 + drafts
         budget = self.token_budget - used
@@ -236,21 +231,20 @@ class Scheduler:
         unscored, start = self._under_way.unscored(req), self._under_way.end(req)
         room = self.token_budget - sum(span.known + span.drafts for span in spans)
         n = min(max(least, self.prompts.affordable(budget, start, unscored)), room, len(req.tokens) - start)
-        if n < 1 or not self._plan_span(req, n, NO_DRAFT, spans):
-            return 0
-        return self.prompts.taken(start, n, len(spans[-1].scores))
+        span = None if n < 1 else self._plan_span(req, n, spans)
+        return 0 if span is None else self.prompts.taken(start, n, len(span.scores))
 
-    def _plan_span(self, req: Request, n: int, draft: Draft, spans: list[SpanPlan], most: int = 0) -> bool:
+    def _plan_span(self, req: Request, n: int, spans: list[SpanPlan], most: int = 0) -> SpanPlan | None:
         """Reserves the slots of a span of the next n tokens and the draft, and of the drafting after it, and
-        plans the span. most: nodes of its draft, where that is not known. When pages run out, the last in
-        order is retracted; False if that was this request itself, or if what is under way ends it or has to
-        be known first."""
-        last = self._under_way.of(req)
-        if last is None or not last.chooses:
-            ahead, depth, most = False, draft.depth, len(draft.tokens)
-        else:  # what follows are bounds
+        plans the span. most: nodes of its draft. When pages run out, the last in order is retracted; None if
+        that was this request itself, or if what is under way ends it or has to be known first."""
+        last, draft = self._under_way.of(req), NO_DRAFT
+        if ahead := last is not None and last.chooses:  # what follows are bounds
             most = self._under_way.most_drafts(last, req, most)
-            ahead, depth = True, most
+        else:
+            draft = req.draft if last is None else draft
+            draft = draft.cut(most, req.limit - len(req.tokens) - 1)
+            most = len(draft.tokens)
         have = len(req.tokens) + ahead
         start = req.committed if last is None else last.end
         known = start + n
@@ -260,42 +254,38 @@ class Scheduler:
         wanted = self.depth.now(req) if req.committed >= req.draft_from else 0
         extend = wanted > 0 or ((self.depth.auto is None or req.hold) and self.depth.num_steps > 0)
         if last is not None and (ahead > room or last.extend != extend):
-            return False
-        num_steps = max(0, min(wanted, room - 2)) if chooses else 0
-        drafting = known + depth + self.shape.scratch(num_steps)
-        length = max(end, min(drafting, max(req.limit, end) + self._beyond))
+            return None
+        num_steps = wanted if chooses else 0
+        if num_steps > room - 2:
+            num_steps = max(0, room - 2)
+        length = end
+        if num_steps > 1:
+            drafting = known + (most if ahead else draft.depth) + self.shape.scratch(num_steps)
+            if drafting > end:
+                length = min(drafting, max(req.limit, end) + self._beyond)
         if ahead:
             length = min(length, req.limit + self._beyond)
         while not self.kv.reserve(req, length):
             if self._under_way:
                 self._under_way.short = True
-                return False
+                return None
             victim = self.running[-1]
             self._retract(victim)
             spans[:] = [s for s in spans if s.rid != victim.rid]
             if victim is req:
-                return False
+                return None
         if extend and not ahead:
             self.kv.skip_drafts(req)
-        first_page, pages = self.kv.send(req)
-        span = SpanPlan(
-            rid=req.rid,
-            start=start,
-            known=n,
-            draft=draft,
-            chooses=chooses,
-            first_page=first_page,
-            pages=pages,
-            num_steps=num_steps,
-            scores=self._under_way.scores(req, start, end),
-            extend=extend,
-            draft_from=req.draft_from,
-            cut=num_steps > 0 and self.depth.automatic(req),
-            ahead=ahead,
-            most_drafts=most if ahead else 0,
-        )
+        # Keywords would take half of the time that the plan of a step takes.
+        span = SpanPlan(req.rid, start, n, draft, chooses, *self.kv.send(req), num_steps)
+        span.extend, span.draft_from = extend, req.draft_from
+        if start < req.num_prompt:
+            span.scores = self._under_way.scores(req, start, end)
+        span.cut = req.automatic and num_steps > 0
+        if ahead:
+            span.ahead, span.most_drafts = True, most
         spans.append(span)
-        return True
+        return span
 
     def _retract(self, req: Request) -> None:
         """Gives its pages back, keeps its tokens; it resumes later with the same text."""
@@ -328,7 +318,7 @@ class Scheduler:
                 self.prompts.took(plan.spans, result.work, seconds)
         self.stats.steps += result.ran
         self.stats.decode_steps += bool(self._decoded)
-        for step, times in self._decoded.items():
+        for step, times in Counter(self._decoded).items():
             self.stats.spec.add(*step, times)
         self._decoded.clear()
         return outputs
@@ -337,19 +327,18 @@ class Scheduler:
         decoding, first = req.decoding, req.num_output == 0
         req.prompt_logprobs += res.prompt_logprobs
         accepted = max(0, len(res.tokens) - 1)
-        taken = take(req, res)
+        tokens, reason, matched = taken = take(req, res)
         true_end = span.start + span.known + accepted
         self.kv.commit(req, min(true_end, len(req.tokens) - 1) - req.committed)
         if span.extend:
             self.kv.extended(req)
         self.depth.note(req, span.draft, accepted)
         if decoding:
-            ended = taken.matched is not None
-            step = span.draft.depth, min(accepted, taken.tokens), taken.tokens + ended
+            step = span.draft.depth, min(accepted, tokens), tokens + (matched is not None)
             req.spec.add(*step)
-            self._decoded[step] = self._decoded.get(step, 0) + 1
-        self.stats.generated_tokens += taken.tokens
-        if taken.reason is None:
+            self._decoded.append(step)
+        self.stats.generated_tokens += tokens
+        if reason is None:
             req.draft = res.draft
             if not self._under_way.resolve(req):
                 self.kv.trim(req, req.committed + 1)
@@ -358,10 +347,11 @@ class Scheduler:
             if not decoding:
                 self.kv.share(req)
         else:
-            self._end(req, share=taken.reason != "error")
+            self._end(req, share=reason != "error")
         out = output(req, res, taken, first, span.draft)
-        alike = groups.ends_with(req) if taken.reason == "length" else []
-        return [out, *(self._end_like(out, other) for other in alike)]
+        if reason != "length":
+            return [out]
+        return [out, *(self._end_like(out, other) for other in groups.ends_with(req))]
 
     def _end_like(self, out: Output, req: Request) -> Output:
         """Ends a request that waits with the output of another that has the same prompt."""
@@ -391,7 +381,7 @@ class Scheduler:
         """Ends a request amid whose commit something was raised."""
         if req.rid in self.by_rid:
             self._end(req, share=False)
-        return output(req, SpanResult([], NO_DRAFT, error=error), Taken(0, "error"), first=False)
+        return output(req, SpanResult([], NO_DRAFT, error=error), (0, "error", None), first=False)
 
     # --- looking in -------------------------------------------------------------------------
 
@@ -415,6 +405,6 @@ class Scheduler:
         self.kv.check_integrity([*self.running, *self.transfers])
         check_requests(self.by_rid, self.running, self.waiting, self.transfers.fetching.values())
         assert len(self.running) <= self.max_running
-        assert self._asking == sum(not self.depth.automatic(r) for r in self.running)
+        assert self._asking == sum(not r.automatic for r in self.running)
         for r in self.running:
             assert len(r.draft) <= (MAX_DRAFTS if r.draft.forced else self.shape.size(self.depth.most(r)))

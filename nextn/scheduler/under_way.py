@@ -57,10 +57,15 @@ class UnderWay:
     def of(self, req: Request) -> SpanPlan | None:
         return self._last.get(req.rid)
 
-    def decoding(self, req: Request) -> bool:
-        """Will it be, after that?"""
-        span = self._last.get(req.rid)
-        return req.decoding if span is None else span.chooses
+    def split(self, running: Sequence[Request]) -> tuple[list[Request], list[Request]]:
+        """Those that will be decoding after that, and the others."""
+        decoding: list[Request] = []
+        others: list[Request] = []
+        last = self._last
+        for req in running:
+            span = last.get(req.rid) if last else None
+            (decoding if (req.decoding if span is None else span.chooses) else others).append(req)
+        return decoding, others
 
     def end(self, req: Request) -> int:
         """Where its next span begins, or, of a request that chooses, the furthest place."""
