@@ -55,10 +55,10 @@ class PlainSteps:
     def __init__(self, model: StepInOneCall, pool: KVPool, behind: Behind | None) -> None:
         """behind: the drafter's; None: nobody drafts."""
         self.model, self.pool, self.behind = model, pool, behind
-        # Those of the last step: what they ask for, their pages, and how many these are.
+        # Those of the last step: what they ask for, and their pages, with room for as many of each.
         self._last: Sequence[RequestState] | None = None
         self._asked = b""
-        self._table, self._counts = array("i"), list[int]()
+        self._table, self._room = array("i"), 0
         self._kept: Owners | None = None  # of what was kept in it, where that was a row each
 
     def add(self, state: RequestState) -> None:
@@ -81,7 +81,7 @@ class PlainSteps:
         found = self.model.plain_step(step, self.pool)
         results = _results(states, step, found)
         if plan.keep and behind is not None and step.extending < len(states):
-            self._keep(behind, states, step, results)
+            self._keep(behind, states, plan, step, results)
         extended, decoding, drafts, context, passes = found.work[:WORK]
         deeper = tuple(found.work[WORK : WORK + passes])
         work = StepWork(len(step.tokens), extended, deeper, decoding, drafts, context)
@@ -90,70 +90,93 @@ class PlainSteps:
     def _step(self, states: Sequence[RequestState], plan: Plan) -> PlainStep | None:
         behind = self.behind
         waiting = behind is not None and len(behind) > 0
-        if waiting and any(r.extend and r.drafting.waiting is not None for r in states):
-            return None  # they catch up first
         self._prepare(states, plan)
-        tokens, turns, page_size = list[int](), list[int](), self.pool.page_size
-        choices = num_steps = extending = 0
+        tokens: list[int] = []
+        turns: list[int] = []
+        page_size, choices, deepest, extending = self.pool.page_size, 0, 0, 0
+        extends = EXTENDS if plan.cutoff is None else EXTENDS | CUT
         # Once for every request and step: as little as can be.
-        for r, pages in zip(states, self._counts, strict=True):
-            drafts, following = len(r.draft.tokens), CHOOSES
-            if r.scores:
+        room = self._room
+        for span, r in zip(plan.spans, states, strict=True):
+            start, known, draft = span.start, span.known, span.draft
+            if span.ahead:
+                r.go_on(span.most_drafts)
+                start, known, draft = r.start, r.known, r.draft
+            end, history, drafts, following = start + known, r.history, len(draft.tokens), CHOOSES
+            tokens += history[start:end]
+            tokens += draft.tokens
+            if span.scores:
                 return None
-            if r.chooses:
-                if len(r.history) < r.plain_from:
+            if span.chooses:
+                if len(history) < r.plain_from:
                     return None
                 choices += 1 + drafts
             elif r.grammar is not None:
                 return None
             else:
-                following = r.following
-            if r.num_steps > num_steps:
-                num_steps = r.num_steps
-            extending += r.extend
-            flags = (EXTENDS if r.extend else 0) | (0 if r.cutoff is None else CUT)
-            page = r.draft_from // page_size
-            turns += (r.start, r.known, drafts, following, pages, r.num_steps, flags, page)
-            tokens += r.tokens
+                following = history[end]
+            num_steps, flags = span.num_steps, 0
+            if num_steps > deepest:
+                deepest = num_steps
+            if span.extend:
+                if waiting and r.drafting.waiting is not None:
+                    return None  # it catches up first
+                extending += 1
+                flags = extends if span.cut else EXTENDS
+            turns += (start, known, drafts, following, room, num_steps, flags, span.draft_from // page_size)
         return PlainStep(
-            array("i", tokens), array("i", turns), self._table, self._asked, len(states), choices, num_steps,
+            array("i", tokens), array("i", turns), self._table, self._asked, len(states), choices, deepest,
             plan.cutoff, behind is not None, extending,
         )  # fmt: skip
 
     def _prepare(self, states: Sequence[RequestState], plan: Plan) -> None:
-        """What is mostly as it was in the step before, whose requests and pages are the same."""
-        same = states == self._last
-        if not same:
+        """What is mostly as it was in the step before, whose requests are the same; a few have new pages."""
+        if states != self._last:
             self._last, self._kept = states, None
             self._asked = b"".join([r.asked for r in states])
-        if not same or any(span.pages for span in plan.spans):
-            self._table, self._counts = array("i"), [len(r.pages) for r in states]
-            for r in states:
-                self._table.extend(r.pages)
+            self._lay_table(states)
+            return
+        for at, span in enumerate(plan.spans):
+            if span.pages:
+                first, end = span.first_page, span.first_page + len(span.pages)
+                if end > self._room:
+                    self._lay_table(states)
+                    return
+                row = at * self._room
+                self._table[row + first : row + end] = array("i", span.pages)
+
+    def _lay_table(self, states: Sequence[RequestState]) -> None:
+        """Every request has room for twice as many pages as any of them has."""
+        self._room = room = 2 * max([len(r.pages) for r in states], default=0)
+        self._table = table = array("i", bytes(4 * room * len(states)))
+        for at, r in enumerate(states):
+            table[at * room : at * room + len(r.pages)] = r.pages
 
     def _keep(
-        self, behind: Behind, states: Sequence[RequestState], step: PlainStep, results: Sequence[SpanResult]
-    ) -> None:
+        self, behind: Behind, states: Sequence[RequestState], plan: Plan, step: PlainStep,
+        results: Sequence[SpanResult],
+    ) -> None:  # fmt: skip
         """The hidden states of requests that did not extend."""
         alike = not step.extending and len(step.tokens) == len(states) and all(r.tokens for r in results)
         if not (alike and behind.keep_again(self._kept, *self.model.states_at())):
-            self._keep_any(behind, states, step, results)
+            self._keep_any(behind, states, plan, step, results)
             last = behind.latest if alike else None
             self._kept = last if last is not None and last.states == [r.drafting for r in states] else None
 
     @torch.inference_mode()
     def _keep_any(
-        self, behind: Behind, states: Sequence[RequestState], step: PlainStep, results: Sequence[SpanResult]
-    ) -> None:
+        self, behind: Behind, states: Sequence[RequestState], plan: Plan, step: PlainStep,
+        results: Sequence[SpanResult],
+    ) -> None:  # fmt: skip
         spans: list[DraftSpan] = []
-        at = 0
-        for r, result in zip(states, results, strict=True):
-            tokens, first = result.tokens, at
-            at += len(r.tokens)
-            if not r.extend and (tokens or not r.chooses):
-                rows = range(first, first + r.known + max(0, len(tokens) - 1))
-                start = r.start - r.draft_from
-                spans.append(DraftSpan(r, r.drafting, start, rows, (), (), 0, tokens, 0, r.draft_from, False))
+        at, turns = 0, step.turns
+        each = zip(plan.spans, states, results, turns[::TURN], turns[1::TURN], turns[2::TURN], strict=True)
+        for span, r, result, start, known, drafts in each:
+            tokens, first, seen = result.tokens, at, span.draft_from
+            at += known + drafts
+            if not span.extend and (tokens or not span.chooses):
+                rows = range(first, first + known + max(0, len(tokens) - 1))
+                spans.append(DraftSpan(r, r.drafting, start - seen, rows, (), (), 0, tokens, 0, seen, False))
         if spans:
             behind.keep(self.model.states(len(step.tokens)), spans)
 

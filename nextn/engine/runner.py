@@ -110,13 +110,15 @@ class Runner:
 
     def _live(self, plan: Plan) -> StepResult:
         lap = TRACE.laps("runner")
-        states = [self._state(span, plan.cutoff) for span in plan.spans]
-        lap("prepare")
+        states = [self._state(span) for span in plan.spans]
         found = None if self.plain is None else self.plain.run(states, plan)
-        if found is None:
-            return self._run(states, plan)
-        lap("native step")
-        return found
+        if found is not None:
+            lap("native step")
+            return found
+        for state, span in zip(states, plan.spans, strict=True):
+            _begin(state, span, plan.cutoff)
+        lap("prepare")
+        return self._run(states, plan)
 
     @torch.inference_mode()
     def _run(self, states: Sequence[RequestState], plan: Plan) -> StepResult:
@@ -156,17 +158,9 @@ class Runner:
         work = StepWork(rows, made.extended, tuple(made.passes), decoding, nodes, context)
         return StepResult(results, work)
 
-    def _state(self, span: SpanPlan, cutoff: Cutoff | None) -> RequestState:
-        """The request of a span of the plan, about to go on as planned."""
+    def _state(self, span: SpanPlan) -> RequestState:
+        """The request of a span of the plan, with its pages."""
         state = self.states[span.rid]
-        state.start, state.known, state.draft = span.start, span.known, span.draft
-        if span.ahead:
-            state.go_on(span.most_drafts)
-        start = state.start
-        state.tokens = [*state.history[start : start + state.known], *state.draft.tokens]
-        state.chooses, state.num_steps, state.scores = span.chooses, span.num_steps, span.scores
-        state.extend, state.draft_from = span.extend, span.draft_from
-        state.cutoff = cutoff if span.cut else None
         if span.pages:
             state.pages[span.first_page :] = array("i", span.pages)
         return state
@@ -264,6 +258,18 @@ class Runner:
             )  # fmt: skip
             at += len(r.tokens)
         return out
+
+
+def _begin(state: RequestState, span: SpanPlan, cutoff: Cutoff | None) -> None:
+    """The request is about to go on as planned."""
+    state.start, state.known, state.draft = span.start, span.known, span.draft
+    if span.ahead:
+        state.go_on(span.most_drafts)
+    start = state.start
+    state.tokens = [*state.history[start : start + state.known], *state.draft.tokens]
+    state.chooses, state.num_steps, state.scores = span.chooses, span.num_steps, span.scores
+    state.extend, state.draft_from = span.extend, span.draft_from
+    state.cutoff = cutoff if span.cut else None
 
 
 def _span(r: RequestState) -> VerifySpan:

@@ -111,8 +111,8 @@ class KVManager:
     def extended(self, req: Request) -> None:
         """Marks everything committed as seen by the draft layer."""
         first = max(req.draft_from, req.draft_to - self._lag) // self.page_size
-        for page in req.pages[first : max(0, req.committed - self._lag) // self.page_size]:
-            self._drafted[page] = 1
+        for i in range(first, (req.committed - self._lag) // self.page_size):
+            self._drafted[req.pages[i]] = 1
         req.draft_to = req.committed
 
     def received(self, req: Request, length: int) -> None:

@@ -24,8 +24,8 @@ class PlainStep(NamedTuple):
     `StepInOneCall.ask` made of the requests, one after another. choices: roots and drafts of those that
     choose. num_steps: the largest. drafts: may spans extend at all? extending: how many do.
 
-    turns, of each request: start, known tokens, drafts, the token after a part of a prompt or CHOOSES, pages,
-    num_steps, flags, and the number of the first page that the drafter sees."""
+    turns, of each request: start, known tokens, drafts, the token after a part of a prompt or CHOOSES, its
+    places in the table, num_steps, flags, and the number of the first page that the drafter sees."""
 
     tokens: array[int]
     turns: array[int]

@@ -36,7 +36,7 @@ class Depth:
             return req.num_steps
         return min(self.num_steps, auto.num_steps) if auto.drafting else 0
 
-    def note(self, req: Request, draft: Draft, accepted: int) -> None:
-        """So many guesses of a draft of the request held."""
-        if self.auto is not None and draft is not NO_DRAFT and req.automatic and not draft.forced:
+    def note(self, draft: Draft, accepted: int) -> None:
+        """So many guesses of a draft held, of a request for which the controller decides."""
+        if self.auto is not None and draft is not NO_DRAFT and not draft.forced:
             self.auto.note(draft, accepted)

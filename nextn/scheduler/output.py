@@ -10,7 +10,6 @@ from nextn.draft import NO_DRAFT, Draft
 from nextn.request import Output, Request, StepDraft, first_end
 from nextn.scheduler.plan import SpanResult
 
-
 # How many of the result's tokens; why the request ends, None if it goes on; and the end token's id, if one
 # ended it.
 Taken: TypeAlias = tuple[int, str | None, int | None]
@@ -18,7 +17,7 @@ Taken: TypeAlias = tuple[int, str | None, int | None]
 
 def take(req: Request, res: SpanResult) -> Taken:
     """Appends the result's tokens to the request's, up to its end."""
-    tokens, room = res.tokens, max(0, req.limit - len(req.tokens))
+    tokens, room = res.tokens, req.limit - len(req.tokens)
     taken, reason, matched, end = len(tokens), None, None, None
     if not req.end_ids.isdisjoint(tokens):
         # Before min_tokens a grammar's text ends only if the grammar leaves nothing else.
@@ -29,16 +28,17 @@ def take(req: Request, res: SpanResult) -> Taken:
     elif tokens and taken >= room:
         taken, reason = room, "length"
     req.tokens += tokens[:taken]
-    if taken == len(tokens) and (res.ended or reason is None):  # else it ended before that
-        reason = "stop" if res.ended else "error" if res.error is not None else reason
+    if (res.ended or (res.error is not None and reason is None)) and taken == len(tokens):
+        reason = "stop" if res.ended else "error"  # and did not end before that
     return taken, reason, matched
 
 
 def output(req: Request, res: SpanResult, taken: Taken, first: bool, draft: Draft = NO_DRAFT) -> Output:
     """first: the request had no output before. draft: what the step verified."""
     n, reason, matched = taken
-    accepted = max(0, len(res.tokens) - 1)
-    drafted = [*range(1, n), 0] if n > accepted else [*range(1, n + 1)]
+    drafted = [*range(1, n + 1)]
+    if n and n == len(res.tokens):
+        drafted[-1] = 0
     out = Output(req.rid, res.tokens[:n], drafted, reason, matched)
     out.queued = req.queued
     if reason == "error" and res.error is not None:
@@ -49,7 +49,7 @@ def output(req: Request, res: SpanResult, taken: Taken, first: bool, draft: Draf
     if first and req.params.prompt_logprobs is not None:
         out.prompt_logprobs = [None, *req.prompt_logprobs]
     if req.params.draft_steps:
-        held = draft.follow(res.tokens[:accepted])
+        held = draft.follow(res.tokens[:-1])
         out.step = StepDraft(draft.tokens, draft.parents, held, time.perf_counter() - req.arrived)
     if reason is not None:
         out.spec, out.cached_tokens, out.retractions = req.spec, req.first_cached, req.retractions

@@ -17,7 +17,6 @@ import bisect
 import dataclasses
 import logging
 import time
-from collections import Counter
 from collections.abc import Sequence
 
 from nextn.draft import MAX_DRAFTS, NO_DRAFT, Shape
@@ -67,8 +66,8 @@ class Scheduler:
         self._kept = False  # did the last step's plan keep?
         self._blocked: str | None = None  # who waits for pages, and others behind it
         self._under_way = UnderWay(self.shape)
-        # Of the step that is committed: how far each request went, see `SpecStats.add`.
-        self._decoded: list[tuple[int, int, int]] = []
+        # Of the step that is committed: how many requests went so far, see `SpecStats.add`.
+        self._decoded: dict[tuple[int, int, int], int] = {}
         self.stats = EngineStats(total_tokens=kv.total_tokens)
 
     # --- in and out -------------------------------------------------------------------------
@@ -260,11 +259,9 @@ class Scheduler:
             num_steps = max(0, room - 2)
         length = end
         if num_steps > 1:
-            drafting = known + (most if ahead else draft.depth) + self.shape.scratch(num_steps)
-            if drafting > end:
-                length = min(drafting, max(req.limit, end) + self._beyond)
-        if ahead:
-            length = min(length, req.limit + self._beyond)
+            length = max(end, known + (most if ahead else draft.depth) + self.shape.scratch(num_steps))
+        if length > req.limit:
+            length = min(length, (req.limit if ahead else max(req.limit, end)) + self._beyond)
         while not self.kv.reserve(req, length):
             if self._under_way:
                 self._under_way.short = True
@@ -300,11 +297,10 @@ class Scheduler:
     def commit(self, plan: Plan, result: StepResult, seconds: float | None = None) -> list[Output]:
         """seconds: from the end of the step before to the end of this one, if they were adjacent."""
         own = self._asking == 0  # before requests end
-        outputs = []
+        outputs: list[Output] = []
         requests, drafted = self._under_way.take(plan)
-        for (req, retractions), span, res in zip(requests, plan.spans, result.spans, strict=True):
-            # Aborted or retracted while the step ran, or ended in the one before.
-            if self.by_rid.get(span.rid) is not req or req.retractions != retractions:
+        for req, span, res in zip(requests, plan.spans, result.spans, strict=True):
+            if req is None:
                 continue
             try:
                 outputs += self._commit_span(req, span, res)
@@ -318,25 +314,29 @@ class Scheduler:
                 self.prompts.took(plan.spans, result.work, seconds)
         self.stats.steps += result.ran
         self.stats.decode_steps += bool(self._decoded)
-        for step, times in Counter(self._decoded).items():
+        for step, times in self._decoded.items():
             self.stats.spec.add(*step, times)
         self._decoded.clear()
         return outputs
 
     def _commit_span(self, req: Request, span: SpanPlan, res: SpanResult) -> list[Output]:
-        decoding, first = req.decoding, req.num_output == 0
-        req.prompt_logprobs += res.prompt_logprobs
-        accepted = max(0, len(res.tokens) - 1)
+        decoding = req.decoding
+        first = not decoding and req.num_output == 0
+        if res.prompt_logprobs:
+            req.prompt_logprobs += res.prompt_logprobs
+        accepted = len(res.tokens) - 1 if res.tokens else 0
         tokens, reason, matched = taken = take(req, res)
         true_end = span.start + span.known + accepted
-        self.kv.commit(req, min(true_end, len(req.tokens) - 1) - req.committed)
+        root = len(req.tokens) - 1
+        self.kv.commit(req, (true_end if true_end < root else root) - req.committed)
         if span.extend:
             self.kv.extended(req)
-        self.depth.note(req, span.draft, accepted)
+        if req.automatic:
+            self.depth.note(span.draft, accepted)
         if decoding:
             step = span.draft.depth, min(accepted, tokens), tokens + (matched is not None)
             req.spec.add(*step)
-            self._decoded.append(step)
+            self._decoded[step] = self._decoded.get(step, 0) + 1
         self.stats.generated_tokens += tokens
         if reason is None:
             req.draft = res.draft

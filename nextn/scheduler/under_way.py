@@ -23,7 +23,7 @@ class UnderWay:
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
-        self._steps: deque[tuple[list[tuple[Request, int]], bool]] = deque()
+        self._steps: deque[tuple[list[Request | None], bool]] = deque()
         self._last: dict[str, SpanPlan] = {}  # the spans of the last plan
         self.short = False
 
@@ -38,21 +38,23 @@ class UnderWay:
     def add(self, spans: Sequence[SpanPlan], by_rid: Mapping[str, Request], drafting: bool) -> None:
         """drafting: do requests draft that leave it to the controller?"""
         if spans:  # else nothing will be committed
-            requests = [by_rid[span.rid] for span in spans]
-            self._steps.append(([(req, req.retractions) for req in requests], drafting))
+            self._steps.append(([by_rid[span.rid] for span in spans], drafting))
             self._last = {span.rid: span for span in spans}
 
-    def take(self, plan: Plan) -> tuple[list[tuple[Request, int]], bool]:
-        """The first of them is about to be committed: its requests, how often each had been retracted, and
-        what `add` was told."""
+    def take(self, plan: Plan) -> tuple[list[Request | None], bool]:
+        """The first of them is about to be committed: its requests, None for each that left since, and what
+        `add` was told."""
         found = self._steps.popleft() if plan.spans else ([], False)
         if not self._steps:
             self._last, self.short = {}, False
         return found
 
     def leave(self, req: Request) -> None:
-        """It runs no more."""
+        """It runs no more: it ended, was aborted or was retracted."""
         self._last.pop(req.rid, None)
+        for requests, _ in self._steps:
+            if req in requests:
+                requests[requests.index(req)] = None
 
     def of(self, req: Request) -> SpanPlan | None:
         return self._last.get(req.rid)

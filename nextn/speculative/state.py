@@ -50,7 +50,7 @@ class RequestState:
     asked: bytes = b""
     ends: array[int] = field(default_factory=lambda: array("i"))
 
-    # Of the step that runs: see `nextn.scheduler.plan.SpanPlan`.
+    # Of the step that runs, unless that is one call: see `nextn.scheduler.plan.SpanPlan`.
     start: int = 0
     known: int = 0
     draft: Draft = NO_DRAFT
