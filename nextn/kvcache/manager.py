@@ -143,11 +143,11 @@ class KVManager:
                 req.draft_to = max(req.draft_to, req.draft_from)
                 return
 
-    def send(self, req: Request) -> tuple[int, list[int]]:
+    def send(self, req: Request) -> tuple[int, Sequence[int]]:
         """The pages that the executor does not know yet, after the number of the first of them. It knows them
         from now on."""
         first, req.sent_pages = req.sent_pages, len(req.pages)
-        return first, req.pages[first:]
+        return first, req.pages[first:] if first < req.sent_pages else ()
 
     def trim(self, req: Request, length: int) -> None:
         """Releases the pages beyond the first `length` slots; committed slots stay."""

@@ -76,7 +76,8 @@ class Scheduler:
         assert req.rid not in self.by_rid
         self.by_rid[req.rid] = req
         stops = frozenset(req.params.stop_token_ids)
-        req.end_ids = stops if req.params.ignore_eos else self.eos_ids | stops
+        # One set for all requests, as a rule: each one's own would come from memory again in every step.
+        req.end_ids = stops if req.params.ignore_eos else self.eos_ids | stops if stops else self.eos_ids
         self.depth.enter(req)
         groups.enter(req)
         bisect.insort(self.waiting, req, key=rank)
