@@ -29,9 +29,10 @@ class SpecStats:
             if proposed > len(self.proposed):
                 _lengthen(self.proposed, proposed)
                 _lengthen(self.accepted, proposed)
-            for counts, depth in (self.proposed, proposed), (self.accepted, accepted):
-                for j in range(depth):
-                    counts[j] += times
+            for j in range(proposed):
+                self.proposed[j] += times
+            for j in range(accepted):
+                self.accepted[j] += times
         if accepted >= len(self.histogram):
             _lengthen(self.histogram, accepted + 1)
         self.histogram[accepted] += times

@@ -195,8 +195,9 @@ def _results(states: Sequence[RequestState], step: PlainStep, found: PlainResult
     for state, known, drafts, following, flags, held, token, kept, made in each:
         draft, error = NO_DRAFT, None
         if kept >= 0:
-            cut = bins[draft_at : draft_at + made] if flags & CUT else b""
-            draft = Draft(guesses[draft_at : draft_at + kept], None, None, cut)
+            draft = Draft(guesses[draft_at : draft_at + kept])
+            if flags & CUT:
+                draft.bins = bins[draft_at : draft_at + made]
             draft_at += step.num_steps
         row += known
         tokens = step.tokens[row : row + held].tolist() if held else []

@@ -110,7 +110,11 @@ class Runner:
 
     def _live(self, plan: Plan) -> StepResult:
         lap = TRACE.laps("runner")
-        states = [self._state(span) for span in plan.spans]
+        states = []
+        for span in plan.spans:
+            states.append(state := self.states[span.rid])
+            if span.pages:
+                state.pages[span.first_page :] = array("i", span.pages)
         found = None if self.plain is None else self.plain.run(states, plan)
         if found is not None:
             lap("native step")
@@ -157,13 +161,6 @@ class Runner:
             r.commit(results[-1])
         work = StepWork(rows, made.extended, tuple(made.passes), decoding, nodes, context)
         return StepResult(results, work)
-
-    def _state(self, span: SpanPlan) -> RequestState:
-        """The request of a span of the plan, with its pages."""
-        state = self.states[span.rid]
-        if span.pages:
-            state.pages[span.first_page :] = array("i", span.pages)
-        return state
 
     def _forward(self, spans: Sequence[Span]) -> Tensor | None:
         if self.together is not None:

@@ -110,9 +110,11 @@ class KVManager:
 
     def extended(self, req: Request) -> None:
         """Marks everything committed as seen by the draft layer."""
-        first = max(req.draft_from, req.draft_to - self._lag) // self.page_size
-        for i in range(first, (req.committed - self._lag) // self.page_size):
-            self._drafted[req.pages[i]] = 1
+        size, lag = self.page_size, self._lag
+        first, end = (req.draft_to - lag) // size, (req.committed - lag) // size
+        if first < end:
+            for page in req.pages[max(first, req.draft_from // size) : end]:
+                self._drafted[page] = 1
         req.draft_to = req.committed
 
     def received(self, req: Request, length: int) -> None:
