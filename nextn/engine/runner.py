@@ -115,13 +115,13 @@ class Runner:
             states.append(state := self.states[span.rid])
             if span.pages:
                 state.pages[span.first_page :] = array("i", span.pages)
+        lap("prepare")
         found = None if self.plain is None else self.plain.run(states, plan)
         if found is not None:
             lap("native step")
             return found
         for state, span in zip(states, plan.spans, strict=True):
             _begin(state, span, plan.cutoff)
-        lap("prepare")
         return self._run(states, plan)
 
     @torch.inference_mode()
