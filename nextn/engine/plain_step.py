@@ -76,9 +76,9 @@ class PlainSteps:
             behind.forget()
         step = self._step(states, plan)
         if step is None:
-            self._last = None
             return None
         found = self.model.plain_step(step, self.pool)
+        self._last = states
         results = _results(states, step, found)
         if plan.keep and behind is not None and step.extending < len(states):
             self._keep(behind, states, plan, step, results)
@@ -131,8 +131,9 @@ class PlainSteps:
 
     def _prepare(self, states: Sequence[RequestState], plan: Plan) -> None:
         """What is mostly as it was in the step before, whose requests are the same; a few have new pages."""
-        if states != self._last:
-            self._last, self._kept = states, None
+        last, self._last = self._last, None  # until the step has run
+        if states != last:
+            self._kept = None
             self._asked = b"".join([r.asked for r in states])
             self._lay_table(states)
             return
