@@ -5,8 +5,9 @@
 //     compute  this shard's experts on the rows of all groups that chose them
 //     finish   of the shared expert the second half; own results added up
 //
-// On several machines all ranks are of one group and have its rows: nothing is offered, and results are sent.
+// On several machines rows are sent to other groups, and results to whoever adds them up.
 #pragma once
+#include "group_rows.h"
 #include "moe.h"
 #include "shard_results.h"
 #include "world.h"
@@ -28,13 +29,15 @@ class SharedExperts {
         if (rows) route(pool, f, h, rows, stride, logits_, ids_.data(), weights_.data());
         count_choices(f, ids_, ranks);
         int64_t sent = 0;
-        const bool apart = world.apart();
-        rows_at_ = apart ? h16 : at_.rows.data();
-        int32_t* ids = at_.ids.room(int64_t(rows) * k);
-        at_.results.room(int64_t(rows) * k * stride);
+        const bool apart = world.apart(), alone = apart && world.given().groups == 1;
+        const int64_t all = apart ? world.all_rows(lane_) : 0;
+        int32_t* ids = at_.ids.room(all * k);
+        at_.results.room(all * k * stride);
+        uint16_t* offered = at_.rows.room(alone ? 0 : all * stride);
+        rows_at_ = alone ? h16 : offered;
         for (int i = apart ? 0 : ranks.rank(); i < rows; i += apart ? 1 : each) {  // a machine's ranks share the copying
-            const int64_t place = world.place(world.group(), i);
-            if (!apart) memcpy(at_.rows.data() + place * stride, h16 + i * stride, size_t(stride) * 2);
+            const int64_t place = world.place(lane_, world.group(), i);
+            if (!alone) memcpy(offered + place * stride, h16 + i * stride, size_t(stride) * 2);
             uint64_t seen = uint64_t(1) << world.shard();
             for (int j = 0; j < k; ++j) {
                 const int32_t expert = ids_[size_t(i) * k + j], count = f.replica_count[expert];
@@ -47,6 +50,7 @@ class SharedExperts {
             }
         }
         if (!apart) ticket_ = world.arrive(lane_, sent);
+        else if (!alone) offered_.start(world, lane_, offered, ids, stride, k);
         if (!rows || !f.shared_gate_up.data) return;
         shared.to.all(rows);
         shared.begin(pool, f.shared_gate_up, f.shared_down, h16, stride,
@@ -60,10 +64,11 @@ class SharedExperts {
         const int k = f.top_k, first = world.shard() * f.own, groups = world.given().groups;
         const bool apart = world.apart();
         if (!apart) world.wait(lane_, ticket_);
+        else if (groups > 1) offered_.finish(world, lane_, at_.rows.data(), at_.ids.data());
         routed.to.build(f.own, [&](const auto& choice) {
             for (int g = 0; g < groups; ++g)
                 for (int i = 0; i < world.rows(lane_, g); ++i) {
-                    const int row = int(world.place(g, i));
+                    const int row = int(world.place(lane_, g, i));
                     const int32_t* ids = at_.ids.data() + int64_t(row) * k;
                     for (int j = 0; j < k; ++j)
                         if (const int own = ids[j] - first; own >= 0 && own < f.own) choice(own, row, row * k + j);
@@ -86,7 +91,7 @@ class SharedExperts {
             pool.for_each(panels(f.down), [&](int p, int) { routed.down(p, results + p * PANEL, stride_); },
                           routed.cost(f.down));
         }
-        if (apart) sent_.start(world, at_.ids.data(), rows_ * k, f.own, stride_, at_.results.data());
+        if (apart) sent_.start(world, lane_, at_.ids.data(), k, f.own, stride_, at_.results.data());
         else ticket_ = world.arrive(lane_, foreign * f.down.n_out * 4);
     }
 
@@ -107,7 +112,7 @@ class SharedExperts {
         if (!rows_) return;
         const int k = f.top_k;
         const int64_t first = ranks.begin(stride_, PANEL);
-        const float* results = at_.results.data() + world.place(world.group(), 0) * k * stride_ + first;
+        const float* results = at_.results.data() + world.place(lane_, world.group(), 0) * k * stride_ + first;
         each_row(pool, rows_, [&](int i) {
             combine(results + int64_t(i) * k * stride_, stride_, weights_.data() + int64_t(i) * k, k,
                     is_shared ? beside_.data() + i * stride_ : nullptr, stride_, 1, columns, y + i * stride_, stride_);
@@ -124,6 +129,7 @@ class SharedExperts {
 
     LaneArrays at_;
     const uint16_t* rows_at_ = nullptr;
+    GroupRows offered_;
     ShardResults sent_;
     int lane_ = 0;
     const NxFeedForward* f_ = nullptr;

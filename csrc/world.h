@@ -11,8 +11,8 @@
 //     each lane  rows [groups][most_rows][hidden] bf16, ids [groups][most_rows][top_k], results beside them, f32,
 //                inner columns of the shards
 //
-// On several machines there is one group, and each rank has its own arrays and a socket to every other one. All have the
-// same rows and routes, so only results are sent (csrc/shard_results.h).
+// On several machines each rank has its own arrays and a socket to every other one. Ranks of one group have the same rows
+// and routes. Those of other groups get the rows (csrc/group_rows.h), and results are sent back (csrc/shard_results.h).
 #pragma once
 #include <algorithm>
 
@@ -32,7 +32,7 @@ struct NxWorld {
     int64_t waited, sent;      // nanoseconds, and bytes to other ranks, all in all
     double link;               // nanoseconds that each byte is to take between ranks; 0: what it takes. For experiments
     int64_t link_free;         // when the last one has arrived
-    int64_t all_sent;          // with sockets: bytes that all ranks had sent before this step
+    int64_t all_sent;          // with sockets: bytes that all ranks of this group had sent before this step
 };
 }
 
@@ -74,8 +74,12 @@ class World {
     int slice() const { return w_->rank % slices(); }
     int shard() const { return w_->rank / slices(); }
 
-    // The number of a group's row among those of all.
-    int64_t place(int group, int64_t row) const { return int64_t(group) * w_->most_rows + row; }
+    // The number of a group's row among those of all. Arrays of one's own have no room between groups.
+    int64_t place(int lane, int group, int64_t row) const {
+        if (!apart()) return int64_t(group) * w_->most_rows + row;
+        for (int g = 0; g < group; ++g) row += w_->rows[lane][g];
+        return row;
+    }
 
     // This rank's slice of n outputs.
     int64_t begin(int64_t n, int64_t unit) const { return bound(n, unit, slice(), slices()); }
@@ -100,6 +104,7 @@ class World {
         w_->two = two;
     }
     int rows(int lane, int group) const { return w_->rows[lane][group]; }
+    int64_t all_rows(int lane) const { return place(lane, w_->groups, 0); }  // with sockets
     bool two() const { return w_->two != 0; }
 
     // See gather_outputs, among the slices of this rank's shard.
@@ -143,22 +148,27 @@ class World {
         ~Watch() { w.waited += now() - from; }
     };
 
-    // All have the same rows. Rank 0 decides on two lanes.
+    // The first rank of each group says what all of it do.
     void step_apart(int32_t first, int32_t rest, bool wanted) const {
-        constexpr int NUMBERS = 2;
+        constexpr int NUMBERS = 4;
         const int64_t n = int64_t(NUMBERS) * w_->size;
         std::vector<int64_t> said(size_t(n), 0);
-        said[size_t(w_->rank * NUMBERS)] = wanted;
-        said[size_t(w_->rank * NUMBERS + 1)] = w_->sent;
+        int64_t* own = said.data() + w_->rank * NUMBERS;
+        own[0] = first, own[1] = rest, own[2] = wanted, own[3] = w_->sent;
         {
             const Watch watch(*w_);
             gather_outputs({w_->rank, w_->size, w_->spins, w_->sockets}, said.data(), 1, n, n, NUMBERS);
         }
+        const auto of_group = [&](int g) { return said.data() + int64_t(g) * each() * NUMBERS; };
         w_->all_sent = 0;
-        for (int r = 0; r < w_->size; ++r) w_->all_sent += said[size_t(r * NUMBERS + 1)];
-        w_->two = said[0] != 0;
-        w_->rows[0][0] = w_->two ? first : first + rest;
-        w_->rows[1][0] = w_->two ? rest : 0;
+        for (int r = 0; r < each(); ++r) w_->all_sent += of_group(group())[r * NUMBERS + 3];
+        w_->two = 0;
+        for (int g = 0; g < w_->groups; ++g) w_->two |= of_group(g)[2] != 0;
+        for (int g = 0; g < w_->groups; ++g) {
+            const int64_t* its = of_group(g);
+            w_->rows[0][g] = int32_t(w_->two ? its[0] : its[0] + its[1]);
+            w_->rows[1][g] = int32_t(w_->two ? its[1] : 0);
+        }
     }
 
     static int64_t now() {

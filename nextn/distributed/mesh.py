@@ -22,11 +22,11 @@ from torch import Tensor
 
 from nextn.config import usable_cores
 from nextn.distributed.ranks import Ranks
+from nextn.distributed.signs import Signs
 from nextn.ops.cpu import library as kernels
 from nextn.ops.cpu.library import library
 
 SPINS, FEW_SPINS = 100, 2  # looks at all sockets before a rank sleeps: about 100 us; where ranks share cores
-BEAT = b"."
 
 
 class MeshRanks(Ranks):
@@ -43,15 +43,17 @@ class MeshRanks(Ranks):
         most_rows: int,
     ) -> None:
         super().__init__(rank, len(data), most_rows)
-        self._data, self._signs = data, signs
+        self._data, self._signs, self._threads = data, Signs(signs), threads
         self._sockets = array("i", [-1 if s is None else s.fileno() for s in data])
         self.sockets = self._sockets.buffer_info()[0]
         self.spins = SPINS if threads <= usable_cores() else FEW_SPINS
         self._own = kernels.Ranks(rank, self.size, None, self.sockets, most_rows, self.spins, 0)
         self._struct = self._own
-        self._counts: dict[int, int | None] = dict.fromkeys(signs, 0)
-        for sign in signs.values():
-            sign.setblocking(False)
+
+    def part(self, ranks: range) -> MeshRanks:
+        """This rank's place among some of them, over the same sockets."""
+        data = self._data[ranks.start : ranks.stop]
+        return MeshRanks(self.rank - ranks.start, data, {}, self._threads, self.most_rows)
 
     def shared_by(self, model: kernels.Model, layers: int) -> Any:
         return pointer(self._own)
@@ -82,24 +84,13 @@ class MeshRanks(Ranks):
                     end.shutdown(socket.SHUT_RDWR)
 
     def beat(self) -> None:
-        for sign in self._signs.values():
-            with contextlib.suppress(OSError):  # it has ended, or does not read: `beats` tells
-                sign.send(BEAT)
+        self._signs.beat()
 
     def beats(self) -> Mapping[int, int | None]:
-        for rank, sign in self._signs.items():
-            count = self._counts[rank]
-            if count is not None:
-                try:
-                    read = len(sign.recv(4096))
-                    self._counts[rank] = count + read if read else None
-                except BlockingIOError:
-                    pass
-                except OSError:
-                    self._counts[rank] = None
-        return dict(self._counts)
+        return self._signs.beats()
 
     def close(self) -> None:
-        for end in (*self._data, *self._signs.values()):
+        for end in self._data:
             if end is not None:
                 end.close()
+        self._signs.close()

@@ -1,4 +1,4 @@
-"""All ranks that share a model's experts, on several machines: one group, over the sockets that it has
+"""All ranks that share a model's experts, on several machines: sockets between every two of them
 (csrc/world.h)."""
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from nextn.ops.cpu import library as kernels
 
 
 class MeshWorld(ExpertWorld):
-    """ranks: all of them, of one group. dynamic: see `ExpertWorld`."""
+    """ranks: all of them, of all groups. dynamic, groups: see `ExpertWorld`."""
 
-    def __init__(self, share: ExpertShare, ranks: MeshRanks, dynamic: bool = True) -> None:
+    def __init__(self, share: ExpertShare, ranks: MeshRanks, dynamic: bool = True, groups: int = 1) -> None:
         assert (share.rank, share.size) == (ranks.rank, ranks.size)
         struct = kernels.World(
-            share.rank, share.size, 1, share.shards, ranks.most_rows, ranks.spins, None, ranks.sockets,
+            share.rank, share.size, groups, share.shards, ranks.most_rows, ranks.spins, None, ranks.sockets,
             dynamic,
         )  # fmt: skip
-        super().__init__(share, 1, struct)
+        super().__init__(share, groups, struct)
         self._ranks = ranks
 
     def shared_by(self, model: kernels.Model, layers: int) -> None:

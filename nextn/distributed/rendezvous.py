@@ -34,6 +34,11 @@ AGAIN = 0.2  # seconds until a rank looks again for rank 0
 MOST = 1 << 20  # bytes of a message
 
 Facts = Mapping[str, str]
+Name = Callable[[int], str]  # of a rank
+
+
+def _rank(rank: int) -> str:
+    return f"rank {rank}"
 
 
 class Refused(RuntimeError):
@@ -68,12 +73,15 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Host:
-    """Rank 0's part. Ranks may come as soon as this is made. nodes: other machines that attend."""
+    """Rank 0's part. Ranks may come as soon as this is made. nodes: other machines that attend. name: what a
+    rank is called."""
 
-    def __init__(self, address: tuple[str, int], size: int, facts: Facts, nodes: int = 0) -> None:
+    def __init__(
+        self, address: tuple[str, int], size: int, facts: Facts, nodes: int = 0, name: Name = _rank
+    ) -> None:
         """Raises OSError where it cannot listen there."""
         self._listener = listen(*address)
-        self._size, self._facts = size, facts
+        self._size, self._facts, self._name = size, facts, name
         self._nodes: dict[int, socket.socket | None] = dict.fromkeys(range(1, nodes + 1))
         self._come: dict[str, dict[str, socket.socket]] = {}  # by a rank's own word, of each of its lives
         self._ranks: dict[int, tuple[str, Any]] = {}  # that word, and its first message
@@ -102,7 +110,7 @@ class Host:
                         "--dist-init-addr, --nnodes and --tp-size, or raise --dist-timeout"
                     )
                 if now > tell:
-                    log.info("rank 0 waits for %s", waiting)
+                    log.info("%s waits for %s", self._name(0), waiting)
                     tell = now + TELL_EVERY
                 with contextlib.suppress(TimeoutError):
                     self._take(*self._listener.accept())
@@ -127,9 +135,9 @@ class Host:
             if _ended(self._come[word]["work"]):  # it will come again
                 del self._ranks[rank]
         there = {rank for rank, (word, _) in self._ranks.items() if len(self._come[word]) == len(KINDS)}
-        missing = [str(rank) for rank in range(1, self._size) if rank not in there]
+        missing = [self._name(rank) for rank in range(1, self._size) if rank not in there]
         if missing:
-            return f"rank{'s' * (len(missing) > 1)} {', '.join(missing)} of {self._size}"
+            return ', '.join(missing)
         absent = [node for node, end in self._nodes.items() if end is None or _ended(end)]
         return f"node {absent[0]}" if absent else ""
 
@@ -162,20 +170,21 @@ class Host:
         self._come.setdefault(word, {})[kind] = end
         if kind == "work":
             self._ranks[hello["rank"]] = word, hello
-            log.info("rank %d has come from %s", hello["rank"], _shown(address))
+            log.info("%s has come from %s", self._name(hello["rank"]), _shown(address))
 
     def _wrong(self, hello: Any) -> str:
         """Why this rank is not to come; "" if it is."""
         rank = hello["rank"]
-        if not 0 < rank < self._size:
-            return f"rank {rank} has come, and there are {self._size}: --nnodes or --tp-size differ"
+        name, host = self._name(rank), self._name(0)
         theirs = hello["facts"]
-        for name in dict.fromkeys((*self._facts, *theirs)):
-            own, other = self._facts.get(name, "none"), theirs.get(name, "none")
+        for fact in dict.fromkeys((*self._facts, *theirs)):
+            own, other = self._facts.get(fact, "none"), theirs.get(fact, "none")
             if own != other:
-                return f"{name} is {own} on rank 0 and {other} on rank {rank}: all ranks need the same"
+                return f"{fact} is {own} on {host} and {other} on {name}: all ranks need the same"
+        if not 0 < rank < self._size:
+            return f"{name} has come, and there are {self._size}: --nnodes or --tp-size differ"
         if rank in self._ranks and not _ended(self._come[self._ranks[rank][0]]["work"]):
-            return f"rank {rank} is here already: two nodes have the same --node-rank"
+            return f"{name} is here already: two nodes have the same --node-rank"
         return ""
 
     def _met(self) -> Met:
@@ -200,10 +209,12 @@ class Host:
                 _send(self._come[word]["work"], message)
 
 
-def join(address: tuple[str, int], rank: int, size: int, facts: Facts, timeout: float) -> Met:
+def join(
+    address: tuple[str, int], rank: int, size: int, facts: Facts, timeout: float, name: Name = _rank
+) -> Met:
     """The part of every rank but 0. Raises Refused, TimeoutError where rank 0 is not to be found, OSError
     where it ends meanwhile."""
-    work = _find(address, f"rank {rank}", timeout)
+    work = _find(address, name(rank), timeout)
     opened = [work]
 
     def connected(to: tuple[str, int], message: object) -> socket.socket:

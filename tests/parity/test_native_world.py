@@ -101,15 +101,16 @@ def test_nor_with_grouped_query_attention(apart: bool) -> None:
     check(placement, groups, each, 2, None, changes, "Glm4MoeForCausalLM", halves=True, apart=apart)
 
 
-APART = [(2, 2), (4, 1), (4, 2), (4, 4)]  # ranks, shards
+# Groups, ranks of each, shards.
+APART = [(1, 2, 2), (1, 4, 1), (1, 4, 2), (1, 4, 4), (2, 1, 1), (2, 1, 2), (2, 2, 1), (2, 2, 2), (4, 1, 2)]
 
 
 @pytest.mark.parametrize("halves", [False, True])
 @pytest.mark.parametrize("spare", [0, 4])
-@pytest.mark.parametrize(("ranks", "shards"), APART)
-def test_nor_on_several_machines(ranks: int, shards: int, spare: int, halves: bool) -> None:
+@pytest.mark.parametrize(("groups", "each", "shards"), APART)
+def test_nor_on_several_machines(groups: int, each: int, shards: int, spare: int, halves: bool) -> None:
     """Each rank with arrays of its own, and sockets to the others."""
-    check(with_spares(spare), 1, ranks, shards, halves=halves, apart=True)
+    check(with_spares(spare), groups, each, shards, halves=halves, apart=True)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -121,4 +122,5 @@ def test_nor_on_several_machines_on_any_level(level: str) -> None:
     "changes", [{"hidden_size": 250, "moe_intermediate_size": 100}, {"n_shared_experts": 0}]
 )
 def test_nor_with_odd_widths_or_without_a_shared_expert(changes: dict[str, Any]) -> None:
-    check(with_spares(2), 1, 2, 2, changes=changes, apart=True)
+    for groups, each in ((1, 2), (2, 1)):
+        check(with_spares(2), groups, each, 2, changes=changes, apart=True)

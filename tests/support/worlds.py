@@ -86,7 +86,9 @@ def in_world(
         world: ExpertWorld
         ranks: Ranks | None = None
         if apart:
-            ranks, world = meshed[rank], MeshWorld(share, meshed[rank], **options)
+            world = MeshWorld(share, meshed[rank], **{"groups": groups, **options})
+            if each > 1:
+                ranks = meshed[rank].part(range(rank // each * each, (rank // each + 1) * each))
         else:
             world = SharedWorld(share, groups, memory, size, MOST_ROWS, **options)
         if each > 1 and not apart:
