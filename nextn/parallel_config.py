@@ -132,9 +132,9 @@ class ParallelConfig(Options):
         need(1 <= self.tp_size <= MAX_RANKS, "tp_size", f"it must be between 1 and {MAX_RANKS}")
         need(self.nnodes >= 1, "nnodes", "it must be at least 1")
         need(
-            self.tp_size % self.nnodes == 0,
+            self.world_size % self.nnodes == 0,
             "nnodes",
-            f"--tp-size {self.tp_size} must be a multiple of it, for every machine has equally many ranks",
+            f"--tp-size {self.world_size} must be a multiple of it, for every machine has equally many ranks",
         )
         need(
             0 <= self.node_rank < self.nnodes,
@@ -200,6 +200,11 @@ class ParallelConfig(Options):
         return self.tp_size
 
     @property
+    def groups(self) -> int:
+        """Of ranks that share the experts, each with requests of its own."""
+        return self.world_size // self.tp_size
+
+    @property
     def one_machine(self) -> bool:
         """Is a text computed on this machine alone?"""
         return self.nnodes == 1 and self.distributed_executor_backend != "ray"
@@ -212,6 +217,6 @@ class ParallelConfig(Options):
 
     @property
     def own_ranks(self) -> range:
-        """Those of this machine."""
-        each = self.tp_size // self.nnodes
+        """Those of this machine, of all groups."""
+        each = self.world_size // self.nnodes
         return range(self.node_rank * each, (self.node_rank + 1) * each)

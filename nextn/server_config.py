@@ -236,10 +236,6 @@ class ServerConfig(EngineConfig):
         both = f"--enable-dp-attention with --dp-size {self.dp_size}"
         if self.distributed_executor_backend == "ray":
             raise ValueError(f"{both}: Ray does not place groups of ranks; leave out one of them")
-        if self.nnodes > 1:
-            raise ValueError(
-                f"{both} and --nnodes {self.nnodes}: all groups are on one machine; leave out one of them"
-            )
         self.need(
             self.world_size % self.dp_size == 0,
             "dp_size",
@@ -267,7 +263,7 @@ class ServerConfig(EngineConfig):
         cores."""
         if self.dp_size == 1:
             return self
-        ranks = self.tp_size if self.attention_dp > 1 else self.dp_size * self.tp_size
+        ranks = len(self.own_ranks) if self.attention_dp > 1 else self.dp_size * self.tp_size
         threads = self.threads or max(1, usable_cores() // ranks)
         if self.attention_dp == 1:
             return dataclasses.replace(self, threads=threads)

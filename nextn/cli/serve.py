@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     if config.node_rank:
         from nextn.engine.node import run_node
 
-        return run_node(config)
+        return run_node(config.of_replica() if config.attention_dp > 1 else config)
     from nextn.server.launch import serve
     from nextn.server.process.supervisor import StartupError
 

@@ -1,5 +1,5 @@
-"""Who meets where groups of ranks are on several machines: the engines of all groups, which are on node 0, and
-then the ranks of all groups."""
+"""Who meets where groups of ranks are on several machines: the engines of all groups, which are on node 0,
+and then the ranks of all groups."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class Host:
         there = {rank for rank, (word, _) in self._ranks.items() if len(self._come[word]) == len(KINDS)}
         missing = [self._name(rank) for rank in range(1, self._size) if rank not in there]
         if missing:
-            return ', '.join(missing)
+            return ", ".join(missing)
         absent = [node for node, end in self._nodes.items() if end is None or _ended(end)]
         return f"node {absent[0]}" if absent else ""
 

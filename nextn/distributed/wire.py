@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 # Modules whose own classes are data.
 DATA = (
     "nextn.constraint", "nextn.cutoff", "nextn.distributed.wire", "nextn.draft", "nextn.engine.executor",
-    "nextn.engine.page_data", "nextn.request", "nextn.scheduler.plan", "nextn.speculative.draft_state",
-    "nextn.speculative.ngram", "nextn.speculative.state",
+    "nextn.engine.group_messages", "nextn.engine.page_data", "nextn.expert_load", "nextn.request",
+    "nextn.scheduler.plan", "nextn.speculative.draft_state", "nextn.speculative.ngram",
+    "nextn.speculative.state", "nextn.speculative.work",
 )  # fmt: skip
 # What compiled grammars are made again with (their __reduce__), and plain types.
 ALSO = {

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from nextn.distributed.expert_world import ExpertWorld
-from nextn.engine.executor import Executor, ExecutorInfo, ExpertCounts, Ticket, Wakes
+from nextn.engine.executor import Executor, ExecutorInfo, ExpertCounts, ShardLoad, Ticket, Wakes
 from nextn.scheduler.plan import Plan
 from nextn.speculative.state import RequestState
 
@@ -47,9 +46,8 @@ class Around:
     def waited(self) -> float:
         return self._own.waited
 
-    @property
-    def world(self) -> ExpertWorld | None:
-        return self._own.world
+    def shard_load(self) -> ShardLoad | None:
+        return self._own.shard_load()
 
     @property
     def awake(self) -> bool:

@@ -10,9 +10,11 @@ from functools import partial
 from nextn.config import EngineConfig
 from nextn.distributed.memory import Memory
 from nextn.distributed.place import Place
+from nextn.distributed.shared_world import SharedWorld
 from nextn.engine.executor import Executor, ExecutorInfo
 from nextn.engine.gang import pin_rank
-from nextn.engine.lockstep import LockstepExecutor
+from nextn.engine.group_executor import GroupExecutor
+from nextn.engine.lockstep import LockstepExecutor, OthersHere
 from nextn.engine.rank import make_runner
 from nextn.engine.runner import Runner
 from nextn.engine.seat import Seat
@@ -53,10 +55,15 @@ def make_executor(config: EngineConfig, place: Place | None = None) -> Executor:
 
 
 def _make_placed(config: EngineConfig, place: Place | None) -> Executor:
+    if place is not None and config.nnodes > 1:
+        group = GroupExecutor(config, place.group)
+        return LockstepExecutor(group, place, group)
     if place is not None:
         if config.tp_size == 1:  # else its gang does it
-            pin_rank(config, 0, place.group)
-        return LockstepExecutor(_make_executor(config, Seat(place.group, 0, place.memory)), place)
+            pin_rank(config, place.group)
+        own = _make_executor(config, Seat(place.group, 0, place.memory))
+        assert isinstance(own.world, SharedWorld)
+        return LockstepExecutor(own, place, OthersHere(own.world))
     if config.nnodes > 1 or not shares_experts(config):
         return _make_executor(config, None)
     memory = Memory()

@@ -19,7 +19,7 @@ from nextn.config import EngineConfig
 from nextn.engine.build import build, make_executor
 from nextn.engine.check_prompt import check_prompt
 from nextn.engine.executor import Executor, ExecutorInfo, Ticket, Wakes
-from nextn.engine.expert_recorder import ExpertRecorder, ShardWindow
+from nextn.engine.expert_recorder import ExpertRecorder
 from nextn.engine.page_transfers import PageTransfers
 from nextn.engine.step_trace import stepped
 from nextn.request import Output, Request, SpeculativeParams
@@ -46,10 +46,9 @@ class Engine:
         self._scheduler, self._executor = built.scheduler, built.executor
         self._simulated = self.speculation.simulated is not None and self.speculation.num_steps > 0
         self._scheduler.stats.spec.simulated = self._simulated
-        counts, world = built.executor.expert_counts, built.executor.world
-        self._world = world
+        counts = built.executor.expert_counts
         self.experts = ExpertRecorder(counts, config.expert_distribution_recorder_mode == "per_pass")
-        self._shards = None if world is None else ShardWindow(counts, world)
+        self._shards = built.executor.shard_load()
         self._arrivals = 0
         self._ended: float | None = None  # when the last step was run, if work was left after it
         self.transfers = PageTransfers(built.executor, built.scheduler)
@@ -176,8 +175,8 @@ class Engine:
     def stats(self) -> EngineStats:
         stats = self._scheduler.snapshot()
         stats.waited = self._executor.waited
-        if self._world is not None and self._shards is not None:
-            stats.sent, stats.shard_rows = self._world.sent_by_group, self._shards.rows
+        if self._shards is not None:
+            stats.sent, stats.shard_rows = self._shards.sent, self._shards.rows
         return stats
 
     def flush_cache(self) -> bool:

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 from torch import Tensor
 
-from nextn.distributed.expert_world import ExpertWorld
+from nextn.expert_load import ShardRows
 from nextn.scheduler.plan import Plan, States, StepResult
 
 ExpertCounts: TypeAlias = tuple[np.ndarray, np.ndarray]  # see `nextn.models.base.CountsExperts`
@@ -69,6 +69,20 @@ class Ticket(Protocol):
         """Waits until the step has run. May be called once."""
 
 
+class ShardLoad(Protocol):
+    """What this engine's requests gave the shards of experts. rows: in the last window of steps; None: there
+    was none yet. sent: bytes that its ranks have sent to others in all."""
+
+    @property
+    def rows(self) -> ShardRows | None: ...
+
+    @property
+    def sent(self) -> int: ...
+
+    def stepped(self, idle: bool) -> None:
+        """After each step that had rows. idle: there is no more work."""
+
+
 class Executor(States, Protocol):
     """Not thread-safe."""
 
@@ -79,9 +93,8 @@ class Executor(States, Protocol):
     def waited(self) -> float:
         """Seconds for which the ranks of its steps have waited for each other in all."""
 
-    @property
-    def world(self) -> ExpertWorld | None:
-        """Of all ranks that share experts; None where none are shared, or none in this process."""
+    def shard_load(self) -> ShardLoad | None:
+        """From now on; None where no experts are shared, or none in this process."""
 
     def expert_counts(self) -> ExpertCounts | None:
         """None where nobody counts, as on other kernels, or where there are no experts."""

@@ -100,6 +100,10 @@ class ShardWindow:
         self.rows: ShardRows | None = None
         self._begin(self._target())
 
+    @property
+    def sent(self) -> int:
+        return self._world.sent_by_group
+
     def _target(self) -> np.ndarray:
         counts = self._counts()
         assert counts is not None

@@ -26,9 +26,11 @@ SAMPLE = 1 << 16  # bytes from the middle of a file
 def facts(config: EngineConfig) -> dict[str, str]:
     """By name, as an error would say it. Raises ValueError for a model folder that is not there."""
     found = {"nextn's version": nextn.__version__, "torch's version": torch.__version__}
+    found["--dp-size with --enable-dp-attention"] = str(config.groups)
     for field in fields(EngineConfig):
         if field.name not in OWN:
             found["--" + field.name.replace("_", "-")] = str(getattr(config, field.name))
+    found["--tp-size"] = str(config.world_size)
     try:
         found["the kernels' level (--cpu-isa)"] = choose_level(config.cpu_isa)[0]
     except NoLibrary:

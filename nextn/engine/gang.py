@@ -152,12 +152,15 @@ def start(
     seat: Seat | None = None,
     gpus: Gpus | None = None,
 ) -> None:
-    """This machine's ranks, but rank 0. memory: None where they find rank 0 over the network."""
+    """This machine's ranks, but those that an engine is itself: rank 0, or none where groups are on several
+    machines (there ranks are of all groups). memory: None where they find each other over the network."""
     memories = [] if memory is None else [memory]
     if seat is not None:
+        assert seat.memory is not None
         memories.append(seat.memory)
-    for rank in config.own_ranks:
-        if rank:
+    apart = memory is None and config.groups > 1
+    for rank in config.own_ranks if memory is None else range(config.tp_size):
+        if rank or apart:
             into[rank] = RankProcess("nextn.engine.tensor_rank", memories)
             into[rank].link.send((config, rank, seat and seat.group, gpus))
 
@@ -174,26 +177,21 @@ def shared_ranks(
     config: EngineConfig, rank: int, memory: Memory, group: int = 0, gpus: Gpus | None = None
 ) -> SharedRanks:
     """group: of those that share experts."""
-    pin_rank(config, rank, group)
-    ranks = SharedRanks(rank, config.tp_size, memory, _threads_here(config), most_rows(config))
+    pin_rank(config, group * config.tp_size + rank)
+    ranks = SharedRanks(rank, config.tp_size, memory, threads_here(config), most_rows(config))
     ranks.gpus = gpus
     return ranks
 
 
 def mesh_ranks(config: EngineConfig, rank: int, met: Met) -> MeshRanks:
     pin_rank(config, rank)
-    return MeshRanks(rank, met.data, met.signs, _threads_here(config), most_rows(config))
+    return MeshRanks(rank, met.data, met.signs, threads_here(config), most_rows(config))
 
 
-def pin_rank(config: EngineConfig, rank: int, group: int = 0) -> None:
-    """To its cores, if it is to have some of its own; before it loads anything."""
+def pin_rank(config: EngineConfig, rank: int) -> None:
+    """To its cores, if it is to have some of its own; before it loads anything. rank: of all groups."""
     if config.numa == "auto":
-        each = len(config.own_ranks)
-        pin(group * each + rank - config.own_ranks.start, _groups(config) * each)
-
-
-def _groups(config: EngineConfig) -> int:
-    return config.world_size // config.tp_size
+        pin(rank - config.own_ranks.start, len(config.own_ranks))
 
 
 def threads_of(config: EngineConfig) -> int:
@@ -201,8 +199,9 @@ def threads_of(config: EngineConfig) -> int:
     return config.threads or max(1, usable_cores() // len(config.own_ranks))
 
 
-def _threads_here(config: EngineConfig) -> int:
-    return _groups(config) * len(config.own_ranks) * threads_of(config)
+def threads_here(config: EngineConfig) -> int:
+    """Of all ranks of this machine."""
+    return len(config.own_ranks) * threads_of(config)
 
 
 def most_rows(config: EngineConfig) -> int:

@@ -70,7 +70,7 @@ def check_memory(
     value_bytes: of a weight, at least.
     """
     ranks = config.world_size
-    have = device_memory(device, len(config.own_ranks) * ranks // config.tp_size)
+    have = device_memory(device, len(config.own_ranks))
 
     def take(cfg: ModelConfig, tokens: int) -> int:  # tokens 0: the weights alone
         tensors, values = size_of(cfg, nextn_layers)

@@ -12,8 +12,8 @@ from multiprocessing import connection
 from nextn.config import EngineConfig
 from nextn.distributed.process import RankProcess
 from nextn.distributed.rendezvous import attend
+from nextn.engine.exit_codes import FAILED, LET_GO, REFUSED
 from nextn.engine.gang import start
-from nextn.engine.tensor_rank import FAILED, LET_GO, REFUSED
 
 log = logging.getLogger("nextn.engine")
 

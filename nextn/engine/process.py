@@ -44,7 +44,7 @@ class ProcessExecutor:
     """Raises ExecutorError once the process is gone, whatever ended it."""
 
     waited = 0.0
-    awake, wakes, world = False, None, None
+    awake, wakes = False, None
 
     def __init__(self, config: EngineConfig) -> None:
         """Raises what `make_runner` does."""
@@ -91,6 +91,9 @@ class ProcessExecutor:
 
     def expert_counts(self) -> None:
         """They are in the other process."""
+
+    def shard_load(self) -> None:
+        """It is in the other process."""
 
     def _result(self, ticket: _Ticket[Any]) -> None:
         """Reads results up to this ticket's."""

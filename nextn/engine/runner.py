@@ -15,6 +15,7 @@ from nextn.cutoff import Cutoff
 from nextn.draft import NO_DRAFT
 from nextn.engine import logprobs as logprobs_of
 from nextn.engine.executor import ExecutorInfo, ExpertCounts, Ran
+from nextn.engine.expert_recorder import ShardWindow
 from nextn.engine.plain_step import plain_steps
 from nextn.engine.shared_pass import SharedPass
 from nextn.kvcache.pool import KVPool
@@ -96,6 +97,9 @@ class Runner:
     def expert_counts(self) -> ExpertCounts | None:
         counts = self._counts and self._counts()
         return counts if counts and counts[0].size else None
+
+    def shard_load(self) -> ShardWindow | None:
+        return None if self.world is None else ShardWindow(self.expert_counts, self.world)
 
     def run(self, plan: Plan) -> StepResult:
         ended = [span.ahead and self.states[span.rid].ended for span in plan.spans]

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nextn.distributed.memory import Memory
+from nextn.distributed.mesh import MeshRanks
 
 
 @dataclass(frozen=True)
 class Seat:
-    """group: of attention. rank: in that group. memory: of all ranks of all groups."""
+    """group: of attention. rank: in that group. memory: of all ranks of all groups, on one machine; everyone:
+    this rank among them, on several."""
 
     group: int
     rank: int
-    memory: Memory
+    memory: Memory | None = None
+    everyone: MeshRanks | None = None

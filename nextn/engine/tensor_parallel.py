@@ -30,7 +30,7 @@ from nextn.distributed.group import PeerGone
 from nextn.distributed.process import RankProcess
 from nextn.distributed.pulse import LOADING, SILENT, Pulse
 from nextn.distributed.wire import GONE, Ended, Loaded, dumps, receive
-from nextn.engine.executor import ExecutorInfo, ExpertCounts, Ran
+from nextn.engine.executor import ExecutorInfo, ExpertCounts, Ran, ShardLoad
 from nextn.engine.gang import Gang, threads_of
 from nextn.engine.page_data import PageData
 from nextn.engine.rank import make_runner
@@ -119,6 +119,9 @@ class TensorParallelExecutor:
 
     def expert_counts(self) -> ExpertCounts | None:
         return self._runner.expert_counts()
+
+    def shard_load(self) -> ShardLoad | None:
+        return self._runner.shard_load()
 
     def read_pages(self, pages: Sequence[int], into: Tensor) -> None:
         self._runner.read_pages(pages, into)

@@ -20,6 +20,8 @@ from nextn.distributed.process import opened
 from nextn.distributed.pulse import LOADING, SILENT, Pulse
 from nextn.distributed.ranks import Ranks
 from nextn.distributed.wire import GONE, Ended, Loaded, receive, send
+from nextn.engine import group_rank
+from nextn.engine.exit_codes import FAILED, LET_GO, LOST, REFUSED
 from nextn.engine.facts import facts
 from nextn.engine.gang import mesh_ranks, shared_ranks, threads_of
 from nextn.engine.page_data import PageData
@@ -31,10 +33,6 @@ from nextn.scheduler.plan import Plan
 from nextn.speculative.state import RequestState
 
 log = logging.getLogger("nextn.engine")
-
-# Exit codes: the engine has ended and nobody is to come again; it cannot be, for a reason that was said;
-# something went wrong here; another rank is gone, so this one is to be started again.
-LET_GO, REFUSED, FAILED, LOST = 0, 3, 1, 4
 
 
 def main(arguments: list[str]) -> int:
@@ -48,6 +46,8 @@ def main(arguments: list[str]) -> int:
         return LOST
     # What every rank would say, rank 0 says.
     logging.basicConfig(level=logging.WARNING, format=f"[tp{rank}] %(name)s: %(message)s")
+    if not memories and config.groups > 1:
+        return group_rank.join_and_run(config, rank, parent if config.node_rank == 0 else None)
     if not memories:
         return join_and_run(config, rank, parent)
     seat = None if group is None else Seat(group, rank, memories[1])

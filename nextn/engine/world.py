@@ -16,7 +16,7 @@ from nextn.families.config import ModelConfig
 
 
 def shares_experts(config: EngineConfig) -> bool:
-    return config.ep_size > 1 or config.world_size > config.tp_size
+    return config.ep_size > 1 or config.groups > 1
 
 
 def make_world(config: EngineConfig, cfg: ModelConfig, seat: Seat | None, ranks: Ranks | None) -> ExpertWorld:
@@ -39,13 +39,15 @@ def make_world(config: EngineConfig, cfg: ModelConfig, seat: Seat | None, ranks:
         return MeshWorld(ExpertShare(ranks.rank, size, config.ep_size, placement, 1 + spare, dense), ranks)
     rank = seat.group * config.tp_size + seat.rank
     share = ExpertShare(rank, size, config.ep_size, placement, 1 + spare, dense)
-    groups = size // config.tp_size
+    groups = config.groups
     # Of one group, all rows would go to the same replicas.
     dynamic = config.ep_dispatch_algorithm == "dynamic" or groups == 1
+    if seat.everyone is not None:
+        return MeshWorld(share, seat.everyone, dynamic, groups)
+    assert seat.memory is not None
     return SharedWorld(share, groups, seat.memory, size * threads_of(config), most_rows(config), dynamic)
 
 
 def sharing_option(config: EngineConfig) -> str:
     """The option by which experts are shared."""
-    groups = config.world_size > config.tp_size
-    return "--enable-dp-attention" if groups else f"--ep-size {config.ep_size}"
+    return "--enable-dp-attention" if config.groups > 1 else f"--ep-size {config.ep_size}"

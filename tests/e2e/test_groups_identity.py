@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from support.groups import AnyTime, AtOnce, Found, Groups, Job, config
 from support.native_kernels import built_levels
+from support.nodes import free_address, ranks_of_another_node
 
 from nextn.bench.prompts import heldout_prompts
 from nextn.config import EMBEDDED, model_folder
@@ -99,8 +100,8 @@ def alone() -> Any:
     return found
 
 
-def options(groups: int, each: int, shards: int, drafts: str, schedule: str) -> Any:
-    given: Mapping[str, Any] = {**DRAFTS[drafts], **SCHEDULES[schedule]}
+def options(groups: int, each: int, shards: int, drafts: str, schedule: str, **more: Any) -> Any:
+    given: Mapping[str, Any] = {**DRAFTS[drafts], **SCHEDULES[schedule], **more}
     return config(groups, each, shards, context_length=CONTEXT, check_integrity=True, **given)
 
 
@@ -118,17 +119,41 @@ def check(found: Found, wanted: Found, acceptance: bool) -> None:
 def test_as_on_one_device(
     alone: Any, groups: int, each: int, shards: int, drafts: str, schedule: str
 ) -> None:
+    compare(alone, options(groups, each, shards, drafts, schedule), drafts, schedule)
+
+
+# A group on each of two machines, of one rank or two; spare experts, which move.
+ON_NODES = [
+    (2, 1, 2, "off", "retracted", {}), (2, 1, 1, "auto", "whole", {"overlap_schedule": "on"}),
+    (2, 2, 2, "tree", "chunks", {}),
+    (2, 1, 2, "chain", "chunks", {"ep_num_redundant_experts": 2, "enable_eplb": True,
+                                  "eplb_rebalance_num_iterations": 4, "enable_two_batch_overlap": True}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("groups", "each", "shards", "drafts", "schedule", "more"), ON_NODES)
+def test_on_two_nodes(
+    alone: Any, groups: int, each: int, shards: int, drafts: str, schedule: str, more: dict[str, Any]
+) -> None:
+    given = options(groups, each, shards, drafts, schedule, nnodes=2, dist_init_addr=free_address(), **more)
+    with ranks_of_another_node(given):
+        compare(alone, given, drafts, schedule)
+
+
+def compare(alone: Any, given: Any, drafts: str, schedule: str) -> None:
+    """Texts and acceptance of all groups with those of one device."""
+    groups = given.groups
     wanted = [alone(drafts, schedule, group) for group in range(groups)]
     small = schedule == "retracted"
     fixed = drafts != "auto"  # whether that one drafts is a matter of speed
-    with Groups(options(groups, each, shards, drafts, schedule)) as engines:
-        given = [jobs(group) for group in range(groups)]
-        for group, found in enumerate(engines.serve([AtOnce(each) for each in given], small)):
+    with Groups(given) as engines:
+        work = [jobs(group) for group in range(groups)]
+        for group, found in enumerate(engines.serve([AtOnce(each) for each in work], small)):
             check(found, wanted[group][0], fixed)
             assert (found.retracted > 1) == small
         # All sleep now. Some have nothing to do in the next steps.
         busy = [group % 2 == 1 or groups == 1 for group in range(groups)]
-        again = [longer(each) if works else [] for each, works in zip(given, busy, strict=True)]
+        again = [longer(each) if works else [] for each, works in zip(work, busy, strict=True)]
         for group, found in enumerate(engines.serve(list(map(AtOnce, again)), small)):
             if busy[group]:
                 check(found, wanted[group][1], fixed)
@@ -136,8 +161,8 @@ def test_as_on_one_device(
             else:
                 assert found.steps > 0
         # Whenever they come, and whoever is aborted beside them.
-        gone = [[Job(f"x{job.rid}", job.tokens, job.params) for job in each[:3]] for each in given]
-        players = [AnyTime(*pair, seed=group) for group, pair in enumerate(zip(given, gone, strict=True))]
+        gone = [[Job(f"x{job.rid}", job.tokens, job.params) for job in each[:3]] for each in work]
+        players = [AnyTime(*pair, seed=group) for group, pair in enumerate(zip(work, gone, strict=True))]
         for group, found in enumerate(engines.serve(players, small)):
             for rid, answer in wanted[group][0].answers.items():
                 assert found.answers[rid].text == answer.text, rid

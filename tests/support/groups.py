@@ -25,6 +25,7 @@ from nextn.distributed.place import Place, places
 from nextn.distributed.shared import address
 from nextn.engine.engine import Engine
 from nextn.engine.executor import Wakes
+from nextn.engine.lockstep import LockstepExecutor
 from nextn.engine.thread import ThreadExecutor
 from nextn.grammar.compiler import GrammarCompiler
 from nextn.ops.cpu.library import library
@@ -245,6 +246,8 @@ class Group(threading.Thread):
             self.give_up()
         finally:
             self.ready.set()
+            if self.config.nnodes > 1 and executor is not None:
+                executor.wakes.leave()
             own = executor if self.place is None else getattr(executor, "_own", None)
             getattr(own, "close", lambda: None)()
 
@@ -292,13 +295,8 @@ class Groups:
             each = self._undo.enter_context(places(config.attention_dp))
         self.each = [Group(config, place) for place in each]
         self._wait(None)
-        if len(self.each) > 1:
-            for group in self.each:
-                assert group.engine is not None
-                executor: Any = group.engine._executor
-                if isinstance(executor, ThreadExecutor):
-                    executor = executor._own
-                executor._pulse.stop()
+        if len(self.each) > 1 and config.nnodes == 1:  # else ranks would miss it
+            self._stop_pulses()
 
     def serve(self, players: Sequence[Player], retracts: bool = False) -> list[Found]:
         """Returns when every request has ended and all groups sleep. AssertionError where nobody makes a step
@@ -342,7 +340,17 @@ class Groups:
             self._end()
             raise next((e for e in errors if not isinstance(e, PeerGone)), errors[0])
 
+    def _stop_pulses(self) -> None:
+        for group in self.each:
+            executor: Any = group.engine and group.engine._executor
+            if isinstance(executor, ThreadExecutor):
+                executor = executor._own
+            if isinstance(executor, LockstepExecutor):
+                executor.others.pulse.stop()
+
     def _end(self) -> None:
+        if self.config.nnodes > 1:
+            self._stop_pulses()  # groups end one after another
         for group in self.each:
             group.give_up()
             group.links.clear()

@@ -18,7 +18,7 @@ from nextn.engine.node import run_node
 
 @contextlib.contextmanager
 def ranks_of_another_node(config: EngineConfig) -> Iterator[None]:
-    """Rank 1 of two, as on a second machine, until it is let go."""
+    """Those of node 1 of two, as on a second machine, until they are let go."""
     there = replace(config, node_rank=1, dist_timeout=60.0)
     other = threading.Thread(target=run_node, args=(there,), name="node 1", daemon=True)
     other.start()

@@ -131,9 +131,7 @@ def test_nobody_comes(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCapture
     host = Host(ANY, 4, FACTS)
     address = host.address
     here = come(host, 2, 4)
-    with pytest.raises(
-        TimeoutError, match=r"waited 2 s for rank 1, rank 3 at 127\.0\.0\.1:\d+; start every"
-    ):
+    with pytest.raises(TimeoutError, match=r"waited 2 s for rank 1, rank 3 at 127\.0\.0\.1:\d+; start every"):
         host.meet(2)
     with pytest.raises(Refused, match="rank 1, rank 3"):
         here.result(30)

@@ -6,7 +6,7 @@ import pytest
 
 from nextn.config import EngineConfig
 from nextn.engine import node
-from nextn.engine.tensor_rank import FAILED, LET_GO, LOST, REFUSED
+from nextn.engine.exit_codes import FAILED, LET_GO, LOST, REFUSED
 
 KILLED = -9
 CONFIG = EngineConfig(tp_size=4, nnodes=2, node_rank=1, dist_init_addr="127.0.0.1:5000")

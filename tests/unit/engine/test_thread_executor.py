@@ -72,7 +72,7 @@ class Broken:
     """Runs nothing."""
 
     def __init__(self, runner):
-        self.info, self.awake, self.wakes, self.waited, self.world = runner.info, False, None, 0.0, None
+        self.info, self.awake, self.wakes, self.waited = runner.info, False, None, 0.0
         self.expert_counts = lambda: None
         self.said = []
 

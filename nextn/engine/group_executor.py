@@ -1,0 +1,180 @@
+"""The executor of a group of --enable-dp-attention whose ranks may be on any machine.
+
+All engines are on node 0, where the server is, with their requests and outputs. What goes to other machines
+is what goes to any rank: states, plans, drops. A group's first rank sends back what a step found.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from torch import Tensor
+
+from nextn.config import EngineConfig
+from nextn.distributed.group import PeerGone
+from nextn.distributed.pulse import LOADING, SILENT, Pulse
+from nextn.distributed.wire import GONE, Ended, dumps, receive
+from nextn.engine.executor import ExecutorInfo, ExpertCounts, Ran
+from nextn.engine.group_gang import GroupGang
+from nextn.engine.group_messages import Count, Counted, Stepped
+from nextn.engine.page_data import PageData
+from nextn.engine.tensor_parallel import digest
+from nextn.expert_load import CountTable, ShardRows
+from nextn.scheduler.plan import Plan, StepResult
+from nextn.speculative.state import RequestState
+
+
+@dataclass
+class FarLoad:
+    """As the group's first rank says: see `ShardLoad`."""
+
+    rows: ShardRows | None = None
+    sent: int = 0
+
+    def stepped(self, idle: bool) -> None:
+        """That rank counts steps itself."""
+
+
+class GroupExecutor:
+    """Raises PeerGone once a rank of this group is gone. Where another process is gone, or does not answer,
+    this one ends, and its supervisor starts all again. busy: had any group rows in the last step? waited: by
+    the first rank."""
+
+    awake, wakes = False, None  # see `Executor`
+
+    def __init__(self, config: EngineConfig, group: int) -> None:
+        """Raises what `make_runner` does, in any rank, and what `GroupGang` does."""
+        self._compares = config.check_integrity
+        self._gang = gang = GroupGang(config, group)
+        self._lock = threading.Lock()  # held from a question to its answer
+        self._orderly = [True]
+        loading = threading.Event()
+        loading.set()
+        self.pulse = Pulse(gang.signs, partial(_lost, weakref.ref(gang), loading), LOADING)
+        self.close = weakref.finalize(self, _end, gang, self.pulse, self._orderly)
+        self.busy, self.waited, self._load = False, 0.0, FarLoad()
+        try:
+            gang.wait_until_loaded()
+            found = [self._receive(i) for i in range(len(gang.links))]
+        except BaseException:
+            self._orderly[0] = False
+            self.close()
+            raise
+        assert isinstance(found[0], ExecutorInfo)
+        self.info: ExecutorInfo = found[0]
+        self.pulse.expect(SILENT)
+        loading.clear()
+
+    def add(self, state: RequestState) -> None:
+        self._send(state)
+
+    def drop(self, rid: str) -> None:
+        self._send(rid)
+
+    def launch(self, plan: Plan) -> Ran:
+        with self._lock:
+            self._send(plan)
+            found = self._receive(0)
+            assert isinstance(found, Stepped)
+            if self._compares:
+                self._compare(found.result)
+        self.busy, self.waited = found.busy, found.waited
+        self._load.sent, self._load.rows = found.sent, found.shards
+        return Ran(found.result)
+
+    def expert_counts(self) -> ExpertCounts:
+        found = self._ask(Count())
+        assert isinstance(found, Counted)
+        return _table(found.target), _table(found.nextn)
+
+    def shard_load(self) -> FarLoad:
+        return self._load
+
+    def read_pages(self, pages: Sequence[int], into: Tensor) -> None:
+        found = self._ask(list(pages))
+        assert isinstance(found, PageData)
+        into.copy_(found.tensor())
+
+    def write_pages(self, pages: Sequence[int], data: Tensor) -> None:
+        """On every rank: each has the whole latent."""
+        self._send(PageData.of(pages, data))
+
+    def check(self) -> None:
+        """Raises PeerGone where no step can run any more."""
+        if self._gang.reason:
+            self._orderly[0] = False  # other engines take the place of these
+            raise PeerGone(self._gang.reason)
+
+    def leave(self) -> None:
+        """See `Wakes`."""
+        self.close()
+
+    def _compare(self, result: StepResult) -> None:
+        own = digest(result)
+        for i in range(1, len(self._gang.links)):
+            assert self._receive(i) == own, f"{self._name(i)} found another result than {self._name(0)}"
+
+    def _ask(self, question: Count | list[int]) -> object:
+        """Of the first rank."""
+        with self._lock:
+            self._send(question, 1)
+            return self._receive(0)
+
+    def _send(
+        self, message: RequestState | str | Plan | PageData | Count | list[int], ranks: int | None = None
+    ) -> None:
+        """ranks: of this group the first ones; None: all."""
+        self.check()
+        data = dumps(message)
+        for i, link in enumerate(self._gang.links[:ranks]):
+            try:
+                link.send_bytes(data)
+            except GONE as e:
+                raise self._gone(i) from e
+
+    def _receive(self, i: int) -> object:
+        """From that rank of this group."""
+        try:
+            found: object = receive(self._gang.links[i])
+        except GONE as e:
+            raise self._gone(i) from e
+        return found
+
+    def _gone(self, i: int) -> PeerGone:
+        self._orderly[0] = False
+        self._gang.gone(f"{self._name(i)} has ended")
+        return PeerGone(self._gang.reason)
+
+    def _name(self, i: int) -> str:
+        members = self._gang.members
+        return members.name(members.of_group(self._gang.group)[i])
+
+
+def _table(counts: CountTable) -> np.ndarray:
+    return np.frombuffer(counts.data, np.int64).reshape(counts.shape)
+
+
+# In a thread, which must not keep an executor that nobody else needs.
+
+
+def _lost(own: weakref.ref[GroupGang], loading: threading.Event, member: int, what: str) -> None:
+    gang = own()
+    if gang is None:
+        return
+    orderly = gang.gone(f"{gang.members.name(member)} {what}")
+    loads = loading.is_set() and gang.group == 0  # then `wait_until_loaded` finds it
+    if not orderly and not loads:
+        os._exit(1)
+
+
+def _end(gang: GroupGang, pulse: Pulse, orderly: list[bool]) -> None:
+    pulse.stop()
+    if orderly[0]:
+        gang.say(Ended())
+    gang.close()

@@ -1,0 +1,187 @@
+"""The ranks of all groups of --enable-dp-attention, where they are on several machines, as the engine of one
+group has them. All engines are on node 0: that of group 0 starts the ranks there, waits for those of other
+machines, and is the one that says when all have loaded and when all end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from multiprocessing import connection
+from multiprocessing.connection import Connection
+
+from nextn.config import EngineConfig
+from nextn.distributed import rendezvous
+from nextn.distributed.group import PeerGone
+from nextn.distributed.members import Members
+from nextn.distributed.process import RankProcess
+from nextn.distributed.rendezvous import Host, Met
+from nextn.distributed.signs import Signs
+from nextn.distributed.wire import GONE, Ended, Loaded, receive, send
+from nextn.engine.facts import facts
+from nextn.engine.gang import HEARD_SECONDS, start
+
+log = logging.getLogger("nextn.engine")
+
+LOOK = 0.2  # seconds between two looks whether somebody is gone, while models are loaded
+LEFT = 0.5  # seconds in which an engine that ends has said so
+SAID = 3.0  # seconds in which group 0's engine has said why all end, and its supervisor ends the others
+
+
+class GroupGang:
+    """links: to each rank of this group. signs: of group 0's engine with all others, of which each has some
+    with that one. reason: why no step will run any more."""
+
+    def __init__(self, config: EngineConfig, group: int) -> None:
+        """Raises what `Host` and its `meet` do, or `join`; ValueError instead of Refused."""
+        self.group, self.members = group, Members(config.groups, config.tp_size)
+        self.processes: dict[int, RankProcess] = {}
+        self.reason = ""
+        self._lost, self._orderly = threading.Lock(), False
+        met = self._host(config) if group == 0 else self._join(config)
+        own = self.members.of_group(group)
+        self.links = [Connection(_taken(met.data, member).detach()) for member in own]
+        self.signs = Signs(met.signs)
+        self._words: Mapping[int, Connection] = met.work
+        self._nodes = met.nodes
+        for end in met.data:
+            if end is not None:
+                end.close()
+
+    def _host(self, config: EngineConfig) -> Met:
+        members, others = self.members, config.nnodes - 1
+        try:
+            with contextlib.closing(
+                Host(config.rank_0, members.size, facts(config), others, members.name)
+            ) as host:
+                start(config, None, self.processes)
+                return host.meet(config.dist_timeout, self._check)
+        except BaseException:
+            self._end_processes()
+            raise
+
+    def _join(self, config: EngineConfig) -> Met:
+        members = self.members
+        try:
+            return rendezvous.join(
+                config.rank_0, self.group, members.size, facts(config), config.dist_timeout, members.name
+            )
+        except (rendezvous.Refused, OSError) as e:
+            time.sleep(SAID)
+            raise ValueError(str(e)) from e
+
+    def _check(self) -> None:
+        for rank, process in self.processes.items():
+            if process.ended:
+                raise PeerGone(
+                    f"rank {rank} has ended ({process.how_it_ended()}) while others were waited for"
+                )
+
+    def wait_until_loaded(self) -> None:
+        """Raises what a rank has raised while it loaded, and PeerGone."""
+        if self.group:
+            self._wait_for_word()
+            return
+        try:
+            waited = {self._words[member]: member for member in self.members.ranks}
+            while waited:
+                ready = connection.wait(list(waited), LOOK)
+                for link in ready:
+                    assert isinstance(link, Connection)
+                    self._read_loaded(link, waited.pop(link))
+                if self.reason and not ready:  # all that was said has been read
+                    raise PeerGone(self.reason)
+        except Exception as e:
+            self.say(Ended(f"the engines do not start: {e}"))
+            raise
+        for word in self._words.values():
+            with contextlib.suppress(*GONE):  # the next step will tell
+                send(word, Loaded())
+
+    def _read_loaded(self, link: Connection, member: int) -> None:
+        try:
+            found = receive(link)
+        except GONE:
+            self.reason = self.reason or f"{self.members.name(member)} has ended"
+            return
+        if isinstance(found, Exception):
+            raise found
+
+    def _wait_for_word(self) -> None:
+        """That all have loaded, from group 0's engine."""
+        found: object = None
+        with contextlib.suppress(*GONE):
+            found = receive(self._words[0])
+        if isinstance(found, Loaded):
+            return
+        time.sleep(SAID)
+        raise ValueError(found.error if isinstance(found, Ended) else "the engine of group 0 has ended")
+
+    def gone(self, reason: str) -> bool:
+        """A process is gone, or does not answer. Is that because another engine has ended in good order? Then
+        all ranks have been told to end, too; else they come again."""
+        with self._lost:
+            if not self.reason:
+                self.reason = reason
+                self._orderly = self._left()
+                if self._orderly:
+                    self.say(Ended())
+                else:
+                    log.critical("%s: this engine can run no more steps", reason)
+            return self._orderly
+
+    def _left(self) -> bool:
+        """Has another engine ended in good order? Only that of group 0 hears it."""
+        if self.group:
+            return False
+        others = [self._words[member] for member in range(1, self.members.groups)]
+        for word in connection.wait(others, LEFT):
+            assert isinstance(word, Connection)
+            with contextlib.suppress(*GONE):
+                if isinstance(receive(word), Ended):
+                    return True
+        return False
+
+    def say(self, last: Ended) -> None:
+        """To all others, and waits a moment until the ranks have read it and ended."""
+        left: list[Connection] = []
+        for member, word in self._words.items():
+            with contextlib.suppress(*GONE):
+                send(word, last)
+                if member in self.members.ranks:
+                    left.append(word)
+        until = time.monotonic() + HEARD_SECONDS
+        while left and (seconds := until - time.monotonic()) > 0:
+            for each in connection.wait(left, seconds):
+                assert isinstance(each, Connection)
+                try:
+                    each.recv_bytes()
+                except GONE:
+                    left.remove(each)
+
+    def close(self) -> None:
+        _close(self.links)
+        _close(self._words.values())
+        self.signs.close()
+        for node in self._nodes:
+            node.close()
+        self._end_processes()
+
+    def _end_processes(self) -> None:
+        for process in self.processes.values():
+            process.close()
+
+
+def _taken(data: list[socket.socket | None], member: int) -> socket.socket:
+    """The socket, which others than its new owner close no more."""
+    found, data[member] = data[member], None
+    assert found is not None
+    return found
+
+
+def _close(links: Iterable[Connection]) -> None:
+    for link in links:
+        link.close()
